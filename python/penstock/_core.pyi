@@ -79,7 +79,8 @@ class Job:
     def clocks(self) -> list[int]:
         """The clock of each worker as the first server last saw it, by rank; -1 for one that never came or was lost."""
 
-    def close(self) -> None: ...
+    def close(self, failed: str | None = None) -> None:
+        """Leaves: cleanly, so that the others go on without this worker, or (`failed`: why) as one that failed, so that they hear of it."""
 
 @final
 class Tensor:

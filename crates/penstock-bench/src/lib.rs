@@ -1,1 +1,13 @@
-//! placeholder
+//! What this machine can do at best, so that our own figures and the peers' have something to stand beside.
+//!
+//! | function | what it measures |
+//! |---|---|
+//! | [`limit::sgd`] | `w -= lr * (g0 + g1 + ...)` over plain memory by plain vector code |
+//! | [`cores::distance_ns`] | one cache line to another core and back: virtual cores drift between *near* and *far* |
+//!
+//! Nothing here uses Penstock: no lanes, no chunks, no versions, no other process.
+
+pub mod cores;
+pub mod limit;
+mod memory;
+mod step;

@@ -1,1 +1,33 @@
-//! placeholder
+//! Memory that several processes share, and the protocols over it.
+//!
+//! Levels, slow to fast:
+//!
+//! | level | file | what |
+//! |---|---|---|
+//! | control | [`socket`] | one datagram a message over a Unix socket, descriptors beside it |
+//! | region | [`region`], [`layout`] | sealed memfds, mapped once, touched once; where everything lies in them |
+//! | memory | [`memory`] | chunks as their home and their readers see them; lanes |
+//! | wake-up | [`doorbell`] | spin, yield, then sleep; who sleeps says so |
+//! | submission | [`ring`] | 64 bytes from a worker to a shard, without a system call while the shard is awake |
+//! | publication | [`publish`] | version and payload: writer, reader |
+//!
+//! `publish`, `ring` and `doorbell` are model-checked with loom (`RUSTFLAGS="--cfg loom" cargo test -p penstock-fabric --release`).
+//!
+//! # Architecture invariant
+//! Nearly all unsafe code of the project lives here and in `penstock-kernels/src/arch`, behind doors that check once.
+//! Memory that another process may write is read once, as atomics or through [`penstock_kernels::Foreign`], and judged
+//! from the copy.
+
+pub mod doorbell;
+pub mod publish;
+pub mod ring;
+pub mod sync;
+
+#[cfg(not(loom))]
+pub mod layout;
+#[cfg(not(loom))]
+pub mod memory;
+#[cfg(not(loom))]
+pub mod region;
+#[cfg(not(loom))]
+pub mod socket;

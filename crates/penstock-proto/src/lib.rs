@@ -1,1 +1,40 @@
-//! placeholder
+//! The protocol of Penstock, without input or output: state machines that are fed with events.
+//!
+//! There is no thread, no socket and no clock on the wall in this crate, so that a whole job runs in one deterministic test
+//! (`penstock-sim`) and the server runs exactly the code that was tested.
+//!
+//! | file | word |
+//! |---|---|
+//! | [`clock`] | how far each worker has come, and who is live |
+//! | [`consistency`] | what version a reader must see |
+//! | [`chunk`] | how a tensor is cut |
+//! | [`placement`] | which server and shard is a chunk's home |
+//! | [`spec`] | what a tensor is declared to be |
+//! | [`submission`] | the 64 bytes by which a worker tells a shard that its lane is ready |
+//! | [`shard`] | the home's machine: contribution in, fold due, publish out |
+//! | [`worker`] | the worker's machine: stamps, and what a pull has to wait for |
+//! | [`membership`] | who joined, who left, who was lost; barriers |
+//! | [`message`] | the control plane's messages |
+//! | [`error`] | one enum per operation |
+//!
+//! # Architecture invariant
+//! Nothing here reads a clock, starts a thread or opens a socket (`clippy.toml` forbids it), and nothing is unsafe.
+#![forbid(unsafe_code)]
+
+pub mod chunk;
+pub mod clock;
+pub mod consistency;
+pub mod error;
+pub mod membership;
+pub mod message;
+pub mod placement;
+pub mod shard;
+pub mod spec;
+pub mod submission;
+pub mod worker;
+
+/// A worker's number in its job, `0..size`.
+pub type Rank = u32;
+
+/// A tensor's number in its job, in order of first declaration on the first server.
+pub type TensorId = u32;

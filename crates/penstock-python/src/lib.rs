@@ -1,1 +1,27 @@
-//! placeholder
+//! `penstock._core`: the thin seam between Python and Rust. It takes and gives plain numbers and buffers; what is
+//! comfortable lives in `python/penstock`. The surface is written down in `python/penstock/_core.pyi`.
+
+mod detach;
+mod error;
+mod job;
+mod memory;
+mod server;
+mod tensor;
+mod tools;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<memory::Memory>()?;
+    module.add_class::<job::Job>()?;
+    module.add_class::<tensor::Tensor>()?;
+    module.add_class::<server::Server>()?;
+    module.add_function(wrap_pyfunction!(tools::options, module)?)?;
+    module.add_function(wrap_pyfunction!(tools::limit_pushpull, module)?)?;
+    module.add_function(wrap_pyfunction!(tools::core_distance, module)?)?;
+    module.add_function(wrap_pyfunction!(tools::cpu_features, module)?)?;
+    module.add_function(wrap_pyfunction!(tools::first_nonfinite, module)?)?;
+    Ok(())
+}

@@ -1,0 +1,194 @@
+//! Doorbells: how a thread that has nothing to do sleeps, and is woken without a system call while it is awake.
+//!
+//! Whoever is about to sleep says so in a flag, then looks once more; whoever has brought something looks at the flag.
+//! Between its store and its look each side has a sequentially consistent fence, so at least one of them sees the other:
+//!
+//! - **D-1** Nobody sleeps over something that was brought before it slept without being rung for.
+//!
+//! Two directions, because the rights differ. A shard sleeps on one descriptor (eventfd) for each worker, so that workers
+//! share nothing writable; its flag stands on the board, which workers only read. A worker sleeps on a futex in its own
+//! page; a hostile worker can make the shard ring for nothing, at its own job's cost.
+
+use crate::sync::{AtomicU32, Ordering, fence};
+
+/// On the board: whether a shard sleeps. Written by the shard, read by workers.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Sleeping(AtomicU32);
+
+impl Sleeping {
+    /// Awake.
+    pub fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    /// The shard is about to sleep. It must look at everything once more before it does.
+    pub fn announce(&self) {
+        self.0.store(1, Ordering::Relaxed);
+        // Pairs with the fence in `must_ring`: D-1.
+        fence(Ordering::SeqCst);
+    }
+
+    /// The shard is awake.
+    pub fn awake(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether who has just brought something has to ring.
+    pub fn must_ring(&self) -> bool {
+        // Pairs with the fence in `announce`: D-1.
+        fence(Ordering::SeqCst);
+        self.0.load(Ordering::Relaxed) != 0
+    }
+}
+
+impl Default for Sleeping {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// In a worker's page: what it waits for, and the futex word it sleeps on.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Bell {
+    /// Counts rings; the futex word.
+    rings: AtomicU32,
+    /// 0: nobody waits; n + 1: for tensor n; [`ANYTHING`]: for anything.
+    waits_for: AtomicU32,
+}
+
+/// The worker waits for more than one thing.
+pub const ANYTHING: u32 = u32::MAX;
+
+impl Bell {
+    /// Nobody waits.
+    pub fn new() -> Self {
+        Self { rings: AtomicU32::new(0), waits_for: AtomicU32::new(0) }
+    }
+
+    /// The worker is about to sleep until something happens to `what` (a tensor's number + 1, or [`ANYTHING`]). Returns
+    /// the count to sleep on. It must look once more before it does.
+    pub fn announce(&self, what: u32) -> u32 {
+        let rings = self.rings.load(Ordering::Acquire);
+        self.waits_for.store(what, Ordering::Relaxed);
+        // Pairs with the fence in `must_ring`: D-1.
+        fence(Ordering::SeqCst);
+        rings
+    }
+
+    /// The worker no longer waits.
+    pub fn awake(&self) {
+        self.waits_for.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether the worker waits for `what`, for who has just published it and called [`published`].
+    pub fn must_ring(&self, what: u32) -> bool {
+        let waits_for = self.waits_for.load(Ordering::Relaxed);
+        waits_for == what || waits_for == ANYTHING
+    }
+
+    /// Whether the worker waits for whatever.
+    pub fn waits(&self) -> bool {
+        self.waits_for.load(Ordering::Relaxed) != 0
+    }
+
+    /// Counts a ring, so that a worker that is just falling asleep does not.
+    pub fn count_ring(&self) {
+        self.rings.fetch_add(1, Ordering::Release);
+    }
+}
+
+impl Default for Bell {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// To be called once between publishing something and asking any number of bells whether they must ring.
+pub fn published() {
+    // Pairs with the fence in `Bell::announce`: D-1.
+    fence(Ordering::SeqCst);
+}
+
+#[cfg(not(loom))]
+mod sleep {
+    use super::Bell;
+    use rustix::thread::futex;
+    use rustix::time::Timespec;
+    use std::time::Duration;
+
+    impl Bell {
+        /// Sleeps until a ring after the one counted in `rings`, at most for `longest`. May return early.
+        pub fn sleep(&self, rings: u32, longest: Duration) {
+            let timeout = Timespec {
+                tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: i64::from(longest.subsec_nanos()),
+            };
+            // Whatever ends the sleep (a ring, a count that has moved, the time, a signal), the caller looks again.
+            let _ = futex::wait(&self.rings, futex::Flags::empty(), rings, Some(&timeout));
+        }
+
+        /// Wakes every thread that sleeps on the bell.
+        pub fn ring(&self) {
+            self.count_ring();
+            let _ = futex::wake(&self.rings, futex::Flags::empty(), i32::MAX as u32);
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicU64;
+    use std::collections::BTreeSet;
+    use std::sync::Mutex;
+
+    #[test]
+    fn a_shard_never_sleeps_over_a_submission_without_being_rung_for() {
+        let outcomes = std::sync::Arc::new(Mutex::new(BTreeSet::new()));
+        let seen = std::sync::Arc::clone(&outcomes);
+        loom::model(move || {
+            let shared = Arc::new((Sleeping::new(), AtomicU64::new(0)));
+            let worker = Arc::clone(&shared);
+            let writer = loom::thread::spawn(move || {
+                worker.1.store(1, Ordering::Release);
+                worker.0.must_ring()
+            });
+            shared.0.announce();
+            let found = shared.1.load(Ordering::Acquire) == 1;
+            let rang = writer.join().unwrap();
+            assert!(found || rang, "D-1");
+            seen.lock().unwrap().insert((found, rang));
+        });
+        assert_eq!(*outcomes.lock().unwrap(), BTreeSet::from([(false, true), (true, false), (true, true)]));
+    }
+
+    #[test]
+    fn a_worker_never_sleeps_over_a_publication_without_being_rung_for() {
+        let outcomes = std::sync::Arc::new(Mutex::new(BTreeSet::new()));
+        let seen = std::sync::Arc::clone(&outcomes);
+        loom::model(move || {
+            let shared = Arc::new((Bell::new(), AtomicU64::new(0)));
+            let shard = Arc::clone(&shared);
+            let writer = loom::thread::spawn(move || {
+                shard.1.store(1, Ordering::Release);
+                published();
+                let rings = shard.0.must_ring(7);
+                if rings {
+                    shard.0.count_ring();
+                }
+                rings
+            });
+            let count = shared.0.announce(7);
+            let found = shared.1.load(Ordering::Acquire) == 1;
+            // A futex does not sleep when the count has moved.
+            let moved = shared.0.rings.load(Ordering::Relaxed) != count;
+            let rang = writer.join().unwrap();
+            assert!(found || moved || rang, "D-1");
+            seen.lock().unwrap().insert((found, rang));
+        });
+        assert_eq!(*outcomes.lock().unwrap(), BTreeSet::from([(false, true), (true, false), (true, true)]));
+    }
+}

@@ -1,0 +1,287 @@
+//! Regions: memory made once, sealed, touched once, and mapped into several processes.
+//!
+//! A region is a memfd: it has no name that could be left behind. It is sealed against shrinking, so that no peer can pull
+//! the memory from under a mapping (no SIGBUS), and a region that only its maker may write is sealed against any writable
+//! mapping that comes later (`F_SEAL_FUTURE_WRITE`): isolation by the kernel. Mappings start on 2 MiB and ask for huge
+//! pages; first touch happens in [`Region::new`], not under a training step, since it costs ten times the copy itself.
+
+use crate::layout::{PAGE, Shared, pages};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::{self, Errno};
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use std::ops::Range;
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+
+/// Mappings start on multiples of this, so that huge pages fit.
+const ALIGNMENT: usize = 2 * 1024 * 1024;
+
+/// Who may write a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Writers {
+    /// Only its maker, through the mapping that it made it with.
+    Maker,
+    /// Whoever has the descriptor.
+    Holders,
+}
+
+/// A region and its maker's mapping.
+#[derive(Debug)]
+pub struct Region {
+    fd: OwnedFd,
+    mapping: Arc<Mapping>,
+}
+
+impl Region {
+    /// Makes a region of `bytes` bytes of zeros (rounded up to pages), maps it writable, touches it, seals it.
+    pub fn new(name: &str, bytes: usize, writers: Writers) -> io::Result<Self> {
+        let bytes = pages(bytes.max(1));
+        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&fd, bytes as u64)?;
+        let mapping = Mapping::new(&[Part { fd: fd.as_fd(), offset: 0, bytes }], Access::Write)?;
+        mapping.touch()?;
+        let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        if writers == Writers::Maker {
+            seals |= SealFlags::FUTURE_WRITE;
+        }
+        rustix::fs::fcntl_add_seals(&fd, seals)?;
+        Ok(Self { fd, mapping })
+    }
+
+    /// The descriptor, to pass on.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The maker's mapping.
+    pub fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+}
+
+/// What a mapping may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Look.
+    Read,
+    /// Look and write.
+    Write,
+}
+
+/// A piece of a region, to be mapped next to others.
+#[derive(Debug, Clone, Copy)]
+pub struct Part<'a> {
+    /// The region.
+    pub fd: BorrowedFd<'a>,
+    /// Where the piece starts: whole pages.
+    pub offset: u64,
+    /// How long it is: whole pages.
+    pub bytes: usize,
+}
+
+/// One contiguous piece of address space with parts of regions (or private memory) in it. Unmapped when dropped.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    bytes: usize,
+    reserved: (NonNull<u8>, usize),
+    access: Access,
+}
+
+// SAFETY: a mapping is address space, not data: what may be done with it from which thread is decided by the doors in this
+// crate that lend parts of it.
+unsafe impl Send for Mapping {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `parts` one behind the other. A part that the descriptor's file does not have is refused.
+    pub fn new(parts: &[Part<'_>], access: Access) -> io::Result<Arc<Self>> {
+        let bytes = parts.iter().map(|part| part.bytes).sum();
+        let mapping = Self::reserve(bytes, access)?;
+        let mut at = 0;
+        for part in parts {
+            let size = rustix::fs::fstat(part.fd)?.st_size as u64;
+            if part.offset.checked_add(part.bytes as u64).is_none_or(|end| end > size) {
+                return Err(Errno::INVAL);
+            }
+            mapping.fill(at, part)?;
+            at += part.bytes;
+        }
+        mapping.ask_for_huge_pages();
+        Ok(Arc::new(mapping))
+    }
+
+    /// Private memory of `bytes` zeros that looks like any other mapping.
+    pub fn private(bytes: usize) -> io::Result<Arc<Self>> {
+        let mapping = Self::reserve(pages(bytes.max(1)), Access::Write)?;
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+        // SAFETY: the fixed address lies in address space that `reserve` just took for this mapping and nobody has used.
+        unsafe {
+            mm::mmap_anonymous(mapping.base.as_ptr().cast(), mapping.bytes, mapping.protection(), flags)
+        }?;
+        mapping.ask_for_huge_pages();
+        Ok(Arc::new(mapping))
+    }
+
+    fn protection(&self) -> ProtFlags {
+        match self.access {
+            Access::Read => ProtFlags::READ,
+            Access::Write => ProtFlags::READ | ProtFlags::WRITE,
+        }
+    }
+
+    /// Takes aligned address space without memory in it.
+    fn reserve(bytes: usize, access: Access) -> io::Result<Self> {
+        let bytes = bytes.max(PAGE);
+        let whole = bytes.checked_add(ALIGNMENT).ok_or(Errno::NOMEM)?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new anonymous mapping where the kernel likes touches nothing that exists.
+        let start = unsafe { mm::mmap_anonymous(null_mut(), whole, ProtFlags::empty(), flags) }?;
+        let start = NonNull::new(start.cast::<u8>()).ok_or(Errno::NOMEM)?;
+        let skip = start.as_ptr().align_offset(ALIGNMENT);
+        debug_assert!(skip < ALIGNMENT);
+        // SAFETY: `skip < ALIGNMENT`, so the result lies inside the `bytes + ALIGNMENT` that were just reserved.
+        let base = unsafe { start.add(skip) };
+        Ok(Self { base, bytes, reserved: (start, whole), access })
+    }
+
+    fn fill(&self, at: usize, part: &Part<'_>) -> io::Result<()> {
+        if part.bytes == 0 {
+            return Ok(());
+        }
+        assert!(at + part.bytes <= self.bytes, "parts add up to the mapping");
+        // SAFETY: `at` is inside the mapping (assertion).
+        let address = unsafe { self.base.add(at) };
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: the fixed range lies in address space that `reserve` took for this mapping (assertion above) and that
+        // nobody has been lent yet, since the mapping is still under construction.
+        unsafe {
+            mm::mmap(address.as_ptr().cast(), part.bytes, self.protection(), flags, part.fd, part.offset)
+        }?;
+        Ok(())
+    }
+
+    fn ask_for_huge_pages(&self) {
+        if self.bytes >= ALIGNMENT {
+            // SAFETY: the advice changes no contents, and the range is ours. A kernel that refuses it gives small pages.
+            let _ = unsafe { mm::madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxHugepage) };
+        }
+    }
+
+    /// Brings all pages into memory now, so that no step pays for it; says so where there is no memory left.
+    pub fn touch(&self) -> io::Result<()> {
+        let advice = match self.access {
+            Access::Read => Advice::LinuxPopulateRead,
+            Access::Write => Advice::LinuxPopulateWrite,
+        };
+        // SAFETY: populating changes no contents, and the range is ours.
+        match unsafe { mm::madvise(self.base.as_ptr().cast(), self.bytes, advice) } {
+            Err(Errno::INVAL) => Ok(()), // a kernel before 5.14: pages come at first use
+            other => other,
+        }
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Never.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Whether it may be written.
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// Where it starts. What may be done there is for the caller to know.
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// The address of `range`, which must lie inside.
+    pub(crate) fn pointer(&self, range: Range<usize>) -> NonNull<u8> {
+        assert!(range.start <= range.end && range.end <= self.bytes, "{range:?} of {} bytes", self.bytes);
+        // SAFETY: inside the mapping (assertion).
+        unsafe { self.base.add(range.start) }
+    }
+
+    /// The shared structure at `offset`.
+    pub fn at<T: Shared>(&self, offset: usize) -> &T {
+        let pointer = self.pointer(offset..offset + size_of::<T>()).cast::<T>();
+        assert!(pointer.is_aligned(), "offset {offset}");
+        // SAFETY: inside the mapping and aligned (checked above); `T: Shared` may be referred to whoever writes it. A structure
+        // in a read-only mapping must not be stored to: only its home stores, which maps it writable.
+        unsafe { pointer.as_ref() }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let (start, bytes) = self.reserved;
+        // SAFETY: the range was reserved for this mapping, and what was lent from it borrowed the mapping or held its `Arc`.
+        let unmapped = unsafe { mm::munmap(start.as_ptr().cast(), bytes) };
+        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Count;
+    use crate::sync::Ordering;
+
+    #[test]
+    fn what_the_maker_writes_a_reader_sees_and_cannot_change() {
+        let region = Region::new("test", 3 * PAGE, Writers::Maker).unwrap();
+        let part = Part { fd: region.fd(), offset: 0, bytes: 3 * PAGE };
+        let reader = Mapping::new(&[part], Access::Read).unwrap();
+        region.mapping().at::<Count>(PAGE).0.store(7, Ordering::Relaxed);
+        assert_eq!(reader.at::<Count>(PAGE).0.load(Ordering::Relaxed), 7);
+        assert_eq!(
+            Mapping::new(&[part], Access::Write).unwrap_err(),
+            Errno::PERM,
+            "the kernel refuses a writable mapping"
+        );
+        assert_eq!(rustix::io::write(region.fd(), b"x").unwrap_err(), Errno::PERM);
+    }
+
+    #[test]
+    fn nobody_can_pull_the_memory_from_under_a_mapping() {
+        let region = Region::new("test", PAGE, Writers::Holders).unwrap();
+        assert_eq!(rustix::fs::ftruncate(region.fd(), 0).unwrap_err(), Errno::PERM);
+        assert_eq!(rustix::fs::ftruncate(region.fd(), 2 * PAGE as u64).unwrap_err(), Errno::PERM);
+    }
+
+    #[test]
+    fn parts_of_several_regions_stand_one_behind_the_other() {
+        let (a, b) = (
+            Region::new("a", PAGE, Writers::Holders).unwrap(),
+            Region::new("b", 2 * PAGE, Writers::Holders).unwrap(),
+        );
+        let parts = [
+            Part { fd: a.fd(), offset: 0, bytes: PAGE },
+            Part { fd: b.fd(), offset: PAGE as u64, bytes: PAGE },
+        ];
+        let joined = Mapping::new(&parts, Access::Write).unwrap();
+        joined.at::<Count>(0).0.store(1, Ordering::Relaxed);
+        joined.at::<Count>(PAGE).0.store(2, Ordering::Relaxed);
+        assert_eq!(a.mapping().at::<Count>(0).0.load(Ordering::Relaxed), 1);
+        assert_eq!(b.mapping().at::<Count>(PAGE).0.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn a_part_that_the_region_does_not_have_is_refused() {
+        let region = Region::new("test", PAGE, Writers::Holders).unwrap();
+        for (offset, bytes) in [(0, 2 * PAGE), (PAGE as u64, PAGE), (u64::MAX - 10, PAGE)] {
+            assert_eq!(
+                Mapping::new(&[Part { fd: region.fd(), offset, bytes }], Access::Read).unwrap_err(),
+                Errno::INVAL
+            );
+        }
+    }
+}

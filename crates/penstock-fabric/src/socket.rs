@@ -1,0 +1,270 @@
+//! The control plane's socket: Unix, `SOCK_SEQPACKET`, one datagram a message, descriptors beside it.
+//!
+//! The kernel says who is at the other end (`SO_PEERCRED`), keeps messages apart, and closes descriptors that nobody
+//! asked for: a server gives no room for any, so a worker cannot fill its table.
+
+use penstock_proto::message::{MAX_MESSAGE_BYTES, MAX_SHARDS};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::{self, Errno};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::path::{Path, PathBuf};
+
+/// Most descriptors of one message: a page, the board, and a wake-up for each shard.
+pub const MAX_DESCRIPTORS: usize = MAX_SHARDS as usize + 2;
+
+/// One end of a connection.
+#[derive(Debug)]
+pub struct Connection {
+    fd: OwnedFd,
+}
+
+/// Who is at the other end, as the kernel says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// Its user.
+    pub uid: u32,
+    /// Its process.
+    pub pid: i32,
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Connection {
+    /// Two ends in one process.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let (a, b) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        Ok((Self { fd: a }, Self { fd: b }))
+    }
+
+    /// Connects to a server's socket.
+    pub fn connect(path: &Path) -> io::Result<Self> {
+        let fd = seqpacket()?;
+        rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
+        Ok(Self { fd })
+    }
+
+    /// Who is at the other end.
+    pub fn peer(&self) -> io::Result<Peer> {
+        let credentials = rustix::net::sockopt::socket_peercred(&self.fd)?;
+        Ok(Peer { uid: credentials.uid.as_raw(), pid: credentials.pid.as_raw_nonzero().get() })
+    }
+
+    /// Sends a message and descriptors beside it.
+    pub fn send(&self, message: &[u8], descriptors: &[BorrowedFd<'_>], flags: SendFlags) -> io::Result<()> {
+        assert!(
+            !message.is_empty() && message.len() <= MAX_MESSAGE_BYTES && descriptors.len() <= MAX_DESCRIPTORS
+        );
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut beside = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            let fits = beside.push(SendAncillaryMessage::ScmRights(descriptors));
+            assert!(fits, "the space is for the most descriptors");
+        }
+        let flags = flags | SendFlags::NOSIGNAL;
+        io::retry_on_intr(|| rustix::net::sendmsg(&self.fd, &[IoSlice::new(message)], &mut beside, flags))?;
+        Ok(())
+    }
+
+    /// Receives a message into `buffer`, and how long it is: 0 when the other end has closed. Descriptors are refused.
+    pub fn receive(&self, buffer: &mut [u8; MAX_MESSAGE_BYTES], flags: RecvFlags) -> io::Result<usize> {
+        let mut none = RecvAncillaryBuffer::new(&mut []);
+        self.receive_into(buffer, &mut none, flags)
+    }
+
+    /// Receives a message and the descriptors beside it.
+    pub fn receive_with_descriptors(
+        &self,
+        buffer: &mut [u8; MAX_MESSAGE_BYTES],
+        flags: RecvFlags,
+    ) -> io::Result<(usize, Vec<OwnedFd>)> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut beside = RecvAncillaryBuffer::new(&mut space);
+        let length = self.receive_into(buffer, &mut beside, flags)?;
+        let rights = beside.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+            _ => None,
+        });
+        Ok((length, rights.flatten().collect()))
+    }
+
+    fn receive_into(
+        &self,
+        buffer: &mut [u8; MAX_MESSAGE_BYTES],
+        beside: &mut RecvAncillaryBuffer<'_>,
+        flags: RecvFlags,
+    ) -> io::Result<usize> {
+        let flags = flags | RecvFlags::CMSG_CLOEXEC;
+        let mut slices = [IoSliceMut::new(buffer)];
+        let received = io::retry_on_intr(|| rustix::net::recvmsg(&self.fd, &mut slices, beside, flags))?;
+        if received.flags.contains(ReturnFlags::TRUNC) {
+            return Err(Errno::MSGSIZE);
+        }
+        Ok(received.bytes)
+    }
+}
+
+fn seqpacket() -> io::Result<OwnedFd> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+}
+
+/// A server's socket. The file goes away with it.
+#[derive(Debug)]
+pub struct Listener {
+    fd: OwnedFd,
+    path: PathBuf,
+    /// Held as long as the server lives: who holds it owns the path.
+    _lock: OwnedFd,
+}
+
+/// Why a server could not listen.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ListenError {
+    /// Another server listens there.
+    #[error("another server listens on {path}")]
+    InUse {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The path does not fit into a socket's address.
+    #[error("expected a socket path of at most 107 bytes, got {got} in {path}")]
+    PathTooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its bytes.
+        got: usize,
+    },
+    /// The system said no.
+    #[error("cannot listen on {path}: {reason}")]
+    System {
+        /// The path.
+        path: PathBuf,
+        /// What it said.
+        reason: String,
+    },
+}
+
+impl Listener {
+    /// Listens on `path`. A socket that a crashed server left behind is removed: a server holds a lock beside its socket
+    /// as long as it lives, so a free lock means that the socket's server is gone.
+    pub fn bind(path: &Path) -> Result<Self, ListenError> {
+        let system = |error: Errno| ListenError::System { path: path.to_owned(), reason: error.to_string() };
+        let got = path.as_os_str().len();
+        if got > 107 {
+            return Err(ListenError::PathTooLong { path: path.to_owned(), got });
+        }
+        let lock = lock_beside(path).map_err(|error| match error {
+            Errno::WOULDBLOCK => ListenError::InUse { path: path.to_owned() },
+            error => system(error),
+        })?;
+        match rustix::fs::unlink(path) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(system(error)),
+        }
+        let listen = || -> io::Result<OwnedFd> {
+            let fd = seqpacket()?;
+            rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
+            rustix::fs::chmod(path, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
+            rustix::net::listen(&fd, 128)?;
+            Ok(fd)
+        };
+        Ok(Self { fd: listen().map_err(system)?, path: path.to_owned(), _lock: lock })
+    }
+
+    /// Takes the next connection; does not wait for one.
+    pub fn accept(&self) -> io::Result<Connection> {
+        let fd = rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC)?;
+        Ok(Connection { fd })
+    }
+}
+
+fn lock_path(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    name.into()
+}
+
+fn lock_beside(path: &Path) -> io::Result<OwnedFd> {
+    use rustix::fs::{FlockOperation, Mode, OFlags};
+    let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let lock = rustix::fs::open(lock_path(path), flags, Mode::RUSR | Mode::WUSR)?;
+    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(lock)
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // The lock's file first: who opens it anew gets a new lock, and then finds no socket or a stale one.
+        let _ = rustix::fs::unlink(lock_path(&self.path));
+        let _ = rustix::fs::unlink(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn socket_path(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("penstock-test-{}-{name}", std::process::id()))
+    }
+
+    #[test]
+    fn a_second_server_on_a_socket_is_refused_and_the_first_stays() {
+        let path = socket_path("second");
+        let _first = Listener::bind(&path).unwrap();
+        assert_eq!(Listener::bind(&path).unwrap_err(), ListenError::InUse { path: path.clone() });
+        assert!(Connection::connect(&path).is_ok());
+    }
+
+    #[test]
+    fn a_socket_left_by_a_crash_is_taken_over() {
+        let path = socket_path("stale");
+        std::mem::forget({
+            let fd = seqpacket().unwrap();
+            rustix::net::bind(&fd, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+            fd // bound, never listening, no lock: as after a crash
+        });
+        let listener = Listener::bind(&path).unwrap();
+        assert!(Connection::connect(&path).is_ok());
+        drop(listener);
+        assert!(!path.exists(), "nothing is left behind");
+    }
+
+    #[test]
+    fn descriptors_arrive_with_their_message_and_nowhere_else() {
+        let (a, b) = Connection::pair().unwrap();
+        let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
+        a.send(b"one", &[a.as_fd(), b.as_fd()], SendFlags::empty()).unwrap();
+        a.send(b"two", &[a.as_fd()], SendFlags::empty()).unwrap();
+        let (length, descriptors) = b.receive_with_descriptors(&mut buffer, RecvFlags::empty()).unwrap();
+        assert_eq!((&buffer[..length], descriptors.len()), (&b"one"[..], 2));
+        assert_eq!(
+            b.receive(&mut buffer, RecvFlags::empty()),
+            Ok(3),
+            "and one that has no room for them drops them"
+        );
+        drop(a);
+        assert_eq!(b.receive(&mut buffer, RecvFlags::empty()), Ok(0));
+    }
+
+    #[test]
+    fn the_kernel_says_who_is_there() {
+        let (a, _b) = Connection::pair().unwrap();
+        assert_eq!(a.peer().unwrap().pid, std::process::id() as i32);
+    }
+}

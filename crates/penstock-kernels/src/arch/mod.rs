@@ -1,0 +1,91 @@
+//! Instruction sets: which there are, which this machine has, and the one door to them.
+//!
+//! `generic` is portable Rust; the others hold the crate's only intrinsics and vector assembly. A token such as `Avx512`
+//! exists only where the processor has what it names, so running with it needs no further check.
+
+use crate::vector::Isa;
+
+pub(crate) mod generic;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod x86_64;
+
+// Elements are read from bytes as little-endian numbers and handed to NumPy as native ones.
+const _: () = assert!(cfg!(target_endian = "little"), "penstock runs on little-endian machines only");
+
+/// A variant of the kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arch {
+    /// Portable Rust.
+    Generic,
+    /// x86-64 with AVX2 and F16C.
+    Avx2,
+    /// x86-64 with AVX-512F.
+    Avx512,
+}
+
+impl Arch {
+    /// Every variant, slowest first.
+    pub const ALL: [Self; 3] = [Self::Generic, Self::Avx2, Self::Avx512];
+
+    /// The fastest variant that this machine has.
+    pub fn best() -> Self {
+        on_best(Name)
+    }
+
+    /// Whether this machine has it.
+    pub fn is_available(self) -> bool {
+        on(self, Name) == Some(self)
+    }
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Generic => "generic",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+        }
+    }
+}
+
+/// Work that can be done with any instruction set.
+pub(crate) trait Dispatch: Sized {
+    type Output;
+    fn on<I: Isa>(self, isa: I) -> Self::Output;
+}
+
+/// Does the work with the fastest instruction set there is. Detection is cached by the standard library: a load and a test.
+pub(crate) fn on_best<D: Dispatch>(work: D) -> D::Output {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if let Some(isa) = x86_64::avx512::Avx512::detect() {
+            return work.on(isa);
+        }
+        if let Some(isa) = x86_64::avx2::Avx2::detect() {
+            return work.on(isa);
+        }
+    }
+    work.on(generic::Generic)
+}
+
+/// Does the work with `arch`, or nothing where the machine lacks it.
+pub(crate) fn on<D: Dispatch>(arch: Arch, work: D) -> Option<D::Output> {
+    match arch {
+        Arch::Generic => Some(work.on(generic::Generic)),
+        #[cfg(target_arch = "x86_64")]
+        Arch::Avx2 => x86_64::avx2::Avx2::detect().map(|isa| work.on(isa)),
+        #[cfg(target_arch = "x86_64")]
+        Arch::Avx512 => x86_64::avx512::Avx512::detect().map(|isa| work.on(isa)),
+        #[cfg(not(target_arch = "x86_64"))]
+        Arch::Avx2 | Arch::Avx512 => None,
+    }
+}
+
+struct Name;
+
+impl Dispatch for Name {
+    type Output = Arch;
+
+    fn on<I: Isa>(self, _: I) -> Arch {
+        I::ARCH
+    }
+}

@@ -1,0 +1,38 @@
+//! AVX-512F: four registers of 64 bytes a vector.
+
+mod element;
+mod vector;
+
+use crate::arch::Arch;
+use crate::vector::{Isa, Kernel};
+
+/// Proof that this processor has AVX-512F.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    /// The proof, if the processor has it.
+    #[inline]
+    pub(crate) fn detect() -> Option<Self> {
+        is_x86_feature_detected!("avx512f").then_some(Self(()))
+    }
+}
+
+impl Isa for Avx512 {
+    const ARCH: Arch = Arch::Avx512;
+    type F32 = element::F32;
+    type F64 = element::F64;
+    type F16 = element::F16;
+    type Bf16 = element::Bf16;
+
+    #[inline]
+    fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        // SAFETY: `detect`, which alone makes the token, found the feature.
+        unsafe { enabled(kernel) }
+    }
+}
+
+#[target_feature(enable = "avx512f")]
+fn enabled<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run()
+}

@@ -1,0 +1,6 @@
+//! Every variant against the oracle, bit for bit, and the promises of the public functions.
+
+mod chunk;
+mod promises;
+mod torch;
+mod variants;

@@ -1,0 +1,171 @@
+//! What callers rely on beyond the arithmetic.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use super::chunk::{Chunk, Numbers, decode, encode};
+use crate::naive::Aligned;
+use crate::{ALIGNMENT, Arch, Dtype, Foreign, NonFinite, Plan, Rule, Settings, cpu_features, fold};
+
+const ADD: Plan = Plan { dtype: Dtype::F32, rule: Rule::Add, clip: None, refuse_nonfinite: false };
+
+fn fold_lanes(
+    plan: Plan,
+    settings: [f64; 5],
+    lanes: &[&[f64]],
+    value: &[f64],
+) -> Result<Vec<f64>, NonFinite> {
+    let bytes: Vec<Aligned> = lanes.iter().map(|lane| Aligned::new(&encode(plan.dtype, lane))).collect();
+    let lanes: Vec<Foreign<'_>> = bytes.iter().map(|lane| Foreign::of(lane)).collect();
+    let mut value = Aligned::new(&encode(plan.dtype, value));
+    let mut state = Aligned::new(&vec![0; plan.rule.slots().len() * value.len()]);
+    fold(&plan, &Settings(settings), 0, 1.0, &lanes, &mut value, &mut state)?;
+    Ok(decode(plan.dtype, &value))
+}
+
+#[test]
+fn lanes_are_summed_in_rank_order() {
+    let (big, small) = (&[1e8][..], &[1.0][..]);
+    assert_eq!(fold_lanes(ADD, [0.0; 5], &[big, &[-1e8], small], &[0.0]), Ok(vec![1.0]));
+    assert_eq!(fold_lanes(ADD, [0.0; 5], &[big, small, &[-1e8]], &[0.0]), Ok(vec![0.0]));
+}
+
+#[test]
+fn half_precision_lanes_are_summed_in_f32_and_rounded_once() {
+    let plan = Plan { dtype: Dtype::F16, ..ADD };
+    // In f16, 2048 + 1 is 2048: only a wider sum sees that both ones together count.
+    assert_eq!(fold_lanes(plan, [0.0; 5], &[&[2048.0], &[1.0], &[1.0]], &[0.0]), Ok(vec![2050.0]));
+}
+
+#[test]
+fn without_weight_decay_an_infinite_weight_stays_infinite() {
+    let plan = Plan { rule: Rule::Sgd { momentum: false, nesterov: false, maximize: false }, ..ADD };
+    assert_eq!(
+        fold_lanes(plan, [0.1, 0.0, 0.0, 0.0, 0.0], &[&[1.0]], &[f64::INFINITY]),
+        Ok(vec![f64::INFINITY])
+    );
+}
+
+#[test]
+fn clipping_bounds_both_signs_and_infinity_but_hides_no_nan() {
+    let plan = Plan { clip: Some(0.5), rule: Rule::Replace, ..ADD };
+    let lane = [2.0, -2.0, 0.25, f64::INFINITY, f64::NAN];
+    let got = fold_lanes(plan, [0.0; 5], &[&lane], &[0.0; 5]).unwrap();
+    assert_eq!(got[..4], [0.5, -0.5, 0.25, 0.5]);
+    assert!(got[4].is_nan());
+}
+
+#[test]
+fn finite_lanes_whose_sum_overflows_are_refused_at_the_lane_that_does_it() {
+    let plan = Plan { refuse_nonfinite: true, ..ADD };
+    let huge = &[3e38][..];
+    assert_eq!(fold_lanes(plan, [0.0; 5], &[huge, &[1.0], huge, huge], &[0.0]), Err(NonFinite { lane: 2 }));
+}
+
+#[test]
+fn a_sum_that_only_its_scale_makes_infinite_is_refused_at_the_last_lane() {
+    let plan = Plan { refuse_nonfinite: true, ..ADD };
+    let mut chunk = Chunk::new(plan, Settings::NONE, 3, 40, &mut Numbers { seed: 1, awkward: 0 });
+    chunk.scale = f64::from(f32::MAX);
+    chunk.lanes[1] = Aligned::new(&encode(Dtype::F32, &[1e3; 40]));
+    let (done, value, _) = chunk.folded(fold);
+    assert_eq!(done, Err(NonFinite { lane: 2 }));
+    assert_eq!(value, chunk.value.to_vec());
+}
+
+/// A page that a thread of ours rewrites while it is folded, as a hostile worker would.
+#[repr(align(64))]
+struct Hostile([AtomicU32; 1024 + 3]);
+
+#[test]
+fn a_lane_rewritten_while_it_is_folded_never_brings_a_nan_in() {
+    let lane = Hostile([const { AtomicU32::new(0) }; 1024 + 3]);
+    let stop = AtomicBool::new(false);
+    let plan = Plan { refuse_nonfinite: true, rule: Rule::Replace, ..ADD };
+    // Both outcomes must come up, or the race was never met.
+    let (mut folded, mut refused) = (0, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                for bits in [f32::NAN, 1.0].map(f32::to_bits) {
+                    lane.0.iter().for_each(|word| word.store(bits, Ordering::Relaxed));
+                }
+            }
+        });
+        let mut value = Aligned::new(&[0; size_of::<f32>() * 1027]);
+        while (folded < 200 || refused < 200) && folded + refused < 20_000_000 {
+            // SAFETY: the lane outlives the scope, and only atomics and this touch it; its type is aligned to a cache line.
+            let foreign = unsafe { Foreign::new(lane.0.as_ptr().cast(), value.len()) };
+            match fold(&plan, &Settings::NONE, 0, 1.0, &[foreign], &mut value, &mut []) {
+                Ok(()) => folded += 1,
+                Err(NonFinite { lane }) => {
+                    assert_eq!(lane, 0);
+                    refused += 1;
+                }
+            }
+            assert_eq!(crate::first_nonfinite(Dtype::F32, &value), None);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(folded >= 200 && refused >= 200, "the race was not met: {folded} folded, {refused} refused");
+}
+
+#[test]
+fn a_sum_that_changed_after_its_check_counts_as_zero_where_it_is_not_finite() {
+    use crate::arch::{Dispatch, on};
+    use crate::optimizer::Add;
+    use crate::sweep::{Gather, Sweep};
+    use crate::vector::Isa;
+
+    /// The sweep alone: what a fold does to lanes that were finite only while they were checked.
+    struct Unchecked<'a>(&'a [Foreign<'a>], &'a mut [u8]);
+    impl Dispatch for Unchecked<'_> {
+        type Output = ();
+        fn on<I: Isa>(self, isa: I) {
+            let gather = Gather::new(self.0, 1.0, None, true);
+            isa.run(Sweep::<I::Bf16, _> { gather, rule: Add, value: self.1, state: &mut [] });
+        }
+    }
+
+    let lane = [1.0, f64::NAN, f64::INFINITY, 2.0].repeat(20);
+    let lane = Aligned::new(&encode(Dtype::Bf16, &lane));
+    for arch in Arch::ALL.into_iter().filter(|arch| arch.is_available()) {
+        let mut value = Aligned::new(&encode(Dtype::Bf16, &[3.0; 80]));
+        on(arch, Unchecked(&[Foreign::of(&lane)], &mut value)).unwrap();
+        assert_eq!(decode(Dtype::Bf16, &value), [4.0, 3.0, 3.0, 5.0].repeat(20), "{arch:?}");
+    }
+}
+
+#[test]
+fn the_variant_in_use_is_one_that_this_machine_has() {
+    let named = Arch::ALL.into_iter().find(|arch| arch.name() == cpu_features()).unwrap();
+    assert!(named.is_available());
+    assert!(Arch::Generic.is_available());
+}
+
+#[test]
+#[should_panic(expected = "a lane is as long as its chunk")]
+fn a_lane_of_another_length_is_a_bug_of_the_caller() {
+    let (lane, mut value) = (Aligned::new(&[0; 8]), Aligned::new(&[0; 12]));
+    let _ = fold(&ADD, &Settings::NONE, 0, 1.0, &[Foreign::of(&lane)], &mut value, &mut []);
+}
+
+#[test]
+#[should_panic(expected = "an accumulator per slot and element")]
+fn a_state_of_another_length_is_a_bug_of_the_caller() {
+    let (lane, mut value) = (Aligned::new(&[0; 8]), Aligned::new(&[0; 8]));
+    let plan = Plan { rule: Rule::Adagrad { maximize: false }, ..ADD };
+    let _ = fold(&plan, &Settings::NONE, 0, 1.0, &[Foreign::of(&lane)], &mut value, &mut [0; 4]);
+}
+
+#[test]
+#[should_panic(expected = "a value must start on a cache line")]
+fn a_value_inside_a_cache_line_is_a_bug_of_the_caller() {
+    let (lane, mut value) = (Aligned::new(&[0; 8]), Aligned::new(&[0; ALIGNMENT + 8]));
+    let _ = fold(&ADD, &Settings::NONE, 0, 1.0, &[Foreign::of(&lane)], &mut value[4..12], &mut []);
+}
+
+#[test]
+#[should_panic(expected = "at least one lane")]
+fn a_fold_of_no_lane_is_a_bug_of_the_caller() {
+    let _ = fold(&ADD, &Settings::NONE, 0, 1.0, &[], &mut Aligned::new(&[0; 8]), &mut []);
+}

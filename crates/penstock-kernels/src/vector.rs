@@ -1,0 +1,102 @@
+//! The small vector: what kernels are written in, once, for every instruction set.
+//!
+//! A [`Vector`] is a handful of registers of accumulators; an [`Element`] says how elements of a dtype become one and
+//! are stored again; an [`Isa`] names both for one instruction set and runs a [`Kernel`] with it enabled. Every operation
+//! is one IEEE operation on each number, in the order written: nothing is fused or reassociated, so all instruction sets
+//! give the same bits (NaNs are equal only as NaNs: which payload survives is the compiler's choice).
+
+use crate::arch::Arch;
+use crate::foreign::Foreign;
+
+/// The scalar of an accumulator: f32 or f64.
+pub(crate) trait Real: Copy + PartialEq {
+    /// Rounds a setting, prepared in f64, to the accumulator.
+    fn of(number: f64) -> Self;
+    /// The same number in f64.
+    fn wide(self) -> f64;
+}
+
+impl Real for f32 {
+    fn of(number: f64) -> Self {
+        number as Self
+    }
+
+    fn wide(self) -> f64 {
+        self.into()
+    }
+}
+
+impl Real for f64 {
+    fn of(number: f64) -> Self {
+        number
+    }
+
+    fn wide(self) -> f64 {
+        self
+    }
+}
+
+/// Some accumulators side by side.
+pub(crate) trait Vector: Copy {
+    /// One accumulator.
+    type Scalar: Real;
+    /// How many.
+    const LANES: usize;
+
+    fn splat(number: Self::Scalar) -> Self;
+    fn add(self, other: Self) -> Self;
+    fn sub(self, other: Self) -> Self;
+    fn mul(self, other: Self) -> Self;
+    fn div(self, other: Self) -> Self;
+    fn sqrt(self) -> Self;
+    /// Flips the signs where `sign` is -0.0; leaves all where it is 0.0.
+    fn flip(self, sign: Self) -> Self;
+    /// Into `[-limit, limit]`; NaN stays NaN.
+    fn clamp(self, limit: Self) -> Self;
+    /// The larger of each two; NaN where either is.
+    fn larger(self, other: Self) -> Self;
+    /// Whether every number is finite.
+    fn is_finite(self) -> bool;
+    /// Zero in place of every number that is not finite.
+    fn finite_or_zero(self) -> Self;
+}
+
+/// A dtype, as one instruction set reads and writes it.
+pub(crate) trait Element {
+    /// What is computed in.
+    type Vector: Vector;
+    /// The accumulator's own dtype, in which state is kept.
+    type State: Element<Vector = Self::Vector>;
+    /// Bytes of one element.
+    const SIZE: usize;
+    /// Bytes of a vector's worth of elements.
+    const BYTES: usize = Self::SIZE * <Self::Vector as Vector>::LANES;
+
+    /// Reads the first `BYTES` of `bytes`.
+    fn load(bytes: &[u8]) -> Self::Vector;
+    /// Reads `BYTES` from byte `at` of a lane.
+    fn load_foreign(lane: &Foreign<'_>, at: usize) -> Self::Vector;
+    /// Rounds to nearest even and writes the first `BYTES` of `bytes`.
+    fn store(vector: Self::Vector, bytes: &mut [u8]);
+}
+
+/// Room for a vector's worth of elements of any dtype: the padded tail of a chunk.
+pub(crate) const TAIL: usize = 256;
+
+/// A loop over a chunk. Its `run` is inlined into the function that enables the instruction set.
+pub(crate) trait Kernel {
+    type Output;
+    fn run(self) -> Self::Output;
+}
+
+/// An instruction set that this machine is known to have: whoever holds one may run with it.
+pub(crate) trait Isa: Copy {
+    /// Its name.
+    const ARCH: Arch;
+    type F32: Element;
+    type F64: Element;
+    type F16: Element;
+    type Bf16: Element;
+
+    fn run<K: Kernel>(self, kernel: K) -> K::Output;
+}

@@ -1,0 +1,224 @@
+//! Errors: one enum per operation. Each variant says who, what was expected and what came; [`Hint`] says what to do.
+
+use crate::spec::SpecError;
+use crate::{Rank, TensorId};
+use serde::{Deserialize, Serialize};
+
+/// What the user can do about an error, for the line that starts with `hint:`.
+pub trait Hint {
+    /// One sentence, or nothing where the error says it all.
+    fn hint(&self) -> Option<String>;
+}
+
+/// Why a server refused a request. The job is as it was before the request, in every case.
+#[derive(Debug, Clone, PartialEq, thiserror::Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The secret is not the job's, or the caller is another user.
+    #[error("the server refused this process: it expects the job's secret, from a process of its own user")]
+    Authentication,
+    /// Client and server are of versions that cannot talk.
+    #[error("the server speaks protocol version {expected}, this worker {got}")]
+    ProtocolVersion {
+        /// The server's.
+        expected: u32,
+        /// The worker's.
+        got: u32,
+    },
+    /// Worker and server were told different numbers of workers.
+    #[error("the server expects a job of {expected} workers, this worker one of {got}")]
+    SizeMismatch {
+        /// The server's.
+        expected: u32,
+        /// The worker's.
+        got: u32,
+    },
+    /// There is no such rank.
+    #[error("expected a rank from 0 to {}, got {rank}", size - 1)]
+    RankOutOfRange {
+        /// What came.
+        rank: Rank,
+        /// Workers of the job.
+        size: u32,
+    },
+    /// Another worker has the rank, or had it.
+    #[error("worker {rank} has joined already: each rank joins once")]
+    RankTaken {
+        /// The rank.
+        rank: Rank,
+    },
+    /// The declaration is none.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// The tensor was declared differently before.
+    #[error("`{name}` was declared before with {what} {expected}, worker {rank} declares it with {got}")]
+    Conflict {
+        /// The tensor.
+        name: String,
+        /// Who declares it differently now.
+        rank: Rank,
+        /// The first setting in which they differ.
+        what: String,
+        /// The first declaration's.
+        expected: String,
+        /// What came.
+        got: String,
+    },
+    /// The tensor does not fit into the server's memory.
+    #[error(
+        "`{name}` needs {needed} bytes of shared memory (value, state and a lane for each of {workers} workers), {available} are left of the server's"
+    )]
+    OutOfMemory {
+        /// The tensor.
+        name: String,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes that the server may still take.
+        available: u64,
+        /// Workers of the job.
+        workers: u32,
+    },
+    /// The operating system refused memory, a descriptor or the like.
+    #[error("the server could not {what}: {reason}")]
+    System {
+        /// What it tried.
+        what: String,
+        /// What the system said.
+        reason: String,
+    },
+    /// There is no such tensor.
+    #[error("there is no tensor number {tensor} in this job")]
+    UnknownTensor {
+        /// What came.
+        tensor: TensorId,
+    },
+    /// The message is none, or came at a time when it means nothing.
+    #[error("the server could not read a request: {what}")]
+    Malformed {
+        /// What was wrong.
+        what: String,
+    },
+    /// The job has ended.
+    #[error(transparent)]
+    Ended(#[from] JobFailure),
+}
+
+impl Hint for Refusal {
+    fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::Authentication => {
+                "start workers with `penstock run`, or give them the job's PENSTOCK_SECRET"
+            }
+            Self::ProtocolVersion { .. } => "install the same version of penstock for servers and workers",
+            Self::SizeMismatch { .. } => "give servers and workers the same number of workers",
+            Self::RankOutOfRange { .. } => "raise the job's number of workers, or start fewer",
+            Self::RankTaken { .. } => {
+                "give each worker its own PENSTOCK_RANK; call `ps.init()` once in each process"
+            }
+            Self::Conflict { .. } => "declare the tensor alike on every worker, or give it another name",
+            Self::OutOfMemory { .. } => {
+                "raise the option `memory`, use fewer workers, or a smaller tensor or dtype"
+            }
+            Self::System { .. } => "run `penstock doctor` on the server's host",
+            Self::Ended(failure) => return failure.hint(),
+            _ => return None,
+        };
+        Some(hint.to_owned())
+    }
+}
+
+/// Why a worker was taken for lost.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Loss {
+    /// Its process ended without closing the job.
+    #[error("its process ended without closing the job")]
+    Died,
+    /// It gave no sign of life for a whole lease.
+    #[error("it gave no sign of life for {lease_ms} ms (its lease)")]
+    Silent {
+        /// The lease.
+        lease_ms: u64,
+    },
+    /// It said that it failed.
+    #[error("it failed: {what}")]
+    Failed {
+        /// In its own words.
+        what: String,
+    },
+    /// It wrote what no honest worker writes.
+    #[error("it broke the protocol: {what}")]
+    Broke {
+        /// What it did.
+        what: String,
+    },
+}
+
+/// Why a job ended before its workers were done.
+#[derive(Debug, Clone, PartialEq, thiserror::Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum JobFailure {
+    /// A worker was lost, and the job is configured to stop then.
+    #[error("worker {rank} was lost: {loss}")]
+    WorkerLost {
+        /// Who.
+        rank: Rank,
+        /// How.
+        loss: Loss,
+    },
+    /// A contribution with a NaN or infinity reached a tensor that refuses them. It was not folded.
+    #[error("worker {rank} contributed a NaN or infinity to `{name}`, which refuses them")]
+    NonFinite {
+        /// Who.
+        rank: Rank,
+        /// The tensor.
+        name: String,
+    },
+    /// Two workers asked for one update with different numbers.
+    #[error(
+        "workers {first} and {second} disagree about the optimizer's settings of `{name}` in iteration {stamp}: {ours:?} and {theirs:?}"
+    )]
+    SettingsConflict {
+        /// The tensor.
+        name: String,
+        /// The lower rank.
+        first: Rank,
+        /// The other.
+        second: Rank,
+        /// The iteration.
+        stamp: u64,
+        /// The first's settings.
+        ours: [f64; 5],
+        /// The other's.
+        theirs: [f64; 5],
+    },
+    /// A server went away.
+    #[error("server {server} was lost: {reason}")]
+    ServerLost {
+        /// Its number.
+        server: u32,
+        /// How it was noticed.
+        reason: String,
+    },
+    /// The server was told to stop.
+    #[error("the server was stopped")]
+    Stopped,
+}
+
+impl Hint for JobFailure {
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::WorkerLost { rank, .. } => format!(
+                "look at worker {rank}'s own output; with the option `on_worker_loss=continue` the others go on without it"
+            ),
+            Self::NonFinite { rank, .. } => {
+                format!("look for the NaN in worker {rank}'s gradient; lower the learning rate")
+            }
+            Self::SettingsConflict { .. } => {
+                "change learning rates alike on every worker, in the same iteration".to_owned()
+            }
+            Self::ServerLost { server, .. } => format!("look at server {server}'s own output"),
+            Self::Stopped => return None,
+        })
+    }
+}

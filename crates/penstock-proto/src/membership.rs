@@ -1,0 +1,180 @@
+//! Membership: who has joined, who left, who was lost, and who stands at a barrier.
+//!
+//! Pure state, held by a server's control thread. A rank joins once; a worker that left cleanly is no loss, the others go
+//! on without it. Leases are judged by the caller, who has a clock: [`Lease`] only compares signs of life.
+
+use crate::Rank;
+use crate::error::Refusal;
+
+/// What is known of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Member {
+    /// Not here yet.
+    Awaited,
+    /// Here.
+    Joined,
+    /// Closed the job.
+    Left,
+    /// Died, fell silent or broke the protocol.
+    Lost,
+}
+
+/// The workers of a job, and their barrier.
+#[derive(Debug)]
+pub struct Roster {
+    members: Vec<Member>,
+    at_barrier: Vec<bool>,
+}
+
+impl Roster {
+    /// `size` workers, all awaited.
+    pub fn new(size: u32) -> Self {
+        Self { members: vec![Member::Awaited; size as usize], at_barrier: vec![false; size as usize] }
+    }
+
+    /// Workers that the job was made for.
+    pub fn size(&self) -> u32 {
+        self.members.len() as u32
+    }
+
+    /// What is known of `rank`.
+    pub fn of(&self, rank: Rank) -> Member {
+        self.members[rank as usize]
+    }
+
+    /// Takes `rank` in, which says that the job has `size` workers.
+    pub fn join(&mut self, rank: Rank, size: u32) -> Result<(), Refusal> {
+        if size != self.size() {
+            return Err(Refusal::SizeMismatch { expected: self.size(), got: size });
+        }
+        match self.members.get_mut(rank as usize) {
+            None => Err(Refusal::RankOutOfRange { rank, size }),
+            Some(member) if *member == Member::Awaited => {
+                *member = Member::Joined;
+                Ok(())
+            }
+            Some(_) => Err(Refusal::RankTaken { rank }),
+        }
+    }
+
+    /// Notes that `rank` closed the job; `false` if it was not here.
+    pub fn leave(&mut self, rank: Rank) -> bool {
+        self.end(rank, Member::Left)
+    }
+
+    /// Notes that `rank` is lost; `false` if it was not here.
+    pub fn lose(&mut self, rank: Rank) -> bool {
+        self.end(rank, Member::Lost)
+    }
+
+    fn end(&mut self, rank: Rank, how: Member) -> bool {
+        let member = &mut self.members[rank as usize];
+        let was_here = *member == Member::Joined;
+        if was_here {
+            *member = how;
+        }
+        was_here
+    }
+
+    /// Whether every worker has come and gone.
+    pub fn is_over(&self) -> bool {
+        self.members.iter().all(|member| matches!(member, Member::Left | Member::Lost))
+    }
+
+    /// Ranks that are here.
+    pub fn joined(&self) -> impl Iterator<Item = Rank> + '_ {
+        (0..self.size()).filter(|&rank| self.of(rank) == Member::Joined)
+    }
+
+    /// Notes that `rank` stands at the barrier.
+    pub fn arrive(&mut self, rank: Rank) {
+        self.at_barrier[rank as usize] = true;
+    }
+
+    /// Ranks that the barrier waits for: those that may still come to it.
+    pub fn missing_at_barrier(&self) -> Vec<Rank> {
+        let may_come = |&rank: &Rank| {
+            matches!(self.of(rank), Member::Awaited | Member::Joined) && !self.at_barrier[rank as usize]
+        };
+        (0..self.size()).filter(may_come).collect()
+    }
+
+    /// Whoever may pass, if all who may come have come; the barrier then stands open for its next use.
+    pub fn pass_barrier(&mut self) -> Option<Vec<Rank>> {
+        if !self.at_barrier.contains(&true) || !self.missing_at_barrier().is_empty() {
+            return None;
+        }
+        let waiting = (0..self.size()).filter(|&rank| std::mem::take(&mut self.at_barrier[rank as usize]));
+        Some(waiting.collect())
+    }
+}
+
+/// A worker's lease: it ends when no sign of life came for `lease` milliseconds.
+#[derive(Debug, Clone, Copy)]
+pub struct Lease {
+    lease_ms: u64,
+    last_sign: u64,
+    seen_at_ms: u64,
+}
+
+impl Lease {
+    /// A lease that starts at `now_ms`.
+    pub fn new(lease_ms: u64, now_ms: u64) -> Self {
+        Self { lease_ms, last_sign: 0, seen_at_ms: now_ms }
+    }
+
+    /// Looks at the worker's heartbeat counter (foreign: any change counts as life); whether the lease has ended.
+    pub fn has_ended(&mut self, sign: u64, now_ms: u64) -> bool {
+        if sign != self.last_sign {
+            (self.last_sign, self.seen_at_ms) = (sign, now_ms);
+        }
+        now_ms.saturating_sub(self.seen_at_ms) > self.lease_ms
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_joins_once() {
+        let mut roster = Roster::new(2);
+        assert_eq!(roster.join(1, 2), Ok(()));
+        assert_eq!(roster.join(1, 2), Err(Refusal::RankTaken { rank: 1 }));
+        assert_eq!(roster.join(2, 2), Err(Refusal::RankOutOfRange { rank: 2, size: 2 }));
+        assert_eq!(roster.join(0, 3), Err(Refusal::SizeMismatch { expected: 2, got: 3 }));
+    }
+
+    #[test]
+    fn a_barrier_opens_when_the_last_worker_stands_at_it() {
+        let mut roster = Roster::new(2);
+        roster.join(0, 2).unwrap();
+        roster.arrive(0);
+        assert_eq!(roster.pass_barrier(), None);
+        assert_eq!(roster.missing_at_barrier(), [1], "a worker that has not come yet is waited for");
+        roster.join(1, 2).unwrap();
+        roster.arrive(1);
+        assert_eq!(roster.pass_barrier(), Some(vec![0, 1]));
+        assert_eq!(roster.pass_barrier(), None, "and then it is closed again");
+    }
+
+    #[test]
+    fn a_barrier_does_not_wait_for_workers_that_left_or_were_lost() {
+        let mut roster = Roster::new(3);
+        for rank in 0..3 {
+            roster.join(rank, 3).unwrap();
+        }
+        roster.arrive(0);
+        assert!(roster.leave(1) && roster.lose(2));
+        assert_eq!(roster.pass_barrier(), Some(vec![0]));
+    }
+
+    #[test]
+    fn a_lease_ends_only_after_silence() {
+        let mut lease = Lease::new(100, 0);
+        assert!(!lease.has_ended(1, 90));
+        assert!(!lease.has_ended(1, 190));
+        assert!(lease.has_ended(1, 191));
+        assert!(!lease.has_ended(2, 192), "a late sign is still a sign");
+    }
+}

@@ -1,0 +1,265 @@
+//! The control plane's messages between a worker and a server, and their only encoder and decoder.
+//!
+//! One message is one datagram of a `SOCK_SEQPACKET` socket: [`postcard`] of the types below, at most
+//! [`MAX_MESSAGE_BYTES`]. File descriptors travel beside the message, in the order named at each reply. Nothing that
+//! happens once per iteration goes this way but barriers.
+
+use crate::error::{JobFailure, Refusal};
+use crate::placement::Extent;
+use crate::spec::TensorSpec;
+use crate::{Rank, TensorId};
+use serde::{Deserialize, Serialize};
+
+/// Version of messages, submissions and shared layouts together. Both sides must be of the same.
+pub const PROTOCOL_VERSION: u32 = 1;
+/// Largest message: a declaration with the longest name and most dimensions, with room; the answer that names every rank
+/// missing of the largest job, likewise.
+pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
+/// Most workers of a job: each has a ring of 32 KiB in every shard, and the shard looks at all of them.
+pub const MAX_WORKERS: u32 = 1024;
+/// Most servers of a job on one host.
+pub const MAX_SERVERS: u32 = 64;
+/// Most shards of a server: their wake-up descriptors travel in one message (the kernel passes at most 253).
+pub const MAX_SHARDS: u32 = 64;
+/// Most tensors of a job: each costs a server some kilobytes, and a worker must not be able to ask for any number.
+pub const MAX_TENSORS: u32 = 1 << 20;
+
+/// A job's secret, 32 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Secret(pub [u8; 32]);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+impl Secret {
+    /// Reads 64 hexadecimal digits.
+    pub fn from_hex(text: &str) -> Option<Self> {
+        let digits = text.as_bytes();
+        if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
+            return None;
+        }
+        let mut bytes = [0; 32];
+        for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+            *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+        }
+        Some(Self(bytes))
+    }
+}
+
+/// A request and its number, which the reply repeats.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Request {
+    /// Chosen by the worker, above 0.
+    pub id: u64,
+    /// What it asks.
+    pub body: Ask,
+}
+
+/// What a worker asks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Ask {
+    /// The first message: who is there.
+    Hello {
+        /// [`PROTOCOL_VERSION`] of the worker.
+        version: u32,
+        /// The job's secret.
+        secret: Secret,
+        /// Its rank.
+        rank: Rank,
+        /// Workers of the job, as it was told.
+        size: u32,
+    },
+    /// Declares a tensor. The first server is asked without extents and decides them; the others are told.
+    Declare {
+        /// The declaration.
+        spec: TensorSpec,
+        /// Number and extents, as the first server decided them.
+        decided: Option<(TensorId, Vec<Extent>)>,
+    },
+    /// Stands at the barrier; answered when all do.
+    Barrier,
+    /// Who keeps this tensor from reaching `version`?
+    Missing {
+        /// The tensor.
+        tensor: TensorId,
+        /// The version waited for.
+        version: u64,
+    },
+    /// Whom does the barrier wait for?
+    MissingAtBarrier,
+    /// The clocks of all workers.
+    Clocks,
+    /// The optimizer's state of a tensor.
+    State {
+        /// The tensor.
+        tensor: TensorId,
+    },
+    /// Leaves the job for good: cleanly, or because of an error of its own.
+    Leave {
+        /// The error.
+        failed: Option<String>,
+    },
+}
+
+/// A reply to request `id`; 0 is for what nobody asked: the job's failure.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Reply {
+    /// The request's.
+    pub id: u64,
+    /// The answer.
+    pub body: Answer,
+}
+
+/// What a server answers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Answer {
+    /// To `Hello`. Descriptors: the worker's page, the board, one wake-up (eventfd) a shard.
+    Welcome(Welcome),
+    /// To `Declare`. Descriptors, unless this server's extent is empty: the model's region, the worker's lane.
+    Declared {
+        /// The tensor's number.
+        tensor: TensorId,
+        /// Every server's extent.
+        extents: Vec<Extent>,
+        /// How many of this server's chunks each of its shards is home of.
+        homed: Vec<u32>,
+    },
+    /// To `Barrier`: all came.
+    BarrierPassed,
+    /// To `Missing` and `MissingAtBarrier`.
+    Missing {
+        /// Their ranks.
+        ranks: Vec<Rank>,
+    },
+    /// To `Clocks`: by rank, -1 for one that is not live.
+    Clocks {
+        /// Iterations completed.
+        clocks: Vec<i64>,
+    },
+    /// To `State`. Descriptor: the state's region, read-only.
+    State,
+    /// To `Leave`.
+    Left,
+    /// No.
+    Refused(Refusal),
+    /// The job has failed.
+    Failed(JobFailure),
+}
+
+/// What a worker learns when it joins.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// This server's number.
+    pub server: u32,
+    /// Servers of the job.
+    pub servers: u32,
+    /// Shards of this server.
+    pub shards: u32,
+    /// Bytes of a chunk.
+    pub chunk_bytes: u32,
+    /// Milliseconds without a sign of life after which a worker counts as lost.
+    pub lease_ms: u64,
+    /// Threads of the job on this host for each core, rounded up: above 1, waiting threads must not spin.
+    pub crowding: u32,
+}
+
+/// A message that cannot be read or written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MessageError {
+    /// It is longer than any message.
+    #[error("expected a message of at most {MAX_MESSAGE_BYTES} bytes, got {got}")]
+    TooLong {
+        /// Its length.
+        got: usize,
+    },
+    /// It is not one of ours.
+    #[error("expected one whole message, got {bytes} bytes that are none")]
+    Malformed {
+        /// Its length.
+        bytes: usize,
+    },
+}
+
+/// Bytes of a message.
+pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, MessageError> {
+    let bytes = postcard::to_stdvec(message).map_err(|_| MessageError::Malformed { bytes: 0 })?;
+    if bytes.len() > MAX_MESSAGE_BYTES {
+        return Err(MessageError::TooLong { got: bytes.len() });
+    }
+    Ok(bytes)
+}
+
+/// The message in `bytes`, all of them.
+pub fn decode<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result<T, MessageError> {
+    if bytes.len() > MAX_MESSAGE_BYTES {
+        return Err(MessageError::TooLong { got: bytes.len() });
+    }
+    match postcard::take_from_bytes(bytes) {
+        Ok((message, [])) => Ok(message),
+        _ => Err(MessageError::Malformed { bytes: bytes.len() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::consistency::Consistency;
+    use proptest::prelude::*;
+
+    fn declare() -> Request {
+        let spec = crate::spec::tests::spec(Consistency::Ssp(3));
+        Request {
+            id: 7,
+            body: Ask::Declare { spec, decided: Some((3, vec![Extent { first: 0, count: 2 }])) },
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_decoder_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = decode::<Request>(&bytes);
+            let _ = decode::<Reply>(&bytes);
+        }
+
+        #[test]
+        fn a_damaged_message_is_refused_or_is_another_message(at in 0usize..60, bit in 0u8..8) {
+            let mut bytes = encode(&declare()).unwrap();
+            let at = at % bytes.len();
+            bytes[at] ^= 1 << bit;
+            if let Ok(message) = decode::<Request>(&bytes) {
+                prop_assert_ne!(message, declare());
+            }
+        }
+    }
+
+    #[test]
+    fn a_message_reads_back_whole_and_only_whole() {
+        let bytes = encode(&declare()).unwrap();
+        assert_eq!(decode::<Request>(&bytes), Ok(declare()));
+        for cut in 0..bytes.len() {
+            assert!(decode::<Request>(&bytes[..cut]).is_err());
+        }
+        assert!(decode::<Request>(&[bytes, vec![0]].concat()).is_err());
+    }
+
+    #[test]
+    fn a_hostile_length_is_refused_before_a_byte_is_allocated() {
+        // A shape that claims 2^60 dimensions in ten bytes.
+        let bytes = [7, 1, 1, b'w', 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x0f];
+        assert!(decode::<Request>(&bytes).is_err());
+        assert!(matches!(
+            decode::<Request>(&vec![0; MAX_MESSAGE_BYTES + 1]),
+            Err(MessageError::TooLong { .. })
+        ));
+    }
+
+    #[test]
+    fn a_secret_is_never_shown() {
+        let secret = Secret::from_hex(&"5a".repeat(32)).unwrap();
+        assert!(!format!("{secret:?}").contains("5a") && !format!("{secret:?}").contains("90"));
+        assert!(Secret::from_hex("5a").is_none() && Secret::from_hex(&"zz".repeat(32)).is_none());
+    }
+}

@@ -1,0 +1,689 @@
+//! The home's machine: a contribution comes in, a fold falls due, a version goes out.
+//!
+//! A [`Shard`] owns its chunks outright: it alone decides when a chunk is folded and what version it then has. It is fed
+//! with submissions and losses, and acts through [`Home`], which moves the bytes: shared memory in the server, plain
+//! vectors in the simulator.
+//!
+//! What it promises (numbers as in docs/ARCHITECTURE.md):
+//!
+//! - **C-1** A chunk's version never falls.
+//! - **C-2** Version v is published only when every update stamped < v of every live worker is folded, or can never come.
+//! - **C-3** An update (worker, stamp, chunk) is folded at most once, however often it is submitted.
+//! - **C-4** Under BSP the contributions to a version are folded in one step, in rank order, whatever order they came in.
+//! - **C-5** A submission that is refused changes nothing.
+//!
+//! Cost of a push, each chunk: one look at the worker's stamp and a count. Of a fold: O(workers) beside the fold itself.
+//! Memory: 8 bytes for each worker and chunk, 24 for each chunk. No allocation after a tensor is declared.
+
+use crate::clock::{Clocks, MAX_CLOCK};
+use crate::error::JobFailure;
+use crate::spec::TensorSpec;
+use crate::submission::Submission;
+use crate::{Rank, TensorId};
+use penstock_kernels::Settings;
+
+/// What to fold a chunk with.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Fold {
+    /// The optimizer's numbers.
+    pub settings: Settings,
+    /// Optimizer steps that the chunk has behind it.
+    pub step: u64,
+    /// Factor on the sum of the contributions.
+    pub scale: f64,
+}
+
+/// A fold that was refused: a NaN or infinity in the contribution of this writer. Nothing was changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NonFiniteFrom(pub Rank);
+
+/// The memory of a shard, as its machine sees it. `chunk` is always an index over the whole tensor, homed here.
+pub trait Home {
+    /// Folds the lanes of `writers`, in this order, into the chunk.
+    fn fold(
+        &mut self,
+        tensor: TensorId,
+        chunk: u32,
+        fold: &Fold,
+        writers: &[Rank],
+    ) -> Result<(), NonFiniteFrom>;
+    /// Takes the chunk's value (`slot` 0) or lane-full `part` of its state array `slot` - 1 from the lane of `writer`.
+    fn load(&mut self, tensor: TensorId, chunk: u32, slot: u32, part: u32, writer: Rank);
+    /// The chunk has this version now. Called after each fold or load of a chunk, and when a version passes without one.
+    fn publish(&mut self, tensor: TensorId, chunk: u32, version: u64, steps: u64);
+    /// All chunks of the tensor that are homed here have at least this version.
+    fn progress(&mut self, tensor: TensorId, version: u64);
+    /// So many contributions of `writer` to chunks homed here were taken from its lane, since the start.
+    fn folded(&mut self, tensor: TensorId, writer: Rank, count: u64);
+}
+
+/// Why a submission was refused. Nothing has changed.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SubmissionRefused {
+    /// No such tensor is homed here.
+    #[error("it submitted tensor {got}, which this shard does not know")]
+    UnknownTensor {
+        /// What came.
+        got: TensorId,
+    },
+    /// The chunks are not the tensor's.
+    #[error("it submitted chunks {first}+{count} of a tensor with {chunks}")]
+    OutsideTensor {
+        /// First chunk.
+        first: u32,
+        /// How many.
+        count: u32,
+        /// Chunks of the tensor.
+        chunks: u32,
+    },
+    /// The tensor holds no value yet.
+    #[error("it pushed `{name}` before worker 0 gave it a value")]
+    NotLoaded {
+        /// The tensor.
+        name: String,
+    },
+    /// The stamp is not the worker's clock.
+    #[error("it stamped an update {got} when its clock was {expected}")]
+    WrongStamp {
+        /// Its clock.
+        expected: u64,
+        /// What came.
+        got: u64,
+    },
+    /// The clock ran backwards.
+    #[error("it set its clock to {got} after {expected_at_least}")]
+    ClockWentBack {
+        /// Its clock.
+        expected_at_least: u64,
+        /// What came.
+        got: u64,
+    },
+    /// A clock or a count that no worker reaches, and after which we could not count on.
+    #[error("it set {what} to {got}, expected at most {limit}")]
+    TooLarge {
+        /// Which number.
+        what: &'static str,
+        /// The largest there may be.
+        limit: u64,
+        /// What came.
+        got: u64,
+    },
+    /// Its lane holds an update of an earlier iteration, which would be lost.
+    #[error("it pushed `{name}` in iteration {got} before its update of iteration {pending} was folded")]
+    StillPending {
+        /// The tensor.
+        name: String,
+        /// The stamp of the update that waits.
+        pending: u64,
+        /// What came.
+        got: u64,
+    },
+    /// The numbers are no settings of the tensor's optimizer.
+    #[error("it pushed `{name}` with bad settings: {reason}")]
+    BadSettings {
+        /// The tensor.
+        name: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A lane is loaded that holds an update still to be folded, or by a worker that may not, or to a slot there is not.
+    #[error(
+        "it loaded slot {slot} of `{name}`: only worker 0 may, with nothing pending, to slots up to {slots}"
+    )]
+    BadLoad {
+        /// The tensor.
+        name: String,
+        /// What came.
+        slot: u32,
+        /// Largest slot.
+        slots: u32,
+    },
+    /// The update must not enter the job at all, and the job cannot go on without it.
+    #[error(transparent)]
+    Failure(#[from] JobFailure),
+}
+
+/// State of one chunk.
+#[derive(Debug, Clone, Copy)]
+struct ChunkState {
+    version: u64,
+    steps: u64,
+    /// Live workers whose update stamped `version` has come. BSP only.
+    arrived: u32,
+    loaded: bool,
+}
+
+/// A tensor, as far as it is homed here.
+#[derive(Debug)]
+struct Tensor {
+    spec: TensorSpec,
+    /// Chunks of the whole tensor.
+    total: u32,
+    /// Those homed here, ascending.
+    chunks: Vec<u32>,
+    states: Vec<ChunkState>,
+    /// For each chunk homed here, each worker's last stamp + 1 (0: none): chunk-major.
+    stamped: Vec<u64>,
+    /// Each worker's settings, with its last push.
+    settings: Vec<Settings>,
+    /// Each worker's last stamp + 1, over the whole tensor.
+    pushed: Vec<u64>,
+    /// Each worker's last stamp + 1, and how many of the chunks homed here carry it.
+    covered: Vec<(u64, usize)>,
+    /// Contributions taken from each worker's lane.
+    folded: Vec<u64>,
+    /// Contributions of each worker that wait in its lane. BSP only.
+    pending: Vec<usize>,
+    /// Workers whose `folded` has moved since it was last told.
+    moved: Vec<bool>,
+    /// Chunks homed here that are not loaded yet; while above 0 nothing is folded or read.
+    unloaded: usize,
+    progress: Option<u64>,
+    /// Chunks whose version is `progress`.
+    lagging: usize,
+}
+
+/// The machine of one shard for one job.
+#[derive(Debug)]
+pub struct Shard {
+    clocks: Clocks,
+    tensors: Vec<Option<Tensor>>,
+    /// Writers of the fold at hand; kept to allocate once.
+    writers: Vec<Rank>,
+}
+
+impl Shard {
+    /// A shard of a job of `workers` workers.
+    pub fn new(workers: u32) -> Self {
+        Self {
+            clocks: Clocks::new(workers),
+            tensors: Vec::new(),
+            writers: Vec::with_capacity(workers as usize),
+        }
+    }
+
+    /// The workers' clocks, as far as this shard has heard.
+    pub fn clocks(&self) -> &Clocks {
+        &self.clocks
+    }
+
+    /// Becomes home of `chunks` (ascending) of a tensor of `total` chunks. The declaration was checked.
+    pub fn declare(&mut self, id: TensorId, spec: TensorSpec, total: u32, chunks: Vec<u32>) {
+        let workers = self.clocks.size() as usize;
+        let state = ChunkState { version: 0, steps: 0, arrived: 0, loaded: false };
+        let tensor = Tensor {
+            spec,
+            total,
+            states: vec![state; chunks.len()],
+            stamped: vec![0; chunks.len() * workers],
+            settings: vec![Settings([0.0; 5]); workers],
+            pushed: vec![0; workers],
+            covered: vec![(0, 0); workers],
+            folded: vec![0; workers],
+            pending: vec![0; workers],
+            moved: vec![false; workers],
+            unloaded: chunks.len(),
+            progress: None,
+            lagging: 0,
+            chunks,
+        };
+        let index = id as usize;
+        if self.tensors.len() <= index {
+            self.tensors.resize_with(index + 1, || None);
+        }
+        self.tensors[index] = Some(tensor);
+    }
+
+    /// Takes a submission of `writer`, which is live.
+    pub fn submit(
+        &mut self,
+        writer: Rank,
+        submission: &Submission,
+        home: &mut impl Home,
+    ) -> Result<(), SubmissionRefused> {
+        match *submission {
+            Submission::Push { tensor, first, count, stamp, settings } => {
+                self.check_push(writer, tensor, first, count, stamp, &settings)?;
+                self.push(writer, tensor, first, count, stamp, settings, home)
+            }
+            Submission::Clock { clock } => self.clock(writer, clock, home),
+            Submission::Load { tensor, first, count, slot, part, steps } => {
+                self.check_load(writer, tensor, first, count, (slot, part))?;
+                check_limit("the steps of a load", steps)?;
+                self.load(writer, tensor, first..first + count, (slot, part, steps), home)
+            }
+            Submission::Zero { tensor } => {
+                let total = self.check_load(writer, tensor, 0, 0, (0, 0))?;
+                self.zero(tensor, 0..total, home)
+            }
+        }
+    }
+
+    /// Goes on without `rank`: nothing waits for it any more. What it submitted before stays.
+    pub fn remove(&mut self, rank: Rank, home: &mut impl Home) -> Result<(), JobFailure> {
+        if self.clocks.remove(rank) {
+            for id in 0..self.tensors.len() as TensorId {
+                self.recount(id);
+                self.advance_all(id, home)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Live workers that keep the tensor here from reaching `version`.
+    pub fn missing(&self, id: TensorId, version: u64) -> Vec<Rank> {
+        let Some(Some(tensor)) = self.tensors.get(id as usize) else { return Vec::new() };
+        if tensor.unloaded > 0 {
+            return vec![0];
+        }
+        let workers = self.clocks.size() as usize;
+        let behind = |&rank: &Rank| {
+            let stamps = tensor.stamped.iter().skip(rank as usize).step_by(workers);
+            self.clocks.of(rank) < version && stamps.copied().any(|stamp| stamp < version)
+        };
+        self.clocks.live().filter(behind).collect()
+    }
+
+    fn known(&self, id: TensorId) -> Result<&Tensor, SubmissionRefused> {
+        let tensor = self.tensors.get(id as usize).and_then(Option::as_ref);
+        tensor.ok_or(SubmissionRefused::UnknownTensor { got: id })
+    }
+
+    fn check_range(&self, id: TensorId, first: u32, count: u32) -> Result<&Tensor, SubmissionRefused> {
+        let tensor = self.known(id)?;
+        let chunks = tensor.total;
+        match first.checked_add(count) {
+            Some(end) if end <= chunks => Ok(tensor),
+            _ => Err(SubmissionRefused::OutsideTensor { first, count, chunks }),
+        }
+    }
+
+    fn check_push(
+        &self,
+        writer: Rank,
+        id: TensorId,
+        first: u32,
+        count: u32,
+        stamp: u64,
+        settings: &Settings,
+    ) -> Result<(), SubmissionRefused> {
+        let tensor = self.check_range(id, first, count)?;
+        let expected = self.clocks.of(writer);
+        if stamp != expected {
+            return Err(SubmissionRefused::WrongStamp { expected, got: stamp });
+        }
+        let name = || tensor.spec.name.clone();
+        if tensor.unloaded > 0 {
+            return Err(SubmissionRefused::NotLoaded { name: name() });
+        }
+        let last = tensor.pushed[writer as usize];
+        if tensor.pending[writer as usize] > 0 && last <= stamp {
+            // To fold it now would take the new numbers for the old ones, or lose the update: C-2.
+            return Err(SubmissionRefused::StillPending { name: name(), pending: last - 1, got: stamp });
+        }
+        if let Err(error) = settings.check(tensor.spec.rule) {
+            return Err(SubmissionRefused::BadSettings { name: name(), reason: error.to_string() });
+        }
+        if !tensor.spec.consistency.folds_together() {
+            return Ok(());
+        }
+        // Under BSP one step is taken for all, also for who has left since: they must mean the same step.
+        let same_iteration = |&other: &Rank| other != writer && tensor.pushed[other as usize] == stamp + 1;
+        let disagrees = |&other: &Rank| tensor.settings[other as usize] != *settings;
+        match (0..self.clocks.size()).filter(same_iteration).find(disagrees) {
+            None => Ok(()),
+            Some(other) => {
+                let (first, second) = (writer.min(other), writer.max(other));
+                let (mine, its) = (settings.0, tensor.settings[other as usize].0);
+                let (ours, theirs) = if writer < other { (mine, its) } else { (its, mine) };
+                Err(JobFailure::SettingsConflict { name: name(), first, second, stamp, ours, theirs }.into())
+            }
+        }
+    }
+
+    /// Returns the tensor's number of chunks.
+    fn check_load(
+        &self,
+        writer: Rank,
+        id: TensorId,
+        first: u32,
+        count: u32,
+        (slot, part): (u32, u32),
+    ) -> Result<u32, SubmissionRefused> {
+        let tensor = self.check_range(id, first, count)?;
+        let slots = tensor.spec.rule.slots().len() as u32;
+        let dtype = tensor.spec.dtype;
+        let parts = if slot == 0 { 1 } else { dtype.accumulator_size() / dtype.size() } as u32;
+        let pending = tensor.spec.consistency.folds_together()
+            && tensor.states.iter().enumerate().any(|(local, state)| {
+                tensor.stamped[local * self.clocks.size() as usize + writer as usize] > state.version
+            });
+        if writer != 0 || slot > slots || part >= parts || pending {
+            return Err(SubmissionRefused::BadLoad { name: tensor.spec.name.clone(), slot, slots });
+        }
+        Ok(tensor.total)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the fields of one submission, already checked")]
+    fn push(
+        &mut self,
+        writer: Rank,
+        id: TensorId,
+        first: u32,
+        count: u32,
+        stamp: u64,
+        settings: Settings,
+        home: &mut impl Home,
+    ) -> Result<(), SubmissionRefused> {
+        let Self { clocks, tensors, writers } = self;
+        let tensor = tensors[id as usize].as_mut().expect("check_push knows it");
+        tensor.settings[writer as usize] = settings;
+        tensor.pushed[writer as usize] = stamp + 1;
+        let locals = tensor.locals(first, count);
+        let mut result = Ok(());
+        for local in locals {
+            let slot = &mut tensor.stamped[local * clocks.size() as usize + writer as usize];
+            if *slot > stamp {
+                continue; // C-3: it came before
+            }
+            *slot = stamp + 1;
+            tensor.cover(writer, stamp + 1);
+            let mut step = Step { id, clocks, writers, home };
+            result = if !tensor.spec.consistency.folds_together() {
+                step.fold_alone(tensor, local, writer)
+            } else {
+                tensor.pending[writer as usize] += 1;
+                tensor.states[local].arrived += u32::from(tensor.states[local].version == stamp);
+                step.advance_together(tensor, local)
+            };
+            if result.is_err() {
+                break;
+            }
+        }
+        tensor.tell(id, home);
+        Ok(result?)
+    }
+
+    fn clock(&mut self, writer: Rank, clock: u64, home: &mut impl Home) -> Result<(), SubmissionRefused> {
+        check_limit("its clock", clock)?;
+        self.clocks.advance(writer, clock).map_err(|error| SubmissionRefused::ClockWentBack {
+            expected_at_least: error.expected_at_least,
+            got: error.got,
+        })?;
+        for id in 0..self.tensors.len() as TensorId {
+            // A tensor that the worker pushed whole stands where the push left it; only what it left out moves now.
+            if self.tensors[id as usize].as_ref().is_some_and(|tensor| !tensor.pushed_whole(writer, clock)) {
+                self.advance_all(id, home)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn load(
+        &mut self,
+        writer: Rank,
+        id: TensorId,
+        chunks: std::ops::Range<u32>,
+        (slot, part, steps): (u32, u32, u64),
+        home: &mut impl Home,
+    ) -> Result<(), SubmissionRefused> {
+        let tensor = self.tensors[id as usize].as_mut().expect("check_load knows it");
+        for local in tensor.locals(chunks.start, chunks.end - chunks.start) {
+            let chunk = tensor.chunks[local];
+            home.load(id, chunk, slot, part, writer);
+            let state = &mut tensor.states[local];
+            state.steps = steps;
+            if slot == 0 && !std::mem::replace(&mut state.loaded, true) {
+                tensor.unloaded -= 1;
+            }
+            home.publish(id, chunk, state.version, steps);
+            tensor.folded[writer as usize] += 1;
+            tensor.moved[writer as usize] = true;
+        }
+        self.begin_if_loaded(id, home)
+    }
+
+    fn zero(
+        &mut self,
+        id: TensorId,
+        chunks: std::ops::Range<u32>,
+        home: &mut impl Home,
+    ) -> Result<(), SubmissionRefused> {
+        let tensor = self.tensors[id as usize].as_mut().expect("check_load knows it");
+        for local in tensor.locals(chunks.start, chunks.end - chunks.start) {
+            let state = &mut tensor.states[local];
+            if !std::mem::replace(&mut state.loaded, true) {
+                tensor.unloaded -= 1;
+                home.publish(id, tensor.chunks[local], state.version, state.steps);
+            }
+        }
+        self.begin_if_loaded(id, home)
+    }
+
+    fn begin_if_loaded(&mut self, id: TensorId, home: &mut impl Home) -> Result<(), SubmissionRefused> {
+        self.advance_all(id, home)?;
+        Ok(())
+    }
+
+    /// Moves every chunk of the tensor as far as clocks and contributions allow.
+    fn advance_all(&mut self, id: TensorId, home: &mut impl Home) -> Result<(), JobFailure> {
+        let Self { clocks, tensors, writers } = self;
+        let Some(tensor) = tensors[id as usize].as_mut() else { return Ok(()) };
+        let mut result = Ok(());
+        for local in 0..tensor.chunks.len() {
+            let mut step = Step { id, clocks, writers, home };
+            result = if tensor.spec.consistency.folds_together() {
+                step.advance_together(tensor, local)
+            } else {
+                step.advance_alone(tensor, local);
+                Ok(())
+            };
+            if result.is_err() {
+                break;
+            }
+        }
+        tensor.tell(id, home);
+        result
+    }
+
+    /// After the set of live workers changed: who of them has arrived at each chunk.
+    fn recount(&mut self, id: TensorId) {
+        let Self { clocks, tensors, .. } = self;
+        let Some(tensor) = tensors[id as usize].as_mut() else { return };
+        for local in 0..tensor.chunks.len() {
+            tensor.states[local].arrived = tensor.arrivals(clocks, local);
+        }
+    }
+}
+
+/// Whether a number that a worker names leaves room to count on from it.
+fn check_limit(what: &'static str, got: u64) -> Result<(), SubmissionRefused> {
+    let limit = MAX_CLOCK;
+    if got <= limit { Ok(()) } else { Err(SubmissionRefused::TooLarge { what, limit, got }) }
+}
+
+impl Tensor {
+    /// Local indices of the chunks homed here among `first..first + count`.
+    fn locals(&self, first: u32, count: u32) -> std::ops::Range<usize> {
+        let at = |chunk: u32| self.chunks.partition_point(|&homed| homed < chunk);
+        at(first)..at(first + count)
+    }
+
+    fn stamps(&self, workers: u32, local: usize) -> &[u64] {
+        &self.stamped[local * workers as usize..][..workers as usize]
+    }
+
+    fn cover(&mut self, writer: Rank, stamp: u64) {
+        let (last, count) = &mut self.covered[writer as usize];
+        *count = if *last == stamp { *count + 1 } else { 1 };
+        *last = stamp;
+    }
+
+    /// Whether `writer` pushed every chunk homed here in the iteration that brought it to `clock`.
+    fn pushed_whole(&self, writer: Rank, clock: u64) -> bool {
+        self.covered[writer as usize] == (clock, self.chunks.len())
+    }
+
+    /// Live workers whose update to the chunk's present version has come.
+    fn arrivals(&self, clocks: &Clocks, local: usize) -> u32 {
+        let due = self.states[local].version + 1;
+        let stamps = self.stamps(clocks.size(), local);
+        clocks.live().filter(|&rank| stamps[rank as usize] == due).count() as u32
+    }
+
+    /// Tells lanes and progress what has changed.
+    fn tell(&mut self, id: TensorId, home: &mut impl Home) {
+        for (rank, moved) in self.moved.iter_mut().enumerate() {
+            if std::mem::take(moved) {
+                home.folded(id, rank as Rank, self.folded[rank]);
+            }
+        }
+        if self.unloaded > 0 {
+            return;
+        }
+        if self.progress.is_none() || self.lagging == 0 {
+            let Some(least) = self.states.iter().map(|state| state.version).min() else { return };
+            self.lagging = self.states.iter().filter(|state| state.version == least).count();
+            if self.progress != Some(least) {
+                self.progress = Some(least);
+                home.progress(id, least);
+            }
+        }
+    }
+
+    fn set_version(&mut self, local: usize, version: u64) {
+        let state = &mut self.states[local];
+        debug_assert!(version > state.version, "C-1");
+        if Some(state.version) == self.progress {
+            self.lagging -= 1;
+        }
+        state.version = version;
+    }
+}
+
+/// One chunk's move, with all that it needs.
+struct Step<'a, H> {
+    id: TensorId,
+    clocks: &'a Clocks,
+    writers: &'a mut Vec<Rank>,
+    home: &'a mut H,
+}
+
+impl<H: Home> Step<'_, H> {
+    /// SSP and ASP: folds the update that just came, then sees how far the version may move.
+    fn fold_alone(&mut self, tensor: &mut Tensor, local: usize, writer: Rank) -> Result<(), JobFailure> {
+        self.writers.clear();
+        self.writers.push(writer);
+        self.fold(tensor, local)?;
+        let before = tensor.states[local].version;
+        self.raise_alone(tensor, local);
+        self.publish(tensor, local, before);
+        Ok(())
+    }
+
+    /// SSP and ASP: publishes a version that moved by clocks alone.
+    fn advance_alone(&mut self, tensor: &mut Tensor, local: usize) {
+        let ChunkState { version: before, loaded, .. } = tensor.states[local];
+        if !loaded {
+            return; // there is no value yet to publish
+        }
+        self.raise_alone(tensor, local);
+        if tensor.states[local].version > before {
+            self.publish(tensor, local, before);
+        }
+    }
+
+    /// C-2: the version is the least, over live workers, of what they have stamped or passed by.
+    fn raise_alone(&mut self, tensor: &mut Tensor, local: usize) {
+        let stamps = tensor.stamps(self.clocks.size(), local);
+        let reached = |rank: Rank| stamps[rank as usize].max(self.clocks.of(rank));
+        if let Some(version) = self.clocks.live().map(reached).min()
+            && version > tensor.states[local].version
+        {
+            tensor.set_version(local, version);
+        }
+    }
+
+    /// BSP: folds and publishes as long as every live worker has contributed to the present version or passed it by.
+    fn advance_together(&mut self, tensor: &mut Tensor, local: usize) -> Result<(), JobFailure> {
+        while tensor.states[local].loaded {
+            let ChunkState { version, arrived, .. } = tensor.states[local];
+            if arrived < self.clocks.live_count() && !self.is_due(tensor, local) {
+                break;
+            }
+            self.writers.clear();
+            let stamps = tensor.stamps(self.clocks.size(), local);
+            // The last contribution of a worker that has gone is folded with the others: it was submitted whole.
+            self.writers.extend((0..self.clocks.size()).filter(|&rank| stamps[rank as usize] == version + 1));
+            let mut next = version + 1;
+            if self.writers.is_empty() {
+                let Some(due) = self.next_due(tensor, local) else { break };
+                next = due;
+            } else {
+                self.fold(tensor, local)?;
+                self.writers.iter().for_each(|&writer| tensor.pending[writer as usize] -= 1);
+            }
+            tensor.set_version(local, next);
+            tensor.states[local].arrived = tensor.arrivals(self.clocks, local);
+            self.publish(tensor, local, version);
+        }
+        Ok(())
+    }
+
+    fn is_due(&self, tensor: &Tensor, local: usize) -> bool {
+        let version = tensor.states[local].version;
+        let stamps = tensor.stamps(self.clocks.size(), local);
+        let ready = |rank: Rank| stamps[rank as usize] > version || self.clocks.of(rank) > version;
+        self.clocks.live().all(ready)
+    }
+
+    /// The next version that anyone contributes to, or that a live worker has not passed by, when no one contributes to this
+    /// one. `None`: nobody is left, and nothing waits.
+    fn next_due(&self, tensor: &Tensor, local: usize) -> Option<u64> {
+        let stamps = tensor.stamps(self.clocks.size(), local);
+        let version = tensor.states[local].version;
+        let bound = |rank: Rank| {
+            let stamped = stamps[rank as usize];
+            // Also what a worker left behind that has gone: it must not be passed over.
+            let contributes = (stamped > version + 1).then(|| stamped - 1);
+            contributes.or_else(|| self.clocks.is_live(rank).then(|| self.clocks.of(rank)))
+        };
+        let next = (0..self.clocks.size()).filter_map(bound).min()?;
+        Some(next.max(version + 1))
+    }
+
+    fn fold(&mut self, tensor: &mut Tensor, local: usize) -> Result<(), JobFailure> {
+        let chunk = tensor.chunks[local];
+        let settings = tensor.settings[self.writers[0] as usize];
+        let scale = tensor.spec.scale(self.clocks.live_count() + self.gone(tensor, local));
+        let fold = Fold { settings, step: tensor.states[local].steps, scale };
+        self.home
+            .fold(self.id, chunk, &fold, self.writers)
+            .map_err(|NonFiniteFrom(rank)| JobFailure::NonFinite { rank, name: tensor.spec.name.clone() })?;
+        tensor.states[local].steps += 1;
+        for &writer in self.writers.iter() {
+            tensor.folded[writer as usize] += 1;
+            tensor.moved[writer as usize] = true;
+        }
+        Ok(())
+    }
+
+    /// Workers that have gone and yet divide a mean under BSP: it is over everyone whose update is in it or who had
+    /// completed that iteration. So it does not depend on when the others hear that someone left.
+    fn gone(&self, tensor: &Tensor, local: usize) -> u32 {
+        if !tensor.spec.consistency.folds_together() {
+            return 0;
+        }
+        let version = tensor.states[local].version;
+        let stamps = tensor.stamps(self.clocks.size(), local);
+        let took_part = |&rank: &Rank| stamps[rank as usize] == version + 1 || self.clocks.of(rank) > version;
+        (0..self.clocks.size()).filter(|&rank| !self.clocks.is_live(rank)).filter(took_part).count() as u32
+    }
+
+    fn publish(&mut self, tensor: &Tensor, local: usize, before: u64) {
+        let ChunkState { version, steps, .. } = tensor.states[local];
+        debug_assert!(version >= before, "C-1");
+        self.home.publish(self.id, tensor.chunks[local], version, steps);
+    }
+}

@@ -1,0 +1,232 @@
+//! What a tensor is declared to be. Every worker declares the same; the first declaration decides, and a different one is
+//! refused with the name of what differs.
+
+use crate::consistency::{Consistency, MAX_SLACK};
+use penstock_kernels::{Dtype, Plan, Rule};
+use serde::{Deserialize, Serialize};
+
+/// Longest name of a tensor, in bytes: a declaration has to fit into one control message.
+pub const MAX_NAME_BYTES: usize = 512;
+/// Most dimensions of a tensor (NumPy's own limit is 64).
+pub const MAX_DIMENSIONS: usize = 64;
+/// Largest tensor: chunk indices of the smallest chunk size stay below 2^31.
+pub const MAX_TENSOR_BYTES: u64 = 1 << 42;
+
+/// How the workers' contributions become one gradient.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reduce {
+    /// Their sum.
+    Sum,
+    /// Their sum divided by the number of live workers.
+    Mean,
+}
+
+/// A tensor's declaration.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TensorSpec {
+    /// Its key: 1 to [`MAX_NAME_BYTES`] bytes without control characters.
+    pub name: String,
+    /// Its shape; empty for a scalar. No dimension is 0.
+    pub shape: Vec<u64>,
+    /// Element type.
+    pub dtype: Dtype,
+    /// The fold: what the home does with contributions.
+    pub rule: Rule,
+    /// What a reader must see where it does not say.
+    pub consistency: Consistency,
+    /// Sum or mean.
+    pub reduce: Reduce,
+    /// Factor on the reduced gradient, before clipping.
+    pub rescale: f64,
+    /// Each element of the reduced gradient is clipped to [-clip, clip].
+    pub clip: Option<f64>,
+    /// Whether a contribution with a NaN or an infinity is refused.
+    pub refuse_nonfinite: bool,
+}
+
+/// Why a declaration is no declaration of a tensor.
+#[derive(Debug, Clone, PartialEq, thiserror::Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum SpecError {
+    /// The name is empty, too long, or holds control characters.
+    #[error("expected a tensor name of 1 to {MAX_NAME_BYTES} bytes without control characters, got {got:?}")]
+    BadName {
+        /// The name, cut to 80 characters.
+        got: String,
+    },
+    /// A dimension is 0, or there are too many.
+    #[error("`{name}`: expected at most {MAX_DIMENSIONS} dimensions, each at least 1, got shape {got:?}")]
+    BadShape {
+        /// The tensor.
+        name: String,
+        /// The shape.
+        got: Vec<u64>,
+    },
+    /// The tensor is larger than any tensor may be.
+    #[error("`{name}`: expected at most {MAX_TENSOR_BYTES} bytes, got shape {got:?}")]
+    TooLarge {
+        /// The tensor.
+        name: String,
+        /// The shape.
+        got: Vec<u64>,
+    },
+    /// A number is out of its range.
+    #[error("`{name}`: expected {expected} for `{what}`, got {got}")]
+    BadNumber {
+        /// The tensor.
+        name: String,
+        /// Which number.
+        what: String,
+        /// Its range.
+        expected: String,
+        /// What came.
+        got: f64,
+    },
+}
+
+impl TensorSpec {
+    /// Elements; `None` if they overflow or a dimension is 0.
+    pub fn elements(&self) -> Option<u64> {
+        let product = self.shape.iter().try_fold(1u64, |product, &dimension| product.checked_mul(dimension));
+        product.filter(|&elements| elements > 0)
+    }
+
+    /// Bytes of the value. Call it on a checked declaration.
+    pub fn bytes(&self) -> u64 {
+        self.elements().unwrap_or(0) * self.dtype.size() as u64
+    }
+
+    /// Bytes of optimizer state for `elements` elements.
+    pub fn state_bytes(&self, elements: u64) -> u64 {
+        elements * (self.rule.slots().len() * self.dtype.accumulator_size()) as u64
+    }
+
+    /// What the kernels need to know.
+    pub fn plan(&self) -> Plan {
+        Plan { dtype: self.dtype, rule: self.rule, clip: self.clip, refuse_nonfinite: self.refuse_nonfinite }
+    }
+
+    /// Factor on the sum of contributions when `live` workers are live.
+    pub fn scale(&self, live: u32) -> f64 {
+        match self.reduce {
+            Reduce::Sum => self.rescale,
+            Reduce::Mean => self.rescale / f64::from(live.max(1)),
+        }
+    }
+
+    /// Judges a declaration, foreign or our own.
+    pub fn check(&self) -> Result<(), SpecError> {
+        self.check_name()?;
+        self.check_shape()?;
+        self.check_numbers()
+    }
+
+    fn check_name(&self) -> Result<(), SpecError> {
+        let fits = (1..=MAX_NAME_BYTES).contains(&self.name.len());
+        if fits && !self.name.chars().any(char::is_control) {
+            return Ok(());
+        }
+        Err(SpecError::BadName { got: self.name.chars().take(80).collect() })
+    }
+
+    fn check_shape(&self) -> Result<(), SpecError> {
+        let refused = || (self.name.clone(), self.shape.clone());
+        if self.shape.len() > MAX_DIMENSIONS || self.shape.contains(&0) {
+            let (name, got) = refused();
+            return Err(SpecError::BadShape { name, got });
+        }
+        match self.elements().and_then(|elements| elements.checked_mul(self.dtype.size() as u64)) {
+            Some(bytes) if bytes <= MAX_TENSOR_BYTES => Ok(()),
+            _ => {
+                let (name, got) = refused();
+                Err(SpecError::TooLarge { name, got })
+            }
+        }
+    }
+
+    fn check_numbers(&self) -> Result<(), SpecError> {
+        let bad = |what: &str, expected: &str, got| {
+            let (name, what, expected) = (self.name.clone(), what.to_owned(), expected.to_owned());
+            Err(SpecError::BadNumber { name, what, expected, got })
+        };
+        if !self.rescale.is_finite() {
+            return bad("rescale", "a finite number", self.rescale);
+        }
+        if let Some(clip) = self.clip.filter(|clip| !(clip.is_finite() && *clip > 0.0)) {
+            return bad("clip", "a finite number above 0", clip);
+        }
+        if let Consistency::Ssp(slack) = self.consistency
+            && slack > MAX_SLACK
+        {
+            return bad("slack", &format!("0 to {MAX_SLACK}"), f64::from(slack));
+        }
+        Ok(())
+    }
+
+    /// The first setting in which `other` differs, as (what, ours, theirs); `None` if they agree.
+    pub fn difference(&self, other: &Self) -> Option<(&'static str, String, String)> {
+        let pairs = [
+            ("shape", format!("{:?}", self.shape), format!("{:?}", other.shape)),
+            ("dtype", self.dtype.name().to_owned(), other.dtype.name().to_owned()),
+            ("optimizer", format!("{:?}", self.rule), format!("{:?}", other.rule)),
+            ("consistency", self.consistency.to_string(), other.consistency.to_string()),
+            ("reduce", format!("{:?}", self.reduce), format!("{:?}", other.reduce)),
+            ("rescale", self.rescale.to_string(), other.rescale.to_string()),
+            ("clip", format!("{:?}", self.clip), format!("{:?}", other.clip)),
+            ("refuse_nonfinite", self.refuse_nonfinite.to_string(), other.refuse_nonfinite.to_string()),
+        ];
+        pairs.into_iter().find(|(_, ours, theirs)| ours != theirs)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn spec(consistency: Consistency) -> TensorSpec {
+        TensorSpec {
+            name: "w".into(),
+            shape: vec![4, 2],
+            dtype: Dtype::F32,
+            rule: Rule::Add,
+            consistency,
+            reduce: Reduce::Sum,
+            rescale: 1.0,
+            clip: None,
+            refuse_nonfinite: false,
+        }
+    }
+
+    #[test]
+    fn a_name_that_could_break_a_terminal_is_refused() {
+        for name in ["", "a\u{1b}[2J", "line\nbreak", &"x".repeat(MAX_NAME_BYTES + 1)] {
+            let bad = TensorSpec { name: name.into(), ..spec(Consistency::Bsp) };
+            assert!(matches!(bad.check(), Err(SpecError::BadName { .. })), "{name:?}");
+        }
+        assert_eq!(TensorSpec { name: "層.重み".into(), ..spec(Consistency::Bsp) }.check(), Ok(()));
+    }
+
+    #[test]
+    fn a_shape_whose_size_overflows_is_refused_before_a_byte_is_allocated() {
+        let bad = TensorSpec { shape: vec![u64::MAX, 3], ..spec(Consistency::Bsp) };
+        assert!(matches!(bad.check(), Err(SpecError::TooLarge { .. })));
+        let bad = TensorSpec { shape: vec![1 << 41], ..spec(Consistency::Bsp) };
+        assert!(matches!(bad.check(), Err(SpecError::TooLarge { .. })));
+        let bad = TensorSpec { shape: vec![3, 0], ..spec(Consistency::Bsp) };
+        assert!(matches!(bad.check(), Err(SpecError::BadShape { .. })));
+    }
+
+    #[test]
+    fn a_scalar_has_one_element() {
+        let scalar = TensorSpec { shape: vec![], ..spec(Consistency::Bsp) };
+        assert_eq!((scalar.check(), scalar.elements(), scalar.bytes()), (Ok(()), Some(1), 4));
+    }
+
+    #[test]
+    fn a_difference_names_what_differs() {
+        let ours = spec(Consistency::Bsp);
+        assert_eq!(ours.difference(&ours.clone()), None);
+        let theirs = TensorSpec { dtype: Dtype::F64, ..ours.clone() };
+        assert_eq!(ours.difference(&theirs), Some(("dtype", "float32".into(), "float64".into())));
+    }
+}

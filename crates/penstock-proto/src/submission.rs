@@ -1,0 +1,145 @@
+//! Submissions: the 64 bytes by which a worker tells a shard what stands in its lane.
+//!
+//! A worker writes submissions into a ring that it alone writes and the shard alone reads. The ring is the worker's
+//! memory, so what comes out of it is foreign: [`Submission::decode`] judges a private copy of the eight words and nothing
+//! else. The layout is drawn in docs/layout.md, which a test compares with this file.
+//!
+//! Every push carries the optimizer's numbers: a learning rate changed between two iterations takes effect with exactly
+//! the update it was meant for, on every worker and every chunk, and a repeated submission repeats them.
+
+use crate::TensorId;
+use penstock_kernels::Settings;
+
+/// Words of a submission, 8 bytes each.
+pub const WORDS: usize = 8;
+
+/// What a worker says to a shard.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Submission {
+    /// The chunks `first..first + count` of the tensor stand in this worker's lane; fold them.
+    Push {
+        /// The tensor.
+        tensor: TensorId,
+        /// First chunk, counted over the whole tensor.
+        first: u32,
+        /// How many chunks; the shard takes those that it is home of.
+        count: u32,
+        /// Iterations that the worker had completed when it computed the update.
+        stamp: u64,
+        /// The optimizer's numbers for this update.
+        settings: Settings,
+    },
+    /// The worker has completed this many iterations, and will push nothing more for any of them.
+    Clock {
+        /// Iterations completed.
+        clock: u64,
+    },
+    /// The chunks stand in this worker's lane; take them as the value (`slot` 0) or as state array `slot - 1`.
+    Load {
+        /// The tensor.
+        tensor: TensorId,
+        /// First chunk, counted over the whole tensor.
+        first: u32,
+        /// How many chunks.
+        count: u32,
+        /// 0: the value; n: the n-th state array, counted from 1.
+        slot: u32,
+        /// Which lane-full of the array's chunk, where its elements are wider than the tensor's: 0, or 1 for f16 and bf16.
+        part: u32,
+        /// Optimizer steps that the loaded state has behind it.
+        steps: u64,
+    },
+    /// The tensor starts at zero: nothing to take from the lane.
+    Zero {
+        /// The tensor.
+        tensor: TensorId,
+    },
+}
+
+/// A submission that no honest worker writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SubmissionError {
+    /// The kind is none of ours.
+    #[error("expected a submission of kind 1 to 4, got {got}")]
+    UnknownKind {
+        /// What stood in the kind field.
+        got: u32,
+    },
+}
+
+const PUSH: u32 = 1;
+const CLOCK: u32 = 2;
+const LOAD: u32 = 3;
+const ZERO: u32 = 4;
+
+fn pack(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+fn unpack(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
+}
+
+impl Submission {
+    /// The eight words of this submission.
+    pub fn encode(&self) -> [u64; WORDS] {
+        match *self {
+            Self::Push { tensor, first, count, stamp, settings } => {
+                let [a, b, c, d, e] = settings.0.map(f64::to_bits);
+                [pack(PUSH, tensor), pack(first, count), stamp, a, b, c, d, e]
+            }
+            Self::Clock { clock } => [pack(CLOCK, 0), 0, clock, 0, 0, 0, 0, 0],
+            Self::Load { tensor, first, count, slot, part, steps } => {
+                [pack(LOAD, tensor), pack(first, count), steps, pack(slot, part), 0, 0, 0, 0]
+            }
+            Self::Zero { tensor } => [pack(ZERO, tensor), 0, 0, 0, 0, 0, 0, 0],
+        }
+    }
+
+    /// What these words say. Ranges and numbers are judged by the shard, which knows the tensor.
+    pub fn decode(words: [u64; WORDS]) -> Result<Self, SubmissionError> {
+        let (kind, tensor) = unpack(words[0]);
+        let (first, count) = unpack(words[1]);
+        match kind {
+            PUSH => {
+                let [_, _, stamp, a, b, c, d, e] = words;
+                let settings = Settings([a, b, c, d, e].map(f64::from_bits));
+                Ok(Self::Push { tensor, first, count, stamp, settings })
+            }
+            CLOCK => Ok(Self::Clock { clock: words[2] }),
+            LOAD => {
+                let (slot, part) = unpack(words[3]);
+                Ok(Self::Load { tensor, first, count, slot, part, steps: words[2] })
+            }
+            ZERO => Ok(Self::Zero { tensor }),
+            got => Err(SubmissionError::UnknownKind { got }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_words_decode_to_something_that_encodes_to_itself_or_are_refused(words: [u64; WORDS]) {
+            if let Ok(submission) = Submission::decode(words) {
+                prop_assert_eq!(Submission::decode(submission.encode()).map(|s| s.encode()), Ok(submission.encode()));
+            }
+        }
+
+        #[test]
+        fn a_push_reads_back_bit_for_bit(tensor: u32, first: u32, count: u32, stamp: u64, lr: f64) {
+            let push = Submission::Push { tensor, first, count, stamp, settings: Settings([lr, 0.0, 0.0, 0.0, 1.0]) };
+            prop_assert_eq!(Submission::decode(push.encode()).unwrap().encode(), push.encode());
+        }
+    }
+
+    #[test]
+    fn a_kind_that_does_not_exist_is_refused() {
+        assert_eq!(Submission::decode([0; WORDS]), Err(SubmissionError::UnknownKind { got: 0 }));
+        assert_eq!(Submission::decode([9; WORDS]), Err(SubmissionError::UnknownKind { got: 9 }));
+    }
+}

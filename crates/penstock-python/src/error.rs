@@ -1,0 +1,128 @@
+//! Every error of the core as the exception of `penstock.exceptions` that says the same.
+
+use penstock::options::OptionError;
+use penstock::server::StartError;
+use penstock::worker::Error;
+use penstock_fabric::socket::ListenError;
+use penstock_proto::error::{JobFailure, Loss, Refusal};
+use penstock_proto::spec::SpecError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::time::Duration;
+
+/// An exception by name, with what is set on it.
+struct Shape<'py> {
+    class: &'static str,
+    attributes: Bound<'py, PyDict>,
+}
+
+impl<'py> Shape<'py> {
+    fn new(py: Python<'py>, class: &'static str) -> Self {
+        Self { class, attributes: PyDict::new(py) }
+    }
+
+    fn with(self, name: &str, value: impl IntoPyObject<'py>) -> Self {
+        // An attribute that cannot be made is left out: the message says it all the same.
+        let _ = self.attributes.set_item(name, value);
+        self
+    }
+
+    fn waited(self, missing: &[u32], waited: Duration) -> Self {
+        self.with("missing", missing.to_vec()).with("waited", waited.as_secs_f64())
+    }
+
+    fn build(self, message: &str, hint: Option<String>) -> PyResult<PyErr> {
+        let py = self.attributes.py();
+        let class = py.import("penstock.exceptions")?.getattr(self.class)?;
+        let _ = self.attributes.set_item("hint", hint);
+        Ok(PyErr::from_value(class.call((message,), Some(&self.attributes))?))
+    }
+}
+
+/// The exception for an error of a worker.
+pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
+    shape(py, error).build(&error.to_string(), error.hint()).unwrap_or_else(|failed| failed)
+}
+
+/// The exception for an option.
+pub(crate) fn raise_option(py: Python<'_>, error: &OptionError) -> PyErr {
+    Shape::new(py, "OptionError").build(&error.to_string(), error.hint()).unwrap_or_else(|failed| failed)
+}
+
+/// The exception for a server that did not start.
+pub(crate) fn raise_start(py: Python<'_>, error: &StartError) -> PyErr {
+    Shape::new(py, start(error)).build(&error.to_string(), error.hint()).unwrap_or_else(|failed| failed)
+}
+
+/// An argument that is out of range.
+pub(crate) fn bad_argument(py: Python<'_>, class: &'static str, message: &str, hint: Option<&str>) -> PyErr {
+    Shape::new(py, class).build(message, hint.map(str::to_owned)).unwrap_or_else(|failed| failed)
+}
+
+fn start(error: &StartError) -> &'static str {
+    match error {
+        StartError::Listen(ListenError::InUse { .. }) => "AddressInUse",
+        StartError::OutOfRange { .. } => "OptionError",
+        _ => "PenstockError",
+    }
+}
+
+fn shape<'py>(py: Python<'py>, error: &Error) -> Shape<'py> {
+    let named = |class| Shape::new(py, class);
+    match error {
+        Error::Closed => named("JobClosed"),
+        Error::Failed(failure) => self::failure(py, failure),
+        Error::Refused(refusal) => self::refusal(py, refusal),
+        Error::Options(_) | Error::Slack { .. } => named("OptionError"),
+        Error::Start(error) => named(start(error)),
+        Error::AlreadyPushed { .. } => named("AlreadyPushed"),
+        Error::WrongSize { .. } => named("ShapeError"),
+        Error::NonFinite { index, .. } => named("NonFiniteError").with("index", *index),
+        Error::Settings { .. } | Error::BadLoad { .. } => named("SettingsError"),
+        Error::NotStill { .. } => named("OptionError"),
+        Error::PullTimeout { missing, waited, .. } => named("PullTimeout").waited(missing, *waited),
+        Error::NoValue { waited, .. } => named("PullTimeout").waited(&[0], *waited),
+        Error::LaneTimeout { missing, waited, .. } => named("LaneTimeout").waited(missing, *waited),
+        Error::BarrierTimeout { missing, waited } => named("BarrierTimeout").waited(missing, *waited),
+        Error::ConnectTimeout { waited, .. } => named("ConnectTimeout").waited(&[], *waited),
+        Error::Unanswered { waited, .. } => named("DeadlineExceeded").waited(&[], *waited),
+        Error::Protocol { .. } => named("ProtocolError"),
+        _ => named("PenstockError"),
+    }
+}
+
+fn refusal<'py>(py: Python<'py>, refusal: &Refusal) -> Shape<'py> {
+    let named = |class| Shape::new(py, class);
+    match refusal {
+        Refusal::Authentication => named("AuthenticationError"),
+        Refusal::SizeMismatch { .. } | Refusal::RankOutOfRange { .. } | Refusal::RankTaken { .. } => {
+            named("JobFull")
+        }
+        Refusal::Spec(SpecError::BadName { .. }) => named("TensorNameError"),
+        Refusal::Spec(SpecError::BadShape { .. } | SpecError::TooLarge { .. }) => named("ShapeError"),
+        Refusal::Spec(_) => named("SettingsError"),
+        Refusal::Conflict { .. } => named("DeclarationConflict"),
+        Refusal::OutOfMemory { needed, available, .. } => {
+            named("OutOfMemory").with("needed", *needed).with("available", *available)
+        }
+        Refusal::Ended(failure) => self::failure(py, failure),
+        Refusal::ProtocolVersion { .. } | Refusal::Malformed { .. } | Refusal::UnknownTensor { .. } => {
+            named("ProtocolError")
+        }
+        _ => named("PenstockError"),
+    }
+}
+
+fn failure<'py>(py: Python<'py>, failure: &JobFailure) -> Shape<'py> {
+    let named = |class| Shape::new(py, class);
+    match failure {
+        JobFailure::WorkerLost { rank, loss } => {
+            let died = matches!(loss, Loss::Died | Loss::Silent { .. });
+            named("WorkerLost").with("rank", *rank).with("died", died)
+        }
+        JobFailure::ServerLost { server, .. } => named("ServerLost").with("server", *server),
+        JobFailure::SettingsConflict { .. } => named("SettingsConflict"),
+        JobFailure::NonFinite { rank, .. } => named("JobFailed").with("rank", *rank),
+        _ => named("JobFailed"),
+    }
+}

@@ -1,0 +1,249 @@
+//! A job as a Python object.
+
+use crate::detach::{detached, finish, interrupted};
+use crate::error::{bad_argument, raise_option};
+use crate::tensor::Tensor;
+use penstock::options::Options;
+use penstock::worker::{Declaration, Error, Membership};
+use penstock_kernels::{Dtype, Rule, Settings};
+use penstock_proto::consistency::Consistency;
+use penstock_proto::message::Secret;
+use penstock_proto::spec::{Reduce, TensorSpec};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A worker's connection to the servers of a job.
+#[pyclass(frozen, module = "penstock._core")]
+pub(crate) struct Job {
+    job: Arc<penstock::worker::Job>,
+}
+
+/// A Python mapping of words to words.
+pub(crate) fn pairs(options: &Bound<'_, PyDict>) -> PyResult<Vec<(String, String)>> {
+    options.iter().map(|(name, value)| Ok((name.extract()?, value.extract()?))).collect()
+}
+
+/// A job's secret, as the environment holds it.
+pub(crate) fn secret(py: Python<'_>, hex: &str) -> PyResult<Secret> {
+    Secret::from_hex(hex).ok_or_else(|| {
+        let message =
+            format!("expected a secret of 64 hexadecimal digits, got {} characters", hex.chars().count());
+        bad_argument(
+            py,
+            "AuthenticationError",
+            &message,
+            Some("take PENSTOCK_SECRET from the launcher as it is"),
+        )
+    })
+}
+
+fn options(py: Python<'_>, given: &Bound<'_, PyDict>) -> PyResult<Options> {
+    let pairs = pairs(given)?;
+    let options = Options::load(pairs.iter().map(|(name, value)| (&name[..], &value[..])));
+    options.map_err(|error| raise_option(py, &error))
+}
+
+/// Seconds as Python gives them; no number of seconds is too many.
+pub(crate) fn timeout(py: Python<'_>, seconds: Option<f64>) -> PyResult<Option<Duration>> {
+    let Some(seconds) = seconds else { return Ok(None) };
+    if seconds.is_nan() || seconds < 0.0 {
+        let message = format!("expected a timeout of 0 seconds or more, got {seconds}");
+        return Err(bad_argument(py, "OptionError", &message, None));
+    }
+    Ok(Some(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::from_secs(1 << 40))))
+}
+
+fn rule(py: Python<'_>, name: &str, flags: &[String]) -> PyResult<Rule> {
+    let has = |flag: &str| flags.iter().any(|given| given == flag);
+    let maximize = has("maximize");
+    let (rule, known): (_, &[&str]) = match name {
+        "add" => (Rule::Add, &[]),
+        "replace" => (Rule::Replace, &[]),
+        "sgd" => (
+            Rule::Sgd { momentum: has("momentum"), nesterov: has("nesterov"), maximize },
+            &["momentum", "nesterov", "maximize"],
+        ),
+        "adagrad" => (Rule::Adagrad { maximize }, &["maximize"]),
+        "rmsprop" => (
+            Rule::RmsProp { momentum: has("momentum"), centered: has("centered"), maximize },
+            &["momentum", "centered", "maximize"],
+        ),
+        "adam" => (Rule::Adam { amsgrad: has("amsgrad"), maximize }, &["amsgrad", "maximize"]),
+        "adamw" => (Rule::AdamW { amsgrad: has("amsgrad"), maximize }, &["amsgrad", "maximize"]),
+        _ => {
+            let message = format!("expected an optimizer of this library, got {name:?}");
+            return Err(bad_argument(py, "SettingsError", &message, None));
+        }
+    };
+    match flags.iter().find(|flag| !known.contains(&&flag[..])) {
+        None => Ok(rule),
+        Some(flag) => {
+            let message = format!("the optimizer `{name}` has no flag `{flag}`, only {known:?}");
+            Err(bad_argument(py, "SettingsError", &message, None))
+        }
+    }
+}
+
+#[pymethods]
+impl Job {
+    #[staticmethod]
+    fn connect(
+        py: Python<'_>,
+        servers: Vec<PathBuf>,
+        secret: &str,
+        rank: u32,
+        size: u32,
+        options: &Bound<'_, PyDict>,
+    ) -> PyResult<Self> {
+        let options = self::options(py, options)?;
+        let membership = Membership { servers, secret: self::secret(py, secret)?, rank, size };
+        let connect = || {
+            penstock::worker::Job::connect_interruptibly(&membership, options, Some(Box::new(interrupted)))
+        };
+        Ok(Self { job: Arc::new(detached(py, connect)?) })
+    }
+
+    #[staticmethod]
+    fn embedded(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResult<Self> {
+        let options = self::options(py, options)?;
+        let job = detached(py, || penstock::worker::Job::embedded(options))?;
+        job.on_interrupt(Box::new(interrupted));
+        Ok(Self { job: Arc::new(job) })
+    }
+
+    #[getter]
+    fn rank(&self) -> u32 {
+        self.job.rank()
+    }
+
+    #[getter]
+    fn size(&self) -> u32 {
+        self.job.size()
+    }
+
+    #[getter]
+    fn iteration(&self) -> u64 {
+        self.job.iteration()
+    }
+
+    #[getter]
+    fn deadline(&self) -> f64 {
+        self.job.options().deadline.as_secs_f64()
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.job.check().is_err()
+    }
+
+    #[getter]
+    fn servers(&self) -> u32 {
+        self.job.servers()
+    }
+
+    #[getter]
+    fn shards(&self) -> u32 {
+        self.job.shards()
+    }
+
+    #[getter]
+    fn chunk_bytes(&self) -> u32 {
+        self.job.chunk_bytes()
+    }
+
+    #[getter]
+    fn default_consistency(&self) -> String {
+        self.job.options().consistency.to_string()
+    }
+
+    fn clock(&self, py: Python<'_>) -> PyResult<u64> {
+        detached(py, || self.job.clock())
+    }
+
+    fn barrier(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let timeout = self::timeout(py, timeout)?;
+        detached(py, || self.job.barrier(timeout))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the seam is flat; Python's front has names and defaults")]
+    fn declare(
+        &self,
+        py: Python<'_>,
+        name: String,
+        shape: Vec<u64>,
+        dtype: &str,
+        rule: &str,
+        flags: Vec<String>,
+        settings: [f64; 5],
+        consistency: &str,
+        mean: bool,
+        rescale: f64,
+        clip: Option<f64>,
+        refuse_nonfinite: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Tensor> {
+        let dtype = Dtype::from_name(dtype).ok_or_else(|| {
+            let message = format!("expected float32, float64, float16 or bfloat16 for `{name}`, got {dtype}");
+            bad_argument(py, "DtypeError", &message, None)
+        })?;
+        let rule = self::rule(py, rule, &flags)?;
+        let checked = Settings(settings).check(rule);
+        finish(py, checked.map_err(|error| Error::Settings { name: name.clone(), error }))?;
+        let consistency = match consistency {
+            "" => None,
+            text => Some(text.parse::<Consistency>().map_err(|error| {
+                bad_argument(
+                    py,
+                    "OptionError",
+                    &error.to_string(),
+                    Some("use ps.BSP(), ps.SSP(slack) or ps.ASP()"),
+                )
+            })?),
+        };
+        let reduce = if mean { Reduce::Mean } else { Reduce::Sum };
+        let spec = TensorSpec {
+            name,
+            shape,
+            dtype,
+            rule,
+            consistency: Consistency::Bsp,
+            reduce,
+            rescale,
+            clip,
+            refuse_nonfinite,
+        };
+        let declaration = Declaration { spec, consistency, timeout: self::timeout(py, timeout)? };
+        let tensor = detached(py, || self.job.declare(declaration))?;
+        Ok(Tensor::new(tensor))
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.job.stats();
+        let dict = PyDict::new(py);
+        dict.set_item("pushed_bytes", stats.pushed_bytes)?;
+        dict.set_item("pulled_bytes", stats.pulled_bytes)?;
+        dict.set_item("pushes", stats.pushes)?;
+        dict.set_item("pulls", stats.pulls)?;
+        dict.set_item("waited_seconds", stats.waited.as_secs_f64())?;
+        dict.set_item("max_staleness", stats.max_staleness)?;
+        dict.set_item("copies_retried", stats.copies_retried)?;
+        dict.set_item("iteration", self.job.iteration())?;
+        Ok(dict)
+    }
+
+    fn clocks(&self, py: Python<'_>) -> PyResult<Vec<i64>> {
+        detached(py, || self.job.clocks())
+    }
+
+    #[pyo3(signature = (failed=None))]
+    fn close(&self, py: Python<'_>, failed: Option<String>) {
+        py.detach(|| self.job.close(failed));
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<penstock._core.Job rank={} size={}>", self.job.rank(), self.job.size())
+    }
+}

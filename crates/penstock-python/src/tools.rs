@@ -1,0 +1,74 @@
+//! Functions beside the classes.
+
+use penstock::options::TABLE;
+use penstock_kernels::Dtype;
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// The table of options.
+#[pyfunction]
+pub(crate) fn options(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
+    TABLE
+        .iter()
+        .map(|row| {
+            let dict = PyDict::new(py);
+            dict.set_item("name", row.name)?;
+            dict.set_item("env", row.env)?;
+            dict.set_item("default", row.default)?;
+            dict.set_item("unit", row.unit)?;
+            dict.set_item("minimum", row.minimum)?;
+            dict.set_item("maximum", row.maximum)?;
+            dict.set_item("doc", row.doc)?;
+            Ok(dict)
+        })
+        .collect()
+}
+
+/// The machine's limit for pushpull.
+#[pyfunction]
+pub(crate) fn limit_pushpull(
+    py: Python<'_>,
+    nbytes: usize,
+    workers: usize,
+    threads: usize,
+    repeats: usize,
+) -> PyResult<Vec<f64>> {
+    if nbytes < 4 || workers == 0 || threads == 0 || repeats == 0 {
+        return Err(PyValueError::new_err(format!(
+            "expected 4 bytes, 1 worker, 1 thread and 1 repeat at least, got {nbytes}, {workers}, {threads}, {repeats}"
+        )));
+    }
+    Ok(py.detach(|| penstock_bench::limit::sgd(nbytes, workers, threads, repeats)))
+}
+
+/// Nanoseconds for a cache line to another core and back.
+#[pyfunction]
+pub(crate) fn core_distance(py: Python<'_>) -> f64 {
+    py.detach(penstock_bench::cores::distance_ns)
+}
+
+/// The variant of the kernels in use.
+#[pyfunction]
+pub(crate) fn cpu_features() -> &'static str {
+    penstock_kernels::cpu_features()
+}
+
+/// Index of the first NaN or infinity.
+#[pyfunction]
+pub(crate) fn first_nonfinite(dtype: &str, data: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
+    let dtype = Dtype::from_name(dtype).ok_or_else(|| {
+        PyTypeError::new_err(format!("expected float32, float64, float16 or bfloat16, got {dtype}"))
+    })?;
+    let buffer = PyUntypedBuffer::get(data)?;
+    if !buffer.is_c_contiguous() || buffer.len_bytes() % dtype.size() != 0 {
+        return Err(PyValueError::new_err("expected a C-contiguous buffer of whole elements"));
+    }
+    if buffer.len_bytes() == 0 {
+        return Ok(None);
+    }
+    // SAFETY: the exporter keeps the memory alive while the buffer is held, and it is contiguous (checked above).
+    let bytes = unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) };
+    Ok(penstock_kernels::first_nonfinite(dtype, bytes))
+}

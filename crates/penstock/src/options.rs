@@ -1,0 +1,338 @@
+//! The one table of options: name, environment, default, unit, bounds, meaning. The command line, Python and the
+//! documentation are generated from it, and everything that is set is read through it.
+
+use penstock_proto::chunk::{DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, is_chunk_size};
+use penstock_proto::consistency::Consistency;
+use penstock_proto::message::MAX_SHARDS;
+use std::time::Duration;
+
+/// What an option is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Row {
+    /// Its name, in Python and (with dashes) on the command line.
+    pub name: &'static str,
+    /// Its environment variable.
+    pub env: &'static str,
+    /// Its default, as it would be written.
+    pub default: &'static str,
+    /// Its unit; empty for a word.
+    pub unit: &'static str,
+    /// Least value, as it would be written; empty where there is no order.
+    pub minimum: &'static str,
+    /// Largest value; empty where there is none.
+    pub maximum: &'static str,
+    /// What it does, in a sentence.
+    pub doc: &'static str,
+}
+
+/// All options.
+pub const TABLE: [Row; 8] = [
+    Row {
+        name: "consistency",
+        env: "PENSTOCK_CONSISTENCY",
+        default: "bsp",
+        unit: "",
+        minimum: "",
+        maximum: "",
+        doc: "Consistency of tensors that name none: bsp, ssp:SLACK or asp.",
+    },
+    Row {
+        name: "chunk_bytes",
+        env: "PENSTOCK_CHUNK_BYTES",
+        default: "32KiB",
+        unit: "bytes",
+        minimum: "4KiB",
+        maximum: "4MiB",
+        doc: "Bytes of a chunk, a power of two.",
+    },
+    Row {
+        name: "shards",
+        env: "PENSTOCK_SHARDS",
+        default: "0",
+        unit: "threads",
+        minimum: "0",
+        maximum: "64",
+        doc: "Shards (threads, each bound to a core) of a server; 0: the host's cores divided by its servers.",
+    },
+    Row {
+        name: "deadline",
+        env: "PENSTOCK_DEADLINE",
+        default: "60",
+        unit: "seconds",
+        minimum: "0.001",
+        maximum: "1e6",
+        doc: "Longest wait of any call that names no timeout of its own.",
+    },
+    Row {
+        name: "lease",
+        env: "PENSTOCK_LEASE",
+        default: "10",
+        unit: "seconds",
+        minimum: "0.1",
+        maximum: "1e6",
+        doc: "Time without a sign of life after which a worker counts as lost.",
+    },
+    Row {
+        name: "memory",
+        env: "PENSTOCK_MEMORY",
+        default: "0",
+        unit: "bytes",
+        minimum: "0",
+        maximum: "",
+        doc: "Shared memory that a server may take; 0: four fifths of what is available when it starts.",
+    },
+    Row {
+        name: "on_worker_loss",
+        env: "PENSTOCK_ON_WORKER_LOSS",
+        default: "stop",
+        unit: "",
+        minimum: "",
+        maximum: "",
+        doc: "What a job does when a worker dies or hangs: stop (all get an error that names it) or continue (without it).",
+    },
+    Row {
+        name: "pin",
+        env: "PENSTOCK_PIN",
+        default: "on",
+        unit: "",
+        minimum: "",
+        maximum: "",
+        doc: "Whether shards are bound to cores: on or off.",
+    },
+];
+
+/// What a job does when a worker is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnWorkerLoss {
+    /// All workers get an error that names it.
+    Stop,
+    /// The others go on without it.
+    Continue,
+}
+
+/// All options, read.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// Consistency of tensors that name none.
+    pub consistency: Consistency,
+    /// Bytes of a chunk.
+    pub chunk_bytes: u32,
+    /// Shards of a server; 0 for as many as the cores give.
+    pub shards: u32,
+    /// Longest wait.
+    pub deadline: Duration,
+    /// Time without a sign of life.
+    pub lease: Duration,
+    /// Shared memory that a server may take; 0 for four fifths of what is available.
+    pub memory: u64,
+    /// What to do when a worker is lost.
+    pub on_worker_loss: OnWorkerLoss,
+    /// Whether shards are bound to cores.
+    pub pin: bool,
+}
+
+/// An option that is none, or has a value that it cannot have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OptionError {
+    /// There is no such option.
+    #[error("there is no option `{got}`")]
+    Unknown {
+        /// What came.
+        got: String,
+    },
+    /// The value is not one.
+    #[error("expected {expected} for the option `{name}`, got `{got}`")]
+    BadValue {
+        /// The option.
+        name: &'static str,
+        /// What it may be.
+        expected: String,
+        /// What came.
+        got: String,
+    },
+}
+
+impl OptionError {
+    /// What to do.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Unknown { .. } => {
+                let names: Vec<_> = TABLE.iter().map(|row| row.name).collect();
+                Some(format!("the options are {}", names.join(", ")))
+            }
+            Self::BadValue { name, .. } => {
+                let row = row(name)?;
+                Some(format!("{} Also set by {}.", row.doc, row.env))
+            }
+        }
+    }
+}
+
+fn row(name: &str) -> Option<&'static Row> {
+    TABLE.iter().find(|row| row.name == name)
+}
+
+impl Options {
+    /// Reads every option: from `explicit` where it is named there, else from its environment variable, else its default.
+    pub fn load<'a>(explicit: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self, OptionError> {
+        Self::read(explicit, |env| std::env::var(env).ok())
+    }
+
+    fn read<'a>(
+        explicit: impl IntoIterator<Item = (&'a str, &'a str)>,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, OptionError> {
+        let mut values: Vec<String> =
+            TABLE.iter().map(|row| environment(row.env).unwrap_or_else(|| row.default.to_owned())).collect();
+        for (name, value) in explicit {
+            let at = TABLE.iter().position(|row| row.name == name);
+            let at = at.ok_or_else(|| OptionError::Unknown { got: name.to_owned() })?;
+            values[at] = value.to_owned();
+        }
+        let value = |name: &'static str| {
+            let at = TABLE.iter().position(|row| row.name == name).expect("the name is in the table");
+            Value { name, text: &values[at] }
+        };
+        Ok(Self {
+            consistency: value("consistency").consistency()?,
+            chunk_bytes: value("chunk_bytes").chunk_bytes()?,
+            shards: value("shards").shards()?,
+            deadline: value("deadline").seconds(0.001)?,
+            lease: value("lease").seconds(0.1)?,
+            memory: value("memory").bytes()?,
+            on_worker_loss: value("on_worker_loss")
+                .word(&[("stop", OnWorkerLoss::Stop), ("continue", OnWorkerLoss::Continue)])?,
+            pin: value("pin").word(&[("on", true), ("off", false)])?,
+        })
+    }
+}
+
+struct Value<'a> {
+    name: &'static str,
+    text: &'a str,
+}
+
+impl Value<'_> {
+    fn refuse<T>(&self, expected: impl Into<String>) -> Result<T, OptionError> {
+        Err(OptionError::BadValue { name: self.name, expected: expected.into(), got: self.text.to_owned() })
+    }
+
+    fn consistency(&self) -> Result<Consistency, OptionError> {
+        self.text.parse().or_else(|_| self.refuse("`bsp`, `ssp:SLACK` (slack 0 or more) or `asp`"))
+    }
+
+    fn bytes(&self) -> Result<u64, OptionError> {
+        match parse_bytes(self.text) {
+            Some(bytes) => Ok(bytes),
+            None => self.refuse("a number of bytes like 65536, 64KiB, 1.5MiB or 2GiB"),
+        }
+    }
+
+    fn chunk_bytes(&self) -> Result<u32, OptionError> {
+        match u32::try_from(self.bytes()?) {
+            Ok(bytes) if is_chunk_size(bytes) => Ok(bytes),
+            _ => self.refuse(format!("a power of two from {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES} bytes")),
+        }
+    }
+
+    fn shards(&self) -> Result<u32, OptionError> {
+        match self.text.parse() {
+            Ok(shards) if shards <= MAX_SHARDS => Ok(shards),
+            _ => self.refuse(format!("a number from 0 to {MAX_SHARDS}")),
+        }
+    }
+
+    fn seconds(&self, least: f64) -> Result<Duration, OptionError> {
+        match self.text.parse::<f64>() {
+            Ok(seconds) if (least..=1e6).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+            _ => self.refuse(format!("seconds from {least} to 1e6")),
+        }
+    }
+
+    fn word<T: Copy>(&self, words: &[(&str, T)]) -> Result<T, OptionError> {
+        match words.iter().find(|(word, _)| *word == self.text) {
+            Some((_, value)) => Ok(*value),
+            None => self
+                .refuse(words.iter().map(|(word, _)| format!("`{word}`")).collect::<Vec<_>>().join(" or ")),
+        }
+    }
+}
+
+/// Bytes of `64KiB`, `1.5MiB`, `2GiB`, `65536` and the like; binary units, `KB` and `K` mean the same.
+pub fn parse_bytes(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..].to_ascii_lowercase()[..] {
+        "" | "b" => 1u64,
+        "k" | "kb" | "kib" => 1 << 10,
+        "m" | "mb" | "mib" => 1 << 20,
+        "g" | "gb" | "gib" => 1 << 30,
+        "t" | "tb" | "tib" => 1 << 40,
+        _ => return None,
+    };
+    if let Ok(whole) = digits.parse::<u64>() {
+        return whole.checked_mul(unit);
+    }
+    let bytes = digits.parse::<f64>().ok()? * unit as f64;
+    (bytes.is_finite() && bytes >= 0.0 && bytes < 2f64.powi(63) && bytes.fract() == 0.0)
+        .then_some(bytes as u64)
+}
+
+/// The chunk size that the table names is the protocol's.
+const _: () = assert!(DEFAULT_CHUNK_BYTES == 32 * 1024);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(explicit: &[(&str, &str)], environment: &[(&str, &str)]) -> Result<Options, OptionError> {
+        let find = |env: &str| {
+            environment.iter().find(|(name, _)| *name == env).map(|(_, value)| (*value).to_owned())
+        };
+        Options::read(explicit.iter().copied(), find)
+    }
+
+    #[test]
+    fn what_is_said_goes_before_the_environment_and_that_before_the_default() {
+        assert_eq!(read(&[], &[]).unwrap().chunk_bytes, DEFAULT_CHUNK_BYTES);
+        let environment = [("PENSTOCK_CHUNK_BYTES", "8KiB")];
+        assert_eq!(read(&[], &environment).unwrap().chunk_bytes, 8192);
+        assert_eq!(read(&[("chunk_bytes", "4096")], &environment).unwrap().chunk_bytes, 4096);
+    }
+
+    #[test]
+    fn every_option_refuses_nonsense_and_names_itself() {
+        for row in TABLE {
+            match read(&[(row.name, "nonsense")], &[]) {
+                Err(OptionError::BadValue { name, .. }) => assert_eq!(name, row.name),
+                other => panic!("{}: {other:?}", row.name),
+            }
+        }
+        for (name, value) in [
+            ("chunk_bytes", "5000"),
+            ("shards", "65"),
+            ("deadline", "0"),
+            ("deadline", "-1"),
+            ("lease", "NaN"),
+            ("memory", "-1"),
+            ("consistency", "ssp:-1"),
+            ("shards", "-1"),
+            ("chunk_bytes", "8MiB"),
+        ] {
+            assert!(read(&[(name, value)], &[]).is_err(), "{name}={value}");
+        }
+        assert!(matches!(read(&[("chunks", "1")], &[]), Err(OptionError::Unknown { .. })));
+    }
+
+    #[test]
+    fn bytes_are_read_with_their_units() {
+        for (text, bytes) in
+            [("4096", 4096), ("64KiB", 65536), ("1.5MiB", 3 << 19), ("2g", 2 << 30), ("0", 0)]
+        {
+            assert_eq!(parse_bytes(text), Some(bytes), "{text}");
+        }
+        for text in ["", "KiB", "-1", "1.0000001", "12 KiB", "1e400", "99999999999TiB", "5XiB"] {
+            assert_eq!(parse_bytes(text), None, "{text}");
+        }
+    }
+}

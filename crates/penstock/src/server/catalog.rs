@@ -1,0 +1,187 @@
+//! Which tensors there are, where their chunks live, and what memory is left.
+
+use penstock_fabric::memory::{ExtentLayout, HomeMemory, HomeRegions, LaneView, ModelDescriptors};
+use penstock_fabric::region::Region;
+use penstock_proto::chunk::Cut;
+use penstock_proto::error::Refusal;
+use penstock_proto::message::MAX_TENSORS;
+use penstock_proto::placement::{self, Extent};
+use penstock_proto::spec::TensorSpec;
+use penstock_proto::{Rank, TensorId};
+use std::collections::HashMap;
+
+/// A declared tensor.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) spec: TensorSpec,
+    pub(super) extents: Vec<Extent>,
+    /// Chunks that each shard is home of.
+    pub(super) homed: Vec<u32>,
+    /// `None` where this server's extent is empty.
+    pub(super) descriptors: Option<ModelDescriptors>,
+    layout: ExtentLayout,
+}
+
+/// A new tensor's memory, for the shards.
+#[derive(Debug)]
+pub(super) struct NewTensor {
+    pub(super) id: TensorId,
+    pub(super) spec: TensorSpec,
+    /// Chunks of the whole tensor.
+    pub(super) total: u32,
+    /// By shard.
+    pub(super) homes: Vec<HomeMemory>,
+}
+
+#[derive(Debug)]
+pub(super) struct Catalog {
+    index: u32,
+    workers: u32,
+    chunk_bytes: u32,
+    /// Bytes homed, by server. Kept by the first server, which decides extents.
+    server_loads: Vec<u64>,
+    /// Bytes homed, by shard of this server.
+    shard_loads: Vec<u64>,
+    memory_left: u64,
+    numbers: HashMap<String, TensorId>,
+    entries: HashMap<TensorId, Entry>,
+}
+
+impl Catalog {
+    pub(super) fn new(
+        index: u32,
+        servers: u32,
+        shards: u32,
+        workers: u32,
+        chunk_bytes: u32,
+        memory: u64,
+    ) -> Self {
+        Self {
+            index,
+            workers,
+            chunk_bytes,
+            server_loads: vec![0; servers as usize],
+            shard_loads: vec![0; shards as usize],
+            memory_left: memory,
+            numbers: HashMap::new(),
+            entries: HashMap::new(),
+        }
+    }
+
+    pub(super) fn get(&self, id: TensorId) -> Result<&Entry, Refusal> {
+        self.entries.get(&id).ok_or(Refusal::UnknownTensor { tensor: id })
+    }
+
+    /// Declares a tensor for `rank`: its number, and its memory where it is new.
+    pub(super) fn declare(
+        &mut self,
+        rank: Rank,
+        spec: TensorSpec,
+        decided: Option<(TensorId, Vec<Extent>)>,
+    ) -> Result<(TensorId, Option<NewTensor>), Refusal> {
+        spec.check()?;
+        if let Some(&id) = self.numbers.get(&spec.name) {
+            let entry = &self.entries[&id];
+            return match entry.spec.difference(&spec) {
+                Some((what, expected, got)) => {
+                    Err(Refusal::Conflict { name: spec.name, rank, what: what.to_owned(), expected, got })
+                }
+                None => Ok((id, None)),
+            };
+        }
+        let cut = Cut::new(spec.bytes(), self.chunk_bytes);
+        let (id, extents, loads) = self.decide(&cut, decided)?;
+        let new = self.make(id, spec, cut, extents)?;
+        self.server_loads = loads;
+        Ok((id, Some(new)))
+    }
+
+    /// Number and extents, and the servers' loads with them.
+    fn decide(
+        &self,
+        cut: &Cut,
+        decided: Option<(TensorId, Vec<Extent>)>,
+    ) -> Result<(TensorId, Vec<Extent>, Vec<u64>), Refusal> {
+        let malformed = |what: &str| Err(Refusal::Malformed { what: what.to_owned() });
+        let mut loads = self.server_loads.clone();
+        match (self.index, decided) {
+            (0, None) if self.entries.len() >= MAX_TENSORS as usize => {
+                malformed(&format!("a job has at most {MAX_TENSORS} tensors"))
+            }
+            (0, None) => {
+                let extents = placement::extents(&mut loads, cut.chunks(), self.chunk_bytes);
+                Ok((self.entries.len() as TensorId, extents, loads))
+            }
+            (0, Some(_)) => malformed("the first server decides extents itself"),
+            (_, None) => malformed("the first server decides extents, and was not asked"),
+            (_, Some((id, extents))) => {
+                let mut at = 0u32;
+                let follow = extents.iter().all(|extent| {
+                    let follows = extent.first == at;
+                    at = at.saturating_add(extent.count);
+                    follows
+                });
+                let fits = follow && at == cut.chunks() && extents.len() == loads.len();
+                if !fits || id >= MAX_TENSORS || self.entries.contains_key(&id) {
+                    return malformed("extents that do not cover the tensor, or a number that is taken");
+                }
+                Ok((id, extents, loads))
+            }
+        }
+    }
+
+    fn make(
+        &mut self,
+        id: TensorId,
+        spec: TensorSpec,
+        cut: Cut,
+        extents: Vec<Extent>,
+    ) -> Result<NewTensor, Refusal> {
+        let extent = extents[self.index as usize];
+        let per_element = spec.rule.slots().len() * spec.dtype.accumulator_size();
+        let layout = ExtentLayout::new(cut, extent, spec.dtype, per_element);
+        let shards = self.shard_loads.len() as u32;
+        let mut homes = Vec::new();
+        let mut descriptors = None;
+        let mut homed = vec![0; shards as usize];
+        if extent.count > 0 {
+            let needed = self.needed(&layout);
+            if needed > self.memory_left {
+                let (name, available, workers) = (spec.name, self.memory_left, self.workers);
+                return Err(Refusal::OutOfMemory { name, needed, available, workers });
+            }
+            let mut loads = self.shard_loads.clone();
+            let sizes = extent.chunks().map(|chunk| layout.value(chunk).len() as u64);
+            let shard_of = placement::shards(&mut loads, sizes);
+            let regions =
+                HomeRegions::new("penstock-model", layout).map_err(system("make a tensor's memory"))?;
+            let (split, fds) = regions.split(&shard_of, shards);
+            self.shard_loads = loads;
+            self.memory_left -= needed;
+            homed = split.iter().map(|home| home.chunks().len() as u32).collect();
+            (homes, descriptors) = (split, Some(fds));
+        }
+        self.numbers.insert(spec.name.clone(), id);
+        self.entries.insert(id, Entry { spec: spec.clone(), extents, homed, descriptors, layout });
+        Ok(NewTensor { id, spec, total: cut.chunks(), homes })
+    }
+
+    /// Bytes of shared memory for the extent: value, state, and a lane for each worker.
+    fn needed(&self, layout: &ExtentLayout) -> u64 {
+        let lanes = layout.lane().total() as u64 * u64::from(self.workers);
+        layout.model().total() as u64 + layout.state_bytes() as u64 + lanes
+    }
+
+    /// Makes a worker's lane; `None` where this server's extent is empty.
+    pub(super) fn lane(&self, id: TensorId) -> Result<Option<(LaneView, Region)>, Refusal> {
+        let entry = self.get(id)?;
+        if entry.descriptors.is_none() {
+            return Ok(None);
+        }
+        LaneView::new("penstock-lane", entry.layout.lane()).map(Some).map_err(system("make a lane"))
+    }
+}
+
+fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> Refusal {
+    move |errno| Refusal::System { what: what.to_owned(), reason: errno.to_string() }
+}

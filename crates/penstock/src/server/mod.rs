@@ -1,0 +1,260 @@
+//! A server: one control thread, and shards that own the chunks.
+//!
+//! | file | thread | does |
+//! |---|---|---|
+//! | [`control`] | control | takes workers in, declares tensors, watches leases, ends the job |
+//! | [`shard`] | one a shard | pops submissions, folds, publishes, sleeps |
+//! | [`catalog`] | control | which tensors there are, where their chunks live, what memory is left |
+//! | [`budget`] | control | how much memory this server may take |
+//!
+//! The control thread never waits for a worker, and no shard waits for the control thread.
+
+mod budget;
+mod catalog;
+mod control;
+mod shard;
+
+use crate::options::Options;
+use penstock_fabric::socket::{Connection, ListenError, Listener};
+use penstock_proto::error::JobFailure;
+use penstock_proto::message::{MAX_SERVERS, MAX_SHARDS, MAX_WORKERS, Secret};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// What a server is told when it starts.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// Path of its socket; `None` for a server inside a worker's process.
+    pub path: Option<PathBuf>,
+    /// The job's secret.
+    pub secret: Secret,
+    /// Its number among the job's servers.
+    pub index: u32,
+    /// Servers of the job.
+    pub servers: u32,
+    /// Workers of the job.
+    pub workers: u32,
+    /// Everything that can be set.
+    pub options: Options,
+}
+
+/// Why a server did not start.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// Its socket.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// A number is out of range.
+    #[error("expected {expected}, got {got} {what}")]
+    OutOfRange {
+        /// Of what.
+        what: &'static str,
+        /// The range.
+        expected: String,
+        /// What came.
+        got: u32,
+    },
+    /// The system refused a thread, a descriptor or memory.
+    #[error("the server could not {what}: {reason}")]
+    System {
+        /// What it tried.
+        what: &'static str,
+        /// What the system said.
+        reason: String,
+    },
+}
+
+impl StartError {
+    /// What to do.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Listen(ListenError::InUse { .. }) => {
+                Some("give each server a socket path of its own".to_owned())
+            }
+            Self::Listen(ListenError::PathTooLong { .. }) => {
+                Some("choose a shorter directory, such as one under /tmp".to_owned())
+            }
+            Self::Listen(ListenError::System { .. }) => {
+                Some("the directory must exist and be writable".to_owned())
+            }
+            Self::OutOfRange { .. } => None,
+            Self::System { .. } => Some("run `penstock doctor` on this host".to_owned()),
+        }
+    }
+
+    fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> Self {
+        move |errno| Self::System { what, reason: errno.to_string() }
+    }
+}
+
+/// A running server. It is stopped when dropped.
+#[derive(Debug)]
+pub struct Server {
+    shared: Arc<Shared>,
+    orders: Sender<Order>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What the control thread is asked by its own process.
+#[derive(Debug)]
+enum Order {
+    Accept(Connection),
+    Stop,
+}
+
+#[derive(Debug)]
+struct Shared {
+    outcome: Mutex<Option<Result<(), JobFailure>>>,
+    ended: Condvar,
+    wakeup: Wakeup,
+}
+
+/// An eventfd: what a thread that sleeps on descriptors is woken with.
+#[derive(Debug)]
+struct Wakeup(OwnedFd);
+
+impl Wakeup {
+    fn new() -> Result<Self, StartError> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        fd.map(Self).map_err(StartError::system("make a wake-up descriptor"))
+    }
+
+    fn ring(&self) {
+        // It fails only when it is full, and then it is awake already.
+        let _ = rustix::io::write(&self.0, &1u64.to_le_bytes());
+    }
+
+    fn clear(fd: BorrowedFd<'_>) {
+        let _ = rustix::io::read(fd, &mut [0; 8]);
+    }
+}
+
+impl AsFd for Wakeup {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Server {
+    /// Starts a server: when this returns, workers can join.
+    pub fn start(config: ServerConfig) -> Result<Self, StartError> {
+        check(&config)?;
+        let listener = config.path.as_deref().map(Listener::bind).transpose()?;
+        let shared =
+            Arc::new(Shared { outcome: Mutex::default(), ended: Condvar::new(), wakeup: Wakeup::new()? });
+        let (orders, inbox) = channel();
+        let (shards, mut threads) = start_shards(&config, &shared)?;
+        let control = control::Control::new(config, listener, shards, inbox, Arc::clone(&shared))?;
+        let thread = std::thread::Builder::new().name("penstock-control".to_owned());
+        let thread = thread.spawn(move || control.run());
+        threads.push(
+            thread
+                .map_err(|error| StartError::System { what: "start a thread", reason: error.to_string() })?,
+        );
+        Ok(Self { shared, orders, threads })
+    }
+
+    /// A connection for a worker in this process.
+    pub fn connect(&self) -> rustix::io::Result<Connection> {
+        let (ours, theirs) = Connection::pair()?;
+        let _ = self.orders.send(Order::Accept(ours));
+        self.shared.wakeup.ring();
+        Ok(theirs)
+    }
+
+    /// Waits until the job has ended, at most for `longest`: how it ended, or `None` if it has not.
+    pub fn wait(&self, longest: Duration) -> Option<Result<(), JobFailure>> {
+        let until = Instant::now() + longest;
+        let mut outcome = self.shared.outcome.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        while outcome.is_none() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            let waited = self.shared.ended.wait_timeout(outcome, left);
+            outcome = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+        }
+        outcome.clone()
+    }
+
+    /// Ends the job, if it has not ended, and every thread of the server.
+    pub fn stop(&mut self) {
+        let _ = self.orders.send(Order::Stop);
+        self.shared.wakeup.ring();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn check(config: &ServerConfig) -> Result<(), StartError> {
+    let ranges = [
+        ("workers", config.workers, MAX_WORKERS),
+        ("servers", config.servers, MAX_SERVERS),
+        ("server index + 1", config.index.saturating_add(1), config.servers),
+    ];
+    for (what, got, most) in ranges {
+        if got == 0 || got > most {
+            return Err(StartError::OutOfRange { what, expected: format!("1 to {most}"), got });
+        }
+    }
+    Ok(())
+}
+
+/// Cores that this process may use, in order.
+fn cores() -> Vec<usize> {
+    let Ok(set) = rustix::thread::sched_getaffinity(None) else { return vec![0] };
+    let cores: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect();
+    if cores.is_empty() { vec![0] } else { cores }
+}
+
+fn shard_count(config: &ServerConfig) -> u32 {
+    match config.options.shards {
+        0 => (cores().len() as u32 / config.servers).clamp(1, MAX_SHARDS),
+        shards => shards,
+    }
+}
+
+/// Threads of the job for each core, rounded up.
+fn crowding(config: &ServerConfig) -> u32 {
+    (config.workers + config.servers * shard_count(config)).div_ceil(cores().len() as u32)
+}
+
+type Started = (control::Shards, Vec<JoinHandle<()>>);
+
+fn start_shards(config: &ServerConfig, shared: &Arc<Shared>) -> Result<Started, StartError> {
+    let (reports, inbox): (_, Receiver<shard::Report>) = channel();
+    let board = shard::Board::new().map_err(StartError::system("make the board"))?;
+    let cores = cores();
+    let count = shard_count(config);
+    let mut handles = Vec::new();
+    let mut threads = Vec::new();
+    for index in 0..count {
+        let place = (config.index * count + index) as usize % cores.len();
+        let setup = shard::Setup {
+            index,
+            workers: config.workers,
+            crowded: crowding(config) > 1,
+            core: config.options.pin.then_some(cores[place]),
+            board: board.clone(),
+            reports: reports.clone(),
+            control: Arc::clone(shared),
+        };
+        let (handle, thread) = shard::start(setup)?;
+        handles.push(handle);
+        threads.push(thread);
+    }
+    Ok((control::Shards { handles, reports: inbox, board }, threads))
+}

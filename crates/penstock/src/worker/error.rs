@@ -1,0 +1,220 @@
+//! What a worker's calls can fail with. Nothing that was refused has changed anything.
+
+use crate::options::OptionError;
+use crate::server::StartError;
+use penstock_kernels::SettingsError;
+use penstock_proto::Rank;
+use penstock_proto::error::{Hint, JobFailure, Refusal};
+use std::time::Duration;
+
+/// Why a call of a worker failed.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The job was closed by this worker.
+    #[error("this job is closed")]
+    Closed,
+    /// The job has failed.
+    #[error("the job has ended: {0}")]
+    Failed(#[from] JobFailure),
+    /// A server said no.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// An option.
+    #[error(transparent)]
+    Options(#[from] OptionError),
+    /// The embedded server did not start.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// A second push in one iteration.
+    #[error("worker {rank} already pushed `{name}` in iteration {iteration}")]
+    AlreadyPushed {
+        /// The tensor.
+        name: String,
+        /// This worker.
+        rank: Rank,
+        /// The iteration.
+        iteration: u64,
+    },
+    /// A buffer of another size than the tensor.
+    #[error("expected {expected} bytes for `{name}`, got {got}")]
+    WrongSize {
+        /// The tensor.
+        name: String,
+        /// Its bytes.
+        expected: usize,
+        /// The buffer's.
+        got: usize,
+    },
+    /// A NaN or infinity for a tensor that refuses them.
+    #[error(
+        "worker {rank} pushed a NaN or infinity to `{name}` (element {index} counted flat), which refuses them"
+    )]
+    NonFinite {
+        /// The tensor.
+        name: String,
+        /// This worker.
+        rank: Rank,
+        /// The first such element.
+        index: usize,
+    },
+    /// Numbers that are no settings of the tensor's optimizer.
+    #[error("`{name}`: {error}")]
+    Settings {
+        /// The tensor.
+        name: String,
+        /// What is wrong.
+        error: SettingsError,
+    },
+    /// A slack that is none.
+    #[error("expected a slack from 0 to {most} for `{name}`, got {got}")]
+    Slack {
+        /// The tensor.
+        name: String,
+        /// Largest slack.
+        most: u32,
+        /// What came.
+        got: i64,
+    },
+    /// The value does not stand still at this slack, so it cannot be looked at in place.
+    #[error(
+        "`{name}` changes under a reader's eyes at this slack: it cannot be looked at in place, only copied"
+    )]
+    NotStill {
+        /// The tensor.
+        name: String,
+    },
+    /// A state array that the optimizer does not have, or a load that is not this worker's to make.
+    #[error("`{name}`: {what}")]
+    BadLoad {
+        /// The tensor.
+        name: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// A pull was not fresh enough in time.
+    #[error("`{name}` waited {waited:.1?} for version {version}; waiting for workers {missing:?}")]
+    PullTimeout {
+        /// The tensor.
+        name: String,
+        /// The version waited for.
+        version: u64,
+        /// Who keeps it.
+        missing: Vec<Rank>,
+        /// How long.
+        waited: Duration,
+    },
+    /// No one gave the tensor a value in time.
+    #[error("`{name}` waited {waited:.1?} for worker 0 to give it a value")]
+    NoValue {
+        /// The tensor.
+        name: String,
+        /// How long.
+        waited: Duration,
+    },
+    /// The lane was not free in time.
+    #[error(
+        "`{name}` waited {waited:.1?} for its lane: the update of iteration {iteration} is not folded; waiting for workers {missing:?}"
+    )]
+    LaneTimeout {
+        /// The tensor.
+        name: String,
+        /// The iteration whose update stands in the lane.
+        iteration: u64,
+        /// Who keeps it.
+        missing: Vec<Rank>,
+        /// How long.
+        waited: Duration,
+    },
+    /// The others did not come to the barrier in time.
+    #[error("the barrier waited {waited:.1?} for workers {missing:?}")]
+    BarrierTimeout {
+        /// Who did not come.
+        missing: Vec<Rank>,
+        /// How long.
+        waited: Duration,
+    },
+    /// A server could not be reached in time.
+    #[error("server {server} at {path} could not be reached in {waited:.1?}: {reason}")]
+    ConnectTimeout {
+        /// Its number.
+        server: u32,
+        /// Its socket.
+        path: String,
+        /// Why the last attempt failed.
+        reason: String,
+        /// How long.
+        waited: Duration,
+    },
+    /// A server or shard did not answer in time.
+    #[error("server {server} did not {what} within {waited:.1?}")]
+    Unanswered {
+        /// Its number.
+        server: u32,
+        /// What was asked.
+        what: &'static str,
+        /// How long.
+        waited: Duration,
+    },
+    /// The server said what this worker does not understand.
+    #[error("server {server} broke the protocol: {what}")]
+    Protocol {
+        /// Its number.
+        server: u32,
+        /// What it did.
+        what: String,
+    },
+    /// The system said no.
+    #[error("could not {what}: {reason}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        reason: String,
+    },
+    /// The caller asked to stop waiting (Ctrl-C).
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl Error {
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::Failed(failure) => return failure.hint(),
+            Self::Refused(refusal) => return refusal.hint(),
+            Self::Options(error) => return error.hint(),
+            Self::Start(error) => return error.hint(),
+            Self::Closed => "use it before `close()`, or call `ps.init()` in a new process".to_owned(),
+            Self::AlreadyPushed { .. } => {
+                "call `job.clock()` after each iteration, or push with `more=True` until the iteration's last"
+                    .to_owned()
+            }
+            Self::WrongSize { .. } => "give an array of the tensor's shape and dtype".to_owned(),
+            Self::NonFinite { .. } => {
+                "look for the NaN in the gradient; lower the learning rate, or clip".to_owned()
+            }
+            Self::NotStill { .. } => "give `out=`, or pull without slack under BSP".to_owned(),
+            Self::PullTimeout { missing, .. }
+            | Self::LaneTimeout { missing, .. }
+            | Self::BarrierTimeout { missing, .. }
+                if !missing.is_empty() =>
+            {
+                format!(
+                    "look at what worker {} does, or raise `timeout` or the option `deadline`",
+                    missing[0]
+                )
+            }
+            Self::PullTimeout { .. } | Self::LaneTimeout { .. } | Self::BarrierTimeout { .. } => {
+                "raise `timeout` or the option `deadline`".to_owned()
+            }
+            Self::NoValue { .. } => "declare the tensor on worker 0 too".to_owned(),
+            Self::ConnectTimeout { .. } => {
+                "start the server first, or raise the option `deadline`".to_owned()
+            }
+            Self::System { .. } => "run `penstock doctor` on this host".to_owned(),
+            _ => return None,
+        };
+        Some(hint)
+    }
+}

@@ -1,0 +1,341 @@
+//! A job, as one of its workers holds it.
+
+use super::Error;
+use super::link::{Deadline, Fate, Introduction, Link, lock};
+use super::tensor::{Declaration, Tensor};
+use crate::options::Options;
+use crate::server::{Server, ServerConfig};
+use penstock_fabric::socket::Connection;
+use penstock_fabric::sync::Ordering;
+use penstock_proto::Rank;
+use penstock_proto::message::{Answer, Ask, Secret};
+use penstock_proto::submission::Submission;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::time::Duration;
+
+/// Who this worker is, and where the servers are.
+#[derive(Debug, Clone)]
+pub struct Membership {
+    /// The servers' sockets, in the servers' order.
+    pub servers: Vec<PathBuf>,
+    /// The job's secret.
+    pub secret: Secret,
+    /// This worker's number.
+    pub rank: Rank,
+    /// Workers of the job.
+    pub size: u32,
+}
+
+/// What a worker has done since it joined.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Stats {
+    /// Bytes of contributions that left.
+    pub pushed_bytes: u64,
+    /// Bytes of values that were copied out or shown in place.
+    pub pulled_bytes: u64,
+    /// Contributions that left.
+    pub pushes: u64,
+    /// Pulls.
+    pub pulls: u64,
+    /// Time spent waiting for the others.
+    pub waited: Duration,
+    /// Most iterations that a pull was behind.
+    pub max_staleness: u64,
+    /// Copies of chunks that were repeated because the home was inside.
+    pub copies_retried: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) pushed_bytes: AtomicU64,
+    pub(super) pulled_bytes: AtomicU64,
+    pub(super) pushes: AtomicU64,
+    pub(super) pulls: AtomicU64,
+    pub(super) waited_nanos: AtomicU64,
+    pub(super) max_staleness: AtomicU64,
+    pub(super) copies_retried: AtomicU64,
+}
+
+/// What a job's tensors need of it.
+pub(super) struct Inner {
+    pub(super) links: RwLock<Vec<Link>>,
+    pub(super) fate: Arc<Fate>,
+    pub(super) counters: Counters,
+    /// Iterations completed. Read-locked while something is stamped with it, so that none is stamped with the past.
+    clock: RwLock<u64>,
+    /// The same, for looks that stamp nothing.
+    shown_clock: AtomicU64,
+    pub(super) rank: Rank,
+    pub(super) options: Options,
+}
+
+impl Inner {
+    pub(super) fn deadline(&self, timeout: Option<Duration>) -> Deadline {
+        Deadline::new(timeout.unwrap_or(self.options.deadline))
+    }
+
+    pub(super) fn links(&self) -> RwLockReadGuard<'_, Vec<Link>> {
+        self.links.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The clock, which stands still as long as the guard lives.
+    pub(super) fn clock(&self) -> RwLockReadGuard<'_, u64> {
+        self.clock.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn shown_clock(&self) -> u64 {
+        self.shown_clock.load(Ordering::Relaxed)
+    }
+}
+
+/// A worker's connection to the servers of its job. Leaves as one that failed when it is dropped without [`Job::close`].
+pub struct Job {
+    inner: Arc<Inner>,
+    size: u32,
+    embedded: Mutex<Option<Server>>,
+}
+
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Job")
+            .field("rank", &self.inner.rank)
+            .field("size", &self.size)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Job {
+    /// Joins the job whose servers listen on the sockets, waiting for them as long as the option `deadline` says.
+    pub fn connect(membership: &Membership, options: Options) -> Result<Self, Error> {
+        Self::connect_interruptibly(membership, options, None)
+    }
+
+    /// The same; `interrupt` is asked now and then whether to give up waiting, here and in every later wait.
+    pub fn connect_interruptibly(
+        membership: &Membership,
+        options: Options,
+        interrupt: Option<Box<dyn Fn() -> bool + Send + Sync>>,
+    ) -> Result<Self, Error> {
+        let fate = Arc::new(Fate::default());
+        if let Some(interrupt) = interrupt {
+            fate.on_interrupt(interrupt);
+        }
+        let Membership { secret, rank, size, .. } = *membership;
+        let deadline = Deadline::new(options.deadline);
+        let who = Introduction { secret, rank, size };
+        let mut links = Vec::new();
+        for (path, server) in membership.servers.iter().zip(0..) {
+            let connection = reach(path, server, deadline, &fate)?;
+            links.push(Link::join(connection, &who, server, &fate, deadline)?);
+        }
+        match links.first() {
+            Some(first) if first.welcome.servers as usize == links.len() => {}
+            Some(first) => {
+                let what = format!(
+                    "the job has {} servers, this worker was told of {}",
+                    first.welcome.servers,
+                    links.len()
+                );
+                return Err(Error::Protocol { server: 0, what });
+            }
+            None => return Err(Error::Protocol { server: 0, what: "no server was named".to_owned() }),
+        }
+        Ok(Self::new(links, fate, &who, options, None))
+    }
+
+    /// A job of one worker, with a server in this process.
+    pub fn embedded(options: Options) -> Result<Self, Error> {
+        let mut secret = [0; 32];
+        let random = rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty());
+        random.map_err(|errno| Error::System { what: "make a secret", reason: errno.to_string() })?;
+        let who = Introduction { secret: Secret(secret), rank: 0, size: 1 };
+        let config = ServerConfig {
+            path: None,
+            secret: who.secret,
+            index: 0,
+            servers: 1,
+            workers: 1,
+            options: options.clone(),
+        };
+        let server = Server::start(config)?;
+        let connection = server.connect();
+        let connection =
+            connection.map_err(|errno| Error::System { what: "make a socket", reason: errno.to_string() })?;
+        let fate = Arc::new(Fate::default());
+        let link = Link::join(connection, &who, 0, &fate, Deadline::new(options.deadline))?;
+        Ok(Self::new(vec![link], fate, &who, options, Some(server)))
+    }
+
+    fn new(
+        links: Vec<Link>,
+        fate: Arc<Fate>,
+        who: &Introduction,
+        options: Options,
+        embedded: Option<Server>,
+    ) -> Self {
+        let inner = Inner {
+            links: RwLock::new(links),
+            fate,
+            counters: Counters::default(),
+            clock: RwLock::new(0),
+            shown_clock: AtomicU64::new(0),
+            rank: who.rank,
+            options,
+        };
+        Self { inner: Arc::new(inner), size: who.size, embedded: Mutex::new(embedded) }
+    }
+
+    /// `interrupt` is asked now and then, in every wait, whether to give up.
+    pub fn on_interrupt(&self, interrupt: Box<dyn Fn() -> bool + Send + Sync>) {
+        self.inner.fate.on_interrupt(interrupt);
+    }
+
+    /// This worker's number.
+    pub fn rank(&self) -> Rank {
+        self.inner.rank
+    }
+
+    /// Workers of the job.
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// Its options.
+    pub fn options(&self) -> &Options {
+        &self.inner.options
+    }
+
+    /// Servers of the job.
+    pub fn servers(&self) -> u32 {
+        self.inner.links().len() as u32
+    }
+
+    /// Shards of all servers.
+    pub fn shards(&self) -> u32 {
+        self.inner.links().iter().map(|link| link.welcome.shards).sum()
+    }
+
+    /// Bytes of a chunk.
+    pub fn chunk_bytes(&self) -> u32 {
+        self.inner.links().first().map_or(self.inner.options.chunk_bytes, |link| link.welcome.chunk_bytes)
+    }
+
+    /// Iterations that this worker has completed.
+    pub fn iteration(&self) -> u64 {
+        self.inner.shown_clock()
+    }
+
+    /// Whether the job goes on.
+    pub fn check(&self) -> Result<(), Error> {
+        self.inner.fate.check()
+    }
+
+    /// Completes an iteration; returns the new clock. Tensors that were not pushed in it are thereby passed by.
+    pub fn clock(&self) -> Result<u64, Error> {
+        self.inner.fate.check()?;
+        let mut clock = self.inner.clock.write().unwrap_or_else(PoisonError::into_inner);
+        let next = *clock + 1;
+        let deadline = self.inner.deadline(None);
+        for link in self.inner.links().iter() {
+            for shard in 0..link.welcome.shards {
+                link.submit(shard, &Submission::Clock { clock: next }, deadline)?;
+            }
+        }
+        *clock = next;
+        self.inner.shown_clock.store(next, Ordering::Relaxed);
+        Ok(next)
+    }
+
+    /// Waits until all workers stand here.
+    pub fn barrier(&self, timeout: Option<Duration>) -> Result<(), Error> {
+        let links = self.inner.links();
+        let first = links.first().ok_or(Error::Closed)?;
+        let deadline = self.inner.deadline(timeout);
+        match first.ask(Ask::Barrier, "open the barrier", deadline) {
+            Ok((Answer::BarrierPassed, _)) => Ok(()),
+            Ok((other, _)) => Err(first.misunderstood(&other)),
+            Err(Error::Unanswered { waited, .. }) => {
+                let missing = match first.ask(Ask::MissingAtBarrier, "answer", self.inner.deadline(None)) {
+                    Ok((Answer::Missing { ranks }, _)) => ranks,
+                    _ => Vec::new(),
+                };
+                Err(Error::BarrierTimeout { missing, waited })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The clocks of all workers as the first server last heard of them; -1 for one that is gone.
+    pub fn clocks(&self) -> Result<Vec<i64>, Error> {
+        let links = self.inner.links();
+        let first = links.first().ok_or(Error::Closed)?;
+        match first.ask(Ask::Clocks, "tell the clocks", self.inner.deadline(None))? {
+            (Answer::Clocks { clocks }, _) => Ok(clocks),
+            (other, _) => Err(first.misunderstood(&other)),
+        }
+    }
+
+    /// Declares a tensor, as all workers do.
+    pub fn declare(&self, declaration: Declaration) -> Result<Tensor, Error> {
+        Tensor::declare(Arc::clone(&self.inner), declaration)
+    }
+
+    /// What this worker has done.
+    pub fn stats(&self) -> Stats {
+        let counters = &self.inner.counters;
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Stats {
+            pushed_bytes: get(&counters.pushed_bytes),
+            pulled_bytes: get(&counters.pulled_bytes),
+            pushes: get(&counters.pushes),
+            pulls: get(&counters.pulls),
+            waited: Duration::from_nanos(get(&counters.waited_nanos)),
+            max_staleness: get(&counters.max_staleness),
+            copies_retried: get(&counters.copies_retried),
+        }
+    }
+
+    /// Leaves the job: cleanly, so that the others go on without this worker, or because it `failed`.
+    pub fn close(&self, failed: Option<String>) {
+        self.inner.fate.end();
+        let mut links =
+            std::mem::take(&mut *self.inner.links.write().unwrap_or_else(PoisonError::into_inner));
+        for link in &mut links {
+            link.leave(failed.clone());
+        }
+        if let Some(mut server) = lock(&self.embedded).take() {
+            server.stop();
+        }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        if self.inner.fate.check().is_ok() {
+            self.close(Some("it dropped the job without closing it".to_owned()));
+        }
+    }
+}
+
+/// Connects to a server that may not be up yet. There is no event to wait for: the path may not exist, nor its directory.
+fn reach(path: &std::path::Path, server: u32, deadline: Deadline, fate: &Fate) -> Result<Connection, Error> {
+    let mut pause = Duration::from_micros(500);
+    loop {
+        match Connection::connect(path) {
+            Ok(connection) => return Ok(connection),
+            Err(rustix::io::Errno::NOENT | rustix::io::Errno::CONNREFUSED | rustix::io::Errno::AGAIN)
+                if !deadline.left().is_zero() =>
+            {
+                fate.check_interrupt()?;
+                std::thread::sleep(pause.min(deadline.left()));
+                pause = (pause * 2).min(Duration::from_millis(10));
+            }
+            Err(errno) => {
+                let (path, reason) = (path.display().to_string(), errno.to_string());
+                return Err(Error::ConnectTimeout { server, path, reason, waited: deadline.waited() });
+            }
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! A worker's side of a job.
+//!
+//! | file | what |
+//! |---|---|
+//! | [`job`] | joining, clock, barrier, leaving |
+//! | [`tensor`] | push, pull, and what they wait for |
+//! | [`link`] | one server: its socket, page and rings, and the thread that keeps the lease |
+//! | [`error`] | what can go wrong, for whom, and what to do |
+
+mod error;
+mod job;
+mod link;
+mod tensor;
+
+pub use error::Error;
+pub use job::{Job, Membership, Stats};
+pub use tensor::{Declaration, Tensor};

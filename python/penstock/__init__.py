@@ -1,0 +1,120 @@
+"""
+Shared model state for training: workers push gradients and pull parameters, in step or boundedly out of step.
+
+    import penstock as ps
+
+    job = ps.init()                                    # under `penstock run`; alone: a server inside this
+    process w = job.tensor("w", value=w0, optimizer=ps.SGD(0.1), consistency=ps.SSP(slack=4)) for x, y in
+    batches:
+        w.push(gradient(w.pull(), x, y))
+        job.clock()
+
+Everything is loaded when it is first used: the launcher and the servers start without NumPy, and `ps.torch`,
+the PyTorch adapter, is what loads torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ._core import __version__
+
+if TYPE_CHECKING:
+    from . import torch as torch
+    from .consistency import ASP, BSP, SSP
+    from .exceptions import (
+        AddressInUse,
+        AlreadyPushed,
+        AuthenticationError,
+        BarrierTimeout,
+        ConnectTimeout,
+        DeadlineExceeded,
+        DeclarationConflict,
+        DtypeError,
+        JobClosed,
+        JobFailed,
+        JobFull,
+        LaneTimeout,
+        NonFiniteError,
+        NotUnderLauncher,
+        OptionError,
+        OutOfMemory,
+        PenstockError,
+        ProtocolError,
+        PullTimeout,
+        ServerLost,
+        SettingsConflict,
+        SettingsError,
+        ShapeError,
+        TensorNameError,
+        WorkerLost,
+    )
+    from .job import Job, init
+    from .optim import SGD, AdaGrad, Adam, AdamW, Add, Optimizer, Replace, RMSProp
+    from .tensor import Tensor
+
+__all__ = [
+    "ASP",
+    "BSP",
+    "SGD",
+    "SSP",
+    "AdaGrad",
+    "Adam",
+    "AdamW",
+    "Add",
+    "AddressInUse",
+    "AlreadyPushed",
+    "AuthenticationError",
+    "BarrierTimeout",
+    "ConnectTimeout",
+    "DeadlineExceeded",
+    "DeclarationConflict",
+    "DtypeError",
+    "Job",
+    "JobClosed",
+    "JobFailed",
+    "JobFull",
+    "LaneTimeout",
+    "NonFiniteError",
+    "NotUnderLauncher",
+    "Optimizer",
+    "OptionError",
+    "OutOfMemory",
+    "PenstockError",
+    "ProtocolError",
+    "PullTimeout",
+    "RMSProp",
+    "Replace",
+    "ServerLost",
+    "SettingsConflict",
+    "SettingsError",
+    "ShapeError",
+    "Tensor",
+    "TensorNameError",
+    "WorkerLost",
+    "__version__",
+    "init",
+]
+
+_MODULES = {
+    "consistency": ("ASP", "BSP", "SSP"),
+    "job": ("Job", "init"),
+    "optim": ("SGD", "AdaGrad", "Adam", "AdamW", "Add", "Optimizer", "RMSProp", "Replace"),
+    "tensor": ("Tensor",),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("torch", "optim", "consistency", "exceptions"):
+        return importlib.import_module(f".{name}", __name__)
+    if name not in __all__:
+        raise AttributeError(f"module `penstock` has no attribute `{name}`")
+    home = importlib.import_module(f".{_HOMES.get(name, 'exceptions')}", __name__)
+    value = globals()[name] = getattr(home, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "torch"]

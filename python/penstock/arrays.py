@@ -1,0 +1,214 @@
+"""
+Arrays in and out: whatever holds numbers becomes a C-contiguous NumPy array over the same memory, or an
+error.
+
+NumPy arrays, torch and JAX arrays, anything with the buffer protocol, DLPack or `__array__`, and plain lists
+come in. Only plain Python numbers are converted; an array of another element type is refused, because a
+silent cast loses bits. torch is never imported here: its tensors can only come from a process that has loaded
+it.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+from .exceptions import DtypeError, ShapeError
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+"""A NumPy array of any shape and element type."""
+ArrayLike: TypeAlias = Any
+"""
+A NumPy array, or anything that speaks the buffer protocol, DLPack or `__array__`, or (nested) lists of
+numbers.
+"""
+DtypeLike: TypeAlias = Any
+"""The name of an element type, or NumPy's, ml_dtypes', torch's or JAX's object for it."""
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+"""Element types of tensors, by the names that the core knows. Half types are summed in float32."""
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_ALIASES = {"bf16": "bfloat16"}
+_EXPECTED = "float32, float64, float16 or bfloat16"
+
+
+def dtype_name(dtype: DtypeLike) -> str:
+    """
+    The core's name for an element type.
+
+    Raises
+    ------
+    DtypeError
+        It is none of the four that tensors may have.
+
+    Examples
+    --------
+    >>> dtype_name("f4"), dtype_name(np.float64)
+    ('float32', 'float64')
+    """
+    if isinstance(dtype, str):
+        name = _ALIASES.get(dtype, dtype)
+        if name in DTYPES:
+            return name
+    elif type(dtype).__module__.partition(".")[0] == "torch":
+        name = str(dtype).removeprefix("torch.")
+        if name in DTYPES:
+            return name
+    try:
+        found = _NAMES.get(np.dtype(dtype))
+    except TypeError:
+        found = None
+    if found is None:
+        raise DtypeError(
+            f"expected dtype {_EXPECTED}, got {dtype!r}",
+            "convert the array first: nothing is cast in silence",
+        )
+    return found
+
+
+def shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:
+    """
+    `shape` as a tuple; () is a scalar.
+
+    Raises
+    ------
+    ShapeError
+        A dimension is below 1 or no whole number. A tensor without elements would have no chunk, and so no
+        version.
+    """
+    try:
+        dimensions = (
+            (operator.index(shape),)
+            if hasattr(shape, "__index__")
+            else tuple(operator.index(d) for d in shape)
+        )
+    except TypeError:
+        raise ShapeError(f"expected a shape of whole numbers, got {shape!r}") from None
+    if any(dimension < 1 for dimension in dimensions):
+        raise ShapeError(
+            f"expected every dimension to be at least 1, got shape {dimensions}",
+            "leave tensors without elements out: they have nothing to share",
+        )
+    return dimensions
+
+
+def as_array(value: ArrayLike) -> Array:
+    """
+    `value` as a NumPy array, over the same memory where that is possible; not yet contiguous, of any element
+    type.
+
+    Raises
+    ------
+    DtypeError
+        It does not hold numbers, or is a sparse torch tensor.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _from_torch(value, torch)
+    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+        return np.from_dlpack(value)
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise DtypeError(f"expected an array of numbers, got {type(value).__name__}: {error}") from None
+    if array.dtype == object:
+        raise DtypeError(f"expected an array of numbers, got {type(value).__name__}")
+    return array
+
+
+def _from_torch(tensor: Any, torch: Any) -> Array:
+    """
+    The memory of a torch tensor; one on another device is copied to the host, one that is not contiguous as
+    well.
+    """
+    if tensor.layout != torch.strided:
+        raise DtypeError(
+            f"expected a dense tensor, got layout {tensor.layout}",
+            "call `to_dense()`, or build the layer with sparse=False",
+        )
+    tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        # NumPy has no bfloat16 of its own, so torch cannot hand it over; the bits can.
+        bits: Array = tensor.view(torch.uint16).numpy()
+        return bits.view(DTYPES["bfloat16"])
+    array: Array = tensor.numpy()
+    return array
+
+
+def is_plain(value: object) -> bool:
+    """Whether `value` is plain Python numbers, which have no element type of their own."""
+    return isinstance(value, list | tuple | float | int)
+
+
+def contribution(value: ArrayLike, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """
+    `value` as a C-contiguous array of exactly this shape and element type.
+
+    Raises
+    ------
+    ShapeError, DtypeError
+        It has another shape or element type; lists of numbers are converted.
+    """
+    array = as_array(value)
+    if is_plain(value) and array.dtype.kind in "iuf":
+        array = array.astype(dtype)
+    if array.shape != shape:
+        raise ShapeError(f"`{name}` has shape {shape}, got {array.shape}")
+    if array.dtype != dtype:
+        raise DtypeError(
+            f"`{name}` has dtype {dtype.name}, got {array.dtype.name}",
+            f"convert it: `.astype({dtype.name!r})`",
+        )
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array).reshape(shape)
+
+
+def initial(
+    value: ArrayLike | None, name: str, shape: int | Sequence[int] | None, dtype: DtypeLike | None
+) -> tuple[Array | None, tuple[int, ...], str]:
+    """
+    What a declaration says: the value (None: zeros), the shape, and the core's name of the element type.
+
+    An explicit `dtype` converts the value. Without one, plain numbers are float32, like a declaration by
+    shape alone.
+
+    Raises
+    ------
+    ShapeError
+        Neither value nor shape, both and they differ, or a dimension is below 1.
+    DtypeError
+        The element type is none that tensors may have.
+    """
+    if value is None:
+        if shape is None:
+            raise ShapeError(f"`{name}`: expected a value or a shape, got neither")
+        return None, shape_of(shape), dtype_name(dtype) if dtype is not None else "float32"
+    array = as_array(value)
+    if dtype is not None:
+        wanted = dtype_name(dtype)
+    elif is_plain(value) and array.dtype.kind in "iuf":
+        wanted = "float32"
+    else:
+        wanted = dtype_name(array.dtype)
+    if shape is not None and shape_of(shape) != array.shape:
+        raise ShapeError(
+            f"`{name}` is declared with shape {shape_of(shape)}, but its value has {array.shape}"
+        )
+    shape_of(array.shape)
+    if array.dtype.kind not in "iufV" and array.dtype != DTYPES["bfloat16"]:
+        raise DtypeError(f"`{name}`: expected real numbers, got dtype {array.dtype.name}")
+    # `reshape`: NumPy would make a 0-d array one-dimensional.
+    contiguous = np.ascontiguousarray(array, dtype=DTYPES[wanted]).reshape(array.shape)
+    return contiguous, contiguous.shape, wanted

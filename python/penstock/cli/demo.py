@@ -1,0 +1,277 @@
+"""
+`penstock demo`: a real model on real data, through real server and worker processes, compared with one
+process alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli import options, run, terminal
+from penstock.demo.settings import RULES, Settings
+from penstock.exceptions import PenstockError
+from penstock.launch.local import Launch, Plan
+
+if TYPE_CHECKING:
+    from penstock.demo.alone import Single
+    from penstock.demo.data import Digits
+    from penstock.demo.progress import PlainConsole, Progress
+
+EXAMPLES = """\
+  penstock demo
+  penstock demo --workers 4 --consistency ssp:4 --optimizer adam
+  penstock demo --torch --epochs 5 --json result.json --plot curves.png"""
+
+EPOCHS = 60
+TORCH_EPOCHS = 10
+
+
+def parser() -> terminal.Parser:
+    """The command's arguments."""
+    result = terminal.Parser(
+        "penstock demo",
+        "Trains a model on handwritten digits with workers and servers on this machine, then once more in a\n"
+        "single process on the same batches, and shows both.",
+        EXAMPLES,
+    )
+    run.add_job_arguments(result, workers=2)
+    result.add_argument(
+        "--optimizer", default="momentum", metavar="NAME", help=f"{', '.join(RULES)} (default momentum)"
+    )
+    result.add_argument("--epochs", metavar="N", help=f"default {EPOCHS}; with --torch {TORCH_EPOCHS}")
+    result.add_argument(
+        "--batch", default="32", metavar="N", help="samples of a worker in a step (default 32)"
+    )
+    result.add_argument(
+        "--seed", default="0", metavar="N", help="of the parameters and the batches (default 0)"
+    )
+    result.add_argument("--torch", action="store_true", help="train a small CNN with PyTorch")
+    result.add_argument("--json", metavar="FILE", help="write the result here")
+    result.add_argument(
+        "--plot",
+        metavar="FILE",
+        default="penstock-demo.png",
+        help="where the curves go (default penstock-demo.png)",
+    )
+    options.add_to(result)
+    return result
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command."""
+    given = parser().parse_args(arguments)
+    plan = replace(run.make_plan(given, ["-m", "penstock.demo.worker"]), go_on=False)
+    settings = settings_of(given, plan.workers)
+    outputs = [Path(name) for name in (given.json, given.plot) if name]
+    for output in outputs:
+        check_output(output)
+    need("sklearn", "scikit-learn", "demo")
+    need("matplotlib", "matplotlib", "demo")
+    need("rich", "rich", "demo")
+    if settings.torch:
+        need("torch", "PyTorch", "torch")
+
+    from penstock.demo import data, progress
+
+    digits = data.load()
+    steps = data.steps_per_epoch(len(digits.train_y), settings.batch, settings.workers)
+    if steps == 0:
+        terminal.refuse(
+            f"{settings.workers} workers with {settings.batch} samples each need "
+            f"{settings.workers * settings.batch} samples in a step, but there are {len(digits.train_y)}",
+            "fewer workers, or a smaller --batch",
+        )
+    state = progress.Progress(settings, len(digits.train_y))
+    console = progress.console_for(state)
+    announce(settings, plan, digits)
+    start = time.monotonic()
+    code = train(plan, settings, digits, state, console)
+    if code != 0:
+        return code
+    seconds = time.monotonic() - start
+    if state.parameters is None or state.epoch != settings.epochs:
+        raise PenstockError(
+            "the workers ended without a result", hint="this is a defect of Penstock; please report it"
+        )
+    return compare(given, plan, settings, digits, state, seconds)
+
+
+def settings_of(given: argparse.Namespace, workers: int) -> Settings:
+    """The demo's own settings, checked."""
+    if given.optimizer not in RULES:
+        meant = terminal.near(given.optimizer, RULES)
+        terminal.refuse(
+            f"there is no optimizer {given.optimizer!r}",
+            f"did you mean {meant}?" if meant else f"one of {', '.join(RULES)}",
+        )
+    return Settings(
+        workers=workers,
+        epochs=run.count(given.epochs or str(TORCH_EPOCHS if given.torch else EPOCHS), "--epochs", 100_000),
+        batch=run.count(given.batch, "--batch", 100_000),
+        seed=seed(given.seed),
+        optimizer=given.optimizer,
+        torch=given.torch,
+    )
+
+
+def seed(text: str) -> int:
+    """A seed: any whole number from 0 on."""
+    if not text.isdecimal():
+        terminal.refuse(
+            f"--seed {text!r} is not a whole number from 0 on", "any such number; 0 is the default"
+        )
+    return int(text)
+
+
+def check_output(path: Path) -> None:
+    """Refuses a file that cannot be written, before the work is done and not after it."""
+    folder = path.parent
+    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        terminal.refuse(
+            f"{str(path)!r} cannot be written", "give a file in an existing folder that you may write to"
+        )
+
+
+def need(module: str, name: str, extra: str) -> None:
+    """Refuses to go on without a package that an extra brings."""
+    if importlib.util.find_spec(module) is None:
+        raise PenstockError(
+            f"the demo needs {name}, which is not installed", hint=f"pip install 'penstock[{extra}]'"
+        )
+
+
+def announce(settings: Settings, plan: Plan, digits: Digits) -> None:
+    """What will be done."""
+    from penstock.demo.plot import count
+
+    what = "a small CNN in PyTorch" if settings.torch else "a 64-128-10 perceptron in NumPy"
+    terminal.say(
+        f"handwritten digits: {len(digits.train_y)} to learn, {len(digits.test_y)} to test; {what}\n"
+        f"{count(plan.workers, 'worker')}, {count(plan.servers, 'server')}, {mode(plan)}, "
+        f"{settings.optimizer}, {settings.epochs} epochs, {settings.batch} samples a worker and step\n"
+    )
+
+
+def mode(plan: Plan) -> str:
+    """The job's consistency."""
+    if plan.consistency:
+        return plan.consistency
+    option = options.table().get("consistency")
+    return (os.environ.get("PENSTOCK_CONSISTENCY") or (option.default if option else "")) or "bsp"
+
+
+def train(plan: Plan, settings: Settings, digits: Digits, state: Progress, console: PlainConsole) -> int:
+    """The job, as `penstock run` would run it; its exit code."""
+    plan = replace(plan, files={"settings.json": settings.to_bytes(), "digits.npz": digits.to_bytes()})
+
+    def on_report(rank: int, line: bytes) -> None:
+        if state.take(rank, line):
+            console.epoch()
+
+    from penstock.demo.progress import REFRESH_SECONDS
+
+    console.start()
+    try:
+        launch = Launch(
+            plan, console, on_report=on_report, on_idle=console.refresh, idle_seconds=REFRESH_SECONDS
+        )
+        outcome = launch.run()
+    finally:
+        console.stop()
+    run.tell(outcome)
+    return outcome.code
+
+
+def compare(
+    given: argparse.Namespace, plan: Plan, settings: Settings, digits: Digits, state: Progress, seconds: float
+) -> int:
+    """The same training in this process alone, and what came of both."""
+    from penstock.demo import alone, plot
+
+    single = alone.train(settings, digits, on_epoch=lambda _: None)
+    assert state.parameters is not None
+    difference = alone.largest_difference(state.parameters, single.parameters)
+    table(plan, settings, state, single, difference)
+    result = {
+        "final_accuracy": state.curve.accuracy[-1],
+        "single_process_accuracy": single.curve.accuracy[-1],
+        "workers": plan.workers,
+        "servers": plan.servers,
+        "consistency": mode(plan),
+        "seconds": seconds,
+        "max_staleness": state.max_staleness,
+        "max_difference": difference,
+        "optimizer": settings.optimizer,
+        "epochs": settings.epochs,
+        "batch": settings.batch,
+        "seed": settings.seed,
+        "model": "cnn" if settings.torch else "mlp",
+        "training_seconds": state.training_seconds,
+        "single_process_seconds": single.seconds,
+        "samples_per_second": state.samples_per_second,
+        "bytes_moved": sum(seen.moved for seen in state.workers),
+        "staleness": [dict(sorted(seen.staleness.items())) for seen in state.workers],
+        "accuracy": state.curve.accuracy,
+        "loss": state.curve.loss,
+        "single_process_curves": {"accuracy": single.curve.accuracy, "loss": single.curve.loss},
+    }
+    if given.plot:
+        plot.draw(Path(given.plot), settings, plan.servers, mode(plan), state.curve, single.curve)
+        terminal.say(f"curves: {given.plot}")
+    if given.json:
+        write_json(Path(given.json), result)
+        terminal.say(f"result: {given.json}")
+    return 0
+
+
+def table(plan: Plan, settings: Settings, state: Progress, single: Single, difference: float) -> None:
+    """The comparison at the end."""
+    from penstock.demo.units import size
+
+    seen = settings.epochs * (state.steps // settings.epochs) * settings.batch * settings.workers
+    rows = [
+        ("", "penstock", "single process"),
+        ("accuracy, test", f"{state.curve.accuracy[-1]:.4f}", f"{single.curve.accuracy[-1]:.4f}"),
+        ("loss, training", f"{state.curve.loss[-1]:.4f}", f"{single.curve.loss[-1]:.4f}"),
+        ("training time", f"{state.training_seconds:.2f} s", f"{single.seconds:.2f} s"),
+        ("samples/s", f"{state.samples_per_second:,.0f}", f"{seen / single.seconds:,.0f}"),
+        ("bytes moved", size(sum(one.moved for one in state.workers)), "-"),
+    ]
+    terminal.say()
+    for name, ours, theirs in rows:
+        terminal.say(f"{name:<16}{ours:>16}{theirs:>18}")
+    exact = " (same sums in another order)" if mode(plan) == "bsp" else ""
+    terminal.say(f"\nlargest difference of a parameter: {difference:.2g}{exact}")
+    if mode(plan) != "bsp":
+        staleness_table(state)
+    terminal.say()
+
+
+def staleness_table(state: Progress) -> None:
+    """How often each worker read a value that was so many iterations behind."""
+    counts = [one.staleness for one in state.workers]
+    behind = sorted(set().union(*counts))
+    terminal.say("\nreads by iterations behind:")
+    terminal.say(f"{'':<10}" + "".join(f"{number:>8}" for number in behind))
+    for rank, count in enumerate(counts):
+        total = max(1, sum(count.values()))
+        shares = "".join(f"{count[number] / total:>8.1%}" for number in behind)
+        terminal.say(f"worker {rank:<3}{shares}")
+
+
+def write_json(path: Path, result: dict[str, Any]) -> None:
+    """Writes the result whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(json.dumps(result, indent=2) + "\n")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

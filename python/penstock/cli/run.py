@@ -1,0 +1,217 @@
+"""`penstock run`: a script on several workers, with servers, on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.cli import options, terminal
+from penstock.launch.console import Console
+from penstock.launch.local import Launch, Plan
+from penstock.launch.outcome import Outcome
+
+MAX_SERVERS = 64
+"""
+Server processes of one run. Each takes a socket, threads and memory of its own; more than cores only cost.
+"""
+MAX_WORKERS = 256
+"""Workers of one run, where the core's table names no limit of its own."""
+
+EXAMPLES = """\
+  penstock run --workers 4 train.py --epochs 3
+  penstock run --workers 4 --servers 2 --consistency ssp:4 train.py
+  penstock run --workers 2 -m my.training --epochs 3
+  penstock run --workers 4 --on-worker-loss continue train.py
+
+A script joins its job by `penstock.init()`. It finds its rank in PENSTOCK_RANK and RANK, the number
+of workers in PENSTOCK_SIZE and WORLD_SIZE. The exit code is 0, or that of the first process that
+failed (128 + signal for a killed one), or 130 after Ctrl-C."""
+
+
+def parser() -> terminal.Parser:
+    """The arguments in front of the script."""
+    result = terminal.Parser(
+        "penstock run",
+        "Starts a script on several workers, with the servers they share, on this machine.",
+        EXAMPLES,
+    )
+    result.usage = "penstock run [options] (script.py | -m module) ARGS..."
+    add_job_arguments(result, workers=1)
+    result.add_argument(
+        "--grace",
+        default="5",
+        metavar="SECONDS",
+        help="time to end in after a signal or a failure, before SIGKILL (default 5)",
+    )
+    result.add_argument("-m", "--module", help="run a module, as `python -m` does")
+    options.add_to(result)
+    return result
+
+
+def add_job_arguments(result: terminal.Parser, *, workers: int) -> None:
+    """What every command takes that starts a job."""
+    result.add_argument(
+        "-n", "--workers", default=str(workers), metavar="N", help=f"worker processes (default {workers})"
+    )
+    result.add_argument("-s", "--servers", default="1", metavar="M", help="server processes (default 1)")
+    result.add_argument(
+        "-c",
+        "--consistency",
+        default="",
+        metavar="MODE",
+        help="bsp, ssp:SLACK or asp: what a read may miss, where a tensor does not say it (default bsp)",
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command."""
+    rules = parser()
+    head, command = split(rules, arguments)
+    given = rules.parse_args(head)
+    if not command:
+        terminal.refuse("no script was given", "`penstock run --workers 2 train.py`, or `-m module`")
+    check_command(command)
+    plan = make_plan(given, command, grace=seconds(given.grace, "--grace"))
+    outcome = Launch(plan, Console(colour=terminal.coloured(sys.stdout))).run()
+    tell(outcome)
+    return outcome.code
+
+
+def split(rules: terminal.Parser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """
+    Our own options, and what is the script's: everything from the script or the module on, whatever it looks
+    like.
+
+    The second part is what the Python interpreter is given.
+    """
+    rest = list(arguments)
+    head: list[str] = []
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if word in ("-m", "--module"):
+            if not rest:
+                terminal.refuse("-m needs the name of a module", "`penstock run -m my.training`")
+            return head, ["-m", *rest]
+        if name == "--module" and equals:
+            return head, ["-m", value, *rest]
+        if word == "--":
+            return head, rest
+        if not word.startswith("-") or word == "-":
+            return head, [word, *rest]
+        head.append(word)
+        if not equals and rules.takes_value(name) and rest:
+            head.append(rest.pop(0))
+    return head, []
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Refuses a script or a module that is not there, before any process is started."""
+    name = command[0]
+    if name == "-m":
+        module = command[1]
+        sys.path.insert(0, str(Path.cwd()))  # where `python -m` looks first
+        try:
+            found = importlib.util.find_spec(module)
+        except (ImportError, ValueError):
+            found = None
+        finally:
+            sys.path.pop(0)
+        if found is None:
+            terminal.refuse(
+                f"there is no module {module!r}",
+                "give its name as in `import`, from a folder where Python finds it",
+            )
+        return
+    if (Path(name) / "__main__.py").is_file():
+        return
+    if not Path(name).exists():
+        terminal.refuse(
+            f"the script {name!r} does not exist",
+            f"the path is taken from {str(Path.cwd())!r}; options of `penstock run` stand before the script",
+        )
+    if Path(name).is_dir():
+        terminal.refuse(
+            f"{name!r} is a folder, not a script", "give a Python file, or a folder that holds a __main__.py"
+        )
+    if not os.access(name, os.R_OK):
+        terminal.refuse(f"the script {name!r} cannot be read", "look at its permissions")
+
+
+def make_plan(given: argparse.Namespace, command: Sequence[str], *, grace: float = 5.0) -> Plan:
+    """
+    What to start, checked.
+
+    Raises
+    ------
+    OptionError
+        A number or a mode that cannot be.
+    """
+    environment = options.environment(given)
+    most = options.maximum("workers", options.maximum("max_workers", MAX_WORKERS))
+    known = options.table()
+    on_loss = known.get("on_worker_loss")
+    loss = (environment.get(on_loss.env) or os.environ.get(on_loss.env) or on_loss.default) if on_loss else ""
+    return Plan(
+        command=command,
+        workers=count(given.workers, "--workers", most),
+        servers=count(given.servers, "--servers", MAX_SERVERS),
+        consistency=consistency(given.consistency),
+        environment=environment,
+        grace=grace,
+        go_on=loss == "continue",
+    )
+
+
+def count(text: str, flag: str, most: int) -> int:
+    """A number of processes, from 1 to `most`."""
+    try:
+        number = int(text)
+    except ValueError:
+        terminal.refuse(f"{flag} {text!r} is not a whole number", f"give a number from 1 to {most}")
+    if number < 1:
+        terminal.refuse(f"{flag} is {number}, but has to be at least 1", f"give a number from 1 to {most}")
+    if number > most:
+        terminal.refuse(
+            f"{flag} is {number}, but at most {most} are allowed", f"give a number from 1 to {most}"
+        )
+    return number
+
+
+def seconds(text: str, flag: str) -> float:
+    """A span of time, zero allowed."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        terminal.refuse(f"{flag} {text!r} is not a number of seconds", "give a number from 0 on, such as 2.5")
+    return number
+
+
+def consistency(text: str) -> str:
+    """`bsp`, `ssp:SLACK` or `asp`; empty for the default."""
+    mode, colon, slack = text.lower().partition(":")
+    if text and not (text.lower() in ("bsp", "asp") or (mode == "ssp" and colon and slack.isdecimal())):
+        terminal.refuse(
+            f"--consistency {text!r} is not a mode",
+            "bsp, ssp:SLACK with a whole SLACK from 0 on (such as ssp:4), or asp",
+        )
+    return text.lower()
+
+
+def tell(outcome: Outcome) -> None:
+    """Says what went wrong in a run, if anything did."""
+    for one in outcome.lost:
+        terminal.warning(f"{one.name} {one.how()} (pid {one.pid}); the others went on without it")
+    if outcome.hung and outcome.failure is None and outcome.interrupted is None:
+        names = ", ".join(map(str, outcome.hung))
+        terminal.warning(f"{names} did not end by itself and was killed")
+    message = outcome.message()
+    if message is not None:
+        terminal.error(message, outcome.hint(), outcome.detail())

@@ -1,0 +1,141 @@
+"""
+Consistency: how old a value a reader may see.
+
+A worker's *clock* counts the iterations it has completed. Its *position* on a tensor is its clock, plus one
+once it has pushed the tensor in this iteration. A pull at position t with slack s returns a version >= t - s,
+and *version v* reflects every update stamped < v from every live worker: a worker always reads its own
+writes.
+
+| | a pull at position t sees | it waits |
+|---|---|---|
+| `BSP()` | exactly version t | for the slowest worker, in every iteration |
+| `SSP(s)` | at least version t - s, and all own updates | only when more than s iterations ahead |
+| `ASP()` | all own updates, and whatever else stands there | never for others |
+
+Stale synchronous parallel: Ho et al. 2013, section 2.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import SupportsIndex, TypeAlias, cast
+
+from .exceptions import OptionError
+
+MAX_SLACK = 1 << 30
+"""The largest slack that can be asked for, in iterations; beyond it, ask for `ASP`."""
+
+
+@dataclass(frozen=True)
+class BSP:
+    """
+    Bulk synchronous: everyone's updates of the last iteration, the same bits in every run.
+
+    Examples
+    --------
+    >>> str(BSP())
+    'bsp'
+    """
+
+    def __str__(self) -> str:
+        return "bsp"
+
+
+@dataclass(frozen=True)
+class SSP:
+    """
+    Stale synchronous: at most `slack` iterations behind.
+
+    Parameters
+    ----------
+    slack
+        Iterations that a value may lack, 0 to 2**30. Default 1.
+
+    Raises
+    ------
+    OptionError
+        `slack` is no whole number in its range.
+
+    Examples
+    --------
+    >>> str(SSP(slack=4))
+    'ssp:4'
+    """
+
+    slack: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "slack", check_slack(self.slack))
+
+    def __str__(self) -> str:
+        return f"ssp:{self.slack}"
+
+
+@dataclass(frozen=True)
+class ASP:
+    """
+    Asynchronous: own updates, and whatever else stands there.
+
+    Examples
+    --------
+    >>> str(ASP())
+    'asp'
+    """
+
+    def __str__(self) -> str:
+        return "asp"
+
+
+Consistency: TypeAlias = BSP | SSP | ASP
+
+
+def check_slack(slack: object) -> int:
+    """`slack` as an int from 0 to `MAX_SLACK`; raises OptionError."""
+    hint = "slack counts iterations: 0 is the newest version; for no bound at all use ps.ASP()"
+    try:
+        number = operator.index(cast(SupportsIndex, slack))
+    except TypeError:
+        number = -1
+    if isinstance(slack, bool) or not 0 <= number <= MAX_SLACK:
+        raise OptionError(f"expected a slack from 0 to {MAX_SLACK} iterations, got {slack!r}", hint)
+    return number
+
+
+def parse(text: str) -> Consistency:
+    """
+    The consistency that `text` names: "bsp", "ssp:SLACK" or "asp".
+
+    Raises
+    ------
+    OptionError
+        `text` is none of these, or the slack is out of range.
+
+    Examples
+    --------
+    >>> parse("ssp:4")
+    SSP(slack=4)
+    """
+    word, colon, slack = text.strip().lower().partition(":")
+    if word == "ssp" and slack.isascii() and slack.isdigit():
+        return SSP(int(slack))
+    if not colon and word in ("bsp", "asp"):
+        return BSP() if word == "bsp" else ASP()
+    raise OptionError(
+        f"expected consistency `bsp`, `ssp:SLACK` or `asp`, got `{text}`",
+        "for example `ssp:4`: at most 4 iterations stale",
+    )
+
+
+def spelled(consistency: Consistency | str | None) -> str:
+    """As the core reads it; "" is the job's default. Raises OptionError."""
+    if consistency is None:
+        return ""
+    if isinstance(consistency, str):
+        return str(parse(consistency))
+    if isinstance(consistency, BSP | SSP | ASP):
+        return str(consistency)
+    raise OptionError(
+        f"expected ps.BSP(), ps.SSP(slack) or ps.ASP(), got {consistency!r}",
+        "write ps.BSP(), with parentheses" if isinstance(consistency, type) else None,
+    )

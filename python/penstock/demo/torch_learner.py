@@ -1,0 +1,77 @@
+"""
+The same two learners with PyTorch: a small convolutional network, alone or through
+`penstock.torch.distribute`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from penstock.demo.data import Array
+from penstock.demo.model import DIGITS, Parameters
+from penstock.demo.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock import Job
+
+
+def network(seed: int) -> nn.Module:
+    """Two layers of 3 x 3 convolutions, a pooling, and a linear layer: about 10,000 parameters."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, DIGITS),
+    )
+
+
+class TorchAlone:
+    """Plain PyTorch in this process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._model = network(settings.seed)
+        self._optimizer: Any = getattr(torch.optim, settings.rule.torch)(
+            self._model.parameters(), **settings.rule.settings
+        )
+
+    def step(self, x: Array, y: Array) -> int:
+        """Takes one step."""
+        self._optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self._model(torch.from_numpy(x)), torch.from_numpy(y))
+        loss.backward()
+        self._optimizer.step()
+        return 0
+
+    def parameters(self) -> Parameters:
+        """The parameters as they are now."""
+        return {name: value.detach().numpy().copy() for name, value in self._model.named_parameters()}
+
+    def scores(self, x: Array) -> Array:
+        """Scores by the parameters as they are now."""
+        with torch.no_grad():
+            return np.asarray(self._model(torch.from_numpy(x)).numpy())
+
+
+class TorchShared(TorchAlone):
+    """The same network and loop, with the optimizer on the server: `distribute` is the only difference."""
+
+    def __init__(self, job: Job, settings: Settings) -> None:
+        import penstock.torch
+
+        super().__init__(settings)
+        self._job = job
+        self._model, self._optimizer = penstock.torch.distribute(self._model, self._optimizer, job=job)
+
+    def step(self, x: Array, y: Array) -> int:
+        """Takes one step."""
+        super().step(x, y)
+        return int(self._job.stats()["max_staleness"])

@@ -1,0 +1,126 @@
+"""
+A worker of the demo: `python -m penstock.demo.worker`, started by `penstock demo` like any script by
+`penstock run`.
+
+It tells the launcher how it is getting on by lines of JSON on the descriptor in PENSTOCK_REPORT_FD.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import penstock as ps
+from penstock.demo import model
+from penstock.demo.data import Digits, epoch_batches
+from penstock.demo.learner import Learner, Shared
+from penstock.demo.settings import Settings
+
+REPORT_SECONDS = 0.1
+"""Time between two reports of a worker: often enough to watch, too seldom to cost."""
+
+
+def main() -> None:
+    """Trains this worker's share."""
+    directory = Path(os.environ["PENSTOCK_DIRECTORY"])
+    settings = Settings.from_bytes((directory / "settings.json").read_bytes())
+    digits = Digits.from_bytes((directory / "digits.npz").read_bytes())
+    with ps.init() as job, os.fdopen(int(os.environ["PENSTOCK_REPORT_FD"]), "w") as pipe:
+        learner = make(job, settings)
+        job.barrier()
+        train(job, learner, settings, digits, Reports(job, pipe))
+
+
+def make(job: ps.Job, settings: Settings) -> Learner:
+    """The model, its parameters on the server."""
+    if settings.torch:
+        from penstock.demo.torch_learner import TorchShared
+
+        return TorchShared(job, settings)
+    return Shared(job, settings)
+
+
+class Reports:
+    """What this worker has to say, at most every `REPORT_SECONDS` unless it is important."""
+
+    def __init__(self, job: ps.Job, pipe: Any) -> None:
+        self._job = job
+        self._pipe = pipe
+        self._next = 0.0
+        self.samples = 0
+        self.staleness: Counter[int] = Counter()
+
+    def step(self, samples: int, staleness: int) -> None:
+        """A step is done."""
+        self.samples += samples
+        self.staleness[staleness] += 1
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + REPORT_SECONDS
+            self.send(now=staleness)
+
+    def send(self, **more: Any) -> None:
+        """Reports now."""
+        stats = self._job.stats()
+        report = {
+            "clock": self._job.iteration,
+            "samples": self.samples,
+            "max_staleness": int(stats["max_staleness"]),
+            "moved": int(stats["pushed_bytes"] + stats["pulled_bytes"]),
+            **more,
+        }
+        self._pipe.write(json.dumps(report) + "\n")
+        self._pipe.flush()
+
+
+def train(job: ps.Job, learner: Learner, settings: Settings, digits: Digits, reports: Reports) -> None:
+    """The training loop; rank 0 also judges the model after each epoch."""
+    samples = len(digits.train_y)
+    reports.send(begin=time.time())
+    for epoch in range(settings.epochs):
+        for batch in epoch_batches(samples, settings.batch, settings.workers, settings.seed, epoch):
+            mine = batch[job.rank]
+            reports.step(len(mine), learner.step(digits.train_x[mine], digits.train_y[mine]))
+        if epoch + 1 < settings.epochs:
+            reports.send(**({"epoch": epoch + 1, **judged(learner, digits)} if job.rank == 0 else {}))
+    end = time.time()
+    job.barrier()
+    final: dict[str, Any] = {"end": end, "staleness": reports.staleness}
+    if job.rank == 0:
+        # Every worker has completed every iteration: from here on all see the same parameters, whatever the
+        # consistency.
+        parameters = learner.parameters()
+        final |= {"epoch": settings.epochs, **judged(learner, digits), "parameters": packed(parameters)}
+    reports.send(**final)
+    job.barrier()
+
+
+def judged(learner: Learner, digits: Digits) -> dict[str, float]:
+    """Accuracy on the test samples, loss on the training samples."""
+    accuracy, _ = model.judge(learner.scores(digits.test_x), digits.test_y)
+    _, loss = model.judge(learner.scores(digits.train_x), digits.train_y)
+    return {"accuracy": accuracy, "loss": loss}
+
+
+def packed(parameters: model.Parameters) -> str:
+    """Parameters as text that fits into a line."""
+    file = io.BytesIO()
+    np.savez(file, **parameters)  # type: ignore[arg-type]
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def unpacked(text: str) -> model.Parameters:
+    """What `packed` wrote."""
+    with np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""
+Errors: one tree, each leaf also the built-in exception that a caller would expect.
+
+Every error says who, what was expected and what came; `hint` says what to do about it, and a traceback shows
+it on a line of its own. Unless an error's own text says otherwise, the state is as it was before the call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class PenstockError(Exception):
+    """
+    Base of everything that Penstock raises on purpose.
+
+    `str()` is the message alone; `hint` is one sentence on what to do, or None. A traceback prints it as a
+    note.
+    """
+
+    hint: str | None = None
+
+    def __init__(self, message: str = "", hint: str | None = None, **attributes: Any) -> None:
+        super().__init__(message)
+        self.hint = hint
+        for name, value in attributes.items():
+            setattr(self, name, value)
+        if hint is not None:
+            self.add_note(f"hint: {hint}")
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class OptionError(PenstockError, ValueError):
+    """An option or argument has no such name, or a value outside its range."""
+
+
+class ShapeError(PenstockError, ValueError):
+    """
+    An array has another shape or layout than expected, or a tensor was declared with a dimension below 1.
+    """
+
+
+class DtypeError(PenstockError, TypeError):
+    """An array has another element type than expected. Nothing is ever cast in silence."""
+
+
+class TensorNameError(PenstockError, ValueError):
+    """A tensor's name is empty, too long, or holds control characters."""
+
+
+class DeclarationConflict(PenstockError, ValueError):
+    """A tensor was declared differently before, here or by another worker."""
+
+
+class NonFiniteError(PenstockError, ValueError):
+    """A NaN or an infinity was contributed to a tensor that refuses them."""
+
+
+class SettingsError(PenstockError, ValueError):
+    """An optimizer's setting is outside its range, or may not change any more."""
+
+
+class SettingsConflict(PenstockError):
+    """Workers asked for one and the same update with different optimizer settings."""
+
+
+class AlreadyPushed(PenstockError, RuntimeError):
+    """This worker has contributed to the tensor in this iteration already."""
+
+
+class DeadlineExceeded(PenstockError, TimeoutError):
+    """A wait took longer than its deadline."""
+
+    missing: list[int]
+    """Ranks that were waited for."""
+    waited: float
+    """Seconds waited."""
+
+    def __init__(self, message: str = "", hint: str | None = None, **attributes: Any) -> None:
+        self.missing = []
+        self.waited = 0.0
+        super().__init__(message, hint, **attributes)
+
+
+class PullTimeout(DeadlineExceeded):
+    """The value was not fresh enough in time."""
+
+
+class LaneTimeout(DeadlineExceeded):
+    """The lane was not free in time: this worker's previous contribution has not been folded."""
+
+
+class BarrierTimeout(DeadlineExceeded):
+    """Not every worker came to the barrier in time."""
+
+
+class ConnectTimeout(DeadlineExceeded):
+    """A server did not answer in time."""
+
+
+class JobClosed(PenstockError, RuntimeError):
+    """The job has ended for this worker: it was closed, or something it needs was lost."""
+
+
+class WorkerLost(JobClosed):
+    """A worker died or hung, and the job is configured to stop then."""
+
+    rank: int = -1
+
+
+class ServerLost(JobClosed):
+    """A server went away."""
+
+    server: int = -1
+
+
+class JobFailed(JobClosed):
+    """The job was stopped by an error of another worker or of a server."""
+
+
+class AuthenticationError(PenstockError, PermissionError):
+    """The server refused this process: wrong secret, or another user."""
+
+
+class JobFull(PenstockError, ValueError):
+    """The rank is taken, outside the job's size, or there are more workers than allowed."""
+
+
+class OutOfMemory(PenstockError, MemoryError):
+    """A tensor does not fit into the shared memory that a server may take."""
+
+    needed: int = 0
+    """Bytes needed."""
+    available: int = 0
+    """Bytes that may still be taken."""
+
+
+class AddressInUse(PenstockError, OSError):
+    """Another server listens on the socket already."""
+
+
+class ProtocolError(PenstockError):
+    """Worker and server do not understand each other: different versions, or a message that is none."""
+
+
+class NotUnderLauncher(PenstockError):
+    """The environment says that this process is one of several, but names no servers."""

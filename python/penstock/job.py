@@ -1,0 +1,535 @@
+"""
+Jobs: this process as one worker of a training job.
+
+`init` reads what `penstock run` set: PENSTOCK_SERVERS (socket paths, by comma), PENSTOCK_SECRET,
+PENSTOCK_RANK and PENSTOCK_SIZE. Where there are no servers it embeds one in this process, for a job of one
+worker.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import difflib
+import os
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from . import _core
+from .arrays import ArrayLike, DtypeLike, initial
+from .asynchronous import Line, unfinished
+from .consistency import Consistency, spelled
+from .exceptions import DeclarationConflict, JobClosed, NotUnderLauncher, OptionError, TensorNameError
+from .optim import Add, Optimizer
+from .tensor import Tensor, _as_buffer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Other launchers' names for "how many processes are we": more than one, and no servers, is a mistake that
+# would train as many models.
+_SIZES_OF_OTHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+
+_open_jobs: weakref.WeakSet[Job] = weakref.WeakSet()
+# Held by this module where nobody else holds it: adapters that were given no job.
+_implicit: list[Job] = []
+
+
+def init(**options: Any) -> Job:
+    """
+    Join the job that this process was started for; alone, start one with a server inside this process.
+
+    Parameters
+    ----------
+    **options
+        Any option in the table that `penstock run --help` prints, by name. An option's environment variable
+        counts where it is not given here, its default where neither is.
+
+    Returns
+    -------
+    Job
+        This worker's end of the job. It closes itself when the interpreter ends.
+
+    Raises
+    ------
+    OptionError
+        There is no such option, its value is out of range, or an environment variable cannot be read.
+    NotUnderLauncher
+        The environment says that there are several processes, but names no servers.
+    ConnectTimeout
+        A server did not answer before the deadline.
+    AuthenticationError
+        The secret is not the job's.
+    JobFull
+        The rank is taken or outside the job's size.
+    ProtocolError
+        Worker and server are of versions that do not understand each other.
+
+    Examples
+    --------
+    >>> job = ps.init()
+    >>> job.rank, job.size
+    (0, 1)
+    """
+    given = _as_text(options)
+    servers = [path for path in os.environ.get("PENSTOCK_SERVERS", "").split(",") if path]
+    if not servers:
+        _refuse_other_launchers()
+        return Job(_core.Job.embedded(given))
+    secret = _environment("PENSTOCK_SECRET")
+    rank, size = (_whole_number(name) for name in ("PENSTOCK_RANK", "PENSTOCK_SIZE"))
+    return Job(_core.Job.connect(servers, secret, rank, size, given))
+
+
+def current() -> Job:
+    """
+    The one job that is open in this process; a new one where none is. Raises OptionError where several are.
+    """
+    jobs = [job for job in _open_jobs if not job.closed]
+    if len(jobs) > 1:
+        raise OptionError(
+            f"expected one open job in this process, found {len(jobs)}", "pass the one you mean as `job=`"
+        )
+    if not jobs:
+        jobs = [init()]
+        _implicit[:] = jobs
+    return jobs[0]
+
+
+class Job:
+    """
+    One worker's end of a job. Made by `init`; a context manager that closes it.
+
+    Examples
+    --------
+    >>> with ps.init() as job:
+    ...     w = job.tensor("w", shape=(2, 3))
+    """
+
+    def __init__(self, core: _core.Job) -> None:
+        self._core = core
+        self._tensors: dict[str, tuple[dict[str, Any], Tensor]] = {}
+        self._line = Line("penstock")
+        self._pushes: list[Future[Any]] = []
+        _open_jobs.add(self)
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, 0 to `size` - 1."""
+        return self._core.rank
+
+    @property
+    def size(self) -> int:
+        """Workers that the job was made for."""
+        return self._core.size
+
+    @property
+    def iteration(self) -> int:
+        """Iterations that this worker has completed: its clock."""
+        return self._core.iteration
+
+    @property
+    def deadline(self) -> float:
+        """Seconds that a wait without a timeout of its own may take."""
+        return self._core.deadline
+
+    @property
+    def closed(self) -> bool:
+        """Whether the job has ended for this worker."""
+        return self._core.closed
+
+    def tensor(
+        self,
+        name: str,
+        value: ArrayLike | None = None,
+        *,
+        shape: int | Sequence[int] | None = None,
+        dtype: DtypeLike | None = None,
+        optimizer: Optimizer | None = None,
+        consistency: Consistency | str | None = None,
+        reduce: str = "mean",
+        rescale: float = 1.0,
+        clip: float | None = None,
+        refuse_nonfinite: bool = False,
+        timeout: float | None = None,
+    ) -> Tensor:
+        """
+        Declare a tensor. Every worker declares it, alike; rank 0's value counts.
+
+        Returns after this worker's own declaration; the first pull waits for rank 0's. The same name with the
+        same declaration gives the same tensor, whose value stays as it is.
+
+        Parameters
+        ----------
+        name
+            Its key: 1 to 512 bytes of UTF-8 without control characters.
+        value
+            What it starts from: NumPy, torch, JAX, anything with the buffer protocol or DLPack, or lists of
+            numbers. Copied. Default: zeros, of `shape`.
+        shape
+            Its shape, () for a scalar; each dimension at least 1. Default: the value's.
+        dtype
+            float32, float64, float16 or bfloat16, by name or as NumPy's, ml_dtypes', torch's or JAX's object;
+            converts the value. Default: the value's; float32 for plain numbers and for a shape alone.
+        optimizer
+            What a fold does, with its numbers; the tensor keeps a copy. Default `ps.Add()`: adds the
+            contributions.
+        consistency
+            `ps.BSP()`, `ps.SSP(slack)`, `ps.ASP()`, or their text. Default: the job's, which is BSP unless
+            set.
+        reduce
+            "mean": contributions are summed and divided by the number of live workers. "sum": summed. Default
+            "mean".
+        rescale
+            Factor on the reduced gradient. Default 1.
+        clip
+            Then clips each element to [-clip, clip]. Default: not.
+        refuse_nonfinite
+            Refuse contributions that hold a NaN or an infinity. Default False.
+        timeout
+            Seconds to wait for the servers. Default: the job's `deadline`.
+
+        Returns
+        -------
+        Tensor
+
+        Raises
+        ------
+        TensorNameError, ShapeError, DtypeError
+            The name, the shape or the element type is none. Nothing was declared.
+        OptionError
+            `reduce`, `consistency`, `rescale` or `clip` is out of range. Nothing was declared.
+        DeclarationConflict
+            It was declared differently before, by this worker or another. The first declaration stands.
+        OutOfMemory
+            It does not fit into the shared memory that a server may take; says how much is needed.
+        DeadlineExceeded
+            The servers did not answer in time.
+        JobClosed
+            The job has ended.
+
+        Notes
+        -----
+        Shared memory: the value and its optimizer's state once, and a lane the size of the value for each
+        worker.
+
+        Examples
+        --------
+        >>> w = job.tensor("w", shape=(2, 3), optimizer=ps.SGD(0.1), consistency=ps.SSP(slack=4))
+        >>> w.shape
+        (2, 3)
+        """
+        if not isinstance(name, str):
+            raise TensorNameError(f"expected a tensor's name as text, got {type(name).__name__}")
+        if reduce not in ("mean", "sum"):
+            raise OptionError(f'expected reduce "mean" or "sum", got {reduce!r}')
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            raise OptionError(
+                f"expected an optimizer of penstock, got {optimizer!r}",
+                "for a torch optimizer use ps.torch.distribute; give an instance, not a class",
+            )
+        rule = (optimizer or Add()).copy()
+        array, dimensions, element = initial(value, name, shape, dtype)
+        declaration: dict[str, Any] = {
+            "shape": dimensions,
+            "dtype": element,
+            "optimizer": (rule.rule(), rule.flags(), rule.settings()),
+            "consistency": spelled(consistency) or self._core.default_consistency,
+            "reduce": reduce,
+            "rescale": float(rescale),
+            "clip": clip,
+            "refuse_nonfinite": bool(refuse_nonfinite),
+        }
+        if name in self._tensors and not self.closed:
+            return self._same(name, declaration)
+        core = self._core.declare(
+            name,
+            dimensions,
+            element,
+            rule.rule(),
+            rule.flags(),
+            rule.settings(),
+            declaration["consistency"],
+            reduce == "mean",
+            declaration["rescale"],
+            clip,
+            declaration["refuse_nonfinite"],
+            timeout,
+        )
+        if self.rank == 0:
+            core.initialize(None if array is None else _as_buffer(array), timeout)
+        tensor = Tensor(self, core, dimensions, element, rule)
+        self._tensors[name] = (declaration, tensor)
+        return tensor
+
+    def _same(self, name: str, declaration: dict[str, Any]) -> Tensor:
+        """The tensor of that name; raises if it was declared differently."""
+        before, tensor = self._tensors[name]
+        for what, expected in before.items():
+            if declaration[what] != expected:
+                raise DeclarationConflict(
+                    f"`{name}` was declared before with {what} {expected}, now with {declaration[what]}",
+                    "give the tensor another name, or declare it alike",
+                )
+        return tensor
+
+    def clock(self) -> int:
+        """
+        Complete an iteration.
+
+        First waits for the asynchronous pushes made before, so that they carry this iteration's stamp.
+
+        Returns
+        -------
+        int
+            The new clock: iterations that this worker has completed.
+
+        Raises
+        ------
+        PenstockError
+            What an asynchronous push of this iteration raised. The iteration is not completed; the next call
+            tries again.
+        JobClosed
+            The job has ended, or this worker was removed from it.
+
+        Examples
+        --------
+        >>> job.clock()
+        1
+        """
+        if self._pushes:
+            self._settle()
+        return self._core.clock()
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """
+        Wait until every live worker is here.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait. Default: the job's `deadline`.
+
+        Raises
+        ------
+        BarrierTimeout
+            Not every worker came in time; `.missing` holds their ranks.
+        JobClosed
+            The job has ended, or this worker was removed from it.
+
+        Examples
+        --------
+        >>> job.barrier(timeout=10)
+        """
+        self._core.barrier(timeout)
+
+    def stats(self) -> dict[str, float]:
+        """
+        This worker's counters since the start.
+
+        Returns
+        -------
+        dict of str to float
+            pushed_bytes, pulled_bytes, pushes, pulls, waited_seconds, max_staleness (iterations),
+            copies_retried, iteration.
+
+        Raises
+        ------
+        Nothing.
+
+        Examples
+        --------
+        >>> job.stats()["pushes"]
+        0.0
+        """
+        return self._core.stats()
+
+    def clocks(self) -> list[int]:
+        """
+        The clock of each worker, by rank, as the first server last saw it; -1 for one that never came or was
+        lost.
+
+        Raises
+        ------
+        JobClosed
+            The job has ended.
+
+        Examples
+        --------
+        >>> job.clocks()
+        [0]
+        """
+        return self._core.clocks()
+
+    def close(self) -> None:
+        """
+        Leave the job. The other workers go on without this one. Closing twice does nothing.
+
+        Asynchronous pushes made before are delivered first. Views that pulls returned stay readable, but no
+        longer move.
+
+        Raises
+        ------
+        Nothing.
+
+        Examples
+        --------
+        >>> job.close()
+        >>> job.closed
+        True
+        """
+        if not self.closed:
+            waiting = unfinished(self._pushes)
+            if waiting:
+                # Each is bounded by its own deadline; its error is its future's to tell.
+                for future in waiting:
+                    future.exception()
+            self._core.close()
+        self._line.end()
+        _open_jobs.discard(self)
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or self.closed:
+            self.close()
+            return
+        # Leaving politely would let the others go on as if this worker had finished. The core, let go without a
+        # close, tells the servers that it failed.
+        self._let_go(f"worker {self.rank} left because of {type(error).__name__}", None)
+        _open_jobs.discard(self)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"iteration {self.iteration}"
+        return f"Job(worker {self.rank} of {self.size}, {state}, {len(self._tensors)} tensors)"
+
+    def _submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        return self._line.submit(call, *args, **kwargs)
+
+    def _submit_push(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """As `_submit`, for calls that contribute: `clock` waits for them."""
+        future = self._line.submit(call, *args, **kwargs)
+        self._pushes.append(future)
+        return future
+
+    def _settle(self) -> None:
+        """Waits for the asynchronous pushes; raises what the first failed one raised."""
+        pushes, self._pushes = self._pushes, []
+        errors = [future.exception() for future in pushes if not future.cancelled()]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def _orphan(self) -> None:
+        """In a forked child: this is the parent's worker, and the child must neither use nor close it."""
+        cores = [self._core, *(tensor._core for _, tensor in self._tensors.values())]
+        for core in cores:
+            # Dropping the last reference would tell the servers that the worker left. It must outlive the
+            # child.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(core))
+        self._let_go(
+            f"this process was forked from worker {self.rank} (process {os.getppid()}), whose job it is",
+            "call ps.init() in the process that trains, or start processes with the method `spawn`",
+        )
+        self._line = Line("penstock")
+        self._pushes = []
+
+    def _let_go(self, why: str, hint: str | None) -> None:
+        """Takes the core away without closing it; every later use is refused, with the reason."""
+        gone: Any = _Gone(self._core.rank, self._core.size, why, hint)
+        self._core = gone
+        for _, tensor in self._tensors.values():
+            tensor._core = gone
+            tensor._stable = False
+
+
+class _Gone:
+    """Stands where the core stood."""
+
+    closed = True
+
+    def __init__(self, rank: int, size: int, why: str, hint: str | None) -> None:
+        self.__dict__.update(rank=rank, size=size, why=why, hint=hint)
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise JobClosed(self.__dict__["why"], self.__dict__["hint"])
+
+
+def _after_fork_in_child() -> None:
+    for job in list(_open_jobs):
+        job._orphan()
+    _open_jobs.clear()
+
+
+def _at_exit() -> None:
+    if getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1"):
+        # The script died of an error: leaving politely would let the others go on as if it had finished.
+        return
+    for job in list(_open_jobs):
+        job.close()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(_at_exit)
+
+
+def _as_text(options: Mapping[str, Any]) -> dict[str, str]:
+    """The options as the core reads them: those given, then those in the environment."""
+    table = {str(option["name"]): option for option in _core.options()}
+    for name in options:
+        if name not in table:
+            near = difflib.get_close_matches(name, table, n=3)
+            raise OptionError(
+                f"there is no option `{name}`",
+                f"did you mean {' or '.join(f'`{other}`' for other in near)}?"
+                if near
+                else f"there are {', '.join(table)}",
+            )
+    text = {name: _spell(value) for name, value in options.items() if value is not None}
+    for name, option in table.items():
+        value = os.environ.get(str(option["env"]))
+        if name not in text and value:
+            text[name] = value
+    return text
+
+
+def _spell(value: Any) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+def _environment(name: str) -> str:
+    value = os.environ.get(name, "")
+    if not value:
+        raise NotUnderLauncher(
+            f"PENSTOCK_SERVERS names servers, but {name} is not set", "start workers with `penstock run`"
+        )
+    return value
+
+
+def _whole_number(name: str) -> int:
+    text = _environment(name)
+    if not (text.isascii() and text.isdigit()):
+        raise OptionError(
+            f"expected {name} to be a whole number, got `{text}`", "start workers with `penstock run`"
+        )
+    return int(text)
+
+
+def _refuse_other_launchers() -> None:
+    for name in _SIZES_OF_OTHERS:
+        size = os.environ.get(name, "1")
+        if size.isdigit() and int(size) > 1:
+            raise NotUnderLauncher(
+                f"{name} says that {size} processes were started, but PENSTOCK_SERVERS names no servers",
+                f"start the script with `penstock run --workers {size}`; to train alone, unset {name}",
+            )

@@ -1,0 +1,1 @@
+"""Launchers: how the processes of a job come to be, and how they end."""

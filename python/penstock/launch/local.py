@@ -1,0 +1,397 @@
+"""
+All processes of a job on this machine: started, listened to, and ended, whatever way the run ends.
+
+Three nets hold the processes. The launcher itself ends them: first by a signal, after a grace by SIGKILL to
+their process groups. If the launcher is killed outright, the kernel kills its children (parent-death signal),
+and the warden, a small process that waits on a pipe from the launcher, kills their groups and removes the
+directory. Shared memory has no name (memfd), so it goes with the last process that maps it.
+
+The launcher has one thread: it waits for output, for signals and for ends of children at one place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from penstock.exceptions import PenstockError
+from penstock.launch.console import Console, Name
+from penstock.launch.outcome import Ended, Outcome, first_cause, traceback_of
+from penstock.launch.process import Process, die_with
+from penstock.launch.server import EXIT_JOB_FAILED
+from penstock.launch.warden import Warden
+
+SOCKET_PATH_LIMIT = 107
+"""Bytes of a Unix socket's path (sun_path, less its end)."""
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to start."""
+
+    command: Sequence[str]
+    """Arguments to the Python interpreter: a script's path, or "-m" and a module, and what it is given."""
+    workers: int = 1
+    servers: int = 1
+    consistency: str = ""
+    """Default consistency of the job's tensors: "bsp", "ssp:4", "asp"; empty: the core's default."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Additions to the environment of every process: the options, by their environment names."""
+    grace: float = 5.0
+    """Seconds that processes have to end by themselves, before they are killed."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Files put into the run's private directory, whose path every process finds in PENSTOCK_DIRECTORY."""
+    go_on: bool = False
+    """
+    Whether the loss of a worker leaves the others running (`on_worker_loss` of the servers has to say the
+    same).
+    """
+
+
+@dataclass
+class Stage:
+    """How far the run is on its way to its end: each step is taken when its time has come."""
+
+    after: float
+    act: Callable[[], None]
+
+
+class Launch:
+    """
+    One run of a plan.
+
+    Parameters
+    ----------
+    plan
+        What to start.
+    console
+        Where the processes' lines go.
+    on_report
+        Called with a worker's rank and a line that it wrote to the descriptor in `PENSTOCK_REPORT_FD`;
+        without it, workers get no such pipe.
+    on_idle
+        Called after each round of events, at least every `idle_seconds`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        console: Console,
+        *,
+        on_report: Callable[[int, bytes], None] | None = None,
+        on_idle: Callable[[], None] | None = None,
+        idle_seconds: float | None = None,
+    ) -> None:
+        self.plan = plan
+        self._console = console
+        self._on_report = on_report
+        self._on_idle = on_idle
+        self._idle_seconds = idle_seconds
+        self._processes: list[Process] = []
+        self._ended: list[Ended] = []
+        self._hung: list[Name] = []
+        self._interrupted: signal.Signals | None = None
+        self._broken_pipe = False
+        self._stages: list[Stage] = []
+        self._reports: dict[int, bytes] = {}
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> Outcome:
+        """
+        Starts all processes, and returns when all have ended and nothing of them is left.
+
+        Raises
+        ------
+        PenstockError
+            A process could not be started. What had been started is ended.
+        """
+        directory = _private_directory(self.plan.servers)
+        warden = Warden(directory)
+        with contextlib.ExitStack() as cleanup:
+            cleanup.callback(self._selector.close)
+            cleanup.callback(warden.dismiss)
+            cleanup.callback(shutil.rmtree, directory, ignore_errors=True)
+            cleanup.callback(self._finish)
+            cleanup.enter_context(self._signals())
+            self._start(warden, directory)
+            while any(process.returncode is None for process in self._processes):
+                self._step(warden)
+        return self._outcome()
+
+    # Starting
+
+    def _start(self, warden: Warden, directory: str) -> None:
+        plan = self.plan
+        for name, content in plan.files.items():
+            Path(directory, name).write_bytes(content)
+        common = {
+            **os.environ,
+            **plan.environment,
+            "PENSTOCK_DIRECTORY": directory,
+            "PENSTOCK_SECRET": os.urandom(32).hex(),
+        }
+        if plan.consistency:
+            common["PENSTOCK_CONSISTENCY"] = plan.consistency
+        paths = [f"{directory}/s{index}" for index in range(plan.servers)]
+        arrange = die_with(os.getpid())
+        for index, path in enumerate(paths):
+            command = ["-m", "penstock.launch.server", path, str(index), str(plan.servers), str(plan.workers)]
+            self._spawn(warden, Name("server", index), command, common, arrange)
+        for rank in range(plan.workers):
+            environment = {**common, **_worker_environment(rank, plan.workers, paths)}
+            self._spawn(warden, Name("worker", rank), plan.command, environment, arrange)
+
+    def _spawn(
+        self,
+        warden: Warden,
+        name: Name,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        arrange: Callable[[], None],
+    ) -> None:
+        report = self._on_report is not None and name.role == "worker"
+        try:
+            process = Process(name, [sys.executable, "-u", *command], environment, arrange, report=report)
+        except OSError as error:
+            raise PenstockError(
+                f"{name} could not be started: {error.strerror or error}",
+                hint="`penstock doctor` shows the limits of this host (processes, open files, memory)",
+            ) from error
+        warden.guard(process.pid)
+        self._processes.append(process)
+        for descriptor in process.descriptors():
+            self._selector.register(descriptor, selectors.EVENT_READ, process)
+
+    # Listening
+
+    def _step(self, warden: Warden) -> None:
+        """Waits for something to happen, and deals with it."""
+        due = min((stage.after for stage in self._stages), default=None)
+        timeout = None if due is None else max(0.0, due - time.monotonic())
+        if self._idle_seconds is not None:
+            timeout = self._idle_seconds if timeout is None else min(timeout, self._idle_seconds)
+        for key, _ in self._selector.select(timeout):
+            if isinstance(key.data, Process):
+                self._listen(key.data, key.fd)
+            else:
+                self._signalled(key.fd)
+        for process in self._processes:
+            if process.returncode is None and process.has_ended():
+                self._bury(process, warden)
+        self._end_of_workers()
+        if self._console.closed == "stdout" and not self._broken_pipe:
+            self._broken_pipe = True
+            self._stop_workers(signal.SIGTERM)
+        for stage in [stage for stage in self._stages if stage.after <= time.monotonic()]:
+            self._stages.remove(stage)
+            stage.act()
+        if self._on_idle is not None:
+            self._on_idle()
+
+    def _listen(self, process: Process, descriptor: int) -> bool:
+        """Takes what a pipe holds; false at its end or when there is nothing now."""
+        data = process.read(descriptor)
+        if data is None:
+            return False
+        if not data:
+            self._selector.unregister(descriptor)
+        if descriptor == process.report_descriptor:
+            self._report(process.name.rank, data)
+        else:
+            stream, lines = process.streams[descriptor]
+            self._console.emit(process.name, stream, lines.feed(data) if data else lines.rest())
+        return bool(data)
+
+    def _report(self, rank: int, data: bytes) -> None:
+        *lines, self._reports[rank] = (self._reports.get(rank, b"") + data).split(b"\n")
+        if self._on_report is not None:
+            for line in lines:
+                self._on_report(rank, line)
+
+    # Ending
+
+    def _bury(self, process: Process, warden: Warden) -> None:
+        """An ended process: its last output, what it left behind, and whether it failed."""
+        # What it wrote is in the pipes by now; what a child of its own may still write is not waited for.
+        for descriptor in process.descriptors():
+            if descriptor in self._selector.get_map():
+                while self._listen(process, descriptor):
+                    pass
+                if descriptor in self._selector.get_map():
+                    self._selector.unregister(descriptor)
+                    if descriptor in process.streams:
+                        stream, lines = process.streams[descriptor]
+                        self._console.emit(process.name, stream, lines.rest())
+        code = process.reap()
+        warden.release(process.pid)
+        process.close()
+        ended = Ended(process.name, process.pid, code, process.stopped, process.tail)
+        self._ended.append(ended)
+        if ended.failed and not (self.plan.go_on and process.name.role == "worker"):
+            self._wind_down()
+
+    def _wind_down(self) -> None:
+        """
+        The first failure: the others get half the grace to fail by themselves, with errors of their own, and
+        half to obey.
+        """
+        if not self._stages and self._interrupted is None and not self._broken_pipe:
+            self._stages = [
+                Stage(
+                    time.monotonic() + self.plan.grace / 2,
+                    lambda: self._stop_workers(signal.SIGTERM, self.plan.grace / 2),
+                )
+            ]
+
+    def _stop_workers(self, number: signal.Signals, grace: float | None = None) -> None:
+        for process in self._running("worker"):
+            process.stopped = True
+            process.send(number)
+        self._stages = [
+            Stage(time.monotonic() + (self.plan.grace if grace is None else grace), self._kill_all)
+        ]
+
+    def _kill_all(self) -> None:
+        for process in self._running("worker") or self._running("server"):
+            if process.name.role == "worker":
+                self._hung.append(process.name)
+            process.stopped = True
+            process.kill_group()
+
+    def _end_of_workers(self) -> None:
+        """Servers end last: when no worker is left, nobody needs them."""
+        servers = self._running("server")
+        workers = self._running("worker")
+        if not workers and servers and not all(server.stopped for server in servers):
+            for server in servers:
+                server.stopped = True
+                server.send(signal.SIGTERM)
+            self._stages = [Stage(time.monotonic() + self.plan.grace, self._kill_all)]
+        elif workers and not servers and self.plan.servers > 0:
+            # The job is over without these. One that somebody suspended (SIGSTOP) was given up by the servers
+            # and will never end.
+            for worker in workers:
+                if worker.is_suspended() and not worker.stopped:
+                    worker.stopped = True
+                    self._hung.append(worker.name)
+                    worker.kill_group()
+
+    def _running(self, role: str) -> list[Process]:
+        return [
+            process for process in self._processes if process.name.role == role and process.returncode is None
+        ]
+
+    def _finish(self) -> None:
+        """Ends whatever still runs: only after an exception in the launcher itself."""
+        for process in self._processes:
+            if process.returncode is None:
+                process.kill_group()
+                process.reap()
+                process.close()
+
+    # Signals
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """While the run lasts, signals become events."""
+        receiving, sending = socket.socketpair()
+        receiving.setblocking(False)
+        sending.setblocking(False)
+        # Under nohup, SIGHUP stays ignored.
+        caught = [
+            one for one in _FORWARDED if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN
+        ]
+        before = {number: signal.signal(number, _nothing) for number in (*caught, signal.SIGCHLD)}
+        wakeup = signal.set_wakeup_fd(sending.fileno(), warn_on_full_buffer=False)
+        self._selector.register(receiving, selectors.EVENT_READ, "signals")
+        try:
+            yield
+        finally:
+            self._selector.unregister(receiving)
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            receiving.close()
+            sending.close()
+
+    def _signalled(self, descriptor: int) -> None:
+        for byte in os.read(descriptor, 4096):
+            if byte in _FORWARDED:
+                number = signal.Signals(byte)
+                if self._interrupted is None:
+                    self._interrupted = number
+                    self._stop_workers(number)
+                else:
+                    self._stages = [Stage(0.0, self._kill_all)]
+
+    # The end
+
+    def _outcome(self) -> Outcome:
+        if self._interrupted is not None:
+            return Outcome(128 + self._interrupted, interrupted=self._interrupted, hung=tuple(self._hung))
+        if self._broken_pipe:
+            return Outcome(128 + signal.SIGPIPE)
+        notes = tuple(
+            f"{one.name}: {traceback_of(one.tail).splitlines()[-1]}"
+            for one in self._ended
+            if one.name.role == "server" and one.returncode == EXIT_JOB_FAILED and one.tail.strip()
+        )
+        failed = [one for one in self._ended if one.failed]
+        lost = [one for one in failed if one.name.role == "worker"]
+        finished = any(one.name.role == "worker" and one.returncode == 0 for one in self._ended)
+        if self.plan.go_on and finished and lost == failed:
+            return Outcome(0, lost=tuple(lost), hung=tuple(self._hung))
+        failure = first_cause(self._ended)
+        if failure is None:
+            return Outcome(0 if not self._hung else 128 + signal.SIGKILL, hung=tuple(self._hung), notes=notes)
+        return Outcome(
+            failure.exit_code,
+            failure=failure,
+            others=self.plan.workers > 1 or failure.name.role == "server",
+            hung=tuple(self._hung),
+            notes=notes,
+        )
+
+
+def _worker_environment(rank: int, size: int, paths: Sequence[str]) -> dict[str, str]:
+    """
+    What a worker reads: our names, torchrun's, and its thread count, which it sets only where the user has
+    not.
+    """
+    cores = len(os.sched_getaffinity(0))
+    return {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // size)),
+        "PENSTOCK_RANK": str(rank),
+        "PENSTOCK_SIZE": str(size),
+        "PENSTOCK_SERVERS": ",".join(paths),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(size),
+    }
+
+
+def _private_directory(servers: int) -> str:
+    """A fresh directory that only this user can enter, with a path short enough for sockets."""
+    base = tempfile.gettempdir()
+    longest = len(os.fsencode(base)) + len("/penstock-12345678/s") + len(str(servers))
+    if longest > SOCKET_PATH_LIMIT or "," in base:
+        base = "/tmp"  # noqa: S108 (a fresh directory of mode 0700 is made in it)
+    return tempfile.mkdtemp(prefix="penstock-", dir=base)  # 0700
+
+
+def _nothing(_number: int, _frame: FrameType | None) -> None:
+    """The wake-up descriptor carries the signal; a handler has to be there for it to be written."""

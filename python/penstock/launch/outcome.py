@@ -1,0 +1,185 @@
+"""
+How a run ended: which process failed first, and what to tell the user.
+
+When one worker dies, the others fail soon after, each with an error that names it. Those are consequences;
+the first failure that is not one is the cause, whichever process the launcher happened to see first.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass, field
+
+from penstock.launch.console import Name
+from penstock.launch.server import EXIT_JOB_FAILED
+
+_CONSEQUENCES = (
+    "WorkerLost",
+    "ServerLost",
+    "JobFailed",
+    "JobClosed",
+    "ConnectTimeout",
+    "BarrierTimeout",
+    "PullTimeout",
+    "LaneTimeout",
+)
+_TAIL_LINES = 20
+_TRACEBACK_LINES = 60
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that has ended."""
+
+    name: Name
+    pid: int
+    returncode: int
+    """As `subprocess` counts: negative for the signal that killed it."""
+    stopped: bool
+    """The launcher had told it to end."""
+    tail: bytes
+    """The last of its error output."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended badly, and of itself."""
+        return self.returncode != 0 and not self.stopped
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell counts: 128 + signal for a killed one."""
+        return self.returncode if self.returncode >= 0 else 128 - self.returncode
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it only failed because another process had."""
+        if self.name.role == "server":
+            return self.returncode == EXIT_JOB_FAILED
+        return self.returncode > 0 and _last_error(self.tail) in _CONSEQUENCES
+
+    def how(self) -> str:
+        """The end in words."""
+        if self.returncode < 0:
+            return f"was killed by {signal_name(-self.returncode)}"
+        return f"ended with exit code {self.returncode}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    code: int
+    """Exit code of the run."""
+    failure: Ended | None = None
+    """The first failure, unless the run went on in spite of it."""
+    others: bool = False
+    """Whether there were other workers."""
+    lost: tuple[Ended, ...] = ()
+    """Workers that failed while the others went on, as `on_worker_loss` allowed."""
+    hung: tuple[Name, ...] = ()
+    """Workers that had to be killed, because they did not end when they were told to."""
+    interrupted: signal.Signals | None = None
+    """The signal that ended the run."""
+    notes: tuple[str, ...] = field(default=())
+    """Last words of servers that saw the job fail."""
+
+    def message(self) -> str | None:
+        """What the user is told, if anything went wrong."""
+        if self.interrupted is not None:
+            by = "Ctrl-C" if self.interrupted == signal.SIGINT else self.interrupted.name
+            return f"stopped by {by}"
+        if self.failure is None:
+            return None
+        one = self.failure
+        first = ""
+        if self.others:
+            who = "other workers" if one.name.role == "worker" else "workers"
+            first = f"first failure; the {who} were stopped; "
+        text = f"{one.name} {one.how()} ({first}pid {one.pid})"
+        for name in self.hung:
+            text += f"\n{name} did not end by itself and was killed"
+        return "\n".join((text, *self.notes))
+
+    def detail(self) -> str | None:
+        """The traceback of the first failure, or the last lines it wrote."""
+        if self.interrupted is not None or self.failure is None:
+            return None
+        return traceback_of(self.failure.tail) or None
+
+    def hint(self) -> str | None:
+        """What to do about it."""
+        if self.failure is None or self.interrupted is not None:
+            return None
+        if self.failure.returncode == -signal.SIGKILL:
+            return (
+                "the kernel kills like this when memory runs out (see `dmesg`), and so does `kill -9`; "
+                "`penstock doctor` shows the memory limit"
+            )
+        if self.failure.returncode in (
+            -signal.SIGSEGV,
+            -signal.SIGBUS,
+            -signal.SIGABRT,
+            -signal.SIGILL,
+            -signal.SIGFPE,
+        ):
+            return "run it with PYTHONFAULTHANDLER=1 in the environment to see where it crashed"
+        if self.failure.is_consequence:
+            return (
+                "it failed because another process of the job had stopped answering; "
+                "look at the one that the error names"
+            )
+        if self.failure.name.role == "server":
+            return "the lines above are the server's own; `penstock doctor` shows what this host offers"
+        return (
+            f"the lines above are {self.failure.name}'s; "
+            "`--on-worker-loss continue` lets the others go on without it"
+        )
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; the number itself for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def first_cause(ended: list[Ended]) -> Ended | None:
+    """The failure that the others follow from, of processes in the order in which they ended."""
+    failed = [one for one in ended if one.failed]
+    causes = [one for one in failed if not one.is_consequence]
+    workers = [one for one in failed if one.name.role == "worker"]
+    return next(iter(causes or workers or failed), None)
+
+
+def traceback_of(tail: bytes) -> str:
+    """The last traceback in a process's error output, chained ones with it; without any, the last lines."""
+    lines = tail.decode("utf-8", "replace").splitlines()
+    starts = [
+        index for index, line in enumerate(lines) if line.startswith("Traceback (most recent call last):")
+    ]
+    if not starts:
+        return "\n".join(lines[-_TAIL_LINES:])
+    start = starts[-1]
+    for earlier in reversed(starts[:-1]):
+        between = lines[earlier:start]
+        if not any(
+            "exception was the direct cause" in line or "another exception occurred" in line
+            for line in between
+        ):
+            break
+        start = earlier
+    found = lines[start:]
+    if len(found) > _TRACEBACK_LINES:
+        half = _TRACEBACK_LINES // 2
+        found = [*found[:half], f"... {len(found) - 2 * half} lines ...", *found[-half:]]
+    return "\n".join(found)
+
+
+def _last_error(tail: bytes) -> str | None:
+    """The class name of the exception that ended a Python process, without its module."""
+    for line in reversed(tail.decode("utf-8", "replace").splitlines()):
+        if found := re.match(r"(?:[A-Za-z_]\w*\.)*([A-Z]\w*)(?::|$)", line):
+            return found[1]
+    return None

@@ -1,0 +1,145 @@
+"""
+One process of a job: started in a group of its own, dying with its launcher, its output read through pipes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from penstock.launch.console import Lines, Name, Stream
+
+_PR_SET_PDEATHSIG = 1
+TAIL_BYTES = 1 << 15
+"""Bytes of a process's last error output that are kept for the report of its failure."""
+_READ_BYTES = 1 << 16
+
+
+def die_with(parent: int) -> Callable[[], None]:
+    """
+    What a child runs between fork and exec so that the kernel kills it when its launcher dies, however that
+    happens.
+
+    Everything is looked up beforehand: between fork and exec only two system calls are made. The launcher has
+    one thread then, so nothing can be held by a thread that the child does not have.
+    """
+    prctl = ctypes.CDLL(None).prctl
+    kill = int(signal.SIGKILL)
+
+    def arrange() -> None:
+        prctl(_PR_SET_PDEATHSIG, kill, 0, 0, 0)
+        if os.getppid() != parent:  # it died before the kernel knew
+            os._exit(128 + kill)
+
+    return arrange
+
+
+class Process:
+    """A worker or a server that was started, and what is known about its end."""
+
+    def __init__(
+        self,
+        name: Name,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        before_exec: Callable[[], None],
+        *,
+        report: bool = False,
+    ) -> None:
+        self.name = name
+        self.stopped = False
+        """Whether the launcher told it to end, so that its end is no failure of its own."""
+        self.returncode: int | None = None
+        self.tail = b""
+        reading, writing = os.pipe() if report else (-1, -1)
+        self.report_descriptor = reading
+        try:
+            self._popen = subprocess.Popen(
+                command,
+                env={**environment, "PENSTOCK_REPORT_FD": str(writing)} if report else dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                pass_fds=(writing,) if report else (),
+                process_group=0,
+                preexec_fn=before_exec,
+            )
+        except BaseException:
+            if report:
+                os.close(reading)
+            raise
+        finally:
+            if report:
+                os.close(writing)
+        self.pid = self._popen.pid
+        self.streams: dict[int, tuple[Stream, Lines]] = {}
+        for pipe, stream in ((self._popen.stdout, "stdout"), (self._popen.stderr, "stderr")):
+            assert pipe is not None
+            self.streams[pipe.fileno()] = ("stdout" if stream == "stdout" else "stderr", Lines())
+        for descriptor in self.descriptors():
+            os.set_blocking(descriptor, False)
+
+    def descriptors(self) -> list[int]:
+        """All pipes that come from the process."""
+        return [*self.streams, *([self.report_descriptor] if self.report_descriptor >= 0 else [])]
+
+    def read(self, descriptor: int) -> bytes | None:
+        """What has come through a pipe: b"" at its end, None when there is nothing now."""
+        try:
+            data = os.read(descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return None
+        if descriptor in self.streams and self.streams[descriptor][0] == "stderr":
+            self.tail = (self.tail + data)[-TAIL_BYTES:]
+        return data
+
+    def has_ended(self) -> bool:
+        """
+        Whether the process has ended. It stays a zombie until `reap`, so that its number cannot be anybody
+        else's.
+        """
+        if self.returncode is not None:
+            return True
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+
+    def is_suspended(self) -> bool:
+        """Whether somebody stopped it (SIGSTOP): it will neither go on nor end by itself."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
+        except OSError:
+            return False
+
+    def send(self, number: signal.Signals) -> None:
+        """Signals the process itself, as `kill` would."""
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill_group(self) -> None:
+        """Kills the process and what it started."""
+        if self.returncode is None:
+            # The group is gone only when the process has not come as far as to make it, or its exec failed.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def reap(self) -> int:
+        """Waits for the end and takes what stayed behind in the group with it."""
+        if self.returncode is None:
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            self.kill_group()
+            self.returncode = self._popen.wait()
+        return self.returncode
+
+    def close(self) -> None:
+        """Closes the pipes."""
+        for pipe in (self._popen.stdout, self._popen.stderr):
+            assert pipe is not None
+            pipe.close()
+        if self.report_descriptor >= 0:
+            os.close(self.report_descriptor)
+            self.report_descriptor = -1

@@ -1,0 +1,88 @@
+"""
+The warden: a process that cleans up after a launcher that was killed outright.
+
+It does nothing but wait on a pipe from the launcher. As long as the launcher lives, the pipe stays open; when
+it ends without having said `done`, the warden kills the process groups that it was told about and removes the
+launcher's directory. Children also ask the kernel to die with the launcher (`process.die_with`), so either of
+the two may fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+
+_SETTLE_SECONDS = 2.0
+"""How long the warden waits for killed groups to vanish before it removes the directory under them."""
+
+
+class Warden:
+    """The launcher's side of the pipe."""
+
+    def __init__(self, directory: str) -> None:
+        reading, self._pipe = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                _watch(reading, directory)
+            finally:
+                os._exit(0)
+        os.close(reading)
+
+    def guard(self, group: int) -> None:
+        """From now on, `group` does not outlive the launcher."""
+        self._tell(f"+{group}\n")
+
+    def release(self, group: int) -> None:
+        """The group has ended; its number may be given to others."""
+        self._tell(f"-{group}\n")
+
+    def dismiss(self) -> None:
+        """All is cleaned up: the warden ends."""
+        self._tell("done\n")
+        os.close(self._pipe)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+
+    def _tell(self, message: str) -> None:
+        # A warden that somebody killed is no reason to fail: the kernel's parent-death signal is still there.
+        with contextlib.suppress(OSError):
+            os.write(self._pipe, message.encode())
+
+
+def _watch(reading: int, directory: str) -> None:
+    """The warden's whole life, in the forked child: no imports, no output, no terminal."""
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN if number != signal.SIGCHLD else signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    # Descriptors of the launcher that stayed open here would keep its readers waiting after its end.
+    os.closerange(0, reading)
+    os.closerange(reading + 1, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") > 0 else 65536)
+    held = b""
+    groups: set[int] = set()
+    while data := os.read(reading, 65536):
+        *messages, held = (held + data).split(b"\n")
+        for message in messages:
+            if message == b"done":
+                return
+            (groups.add if message.startswith(b"+") else groups.discard)(int(message[1:]))
+    _clean(groups, directory)
+
+
+def _clean(groups: set[int], directory: str) -> None:
+    end = time.monotonic() + _SETTLE_SECONDS
+    while groups and time.monotonic() < end:
+        for group in list(groups):
+            try:
+                os.killpg(group, signal.SIGKILL)
+            except ProcessLookupError:
+                groups.discard(group)
+            except PermissionError:
+                groups.discard(group)
+        if groups:
+            time.sleep(0.005)
+    shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,584 @@
+"""
+Tensors: a named array that every worker of a job reads and contributes to.
+
+What a call costs on one host: a push of an array copies it once, into this worker's lane; a push of the lane
+itself moves no byte. A pull under BSP copies nothing: it waits and returns a view of the servers' own memory,
+mapped read-only. A pull under SSP or ASP copies each chunk once, since its home may be folding at that
+moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .arrays import DTYPES, Array, ArrayLike, as_array, contribution, is_plain
+from .consistency import Consistency, check_slack, parse
+from .exceptions import DtypeError, OptionError, SettingsError, ShapeError
+from .optim import Optimizer
+
+if TYPE_CHECKING:
+    from . import _core
+    from .job import Job
+
+
+class Tensor:
+    """
+    A shared array. Made by `Job.tensor`.
+
+    Examples
+    --------
+    >>> w = job.tensor("w", value=np.zeros(3, dtype=np.float32))
+    >>> w.push(np.ones(3, dtype=np.float32))
+    0
+    >>> job.clock()
+    1
+    >>> w.pull()
+    array([1., 1., 1.], dtype=float32)
+    """
+
+    def __init__(
+        self, job: Job, core: _core.Tensor, shape: tuple[int, ...], dtype: str, optimizer: Optimizer
+    ) -> None:
+        self._job = job
+        self._core = core
+        self._shape = shape
+        self._dtype = DTYPES[dtype]
+        self._optimizer = optimizer
+        # Asked once: whether a pull that names no slack may hand out the model itself.
+        self._stable = core.stable(None)
+        self._model: Array | None = None
+        self._mirror: Array | None = None
+        self._lane: Array | None = None
+        self._lane_address = 0
+
+    @property
+    def name(self) -> str:
+        """The tensor's key."""
+        return self._core.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape; () for a scalar."""
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Its element type; ml_dtypes' for bfloat16."""
+        return self._dtype
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return self._core.elements
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the value."""
+        return self._core.nbytes
+
+    @property
+    def version(self) -> int:
+        """The newest version that all chunks have reached; -1 until rank 0's value stands."""
+        return self._core.version
+
+    @property
+    def staleness(self) -> int:
+        """How many iterations behind this worker's clock the last pull was; 0 is fresh."""
+        return self._core.staleness
+
+    @property
+    def consistency(self) -> Consistency:
+        """What a pull that names no slack must see."""
+        return parse(self._core.consistency)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """
+        This tensor's own optimizer. Its numbers may be changed at any time, alike on every worker: they
+        travel with the next push.
+        """
+        return self._optimizer
+
+    def set_lr(self, lr: float) -> None:
+        """
+        Change the learning rate, from the next push on. Call it alike on every worker.
+
+        Parameters
+        ----------
+        lr
+            The new rate, 0 or above.
+
+        Raises
+        ------
+        SettingsError
+            `lr` is out of range, or the optimizer has none. It stays as it was.
+
+        Examples
+        --------
+        >>> w.set_lr(0.01)
+        """
+        self._optimizer.lr = lr
+
+    def lane(self) -> Array:
+        """
+        This worker's own registered gradient buffer: fill it, then `push()` moves no byte.
+
+        Returns
+        -------
+        numpy.ndarray
+            Writable, of the tensor's shape and dtype; the same array each time. It may be written from the
+            pull that follows a push on (that pull has seen the push folded); what is written between the two
+            may be folded too.
+
+        Raises
+        ------
+        JobClosed
+            The job has ended.
+
+        Examples
+        --------
+        >>> gradient = w.lane()
+        >>> gradient[:] = 0.5
+        >>> w.push()
+        0
+        """
+        if self._lane is None:
+            self._lane = self._array_over(self._core.lane())
+            self._lane_address = self._lane.__array_interface__["data"][0]
+        return self._lane
+
+    def push(self, grad: ArrayLike | None = None, *, more: bool = False, timeout: float | None = None) -> int:
+        """
+        Contribute this worker's gradient for the iteration it is in.
+
+        Returns as soon as the gradient stands in the worker's lane; the servers fold it when the lanes they
+        wait for are full. `grad` may be changed at once.
+
+        Parameters
+        ----------
+        grad
+            Array of the tensor's `shape` and `dtype`, or any object that speaks the buffer protocol, DLPack
+            or `__array__`; lists of numbers are converted. It is copied once, unless it is the array that
+            `lane()` returned: then nothing is copied. Default: the lane.
+        more
+            Keep the contribution in the lane: the pushes that follow in the same iteration are added to it,
+            and the first without `more` sends the sum. Default False.
+        timeout
+            Seconds to wait for the lane to be free. Default: the job's `deadline`.
+
+        Returns
+        -------
+        int
+            The clock that the update is stamped with: iterations this worker had completed, 0 in the first.
+
+        Raises
+        ------
+        ShapeError, DtypeError
+            `grad` has another shape or dtype than the tensor. The lane is as it was.
+        NonFiniteError
+            The tensor refuses NaN and infinity, and `grad` holds one. The lane is as it was.
+        AlreadyPushed
+            A push without `more` was made in this iteration.
+        LaneTimeout
+            The lane was not free in time; `.missing` holds the ranks that the server waits for.
+        SettingsError
+            The optimizer's numbers were made unfit.
+        JobClosed
+            The job has ended, or this worker was removed from it.
+
+        Notes
+        -----
+        No reply is awaited. Sums are taken in rank order, whatever order the lanes arrive in, so that equal
+        inputs give equal bits. Stale synchronous parallel: Ho et al. 2013, section 2.
+
+        Examples
+        --------
+        >>> w.push(np.ones(3, dtype=np.float32))
+        0
+        """
+        data = None if grad is None or grad is self._lane else self._outgoing(grad)
+        return self._core.push(data, self._optimizer._packed, more, timeout)
+
+    def pull(
+        self, out: ArrayLike | None = None, *, slack: int | None = None, timeout: float | None = None
+    ) -> Array:
+        """
+        Read the value, as fresh as the tensor's consistency asks for.
+
+        Parameters
+        ----------
+        out
+            Writable C-contiguous array of the tensor's `shape` and `dtype` to fill (NumPy, a torch tensor on
+            the CPU, or anything with the buffer protocol). Default: a view is returned, nothing is copied
+            under BSP.
+        slack
+            Iterations that this one read may lack, at most, instead of the tensor's own. Default: the
+            tensor's.
+        timeout
+            Seconds to wait for the value to be fresh enough. Default: the job's `deadline`.
+
+        Returns
+        -------
+        numpy.ndarray
+            `out`, where it was given. Otherwise a read-only array of the tensor's shape and dtype: under BSP
+            the model's own memory, which stands still until this worker's next push of the tensor; else this
+            worker's mirror, which stands still until its next pull. Copy it to keep it longer.
+
+        Raises
+        ------
+        ShapeError, DtypeError
+            `out` has another shape, layout or dtype, or cannot be written.
+        OptionError
+            `slack` is below 0.
+        PullTimeout
+            The value was not fresh enough in time; `.missing` holds the ranks that it waits for.
+        JobClosed
+            The job has ended, or this worker was removed from it.
+
+        Notes
+        -----
+        At position t (the clock, plus one after a push in this iteration) with slack s, the version is at
+        least t - s.
+
+        Examples
+        --------
+        >>> w.pull()
+        array([0., 0., 0.], dtype=float32)
+        >>> w.pull(out=np.empty(3, dtype=np.float32), slack=0)
+        array([0., 0., 0.], dtype=float32)
+        """
+        if out is None and self._stable and not slack:
+            self._core.pull(None, timeout)
+            return self._model if self._model is not None else self._model_view()
+        if slack is not None:
+            slack = check_slack(slack)
+        if out is not None:
+            target = self._incoming(out)
+            self._core.pull_into(_as_buffer(target), slack, timeout)
+            return target
+        if self._core.stable(slack):
+            self._core.pull(slack, timeout)
+            return self._model_view()
+        self._core.pull_mirror(slack, timeout)
+        return self._mirror_view()
+
+    def pushpull(
+        self,
+        grad: ArrayLike | None = None,
+        out: ArrayLike | None = None,
+        *,
+        slack: int | None = None,
+        timeout: float | None = None,
+    ) -> Array:
+        """
+        Contribute, then read a value that reflects the contribution: under BSP, and everyone else's of this
+        iteration.
+
+        Parameters
+        ----------
+        grad, out, slack, timeout
+            As for `push` and `pull`; `timeout` holds for each of the two waits.
+
+        Returns
+        -------
+        numpy.ndarray
+            As `pull`.
+
+        Raises
+        ------
+        ShapeError, DtypeError, OptionError
+            `grad`, `out` or `slack` does not fit. Nothing was contributed.
+        NonFiniteError, AlreadyPushed, LaneTimeout, SettingsError
+            As for `push`. Nothing was contributed.
+        PullTimeout
+            The value was not fresh enough in time. The contribution stands.
+        JobClosed
+            The job has ended, or this worker was removed from it.
+
+        Examples
+        --------
+        >>> w.pushpull(np.ones(3, dtype=np.float32))
+        array([1., 1., 1.], dtype=float32)
+        """
+        # Judged before the push: a call that raises for its arguments must not leave half of itself behind.
+        target = None if out is None else self._incoming(out)
+        if slack is not None:
+            slack = check_slack(slack)
+        self.push(grad, timeout=timeout)
+        return self.pull(target, slack=slack, timeout=timeout)
+
+    def push_async(
+        self, grad: ArrayLike | None = None, *, more: bool = False, timeout: float | None = None
+    ) -> Future[int]:
+        """
+        `push`, on the job's own thread, after the asynchronous calls made before it.
+
+        Parameters
+        ----------
+        grad, more, timeout
+            As for `push`. Leave `grad` as it is until the future is done.
+
+        Returns
+        -------
+        concurrent.futures.Future
+            Holds what `push` returns or raises. `Job.clock` first waits for it, so it is stamped with the
+            iteration that it was made in; if it failed, `Job.clock` raises the error as well.
+
+        Raises
+        ------
+        Nothing by itself.
+
+        Examples
+        --------
+        >>> w.push_async(np.ones(3, dtype=np.float32)).result()
+        0
+        """
+        return self._job._submit_push(self.push, grad, more=more, timeout=timeout)
+
+    def pull_async(
+        self, out: ArrayLike | None = None, *, slack: int | None = None, timeout: float | None = None
+    ) -> Future[Array]:
+        """
+        `pull`, on the job's own thread, after the asynchronous calls made before it.
+
+        Parameters
+        ----------
+        out, slack, timeout
+            As for `pull`. Do not look at `out` before the future is done.
+
+        Returns
+        -------
+        concurrent.futures.Future
+            Holds what `pull` returns or raises. Its position is taken when it runs, not when it is made.
+
+        Raises
+        ------
+        Nothing by itself.
+
+        Examples
+        --------
+        >>> w.pull_async().result()
+        array([0., 0., 0.], dtype=float32)
+        """
+        return self._job._submit(self.pull, out, slack=slack, timeout=timeout)
+
+    def pushpull_async(
+        self,
+        grad: ArrayLike | None = None,
+        out: ArrayLike | None = None,
+        *,
+        slack: int | None = None,
+        timeout: float | None = None,
+    ) -> Future[Array]:
+        """
+        `pushpull`, on the job's own thread, after the asynchronous calls made before it.
+
+        Parameters
+        ----------
+        grad, out, slack, timeout
+            As for `pushpull`. Leave `grad` and `out` alone until the future is done.
+
+        Returns
+        -------
+        concurrent.futures.Future
+            Holds what `pushpull` returns or raises. `Job.clock` first waits for it.
+
+        Raises
+        ------
+        Nothing by itself.
+
+        Examples
+        --------
+        >>> w.pushpull_async(np.ones(3, dtype=np.float32)).result()
+        array([1., 1., 1.], dtype=float32)
+        """
+        return self._job._submit_push(self.pushpull, grad, out, slack=slack, timeout=timeout)
+
+    def optimizer_state(self, *, timeout: float | None = None) -> dict[str, Array]:
+        """
+        The optimizer's state, after all of this worker's pushes are folded.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait for each array. Default: the job's `deadline`.
+
+        Returns
+        -------
+        dict of str to numpy.ndarray
+            Copies by torch.optim's names, of the tensor's shape, float64 for a float64 tensor and float32
+            otherwise; and "step", the number of steps taken, as a 0-d int64 array.
+
+        Raises
+        ------
+        PullTimeout
+            This worker's pushes were not folded in time.
+        JobClosed
+            The job has ended.
+
+        Examples
+        --------
+        >>> sorted(job.tensor("v", shape=3, optimizer=ps.Adam()).optimizer_state())
+        ['exp_avg', 'exp_avg_sq', 'step']
+        """
+        accumulator = self._accumulator()
+        state: dict[str, Array] = {
+            slot: np.frombuffer(self._core.state(index, timeout), dtype=accumulator)
+            .reshape(self._shape)
+            .copy()
+            for index, slot in enumerate(self._core.slots)
+        }
+        state["step"] = np.asarray(self._core.steps(timeout), dtype=np.int64)
+        return state
+
+    def load(
+        self,
+        value: ArrayLike | None = None,
+        state: Mapping[str, ArrayLike] | None = None,
+        step: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """
+        Overwrite the value, the optimizer's state or both. Collective: every worker calls it, rank 0's
+        arguments count.
+
+        Parameters
+        ----------
+        value
+            The new value, of the tensor's shape and dtype. Default: it stays.
+        state
+            State arrays by name, as `optimizer_state` returns them; "step" in it counts unless `step` is
+            given. Arrays that are not named stay.
+        step
+            Steps that the optimizer has taken. Default: it stays.
+        timeout
+            Seconds to wait at each of the two barriers. Default: the job's `deadline`.
+
+        Raises
+        ------
+        ShapeError, DtypeError
+            An array does not fit. The tensor is as it was.
+        SettingsError
+            The optimizer keeps no state of that name, or `step` is below 0. The tensor is as it was.
+        BarrierTimeout
+            Not every worker called it in time.
+        JobClosed
+            The job has ended.
+
+        Examples
+        --------
+        >>> w.load(value=np.zeros(3, dtype=np.float32))
+        """
+        pieces, steps = self._pieces(value, state, step)
+        self._job.barrier(timeout)
+        if self._job.rank == 0 and (pieces or steps is not None):
+            if steps is None:
+                steps = self._core.steps(timeout)
+            if not pieces:
+                pieces = {-1: self.pull(timeout=timeout).copy()}
+            for slot, data in pieces.items():
+                self._core.load(slot, _as_buffer(data), steps, timeout)
+        self._job.barrier(timeout)
+
+    def _pieces(
+        self, value: ArrayLike | None, state: Mapping[str, ArrayLike] | None, step: int | None
+    ) -> tuple[dict[int, Array], int | None]:
+        """What `load` writes, by slot (-1: the value), and the step count; all checked."""
+        pieces: dict[int, Array] = {}
+        if value is not None:
+            pieces[-1] = contribution(value, self.name, self._shape, self._dtype)
+        slots = self._core.slots
+        for name, array in (state or {}).items():
+            if name == "step":
+                step = int(array) if step is None else step
+            elif name in slots:
+                where = f"{name} of {self.name}"
+                pieces[slots.index(name)] = contribution(array, where, self._shape, self._accumulator())
+            else:
+                raise SettingsError(
+                    f"the optimizer of `{self.name}` keeps {', '.join(slots) or 'no state'}, got `{name}`"
+                )
+        if step is not None and step < 0:
+            raise SettingsError(f"expected a step count of 0 or above for `{self.name}`, got {step}")
+        return pieces, step
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """A pulled copy. `copy=False` is refused: the value moves on."""
+        if copy is False:
+            raise OptionError(
+                f"`{self.name}` cannot be seen without a copy",
+                "use pull(), and mind how long it stands still",
+            )
+        return np.array(self.pull(), dtype=dtype)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """A pulled copy, as DLPack; NumPy cannot export bfloat16."""
+        return self.pull().copy().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Memory of the host."""
+        return (1, 0)
+
+    def __repr__(self) -> str:
+        return (
+            f"Tensor({self.name!r}, shape={self._shape}, dtype={self._dtype.name}, "
+            f"optimizer={self._optimizer!r}, consistency={self._core.consistency!r})"
+        )
+
+    def _accumulator(self) -> np.dtype[Any]:
+        return np.dtype(np.float64 if self._dtype == np.float64 else np.float32)
+
+    def _array_over(self, memory: _core.Memory) -> Array:
+        array: Array = np.frombuffer(memoryview(memory), dtype=self._dtype, count=self.size).reshape(
+            self._shape
+        )
+        return array
+
+    def _model_view(self) -> Array:
+        if self._model is None:
+            self._model = self._array_over(self._core.model())
+        return self._model
+
+    def _mirror_view(self) -> Array:
+        if self._mirror is None:
+            self._mirror = self._array_over(self._core.mirror())
+        return self._mirror
+
+    def _outgoing(self, grad: ArrayLike) -> Any:
+        """`grad` as the core takes it; None if it is the lane's memory."""
+        array = contribution(grad, self.name, self._shape, self._dtype)
+        if self._lane is not None and array.__array_interface__["data"][0] == self._lane_address:
+            return None
+        return _as_buffer(array)
+
+    def _incoming(self, out: ArrayLike) -> Array:
+        """The array over `out`'s own memory; raises unless it can be filled."""
+        contiguous = out.is_contiguous() if hasattr(out, "is_contiguous") else True
+        on_host = getattr(getattr(out, "device", None), "type", "cpu") == "cpu"
+        if is_plain(out) or not contiguous or not on_host:
+            raise ShapeError(
+                f"expected `out` to be a C-contiguous array on the host, got {type(out).__name__}"
+            )
+        array = as_array(out)
+        if array.shape != self._shape:
+            raise ShapeError(f"`{self.name}` has shape {self._shape}, got `out` of shape {array.shape}")
+        if array.dtype != self._dtype:
+            raise DtypeError(
+                f"`{self.name}` has dtype {self._dtype.name}, got `out` of dtype {array.dtype.name}"
+            )
+        if not array.flags.c_contiguous or not array.flags.writeable:
+            lacks = "is read-only" if array.flags.c_contiguous else f"has strides {array.strides}"
+            raise ShapeError(
+                f"expected `out` to be writable and C-contiguous; it {lacks}", "pass numpy.empty_like(...)"
+            )
+        return array
+
+
+def _as_buffer(array: Array) -> Any:
+    """What the core can read: bfloat16 is not known to the buffer protocol, its bits are."""
+    return array.view(np.uint16) if array.dtype == DTYPES["bfloat16"] else array

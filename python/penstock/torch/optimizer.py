@@ -1,0 +1,398 @@
+"""
+The optimizer that a distributed script holds: torch's interface, with the steps taken by the servers.
+
+Its parameter groups are the original optimizer's own, the same list of the same dictionaries: learning-rate
+schedulers work on either, and what they change travels with the next push.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from ..arrays import as_array
+from ..consistency import BSP, Consistency, parse, spelled
+from ..exceptions import OptionError, SettingsError
+from ..job import Job
+from ..tensor import _as_buffer
+from .broadcast import broadcast
+from .delivery import Delivery, Shared
+from .rules import GroupRule, NoRule, has_rule, steps_of, torch_state
+from .transfer import transfer_for
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """
+    A torch optimizer whose steps are taken by the servers. Made by `ps.torch.distribute`.
+
+    `zero_grad`, `step`, `add_param_group`, `state_dict`, `load_state_dict`, the hooks and the schedulers of
+    torch work as ever. `step`, `add_param_group`, `load_state_dict` and `publish` are collective: every
+    worker calls them.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        job: Job,
+        *,
+        prefix: str,
+        consistency: Consistency | str | None,
+        overlap: bool | int | str,
+        declaration: dict[str, Any],
+        timeout: float | None,
+    ) -> None:
+        self._original = optimizer
+        self._model = model
+        self.job = job
+        self._prefix = prefix
+        self._consistency = parse(spelled(consistency) or job._core.default_consistency)
+        self._declaration = declaration
+        self._timeout = timeout
+        self._by_server = has_rule(optimizer)
+        if not self._by_server and self._consistency != BSP():
+            raise OptionError(
+                f"{type(optimizer).__name__} steps in each worker, on averaged gradients: it needs ps.BSP(), "
+                f"got `{self._consistency}`",
+                "the servers' own are torch.optim.SGD, Adagrad, RMSprop, Adam and AdamW",
+            )
+        self._delivery = Delivery(overlap)
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._shared: dict[int, Shared] = {}
+        self._rules: list[GroupRule | NoRule] = []
+        self._versions: dict[int, int] = {}
+        self._warned = False
+        self._ready = False
+        super().__init__(cast(Any, list(optimizer.param_groups)), optimizer.defaults)
+        self.param_groups = optimizer.param_groups
+        if not self._by_server:
+            self.state = optimizer.state
+        for group in self.param_groups:
+            self._rules.append(self._rule_of(group))
+        self._declare()
+        self._broadcast_rest()
+        if self._by_server:
+            self._load_states({parameter: state for parameter, state in optimizer.state.items() if state})
+        self._pull_all()
+        self._ready = True
+        model.register_load_state_dict_post_hook(lambda *_: self.publish())
+
+    def __repr__(self) -> str:
+        where = "by the servers" if self._by_server else "here, on gradients that the servers average"
+        return f"DistributedOptimizer({self._original!r}, steps taken {where}, {self._consistency})"
+
+    # -- what a training loop calls
+    # -------------------------------------------------------------------------------
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """
+        As torch's.
+
+        Raises
+        ------
+        OptionError
+            Gradients of this iteration have left for the servers already, so `step` must come first.
+        """
+        self._delivery.refuse_loss()
+        super().zero_grad(set_to_none)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """
+        Contribute what has not left yet, complete the iteration, and read the parameters.
+
+        Parameters
+        ----------
+        closure
+            Evaluates the model again and returns the loss, as for torch.
+
+        Returns
+        -------
+        Whatever `closure` returns; None without one.
+
+        Raises
+        ------
+        OptionError
+            A gradient or a learning rate was changed after the gradient had left; pass `overlap=False`.
+        DtypeError
+            A gradient is sparse.
+        SettingsError
+            A parameter group holds a number that is out of range, or changed a flag.
+        NonFiniteError, LaneTimeout, PullTimeout, JobClosed
+            As for `Tensor.push` and `Tensor.pull`.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._warn_of_changes()
+        self._declare()
+        self._delivery.finish()
+        self.job.clock()
+        if self._by_server:
+            self._pull_all()
+        else:
+            self._step_here()
+        self._delivery.next_iteration()
+        return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """
+        As torch's; its trainable parameters become tensors. Collective.
+
+        Raises
+        ------
+        ValueError, TypeError
+            As torch's.
+        DeclarationConflict
+            The workers' groups differ.
+        """
+        super().add_param_group(param_group)
+        # The constructor of the base class adds the groups one by one: they are taken in together,
+        # afterwards.
+        if self.__dict__.get("_ready"):
+            group = self.param_groups[-1]
+            self._rules.append(self._rule_of(group))
+            added = self._declare()
+            if self._by_server and "initial_accumulator_value" in group:
+                start = float(group["initial_accumulator_value"])
+                self._load_states(
+                    {
+                        shared.parameter: {"step": 0, "sum": torch.full_like(shared.parameter, start)}
+                        for shared in added
+                    }
+                )
+            self._pull_all(added)
+
+    def publish(self) -> None:
+        """
+        Make rank 0's present parameters the servers' values. Collective; done by `model.load_state_dict` as
+        well.
+
+        Call it on every worker after changing parameters by hand (a load into a submodule, a clamp, an
+        average): until then the servers know nothing of the change, and the next `step` overwrites it.
+
+        Raises
+        ------
+        BarrierTimeout
+            Not every worker called it in time.
+        JobClosed
+            The job has ended.
+        """
+        if not self._by_server:
+            broadcast(self.job, f"{self._prefix}/parameters", self._mine(), self._timeout)
+        else:
+            self.job.barrier(self._timeout)
+            if self.job.rank == 0:
+                for shared in self._shared.values():
+                    core = shared.tensor._core
+                    array = as_array(shared.parameter)
+                    core.load(-1, _as_buffer(array), core.steps(self._timeout), self._timeout)
+            self.job.barrier(self._timeout)
+            self._pull_all()
+        self._note_versions()
+
+    # -- checkpoints, in torch's own format
+    # -----------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """
+        The state in plain torch's own format: a plain torch optimizer of the same class loads it, and goes on
+        alike.
+
+        Not collective: any worker may call it, after a `step`. State of half-precision parameters comes in
+        float32.
+
+        Raises
+        ------
+        PullTimeout, JobClosed
+            The state could not be read.
+        """
+        if not self._by_server:
+            return self._original.state_dict()
+        kind = type(self._original)
+        held, self.state = self.state, defaultdict(dict)
+        try:
+            for shared in self._shared.values():
+                on_servers = shared.tensor.optimizer_state(timeout=self._timeout)
+                state = torch_state(kind, on_servers, shared.parameter)
+                if state:
+                    self.state[shared.parameter] = state
+            return super().state_dict()
+        finally:
+            self.state = held
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """
+        Load a state that this class or plain torch saved. Collective: every worker calls it, rank 0's arrays
+        count.
+
+        Parameters
+        ----------
+        state_dict
+            As `state_dict` returns it; the same groups with as many parameters. Parameters that it has no
+            state for start anew.
+
+        Raises
+        ------
+        ValueError
+            Its groups are not these groups. Nothing was loaded.
+        SettingsError
+            A group has another flag than it was declared with, such as `amsgrad`. Nothing was loaded.
+        BarrierTimeout
+            Not every worker called it in time.
+        """
+        if not self._by_server:
+            self._original.load_state_dict(state_dict)
+            # torch puts new dictionaries into the original: everyone else keeps holding the ones from before.
+            self._adopt_groups(self._original.param_groups)
+            self._original.param_groups = self.param_groups
+            self.state = self._original.state
+            return
+        saved = state_dict["param_groups"]
+        sizes = [len(group["params"]) for group in self.param_groups]
+        found = [len(group["params"]) for group in saved]
+        if found != sizes:
+            raise ValueError(f"expected parameter groups of {sizes} parameters, got {found}")
+        for group, rule in zip(saved, self._rules, strict=True):
+            _check_same_flags(type(self._original), group, rule)
+        self._adopt_groups(saved)
+        flat = [parameter for group in self.param_groups for parameter in group["params"]]
+        indices = [index for group in saved for index in group["params"]]
+        states = {
+            parameter: state_dict["state"].get(index, {})
+            for parameter, index in zip(flat, indices, strict=True)
+        }
+        self._load_states(states, everything=True)
+
+    def _adopt_groups(self, groups: Iterable[dict[str, Any]]) -> None:
+        for mine, theirs in zip(self.param_groups, groups, strict=True):
+            mine.update({name: value for name, value in theirs.items() if name != "params"})
+
+    def _load_states(self, states: dict[torch.Tensor, dict[str, Any]], *, everything: bool = False) -> None:
+        """
+        Puts torch's states onto the servers, rank 0's. With `everything`, parameters without state start
+        anew.
+        """
+        self.job.barrier(self._timeout)
+        if self.job.rank == 0:
+            for shared in self._shared.values():
+                state = states.get(shared.parameter, {})
+                if state or everything:
+                    self._load_state(shared, state)
+        self.job.barrier(self._timeout)
+
+    def _load_state(self, shared: Shared, state: dict[str, Any]) -> None:
+        core = shared.tensor._core
+        steps = steps_of(state)
+        for slot, name in enumerate(core.slots):
+            array = np.zeros(shared.tensor.shape, dtype=shared.tensor._accumulator())
+            held = state.get(name)
+            if held is not None:
+                array[...] = held.detach().to(
+                    "cpu", torch.float64 if array.dtype == np.float64 else torch.float32
+                )
+            core.load(slot, array, steps, self._timeout)
+
+    # -- parameters and tensors
+    # -----------------------------------------------------------------------------------
+
+    def _rule_of(self, group: dict[str, Any]) -> GroupRule | NoRule:
+        return GroupRule(type(self._original), group) if self._by_server else NoRule()
+
+    def _mine(self) -> list[torch.Tensor]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    def _declare(self) -> list[Shared]:
+        """Makes tensors of the trainable parameters that are none yet: unfrozen since, or of a new group."""
+        added = []
+        for number, (group, rule) in enumerate(zip(self.param_groups, self._rules, strict=True)):
+            for index, parameter in enumerate(group["params"]):
+                if id(parameter) in self._shared or not parameter.requires_grad or not parameter.numel():
+                    continue
+                name = self._names.get(id(parameter), f"group{number}.{index}")
+                added.append(self._share(parameter, f"{self._prefix}/{name}", rule))
+        return added
+
+    def _share(self, parameter: torch.Tensor, name: str, rule: GroupRule | NoRule) -> Shared:
+        tensor = self.job.tensor(
+            name,
+            parameter if self._by_server else None,
+            shape=tuple(parameter.shape),
+            dtype=parameter.dtype,
+            optimizer=rule.rule,
+            consistency=self._consistency,
+            timeout=self._timeout,
+            **self._declaration,
+        )
+        # One description for all tensors of a group: a changed learning rate reaches all of them at once.
+        tensor._optimizer = rule.rule
+        shared = Shared(parameter, name, tensor, rule, transfer_for(parameter, tensor))
+        self._shared[id(parameter)] = shared
+        self._delivery.add(shared)
+        return shared
+
+    def _broadcast_rest(self) -> None:
+        """
+        What the servers hold no value of: frozen parameters, buffers; all parameters where they step here.
+        """
+        owned = {id(shared.parameter) for shared in self._shared.values()} if self._by_server else set()
+        rest: dict[int, torch.Tensor] = {}
+        for tensor in [*self._model.parameters(), *self._mine(), *self._model.buffers()]:
+            if id(tensor) not in owned:
+                rest[id(tensor)] = tensor
+        broadcast(self.job, f"{self._prefix}/start", list(rest.values()), self._timeout)
+
+    @torch.no_grad()
+    def _pull_all(self, which: Iterable[Shared] | None = None) -> None:
+        if self._by_server:
+            for shared in self._shared.values() if which is None else which:
+                shared.transfer.receive(shared.parameter)
+        self._note_versions()
+
+    @torch.no_grad()
+    def _step_here(self) -> None:
+        """Gives the original optimizer the averaged gradients and lets it step."""
+        for shared in self._shared.values():
+            if not shared.left:
+                # Another worker may have had a gradient where this one had none: then all of them step.
+                if shared.tensor._core.steps(self._timeout) == shared.folds:
+                    continue
+                shared.parameter.grad = torch.empty_like(shared.parameter)
+            shared.folds += 1
+            assert shared.parameter.grad is not None
+            shared.transfer.receive(shared.parameter.grad)
+        self._original.step()
+        self._note_versions()
+
+    def _note_versions(self) -> None:
+        self._versions = {key: shared.parameter._version for key, shared in self._shared.items()}
+
+    def _warn_of_changes(self) -> None:
+        if self._warned:
+            return
+        for key, version in self._versions.items():
+            shared = self._shared[key]
+            if self._by_server and shared.parameter._version != version:
+                self._warned = True
+                warnings.warn(
+                    f"parameter `{shared.name}` was changed outside of step(): the servers do not know, and "
+                    f"their value replaces it. Call optimizer.publish() on every worker after such a change",
+                    stacklevel=4,
+                )
+                return
+
+
+def _check_same_flags(
+    kind: type[torch.optim.Optimizer], group: dict[str, Any], rule: GroupRule | NoRule
+) -> None:
+    fresh = GroupRule(kind, group).rule
+    if isinstance(rule, GroupRule) and (fresh.rule(), fresh.flags()) != (rule.rule.rule(), rule.rule.flags()):
+        raise SettingsError(
+            f"the group was declared as {rule.rule!r}, the state is of {fresh!r}",
+            "construct the optimizer with the flags of the checkpoint before `distribute`",
+        )

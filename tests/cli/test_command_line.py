@@ -1,0 +1,178 @@
+"""
+The command line itself: help, versions, and refusals that say what was expected, what came and what to do.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from penstock.cli.main import COMMANDS, main
+
+Refused = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Runs a command line that must be refused; returns its error and its hint."""
+
+    def run(*arguments: str) -> tuple[str, str]:
+        assert main(arguments) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        error, blank, hint = err.splitlines()
+        assert (error[:7], blank, hint[:6]) == ("error: ", "", "hint: ")
+        return error[7:], hint[6:]
+
+    return run
+
+
+@pytest.fixture
+def unstarted(tmp_path, monkeypatch) -> str:
+    """A script in the current folder that must never be started."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("open('started', 'w')")
+    return "train.py"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_started(tmp_path):
+    yield
+    assert not (tmp_path / "started").exists()
+
+
+def test_the_help_names_every_command(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name, command in COMMANDS.items():
+        assert f"  {name}" in text
+        assert command.summary in text
+
+
+@pytest.mark.parametrize("name", ["run", "demo", "doctor", "bench"])
+def test_each_commands_help_has_examples(capsys, name):
+    assert main([name, "--help"]) == 0
+    assert f"  penstock {name}" in capsys.readouterr().out
+
+
+def test_the_version_is_the_cores(capsys):
+    from penstock import __version__
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"penstock {__version__}\n"
+
+
+def test_no_command_at_all_is_a_mistake(capsys):
+    assert main([]) == 2
+    assert "usage: penstock" in capsys.readouterr().out
+
+
+def test_a_command_that_was_mistyped_is_guessed(refused):
+    assert refused("rum") == ("there is no command 'rum'", "did you mean `penstock run`?")
+
+
+def test_a_script_that_does_not_exist_is_refused(refused, unstarted):
+    error, hint = refused("run", "trian.py")
+    assert error == "the script 'trian.py' does not exist"
+    assert "the path is taken from" in hint
+
+
+def test_a_folder_is_no_script(refused, tmp_path):
+    assert refused("run", str(tmp_path))[0] == f"{str(tmp_path)!r} is a folder, not a script"
+
+
+def test_a_module_that_does_not_exist_is_refused(refused):
+    assert refused("run", "-m", "no.such.module")[0] == "there is no module 'no.such.module'"
+
+
+def test_a_run_without_a_script_is_refused(refused):
+    assert refused("run", "--workers", "2")[0] == "no script was given"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--workers", "0"], "--workers is 0, but has to be at least 1"),
+        (["--workers", "-3"], "--workers is -3, but has to be at least 1"),
+        (["--workers", "two"], "--workers 'two' is not a whole number"),
+        (["--workers", "1.5"], "--workers '1.5' is not a whole number"),
+        (["--servers", "0"], "--servers is 0, but has to be at least 1"),
+        (["--consistency", "eventually"], "--consistency 'eventually' is not a mode"),
+        (["--consistency", "ssp"], "--consistency 'ssp' is not a mode"),
+        (["--consistency", "ssp:-1"], "--consistency 'ssp:-1' is not a mode"),
+        (["--consistency", "ssp:1.5"], "--consistency 'ssp:1.5' is not a mode"),
+        (["--grace", "soon"], "--grace 'soon' is not a number of seconds"),
+        (["--grace", "-1"], "--grace '-1' is not a number of seconds"),
+        (["--grace", "nan"], "--grace 'nan' is not a number of seconds"),
+        (["--wrokers", "2"], "unknown option --wrokers"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(refused, unstarted, arguments, error):
+    assert refused("run", *arguments, unstarted)[0] == error
+
+
+def test_an_option_that_was_mistyped_is_guessed(refused, unstarted):
+    assert refused("run", "--worker", "2", unstarted)[1] == "did you mean --workers?"
+
+
+def test_an_option_without_its_value_is_refused(refused):
+    assert "expected one argument" in refused("run", "--workers")[0]
+
+
+def test_more_workers_than_the_core_allows_are_refused(refused, unstarted):
+    error, hint = refused("run", "--workers", "1000000", unstarted)
+    assert error.startswith("--workers is 1000000, but at most ")
+    assert hint.startswith("give a number from 1 to ")
+
+
+@pytest.mark.parametrize("size", ["0", "-32768", "1000000007", "some", "40000.5"])
+def test_a_chunk_size_that_cannot_be_is_refused(refused, unstarted, size):
+    assert refused("run", "--chunk-bytes", size, unstarted)[0].startswith("--chunk-bytes ")
+
+
+def test_a_wrong_value_in_the_environment_is_refused_too(refused, unstarted, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_DEADLINE", "a while")
+    assert refused("run", unstarted)[0] == "PENSTOCK_DEADLINE 'a while' is not a number"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--optimizer", "adm"], "there is no optimizer 'adm'"),
+        (["--epochs", "0"], "--epochs is 0, but has to be at least 1"),
+        (["--batch", "0"], "--batch is 0, but has to be at least 1"),
+        (["--seed", "-1"], "--seed '-1' is not a whole number from 0 on"),
+        (["--json", "/no/such/folder/x.json"], "'/no/such/folder/x.json' cannot be written"),
+        (["--plot", "/no/such/folder/x.png"], "'/no/such/folder/x.png' cannot be written"),
+        (["--workers", "64", "--batch", "1000"], "64 workers with 1000 samples each need"),
+    ],
+)
+def test_a_demo_that_cannot_be_is_refused(refused, arguments, error, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert refused("demo", *arguments)[0].startswith(error)
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra(capsys, monkeypatch, tmp_path):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sklearn" else find(name))
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo"]) == 1
+    assert capsys.readouterr().err == (
+        "error: the demo needs scikit-learn, which is not installed\n\nhint: pip install 'penstock[demo]'\n"
+    )
+
+
+def test_the_launcher_loads_no_package_that_it_does_not_need():
+    # What is loaded here delays the first step of every run.
+    heavy = ["numpy", "torch", "sklearn", "matplotlib", "rich"]
+    program = (
+        "import sys; from penstock.cli import main; main(['run', '--help']); import penstock.launch.local, "
+        f"penstock.launch.server; sys.exit(' '.join(set({heavy}) & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.stderr.strip() == ""

@@ -1,0 +1,103 @@
+"""Which of many failures is reported: the cause, not what followed from it."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from penstock.launch.console import Name
+from penstock.launch.outcome import Ended, Outcome, first_cause, traceback_of
+
+LOST = b"""Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    w.pull()
+penstock.exceptions.WorkerLost: worker 1 was lost: its connection closed
+hint: look at worker 1
+"""
+OWN = b"""warming up
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    read()
+ValueError: bad record
+"""
+SERVERS = b"the job failed: worker 1 was lost\n"
+
+
+def ended(role, rank, returncode, tail=b"", *, stopped=False):
+    return Ended(Name(role, rank), 4000 + rank, returncode, stopped, tail)
+
+
+@pytest.mark.parametrize("own", [1, -signal.SIGKILL, -signal.SIGSEGV])
+def test_the_cause_is_found_in_whatever_order_the_ends_are_seen(own):
+    cause = ended("worker", 1, own, OWN if own > 0 else b"")
+    others = [
+        ended("worker", 0, 1, LOST),
+        ended("server", 0, 3, SERVERS),
+        ended("worker", 2, -15, stopped=True),
+    ]
+    for position in range(4):
+        assert first_cause([*others[:position], cause, *others[position:]]) is cause
+
+
+def test_a_loss_that_only_the_others_saw_is_told_by_the_first_of_them():
+    hung = ended("worker", 1, -9, stopped=True)
+    first = ended("worker", 0, 1, LOST)
+    assert first_cause([ended("server", 0, 3, SERVERS), first, ended("worker", 2, 1, LOST), hung]) is first
+
+
+def test_a_server_that_dies_is_the_cause_of_its_workers_errors():
+    tail = LOST.replace(b"WorkerLost: worker 1", b"ServerLost: server 0")
+    dead = ended("server", 0, -9)
+    assert first_cause([ended("worker", 0, 1, tail), dead]) is dead
+
+
+def test_no_failure_has_no_cause():
+    assert (
+        first_cause([ended("worker", 0, 0), ended("worker", 1, -15, stopped=True), ended("server", 0, 0)])
+        is None
+    )
+
+
+def test_only_the_traceback_is_shown_not_what_came_before_it():
+    assert traceback_of(OWN).splitlines()[0] == "Traceback (most recent call last):"
+    assert traceback_of(OWN).splitlines()[-1] == "ValueError: bad record"
+
+
+def test_chained_tracebacks_are_shown_together():
+    chained = OWN + b"\nDuring handling of the above exception, another exception occurred:\n\n" + LOST
+    assert "bad record" in traceback_of(chained)
+    assert "WorkerLost" in traceback_of(chained)
+
+
+def test_two_tracebacks_that_have_nothing_to_do_with_each_other_are_told_apart():
+    assert "bad record" not in traceback_of(OWN + b"caught, went on\n" + LOST)
+
+
+def test_without_a_traceback_the_last_lines_are_shown():
+    assert traceback_of(b"\n".join(b"line %d" % n for n in range(100))).splitlines()[-1] == "line 99"
+
+
+def test_a_traceback_without_end_is_shortened_in_its_middle():
+    deep = (
+        b"Traceback (most recent call last):\n"
+        + b'  File "x.py", line 1, in f\n' * 500
+        + b"RecursionError: too deep\n"
+    )
+    lines = traceback_of(deep).splitlines()
+    assert len(lines) < 100
+    assert lines[-1] == "RecursionError: too deep"
+
+
+def test_the_message_names_rank_end_and_process():
+    outcome = Outcome(1, failure=ended("worker", 1, 1, OWN), others=True)
+    assert outcome.message() == (
+        "worker 1 ended with exit code 1 (first failure; the other workers were stopped; pid 4001)"
+    )
+
+
+def test_a_worker_that_was_alone_stops_no_others():
+    assert (
+        Outcome(1, failure=ended("worker", 0, 1, OWN)).message()
+        == "worker 0 ended with exit code 1 (pid 4000)"
+    )

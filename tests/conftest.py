@@ -1,0 +1,156 @@
+"""
+What tests of the Python front share: jobs in this process, and jobs of real server and worker processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+
+import penstock as ps
+
+SERVER = """
+import json, os, sys
+from penstock import _core
+path, index, servers, workers = sys.argv[1], *map(int, sys.argv[2:5])
+server = _core.Server(path, os.environ["PENSTOCK_SECRET"], index, servers, workers, json.loads(sys.argv[5]))
+failure = server.wait()
+if failure is not None:
+    sys.exit(failure)
+"""
+
+WORKER = """
+import os, sys
+import numpy as np
+import penstock as ps
+
+def save(**arrays):
+    with open(os.environ["TEST_OUT"] + "." + os.environ["PENSTOCK_RANK"] + ".npz", "wb") as file:
+        np.savez(file, **arrays)
+"""
+
+
+class SpawnJob(Protocol):
+    """Runs a script in several workers; returns what each saved, by rank."""
+
+    def __call__(
+        self,
+        workers: int,
+        script: str,
+        *,
+        servers: int = 1,
+        options: Mapping[str, str] | None = None,
+        arguments: tuple[str, ...] = (),
+        timeout: float = 120,
+        fails: bool = False,
+    ) -> list[dict[str, Any]]: ...
+
+
+@pytest.fixture
+def job() -> Iterator[ps.Job]:
+    """A job of one worker, with its server in this process."""
+    with ps.init(deadline=20) as job:
+        yield job
+        job.close()
+
+
+@pytest.fixture
+def spawn_job(tmp_path: Path) -> Iterator[SpawnJob]:
+    """Jobs of real processes; whatever is left of them is killed by its pid, and shown if the test failed."""
+    started: list[subprocess.Popen[bytes]] = []
+    folders = contextlib.ExitStack()
+
+    def spawn(
+        workers: int,
+        script: str,
+        *,
+        servers: int = 1,
+        options: Mapping[str, str] | None = None,
+        arguments: tuple[str, ...] = (),
+        timeout: float = 120,
+        fails: bool = False,
+    ) -> list[dict[str, Any]]:
+        # A path of its own: a Unix socket's name may have 107 bytes, pytest's folders have more.
+        folder = folders.enter_context(tempfile.TemporaryDirectory(prefix="ps-"))
+        sockets = [f"{folder}/{index}" for index in range(servers)]
+        settings = {"deadline": "60", **(options or {})}
+        environment = {
+            **os.environ,
+            "PENSTOCK_SERVERS": ",".join(sockets),
+            "PENSTOCK_SECRET": secrets.token_hex(32),
+            "PENSTOCK_SIZE": str(workers),
+            "PENSTOCK_DEADLINE": settings["deadline"],
+            "OMP_NUM_THREADS": "1",
+            "TEST_OUT": f"{folder}/out",
+        }
+        if "consistency" in settings:
+            environment["PENSTOCK_CONSISTENCY"] = settings["consistency"]
+        logs: dict[str, Path] = {}
+
+        def start(name: str, code: str, *args: str, **more: str) -> subprocess.Popen[bytes]:
+            logs[name] = Path(folder) / f"{name}.log"
+            with logs[name].open("wb") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", code, *args],
+                    env={**environment, **more},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            started.append(process)
+            return process
+
+        texts = json.dumps(settings)
+        everyone = [
+            start(f"server{index}", SERVER, path, str(index), str(servers), str(workers), texts)
+            for index, path in enumerate(sockets)
+        ]
+        code = WORKER + textwrap.dedent(script)
+        ranks = [start(f"worker{rank}", code, *arguments, PENSTOCK_RANK=str(rank)) for rank in range(workers)]
+        everyone += ranks
+        outputs = ""
+        try:
+            for process in everyone:
+                process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            outputs = "some did not end in time\n"
+            for process in everyone:
+                _kill(process)
+        codes = [process.returncode for process in everyone]
+        outputs += "\n".join(f"--- {name}\n{log.read_text(errors='replace')}" for name, log in logs.items())
+        if fails:
+            assert any(code != 0 for code in codes), outputs
+        else:
+            assert not any(codes), f"exit codes {codes}\n{outputs}"
+        saved = []
+        for rank in range(workers):
+            path = Path(f"{folder}/out.{rank}.npz")
+            entry: dict[str, Any] = {"output": logs[f"worker{rank}"].read_text(errors="replace")}
+            if path.exists():
+                with np.load(path) as arrays:
+                    entry.update(arrays)
+            saved.append(entry)
+        return saved
+
+    yield spawn
+    for process in started:
+        _kill(process)
+    folders.close()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()

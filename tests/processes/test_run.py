@@ -1,0 +1,316 @@
+"""
+`penstock run`: output, arguments, exit codes, signals, and that nothing stays behind, whatever way a run
+ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SLEEPER = """
+    import os, signal, subprocess, sys, time
+    if "stubborn" in sys.argv:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: print("no", flush=True))
+    child = subprocess.Popen(["sleep", "600"])
+    print("ready", os.getpid(), child.pid, flush=True)
+    while True:
+        time.sleep(600)
+"""
+
+
+def ready(run, workers):
+    """
+    Process numbers of all workers and of the child of each, once all are up; with all of the launcher's own
+    children.
+    """
+    numbers = [int(word) for line in run.until("ready", workers) for word in line.split()[-2:]]
+    return numbers + run.children()
+
+
+def test_every_line_carries_the_name_of_its_worker(command, script):
+    name = script("""
+        import os, sys
+        print("one\\ntwo")
+        print("bad", file=sys.stderr)
+    """)
+    run = command("run", "--workers", "2", name)
+    assert run.ends() == 0
+    assert sorted(run.out.splitlines()) == [
+        f"[worker {rank}] {word}" for rank in (0, 1) for word in ("one", "two")
+    ]
+    assert sorted(run.err.splitlines()) == ["[worker 0] bad", "[worker 1] bad"]
+
+
+def test_what_follows_the_script_is_passed_on_untouched(command, script):
+    name = script("import sys; print(sys.argv[1:])")
+    run = command("run", "--workers", "1", name, "--workers", "7", "-m", "--", "a b", "--lr=0.1")
+    assert run.ends() == 0
+    assert run.out == "[worker 0] ['--workers', '7', '-m', '--', 'a b', '--lr=0.1']\n"
+
+
+def test_a_module_is_run_as_python_runs_it(command, script):
+    script("import sys; print(__name__, sys.argv[1:])", "my_training.py")
+    run = command("run", "-m", "my_training", "--epochs", "3")
+    assert run.ends() == 0
+    assert run.out == "[worker 0] __main__ ['--epochs', '3']\n"
+
+
+def test_a_worker_finds_its_place_under_our_names_and_torchruns(command, script):
+    name = script("""
+        import os
+        names = "PENSTOCK_RANK PENSTOCK_SIZE RANK LOCAL_RANK WORLD_SIZE PENSTOCK_CONSISTENCY OMP_NUM_THREADS"
+        print(*(os.environ[name] for name in names.split()))
+        print("servers", len(os.environ["PENSTOCK_SERVERS"].split(",")), len(os.environ["PENSTOCK_SECRET"]))
+    """)
+    run = command("run", "-n", "2", "-s", "2", "-c", "ssp:3", name, OMP_NUM_THREADS="5")
+    assert run.ends() == 0
+    lines = sorted(run.out.splitlines())
+    assert lines[0] == "[worker 0] 0 2 0 0 2 ssp:3 5"
+    assert lines[1] == "[worker 0] servers 2 64"
+    assert lines[2] == "[worker 1] 1 2 1 1 2 ssp:3 5"
+
+
+def test_the_secret_stands_on_no_command_line(command, script):
+    name = script("""
+        import os, time
+        print("secret", os.environ["PENSTOCK_SECRET"], flush=True)
+        time.sleep(600)
+    """)
+    run = command("run", name)
+    secret = run.until("secret")[0].split()[-1]
+    for pid in run.children():
+        assert secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    run.send(signal.SIGINT)
+    run.ends()
+
+
+def test_a_last_line_without_its_end_is_shown(command, script):
+    run = command("run", script("import sys; sys.stdout.write('half'); sys.stderr.write('other half')"))
+    assert run.ends() == 0
+    assert (run.out, run.err) == ("[worker 0] half\n", "[worker 0] other half\n")
+
+
+def test_no_byte_of_binary_output_is_changed(command, script):
+    run = command(
+        "run", script("import os; os.write(1, bytes(b for b in range(256) if b not in (10, 13)) + b'\\n')")
+    )
+    assert run.ends() == 0
+    assert run.raw == b"[worker 0] " + bytes(b for b in range(256) if b not in (10, 13)) + b"\n"
+
+
+def test_no_line_is_cut_by_another_workers(command, script):
+    name = script("""
+        import os, sys
+        for _ in range(20):
+            os.write(1, os.environ["RANK"].encode() * 100_000 + b"\\n")
+    """)
+    run = command("run", "--workers", "3", name)
+    assert run.ends() == 0
+    lines = run.out.splitlines()
+    assert len(lines) == 60
+    for line in lines:
+        head, body = line.split("] ")
+        assert body == head[-1] * 100_000
+
+
+def test_the_first_failure_is_reported_with_its_rank_and_its_traceback(command, script, nothing_left):
+    name = script("""
+        import os, time
+        print("pid", os.getpid(), flush=True)
+        if os.environ["RANK"] == "1":
+            raise KeyError("what went wrong")
+        time.sleep(600)
+    """)
+    run = command("run", "--workers", "3", "--grace", "0.2", name)
+    assert run.ends() == 1
+    pids = [int(line.split()[-1]) for line in run.until("pid", 3) if "[worker" in line]
+    nothing_left(pids)
+    report = run.err[run.err.index("error: ") :]
+    assert report.startswith(
+        "error: worker 1 ended with exit code 1 (first failure; the other workers were stopped"
+    )
+    assert 'raise KeyError("what went wrong")' in report
+    assert "\n\nhint: " in report
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "words"),
+    [
+        ("sys.exit(7)", 7, "ended with exit code 7"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 128 + signal.SIGSEGV, "was killed by SIGSEGV"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL, "was killed by SIGKILL"),
+    ],
+)
+def test_the_exit_code_is_that_of_the_worker_that_failed(command, script, ending, code, words):
+    run = command("run", script(f"import os, signal, sys; {ending}"))
+    assert run.ends() == code
+    assert f"error: worker 0 {words} (pid " in run.err
+
+
+def test_a_script_that_joins_no_job_may_still_end_well(command, script, nothing_left):
+    run = command("run", "--workers", "2", "--servers", "2", script("pass"))
+    assert run.ends() == 0
+    assert run.err == ""
+    nothing_left([])
+
+
+def test_what_a_worker_leaves_behind_goes_with_it(command, script, gone):
+    name = script("""
+        import subprocess
+        print("child", subprocess.Popen(["sleep", "600"]).pid)
+    """)
+    run = command("run", name)
+    assert run.ends() == 0
+    gone(int(run.out.split()[-1]))
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "words"),
+    [
+        (signal.SIGINT, 130, "error: stopped by Ctrl-C"),
+        (signal.SIGTERM, 143, "error: stopped by SIGTERM"),
+        (signal.SIGHUP, 129, "error: stopped by SIGHUP"),
+    ],
+)
+def test_a_signal_ends_everything(command, script, nothing_left, number, code, words):
+    run = command("run", "--workers", "2", "--servers", "2", script(SLEEPER))
+    pids = ready(run, 2)
+    run.send(number)
+    assert run.ends() == code
+    nothing_left(pids)
+    assert words in run.err
+
+
+def test_a_worker_that_ignores_signals_is_killed_after_the_grace(command, script, nothing_left):
+    run = command("run", "--workers", "2", "--grace", "0.3", script(SLEEPER), "stubborn")
+    pids = ready(run, 2)
+    run.send(signal.SIGINT)
+    assert run.ends() == 130
+    nothing_left(pids)
+
+
+def test_a_second_signal_kills_at_once(command, script, nothing_left):
+    # The grace is longer than the test's patience: only the second signal can end this.
+    run = command("run", "--workers", "2", "--grace", "3600", script(SLEEPER), "stubborn")
+    pids = ready(run, 2)
+    run.send(signal.SIGINT)
+    run.until("no", 2)
+    run.send(signal.SIGTERM)
+    assert run.ends() == 130
+    nothing_left(pids)
+
+
+def test_a_worker_may_end_in_its_own_way_after_ctrl_c(command, script):
+    name = script("""
+        import time
+        try:
+            print("ready", flush=True)
+            time.sleep(600)
+        except KeyboardInterrupt:
+            print("saved")
+    """)
+    run = command("run", name)
+    run.until("ready")
+    run.send(signal.SIGINT)
+    assert run.ends() == 130
+    assert "[worker 0] saved" in run.out
+
+
+def test_a_launcher_that_is_killed_outright_leaves_nothing(command, script, nothing_left):
+    run = command("run", "--workers", "2", "--servers", "2", script(SLEEPER), "stubborn")
+    pids = ready(run, 2)
+    run.send(signal.SIGKILL)
+    assert run.ends() == -signal.SIGKILL
+    nothing_left(pids)
+
+
+def test_the_kernel_ends_the_processes_if_launcher_and_warden_are_killed(command, script, gone):
+    run = command("run", "--workers", "2", script(SLEEPER), "stubborn")
+    run.until("ready", 2)
+    children = run.children()
+    # The warden was forked, not executed: its command line is the launcher's.
+    os.kill(run.child("penstock.cli"), signal.SIGKILL)
+    run.send(signal.SIGKILL)
+    run.ends()
+    for pid in children:
+        gone(pid)
+
+
+def test_a_killed_worker_is_named_and_the_others_are_stopped(command, script, nothing_left):
+    run = command("run", "--workers", "3", "--grace", "0.2", script(SLEEPER))
+    pids = ready(run, 3)
+    victim = int(next(line for line in run.until("ready", 3) if "worker 2" in line).split()[-2])
+    os.kill(victim, signal.SIGKILL)
+    assert run.ends() == 137
+    nothing_left(pids)
+    assert (
+        f"error: worker 2 was killed by SIGKILL (first failure; the other workers were stopped; pid {victim})"
+        in run.err
+    )
+
+
+def test_a_killed_server_is_named_and_the_workers_are_stopped(command, script, nothing_left):
+    run = command("run", "--workers", "2", "--servers", "2", "--grace", "0.2", script(SLEEPER))
+    pids = ready(run, 2)
+    victim = next(pid for pid in run.children() if b"/s1\0" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.kill(victim, signal.SIGKILL)
+    assert run.ends() == 137
+    nothing_left(pids)
+    assert "error: server 1 was killed by SIGKILL (first failure; the workers were stopped" in run.err
+
+
+def test_a_run_ends_when_nobody_reads_its_output(tmp_path, script):
+    name = script("""
+        import time
+        while True:
+            print("line", flush=True)
+            time.sleep(0.01)
+    """)
+    run = subprocess.run(
+        ["bash", "-c", 'set -o pipefail; "$0" -m penstock.cli run "$1" | head -1', sys.executable, name],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.stdout == "[worker 0] line\n"
+    assert run.returncode == 141
+
+
+def test_no_hangup_ends_a_run_under_nohup(tmp_path, script, command):
+    name = script("""
+        import os, signal
+        os.kill(os.getppid(), signal.SIGHUP)
+        print("still here")
+    """)
+    run = subprocess.run(
+        ["bash", "-c", 'trap "" HUP; exec "$0" -m penstock.cli run "$1"', sys.executable, name],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.stdout == "[worker 0] still here\n"
+    assert run.returncode == 0
+
+
+def test_the_private_directory_can_be_entered_by_nobody_else(command, script):
+    name = script("import os; print(oct(os.stat(os.environ['PENSTOCK_DIRECTORY']).st_mode)[-3:])")
+    run = command("run", name)
+    assert run.ends() == 0
+    assert run.out == "[worker 0] 700\n"
+
+
+def test_a_long_name_of_the_temporary_folder_is_no_hindrance(command, script, tmp_path):
+    deep = tmp_path / ("x" * 120)
+    deep.mkdir()
+    run = command("run", script("print('up')"), TMPDIR=str(deep))
+    assert run.ends() == 0
+    assert run.out == "[worker 0] up\n"
