@@ -5,6 +5,11 @@ from typing import Any, final
 
 __version__: str
 
+MAX_WORKERS: int
+"""The most workers of a job."""
+MAX_SERVERS: int
+"""The most servers of a job."""
+
 @final
 class Memory:
     """
@@ -154,6 +159,9 @@ class Server:
 
 def options() -> list[dict[str, Any]]:
     """The table of options: name, env, default, unit, minimum, maximum, doc."""
+
+def check_options(options: Mapping[str, str]) -> None:
+    """Raises OptionError for what no server would take, in `options` or, for those that are not named there, in the environment."""
 
 def limit_pushpull(nbytes: int, workers: int, threads: int, repeats: int) -> list[float]:
     """Seconds for w -= lr * (g0 + g1 + ...) by plain vector code on `threads` threads, float32, each repeat; the machine's limit."""

@@ -150,7 +150,8 @@ def _from_torch(tensor: Any, torch: Any) -> Array:
 
 def is_plain(value: object) -> bool:
     """Whether `value` is plain Python numbers, which have no element type of their own."""
-    return isinstance(value, list | tuple | float | int)
+    # Exactly these: NumPy's float64 scalar is a Python float too, but it knows its element type.
+    return type(value) in (list, tuple, float, int)
 
 
 def contribution(value: ArrayLike, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

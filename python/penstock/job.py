@@ -382,13 +382,10 @@ class Job:
         >>> job.closed
         True
         """
-        if not self.closed:
-            waiting = unfinished(self._pushes)
-            if waiting:
-                # Each is bounded by its own deadline; its error is its future's to tell.
-                for future in waiting:
-                    future.exception()
-            self._core.close()
+        # Each is bounded by its own deadline; its error is its future's to tell.
+        for future in unfinished(self._pushes):
+            future.exception()
+        self._core.close()
         self._line.end()
         _open_jobs.discard(self)
 
@@ -398,13 +395,10 @@ class Job:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or self.closed:
+        if error is None:
             self.close()
-            return
-        # Leaving politely would let the others go on as if this worker had finished. The core, let go without a
-        # close, tells the servers that it failed.
-        self._let_go(f"worker {self.rank} left because of {type(error).__name__}", None)
-        _open_jobs.discard(self)
+        else:
+            self._fail(error)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"iteration {self.iteration}"
@@ -441,6 +435,19 @@ class Job:
         self._line = Line("penstock")
         self._pushes = []
 
+    def _fail(self, error: BaseException) -> None:
+        """
+        Leaves because of an error. Leaving politely would let the others go on as if this worker had
+        finished.
+        """
+        what = f"{type(error).__name__}: {error}"
+        core, closed = self._core, self.closed
+        self._let_go(f"worker {self.rank} has left because of its own {what}", None)
+        if not closed:
+            core.close(failed=what)
+        self._line.end()
+        _open_jobs.discard(self)
+
     def _let_go(self, why: str, hint: str | None) -> None:
         """Takes the core away without closing it; every later use is refused, with the reason."""
         gone: Any = _Gone(self._core.rank, self._core.size, why, hint)
@@ -458,7 +465,7 @@ class _Gone:
     def __init__(self, rank: int, size: int, why: str, hint: str | None) -> None:
         self.__dict__.update(rank=rank, size=size, why=why, hint=hint)
 
-    def close(self) -> None:
+    def close(self, failed: str | None = None) -> None:
         """There is nothing to close."""
 
     def __getattr__(self, name: str) -> Any:
@@ -472,11 +479,13 @@ def _after_fork_in_child() -> None:
 
 
 def _at_exit() -> None:
-    if getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1"):
-        # The script died of an error: leaving politely would let the others go on as if it had finished.
-        return
+    # What ended the script, if an error did; an interactive session goes on after its errors.
+    error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
     for job in list(_open_jobs):
-        job.close()
+        if error is None:
+            job.close()
+        else:
+            job._fail(error)
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -127,15 +127,18 @@ class Tensor:
         """
         This worker's own registered gradient buffer: fill it, then `push()` moves no byte.
 
+        Waits until the servers have taken what stands in it. Call it before each filling: what is written
+        between a push and the next call may be folded instead of what was pushed.
+
         Returns
         -------
         numpy.ndarray
-            Writable, of the tensor's shape and dtype; the same array each time. It may be written from the
-            pull that follows a push on (that pull has seen the push folded); what is written between the two
-            may be folded too.
+            Writable, of the tensor's shape and dtype; the same array each time.
 
         Raises
         ------
+        LaneTimeout
+            The servers had not taken the last push before the job's `deadline`.
         JobClosed
             The job has ended.
 
@@ -146,8 +149,9 @@ class Tensor:
         >>> w.push()
         0
         """
+        memory = self._core.lane()
         if self._lane is None:
-            self._lane = self._array_over(self._core.lane())
+            self._lane = self._array_over(memory)
             self._lane_address = self._lane.__array_interface__["data"][0]
         return self._lane
 
@@ -580,5 +584,10 @@ class Tensor:
 
 
 def _as_buffer(array: Array) -> Any:
-    """What the core can read: bfloat16 is not known to the buffer protocol, its bits are."""
+    """
+    What the core can read: the buffer protocol does not know bfloat16, but its bits; a 0-d buffer has no
+    shape.
+    """
+    if array.ndim == 0:
+        array = array.reshape(1)
     return array.view(np.uint16) if array.dtype == DTYPES["bfloat16"] else array

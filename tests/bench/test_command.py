@@ -16,6 +16,7 @@ from penstock.cli import main
         (["pushpull", "--size", "-4"], "--size '-4' is not above zero"),
         (["pushpull", "--size", "4097"], "no multiple of 4"),
         (["pushpull", "--chunk-size", "1M"], "unknown unit"),
+        (["pushpull", "--chunk-size", "48KiB"], "chunk_bytes"),
         (["pushpull", "--workers", "0"], "--workers 0 is outside its limits: 1 to"),
         (["pushpull", "--workers", "two"], "--workers 'two' is no whole number"),
         (["pushpull", "--workers", "100000"], "outside its limits"),

@@ -44,7 +44,12 @@ class Fake:
 
 
 def measured(
-    *systems: Fake, rounds: int = 2, repeats: int | None = 3, distance: float = 50.0, nbytes: int = 4096
+    *systems: Fake,
+    rounds: int = 2,
+    repeats: int | None = 3,
+    distance: float = 50.0,
+    busy: float = 0.0,
+    nbytes: int = 4096,
 ) -> Case:
     return runner.measure(
         Case(nbytes, 2),
@@ -52,6 +57,7 @@ def measured(
         rounds=rounds,
         repeats=repeats,
         distance=lambda: distance,
+        busy=lambda: busy,
         note=lambda text: None,
     )
 
@@ -105,6 +111,13 @@ def test_a_round_says_where_the_cores_were() -> None:
     assert Round((330.0, 400.0)).placement == "far"
     assert Round((50.0, 400.0)).placement == "moving"
     assert Round((math.nan, math.nan)).placement == "single"
+
+
+def test_a_machine_that_others_use_meanwhile_is_reported() -> None:
+    log: list[str] = []
+    assert "not alone" not in report.details(measured(Fake("a", log)))
+    assert "used up to 40% of the cores" in report.details(measured(Fake("a", log), busy=0.4))
+    assert 0 <= runner.busy_cores() <= 1
 
 
 def test_rounds_in_different_placements_are_compared_only_with_their_like() -> None:

@@ -100,10 +100,6 @@ def test_a_run_without_a_script_is_refused(refused):
         (["--workers", "two"], "--workers 'two' is not a whole number"),
         (["--workers", "1.5"], "--workers '1.5' is not a whole number"),
         (["--servers", "0"], "--servers is 0, but has to be at least 1"),
-        (["--consistency", "eventually"], "--consistency 'eventually' is not a mode"),
-        (["--consistency", "ssp"], "--consistency 'ssp' is not a mode"),
-        (["--consistency", "ssp:-1"], "--consistency 'ssp:-1' is not a mode"),
-        (["--consistency", "ssp:1.5"], "--consistency 'ssp:1.5' is not a mode"),
         (["--grace", "soon"], "--grace 'soon' is not a number of seconds"),
         (["--grace", "-1"], "--grace '-1' is not a number of seconds"),
         (["--grace", "nan"], "--grace 'nan' is not a number of seconds"),
@@ -128,14 +124,24 @@ def test_more_workers_than_the_core_allows_are_refused(refused, unstarted):
     assert hint.startswith("give a number from 1 to ")
 
 
-@pytest.mark.parametrize("size", ["0", "-32768", "1000000007", "some", "40000.5"])
-def test_a_chunk_size_that_cannot_be_is_refused(refused, unstarted, size):
-    assert refused("run", "--chunk-bytes", size, unstarted)[0].startswith("--chunk-bytes ")
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("consistency", mode) for mode in ("eventually", "ssp", "ssp:-1", "ssp:1.5")),
+        *(("chunk-bytes", size) for size in ("0", "-32768", "1000000007", "some", "40000.5")),
+        ("deadline", "a while"),
+        ("on-worker-loss", "panic"),
+    ],
+)
+def test_a_value_that_an_option_cannot_have_is_refused(refused, unstarted, option, value):
+    error, hint = refused("run", f"--{option}", value, unstarted)
+    assert f"the option `{option.replace('-', '_')}`, got `{value}`" in error
+    assert "PENSTOCK_" in hint
 
 
 def test_a_wrong_value_in_the_environment_is_refused_too(refused, unstarted, monkeypatch):
     monkeypatch.setenv("PENSTOCK_DEADLINE", "a while")
-    assert refused("run", unstarted)[0] == "PENSTOCK_DEADLINE 'a while' is not a number"
+    assert "the option `deadline`, got `a while`" in refused("run", unstarted)[0]
 
 
 @pytest.mark.parametrize(

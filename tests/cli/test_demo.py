@@ -71,20 +71,21 @@ def test_no_read_is_staler_than_the_slack_allows(demo, slack):
     result, out = demo("--consistency", f"ssp:{slack}", "--workers", "4", "--epochs", "10")
     assert result["consistency"] == f"ssp:{slack}"
     assert result["max_staleness"] <= slack
+    assert all(sum(counts.values()) == result["steps"] for counts in result["staleness"])
     assert all(int(behind) <= slack for counts in result["staleness"] for behind in counts)
     assert "reads by iterations behind:" in out
 
 
 def test_asynchronous_training_learns_too(demo):
     result, _ = demo("--consistency", "asp", "--optimizer", "sgd")
-    assert result["final_accuracy"] >= 0.9
+    assert result["final_accuracy"] >= 0.8
 
 
 def test_a_demo_with_torch_learns_the_digits(demo):
     pytest.importorskip("torch")
     result, _ = demo("--torch", "--epochs", "4", "--optimizer", "adam")
     assert result["model"] == "cnn"
-    assert result["final_accuracy"] >= 0.9
+    assert result["final_accuracy"] >= 0.8
     assert abs(result["final_accuracy"] - result["single_process_accuracy"]) < 0.03
 
 

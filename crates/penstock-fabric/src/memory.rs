@@ -4,7 +4,7 @@
 //! and tensor; everyone else sees them through [`Foreign`] loads between two looks at the header ([`crate::publish`]).
 
 use crate::layout::{Count, LaneLayout, ModelLayout};
-use crate::publish::{ChunkHeader, Published, Torn};
+use crate::publish::{ChunkHeader, Published, Publisher, Torn};
 use crate::region::{Access, Mapping, Part, Region, Writers};
 use penstock_kernels::{Dtype, Foreign};
 use penstock_proto::chunk::Cut;
@@ -101,12 +101,14 @@ impl HomeRegions {
         let first = self.layout.extent.first;
         let memory = |shard: u32| {
             let homed = shard_of.iter().zip(first..).filter(|(of, _)| **of == shard);
+            let chunks: Vec<u32> = homed.map(|(_, chunk)| chunk).collect();
             HomeMemory {
                 shard,
                 layout: self.layout,
                 model: Arc::clone(self.model.mapping()),
                 state: self.state.as_ref().map(|state| Arc::clone(state.mapping())),
-                chunks: homed.map(|(_, chunk)| chunk).collect(),
+                sequences: vec![0; chunks.len()],
+                chunks,
             }
         };
         let homes = (0..shards).map(memory).collect();
@@ -142,13 +144,15 @@ pub struct HomeMemory {
     model: Arc<Mapping>,
     state: Option<Arc<Mapping>>,
     chunks: Vec<u32>,
+    /// The sequence of each chunk's header: what the home last stored there.
+    sequences: Vec<u64>,
 }
 
 /// One chunk, as its home works on it.
 #[derive(Debug)]
 pub struct HomeChunk<'a> {
     /// To be entered before `value` is changed.
-    pub header: &'a ChunkHeader,
+    pub header: Publisher<'a>,
     /// The value.
     pub value: &'a mut [u8],
     /// The optimizer's arrays, one after the other.
@@ -168,12 +172,11 @@ impl HomeMemory {
 
     /// The chunk with this index over the whole tensor, which must be homed here.
     pub fn chunk(&mut self, chunk: u32) -> HomeChunk<'_> {
-        assert!(self.chunks.binary_search(&chunk).is_ok(), "chunk {chunk} has another home");
+        let local = self.local(chunk);
         let value = self.layout.value(chunk);
-        let header = self.header(chunk);
         let address = self.model.pointer(value.clone());
         // SAFETY: inside the model's writable mapping (`pointer` asserts the range); this `HomeMemory` is the only one with the
-        // chunk (assertion above, and `split`) and is borrowed exclusively. Readers are other mappings of the same memory, which
+        // chunk (`local`, and `split`) and is borrowed exclusively. Readers are other mappings of the same memory, which
         // copy through `Foreign` and verify.
         let value = unsafe { std::slice::from_raw_parts_mut(address.as_ptr(), value.len()) };
         let state = match &self.state {
@@ -185,18 +188,19 @@ impl HomeMemory {
                 unsafe { std::slice::from_raw_parts_mut(address.as_ptr(), range.len()) }
             }
         };
-        HomeChunk { header, value, state }
+        let offset = self.layout.model().data + ModelLayout::header(chunk - self.layout.extent.first);
+        HomeChunk { header: Publisher::new(self.model.at(offset), &mut self.sequences[local]), value, state }
     }
 
-    fn header(&self, chunk: u32) -> &ChunkHeader {
-        let index = chunk - self.layout.extent.first;
-        self.model.at(self.layout.model().data + ModelLayout::header(index))
+    fn local(&self, chunk: u32) -> usize {
+        self.chunks.binary_search(&chunk).unwrap_or_else(|_| panic!("chunk {chunk} has another home"))
     }
 
-    /// Header of a chunk, to publish it.
-    pub fn header_of(&self, chunk: u32) -> &ChunkHeader {
-        assert!(self.chunks.binary_search(&chunk).is_ok(), "chunk {chunk} has another home");
-        self.header(chunk)
+    /// Header of a chunk that is homed here, to publish it.
+    pub fn header(&mut self, chunk: u32) -> Publisher<'_> {
+        let local = self.local(chunk);
+        let offset = self.layout.model().data + ModelLayout::header(chunk - self.layout.extent.first);
+        Publisher::new(self.model.at(offset), &mut self.sequences[local])
     }
 
     /// This shard's progress on the tensor: version + 1.
@@ -439,11 +443,11 @@ mod tests {
             homes.push((home.into_iter().next().unwrap(), lane));
         }
         let worker = WorkerMemory::new(cut, Dtype::F32, &parts).unwrap();
-        let chunk = homes[1].0.chunk(3);
+        let mut chunk = homes[1].0.chunk(3);
         chunk.header.begin();
         chunk.value.fill(9);
         assert_eq!(worker.read_chunk(3, &mut [0; 8]), Err(Torn));
-        homes[1].0.header_of(3).publish(Published { version: 5, steps: 4 });
+        homes[1].0.header(3).publish(Published { version: 5, steps: 4 });
         let mut out = [0; 8];
         assert_eq!(worker.read_chunk(3, &mut out), Ok(Published { version: 5, steps: 4 }));
         assert_eq!(out, [9; 8]);

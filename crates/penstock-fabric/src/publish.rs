@@ -13,7 +13,7 @@
 //! lapser.md, 3.3.1 (figure 3.1: a clock that overtakes its value) with the clock inside what is verified; a checksum adds
 //! nothing where the memory is coherent.
 //!
-//! [`begin`]: ChunkHeader::begin
+//! [`begin`]: Publisher::begin
 
 use crate::sync::{AtomicU64, Ordering, fence};
 
@@ -48,34 +48,6 @@ impl ChunkHeader {
         Self { sequence: AtomicU64::new(0), version: AtomicU64::new(0), steps: AtomicU64::new(0) }
     }
 
-    /// The home goes in: from now on readers refuse what they see.
-    pub fn begin(&self) {
-        // The home alone writes the sequence, so its own value is the last one stored.
-        let sequence = self.sequence.load(Ordering::Relaxed);
-        if sequence % 2 == 0 {
-            self.sequence.store(sequence + 1, Ordering::Relaxed);
-            // Pairs with the acquire fence in `read`: who sees a write that follows also sees the odd sequence.
-            fence(Ordering::Release);
-        }
-    }
-
-    /// The home comes out: the payload as it stands is this version. Goes in first if it was not.
-    pub fn publish(&self, published: Published) {
-        self.begin();
-        self.version.store(published.version, Ordering::Relaxed);
-        self.steps.store(published.steps, Ordering::Relaxed);
-        self.leave();
-    }
-
-    /// The home comes out without having changed anything.
-    pub fn leave(&self) {
-        let sequence = self.sequence.load(Ordering::Relaxed);
-        if sequence % 2 == 1 {
-            // Pairs with the acquire load in `read`: who sees the new sequence also sees the new payload.
-            self.sequence.store(sequence + 1, Ordering::Release);
-        }
-    }
-
     /// Copies the payload with `copy`, which must use racing-safe loads, and says what it got.
     pub fn read(&self, copy: impl FnOnce()) -> Result<Published, Torn> {
         let before = self.sequence.load(Ordering::Acquire);
@@ -91,6 +63,51 @@ impl ChunkHeader {
             return Err(Torn);
         }
         Ok(Published { version, steps })
+    }
+}
+
+/// The home's end of a header: it alone writes it, and keeps the sequence itself rather than reading it back.
+#[derive(Debug)]
+pub struct Publisher<'a> {
+    header: &'a ChunkHeader,
+    sequence: &'a mut u64,
+}
+
+impl<'a> Publisher<'a> {
+    /// For the header of a chunk and the sequence that its home keeps, 0 at first.
+    pub fn new(header: &'a ChunkHeader, sequence: &'a mut u64) -> Self {
+        Self { header, sequence }
+    }
+
+    fn is_inside(&self) -> bool {
+        *self.sequence % 2 == 1
+    }
+
+    /// The home goes in: from now on readers refuse what they see.
+    pub fn begin(&mut self) {
+        if !self.is_inside() {
+            *self.sequence += 1;
+            self.header.sequence.store(*self.sequence, Ordering::Relaxed);
+            // Pairs with the acquire fence in `read`: who sees a write that follows also sees the odd sequence.
+            fence(Ordering::Release);
+        }
+    }
+
+    /// The home comes out: the payload as it stands is this version. Goes in first if it was not.
+    pub fn publish(&mut self, published: Published) {
+        self.begin();
+        self.header.version.store(published.version, Ordering::Relaxed);
+        self.header.steps.store(published.steps, Ordering::Relaxed);
+        self.leave();
+    }
+
+    /// The home comes out without having changed anything.
+    pub fn leave(&mut self) {
+        if self.is_inside() {
+            *self.sequence += 1;
+            // Pairs with the acquire load in `read`: who sees the new sequence also sees the new payload.
+            self.header.sequence.store(*self.sequence, Ordering::Release);
+        }
     }
 }
 
@@ -113,12 +130,13 @@ mod loom_tests {
     }
 
     impl Chunk {
-        fn change(&self, to: u64) {
-            self.header.begin();
+        fn change(&self, sequence: &mut u64, to: u64) {
+            let mut publisher = Publisher::new(&self.header, sequence);
+            publisher.begin();
             for word in &self.words {
                 word.store(to, Ordering::Relaxed);
             }
-            self.header.publish(Published { version: to, steps: to });
+            publisher.publish(Published { version: to, steps: to });
         }
 
         fn read(&self) -> Result<u64, Torn> {
@@ -146,8 +164,9 @@ mod loom_tests {
             let chunk = chunk();
             let home = Arc::clone(&chunk);
             let writer = loom::thread::spawn(move || {
-                home.change(1);
-                home.change(2);
+                let mut sequence = 0;
+                home.change(&mut sequence, 1);
+                home.change(&mut sequence, 2);
             });
             let read = chunk.read();
             seen.lock().unwrap().insert(read);
@@ -165,7 +184,7 @@ mod loom_tests {
         loom::model(move || {
             let chunk = chunk();
             let home = Arc::clone(&chunk);
-            let writer = loom::thread::spawn(move || home.change(1));
+            let writer = loom::thread::spawn(move || home.change(&mut 0, 1));
             let (first, second) = (chunk.read(), chunk.read());
             if let (Ok(first), Ok(second)) = (first, second) {
                 assert!(first <= second, "P-2");
@@ -187,8 +206,10 @@ mod loom_tests {
             let chunk = chunk();
             let home = Arc::clone(&chunk);
             let writer = loom::thread::spawn(move || {
-                home.header.begin();
-                home.header.leave();
+                let mut sequence = 0;
+                let mut publisher = Publisher::new(&home.header, &mut sequence);
+                publisher.begin();
+                publisher.leave();
             });
             assert!(matches!(chunk.read(), Ok(0) | Err(Torn)));
             writer.join().unwrap();

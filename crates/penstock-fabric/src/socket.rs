@@ -258,7 +258,7 @@ mod tests {
             Ok(3),
             "and one that has no room for them drops them"
         );
-        drop(a);
+        drop((a, descriptors)); // which are other ends of the same sockets
         assert_eq!(b.receive(&mut buffer, RecvFlags::empty()), Ok(0));
     }
 

@@ -33,7 +33,7 @@ const ADAM: Rule = Rule::Adam { amsgrad: false, maximize: false };
 /// Cache lines, so that what lies in them is aligned as chunks are.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line([u8; ALIGNMENT]);
+struct Line(#[expect(dead_code, reason = "read as the bytes it is")] [u8; ALIGNMENT]);
 
 /// Memory that starts on a cache line, touched once.
 struct Memory(Vec<Line>);
@@ -120,7 +120,7 @@ impl Case {
             }
             let state = &mut state.bytes_mut()[index * state_chunk..][..state_chunk];
             for slot in state.chunks_mut(CHUNK) {
-                slot.copy_from_slice(black_box(&mut *value));
+                slot.copy_from_slice(black_box(&*value));
             }
         }
     }
@@ -194,11 +194,14 @@ type Peer = (&'static str, fn(&mut Case));
 /// The plain loop and its copying sibling, where they apply: f32 with SGD, on a machine with AVX-512.
 fn peers(case: &Case) -> Option<[Peer; 2]> {
     let applies = Arch::Avx512.is_available() && case.plan.rule == SGD && case.plan.dtype == Dtype::F32;
+    fn both<const N: usize>() -> [Peer; 2] {
+        [("plain", plain::<N>), ("scratch", scratch::<N>)]
+    }
     applies.then(|| match case.lanes.len() {
-        1 => [("plain", plain::<1> as fn(&mut Case)), ("scratch", scratch::<1>)],
-        2 => [("plain", plain::<2>), ("scratch", scratch::<2>)],
-        4 => [("plain", plain::<4>), ("scratch", scratch::<4>)],
-        _ => [("plain", plain::<8>), ("scratch", scratch::<8>)],
+        1 => both::<1>(),
+        2 => both::<2>(),
+        4 => both::<4>(),
+        _ => both::<8>(),
     })
 }
 

@@ -5,7 +5,7 @@
 //! relaxed atomic load (generic variant, and the tail that fills no vector). Any value may come from a racing load, and
 //! none is undefined. Nothing is decided from one look and used from another, except where `fold` says how it guards that.
 //!
-//! Tried and rejected: see the table in `fold`.
+//! What else was tried, with the figures that decided, stands in the crate's header.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -9,16 +9,20 @@ mod server;
 mod tensor;
 mod tools;
 
+use penstock_proto::message::{MAX_SERVERS, MAX_WORKERS};
 use pyo3::prelude::*;
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("MAX_WORKERS", MAX_WORKERS)?;
+    module.add("MAX_SERVERS", MAX_SERVERS)?;
     module.add_class::<memory::Memory>()?;
     module.add_class::<job::Job>()?;
     module.add_class::<tensor::Tensor>()?;
     module.add_class::<server::Server>()?;
     module.add_function(wrap_pyfunction!(tools::options, module)?)?;
+    module.add_function(wrap_pyfunction!(tools::check_options, module)?)?;
     module.add_function(wrap_pyfunction!(tools::limit_pushpull, module)?)?;
     module.add_function(wrap_pyfunction!(tools::core_distance, module)?)?;
     module.add_function(wrap_pyfunction!(tools::cpu_features, module)?)?;

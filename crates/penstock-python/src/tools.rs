@@ -1,6 +1,8 @@
 //! Functions beside the classes.
 
-use penstock::options::TABLE;
+use crate::error::raise_option;
+use crate::job::pairs;
+use penstock::options::{Options, TABLE};
 use penstock_kernels::Dtype;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -24,6 +26,14 @@ pub(crate) fn options(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
             Ok(dict)
         })
         .collect()
+}
+
+/// Refuses options that no server would take.
+#[pyfunction]
+pub(crate) fn check_options(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResult<()> {
+    let given = pairs(options)?;
+    let checked = Options::load(given.iter().map(|(name, value)| (&name[..], &value[..])));
+    checked.map(drop).map_err(|error| raise_option(py, &error))
 }
 
 /// The machine's limit for pushpull.

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`scenario`] | all that a seed decides |
 //! | [`workload`] | what the workers do, and the values that must come of it |
+//! | [`marks`] | contributions that can be read back out of their sum |
 //! | [`faults`] | what goes wrong |
 //! | [`transport`] | links: in order within one, in any order between two; stalls, cuts, resends |
 //! | [`memory`] | a shard's memory: lanes, values, mirrors; and how it can be sabotaged |
@@ -24,6 +25,7 @@ pub mod checkers;
 pub mod cluster;
 pub mod faults;
 pub mod history;
+pub mod marks;
 pub mod memory;
 pub mod rng;
 pub mod scenario;

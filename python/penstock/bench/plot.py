@@ -59,7 +59,8 @@ def _curves(plt: Any, cases: Sequence[Case]) -> Any:
     axes[1][0].set_ylabel("times the machine's limit")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-    figure.suptitle("pushpull with SGD, float32: gradients in, new parameters visible to all workers")
+    join = " " if len(counts) > 2 else "\n"  # a narrow figure would cut the title off
+    figure.suptitle(f"pushpull with SGD, float32:{join}gradients in, new parameters visible to all workers")
     return figure
 
 

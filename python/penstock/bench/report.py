@@ -11,6 +11,8 @@ from penstock.bench.sizes import format_ratio, format_size, format_time
 
 REFERENCE = "penstock"
 LIMIT = "limit"
+BUSY = 0.1
+"""Share of the cores above which what other processes use is worth a line."""
 
 
 def line(case: Case) -> str:
@@ -76,6 +78,11 @@ def table(case: Case, placement: str | None = None) -> str:
 def details(case: Case) -> str:
     """The table, the placements of the rounds (a table each, if several occurred), who is missing and why."""
     parts = [table(case), f"  cores: {_rounds(case)}"]
+    busy = max((r.busy for r in case.rounds), default=0.0)
+    if busy > BUSY:
+        parts.append(
+            f"  not alone: other processes used up to {busy:.0%} of the cores; expect figures to be too high"
+        )
     if len(case.placements) > 1:
         for placement in case.placements:
             parts += [f"  rounds with cores {placement}:", table(case, placement)]
@@ -132,6 +139,7 @@ def document(cases: Iterable[Case], machine: dict[str, object]) -> dict[str, Any
                 **where,
                 "placement": r.placement,
                 "core_distance_ns": [None if math.isnan(d) else round(d, 1) for d in r.distance_ns],
+                "busy": round(r.busy, 3),
                 "median_s": {name: Spread.of(times).median for name, times in r.times.items()},
             }
             for r in case.rounds

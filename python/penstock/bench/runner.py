@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ ROUND_SECONDS = 0.4
 """Time that a system gets in a round, where the user does not say how many repeats."""
 LEAST_REPEATS = 3
 MOST_REPEATS = 2000
+_GLANCE = 0.1
+"""Seconds of looking how busy the cores are: ten ticks a core."""
 PILOT_REPEATS = 3
 """Iterations that are timed when a case is opened, to see how many fit into a round; they do not count."""
 
@@ -70,6 +73,8 @@ class Round:
     """Core to core and back, before and after."""
     times: dict[str, list[float]] = field(default_factory=dict)
     """Seconds of each iteration, by system."""
+    busy: float = 0.0
+    """Share of the host's cores that other processes used just before."""
 
     @property
     def placement(self) -> str:
@@ -123,6 +128,7 @@ def measure(
     rounds: int,
     repeats: int | None,
     distance: Callable[[], float],
+    busy: Callable[[], float],
     note: Callable[[str], None],
 ) -> Case:
     """
@@ -140,6 +146,8 @@ def measure(
         Iterations of each system in a round; None: as many as fit into `ROUND_SECONDS`.
     distance
         Nanoseconds from core to core and back.
+    busy
+        Share of the cores that is in use, while all systems wait.
     note
         Told what goes on.
 
@@ -176,11 +184,11 @@ def measure(
         for system in list(standing.values()):
             attempt(system, "starts", partial(prepare, system))
         for number in range(1, rounds + 1):
-            before = distance()
+            others, before = busy(), distance()
             times: dict[str, list[float]] = {}
             for system in list(standing.values()):
                 attempt(system, f"round {number} of {rounds}", partial(turn, system, times))
-            case.rounds.append(Round((before, distance()), times))
+            case.rounds.append(Round((before, distance()), times, others))
     finally:
         for system in list(standing.values()):
             attempt(system, "ends", system.close)
@@ -213,6 +221,23 @@ def available_memory() -> int | None:
         group = Path("/sys/fs/cgroup")
         found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
     return min(found, default=None)
+
+
+def busy_cores() -> float:
+    """Share of all cores' time that is used, in the next `_GLANCE` seconds; 0 if the host does not say."""
+    before = _cpu_time()
+    time.sleep(_GLANCE)
+    used, total = (after - earlier for after, earlier in zip(_cpu_time(), before, strict=True))
+    return used / total if total else 0.0
+
+
+def _cpu_time() -> tuple[int, int]:
+    """Ticks that all cores together have worked, and have existed."""
+    try:
+        ticks = [int(ticks) for ticks in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    except (OSError, ValueError, IndexError):
+        return 0, 0
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)  # idle, and waiting for a disk
 
 
 def last_level_cache() -> int | None:

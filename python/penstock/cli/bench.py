@@ -78,11 +78,10 @@ def _pushpull(arguments: Sequence[str]) -> int:
     sizes: list[int] = given.size or (list(SWEEP_SIZES) if given.sweep else [64 << 20])
     workers: list[int] = given.workers or (list(SWEEP_WORKERS) if given.sweep else [2])
     chunks: list[int | None] = given.chunk_size or [None]
-    if given.chunk_size:
-        from penstock.cli import options
+    for chunk in given.chunk_size or []:
+        from penstock import _core
 
-        for chunk in given.chunk_size:
-            options.check(options.table()["chunk_bytes"], str(chunk), "--chunk-size")
+        _core.check_options({"chunk_bytes": str(chunk)})
     for option in ("json", "plot"):
         _writable(getattr(given, option), f"--{option}")
     if given.plot:
@@ -128,7 +127,13 @@ def _measure(given: argparse.Namespace, cases: list[Case]) -> list[Case]:
                     systems[name] = made[name](case.chunk)
             turns = list(systems.values())
             runner.measure(
-                case, turns, rounds=given.rounds, repeats=given.repeats, distance=_distance, note=_progress
+                case,
+                turns,
+                rounds=given.rounds,
+                repeats=given.repeats,
+                distance=_distance,
+                busy=runner.busy_cores,
+                note=_progress,
             )
             _progress("")
             terminal.say(report.line(case))

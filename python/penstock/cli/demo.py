@@ -32,6 +32,8 @@ EXAMPLES = """\
 
 EPOCHS = 60
 TORCH_EPOCHS = 10
+STALENESS_COLUMNS = 9
+"""What fits beside the workers' names on a terminal of 80 columns; reads further behind are put together."""
 
 
 def parser() -> terminal.Parser:
@@ -211,6 +213,7 @@ def compare(
         "max_difference": difference,
         "optimizer": settings.optimizer,
         "epochs": settings.epochs,
+        "steps": state.steps,
         "batch": settings.batch,
         "seed": settings.seed,
         "model": "cnn" if settings.torch else "mlp",
@@ -251,20 +254,24 @@ def table(plan: Plan, settings: Settings, state: Progress, single: Single, diffe
     exact = " (same sums in another order)" if mode(plan) == "bsp" else ""
     terminal.say(f"\nlargest difference of a parameter: {difference:.2g}{exact}")
     if mode(plan) != "bsp":
-        staleness_table(state)
+        terminal.say(f"most iterations that a read was behind: {state.max_staleness}")
+        if any(one.staleness for one in state.workers):
+            staleness_table(state)
     terminal.say()
 
 
 def staleness_table(state: Progress) -> None:
     """How often each worker read a value that was so many iterations behind."""
-    counts = [one.staleness for one in state.workers]
-    behind = sorted(set().union(*counts))
+    most = min(state.max_staleness, STALENESS_COLUMNS - 1)
+    more = "" if most == state.max_staleness else "+"
+    heads = [*map(str, range(most)), f"{most}{more}"]
     terminal.say("\nreads by iterations behind:")
-    terminal.say(f"{'':<10}" + "".join(f"{number:>8}" for number in behind))
-    for rank, count in enumerate(counts):
-        total = max(1, sum(count.values()))
-        shares = "".join(f"{count[number] / total:>8.1%}" for number in behind)
-        terminal.say(f"worker {rank:<3}{shares}")
+    terminal.say(f"{'':<10}" + "".join(f"{head:>8}" for head in heads))
+    for rank, one in enumerate(state.workers):
+        total = max(1, one.staleness.total())
+        counts = [one.staleness[behind] for behind in range(most)]
+        shares = [count / total for count in (*counts, one.staleness.total() - sum(counts))]
+        terminal.say(f"worker {rank:<3}" + "".join(f"{share:>8.1%}" for share in shares))
 
 
 def write_json(path: Path, result: dict[str, Any]) -> None:

@@ -1,21 +1,19 @@
 """
 The options of `run` and `demo` that the core's own table defines: their flags, their help and their limits.
 
-One table in the core names them all; a flag is an option's name with dashes. The value is checked here so
-that a wrong one is refused before anything is started, and travels to the processes in the environment.
+One table in the core names them all; a flag is an option's name with dashes. The core
+checks the values before anything is started; they travel to the processes in the environment.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.cli import terminal
 
-_OWN = ("consistency", "workers", "servers")
-"""Options that the commands have as arguments of their own."""
+_OWN = ("consistency",)
+"""Options that the commands have as arguments of their own, under `option_` and the name too."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """`--worker-loss` for `worker_loss`."""
+        """`--chunk-bytes` for `chunk_bytes`."""
         return "--" + self.name.replace("_", "-")
 
 
@@ -65,64 +63,19 @@ def environment(given: argparse.Namespace) -> dict[str, str]:
     """
     What `given` sets, by the options' environment names.
 
-    Values that stand in the environment already are checked too: a wrong one would only be found when the
+    What stands in the environment already is checked too: a wrong value would only be found when the
     processes have started.
 
     Raises
     ------
     OptionError
-        A value is not of its option's kind, or outside its limits.
+        An option has a value that it cannot have.
     """
-    found: dict[str, str] = {}
-    for option in table().values():
-        value = getattr(given, _destination(option), None)
-        source = option.flag
-        if value is None and option.name not in _OWN:
-            value, source = os.environ.get(option.env) or None, option.env
-        if value is None:
-            continue
-        check(option, str(value), source)
-        if source == option.flag:
-            found[option.env] = str(value)
-    return found
+    from penstock import _core
 
-
-def check(option: Option, value: str, source: str) -> None:
-    """Refuses a value of the wrong kind or outside the option's limits."""
-    if not (option.minimum or option.maximum):
-        return
-    unit = f" {option.unit}" if option.unit else ""
-    number = _number(value)
-    if number is None:
-        terminal.refuse(
-            f"{source} {value!r} is not a number", f"{option.doc}; default {option.default}{unit}"
-        )
-    low, high = _number(option.minimum), _number(option.maximum)
-    if (low is not None and number < low) or (high is not None and number > high):
-        terminal.refuse(
-            f"{source} {value} is outside its limits: {option.minimum} to {option.maximum}{unit}",
-            f"{option.doc}; default {option.default}{unit}",
-        )
-    if option.name == "chunk_bytes" and (number % 1 or int(number) & (int(number) - 1)):
-        below = 1 << (int(number).bit_length() - 1)
-        terminal.refuse(
-            f"{source} {value} is not a power of two",
-            f"{below} and {2 * below} are the nearest; default {option.default}{unit}",
-        )
-
-
-def maximum(name: str, otherwise: int) -> int:
-    """The greatest value that the core allows for an option."""
-    option = table().get(name)
-    number = _number(option.maximum) if option else None
-    return otherwise if number is None else int(number)
-
-
-def set_values(given: Mapping[str, str]) -> Iterator[tuple[Option, str]]:
-    """The options that an environment sets."""
-    for option in table().values():
-        if given.get(option.env):
-            yield option, given[option.env]
+    found = {option: getattr(given, _destination(option), None) for option in table().values()}
+    _core.check_options({option.name: value for option, value in found.items() if value is not None})
+    return {option.env: value for option, value in found.items() if value is not None}
 
 
 def _destination(option: Option) -> str:
@@ -139,10 +92,3 @@ def _help(option: Option) -> str:
         parts.append(f"default {option.default}")
     parts.append(option.env)
     return "; ".join(parts).replace("%", "%%")
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -15,13 +15,6 @@ from penstock.launch.console import Console
 from penstock.launch.local import Launch, Plan
 from penstock.launch.outcome import Outcome
 
-MAX_SERVERS = 64
-"""
-Server processes of one run. Each takes a socket, threads and memory of its own; more than cores only cost.
-"""
-MAX_WORKERS = 256
-"""Workers of one run, where the core's table names no limit of its own."""
-
 EXAMPLES = """\
   penstock run --workers 4 train.py --epochs 3
   penstock run --workers 4 --servers 2 --consistency ssp:4 train.py
@@ -62,7 +55,7 @@ def add_job_arguments(result: terminal.Parser, *, workers: int) -> None:
     result.add_argument(
         "-c",
         "--consistency",
-        default="",
+        dest="option_consistency",
         metavar="MODE",
         help="bsp, ssp:SLACK or asp: what a read may miss, where a tensor does not say it (default bsp)",
     )
@@ -152,16 +145,16 @@ def make_plan(given: argparse.Namespace, command: Sequence[str], *, grace: float
     OptionError
         A number or a mode that cannot be.
     """
+    from penstock import _core
+
     environment = options.environment(given)
-    most = options.maximum("workers", options.maximum("max_workers", MAX_WORKERS))
-    known = options.table()
-    on_loss = known.get("on_worker_loss")
-    loss = (environment.get(on_loss.env) or os.environ.get(on_loss.env) or on_loss.default) if on_loss else ""
+    on_loss = options.table()["on_worker_loss"]
+    loss = environment.get(on_loss.env) or os.environ.get(on_loss.env) or on_loss.default
     return Plan(
         command=command,
-        workers=count(given.workers, "--workers", most),
-        servers=count(given.servers, "--servers", MAX_SERVERS),
-        consistency=consistency(given.consistency),
+        workers=count(given.workers, "--workers", _core.MAX_WORKERS),
+        servers=count(given.servers, "--servers", _core.MAX_SERVERS),
+        consistency=given.option_consistency or "",
         environment=environment,
         grace=grace,
         go_on=loss == "continue",
@@ -192,17 +185,6 @@ def seconds(text: str, flag: str) -> float:
     if not 0 <= number < math.inf:
         terminal.refuse(f"{flag} {text!r} is not a number of seconds", "give a number from 0 on, such as 2.5")
     return number
-
-
-def consistency(text: str) -> str:
-    """`bsp`, `ssp:SLACK` or `asp`; empty for the default."""
-    mode, colon, slack = text.lower().partition(":")
-    if text and not (text.lower() in ("bsp", "asp") or (mode == "ssp" and colon and slack.isdecimal())):
-        terminal.refuse(
-            f"--consistency {text!r} is not a mode",
-            "bsp, ssp:SLACK with a whole SLACK from 0 on (such as ssp:4), or asp",
-        )
-    return text.lower()
 
 
 def tell(outcome: Outcome) -> None:

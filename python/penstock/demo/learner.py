@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Learner(Protocol):
     """A model that learns from batches."""
 
-    def step(self, x: Array, y: Array) -> int:
-        """Takes one step; returns how many iterations the parameters it computed with were behind."""
+    def step(self, x: Array, y: Array) -> int | None:
+        """Takes one step; returns how many iterations behind its parameters were, None if unknown."""
 
     def parameters(self) -> model.Parameters:
         """The parameters as they are now, as float32 arrays of its own."""

@@ -32,7 +32,7 @@ class Seen:
 
     clock: int = 0
     samples: int = 0
-    now: int = 0
+    now: int | None = 0
     max_staleness: int = 0
     moved: int = 0
     begin: float | None = None
@@ -196,7 +196,7 @@ class LiveConsole(PlainConsole):
             table.add_row(
                 str(rank),
                 f"{seen.clock}/{progress.steps}",
-                str(seen.now),
+                "-" if seen.now is None else str(seen.now),
                 str(seen.max_staleness),
                 size(seen.moved),
             )

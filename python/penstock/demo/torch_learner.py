@@ -43,13 +43,13 @@ class TorchAlone:
             self._model.parameters(), **settings.rule.settings
         )
 
-    def step(self, x: Array, y: Array) -> int:
+    def step(self, x: Array, y: Array) -> int | None:
         """Takes one step."""
         self._optimizer.zero_grad()
         loss = nn.functional.cross_entropy(self._model(torch.from_numpy(x)), torch.from_numpy(y))
         loss.backward()
         self._optimizer.step()
-        return 0
+        return None
 
     def parameters(self) -> Parameters:
         """The parameters as they are now."""
@@ -68,10 +68,4 @@ class TorchShared(TorchAlone):
         import penstock.torch
 
         super().__init__(settings)
-        self._job = job
         self._model, self._optimizer = penstock.torch.distribute(self._model, self._optimizer, job=job)
-
-    def step(self, x: Array, y: Array) -> int:
-        """Takes one step."""
-        super().step(x, y)
-        return int(self._job.stats()["max_staleness"])

@@ -58,10 +58,11 @@ class Reports:
         self.samples = 0
         self.staleness: Counter[int] = Counter()
 
-    def step(self, samples: int, staleness: int) -> None:
+    def step(self, samples: int, staleness: int | None) -> None:
         """A step is done."""
         self.samples += samples
-        self.staleness[staleness] += 1
+        if staleness is not None:
+            self.staleness[staleness] += 1
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + REPORT_SECONDS
             self.send(now=staleness)

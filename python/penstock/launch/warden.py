@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import time
 
 _SETTLE_SECONDS = 2.0
-"""How long the warden waits for killed groups to vanish before it removes the directory under them."""
+"""How long the warden waits for killed processes to end before it removes the directory under them."""
 
 
 class Warden:
@@ -63,26 +64,35 @@ def _watch(reading: int, directory: str) -> None:
     os.closerange(0, reading)
     os.closerange(reading + 1, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") > 0 else 65536)
     held = b""
-    groups: set[int] = set()
+    groups: dict[int, int] = {}
     while data := os.read(reading, 65536):
         *messages, held = (held + data).split(b"\n")
         for message in messages:
             if message == b"done":
                 return
-            (groups.add if message.startswith(b"+") else groups.discard)(int(message[1:]))
+            group = int(message[1:])
+            if message.startswith(b"+"):
+                groups[group] = _leader(group)
+            elif (descriptor := groups.pop(group, -1)) >= 0:
+                os.close(descriptor)
     _clean(groups, directory)
 
 
-def _clean(groups: set[int], directory: str) -> None:
+def _leader(group: int) -> int:
+    """A descriptor that becomes readable when the group's first process ends; -1 if the kernel gives none."""
+    try:
+        return os.pidfd_open(group)
+    except OSError:
+        return -1
+
+
+def _clean(groups: dict[int, int], directory: str) -> None:
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+    # A server that still runs could make its socket anew: the directory goes after the processes.
+    waiting = {descriptor for descriptor in groups.values() if descriptor >= 0}
     end = time.monotonic() + _SETTLE_SECONDS
-    while groups and time.monotonic() < end:
-        for group in list(groups):
-            try:
-                os.killpg(group, signal.SIGKILL)
-            except ProcessLookupError:
-                groups.discard(group)
-            except PermissionError:
-                groups.discard(group)
-        if groups:
-            time.sleep(0.005)
+    while waiting and (left := end - time.monotonic()) > 0:
+        waiting -= set(select.select(waiting, (), (), left)[0])
     shutil.rmtree(directory, ignore_errors=True)

@@ -193,8 +193,8 @@ class Delivery:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"{len(late)} gradients, the first of `{late[0].name}`, were added to after they had left; the "
-                f"late part goes with the next iteration's. This step had more backward passes than the "
+                f"{len(late)} gradients, the first of `{late[0].name}`, were added to after they had left; "
+                f"the late part goes with the next iteration's. This step had more backward passes than the "
                 f"ones before: pass overlap=False, or their number, to `ps.torch.distribute`",
                 stacklevel=4,
             )

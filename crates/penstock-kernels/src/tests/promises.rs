@@ -88,6 +88,8 @@ fn a_lane_rewritten_while_it_is_folded_never_brings_a_nan_in() {
             while !stop.load(Ordering::Relaxed) {
                 for bits in [f32::NAN, 1.0].map(f32::to_bits) {
                     lane.0.iter().for_each(|word| word.store(bits, Ordering::Relaxed));
+                    // Lingers in each state, so that a writer that loses its core leaves either behind.
+                    (0..1000).for_each(|_| std::hint::spin_loop());
                 }
             }
         });

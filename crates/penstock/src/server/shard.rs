@@ -419,7 +419,7 @@ impl Home for Memory {
         let lane = |&writer: &Rank| lanes[writer as usize].as_ref().expect("who pushed has a lane");
         let contributions: SmallVec<[Foreign<'_>; USUAL_WRITERS]> =
             writers.iter().map(|writer| lane(writer).contribution(range.clone())).collect();
-        let chunk = home.chunk(chunk);
+        let mut chunk = home.chunk(chunk);
         chunk.header.begin();
         let Fold { settings, step, scale } = fold;
         let folded =
@@ -436,7 +436,7 @@ impl Home for Memory {
         let parts = plan.dtype.accumulator_size() / plan.dtype.size();
         let lane = lanes[writer as usize].as_ref().expect("who loads has a lane");
         let contribution = lane.contribution(home.range(chunk));
-        let chunk = home.chunk(chunk);
+        let mut chunk = home.chunk(chunk);
         chunk.header.begin();
         let bytes = chunk.value.len();
         match slot {
@@ -450,7 +450,7 @@ impl Home for Memory {
 
     fn publish(&mut self, id: TensorId, chunk: u32, version: u64, steps: u64) {
         let (_, home, _) = self.tensor(id).parts();
-        home.header_of(chunk).publish(Published { version, steps });
+        home.header(chunk).publish(Published { version, steps });
     }
 
     fn progress(&mut self, id: TensorId, version: u64) {

@@ -569,12 +569,12 @@ impl Tensor {
                 Err(Torn) => {
                     tries += 1;
                     // The home is inside for about a microsecond, unless it needs this core.
-                    if tries % 16 == 0 {
+                    if tries.is_multiple_of(16) {
                         rustix::thread::sched_yield();
                         self.job.fate.check()?;
                         self.job.fate.check_interrupt()?;
                     }
-                    if tries % 1024 == 0 && deadline.left().is_zero() {
+                    if tries.is_multiple_of(1024) && deadline.left().is_zero() {
                         let (name, version) = (self.spec.name.clone(), self.version().unwrap_or(0));
                         return Err(Error::PullTimeout {
                             name,

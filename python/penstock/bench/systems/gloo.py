@@ -46,9 +46,8 @@ class GlooRank:
     """One rank."""
 
     def __init__(self, folder: str) -> None:
-        import torch.distributed as dist
-
         import torch
+        import torch.distributed as dist
 
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         torch.set_num_threads(1)

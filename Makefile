@@ -1,0 +1,71 @@
+# Everything that a fresh checkout needs, a word each. `make demo` runs the main job, `make test` passes the tests;
+# both set up whatever is missing, inside this folder (.venv, target) and the usual user caches.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUST_SOURCES := $(shell find crates -name '*.rs' -o -name 'Cargo.toml') Cargo.toml Cargo.lock pyproject.toml
+# A test that hangs must fail, and say where.
+CARGO_TEST := timeout --verbose 900 cargo test
+
+.PHONY: demo build test test-env lint format test-rust test-model test-python bench docs clean help
+
+help: ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+demo: build ## train a real model with two workers and a server, beside a single process
+	$(BIN)/penstock demo
+
+build: $(VENV)/.built ## a ready virtual environment in .venv
+
+$(BIN)/python:
+	@command -v cargo >/dev/null || { echo "error: cargo was not found"; echo; echo "hint: install Rust from https://rustup.rs"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $(PYTHON) is older than 3.11"; echo; echo "hint: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); $(PYTHON) -m pip install --user --quiet virtualenv && $(PYTHON) -m virtualenv --quiet $(VENV); } \
+	  || { echo "error: $(PYTHON) cannot make a virtual environment"; echo; echo "hint: apt-get install python3-venv"; exit 1; }
+
+$(VENV)/.tools: | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'maturin>=1.7,<2'
+	@touch $@
+
+$(VENV)/.built: $(RUST_SOURCES) | $(VENV)/.tools
+	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet --extras demo
+	@touch $@
+
+test: test-env lint test-rust test-model test-python ## lints, types, and every test but the benchmarks
+
+test-env: $(VENV)/.built $(VENV)/.test-env
+
+$(VENV)/.test-env: pyproject.toml | $(VENV)/.built
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' --config-settings=build-args=--release
+	@touch $@
+
+lint: test-env ## formatting, lints, types
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --quiet -- -D warnings
+	$(BIN)/ruff format --check --quiet python tests
+	$(BIN)/ruff check --quiet python tests
+	$(BIN)/mypy --no-error-summary
+
+format: test-env ## put the formatting right
+	cargo fmt --all
+	$(BIN)/ruff format --quiet python tests
+	$(BIN)/ruff check --quiet --fix python tests
+
+test-rust: ## unit, property and promise tests of the crates, and the simulator over some hundred seeds
+	$(CARGO_TEST) --workspace --quiet
+
+test-model: ## the lock-free protocols, every interleaving (loom)
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom $(CARGO_TEST) -p penstock-fabric --lib --release --quiet
+
+test-python: test-env ## real processes, golden trajectories, the command line, the README's own commands
+	timeout --verbose 1200 $(BIN)/python -m pytest
+
+bench: test-env ## the benchmark of the README, beside its peers and the machine's limit
+	$(BIN)/penstock bench pushpull --workers 2 --size 64MiB
+
+docs: ## the Rust documentation
+	cargo doc --workspace --no-deps
+
+clean: ## remove what was built, the virtual environment too
+	rm -rf target $(VENV) bench-results

@@ -1,0 +1,61 @@
+//! Runs simulated jobs from seeds. docs/simulation.md explains what it prints.
+#![forbid(unsafe_code)]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool")]
+
+use clap::Parser;
+use penstock_sim::Scenario;
+use penstock_sim::history::{Observation, Tally};
+use penstock_sim::memory::Sabotage;
+use std::ops::Range;
+use std::process::ExitCode;
+
+/// Runs whole jobs on one thread, each from one seed, and checks what they promise.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    /// Run this seed.
+    #[arg(long, conflicts_with = "seeds", default_value_t = 0)]
+    seed: u64,
+    /// Run the seeds N up to, not including, M; stop at the first that fails.
+    #[arg(long, value_name = "N..M", value_parser = seeds)]
+    seeds: Option<Range<u64>>,
+    /// Print the scenario, and one line for everything that happens.
+    #[arg(short, long)]
+    verbose: bool,
+    /// Break a promise on purpose, to see a checker at work.
+    #[arg(long, value_enum)]
+    sabotage: Option<Sabotage>,
+}
+
+fn seeds(text: &str) -> Result<Range<u64>, String> {
+    let ends = text.split_once("..").and_then(|(first, end)| Some(first.parse().ok()?..end.parse().ok()?));
+    match ends {
+        Some(range) if !range.is_empty() => Ok(range),
+        _ => Err(format!("expected seeds as N..M with N < M, got `{text}`")),
+    }
+}
+
+fn main() -> ExitCode {
+    let Arguments { seed, seeds, verbose, sabotage } = Arguments::parse();
+    let seeds = seeds.unwrap_or(seed..seed.saturating_add(1));
+    let mut tally = Tally::default();
+    let mut print = |at: u64, observation: &Observation<'_>| println!("{at:>8} {observation}");
+    for seed in seeds.clone() {
+        let scenario = Scenario { sabotage, ..Scenario::from_seed(seed) };
+        let checked = if verbose {
+            println!("{scenario:#?}");
+            scenario.check_logged(Some(&mut print))
+        } else {
+            scenario.check()
+        };
+        match checked {
+            Ok(outcome) => tally.merge(&outcome.tally),
+            Err(failure) => {
+                eprintln!("seed {seed}: {failure}\nhint: replay it with `penstock-sim --seed {seed} -v`");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    println!("{} seeds hold: {tally}", seeds.end - seeds.start);
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,232 @@
+//! What is seen of a run, and the line that each sight is logged as.
+//!
+//! A line has five columns: the tick, who, what, on which tensor (and chunk), and the details. docs/simulation.md explains
+//! them; a test compares it with this file.
+
+use crate::rng::digest;
+use penstock_proto::{Rank, TensorId};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// One thing that happened.
+#[derive(Debug, Clone, Copy)]
+pub enum Observation<'a> {
+    /// A worker handed its update of a chunk to the link.
+    Submitted {
+        /// Who.
+        rank: Rank,
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
+        /// The update's stamp.
+        stamp: u64,
+    },
+    /// A worker completed an iteration.
+    Clocked {
+        /// Who.
+        rank: Rank,
+        /// Its clock now.
+        clock: u64,
+    },
+    /// A shard folded lanes.
+    Folded {
+        /// Which shard.
+        shard: usize,
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
+        /// Whose lanes, in order.
+        writers: &'a [Rank],
+    },
+    /// A shard published a chunk.
+    Published {
+        /// Which shard.
+        shard: usize,
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
+        /// Its version.
+        version: u64,
+        /// Its value.
+        value: &'a [u8],
+    },
+    /// A worker read a chunk.
+    Read {
+        /// Who.
+        rank: Rank,
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
+        /// The read's own slack.
+        slack: Option<u32>,
+        /// The version that it saw.
+        version: u64,
+        /// The value that it saw.
+        value: &'a [u8],
+    },
+    /// A shard refused a submission.
+    Refused {
+        /// Which shard.
+        shard: usize,
+        /// Whose.
+        rank: Rank,
+        /// Why.
+        why: &'a str,
+    },
+    /// A shard goes on without a worker.
+    Removed {
+        /// Which shard.
+        shard: usize,
+        /// Without whom.
+        rank: Rank,
+        /// Whether it said goodbye.
+        clean: bool,
+    },
+    /// A worker died.
+    Crashed {
+        /// Who.
+        rank: Rank,
+    },
+    /// A worker turned hostile: nothing it submits from now on means anything.
+    Turned {
+        /// Who.
+        rank: Rank,
+    },
+    /// A link was cut.
+    Cut {
+        /// Whose.
+        rank: Rank,
+        /// To which shard.
+        shard: usize,
+    },
+    /// A link healed.
+    Healed {
+        /// Whose.
+        rank: Rank,
+        /// To which shard.
+        shard: usize,
+        /// Messages sent again.
+        resent: usize,
+    },
+    /// A worker is done.
+    Ended {
+        /// Who.
+        rank: Rank,
+        /// How.
+        how: &'a str,
+    },
+}
+
+impl Observation<'_> {
+    /// The word in the log's third column.
+    pub fn event(&self) -> &'static str {
+        match self {
+            Self::Submitted { .. } => "submit",
+            Self::Clocked { .. } => "clock",
+            Self::Folded { .. } => "fold",
+            Self::Published { .. } => "publish",
+            Self::Read { .. } => "read",
+            Self::Refused { .. } => "refuse",
+            Self::Removed { .. } => "remove",
+            Self::Crashed { .. } => "crash",
+            Self::Turned { .. } => "turn",
+            Self::Cut { .. } => "cut",
+            Self::Healed { .. } => "heal",
+            Self::Ended { .. } => "end",
+        }
+    }
+
+    fn actor(&self) -> String {
+        match self {
+            Self::Folded { shard, .. }
+            | Self::Published { shard, .. }
+            | Self::Refused { shard, .. }
+            | Self::Removed { shard, .. } => format!("shard {shard}"),
+            Self::Submitted { rank, .. }
+            | Self::Clocked { rank, .. }
+            | Self::Read { rank, .. }
+            | Self::Crashed { rank }
+            | Self::Turned { rank }
+            | Self::Cut { rank, .. }
+            | Self::Healed { rank, .. }
+            | Self::Ended { rank, .. } => format!("worker {rank}"),
+        }
+    }
+
+    fn place(&self) -> String {
+        match self {
+            Self::Submitted { tensor, chunk, .. }
+            | Self::Folded { tensor, chunk, .. }
+            | Self::Published { tensor, chunk, .. }
+            | Self::Read { tensor, chunk, .. } => format!("t{tensor}[{chunk}]"),
+            _ => "-".to_owned(),
+        }
+    }
+
+    fn details(&self) -> String {
+        match self {
+            Self::Submitted { stamp, .. } => format!("stamp={stamp}"),
+            Self::Clocked { clock, .. } => format!("clock={clock}"),
+            Self::Folded { writers, .. } => format!("writers={writers:?}"),
+            Self::Published { version, value, .. } => {
+                format!("version={version} digest={:016x}", digest(value))
+            }
+            Self::Read { slack, version, value, .. } => {
+                let slack = slack.map_or_else(|| "own".to_owned(), |slack| slack.to_string());
+                format!("version={version} digest={:016x} slack={slack}", digest(value))
+            }
+            Self::Refused { rank, why, .. } => format!("worker={rank} why={why:?}"),
+            Self::Removed { rank, clean, .. } => format!("worker={rank} clean={clean}"),
+            Self::Crashed { .. } | Self::Turned { .. } => String::new(),
+            Self::Cut { shard, .. } => format!("shard={shard}"),
+            Self::Healed { shard, resent, .. } => format!("shard={shard} resent={resent}"),
+            Self::Ended { how, .. } => format!("how={how:?}"),
+        }
+    }
+}
+
+impl fmt::Display for Observation<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let line = format!("{:<9} {:<8} {:<7} {}", self.actor(), self.event(), self.place(), self.details());
+        f.write_str(line.trim_end())
+    }
+}
+
+/// How often each thing happened, so that a test can show that it met what it is about.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tally(BTreeMap<&'static str, u64>);
+
+impl Tally {
+    /// Counts one more.
+    pub fn add(&mut self, observation: &Observation<'_>) {
+        *self.0.entry(observation.event()).or_default() += 1;
+    }
+
+    /// How often `event` (a word of the third column) happened.
+    pub fn of(&self, event: &str) -> u64 {
+        self.0.get(event).copied().unwrap_or(0)
+    }
+
+    /// The words that happened, in alphabetical order.
+    pub fn words(&self) -> impl Iterator<Item = &'static str> + '_ {
+        self.0.keys().copied()
+    }
+
+    /// Adds another run's.
+    pub fn merge(&mut self, other: &Self) {
+        for (event, count) in &other.0 {
+            *self.0.entry(event).or_default() += count;
+        }
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words: Vec<String> = self.0.iter().map(|(event, count)| format!("{event} {count}")).collect();
+        f.write_str(&words.join(", "))
+    }
+}

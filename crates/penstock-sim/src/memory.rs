@@ -1,0 +1,264 @@
+//! A shard's memory in the simulator: lanes, values, state and mirrors as plain vectors, folded by the real kernels.
+//!
+//! A mirror is replaced as a whole when a chunk is published, and a reader takes it as a whole: what the model checker shows
+//! of the real publish protocol is taken for granted here. [`Sabotage`] breaks a promise on purpose, so that tests can show
+//! that the checkers see it.
+
+use crate::rng::Rng;
+use penstock_kernels::{Foreign, Plan};
+use penstock_proto::chunk::Cut;
+use penstock_proto::shard::{Fold, Home, NonFiniteFrom};
+use penstock_proto::spec::TensorSpec;
+use penstock_proto::{Rank, TensorId};
+use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::rc::Rc;
+
+/// Bytes that start on a cache line, as the kernels ask for.
+#[derive(Debug)]
+pub struct Aligned {
+    bytes: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Aligned {
+    /// `len` zeros.
+    pub fn zeroed(len: usize) -> Self {
+        let bytes = vec![0; len + 64];
+        let start = bytes.as_ptr().align_offset(64);
+        Self { bytes, start, len }
+    }
+}
+
+impl Deref for Aligned {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.start..][..self.len]
+    }
+}
+
+impl DerefMut for Aligned {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..][..self.len]
+    }
+}
+
+/// What stands published of a chunk.
+#[derive(Debug, Clone)]
+pub struct Mirror {
+    /// Its version.
+    pub version: u64,
+    /// Its value, never changed in place.
+    pub value: Rc<[u8]>,
+}
+
+/// What a shard did, in order.
+#[derive(Debug, Clone)]
+pub enum Deed {
+    /// It folded the lanes of `writers` into the chunk.
+    Folded {
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
+        /// In the order of the fold.
+        writers: Vec<Rank>,
+    },
+    /// It published the chunk.
+    Published {
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
+        /// What readers see from now on.
+        mirror: Mirror,
+    },
+}
+
+/// A promise that the memory breaks now and then, for tests of the checkers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Sabotage {
+    /// Folds the same lanes a second time.
+    FoldsTwice,
+    /// Leaves the last writer out of a fold.
+    LosesAnUpdate,
+    /// Folds in any order.
+    FoldsInAnyOrder,
+    /// Shows readers half of the new value and half of the old one.
+    TearsAChunk,
+    /// Does not publish a new version that it says is there.
+    KeepsTheOldMirror,
+    /// Publishes under the next version's number.
+    PublishesTooEarly,
+    /// Never tells that the tensor came past version 1.
+    KeepsSilent,
+}
+
+#[derive(Debug)]
+struct Chunk {
+    value: Aligned,
+    state: Aligned,
+    lanes: Vec<Aligned>,
+    mirror: Option<Mirror>,
+}
+
+#[derive(Debug)]
+struct Tensor {
+    plan: Plan,
+    chunks: BTreeMap<u32, Chunk>,
+    progress: Option<u64>,
+    folded: Vec<u64>,
+}
+
+/// The memory of one shard.
+#[derive(Debug)]
+pub struct Memory {
+    tensors: BTreeMap<TensorId, Tensor>,
+    deeds: Vec<Deed>,
+    sabotage: Option<Sabotage>,
+    rng: Rng,
+}
+
+impl Memory {
+    /// Memory without a tensor.
+    pub fn new(sabotage: Option<Sabotage>, rng: Rng) -> Self {
+        Self { tensors: BTreeMap::new(), deeds: Vec::new(), sabotage, rng }
+    }
+
+    /// Makes room for these chunks of a tensor.
+    pub fn declare(&mut self, id: TensorId, spec: &TensorSpec, cut: Cut, chunks: &[u32], workers: u32) {
+        let room = |&chunk: &u32| {
+            let range = cut.range(chunk);
+            let bytes = (range.end - range.start) as usize;
+            let state = spec.state_bytes((bytes / spec.dtype.size()) as u64) as usize;
+            let lanes = (0..workers).map(|_| Aligned::zeroed(bytes)).collect();
+            let (value, state) = (Aligned::zeroed(bytes), Aligned::zeroed(state));
+            (chunk, Chunk { value, state, lanes, mirror: None })
+        };
+        let chunks = chunks.iter().map(room).collect();
+        let folded = vec![0; workers as usize];
+        self.tensors.insert(id, Tensor { plan: spec.plan(), chunks, progress: None, folded });
+    }
+
+    /// Writes a worker's contribution to a chunk into its lane.
+    pub fn write_lane(&mut self, id: TensorId, chunk: u32, rank: Rank, bytes: &[u8]) {
+        self.chunk(id, chunk).lanes[rank as usize].copy_from_slice(bytes);
+    }
+
+    /// Zeroes all lanes of a worker.
+    pub fn clear_lanes(&mut self, rank: Rank) {
+        let chunks = self.tensors.values_mut().flat_map(|tensor| tensor.chunks.values_mut());
+        chunks.for_each(|chunk| chunk.lanes[rank as usize].fill(0));
+    }
+
+    /// What stands published of the chunk.
+    pub fn mirror(&self, id: TensorId, chunk: u32) -> Option<&Mirror> {
+        self.tensors.get(&id)?.chunks.get(&chunk)?.mirror.as_ref()
+    }
+
+    /// The least version of the tensor's chunks here, as the shard told it.
+    pub fn progress(&self, id: TensorId) -> Option<u64> {
+        self.tensors.get(&id)?.progress
+    }
+
+    /// Contributions of `rank` that were taken from its lane.
+    pub fn folded(&self, id: TensorId, rank: Rank) -> u64 {
+        self.tensors.get(&id).map_or(0, |tensor| tensor.folded[rank as usize])
+    }
+
+    /// What was done since the last call.
+    pub fn take_deeds(&mut self) -> Vec<Deed> {
+        std::mem::take(&mut self.deeds)
+    }
+
+    fn chunk(&mut self, id: TensorId, chunk: u32) -> &mut Chunk {
+        let tensor = self.tensors.get_mut(&id).expect("the shard knows the tensor");
+        tensor.chunks.get_mut(&chunk).expect("the chunk is homed here")
+    }
+
+    fn breaks(&mut self, sabotage: Sabotage, once_in: u64) -> bool {
+        self.sabotage == Some(sabotage) && self.rng.once_in(once_in)
+    }
+
+    fn fold_once(
+        &mut self,
+        id: TensorId,
+        chunk: u32,
+        fold: &Fold,
+        writers: &[Rank],
+    ) -> Result<(), NonFiniteFrom> {
+        let plan = self.tensors[&id].plan;
+        let Chunk { value, state, lanes, .. } = self.chunk(id, chunk);
+        let lanes: Vec<Foreign<'_>> =
+            writers.iter().map(|&rank| Foreign::of(&lanes[rank as usize])).collect();
+        penstock_kernels::fold(&plan, &fold.settings, fold.step, fold.scale, &lanes, value, state)
+            .map_err(|refused| NonFiniteFrom(writers[refused.lane]))
+    }
+}
+
+impl Home for Memory {
+    fn fold(&mut self, id: TensorId, chunk: u32, fold: &Fold, writers: &[Rank]) -> Result<(), NonFiniteFrom> {
+        let mut writers = writers.to_vec();
+        if self.breaks(Sabotage::FoldsInAnyOrder, 1) {
+            self.rng.shuffle(&mut writers);
+        }
+        if self.breaks(Sabotage::LosesAnUpdate, 8) {
+            writers.pop();
+        }
+        if !writers.is_empty() {
+            self.fold_once(id, chunk, fold, &writers)?;
+        }
+        if self.breaks(Sabotage::FoldsTwice, 8) {
+            self.fold_once(id, chunk, fold, &writers)?;
+        }
+        self.deeds.push(Deed::Folded { tensor: id, chunk, writers });
+        Ok(())
+    }
+
+    fn load(&mut self, id: TensorId, chunk: u32, slot: u32, part: u32, writer: Rank) {
+        let dtype = self.tensors[&id].plan.dtype;
+        let wider = dtype.accumulator_size() / dtype.size();
+        let Chunk { value, state, lanes, .. } = self.chunk(id, chunk);
+        let lane = &lanes[writer as usize];
+        if slot == 0 {
+            value.copy_from_slice(lane);
+        } else {
+            // An array is as many lane-fulls as its elements are wider than the tensor's.
+            let at = (slot - 1) as usize * wider + part as usize;
+            state[at * lane.len()..][..lane.len()].copy_from_slice(lane);
+        }
+    }
+
+    fn publish(&mut self, id: TensorId, chunk: u32, version: u64, _steps: u64) {
+        let early = u64::from(self.breaks(Sabotage::PublishesTooEarly, 4));
+        let torn = self.breaks(Sabotage::TearsAChunk, 4);
+        let kept = self.breaks(Sabotage::KeepsTheOldMirror, 3);
+        let Chunk { value, mirror, .. } = self.chunk(id, chunk);
+        let new = Mirror { version: version + early, value: Rc::from(&value[..]) };
+        let mut seen = new.clone();
+        match mirror {
+            Some(_) if kept => return,
+            Some(old) if torn => {
+                let half = value.len() / 2;
+                seen.value = [&value[..half], &old.value[half..]].concat().into();
+            }
+            _ => {}
+        }
+        *mirror = Some(seen);
+        self.deeds.push(Deed::Published { tensor: id, chunk, mirror: new });
+    }
+
+    fn progress(&mut self, id: TensorId, version: u64) {
+        if self.sabotage == Some(Sabotage::KeepsSilent) && version > 1 {
+            return;
+        }
+        self.tensors.get_mut(&id).expect("the shard knows the tensor").progress = Some(version);
+    }
+
+    fn folded(&mut self, id: TensorId, writer: Rank, count: u64) {
+        let tensor = self.tensors.get_mut(&id).expect("the shard knows the tensor");
+        tensor.folded[writer as usize] = count;
+    }
+}

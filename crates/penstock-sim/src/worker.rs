@@ -1,0 +1,222 @@
+//! A worker on its way through its program.
+//!
+//! It moves in steps: each sends one submission, reads some chunks, or begins one operation. Between any two of them it may
+//! be slow, die or turn hostile. What it may ask for it learns from the real [`Position`].
+
+use crate::rng::Rng;
+use crate::transport::{Kind, Message};
+use crate::workload::{Share, Workload};
+use penstock_proto::error::JobFailure;
+use penstock_proto::worker::Position;
+use penstock_proto::{Rank, TensorId};
+use std::collections::{BTreeSet, VecDeque};
+
+/// One operation of a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// Declares the tensor and waits until all servers know it.
+    Declare(TensorId),
+    /// Gives it its first value; worker 0 only.
+    Load(TensorId),
+    /// Waits until it has a value.
+    Ready(TensorId),
+    /// Reads it, with a slack of its own or the tensor's; `trains` if a gradient is computed from it.
+    Pull {
+        /// The tensor.
+        tensor: TensorId,
+        /// The read's own slack.
+        slack: Option<u32>,
+        /// Whether the next contribution depends on it.
+        trains: bool,
+    },
+    /// Contributes to it.
+    Push(TensorId),
+    /// Completes the iteration.
+    Clock,
+    /// Closes the job.
+    Leave,
+}
+
+/// What a wait is for, at one shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Need {
+    /// The shard.
+    pub shard: usize,
+    /// The tensor.
+    pub tensor: TensorId,
+    /// Least version of each chunk.
+    pub version: Option<u64>,
+    /// Own contributions that must have been taken from the lane.
+    pub folded: u64,
+}
+
+/// A pull under way.
+#[derive(Debug, Clone)]
+pub struct Reading {
+    /// The tensor.
+    pub tensor: TensorId,
+    /// The read's own slack.
+    pub slack: Option<u32>,
+    /// Whether the next contribution depends on it.
+    pub trains: bool,
+    /// Chunks still to be read; a local reader takes them one after the other.
+    pub left: Vec<u32>,
+    /// What was read, as far as it was.
+    pub value: Vec<u8>,
+}
+
+/// What follows a wait.
+#[derive(Debug, Clone)]
+pub enum Then {
+    /// The next operation.
+    Go,
+    /// Filling the lane.
+    Fill(TensorId),
+    /// Reading.
+    Read(Reading),
+}
+
+/// Where a worker stands.
+#[derive(Debug, Clone)]
+pub enum State {
+    /// It will take its next step.
+    Running,
+    /// It waits until the tensor is declared everywhere.
+    Declaring(TensorId),
+    /// It waits for all of these needs; a remote worker for the shards' answers.
+    Waiting {
+        /// The needs.
+        needs: Vec<Need>,
+        /// Shards that have not answered yet.
+        open: BTreeSet<usize>,
+        /// What follows.
+        then: Then,
+    },
+    /// It reads in place.
+    Reading(Reading),
+    /// It writes arbitrary words, so many more times.
+    Hostile(u64),
+    /// It has left.
+    Left,
+    /// It died, or it was hostile and fell silent.
+    Lost,
+    /// The job ended before it did.
+    Failed(JobFailure),
+}
+
+/// A submission that a worker is about to make.
+#[derive(Debug, Clone)]
+pub struct Outgoing {
+    /// To which shard.
+    pub shard: usize,
+    /// What.
+    pub message: Message,
+    /// What it is to a resend.
+    pub kind: Kind,
+    /// The chunks that it contributes or loads there.
+    pub chunks: Vec<u32>,
+    /// Of which tensor, and for a push with which stamp.
+    pub update: Option<(TensorId, Option<u64>)>,
+}
+
+/// A simulated worker.
+#[derive(Debug)]
+pub struct Worker {
+    /// Its number.
+    pub rank: Rank,
+    /// Iterations completed.
+    pub clock: u64,
+    /// Steps taken.
+    pub steps: u64,
+    /// Where it stands.
+    pub state: State,
+    /// What it is about to submit.
+    pub outbox: VecDeque<Outgoing>,
+    /// Its position on each tensor.
+    pub positions: Vec<Position>,
+    /// For each tensor and shard: chunks submitted, pushed and loaded.
+    pub sent: Vec<Vec<u64>>,
+    /// What the next gradient is computed from.
+    pub seen: Vec<Option<Vec<u8>>>,
+    /// Counts waits: an answer to an earlier one is of no use.
+    pub wait: u64,
+    /// Whether it will be woken.
+    pub waking: bool,
+    ops: VecDeque<Op>,
+}
+
+impl Worker {
+    /// A worker at clock 0.
+    pub fn new(rank: Rank, tensors: usize, shards: usize) -> Self {
+        Self {
+            rank,
+            clock: 0,
+            steps: 0,
+            state: State::Running,
+            outbox: VecDeque::new(),
+            positions: vec![Position::default(); tensors],
+            sent: vec![vec![0; shards]; tensors],
+            seen: vec![None; tensors],
+            wait: 0,
+            waking: false,
+            ops: VecDeque::new(),
+        }
+    }
+
+    /// Whether it takes no further step by itself.
+    pub fn has_ended(&self) -> bool {
+        matches!(self.state, State::Left | State::Lost | State::Failed(_))
+    }
+
+    /// The next operation of the program.
+    pub fn next_op(&mut self, workload: &Workload, rng: &mut Rng) -> Op {
+        if self.ops.is_empty() {
+            self.plan(workload, rng);
+        }
+        self.ops.pop_front().expect("a plan ends with a clock or with leaving")
+    }
+
+    fn plan(&mut self, workload: &Workload, rng: &mut Rng) {
+        let Self { rank, clock, .. } = *self;
+        self.seen.fill(None);
+        if clock >= workload.leaves_at[rank as usize] {
+            let stayed = clock == workload.iterations;
+            let last = workload.ids().filter(|_| stayed);
+            self.ops.extend(last.map(|tensor| Op::Pull { tensor, slack: None, trains: false }));
+            self.ops.push_back(Op::Leave);
+            return;
+        }
+        for tensor in workload.ids().filter(|&id| workload.tensors[id as usize].declared_at == clock) {
+            self.ops.push_back(Op::Declare(tensor));
+            self.ops.extend((rank == 0).then_some(Op::Load(tensor)));
+            self.ops.push_back(Op::Ready(tensor));
+        }
+        let mut order: Vec<TensorId> = workload.ids().collect();
+        rng.shuffle(&mut order);
+        let pulls = order.iter().filter(|&&tensor| workload.pulls(rank, tensor, clock));
+        self.ops.extend(pulls.map(|&tensor| Op::Pull { tensor, slack: None, trains: true }));
+        let pushes = order.iter().filter(|&&tensor| workload.share(rank, tensor, clock) != Share::None);
+        self.ops.extend(pushes.map(|&tensor| Op::Push(tensor)));
+        let again = order.iter().filter_map(|&tensor| {
+            let slack = workload.pulls_again(rank, tensor, clock)?;
+            Some(Op::Pull { tensor, slack, trains: false })
+        });
+        self.ops.extend(again);
+        self.ops.push_back(Op::Clock);
+    }
+}
+
+/// Cuts `0..total` into ranges, in any order; of a part, some are left out.
+pub fn ranges(total: u32, share: Share, rng: &mut Rng) -> Vec<(u32, u32)> {
+    let mut ranges = Vec::new();
+    let mut first = 0;
+    while first < total {
+        let count = rng.within(1..=u64::from(total - first)) as u32;
+        if share == Share::Whole || !rng.once_in(2) {
+            ranges.push((first, count));
+        }
+        first += count;
+    }
+    rng.shuffle(&mut ranges);
+    ranges
+}

@@ -1,0 +1,370 @@
+"""Bad input: a typed error that says what was expected and what came, and a state that is as it was."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import _core, exceptions
+
+ONE = np.ones(3, np.float32)
+
+
+@pytest.fixture
+def w(job: ps.Job) -> Iterator[ps.Tensor]:
+    """A tensor that must hold 1, 2, 3 at the end, and still work."""
+    tensor = job.tensor("w", np.array([1, 2, 3], np.float32), refuse_nonfinite=True)
+    yield tensor
+    if not job.closed:
+        np.testing.assert_array_equal(tensor.pull(), [1, 2, 3])
+        np.testing.assert_array_equal(tensor.pushpull(ONE), [2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("gradient", "error", "says"),
+    [
+        (np.ones(4, np.float32), ps.ShapeError, r"\(3,\).*\(4,\)"),
+        (np.ones((3, 1), np.float32), ps.ShapeError, r"\(3, 1\)"),
+        ([1, 2], ps.ShapeError, r"\(2,\)"),
+        (np.ones(3), ps.DtypeError, "float32.*float64"),
+        (np.ones(3, np.int32), ps.DtypeError, "int32"),
+        (np.ones(3, ">f4"), ps.DtypeError, "float32"),
+        (np.array(["a", "b", "c"]), ps.DtypeError, "float32"),
+        (object(), ps.DtypeError, "object"),
+        (np.array([1, np.nan, 1], np.float32), ps.NonFiniteError, "element 1"),
+        (np.array([1, 1, -np.inf], np.float32), ps.NonFiniteError, "element 2"),
+    ],
+    ids=str,
+)
+def test_a_push_that_does_not_fit_is_refused(w: ps.Tensor, gradient: Any, error: type, says: str) -> None:
+    with pytest.raises(error, match=says) as caught:
+        w.push(gradient)
+    assert isinstance(caught.value, ps.PenstockError)
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        np.zeros(4, np.float32),
+        np.zeros(3),
+        np.zeros(6, np.float32)[::2],
+        [0, 0, 0],
+        np.zeros(3, np.float32).tobytes(),
+    ],
+    ids=["shape", "dtype", "strides", "list", "bytes"],
+)
+def test_a_pull_into_what_does_not_fit_is_refused(w: ps.Tensor, out: Any) -> None:
+    with pytest.raises((ps.ShapeError, ps.DtypeError)):
+        w.pull(out=out)
+    with pytest.raises((ps.ShapeError, ps.DtypeError)):
+        w.pushpull(ONE, out)
+
+
+def test_a_pull_into_memory_that_is_read_only_is_refused(w: ps.Tensor) -> None:
+    out = np.zeros(3, np.float32)
+    out.flags.writeable = False
+    with pytest.raises(ps.ShapeError, match="read-only"):
+        w.pull(out=out)
+
+
+@pytest.mark.parametrize("slack", [-1, 1.5, "1", 1 << 31, True])
+def test_a_slack_that_counts_no_iterations_is_refused(w: ps.Tensor, slack: Any) -> None:
+    for call in (lambda: w.pull(slack=slack), lambda: w.pushpull(ONE, slack=slack), lambda: ps.SSP(slack)):
+        with pytest.raises(ps.OptionError, match="slack"):
+            call()
+
+
+def test_a_second_push_in_one_iteration_is_refused_and_the_first_stands(job: ps.Job) -> None:
+    w = job.tensor("w", shape=3)
+    w.push(ONE)
+    with pytest.raises(ps.AlreadyPushed):
+        w.push(ONE)
+    with pytest.raises(ps.AlreadyPushed):
+        w.push(ONE, more=True)
+    job.clock()
+    np.testing.assert_array_equal(w.pull(), ONE)
+
+
+def test_after_close_every_call_says_so(job: ps.Job) -> None:
+    w = job.tensor("w", [1.0, 2.0, 3.0])
+    view = w.pull()
+    job.close()
+    job.close()
+    assert job.closed
+    calls = [
+        lambda: w.push(ONE),
+        w.pull,
+        lambda: w.pull(out=np.zeros(3, np.float32)),
+        lambda: w.pushpull(ONE),
+        job.clock,
+        job.barrier,
+        lambda: job.tensor("v", shape=3),
+        lambda: job.tensor("w", [1.0, 2.0, 3.0]),
+        lambda: w.push_async(ONE).result(10),
+    ]
+    for call in calls:
+        with pytest.raises(ps.JobClosed):
+            call()
+    np.testing.assert_array_equal(view, [1, 2, 3])
+
+
+@pytest.mark.parametrize("name", ["", "line\nbreak", "a\x1b[2J", "x" * 513, 7, b"w"])
+def test_a_name_that_is_none_is_refused(job: ps.Job, name: Any) -> None:
+    with pytest.raises(ps.TensorNameError):
+        job.tensor(name, shape=3)
+    job.tensor("層.重み", shape=3).pushpull(ONE)
+
+
+@pytest.mark.parametrize(
+    ("declaration", "error"),
+    [
+        ({}, ps.ShapeError),
+        ({"shape": (3, 0)}, ps.ShapeError),
+        ({"shape": (-1,)}, ps.ShapeError),
+        ({"shape": "ab"}, ps.ShapeError),
+        ({"value": np.zeros((0, 2), np.float32)}, ps.ShapeError),
+        ({"value": ONE, "shape": (4,)}, ps.ShapeError),
+        ({"value": np.ones(3, np.int64)}, ps.DtypeError),
+        ({"value": np.ones(3, np.complex64)}, ps.DtypeError),
+        ({"value": np.ones(3, np.complex64), "dtype": "float32"}, ps.DtypeError),
+        ({"shape": 3, "dtype": "int8"}, ps.DtypeError),
+        ({"shape": 3, "dtype": "no such"}, ps.DtypeError),
+        ({"shape": 3, "reduce": "max"}, ps.OptionError),
+        ({"shape": 3, "consistency": "ssp"}, ps.OptionError),
+        ({"shape": 3, "consistency": ps.BSP}, ps.OptionError),
+        ({"shape": 3, "optimizer": ps.SGD}, ps.OptionError),
+        ({"shape": 3, "clip": -1.0}, ps.PenstockError),
+        ({"shape": 3, "rescale": float("nan")}, ps.PenstockError),
+    ],
+    ids=str,
+)
+def test_a_declaration_that_is_none_declares_nothing(
+    job: ps.Job, declaration: dict[str, Any], error: type
+) -> None:
+    with pytest.raises(error):
+        job.tensor("w", **declaration)
+    np.testing.assert_array_equal(job.tensor("w", shape=3, dtype="float64").pull(), np.zeros(3))
+
+
+def test_the_same_declaration_gives_the_same_tensor_and_another_is_a_conflict(job: ps.Job) -> None:
+    w = job.tensor("w", [1.0, 2.0, 3.0], optimizer=ps.SGD(0.5))
+    w.set_lr(0.25)
+    assert job.tensor("w", [9.0, 9.0, 9.0], optimizer=ps.SGD(0.5)) is w
+    for other in (
+        {"shape": 4, "optimizer": ps.SGD(0.5)},
+        {"shape": 3, "optimizer": ps.SGD(0.5), "dtype": "float64"},
+        {"shape": 3, "optimizer": ps.SGD(0.5, momentum=0.9)},
+        {"shape": 3, "optimizer": ps.SGD(0.125)},
+        {"shape": 3, "optimizer": ps.SGD(0.5), "consistency": ps.SSP(1)},
+        {"shape": 3, "optimizer": ps.SGD(0.5), "reduce": "sum"},
+        {"shape": 3, "optimizer": ps.SGD(0.5), "clip": 1.0},
+    ):
+        with pytest.raises(ps.DeclarationConflict):
+            job.tensor("w", **other)
+    np.testing.assert_array_equal(w.pull(), [1, 2, 3])
+
+
+def test_a_tensor_larger_than_the_servers_memory_is_refused_with_what_it_needs() -> None:
+    with ps.init(memory=1 << 20) as job:
+        with pytest.raises(ps.OutOfMemory) as caught:
+            job.tensor("big", shape=1 << 20)
+        assert caught.value.needed >= 8 << 20
+        assert 0 < caught.value.available <= 1 << 20
+        np.testing.assert_array_equal(job.tensor("small", shape=3).pushpull(ONE), ONE)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"deadlin": 3}, "deadlin"),
+        ({"deadline": "soon"}, "deadline"),
+        ({"chunk_bytes": 5000}, "chunk_bytes"),
+        ({"consistency": "sometimes"}, "consistency"),
+    ],
+)
+def test_an_option_that_is_none_is_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ps.OptionError, match=says):
+        ps.init(**options)
+
+
+def test_an_unknown_option_is_met_with_its_neighbours() -> None:
+    with pytest.raises(ps.OptionError) as caught:
+        ps.init(deadlin=3)
+    assert caught.value.hint == "did you mean `deadline`?"
+
+
+@pytest.mark.parametrize(
+    ("environment", "error", "says"),
+    [
+        ({"WORLD_SIZE": "4"}, ps.NotUnderLauncher, "4 processes"),
+        ({"PENSTOCK_SERVERS": "/nowhere"}, ps.NotUnderLauncher, "PENSTOCK_SECRET"),
+        (
+            {
+                "PENSTOCK_SERVERS": "/no",
+                "PENSTOCK_SECRET": "00" * 32,
+                "PENSTOCK_RANK": "x",
+                "PENSTOCK_SIZE": "1",
+            },
+            ps.OptionError,
+            "PENSTOCK_RANK",
+        ),
+        (
+            {
+                "PENSTOCK_SERVERS": "/nowhere",
+                "PENSTOCK_SECRET": "00" * 32,
+                "PENSTOCK_RANK": "0",
+                "PENSTOCK_SIZE": "1",
+                "PENSTOCK_DEADLINE": "0.05",
+            },
+            ps.ConnectTimeout,
+            "/nowhere",
+        ),
+    ],
+)
+def test_an_environment_that_leads_nowhere_is_refused(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], error: type, says: str
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(error, match=says):
+        ps.init()
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The socket of a server, in this process, for a job of two workers; the environment is worker 0's."""
+    path = tmp_path / "s"
+    secret = secrets.token_hex(32)
+    for name, value in {"SERVERS": path, "SECRET": secret, "RANK": 0, "SIZE": 2, "DEADLINE": 5}.items():
+        monkeypatch.setenv(f"PENSTOCK_{name}", str(value))
+    server = _core.Server(str(path), secret, 0, 1, 2, {})
+    yield path
+    server.stop()
+
+
+def test_a_wrong_secret_is_refused(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_SECRET", secrets.token_hex(32))
+    with pytest.raises(ps.AuthenticationError):
+        ps.init()
+
+
+@pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("0", "3")])
+def test_more_workers_than_the_job_has_are_refused(
+    server: Path, monkeypatch: pytest.MonkeyPatch, rank: str, size: str
+) -> None:
+    monkeypatch.setenv("PENSTOCK_RANK", rank)
+    monkeypatch.setenv("PENSTOCK_SIZE", size)
+    with pytest.raises(ps.JobFull):
+        ps.init()
+
+
+def test_a_rank_joins_once(server: Path) -> None:
+    with ps.init() as job:
+        with pytest.raises(ps.JobFull, match="0"):
+            ps.init()
+        job.tensor("w", shape=3)
+
+
+def test_a_wait_names_whom_it_waits_for(server: Path) -> None:
+    with ps.init() as job:
+        w = job.tensor("w", shape=3)
+        with pytest.raises(ps.BarrierTimeout) as at_barrier:
+            job.barrier(timeout=0.05)
+        assert at_barrier.value.missing == [1]
+        assert at_barrier.value.waited >= 0.05
+        w.push(ONE)
+        with pytest.raises(ps.PullTimeout) as at_pull:
+            w.pull(timeout=0.05)
+        assert at_pull.value.missing == [1]
+        job.clock()
+        with pytest.raises(ps.LaneTimeout) as at_push:
+            w.push(ONE, timeout=0.05)
+        assert at_push.value.missing == [1]
+        assert isinstance(at_push.value, TimeoutError)
+
+
+def test_a_second_server_on_the_same_socket_is_refused(server: Path) -> None:
+    with pytest.raises(ps.AddressInUse):
+        _core.Server(str(server), secrets.token_hex(32), 0, 1, 2, {})
+    ps.init().close()
+
+
+def test_a_socket_left_by_a_crash_is_taken_over(tmp_path: Path, spawn_job: Any) -> None:
+    import socket
+
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    server = _core.Server(str(path), secrets.token_hex(32), 0, 1, 1, {})
+    server.stop()
+
+
+def test_a_forked_child_cannot_use_its_parents_job_and_does_it_no_harm(job: ps.Job) -> None:
+    w = job.tensor("w", [1.0, 2.0, 3.0])
+    child = os.fork()
+    if child == 0:
+        # The child reports by its exit code alone: it must not run pytest's own clean-up.
+        code = 1
+        try:
+            job.clock()
+        except ps.JobClosed as error:
+            try:
+                w.pull()
+            except ps.JobClosed:
+                code = 0 if "forked" in str(error) and job.closed else 2
+            del w, job
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    np.testing.assert_array_equal(w.pushpull(ONE), [2, 3, 4])
+
+
+def test_a_job_left_by_an_error_is_no_longer_usable() -> None:
+    with pytest.raises(ZeroDivisionError), ps.init() as job:
+        1 / 0  # noqa: B018
+    assert job.closed
+    with pytest.raises(ps.JobClosed, match="ZeroDivisionError"):
+        job.clock()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind
+        for kind in vars(exceptions).values()
+        if isinstance(kind, type) and issubclass(kind, ps.PenstockError)
+    ],
+)
+def test_every_error_shows_its_hint_on_a_line_of_its_own_and_survives_pickling(kind: type) -> None:
+    error = kind("what was expected, what came", "what to do", missing=[1], waited=0.5)
+    assert str(error) == "what was expected, what came"
+    assert "\nhint: what to do\n" in "".join(traceback.format_exception(error))
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.hint, again.missing) == (kind, str(error), "what to do", [1])
+    assert kind.__name__ == "PenstockError" or kind.__doc__
+
+
+@pytest.mark.parametrize(
+    ("kind", "builtin"),
+    [
+        (ps.ShapeError, ValueError),
+        (ps.DtypeError, TypeError),
+        (ps.PullTimeout, TimeoutError),
+        (ps.JobClosed, RuntimeError),
+        (ps.WorkerLost, ps.JobClosed),
+        (ps.OutOfMemory, MemoryError),
+        (ps.AuthenticationError, PermissionError),
+        (ps.AddressInUse, OSError),
+    ],
+)
+def test_errors_are_also_the_ones_that_callers_expect(kind: type, builtin: type) -> None:
+    assert issubclass(kind, builtin)

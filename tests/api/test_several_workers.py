@@ -1,0 +1,203 @@
+"""Several worker processes: what each sees of the others, and what they may not do to each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+def test_sum_and_mean_over_workers_are_what_they_say(spawn_job: Any) -> None:
+    saved = spawn_job(
+        3,
+        """
+        with ps.init() as job:
+            total = job.tensor("total", shape=9000, reduce="sum")
+            mean = job.tensor("mean", shape=9000)
+            clipped = job.tensor("clipped", shape=3, reduce="sum", rescale=0.5, clip=2.0)
+            first = job.tensor("first", np.full(3, job.rank, np.float32))   # rank 0's value counts
+            for step in range(4):
+                gradient = np.full(9000, 10.0 ** job.rank, np.float32)
+                total.push(gradient)
+                mean.push(gradient)
+                clipped.push([job.rank, 2 * job.rank, -9])
+                job.clock()
+            save(total=total.pull(), mean=mean.pull(), clipped=clipped.pull(), first=first.pull())
+        """,
+    )
+    for result in saved:
+        np.testing.assert_array_equal(result["total"], np.full(9000, 444))
+        np.testing.assert_allclose(result["mean"], np.full(9000, 148), rtol=1e-6)
+        np.testing.assert_array_equal(result["clipped"], [6, 8, -8])
+        np.testing.assert_array_equal(result["first"], np.zeros(3))
+
+
+def test_a_worker_that_pushes_nothing_holds_no_one_up_once_its_clock_moves(spawn_job: Any) -> None:
+    saved = spawn_job(
+        2,
+        """
+        with ps.init() as job:
+            w = job.tensor("w", shape=5, reduce="sum")
+            for step in range(6):
+                if (step + job.rank) % 2:
+                    w.push(np.ones(5, np.float32))
+                job.clock()
+            save(w=w.pull())
+        """,
+    )
+    for result in saved:
+        np.testing.assert_array_equal(result["w"], np.full(5, 6))
+
+
+def test_no_pull_is_staler_than_its_slack_and_no_update_is_lost(spawn_job: Any) -> None:
+    slack, steps, workers = 2, 60, 3
+    saved = spawn_job(
+        workers,
+        f"""
+        with ps.init() as job:
+            w = job.tensor("w", shape=9000, reduce="sum", consistency=ps.SSP({slack}))
+            every = np.zeros(9000, np.float32)
+            seen, fresh, stale = [], [], 0
+            for step in range({steps}):
+                value = w.pull()
+                seen.append([value.min(), value.max()])
+                stale = max(stale, w.staleness)
+                if step % 10 == 9:
+                    fresh.append([step, w.pull(slack=0).min()])
+                w.push(np.ones(9000, np.float32))
+                job.clock()
+            job.barrier()
+            save(seen=seen, fresh=fresh, stale=stale, last=w.pull(slack=0))
+        """,
+        options={"chunk_bytes": "4096"},
+    )
+    for result in saved:
+        steps_seen = np.arange(steps)
+        # Own updates always; of each other worker's at least those of `slack` iterations ago.
+        least = steps_seen + (workers - 1) * np.maximum(steps_seen - slack, 0)
+        assert (result["seen"][:, 0] >= least).all()
+        assert (np.diff(result["seen"][:, 0]) >= 0).all(), "a version moved backwards"
+        assert result["stale"] <= slack
+        for step, value in result["fresh"]:
+            assert value >= workers * step, "a pull with slack 0 lacked an update"
+        np.testing.assert_array_equal(result["last"], np.full(9000, steps * workers))
+
+
+def test_asp_waits_for_no_one(spawn_job: Any) -> None:
+    saved = spawn_job(
+        2,
+        """
+        with ps.init() as job:
+            w = job.tensor("w", shape=5, reduce="sum", consistency=ps.ASP())
+            if job.rank == 0:
+                for step in range(50):           # the other one is at the barrier all the while
+                    w.push(np.ones(5, np.float32))
+                    job.clock()
+                assert w.pull().min() == 50
+            job.barrier()
+            save(w=w.pull(slack=None), clocks=job.clocks())
+        """,
+    )
+    for result in saved:
+        np.testing.assert_array_equal(result["w"], np.full(5, 50))
+        np.testing.assert_array_equal(result["clocks"], [50, 0])
+
+
+def test_a_tensor_declared_differently_by_two_workers_is_refused_to_the_second(spawn_job: Any) -> None:
+    saved = spawn_job(
+        2,
+        """
+        with ps.init() as job:
+            if job.rank == 1:
+                job.barrier()                     # worker 0 declares first
+                others = [{"shape": 4}, {"dtype": "float64"}, {"optimizer": ps.Adam()}]
+                for other in [*others, {"consistency": "asp"}, {"reduce": "sum"}]:
+                    try:
+                        job.tensor("w", **{"shape": 3, **other})
+                    except ps.DeclarationConflict as error:
+                        print("refused:", error)
+                    else:
+                        raise SystemExit(f"{other} was not refused")
+            w = job.tensor("w", shape=3)
+            if job.rank == 0:
+                job.barrier()
+            w.push(np.ones(3, np.float32))
+            job.clock()
+            save(w=w.pull())
+        """,
+    )
+    assert saved[1]["output"].count("refused: ") == 5
+    for result in saved:
+        np.testing.assert_array_equal(result["w"], np.ones(3))
+
+
+def test_workers_that_disagree_about_the_learning_rate_are_stopped_with_both_named(spawn_job: Any) -> None:
+    saved = spawn_job(
+        2,
+        """
+        job = ps.init()
+        w = job.tensor("w", shape=3, optimizer=ps.SGD(0.5))
+        w.set_lr(0.5 + job.rank)
+        try:
+            w.push(np.ones(3, np.float32))
+            job.clock()
+            w.pull()
+        except ps.PenstockError as error:
+            print(type(error).__name__, error)
+            raise SystemExit(3)
+        """,
+        fails=True,
+    )
+    for result in saved:
+        assert "SettingsConflict" in result["output"]
+        assert "0 and 1" in result["output"]
+
+
+@pytest.mark.parametrize("how", ["raise ValueError('the data is bad')", "os.kill(os.getpid(), 9)"])
+def test_a_worker_that_fails_ends_the_others_with_an_error_that_names_it(spawn_job: Any, how: str) -> None:
+    saved = spawn_job(
+        2,
+        f"""
+        with ps.init() as job:
+            w = job.tensor("w", shape=3)
+            try:
+                for step in range(10):
+                    if step == 5 and job.rank == 1:
+                        {how}
+                    w.push(np.ones(3, np.float32))
+                    job.clock()
+                    w.pull()
+            except ps.WorkerLost as error:
+                print("lost", error.rank)
+                raise SystemExit(3)
+        """,
+        fails=True,
+    )
+    assert "lost 1" in saved[0]["output"]
+
+
+def test_what_rank_0_loads_is_what_everyone_sees(spawn_job: Any) -> None:
+    saved = spawn_job(
+        2,
+        """
+        with ps.init() as job:
+            w = job.tensor("w", shape=9000, optimizer=ps.Adam())
+            for step in range(3):
+                w.push(np.full(9000, step, np.float32))
+                job.clock()
+            w.load(np.full(9000, 7, np.float32), {"exp_avg": np.full(9000, 0.5, np.float32)}, step=9)
+            loaded = w.pull().copy()
+            state = w.optimizer_state()
+            w.push(np.zeros(9000, np.float32))
+            job.clock()
+            save(loaded=loaded, exp_avg=state["exp_avg"], step=state["step"], after=w.pull())
+        """,
+        servers=2,
+    )
+    for result in saved:
+        np.testing.assert_array_equal(result["loaded"], np.full(9000, 7))
+        np.testing.assert_array_equal(result["exp_avg"], np.full(9000, 0.5))
+        assert result["step"] == 9
+        assert (result["after"] < 7).all()
+    np.testing.assert_array_equal(saved[0]["after"], saved[1]["after"])
