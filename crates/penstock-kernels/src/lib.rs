@@ -11,35 +11,38 @@
 //! # Speed of light, and how near we are
 //!
 //! A fold of N lanes of B bytes with S state slots cannot move less than (N + 2 + 2 S) B bytes. Float32 under SGD in
-//! chunks of 32 KiB; two cores of an EPYC (Zen 4) shared with other work, so each figure is the least of three or four
-//! medians, which scattered by up to a factor of two; `cargo bench -p penstock-kernels -- sgd/float32` gives them again:
+//! chunks of 32 KiB, by `cargo bench -p penstock-kernels -- sgd/float32`, on two cores of an EPYC (Zen 4) that were busy
+//! with other work: each figure is the least of three to five medians, which scattered by up to a factor of two, so
+//! differences below some 10 % mean nothing. (The generic variant ran cold only beside heavy load: no figure.)
 //!
 //! | lanes | fold (AVX-512) | the same loop over ordinary `&[f32]` | `copy_from_slice` of each lane | scratch | generic |
 //! |---|---|---|---|---|---|
-//! | 1, hot | 0.70 us | 0.66 us | 0.58 us | 0.89 us | 3.0 us |
-//! | 2, hot | 0.88 us | 0.87 us | 1.17 us | 1.57 us | 4.9 us |
-//! | 4, hot | 1.53 us | 1.53 us | 2.34 us | 3.35 us | 8.2 us |
-//! | 8, hot | 2.66 us | 2.79 us | 4.68 us | 7.82 us | 16 us |
-//! | 1, 64 MiB cold | 3.6 ms | 3.4 ms | 3.3 ms | 4.5 ms | 8.5 ms |
-//! | 2, 64 MiB cold | 8.3 ms | 8.2 ms | 8.5 ms | 10 ms | 17 ms |
-//! | 4, 64 MiB cold | 12 ms | 13 ms | 16 ms | 31 ms | 40 ms |
-//! | 8, 64 MiB cold | 21 ms | 22 ms | 33 ms | 66 ms | 55 ms |
+//! | 1, hot | 0.70 us | 0.66 us | 0.58 us | 0.89 us | 2.8 us |
+//! | 2, hot | 0.88 us | 0.87 us | 1.17 us | 1.57 us | 4.8 us |
+//! | 4, hot | 1.53 us | 1.53 us | 2.34 us | 3.35 us | 8.3 us |
+//! | 8, hot | 2.66 us | 2.79 us | 4.68 us | 7.82 us | 17 us |
+//! | 1, 64 MiB cold | 3.6 ms | 3.4 ms | 3.3 ms | 4.5 ms | - |
+//! | 2, 64 MiB cold | 8.3 ms | 8.2 ms | 8.5 ms | 10 ms | - |
+//! | 4, 64 MiB cold | 12 ms | 13 ms | 16 ms | 31 ms | - |
+//! | 8, 64 MiB cold | 21 ms | 22 ms | 33 ms | 66 ms | - |
 //!
 //! # Decisions
 //!
 //! - **Lanes are read by vector loads in inline assembly**, four cache lines of one lane at a time, straight into the
 //!   registers that sum them. A `&[f32]` would promise that the lane stands still; relaxed atomics are defined but are
-//!   not vectorized (row "generic"); a copy of 4 KiB a lane into L1 first (row "scratch") takes up to three times
-//!   as long.
+//!   not vectorized (column "generic"); a copy of 4 KiB a lane into L1 first (column "scratch") takes 1.2 to 3.2 times as
+//!   long, the more lanes the longer.
 //! - **One generic body** over a small vector trait; each instruction set supplies registers and conversions only, and one
 //!   function with the feature enabled into which everything inlines. Special paths for single rules were not needed.
 //! - **Tails are padded** with zeros into one vector and take the same path: one body, the same bits.
-//! - **Refusing NaN is check, then fold**, not copy, then fold: the check reads all lanes once more (from cache) and needs
-//!   no scratch. Lanes that change in between are caught by the fold itself, which takes 0 for a sum that is not finite:
-//!   an honest lane never changes there, and a hostile one could have sent that 0.
+//! - **Refusing NaN is check, then fold**, not copy, then fold: each lane is read twice, the second time from cache where
+//!   the chunk's lanes fit it, and no scratch is needed (its cost was not measured). Lanes that change in between are
+//!   caught by the fold itself, which takes 0 for a sum that is not finite: an honest lane never changes there, and a
+//!   hostile one could have sent that 0.
 //!
-//! Where we lose: hot bfloat16 takes 4.4 times (1 lane) to 1.5 times (8 lanes) the copy (widening, and rounding without the flush of
-//! denormals that `vcvtneps2bf16` brings); hot Adam waits for two divisions and a root an element. Cold, both hide behind memory.
+//! Where we lose: bfloat16 (widening, and rounding without the flush of denormals that `vcvtneps2bf16` brings) takes 4.4
+//! times (1 lane) to 1.5 times (8 lanes) the copy when hot, and 1.6 times with one lane when cold; from two cold lanes on it
+//! is level or faster. Hot Adam takes 2.0 times the copy with one lane: two divisions and a root an element.
 //!
 //! ```
 //! use penstock_kernels::{Dtype, Foreign, Plan, Rule, Settings, fold};

@@ -494,20 +494,14 @@ impl Cluster<'_> {
     /// A worker looks at what it waits for.
     fn wake(&mut self, rank: Rank) {
         self.workers[rank as usize].waking = false;
-        let remote = self.is_remote(rank);
-        match self.workers[rank as usize].state.clone() {
-            State::Declaring(tensor) => {
-                if self.undeclared[tensor as usize].as_ref().is_some_and(BTreeSet::is_empty) {
-                    self.go_on(rank, Then::Go);
-                }
-            }
-            State::Waiting { needs, then, .. } if !remote => {
-                if needs.iter().all(|need| self.servers[need.shard].meets(rank, need)) {
-                    self.go_on(rank, then);
-                }
-            }
-            _ => {}
-        }
+        let declared = |tensor| self.undeclared[tensor as usize].as_ref().is_some_and(BTreeSet::is_empty);
+        let met = |needs: &[Need]| needs.iter().all(|need| self.servers[need.shard].meets(rank, need));
+        let then = match &self.workers[rank as usize].state {
+            State::Declaring(tensor) if declared(*tensor) => Then::Go,
+            State::Waiting { needs, then, .. } if !self.is_remote(rank) && met(needs) => then.clone(),
+            _ => return,
+        };
+        self.go_on(rank, then);
     }
 
     fn answered(&mut self, rank: Rank, wait: u64, shard: usize, chunks: Chunks) -> Result<(), Failure> {

@@ -296,7 +296,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 array[...] = held.detach().to(
                     "cpu", torch.float64 if array.dtype == np.float64 else torch.float32
                 )
-            core.load(slot, array, steps, self._timeout)
+            core.load(slot, _as_buffer(array), steps, self._timeout)
 
     # -- parameters and tensors
     # -----------------------------------------------------------------------------------

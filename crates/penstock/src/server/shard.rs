@@ -109,7 +109,8 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
     let ports = (0..setup.workers).map(|_| None).collect();
     let memory = Memory { shard: setup.index, tensors: Vec::new(), touched: None };
     let machine = Shard::new(setup.workers);
-    let run = Loop { setup, inbox, flag, wakeup, epoll, machine, ports, memory, running: true };
+    let run =
+        Loop { setup, inbox, flag, wakeup, epoll, machine, ports, memory, running: true, failed: false };
     let thread = std::thread::Builder::new().name(name).spawn(move || run.run());
     let thread =
         thread.map_err(|error| StartError::System { what: "start a thread", reason: error.to_string() })?;
@@ -144,6 +145,8 @@ struct Loop {
     ports: Vec<Option<Port>>,
     memory: Memory,
     running: bool,
+    /// The job has failed here: nothing more is folded or published, so that nobody takes half an update for a whole one.
+    failed: bool,
 }
 
 impl Loop {
@@ -173,6 +176,9 @@ impl Loop {
     /// Does what there is to do; `false` if there was nothing.
     fn look(&mut self) -> bool {
         let mut busy = self.take_commands();
+        if self.failed {
+            return busy;
+        }
         for rank in 0..self.ports.len() as Rank {
             busy |= self.take_turn(rank);
         }
@@ -181,7 +187,7 @@ impl Loop {
 
     fn has_work(&self) -> bool {
         let waiting = |port: &Port| !port.consumer.is_empty(port.ring());
-        self.flag.load(Ordering::Acquire) || self.ports.iter().flatten().any(waiting)
+        self.flag.load(Ordering::Acquire) || (!self.failed && self.ports.iter().flatten().any(waiting))
     }
 
     fn sleep(&mut self) {
@@ -257,21 +263,24 @@ impl Loop {
 
     /// Takes what the worker still submitted, then goes on without it.
     fn remove(&mut self, rank: Rank) {
-        while self.take_turn(rank) {}
+        while !self.failed && self.take_turn(rank) {}
         if let Some(port) = self.ports[rank as usize].take() {
             let _ = epoll::delete(&self.epoll, &port.wakeup);
+        }
+        if self.failed {
+            return;
         }
         let result = self.machine.remove(rank, &mut self.memory);
         self.tell_waiting();
         if let Err(failure) = result {
-            self.report(Report::Failed(failure));
+            self.fail(failure);
         }
     }
 
     /// Takes some submissions of one worker; `false` if there were none.
     fn take_turn(&mut self, rank: Rank) -> bool {
         let mut taken = 0;
-        while taken < TURN && self.has_submission(rank) {
+        while taken < TURN && !self.failed && self.has_submission(rank) {
             // A tensor, or a lane, is announced here before the worker hears of it, so before it can submit from it.
             self.take_commands();
             match self.pop(rank) {
@@ -304,6 +313,11 @@ impl Loop {
         port.consumer.pop(port.page.at(port.ring_at))
     }
 
+    fn fail(&mut self, failure: JobFailure) {
+        self.failed = true;
+        self.report(Report::Failed(failure));
+    }
+
     /// The shard listens to this worker no more; the control thread decides what becomes of the job.
     fn drop_worker(&mut self, rank: Rank, what: String) {
         if let Some(port) = self.ports[rank as usize].take() {
@@ -322,7 +336,7 @@ impl Loop {
         match self.machine.submit(rank, &submission, &mut self.memory) {
             Ok(()) => Ok(()),
             Err(SubmissionRefused::Failure(failure)) => {
-                self.report(Report::Failed(failure));
+                self.fail(failure);
                 Ok(())
             }
             Err(refused) => Err(refused.to_string()),

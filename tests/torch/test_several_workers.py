@@ -1,0 +1,144 @@
+"""Two worker processes that train one model: with what one process would do on both their batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+SETUP = """
+import copy
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(6, 16)
+        self.last = torch.nn.Linear(16, 3)
+        self.frozen = torch.nn.Linear(16, 16).requires_grad_(False)
+        self.register_buffer("mean", torch.rand(4))
+        self.register_buffer("count", torch.tensor(torch.randint(1 << 40, ()).item()))
+    def forward(self, x):
+        h = self.first(x).tanh()
+        return self.last(h + self.frozen(h))
+
+def net(seed):
+    torch.manual_seed(seed)
+    return Net()
+
+def batch(step):
+    generator = torch.Generator().manual_seed(100 + step)
+    return torch.randn(8, 6, generator=generator), torch.randn(8, 3, generator=generator)
+
+def flat(model):
+    return np.concatenate([t.detach().double().reshape(-1).numpy() for t in model.state_dict().values()])
+
+def train(model, optimizer, steps, part):
+    for step in steps:
+        x, y = batch(step)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x[part]), y[part]).backward()
+        optimizer.step()
+
+MAKERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
+}
+"""
+
+
+@pytest.fixture
+def two(spawn_job: Any) -> Any:
+    """Runs a script after SETUP in two workers."""
+    import textwrap
+
+    return lambda script, **options: spawn_job(2, SETUP + textwrap.dedent(script), **options)
+
+
+def test_two_workers_take_the_steps_of_one_process_on_both_batches(two: Any) -> None:
+    saved = two(
+        """
+        results = {}
+        with ps.init() as job:
+            for name, make in MAKERS.items():
+                model = net(job.rank)                            # rank 0's parameters and buffers count
+                model, optimizer = ps.torch.distribute(model, make(model.parameters()))
+                train(model, optimizer, range(8), slice(4 * job.rank, 4 * job.rank + 4))
+                # A checkpoint that rank 0 alone saves, and that everyone goes on from.
+                state = copy.deepcopy(optimizer.state_dict()) if job.rank == 0 else None
+                job.barrier()
+                train(model, optimizer, range(8, 10), slice(4 * job.rank, 4 * job.rank + 4))
+                results[name] = flat(model)
+                plain = net(0)
+                alone = make(plain.parameters())
+                train(plain, alone, range(8), slice(None))
+                if state:
+                    alone.load_state_dict(state)
+                train(plain, alone, range(8, 10), slice(None))
+                results[name + "/plain"] = flat(plain)
+            save(**results)
+        """,
+        servers=2,
+    )
+    for name in ("sgd", "adamw", "nadam"):
+        np.testing.assert_array_equal(saved[0][name], saved[1][name], err_msg=name)
+        np.testing.assert_allclose(
+            saved[0][name], saved[0][f"{name}/plain"], rtol=2e-4, atol=2e-5, err_msg=name
+        )
+
+
+def test_workers_with_and_without_a_gradient_and_loads_after_the_start(two: Any) -> None:
+    saved = two(
+        """
+        results = {}
+        with ps.init() as job:
+            for name, make in MAKERS.items():
+                model = net(0)
+                model, optimizer = ps.torch.distribute(model, make(model.parameters()))
+                for step in range(4):
+                    x, y = batch(step)
+                    optimizer.zero_grad()
+                    if step != 2 or job.rank == 0:               # once, worker 1 has nothing to contribute
+                        torch.nn.functional.mse_loss(model(x), y).backward()
+                    optimizer.step()
+                results[name] = flat(model.first)
+                model.load_state_dict(net(5 + job.rank).state_dict())
+                results[name + "/loaded"] = flat(model.first)
+            results["expected"] = flat(net(5).first)
+            save(**results)
+        """
+    )
+    for name in ("sgd", "adamw", "nadam"):
+        np.testing.assert_array_equal(saved[0][name], saved[1][name], err_msg=name)
+        for result in saved:
+            np.testing.assert_array_equal(result[f"{name}/loaded"], result["expected"], err_msg=name)
+
+
+def test_a_stale_synchronous_job_learns_and_ends_with_all_updates_everywhere(two: Any) -> None:
+    saved = two(
+        """
+        with ps.init() as job:
+            model = net(0)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            model, optimizer = ps.torch.distribute(model, optimizer, consistency=ps.SSP(3))
+            def loss():
+                with torch.no_grad():
+                    losses = [torch.nn.functional.mse_loss(model(x), y) for x, y in map(batch, range(20))]
+                return float(sum(losses))
+            before = loss()
+            train(model, optimizer, [step % 20 for step in range(60)], slice(4 * job.rank, 4 * job.rank + 4))
+            stale = max(shared.tensor.staleness for shared in optimizer._delivery)
+            job.barrier()
+            for shared in optimizer._delivery:
+                shared.tensor.pull(out=shared.parameter, slack=0)
+            save(before=before, after=loss(), model=flat(model), stale=stale)
+        """
+    )
+    np.testing.assert_array_equal(saved[0]["model"], saved[1]["model"])
+    for result in saved:
+        assert result["after"] < 0.9 * result["before"]
+        assert result["stale"] <= 3
