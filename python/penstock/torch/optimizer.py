@@ -76,8 +76,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._rules.append(self._rule_of(group))
         self._declare()
         self._broadcast_rest()
-        if self._by_server:
-            self._load_states({parameter: state for parameter, state in optimizer.state.items() if state})
+        self._load_first_states(self._shared.values())
         self._pull_all()
         self._ready = True
         model.register_load_state_dict_post_hook(lambda *_: self.publish())
@@ -130,7 +129,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._warn_of_changes()
-        self._declare()
+        self._take_in()
         self._delivery.finish()
         self.job.clock()
         if self._by_server:
@@ -157,16 +156,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.__dict__.get("_ready"):
             group = self.param_groups[-1]
             self._rules.append(self._rule_of(group))
-            added = self._declare()
-            if self._by_server and "initial_accumulator_value" in group:
-                start = float(group["initial_accumulator_value"])
-                self._load_states(
-                    {
-                        shared.parameter: {"step": 0, "sum": torch.full_like(shared.parameter, start)}
-                        for shared in added
-                    }
-                )
-            self._pull_all(added)
+            self._pull_all(self._take_in())
 
     def publish(self) -> None:
         """
@@ -217,6 +207,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         kind = type(self._original)
         held, self.state = self.state, defaultdict(dict)
         try:
+            for parameter, started in self._original.state.items():
+                if id(parameter) not in self._shared and started:
+                    self.state[parameter] = started
             for shared in self._shared.values():
                 on_servers = shared.tensor.optimizer_state(timeout=self._timeout)
                 state = torch_state(kind, on_servers, shared.parameter)
@@ -318,6 +311,29 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 added.append(self._share(parameter, f"{self._prefix}/{name}", rule))
         return added
 
+    def _take_in(self) -> list[Shared]:
+        """As `_declare`, after the start: with what torch's optimizer would begin from."""
+        added = self._declare()
+        if added:
+            self._load_first_states(added)
+        return added
+
+    def _load_first_states(self, which: Iterable[Shared]) -> None:
+        """
+        Gives the servers the state that the original optimizer has, from a checkpoint or from its construction.
+        """
+        if not self._by_server:
+            return
+        states = {}
+        for shared in which:
+            state = self._original.state.get(shared.parameter, {})
+            start = shared.group.options().get("initial_accumulator_value")
+            if not state and start is not None:
+                state = {"step": 0, "sum": torch.full_like(shared.parameter, float(start))}
+            if state:
+                states[shared.parameter] = state
+        self._load_states(states)
+
     def _share(self, parameter: torch.Tensor, name: str, rule: GroupRule | NoRule) -> Shared:
         tensor = self.job.tensor(
             name,
@@ -358,14 +374,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _step_here(self) -> None:
         """Gives the original optimizer the averaged gradients and lets it step."""
         for shared in self._shared.values():
-            if not shared.left:
-                # Another worker may have had a gradient where this one had none: then all of them step.
-                if shared.tensor._core.steps(self._timeout) == shared.folds:
-                    continue
-                shared.parameter.grad = torch.empty_like(shared.parameter)
+            average = shared.parameter.grad if shared.left else None
+            if average is None:
+                average = torch.empty_like(shared.parameter)
+            shared.transfer.receive(average)
+            # Another worker may have had a gradient where this one had none: then all of them step. The servers'
+            # count stands still here, since the next fold needs this worker.
+            if not shared.left and shared.tensor._core.steps(self._timeout) == shared.folds:
+                continue
             shared.folds += 1
-            assert shared.parameter.grad is not None
-            shared.transfer.receive(shared.parameter.grad)
+            shared.parameter.grad = average
         self._original.step()
         self._note_versions()
 

@@ -81,6 +81,10 @@ class GroupRule:
         self._last = self._numbers(group)
         self.rule: Optimizer = make(**self._last)
 
+    def options(self) -> Group:
+        """The group, as torch has it."""
+        return self._group
+
     def refresh(self) -> None:
         """Takes over the group's numbers; raises SettingsError if one is unfit, or if a flag changed."""
         numbers = self._numbers(self._group)
@@ -95,6 +99,10 @@ class NoRule:
 
     def __init__(self) -> None:
         self.rule: Optimizer = optim.Replace()
+
+    def options(self) -> Group:
+        """Nothing that the servers would read."""
+        return {}
 
     def refresh(self) -> None:
         """There are no numbers to take over."""
