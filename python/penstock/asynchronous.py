@@ -58,6 +58,8 @@ class Line:
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
+            # What the call held, such as an array, must not live on until the next one.
+            del call
 
 
 def unfinished(futures: list[Future[Any]]) -> list[Future[Any]]:

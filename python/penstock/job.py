@@ -344,7 +344,7 @@ class Job:
         Examples
         --------
         >>> job.stats()["pushes"]
-        0.0
+        0
         """
         return self._core.stats()
 

@@ -21,7 +21,7 @@ Make = Callable[[Any], Any]
 OPTIMIZERS: dict[str, Make] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, weight_decay=0.01),
     "nesterov": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
-    "dampened": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.2, maximize=True),
+    "dampened": lambda p: torch.optim.SGD(p, lr=0.001, momentum=0.9, dampening=0.2, maximize=True),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05, lr_decay=0.1, initial_accumulator_value=0.1),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True, eps=1e-3),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.01, amsgrad=True),

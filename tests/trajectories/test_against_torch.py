@@ -18,8 +18,8 @@ torch = pytest.importorskip("torch")
 # for small ones.
 #
 # Half types store a rounded value after each step: a difference in the last bit before rounding can come out
-# as one unit in the last place (2^-10, 2^-7 of the value), and twenty steps carry it along. A wrong rule is off
-# by whole steps: the learning rates here are 0.1 and 0.01.
+# as one unit in the last place (2^-10, 2^-7 of the value), and twenty steps carry it along. A wrong rule is
+# off by whole steps: the learning rates here are 0.1 and 0.01.
 TOLERANCE = {
     "float64": {"rtol": 1e-12, "atol": 1e-12},
     "float32": {"rtol": 2e-5, "atol": 4e-6},

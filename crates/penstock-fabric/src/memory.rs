@@ -227,8 +227,8 @@ impl LaneView {
     pub fn contribution(&self, range: Range<usize>) -> Foreign<'_> {
         assert!(range.end <= self.layout.data, "{range:?} of {} bytes", self.layout.data);
         let address = self.mapping.pointer(range.clone());
-        // SAFETY: the range lies inside the mapping (`pointer`), which `self` keeps mapped while the result lives; chunks start
-        // on multiples of 4096 bytes and the mapping on 2 MiB, so it is aligned to 64.
+        // SAFETY: the range lies inside the mapping (`pointer`), which `self` keeps mapped while the result lives; chunks and
+        // mappings start on multiples of 4096 bytes, so it is aligned to 64.
         unsafe { Foreign::new(address.as_ptr(), range.len()) }
     }
 

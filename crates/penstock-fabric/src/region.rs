@@ -2,8 +2,8 @@
 //!
 //! A region is a memfd: it has no name that could be left behind. It is sealed against shrinking, so that no peer can pull
 //! the memory from under a mapping (no SIGBUS), and a region that only its maker may write is sealed against any writable
-//! mapping that comes later (`F_SEAL_FUTURE_WRITE`): isolation by the kernel. Mappings start on 2 MiB and ask for huge
-//! pages; first touch happens in [`Region::new`], not under a training step, since it costs ten times the copy itself.
+//! mapping that comes later (`F_SEAL_FUTURE_WRITE`): isolation by the kernel. Mappings of 2 MiB and more start on a multiple
+//! of it and ask for huge pages; first touch happens in [`Region::new`], not under a training step, since it costs ten times the copy itself.
 
 use crate::layout::{PAGE, Shared, pages};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -85,7 +85,6 @@ pub struct Part<'a> {
 pub struct Mapping {
     base: NonNull<u8>,
     bytes: usize,
-    reserved: (NonNull<u8>, usize),
     access: Access,
 }
 
@@ -132,19 +131,29 @@ impl Mapping {
         }
     }
 
-    /// Takes aligned address space without memory in it.
+    /// Takes address space without memory in it, aligned for huge pages where one would fit. What is taken in excess to
+    /// align it is given back: a process has only so many mappings.
     fn reserve(bytes: usize, access: Access) -> io::Result<Self> {
         let bytes = bytes.max(PAGE);
-        let whole = bytes.checked_add(ALIGNMENT).ok_or(Errno::NOMEM)?;
+        let excess = if bytes < ALIGNMENT { 0 } else { ALIGNMENT };
+        let whole = bytes.checked_add(excess).ok_or(Errno::NOMEM)?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new anonymous mapping where the kernel likes touches nothing that exists.
         let start = unsafe { mm::mmap_anonymous(null_mut(), whole, ProtFlags::empty(), flags) }?;
         let start = NonNull::new(start.cast::<u8>()).ok_or(Errno::NOMEM)?;
-        let skip = start.as_ptr().align_offset(ALIGNMENT);
-        debug_assert!(skip < ALIGNMENT);
-        // SAFETY: `skip < ALIGNMENT`, so the result lies inside the `bytes + ALIGNMENT` that were just reserved.
-        let base = unsafe { start.add(skip) };
-        Ok(Self { base, bytes, reserved: (start, whole), access })
+        let before = if excess == 0 { 0 } else { start.as_ptr().align_offset(ALIGNMENT) };
+        let after = excess - before;
+        // SAFETY: `before <= excess`, so the result lies inside the `bytes + excess` that were just reserved.
+        let base = unsafe { start.add(before) };
+        // SAFETY: `before + bytes <= whole`, likewise.
+        let end = unsafe { base.add(bytes) };
+        for (piece, length) in [(start, before), (end, after)] {
+            if length > 0 {
+                // SAFETY: the piece was reserved above, lies outside `base..base + bytes`, and nobody knows of it.
+                unsafe { mm::munmap(piece.as_ptr().cast(), length) }?;
+            }
+        }
+        Ok(Self { base, bytes, access })
     }
 
     fn fill(&self, at: usize, part: &Part<'_>) -> io::Result<()> {
@@ -222,9 +231,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        let (start, bytes) = self.reserved;
         // SAFETY: the range was reserved for this mapping, and what was lent from it borrowed the mapping or held its `Arc`.
-        let unmapped = unsafe { mm::munmap(start.as_ptr().cast(), bytes) };
+        let unmapped = unsafe { mm::munmap(self.base.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }
 }

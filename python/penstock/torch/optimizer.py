@@ -319,9 +319,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return added
 
     def _load_first_states(self, which: Iterable[Shared]) -> None:
-        """
-        Gives the servers the state that the original optimizer has, from a checkpoint or from its construction.
-        """
+        """Gives the servers the state that the original optimizer has: a checkpoint's, or a fresh one's."""
         if not self._by_server:
             return
         states = {}
@@ -378,8 +376,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if average is None:
                 average = torch.empty_like(shared.parameter)
             shared.transfer.receive(average)
-            # Another worker may have had a gradient where this one had none: then all of them step. The servers'
-            # count stands still here, since the next fold needs this worker.
+            # Another worker may have had a gradient where this one had none: then all of them step. The
+            # servers' count stands still here, since the next fold needs this worker.
             if not shared.left and shared.tensor._core.steps(self._timeout) == shared.folds:
                 continue
             shared.folds += 1

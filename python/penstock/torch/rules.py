@@ -6,7 +6,7 @@ Only the classes themselves are known, not what derives from them: a subclass ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -16,40 +16,26 @@ from ..exceptions import OptionError
 from ..optim import Optimizer
 
 Group: TypeAlias = dict[str, Any]
-Numbers: TypeAlias = dict[str, Any]
 
 
-def _sgd(group: Group) -> Numbers:
-    return _taken(group, "lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
-
-
-def _adagrad(group: Group) -> Numbers:
-    return _taken(group, "lr", "lr_decay", "weight_decay", "eps", "maximize")
-
-
-def _rmsprop(group: Group) -> Numbers:
-    return _taken(group, "lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize")
-
-
-def _adam(group: Group) -> Numbers:
-    first, second = group["betas"]
-    return _taken(group, "lr", "eps", "weight_decay", "amsgrad", "maximize") | {
-        "betas": (float(first), float(second))
-    }
-
-
-def _taken(group: Group, *names: str) -> Numbers:
-    # A learning rate may be a tensor; every number that is not a flag goes to the servers as a float.
-    return {name: value if isinstance(value := group[name], bool) else float(value) for name in names}
-
-
-_RULES: dict[type, tuple[type[Optimizer], Callable[[Group], Numbers]]] = {
-    torch.optim.SGD: (optim.SGD, _sgd),
-    torch.optim.Adagrad: (optim.AdaGrad, _adagrad),
-    torch.optim.RMSprop: (optim.RMSProp, _rmsprop),
-    torch.optim.Adam: (optim.Adam, _adam),
-    torch.optim.AdamW: (optim.AdamW, _adam),
+# What a rule reads of a group. All of them take these by keyword, alike.
+_RULES: dict[type, tuple[type[Optimizer], tuple[str, ...]]] = {
+    torch.optim.SGD: (optim.SGD, ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")),
+    torch.optim.Adagrad: (optim.AdaGrad, ("lr", "lr_decay", "weight_decay", "eps", "maximize")),
+    torch.optim.RMSprop: (
+        optim.RMSProp,
+        ("lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize"),
+    ),
+    torch.optim.Adam: (optim.Adam, ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize")),
+    torch.optim.AdamW: (optim.AdamW, ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize")),
 }
+
+
+def _plain(value: Any) -> Any:
+    """A number, a pair of numbers or a flag, as Python's own: a learning rate may be a tensor."""
+    if isinstance(value, bool):
+        return value
+    return tuple(map(float, value)) if isinstance(value, tuple | list) else float(value)
 
 
 def check_flags(group: Group) -> None:
@@ -74,12 +60,14 @@ class GroupRule:
 
     def __init__(self, kind: type[torch.optim.Optimizer], group: Group) -> None:
         check_flags(group)
-        make, self._numbers = _RULES[kind]
+        make, self._names = _RULES[kind]
         if group.get("decoupled_weight_decay"):
             make = optim.AdamW
         self._group = group
-        self._last = self._numbers(group)
-        self.rule: Optimizer = make(**self._last)
+        self._last: list[Any] = [group[name] for name in self._names]
+        # A tensor may change without becoming another object: it is read each time.
+        self._live = any(isinstance(value, torch.Tensor) for value in self._last)
+        self.rule: Optimizer = make(**dict(zip(self._names, map(_plain, self._last), strict=True)))
 
     def options(self) -> Group:
         """The group, as torch has it."""
@@ -87,11 +75,14 @@ class GroupRule:
 
     def refresh(self) -> None:
         """Takes over the group's numbers; raises SettingsError if one is unfit, or if a flag changed."""
-        numbers = self._numbers(self._group)
-        if numbers != self._last:
-            for name, value in numbers.items():
-                setattr(self.rule, name, value)
-            self._last = numbers
+        group = self._group
+        now = [group[name] for name in self._names]
+        if not self._live and now == self._last:
+            return
+        self._live = any(isinstance(value, torch.Tensor) for value in now)
+        for name, value in zip(self._names, now, strict=True):
+            setattr(self.rule, name, _plain(value))
+        self._last = now
 
 
 class NoRule:

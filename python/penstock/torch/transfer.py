@@ -42,7 +42,13 @@ class HostTransfer:
 
     def send(self, gradient: torch.Tensor, *, more: bool = False) -> None:
         """Copies it into the lane."""
-        self._tensor.push(gradient, more=more)
+        tensor = self._tensor
+        if gradient.dtype == torch.bfloat16 or not gradient.is_contiguous() or gradient.ndim == 0:
+            tensor.push(gradient, more=more)
+        else:
+            # The shape and dtype are the parameter's, autograd sees to it: what `push` checks needs no second
+            # look.
+            tensor._core.push(gradient.numpy(), tensor._optimizer._packed, more, None)
 
     def settle(self) -> None:
         """`send` is done when it returns."""

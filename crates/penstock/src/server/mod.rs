@@ -145,6 +145,7 @@ impl Server {
     /// Starts a server: when this returns, workers can join.
     pub fn start(config: ServerConfig) -> Result<Self, StartError> {
         check(&config)?;
+        raise_descriptor_limit();
         let listener = config.path.as_deref().map(Listener::bind).transpose()?;
         let shared =
             Arc::new(Shared { outcome: Mutex::default(), ended: Condvar::new(), wakeup: Wakeup::new()? });
@@ -211,6 +212,17 @@ fn check(config: &ServerConfig) -> Result<(), StartError> {
         }
     }
     Ok(())
+}
+
+/// A tensor keeps two descriptors open, so that workers may come late: more than a thousand tensors would not fit into what
+/// many systems allow at first. What they allow at most is taken; where that is little, a declaration says so.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    if let Err(error) = raised {
+        tracing::warn!(%error, "the limit on open descriptors stays as it is");
+    }
 }
 
 /// Cores that this process may use, in order.

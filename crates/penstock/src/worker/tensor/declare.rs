@@ -1,0 +1,120 @@
+//! Declaring a tensor on every server, and mapping its memory.
+
+use super::{HomeShard, Tensor};
+use crate::worker::Error;
+use crate::worker::job::Inner;
+use crate::worker::link::{Deadline, Link};
+use penstock_fabric::memory::{ServerPart, WorkerMemory};
+use penstock_kernels::{Dtype, Rule};
+use penstock_proto::TensorId;
+use penstock_proto::chunk::Cut;
+use penstock_proto::consistency::Consistency;
+use penstock_proto::message::{Answer, Ask};
+use penstock_proto::placement::Extent;
+use penstock_proto::spec::{Reduce, TensorSpec};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+/// What a tensor is declared to be.
+#[derive(Debug, Clone)]
+pub struct Declaration {
+    /// The declaration proper. Its consistency counts only if `consistency` is `None`.
+    pub spec: TensorSpec,
+    /// `None`: the job's.
+    pub consistency: Option<Consistency>,
+    /// How long to wait for the servers; `None`: the option `deadline`.
+    pub timeout: Option<Duration>,
+}
+
+impl Declaration {
+    /// A float32 tensor with the job's consistency, the contributions summed.
+    pub fn new(name: &str, shape: &[u64], rule: Rule) -> Self {
+        let spec = TensorSpec {
+            name: name.to_owned(),
+            shape: shape.to_vec(),
+            dtype: Dtype::F32,
+            rule,
+            consistency: Consistency::Bsp,
+            reduce: Reduce::Sum,
+            rescale: 1.0,
+            clip: None,
+            refuse_nonfinite: false,
+        };
+        Self { spec, consistency: None, timeout: None }
+    }
+}
+impl Tensor {
+    pub(in crate::worker) fn declare(job: Arc<Inner>, declaration: Declaration) -> Result<Self, Error> {
+        let Declaration { mut spec, consistency, timeout } = declaration;
+        spec.consistency = consistency.unwrap_or(job.options.consistency);
+        spec.check().map_err(penstock_proto::error::Refusal::from)?;
+        let deadline = job.deadline(timeout);
+        let links = job.links();
+        let first = links.first().ok_or(Error::Closed)?;
+        let cut = Cut::new(spec.bytes(), first.welcome.chunk_bytes);
+        let (id, extents, homes, parts) = declare_everywhere(&links, &spec, cut, deadline)?;
+        let memory = WorkerMemory::new(cut, spec.dtype, &parts)
+            .map_err(|errno| Error::System { what: "map a tensor", reason: errno.to_string() })?;
+        debug_assert_eq!(extents.len(), links.len());
+        drop(links);
+        Ok(Self {
+            job,
+            id,
+            spec,
+            memory,
+            homes,
+            position: Mutex::default(),
+            has_value: AtomicBool::new(false),
+            staleness: AtomicU64::new(0),
+            mirror: OnceLock::new(),
+        })
+    }
+}
+
+type Declared = (TensorId, Vec<Extent>, Vec<HomeShard>, Vec<ServerPart>);
+
+/// Asks the first server, which decides, then tells the others.
+fn declare_everywhere(
+    links: &[Link],
+    spec: &TensorSpec,
+    cut: Cut,
+    deadline: Deadline,
+) -> Result<Declared, Error> {
+    let mut decided: Option<(TensorId, Vec<Extent>)> = None;
+    let mut homes = Vec::new();
+    let mut parts = Vec::new();
+    for (server, link) in links.iter().enumerate() {
+        let ask = Ask::Declare { spec: spec.clone(), decided: decided.clone() };
+        let (answer, descriptors) = link.ask(ask, "declare a tensor", deadline)?;
+        let Answer::Declared { tensor, extents, homed } = answer else {
+            return Err(link.misunderstood(&answer));
+        };
+        let bad = |what: &str| Error::Protocol { server: server as u32, what: what.to_owned() };
+        let total: u64 = extents.iter().map(|extent| u64::from(extent.count)).sum();
+        let extent = *extents.get(server).ok_or_else(|| bad("it named too few extents"))?;
+        if extents.len() != links.len()
+            || total != u64::from(cut.chunks())
+            || homed.len() != link.welcome.shards as usize
+        {
+            return Err(bad("its extents do not cover the tensor"));
+        }
+        if decided.as_ref().is_some_and(|decided| *decided != (tensor, extents.clone())) {
+            return Err(bad("it does not agree with the first server"));
+        }
+        for (&chunks, shard) in homed.iter().zip(0..).filter(|(chunks, _)| **chunks > 0) {
+            let submitted = AtomicU64::new(0);
+            homes.push(HomeShard { server, shard, chunks: u64::from(chunks), extent, submitted });
+        }
+        let mut descriptors = descriptors.into_iter();
+        let regions = match (extent.count, descriptors.next(), descriptors.next()) {
+            (0, _, _) => None,
+            (_, Some(model), Some(lane)) => Some((model, lane)),
+            _ => return Err(bad("a tensor came without its memory")),
+        };
+        parts.push(ServerPart { extent, regions });
+        decided.get_or_insert((tensor, extents));
+    }
+    let (id, extents) = decided.ok_or(Error::Closed)?;
+    Ok((id, extents, homes, parts))
+}

@@ -1,0 +1,216 @@
+//! A tensor, as a worker pushes and pulls it.
+//!
+//! The way of a push whose bytes already stand in the lane: one look at the position, one look at each shard's count of
+//! folded chunks, 64 bytes into each shard's ring. The way of a pull in place: one look at each shard's progress. Neither
+//! copies, neither makes a system call while the shards are awake, and neither costs more for a large tensor than for a
+//! small one.
+//!
+//! | file | what |
+//! |---|---|
+//! | `mod.rs` | a tensor, and the waits that pushes and pulls share |
+//! | `declare.rs` | declaring it on every server, mapping its memory |
+//! | `push.rs` | contributions |
+//! | `pull.rs` | values, in place or copied |
+//! | `state.rs` | first values, the optimizer's state, and putting them back |
+
+mod declare;
+mod pull;
+mod push;
+mod state;
+
+pub use declare::Declaration;
+
+use super::Error;
+use super::job::Inner;
+use super::link::{Deadline, Waited, lock};
+use penstock_fabric::layout::Count;
+use penstock_fabric::memory::WorkerMemory;
+use penstock_fabric::region::Mapping;
+use penstock_fabric::sync::Ordering;
+use penstock_proto::TensorId;
+use penstock_proto::message::{Answer, Ask};
+use penstock_proto::placement::Extent;
+use penstock_proto::spec::TensorSpec;
+use penstock_proto::submission::Submission;
+use penstock_proto::worker::Position;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+/// How long who is late is asked for, when a wait has already taken too long.
+const ASK_WITHIN: Duration = Duration::from_secs(5);
+
+/// One shard that is home of some of the tensor.
+#[derive(Debug)]
+struct HomeShard {
+    server: usize,
+    shard: u32,
+    /// Chunks homed there.
+    chunks: u64,
+    /// First and last + 1 of the server's chunks.
+    extent: Extent,
+    /// Chunk contributions handed to it so far. Written under the tensor's lock.
+    submitted: AtomicU64,
+}
+
+/// A tensor of a job.
+pub struct Tensor {
+    job: Arc<Inner>,
+    id: TensorId,
+    spec: TensorSpec,
+    memory: WorkerMemory,
+    homes: Vec<HomeShard>,
+    position: Mutex<Position>,
+    /// Whether the tensor was seen to have a value; it never loses it.
+    has_value: AtomicBool,
+    staleness: AtomicU64,
+    mirror: OnceLock<Arc<Mapping>>,
+}
+
+impl std::fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tensor").field("spec", &self.spec).finish_non_exhaustive()
+    }
+}
+
+impl Tensor {
+    /// The declaration, with the consistency that holds.
+    pub fn spec(&self) -> &TensorSpec {
+        &self.spec
+    }
+
+    /// Chunks.
+    pub fn chunks(&self) -> u32 {
+        self.memory.cut().chunks()
+    }
+
+    /// The published value, to be looked at after [`Tensor::pull`]; read-only.
+    pub fn model(&self) -> &Arc<Mapping> {
+        self.memory.value()
+    }
+
+    /// This worker's lane, to be filled for the next push. Waits until the homes have taken what stands in it.
+    pub fn lane(&self, timeout: Option<Duration>) -> Result<&Arc<Mapping>, Error> {
+        self.job.fate.check()?;
+        self.wait_for_lane(self.job.deadline(timeout))?;
+        Ok(self.memory.lane())
+    }
+
+    /// A private copy, filled by [`Tensor::pull_mirror`].
+    pub fn mirror(&self) -> Result<&Arc<Mapping>, Error> {
+        if self.mirror.get().is_none() {
+            let mirror = Mapping::private(self.spec.bytes() as usize)
+                .map_err(|errno| Error::System { what: "make a mirror", reason: errno.to_string() })?;
+            let _ = self.mirror.set(mirror);
+        }
+        Ok(self.mirror.get().expect("it was just set"))
+    }
+
+    /// Least version that all homes have published; `None` before the tensor has a value.
+    pub fn version(&self) -> Option<u64> {
+        let links = self.job.links();
+        let _ = &links;
+        self.homes.iter().map(|home| self.progress(home)).min()?.checked_sub(1)
+    }
+
+    /// How many iterations the last pull was behind this worker.
+    pub fn staleness(&self) -> u64 {
+        self.staleness.load(Ordering::Relaxed)
+    }
+
+    fn progress(&self, home: &HomeShard) -> u64 {
+        let count: &Count = self.memory.progress(home.server, home.shard).expect("a home has chunks");
+        // Pairs with the release store in the shard's `progress`: who sees it sees the chunks.
+        count.0.load(Ordering::Acquire)
+    }
+
+    fn lane_is_free(&self, home: &HomeShard) -> bool {
+        let count = self.memory.folded(home.server, home.shard).expect("a home has chunks");
+        // Pairs with the release store in the shard's `folded`: it has read what it counts.
+        count.0.load(Ordering::Acquire) >= home.submitted.load(Ordering::Relaxed)
+    }
+
+    /// Waits until each home is `done`; what the wait cost is counted.
+    fn wait(&self, deadline: Deadline, done: impl Fn(&HomeShard) -> bool) -> Result<Waited, Error> {
+        if self.homes.iter().all(&done) {
+            return Ok(Waited::Done);
+        }
+        let since = Instant::now();
+        let links = self.job.links();
+        let mut result = Ok(Waited::Done);
+        for home in &self.homes {
+            if done(home) {
+                continue;
+            }
+            let link = links.get(home.server).ok_or(Error::Closed)?;
+            result = link.wait(self.id + 1, deadline, || done(home));
+            if result != Ok(Waited::Done) {
+                break;
+            }
+        }
+        let nanos = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.job.counters.waited_nanos.fetch_add(nanos, Ordering::Relaxed);
+        result
+    }
+
+    fn wait_for_value(&self, deadline: Deadline) -> Result<(), Error> {
+        if self.has_value.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        match self.wait(deadline, |home| self.progress(home) > 0)? {
+            Waited::TimedOut => {
+                Err(Error::NoValue { name: self.spec.name.clone(), waited: deadline.waited() })
+            }
+            Waited::Done => {
+                self.has_value.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+        }
+    }
+
+    fn wait_for_lane(&self, deadline: Deadline) -> Result<(), Error> {
+        match self.wait(deadline, |home| self.lane_is_free(home))? {
+            Waited::Done => Ok(()),
+            Waited::TimedOut => Err(self.lane_timeout(lock(&self.position).at(0), deadline)),
+        }
+    }
+
+    /// The lane is not free: the update with which the tensor reaches `version` is not folded.
+    fn lane_timeout(&self, version: u64, deadline: Deadline) -> Error {
+        let (name, waited) = (self.spec.name.clone(), deadline.waited());
+        Error::LaneTimeout {
+            name,
+            iteration: version.saturating_sub(1),
+            missing: self.missing(version),
+            waited,
+        }
+    }
+
+    /// Who keeps the tensor from reaching `version`, as far as the servers say.
+    fn missing(&self, version: u64) -> Vec<u32> {
+        let mut ranks = Vec::new();
+        for link in self.job.links().iter() {
+            let ask = Ask::Missing { tensor: self.id, version };
+            if let Ok((Answer::Missing { ranks: more }, _)) =
+                link.ask(ask, "answer", Deadline::new(ASK_WITHIN))
+            {
+                ranks.extend(more);
+            }
+        }
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+
+    fn check_size(&self, got: usize) -> Result<(), Error> {
+        let expected = self.spec.bytes() as usize;
+        if got == expected {
+            return Ok(());
+        }
+        Err(Error::WrongSize { name: self.spec.name.clone(), expected, got })
+    }
+    fn tell(&self, home: &HomeShard, submission: &Submission, deadline: Deadline) -> Result<(), Error> {
+        let links = self.job.links();
+        links.get(home.server).ok_or(Error::Closed)?.submit(home.shard, submission, deadline)
+    }
+}

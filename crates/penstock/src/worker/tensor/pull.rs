@@ -1,0 +1,144 @@
+//! Pulls: the value in place where it stands still, else copied chunk by chunk, each verified.
+
+use super::{HomeShard, Tensor};
+use crate::worker::Error;
+use crate::worker::link::{Deadline, Waited, lock};
+use penstock_fabric::publish::{Published, Torn};
+use penstock_fabric::sync::Ordering;
+use penstock_proto::consistency::MAX_SLACK;
+use penstock_proto::worker::Requirement;
+use std::time::Duration;
+
+impl Tensor {
+    fn check_slack(&self, slack: Option<i64>) -> Result<Option<u32>, Error> {
+        let refuse = |got| Error::Slack { name: self.spec.name.clone(), most: MAX_SLACK, got };
+        slack
+            .map(|got| u32::try_from(got).ok().filter(|&slack| slack <= MAX_SLACK).ok_or_else(|| refuse(got)))
+            .transpose()
+    }
+
+    fn requirement(&self, slack: Option<i64>) -> Result<(u64, Requirement), Error> {
+        let slack = self.check_slack(slack)?;
+        let position = *lock(&self.position);
+        let clock = self.job.shown_clock();
+        Ok((position.at(clock), position.requirement(clock, slack, self.spec.consistency)))
+    }
+
+    /// Whether [`Tensor::pull`] may be used with this slack.
+    pub fn stable(&self, slack: Option<i64>) -> Result<bool, Error> {
+        Ok(self.requirement(slack)?.1.stands_still)
+    }
+
+    /// Waits until the value is fresh enough and stands still until this worker's next push, so that it may be looked at in
+    /// place; returns its version.
+    pub fn pull(&self, slack: Option<i64>, timeout: Option<Duration>) -> Result<u64, Error> {
+        let (position, requirement) = self.requirement(slack)?;
+        if !requirement.stands_still {
+            return Err(Error::NotStill { name: self.spec.name.clone() });
+        }
+        self.wait_for_version(&requirement, timeout)?;
+        let version = self.homes.iter().map(|home| self.progress(home)).min().unwrap_or(0).saturating_sub(1);
+        self.count_pull(position, version);
+        Ok(version)
+    }
+
+    /// Waits, then copies the value into `out`, chunk by chunk, each verified; returns the least version among them.
+    pub fn pull_into(
+        &self,
+        out: &mut [u8],
+        slack: Option<i64>,
+        timeout: Option<Duration>,
+    ) -> Result<u64, Error> {
+        self.check_size(out.len())?;
+        let (position, requirement) = self.requirement(slack)?;
+        let deadline = self.wait_for_version(&requirement, timeout)?;
+        let cut = self.memory.cut();
+        let mut least = u64::MAX;
+        for chunk in 0..cut.chunks() {
+            let range = cut.range(chunk);
+            let part = &mut out[range.start as usize..range.end as usize];
+            let published = self.verified(deadline, || self.memory.read_chunk(chunk, part))?;
+            least = least.min(published.version);
+        }
+        self.count_pull(position, least);
+        Ok(least)
+    }
+
+    /// Waits, then fills the mirror; returns the least version among its chunks.
+    pub fn pull_mirror(&self, slack: Option<i64>, timeout: Option<Duration>) -> Result<u64, Error> {
+        let bytes = self.spec.bytes() as usize;
+        let base = self.mirror()?.base();
+        // SAFETY: the mirror is private memory of at least `bytes` bytes that lives as long as `self`. It is lent out for
+        // reading only; a reader that looks at it during the next pull was told that it is overwritten then.
+        let mirror = unsafe { std::slice::from_raw_parts_mut(base.as_ptr(), bytes) };
+        self.pull_into(mirror, slack, timeout)
+    }
+
+    fn wait_for_version(
+        &self,
+        requirement: &Requirement,
+        timeout: Option<Duration>,
+    ) -> Result<Deadline, Error> {
+        // A look at the clock on the wall costs as much as the whole of a pull in place that need not wait.
+        self.job.fate.check()?;
+        let fresh = |home: &HomeShard| {
+            self.progress(home) > requirement.version && (!requirement.own_folded || self.lane_is_free(home))
+        };
+        let deadline = self.job.deadline(timeout);
+        if self.wait(deadline, fresh)? == Waited::Done {
+            return Ok(deadline);
+        }
+        let (name, version, waited) = (self.spec.name.clone(), requirement.version, deadline.waited());
+        if self.version().is_none() {
+            return Err(Error::NoValue { name, waited });
+        }
+        Err(Error::PullTimeout { name, version, missing: self.missing(version), waited })
+    }
+
+    /// Repeats a copy until the home was not inside while it was made.
+    pub(super) fn verified(
+        &self,
+        deadline: Deadline,
+        mut copy: impl FnMut() -> Result<Published, Torn>,
+    ) -> Result<Published, Error> {
+        let mut tries = 0u64;
+        loop {
+            match copy() {
+                Ok(published) => {
+                    if tries > 0 {
+                        self.job.counters.copies_retried.fetch_add(tries, Ordering::Relaxed);
+                    }
+                    return Ok(published);
+                }
+                Err(Torn) => {
+                    tries += 1;
+                    // The home is inside for about a microsecond, unless it needs this core.
+                    if tries.is_multiple_of(16) {
+                        rustix::thread::sched_yield();
+                        self.job.fate.check()?;
+                        self.job.fate.check_interrupt()?;
+                    }
+                    if tries.is_multiple_of(1024) && deadline.left().is_zero() {
+                        let (name, version) = (self.spec.name.clone(), self.version().unwrap_or(0));
+                        return Err(Error::PullTimeout {
+                            name,
+                            version,
+                            missing: Vec::new(),
+                            waited: deadline.waited(),
+                        });
+                    }
+                    std::hint::spin_loop();
+                }
+            }
+        }
+    }
+
+    fn count_pull(&self, position: u64, version: u64) {
+        let staleness = position.saturating_sub(version);
+        self.staleness.store(staleness, Ordering::Relaxed);
+        let counters = &self.job.counters;
+        counters.max_staleness.fetch_max(staleness, Ordering::Relaxed);
+        counters.pulls.fetch_add(1, Ordering::Relaxed);
+        counters.pulled_bytes.fetch_add(self.spec.bytes(), Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,163 @@
+//! First values, the optimizer's state, and putting them back (checkpoints, `state_dict`).
+
+use super::Tensor;
+use crate::worker::Error;
+use crate::worker::link::{Deadline, Waited, lock};
+use penstock_fabric::memory::{ExtentLayout, StateView};
+use penstock_fabric::sync::Ordering;
+use penstock_proto::message::Ask;
+use penstock_proto::placement::Extent;
+use penstock_proto::submission::Submission;
+use rustix::fd::AsFd;
+use std::time::Duration;
+
+impl Tensor {
+    /// Worker 0: gives the tensor its value (`None`: zeros). Other workers: nothing.
+    pub fn initialize(&self, value: Option<&[u8]>, timeout: Option<Duration>) -> Result<(), Error> {
+        self.job.fate.check()?;
+        if let Some(value) = value {
+            self.check_size(value.len())?;
+        }
+        if self.job.rank != 0 {
+            return Ok(());
+        }
+        let deadline = self.job.deadline(timeout);
+        match value {
+            Some(value) => self.load_lane(value, 0, 0, 0, deadline)?,
+            None => {
+                for home in &self.homes {
+                    self.tell(home, &Submission::Zero { tensor: self.id }, deadline)?;
+                }
+            }
+        }
+        self.wait_for_value(deadline)
+    }
+
+    /// Worker 0, while nobody pushes: overwrites the value (`slot` 0) or state array `slot` - 1, and the step count.
+    pub fn load(&self, slot: u32, data: &[u8], steps: u64, timeout: Option<Duration>) -> Result<(), Error> {
+        self.job.fate.check()?;
+        let bad = |what: String| Err(Error::BadLoad { name: self.spec.name.clone(), what });
+        let slots = self.spec.rule.slots().len() as u32;
+        if self.job.rank != 0 {
+            return bad("only worker 0 loads values and states".to_owned());
+        }
+        if slot > slots {
+            return bad(format!(
+                "expected one of the optimizer's {slots} state arrays, got number {}",
+                slot - 1
+            ));
+        }
+        let deadline = self.job.deadline(timeout);
+        if slot == 0 {
+            self.check_size(data.len())?;
+            return self.load_lane(data, 0, 0, steps, deadline);
+        }
+        let parts = self.spec.dtype.accumulator_size() / self.spec.dtype.size();
+        let expected = self.spec.bytes() as usize * parts;
+        if data.len() != expected {
+            return Err(Error::WrongSize { name: self.spec.name.clone(), expected, got: data.len() });
+        }
+        for part in 0..parts {
+            self.load_lane(&self.part_of(data, parts, part), slot, part as u32, steps, deadline)?;
+        }
+        Ok(())
+    }
+
+    /// Of an array whose elements are `parts` times as wide as the tensor's: of each chunk the `part`-th lane-full.
+    fn part_of<'a>(&self, data: &'a [u8], parts: usize, part: usize) -> std::borrow::Cow<'a, [u8]> {
+        if parts == 1 {
+            return data.into();
+        }
+        let cut = self.memory.cut();
+        let pieces = (0..cut.chunks()).flat_map(|chunk| {
+            let range = cut.range(chunk);
+            let bytes = (range.end - range.start) as usize;
+            let start = range.start as usize * parts + part * bytes;
+            data[start..start + bytes].iter().copied()
+        });
+        pieces.collect::<Vec<u8>>().into()
+    }
+
+    fn load_lane(
+        &self,
+        data: &[u8],
+        slot: u32,
+        part: u32,
+        steps: u64,
+        deadline: Deadline,
+    ) -> Result<(), Error> {
+        let position = lock(&self.position);
+        if self.wait(deadline, |home| self.lane_is_free(home))? == Waited::TimedOut {
+            return Err(self.lane_timeout(position.at(0), deadline));
+        }
+        self.memory.write_lane(0, data);
+        for home in &self.homes {
+            let Extent { first, count } = home.extent;
+            home.submitted.fetch_add(home.chunks, Ordering::Relaxed);
+            self.tell(
+                home,
+                &Submission::Load { tensor: self.id, first, count, slot, part, steps },
+                deadline,
+            )?;
+        }
+        drop(position);
+        self.wait_for_lane(deadline)
+    }
+
+    /// State array `slot`, in the accumulator's type, with all of this worker's pushes folded.
+    pub fn state(&self, slot: u32, timeout: Option<Duration>) -> Result<Vec<u8>, Error> {
+        self.job.fate.check()?;
+        let slots = self.spec.rule.slots().len();
+        if slot as usize >= slots {
+            let what = format!("expected one of the optimizer's {slots} state arrays, got number {slot}");
+            return Err(Error::BadLoad { name: self.spec.name.clone(), what });
+        }
+        let deadline = self.job.deadline(timeout);
+        self.wait_for_lane(deadline)?;
+        let cut = self.memory.cut();
+        let width = self.spec.dtype.accumulator_size();
+        let parts = width / self.spec.dtype.size();
+        let mut out = vec![0; self.spec.bytes() as usize * parts];
+        let links = self.job.links();
+        for (server, extent) in self.extents() {
+            let link = links.get(server).ok_or(Error::Closed)?;
+            let (_, descriptors) = link.ask(Ask::State { tensor: self.id }, "pass the state", deadline)?;
+            let fd = descriptors
+                .first()
+                .ok_or_else(|| Error::Protocol { server: server as u32, what: "no state came".to_owned() })?;
+            let layout = ExtentLayout::new(cut, extent, self.spec.dtype, slots * width);
+            let view = StateView::new(layout, fd.as_fd())
+                .map_err(|errno| Error::System { what: "map the state", reason: errno.to_string() })?;
+            for chunk in extent.chunks() {
+                let range = cut.range(chunk);
+                let part = &mut out[range.start as usize * parts..range.end as usize * parts];
+                self.verified(deadline, || {
+                    self.memory.read_beside(chunk, || view.copy_slot(chunk, slot as usize, part))
+                })?;
+            }
+        }
+        Ok(out)
+    }
+
+    /// Optimizer steps taken, the least over the chunks, with all of this worker's pushes folded.
+    pub fn steps(&self, timeout: Option<Duration>) -> Result<u64, Error> {
+        self.job.fate.check()?;
+        let deadline = self.job.deadline(timeout);
+        self.wait_for_lane(deadline)?;
+        let mut least = u64::MAX;
+        for chunk in 0..self.chunks() {
+            least = least.min(self.verified(deadline, || self.memory.read_beside(chunk, || ()))?.steps);
+        }
+        Ok(least)
+    }
+
+    /// Each server that is home of some of it, with its extent.
+    fn extents(&self) -> impl Iterator<Item = (usize, Extent)> + '_ {
+        let mut last = None;
+        self.homes.iter().filter_map(move |home| {
+            let new = last != Some(home.server);
+            last = Some(home.server);
+            new.then_some((home.server, home.extent))
+        })
+    }
+}

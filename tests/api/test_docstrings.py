@@ -1,0 +1,80 @@
+"""The examples in the documentation of every public function, run; and no public function without one."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+
+MODULES = ["job", "tensor", "optim", "consistency", "arrays"]
+if importlib.util.find_spec("torch"):
+    MODULES.append("torch")
+
+FINDER = doctest.DocTestFinder(exclude_empty=True)
+
+
+def examples() -> list[doctest.DocTest]:
+    found = []
+    for name in MODULES:
+        module = importlib.import_module(f"penstock.{name}")
+        found += [test for test in FINDER.find(module, f"penstock.{name}") if test.examples]
+    return found
+
+
+@pytest.mark.parametrize("example", examples(), ids=lambda example: example.name)
+def test_the_example_in_a_docstring_runs_as_it_is_written(example: doctest.DocTest) -> None:
+    """Each starts in a fresh job, with a tensor `w` of three zeros."""
+    module = sys.modules[".".join(example.name.split(".")[:2])]
+    with ps.init() as job:
+        w = job.tensor("w", value=np.zeros(3, dtype=np.float32), optimizer=None)
+        if "set_lr" in example.name:
+            w = job.tensor("with lr", shape=3, optimizer=ps.SGD(0.1))
+        names: dict[str, Any] = {**vars(module), "ps": ps, "np": np, "job": job, "w": w}
+        if "torch" in example.name:
+            names["torch"] = importlib.import_module("torch")
+        example.globs = names
+        report: list[str] = []
+        with ps.init() as fresh:
+            if 'job.tensor("w"' in (example.docstring or ""):  # it declares `w` itself
+                names["job"] = fresh
+            failures, _ = doctest.DocTestRunner(verbose=False).run(example, out=report.append)
+    for implicit in list(ps.job._implicit):  # type: ignore[attr-defined]
+        implicit.close()
+    assert failures == 0, "".join(report)
+
+
+def public() -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = [("init", ps.init)]
+    for kind in (ps.Job, ps.Tensor):
+        for name, member in vars(kind).items():
+            if not name.startswith("_") and inspect.isfunction(member):
+                found.append((f"{kind.__name__}.{name}", member))
+    return found
+
+
+@pytest.mark.parametrize(("name", "function"), public())
+def test_every_public_function_documents_its_errors_and_shows_an_example(name: str, function: Any) -> None:
+    text = inspect.getdoc(function) or ""
+    assert "Raises\n------" in text
+    assert "Examples\n--------" in text
+    named = [
+        parameter
+        for parameter in inspect.signature(function).parameters
+        if parameter not in ("self", "options")
+    ]
+    for parameter in named:
+        assert parameter in text, f"{name} does not say what `{parameter}` is"
+
+
+def test_every_public_name_is_there_and_typed() -> None:
+    for name in ps.__all__:
+        assert getattr(ps, name) is not None
+    with pytest.raises(AttributeError, match="no attribute"):
+        ps.nothing_of_the_kind  # noqa: B018
