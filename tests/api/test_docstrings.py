@@ -30,23 +30,17 @@ def examples() -> list[doctest.DocTest]:
 
 @pytest.mark.parametrize("example", examples(), ids=lambda example: example.name)
 def test_the_example_in_a_docstring_runs_as_it_is_written(example: doctest.DocTest) -> None:
-    """Each starts in a fresh job, with a tensor `w` of three zeros."""
+    """Each starts in a fresh job, with a tensor `w` of three zeros unless it declares that itself."""
     module = sys.modules[".".join(example.name.split(".")[:2])]
+    report: list[str] = []
     with ps.init() as job:
-        w = job.tensor("w", value=np.zeros(3, dtype=np.float32), optimizer=None)
-        if "set_lr" in example.name:
-            w = job.tensor("with lr", shape=3, optimizer=ps.SGD(0.1))
-        names: dict[str, Any] = {**vars(module), "ps": ps, "np": np, "job": job, "w": w}
+        example.globs = {**vars(module), "ps": ps, "np": np, "job": job}
+        if 'job.tensor("w"' not in (example.docstring or ""):
+            optimizer = ps.SGD(0.1) if "set_lr" in example.name else None
+            example.globs["w"] = job.tensor("w", shape=3, optimizer=optimizer)
         if "torch" in example.name:
-            names["torch"] = importlib.import_module("torch")
-        example.globs = names
-        report: list[str] = []
-        with ps.init() as fresh:
-            if 'job.tensor("w"' in (example.docstring or ""):  # it declares `w` itself
-                names["job"] = fresh
-            failures, _ = doctest.DocTestRunner(verbose=False).run(example, out=report.append)
-    for implicit in list(ps.job._implicit):  # type: ignore[attr-defined]
-        implicit.close()
+            example.globs["torch"] = importlib.import_module("torch")
+        failures, _ = doctest.DocTestRunner(verbose=False).run(example, out=report.append)
     assert failures == 0, "".join(report)
 
 

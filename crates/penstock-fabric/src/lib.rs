@@ -13,6 +13,11 @@
 //!
 //! `publish`, `ring` and `doorbell` are model-checked with loom (`RUSTFLAGS="--cfg loom" cargo test -p penstock-fabric --release`).
 //!
+//! Each ordering was weakened once by hand, to see the models catch it: both fences and both orderings of `publish`, the
+//! release and acquire on a ring's tail, and all four fences of `doorbell` fail at once. Two survive: the release and acquire
+//! on a ring's head. They keep the shard's loads of a slot before the worker's next stores to it, and loom never lets a load
+//! see a store that runs later; they stay by the memory model's word (load buffering), not the model checker's.
+//!
 //! # Architecture invariant
 //! Nearly all unsafe code of the project lives here and in `penstock-kernels/src/arch`, behind doors that check once.
 //! Memory that another process may write is read once, as atomics or through [`penstock_kernels::Foreign`], and judged
