@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name 'Cargo.toml') Cargo.toml Cargo.lock pyproject.toml
+export PIP_QUIET := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A test that hangs must fail, and say where.
 CARGO_TEST := timeout --verbose 900 cargo test
 
@@ -25,7 +27,7 @@ $(BIN)/python:
 	  || { echo "error: $(PYTHON) cannot make a virtual environment"; echo; echo "hint: apt-get install python3-venv"; exit 1; }
 
 $(VENV)/.tools: | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'maturin>=1.7,<2'
+	$(BIN)/python -m pip install 'maturin>=1.7,<2'
 	@touch $@
 
 $(VENV)/.built: $(RUST_SOURCES) | $(VENV)/.tools
@@ -37,7 +39,7 @@ test: test-env lint test-rust test-model test-python ## lints, types, and every 
 test-env: $(VENV)/.built $(VENV)/.test-env
 
 $(VENV)/.test-env: pyproject.toml | $(VENV)/.built
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' --config-settings=build-args=--release
+	$(BIN)/python -m pip install -e '.[dev]' --config-settings=build-args=--release
 	@touch $@
 
 lint: test-env ## formatting, lints, types

@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn a_sum_tells_how_often_each_update_is_in_it() {
         let marks = Marks::new(6, 8);
-        let mut sum = vec![0.0; 20];
+        let mut sum = [0.0; 20];
         let mut add = |rank, stamp| {
             let contribution = marks.contribution(rank, stamp, 20);
             sum.iter_mut().zip(contribution).for_each(|(sum, more)| *sum += more);

@@ -37,7 +37,7 @@ fn seeds(text: &str) -> Result<Range<u64>, String> {
 
 fn main() -> ExitCode {
     let Arguments { seed, seeds, verbose, sabotage } = Arguments::parse();
-    let seeds = seeds.unwrap_or(seed..seed.saturating_add(1));
+    let seeds = seeds.unwrap_or_else(|| seed..seed.saturating_add(1));
     let mut tally = Tally::default();
     let mut print = |at: u64, observation: &Observation<'_>| println!("{at:>8} {observation}");
     for seed in seeds.clone() {
