@@ -1,4 +1,7 @@
-"""The Rust core. Use the classes of `penstock` instead: this seam takes and gives plain numbers and buffers, and checks them again."""
+"""
+The Rust core. Use the classes of `penstock` instead: this seam takes and gives plain numbers and buffers,
+and checks them again.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, final
@@ -25,7 +28,9 @@ class Memory:
 
 @final
 class Job:
-    """A worker's connection to the servers of a job. Every wait inside releases the GIL and honours Ctrl-C."""
+    """
+    A worker's connection to the servers of a job. Every wait inside releases the GIL and honours Ctrl-C.
+    """
 
     @staticmethod
     def connect(servers: Sequence[str], secret: str, rank: int, size: int, options: Mapping[str, str]) -> Job:
@@ -67,25 +72,36 @@ class Job:
         timeout: float | None,
     ) -> Tensor:
         """
-        Declares a tensor; all workers declare it alike. It holds zeros and cannot be pulled until rank 0 calls `Tensor.initialize`.
+        Declares a tensor; all workers declare it alike. It holds zeros and cannot be pulled until rank 0
+        calls `Tensor.initialize`.
 
-        dtype: "float32" | "float64" | "float16" | "bfloat16". rule: "add" | "replace" | "sgd" | "adagrad" | "rmsprop" | "adam" | "adamw"; flags: of "momentum",
+        dtype: "float32" | "float64" | "float16" | "bfloat16". rule: "add" | "replace" | "sgd" | "adagrad" |
+        "rmsprop" | "adam" | "adamw"; flags: of "momentum",
         "nesterov", "centered", "amsgrad", "maximize"; settings by rule, unused ones 0:
-        sgd (lr, momentum, dampening, weight_decay, 0), adagrad (lr, lr_decay, eps, weight_decay, 0), rmsprop (lr, alpha, eps, weight_decay, momentum),
-        adam and adamw (lr, beta1, beta2, eps, weight_decay). consistency: "bsp" | "ssp:4" | "asp" | "" (the job's default).
+        sgd (lr, momentum, dampening, weight_decay, 0), adagrad (lr, lr_decay, eps, weight_decay, 0),
+        rmsprop (lr, alpha, eps, weight_decay, momentum),
+        adam and adamw (lr, beta1, beta2, eps, weight_decay). consistency: "bsp" | "ssp:4" | "asp" | "" (the
+        job's default).
         """
 
     def stats(self) -> dict[str, float]:
         """
-        Counters since the start: pushed_bytes, pulled_bytes, pushes, pulls, waited_seconds, max_staleness, copies_retried,
+        Counters since the start: pushed_bytes, pulled_bytes, pushes, pulls, waited_seconds, max_staleness,
+        copies_retried,
         iteration; all by this worker.
         """
 
     def clocks(self) -> list[int]:
-        """The clock of each worker as the first server last saw it, by rank; -1 for one that never came or was lost."""
+        """
+        The clock of each worker as the first server last saw it, by rank; -1 for one that never came or was
+        lost.
+        """
 
     def close(self, failed: str | None = None) -> None:
-        """Leaves: cleanly, so that the others go on without this worker, or (`failed`: why) as one that failed, so that they hear of it."""
+        """
+        Leaves: cleanly, so that the others go on without this worker, or (`failed`: why) as one that
+        failed, so that they hear of it.
+        """
 
 @final
 class Tensor:
@@ -111,7 +127,10 @@ class Tensor:
         """This worker's private copy, filled by `pull_mirror`; read-only for Python."""
 
     def initialize(self, value: Any | None, timeout: float | None) -> None:
-        """Rank 0: sets the value (a contiguous buffer of `nbytes` bytes, or None for zeros) and publishes version 0. Other ranks: does nothing."""
+        """
+        Rank 0: sets the value (a contiguous buffer of `nbytes` bytes, or None for zeros) and publishes
+        version 0. Other ranks: does nothing.
+        """
 
     def push(
         self,
@@ -121,16 +140,23 @@ class Tensor:
         timeout: float | None,
     ) -> int:
         """
-        Contributes `data` (a C-contiguous buffer of `nbytes` bytes; None: what stands in the lane). Returns the clock it is stamped with.
+        Contributes `data` (a C-contiguous buffer of `nbytes` bytes; None: what stands in the lane). Returns
+        the clock it is stamped with.
 
         With `more` the contribution stays in the lane and later ones of the same iteration are added to it.
         """
 
     def pull(self, slack: int | None, timeout: float | None) -> int:
-        """Waits until `model()` is fresh enough to be looked at in place (BSP with slack 0 only, else ValueError). Returns its version."""
+        """
+        Waits until `model()` is fresh enough to be looked at in place (BSP with slack 0 only, else
+        ValueError). Returns its version.
+        """
 
     def pull_mirror(self, slack: int | None, timeout: float | None) -> int:
-        """Waits, then fills `mirror()` with verified copies of the chunks. Returns the least version among them."""
+        """
+        Waits, then fills `mirror()` with verified copies of the chunks. Returns the least version among
+        them.
+        """
 
     def pull_into(self, out: Any, slack: int | None, timeout: float | None) -> int:
         """The same into a writable C-contiguous buffer of `nbytes` bytes."""
@@ -139,19 +165,26 @@ class Tensor:
         """Whether `pull` may be used: the value stands still until this worker's next push."""
 
     def state(self, slot: int, timeout: float | None) -> bytes:
-        """State array `slot` (accumulator type: float64 for float64, else float32), after all of this worker's pushes are folded."""
+        """
+        State array `slot` (accumulator type: float64 for float64, else float32), after all of this worker's
+        pushes are folded.
+        """
 
     def steps(self, timeout: float | None) -> int:
         """Optimizer steps taken (the least over the chunks)."""
 
     def load(self, slot: int, data: Any, steps: int, timeout: float | None) -> None:
-        """Rank 0, between two barriers: overwrites the value (slot -1) or a state array, and the step count."""
+        """
+        Rank 0, between two barriers: overwrites the value (slot -1) or a state array, and the step count.
+        """
 
 @final
 class Server:
     """A server: its threads run from construction until `stop`."""
 
-    def __init__(self, path: str, secret: str, index: int, servers: int, workers: int, options: Mapping[str, str]) -> None: ...
+    def __init__(
+        self, path: str, secret: str, index: int, servers: int, workers: int, options: Mapping[str, str]
+    ) -> None: ...
     def wait(self) -> str | None:
         """Blocks until the job has ended; returns None, or why it failed. Honours Ctrl-C."""
 
@@ -161,10 +194,16 @@ def options() -> list[dict[str, Any]]:
     """The table of options: name, env, default, unit, minimum, maximum, doc."""
 
 def check_options(options: Mapping[str, str]) -> None:
-    """Raises OptionError for what no server would take, in `options` or, for those that are not named there, in the environment."""
+    """
+    Raises OptionError for what no server would take, in `options` or, for those that are not named there,
+    in the environment.
+    """
 
 def limit_pushpull(nbytes: int, workers: int, threads: int, repeats: int) -> list[float]:
-    """Seconds for w -= lr * (g0 + g1 + ...) by plain vector code on `threads` threads, float32, each repeat; the machine's limit."""
+    """
+    Seconds for w -= lr * (g0 + g1 + ...) by plain vector code on `threads` threads, float32, each repeat;
+    the machine's limit.
+    """
 
 def core_distance() -> float:
     """Nanoseconds for a cache line to go to another core and back: about 50 near, 400 far."""

@@ -263,7 +263,9 @@ def test_torch_tensors_come_in_and_go_out(job: ps.Job, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_jax_arrays_come_in(job: ps.Job, dtype: str) -> None:
-    jnp = pytest.importorskip("jax.numpy")
+    jax = pytest.importorskip("jax")
+    jax.config.update("jax_enable_x64", True)
+    jnp = jax.numpy
     w = job.tensor("w", jnp.ones(3, dtype="float32"), dtype=dtype)
     w.push(jnp.asarray(np.ones(3, np.float32)).astype(dtype))
     np.testing.assert_array_equal(w.pull().astype(np.float32), np.full(3, 2))

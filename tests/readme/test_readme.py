@@ -33,10 +33,12 @@ batches = [(torch.randn(8, 3), torch.randn(8, 1)) for _ in range(5)]
 
 
 def run(command: list[str] | str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "PENSTOCK_"))}
+    ours = ("MAKE", "MFLAGS", "PENSTOCK_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+    shell = isinstance(command, str)
     return subprocess.run(
-        command, shell=isinstance(command, str), cwd=cwd, env=env, capture_output=True, text=True, timeout=DEADLINE
+        command, shell=shell, cwd=cwd, env=env, capture_output=True, text=True, timeout=DEADLINE
     )
 
 

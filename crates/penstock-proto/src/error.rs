@@ -192,6 +192,12 @@ pub enum JobFailure {
         /// The other's.
         theirs: [f64; 5],
     },
+    /// Worker 0 went before it gave a tensor its value, and nobody else can.
+    #[error("worker 0 went before it gave `{name}` a value")]
+    NoValue {
+        /// The tensor.
+        name: String,
+    },
     /// A server went away.
     #[error("server {server} was lost: {reason}")]
     ServerLost {
@@ -217,6 +223,7 @@ impl Hint for JobFailure {
             Self::SettingsConflict { .. } => {
                 "change learning rates alike on every worker, in the same iteration".to_owned()
             }
+            Self::NoValue { .. } => "look at worker 0's own output; start the job anew".to_owned(),
             Self::ServerLost { server, .. } => format!("look at server {server}'s own output"),
             Self::Stopped => return None,
         })

@@ -263,6 +263,12 @@ impl Shard {
     /// Goes on without `rank`: nothing waits for it any more. What it submitted before stays.
     pub fn remove(&mut self, rank: Rank, home: &mut impl Home) -> Result<(), JobFailure> {
         if self.clocks.remove(rank) {
+            let waits = |tensor: &&Tensor| tensor.unloaded > 0;
+            if rank == 0
+                && let Some(tensor) = self.tensors.iter().flatten().find(waits)
+            {
+                return Err(JobFailure::NoValue { name: tensor.spec.name.clone() });
+            }
             for id in 0..self.tensors.len() as TensorId {
                 self.recount(id);
                 self.advance_all(id, home)?;

@@ -384,6 +384,15 @@ fn removing_a_worker_releases_those_who_waited_for_it() {
 }
 
 #[test]
+fn a_job_whose_first_worker_goes_before_it_gave_a_value_fails_instead_of_waiting_for_ever() {
+    let mut shard = Shard::new(2);
+    shard.declare(W, spec(Bsp), 1, vec![0]);
+    let mut home = Numbers::default();
+    assert_eq!(shard.remove(1, &mut home), Ok(()), "another worker is not waited for");
+    assert_eq!(shard.remove(0, &mut home), Err(JobFailure::NoValue { name: "w".into() }));
+}
+
+#[test]
 fn a_worker_that_dies_between_the_submissions_of_a_push_counts_only_where_it_came() {
     let mut rig = Rig::new(2, 2, Bsp);
     rig.push(0, (0, 2), 0, 1.0);
