@@ -92,6 +92,12 @@ pub enum Refusal {
         /// What came.
         tensor: TensorId,
     },
+    /// A tensor was declared for the first time after worker 0 had gone, who alone gives values.
+    #[error("`{name}` cannot be declared any more: worker 0, which would give it its value, has gone")]
+    NoValue {
+        /// The tensor.
+        name: String,
+    },
     /// The message is none, or came at a time when it means nothing.
     #[error("the server could not read a request: {what}")]
     Malformed {
@@ -120,6 +126,7 @@ impl Hint for Refusal {
                 "raise the option `memory`, use fewer workers, or a smaller tensor or dtype"
             }
             Self::System { .. } => "run `penstock doctor` on the server's host",
+            Self::NoValue { .. } => "declare all tensors before worker 0 closes the job",
             Self::Ended(failure) => return failure.hint(),
             _ => return None,
         };

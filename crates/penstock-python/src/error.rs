@@ -101,6 +101,7 @@ fn refusal<'py>(py: Python<'py>, refusal: &Refusal) -> Shape<'py> {
         Refusal::Spec(SpecError::BadName { .. }) => named("TensorNameError"),
         Refusal::Spec(SpecError::BadShape { .. } | SpecError::TooLarge { .. }) => named("ShapeError"),
         Refusal::Spec(_) => named("SettingsError"),
+        Refusal::NoValue { .. } => named("WorkerLost").with("rank", 0),
         Refusal::Conflict { .. } => named("DeclarationConflict"),
         Refusal::OutOfMemory { needed, available, .. } => {
             named("OutOfMemory").with("needed", *needed).with("available", *available)

@@ -850,12 +850,15 @@ impl Cluster<'_> {
         self.after(shard)
     }
 
-    /// A tensor whose value was to come from a worker that is gone will never have one: the job cannot go on.
+    /// The server refuses a tensor that is declared after worker 0 has gone, since nobody can give it a value; here its
+    /// declaration ends the job.
     fn give_up_orphans(&mut self, shard: usize) {
         let machine = &self.servers[shard].machine;
-        let orphaned = self.workload.ids().any(|tensor| !machine.missing(tensor, 0).is_empty());
-        if orphaned && !machine.clocks().is_live(0) {
-            self.end_job(JobFailure::WorkerLost { rank: 0, loss: Loss::Died });
+        let orphan = self.workload.ids().find(|&tensor| !machine.missing(tensor, 0).is_empty());
+        if let Some(tensor) = orphan
+            && !machine.clocks().is_live(0)
+        {
+            self.end_job(JobFailure::NoValue { name: format!("t{tensor}") });
         }
     }
 

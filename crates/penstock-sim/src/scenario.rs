@@ -134,8 +134,9 @@ impl Scenario {
         let poisons = |fate: &Fate| matches!(fate, Fate::Poison { .. });
         let has_reason = match failure {
             penstock_proto::error::JobFailure::WorkerLost { rank, .. } => {
-                at_fault(*rank) && (self.faults.on_loss == OnLoss::Stop || *rank == 0)
+                at_fault(*rank) && self.faults.on_loss == OnLoss::Stop
             }
+            penstock_proto::error::JobFailure::NoValue { .. } => at_fault(0),
             penstock_proto::error::JobFailure::NonFinite { rank, .. } => {
                 poisons(&self.faults.fates[*rank as usize])
             }

@@ -118,7 +118,7 @@ fn a_job_whose_value_can_never_come_ends_naming_worker_0() {
     let mut scenario = job_of_three();
     scenario.faults.fates[0] = Fate::Crash { after: 0 };
     let failure = check(&scenario).failure;
-    assert!(matches!(failure, Some(JobFailure::WorkerLost { rank: 0, .. })), "{failure:?}");
+    assert!(matches!(failure, Some(JobFailure::NoValue { .. })), "{failure:?}");
 }
 
 #[test]

@@ -72,6 +72,11 @@ impl Catalog {
         self.entries.get(&id).ok_or(Refusal::UnknownTensor { tensor: id })
     }
 
+    /// Whether a tensor of this name was declared.
+    pub(super) fn knows(&self, name: &str) -> bool {
+        self.numbers.contains_key(name)
+    }
+
     /// Declares a tensor for `rank`: its number, and its memory where it is new.
     pub(super) fn declare(
         &mut self,

@@ -10,7 +10,7 @@ use penstock_fabric::region::{Mapping, Region, Writers};
 use penstock_fabric::socket::{Connection, Listener};
 use penstock_fabric::sync::Ordering;
 use penstock_proto::error::{JobFailure, Loss, Refusal};
-use penstock_proto::membership::{Lease, Roster};
+use penstock_proto::membership::{Lease, Member, Roster};
 use penstock_proto::message::{
     Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Secret, Welcome, decode, encode,
 };
@@ -426,6 +426,9 @@ impl Control {
         spec: penstock_proto::spec::TensorSpec,
         decided: Option<(TensorId, Vec<penstock_proto::placement::Extent>)>,
     ) -> Answered {
+        if matches!(self.roster.of(0), Member::Left | Member::Lost) && !self.catalog.knows(&spec.name) {
+            return Err(Refusal::NoValue { name: spec.name });
+        }
         let (id, new) = self.catalog.declare(rank, spec, decided)?;
         if let Some(NewTensor { id, spec, total, homes }) = new {
             for (shard, home) in self.shards.handles.iter().zip(homes) {
