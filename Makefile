@@ -39,7 +39,7 @@ test: test-env lint test-rust test-model test-python ## lints, types, and every 
 test-env: $(VENV)/.built $(VENV)/.test-env
 
 $(VENV)/.test-env: pyproject.toml | $(VENV)/.built
-	$(BIN)/python -m pip install -e '.[dev]' --config-settings=build-args=--release
+	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet --extras dev
 	@touch $@
 
 lint: test-env ## formatting, lints, types

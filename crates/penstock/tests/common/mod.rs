@@ -1,0 +1,108 @@
+//! Servers and jobs for the promise tests: real threads, real sockets, real shared memory.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use penstock::options::Options;
+use penstock::server::{Server, ServerConfig};
+use penstock::worker::{Declaration, Error, Job, Membership, Tensor};
+use penstock_kernels::{Dtype, Rule, Settings};
+use penstock_proto::consistency::Consistency;
+use penstock_proto::message::Secret;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Longest wait of any test: an end, not a measure.
+pub const DEADLINE: &str = "30";
+pub const SECRET: Secret = Secret([7; 32]);
+pub const NO_SETTINGS: Settings = Settings([0.0; 5]);
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// A socket path that no other test has.
+pub fn socket_path() -> PathBuf {
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    std::env::temp_dir().join(format!("penstock-{}-{number}.sock", std::process::id()))
+}
+
+pub fn options(given: &[(&str, &str)]) -> Options {
+    let all = [("deadline", DEADLINE), ("pin", "off"), ("shards", "2"), ("memory", "512MiB")];
+    Options::load(all.iter().chain(given).copied()).expect("the options of a test are valid")
+}
+
+pub struct Cluster {
+    pub servers: Vec<Server>,
+    pub paths: Vec<PathBuf>,
+    pub workers: u32,
+    pub options: Options,
+}
+
+impl Cluster {
+    pub fn new(workers: u32, servers: u32, given: &[(&str, &str)]) -> Self {
+        let options = options(given);
+        let paths: Vec<PathBuf> = (0..servers).map(|_| socket_path()).collect();
+        let start = |(path, index): (&PathBuf, u32)| {
+            let (path, options) = (Some(path.clone()), options.clone());
+            Server::start(ServerConfig { path, secret: SECRET, index, servers, workers, options }).unwrap()
+        };
+        let running = paths.iter().zip(0..).map(start).collect();
+        Self { servers: running, paths, workers, options }
+    }
+
+    pub fn membership(&self, rank: u32) -> Membership {
+        Membership { servers: self.paths.clone(), secret: SECRET, rank, size: self.workers }
+    }
+
+    pub fn try_join(&self, membership: &Membership) -> Result<Job, Error> {
+        Job::connect(membership, self.options.clone())
+    }
+
+    pub fn join(&self, rank: u32) -> Job {
+        self.try_join(&self.membership(rank)).unwrap()
+    }
+
+    /// Runs `work` as each worker, in a thread of its own, and closes its job cleanly.
+    pub fn run<T: Send>(&self, work: impl Fn(&Job) -> T + Sync) -> Vec<T> {
+        std::thread::scope(|scope| {
+            let worker = |rank| {
+                let work = &work;
+                scope.spawn(move || {
+                    let job = self.join(rank);
+                    let result = work(&job);
+                    job.close(None);
+                    result
+                })
+            };
+            let threads: Vec<_> = (0..self.workers).map(worker).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+}
+
+/// A float64 tensor of `elements` zeros to which contributions are added.
+pub fn declare(job: &Job, name: &str, elements: u64, consistency: Consistency) -> Tensor {
+    let mut declaration = Declaration::new(name, &[elements], Rule::Add);
+    declaration.spec.dtype = Dtype::F64;
+    declaration.consistency = Some(consistency);
+    let tensor = job.declare(declaration).unwrap();
+    tensor.initialize(None, None).unwrap();
+    tensor
+}
+
+pub fn bytes(values: &[f64]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+pub fn numbers(bytes: &[u8]) -> Vec<f64> {
+    bytes.chunks_exact(8).map(|eight| f64::from_le_bytes(eight.try_into().unwrap())).collect()
+}
+
+/// The tensor's value, copied, and its version.
+pub fn pull(tensor: &Tensor, slack: Option<i64>) -> Result<(u64, Vec<f64>), Error> {
+    let mut out = vec![0; tensor.spec().bytes() as usize];
+    let version = tensor.pull_into(&mut out, slack, None)?;
+    Ok((version, numbers(&out)))
+}
+
+pub fn seconds(text: &str) -> Duration {
+    Duration::from_secs_f64(text.parse().unwrap())
+}

@@ -1,0 +1,247 @@
+//! A worker that lies, scribbles and rings for nothing harms its own job at most: the server stays up, another server's job
+//! does not notice, and where the job is to go on without lost workers, it goes on.
+
+mod common;
+
+use common::{Cluster, NO_SETTINGS, SECRET, bytes, declare, pull};
+use penstock::worker::{Error, Job};
+use penstock_fabric::layout::page;
+use penstock_fabric::region::{Access, Mapping, Part};
+use penstock_fabric::ring::{Producer, Ring};
+use penstock_fabric::socket::Connection;
+use penstock_proto::consistency::Consistency::{Asp, Bsp};
+use penstock_proto::error::{JobFailure, Loss};
+use penstock_proto::message::{
+    Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Secret, Welcome, decode, encode,
+};
+use penstock_proto::submission::Submission;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::net::{RecvFlags, SendFlags};
+use std::sync::Arc;
+
+/// A client that speaks the protocol by hand.
+struct Raw {
+    connection: Connection,
+    welcome: Welcome,
+    page: Arc<Mapping>,
+    descriptors: Vec<OwnedFd>,
+}
+
+fn say(connection: &Connection, id: u64, body: Ask) -> (Answer, Vec<OwnedFd>) {
+    let bytes = encode(&Request { id, body }).unwrap();
+    connection.send(&bytes, &[], SendFlags::empty()).unwrap();
+    let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
+    let (length, descriptors) = connection.receive_with_descriptors(&mut buffer, RecvFlags::empty()).unwrap();
+    (decode::<Reply>(&buffer[..length]).unwrap().body, descriptors)
+}
+
+fn hello(secret: Secret, rank: u32, size: u32) -> Ask {
+    Ask::Hello { version: PROTOCOL_VERSION, secret, rank, size }
+}
+
+impl Raw {
+    fn join(cluster: &Cluster, rank: u32) -> Self {
+        let connection = Connection::connect(&cluster.paths[0]).unwrap();
+        let (answer, descriptors) = say(&connection, 1, hello(SECRET, rank, cluster.workers));
+        let Answer::Welcome(welcome) = answer else { panic!("{answer:?}") };
+        let part = Part { fd: descriptors[0].as_fd(), offset: 0, bytes: page::bytes(welcome.shards) };
+        let page = Mapping::new(&[part], Access::Write).unwrap();
+        Self { connection, welcome, page, descriptors }
+    }
+
+    fn submit(&self, words: [u64; 8]) {
+        for shard in 0..self.welcome.shards {
+            let ring: &Ring = self.page.at(page::ring(shard));
+            Producer::default().push(ring, words).unwrap();
+            rustix::io::write(&self.descriptors[2 + shard as usize], &1u64.to_le_bytes()).unwrap();
+        }
+    }
+
+    /// Waits until the server has hung up.
+    fn wait_for_the_end(&self) {
+        let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
+        while matches!(self.connection.receive(&mut buffer, RecvFlags::empty()), Ok(length) if length > 0) {}
+    }
+}
+
+/// Ten iterations of an honest worker under ASP, which waits for nobody.
+fn honest(job: &Job) -> Vec<f64> {
+    let tensor = declare(job, "w", 3000, Asp);
+    let one = bytes(&[1.0; 3000]);
+    for _ in 0..10 {
+        tensor.push(Some(&one), NO_SETTINGS, false, None).unwrap();
+        job.clock().unwrap();
+    }
+    pull(&tensor, None).unwrap().1
+}
+
+/// What `attack` does as worker 1, the honest worker 0 survives, and the server removes worker 1.
+fn survives(what: &str, attack: impl FnOnce(&Raw)) {
+    let cluster = Cluster::new(2, 1, &[("on_worker_loss", "continue")]);
+    let job = cluster.join(0);
+    let hostile = Raw::join(&cluster, 1);
+    declare(&job, "first", 10, Bsp);
+    attack(&hostile);
+    hostile.wait_for_the_end();
+    assert_eq!(honest(&job), vec![10.0; 3000], "{what}");
+    let tensor = declare(&job, "together", 10, Bsp);
+    tensor.push(Some(&bytes(&[2.0; 10])), NO_SETTINGS, false, None).unwrap();
+    assert_eq!(
+        pull(&tensor, None).unwrap(),
+        (11, vec![2.0; 10]),
+        "{what}: nobody waits for a removed worker"
+    );
+    job.close(None);
+    assert_eq!(cluster.servers[0].wait(common::seconds(common::DEADLINE)), Some(Ok(())), "{what}");
+}
+
+#[test]
+fn words_that_are_no_submission_are_refused_and_their_writer_removed() {
+    survives("garbage", |raw| raw.submit([u64::MAX; 8]));
+    survives("zeros", |raw| raw.submit([0; 8]));
+}
+
+#[test]
+fn a_submission_of_what_was_never_declared_is_refused() {
+    let push = Submission::Push { tensor: 0, first: 0, count: 1, stamp: 0, settings: NO_SETTINGS };
+    survives("without a lane", |raw| raw.submit(push.encode()));
+    let push = Submission::Push {
+        tensor: u32::MAX,
+        first: u32::MAX,
+        count: u32::MAX,
+        stamp: 0,
+        settings: NO_SETTINGS,
+    };
+    survives("no such tensor", |raw| raw.submit(push.encode()));
+    survives("a clock from the end of time", |raw| {
+        raw.submit(Submission::Clock { clock: u64::MAX }.encode())
+    });
+}
+
+#[test]
+fn a_ring_whose_count_cannot_be_true_is_found_out() {
+    survives("scribbled page", |raw| {
+        let bytes = page::bytes(raw.welcome.shards);
+        // SAFETY: the page is mapped writable for this many bytes; that the server reads it meanwhile is the point.
+        unsafe { std::ptr::write_bytes(raw.page.base().as_ptr(), 0xA5, bytes) };
+        for wakeup in &raw.descriptors[2..] {
+            rustix::io::write(wakeup, &1u64.to_le_bytes()).unwrap();
+        }
+    });
+}
+
+#[test]
+fn messages_that_are_none_end_the_connection() {
+    for message in [vec![0xff; 100], vec![1], vec![0; MAX_MESSAGE_BYTES]] {
+        survives("no message", |raw| raw.connection.send(&message, &[], SendFlags::empty()).unwrap());
+    }
+    survives("hello twice, then garbage", |raw| {
+        let (answer, _) = say(&raw.connection, 2, hello(SECRET, 1, 2));
+        assert!(matches!(answer, Answer::Refused(_)), "{answer:?}");
+        raw.connection.send(&[9; 9], &[], SendFlags::empty()).unwrap();
+    });
+}
+
+#[test]
+fn a_worker_that_never_reads_its_answers_is_not_waited_for() {
+    survives("deaf", |raw| {
+        let bytes = encode(&Request { id: 5, body: Ask::MissingAtBarrier }).unwrap();
+        while raw.connection.send(&bytes, &[], SendFlags::DONTWAIT).is_ok() {}
+        // Whether it was the server's queue or ours that is full: the server empties its own, then ours fills up.
+        for _ in 0..10_000 {
+            let _ = raw.connection.send(&bytes, &[], SendFlags::DONTWAIT);
+            std::thread::yield_now();
+        }
+        rustix::net::shutdown(&raw.connection, rustix::net::Shutdown::Write).unwrap();
+    });
+}
+
+#[test]
+fn where_the_job_stops_at_a_loss_the_others_learn_who_broke_it() {
+    let cluster = Cluster::new(2, 1, &[]);
+    let job = cluster.join(0);
+    let tensor = declare(&job, "w", 10, Bsp);
+    let hostile = Raw::join(&cluster, 1);
+    hostile.submit([u64::MAX; 8]);
+    tensor.push(Some(&bytes(&[1.0; 10])), NO_SETTINGS, false, None).unwrap();
+    let error = pull(&tensor, None).unwrap_err();
+    let Error::Failed(JobFailure::WorkerLost { rank: 1, loss: Loss::Broke { .. } }) = error else {
+        panic!("{error}")
+    };
+}
+
+#[test]
+fn strangers_learn_nothing_and_take_no_room() {
+    let cluster = Cluster::new(1, 1, &[]);
+    let silent: Vec<_> = (0..1000).filter_map(|_| Connection::connect(&cluster.paths[0]).ok()).collect();
+    assert!(silent.len() > 100, "the socket took {}", silent.len());
+    drop(silent);
+    let connection = Connection::connect(&cluster.paths[0]).unwrap();
+    let (answer, descriptors) = say(&connection, 1, hello(Secret([8; 32]), 0, 1));
+    assert!(matches!(answer, Answer::Refused(penstock_proto::error::Refusal::Authentication)), "{answer:?}");
+    assert!(descriptors.is_empty());
+    let (answer, _) = say(&connection, 2, Ask::Clocks);
+    assert!(matches!(answer, Answer::Refused(penstock_proto::error::Refusal::Authentication)), "{answer:?}");
+    let job = cluster.join(0);
+    assert_eq!(honest(&job), vec![10.0; 3000]);
+    job.close(None);
+}
+
+#[test]
+fn a_worker_cannot_map_the_model_writable() {
+    let cluster = Cluster::new(2, 1, &[]);
+    let job = cluster.join(0);
+    declare(&job, "w", 10, Bsp);
+    let raw = Raw::join(&cluster, 1);
+    let mut declaration = penstock::worker::Declaration::new("w", &[10], penstock_kernels::Rule::Add);
+    declaration.spec.dtype = penstock_kernels::Dtype::F64;
+    let (answer, descriptors) =
+        say(&raw.connection, 2, Ask::Declare { spec: declaration.spec, decided: None });
+    assert!(matches!(answer, Answer::Declared { .. }), "{answer:?}");
+    let model = Part { fd: descriptors[0].as_fd(), offset: 0, bytes: 4096 };
+    assert!(Mapping::new(&[model], Access::Read).is_ok());
+    assert_eq!(Mapping::new(&[model], Access::Write).unwrap_err(), rustix::io::Errno::PERM);
+    let board = Part { fd: raw.descriptors[1].as_fd(), offset: 0, bytes: 4096 };
+    assert_eq!(Mapping::new(&[board], Access::Write).unwrap_err(), rustix::io::Errno::PERM);
+    assert_eq!(rustix::io::pwrite(&descriptors[0], b"x", 0).unwrap_err(), rustix::io::Errno::PERM);
+}
+
+#[test]
+fn a_lane_that_is_scribbled_over_while_it_is_folded_brings_no_nan_where_none_may_be() {
+    let cluster = Cluster::new(1, 1, &[("chunk_bytes", "4KiB")]);
+    let job = cluster.join(0);
+    let mut declaration = penstock::worker::Declaration::new("w", &[200_000], penstock_kernels::Rule::Add);
+    declaration.spec.refuse_nonfinite = true;
+    let tensor = job.declare(declaration).unwrap();
+    tensor.initialize(None, None).unwrap();
+    let lane = tensor.lane(None).unwrap().base().as_ptr() as usize;
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut element = 0usize;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                element = (element + 7919) % 200_000;
+                // SAFETY: inside the lane, which lives as long as the tensor. That it is folded meanwhile is the point.
+                unsafe { std::ptr::write_volatile((lane as *mut f32).add(element), f32::NAN) };
+                // SAFETY: as above.
+                unsafe { std::ptr::write_volatile((lane as *mut f32).add(element), 1.0) };
+            }
+        });
+        for _ in 0..300 {
+            let pushed = tensor.push(None, NO_SETTINGS, false, None);
+            let ended = matches!(pushed, Err(Error::Failed(JobFailure::NonFinite { rank: 0, .. })));
+            if ended || job.clock().is_err() {
+                break; // the server saw it first: the job has stopped, and nothing was folded
+            }
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    let mut out = vec![0u8; 800_000];
+    let mut published = tensor.model().base().as_ptr() as *const f32;
+    if tensor.pull_into(&mut out, None, None).is_ok() {
+        published = out.as_ptr().cast();
+    }
+    // SAFETY: 200,000 elements are mapped, and nobody changes them any more.
+    let value = unsafe { std::slice::from_raw_parts(published, 200_000) };
+    assert!(value.iter().all(|x| x.is_finite()));
+}

@@ -1,0 +1,83 @@
+//! No read is older than its slack allows, no value is torn, versions do not fall, no update is lost or taken twice: by real
+//! threads over shared memory, some thousand iterations, whatever the scheduler does.
+
+mod common;
+
+use common::{Cluster, NO_SETTINGS, bytes, declare, pull};
+use penstock::worker::Job;
+use penstock_proto::consistency::Consistency::{self, Asp, Bsp, Ssp};
+
+const WORKERS: u32 = 3;
+const ITERATIONS: u64 = 400;
+/// Several chunks on every shard, the last one short.
+const ELEMENTS: u64 = 5 * 512 + 7;
+
+/// A generator that needs no crate: splitmix64.
+fn next(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let z = (*state ^ (*state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB)
+}
+
+/// Every worker adds 1 to every element in every iteration, and looks what it sees.
+fn torture(job: &Job, consistency: Consistency) {
+    let tensor = declare(job, "w", ELEMENTS, consistency);
+    let one = bytes(&[1.0; ELEMENTS as usize]);
+    let mut random = u64::from(job.rank());
+    let mut last = 0;
+    for clock in 0..ITERATIONS {
+        for _ in 0..next(&mut random) % 4 {
+            std::thread::yield_now();
+        }
+        let slack = (next(&mut random) % 4 == 0).then_some((next(&mut random) % 4) as i64);
+        let (version, values) = pull(&tensor, slack).unwrap();
+        let allowed = slack.map(|slack| slack as u64).or(consistency.slack().map(u64::from));
+        if let Some(allowed) = allowed {
+            assert!(version + allowed >= clock, "version {version} at clock {clock} with slack {allowed}");
+        }
+        assert!(version >= last, "the version fell from {last} to {version}");
+        last = version;
+        let exact = consistency == Bsp && slack.unwrap_or(0) == 0;
+        check(&values, clock, version, exact);
+        if consistency != Bsp {
+            assert!(
+                values.iter().all(|&value| value >= clock as f64),
+                "an own update is missing at clock {clock}"
+            );
+        }
+        tensor.push(Some(&one), NO_SETTINGS, false, None).unwrap();
+        assert_eq!(job.clock().unwrap(), clock + 1);
+    }
+    job.barrier(None).unwrap();
+    let (_, values) = pull(&tensor, Some(0)).unwrap();
+    let all = (u64::from(WORKERS) * ITERATIONS) as f64;
+    assert!(values.iter().all(|&value| value == all), "lost or doubled: {} of {all}", values[0]);
+}
+
+fn check(values: &[f64], clock: u64, version: u64, exact: bool) {
+    let least = f64::from(WORKERS) * version as f64;
+    // Each worker is at most slack + 1 updates ahead of the version that it can have seen.
+    let most = (u64::from(WORKERS) * ITERATIONS) as f64;
+    for (chunk, values) in values.chunks(512).enumerate() {
+        assert!(values.iter().all(|&value| value == values[0]), "chunk {chunk} is torn at clock {clock}");
+        assert!((least..=most).contains(&values[0]), "chunk {chunk}: {} for version {version}", values[0]);
+        if exact {
+            assert_eq!(values[0], least, "BSP sees exactly its version");
+        }
+    }
+}
+
+#[test]
+fn no_read_is_ever_older_than_its_slack() {
+    for consistency in [Bsp, Ssp(0), Ssp(1), Ssp(3), Ssp(8), Asp] {
+        Cluster::new(WORKERS, 1, &[("chunk_bytes", "4KiB")]).run(|job| torture(job, consistency));
+    }
+}
+
+#[test]
+fn nor_when_several_servers_share_the_tensor() {
+    for consistency in [Bsp, Ssp(2)] {
+        Cluster::new(WORKERS, 3, &[("chunk_bytes", "4KiB"), ("shards", "1")])
+            .run(|job| torture(job, consistency));
+    }
+}
