@@ -8,7 +8,7 @@ use penstock::worker::Job;
 use penstock_proto::consistency::Consistency::{self, Asp, Bsp, Ssp};
 
 const WORKERS: u32 = 3;
-const ITERATIONS: u64 = 400;
+const ITERATIONS: u64 = 2000;
 /// Several chunks on every shard, the last one short.
 const ELEMENTS: u64 = 5 * 512 + 7;
 
@@ -29,9 +29,9 @@ fn torture(job: &Job, consistency: Consistency) {
         for _ in 0..next(&mut random) % 4 {
             std::thread::yield_now();
         }
-        let slack = (next(&mut random) % 4 == 0).then_some((next(&mut random) % 4) as i64);
+        let slack = next(&mut random).is_multiple_of(4).then_some((next(&mut random) % 4) as i64);
         let (version, values) = pull(&tensor, slack).unwrap();
-        let allowed = slack.map(|slack| slack as u64).or(consistency.slack().map(u64::from));
+        let allowed = slack.map(|slack| slack as u64).or_else(|| consistency.slack().map(u64::from));
         if let Some(allowed) = allowed {
             assert!(version + allowed >= clock, "version {version} at clock {clock} with slack {allowed}");
         }

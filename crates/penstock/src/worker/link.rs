@@ -284,10 +284,13 @@ impl Link {
             what: error.to_string(),
         };
         let bytes = encode(&Request { id, body }).map_err(protocol)?;
-        if let Err(errno) = self.wire.connection.send(&bytes, &[], SendFlags::empty()) {
-            forget();
-            self.fate.check()?;
-            return Err(Error::System { what: "send to a server", reason: errno.to_string() });
+        match self.wire.connection.send(&bytes, &[], SendFlags::empty()) {
+            // The server has hung up. Why, the link's thread hears in a moment, and then nobody answers.
+            Ok(()) | Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {}
+            Err(errno) => {
+                forget();
+                return Err(Error::System { what: "send to a server", reason: errno.to_string() });
+            }
         }
         loop {
             match receiver.recv_timeout(deadline.left().min(INTERRUPT_EVERY)) {

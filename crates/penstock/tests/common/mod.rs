@@ -12,32 +12,32 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Longest wait of any test: an end, not a measure.
-pub const DEADLINE: &str = "30";
-pub const SECRET: Secret = Secret([7; 32]);
-pub const NO_SETTINGS: Settings = Settings([0.0; 5]);
+pub(crate) const DEADLINE: &str = "30";
+pub(crate) const SECRET: Secret = Secret([7; 32]);
+pub(crate) const NO_SETTINGS: Settings = Settings([0.0; 5]);
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// A socket path that no other test has.
-pub fn socket_path() -> PathBuf {
+pub(crate) fn socket_path() -> PathBuf {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     std::env::temp_dir().join(format!("penstock-{}-{number}.sock", std::process::id()))
 }
 
-pub fn options(given: &[(&str, &str)]) -> Options {
+pub(crate) fn options(given: &[(&str, &str)]) -> Options {
     let all = [("deadline", DEADLINE), ("pin", "off"), ("shards", "2"), ("memory", "512MiB")];
     Options::load(all.iter().chain(given).copied()).expect("the options of a test are valid")
 }
 
-pub struct Cluster {
-    pub servers: Vec<Server>,
-    pub paths: Vec<PathBuf>,
-    pub workers: u32,
-    pub options: Options,
+pub(crate) struct Cluster {
+    pub(crate) servers: Vec<Server>,
+    pub(crate) paths: Vec<PathBuf>,
+    pub(crate) workers: u32,
+    pub(crate) options: Options,
 }
 
 impl Cluster {
-    pub fn new(workers: u32, servers: u32, given: &[(&str, &str)]) -> Self {
+    pub(crate) fn new(workers: u32, servers: u32, given: &[(&str, &str)]) -> Self {
         let options = options(given);
         let paths: Vec<PathBuf> = (0..servers).map(|_| socket_path()).collect();
         let start = |(path, index): (&PathBuf, u32)| {
@@ -48,20 +48,20 @@ impl Cluster {
         Self { servers: running, paths, workers, options }
     }
 
-    pub fn membership(&self, rank: u32) -> Membership {
+    pub(crate) fn membership(&self, rank: u32) -> Membership {
         Membership { servers: self.paths.clone(), secret: SECRET, rank, size: self.workers }
     }
 
-    pub fn try_join(&self, membership: &Membership) -> Result<Job, Error> {
+    pub(crate) fn try_join(&self, membership: &Membership) -> Result<Job, Error> {
         Job::connect(membership, self.options.clone())
     }
 
-    pub fn join(&self, rank: u32) -> Job {
+    pub(crate) fn join(&self, rank: u32) -> Job {
         self.try_join(&self.membership(rank)).unwrap()
     }
 
     /// Runs `work` as each worker, in a thread of its own, and closes its job cleanly.
-    pub fn run<T: Send>(&self, work: impl Fn(&Job) -> T + Sync) -> Vec<T> {
+    pub(crate) fn run<T: Send>(&self, work: impl Fn(&Job) -> T + Sync) -> Vec<T> {
         std::thread::scope(|scope| {
             let worker = |rank| {
                 let work = &work;
@@ -79,7 +79,7 @@ impl Cluster {
 }
 
 /// A float64 tensor of `elements` zeros to which contributions are added.
-pub fn declare(job: &Job, name: &str, elements: u64, consistency: Consistency) -> Tensor {
+pub(crate) fn declare(job: &Job, name: &str, elements: u64, consistency: Consistency) -> Tensor {
     let mut declaration = Declaration::new(name, &[elements], Rule::Add);
     declaration.spec.dtype = Dtype::F64;
     declaration.consistency = Some(consistency);
@@ -88,21 +88,21 @@ pub fn declare(job: &Job, name: &str, elements: u64, consistency: Consistency) -
     tensor
 }
 
-pub fn bytes(values: &[f64]) -> Vec<u8> {
+pub(crate) fn bytes(values: &[f64]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-pub fn numbers(bytes: &[u8]) -> Vec<f64> {
+pub(crate) fn numbers(bytes: &[u8]) -> Vec<f64> {
     bytes.chunks_exact(8).map(|eight| f64::from_le_bytes(eight.try_into().unwrap())).collect()
 }
 
 /// The tensor's value, copied, and its version.
-pub fn pull(tensor: &Tensor, slack: Option<i64>) -> Result<(u64, Vec<f64>), Error> {
+pub(crate) fn pull(tensor: &Tensor, slack: Option<i64>) -> Result<(u64, Vec<f64>), Error> {
     let mut out = vec![0; tensor.spec().bytes() as usize];
     let version = tensor.pull_into(&mut out, slack, None)?;
     Ok((version, numbers(&out)))
 }
 
-pub fn seconds(text: &str) -> Duration {
+pub(crate) fn seconds(text: &str) -> Duration {
     Duration::from_secs_f64(text.parse().unwrap())
 }
