@@ -45,14 +45,14 @@ $(VENV)/.test-env: pyproject.toml | $(VENV)/.built
 lint: test-env ## formatting, lints, types
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
-	$(BIN)/ruff format --check --quiet python tests
-	$(BIN)/ruff check --quiet python tests
+	$(BIN)/ruff format --check --quiet python tests examples
+	$(BIN)/ruff check --quiet python tests examples
 	$(BIN)/mypy --no-error-summary
 
 format: test-env ## put the formatting right
 	cargo fmt --all
-	$(BIN)/ruff format --quiet python tests
-	$(BIN)/ruff check --quiet --fix python tests
+	$(BIN)/ruff format --quiet python tests examples
+	$(BIN)/ruff check --quiet --fix python tests examples
 
 test-rust: ## unit, property and promise tests of the crates, and the simulator over some hundred seeds
 	$(CARGO_TEST) --workspace --quiet

@@ -222,9 +222,9 @@ fn a_lane_that_is_scribbled_over_while_it_is_folded_brings_no_nan_where_none_may
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                 element = (element + 7919) % 200_000;
                 // SAFETY: inside the lane, which lives as long as the tensor. That it is folded meanwhile is the point.
-                unsafe { std::ptr::write_volatile((lane as *mut f32).add(element), f32::NAN) };
+                unsafe { std::ptr::write_volatile((lane as *mut f32).wrapping_add(element), f32::NAN) };
                 // SAFETY: as above.
-                unsafe { std::ptr::write_volatile((lane as *mut f32).add(element), 1.0) };
+                unsafe { std::ptr::write_volatile((lane as *mut f32).wrapping_add(element), 1.0) };
             }
         });
         for _ in 0..300 {
