@@ -1,0 +1,373 @@
+//! The event loop: workers, links and shards under one queue of events.
+
+mod servers;
+mod workers;
+
+use crate::checkers::{Checker, End};
+use crate::history::{Observation, Tally};
+use crate::memory::{Memory, Mirror};
+use crate::rng::Rng;
+use crate::scenario::Scenario;
+use crate::transport::Link;
+use crate::worker::{Need, State, Worker};
+use crate::workload::Workload;
+use penstock_proto::chunk::Cut;
+use penstock_proto::error::{JobFailure, Loss};
+use penstock_proto::placement;
+use penstock_proto::shard::Shard;
+use penstock_proto::{Rank, TensorId};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+
+/// More events than any of our jobs has: a run that gets there never ends.
+const MOST_EVENTS: u64 = 3_000_000;
+/// Words that a hostile worker writes before it falls silent.
+const HOSTILE_SUBMISSIONS: u64 = 60;
+/// Ticks after which a silent worker is taken for lost, in units of the longest delay.
+const LEASE: u64 = 10;
+
+/// Why a run is no good.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Failure {
+    /// A checker saw a promise broken.
+    #[error("{checker}, tick {at}: {what}")]
+    Violation {
+        /// Which checker.
+        checker: &'static str,
+        /// When.
+        at: u64,
+        /// What it saw.
+        what: String,
+    },
+    /// Nothing is under way any more, and someone waits.
+    #[error("liveness, tick {at}: nothing moves any more, and {}", waits.join("; "))]
+    Stuck {
+        /// When.
+        at: u64,
+        /// Who waits, for what, and who is missing.
+        waits: Vec<String>,
+    },
+    /// The run does not end.
+    #[error("liveness, tick {at}: no end after {MOST_EVENTS} events")]
+    Endless {
+        /// When.
+        at: u64,
+    },
+    /// An honest worker was refused.
+    #[error("protocol, tick {at}: worker {rank}, which is honest, was refused: {why}")]
+    HonestRefused {
+        /// When.
+        at: u64,
+        /// Who.
+        rank: Rank,
+        /// Why.
+        why: String,
+    },
+}
+
+/// What came of a run.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// The tensors' last values, as they stand published.
+    pub values: Vec<Vec<u8>>,
+    /// Digests of what the workers read at each position, where they read without slack.
+    pub reads: BTreeMap<(Rank, TensorId, u64), u64>,
+    /// Why the job ended early, if it did.
+    pub failure: Option<JobFailure>,
+    /// How often each thing happened.
+    pub tally: Tally,
+    /// How long it took.
+    pub ticks: u64,
+}
+
+type Chunks = Vec<(u32, Mirror)>;
+/// Who is told of everything, with its tick.
+pub type Log<'a> = Option<&'a mut dyn FnMut(u64, &Observation<'_>)>;
+
+#[derive(Debug)]
+enum Event {
+    Step(Rank),
+    Wake(Rank),
+    Deliver(Rank, usize),
+    Heal(Rank, usize),
+    Declare(TensorId, usize),
+    Ask { rank: Rank, wait: u64, need: Need },
+    Answer { rank: Rank, wait: u64, shard: usize, chunks: Chunks },
+    Silent(Rank),
+    Remove(Rank, usize),
+    End(Rank),
+}
+
+/// An entry of the queue; the sequence number makes the order of equal ticks the order of their making.
+#[derive(Debug)]
+struct Due {
+    at: u64,
+    sequence: u64,
+    event: Event,
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.sequence) == (other.at, other.sequence)
+    }
+}
+
+impl Eq for Due {}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.sequence).cmp(&(other.at, other.sequence))
+    }
+}
+
+/// How a tensor is cut and where its chunks are at home.
+#[derive(Debug)]
+struct Map {
+    cut: Cut,
+    /// For each shard its chunks, ascending.
+    homes: Vec<Vec<u32>>,
+}
+
+impl Map {
+    fn all(scenario: &Scenario) -> Vec<Self> {
+        let topology = scenario.topology;
+        let mut servers = vec![0; topology.servers as usize];
+        let mut shards = vec![vec![0; topology.shards as usize]; topology.servers as usize];
+        let map = |id: TensorId| {
+            let cut = Cut::new(scenario.workload.spec(id).bytes(), topology.chunk_bytes);
+            let mut homes = Vec::new();
+            let extents = placement::extents(&mut servers, cut.chunks(), topology.chunk_bytes);
+            for (extent, loads) in extents.iter().zip(&mut shards) {
+                let size = |chunk| cut.range(chunk).end - cut.range(chunk).start;
+                let placed = placement::shards(loads, extent.chunks().map(size));
+                let of = |shard: u32| {
+                    let here = extent.chunks().zip(&placed).filter(|&(_, &at)| at == shard);
+                    here.map(|(chunk, _)| chunk).collect()
+                };
+                homes.extend((0..topology.shards).map(of));
+            }
+            Self { cut, homes }
+        };
+        scenario.workload.ids().map(map).collect()
+    }
+
+    fn home(&self, chunk: u32) -> usize {
+        self.homes
+            .iter()
+            .position(|chunks| chunks.binary_search(&chunk).is_ok())
+            .expect("every chunk has a home")
+    }
+
+    fn bytes(&self, chunk: u32) -> std::ops::Range<usize> {
+        let range = self.cut.range(chunk);
+        range.start as usize..range.end as usize
+    }
+}
+
+#[derive(Debug)]
+struct Server {
+    machine: Shard,
+    memory: Memory,
+    /// Questions of remote workers that cannot be answered yet.
+    asks: Vec<(Rank, u64, Need)>,
+}
+
+impl Server {
+    fn meets(&self, rank: Rank, need: &Need) -> bool {
+        let version = need.version.is_none_or(|least| self.memory.progress(need.tensor) >= Some(least));
+        version && self.memory.folded(need.tensor, rank) >= need.folded
+    }
+}
+
+/// A run under way.
+pub struct Cluster<'a> {
+    scenario: &'a Scenario,
+    workload: &'a Workload,
+    maps: Vec<Map>,
+    now: u64,
+    sequence: u64,
+    events: BinaryHeap<Reverse<Due>>,
+    rng: Rng,
+    servers: Vec<Server>,
+    links: Vec<Vec<Link>>,
+    workers: Vec<Worker>,
+    /// For each tensor: shards that still have to hear of it; `None` before anyone declared it.
+    undeclared: Vec<Option<BTreeSet<usize>>>,
+    lost: BTreeSet<Rank>,
+    failure: Option<JobFailure>,
+    checkers: Vec<Box<dyn Checker>>,
+    reads: BTreeMap<(Rank, TensorId, u64), u64>,
+    tally: Tally,
+    log: Log<'a>,
+}
+
+impl<'a> Cluster<'a> {
+    /// The cluster of a scenario, before its first event.
+    pub fn new(scenario: &'a Scenario, checkers: Vec<Box<dyn Checker>>, log: Log<'a>) -> Self {
+        let workload = &scenario.workload;
+        let mut rng = Rng::new(scenario.seed);
+        let (workers, tensors) = (workload.workers(), workload.tensors.len());
+        let shards = (scenario.topology.servers * scenario.topology.shards) as usize;
+        let server = |rng: &mut Rng| Server {
+            machine: Shard::new(workers),
+            memory: Memory::new(scenario.sabotage, Rng::new(rng.word())),
+            asks: Vec::new(),
+        };
+        let mut cluster = Self {
+            scenario,
+            workload,
+            maps: Map::all(scenario),
+            now: 0,
+            sequence: 0,
+            events: BinaryHeap::new(),
+            servers: (0..shards).map(|_| server(&mut rng)).collect(),
+            links: (0..workers).map(|_| (0..shards).map(|_| Link::default()).collect()).collect(),
+            workers: (0..workers).map(|rank| Worker::new(rank, tensors, shards)).collect(),
+            undeclared: vec![None; tensors],
+            lost: BTreeSet::new(),
+            failure: None,
+            checkers,
+            reads: BTreeMap::new(),
+            tally: Tally::default(),
+            log,
+            rng,
+        };
+        (0..workers).for_each(|rank| cluster.step_later(rank));
+        cluster
+    }
+
+    /// Runs to the end.
+    pub fn run(mut self) -> Result<Outcome, Failure> {
+        while let Some(Reverse(due)) = self.events.pop() {
+            self.now = due.at;
+            if self.sequence > MOST_EVENTS {
+                return Err(Failure::Endless { at: self.now });
+            }
+            self.handle(due.event)?;
+        }
+        self.finish()
+    }
+
+    fn finish(mut self) -> Result<Outcome, Failure> {
+        let waits: Vec<String> =
+            self.workers.iter().filter_map(|worker| self.describe_wait(worker)).collect();
+        if !waits.is_empty() {
+            return Err(Failure::Stuck { at: self.now, waits });
+        }
+        let mut last = Vec::new();
+        for (id, map) in self.workload.ids().zip(&self.maps) {
+            let mirror = |chunk| {
+                let mirror = self.servers[map.home(chunk)].memory.mirror(id, chunk)?;
+                Some((id, chunk, mirror.clone()))
+            };
+            last.extend((0..map.cut.chunks()).filter_map(mirror));
+        }
+        let end = End { failed: self.failure.is_some(), last: &last };
+        for checker in &mut self.checkers {
+            let name = checker.name();
+            checker.finish(&end).map_err(|what| Failure::Violation { checker: name, at: self.now, what })?;
+        }
+        let value = |id: TensorId| {
+            let chunks = last.iter().filter(|(tensor, ..)| *tensor == id);
+            chunks.flat_map(|(.., mirror)| mirror.value.iter().copied()).collect()
+        };
+        Ok(Outcome {
+            values: self.workload.ids().map(value).collect(),
+            reads: self.reads,
+            failure: self.failure,
+            tally: self.tally,
+            ticks: self.now,
+        })
+    }
+
+    fn describe_wait(&self, worker: &Worker) -> Option<String> {
+        let rank = worker.rank;
+        match &worker.state {
+            State::Waiting { needs, .. } => {
+                let unmet = needs.iter().find(|need| !self.servers[need.shard].meets(rank, need));
+                let Some(&Need { shard, tensor, version, folded }) = unmet else {
+                    return Some(format!("worker {rank} was not woken"));
+                };
+                let machine = &self.servers[shard].machine;
+                let missing = machine.missing(tensor, version.unwrap_or(worker.clock));
+                let version = version.map_or_else(String::new, |version| format!(" version {version}"));
+                Some(format!(
+                    "worker {rank} waits for{version} of t{tensor} with {folded} of its own folded at shard {shard}, \
+                     which misses {missing:?}"
+                ))
+            }
+            State::Declaring(tensor) => Some(format!("worker {rank} waits for the declaration of t{tensor}")),
+            State::Left | State::Lost | State::Failed(_) => None,
+            State::Running | State::Reading(_) | State::Hostile(_) => {
+                Some(format!("worker {rank} stands still"))
+            }
+        }
+    }
+
+    fn later(&mut self, delay: u64, event: Event) {
+        self.at(self.now + delay, event);
+    }
+
+    fn at(&mut self, at: u64, event: Event) {
+        self.sequence += 1;
+        self.events.push(Reverse(Due { at, sequence: self.sequence, event }));
+    }
+
+    fn delay(&mut self) -> u64 {
+        self.scenario.faults.some_delay(&mut self.rng)
+    }
+
+    fn step_later(&mut self, rank: Rank) {
+        let pace = self.scenario.faults.pace[rank as usize];
+        let delay = self.rng.within(1..=pace);
+        self.later(delay, Event::Step(rank));
+    }
+
+    fn see(&mut self, observation: Observation<'_>) -> Result<(), Failure> {
+        self.tally.add(&observation);
+        if let Some(log) = &mut self.log {
+            log(self.now, &observation);
+        }
+        let at = self.now;
+        for checker in &mut self.checkers {
+            let name = checker.name();
+            checker.see(&observation).map_err(|what| Failure::Violation { checker: name, at, what })?;
+        }
+        Ok(())
+    }
+
+    fn is_remote(&self, rank: Rank) -> bool {
+        self.scenario.faults.remote[rank as usize]
+    }
+
+    fn handle(&mut self, event: Event) -> Result<(), Failure> {
+        match event {
+            Event::Step(rank) => self.step(rank),
+            Event::Wake(rank) => {
+                self.wake(rank);
+                Ok(())
+            }
+            Event::Deliver(rank, shard) => self.deliver(rank, shard),
+            Event::Heal(rank, shard) => self.heal(rank, shard),
+            Event::Declare(tensor, shard) => self.declare(tensor, shard),
+            Event::Ask { rank, wait, need } => {
+                self.servers[need.shard].asks.push((rank, wait, need));
+                self.answer(need.shard);
+                Ok(())
+            }
+            Event::Answer { rank, wait, shard, chunks } => self.answered(rank, wait, shard, chunks),
+            Event::Silent(rank) => {
+                self.lose(rank, &Loss::Died);
+                Ok(())
+            }
+            Event::Remove(rank, shard) => self.remove(rank, shard, false),
+            Event::End(rank) => self.end(rank),
+        }
+    }
+}
