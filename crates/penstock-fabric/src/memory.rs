@@ -214,6 +214,16 @@ impl HomeMemory {
         local as usize
     }
 
+    /// Brings the header of the chunk after `chunk` near, while `chunk` is worked on: its line was pushed out of every cache
+    /// by the chunks between, and the stores behind it would have to wait for it.
+    pub fn expect_after(&self, chunk: u32) {
+        let next = chunk - self.layout.extent.first + 1;
+        if next < self.layout.extent.count {
+            let header: &ChunkHeader = self.model.at(self.layout.model().data + ModelLayout::header(next));
+            bring_near(std::ptr::from_ref(header).cast());
+        }
+    }
+
     /// Header of a chunk that is homed here, to publish it.
     pub fn header(&mut self, chunk: u32) -> Publisher<'_> {
         let local = self.local(chunk);
@@ -225,6 +235,19 @@ impl HomeMemory {
     pub fn progress(&self) -> &Count {
         self.model.at(self.layout.model().data + ModelLayout::progress(self.shard))
     }
+}
+
+/// Asks for the line at `address` to be brought near, to be written. Any address will do: it is only a hint.
+#[inline]
+fn bring_near(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+        // SAFETY: a prefetch neither faults nor changes anything, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(address.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }
 
 /// A worker's lane, as the server sees it: foreign memory.

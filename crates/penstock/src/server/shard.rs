@@ -433,6 +433,7 @@ impl Home for Memory {
         let lane = |&writer: &Rank| lanes[writer as usize].as_ref().expect("who pushed has a lane");
         let contributions: SmallVec<[Foreign<'_>; USUAL_WRITERS]> =
             writers.iter().map(|writer| lane(writer).contribution(range.clone())).collect();
+        home.expect_after(chunk);
         let mut chunk = home.chunk(chunk);
         chunk.header.begin();
         let Fold { settings, step, scale } = fold;
