@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -204,7 +205,7 @@ class Crew:
         self.end()
 
 
-class CrewSystem:
+class CrewSystem(ABC):
     """A `System` of processes: a crew that stays up while the number of workers stays the same."""
 
     name: str
@@ -212,9 +213,9 @@ class CrewSystem:
     def __init__(self) -> None:
         self._crew: Crew | None = None
 
+    @abstractmethod
     def commands(self, workers: int) -> list[list[str]]:
         """What to start for this many workers."""
-        raise NotImplementedError
 
     def environments(self, workers: int) -> list[dict[str, str]]:
         """What each command finds in its environment."""
