@@ -26,7 +26,7 @@ SERVER = """
 import json, os, sys
 from penstock import _core
 path, index, servers, workers = sys.argv[1], *map(int, sys.argv[2:5])
-server = _core.Server(path, os.environ["PENSTOCK_SECRET"], index, servers, workers, json.loads(sys.argv[5]))
+server = _core.Server(path, "job", os.environ["PENSTOCK_SECRET"], index, servers, workers, json.loads(sys.argv[5]))
 failure = server.wait()
 if failure is not None:
     sys.exit(failure)

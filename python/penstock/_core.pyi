@@ -33,8 +33,13 @@ class Job:
     """
 
     @staticmethod
-    def connect(servers: Sequence[str], secret: str, rank: int, size: int, options: Mapping[str, str]) -> Job:
-        """Join through the Unix sockets `servers`, in the servers' order. `secret`: 64 hexadecimal digits."""
+    def connect(
+        servers: Sequence[str], job: str, secret: str, rank: int, size: int, options: Mapping[str, str]
+    ) -> Job:
+        """
+        Join the job of this name through the endpoints `servers`, in the servers' order. `secret`: 64 hexadecimal
+        digits.
+        """
 
     @staticmethod
     def embedded(options: Mapping[str, str]) -> Job:
@@ -183,12 +188,24 @@ class Server:
     """A server: its threads run from construction until `stop`."""
 
     def __init__(
-        self, path: str, secret: str, index: int, servers: int, workers: int, options: Mapping[str, str]
+        self,
+        endpoint: str,
+        job: str,
+        secret: str,
+        index: int,
+        servers: int,
+        workers: int,
+        options: Mapping[str, str],
     ) -> None: ...
+    endpoint: str
+    """Where workers find it: with the port that the system chose, and the id of this host."""
     def wait(self) -> str | None:
         """Blocks until the job has ended; returns None, or why it failed. Honours Ctrl-C."""
 
     def stop(self) -> None: ...
+
+def host_id() -> str:
+    """An id that two processes share exactly if they may share memory."""
 
 def options() -> list[dict[str, Any]]:
     """The table of options: name, env, default, unit, minimum, maximum, doc."""

@@ -1,9 +1,10 @@
 """
 Jobs: this process as one worker of a training job.
 
-`init` reads what `penstock run` set: PENSTOCK_SERVERS (socket paths, by comma), PENSTOCK_SECRET,
-PENSTOCK_RANK and PENSTOCK_SIZE. Where there are no servers it embeds one in this process, for a job of one
-worker.
+`init` reads what the launcher set. `penstock run` and whoever starts servers by hand name them in
+PENSTOCK_SERVERS; a manager names them itself, by PENSTOCK_MANAGER; under torchrun, mpirun and srun the
+processes find each other and start their servers (`penstock.rendezvous`). A process that was started alone
+embeds a server, for a job of one worker.
 """
 
 from __future__ import annotations
@@ -23,16 +24,13 @@ from . import _core
 from .arrays import ArrayLike, DtypeLike, initial
 from .asynchronous import Line, unfinished
 from .consistency import Consistency, spelled
-from .exceptions import DeclarationConflict, JobClosed, NotUnderLauncher, OptionError, TensorNameError
+from .exceptions import DeclarationConflict, JobClosed, OptionError, TensorNameError
 from .optim import Add, Optimizer
+from .rendezvous.join import join
 from .tensor import Tensor, _as_buffer
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-# Other launchers' names for "how many processes are we": more than one, and no servers, is a mistake that
-# would train as many models.
-_SIZES_OF_OTHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 _open_jobs: weakref.WeakSet[Job] = weakref.WeakSet()
 # Held by this module where nobody else holds it: adapters that were given no job.
@@ -59,7 +57,12 @@ def init(**options: Any) -> Job:
     OptionError
         There is no such option, its value is out of range, or an environment variable cannot be read.
     NotUnderLauncher
-        The environment says that there are several processes, but names no servers.
+        The environment says that there are several processes, but they have no way to find each other or
+        their servers; the hint says what the launcher needs.
+    DeadlineExceeded
+        Not every process came in time; `.missing` holds their ranks.
+    JobFailed
+        Another process could not join; the text names it and says why.
     ConnectTimeout
         A server did not answer before the deadline.
     AuthenticationError
@@ -75,14 +78,7 @@ def init(**options: Any) -> Job:
     >>> job.rank, job.size
     (0, 1)
     """
-    given = _as_text(options)
-    servers = [path for path in os.environ.get("PENSTOCK_SERVERS", "").split(",") if path]
-    if not servers:
-        _refuse_other_launchers()
-        return Job(_core.Job.embedded(given))
-    secret = _environment("PENSTOCK_SECRET")
-    rank, size = (_whole_number(name) for name in ("PENSTOCK_RANK", "PENSTOCK_SIZE"))
-    return Job(_core.Job.connect(servers, secret, rank, size, given))
+    return Job(join(_as_text(options)))
 
 
 def current() -> Job:
@@ -486,6 +482,11 @@ def _at_exit() -> None:
             job.close()
         else:
             job._fail(error)
+    if "penstock.rendezvous.servers" in sys.modules:
+        # Other workers may still train with the server that this process carries.
+        from .rendezvous import servers
+
+        servers.see_off()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -514,31 +515,3 @@ def _as_text(options: Mapping[str, Any]) -> dict[str, str]:
 
 def _spell(value: Any) -> str:
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
-
-
-def _environment(name: str) -> str:
-    value = os.environ.get(name, "")
-    if not value:
-        raise NotUnderLauncher(
-            f"PENSTOCK_SERVERS names servers, but {name} is not set", "start workers with `penstock run`"
-        )
-    return value
-
-
-def _whole_number(name: str) -> int:
-    text = _environment(name)
-    if not (text.isascii() and text.isdigit()):
-        raise OptionError(
-            f"expected {name} to be a whole number, got `{text}`", "start workers with `penstock run`"
-        )
-    return int(text)
-
-
-def _refuse_other_launchers() -> None:
-    for name in _SIZES_OF_OTHERS:
-        size = os.environ.get(name, "1")
-        if size.isdigit() and int(size) > 1:
-            raise NotUnderLauncher(
-                f"{name} says that {size} processes were started, but PENSTOCK_SERVERS names no servers",
-                f"start the script with `penstock run --workers {size}`; to train alone, unset {name}",
-            )

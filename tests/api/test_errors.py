@@ -246,7 +246,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     secret = secrets.token_hex(32)
     for name, value in {"SERVERS": path, "SECRET": secret, "RANK": 0, "SIZE": 2, "DEADLINE": 5}.items():
         monkeypatch.setenv(f"PENSTOCK_{name}", str(value))
-    server = _core.Server(str(path), secret, 0, 1, 2, {})
+    server = _core.Server(str(path), "job", secret, 0, 1, 2, {})
     yield path
     server.stop()
 
@@ -294,7 +294,7 @@ def test_a_wait_names_whom_it_waits_for(server: Path) -> None:
 
 def test_a_second_server_on_the_same_socket_is_refused(server: Path) -> None:
     with pytest.raises(ps.AddressInUse):
-        _core.Server(str(server), secrets.token_hex(32), 0, 1, 2, {})
+        _core.Server(str(server), "job", secrets.token_hex(32), 0, 1, 2, {})
     ps.init().close()
 
 
@@ -304,7 +304,7 @@ def test_a_socket_left_by_a_crash_is_taken_over(tmp_path: Path, spawn_job: Any) 
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
-    server = _core.Server(str(path), secrets.token_hex(32), 0, 1, 1, {})
+    server = _core.Server(str(path), "job", secrets.token_hex(32), 0, 1, 1, {})
     server.stop()
 
 

@@ -4,6 +4,7 @@
 //!
 //! | level | file | what |
 //! |---|---|---|
+//! | network | [`net`] | TCP connections that never block, plain or under TLS; the names of servers |
 //! | control | [`socket`] | one datagram a message over a Unix socket, descriptors beside it |
 //! | region | [`region`], [`layout`] | sealed memfds, mapped once, touched once; where everything lies in them |
 //! | memory | [`memory`] | chunks as their home and their readers see them; lanes |
@@ -32,6 +33,8 @@ pub mod sync;
 pub mod layout;
 #[cfg(not(loom))]
 pub mod memory;
+#[cfg(not(loom))]
+pub mod net;
 #[cfg(not(loom))]
 pub mod region;
 #[cfg(not(loom))]

@@ -207,6 +207,37 @@ impl HomeMemory {
         HomeChunk { header: Publisher::new(self.model.at(offset), &mut self.sequences[local]), value, state }
     }
 
+    /// The value of a chunk that is homed here, to be sent: its home does not change it meanwhile.
+    pub fn value(&self, chunk: u32) -> &[u8] {
+        self.local(chunk);
+        let value = self.layout.value(chunk);
+        let address = self.model.pointer(value.clone());
+        // SAFETY: inside the mapping (`pointer`); this `HomeMemory` is the only one that writes the chunk (`local`, and `split`),
+        // and writing borrows it exclusively.
+        unsafe { std::slice::from_raw_parts(address.as_ptr(), value.len()) }
+    }
+
+    /// The optimizer's arrays of a chunk that is homed here, likewise.
+    pub fn state(&self, chunk: u32) -> &[u8] {
+        self.local(chunk);
+        let Some(mapping) = &self.state else { return &[] };
+        let range = self.layout.state(chunk);
+        let address = mapping.pointer(range.clone());
+        // SAFETY: as for the value, in the state's mapping.
+        unsafe { std::slice::from_raw_parts(address.as_ptr(), range.len()) }
+    }
+
+    /// Counts the publications of a chunk that is homed here: 0 before the first, and another number after each.
+    pub fn sequence(&self, local: usize) -> u64 {
+        self.sequences[local]
+    }
+
+    /// The place among [`HomeMemory::chunks`] of a chunk, if it is homed here.
+    pub fn find(&self, chunk: u32) -> Option<usize> {
+        let at = chunk.checked_sub(self.layout.extent.first)? as usize;
+        self.locals.get(at).copied().filter(|&local| local != ELSEWHERE).map(|local| local as usize)
+    }
+
     fn local(&self, chunk: u32) -> usize {
         let at = chunk.wrapping_sub(self.layout.extent.first) as usize;
         let local = self.locals.get(at).copied().unwrap_or(ELSEWHERE);
@@ -250,18 +281,54 @@ fn bring_near(address: *const u8) {
     let _ = address;
 }
 
-/// A worker's lane, as the server sees it: foreign memory.
+/// A worker's lane, as the server sees it: foreign memory. Or the lane of a worker on another host, of which the server's
+/// process has the only mapping: what the worker sends is received into it.
 #[derive(Debug, Clone)]
 pub struct LaneView {
     mapping: Arc<Mapping>,
     layout: LaneLayout,
+    private: bool,
 }
 
 impl LaneView {
     /// Makes a lane; the region's descriptor goes to the worker.
     pub fn new(name: &str, layout: LaneLayout) -> io::Result<(Self, Region)> {
         let region = Region::new(name, layout.total(), Writers::Holders)?;
-        Ok((Self { mapping: Arc::clone(region.mapping()), layout }, region))
+        Ok((Self { mapping: Arc::clone(region.mapping()), layout, private: false }, region))
+    }
+
+    /// Makes the lane of a worker on another host.
+    pub fn private(layout: LaneLayout) -> io::Result<Self> {
+        let mapping = Mapping::private(layout.total())?;
+        mapping.touch()?;
+        Ok(Self { mapping, layout, private: true })
+    }
+
+    /// Whether it is the lane of a worker on another host.
+    pub fn is_private(&self) -> bool {
+        self.private
+    }
+
+    /// Where the contribution to the bytes `range` of the extent is received. `range` must be of a chunk that the caller, a
+    /// shard, is home of.
+    ///
+    /// # Panics
+    /// If the lane is shared with a worker of this host, or has no such range.
+    pub fn receive(&mut self, range: Range<usize>) -> &mut [u8] {
+        assert!(self.private && range.end <= self.layout.data, "{range:?} of {} bytes", self.layout.data);
+        let address = self.mapping.pointer(range.clone());
+        // SAFETY: inside the mapping (`pointer`), which no other process has. In this one, the shard that is home of the chunk
+        // is the only thread that touches this range, and it borrows its view exclusively.
+        unsafe { std::slice::from_raw_parts_mut(address.as_ptr(), range.len()) }
+    }
+
+    /// What stands in the lane at the bytes `range` of the extent, for this process, the worker's own, to send it.
+    pub fn bytes(&self, range: Range<usize>) -> &[u8] {
+        assert!(range.end <= self.layout.data, "{range:?} of {} bytes", self.layout.data);
+        let address = self.mapping.pointer(range.clone());
+        // SAFETY: inside the mapping (`pointer`). A worker that writes its lane while it is sent races with itself alone, and
+        // every bit pattern is a byte; what arrives is then refused by its checksum, or is one of its own mixtures.
+        unsafe { std::slice::from_raw_parts(address.as_ptr(), range.len()) }
     }
 
     /// The contribution to the bytes `range` of the extent.
@@ -418,6 +485,38 @@ impl WorkerMemory {
         // SAFETY: inside the mapping (`pointer`). The server never writes the contribution, and a worker that writes its lane
         // while it pushes it races with itself alone: every bit pattern is a byte.
         unsafe { std::slice::from_raw_parts(address.as_ptr(), bytes) }
+    }
+}
+
+/// Where a worker receives the optimizer's state of a server on another host, to look at it through a [`StateView`].
+#[derive(Debug, Clone)]
+pub struct StateMirror {
+    layout: ExtentLayout,
+    mapping: Arc<Mapping>,
+}
+
+impl StateMirror {
+    /// Makes the memory; the region's descriptor is for [`StateView::new`].
+    pub fn new(name: &str, layout: ExtentLayout) -> io::Result<(Self, Region)> {
+        let region = Region::new(name, layout.state_bytes(), Writers::Maker)?;
+        Ok((Self { layout, mapping: Arc::clone(region.mapping()) }, region))
+    }
+
+    /// Bytes of a chunk's state.
+    pub fn bytes(&self, chunk: u32) -> usize {
+        self.layout.state(chunk).len()
+    }
+
+    /// Writes a chunk's state, which nobody looks at before it has come whole.
+    ///
+    /// # Panics
+    /// If it has another size.
+    pub fn write(&self, chunk: u32, state: &[u8]) {
+        let range = self.layout.state(chunk);
+        assert_eq!(range.len(), state.len(), "the state of chunk {chunk}");
+        let address = self.mapping.pointer(range);
+        // SAFETY: inside the writable mapping (`pointer`), which is apart from `state`. Readers look through `Foreign` loads.
+        unsafe { ptr::copy_nonoverlapping(state.as_ptr(), address.as_ptr(), state.len()) };
     }
 }
 

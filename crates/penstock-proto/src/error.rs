@@ -17,6 +17,12 @@ pub enum Refusal {
     /// The secret is not the job's, or the caller is another user.
     #[error("the server refused this process: it expects the job's secret, from a process of its own user")]
     Authentication,
+    /// The connection is not encrypted, and comes from another host.
+    #[error("the server refuses connections from other hosts that are not encrypted")]
+    TlsRequired,
+    /// The server has too many connections that have not said who they are.
+    #[error("the server is busy with connections that have not said who they are")]
+    Busy,
     /// Client and server are of versions that cannot talk.
     #[error("the server speaks protocol version {expected}, this worker {got}")]
     ProtocolVersion {
@@ -115,6 +121,10 @@ impl Hint for Refusal {
             Self::Authentication => {
                 "start workers with `penstock run`, or give them the job's PENSTOCK_SECRET"
             }
+            Self::TlsRequired => {
+                "leave the option `security` at `auto`, or start servers and workers with `security=insecure` and read what it means"
+            }
+            Self::Busy => "try again; if it lasts, look at who connects to the server",
             Self::ProtocolVersion { .. } => "install the same version of penstock for servers and workers",
             Self::SizeMismatch { .. } => "give servers and workers the same number of workers",
             Self::RankOutOfRange { .. } => "raise the job's number of workers, or start fewer",

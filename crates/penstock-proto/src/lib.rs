@@ -15,6 +15,10 @@
 //! | [`worker`] | the worker's machine: stamps, and what a pull has to wait for |
 //! | [`membership`] | who joined, who left, who was lost; barriers |
 //! | [`message`] | the control plane's messages |
+//! | [`frame`] | what travels between a worker and a shard of another host |
+//! | [`outbox`] | frames until they are taken: reconnecting without loss or repetition |
+//! | [`handshake`] | both ends of a network connection prove that they know the job's secret |
+//! | [`record`] | control messages on a stream |
 //! | [`error`] | one enum per operation |
 //!
 //! # Architecture invariant
@@ -25,9 +29,13 @@ pub mod chunk;
 pub mod clock;
 pub mod consistency;
 pub mod error;
+pub mod frame;
+pub mod handshake;
 pub mod membership;
 pub mod message;
+pub mod outbox;
 pub mod placement;
+pub mod record;
 pub mod shard;
 pub mod spec;
 pub mod submission;

@@ -1,17 +1,18 @@
 //! The control plane's messages between a worker and a server, and their only encoder and decoder.
 //!
-//! One message is one datagram of a `SOCK_SEQPACKET` socket: [`postcard`] of the types below, at most
-//! [`MAX_MESSAGE_BYTES`]. File descriptors travel beside the message, in the order named at each reply. Nothing that
+//! One message is one datagram of a `SOCK_SEQPACKET` socket, or one [record](crate::record) of a network connection:
+//! [`postcard`] of the types below, at most [`MAX_MESSAGE_BYTES`]. File descriptors travel beside the message, in the order named at each reply. Nothing that
 //! happens once per iteration goes this way but barriers.
 
 use crate::error::{JobFailure, Refusal};
+use crate::handshake::Session;
 use crate::placement::Extent;
 use crate::spec::TensorSpec;
 use crate::{Rank, TensorId};
 use serde::{Deserialize, Serialize};
 
 /// Version of messages, submissions and shared layouts together. Both sides must be of the same.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 /// Largest message: a declaration with the longest name and most dimensions, with room; the answer that names every rank
 /// missing of the largest job, likewise.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
@@ -65,8 +66,10 @@ pub enum Ask {
     Hello {
         /// [`PROTOCOL_VERSION`] of the worker.
         version: u32,
-        /// The job's secret.
-        secret: Secret,
+        /// The job's secret, on a socket of this host; `None` on a network connection, whose handshake has proved it.
+        secret: Option<Secret>,
+        /// Drawn once by the worker's process: who reconnects is the same by this.
+        session: Session,
         /// Its rank.
         rank: Rank,
         /// Workers of the job, as it was told.
@@ -79,6 +82,8 @@ pub enum Ask {
         /// Number and extents, as the first server decided them.
         decided: Option<(TensorId, Vec<Extent>)>,
     },
+    /// On a network connection: the worker lives. Answered at once, so that the worker knows that the server does.
+    Beat,
     /// Stands at the barrier; answered when all do.
     Barrier,
     /// Who keeps this tensor from reaching `version`?
@@ -126,7 +131,11 @@ pub enum Answer {
         extents: Vec<Extent>,
         /// How many of this server's chunks each of its shards is home of.
         homed: Vec<u32>,
+        /// Bytes that each shard was home of before, from which [`crate::placement::shards`] gives the home of each chunk.
+        loads: Vec<u64>,
     },
+    /// To `Beat`.
+    Alive,
     /// To `Barrier`: all came.
     BarrierPassed,
     /// To `Missing` and `MissingAtBarrier`.

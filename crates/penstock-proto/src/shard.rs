@@ -139,6 +139,12 @@ pub enum SubmissionRefused {
         /// Largest slot.
         slots: u32,
     },
+    /// A fetch from a worker that sees the value itself.
+    #[error("it asked for tensor {tensor} to be sent, which it sees in shared memory")]
+    NothingToFetch {
+        /// The tensor.
+        tensor: TensorId,
+    },
     /// The update must not enter the job at all, and the job cannot go on without it.
     #[error(transparent)]
     Failure(#[from] JobFailure),
@@ -257,6 +263,22 @@ impl Shard {
                 let total = self.check_load(writer, tensor, 0, 0, (0, 0))?;
                 self.zero(tensor, 0..total, home)
             }
+            Submission::Fetch { tensor, .. } => Err(SubmissionRefused::NothingToFetch { tensor }),
+        }
+    }
+
+    /// Judges a submission as [`Shard::submit`] would, and changes nothing: before its payload is let into the lane.
+    pub fn judge(&self, writer: Rank, submission: &Submission) -> Result<(), SubmissionRefused> {
+        match *submission {
+            Submission::Push { tensor, first, count, stamp, settings } => {
+                self.check_push(writer, tensor, first, count, stamp, &settings)
+            }
+            Submission::Load { tensor, first, count, slot, part, steps } => {
+                self.check_load(writer, tensor, first, count, (slot, part))?;
+                check_limit("the steps of a load", steps)
+            }
+            Submission::Zero { tensor } | Submission::Fetch { tensor, .. } => self.known(tensor).map(drop),
+            Submission::Clock { clock } => check_limit("its clock", clock),
         }
     }
 
@@ -361,10 +383,7 @@ impl Shard {
         let slots = tensor.spec.rule.slots().len() as u32;
         let dtype = tensor.spec.dtype;
         let parts = if slot == 0 { 1 } else { dtype.accumulator_size() / dtype.size() } as u32;
-        let pending = tensor.spec.consistency.folds_together()
-            && tensor.states.iter().enumerate().any(|(local, state)| {
-                tensor.stamped[local * self.clocks.size() as usize + writer as usize] > state.version
-            });
+        let pending = tensor.pending[writer as usize] > 0;
         if writer != 0 || slot > slots || part >= parts || pending {
             return Err(SubmissionRefused::BadLoad { name: tensor.spec.name.clone(), slot, slots });
         }
@@ -435,6 +454,7 @@ impl Shard {
         home: &mut impl Home,
     ) -> Result<(), SubmissionRefused> {
         let tensor = self.tensors[id as usize].as_mut().expect("check_load knows it");
+        let unloaded = tensor.unloaded;
         for local in tensor.locals(chunks.start, chunks.end - chunks.start) {
             let chunk = tensor.chunks[local];
             home.load(id, chunk, slot, part, writer);
@@ -447,7 +467,11 @@ impl Shard {
             tensor.folded[writer as usize] += 1;
             tensor.moved[writer as usize] = true;
         }
-        self.begin_if_loaded(id, home)
+        if unloaded > 0 && tensor.unloaded == 0 {
+            return self.begin(id, home);
+        }
+        tensor.tell(id, home);
+        Ok(())
     }
 
     fn zero(
@@ -464,10 +488,11 @@ impl Shard {
                 home.publish(id, tensor.chunks[local], state.version, state.steps);
             }
         }
-        self.begin_if_loaded(id, home)
+        self.begin(id, home)
     }
 
-    fn begin_if_loaded(&mut self, id: TensorId, home: &mut impl Home) -> Result<(), SubmissionRefused> {
+    /// The tensor has its first value, whole: whoever has passed iterations by already moves it on.
+    fn begin(&mut self, id: TensorId, home: &mut impl Home) -> Result<(), SubmissionRefused> {
         self.advance_all(id, home)?;
         Ok(())
     }

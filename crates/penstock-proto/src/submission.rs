@@ -54,13 +54,24 @@ pub enum Submission {
         /// The tensor.
         tensor: TensorId,
     },
+    /// Only from workers on other hosts: send me what has changed, once it has this version.
+    Fetch {
+        /// The tensor.
+        tensor: TensorId,
+        /// Whether the optimizer's state is meant, instead of the value.
+        state: bool,
+        /// Least version of each chunk.
+        version: u64,
+        /// Comes back when everything was sent. Grows with every fetch.
+        ticket: u64,
+    },
 }
 
 /// A submission that no honest worker writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SubmissionError {
     /// The kind is none of ours.
-    #[error("expected a submission of kind 1 to 4, got {got}")]
+    #[error("expected a submission of kind 1 to 5, got {got}")]
     UnknownKind {
         /// What stood in the kind field.
         got: u32,
@@ -71,6 +82,7 @@ const PUSH: u32 = 1;
 const CLOCK: u32 = 2;
 const LOAD: u32 = 3;
 const ZERO: u32 = 4;
+const FETCH: u32 = 5;
 
 fn pack(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
@@ -93,6 +105,9 @@ impl Submission {
                 [pack(LOAD, tensor), pack(first, count), steps, pack(slot, part), 0, 0, 0, 0]
             }
             Self::Zero { tensor } => [pack(ZERO, tensor), 0, 0, 0, 0, 0, 0, 0],
+            Self::Fetch { tensor, state, version, ticket } => {
+                [pack(FETCH, tensor), u64::from(state), version, ticket, 0, 0, 0, 0]
+            }
         }
     }
 
@@ -112,6 +127,7 @@ impl Submission {
                 Ok(Self::Load { tensor, first, count, slot, part, steps: words[2] })
             }
             ZERO => Ok(Self::Zero { tensor }),
+            FETCH => Ok(Self::Fetch { tensor, state: words[1] != 0, version: words[2], ticket: words[3] }),
             got => Err(SubmissionError::UnknownKind { got }),
         }
     }

@@ -5,13 +5,13 @@ use crate::error::{bad_argument, raise_option};
 use crate::tensor::Tensor;
 use penstock::options::Options;
 use penstock::worker::{Declaration, Error, Membership};
+use penstock_fabric::net::endpoint::{Endpoint, NoEndpoint};
 use penstock_kernels::{Dtype, Rule, Settings};
 use penstock_proto::consistency::Consistency;
 use penstock_proto::message::Secret;
 use penstock_proto::spec::{Reduce, TensorSpec};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,6 +37,14 @@ pub(crate) fn secret(py: Python<'_>, hex: &str) -> PyResult<Secret> {
             &message,
             Some("take PENSTOCK_SECRET from the launcher as it is"),
         )
+    })
+}
+
+/// Where a server is.
+pub(crate) fn endpoint(py: Python<'_>, text: &str) -> PyResult<Endpoint> {
+    text.parse().map_err(|error: NoEndpoint| {
+        let hint = "PENSTOCK_SERVERS lists them by comma, such as tcp://10.0.0.1:7700,tcp://10.0.0.2:7700";
+        bad_argument(py, "OptionError", &error.to_string(), Some(hint))
     })
 }
 
@@ -92,14 +100,16 @@ impl Job {
     #[staticmethod]
     fn connect(
         py: Python<'_>,
-        servers: Vec<PathBuf>,
+        servers: Vec<String>,
+        job: String,
         secret: &str,
         rank: u32,
         size: u32,
         options: &Bound<'_, PyDict>,
     ) -> PyResult<Self> {
         let options = self::options(py, options)?;
-        let membership = Membership { servers, secret: self::secret(py, secret)?, rank, size };
+        let servers = servers.iter().map(|server| endpoint(py, server)).collect::<PyResult<_>>()?;
+        let membership = Membership { servers, job, secret: self::secret(py, secret)?, rank, size };
         let connect = || {
             penstock::worker::Job::connect_interruptibly(&membership, options, Some(Box::new(interrupted)))
         };

@@ -21,6 +21,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<job::Job>()?;
     module.add_class::<tensor::Tensor>()?;
     module.add_class::<server::Server>()?;
+    module.add_function(wrap_pyfunction!(tools::host_id, module)?)?;
     module.add_function(wrap_pyfunction!(tools::options, module)?)?;
     module.add_function(wrap_pyfunction!(tools::check_options, module)?)?;
     module.add_function(wrap_pyfunction!(tools::limit_pushpull, module)?)?;

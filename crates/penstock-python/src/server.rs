@@ -1,11 +1,13 @@
 //! A server as a Python object.
 
 use crate::error::{raise_option, raise_start};
-use crate::job::{pairs, secret};
+use crate::job::{endpoint, pairs, secret};
 use penstock::options::Options;
 use penstock::server::ServerConfig;
+use penstock_fabric::net::endpoint::{Address, Endpoint};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -17,6 +19,15 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Server {
     server: Mutex<penstock::server::Server>,
+    endpoint: Endpoint,
+}
+
+/// The endpoint of a server that listens there.
+pub(crate) fn found_at(addresses: &[SocketAddr], unix: Option<PathBuf>) -> Endpoint {
+    let tcp =
+        addresses.first().map(|address| Address { host: address.ip().to_string(), port: address.port() });
+    let host = (tcp.is_some() && unix.is_some()).then(penstock::host::id);
+    Endpoint { tcp, unix, host }
 }
 
 impl Server {
@@ -30,7 +41,8 @@ impl Server {
     #[new]
     fn new(
         py: Python<'_>,
-        path: PathBuf,
+        endpoint: &str,
+        job: String,
         secret: &str,
         index: u32,
         servers: u32,
@@ -40,9 +52,18 @@ impl Server {
         let options = Options::load(pairs(options)?.iter().map(|(name, value)| (&name[..], &value[..])));
         let options = options.map_err(|error| raise_option(py, &error))?;
         let secret = self::secret(py, secret)?;
-        let config = ServerConfig { path: Some(path), secret, index, servers, workers, options };
+        let Endpoint { tcp, unix: path, .. } = self::endpoint(py, endpoint)?;
+        let (listen, socket): (Vec<_>, _) = (tcp.into_iter().collect(), path.clone());
+        let config = ServerConfig { path, listen, job, secret, index, servers, workers, options };
         let server = penstock::server::Server::start(config).map_err(|error| raise_start(py, &error))?;
-        Ok(Self { server: Mutex::new(server) })
+        let endpoint = self::found_at(server.addresses(), socket);
+        Ok(Self { server: Mutex::new(server), endpoint })
+    }
+
+    /// Where workers find it: with the port that the system chose, and the id of this host.
+    #[getter]
+    fn endpoint(&self) -> String {
+        self.endpoint.to_string()
     }
 
     fn wait(&self, py: Python<'_>) -> PyResult<Option<String>> {

@@ -9,6 +9,12 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+/// An id that two processes share exactly if they may share memory.
+#[pyfunction]
+pub(crate) fn host_id() -> String {
+    penstock::host::id()
+}
+
 /// The table of options.
 #[pyfunction]
 pub(crate) fn options(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {

@@ -1,7 +1,8 @@
 //! Penstock: shared model state that many workers read and update while they train.
 //!
 //! This crate is the product: threads, sockets and time around the state machines of `penstock-proto` and the memory of
-//! `penstock-fabric`. A [`server::Server`] homes the chunks of one job; each worker holds a [`worker::Job`].
+//! `penstock-fabric`. A [`server::Server`] homes the chunks of one job, a [`service::Service`] those of many; each worker holds
+//! a [`worker::Job`].
 //!
 //! ```
 //! use penstock::options::Options;
@@ -24,7 +25,10 @@
 //! # }
 //! ```
 
+pub mod host;
 pub mod options;
 pub mod server;
+pub mod service;
 mod wait;
+mod wire;
 pub mod worker;

@@ -4,6 +4,7 @@
 use penstock_proto::chunk::{DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, is_chunk_size};
 use penstock_proto::consistency::Consistency;
 use penstock_proto::message::MAX_SHARDS;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// What an option is.
@@ -26,7 +27,7 @@ pub struct Row {
 }
 
 /// All options.
-pub const TABLE: [Row; 8] = [
+pub const TABLE: [Row; 13] = [
     Row {
         name: "consistency",
         env: "PENSTOCK_CONSISTENCY",
@@ -99,6 +100,51 @@ pub const TABLE: [Row; 8] = [
         maximum: "",
         doc: "Whether shards are bound to cores: on or off.",
     },
+    Row {
+        name: "security",
+        env: "PENSTOCK_SECURITY",
+        default: "auto",
+        unit: "",
+        minimum: "",
+        maximum: "",
+        doc: "auto: TLS 1.3 on every connection but loopback; tls: there too; insecure: no encryption at all, so that anyone on the way can read and change what is sent.",
+    },
+    Row {
+        name: "transport",
+        env: "PENSTOCK_TRANSPORT",
+        default: "auto",
+        unit: "",
+        minimum: "",
+        maximum: "",
+        doc: "auto: shared memory where worker and server are on one host, TCP elsewhere; tcp: TCP everywhere.",
+    },
+    Row {
+        name: "ca",
+        env: "PENSTOCK_CA",
+        default: "",
+        unit: "path",
+        minimum: "",
+        maximum: "",
+        doc: "PEM file of the certificate authorities that a server's certificate must come from; empty: any certificate, the job's secret proves who is there.",
+    },
+    Row {
+        name: "certificate",
+        env: "PENSTOCK_CERTIFICATE",
+        default: "",
+        unit: "path",
+        minimum: "",
+        maximum: "",
+        doc: "PEM file of a server's certificate, its chain behind it; empty: one is made at start.",
+    },
+    Row {
+        name: "key",
+        env: "PENSTOCK_KEY",
+        default: "",
+        unit: "path",
+        minimum: "",
+        maximum: "",
+        doc: "PEM file of the certificate's private key.",
+    },
 ];
 
 /// What a job does when a worker is lost.
@@ -108,6 +154,26 @@ pub enum OnWorkerLoss {
     Stop,
     /// The others go on without it.
     Continue,
+}
+
+/// What is encrypted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Security {
+    /// Every connection but loopback and Unix sockets.
+    Auto,
+    /// Loopback too.
+    Tls,
+    /// Nothing.
+    Insecure,
+}
+
+/// How bytes get from a worker to a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    /// By shared memory on one host, by TCP between hosts.
+    Auto,
+    /// By TCP always.
+    Tcp,
 }
 
 /// All options, read.
@@ -129,6 +195,16 @@ pub struct Options {
     pub on_worker_loss: OnWorkerLoss,
     /// Whether shards are bound to cores.
     pub pin: bool,
+    /// What is encrypted.
+    pub security: Security,
+    /// How bytes travel.
+    pub transport: Transport,
+    /// Certificate authorities that a worker trusts.
+    pub ca: Option<PathBuf>,
+    /// A server's certificate.
+    pub certificate: Option<PathBuf>,
+    /// Its key.
+    pub key: Option<PathBuf>,
 }
 
 /// An option that is none, or has a value that it cannot have.
@@ -204,6 +280,15 @@ impl Options {
             on_worker_loss: value("on_worker_loss")
                 .word(&[("stop", OnWorkerLoss::Stop), ("continue", OnWorkerLoss::Continue)])?,
             pin: value("pin").word(&[("on", true), ("off", false)])?,
+            security: value("security").word(&[
+                ("auto", Security::Auto),
+                ("tls", Security::Tls),
+                ("insecure", Security::Insecure),
+            ])?,
+            transport: value("transport").word(&[("auto", Transport::Auto), ("tcp", Transport::Tcp)])?,
+            ca: value("ca").file()?,
+            certificate: value("certificate").file()?,
+            key: value("key").file()?,
         })
     }
 }
@@ -247,6 +332,15 @@ impl Value<'_> {
         match self.text.parse::<f64>() {
             Ok(seconds) if (least..=1e6).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
             _ => self.refuse(format!("seconds from {least} to 1e6")),
+        }
+    }
+
+    fn file(&self) -> Result<Option<PathBuf>, OptionError> {
+        let path = PathBuf::from(self.text);
+        match self.text {
+            "" => Ok(None),
+            _ if path.is_file() => Ok(Some(path)),
+            _ => self.refuse("the path of a file that exists"),
         }
     }
 

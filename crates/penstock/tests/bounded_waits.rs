@@ -74,10 +74,10 @@ fn a_tensor_that_worker_0_never_gave_a_value_says_so() {
 fn a_server_that_is_not_there_is_named_with_its_path() {
     let cluster = Cluster::new(1, 1, &[("deadline", "0.05")]);
     let mut membership = cluster.membership(0);
-    membership.servers = vec![common::socket_path()];
+    membership.servers = vec![common::socket_path().into()];
     match cluster.try_join(&membership).unwrap_err() {
         Error::ConnectTimeout { server: 0, path, .. } => {
-            assert_eq!(path, membership.servers[0].to_str().unwrap())
+            assert_eq!(path, membership.servers[0].to_string())
         }
         error => panic!("{error}"),
     }

@@ -36,7 +36,7 @@ fn say(connection: &Connection, id: u64, body: Ask) -> (Answer, Vec<OwnedFd>) {
 }
 
 fn hello(secret: Secret, rank: u32, size: u32) -> Ask {
-    Ask::Hello { version: PROTOCOL_VERSION, secret, rank, size }
+    Ask::Hello { version: PROTOCOL_VERSION, secret: Some(secret), session: [0; 16], rank, size }
 }
 
 impl Raw {

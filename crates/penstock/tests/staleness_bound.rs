@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Cluster, NO_SETTINGS, bytes, declare, pull};
+use common::{Cluster, NO_SETTINGS, Way, bytes, declare, pull};
 use penstock::worker::Job;
 use penstock_proto::consistency::Consistency::{self, Asp, Bsp, Ssp};
 
@@ -20,12 +20,12 @@ fn next(state: &mut u64) -> u64 {
 }
 
 /// Every worker adds 1 to every element in every iteration, and looks what it sees.
-fn torture(job: &Job, consistency: Consistency) {
+fn torture(job: &Job, consistency: Consistency, iterations: u64) {
     let tensor = declare(job, "w", ELEMENTS, consistency);
     let one = bytes(&[1.0; ELEMENTS as usize]);
     let mut random = u64::from(job.rank());
     let mut last = 0;
-    for clock in 0..ITERATIONS {
+    for clock in 0..iterations {
         for _ in 0..next(&mut random) % 4 {
             std::thread::yield_now();
         }
@@ -50,7 +50,7 @@ fn torture(job: &Job, consistency: Consistency) {
     }
     job.barrier(None).unwrap();
     let (_, values) = pull(&tensor, Some(0)).unwrap();
-    let all = (u64::from(WORKERS) * ITERATIONS) as f64;
+    let all = (u64::from(WORKERS) * iterations) as f64;
     assert!(values.iter().all(|&value| value == all), "lost or doubled: {} of {all}", values[0]);
 }
 
@@ -70,7 +70,7 @@ fn check(values: &[f64], clock: u64, version: u64, exact: bool) {
 #[test]
 fn no_read_is_ever_older_than_its_slack() {
     for consistency in [Bsp, Ssp(0), Ssp(1), Ssp(3), Ssp(8), Asp] {
-        Cluster::new(WORKERS, 1, &[("chunk_bytes", "4KiB")]).run(|job| torture(job, consistency));
+        Cluster::new(WORKERS, 1, &[("chunk_bytes", "4KiB")]).run(|job| torture(job, consistency, ITERATIONS));
     }
 }
 
@@ -78,6 +78,16 @@ fn no_read_is_ever_older_than_its_slack() {
 fn nor_when_several_servers_share_the_tensor() {
     for consistency in [Bsp, Ssp(2)] {
         Cluster::new(WORKERS, 3, &[("chunk_bytes", "4KiB"), ("shards", "1")])
-            .run(|job| torture(job, consistency));
+            .run(|job| torture(job, consistency, ITERATIONS));
+    }
+}
+
+#[test]
+fn nor_when_some_or_all_workers_are_on_other_hosts() {
+    for (way, consistency) in
+        [(Way::Tcp, Bsp), (Way::Tcp, Ssp(3)), (Way::Mixed, Asp), (Way::Mixed, Ssp(1)), (Way::Broken, Ssp(2))]
+    {
+        Cluster::over(way, WORKERS, 2, &[("chunk_bytes", "4KiB"), ("shards", "1")])
+            .run(|job| torture(job, consistency, ITERATIONS / 10));
     }
 }

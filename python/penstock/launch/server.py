@@ -1,8 +1,10 @@
 """
-A server process: `python -m penstock.launch.server PATH INDEX SERVERS WORKERS`.
+A server process: `python -m penstock.launch.server ENDPOINT INDEX SERVERS WORKERS`.
 
-The job's secret and its options come by environment, never by the command line, which every user of the host
-can read.
+ENDPOINT is a socket's path, `tcp://HOST:PORT` (port 0: any that is free) or both. The job's name (PENSTOCK_JOB),
+its secret and its options come by environment, never by the command line, which every user of the host can read.
+With PENSTOCK_ANNOUNCE_FD, the endpoint at which workers find the server is written to that descriptor, a line,
+as soon as it listens.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def main() -> int:
     from penstock import _core
     from penstock.exceptions import PenstockError
 
-    path, index, servers, workers = sys.argv[1:]
+    endpoint, index, servers, workers = sys.argv[1:]
+    job = os.environ.get("PENSTOCK_JOB", "job")
+    announce = os.environ.pop("PENSTOCK_ANNOUNCE_FD", "")
     secret = os.environ.pop("PENSTOCK_SECRET", "")
     options = {
         option["name"]: os.environ[option["env"]]
@@ -40,7 +44,10 @@ def main() -> int:
     try:
         signal.signal(signal.SIGTERM, _stop)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        server = _core.Server(path, secret, int(index), int(servers), int(workers), options)
+        server = _core.Server(endpoint, job, secret, int(index), int(servers), int(workers), options)
+        if announce:
+            with os.fdopen(int(announce), "w") as pipe:
+                pipe.write(f"{server.endpoint}\n")
         try:
             reason = server.wait()
         finally:

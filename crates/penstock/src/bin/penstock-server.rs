@@ -1,8 +1,9 @@
 //! A server for hosts without Python. `penstock run` starts its own; this is for launchers that start servers themselves.
 
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use penstock::options::{Options, TABLE};
 use penstock::server::{Server, ServerConfig};
+use penstock_fabric::net::endpoint::Address;
 use penstock_proto::error::Hint;
 use penstock_proto::message::Secret;
 use std::path::PathBuf;
@@ -24,7 +25,9 @@ fn command() -> Command {
     let command = Command::new("penstock-server")
         .version(env!("CARGO_PKG_VERSION"))
         .about("Homes the chunks of one job. The job's secret is read from PENSTOCK_SECRET (64 hexadecimal digits).")
-        .arg(Arg::new("socket").long("socket").required(true).value_parser(value_parser!(PathBuf)).help("Path of the Unix socket"))
+        .arg(Arg::new("socket").long("socket").required_unless_present("listen").value_parser(value_parser!(PathBuf)).help("Path of a Unix socket, for workers on this host"))
+        .arg(Arg::new("listen").long("listen").action(ArgAction::Append).value_parser(|text: &str| text.parse::<Address>()).help("HOST:PORT to listen on for workers on other hosts; several for several interfaces"))
+        .arg(Arg::new("job").long("job").default_value("job").help("The job's name"))
         .arg(number("workers", "Workers of the job", "1"))
         .arg(number("servers", "Servers of the job", "1"))
         .arg(number("index", "This server's number among them, from 0", "0"));
@@ -54,7 +57,9 @@ fn run(matches: &ArgMatches) -> Result<(), Refused> {
     let number = |name| *matches.get_one::<u32>(name).expect("it has a default");
     let path = matches.get_one::<PathBuf>("socket").cloned();
     let (index, servers, workers) = (number("index"), number("servers"), number("workers"));
-    let config = ServerConfig { path, secret, index, servers, workers, options };
+    let listen = matches.get_many::<Address>("listen").unwrap_or_default().cloned().collect();
+    let job = matches.get_one::<String>("job").expect("it has a default").clone();
+    let config = ServerConfig { path, listen, job, secret, index, servers, workers, options };
     let server =
         Server::start(config).map_err(|error| Refused { message: error.to_string(), hint: error.hint() })?;
     loop {

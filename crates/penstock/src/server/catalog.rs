@@ -17,6 +17,10 @@ pub(super) struct Entry {
     pub(super) extents: Vec<Extent>,
     /// Chunks that each shard is home of.
     pub(super) homed: Vec<u32>,
+    /// Bytes that each shard was home of before.
+    pub(super) loads: Vec<u64>,
+    /// Workers on other hosts that have their lane: they declare again when they connect again.
+    remote_lanes: Vec<Rank>,
     /// `None` where this server's extent is empty.
     pub(super) descriptors: Option<ModelDescriptors>,
     layout: ExtentLayout,
@@ -42,6 +46,7 @@ pub(super) struct Catalog {
     server_loads: Vec<u64>,
     /// Bytes homed, by shard of this server.
     shard_loads: Vec<u64>,
+    memory: u64,
     memory_left: u64,
     numbers: HashMap<String, TensorId>,
     entries: HashMap<TensorId, Entry>,
@@ -62,6 +67,7 @@ impl Catalog {
             chunk_bytes,
             server_loads: vec![0; servers as usize],
             shard_loads: vec![0; shards as usize],
+            memory,
             memory_left: memory,
             numbers: HashMap::new(),
             entries: HashMap::new(),
@@ -70,6 +76,11 @@ impl Catalog {
 
     pub(super) fn get(&self, id: TensorId) -> Result<&Entry, Refusal> {
         self.entries.get(&id).ok_or(Refusal::UnknownTensor { tensor: id })
+    }
+
+    /// Bytes that tensors take.
+    pub(super) fn taken(&self) -> u64 {
+        self.memory - self.memory_left
     }
 
     /// Whether a tensor of this name was declared.
@@ -149,6 +160,7 @@ impl Catalog {
         let mut homes = Vec::new();
         let mut descriptors = None;
         let mut homed = vec![0; shards as usize];
+        let before = self.shard_loads.clone();
         if extent.count > 0 {
             let needed = self.needed(&layout);
             if needed > self.memory_left {
@@ -167,7 +179,9 @@ impl Catalog {
             (homes, descriptors) = (split, Some(fds));
         }
         self.numbers.insert(spec.name.clone(), id);
-        self.entries.insert(id, Entry { spec: spec.clone(), extents, homed, descriptors, layout });
+        let (loads, remote_lanes) = (before, Vec::new());
+        let entry = Entry { spec: spec.clone(), extents, homed, loads, remote_lanes, descriptors, layout };
+        self.entries.insert(id, entry);
         Ok(NewTensor { id, spec, total: cut.chunks(), homes })
     }
 
@@ -175,6 +189,17 @@ impl Catalog {
     fn needed(&self, layout: &ExtentLayout) -> u64 {
         let lanes = layout.lane().total() as u64 * u64::from(self.workers);
         layout.model().total() as u64 + layout.state_bytes() as u64 + lanes
+    }
+
+    /// Makes the lane of a worker on another host; `None` where this server's extent is empty, or where it has one.
+    pub(super) fn remote_lane(&mut self, id: TensorId, rank: Rank) -> Result<Option<LaneView>, Refusal> {
+        let entry = self.entries.get_mut(&id).ok_or(Refusal::UnknownTensor { tensor: id })?;
+        if entry.descriptors.is_none() || entry.remote_lanes.contains(&rank) {
+            return Ok(None);
+        }
+        let lane = LaneView::private(entry.layout.lane()).map_err(system("make a lane"))?;
+        entry.remote_lanes.push(rank);
+        Ok(Some(lane))
     }
 
     /// Makes a worker's lane; `None` where this server's extent is empty.

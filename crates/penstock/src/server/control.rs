@@ -1,15 +1,21 @@
 //! The control thread: takes workers in, declares tensors, watches leases, ends the job. It waits for descriptors only, and
 //! what it sends it sends without waiting: a worker that does not read its answers is lost, not waited for.
+//!
+//! A worker on this host is lost with its connection. One on another host is not: until its lease ends it may connect again,
+//! and repeats the requests that it has no answer to. Each is carried out once: the last answers are kept.
 
 use super::catalog::{Catalog, NewTensor};
+use super::client::{Channel, Client, Received, Worker};
 use super::shard::{Board, Command, Handle, Report};
 use super::{Order, ServerConfig, Shared, StartError, Wakeup, budget, crowding};
 use crate::options::OnWorkerLoss;
-use penstock_fabric::layout::{Count, page};
+use crate::wire::records::RecordStream;
+use penstock_fabric::layout::page;
+use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::{Mapping, Region, Writers};
-use penstock_fabric::socket::{Connection, Listener};
-use penstock_fabric::sync::Ordering;
+use penstock_fabric::socket::Listener;
 use penstock_proto::error::{JobFailure, Loss, Refusal};
+use penstock_proto::handshake::{Purpose, Session};
 use penstock_proto::membership::{Lease, Member, Roster};
 use penstock_proto::message::{
     Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Secret, Welcome, decode, encode,
@@ -19,10 +25,10 @@ use rustix::event::epoll;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
 use rustix::time::Timespec;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 use subtle::ConstantTimeEq;
@@ -43,23 +49,9 @@ pub(super) struct Shards {
     pub(super) board: Board,
 }
 
-struct Client {
-    connection: Connection,
-    since: Instant,
-    worker: Option<Worker>,
-}
-
-struct Worker {
-    rank: Rank,
-    page: Arc<Mapping>,
-    lease: Lease,
-    /// The request that stands at the barrier.
-    at_barrier: Option<u64>,
-}
-
 /// A question that all shards answer.
 struct Ticket {
-    client: u64,
+    rank: Rank,
     request: u64,
     open: usize,
     ranks: Vec<Rank>,
@@ -74,6 +66,7 @@ pub(super) struct Control {
     epoll: OwnedFd,
     clients: HashMap<u64, Client>,
     next_client: u64,
+    workers: HashMap<Rank, Worker>,
     roster: Roster,
     catalog: Catalog,
     tickets: HashMap<u64, Ticket>,
@@ -127,6 +120,7 @@ impl Control {
             epoll,
             clients: HashMap::new(),
             next_client: 0,
+            workers: HashMap::new(),
             tickets: HashMap::new(),
             next_ticket: 0,
             started: Instant::now(),
@@ -170,6 +164,8 @@ impl Control {
         self.take_orders();
         self.take_reports();
         self.look_at_leases();
+        self.shared.workers.store(self.workers.len() as u32, Ordering::Relaxed);
+        self.shared.memory.store(self.catalog.taken(), Ordering::Relaxed);
         if self.ended.is_none() && self.roster.is_over() {
             self.ended = Some(Ok(()));
         }
@@ -178,7 +174,16 @@ impl Control {
     fn take_orders(&mut self) {
         while let Ok(order) = self.orders.try_recv() {
             match order {
-                Order::Accept(connection) => self.welcome_stranger(connection),
+                Order::Accept(connection) => self.welcome_stranger(Channel::Local(connection)),
+                Order::Enter { stream, purpose: Purpose::Control } => {
+                    self.welcome_stranger(Channel::Remote(Box::new(RecordStream::new(
+                        stream,
+                        MAX_MESSAGE_BYTES,
+                    ))));
+                }
+                Order::Enter { stream, purpose: Purpose::Shard { rank, session, shard } } => {
+                    self.attach(rank, session, shard, stream);
+                }
                 Order::Stop => self.end(JobFailure::Stopped),
             }
         }
@@ -192,11 +197,7 @@ impl Control {
                 Report::Missing { ticket, ranks } => self.collect(ticket, ranks),
                 Report::Clocks { ticket, clocks } => {
                     if let Some(ticket) = self.tickets.remove(&ticket) {
-                        self.answer(
-                            ticket.client,
-                            ticket.request,
-                            Ok((Answer::Clocks { clocks }, Vec::new())),
-                        );
+                        self.answer(ticket.rank, ticket.request, Ok((Answer::Clocks { clocks }, Vec::new())));
                     }
                 }
             }
@@ -212,8 +213,8 @@ impl Control {
     fn tell_all(&mut self, failure: &JobFailure) {
         let reply = Reply { id: 0, body: Answer::Failed(failure.clone()) };
         let Ok(bytes) = encode(&reply) else { return };
-        for client in self.clients.values().filter(|client| client.worker.is_some()) {
-            let _ = client.connection.send(&bytes, &[], SendFlags::DONTWAIT);
+        for client in self.clients.values_mut().filter(|client| client.rank.is_some()) {
+            let _ = client.channel.send(&bytes, &[]);
         }
     }
 
@@ -222,73 +223,143 @@ impl Control {
     fn accept(&mut self) {
         let accepted = self.listener.as_ref().map(Listener::accept);
         if let Some(Ok(connection)) = accepted {
-            self.welcome_stranger(connection);
+            self.welcome_stranger(Channel::Local(connection));
         }
     }
 
-    fn welcome_stranger(&mut self, connection: Connection) {
-        let strangers = self.clients.values().filter(|client| client.worker.is_none()).count();
+    fn welcome_stranger(&mut self, channel: Channel) {
+        let strangers = self.clients.values().filter(|client| client.rank.is_none()).count();
         if strangers >= MAX_STRANGERS {
             return;
         }
         let token = self.next_client;
         self.next_client += 1;
         let flags = epoll::EventFlags::IN;
-        if epoll::add(&self.epoll, &connection, epoll::EventData::new_u64(token), flags).is_ok() {
-            self.clients.insert(token, Client { connection, since: Instant::now(), worker: None });
+        if epoll::add(&self.epoll, &channel, epoll::EventData::new_u64(token), flags).is_ok() {
+            self.clients.insert(token, Client { channel, since: Instant::now(), rank: None });
+        }
+    }
+
+    /// Passes a worker's connection on to the shard that it is for.
+    fn attach(&mut self, rank: Rank, session: Session, shard: u32, stream: Stream) {
+        let known =
+            self.workers.get(&rank).is_some_and(|worker| worker.is_remote() && worker.session == session);
+        if let Some(handle) = self.shards.handles.get(shard as usize)
+            && known
+        {
+            handle.send(Command::Attach { rank, stream });
         }
     }
 
     fn serve(&mut self, token: u64) {
-        let Some(client) = self.clients.get(&token) else { return };
-        let request = match client.connection.receive(&mut self.buffer, RecvFlags::DONTWAIT) {
-            Ok(0) => return self.close(token, Loss::Died),
-            Ok(length) => decode::<Request>(&self.buffer[..length]),
-            Err(Errno::AGAIN) => return,
-            Err(Errno::MSGSIZE) => {
-                return self.close(token, Loss::Broke { what: "an oversized message".to_owned() });
-            }
-            Err(_) => return self.close(token, Loss::Died),
-        };
-        match request {
-            Err(error) => self.close(token, Loss::Broke { what: error.to_string() }),
-            Ok(request) => {
-                let id = request.id;
-                if let Some(answer) = self.ask(token, request) {
-                    self.answer(token, id, answer);
+        loop {
+            let Some(client) = self.clients.get_mut(&token) else { return };
+            let message = match client.channel.receive(&mut self.buffer) {
+                Received::Message(message) => message,
+                Received::Nothing => return self.watch(token),
+                Received::End => return self.close(token, Loss::Died),
+                Received::Oversized => {
+                    return self.close(token, Loss::Broke { what: "an oversized message".to_owned() });
                 }
+            };
+            match decode::<Request>(&message) {
+                Err(error) => return self.close(token, Loss::Broke { what: error.to_string() }),
+                Ok(request) => self.take(token, request),
             }
         }
     }
 
-    fn answer(&mut self, token: u64, id: u64, answer: Answered) {
-        let Some(client) = self.clients.get(&token) else { return };
+    fn take(&mut self, token: u64, request: Request) {
+        let id = request.id;
+        let rank = self.clients.get(&token).and_then(|client| client.rank);
+        let Some(rank) = rank else {
+            if let Some(answer) = self.ask_stranger(token, request) {
+                self.answer_client(token, id, answer);
+            }
+            return;
+        };
+        if let Some(worker) = self.workers.get_mut(&rank) {
+            worker.signs += 1;
+            if let Some(bytes) = worker.answered(id) {
+                return self.send(token, &bytes, &[]);
+            }
+        }
+        if let Some(answer) = self.ask(token, rank, request) {
+            self.answer(rank, id, answer);
+        }
+    }
+
+    fn encode(id: u64, answer: Answered) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
         let (body, descriptors) = answer.unwrap_or_else(|refusal| (Answer::Refused(refusal), Vec::new()));
-        let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
-        let Ok(bytes) = encode(&Reply { id, body }) else { return };
-        if client.connection.send(&bytes, &descriptors, SendFlags::DONTWAIT).is_err() {
-            self.close(token, Loss::Broke { what: "it does not read its answers".to_owned() });
+        encode(&Reply { id, body }).ok().map(|bytes| (bytes, descriptors))
+    }
+
+    /// Answers a worker, now or when it has connected again.
+    fn answer(&mut self, rank: Rank, id: u64, answer: Answered) {
+        let Some((bytes, descriptors)) = Self::encode(id, answer) else { return };
+        let Some(worker) = self.workers.get_mut(&rank) else { return };
+        worker.keep_answer(id, &bytes);
+        if let Some(token) = worker.client {
+            let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+            self.send(token, &bytes, &descriptors);
         }
     }
 
-    /// The connection is over; if it was a worker's, the worker is lost.
-    fn close(&mut self, token: u64, loss: Loss) {
-        if let Some(client) = self.clients.remove(&token) {
-            let _ = epoll::delete(&self.epoll, &client.connection);
-            if let Some(worker) = client.worker {
-                self.lose(worker.rank, loss);
-            }
+    fn answer_client(&mut self, token: u64, id: u64, answer: Answered) {
+        if let Some((bytes, descriptors)) = Self::encode(id, answer) {
+            let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+            self.send(token, &bytes, &descriptors);
         }
+    }
+
+    fn send(&mut self, token: u64, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
+        let Some(client) = self.clients.get_mut(&token) else { return };
+        if client.channel.send(bytes, descriptors).is_err() {
+            self.close(token, Loss::Broke { what: "it does not read its answers".to_owned() });
+        } else {
+            self.watch(token);
+        }
+    }
+
+    /// Waits for room to write where something waits for it.
+    fn watch(&self, token: u64) {
+        if let Some(client) = self.clients.get(&token)
+            && let Channel::Remote(records) = &client.channel
+        {
+            let mut flags = epoll::EventFlags::IN;
+            flags.set(epoll::EventFlags::OUT, records.holds_output());
+            let _ = epoll::modify(&self.epoll, &client.channel, epoll::EventData::new_u64(token), flags);
+        }
+    }
+
+    /// The connection is over. A worker on this host is lost with it; one on another host may come again.
+    fn close(&mut self, token: u64, loss: Loss) {
+        let Some(client) = self.clients.remove(&token) else { return };
+        let _ = epoll::delete(&self.epoll, &client.channel);
+        let Some(rank) = client.rank else { return };
+        let may_return = matches!(client.channel, Channel::Remote(_)) && loss == Loss::Died;
+        if let Some(worker) = self.workers.get_mut(&rank)
+            && may_return
+        {
+            if worker.client == Some(token) {
+                worker.client = None;
+            }
+            return;
+        }
+        self.lose(rank, loss);
     }
 
     fn lose_rank(&mut self, rank: Rank, loss: Loss) {
-        let of = |client: &Client| client.worker.as_ref().is_some_and(|worker| worker.rank == rank);
-        if let Some(token) = self.clients.iter().find(|(_, client)| of(client)).map(|(&token, _)| token) {
-            self.close(token, loss);
+        match self.workers.get(&rank).and_then(|worker| worker.client) {
+            Some(token) if loss != Loss::Died => self.close(token, loss),
+            _ => self.lose(rank, loss),
         }
     }
 
     fn lose(&mut self, rank: Rank, loss: Loss) {
+        if let Some(token) = self.workers.remove(&rank).and_then(|worker| worker.client) {
+            self.clients.remove(&token);
+        }
         if !self.roster.lose(rank) {
             return;
         }
@@ -309,70 +380,72 @@ impl Control {
     fn look_at_leases(&mut self) {
         let now = self.started.elapsed().as_millis() as u64;
         let lease_ms = self.config.options.lease.as_millis() as u64;
-        let mut over = Vec::new();
-        for (&token, client) in &mut self.clients {
-            match &mut client.worker {
-                Some(worker) => {
-                    let sign = worker.page.at::<Count>(page::HEARTBEAT).0.load(Ordering::Relaxed);
-                    if worker.lease.has_ended(sign, now) {
-                        over.push((token, Loss::Silent { lease_ms }));
-                    }
-                }
-                None if client.since.elapsed() > HELLO_WITHIN => over.push((token, Loss::Died)),
-                None => {}
-            }
+        let silent = |(&rank, worker): (&Rank, &mut Worker)| worker.is_silent(now).then_some(rank);
+        let silent: Vec<Rank> = self.workers.iter_mut().filter_map(silent).collect();
+        for rank in silent {
+            self.lose_rank(rank, Loss::Silent { lease_ms });
         }
-        for (token, loss) in over {
-            self.close(token, loss);
-        }
+        self.clients.retain(|_, client| client.rank.is_some() || client.since.elapsed() <= HELLO_WITHIN);
     }
 
     // Requests
 
-    /// Answers a request, now or later.
-    fn ask(&mut self, token: u64, request: Request) -> Option<Answered> {
-        let rank = self.clients.get(&token)?.worker.as_ref().map(|worker| worker.rank);
-        match (rank, request.body) {
-            (None, Ask::Hello { version, secret, rank, size }) => {
-                Some(self.hello(token, version, &secret, rank, size))
+    /// Answers who has not said hello.
+    fn ask_stranger(&mut self, token: u64, request: Request) -> Option<Answered> {
+        match request.body {
+            Ask::Hello { version, secret, session, rank, size } => {
+                Some(self.hello(token, version, secret.as_ref(), session, rank, size))
             }
-            (None, _) => Some(Err(Refusal::Authentication)),
-            (Some(_), Ask::Hello { .. }) => {
-                Some(Err(Refusal::Malformed { what: "it said hello twice".to_owned() }))
-            }
-            (Some(rank), Ask::Declare { spec, decided }) => Some(self.declare(rank, spec, decided)),
-            (Some(rank), Ask::Barrier) => {
-                self.worker(token)?.at_barrier = Some(request.id);
-                self.roster.arrive(rank);
-                self.open_barrier();
-                None
-            }
-            (Some(_), Ask::Missing { tensor, version }) => self.missing(token, request.id, tensor, version),
-            (Some(_), Ask::MissingAtBarrier) => {
-                plain(Answer::Missing { ranks: self.roster.missing_at_barrier() })
-            }
-            (Some(_), Ask::Clocks) => {
-                let ticket = self.ticket(token, request.id, 1);
-                self.shards.handles[0].send(Command::Clocks { ticket });
-                None
-            }
-            (Some(_), Ask::State { tensor }) => Some(self.state(tensor)),
-            (Some(rank), Ask::Leave { failed }) => self.leave(token, rank, request.id, failed),
+            _ => Some(Err(Refusal::Authentication)),
         }
     }
 
-    fn worker(&mut self, token: u64) -> Option<&mut Worker> {
-        self.clients.get_mut(&token)?.worker.as_mut()
+    /// Answers a worker's request, now or later.
+    fn ask(&mut self, token: u64, rank: Rank, request: Request) -> Option<Answered> {
+        match request.body {
+            Ask::Hello { .. } => Some(Err(Refusal::Malformed { what: "it said hello twice".to_owned() })),
+            Ask::Beat => plain(Answer::Alive),
+            Ask::Declare { spec, decided } => Some(self.declare(rank, spec, decided)),
+            Ask::Barrier => {
+                let waits = self.workers.get_mut(&rank)?.at_barrier.replace(request.id);
+                if waits != Some(request.id) {
+                    self.roster.arrive(rank);
+                    self.open_barrier();
+                }
+                None
+            }
+            Ask::Missing { tensor, version } => self.missing(rank, request.id, tensor, version),
+            Ask::MissingAtBarrier => plain(Answer::Missing { ranks: self.roster.missing_at_barrier() }),
+            Ask::Clocks => {
+                let ticket = self.ticket(rank, request.id, 1);
+                self.shards.handles[0].send(Command::Clocks { ticket });
+                None
+            }
+            Ask::State { tensor } => Some(self.state(tensor)),
+            Ask::Leave { failed } => self.leave(token, rank, request.id, failed),
+        }
     }
 
-    fn hello(&mut self, token: u64, version: u32, secret: &Secret, rank: Rank, size: u32) -> Answered {
+    fn hello(
+        &mut self,
+        token: u64,
+        version: u32,
+        secret: Option<&Secret>,
+        session: Session,
+        rank: Rank,
+        size: u32,
+    ) -> Answered {
         let system = |what: &str| {
             let what = what.to_owned();
             move |errno: Errno| Refusal::System { what, reason: errno.to_string() }
         };
         let client = self.clients.get(&token).ok_or(Refusal::Authentication)?;
-        let peer = client.connection.peer().map_err(system("ask who is there"))?;
+        let Channel::Local(connection) = &client.channel else {
+            return self.hello_remote(token, version, session, rank, size);
+        };
+        let peer = connection.peer().map_err(system("ask who is there"))?;
         let same_user = peer.uid == rustix::process::getuid().as_raw();
+        let secret = secret.ok_or(Refusal::Authentication)?;
         let same_secret = bool::from(secret.0[..].ct_eq(&self.config.secret.0[..]));
         if !same_user || !same_secret {
             return Err(Refusal::Authentication);
@@ -405,19 +478,58 @@ impl Control {
         for (shard, wakeup) in self.shards.handles.iter().zip(wakeups) {
             shard.send(Command::Join { rank, page: Arc::clone(page.mapping()), wakeup });
         }
+        let page = Some(Arc::clone(page.mapping()));
+        Ok((Answer::Welcome(self.enroll(token, rank, session, page)), descriptors))
+    }
+
+    /// A worker on another host, whose connection has proved that it knows the secret: for the first time, or again.
+    fn hello_remote(
+        &mut self,
+        token: u64,
+        version: u32,
+        session: Session,
+        rank: Rank,
+        size: u32,
+    ) -> Answered {
+        if version != PROTOCOL_VERSION {
+            return Err(Refusal::ProtocolVersion { expected: PROTOCOL_VERSION, got: version });
+        }
+        let again = |worker: &&mut Worker| worker.is_remote() && worker.session == session;
+        if let Some(worker) = self.workers.get_mut(&rank).filter(again) {
+            worker.signs += 1;
+            let old = worker.client.replace(token);
+            if let Some(old) = old {
+                self.clients.remove(&old);
+            }
+            self.clients.get_mut(&token).ok_or(Refusal::Authentication)?.rank = Some(rank);
+            return Ok((Answer::Welcome(self.welcome()), Vec::new()));
+        }
+        self.roster.join(rank, size)?;
+        for shard in &self.shards.handles {
+            shard.send(Command::JoinRemote { rank });
+        }
+        Ok((Answer::Welcome(self.enroll(token, rank, session, None)), Vec::new()))
+    }
+
+    fn enroll(&mut self, token: u64, rank: Rank, session: Session, page: Option<Arc<Mapping>>) -> Welcome {
         let lease_ms = self.config.options.lease.as_millis() as u64;
         let lease = Lease::new(lease_ms, self.started.elapsed().as_millis() as u64);
-        let worker = Worker { rank, page: Arc::clone(page.mapping()), lease, at_barrier: None };
-        self.clients.get_mut(&token).ok_or(Refusal::Authentication)?.worker = Some(worker);
-        let welcome = Welcome {
+        self.workers.insert(rank, Worker::new(page, session, lease, token));
+        if let Some(client) = self.clients.get_mut(&token) {
+            client.rank = Some(rank);
+        }
+        self.welcome()
+    }
+
+    fn welcome(&self) -> Welcome {
+        Welcome {
             server: self.config.index,
             servers: self.config.servers,
-            shards,
+            shards: self.shards.handles.len() as u32,
             chunk_bytes: self.config.options.chunk_bytes,
-            lease_ms,
+            lease_ms: self.config.options.lease.as_millis() as u64,
             crowding: crowding(&self.config),
-        };
-        Ok((Answer::Welcome(welcome), descriptors))
+        }
     }
 
     fn declare(
@@ -435,9 +547,15 @@ impl Control {
                 shard.send(Command::Declare { id, spec: Box::new(spec.clone()), total, home });
             }
         }
-        let lane = self.catalog.lane(id)?;
-        let entry = self.catalog.get(id)?;
+        let remote = self.workers.get(&rank).is_some_and(Worker::is_remote);
         let mut descriptors = Vec::new();
+        if remote && let Some(lane) = self.catalog.remote_lane(id, rank)? {
+            for shard in &self.shards.handles {
+                shard.send(Command::Lane { id, rank, lane: lane.clone() });
+            }
+        }
+        let lane = if remote { None } else { self.catalog.lane(id)? };
+        let entry = self.catalog.get(id)?;
         if let (Some((lane, region)), Some(model)) = (lane, &entry.descriptors) {
             let clone = |fd: BorrowedFd<'_>| {
                 fd.try_clone_to_owned().map_err(|error| Refusal::System {
@@ -451,8 +569,12 @@ impl Control {
                 shard.send(Command::Lane { id, rank, lane: lane.clone() });
             }
         }
-        let answer =
-            Answer::Declared { tensor: id, extents: entry.extents.clone(), homed: entry.homed.clone() };
+        let answer = Answer::Declared {
+            tensor: id,
+            extents: entry.extents.clone(),
+            homed: entry.homed.clone(),
+            loads: entry.loads.clone(),
+        };
         Ok((answer, descriptors))
     }
 
@@ -471,12 +593,13 @@ impl Control {
         match failed {
             Some(what) => self.close(token, Loss::Failed { what }),
             None => {
-                self.answer(token, request, Ok((Answer::Left, Vec::new())));
+                self.answer(rank, request, Ok((Answer::Left, Vec::new())));
+                self.workers.remove(&rank);
                 if self.roster.leave(rank) {
                     self.go_on_without(rank);
                 }
                 if let Some(client) = self.clients.remove(&token) {
-                    let _ = epoll::delete(&self.epoll, &client.connection);
+                    let _ = epoll::delete(&self.epoll, &client.channel);
                 }
             }
         }
@@ -485,30 +608,26 @@ impl Control {
 
     fn open_barrier(&mut self) {
         let Some(ranks) = self.roster.pass_barrier() else { return };
-        let mut passed = Vec::new();
-        for (&token, client) in &mut self.clients {
-            if let Some(worker) = client.worker.as_mut().filter(|worker| ranks.contains(&worker.rank)) {
-                passed.extend(worker.at_barrier.take().map(|request| (token, request)));
+        for rank in ranks {
+            if let Some(request) = self.workers.get_mut(&rank).and_then(|worker| worker.at_barrier.take()) {
+                self.answer(rank, request, Ok((Answer::BarrierPassed, Vec::new())));
             }
-        }
-        for (token, request) in passed {
-            self.answer(token, request, Ok((Answer::BarrierPassed, Vec::new())));
         }
     }
 
     // Questions to the shards
 
-    fn ticket(&mut self, client: u64, request: u64, open: usize) -> u64 {
+    fn ticket(&mut self, rank: Rank, request: u64, open: usize) -> u64 {
         self.next_ticket += 1;
-        self.tickets.insert(self.next_ticket, Ticket { client, request, open, ranks: Vec::new() });
+        self.tickets.insert(self.next_ticket, Ticket { rank, request, open, ranks: Vec::new() });
         self.next_ticket
     }
 
-    fn missing(&mut self, client: u64, request: u64, id: TensorId, version: u64) -> Option<Answered> {
+    fn missing(&mut self, rank: Rank, request: u64, id: TensorId, version: u64) -> Option<Answered> {
         if let Err(refusal) = self.catalog.get(id) {
             return Some(Err(refusal));
         }
-        let ticket = self.ticket(client, request, self.shards.handles.len());
+        let ticket = self.ticket(rank, request, self.shards.handles.len());
         for shard in &self.shards.handles {
             shard.send(Command::Missing { ticket, id, version });
         }
@@ -520,11 +639,11 @@ impl Control {
         ticket.ranks.extend(ranks);
         ticket.open -= 1;
         if ticket.open == 0 {
-            let Ticket { client, request, mut ranks, .. } =
+            let Ticket { rank, request, mut ranks, .. } =
                 self.tickets.remove(&number).expect("it was just there");
             ranks.sort_unstable();
             ranks.dedup();
-            self.answer(client, request, Ok((Answer::Missing { ranks }, Vec::new())));
+            self.answer(rank, request, Ok((Answer::Missing { ranks }, Vec::new())));
         }
     }
 }

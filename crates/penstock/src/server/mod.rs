@@ -5,22 +5,37 @@
 //! | [`control`] | control | takes workers in, declares tensors, watches leases, ends the job |
 //! | [`shard`] | one a shard | pops submissions, folds, publishes, sleeps |
 //! | [`catalog`] | control | which tensors there are, where their chunks live, what memory is left |
+//! | [`client`] | control | who is at the other end of a control connection |
 //! | [`budget`] | control | how much memory this server may take |
+//! | [`memory`] | one a shard | what the shard's machine acts on |
+//! | [`remote`] | one a shard | workers on other hosts: their frames, and what is owed to them |
+//! | [`door`] | door | accepts network connections and lets them prove which job they belong to |
 //!
 //! The control thread never waits for a worker, and no shard waits for the control thread.
 
 mod budget;
 mod catalog;
+mod client;
 mod control;
+pub(crate) mod door;
+mod memory;
+mod remote;
 mod shard;
 
 use crate::options::Options;
+use door::Door;
+use penstock_fabric::net::endpoint::Address;
+use penstock_fabric::net::stream::Stream;
+use penstock_fabric::net::tls::TlsError;
 use penstock_fabric::socket::{Connection, ListenError, Listener};
 use penstock_proto::error::JobFailure;
+use penstock_proto::handshake::Purpose;
 use penstock_proto::message::{MAX_SERVERS, MAX_SHARDS, MAX_WORKERS, Secret};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
@@ -29,8 +44,12 @@ use std::time::{Duration, Instant};
 /// What a server is told when it starts.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// Path of its socket; `None` for a server inside a worker's process.
+    /// Path of its socket; `None` for a server inside a worker's process, or one that only listens to the network.
     pub path: Option<PathBuf>,
+    /// Addresses on which it listens to the network.
+    pub listen: Vec<Address>,
+    /// The job's name: workers on other hosts name it.
+    pub job: String,
     /// The job's secret.
     pub secret: Secret,
     /// Its number among the job's servers.
@@ -60,6 +79,26 @@ pub enum StartError {
         /// What came.
         got: u32,
     },
+    /// A network address.
+    #[error("the server could not listen on {address}: {reason}")]
+    Bind {
+        /// The address.
+        address: String,
+        /// What the system said.
+        reason: String,
+    },
+    /// Certificate or key.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// A certificate without its key, or the other way round.
+    #[error("expected the options `certificate` and `key` both or neither, got one of them")]
+    HalfCertificate,
+    /// There is a job of this name behind the same door.
+    #[error("this server homes a job named {name:?} already")]
+    JobExists {
+        /// The name.
+        name: String,
+    },
     /// The system refused a thread, a descriptor or memory.
     #[error("the server could not {what}: {reason}")]
     System {
@@ -83,7 +122,13 @@ impl StartError {
             Self::Listen(ListenError::System { .. }) => {
                 Some("the directory must exist and be writable".to_owned())
             }
-            Self::OutOfRange { .. } => None,
+            Self::OutOfRange { .. } | Self::JobExists { .. } => None,
+            Self::Bind { .. } => {
+                Some("choose an address of this host, and a port that is free (0: any)".to_owned())
+            }
+            Self::Tls(_) | Self::HalfCertificate => {
+                Some("`penstock cert` makes a certificate authority, certificates and keys".to_owned())
+            }
             Self::System { .. } => Some("run `penstock doctor` on this host".to_owned()),
         }
     }
@@ -99,12 +144,19 @@ pub struct Server {
     shared: Arc<Shared>,
     orders: Sender<Order>,
     threads: Vec<JoinHandle<()>>,
+    job: String,
+    door: Option<Arc<Door>>,
 }
 
 /// What the control thread is asked by its own process.
 #[derive(Debug)]
 enum Order {
     Accept(Connection),
+    /// A connection from the network that has proved to belong to the job.
+    Enter {
+        stream: Stream,
+        purpose: Purpose,
+    },
     Stop,
 }
 
@@ -113,6 +165,21 @@ struct Shared {
     outcome: Mutex<Option<Result<(), JobFailure>>>,
     ended: Condvar,
     wakeup: Wakeup,
+    /// Workers that are here, and bytes that tensors take.
+    workers: AtomicU32,
+    memory: AtomicU64,
+}
+
+impl Shared {
+    fn new() -> Result<Self, StartError> {
+        Ok(Self {
+            outcome: Mutex::default(),
+            ended: Condvar::new(),
+            wakeup: Wakeup::new()?,
+            workers: AtomicU32::new(0),
+            memory: AtomicU64::new(0),
+        })
+    }
 }
 
 /// An eventfd: what a thread that sleeps on descriptors is woken with.
@@ -144,13 +211,22 @@ impl AsFd for Wakeup {
 impl Server {
     /// Starts a server: when this returns, workers can join.
     pub fn start(config: ServerConfig) -> Result<Self, StartError> {
+        let door = match &config.listen[..] {
+            [] => None,
+            listen => Some(Arc::new(Door::open(listen, &config.options)?)),
+        };
+        Self::start_behind(config, door)
+    }
+
+    /// Starts a server behind a door that others may share.
+    pub(crate) fn start_behind(config: ServerConfig, door: Option<Arc<Door>>) -> Result<Self, StartError> {
         check(&config)?;
         raise_descriptor_limit();
         let listener = config.path.as_deref().map(Listener::bind).transpose()?;
-        let shared =
-            Arc::new(Shared { outcome: Mutex::default(), ended: Condvar::new(), wakeup: Wakeup::new()? });
+        let shared = Arc::new(Shared::new()?);
         let (orders, inbox) = channel();
         let (shards, mut threads) = start_shards(&config, &shared)?;
+        let (job, secret) = (config.job.clone(), config.secret);
         let control = control::Control::new(config, listener, shards, inbox, Arc::clone(&shared))?;
         let thread = std::thread::Builder::new().name("penstock-control".to_owned());
         let thread = thread.spawn(move || control.run());
@@ -158,7 +234,30 @@ impl Server {
             thread
                 .map_err(|error| StartError::System { what: "start a thread", reason: error.to_string() })?,
         );
-        Ok(Self { shared, orders, threads })
+        let mut server = Self { shared, orders, threads, job, door: None };
+        if let Some(door) = door {
+            if !door.admit(&server.job, secret, server.orders.clone(), Arc::clone(&server.shared)) {
+                let name = server.job.clone();
+                return Err(StartError::JobExists { name });
+            }
+            server.door = Some(door);
+        }
+        Ok(server)
+    }
+
+    /// Network addresses on which workers find it.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        self.door.as_ref().map_or(&[], |door| door.addresses())
+    }
+
+    /// Workers that are here now.
+    pub fn workers_here(&self) -> u32 {
+        self.shared.workers.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of memory that tensors take.
+    pub fn memory_taken(&self) -> u64 {
+        self.shared.memory.load(Ordering::Relaxed)
     }
 
     /// A connection for a worker in this process.
@@ -186,6 +285,9 @@ impl Server {
 
     /// Ends the job, if it has not ended, and every thread of the server.
     pub fn stop(&mut self) {
+        if let Some(door) = self.door.take() {
+            door.dismiss(&self.job);
+        }
         let _ = self.orders.send(Order::Stop);
         self.shared.wakeup.ring();
         for thread in self.threads.drain(..) {
@@ -257,6 +359,7 @@ fn start_shards(config: &ServerConfig, shared: &Arc<Shared>) -> Result<Started, 
         let place = (config.index * count + index) as usize % cores.len();
         let setup = shard::Setup {
             index,
+            job: config.job.clone(),
             workers: config.workers,
             crowded: crowding(config) > 1,
             core: config.options.pin.then_some(cores[place]),

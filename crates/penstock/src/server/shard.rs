@@ -1,24 +1,26 @@
 //! A shard: one thread that owns its chunks, with one loop. It takes orders, pops submissions, lets the machine of
 //! `penstock-proto` decide, folds in shared memory, publishes, rings for who waits, and sleeps when there is nothing to do.
 
+use super::memory::{Event, Memory, Touched};
+use super::remote::{Heard, Remote};
 use super::{Shared, StartError, Wakeup};
 use crate::wait::Patience;
 use penstock_fabric::doorbell::{self, ANYTHING, Bell, Sleeping};
 use penstock_fabric::layout::{board, page};
 use penstock_fabric::memory::{HomeMemory, LaneView};
-use penstock_fabric::publish::Published;
+use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::{Mapping, Region, Writers};
 use penstock_fabric::ring::{Broken, Consumer, Ring};
 use penstock_fabric::sync::Ordering;
-use penstock_kernels::{Foreign, Plan};
 use penstock_proto::error::JobFailure;
-use penstock_proto::shard::{Fold, Home, NonFiniteFrom, Shard, SubmissionRefused};
+use penstock_proto::frame::job_number;
+use penstock_proto::shard::{Shard, SubmissionRefused};
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::submission::{Submission, WORDS};
 use penstock_proto::{Rank, TensorId};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
-use smallvec::SmallVec;
+use rustix::time::Timespec;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -26,18 +28,50 @@ use std::thread::JoinHandle;
 
 /// Submissions taken from one worker before the next worker's turn.
 const TURN: usize = 16;
-/// Writers whose lanes fit on the stack; more are collected on the heap.
-const USUAL_WRITERS: usize = 32;
+/// Frames taken from one worker on another host before the next worker's turn.
+const FRAMES: usize = 32;
+/// Tokens of the connections of workers on other hosts, in the shard's poll: this and the rank.
+const CONNECTIONS: u64 = 1 << 32;
 
 /// What the control thread tells a shard.
 #[derive(Debug)]
 pub(super) enum Command {
-    Join { rank: Rank, page: Arc<Mapping>, wakeup: OwnedFd },
-    Declare { id: TensorId, spec: Box<TensorSpec>, total: u32, home: HomeMemory },
-    Lane { id: TensorId, rank: Rank, lane: LaneView },
-    Remove { rank: Rank },
-    Missing { ticket: u64, id: TensorId, version: u64 },
-    Clocks { ticket: u64 },
+    Join {
+        rank: Rank,
+        page: Arc<Mapping>,
+        wakeup: OwnedFd,
+    },
+    /// A worker on another host has joined.
+    JoinRemote {
+        rank: Rank,
+    },
+    /// It has connected to this shard, for the first time or again.
+    Attach {
+        rank: Rank,
+        stream: Stream,
+    },
+    Declare {
+        id: TensorId,
+        spec: Box<TensorSpec>,
+        total: u32,
+        home: HomeMemory,
+    },
+    Lane {
+        id: TensorId,
+        rank: Rank,
+        lane: LaneView,
+    },
+    Remove {
+        rank: Rank,
+    },
+    Missing {
+        ticket: u64,
+        id: TensorId,
+        version: u64,
+    },
+    Clocks {
+        ticket: u64,
+    },
     Stop,
 }
 
@@ -71,6 +105,8 @@ impl Board {
 /// What a shard is started with.
 pub(super) struct Setup {
     pub(super) index: u32,
+    /// The job's name.
+    pub(super) job: String,
     pub(super) workers: u32,
     pub(super) crowded: bool,
     pub(super) core: Option<usize>,
@@ -107,10 +143,21 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
     watch.map_err(StartError::system("watch a wake-up descriptor"))?;
     let name = format!("penstock-shard-{}", setup.index);
     let ports = (0..setup.workers).map(|_| None).collect();
-    let memory = Memory { shard: setup.index, tensors: Vec::new(), touched: None };
+    let memory = Memory::new(setup.index);
     let machine = Shard::new(setup.workers);
-    let run =
-        Loop { setup, inbox, flag, wakeup, epoll, machine, ports, memory, running: true, failed: false };
+    let run = Loop {
+        setup,
+        inbox,
+        flag,
+        wakeup,
+        epoll,
+        machine,
+        ports,
+        memory,
+        networked: false,
+        running: true,
+        failed: false,
+    };
     let thread = std::thread::Builder::new().name(name).spawn(move || run.run());
     let thread =
         thread.map_err(|error| StartError::System { what: "start a thread", reason: error.to_string() })?;
@@ -118,20 +165,47 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
 }
 
 /// A worker that has joined, as far as this shard has to do with it.
-struct Port {
+enum Port {
+    /// On this host: its page.
+    Local(Local),
+    /// On another: its connection.
+    Remote(Box<Remote>),
+}
+
+struct Local {
     page: Arc<Mapping>,
     wakeup: OwnedFd,
     ring_at: usize,
     consumer: Consumer,
 }
 
-impl Port {
+impl Local {
     fn ring(&self) -> &Ring {
         self.page.at(self.ring_at)
     }
 
     fn bell(&self) -> &Bell {
         self.page.at(page::BELL)
+    }
+
+    fn has_submission(&self) -> bool {
+        !self.consumer.is_empty(self.ring())
+    }
+}
+
+impl Port {
+    fn local(&self) -> Option<&Local> {
+        match self {
+            Self::Local(local) => Some(local),
+            Self::Remote(_) => None,
+        }
+    }
+
+    fn has_work(&self) -> bool {
+        match self {
+            Self::Local(local) => local.has_submission(),
+            Self::Remote(remote) => remote.has_work(),
+        }
     }
 }
 
@@ -144,6 +218,8 @@ struct Loop {
     machine: Shard,
     ports: Vec<Option<Port>>,
     memory: Memory,
+    /// Whether some worker is on another host: then the poll is asked at every look.
+    networked: bool,
     running: bool,
     /// The job has failed here: nothing more is folded or published, so that nobody takes half an update for a whole one.
     failed: bool,
@@ -179,36 +255,68 @@ impl Loop {
         if self.failed {
             return busy;
         }
+        if self.networked {
+            self.poll(Some(Timespec { tv_sec: 0, tv_nsec: 0 }));
+        }
         for rank in 0..self.ports.len() as Rank {
             busy |= self.take_turn(rank);
+        }
+        if self.networked {
+            busy |= self.send();
         }
         busy
     }
 
     fn has_work(&self) -> bool {
-        let waiting = |port: &Port| !port.consumer.is_empty(port.ring());
-        self.flag.load(Ordering::Acquire) || (!self.failed && self.ports.iter().flatten().any(waiting))
+        self.flag.load(Ordering::Acquire) || (!self.failed && self.ports.iter().flatten().any(Port::has_work))
     }
 
     fn sleep(&mut self) {
         let sleeping = self.setup.board.sleeping(self.setup.index);
         sleeping.announce();
         if !self.has_work() {
-            let mut events = Vec::with_capacity(16);
-            let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None);
-            for event in events {
-                self.clear(event.data.u64());
-            }
+            self.poll(None);
         }
         self.setup.board.sleeping(self.setup.index).awake();
     }
 
-    fn clear(&self, token: u64) {
-        if token == u64::MAX {
-            Wakeup::clear(self.wakeup.as_fd());
-        } else if let Some(Some(port)) = self.ports.get(token as usize) {
-            Wakeup::clear(port.wakeup.as_fd());
+    /// Asks the poll what is ready; waits for something without a limit.
+    fn poll(&mut self, limit: Option<Timespec>) {
+        let mut events = Vec::with_capacity(16);
+        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), limit.as_ref());
+        for event in events {
+            let (token, flags) = (event.data.u64(), event.flags);
+            if token == u64::MAX {
+                Wakeup::clear(self.wakeup.as_fd());
+                continue;
+            }
+            match self.ports.get_mut((token % CONNECTIONS) as usize) {
+                Some(Some(Port::Local(local))) => Wakeup::clear(local.wakeup.as_fd()),
+                Some(Some(Port::Remote(remote))) => {
+                    // Errors and hang-ups are found out by reading.
+                    remote.ready(flags != epoll::EventFlags::OUT, flags.contains(epoll::EventFlags::OUT));
+                }
+                _ => {}
+            }
         }
+    }
+
+    /// Sends what is due to workers on other hosts.
+    fn send(&mut self) -> bool {
+        let mut busy = false;
+        for (port, rank) in self.ports.iter_mut().zip(0u64..) {
+            let Some(Port::Remote(remote)) = port else { continue };
+            busy |= remote.send(&self.memory);
+            if let Some(write) = remote.change_of_interest()
+                && let Some(stream) = remote.stream()
+            {
+                let mut flags = epoll::EventFlags::IN;
+                flags.set(epoll::EventFlags::OUT, write);
+                let _ =
+                    epoll::modify(&self.epoll, stream, epoll::EventData::new_u64(CONNECTIONS + rank), flags);
+            }
+        }
+        busy
     }
 
     fn take_commands(&mut self) -> bool {
@@ -225,6 +333,13 @@ impl Loop {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Join { rank, page, wakeup } => self.join(rank, page, wakeup),
+            Command::JoinRemote { rank } => {
+                self.networked = true;
+                self.memory.keep_events();
+                let remote = Remote::new(job_number(&self.setup.job), rank);
+                self.ports[rank as usize] = Some(Port::Remote(Box::new(remote)));
+            }
+            Command::Attach { rank, stream } => self.attach(rank, stream),
             Command::Declare { id, spec, total, home } => {
                 let chunks = home.chunks().to_vec();
                 self.memory.declare(id, spec.plan(), home, self.setup.workers);
@@ -258,15 +373,30 @@ impl Loop {
             return;
         }
         let ring_at = page::ring(self.setup.index);
-        self.ports[rank as usize] = Some(Port { page, wakeup, ring_at, consumer: Consumer::default() });
+        let local = Local { page, wakeup, ring_at, consumer: Consumer::default() };
+        self.ports[rank as usize] = Some(Port::Local(local));
+    }
+
+    fn attach(&mut self, rank: Rank, stream: Stream) {
+        let token = epoll::EventData::new_u64(CONNECTIONS + u64::from(rank));
+        // The old connection, if there is one, is closed by being replaced, and leaves the poll with that.
+        if let Some(Some(Port::Remote(remote))) = self.ports.get_mut(rank as usize)
+            && epoll::add(&self.epoll, &stream, token, epoll::EventFlags::IN).is_ok()
+        {
+            remote.attach(stream);
+        }
+    }
+
+    fn close_port(&mut self, rank: Rank) {
+        if let Some(Port::Local(local)) = self.ports[rank as usize].take() {
+            let _ = epoll::delete(&self.epoll, &local.wakeup);
+        }
     }
 
     /// Takes what the worker still submitted, then goes on without it.
     fn remove(&mut self, rank: Rank) {
         while !self.failed && self.take_turn(rank) {}
-        if let Some(port) = self.ports[rank as usize].take() {
-            let _ = epoll::delete(&self.epoll, &port.wakeup);
-        }
+        self.close_port(rank);
         if self.failed {
             return;
         }
@@ -279,6 +409,14 @@ impl Loop {
 
     /// Takes some submissions of one worker; `false` if there were none.
     fn take_turn(&mut self, rank: Rank) -> bool {
+        match &self.ports[rank as usize] {
+            None => false,
+            Some(Port::Local(_)) => self.take_local_turn(rank),
+            Some(Port::Remote(_)) => self.take_remote_turn(rank),
+        }
+    }
+
+    fn take_local_turn(&mut self, rank: Rank) -> bool {
         let mut taken = 0;
         while taken < TURN && !self.failed && self.has_submission(rank) {
             // A tensor, or a lane, is announced here before the worker hears of it, so before it can submit from it.
@@ -287,7 +425,8 @@ impl Loop {
                 Ok(None) => return true, // it was removed just now
                 Ok(Some(words)) => {
                     taken += 1;
-                    if let Err(what) = self.submit(rank, words) {
+                    let submission = Submission::decode(words).map_err(|error| error.to_string());
+                    if let Err(what) = submission.and_then(|submission| self.submit(rank, &submission)) {
                         self.drop_worker(rank, what);
                     }
                     self.tell_waiting();
@@ -304,13 +443,58 @@ impl Loop {
         taken > 0
     }
 
+    fn take_remote_turn(&mut self, rank: Rank) -> bool {
+        let mut taken = 0;
+        while taken < FRAMES && !self.failed {
+            // As above: what a frame names was announced here before the worker could name it.
+            self.take_commands();
+            let Some(Some(Port::Remote(remote))) = self.ports.get_mut(rank as usize) else { return true };
+            match remote.hear(&self.machine, &mut self.memory) {
+                Heard::Nothing => break,
+                Heard::Broke(what) => {
+                    self.drop_worker(rank, what);
+                    return true;
+                }
+                Heard::Submission(submission, wanted) => {
+                    taken += 1;
+                    if let Err(what) = self.submit_remote(rank, &submission, wanted) {
+                        self.drop_worker(rank, what);
+                    }
+                    self.tell_waiting();
+                }
+            }
+        }
+        taken > 0
+    }
+
+    fn submit_remote(&mut self, rank: Rank, submission: &Submission, wanted: bool) -> Result<(), String> {
+        let Self { ports, memory, .. } = self;
+        let Some(Some(Port::Remote(remote))) = ports.get_mut(rank as usize) else { return Ok(()) };
+        match *submission {
+            Submission::Fetch { tensor, state: true, ticket, .. } => {
+                remote.fetch_state(tensor, ticket, memory)
+            }
+            Submission::Fetch { tensor, version, ticket, .. } => {
+                remote.fetch(tensor, version, ticket, memory)
+            }
+            Submission::Push { tensor, first, stamp, .. } if wanted => {
+                if let Some(local) = memory.local(tensor, first) {
+                    remote.want(tensor, local, stamp + 1, memory);
+                }
+                return self.submit(rank, submission);
+            }
+            _ => return self.submit(rank, submission),
+        }
+        Ok(())
+    }
+
     fn has_submission(&self, rank: Rank) -> bool {
-        self.ports[rank as usize].as_ref().is_some_and(|port| !port.consumer.is_empty(port.ring()))
+        self.ports[rank as usize].as_ref().and_then(Port::local).is_some_and(Local::has_submission)
     }
 
     fn pop(&mut self, rank: Rank) -> Result<Option<[u64; WORDS]>, Broken> {
-        let Some(port) = &mut self.ports[rank as usize] else { return Ok(None) };
-        port.consumer.pop(port.page.at(port.ring_at))
+        let Some(Port::Local(local)) = &mut self.ports[rank as usize] else { return Ok(None) };
+        local.consumer.pop(local.page.at(local.ring_at))
     }
 
     fn fail(&mut self, failure: JobFailure) {
@@ -320,20 +504,17 @@ impl Loop {
 
     /// The shard listens to this worker no more; the control thread decides what becomes of the job.
     fn drop_worker(&mut self, rank: Rank, what: String) {
-        if let Some(port) = self.ports[rank as usize].take() {
-            let _ = epoll::delete(&self.epoll, &port.wakeup);
-        }
+        self.close_port(rank);
         self.report(Report::Broke { rank, what });
     }
 
-    fn submit(&mut self, rank: Rank, words: [u64; WORDS]) -> Result<(), String> {
-        let submission = Submission::decode(words).map_err(|error| error.to_string())?;
-        if let Submission::Push { tensor, .. } | Submission::Load { tensor, .. } = submission
+    fn submit(&mut self, rank: Rank, submission: &Submission) -> Result<(), String> {
+        if let Submission::Push { tensor, .. } | Submission::Load { tensor, .. } = *submission
             && !self.memory.has_lane(tensor, rank)
         {
             return Err(format!("it submitted tensor {tensor} without having declared it"));
         }
-        match self.machine.submit(rank, &submission, &mut self.memory) {
+        match self.machine.submit(rank, submission, &mut self.memory) {
             Ok(()) => Ok(()),
             Err(SubmissionRefused::Failure(failure)) => {
                 self.fail(failure);
@@ -343,145 +524,52 @@ impl Loop {
         }
     }
 
-    /// Rings for everyone who waits for the tensor that something has just happened to.
+    /// Tells everyone who waits what has just happened: rings for those on this host, queues for the others.
     fn tell_waiting(&mut self) {
-        match self.memory.touched.take() {
+        if self.networked {
+            self.queue_events();
+        }
+        match self.memory.take_touched() {
             None => {}
             Some(touched) => {
                 doorbell::published();
-                let waits = |port: &&Port| match touched {
-                    Touched::One(id) => port.bell().must_ring(id + 1),
-                    Touched::Many => port.bell().waits(),
+                let waits = |local: &&Local| match touched {
+                    Touched::One(id) => local.bell().must_ring(id + 1),
+                    Touched::Many => local.bell().waits(),
                 };
-                self.ports.iter().flatten().filter(waits).for_each(|port| port.bell().ring());
+                let locals = self.ports.iter().flatten().filter_map(Port::local);
+                locals.filter(waits).for_each(|local| local.bell().ring());
             }
         }
+    }
+
+    fn queue_events(&mut self) {
+        let events = self.memory.events();
+        for &event in &events {
+            match event {
+                Event::Published { tensor, local } => {
+                    for port in self.ports.iter_mut().flatten() {
+                        if let Port::Remote(remote) = port {
+                            remote.published(tensor, local, &self.memory);
+                        }
+                    }
+                }
+                Event::Folded { tensor, writer, count } => {
+                    if let Some(Some(Port::Remote(remote))) = self.ports.get_mut(writer as usize) {
+                        remote.folded(tensor, count, &self.memory);
+                    }
+                }
+            }
+        }
+        self.memory.recycle(events);
     }
 
     fn tell_who_waits_for_room(&self, rank: Rank) {
-        if let Some(port) = &self.ports[rank as usize] {
+        if let Some(local) = self.ports[rank as usize].as_ref().and_then(Port::local) {
             doorbell::published();
-            if port.bell().must_ring(ANYTHING) {
-                port.bell().ring();
+            if local.bell().must_ring(ANYTHING) {
+                local.bell().ring();
             }
         }
-    }
-}
-
-/// Which tensors something has happened to since everyone was told.
-#[derive(Debug, Clone, Copy)]
-enum Touched {
-    One(TensorId),
-    Many,
-}
-
-/// The shard's memory: what its machine acts on.
-struct Memory {
-    shard: u32,
-    tensors: Vec<Option<TensorMemory>>,
-    touched: Option<Touched>,
-}
-
-struct TensorMemory {
-    plan: Plan,
-    home: HomeMemory,
-    lanes: Vec<Option<LaneView>>,
-}
-
-impl Memory {
-    fn declare(&mut self, id: TensorId, plan: Plan, home: HomeMemory, workers: u32) {
-        let index = id as usize;
-        if self.tensors.len() <= index {
-            self.tensors.resize_with(index + 1, || None);
-        }
-        let lanes = (0..workers).map(|_| None).collect();
-        self.tensors[index] = Some(TensorMemory { plan, home, lanes });
-    }
-
-    fn give_lane(&mut self, id: TensorId, rank: Rank, lane: LaneView) {
-        self.tensor(id).lanes[rank as usize] = Some(lane);
-    }
-
-    fn has_lane(&self, id: TensorId, rank: Rank) -> bool {
-        let tensor = self.tensors.get(id as usize).and_then(Option::as_ref);
-        tensor.is_some_and(|tensor| tensor.lanes[rank as usize].is_some())
-    }
-
-    fn tensor(&mut self, id: TensorId) -> &mut TensorMemory {
-        self.tensors[id as usize].as_mut().expect("the machine acts on declared tensors")
-    }
-
-    fn touch(&mut self, id: TensorId) {
-        self.touched = match self.touched {
-            None => Some(Touched::One(id)),
-            Some(Touched::One(other)) if other == id => Some(Touched::One(id)),
-            Some(_) => Some(Touched::Many),
-        };
-    }
-}
-
-impl TensorMemory {
-    fn parts(&mut self) -> (&Plan, &mut HomeMemory, &[Option<LaneView>]) {
-        (&self.plan, &mut self.home, &self.lanes)
-    }
-}
-
-impl Home for Memory {
-    fn fold(&mut self, id: TensorId, chunk: u32, fold: &Fold, writers: &[Rank]) -> Result<(), NonFiniteFrom> {
-        let (plan, home, lanes) = self.tensor(id).parts();
-        let range = home.range(chunk);
-        let lane = |&writer: &Rank| lanes[writer as usize].as_ref().expect("who pushed has a lane");
-        let contributions: SmallVec<[Foreign<'_>; USUAL_WRITERS]> =
-            writers.iter().map(|writer| lane(writer).contribution(range.clone())).collect();
-        home.expect_after(chunk);
-        let mut chunk = home.chunk(chunk);
-        chunk.header.begin();
-        let Fold { settings, step, scale } = fold;
-        let folded =
-            penstock_kernels::fold(plan, settings, *step, *scale, &contributions, chunk.value, chunk.state);
-        folded.map_err(|refused| {
-            chunk.header.leave();
-            NonFiniteFrom(writers[refused.lane])
-        })
-    }
-
-    fn load(&mut self, id: TensorId, chunk: u32, slot: u32, part: u32, writer: Rank) {
-        let (plan, home, lanes) = self.tensor(id).parts();
-        // Arrays are as long as the value, or twice as long where their elements are twice as wide.
-        let parts = plan.dtype.accumulator_size() / plan.dtype.size();
-        let lane = lanes[writer as usize].as_ref().expect("who loads has a lane");
-        let contribution = lane.contribution(home.range(chunk));
-        let mut chunk = home.chunk(chunk);
-        chunk.header.begin();
-        let bytes = chunk.value.len();
-        match slot {
-            0 => contribution.copy_to(chunk.value),
-            slot => {
-                let at = ((slot as usize - 1) * parts + part as usize) * bytes;
-                contribution.copy_to(&mut chunk.state[at..at + bytes]);
-            }
-        }
-    }
-
-    fn publish(&mut self, id: TensorId, chunk: u32, version: u64, steps: u64) {
-        let (_, home, _) = self.tensor(id).parts();
-        home.header(chunk).publish(Published { version, steps });
-    }
-
-    fn progress(&mut self, id: TensorId, version: u64) {
-        let (_, home, _) = self.tensor(id).parts();
-        // Pairs with the acquire load in the worker's pull: who sees the progress sees the chunks.
-        home.progress().0.store(version + 1, Ordering::Release);
-        self.touch(id);
-    }
-
-    fn folded(&mut self, id: TensorId, writer: Rank, count: u64) {
-        let shard = self.shard;
-        let (_, _, lanes) = self.tensor(id).parts();
-        if let Some(lane) = &lanes[writer as usize] {
-            // Pairs with the acquire load before the worker writes its lane again: the home has read what it counts.
-            lane.folded(shard).0.store(count, Ordering::Release);
-        }
-        self.touch(id);
     }
 }

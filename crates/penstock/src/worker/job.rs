@@ -3,14 +3,18 @@
 use super::Error;
 use super::link::{Deadline, Fate, Introduction, Link, lock};
 use super::tensor::{Declaration, Tensor};
-use crate::options::Options;
-use crate::server::{Server, ServerConfig};
+use crate::options::{Options, Transport};
+use crate::server::{Server, ServerConfig, StartError};
+use crate::service::socket_of;
+use crate::wire::dial::Dialer;
+use crate::wire::random;
+use penstock_fabric::net::endpoint::Endpoint;
 use penstock_fabric::socket::Connection;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::Rank;
+use penstock_proto::handshake::Session;
 use penstock_proto::message::{Answer, Ask, Secret};
 use penstock_proto::submission::Submission;
-use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
@@ -18,8 +22,10 @@ use std::time::Duration;
 /// Who this worker is, and where the servers are.
 #[derive(Debug, Clone)]
 pub struct Membership {
-    /// The servers' sockets, in the servers' order.
-    pub servers: Vec<PathBuf>,
+    /// Where the servers are, in the servers' order.
+    pub servers: Vec<Endpoint>,
+    /// The job's name.
+    pub job: String,
     /// The job's secret.
     pub secret: Secret,
     /// This worker's number.
@@ -67,6 +73,8 @@ pub(super) struct Inner {
     clock: RwLock<u64>,
     /// The same, for looks that stamp nothing.
     shown_clock: AtomicU64,
+    /// Barriers passed: what others did before one must be seen behind it, also on other hosts.
+    barriers: AtomicU64,
     pub(super) rank: Rank,
     pub(super) options: Options,
 }
@@ -83,6 +91,10 @@ impl Inner {
     /// The clock, which stands still as long as the guard lives.
     pub(super) fn clock(&self) -> RwLockReadGuard<'_, u64> {
         self.clock.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn barriers(&self) -> u64 {
+        self.barriers.load(Ordering::Relaxed)
     }
 
     pub(super) fn shown_clock(&self) -> u64 {
@@ -124,11 +136,10 @@ impl Job {
         }
         let Membership { secret, rank, size, .. } = *membership;
         let deadline = Deadline::new(options.deadline);
-        let who = Introduction { secret, rank, size };
+        let who = Introduction { secret, session: session()?, rank, size };
         let mut links = Vec::new();
-        for (path, server) in membership.servers.iter().zip(0..) {
-            let connection = reach(path, server, deadline, &fate)?;
-            links.push(Link::join(connection, &who, server, &fate, deadline)?);
+        for (endpoint, server) in membership.servers.iter().zip(0..) {
+            links.push(join(endpoint, &membership.job, &who, server, &options, &fate, deadline)?);
         }
         match links.first() {
             Some(first) if first.welcome.servers as usize == links.len() => {}
@@ -147,12 +158,14 @@ impl Job {
 
     /// A job of one worker, with a server in this process.
     pub fn embedded(options: Options) -> Result<Self, Error> {
-        let mut secret = [0; 32];
-        let random = rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty());
-        random.map_err(|errno| Error::System { what: "make a secret", reason: errno.to_string() })?;
-        let who = Introduction { secret: Secret(secret), rank: 0, size: 1 };
+        let secret = random::bytes();
+        let secret =
+            secret.map_err(|errno| Error::System { what: "make a secret", reason: errno.to_string() })?;
+        let who = Introduction { secret: Secret(secret), session: session()?, rank: 0, size: 1 };
         let config = ServerConfig {
             path: None,
+            listen: Vec::new(),
+            job: "embedded".to_owned(),
             secret: who.secret,
             index: 0,
             servers: 1,
@@ -181,6 +194,7 @@ impl Job {
             counters: Counters::default(),
             clock: RwLock::new(0),
             shown_clock: AtomicU64::new(0),
+            barriers: AtomicU64::new(0),
             rank: who.rank,
             options,
         };
@@ -253,8 +267,13 @@ impl Job {
         let links = self.inner.links();
         let first = links.first().ok_or(Error::Closed)?;
         let deadline = self.inner.deadline(timeout);
+        // What was submitted to another host before the barrier must have been taken there before anyone passes it.
+        links.iter().for_each(Link::drain);
         match first.ask(Ask::Barrier, "open the barrier", deadline) {
-            Ok((Answer::BarrierPassed, _)) => Ok(()),
+            Ok((Answer::BarrierPassed, _)) => {
+                self.inner.barriers.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
             Ok((other, _)) => Err(first.misunderstood(&other)),
             Err(Error::Unanswered { waited, .. }) => {
                 let missing = match first.ask(Ask::MissingAtBarrier, "answer", self.inner.deadline(None)) {
@@ -315,6 +334,45 @@ impl Drop for Job {
     fn drop(&mut self) {
         if self.inner.fate.check().is_ok() {
             self.close(Some("it dropped the job without closing it".to_owned()));
+        }
+    }
+}
+
+/// What identifies this process to the servers over reconnects.
+fn session() -> Result<Session, Error> {
+    random::bytes().map_err(|errno| Error::System { what: "draw a session", reason: errno.to_string() })
+}
+
+/// Joins a server: by shared memory if it is on this host, else by the network.
+fn join(
+    endpoint: &Endpoint,
+    job: &str,
+    who: &Introduction,
+    server: u32,
+    options: &Options,
+    fate: &Arc<Fate>,
+    deadline: Deadline,
+) -> Result<Link, Error> {
+    let here = endpoint.host.as_ref().is_none_or(|host| *host == crate::host::id());
+    let forced = options.transport == Transport::Tcp && endpoint.tcp.is_some();
+    let local = endpoint.unix.as_deref().filter(|_| here && !forced);
+    let local = local.map(|path| socket_of(path, job));
+    match (local.as_deref(), &endpoint.tcp) {
+        (Some(path), None) => {
+            let connection = reach(path, server, deadline, fate)?;
+            Link::join(connection, who, server, fate, deadline)
+        }
+        // The server may be in a container that shares the network but not the file system.
+        (Some(path), Some(_)) if let Ok(connection) = Connection::connect(path) => {
+            Link::join(connection, who, server, fate, deadline)
+        }
+        (_, Some(address)) => {
+            let dialer = Dialer::new(address.clone(), job, who.secret, options).map_err(StartError::from)?;
+            Link::join_remote(dialer, who, server, fate, deadline)
+        }
+        (None, None) => {
+            let what = "its socket is on another host, and it has no network address".to_owned();
+            Err(Error::Protocol { server, what })
         }
     }
 }

@@ -1,12 +1,17 @@
 //! Servers and jobs for the promise tests: real threads, real sockets, real shared memory.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+mod line;
+
+pub(crate) use line::Line;
 use penstock::options::Options;
 use penstock::server::{Server, ServerConfig};
 use penstock::worker::{Declaration, Error, Job, Membership, Tensor};
+use penstock_fabric::net::endpoint::Endpoint;
 use penstock_kernels::{Dtype, Rule, Settings};
 use penstock_proto::consistency::Consistency;
 use penstock_proto::message::Secret;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -29,27 +34,69 @@ pub(crate) fn options(given: &[(&str, &str)]) -> Options {
     Options::load(all.iter().chain(given).copied()).expect("the options of a test are valid")
 }
 
+/// How workers reach their servers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// By shared memory.
+    Memory,
+    /// By TCP, plain.
+    Tcp,
+    /// By TCP under TLS.
+    Tls,
+    /// Even ranks by shared memory, odd ones by TCP.
+    Mixed,
+    /// By TCP over a line that breaks again and again.
+    Broken,
+}
+
 pub(crate) struct Cluster {
     pub(crate) servers: Vec<Server>,
     pub(crate) paths: Vec<PathBuf>,
     pub(crate) workers: u32,
     pub(crate) options: Options,
+    pub(crate) way: Way,
+    pub(crate) lines: Vec<Line>,
 }
 
 impl Cluster {
     pub(crate) fn new(workers: u32, servers: u32, given: &[(&str, &str)]) -> Self {
-        let options = options(given);
+        Self::over(Way::Memory, workers, servers, given)
+    }
+
+    pub(crate) fn over(way: Way, workers: u32, servers: u32, given: &[(&str, &str)]) -> Self {
+        let mut given = given.to_vec();
+        given.extend((way == Way::Tls).then_some(("security", "tls")));
+        let options = options(&given);
         let paths: Vec<PathBuf> = (0..servers).map(|_| socket_path()).collect();
         let start = |(path, index): (&PathBuf, u32)| {
             let (path, options) = (Some(path.clone()), options.clone());
-            Server::start(ServerConfig { path, secret: SECRET, index, servers, workers, options }).unwrap()
+            let listen = if way == Way::Memory { Vec::new() } else { vec!["127.0.0.1:0".parse().unwrap()] };
+            let job = "job".to_owned();
+            let config = ServerConfig { path, listen, job, secret: SECRET, index, servers, workers, options };
+            Server::start(config).unwrap()
         };
-        let running = paths.iter().zip(0..).map(start).collect();
-        Self { servers: running, paths, workers, options }
+        let running: Vec<Server> = paths.iter().zip(0..).map(start).collect();
+        let lines = match way {
+            Way::Broken => running.iter().map(|server| Line::to(server.addresses()[0])).collect(),
+            _ => Vec::new(),
+        };
+        Self { servers: running, paths, workers, options, way, lines }
+    }
+
+    /// Where `rank` finds the servers.
+    pub(crate) fn endpoints(&self, rank: u32) -> Vec<Endpoint> {
+        let memory = self.way == Way::Memory || (self.way == Way::Mixed && rank.is_multiple_of(2));
+        let tcp = |address: &SocketAddr| format!("tcp://{address}").parse().unwrap();
+        match self.way {
+            _ if memory => self.paths.iter().cloned().map(Into::into).collect(),
+            Way::Broken => self.lines.iter().map(|line| tcp(&line.address)).collect(),
+            _ => self.servers.iter().map(|server| tcp(&server.addresses()[0])).collect(),
+        }
     }
 
     pub(crate) fn membership(&self, rank: u32) -> Membership {
-        Membership { servers: self.paths.clone(), secret: SECRET, rank, size: self.workers }
+        let (servers, job) = (self.endpoints(rank), "job".to_owned());
+        Membership { servers, job, secret: SECRET, rank, size: self.workers }
     }
 
     pub(crate) fn try_join(&self, membership: &Membership) -> Result<Job, Error> {

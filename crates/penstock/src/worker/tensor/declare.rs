@@ -4,7 +4,7 @@ use super::{HomeShard, Tensor};
 use crate::worker::Error;
 use crate::worker::job::Inner;
 use crate::worker::link::{Deadline, Link};
-use penstock_fabric::memory::{ServerPart, WorkerMemory};
+use penstock_fabric::memory::{ExtentLayout, ServerPart, WorkerMemory};
 use penstock_kernels::{Dtype, Rule};
 use penstock_proto::TensorId;
 use penstock_proto::chunk::Cut;
@@ -66,6 +66,8 @@ impl Tensor {
             homes,
             position: Mutex::default(),
             has_value: AtomicBool::new(false),
+            stale: AtomicBool::new(false),
+            seen_barriers: AtomicU64::new(0),
             staleness: AtomicU64::new(0),
             mirror: OnceLock::new(),
         })
@@ -87,7 +89,7 @@ fn declare_everywhere(
     for (server, link) in links.iter().enumerate() {
         let ask = Ask::Declare { spec: spec.clone(), decided: decided.clone() };
         let (answer, descriptors) = link.ask(ask, "declare a tensor", deadline)?;
-        let Answer::Declared { tensor, extents, homed } = answer else {
+        let Answer::Declared { tensor, extents, homed, loads } = answer else {
             return Err(link.misunderstood(&answer));
         };
         let bad = |what: &str| Error::Protocol { server: server as u32, what: what.to_owned() };
@@ -102,16 +104,24 @@ fn declare_everywhere(
         if decided.as_ref().is_some_and(|decided| *decided != (tensor, extents.clone())) {
             return Err(bad("it does not agree with the first server"));
         }
+        let mut descriptors = descriptors.into_iter();
+        let (regions, remotes) = match (extent.count, link.is_remote()) {
+            (0, _) => (None, Vec::new()),
+            (_, true) => {
+                let layout = ExtentLayout::new(cut, extent, spec.dtype, 0);
+                let (model, lane, remotes) = link.mirror(tensor, layout, &homed, loads)?;
+                (Some((model, lane)), remotes)
+            }
+            (_, false) => match (descriptors.next(), descriptors.next()) {
+                (Some(model), Some(lane)) => (Some((model, lane)), Vec::new()),
+                _ => return Err(bad("a tensor came without its memory")),
+            },
+        };
         for (&chunks, shard) in homed.iter().zip(0..).filter(|(chunks, _)| **chunks > 0) {
             let submitted = AtomicU64::new(0);
-            homes.push(HomeShard { server, shard, chunks: u64::from(chunks), extent, submitted });
+            let remote = remotes.get(shard as usize).cloned();
+            homes.push(HomeShard { server, shard, chunks: u64::from(chunks), extent, submitted, remote });
         }
-        let mut descriptors = descriptors.into_iter();
-        let regions = match (extent.count, descriptors.next(), descriptors.next()) {
-            (0, _, _) => None,
-            (_, Some(model), Some(lane)) => Some((model, lane)),
-            _ => return Err(bad("a tensor came without its memory")),
-        };
         parts.push(ServerPart { extent, regions });
         decided.get_or_insert((tensor, extents));
     }

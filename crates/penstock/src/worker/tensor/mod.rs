@@ -22,7 +22,7 @@ pub use declare::Declaration;
 
 use super::Error;
 use super::job::Inner;
-use super::link::{Deadline, Waited, lock};
+use super::link::{Deadline, RemoteHome, Waited, lock};
 use penstock_fabric::layout::Count;
 use penstock_fabric::memory::WorkerMemory;
 use penstock_fabric::region::Mapping;
@@ -51,6 +51,8 @@ struct HomeShard {
     extent: Extent,
     /// Chunk contributions handed to it so far. Written under the tensor's lock.
     submitted: AtomicU64,
+    /// Of a server on another host: what the courier and the tensor tell each other.
+    remote: Option<Arc<RemoteHome>>,
 }
 
 /// A tensor of a job.
@@ -63,6 +65,10 @@ pub struct Tensor {
     position: Mutex<Position>,
     /// Whether the tensor was seen to have a value; it never loses it.
     has_value: AtomicBool,
+    /// Whether this worker has loaded something that its own mirror does not show yet. Other hosts only, as below.
+    stale: AtomicBool,
+    /// Barriers passed when the value was last fetched.
+    seen_barriers: AtomicU64,
     staleness: AtomicU64,
     mirror: OnceLock<Arc<Mapping>>,
 }
@@ -157,6 +163,9 @@ impl Tensor {
         if self.has_value.load(Ordering::Relaxed) {
             return Ok(());
         }
+        for home in self.homes.iter().filter(|home| home.remote.is_some() && self.progress(home) == 0) {
+            self.fetch(home, 0, false, deadline)?;
+        }
         match self.wait(deadline, |home| self.progress(home) > 0)? {
             Waited::TimedOut => {
                 Err(Error::NoValue { name: self.spec.name.clone(), waited: deadline.waited() })
@@ -209,6 +218,38 @@ impl Tensor {
         }
         Err(Error::WrongSize { name: self.spec.name.clone(), expected, got })
     }
+
+    /// Asks a home on another host to send what has changed, once it has `version`, or the optimizer's state.
+    fn fetch(&self, home: &HomeShard, version: u64, state: bool, deadline: Deadline) -> Result<(), Error> {
+        let Some(remote) = &home.remote else { return Ok(()) };
+        let ticket = remote.ticket.fetch_add(1, Ordering::Relaxed) + 1;
+        self.tell(home, &Submission::Fetch { tensor: self.id, state, version, ticket }, deadline)
+    }
+
+    /// Whether everything that was asked of a home on another host has come.
+    fn is_fetched(home: &HomeShard) -> bool {
+        // Pairs with the release in the courier: who sees the ticket sees the chunks.
+        home.remote.as_ref().is_none_or(|remote| {
+            remote.fetched.load(Ordering::Acquire) >= remote.ticket.load(Ordering::Relaxed)
+        })
+    }
+
+    /// Brings the mirrors of homes on other hosts up to date, whatever their version.
+    fn refresh(&self, deadline: Deadline) -> Result<(), Error> {
+        if self.homes.iter().all(|home| home.remote.is_none()) {
+            return Ok(());
+        }
+        for home in &self.homes {
+            self.fetch(home, 0, false, deadline)?;
+        }
+        match self.wait(deadline, Self::is_fetched)? {
+            Waited::Done => Ok(()),
+            Waited::TimedOut => {
+                Err(Error::NoValue { name: self.spec.name.clone(), waited: deadline.waited() })
+            }
+        }
+    }
+
     fn tell(&self, home: &HomeShard, submission: &Submission, deadline: Deadline) -> Result<(), Error> {
         let links = self.job.links();
         links.get(home.server).ok_or(Error::Closed)?.submit(home.shard, submission, deadline)

@@ -82,9 +82,12 @@ impl Tensor {
         // A look at the clock on the wall costs as much as the whole of a pull in place that need not wait.
         self.job.fate.check()?;
         let fresh = |home: &HomeShard| {
-            self.progress(home) > requirement.version && (!requirement.own_folded || self.lane_is_free(home))
+            self.progress(home) > requirement.version
+                && (!requirement.own_folded || self.lane_is_free(home))
+                && Self::is_fetched(home)
         };
         let deadline = self.job.deadline(timeout);
+        self.freshen(requirement, deadline)?;
         if self.wait(deadline, fresh)? == Waited::Done {
             return Ok(deadline);
         }
@@ -93,6 +96,27 @@ impl Tensor {
             return Err(Error::NoValue { name, waited });
         }
         Err(Error::PullTimeout { name, version, missing: self.missing(version), waited })
+    }
+
+    /// Asks homes on other hosts for what the mirrors lack. Under BSP without slack that is nothing where the last push has
+    /// asked for its result already; a value that moves by itself is fetched at every pull, as new as it is.
+    fn freshen(&self, requirement: &Requirement, deadline: Deadline) -> Result<(), Error> {
+        let mut remotes = self.homes.iter().filter_map(|home| Some((home, home.remote.as_ref()?))).peekable();
+        if remotes.peek().is_none() {
+            return Ok(());
+        }
+        let barriers = self.job.barriers();
+        let others = self.seen_barriers.swap(barriers, Ordering::Relaxed) != barriers;
+        let own = self.stale.swap(false, Ordering::Relaxed);
+        for (home, remote) in remotes {
+            remote.pulled.store(true, Ordering::Relaxed);
+            let comes = self.progress(home) > requirement.version
+                || remote.wanted.load(Ordering::Relaxed) > requirement.version;
+            if !requirement.stands_still || others || own || !comes {
+                self.fetch(home, requirement.version, false, deadline)?;
+            }
+        }
+        Ok(())
     }
 
     /// Repeats a copy until the home was not inside while it was made.

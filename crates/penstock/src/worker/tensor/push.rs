@@ -42,9 +42,26 @@ impl Tensor {
             return Err(self.lane_timeout(position.at(0), deadline));
         }
         self.check_finite(data)?;
+        if contribution.leaves {
+            self.ask_for_result(contribution.stamp);
+        }
         self.deliver(data, contribution, settings, deadline)?;
         position.contributed(contribution);
         Ok(contribution.stamp)
+    }
+
+    /// Under BSP nearly every push is followed by a pull of its result: a home on another host sends it back as soon as it is
+    /// there, chunk by chunk, while later chunks still arrive. Unless the last result was never looked at.
+    fn ask_for_result(&self, stamp: u64) {
+        for remote in self.homes.iter().filter_map(|home| home.remote.as_ref()) {
+            let pulled = remote.pulled.swap(false, Ordering::Relaxed);
+            let wants = pulled && self.spec.consistency.folds_together();
+            remote.wants.store(wants, Ordering::Relaxed);
+            if wants {
+                // Pairs with the acquire load in the courier, when it connects again.
+                remote.wanted.store(stamp + 2, Ordering::Release);
+            }
+        }
     }
 
     fn check_finite(&self, data: Option<&[u8]>) -> Result<(), Error> {

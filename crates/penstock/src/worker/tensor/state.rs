@@ -2,13 +2,13 @@
 
 use super::Tensor;
 use crate::worker::Error;
-use crate::worker::link::{Deadline, Waited, lock};
+use crate::worker::link::{Deadline, Link, Waited, lock};
 use penstock_fabric::memory::{ExtentLayout, StateView};
 use penstock_fabric::sync::Ordering;
 use penstock_proto::message::Ask;
 use penstock_proto::placement::Extent;
 use penstock_proto::submission::Submission;
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 impl Tensor {
@@ -91,6 +91,7 @@ impl Tensor {
             return Err(self.lane_timeout(position.at(0), deadline));
         }
         self.memory.write_lane(0, data);
+        self.stale.store(true, Ordering::Relaxed);
         for home in &self.homes {
             let Extent { first, count } = home.extent;
             home.submitted.fetch_add(home.chunks, Ordering::Relaxed);
@@ -118,14 +119,12 @@ impl Tensor {
         let width = self.spec.dtype.accumulator_size();
         let parts = width / self.spec.dtype.size();
         let mut out = vec![0; self.spec.bytes() as usize * parts];
+        self.refresh(deadline)?;
         let links = self.job.links();
         for (server, extent) in self.extents() {
             let link = links.get(server).ok_or(Error::Closed)?;
-            let (_, descriptors) = link.ask(Ask::State { tensor: self.id }, "pass the state", deadline)?;
-            let fd = descriptors
-                .first()
-                .ok_or_else(|| Error::Protocol { server: server as u32, what: "no state came".to_owned() })?;
             let layout = ExtentLayout::new(cut, extent, self.spec.dtype, slots * width);
+            let fd = &self.state_memory(link, server, layout, deadline)?;
             let view = StateView::new(layout, fd.as_fd())
                 .map_err(|errno| Error::System { what: "map the state", reason: errno.to_string() })?;
             for chunk in extent.chunks() {
@@ -139,11 +138,41 @@ impl Tensor {
         Ok(out)
     }
 
+    /// The memory that holds a server's part of the state: its own, or a copy that is fetched from another host.
+    fn state_memory(
+        &self,
+        link: &Link,
+        server: usize,
+        layout: ExtentLayout,
+        deadline: Deadline,
+    ) -> Result<OwnedFd, Error> {
+        if !link.is_remote() {
+            let (_, descriptors) = link.ask(Ask::State { tensor: self.id }, "pass the state", deadline)?;
+            return descriptors
+                .into_iter()
+                .next()
+                .ok_or_else(|| Error::Protocol { server: server as u32, what: "no state came".to_owned() });
+        }
+        let memory = link.state_mirror(self.id, layout)?;
+        let homes = || self.homes.iter().filter(|home| home.server == server);
+        for home in homes() {
+            self.fetch(home, 0, true, deadline)?;
+        }
+        match self.wait(deadline, |home| home.server != server || Self::is_fetched(home))? {
+            Waited::Done => Ok(memory),
+            Waited::TimedOut => {
+                let (server, waited) = (server as u32, deadline.waited());
+                Err(Error::Unanswered { server, what: "send the state", waited })
+            }
+        }
+    }
+
     /// Optimizer steps taken, the least over the chunks, with all of this worker's pushes folded.
     pub fn steps(&self, timeout: Option<Duration>) -> Result<u64, Error> {
         self.job.fate.check()?;
         let deadline = self.job.deadline(timeout);
         self.wait_for_lane(deadline)?;
+        self.refresh(deadline)?;
         let mut least = u64::MAX;
         for chunk in 0..self.chunks() {
             least = least.min(self.verified(deadline, || self.memory.read_beside(chunk, || ()))?.steps);

@@ -1,27 +1,40 @@
-//! One server, as a worker sees it: its socket, this worker's page with a ring to each shard, and a thread that keeps the
-//! lease and hears when the job fails.
+//! One server, as a worker sees it: a channel for control messages, this worker's page with a ring to each shard, and a thread
+//! that keeps the lease and hears when the job fails.
+//!
+//! | file | what |
+//! |---|---|
+//! | `mod.rs` | submitting, waiting, asking, leaving |
+//! | [`local`] | a server on this host: descriptors beside the messages, shards at the other end of the rings |
+//! | [`remote`] | a server on another host: messages on a connection that is made again when it breaks |
+//! | [`courier`] | there, what stands at the other end of each ring |
+
+mod courier;
+mod local;
+mod remote;
+
+pub(super) use courier::RemoteHome;
 
 use super::Error;
 use crate::wait::Patience;
 use penstock_fabric::doorbell::{ANYTHING, Bell, Sleeping};
-use penstock_fabric::layout::{Count, board, page};
-use penstock_fabric::region::{Access, Mapping, Part};
+use penstock_fabric::layout::{board, page};
+use penstock_fabric::region::Mapping;
 use penstock_fabric::ring::{Producer, Ring};
 use penstock_fabric::socket::Connection;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::error::JobFailure;
+use penstock_proto::handshake::Session;
 use penstock_proto::message::{
-    Answer, Ask, MAX_MESSAGE_BYTES, MAX_SERVERS, MAX_SHARDS, PROTOCOL_VERSION, Reply, Request, Secret,
-    Welcome, decode, encode,
+    Answer, Ask, MAX_SERVERS, MAX_SHARDS, Reply, Request, Secret, Welcome, decode, encode,
 };
 use penstock_proto::submission::Submission;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::fd::{AsFd, OwnedFd};
-use rustix::net::{RecvFlags, SendFlags};
+use remote::Records;
+use rustix::fd::OwnedFd;
+use rustix::net::SendFlags;
 use rustix::time::Timespec;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -57,7 +70,7 @@ impl Fate {
         Err(lock(&self.failure).clone().map_or(Error::Closed, Error::Failed))
     }
 
-    fn fail(&self, failure: JobFailure) {
+    pub(super) fn fail(&self, failure: JobFailure) {
         lock(&self.failure).get_or_insert(failure);
         self.end();
     }
@@ -112,16 +125,27 @@ pub(super) enum Waited {
 
 type Answered = (Answer, Vec<OwnedFd>);
 
+/// A request that has no answer yet.
 struct Open {
-    requests: Mutex<HashMap<u64, SyncSender<Answered>>>,
-    next: AtomicU64,
+    /// As it was sent: on a connection that was made again it is repeated.
+    bytes: Vec<u8>,
+    answer: SyncSender<Answered>,
+}
+
+/// How messages come and go.
+enum Channel {
+    /// By a socket of this host.
+    Local(Connection),
+    /// By the network.
+    Remote(Box<Records>),
 }
 
 /// What the thread and the callers share.
 struct Wire {
-    connection: Connection,
+    channel: Channel,
     page: Arc<Mapping>,
-    open: Open,
+    open: Mutex<BTreeMap<u64, Open>>,
+    next: AtomicU64,
     server: u32,
     /// Whether this worker has said that it leaves: the server may then hang up.
     leaving: AtomicBool,
@@ -131,6 +155,7 @@ struct Wire {
 #[derive(Debug, Clone)]
 pub(super) struct Introduction {
     pub(super) secret: Secret,
+    pub(super) session: Session,
     pub(super) rank: u32,
     pub(super) size: u32,
 }
@@ -145,6 +170,8 @@ pub(super) struct Link {
     fate: Arc<Fate>,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
+    /// One a shard, for a server on another host.
+    couriers: Vec<courier::Handle>,
 }
 
 fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
@@ -152,63 +179,6 @@ fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
 }
 
 impl Link {
-    /// Joins through a connection. `server` is the number that it must have.
-    pub(super) fn join(
-        connection: Connection,
-        who: &Introduction,
-        server: u32,
-        fate: &Arc<Fate>,
-        deadline: Deadline,
-    ) -> Result<Self, Error> {
-        let hello =
-            Ask::Hello { version: PROTOCOL_VERSION, secret: who.secret, rank: who.rank, size: who.size };
-        let (welcome, descriptors) = introduce(&connection, hello, server, deadline, fate)?;
-        let bad = |what: &str| Error::Protocol { server, what: what.to_owned() };
-        let numbers = welcome.server == server
-            && (1..=MAX_SERVERS).contains(&welcome.servers)
-            && (1..=MAX_SHARDS).contains(&welcome.shards)
-            && penstock_proto::chunk::is_chunk_size(welcome.chunk_bytes);
-        if !numbers || descriptors.len() != welcome.shards as usize + 2 {
-            return Err(bad(
-                "its welcome makes no sense, or the servers are listed in another order than they were started",
-            ));
-        }
-        let mut descriptors = descriptors.into_iter();
-        let mut map = |bytes, access| {
-            let fd = descriptors.next().ok_or_else(|| bad("its welcome lacks descriptors"))?;
-            Mapping::new(&[Part { fd: fd.as_fd(), offset: 0, bytes }], access)
-                .map_err(system("map a server's page"))
-        };
-        let page = map(page::bytes(welcome.shards), Access::Write)?;
-        let board = map(board::BYTES, Access::Read)?;
-        page.touch().map_err(system("touch a page"))?;
-        let open = Open { requests: Mutex::default(), next: AtomicU64::new(1) };
-        let wire =
-            Wire { connection, page: Arc::clone(&page), open, server, leaving: AtomicBool::new(false) };
-        let wire = Arc::new(wire);
-        lock(&fate.pages).push(page);
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(system("make a descriptor"))?);
-        let beat = Duration::from_millis((welcome.lease_ms / 4).max(1));
-        let thread = {
-            let (wire, fate, stop) = (Arc::clone(&wire), Arc::clone(fate), Arc::clone(&stop));
-            let thread = std::thread::Builder::new().name(format!("penstock-link-{server}"));
-            thread.spawn(move || wire.listen(&fate, &stop, beat))
-        };
-        let thread =
-            thread.map_err(|error| Error::System { what: "start a thread", reason: error.to_string() })?;
-        Ok(Self {
-            producers: (0..welcome.shards).map(|_| Mutex::default()).collect(),
-            welcome,
-            wire,
-            board,
-            wakeups: descriptors.collect(),
-            waiters: Mutex::new(0),
-            fate: Arc::clone(fate),
-            stop,
-            thread: Some(thread),
-        })
-    }
-
     fn bell(&self) -> &Bell {
         self.wire.page.at(page::BELL)
     }
@@ -274,24 +244,9 @@ impl Link {
     /// Asks the server something and waits for its answer.
     pub(super) fn ask(&self, body: Ask, what: &'static str, deadline: Deadline) -> Result<Answered, Error> {
         self.fate.check()?;
-        let id = self.wire.open.next.fetch_add(1, Ordering::Relaxed);
-        let (sender, receiver) = sync_channel(1);
-        lock(&self.wire.open.requests).insert(id, sender);
-        let forget = || lock(&self.wire.open.requests).remove(&id);
         let server = self.wire.server;
-        let protocol = |error: penstock_proto::message::MessageError| Error::Protocol {
-            server,
-            what: error.to_string(),
-        };
-        let bytes = encode(&Request { id, body }).map_err(protocol)?;
-        match self.wire.connection.send(&bytes, &[], SendFlags::empty()) {
-            // The server has hung up. Why, the link's thread hears in a moment, and then nobody answers.
-            Ok(()) | Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {}
-            Err(errno) => {
-                forget();
-                return Err(Error::System { what: "send to a server", reason: errno.to_string() });
-            }
-        }
+        let (id, receiver) = self.wire.ask(body)?;
+        let forget = || lock(&self.wire.open).remove(&id);
         loop {
             match receiver.recv_timeout(deadline.left().min(INTERRUPT_EVERY)) {
                 Ok((Answer::Refused(refusal), _)) => return Err(refusal.into()),
@@ -324,13 +279,10 @@ impl Link {
     pub(super) fn leave(&mut self, failed: Option<String>) {
         self.wire.leaving.store(true, Ordering::Release);
         let clean = failed.is_none();
-        let id = self.wire.open.next.fetch_add(1, Ordering::Relaxed);
-        let (sender, receiver) = sync_channel(1);
         if clean {
-            lock(&self.wire.open.requests).insert(id, sender);
+            self.drain();
         }
-        if let Ok(bytes) = encode(&Request { id, body: Ask::Leave { failed } })
-            && self.wire.connection.send(&bytes, &[], SendFlags::empty()).is_ok()
+        if let Ok((_, receiver)) = self.wire.ask(Ask::Leave { failed })
             && clean
         {
             // Until the server has taken the last submissions into account.
@@ -339,8 +291,24 @@ impl Link {
         self.hang_up();
     }
 
+    /// Waits until servers on other hosts have taken what was submitted: control messages travel on another connection.
+    pub(super) fn drain(&self) {
+        let (done, drained) = channel();
+        for courier in &self.couriers {
+            courier.send(courier::Command::Drain { done: done.clone() });
+        }
+        drop(done);
+        let deadline = Deadline::new(LEAVE_WITHIN);
+        for _ in &self.couriers {
+            if drained.recv_timeout(deadline.left()).is_err() {
+                break;
+            }
+        }
+    }
+
     fn hang_up(&mut self) {
         let _ = rustix::io::write(&*self.stop, &1u64.to_le_bytes());
+        self.couriers.clear();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -384,48 +352,22 @@ impl Drop for Waiter<'_> {
     }
 }
 
-/// Says hello and waits for the welcome, before there is a thread to listen.
-fn introduce(
-    connection: &Connection,
-    hello: Ask,
-    server: u32,
-    deadline: Deadline,
-    fate: &Fate,
-) -> Result<(Welcome, Vec<OwnedFd>), Error> {
-    let protocol = |what: String| Error::Protocol { server, what };
-    let bytes = encode(&Request { id: 1, body: hello }).map_err(|error| protocol(error.to_string()))?;
-    connection.send(&bytes, &[], SendFlags::empty()).map_err(system("send to a server"))?;
-    while !readable(connection, deadline.left().min(INTERRUPT_EVERY))? {
-        fate.check_interrupt()?;
-        if deadline.left().is_zero() {
-            return Err(Error::Unanswered { server, what: "welcome this worker", waited: deadline.waited() });
-        }
+/// Whether a welcome is one that the server with this number may give.
+fn judge(welcome: &Welcome, server: u32) -> Result<(), Error> {
+    let numbers = welcome.server == server
+        && (1..=MAX_SERVERS).contains(&welcome.servers)
+        && (1..=MAX_SHARDS).contains(&welcome.shards)
+        && penstock_proto::chunk::is_chunk_size(welcome.chunk_bytes);
+    if numbers {
+        return Ok(());
     }
-    let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
-    let received = connection.receive_with_descriptors(&mut buffer, RecvFlags::empty());
-    let (length, descriptors) = received.map_err(system("receive from a server"))?;
-    if length == 0 {
-        return Err(Error::Failed(lost(server, "it closed the connection")));
-    }
-    match decode::<Reply>(&buffer[..length]).map_err(|error| protocol(error.to_string()))?.body {
-        Answer::Welcome(welcome) => Ok((welcome, descriptors)),
-        Answer::Refused(refusal) => Err(refusal.into()),
-        Answer::Failed(failure) => Err(failure.into()),
-        other => Err(protocol(format!("{other:?} instead of a welcome"))),
-    }
+    let what =
+        "its welcome makes no sense, or the servers are listed in another order than they were started";
+    Err(Error::Protocol { server, what: what.to_owned() })
 }
 
 fn lost(server: u32, reason: &str) -> JobFailure {
     JobFailure::ServerLost { server, reason: reason.to_owned() }
-}
-
-fn readable(connection: &Connection, longest: Duration) -> Result<bool, Error> {
-    let mut fds = [PollFd::new(connection, PollFlags::IN)];
-    match poll(&mut fds, Some(&timespec(longest))) {
-        Ok(ready) => Ok(ready > 0),
-        Err(rustix::io::Errno::INTR) => Ok(false),
-        Err(errno) => Err(system("wait for a server")(errno)),
-    }
 }
 
 fn timespec(duration: Duration) -> Timespec {
@@ -436,56 +378,55 @@ fn timespec(duration: Duration) -> Timespec {
 }
 
 impl Wire {
-    /// The link's thread: a sign of life every `beat`, and whatever the server says.
-    fn listen(&self, fate: &Fate, stop: &OwnedFd, beat: Duration) {
-        let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
-        let mut next_beat = Instant::now();
-        loop {
-            let now = Instant::now();
-            if now >= next_beat {
-                self.page.at::<Count>(page::HEARTBEAT).0.fetch_add(1, Ordering::Relaxed);
-                next_beat = now + beat;
-            }
-            let mut fds = [PollFd::new(&self.connection, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-            let _ = poll(&mut fds, Some(&timespec(next_beat.saturating_duration_since(now))));
-            if !fds[1].revents().is_empty() {
-                break;
-            }
-            if !fds[0].revents().is_empty() && !self.hear(fate, &mut buffer) {
-                break;
-            }
+    /// Sends a request; the answer comes through the receiver.
+    fn ask(&self, body: Ask) -> Result<(u64, Receiver<Answered>), Error> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let (answer, receiver) = sync_channel(1);
+        let protocol = |error: penstock_proto::message::MessageError| Error::Protocol {
+            server: self.server,
+            what: error.to_string(),
+        };
+        let bytes = encode(&Request { id, body }).map_err(protocol)?;
+        lock(&self.open).insert(id, Open { bytes: bytes.clone(), answer });
+        match &self.channel {
+            Channel::Local(connection) => match connection.send(&bytes, &[], SendFlags::empty()) {
+                // The server has hung up. Why, the link's thread hears in a moment, and then nobody answers.
+                Ok(()) | Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {}
+                Err(errno) => {
+                    lock(&self.open).remove(&id);
+                    return Err(Error::System { what: "send to a server", reason: errno.to_string() });
+                }
+            },
+            Channel::Remote(records) => records.send(&bytes),
         }
-        // Whoever still waits for an answer hears that none will come.
-        lock(&self.open.requests).clear();
+        Ok((id, receiver))
     }
 
-    /// Takes one message; `false` when there will be no more.
-    fn hear(&self, fate: &Fate, buffer: &mut [u8; MAX_MESSAGE_BYTES]) -> bool {
-        let gone = |reason: &str| {
-            if !self.leaving.load(Ordering::Acquire) {
-                fate.fail(lost(self.server, reason));
-            }
-            false
-        };
-        let (length, descriptors) =
-            match self.connection.receive_with_descriptors(buffer, RecvFlags::DONTWAIT) {
-                Ok((0, _)) => return gone("it closed the connection"),
-                Ok(received) => received,
-                Err(rustix::io::Errno::AGAIN) => return true,
-                Err(errno) => return gone(&errno.to_string()),
-            };
-        match decode::<Reply>(&buffer[..length]) {
+    /// Takes one message of the server; `false` when there will be no more.
+    fn hear(&self, fate: &Fate, message: &[u8], descriptors: Vec<OwnedFd>) -> bool {
+        match decode::<Reply>(message) {
             Ok(Reply { body: Answer::Failed(failure), .. }) => {
                 fate.fail(failure);
                 false
             }
+            Ok(Reply { id: remote::HELLO, body: Answer::Refused(refusal) }) => {
+                self.gone(fate, &format!("it does not know this worker any more: {refusal}"))
+            }
             Ok(Reply { id, body }) => {
-                if let Some(waiting) = lock(&self.open.requests).remove(&id) {
-                    let _ = waiting.try_send((body, descriptors));
+                if let Some(open) = lock(&self.open).remove(&id) {
+                    let _ = open.answer.try_send((body, descriptors));
                 }
                 true
             }
-            Err(error) => gone(&format!("it sent what is no message: {error}")),
+            Err(error) => self.gone(fate, &format!("it sent what is no message: {error}")),
         }
+    }
+
+    /// The server is lost, unless this worker is leaving it.
+    fn gone(&self, fate: &Fate, reason: &str) -> bool {
+        if !self.leaving.load(Ordering::Acquire) {
+            fate.fail(lost(self.server, reason));
+        }
+        false
     }
 }

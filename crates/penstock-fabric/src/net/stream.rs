@@ -1,0 +1,305 @@
+//! A TCP connection that never blocks, plain or under TLS 1.3.
+//!
+//! Plain, bytes go straight between the socket and the caller's memory (a lane, a chunk's value): one copy, the kernel's.
+//! Under TLS they pass through rustls' buffers, which are bounded.
+
+use rustix::fd::{AsFd, BorrowedFd};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Bytes of plaintext that wait for encryption at most.
+const TLS_BUFFER: usize = 256 * 1024;
+
+/// What a connection is tied to: the TLS exporter's 32 bytes (RFC 9266), zeros without TLS.
+pub type Binding = [u8; 32];
+
+/// A connection.
+pub struct Stream {
+    socket: TcpStream,
+    tls: Option<Box<Connection>>,
+}
+
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stream").field("socket", &self.socket).field("tls", &self.tls.is_some()).finish()
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// What a read brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Got {
+    /// So many bytes, at least one.
+    Bytes(usize),
+    /// Nothing now.
+    Nothing,
+    /// The other end has closed.
+    End,
+}
+
+/// How long a peer may stay silent before the kernel gives its connection up.
+fn watch_over(socket: &TcpStream, patience: Duration) -> io::Result<()> {
+    use rustix::net::sockopt;
+    let seconds = patience.max(Duration::from_secs(4));
+    socket.set_nodelay(true)?;
+    sockopt::set_tcp_user_timeout(socket, u32::try_from(seconds.as_millis()).unwrap_or(u32::MAX))?;
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, seconds / 4)?;
+    sockopt::set_tcp_keepintvl(socket, (seconds / 4).max(Duration::from_secs(1)))?;
+    Ok(())
+}
+
+impl Stream {
+    /// Over a socket that is connected. `patience`: how long unacknowledged bytes or an idle, unreachable peer are borne.
+    pub fn plain(socket: TcpStream, patience: Duration) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        watch_over(&socket, patience)?;
+        Ok(Self { socket, tls: None })
+    }
+
+    /// Speaks TLS from here on, as the server.
+    pub fn accept_tls(mut self, config: Arc<ServerConfig>) -> io::Result<Self> {
+        let connection = ServerConnection::new(config).map_err(io::Error::other)?;
+        self.tls = Some(Box::new(Connection::Server(connection)));
+        self.limit_buffers();
+        Ok(self)
+    }
+
+    /// Speaks TLS from here on, as the worker; `host` is the server's name or address.
+    pub fn connect_tls(mut self, config: Arc<ClientConfig>, host: &str) -> io::Result<Self> {
+        let name = ServerName::try_from(host.to_owned())
+            .map_err(|_| io::Error::new(ErrorKind::InvalidInput, format!("{host:?} is no host's name")))?;
+        let connection = ClientConnection::new(config, name).map_err(io::Error::other)?;
+        self.tls = Some(Box::new(Connection::Client(connection)));
+        self.limit_buffers();
+        Ok(self)
+    }
+
+    fn limit_buffers(&mut self) {
+        if let Some(tls) = &mut self.tls {
+            tls.set_buffer_limit(Some(TLS_BUFFER));
+        }
+    }
+
+    /// The other end's address.
+    pub fn peer(&self) -> io::Result<SocketAddr> {
+        self.socket.peer_addr()
+    }
+
+    /// The socket, for its options.
+    pub fn socket(&self) -> &TcpStream {
+        &self.socket
+    }
+
+    /// Whether it is under TLS.
+    pub fn is_encrypted(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Goes on with the TLS handshake; whether it is done.
+    pub fn is_ready(&mut self) -> io::Result<bool> {
+        let Self { socket, tls } = self;
+        let Some(tls) = tls else { return Ok(true) };
+        while tls.is_handshaking() {
+            if tls.wants_write() {
+                match tls.write_tls(socket) {
+                    Ok(_) => continue,
+                    Err(error) if is_nothing(&error) => return Ok(false),
+                    Err(error) => return Err(error),
+                }
+            }
+            match tls.read_tls(socket) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(_) => {}
+                Err(error) if is_nothing(&error) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+            let processed = tls.process_new_packets();
+            if let Err(error) = processed {
+                // The alert that says why, if it can be sent at once.
+                let _ = tls.write_tls(socket);
+                return Err(io::Error::new(ErrorKind::InvalidData, error));
+            }
+        }
+        self.flush()?;
+        Ok(true)
+    }
+
+    /// What ties a handshake to this very connection. To be asked when [`Stream::is_ready`].
+    pub fn binding(&self) -> io::Result<Binding> {
+        let Some(tls) = &self.tls else { return Ok([0; 32]) };
+        tls.export_keying_material([0; 32], b"EXPORTER-Channel-Binding", Some(b"")).map_err(io::Error::other)
+    }
+
+    /// Reads what is there into `parts`, in order.
+    pub fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Got> {
+        let Self { socket, tls } = self;
+        loop {
+            let result = match tls {
+                None => socket.read_vectored(parts),
+                Some(tls) => tls.reader().read_vectored(parts),
+            };
+            match result {
+                Ok(0) => return Ok(Got::End),
+                Ok(bytes) => return Ok(Got::Bytes(bytes)),
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) if is_nothing(&error) => {}
+                Err(error) => return Err(error),
+            }
+            let Some(tls) = tls else { return Ok(Got::Nothing) };
+            // The plaintext is used up: more of the socket.
+            match tls.read_tls(socket) {
+                Ok(0) => return Ok(Got::End),
+                Ok(_) => {}
+                Err(error) if is_nothing(&error) => return Ok(Got::Nothing),
+                Err(error) => return Err(error),
+            }
+            tls.process_new_packets().map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?;
+        }
+    }
+
+    /// Writes what goes at once of `parts`, in order; how many bytes.
+    pub fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        let Some(tls) = &mut self.tls else {
+            loop {
+                match self.socket.write_vectored(parts) {
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    Err(error) if is_nothing(&error) => return Ok(0),
+                    result => return result,
+                }
+            }
+        };
+        let written = tls.writer().write_vectored(parts)?;
+        self.flush()?;
+        Ok(written)
+    }
+
+    /// Goes on sending what TLS still holds; whether nothing is left.
+    pub fn flush(&mut self) -> io::Result<bool> {
+        let Self { socket, tls } = self;
+        let Some(tls) = tls else { return Ok(true) };
+        while tls.wants_write() {
+            match tls.write_tls(socket) {
+                Ok(_) => {}
+                Err(error) if is_nothing(&error) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether it holds bytes that the socket would not take: wait until it can be written, then [`Stream::flush`].
+    pub fn holds_output(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.wants_write())
+    }
+
+    /// Ends the connection in both directions: whoever reads it at either end hears of it.
+    pub fn shutdown(&self) {
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+fn is_nothing(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tls;
+    use super::*;
+    use std::net::TcpListener;
+
+    fn pair() -> (Stream, Stream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (other, _) = listener.accept().unwrap();
+        let patience = Duration::from_secs(10);
+        (Stream::plain(one, patience).unwrap(), Stream::plain(other, patience).unwrap())
+    }
+
+    fn wait(stream: &Stream) {
+        let mut fds = [rustix::event::PollFd::new(stream, rustix::event::PollFlags::IN)];
+        let longest = rustix::time::Timespec { tv_sec: 10, tv_nsec: 0 };
+        assert_ne!(rustix::event::poll(&mut fds, Some(&longest)), Ok(0), "nothing came in ten seconds");
+    }
+
+    fn encrypted() -> (Stream, Stream) {
+        let (one, other) = pair();
+        let mut worker = one.connect_tls(tls::client(None).unwrap(), "127.0.0.1").unwrap();
+        let mut server = other.accept_tls(tls::server(None).unwrap()).unwrap();
+        while !(worker.is_ready().unwrap() & server.is_ready().unwrap()) {}
+        (worker, server)
+    }
+
+    fn transfer(from: &mut Stream, to: &mut Stream, data: &[u8]) -> Vec<u8> {
+        let (mut sent, mut got) = (0, vec![0; data.len()]);
+        let mut received = 0;
+        while received < data.len() {
+            let (head, tail) = data[sent..].split_at((data.len() - sent) / 3);
+            sent += from.write(&[IoSlice::new(head), IoSlice::new(tail)]).unwrap();
+            from.flush().unwrap();
+            match to.read(&mut [IoSliceMut::new(&mut got[received..])]).unwrap() {
+                Got::Bytes(bytes) => received += bytes,
+                Got::Nothing => wait(to),
+                Got::End => panic!("the end came early"),
+            }
+        }
+        got
+    }
+
+    #[test]
+    fn bytes_arrive_whole_and_in_order_plain_and_encrypted() {
+        let data: Vec<u8> = (0..3_000_000u32).map(|n| (n % 251) as u8).collect();
+        for (mut one, mut other) in [pair(), encrypted()] {
+            assert!(transfer(&mut one, &mut other, &data) == data);
+            assert!(transfer(&mut other, &mut one, &data) == data);
+        }
+    }
+
+    #[test]
+    fn both_ends_of_one_encrypted_connection_are_bound_alike_and_to_no_other() {
+        let ((one, other), (another, _)) = (encrypted(), encrypted());
+        assert_eq!(one.binding().unwrap(), other.binding().unwrap());
+        assert_ne!(one.binding().unwrap(), another.binding().unwrap());
+        assert_ne!(one.binding().unwrap(), [0; 32]);
+    }
+
+    #[test]
+    fn garbage_instead_of_tls_is_an_error_and_not_the_end_of_the_world() {
+        let (mut one, other) = pair();
+        let mut server = other.accept_tls(tls::server(None).unwrap()).unwrap();
+        one.write(&[IoSlice::new(&[0x50; 300])]).unwrap();
+        wait(&server);
+        assert!(server.is_ready().is_err());
+    }
+
+    #[test]
+    fn a_certificate_that_no_named_authority_signed_is_refused() {
+        let directory = std::env::temp_dir().join(format!("penstock-tls-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let path = directory.join("ca.pem");
+        let other = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
+        std::fs::write(&path, other.cert.pem()).unwrap();
+        let (one, other) = pair();
+        let mut worker = one.connect_tls(tls::client(Some(&path)).unwrap(), "127.0.0.1").unwrap();
+        let mut server = other.accept_tls(tls::server(None).unwrap()).unwrap();
+        let refused = loop {
+            let _ = server.is_ready();
+            match worker.is_ready() {
+                Ok(ready) => assert!(!ready),
+                Err(error) => break error,
+            }
+        };
+        assert!(refused.to_string().contains("certificate"), "{refused}");
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+}

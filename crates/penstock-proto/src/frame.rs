@@ -1,0 +1,348 @@
+//! Frames: what travels on the connection between a worker and a shard of another host.
+//!
+//! A frame is a header of 128 bytes and, for some kinds, a payload: one chunk. A worker's frames carry a [`Submission`], the
+//! same 64 bytes that it would write into a ring in shared memory; a shard's frames carry a [`Notice`]. The header is drawn
+//! in docs/layout.md.
+//!
+//! A connection is a stream of foreign bytes: [`Header::decode`] judges a private copy of the 128 bytes, among them a
+//! checksum over all the others, before a single field is believed. The payload has a checksum of its own, which the header's
+//! covers, so version and payload are verified together (lapser.md, 3.3.1: a value without its clock is worthless).
+//!
+//! The sequence number makes reconnecting exact: see [`crate::outbox`].
+
+use crate::submission::{Submission, SubmissionError, WORDS};
+use crate::{TensorId, chunk::MAX_CHUNK_BYTES};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Bytes of a header.
+pub const HEADER_BYTES: usize = 128;
+/// Longest payload: a chunk's optimizer state, three arrays of elements four times as wide as the chunk's.
+pub const MAX_PAYLOAD_BYTES: u32 = MAX_CHUNK_BYTES * 12;
+/// "PSF" and the version of the frame's layout.
+const MAGIC: u32 = u32::from_le_bytes(*b"PSF\x01");
+
+/// Who says it: the low byte of the kind word.
+const FROM_WORKER: u8 = 1;
+const FROM_SHARD: u8 = 2;
+
+/// How a payload is encoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Encoding {
+    /// The elements as they are, little-endian.
+    Raw,
+}
+
+/// What a frame says.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Body {
+    /// From a worker.
+    Submission {
+        /// What it submits.
+        submission: Submission,
+        /// With a push: the chunk's next version shall be sent back as soon as it is published.
+        wanted: bool,
+    },
+    /// From a shard.
+    Notice(Notice),
+}
+
+/// What a shard says to a worker of another host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Notice {
+    /// The payload is this chunk's value.
+    Value {
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk, counted over the whole tensor.
+        chunk: u32,
+        /// Its version.
+        version: u64,
+        /// Optimizer steps behind it.
+        steps: u64,
+    },
+    /// The payload is the optimizer's state of this chunk: all arrays, one after the other.
+    State {
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
+    },
+    /// So many of the worker's chunk contributions to the tensor were folded here, since the start.
+    Folded {
+        /// The tensor.
+        tensor: TensorId,
+        /// How many.
+        count: u64,
+    },
+    /// Everything that was asked for with this ticket, or an earlier one, has been sent.
+    Fetched {
+        /// The tensor.
+        tensor: TensorId,
+        /// The ticket.
+        ticket: u64,
+    },
+    /// Nothing but how far the worker's frames were taken. The first frame of every connection is one.
+    Taken,
+}
+
+/// A frame's header.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Header {
+    /// The job's number: a hash of its name. A frame of another job is refused.
+    pub job: u64,
+    /// The epoch of the job's placement. There is only one so far: 0.
+    pub epoch: u64,
+    /// From a worker: the number of this frame, from 1, over all its connections to the shard. From a shard: how many of the
+    /// worker's frames were taken.
+    pub sequence: u64,
+    /// Bytes of the payload.
+    pub length: u32,
+    /// How it is encoded.
+    pub encoding: Encoding,
+    /// Its checksum (XXH3, 64 bits); 0 where there is none.
+    pub checksum: u64,
+    /// What it says.
+    pub body: Body,
+}
+
+/// A header that no honest peer sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FrameError {
+    /// It does not start as a frame does.
+    #[error("expected a frame, got bytes that start with {got:#010x}")]
+    NoFrame {
+        /// The first four bytes.
+        got: u32,
+    },
+    /// The header's checksum does not match.
+    #[error("a frame's header arrived damaged")]
+    Damaged,
+    /// It is longer than any payload.
+    #[error("expected a payload of at most {MAX_PAYLOAD_BYTES} bytes, got {got}")]
+    TooLong {
+        /// Its length.
+        got: u32,
+    },
+    /// An encoding that there is not.
+    #[error("expected encoding 0, got {got}")]
+    UnknownEncoding {
+        /// What came.
+        got: u8,
+    },
+    /// A direction or notice that there is not.
+    #[error("expected a worker's or a shard's frame, got kind {got}")]
+    UnknownKind {
+        /// What came.
+        got: u32,
+    },
+    /// The submission in it is none.
+    #[error(transparent)]
+    Submission(#[from] SubmissionError),
+    /// The payload's checksum does not match.
+    #[error("a payload of {bytes} bytes arrived damaged")]
+    DamagedPayload {
+        /// Its length.
+        bytes: usize,
+    },
+}
+
+/// The checksum of a payload.
+pub fn checksum(payload: &[u8]) -> u64 {
+    xxh3_64(payload)
+}
+
+/// The number of a job in frames.
+pub fn job_number(name: &str) -> u64 {
+    xxh3_64(name.as_bytes())
+}
+
+const VALUE: u32 = 1;
+const STATE: u32 = 2;
+const FOLDED: u32 = 3;
+const FETCHED: u32 = 4;
+const TAKEN: u32 = 5;
+
+fn pack(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+fn unpack(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
+}
+
+impl Notice {
+    fn encode(&self) -> [u64; WORDS] {
+        match *self {
+            Self::Value { tensor, chunk, version, steps } => {
+                [pack(VALUE, tensor), u64::from(chunk), version, steps, 0, 0, 0, 0]
+            }
+            Self::State { tensor, chunk } => [pack(STATE, tensor), u64::from(chunk), 0, 0, 0, 0, 0, 0],
+            Self::Folded { tensor, count } => [pack(FOLDED, tensor), 0, count, 0, 0, 0, 0, 0],
+            Self::Fetched { tensor, ticket } => [pack(FETCHED, tensor), 0, ticket, 0, 0, 0, 0, 0],
+            Self::Taken => [pack(TAKEN, 0), 0, 0, 0, 0, 0, 0, 0],
+        }
+    }
+
+    fn decode(words: &[u64; WORDS]) -> Result<Self, FrameError> {
+        let (kind, tensor) = unpack(words[0]);
+        let chunk = words[1] as u32;
+        Ok(match kind {
+            VALUE => Self::Value { tensor, chunk, version: words[2], steps: words[3] },
+            STATE => Self::State { tensor, chunk },
+            FOLDED => Self::Folded { tensor, count: words[2] },
+            FETCHED => Self::Fetched { tensor, ticket: words[2] },
+            TAKEN => Self::Taken,
+            got => return Err(FrameError::UnknownKind { got }),
+        })
+    }
+}
+
+impl Header {
+    /// A header without a payload.
+    pub fn bare(job: u64, sequence: u64, body: Body) -> Self {
+        Self { job, epoch: 0, sequence, length: 0, encoding: Encoding::Raw, checksum: 0, body }
+    }
+
+    /// The same, for a payload that it is then sent with.
+    pub fn with_payload(mut self, payload: &[u8]) -> Self {
+        self.length = u32::try_from(payload.len()).expect("a payload is a chunk at most");
+        self.checksum = checksum(payload);
+        self
+    }
+
+    /// Its bytes.
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let (from, wanted, body) = match self.body {
+            Body::Submission { submission, wanted } => (FROM_WORKER, wanted, submission.encode()),
+            Body::Notice(notice) => (FROM_SHARD, false, notice.encode()),
+        };
+        let encoding = match self.encoding {
+            Encoding::Raw => 0u8,
+        };
+        let kind = u32::from_le_bytes([from, encoding, u8::from(wanted), 0]);
+        let mut words = [0u64; HEADER_BYTES / 8];
+        words[..6].copy_from_slice(&[
+            pack(MAGIC, kind),
+            self.job,
+            self.epoch,
+            self.sequence,
+            u64::from(self.length),
+            self.checksum,
+        ]);
+        words[6..14].copy_from_slice(&body);
+        let mut bytes = [0; HEADER_BYTES];
+        for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        let sum = xxh3_64(&bytes[..HEADER_BYTES - 8]);
+        bytes[HEADER_BYTES - 8..].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// What these bytes say. Ranges, job and sequence are judged by who knows them.
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
+        let mut words = [0u64; HEADER_BYTES / 8];
+        for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+            *word = u64::from_le_bytes(*bytes);
+        }
+        let (magic, kind) = unpack(words[0]);
+        if magic != MAGIC {
+            return Err(FrameError::NoFrame { got: magic });
+        }
+        if words[15] != xxh3_64(&bytes[..HEADER_BYTES - 8]) {
+            return Err(FrameError::Damaged);
+        }
+        let length = u32::try_from(words[4]).unwrap_or(u32::MAX);
+        if length > MAX_PAYLOAD_BYTES {
+            return Err(FrameError::TooLong { got: length });
+        }
+        let [from, encoding, wanted, _] = kind.to_le_bytes();
+        let encoding = match encoding {
+            0 => Encoding::Raw,
+            got => return Err(FrameError::UnknownEncoding { got }),
+        };
+        let body: [u64; WORDS] = words[6..14].try_into().expect("eight words");
+        let body = match from {
+            FROM_WORKER => Body::Submission { submission: Submission::decode(body)?, wanted: wanted != 0 },
+            FROM_SHARD => Body::Notice(Notice::decode(&body)?),
+            _ => return Err(FrameError::UnknownKind { got: kind }),
+        };
+        Ok(Self {
+            job: words[1],
+            epoch: words[2],
+            sequence: words[3],
+            length,
+            encoding,
+            checksum: words[5],
+            body,
+        })
+    }
+
+    /// Whether `payload` is the one that the header announced.
+    pub fn check(&self, payload: &[u8]) -> Result<(), FrameError> {
+        if payload.len() == self.length as usize && checksum(payload) == self.checksum {
+            return Ok(());
+        }
+        Err(FrameError::DamagedPayload { bytes: payload.len() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_kernels::Settings;
+    use proptest::prelude::*;
+
+    fn push(tensor: u32, chunk: u32, stamp: u64) -> Header {
+        let settings = Settings([0.1, 0.9, 0.0, 0.0, 0.0]);
+        let submission = Submission::Push { tensor, first: chunk, count: 1, stamp, settings };
+        Header::bare(job_number("a"), 7, Body::Submission { submission, wanted: true })
+            .with_payload(b"gradient")
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_decoder_panic(bytes: [u8; HEADER_BYTES / 4], at in 0usize..96) {
+            let mut whole = push(1, 2, 3).encode();
+            whole[at..at + bytes.len()].copy_from_slice(&bytes);
+            let _ = Header::decode(&whole);
+        }
+
+        #[test]
+        fn a_header_reads_back_as_it_was_written(tensor: u32, chunk: u32, stamp: u64, sequence: u64) {
+            let mut header = push(tensor, chunk, stamp);
+            header.sequence = sequence;
+            prop_assert_eq!(Header::decode(&header.encode()), Ok(header));
+        }
+
+        #[test]
+        fn a_single_flipped_bit_anywhere_is_noticed(at in 0usize..HEADER_BYTES, bit in 0u8..8) {
+            let mut bytes = push(1, 2, 3).encode();
+            bytes[at] ^= 1 << bit;
+            prop_assert!(Header::decode(&bytes).is_err());
+        }
+    }
+
+    #[test]
+    fn every_notice_reads_back_as_it_was_written() {
+        for notice in [
+            Notice::Value { tensor: 1, chunk: 2, version: 3, steps: 4 },
+            Notice::State { tensor: 1, chunk: u32::MAX },
+            Notice::Folded { tensor: 9, count: u64::MAX },
+            Notice::Fetched { tensor: 0, ticket: 5 },
+            Notice::Taken,
+        ] {
+            let header = Header::bare(1, 2, Body::Notice(notice));
+            assert_eq!(Header::decode(&header.encode()), Ok(header));
+        }
+    }
+
+    #[test]
+    fn a_payload_that_is_not_the_announced_one_is_refused() {
+        let header = push(1, 2, 3);
+        assert_eq!(header.check(b"gradient"), Ok(()));
+        assert_eq!(header.check(b"gradienT"), Err(FrameError::DamagedPayload { bytes: 8 }));
+        assert!(header.check(b"gradien").is_err());
+    }
+}

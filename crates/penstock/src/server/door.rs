@@ -1,0 +1,389 @@
+//! The door of a server to the network: one thread that accepts connections, lets strangers prove which job they belong to,
+//! and passes those that did to the job's control thread.
+//!
+//! Strangers get little: a deadline, a bounded number of places (one host cannot take those of another: where there is no room
+//! left the host with the most strangers loses its oldest), and no thread of any job. A job that does not exist is answered
+//! like a wrong secret.
+
+use super::{Order, Shared, StartError, Wakeup};
+use crate::options::{Options, Security};
+use crate::wire::dial::PLAIN;
+use crate::wire::random;
+use crate::wire::records::RecordStream;
+use penstock_fabric::net::endpoint::Address;
+use penstock_fabric::net::stream::{Got, Stream};
+use penstock_fabric::net::tls;
+use penstock_proto::error::Refusal;
+use penstock_proto::handshake::{MAX_HANDSHAKE_BYTES, Purpose, ServerHandshake, Verdict, verdict};
+use penstock_proto::message::Secret;
+use rustix::event::epoll;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::time::Timespec;
+use rustls::ServerConfig;
+use std::collections::HashMap;
+use std::io::{self, ErrorKind, IoSliceMut};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Connections of one host that have not proved who they are.
+const MAX_STRANGERS_A_HOST: usize = 256;
+/// The same, of all hosts.
+const MAX_STRANGERS: usize = 2048;
+/// Longest time that a stranger may take.
+const PROVE_WITHIN: Duration = Duration::from_secs(10);
+/// Connections accepted in one turn.
+const TURN: usize = 64;
+
+const WAKEUP: u64 = u64::MAX;
+const LISTENERS: u64 = u64::MAX - 1024;
+
+/// A job behind the door.
+struct Job {
+    secret: Secret,
+    orders: Sender<Order>,
+    control: Arc<Shared>,
+}
+
+struct Hall {
+    jobs: Mutex<HashMap<String, Job>>,
+    stop: AtomicBool,
+    wakeup: Wakeup,
+}
+
+impl Hall {
+    fn jobs(&self) -> MutexGuard<'_, HashMap<String, Job>> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The door: it stands open until it is dropped.
+pub(crate) struct Door {
+    hall: Arc<Hall>,
+    addresses: Vec<SocketAddr>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Door {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Door").field("addresses", &self.addresses).finish_non_exhaustive()
+    }
+}
+
+impl Door {
+    /// Listens on these addresses.
+    pub(crate) fn open(listen: &[Address], options: &Options) -> Result<Self, StartError> {
+        let files = match (&options.certificate, &options.key) {
+            (Some(certificate), Some(key)) => Some((certificate.as_path(), key.as_path())),
+            (None, None) => None,
+            _ => return Err(StartError::HalfCertificate),
+        };
+        let tls = tls::server(files)?;
+        let listeners = listen.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
+        let failed =
+            |error: io::Error| StartError::System { what: "ask for an address", reason: error.to_string() };
+        let addresses = listeners
+            .iter()
+            .map(|listener| listener.local_addr().map_err(failed))
+            .collect::<Result<_, _>>()?;
+        let hall =
+            Arc::new(Hall { jobs: Mutex::default(), stop: AtomicBool::new(false), wakeup: Wakeup::new()? });
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(StartError::system("make an epoll descriptor"))?;
+        let watch = |fd: rustix::fd::BorrowedFd<'_>, token| {
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
+                .map_err(StartError::system("watch a descriptor"))
+        };
+        watch(hall.wakeup.as_fd(), WAKEUP)?;
+        for (listener, token) in listeners.iter().zip(LISTENERS..) {
+            watch(listener.as_fd(), token)?;
+        }
+        let keeper = Keeper {
+            hall: Arc::clone(&hall),
+            listeners,
+            epoll,
+            tls,
+            security: options.security,
+            patience: options.lease,
+            strangers: HashMap::new(),
+            next: 0,
+        };
+        let thread = std::thread::Builder::new().name("penstock-door".to_owned()).spawn(move || keeper.run());
+        let thread = thread
+            .map_err(|error| StartError::System { what: "start a thread", reason: error.to_string() })?;
+        Ok(Self { hall, addresses, thread: Some(thread) })
+    }
+
+    /// Where it listens.
+    pub(crate) fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// Lets a job's workers in from now on; `false` if a job of this name is there.
+    pub(super) fn admit(
+        &self,
+        name: &str,
+        secret: Secret,
+        orders: Sender<Order>,
+        control: Arc<Shared>,
+    ) -> bool {
+        let mut jobs = self.hall.jobs();
+        let free = !jobs.contains_key(name);
+        if free {
+            jobs.insert(name.to_owned(), Job { secret, orders, control });
+        }
+        free
+    }
+
+    /// Lets nobody of this job in any more.
+    pub(super) fn dismiss(&self, name: &str) {
+        self.hall.jobs().remove(name);
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.hall.stop.store(true, Ordering::Release);
+        self.hall.wakeup.ring();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn bind(address: &Address) -> Result<TcpListener, StartError> {
+    let failed =
+        |error: io::Error| StartError::Bind { address: address.to_string(), reason: error.to_string() };
+    let addresses: Vec<SocketAddr> =
+        (&address.host[..], address.port).to_socket_addrs().map_err(failed)?.collect();
+    // std sets SO_REUSEADDR: a server that was killed can be started again at once.
+    let listener = TcpListener::bind(&addresses[..]).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    Ok(listener)
+}
+
+/// How far a stranger has come.
+enum Phase {
+    /// Nothing was said: with or without TLS?
+    Silent(Stream),
+    /// The TLS handshake is under way.
+    Encrypting(Stream),
+    /// Nothing, or only the hello, has come.
+    Talking(Box<RecordStream>, Option<Box<ServerHandshake>>),
+}
+
+impl Phase {
+    fn stream(&self) -> &Stream {
+        match self {
+            Self::Silent(stream) | Self::Encrypting(stream) => stream,
+            Self::Talking(records, _) => records.stream(),
+        }
+    }
+
+    fn holds_output(&self) -> bool {
+        match self {
+            Self::Silent(_) => false,
+            Self::Encrypting(stream) => stream.holds_output(),
+            Self::Talking(records, _) => records.holds_output(),
+        }
+    }
+}
+
+struct Stranger {
+    phase: Phase,
+    since: Instant,
+    host: IpAddr,
+}
+
+/// What becomes of a stranger after a look at what it said.
+enum Next {
+    Wait(Phase),
+    /// It has proved to belong to this job.
+    Enter(Box<RecordStream>, String, Purpose),
+    Refuse(Box<RecordStream>, Refusal),
+}
+
+struct Keeper {
+    hall: Arc<Hall>,
+    listeners: Vec<TcpListener>,
+    epoll: OwnedFd,
+    tls: Arc<ServerConfig>,
+    security: Security,
+    patience: Duration,
+    strangers: HashMap<u64, Stranger>,
+    next: u64,
+}
+
+impl Keeper {
+    fn run(mut self) {
+        while !self.hall.stop.load(Ordering::Acquire) {
+            let mut events = Vec::with_capacity(64);
+            let tick = Timespec { tv_sec: 1, tv_nsec: 0 };
+            let longest = (!self.strangers.is_empty()).then_some(&tick);
+            let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), longest);
+            for event in events {
+                match event.data.u64() {
+                    WAKEUP => Wakeup::clear(self.hall.wakeup.as_fd()),
+                    token if token >= LISTENERS => self.accept((token - LISTENERS) as usize),
+                    token => self.hear(token),
+                }
+            }
+            self.strangers.retain(|_, stranger| stranger.since.elapsed() < PROVE_WITHIN);
+        }
+    }
+
+    fn accept(&mut self, listener: usize) {
+        for _ in 0..TURN {
+            match self.listeners[listener].accept() {
+                Ok((socket, from)) => {
+                    let host = from.ip().to_canonical();
+                    self.make_room(host);
+                    let Ok(stream) = Stream::plain(socket, self.patience) else { continue };
+                    let token = self.next;
+                    self.next += 1;
+                    let flags = epoll::EventFlags::IN;
+                    if epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(token), flags).is_ok() {
+                        let phase = Phase::Silent(stream);
+                        self.strangers.insert(token, Stranger { phase, since: Instant::now(), host });
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) => {
+                    // No descriptors left, or a connection that ended before it was accepted.
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Where there is no room, the oldest stranger of the host that has the most goes.
+    fn make_room(&mut self, host: IpAddr) {
+        let mut counts: HashMap<IpAddr, usize> = HashMap::new();
+        for stranger in self.strangers.values() {
+            *counts.entry(stranger.host).or_default() += 1;
+        }
+        let crowded = match counts.get(&host) {
+            Some(&own) if own >= MAX_STRANGERS_A_HOST => Some(host),
+            _ if self.strangers.len() >= MAX_STRANGERS => {
+                counts.into_iter().max_by_key(|&(_, count)| count).map(|(host, _)| host)
+            }
+            _ => None,
+        };
+        let of = |stranger: &Stranger| Some(stranger.host) == crowded;
+        if let Some(&oldest) = self.strangers.iter().filter(|(_, one)| of(one)).map(|(token, _)| token).min()
+        {
+            self.strangers.remove(&oldest);
+        }
+    }
+
+    fn hear(&mut self, token: u64) {
+        let Some(Stranger { phase, since, host }) = self.strangers.remove(&token) else { return };
+        match self.advance(phase) {
+            Ok(Next::Wait(phase)) => {
+                let mut flags = epoll::EventFlags::IN;
+                flags.set(epoll::EventFlags::OUT, phase.holds_output());
+                let watched =
+                    epoll::modify(&self.epoll, phase.stream(), epoll::EventData::new_u64(token), flags);
+                if watched.is_ok() {
+                    self.strangers.insert(token, Stranger { phase, since, host });
+                }
+            }
+            Ok(Next::Enter(records, job, purpose)) => self.enter(*records, &job, purpose),
+            Ok(Next::Refuse(mut records, refusal)) => {
+                tracing::debug!(%host, %refusal, "a stranger was refused");
+                let _ = records.send(&verdict(&Verdict::Refused(refusal)));
+            }
+            Err(error) => tracing::debug!(%host, %error, "a stranger was dropped"),
+        }
+    }
+
+    fn advance(&self, mut phase: Phase) -> io::Result<Next> {
+        loop {
+            phase = match phase {
+                Phase::Silent(mut stream) => {
+                    let mut first = [0];
+                    match stream.socket().peek(&mut first) {
+                        Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                        Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                            return Ok(Next::Wait(Phase::Silent(stream)));
+                        }
+                        Err(error) => return Err(error),
+                        Ok(_) if first[0] != PLAIN => {
+                            Phase::Encrypting(stream.accept_tls(Arc::clone(&self.tls))?)
+                        }
+                        Ok(_) => {
+                            let local = stream.peer()?.ip().to_canonical().is_loopback();
+                            if stream.read(&mut [IoSliceMut::new(&mut first)])? != Got::Bytes(1) {
+                                return Err(ErrorKind::UnexpectedEof.into());
+                            }
+                            let records = Box::new(RecordStream::new(stream, MAX_HANDSHAKE_BYTES));
+                            match self.security {
+                                Security::Auto if !local => {
+                                    return Ok(Next::Refuse(records, Refusal::TlsRequired));
+                                }
+                                Security::Tls => return Ok(Next::Refuse(records, Refusal::TlsRequired)),
+                                Security::Auto | Security::Insecure => Phase::Talking(records, None),
+                            }
+                        }
+                    }
+                }
+                Phase::Encrypting(mut stream) => {
+                    if !stream.is_ready()? {
+                        return Ok(Next::Wait(Phase::Encrypting(stream)));
+                    }
+                    Phase::Talking(Box::new(RecordStream::new(stream, MAX_HANDSHAKE_BYTES)), None)
+                }
+                Phase::Talking(mut records, handshake) => {
+                    records.flush()?;
+                    let Some(message) = records.receive()? else {
+                        return Ok(Next::Wait(Phase::Talking(records, handshake)));
+                    };
+                    match handshake {
+                        None => match self.challenge(&mut records, &message)? {
+                            Ok(handshake) => Phase::Talking(records, Some(Box::new(handshake))),
+                            Err(refusal) => return Ok(Next::Refuse(records, refusal)),
+                        },
+                        Some(handshake) => {
+                            return Ok(match handshake.finish(&message) {
+                                Ok(()) => Next::Enter(records, handshake.job, handshake.purpose),
+                                Err(refusal) => Next::Refuse(records, refusal),
+                            });
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn challenge(
+        &self,
+        records: &mut RecordStream,
+        hello: &[u8],
+    ) -> io::Result<Result<ServerHandshake, Refusal>> {
+        let mut handshake = match ServerHandshake::start(hello) {
+            Ok(handshake) => handshake,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let known = self.hall.jobs().get(&handshake.job).map(|job| job.secret);
+        let unknown = Secret(random::bytes()?);
+        let (nonce, binding) = (random::bytes()?, records.stream().binding()?);
+        records.send(&handshake.challenge(known.unwrap_or(unknown), nonce, binding))?;
+        Ok(Ok(handshake))
+    }
+
+    fn enter(&self, mut records: RecordStream, job: &str, purpose: Purpose) {
+        let _ = epoll::delete(&self.epoll, records.stream());
+        let sent = records.send(&verdict(&Verdict::Accepted));
+        if sent.is_err() || records.holds_output() {
+            return;
+        }
+        if let Some(job) = self.hall.jobs().get(job) {
+            let _ = job.orders.send(Order::Enter { stream: records.into_stream(), purpose });
+            job.control.wakeup.ring();
+        }
+    }
+}

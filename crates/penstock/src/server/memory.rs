@@ -1,0 +1,229 @@
+//! A shard's memory: what its machine acts on, and what of it is sent to workers on other hosts.
+
+use penstock_fabric::memory::{HomeMemory, LaneView};
+use penstock_fabric::publish::Published;
+use penstock_fabric::sync::Ordering;
+use penstock_kernels::{Foreign, Plan};
+use penstock_proto::shard::{Fold, Home, NonFiniteFrom};
+use penstock_proto::{Rank, TensorId};
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// Writers whose lanes fit on the stack; more are collected on the heap.
+const USUAL_WRITERS: usize = 32;
+
+/// Something that workers on other hosts may have to be told.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Event {
+    Published { tensor: TensorId, local: usize },
+    Folded { tensor: TensorId, writer: Rank, count: u64 },
+}
+
+/// Which tensors something has happened to since everyone was told.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Touched {
+    One(TensorId),
+    Many,
+}
+
+/// A shard's memory.
+pub(super) struct Memory {
+    shard: u32,
+    tensors: Vec<Option<TensorMemory>>,
+    touched: Option<Touched>,
+    /// Kept only while some worker is on another host.
+    events: Option<Vec<Event>>,
+}
+
+struct TensorMemory {
+    plan: Plan,
+    home: HomeMemory,
+    lanes: Vec<Option<LaneView>>,
+    /// Of each chunk homed here.
+    published: Vec<Published>,
+}
+
+impl Memory {
+    pub(super) fn new(shard: u32) -> Self {
+        Self { shard, tensors: Vec::new(), touched: None, events: None }
+    }
+
+    /// From now on events are kept for [`Memory::events`].
+    pub(super) fn keep_events(&mut self) {
+        self.events.get_or_insert_default();
+    }
+
+    /// What has happened since the last look.
+    pub(super) fn events(&mut self) -> Vec<Event> {
+        self.events.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// The events' buffer back, so that it is allocated once.
+    pub(super) fn recycle(&mut self, mut events: Vec<Event>) {
+        events.clear();
+        if let Some(kept) = &mut self.events
+            && kept.is_empty()
+        {
+            *kept = events;
+        }
+    }
+
+    /// Whom to wake.
+    pub(super) fn take_touched(&mut self) -> Option<Touched> {
+        self.touched.take()
+    }
+
+    pub(super) fn declare(&mut self, id: TensorId, plan: Plan, home: HomeMemory, workers: u32) {
+        let index = id as usize;
+        if self.tensors.len() <= index {
+            self.tensors.resize_with(index + 1, || None);
+        }
+        let lanes = (0..workers).map(|_| None).collect();
+        let published = vec![Published { version: 0, steps: 0 }; home.chunks().len()];
+        self.tensors[index] = Some(TensorMemory { plan, home, lanes, published });
+    }
+
+    /// A worker's own second declaration brings no second lane, nor may it: contributions may wait in the first.
+    pub(super) fn give_lane(&mut self, id: TensorId, rank: Rank, lane: LaneView) {
+        let slot = &mut self.tensor(id).lanes[rank as usize];
+        let taken = slot.as_ref().is_some_and(LaneView::is_private);
+        if !taken {
+            *slot = Some(lane);
+        }
+    }
+
+    pub(super) fn has_lane(&self, id: TensorId, rank: Rank) -> bool {
+        let tensor = self.tensors.get(id as usize).and_then(Option::as_ref);
+        tensor.is_some_and(|tensor| tensor.lanes[rank as usize].is_some())
+    }
+
+    /// The lane of a worker that has one.
+    pub(super) fn lane(&mut self, id: TensorId, rank: Rank) -> &mut LaneView {
+        self.tensor(id).lanes[rank as usize].as_mut().expect("it was asked whether there is one")
+    }
+
+    fn look(&self, id: TensorId) -> &TensorMemory {
+        self.tensors[id as usize].as_ref().expect("it was asked whether it is declared")
+    }
+
+    /// Where the chunk lies in a lane, if it is homed here.
+    pub(super) fn homed(&self, id: TensorId, chunk: u32) -> Option<Range<usize>> {
+        let tensor = self.tensors.get(id as usize)?.as_ref()?;
+        tensor.home.find(chunk).map(|_| tensor.home.range(chunk))
+    }
+
+    /// The chunk's place among those homed here.
+    pub(super) fn local(&self, id: TensorId, chunk: u32) -> Option<usize> {
+        self.look(id).home.find(chunk)
+    }
+
+    /// How many chunks of the tensor are homed here.
+    pub(super) fn chunks(&self, id: TensorId) -> usize {
+        self.look(id).home.chunks().len()
+    }
+
+    /// What was last published of a chunk, and the number of that publication: 0 if there was none.
+    pub(super) fn published(&self, id: TensorId, local: usize) -> (Published, u64) {
+        let tensor = self.look(id);
+        (tensor.published[local], tensor.home.sequence(local))
+    }
+
+    /// A chunk and its value, to be sent.
+    pub(super) fn value(&self, id: TensorId, local: usize) -> (u32, &[u8]) {
+        let home = &self.look(id).home;
+        (home.chunks()[local], home.value(home.chunks()[local]))
+    }
+
+    /// A chunk and the optimizer's arrays, to be sent.
+    pub(super) fn state(&self, id: TensorId, local: usize) -> (u32, &[u8]) {
+        let home = &self.look(id).home;
+        (home.chunks()[local], home.state(home.chunks()[local]))
+    }
+
+    fn tensor(&mut self, id: TensorId) -> &mut TensorMemory {
+        self.tensors[id as usize].as_mut().expect("the machine acts on declared tensors")
+    }
+
+    fn touch(&mut self, id: TensorId) {
+        self.touched = match self.touched {
+            None => Some(Touched::One(id)),
+            Some(Touched::One(other)) if other == id => Some(Touched::One(id)),
+            Some(_) => Some(Touched::Many),
+        };
+    }
+}
+
+impl TensorMemory {
+    fn parts(&mut self) -> (&Plan, &mut HomeMemory, &[Option<LaneView>]) {
+        (&self.plan, &mut self.home, &self.lanes)
+    }
+}
+
+impl Home for Memory {
+    fn fold(&mut self, id: TensorId, chunk: u32, fold: &Fold, writers: &[Rank]) -> Result<(), NonFiniteFrom> {
+        let (plan, home, lanes) = self.tensor(id).parts();
+        let range = home.range(chunk);
+        let lane = |&writer: &Rank| lanes[writer as usize].as_ref().expect("who pushed has a lane");
+        let contributions: SmallVec<[Foreign<'_>; USUAL_WRITERS]> =
+            writers.iter().map(|writer| lane(writer).contribution(range.clone())).collect();
+        home.expect_after(chunk);
+        let mut chunk = home.chunk(chunk);
+        chunk.header.begin();
+        let Fold { settings, step, scale } = fold;
+        let folded =
+            penstock_kernels::fold(plan, settings, *step, *scale, &contributions, chunk.value, chunk.state);
+        folded.map_err(|refused| {
+            chunk.header.leave();
+            NonFiniteFrom(writers[refused.lane])
+        })
+    }
+
+    fn load(&mut self, id: TensorId, chunk: u32, slot: u32, part: u32, writer: Rank) {
+        let (plan, home, lanes) = self.tensor(id).parts();
+        // Arrays are as long as the value, or twice as long where their elements are twice as wide.
+        let parts = plan.dtype.accumulator_size() / plan.dtype.size();
+        let lane = lanes[writer as usize].as_ref().expect("who loads has a lane");
+        let contribution = lane.contribution(home.range(chunk));
+        let mut chunk = home.chunk(chunk);
+        chunk.header.begin();
+        let bytes = chunk.value.len();
+        match slot {
+            0 => contribution.copy_to(chunk.value),
+            slot => {
+                let at = ((slot as usize - 1) * parts + part as usize) * bytes;
+                contribution.copy_to(&mut chunk.state[at..at + bytes]);
+            }
+        }
+    }
+
+    fn publish(&mut self, id: TensorId, chunk: u32, version: u64, steps: u64) {
+        let published = Published { version, steps };
+        let tensor = self.tensor(id);
+        tensor.home.header(chunk).publish(published);
+        let local = tensor.home.find(chunk).expect("only what is homed here is published here");
+        tensor.published[local] = published;
+        if let Some(events) = &mut self.events {
+            events.push(Event::Published { tensor: id, local });
+        }
+    }
+
+    fn progress(&mut self, id: TensorId, version: u64) {
+        let (_, home, _) = self.tensor(id).parts();
+        // Pairs with the acquire load in the worker's pull: who sees the progress sees the chunks.
+        home.progress().0.store(version + 1, Ordering::Release);
+        self.touch(id);
+    }
+
+    fn folded(&mut self, id: TensorId, writer: Rank, count: u64) {
+        let shard = self.shard;
+        let (_, _, lanes) = self.tensor(id).parts();
+        if let Some(lane) = &lanes[writer as usize] {
+            // Pairs with the acquire load before the worker writes its lane again: the home has read what it counts.
+            lane.folded(shard).0.store(count, Ordering::Release);
+        }
+        if let Some(events) = &mut self.events {
+            events.push(Event::Folded { tensor: id, writer, count });
+        }
+        self.touch(id);
+    }
+}

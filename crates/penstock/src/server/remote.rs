@@ -1,0 +1,403 @@
+//! A worker on another host, as one shard sees it: its connection, which of its frames were taken, and what is owed to it.
+//!
+//! What is owed is kept as chunk numbers, not as bytes: a chunk is sent from where it stands, as new as it is then. So a
+//! worker that does not read costs a shard a few bytes a chunk and one batch of frames, however slow it is.
+
+use super::memory::Memory;
+use crate::wire::frames::{BATCH, BATCH_BYTES, FrameReader, FrameWriter, Places, Step};
+use penstock_fabric::net::stream::Stream;
+use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
+use penstock_proto::outbox::Inbox;
+use penstock_proto::shard::Shard;
+use penstock_proto::submission::Submission;
+use penstock_proto::{Rank, TensorId};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// What is owed to a worker of one chunk.
+#[derive(Debug, Clone, Copy, Default)]
+struct OwedChunk {
+    /// The version that it wants + 1; 0: it wants nothing.
+    wanted: u64,
+    /// Whether it stands in the queue.
+    queued: bool,
+    /// The publication that was sent last on this connection.
+    seen: u64,
+}
+
+/// What is owed to a worker of one tensor.
+#[derive(Debug, Default)]
+struct Owed {
+    chunks: Vec<OwedChunk>,
+    /// Chunks that are wanted.
+    open: usize,
+    /// The ticket to be returned when none is wanted any more.
+    ticket: Option<u64>,
+    /// Whether the count of folded contributions has moved.
+    folded: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Due {
+    Value { tensor: TensorId, local: usize },
+    State { tensor: TensorId, local: usize },
+    Folded { tensor: TensorId },
+    Fetched { tensor: TensorId, ticket: u64 },
+}
+
+/// Where the payload of a worker's frame goes.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// There is none.
+    Nowhere,
+    /// Into its lane of this tensor.
+    Lane { tensor: TensorId, range: Range<usize> },
+}
+
+/// The connection.
+struct Wire {
+    stream: Stream,
+    reader: FrameReader<Place>,
+    writer: FrameWriter,
+    /// Whether the socket may have something.
+    readable: bool,
+    /// Whether the socket takes something.
+    writable: bool,
+    /// Whether the poll waits until it does.
+    waits_to_write: bool,
+}
+
+/// One worker's port.
+pub(super) struct Remote {
+    job: u64,
+    rank: Rank,
+    wire: Option<Wire>,
+    inbox: Inbox,
+    /// What the worker was last told of it.
+    told: Option<u64>,
+    owed: Vec<Owed>,
+    due: VecDeque<Due>,
+    folded: Vec<u64>,
+}
+
+/// What a look at the connection brought.
+pub(super) enum Heard {
+    /// A submission, whole; whether its result is wanted.
+    Submission(Submission, bool),
+    /// Nothing now.
+    Nothing,
+    /// It broke the protocol.
+    Broke(String),
+}
+
+/// Judges frames of one worker before their payload is let in.
+struct Judge<'a> {
+    job: u64,
+    rank: Rank,
+    inbox: &'a Inbox,
+    machine: &'a Shard,
+    memory: &'a mut Memory,
+}
+
+impl Places for Judge<'_> {
+    type Place = Place;
+
+    fn place(&mut self, header: &Header) -> Result<Place, String> {
+        if header.job != self.job || header.epoch != 0 {
+            return Err("it sent a frame of another job or epoch".to_owned());
+        }
+        self.inbox.expect(header.sequence).map_err(|error| error.to_string())?;
+        let Body::Submission { submission, .. } = header.body else {
+            return Err("it sent a shard's frame".to_owned());
+        };
+        self.machine.judge(self.rank, &submission).map_err(|error| error.to_string())?;
+        let (Submission::Push { tensor, first, count, .. } | Submission::Load { tensor, first, count, .. }) =
+            submission
+        else {
+            return if header.length == 0 {
+                Ok(Place::Nowhere)
+            } else {
+                Err("it sent a payload for nothing".to_owned())
+            };
+        };
+        let range = self
+            .memory
+            .homed(tensor, first)
+            .filter(|_| count == 1 && self.memory.has_lane(tensor, self.rank));
+        match range {
+            Some(range) if range.len() == header.length as usize => Ok(Place::Lane { tensor, range }),
+            Some(range) => Err(format!("it sent {} bytes for a chunk of {}", header.length, range.len())),
+            None => Err(format!(
+                "it sent chunk {first} of tensor {tensor}, which it did not declare or which is not homed here"
+            )),
+        }
+    }
+
+    fn memory<'a>(&'a mut self, place: &'a mut Place) -> &'a mut [u8] {
+        match place {
+            Place::Nowhere => &mut [],
+            Place::Lane { tensor, range } => self.memory.lane(*tensor, self.rank).receive(range.clone()),
+        }
+    }
+}
+
+impl Remote {
+    pub(super) fn new(job: u64, rank: Rank) -> Self {
+        Self {
+            job,
+            rank,
+            wire: None,
+            inbox: Inbox::default(),
+            told: None,
+            owed: Vec::new(),
+            due: VecDeque::new(),
+            folded: Vec::new(),
+        }
+    }
+
+    pub(super) fn stream(&self) -> Option<&Stream> {
+        self.wire.as_ref().map(|wire| &wire.stream)
+    }
+
+    /// A new connection: whatever the old one carried is forgotten, but not what was taken. The worker asks again for what it
+    /// misses.
+    pub(super) fn attach(&mut self, stream: Stream) {
+        self.wire = Some(Wire {
+            stream,
+            reader: FrameReader::new(),
+            writer: FrameWriter::default(),
+            readable: true,
+            writable: true,
+            waits_to_write: false,
+        });
+        self.told = None;
+        self.due.clear();
+        for (owed, id) in self.owed.iter_mut().zip(0..) {
+            owed.chunks.fill(OwedChunk::default());
+            (owed.open, owed.ticket) = (0, None);
+            owed.folded = true;
+            self.due.push_back(Due::Folded { tensor: id });
+        }
+    }
+
+    /// The connection is over; the worker may make another.
+    pub(super) fn detach(&mut self) {
+        self.wire = None;
+        self.due.clear();
+    }
+
+    /// The socket is ready, as the poll says.
+    pub(super) fn ready(&mut self, read: bool, write: bool) {
+        if let Some(wire) = &mut self.wire {
+            wire.readable |= read;
+            wire.writable |= write;
+        }
+    }
+
+    /// Whether there may be something to take or to send at once.
+    pub(super) fn has_work(&self) -> bool {
+        self.wire.as_ref().is_some_and(|wire| wire.readable || (wire.writable && self.has_output(wire)))
+    }
+
+    fn has_output(&self, wire: &Wire) -> bool {
+        !self.due.is_empty()
+            || self.told != Some(self.inbox.count())
+            || !wire.writer.is_clear()
+            || wire.stream.holds_output()
+    }
+
+    /// Whether the poll has to change what it waits for: `Some(true)`: also for room to write.
+    pub(super) fn change_of_interest(&mut self) -> Option<bool> {
+        let wants = self.wire.as_ref().is_some_and(|wire| !wire.writable && self.has_output(wire));
+        let wire = self.wire.as_mut()?;
+        (wire.waits_to_write != wants).then(|| {
+            wire.waits_to_write = wants;
+            wants
+        })
+    }
+
+    /// The next submission.
+    pub(super) fn hear(&mut self, machine: &Shard, memory: &mut Memory) -> Heard {
+        let Self { job, rank, wire, inbox, .. } = self;
+        let Some(wire) = wire.as_mut().filter(|wire| wire.readable) else { return Heard::Nothing };
+        let mut judge = Judge { job: *job, rank: *rank, inbox, machine, memory };
+        match wire.reader.next(&mut wire.stream, &mut judge) {
+            Step::Frame(Header { body: Body::Submission { submission, wanted }, .. }, _) => {
+                self.inbox.take();
+                Heard::Submission(submission, wanted)
+            }
+            Step::Frame(..) => Heard::Broke("it sent a shard's frame".to_owned()),
+            Step::Nothing => {
+                wire.readable = false;
+                Heard::Nothing
+            }
+            Step::Ended(why) => {
+                tracing::info!(rank, why, "a worker's connection has ended");
+                self.detach();
+                Heard::Nothing
+            }
+            Step::Broke(what) => Heard::Broke(what),
+        }
+    }
+
+    fn owed(&mut self, id: TensorId, memory: &Memory) -> &mut Owed {
+        let index = id as usize;
+        if self.owed.len() <= index {
+            self.owed.resize_with(index + 1, Owed::default);
+            self.folded.resize(index + 1, 0);
+        }
+        let owed = &mut self.owed[index];
+        if owed.chunks.is_empty() {
+            owed.chunks.resize(memory.chunks(id), OwedChunk::default());
+        }
+        owed
+    }
+
+    /// The worker wants this chunk's `version` as soon as it is published.
+    pub(super) fn want(&mut self, id: TensorId, local: usize, version: u64, memory: &Memory) {
+        let owed = self.owed(id, memory);
+        let chunk = &mut owed.chunks[local];
+        owed.open += usize::from(chunk.wanted == 0);
+        chunk.wanted = chunk.wanted.max(version + 1);
+        self.settle(id, local, memory);
+    }
+
+    /// The worker wants every chunk that has changed since it was sent, and that has this version or once it has.
+    pub(super) fn fetch(&mut self, id: TensorId, version: u64, ticket: u64, memory: &Memory) {
+        for local in 0..memory.chunks(id) {
+            let chunk = self.owed(id, memory).chunks[local];
+            let (published, sequence) = memory.published(id, local);
+            if chunk.seen != sequence || published.version < version || sequence == 0 {
+                self.want(id, local, version, memory);
+            }
+        }
+        let owed = self.owed(id, memory);
+        owed.ticket = Some(ticket);
+        self.close(id, memory);
+    }
+
+    /// The worker wants the optimizer's state, as it is now.
+    pub(super) fn fetch_state(&mut self, id: TensorId, ticket: u64, memory: &Memory) {
+        self.due.extend((0..memory.chunks(id)).map(|local| Due::State { tensor: id, local }));
+        self.due.push_back(Due::Fetched { tensor: id, ticket });
+    }
+
+    /// A chunk was published.
+    pub(super) fn published(&mut self, id: TensorId, local: usize, memory: &Memory) {
+        if self.wire.is_some() && self.owed.get(id as usize).is_some_and(|owed| owed.open > 0) {
+            self.settle(id, local, memory);
+        }
+    }
+
+    /// So many of the worker's contributions to the tensor were folded.
+    pub(super) fn folded(&mut self, id: TensorId, count: u64, memory: &Memory) {
+        let owed = self.owed(id, memory);
+        let new = !std::mem::replace(&mut owed.folded, true);
+        self.folded[id as usize] = count;
+        if new {
+            self.due.push_back(Due::Folded { tensor: id });
+        }
+    }
+
+    /// Queues a chunk that is wanted and fresh enough.
+    fn settle(&mut self, id: TensorId, local: usize, memory: &Memory) {
+        let (published, sequence) = memory.published(id, local);
+        let chunk = &mut self.owed(id, memory).chunks[local];
+        let fresh = sequence > 0 && published.version + 1 >= chunk.wanted;
+        if chunk.wanted > 0 && fresh && !chunk.queued {
+            chunk.queued = true;
+            self.due.push_back(Due::Value { tensor: id, local });
+        }
+    }
+
+    /// Returns the ticket if nothing is wanted any more.
+    fn close(&mut self, id: TensorId, memory: &Memory) {
+        let owed = self.owed(id, memory);
+        if owed.open == 0
+            && let Some(ticket) = owed.ticket.take()
+        {
+            self.due.push_back(Due::Fetched { tensor: id, ticket });
+        }
+    }
+
+    /// Sends what is due, as far as the socket takes it; whether it sent anything.
+    pub(super) fn send(&mut self, memory: &Memory) -> bool {
+        let mut busy = false;
+        while let Some(wire) = self.wire.as_mut().filter(|wire| wire.writable) {
+            let flushed = wire.writer.flush(&mut wire.stream);
+            let sent = match flushed {
+                Ok(true) => self.send_batch(memory),
+                other => other.map(|_| Some(false)),
+            };
+            let Some(wire) = &mut self.wire else { break };
+            match sent {
+                Ok(None) => break,
+                Ok(Some(taken)) => {
+                    busy = true;
+                    wire.writable = taken;
+                }
+                Err(error) => {
+                    tracing::info!(rank = self.rank, %error, "a worker's connection has ended");
+                    self.detach();
+                }
+            }
+        }
+        busy
+    }
+
+    /// Sends one batch: `None` if nothing is due, else whether the socket took it whole.
+    fn send_batch(&mut self, memory: &Memory) -> std::io::Result<Option<bool>> {
+        let mut frames: Vec<([u8; HEADER_BYTES], &[u8])> = Vec::with_capacity(BATCH);
+        let mut bytes = 0;
+        while frames.len() < BATCH && bytes < BATCH_BYTES {
+            let Some(due) = self.due.pop_front() else { break };
+            if let Some((notice, payload)) = self.frame(due, memory) {
+                let header = Header::bare(self.job, self.inbox.count(), Body::Notice(notice));
+                let header = if payload.is_empty() { header } else { header.with_payload(payload) };
+                bytes += payload.len();
+                frames.push((header.encode(), payload));
+            }
+        }
+        if frames.is_empty() {
+            if self.told == Some(self.inbox.count()) {
+                return Ok(None);
+            }
+            let header = Header::bare(self.job, self.inbox.count(), Body::Notice(Notice::Taken));
+            frames.push((header.encode(), &[]));
+        }
+        self.told = Some(self.inbox.count());
+        let Some(wire) = &mut self.wire else { return Ok(None) };
+        wire.writer.send(&mut wire.stream, &frames).map(Some)
+    }
+
+    fn frame<'a>(&mut self, due: Due, memory: &'a Memory) -> Option<(Notice, &'a [u8])> {
+        match due {
+            Due::Value { tensor, local } => {
+                let (published, sequence) = memory.published(tensor, local);
+                let owed = &mut self.owed[tensor as usize];
+                let chunk = &mut owed.chunks[local];
+                chunk.queued = false;
+                if published.version + 1 < chunk.wanted {
+                    return None; // a newer one is wanted by now, and comes when it is published
+                }
+                chunk.wanted = 0;
+                chunk.seen = sequence;
+                owed.open -= 1;
+                self.close(tensor, memory);
+                let (chunk, value) = memory.value(tensor, local);
+                let notice =
+                    Notice::Value { tensor, chunk, version: published.version, steps: published.steps };
+                Some((notice, value))
+            }
+            Due::State { tensor, local } => {
+                let (chunk, state) = memory.state(tensor, local);
+                Some((Notice::State { tensor, chunk }, state))
+            }
+            Due::Folded { tensor } => {
+                self.owed[tensor as usize].folded = false;
+                Some((Notice::Folded { tensor, count: self.folded[tensor as usize] }, &[]))
+            }
+            Due::Fetched { tensor, ticket } => Some((Notice::Fetched { tensor, ticket }, &[])),
+        }
+    }
+}

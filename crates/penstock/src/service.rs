@@ -1,0 +1,185 @@
+//! A service: one process that homes the chunks of many jobs, each as if it were alone.
+//!
+//! Every job has a [`Server`] of its own behind the one door: a control thread and shards that no other job's bytes ever reach,
+//! a catalog, a memory budget, a Unix socket. What jobs share is the processor, which the kernel shares out fairly among
+//! threads, the network, and the door, which knows each job by its secret only.
+
+use crate::host;
+use crate::options::{OptionError, Options};
+use crate::server::door::Door;
+use crate::server::{Server, ServerConfig, StartError};
+use penstock_fabric::net::endpoint::{Address, Endpoint};
+use penstock_proto::error::JobFailure;
+use penstock_proto::frame::job_number;
+use penstock_proto::message::Secret;
+use std::collections::HashMap;
+use std::fs::DirBuilder;
+use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// One job, as a service is told to home it.
+#[derive(Debug, Clone)]
+pub struct JobConfig {
+    /// Its name.
+    pub name: String,
+    /// Its secret.
+    pub secret: Secret,
+    /// This server's number among the job's.
+    pub index: u32,
+    /// Servers of the job.
+    pub servers: u32,
+    /// Workers of the job.
+    pub workers: u32,
+    /// Its settings: names and values of the option table.
+    pub options: Vec<(String, String)>,
+    /// Bytes of memory that it may take here; 0: what its settings say.
+    pub memory: u64,
+}
+
+/// How a job fares.
+#[derive(Debug, Clone, PartialEq)]
+pub struct JobStatus {
+    /// Its name.
+    pub name: String,
+    /// Workers that are here.
+    pub workers: u32,
+    /// Bytes of memory that its tensors take.
+    pub memory: u64,
+    /// How it ended, if it has.
+    pub ended: Option<Result<(), JobFailure>>,
+}
+
+/// Why a job was not taken in.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CreateError {
+    /// Its settings.
+    #[error(transparent)]
+    Options(#[from] OptionError),
+    /// Its server did not start.
+    #[error(transparent)]
+    Start(#[from] StartError),
+}
+
+/// A running service. Its jobs are stopped when it is dropped.
+#[derive(Debug)]
+pub struct Service {
+    door: Arc<Door>,
+    options: Options,
+    directory: PathBuf,
+    jobs: Mutex<HashMap<String, Server>>,
+}
+
+impl Service {
+    /// Listens on these addresses. `options`: security, certificate and key of the door, and what jobs do not set.
+    pub fn start(listen: &[Address], options: Options) -> Result<Self, StartError> {
+        let door = Arc::new(Door::open(listen, &options)?);
+        let directory = std::env::temp_dir().join(format!("penstock-service-{}", std::process::id()));
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
+        made.map_err(|error| StartError::System {
+            what: "make a directory for sockets",
+            reason: error.to_string(),
+        })?;
+        Ok(Self { door, options, directory, jobs: Mutex::default() })
+    }
+
+    fn jobs(&self) -> MutexGuard<'_, HashMap<String, Server>> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where it listens.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        self.door.addresses()
+    }
+
+    /// Where workers of any job find it: workers on this host by the job's own socket (`{job}` stands for the job's number).
+    /// `advertise` replaces a listening address that others cannot reach, such as 0.0.0.0.
+    pub fn endpoint(&self, advertise: Option<&Address>) -> Endpoint {
+        let listening = self.door.addresses().first();
+        let listening =
+            listening.map(|address| Address { host: address.ip().to_string(), port: address.port() });
+        let tcp = match (advertise, listening) {
+            (Some(Address { host, port: 0 }), Some(at)) => {
+                Some(Address { host: host.clone(), port: at.port })
+            }
+            (Some(address), _) => Some(address.clone()),
+            (None, at) => at,
+        };
+        Endpoint { tcp, unix: Some(self.directory.join("{job}.sock")), host: Some(host::id()) }
+    }
+
+    /// Homes a job from now on.
+    pub fn create(&self, job: JobConfig) -> Result<(), CreateError> {
+        let mut jobs = self.jobs();
+        if jobs.contains_key(&job.name) {
+            return Err(StartError::JobExists { name: job.name }.into());
+        }
+        let given = job.options.iter().map(|(name, value)| (&name[..], &value[..]));
+        let mut options = Options::load(given)?;
+        if job.memory > 0 {
+            options.memory = job.memory;
+        }
+        let path = Some(socket_in(&self.directory, &job.name));
+        let config = ServerConfig {
+            path,
+            listen: Vec::new(),
+            job: job.name.clone(),
+            secret: job.secret,
+            index: job.index,
+            servers: job.servers,
+            workers: job.workers,
+            options,
+        };
+        let server = Server::start_behind(config, Some(Arc::clone(&self.door)))?;
+        jobs.insert(job.name, server);
+        Ok(())
+    }
+
+    /// Ends a job and forgets it; `false` if there was none.
+    pub fn delete(&self, name: &str) -> bool {
+        let server = self.jobs().remove(name);
+        // Stopped outside the lock: it waits for the job's threads.
+        server.is_some()
+    }
+
+    /// How every job fares, by name.
+    pub fn status(&self) -> Vec<JobStatus> {
+        let jobs = self.jobs();
+        let status = |(name, server): (&String, &Server)| JobStatus {
+            name: name.clone(),
+            workers: server.workers_here(),
+            memory: server.memory_taken(),
+            ended: server.wait(Duration::ZERO),
+        };
+        let mut all: Vec<_> = jobs.iter().map(status).collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    /// What the service itself was started with.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.jobs().clear();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn socket_in(directory: &Path, job: &str) -> PathBuf {
+    directory.join(format!("{:016x}.sock", job_number(job)))
+}
+
+/// The socket that a service's path names for this job.
+pub(crate) fn socket_of(path: &Path, job: &str) -> PathBuf {
+    match (path.file_name(), path.parent()) {
+        (Some(name), Some(directory)) if name == "{job}.sock" => socket_in(directory, job),
+        _ => path.to_owned(),
+    }
+}

@@ -1,0 +1,176 @@
+//! A worker's way to a server on another host: connect, encrypt, prove that both know the job's secret.
+
+use super::random;
+use super::records::RecordStream;
+use crate::options::{Options, Security};
+use penstock_fabric::net::endpoint::Address;
+use penstock_fabric::net::stream::Stream;
+use penstock_fabric::net::tls::{self, TlsError};
+use penstock_proto::error::Refusal;
+use penstock_proto::handshake::{MAX_HANDSHAKE_BYTES, Purpose, WorkerHandshake};
+use penstock_proto::message::Secret;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+use rustls::ClientConfig;
+use std::io::{self, ErrorKind, IoSlice};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longest single attempt to connect: a lost packet costs one of these, not the whole deadline.
+const ATTEMPT: Duration = Duration::from_secs(1);
+/// Longest sleep between two looks at whether to give up.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// First byte of a connection without TLS, whose own first byte is 22.
+pub(crate) const PLAIN: u8 = b'P';
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub(crate) enum DialError {
+    /// The server said no: there is no use in trying again.
+    Refused(Refusal),
+    /// It could not be reached now.
+    Unreachable(io::Error),
+    /// The caller gave up.
+    GivenUp,
+}
+
+impl From<io::Error> for DialError {
+    fn from(error: io::Error) -> Self {
+        Self::Unreachable(error)
+    }
+}
+
+impl From<Refusal> for DialError {
+    fn from(refusal: Refusal) -> Self {
+        // Busy is for now; everything else for good.
+        if refusal == Refusal::Busy {
+            Self::Unreachable(io::Error::other(refusal.to_string()))
+        } else {
+            Self::Refused(refusal)
+        }
+    }
+}
+
+/// How to reach one server of a job.
+#[derive(Debug)]
+pub(crate) struct Dialer {
+    address: Address,
+    job: String,
+    secret: Secret,
+    security: Security,
+    tls: Arc<ClientConfig>,
+    /// How long the kernel bears a silent peer.
+    patience: Duration,
+}
+
+impl Dialer {
+    pub(crate) fn new(
+        address: Address,
+        job: &str,
+        secret: Secret,
+        options: &Options,
+    ) -> Result<Self, TlsError> {
+        Ok(Self {
+            address,
+            job: job.to_owned(),
+            secret,
+            security: options.security,
+            tls: tls::client(options.ca.as_deref())?,
+            patience: options.lease,
+        })
+    }
+
+    pub(crate) fn address(&self) -> &Address {
+        &self.address
+    }
+
+    pub(crate) fn job(&self) -> &str {
+        &self.job
+    }
+
+    /// One attempt, which takes until `until` at most. `give_up` is asked now and then.
+    pub(crate) fn dial(
+        &self,
+        purpose: Purpose,
+        until: Instant,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<Stream, DialError> {
+        let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
+        let addresses = (&self.address.host[..], self.address.port).to_socket_addrs()?;
+        for address in addresses {
+            let left = until.saturating_duration_since(Instant::now()).min(ATTEMPT);
+            if left.is_zero() {
+                return Err(io::Error::from(ErrorKind::TimedOut).into());
+            }
+            match TcpStream::connect_timeout(&address, left) {
+                Ok(socket) => return self.introduce(socket, address, purpose, until, give_up),
+                Err(error) => last = error,
+            }
+            if give_up() {
+                return Err(DialError::GivenUp);
+            }
+        }
+        Err(last.into())
+    }
+
+    fn introduce(
+        &self,
+        socket: TcpStream,
+        address: SocketAddr,
+        purpose: Purpose,
+        until: Instant,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<Stream, DialError> {
+        let mut stream = Stream::plain(socket, self.patience)?;
+        let encrypt = match self.security {
+            Security::Auto => !address.ip().to_canonical().is_loopback(),
+            Security::Tls => true,
+            Security::Insecure => false,
+        };
+        let wait = |stream: &Stream, write: bool| -> Result<(), DialError> {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::Error::from(ErrorKind::TimedOut).into());
+            }
+            if give_up() {
+                return Err(DialError::GivenUp);
+            }
+            let flags = if write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+            let longest = left.min(LOOK_EVERY);
+            let longest = Timespec { tv_sec: 0, tv_nsec: i64::from(longest.subsec_nanos()) };
+            let _ = poll(&mut [PollFd::new(stream, flags)], Some(&longest));
+            Ok(())
+        };
+        if encrypt {
+            stream = stream.connect_tls(Arc::clone(&self.tls), &self.address.host)?;
+            while !stream.is_ready()? {
+                wait(&stream, stream.holds_output())?;
+            }
+        }
+        if !encrypt {
+            // Tells a plain hello from the first byte of TLS.
+            stream.write(&[IoSlice::new(&[PLAIN])])?;
+        }
+        let binding = stream.binding()?;
+        let nonce = random::bytes().map_err(io::Error::from)?;
+        let (handshake, hello) = WorkerHandshake::start(&self.job, self.secret, purpose, nonce)?;
+        let mut records = RecordStream::new(stream, MAX_HANDSHAKE_BYTES);
+        let mut ask = |message: &[u8]| -> Result<Vec<u8>, DialError> {
+            records.send(message)?;
+            loop {
+                records.flush()?;
+                if let Some(answer) = records.receive()? {
+                    return Ok(answer);
+                }
+                wait(records.stream(), records.holds_output())?;
+            }
+        };
+        let challenge = ask(&hello)?;
+        let proof = handshake.answer(&challenge, &binding)?;
+        let verdict = ask(&proof)?;
+        WorkerHandshake::finish(&verdict)?;
+        Ok(records.into_stream())
+    }
+}

@@ -1,0 +1,268 @@
+//! Frames of a stream and onto it, without blocking.
+//!
+//! A reader asks its owner where each payload goes as soon as the header has come and been judged, and reads it straight to
+//! there, together with the next header in one system call. A payload counts only when its checksum was verified.
+
+use penstock_fabric::net::stream::{Got, Stream};
+use penstock_proto::frame::{FrameError, HEADER_BYTES, Header};
+use std::io::{self, IoSlice, IoSliceMut};
+
+/// Where payloads go.
+pub(crate) trait Places {
+    /// One payload's place.
+    type Place;
+    /// Judges a header and finds the place of its payload.
+    fn place(&mut self, header: &Header) -> Result<Self::Place, String>;
+    /// The memory of a place, as long as its payload.
+    fn memory<'a>(&'a mut self, place: &'a mut Self::Place) -> &'a mut [u8];
+}
+
+/// What a look at a stream brought.
+#[derive(Debug)]
+pub(crate) enum Step<P> {
+    /// A whole frame, its payload verified and in its place.
+    Frame(Header, P),
+    /// Nothing more now.
+    Nothing,
+    /// The connection has ended, or brought damaged bytes: another may be made.
+    Ended(String),
+    /// The peer broke the protocol.
+    Broke(String),
+}
+
+struct Open<P> {
+    header: Header,
+    place: P,
+    done: usize,
+}
+
+/// The receiving end.
+pub(crate) struct FrameReader<P> {
+    header: [u8; HEADER_BYTES],
+    have: usize,
+    open: Option<Open<P>>,
+}
+
+impl<P> FrameReader<P> {
+    pub(crate) fn new() -> Self {
+        Self { header: [0; HEADER_BYTES], have: 0, open: None }
+    }
+
+    /// Goes on reading until a frame is whole or nothing is there.
+    pub(crate) fn next<T: Places<Place = P>>(&mut self, stream: &mut Stream, places: &mut T) -> Step<P> {
+        loop {
+            if self.open.is_none() && self.have == HEADER_BYTES {
+                self.have = 0;
+                match Header::decode(&self.header) {
+                    Ok(header) => match places.place(&header) {
+                        Ok(place) => self.open = Some(Open { header, place, done: 0 }),
+                        Err(what) => return Step::Broke(what),
+                    },
+                    Err(FrameError::Damaged) => return Step::Ended(FrameError::Damaged.to_string()),
+                    Err(error) => return Step::Broke(error.to_string()),
+                }
+            }
+            if let Some(open) = self.open.take_if(|open| open.done == open.header.length as usize) {
+                let Open { header, mut place, .. } = open;
+                if header.length > 0
+                    && let Err(error) = header.check(places.memory(&mut place))
+                {
+                    return Step::Ended(error.to_string());
+                }
+                return Step::Frame(header, place);
+            }
+            let missing = self.open.as_ref().map_or(0, |open| open.header.length as usize - open.done);
+            let read = match &mut self.open {
+                None => stream.read(&mut [IoSliceMut::new(&mut self.header[self.have..])]),
+                Some(open) => {
+                    let rest = &mut places.memory(&mut open.place)[open.done..];
+                    stream.read(&mut [IoSliceMut::new(rest), IoSliceMut::new(&mut self.header)])
+                }
+            };
+            match read {
+                Ok(Got::Bytes(bytes)) => {
+                    if let Some(open) = &mut self.open {
+                        open.done += bytes.min(missing);
+                    }
+                    self.have += bytes.saturating_sub(missing);
+                }
+                Ok(Got::Nothing) => return Step::Nothing,
+                Ok(Got::End) => return Step::Ended("the connection was closed".to_owned()),
+                Err(error) => return Step::Ended(error.to_string()),
+            }
+        }
+    }
+}
+
+/// Frames handed to the kernel in one call at most.
+pub(crate) const BATCH: usize = 16;
+/// Bytes of them: a socket rarely takes more at once, and what it does not take is copied.
+pub(crate) const BATCH_BYTES: usize = 256 * 1024;
+
+/// The sending end. What the socket does not take of a batch is held here: never more than a batch.
+#[derive(Debug, Default)]
+pub(crate) struct FrameWriter {
+    held: Vec<u8>,
+    at: usize,
+}
+
+impl FrameWriter {
+    /// Whether the last batch has gone; only then another may be sent.
+    pub(crate) fn is_clear(&self) -> bool {
+        self.at == self.held.len()
+    }
+
+    /// Goes on with what is held; whether the socket took it all.
+    pub(crate) fn flush(&mut self, stream: &mut Stream) -> io::Result<bool> {
+        while !self.is_clear() {
+            match stream.write(&[IoSlice::new(&self.held[self.at..])])? {
+                0 => return Ok(false),
+                bytes => self.at += bytes,
+            }
+        }
+        self.held.clear();
+        self.at = 0;
+        stream.flush()
+    }
+
+    /// Sends frames, each a header and a payload; whether the socket took them all.
+    pub(crate) fn send(
+        &mut self,
+        stream: &mut Stream,
+        frames: &[([u8; HEADER_BYTES], &[u8])],
+    ) -> io::Result<bool> {
+        debug_assert!(self.is_clear() && frames.len() <= BATCH, "one batch at a time");
+        let total: usize = frames.iter().map(|(header, payload)| header.len() + payload.len()).sum();
+        let mut sent = 0;
+        while sent < total {
+            let mut parts = [IoSlice::new(&[]); 2 * BATCH];
+            match stream.write(rest(frames, sent, &mut parts))? {
+                0 => {
+                    self.hold(frames, sent);
+                    return Ok(false);
+                }
+                bytes => sent += bytes,
+            }
+        }
+        stream.flush()
+    }
+
+    fn hold(&mut self, frames: &[([u8; HEADER_BYTES], &[u8])], mut skip: usize) {
+        self.held.clear();
+        self.at = 0;
+        for part in frames.iter().flat_map(|(header, payload)| [&header[..], payload]) {
+            let from = skip.min(part.len());
+            skip -= from;
+            self.held.extend_from_slice(&part[from..]);
+        }
+    }
+}
+
+/// What is left of `frames` behind their first `skip` bytes.
+fn rest<'a, 'b>(
+    frames: &'a [([u8; HEADER_BYTES], &'a [u8])],
+    mut skip: usize,
+    parts: &'b mut [IoSlice<'a>; 2 * BATCH],
+) -> &'b [IoSlice<'a>] {
+    let mut count = 0;
+    for part in frames.iter().flat_map(|(header, payload)| [&header[..], payload]) {
+        let from = skip.min(part.len());
+        skip -= from;
+        if from < part.len() {
+            parts[count] = IoSlice::new(&part[from..]);
+            count += 1;
+        }
+    }
+    &parts[..count]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_proto::frame::{Body, Notice};
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
+    struct Anywhere;
+
+    impl Places for Anywhere {
+        type Place = Vec<u8>;
+
+        fn place(&mut self, header: &Header) -> Result<Vec<u8>, String> {
+            if header.job != 1 {
+                return Err("another job".to_owned());
+            }
+            Ok(vec![0; header.length as usize])
+        }
+
+        fn memory<'a>(&'a mut self, place: &'a mut Vec<u8>) -> &'a mut [u8] {
+            place
+        }
+    }
+
+    fn pair() -> (Stream, Stream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (other, _) = listener.accept().unwrap();
+        let patience = Duration::from_secs(10);
+        (Stream::plain(one, patience).unwrap(), Stream::plain(other, patience).unwrap())
+    }
+
+    fn value(chunk: u32, payload: &[u8]) -> Header {
+        let notice = Notice::Value { tensor: 0, chunk, version: 1, steps: 1 };
+        Header::bare(1, 0, Body::Notice(notice)).with_payload(payload)
+    }
+
+    fn next(reader: &mut FrameReader<Vec<u8>>, stream: &mut Stream) -> Step<Vec<u8>> {
+        loop {
+            match reader.next(stream, &mut Anywhere) {
+                Step::Nothing => std::thread::yield_now(),
+                step => return step,
+            }
+        }
+    }
+
+    #[test]
+    fn frames_arrive_as_they_were_sent_though_the_socket_takes_them_in_pieces() {
+        let (mut one, mut other) = pair();
+        let payloads: Vec<Vec<u8>> =
+            (0..200u32).map(|n| vec![n as u8; (n as usize * 977) % 70_000]).collect();
+        let reading = std::thread::spawn(move || {
+            let mut reader = FrameReader::new();
+            let frames = (0..200).map(|_| match next(&mut reader, &mut other) {
+                Step::Frame(_, payload) => payload,
+                step => panic!("{step:?}"),
+            });
+            frames.collect::<Vec<_>>()
+        });
+        let mut writer = FrameWriter::default();
+        for batch in payloads.chunks(7) {
+            while !writer.flush(&mut one).unwrap() {
+                std::thread::yield_now();
+            }
+            let frames: Vec<_> =
+                batch.iter().map(|payload| (value(0, payload).encode(), &payload[..])).collect();
+            writer.send(&mut one, &frames).unwrap();
+        }
+        while !writer.flush(&mut one).unwrap() {
+            std::thread::yield_now();
+        }
+        assert_eq!(reading.join().unwrap(), payloads);
+    }
+
+    #[test]
+    fn a_damaged_payload_is_never_given_out() {
+        let (mut one, mut other) = pair();
+        one.write(&[IoSlice::new(&value(0, b"abc").encode()), IoSlice::new(b"abd")]).unwrap();
+        assert!(matches!(next(&mut FrameReader::new(), &mut other), Step::Ended(_)));
+    }
+
+    #[test]
+    fn a_frame_that_has_no_place_and_bytes_that_are_no_frame_break_the_protocol() {
+        for bytes in [Header { job: 2, ..value(0, b"abc") }.encode(), [b'G'; HEADER_BYTES]] {
+            let (mut one, mut other) = pair();
+            one.write(&[IoSlice::new(&bytes)]).unwrap();
+            assert!(matches!(next(&mut FrameReader::new(), &mut other), Step::Broke(_)));
+        }
+    }
+}

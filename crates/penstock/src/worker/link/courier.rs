@@ -1,0 +1,655 @@
+//! Couriers: on a worker's side, one thread for each shard of a server on another host.
+//!
+//! A courier stands in for the shard: it pops the same submissions from the same ring, keeps a mirror of the chunks that the
+//! shard is home of, publishes in it, counts and rings as a shard would. So everything above it is the same with and without
+//! a network. Its frames are read from the lane where they stand; values are received beside the mirror, verified, and then
+//! published in it, so that no reader ever sees half a chunk or a damaged one.
+
+use super::Fate;
+use crate::wait::Patience;
+use crate::wire::dial::{DialError, Dialer};
+use crate::wire::frames::{BATCH, BATCH_BYTES, FrameReader, FrameWriter, Places, Step};
+use penstock_fabric::doorbell::{self, ANYTHING, Bell, Sleeping};
+use penstock_fabric::layout::{board, page};
+use penstock_fabric::memory::{HomeMemory, LaneView, StateMirror};
+use penstock_fabric::net::stream::Stream;
+use penstock_fabric::publish::Published;
+use penstock_fabric::region::Mapping;
+use penstock_fabric::ring::{Consumer, Ring};
+use penstock_fabric::sync::Ordering;
+use penstock_proto::TensorId;
+use penstock_proto::error::JobFailure;
+use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice, job_number};
+use penstock_proto::handshake::Purpose;
+use penstock_proto::outbox::{Due, Outbox};
+use penstock_proto::submission::Submission;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::time::Timespec;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Frames that wait to be sent at most, before more is taken from the ring.
+const MOST_UNSENT: u64 = 4096;
+/// Frames taken between two looks at the ring.
+const FRAMES: usize = 32;
+/// Longest single attempt to connect again.
+const ATTEMPT: Duration = Duration::from_secs(2);
+/// Pause between two attempts.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// What a tensor and the courier of one of its homes tell each other.
+#[derive(Debug, Default)]
+pub(in crate::worker) struct RemoteHome {
+    /// The last ticket that was given out.
+    pub(in crate::worker) ticket: AtomicU64,
+    /// The last ticket that came back.
+    pub(in crate::worker) fetched: AtomicU64,
+    /// Whether the result of the push that is under way is wanted as soon as it is there.
+    pub(in crate::worker) wants: AtomicBool,
+    /// The version + 1 that pushes have asked for.
+    pub(in crate::worker) wanted: AtomicU64,
+    /// Whether the value was pulled since the last push.
+    pub(in crate::worker) pulled: AtomicBool,
+}
+
+/// What a courier is told by its own process.
+pub(super) enum Command {
+    /// A tensor, as far as the shard is home of it.
+    Declare {
+        id: TensorId,
+        home: HomeMemory,
+        lane: LaneView,
+        remote: Arc<RemoteHome>,
+    },
+    /// Where its state goes.
+    State {
+        id: TensorId,
+        state: StateMirror,
+    },
+    /// Say so when everything that was submitted was taken.
+    Drain {
+        done: Sender<()>,
+    },
+    Stop,
+}
+
+/// The link's end of a courier.
+pub(super) struct Handle {
+    commands: Sender<Command>,
+    flag: Arc<AtomicBool>,
+    wakeup: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Handle {
+    pub(super) fn send(&self, command: Command) {
+        let _ = self.commands.send(command);
+        self.flag.store(true, Ordering::Release);
+        let _ = rustix::io::write(&*self.wakeup, &1u64.to_le_bytes());
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.send(Command::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What a courier is started with.
+pub(super) struct Setup {
+    pub(super) server: u32,
+    pub(super) shard: u32,
+    pub(super) purpose: Purpose,
+    pub(super) crowded: bool,
+    pub(super) lease: Duration,
+    pub(super) dialer: Arc<Dialer>,
+    pub(super) page: Arc<Mapping>,
+    pub(super) board: Arc<Mapping>,
+    pub(super) fate: Arc<Fate>,
+}
+
+/// Starts a courier; the descriptor is what it is woken with.
+pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
+    let (commands, inbox) = channel();
+    let flag = Arc::new(AtomicBool::new(false));
+    let wakeup = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+    let rung = wakeup.as_fd().try_clone_to_owned()?;
+    let name = format!("penstock-courier-{}.{}", setup.server, setup.shard);
+    let courier = Courier {
+        ring_at: page::ring(setup.shard),
+        setup,
+        inbox,
+        flag: Arc::clone(&flag),
+        wakeup: Arc::clone(&wakeup),
+        consumer: Consumer::default(),
+        outbox: Outbox::default(),
+        wire: None,
+        lost_since: Instant::now(),
+        mirrors: Mirrors::default(),
+        drains: Vec::new(),
+        running: true,
+    };
+    let thread = std::thread::Builder::new().name(name).spawn(move || courier.run())?;
+    Ok((Handle { commands, flag, wakeup, thread: Some(thread) }, rung))
+}
+
+/// The chunks of one tensor that the shard is home of, as they are mirrored here.
+struct Mirror {
+    home: HomeMemory,
+    lane: LaneView,
+    remote: Arc<RemoteHome>,
+    state: Option<StateMirror>,
+    /// Each chunk's version + 1; 0 before the first.
+    versions: Vec<u64>,
+    /// The least of them, and how many chunks have it.
+    least: u64,
+    lagging: usize,
+    /// The last fetch that has not come back.
+    open: Option<Submission>,
+}
+
+impl Mirror {
+    /// Notes a chunk's version; whether the least of all has risen with it.
+    fn note(&mut self, local: usize, version: u64) -> bool {
+        let slot = &mut self.versions[local];
+        let was = std::mem::replace(slot, version + 1);
+        if was == *slot || was != self.least {
+            return false;
+        }
+        self.lagging -= 1;
+        if self.lagging > 0 {
+            return false;
+        }
+        self.least = self.versions.iter().copied().min().unwrap_or(0);
+        self.lagging = self.versions.iter().filter(|&&version| version == self.least).count();
+        true
+    }
+
+    /// Notes a fetch that is to be repeated if the connection breaks. It stands for those before it too.
+    fn expect(&mut self, fetch: Submission) {
+        let mut fetch = fetch;
+        if let Some(Submission::Fetch { version: before, state: false, .. }) = self.open
+            && let Submission::Fetch { version, state: false, .. } = &mut fetch
+        {
+            *version = before.max(*version);
+        }
+        self.open = Some(fetch);
+    }
+
+    /// Local indices of the chunks among `first..first + count`.
+    fn locals(&self, first: u32, count: u32) -> std::ops::Range<usize> {
+        let at = |chunk: u32| self.home.chunks().partition_point(|&homed| homed < chunk);
+        at(first)..at(first.saturating_add(count))
+    }
+}
+
+/// All mirrors, and the place beside them where payloads are received.
+#[derive(Default)]
+struct Mirrors {
+    job: u64,
+    tensors: Vec<Option<Mirror>>,
+    stage: Vec<u8>,
+}
+
+impl Mirrors {
+    fn get(&self, id: TensorId) -> Option<&Mirror> {
+        self.tensors.get(id as usize)?.as_ref()
+    }
+
+    fn get_mut(&mut self, id: TensorId) -> Option<&mut Mirror> {
+        self.tensors.get_mut(id as usize)?.as_mut()
+    }
+
+    /// The frame that is due: its header and its payload.
+    fn frame(&self, due: &Due) -> Option<(Header, &[u8])> {
+        let of = |id: TensorId, first: u32, count: u32| {
+            let mirror = self.get(id)?;
+            let chunk = *mirror.home.chunks().get(mirror.locals(first, count).start + due.index as usize)?;
+            Some((mirror, chunk, mirror.lane.bytes(mirror.home.range(chunk))))
+        };
+        let bare = |submission, wanted| {
+            Header::bare(self.job, due.sequence, Body::Submission { submission, wanted })
+        };
+        Some(match due.submission {
+            Submission::Push { tensor, first, count, stamp, settings } => {
+                let (mirror, chunk, payload) = of(tensor, first, count)?;
+                let submission = Submission::Push { tensor, first: chunk, count: 1, stamp, settings };
+                let wanted = mirror.remote.wants.load(Ordering::Relaxed);
+                (bare(submission, wanted).with_payload(payload), payload)
+            }
+            Submission::Load { tensor, first, count, slot, part, steps } => {
+                let (_, chunk, payload) = of(tensor, first, count)?;
+                let submission = Submission::Load { tensor, first: chunk, count: 1, slot, part, steps };
+                (bare(submission, false).with_payload(payload), payload)
+            }
+            other => (bare(other, false), &[]),
+        })
+    }
+}
+
+/// Where a payload is received.
+#[derive(Debug, Clone, Copy)]
+struct Stage(usize);
+
+impl Places for Mirrors {
+    type Place = Stage;
+
+    fn place(&mut self, header: &Header) -> Result<Stage, String> {
+        let Body::Notice(notice) = header.body else { return Err("a worker's frame".to_owned()) };
+        if header.job != self.job || header.epoch != 0 {
+            return Err("a frame of another job or epoch".to_owned());
+        }
+        let expected = match notice {
+            Notice::Value { tensor, chunk, .. } => {
+                let mirror = self.get(tensor).filter(|mirror| mirror.home.find(chunk).is_some());
+                mirror.map(|mirror| mirror.home.range(chunk).len())
+            }
+            Notice::State { tensor, chunk } => {
+                let mirror = self.get(tensor).filter(|mirror| mirror.home.find(chunk).is_some());
+                mirror.and_then(|mirror| mirror.state.as_ref()).map(|state| state.bytes(chunk))
+            }
+            Notice::Folded { .. } | Notice::Fetched { .. } | Notice::Taken => Some(0),
+        };
+        let length = header.length as usize;
+        if expected != Some(length) {
+            return Err(format!(
+                "{length} bytes for {notice:?}, which was not asked for or has another size"
+            ));
+        }
+        if self.stage.len() < length {
+            self.stage.resize(length, 0);
+        }
+        Ok(Stage(length))
+    }
+
+    fn memory<'a>(&'a mut self, place: &'a mut Stage) -> &'a mut [u8] {
+        &mut self.stage[..place.0]
+    }
+}
+
+struct Wire {
+    stream: Stream,
+    reader: FrameReader<Stage>,
+    writer: FrameWriter,
+    readable: bool,
+    writable: bool,
+    /// Whether the shard has said how many frames it has taken: before that nothing is sent.
+    resumed: bool,
+}
+
+struct Courier {
+    setup: Setup,
+    inbox: Receiver<Command>,
+    flag: Arc<AtomicBool>,
+    wakeup: Arc<OwnedFd>,
+    ring_at: usize,
+    consumer: Consumer,
+    outbox: Outbox,
+    wire: Option<Wire>,
+    lost_since: Instant,
+    mirrors: Mirrors,
+    drains: Vec<Sender<()>>,
+    running: bool,
+}
+
+impl Courier {
+    fn run(mut self) {
+        self.mirrors.job = job_number(self.setup.dialer.job());
+        let mut patience = Patience::new(self.setup.crowded);
+        while self.running {
+            if self.wire.is_none() {
+                self.connect();
+                continue;
+            }
+            if self.look() {
+                patience = Patience::new(self.setup.crowded);
+            } else if !patience.pause() {
+                self.sleep();
+                patience = Patience::new(self.setup.crowded);
+            }
+        }
+    }
+
+    fn fail(&mut self, reason: String) {
+        self.setup.fate.fail(JobFailure::ServerLost { server: self.setup.server, reason });
+        self.running = false;
+    }
+
+    // Connecting
+
+    /// One attempt to connect; a pause after one that failed.
+    fn connect(&mut self) {
+        self.take_commands();
+        if !self.running {
+            return;
+        }
+        let (flag, fate) = (Arc::clone(&self.flag), Arc::clone(&self.setup.fate));
+        let give_up = move || flag.load(Ordering::Acquire) || fate.check().is_err();
+        match self.setup.dialer.dial(self.setup.purpose, Instant::now() + ATTEMPT, &give_up) {
+            Ok(stream) => {
+                self.wire = Some(Wire {
+                    stream,
+                    reader: FrameReader::new(),
+                    writer: FrameWriter::default(),
+                    readable: true,
+                    writable: true,
+                    resumed: false,
+                });
+            }
+            Err(DialError::GivenUp) => {}
+            // Whether the job has ended there, the link's own thread hears with the reason.
+            Err(DialError::Refused(refusal)) => self.bear_with(refusal.to_string()),
+            Err(DialError::Unreachable(error)) => self.bear_with(error.to_string()),
+        }
+        if self.setup.fate.check().is_err() {
+            self.running = false;
+        }
+    }
+
+    fn bear_with(&mut self, reason: String) {
+        if self.lost_since.elapsed() > self.setup.lease {
+            return self.fail(format!("shard {} could not be reached: {reason}", self.setup.shard));
+        }
+        self.wait_for_wakeup(PAUSE);
+    }
+
+    fn wait_for_wakeup(&self, longest: Duration) {
+        let longest = Timespec { tv_sec: 0, tv_nsec: i64::from(longest.subsec_nanos()) };
+        let _ = poll(&mut [PollFd::new(&*self.wakeup, PollFlags::IN)], Some(&longest));
+        let _ = rustix::io::read(&*self.wakeup, &mut [0; 8]);
+    }
+
+    fn lose_connection(&mut self, why: &str) {
+        tracing::info!(server = self.setup.server, shard = self.setup.shard, why, "a connection has ended");
+        if self.wire.take().is_some_and(|wire| wire.resumed) {
+            self.lost_since = Instant::now();
+        }
+    }
+
+    /// The shard's first word on a connection: goes on behind what it has taken, and asks again for what has not come.
+    fn resume(&mut self, taken: u64) {
+        if let Err(error) = self.outbox.resume(taken) {
+            return self.fail(format!("shard {}: {error}", self.setup.shard));
+        }
+        for (mirror, tensor) in self.mirrors.tensors.iter().zip(0..) {
+            let Some(mirror) = mirror else { continue };
+            let wanted = mirror.remote.wanted.load(Ordering::Acquire);
+            if wanted > mirror.least {
+                let (version, ticket) = (wanted - 1, mirror.remote.fetched.load(Ordering::Relaxed));
+                self.outbox.submit(Submission::Fetch { tensor, state: false, version, ticket }, 1);
+            }
+            if let Some(fetch) = mirror.open {
+                self.outbox.submit(fetch, 1);
+            }
+        }
+    }
+
+    // Looking
+
+    fn look(&mut self) -> bool {
+        let mut busy = self.take_commands();
+        self.poll_wire();
+        busy |= self.take_submissions();
+        busy |= self.receive();
+        busy |= self.send();
+        if self.outbox.is_empty() && !self.drains.is_empty() && self.consumer.is_empty(self.ring()) {
+            self.drains.drain(..).for_each(|done| _ = done.send(()));
+        }
+        busy
+    }
+
+    fn ring(&self) -> &Ring {
+        self.setup.page.at(self.ring_at)
+    }
+
+    fn bell(&self) -> &Bell {
+        self.setup.page.at(page::BELL)
+    }
+
+    fn has_output(&self, wire: &Wire) -> bool {
+        !wire.writer.is_clear() || wire.stream.holds_output() || (wire.resumed && self.outbox.unsent() > 0)
+    }
+
+    fn has_work(&self) -> bool {
+        let room = self.outbox.unsent() < MOST_UNSENT;
+        self.flag.load(Ordering::Acquire)
+            || (room && !self.consumer.is_empty(self.ring()))
+            || self.wire.as_ref().is_none_or(|wire| wire.readable || (wire.writable && self.has_output(wire)))
+    }
+
+    /// Asks whether the socket is ready, without waiting.
+    fn poll_wire(&mut self) {
+        self.poll(Some(Timespec { tv_sec: 0, tv_nsec: 0 }));
+    }
+
+    fn poll(&mut self, limit: Option<Timespec>) {
+        let Some(wire) = &self.wire else { return };
+        let mut flags = PollFlags::IN;
+        flags.set(PollFlags::OUT, !wire.writable && self.has_output(wire));
+        let mut fds = [PollFd::new(&wire.stream, flags), PollFd::new(&*self.wakeup, PollFlags::IN)];
+        let _ = poll(&mut fds, limit.as_ref());
+        let (socket, woken) = (fds[0].revents(), fds[1].revents());
+        if !woken.is_empty() {
+            let _ = rustix::io::read(&*self.wakeup, &mut [0; 8]);
+        }
+        if let Some(wire) = &mut self.wire {
+            wire.writable |= socket.contains(PollFlags::OUT);
+            // Errors and hang-ups are found out by reading.
+            wire.readable |= socket.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR);
+        }
+    }
+
+    fn sleep(&mut self) {
+        let sleeping: &Sleeping = self.setup.board.at(board::sleeping(self.setup.shard));
+        sleeping.announce();
+        if !self.has_work() {
+            self.poll(None);
+        }
+        self.setup.board.at::<Sleeping>(board::sleeping(self.setup.shard)).awake();
+    }
+
+    fn take_commands(&mut self) -> bool {
+        if !self.flag.load(Ordering::Acquire) {
+            return false;
+        }
+        self.flag.store(false, Ordering::Relaxed);
+        while let Ok(command) = self.inbox.try_recv() {
+            match command {
+                Command::Declare { id, home, lane, remote } => {
+                    let index = id as usize;
+                    if self.mirrors.tensors.len() <= index {
+                        self.mirrors.tensors.resize_with(index + 1, || None);
+                    }
+                    let chunks = home.chunks().len();
+                    let versions = vec![0; chunks];
+                    let mirror = Mirror {
+                        home,
+                        lane,
+                        remote,
+                        state: None,
+                        versions,
+                        least: 0,
+                        lagging: chunks,
+                        open: None,
+                    };
+                    self.mirrors.tensors[index] = Some(mirror);
+                }
+                Command::State { id, state } => {
+                    if let Some(mirror) = self.mirrors.get_mut(id) {
+                        mirror.state = Some(state);
+                    }
+                }
+                Command::Drain { done } => self.drains.push(done),
+                Command::Stop => self.running = false,
+            }
+        }
+        true
+    }
+
+    fn take_submissions(&mut self) -> bool {
+        let mut taken = 0;
+        while self.outbox.unsent() < MOST_UNSENT {
+            let ring: &Ring = self.setup.page.at(self.ring_at);
+            // The ring is this process's own: it cannot be broken but by this process.
+            let Ok(Some(words)) = self.consumer.pop(ring) else { break };
+            let Ok(submission) = Submission::decode(words) else { break };
+            // What a submission names was declared before; the command may still be on its way.
+            self.take_commands();
+            taken += 1;
+            let frames = match submission {
+                Submission::Push { tensor, first, count, .. }
+                | Submission::Load { tensor, first, count, .. } => {
+                    self.mirrors.get(tensor).map_or(0, |mirror| mirror.locals(first, count).len())
+                }
+                Submission::Fetch { tensor, .. } => {
+                    if let Some(mirror) = self.mirrors.get_mut(tensor) {
+                        mirror.expect(submission);
+                    }
+                    1
+                }
+                Submission::Zero { .. } | Submission::Clock { .. } => 1,
+            };
+            if frames > 0 {
+                self.outbox.submit(submission, frames as u32);
+            }
+        }
+        if taken > 0 {
+            doorbell::published();
+            if self.bell().must_ring(ANYTHING) {
+                self.bell().ring();
+            }
+        }
+        taken > 0
+    }
+
+    // Receiving
+
+    fn receive(&mut self) -> bool {
+        let mut taken = 0;
+        while taken < FRAMES {
+            let Some(wire) = self.wire.as_mut().filter(|wire| wire.readable) else { break };
+            match wire.reader.next(&mut wire.stream, &mut self.mirrors) {
+                Step::Frame(header, stage) => {
+                    taken += 1;
+                    self.hear(&header, stage);
+                }
+                Step::Nothing => wire.readable = false,
+                Step::Ended(why) => self.lose_connection(&why),
+                Step::Broke(what) => self.fail(format!("it broke the protocol: {what}")),
+            }
+        }
+        taken > 0
+    }
+
+    fn hear(&mut self, header: &Header, stage: Stage) {
+        let Some(wire) = &mut self.wire else { return };
+        if !std::mem::replace(&mut wire.resumed, true) {
+            self.resume(header.sequence);
+        } else if let Err(error) = self.outbox.taken(header.sequence) {
+            return self.fail(format!("it broke the protocol: {error}"));
+        }
+        let Body::Notice(notice) = header.body else { return };
+        let Mirrors { tensors, stage: staged, .. } = &mut self.mirrors;
+        let tensor = match notice {
+            Notice::Value { tensor, .. }
+            | Notice::State { tensor, .. }
+            | Notice::Folded { tensor, .. }
+            | Notice::Fetched { tensor, .. } => tensor,
+            Notice::Taken => return,
+        };
+        let Some(Some(mirror)) = tensors.get_mut(tensor as usize) else { return };
+        match notice {
+            Notice::Value { chunk, version, steps, .. } => {
+                let Some(local) = mirror.home.find(chunk) else { return };
+                if version + 1 < mirror.versions[local] {
+                    return self
+                        .fail(format!("it broke the protocol: chunk {chunk} fell to version {version}"));
+                }
+                let mut place = mirror.home.chunk(chunk);
+                place.header.begin();
+                place.value.copy_from_slice(&staged[..stage.0]);
+                place.header.publish(Published { version, steps });
+                if mirror.note(local, version) {
+                    // Pairs with the acquire load in the worker's pull: who sees the progress sees the chunks.
+                    mirror.home.progress().0.store(mirror.least, Ordering::Release);
+                    self.tell(tensor);
+                }
+            }
+            Notice::State { chunk, .. } => {
+                if let Some(state) = &mirror.state {
+                    state.write(chunk, &staged[..stage.0]);
+                }
+            }
+            Notice::Folded { count, .. } => {
+                // Pairs with the acquire load before the worker writes its lane again.
+                mirror.lane.folded(self.setup.shard).0.store(count, Ordering::Release);
+                self.tell(tensor);
+            }
+            Notice::Fetched { ticket, .. } => {
+                if matches!(mirror.open, Some(Submission::Fetch { ticket: open, .. }) if open <= ticket) {
+                    mirror.open = None;
+                }
+                // Pairs with the acquire load in the worker's pull.
+                mirror.remote.fetched.fetch_max(ticket, Ordering::Release);
+                self.tell(tensor);
+            }
+            Notice::Taken => {}
+        }
+    }
+
+    fn tell(&self, tensor: TensorId) {
+        doorbell::published();
+        if self.bell().must_ring(tensor + 1) {
+            self.bell().ring();
+        }
+    }
+
+    // Sending
+
+    fn send(&mut self) -> bool {
+        let mut busy = false;
+        while let Some(wire) = self.wire.as_mut().filter(|wire| wire.writable) {
+            let flushed = wire.writer.flush(&mut wire.stream);
+            let sent = match flushed {
+                Ok(true) if wire.resumed => Self::send_batch(&mut self.outbox, &self.mirrors, wire),
+                Ok(true) => break,
+                other => other.map(|_| Some(false)),
+            };
+            match sent {
+                Ok(None) => break,
+                Ok(Some(taken)) => {
+                    busy = true;
+                    wire.writable = taken;
+                }
+                Err(error) => self.lose_connection(&error.to_string()),
+            }
+        }
+        busy
+    }
+
+    /// Sends one batch: `None` if nothing is due, else whether the socket took it whole.
+    fn send_batch(outbox: &mut Outbox, mirrors: &Mirrors, wire: &mut Wire) -> std::io::Result<Option<bool>> {
+        let mut frames: Vec<([u8; HEADER_BYTES], &[u8])> = Vec::with_capacity(BATCH);
+        let mut bytes = 0;
+        while frames.len() < BATCH && bytes < BATCH_BYTES {
+            let Some(due) = outbox.due() else { break };
+            let Some((header, payload)) = mirrors.frame(&due) else {
+                return Err(std::io::Error::other("a submission of a tensor that was not declared"));
+            };
+            bytes += payload.len();
+            frames.push((header.encode(), payload));
+            outbox.sent();
+        }
+        if frames.is_empty() {
+            return Ok(None);
+        }
+        wire.writer.send(&mut wire.stream, &frames).map(Some)
+    }
+}

@@ -1,0 +1,362 @@
+//! A server on another host: control messages on a connection that is made again when it breaks, and couriers for its shards.
+//!
+//! A request that has no answer when a connection breaks is repeated on the next; the server carries it out once. The server
+//! answers every sign of life, so that silence is noticed at both ends: after a lease without a word it counts as lost.
+
+use super::courier::{self, Command, RemoteHome};
+use super::{
+    Channel, Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, Wire, judge, lock, lost, system, timespec,
+};
+use crate::wire::dial::{DialError, Dialer};
+use crate::wire::records::RecordStream;
+use crate::worker::Error;
+use penstock_fabric::layout::{board, page};
+use penstock_fabric::memory::{ExtentLayout, HomeRegions, LaneView, StateMirror};
+use penstock_fabric::region::{Region, Writers};
+use penstock_proto::TensorId;
+use penstock_proto::handshake::Purpose;
+use penstock_proto::message::{
+    Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
+};
+use penstock_proto::placement;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::fd::{AsFd, OwnedFd};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Number of every hello, the first and those after it.
+pub(super) const HELLO: u64 = u64::MAX;
+/// Number of every sign of life.
+const BEAT: u64 = u64::MAX - 1;
+/// Longest single attempt to connect again.
+const ATTEMPT: Duration = Duration::from_secs(2);
+/// Pause between two attempts.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A connection for control messages, and how to make another.
+pub(super) struct Records {
+    dialer: Arc<Dialer>,
+    hello: Vec<u8>,
+    stream: Mutex<Option<RecordStream>>,
+}
+
+impl Records {
+    /// Sends a request, now or when there is a connection again: then every open one is repeated.
+    pub(super) fn send(&self, bytes: &[u8]) {
+        let mut stream = lock(&self.stream);
+        if let Some(records) = &mut *stream
+            && records.send(bytes).is_err()
+        {
+            // The link's thread finds it gone and makes another.
+            records.stream().shutdown();
+        }
+    }
+}
+
+fn seconds(lease_ms: u64) -> Duration {
+    Duration::from_millis(lease_ms)
+}
+
+/// Dials until the server answers or the deadline has passed.
+fn reach(dialer: &Dialer, server: u32, deadline: Deadline, fate: &Fate) -> Result<RecordStream, Error> {
+    loop {
+        let interrupted = || fate.check_interrupt().is_err();
+        let until = Instant::now() + deadline.left();
+        let error = match dialer.dial(Purpose::Control, until, &interrupted) {
+            Ok(stream) => return Ok(RecordStream::new(stream, MAX_MESSAGE_BYTES)),
+            Err(DialError::Refused(refusal)) => return Err(refusal.into()),
+            Err(DialError::GivenUp) => return Err(Error::Interrupted),
+            Err(DialError::Unreachable(error)) => error,
+        };
+        fate.check_interrupt()?;
+        if deadline.left().is_zero() {
+            let (path, reason) = (dialer.address().to_string(), error.to_string());
+            return Err(Error::ConnectTimeout { server, path, reason, waited: deadline.waited() });
+        }
+        // Nothing tells when a server starts to listen on another host.
+        std::thread::sleep(PAUSE.min(deadline.left()));
+    }
+}
+
+/// Waits for the welcome, before there is a thread to listen.
+fn welcome(
+    records: &mut RecordStream,
+    server: u32,
+    deadline: Deadline,
+    fate: &Fate,
+) -> Result<Welcome, Error> {
+    let gone = |error: std::io::Error| Error::Failed(lost(server, &error.to_string()));
+    loop {
+        records.flush().map_err(gone)?;
+        if let Some(message) = records.receive().map_err(gone)? {
+            let what = match decode::<Reply>(&message).map(|reply| reply.body) {
+                Ok(Answer::Welcome(welcome)) => return Ok(welcome),
+                Ok(Answer::Refused(refusal)) => return Err(refusal.into()),
+                Ok(Answer::Failed(failure)) => return Err(failure.into()),
+                Ok(other) => format!("{other:?} instead of a welcome"),
+                Err(error) => error.to_string(),
+            };
+            return Err(Error::Protocol { server, what });
+        }
+        fate.check_interrupt()?;
+        if deadline.left().is_zero() {
+            return Err(Error::Unanswered { server, what: "welcome this worker", waited: deadline.waited() });
+        }
+        let longest = timespec(deadline.left().min(INTERRUPT_EVERY));
+        let _ = poll(&mut [PollFd::new(records.stream(), PollFlags::IN)], Some(&longest));
+    }
+}
+
+impl Link {
+    /// Joins a server on another host. `server` is the number that it must have.
+    pub(in crate::worker) fn join_remote(
+        dialer: Dialer,
+        who: &Introduction,
+        server: u32,
+        fate: &Arc<Fate>,
+        deadline: Deadline,
+    ) -> Result<Self, Error> {
+        let hello = Ask::Hello {
+            version: PROTOCOL_VERSION,
+            secret: None,
+            session: who.session,
+            rank: who.rank,
+            size: who.size,
+        };
+        let hello = encode(&Request { id: HELLO, body: hello })
+            .map_err(|error| Error::Protocol { server, what: error.to_string() })?;
+        let dialer = Arc::new(dialer);
+        let mut records = reach(&dialer, server, deadline, fate)?;
+        records.send(&hello).map_err(|error| Error::Failed(lost(server, &error.to_string())))?;
+        let mut welcome = welcome(&mut records, server, deadline, fate)?;
+        judge(&welcome, server)?;
+        // The server's cores are not ours: here a courier a shard and the worker itself want one.
+        let cores = std::thread::available_parallelism().map_or(1, usize::from) as u32;
+        welcome.crowding = (welcome.shards + 1).div_ceil(cores);
+        let region = |name, bytes| Region::new(name, bytes, Writers::Holders).map_err(system("make a page"));
+        let page = region("penstock-page", page::bytes(welcome.shards))?;
+        let board = region("penstock-board", board::BYTES)?;
+        let records = Records { dialer: Arc::clone(&dialer), hello, stream: Mutex::new(Some(records)) };
+        let wire = Arc::new(Wire {
+            channel: Channel::Remote(Box::new(records)),
+            page: Arc::clone(page.mapping()),
+            open: Mutex::new(BTreeMap::new()),
+            next: AtomicU64::new(1),
+            server,
+            leaving: AtomicBool::new(false),
+        });
+        lock(&fate.pages).push(Arc::clone(page.mapping()));
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(system("make a descriptor"))?);
+        let started =
+            |error: std::io::Error| Error::System { what: "start a thread", reason: error.to_string() };
+        let (mut couriers, mut wakeups) = (Vec::new(), Vec::new());
+        for shard in 0..welcome.shards {
+            let setup = courier::Setup {
+                server,
+                shard,
+                purpose: Purpose::Shard { rank: who.rank, session: who.session, shard },
+                crowded: welcome.crowding > 1,
+                lease: seconds(welcome.lease_ms),
+                dialer: Arc::clone(&dialer),
+                page: Arc::clone(page.mapping()),
+                board: Arc::clone(board.mapping()),
+                fate: Arc::clone(fate),
+            };
+            let (courier, wakeup) = courier::start(setup).map_err(started)?;
+            couriers.push(courier);
+            wakeups.push(wakeup);
+        }
+        let thread = {
+            let (wire, fate, stop) = (Arc::clone(&wire), Arc::clone(fate), Arc::clone(&stop));
+            let lease = seconds(welcome.lease_ms);
+            let thread = std::thread::Builder::new().name(format!("penstock-link-{server}"));
+            thread.spawn(move || wire.listen_remote(&fate, &stop, lease)).map_err(started)?
+        };
+        Ok(Self {
+            producers: (0..welcome.shards).map(|_| Mutex::default()).collect(),
+            welcome,
+            wire,
+            board: Arc::clone(board.mapping()),
+            wakeups,
+            waiters: Mutex::new(0),
+            fate: Arc::clone(fate),
+            stop,
+            thread: Some(thread),
+            couriers,
+        })
+    }
+
+    /// Whether the server is on another host.
+    pub(in crate::worker) fn is_remote(&self) -> bool {
+        !self.couriers.is_empty()
+    }
+
+    /// Makes the memory of a tensor on this side of the network, and tells the couriers: descriptors of the model and the
+    /// lane, and what each shard's courier and the tensor tell each other.
+    pub(in crate::worker) fn mirror(
+        &self,
+        id: TensorId,
+        layout: ExtentLayout,
+        homed: &[u32],
+        mut loads: Vec<u64>,
+    ) -> Result<(OwnedFd, OwnedFd, Vec<Arc<RemoteHome>>), Error> {
+        let server = self.wire.server;
+        let sizes = layout.extent().chunks().map(|chunk| layout.value(chunk).len() as u64);
+        let shards = self.welcome.shards;
+        let shard_of =
+            if loads.len() == shards as usize { placement::shards(&mut loads, sizes) } else { Vec::new() };
+        let count = |shard: u32| shard_of.iter().filter(|&&of| of == shard).count() as u32;
+        if shard_of.len() != layout.extent().count as usize
+            || !(0..shards).map(count).eq(homed.iter().copied())
+        {
+            let what = "its shards are homes of other chunks than it says".to_owned();
+            return Err(Error::Protocol { server, what });
+        }
+        let made = || system("make a tensor's memory");
+        let (homes, model) =
+            HomeRegions::new("penstock-mirror", layout).map_err(made())?.split(&shard_of, shards);
+        let (lane, region) = LaneView::new("penstock-lane", layout.lane()).map_err(made())?;
+        let copied =
+            |error: std::io::Error| Error::System { what: "copy a descriptor", reason: error.to_string() };
+        let model = model.model().try_clone_to_owned().map_err(copied)?;
+        let region = region.fd().try_clone_to_owned().map_err(copied)?;
+        let mut remotes = Vec::new();
+        for (courier, home) in self.couriers.iter().zip(homes) {
+            let remote = Arc::new(RemoteHome { pulled: AtomicBool::new(true), ..RemoteHome::default() });
+            remotes.push(Arc::clone(&remote));
+            courier.send(Command::Declare { id, home, lane: lane.clone(), remote });
+        }
+        Ok((model, region, remotes))
+    }
+
+    /// Makes the memory that the optimizer's state of a tensor is received in.
+    pub(in crate::worker) fn state_mirror(
+        &self,
+        id: TensorId,
+        layout: ExtentLayout,
+    ) -> Result<OwnedFd, Error> {
+        let (state, region) =
+            StateMirror::new("penstock-state", layout).map_err(system("make a state's memory"))?;
+        for courier in &self.couriers {
+            courier.send(Command::State { id, state: state.clone() });
+        }
+        region
+            .fd()
+            .try_clone_to_owned()
+            .map_err(|error| Error::System { what: "copy a descriptor", reason: error.to_string() })
+    }
+}
+
+impl Wire {
+    /// The link's thread: a sign of life every quarter of a lease, whatever the server says, and another connection when one
+    /// breaks.
+    fn listen_remote(&self, fate: &Fate, stop: &OwnedFd, lease: Duration) {
+        let Channel::Remote(records) = &self.channel else { return };
+        let beat = (lease / 4).max(Duration::from_millis(1));
+        let (mut next_beat, mut heard) = (Instant::now(), Instant::now());
+        loop {
+            if heard.elapsed() > lease {
+                self.gone(fate, &format!("it gave no sign of life for {} ms (the lease)", lease.as_millis()));
+                break;
+            }
+            let connected = lock(&records.stream).is_some();
+            if !connected && !self.connect(records, fate, stop) {
+                break;
+            }
+            if Instant::now() >= next_beat {
+                if let Ok(bytes) = encode(&Request { id: BEAT, body: Ask::Beat }) {
+                    records.send(&bytes);
+                }
+                next_beat = Instant::now() + beat;
+            }
+            if !wait(records, stop, next_beat.saturating_duration_since(Instant::now())) {
+                break;
+            }
+            match self.receive_all(records, fate) {
+                Ok(0) => {}
+                Ok(_) => heard = Instant::now(),
+                Err(Ended) => break,
+            }
+        }
+        // Whoever still waits for an answer hears that none will come.
+        lock(&self.open).clear();
+    }
+
+    /// One attempt to connect again, with a pause after one that failed; `false` when there will be none.
+    fn connect(&self, records: &Records, fate: &Fate, stop: &OwnedFd) -> bool {
+        let stopped = || !pause(stop, Duration::ZERO);
+        match records.dialer.dial(Purpose::Control, Instant::now() + ATTEMPT, &stopped) {
+            Ok(stream) => {
+                let mut again = RecordStream::new(stream, MAX_MESSAGE_BYTES);
+                let mut stream = lock(&records.stream);
+                // First who we are, then everything that has no answer, in the order in which it was asked.
+                let open: Vec<Vec<u8>> = lock(&self.open).values().map(|open| open.bytes.clone()).collect();
+                let sent = again
+                    .send(&records.hello)
+                    .and_then(|()| open.iter().try_for_each(|bytes| again.send(bytes)));
+                if sent.is_ok() {
+                    *stream = Some(again);
+                }
+                true
+            }
+            Err(DialError::Refused(refusal)) => {
+                self.gone(fate, &format!("it lets this worker in no more: {refusal}"))
+            }
+            Err(DialError::GivenUp) => false,
+            Err(DialError::Unreachable(_)) => pause(stop, PAUSE),
+        }
+    }
+
+    /// Takes every message that is there; how many.
+    fn receive_all(&self, records: &Records, fate: &Fate) -> Result<usize, Ended> {
+        let mut count = 0;
+        loop {
+            let message = {
+                let mut stream = lock(&records.stream);
+                let Some(open) = &mut *stream else { return Ok(count) };
+                match open.flush().and_then(|_| open.receive()) {
+                    Ok(None) => return Ok(count),
+                    Ok(Some(message)) => message,
+                    Err(error) => {
+                        tracing::info!(server = self.server, %error, "the control connection has ended");
+                        *stream = None;
+                        return Ok(count);
+                    }
+                }
+            };
+            count += 1;
+            if !self.hear(fate, &message, Vec::new()) {
+                return Err(Ended);
+            }
+        }
+    }
+}
+
+/// There will be no more messages.
+struct Ended;
+
+/// Waits for the connection; `false` when the link is to stop.
+fn wait(records: &Records, stop: &OwnedFd, longest: Duration) -> bool {
+    // The descriptor is kept while the poll lasts, though a caller may find the connection broken meanwhile.
+    let (socket, flags) = match &*lock(&records.stream) {
+        None => (None, PollFlags::IN),
+        Some(open) => {
+            let mut flags = PollFlags::IN;
+            flags.set(PollFlags::OUT, open.holds_output());
+            (open.stream().as_fd().try_clone_to_owned().ok(), flags)
+        }
+    };
+    let Some(socket) = socket else { return pause(stop, Duration::ZERO) };
+    let mut fds = [PollFd::new(stop, PollFlags::IN), PollFd::new(&socket, flags)];
+    let _ = poll(&mut fds, Some(&timespec(longest)));
+    fds[0].revents().is_empty()
+}
+
+/// Waits for as long; `false` when the link is to stop.
+fn pause(stop: &OwnedFd, longest: Duration) -> bool {
+    let mut fds = [PollFd::new(stop, PollFlags::IN)];
+    let _ = poll(&mut fds, Some(&timespec(longest)));
+    fds[0].revents().is_empty()
+}

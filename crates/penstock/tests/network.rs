@@ -1,0 +1,134 @@
+//! The same job over shared memory, TCP, TLS, both at once, and a line that breaks: the same values, bit by bit.
+
+mod common;
+
+use common::{Cluster, Way};
+use penstock::worker::{Declaration, Error, Job, Tensor};
+use penstock_kernels::{Rule, Settings};
+use penstock_proto::consistency::Consistency;
+use penstock_proto::error::Refusal;
+use penstock_proto::message::Secret;
+
+const ITERATIONS: u64 = 12;
+/// Elements of the tensors: of several chunks, of one, of one element.
+const SIZES: [u64; 3] = [70_001, 1_000, 1];
+const SGD: Settings = Settings([0.1, 0.9, 0.0, 0.0, 0.0]);
+
+fn gradient(rank: u32, clock: u64, elements: u64) -> Vec<u8> {
+    let value = |index: u64| ((index * 31 + clock * 7 + u64::from(rank) * 13) % 101) as f32 / 37.0 - 1.0;
+    (0..elements).flat_map(|index| value(index).to_le_bytes()).collect()
+}
+
+fn declare(job: &Job, name: &str, elements: u64, consistency: Consistency) -> Tensor {
+    let rule = Rule::Sgd { momentum: true, nesterov: false, maximize: false };
+    let mut declaration = Declaration::new(name, &[elements], rule);
+    declaration.consistency = Some(consistency);
+    let tensor = job.declare(declaration).unwrap();
+    tensor.initialize(Some(&gradient(99, 0, elements)), None).unwrap();
+    tensor
+}
+
+fn value(tensor: &Tensor) -> Vec<u8> {
+    let mut out = vec![0; tensor.spec().bytes() as usize];
+    tensor.pull_into(&mut out, None, None).unwrap();
+    out
+}
+
+/// Trains, and returns every value that this worker saw at the end of an iteration, and the optimizer's state.
+fn train(job: &Job) -> Vec<Vec<u8>> {
+    let tensors: Vec<Tensor> = SIZES
+        .iter()
+        .map(|&elements| declare(job, &format!("w{elements}"), elements, Consistency::Bsp))
+        .collect();
+    let mut seen = Vec::new();
+    for clock in 0..ITERATIONS {
+        for (tensor, elements) in tensors.iter().zip(SIZES) {
+            tensor.push(Some(&gradient(job.rank(), clock, elements)), SGD, false, None).unwrap();
+        }
+        // Not every result is looked at: then none is asked for.
+        if clock % 3 != 1 {
+            seen.extend(tensors.iter().map(value));
+        }
+        job.clock().unwrap();
+    }
+    seen.extend(tensors.iter().map(|tensor| tensor.state(0, None).unwrap()));
+    assert!(tensors.iter().all(|tensor| tensor.steps(None).unwrap() == ITERATIONS));
+    seen
+}
+
+fn results(way: Way, workers: u32, servers: u32) -> Vec<Vec<Vec<u8>>> {
+    let cluster = Cluster::over(way, workers, servers, &[("chunk_bytes", "8KiB")]);
+    let results = cluster.run(train);
+    if way == Way::Broken {
+        let breaks: u64 = cluster.lines.iter().map(common::Line::breaks).sum();
+        assert!(breaks > 10, "the line broke only {breaks} times");
+    }
+    results
+}
+
+#[test]
+fn every_way_to_the_servers_gives_the_same_bits() {
+    for (workers, servers) in [(1, 1), (3, 2)] {
+        let expected = results(Way::Memory, workers, servers);
+        for way in [Way::Tcp, Way::Tls, Way::Mixed] {
+            assert!(
+                results(way, workers, servers) == expected,
+                "{way:?} with {workers} workers, {servers} servers"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_line_that_breaks_again_and_again_loses_and_repeats_nothing() {
+    let expected = results(Way::Memory, 2, 2);
+    assert!(results(Way::Broken, 2, 2) == expected);
+}
+
+#[test]
+fn a_wrong_secret_and_a_job_that_does_not_exist_are_refused_alike() {
+    let cluster = Cluster::over(Way::Tcp, 1, 1, &[]);
+    let mut stranger = cluster.membership(0);
+    stranger.secret = Secret([8; 32]);
+    let refused = |membership| match cluster.try_join(&membership) {
+        Err(Error::Refused(refusal)) => refusal,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused(stranger), Refusal::Authentication);
+    let mut nowhere = cluster.membership(0);
+    nowhere.job = "another".to_owned();
+    assert_eq!(refused(nowhere), Refusal::Authentication);
+    cluster.run(|job| _ = train(job));
+}
+
+#[test]
+fn a_rank_joins_once_over_the_network_too() {
+    let cluster = Cluster::over(Way::Tcp, 2, 1, &[]);
+    let first = cluster.join(0);
+    match cluster.try_join(&cluster.membership(0)) {
+        Err(Error::Refused(Refusal::RankTaken { rank: 0 })) => {}
+        other => panic!("{other:?}"),
+    }
+    first.check().unwrap();
+}
+
+#[test]
+fn what_is_loaded_before_a_barrier_is_seen_by_every_host_behind_it() {
+    for way in [Way::Tcp, Way::Mixed] {
+        let cluster = Cluster::over(way, 3, 2, &[("chunk_bytes", "4KiB")]);
+        cluster.run(|job| {
+            let tensor = declare(job, "w", 9_000, Consistency::Bsp);
+            let before = value(&tensor);
+            job.barrier(None).unwrap();
+            let loaded = gradient(5, 5, 9_000);
+            if job.rank() == 0 {
+                tensor.load(0, &loaded, 3, None).unwrap();
+                tensor.load(1, &before, 3, None).unwrap();
+            }
+            job.barrier(None).unwrap();
+            assert!(value(&tensor) == loaded, "rank {} sees an old value", job.rank());
+            assert_eq!(tensor.steps(None).unwrap(), 3);
+            assert!(tensor.state(0, None).unwrap() == before);
+        });
+    }
+}
