@@ -4,8 +4,10 @@
 mod detach;
 mod error;
 mod job;
+mod manager;
 mod memory;
 mod server;
+mod service;
 mod tensor;
 mod tools;
 
@@ -21,6 +23,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<job::Job>()?;
     module.add_class::<tensor::Tensor>()?;
     module.add_class::<server::Server>()?;
+    module.add_class::<service::Service>()?;
+    module.add_class::<manager::Manager>()?;
     module.add_function(wrap_pyfunction!(tools::host_id, module)?)?;
     module.add_function(wrap_pyfunction!(tools::options, module)?)?;
     module.add_function(wrap_pyfunction!(tools::check_options, module)?)?;
@@ -28,5 +32,12 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tools::core_distance, module)?)?;
     module.add_function(wrap_pyfunction!(tools::cpu_features, module)?)?;
     module.add_function(wrap_pyfunction!(tools::first_nonfinite, module)?)?;
+    module.add_function(wrap_pyfunction!(manager::create_job, module)?)?;
+    module.add_function(wrap_pyfunction!(manager::list_jobs, module)?)?;
+    module.add_function(wrap_pyfunction!(manager::show_job, module)?)?;
+    module.add_function(wrap_pyfunction!(manager::delete_job, module)?)?;
+    module.add_function(wrap_pyfunction!(manager::health, module)?)?;
+    module.add_function(wrap_pyfunction!(manager::connect, module)?)?;
+    module.add_function(wrap_pyfunction!(manager::make_certificate, module)?)?;
     Ok(())
 }

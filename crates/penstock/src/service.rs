@@ -7,6 +7,7 @@
 use crate::host;
 use crate::options::{OptionError, Options};
 use crate::server::door::Door;
+use crate::server::shares::Shares;
 use crate::server::{Server, ServerConfig, StartError};
 use penstock_fabric::net::endpoint::{Address, Endpoint};
 use penstock_proto::error::JobFailure;
@@ -37,6 +38,8 @@ pub struct JobConfig {
     pub options: Vec<(String, String)>,
     /// Bytes of memory that it may take here; 0: what its settings say.
     pub memory: u64,
+    /// Its share of the network, above 0, in proportion to the other jobs'.
+    pub share: f64,
 }
 
 /// How a job fares.
@@ -68,6 +71,7 @@ pub enum CreateError {
 #[derive(Debug)]
 pub struct Service {
     door: Arc<Door>,
+    shares: Arc<Shares>,
     options: Options,
     directory: PathBuf,
     jobs: Mutex<HashMap<String, Server>>,
@@ -83,7 +87,7 @@ impl Service {
             what: "make a directory for sockets",
             reason: error.to_string(),
         })?;
-        Ok(Self { door, options, directory, jobs: Mutex::default() })
+        Ok(Self { door, shares: Arc::default(), options, directory, jobs: Mutex::default() })
     }
 
     fn jobs(&self) -> MutexGuard<'_, HashMap<String, Server>> {
@@ -133,7 +137,10 @@ impl Service {
             workers: job.workers,
             options,
         };
-        let server = Server::start_behind(config, Some(Arc::clone(&self.door)))?;
+        let shares = Arc::clone(&self.shares);
+        shares.admit(job_number(&job.name), if job.share > 0.0 { job.share } else { 1.0 });
+        let started = Server::start_behind(config, Some(Arc::clone(&self.door)), Some(shares));
+        let server = started.inspect_err(|_| self.shares.dismiss(job_number(&job.name)))?;
         jobs.insert(job.name, server);
         Ok(())
     }
@@ -141,6 +148,7 @@ impl Service {
     /// Ends a job and forgets it; `false` if there was none.
     pub fn delete(&self, name: &str) -> bool {
         let server = self.jobs().remove(name);
+        self.shares.dismiss(job_number(name));
         // Stopped outside the lock: it waits for the job's threads.
         server.is_some()
     }

@@ -9,6 +9,7 @@
 //! | [`budget`] | control | how much memory this server may take |
 //! | [`memory`] | one a shard | what the shard's machine acts on |
 //! | [`remote`] | one a shard | workers on other hosts: their frames, and what is owed to them |
+//! | [`shares`] | one a shard | how jobs behind one door share the network |
 //! | [`door`] | door | accepts network connections and lets them prove which job they belong to |
 //!
 //! The control thread never waits for a worker, and no shard waits for the control thread.
@@ -21,6 +22,7 @@ pub(crate) mod door;
 mod memory;
 mod remote;
 mod shard;
+pub(crate) mod shares;
 
 use crate::options::Options;
 use door::Door;
@@ -29,10 +31,12 @@ use penstock_fabric::net::stream::Stream;
 use penstock_fabric::net::tls::TlsError;
 use penstock_fabric::socket::{Connection, ListenError, Listener};
 use penstock_proto::error::JobFailure;
+use penstock_proto::frame::job_number;
 use penstock_proto::handshake::Purpose;
 use penstock_proto::message::{MAX_SERVERS, MAX_SHARDS, MAX_WORKERS, Secret};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use shares::{Place, Shares};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -215,17 +219,22 @@ impl Server {
             [] => None,
             listen => Some(Arc::new(Door::open(listen, &config.options)?)),
         };
-        Self::start_behind(config, door)
+        Self::start_behind(config, door, None)
     }
 
     /// Starts a server behind a door that others may share.
-    pub(crate) fn start_behind(config: ServerConfig, door: Option<Arc<Door>>) -> Result<Self, StartError> {
+    pub(crate) fn start_behind(
+        config: ServerConfig,
+        door: Option<Arc<Door>>,
+        shares: Option<Arc<Shares>>,
+    ) -> Result<Self, StartError> {
         check(&config)?;
         raise_descriptor_limit();
         let listener = config.path.as_deref().map(Listener::bind).transpose()?;
         let shared = Arc::new(Shared::new()?);
         let (orders, inbox) = channel();
-        let (shards, mut threads) = start_shards(&config, &shared)?;
+        let place = shares.map(|shares| Place { shares, job: job_number(&config.job) });
+        let (shards, mut threads) = start_shards(&config, &shared, place.as_ref())?;
         let (job, secret) = (config.job.clone(), config.secret);
         let control = control::Control::new(config, listener, shards, inbox, Arc::clone(&shared))?;
         let thread = std::thread::Builder::new().name("penstock-control".to_owned());
@@ -302,6 +311,11 @@ impl Drop for Server {
     }
 }
 
+/// Bytes of memory that a server with these options may take, or all the jobs of a service together.
+pub fn memory_budget(options: &Options) -> u64 {
+    budget::budget(options.memory)
+}
+
 fn check(config: &ServerConfig) -> Result<(), StartError> {
     let ranges = [
         ("workers", config.workers, MAX_WORKERS),
@@ -348,7 +362,11 @@ fn crowding(config: &ServerConfig) -> u32 {
 
 type Started = (control::Shards, Vec<JoinHandle<()>>);
 
-fn start_shards(config: &ServerConfig, shared: &Arc<Shared>) -> Result<Started, StartError> {
+fn start_shards(
+    config: &ServerConfig,
+    shared: &Arc<Shared>,
+    place: Option<&Place>,
+) -> Result<Started, StartError> {
     let (reports, inbox): (_, Receiver<shard::Report>) = channel();
     let board = shard::Board::new().map_err(StartError::system("make the board"))?;
     let cores = cores();
@@ -356,13 +374,15 @@ fn start_shards(config: &ServerConfig, shared: &Arc<Shared>) -> Result<Started, 
     let mut handles = Vec::new();
     let mut threads = Vec::new();
     for index in 0..count {
-        let place = (config.index * count + index) as usize % cores.len();
+        let core = (config.index * count + index) as usize % cores.len();
         let setup = shard::Setup {
             index,
             job: config.job.clone(),
             workers: config.workers,
-            crowded: crowding(config) > 1,
-            core: config.options.pin.then_some(cores[place]),
+            // Where jobs share the host, a thread that spins would take what is another's.
+            crowded: crowding(config) > 1 || place.is_some(),
+            place: place.cloned(),
+            core: config.options.pin.then_some(cores[core]),
             board: board.clone(),
             reports: reports.clone(),
             control: Arc::clone(shared),

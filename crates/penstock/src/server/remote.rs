@@ -4,6 +4,7 @@
 //! worker that does not read costs a shard a few bytes a chunk and one batch of frames, however slow it is.
 
 use super::memory::Memory;
+use super::shares;
 use crate::wire::frames::{BATCH, BATCH_BYTES, FrameReader, FrameWriter, Places, Step};
 use penstock_fabric::net::stream::Stream;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
@@ -54,7 +55,11 @@ pub(super) enum Place {
     Lane { tensor: TensorId, range: Range<usize> },
 }
 
-/// The connection.
+/// What a connection's buffers were sized to; `None`: nothing was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Buffers(pub(super) Option<usize>);
+
+/// The connection. It counts among its job's while it lives.
 struct Wire {
     stream: Stream,
     reader: FrameReader<Place>,
@@ -65,12 +70,23 @@ struct Wire {
     writable: bool,
     /// Whether the poll waits until it does.
     waits_to_write: bool,
+    buffers: Buffers,
+    place: Option<shares::Place>,
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        if let Some(place) = &self.place {
+            place.shares.count(place.job, -1);
+        }
+    }
 }
 
 /// One worker's port.
 pub(super) struct Remote {
     job: u64,
     rank: Rank,
+    place: Option<shares::Place>,
     wire: Option<Wire>,
     inbox: Inbox,
     /// What the worker was last told of it.
@@ -142,10 +158,11 @@ impl Places for Judge<'_> {
 }
 
 impl Remote {
-    pub(super) fn new(job: u64, rank: Rank) -> Self {
+    pub(super) fn new(job: u64, rank: Rank, place: Option<shares::Place>) -> Self {
         Self {
             job,
             rank,
+            place,
             wire: None,
             inbox: Inbox::default(),
             told: None,
@@ -162,7 +179,12 @@ impl Remote {
     /// A new connection: whatever the old one carried is forgotten, but not what was taken. The worker asks again for what it
     /// misses.
     pub(super) fn attach(&mut self, stream: Stream) {
+        if let Some(place) = &self.place {
+            place.shares.count(place.job, 1);
+        }
         self.wire = Some(Wire {
+            place: self.place.clone(),
+            buffers: Buffers(None),
             stream,
             reader: FrameReader::new(),
             writer: FrameWriter::default(),
@@ -184,6 +206,15 @@ impl Remote {
     pub(super) fn detach(&mut self) {
         self.wire = None;
         self.due.clear();
+    }
+
+    /// Sizes the connection's buffers, if they have another size. A connection that never had to share keeps the kernel's own.
+    pub(super) fn resize(&mut self, buffer: Option<usize>) {
+        if let Some(wire) = &mut self.wire
+            && wire.buffers != Buffers(buffer)
+        {
+            wire.buffers = shares::apply(&wire.stream, buffer);
+        }
     }
 
     /// The socket is ready, as the poll says.

@@ -3,7 +3,7 @@
 
 use super::memory::{Event, Memory, Touched};
 use super::remote::{Heard, Remote};
-use super::{Shared, StartError, Wakeup};
+use super::{Shared, StartError, Wakeup, shares};
 use crate::wait::Patience;
 use penstock_fabric::doorbell::{self, ANYTHING, Bell, Sleeping};
 use penstock_fabric::layout::{board, page};
@@ -109,6 +109,8 @@ pub(super) struct Setup {
     pub(super) job: String,
     pub(super) workers: u32,
     pub(super) crowded: bool,
+    /// Where other jobs are behind the same door: its place among them.
+    pub(super) place: Option<shares::Place>,
     pub(super) core: Option<usize>,
     pub(super) board: Board,
     pub(super) reports: Sender<Report>,
@@ -155,6 +157,7 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
         ports,
         memory,
         networked: false,
+        generation: 0,
         running: true,
         failed: false,
     };
@@ -220,6 +223,8 @@ struct Loop {
     memory: Memory,
     /// Whether some worker is on another host: then the poll is asked at every look.
     networked: bool,
+    /// The change of shares that was applied last.
+    generation: u64,
     running: bool,
     /// The job has failed here: nothing more is folded or published, so that nobody takes half an update for a whole one.
     failed: bool,
@@ -257,6 +262,7 @@ impl Loop {
         }
         if self.networked {
             self.poll(Some(Timespec { tv_sec: 0, tv_nsec: 0 }));
+            self.keep_to_share();
         }
         for rank in 0..self.ports.len() as Rank {
             busy |= self.take_turn(rank);
@@ -301,6 +307,22 @@ impl Loop {
         }
     }
 
+    /// Sizes the connections' buffers anew when jobs or connections behind the door have come or gone.
+    fn keep_to_share(&mut self) {
+        let Some(place) = &self.setup.place else { return };
+        let generation = place.shares.generation();
+        if generation == self.generation {
+            return;
+        }
+        self.generation = generation;
+        let buffer = place.shares.buffer(place.job);
+        for port in self.ports.iter_mut().flatten() {
+            if let Port::Remote(remote) = port {
+                remote.resize(buffer);
+            }
+        }
+    }
+
     /// Sends what is due to workers on other hosts.
     fn send(&mut self) -> bool {
         let mut busy = false;
@@ -336,7 +358,7 @@ impl Loop {
             Command::JoinRemote { rank } => {
                 self.networked = true;
                 self.memory.keep_events();
-                let remote = Remote::new(job_number(&self.setup.job), rank);
+                let remote = Remote::new(job_number(&self.setup.job), rank, self.setup.place.clone());
                 self.ports[rank as usize] = Some(Port::Remote(Box::new(remote)));
             }
             Command::Attach { rank, stream } => self.attach(rank, stream),

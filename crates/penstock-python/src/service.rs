@@ -1,0 +1,164 @@
+//! A service that homes many jobs, under a manager's direction, as a Python object.
+
+use crate::error::{bad_argument, raise_option, raise_start};
+use crate::job::{pairs, secret};
+use crate::manager::{raise, target};
+use penstock::options::Options;
+use penstock::service::{JobConfig, JobStatus};
+use penstock_control::agent::{Agent, Host, HostedJob, HostedStatus};
+use penstock_fabric::net::endpoint::{Address, NoEndpoint};
+use penstock_proto::message::Secret;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Longest sleep between two looks for signals.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// A running service.
+#[pyclass(frozen, module = "penstock._core")]
+pub(crate) struct Service {
+    guest: Mutex<Option<Arc<Guest>>>,
+    endpoint: String,
+}
+
+/// What the manager's agent directs.
+struct Guest {
+    service: penstock::service::Service,
+    endpoint: String,
+    memory: u64,
+}
+
+impl Host for Guest {
+    fn endpoint(&self) -> String {
+        self.endpoint.clone()
+    }
+
+    fn memory(&self) -> u64 {
+        self.memory
+    }
+
+    fn create(&self, job: HostedJob) -> Result<(), String> {
+        let HostedJob { name, secret, index, servers, workers, options, share, memory } = job;
+        let secret = Secret(secret);
+        let job = JobConfig { name, secret, index, servers, workers, options, memory, share };
+        self.service.create(job).map_err(|error| error.to_string())
+    }
+
+    fn delete(&self, name: &str) {
+        self.service.delete(name);
+    }
+
+    fn status(&self) -> Vec<HostedStatus> {
+        let hosted = |JobStatus { name, workers, memory, ended }| HostedStatus {
+            name,
+            workers_joined: workers,
+            memory_used: memory,
+            ended: ended.map(|how| how.map_err(|failure| failure.to_string())),
+        };
+        self.service.status().into_iter().map(hosted).collect()
+    }
+}
+
+fn address(py: Python<'_>, text: &str) -> PyResult<Address> {
+    text.parse().map_err(|_: NoEndpoint| {
+        let message = format!("expected an address as HOST:PORT, got {text:?}");
+        bad_argument(
+            py,
+            "OptionError",
+            &message,
+            Some("such as 10.0.0.1:7700; port 0 lets the system choose"),
+        )
+    })
+}
+
+impl Service {
+    fn guest(&self) -> Option<Arc<Guest>> {
+        self.guest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+#[pymethods]
+impl Service {
+    #[new]
+    #[pyo3(signature = (listen, options, advertise=None))]
+    fn new(
+        py: Python<'_>,
+        listen: Vec<String>,
+        options: &Bound<'_, PyDict>,
+        advertise: Option<&str>,
+    ) -> PyResult<Self> {
+        let options = Options::load(pairs(options)?.iter().map(|(name, value)| (&name[..], &value[..])));
+        let options = options.map_err(|error| raise_option(py, &error))?;
+        let listen = listen.iter().map(|text| address(py, text)).collect::<PyResult<Vec<_>>>()?;
+        let advertise = advertise.map(|text| address(py, text)).transpose()?;
+        let memory = penstock::server::memory_budget(&options);
+        let service =
+            penstock::service::Service::start(&listen, options).map_err(|error| raise_start(py, &error))?;
+        let endpoint = service.endpoint(advertise.as_ref()).to_string();
+        let guest = Guest { service, endpoint: endpoint.clone(), memory };
+        Ok(Self { guest: Mutex::new(Some(Arc::new(guest))), endpoint })
+    }
+
+    /// Where workers find it; `{job}` in the socket's path stands for the job's number.
+    #[getter]
+    fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// Homes what the manager says, until it is stopped.
+    #[pyo3(signature = (manager, token, ca="", insecure=false))]
+    fn serve(&self, py: Python<'_>, manager: &str, token: &str, ca: &str, insecure: bool) -> PyResult<()> {
+        let token = secret(py, token)?;
+        let target = target(manager, ca, insecure);
+        let Some(guest) = self.guest() else { return Ok(()) };
+        let agent = py.detach(|| Agent::start(&target, token, guest)).map_err(|error| raise(py, &error))?;
+        while self.guest().is_some() {
+            py.check_signals()?;
+            if let Some(ended) = py.detach(|| agent.wait(LOOK_EVERY)) {
+                return ended.map_err(|error| raise(py, &error));
+            }
+        }
+        Ok(())
+    }
+
+    /// Homes a job without a manager.
+    #[pyo3(signature = (name, secret, index, servers, workers, options, memory=0, share=1.0))]
+    #[expect(clippy::too_many_arguments, reason = "the seam is flat; Python's front has names and defaults")]
+    fn create(
+        &self,
+        py: Python<'_>,
+        name: String,
+        secret: &str,
+        index: u32,
+        servers: u32,
+        workers: u32,
+        options: &Bound<'_, PyDict>,
+        memory: u64,
+        share: f64,
+    ) -> PyResult<()> {
+        let (secret, options) = (self::secret(py, secret)?, pairs(options)?);
+        let Some(guest) = self.guest() else { return Ok(()) };
+        let job = JobConfig { name, secret, index, servers, workers, options, memory, share };
+        guest.service.create(job).map_err(|error| match error {
+            penstock::service::CreateError::Options(error) => raise_option(py, &error),
+            penstock::service::CreateError::Start(error) => raise_start(py, &error),
+            other => bad_argument(py, "PenstockError", &other.to_string(), None),
+        })
+    }
+
+    /// Ends a job and forgets it; False if there was none.
+    fn delete(&self, py: Python<'_>, name: &str) -> bool {
+        py.detach(|| self.guest().is_some_and(|guest| guest.service.delete(name)))
+    }
+
+    /// Stops every job.
+    fn stop(&self, py: Python<'_>) {
+        py.detach(|| drop(self.guest.lock().unwrap_or_else(PoisonError::into_inner).take()));
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<penstock._core.Service at {}>", self.endpoint)
+    }
+}
