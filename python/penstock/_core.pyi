@@ -57,6 +57,9 @@ class Job:
     chunk_bytes: int
     default_consistency: str
 
+    def balance(self) -> list[list[int]]:
+        """Bytes of this worker's tensors that each shard is home of, by server."""
+
     def clock(self) -> int:
         """Completes an iteration; returns the new clock."""
 

@@ -122,6 +122,36 @@ mod tests {
             }
         }
 
+        /// Graham's bound for the longest-processing-time rule, level by level: servers, their shards, their interfaces.
+        #[test]
+        fn every_level_stays_within_four_thirds_of_the_best(
+            tensors in prop::collection::vec(1u64..3_000_000, 1..40),
+            servers in 1usize..6, per_interface in 1usize..4, interfaces in 1usize..4,
+        ) {
+            let mut loads = vec![0u64; servers];
+            let mut shard_loads = vec![vec![0u64; per_interface * interfaces]; servers];
+            for bytes in &tensors {
+                let cut = crate::chunk::Cut::new(*bytes, 4096);
+                for (extent, shard_loads) in extents(&mut loads, cut.chunks(), 4096).iter().zip(&mut shard_loads) {
+                    let sizes = extent.chunks().map(|chunk| { let range = cut.range(chunk); range.end - range.start });
+                    shards(shard_loads, sizes);
+                }
+            }
+            // A chunk is counted whole where extents are cut, and each tensor's last may be short.
+            let slack = 4096 * 2;
+            let best = |loads: &[u64]| loads.iter().sum::<u64>().div_ceil(loads.len() as u64).max(4096);
+            prop_assert!(*loads.iter().max().unwrap() <= best(&loads) * 4 / 3 + slack);
+            for loads in &shard_loads {
+                prop_assert!(*loads.iter().max().unwrap() <= best(loads) * 4 / 3 + slack);
+                // Shard s speaks on interface s modulo their number.
+                let on = |interface: usize| loads.iter().skip(interface).step_by(interfaces).sum::<u64>();
+                let interfaces: Vec<u64> = (0..interfaces).map(on).collect();
+                prop_assert!(
+                    *interfaces.iter().max().unwrap() <= best(&interfaces) * 4 / 3 + slack * per_interface as u64
+                );
+            }
+        }
+
         #[test]
         fn the_busiest_shard_stays_within_four_thirds_of_the_best(
             tensors in prop::collection::vec(1u64..3_000_000, 1..40), count in 1usize..9,

@@ -36,7 +36,7 @@ impl Records {
     }
 
     /// The next whole record.
-    pub fn next(&mut self) -> Result<Option<&[u8]>, RecordTooLong> {
+    pub fn take(&mut self) -> Result<Option<&[u8]>, RecordTooLong> {
         let rest = &self.buffer[self.given..];
         let Some((length, rest)) = rest.split_first_chunk::<LENGTH>() else { return Ok(None) };
         let length = u32::from_le_bytes(*length) as usize;
@@ -84,7 +84,7 @@ mod tests {
                 let end = (at + cut).min(stream.len());
                 records.feed(&stream[at..end]);
                 at = end;
-                while let Some(message) = records.next().unwrap() {
+                while let Some(message) = records.take().unwrap() {
                     got.push(message.to_vec());
                 }
                 if at == stream.len() {
@@ -99,7 +99,7 @@ mod tests {
     fn a_reader_that_takes_what_is_missing_never_takes_what_follows() {
         let stream = [record(b"first"), b"frames".to_vec()].concat();
         let (mut records, mut at) = (Records::new(10), 0);
-        while records.next().unwrap().is_none() {
+        while records.take().unwrap().is_none() {
             let missing = records.missing();
             records.feed(&stream[at..at + missing]);
             at += missing;
@@ -111,6 +111,6 @@ mod tests {
     fn a_hostile_length_is_refused_before_a_byte_is_kept_for_it() {
         let mut records = Records::new(10);
         records.feed(&u32::MAX.to_le_bytes());
-        assert_eq!(records.next(), Err(RecordTooLong { limit: 10, got: u32::MAX as usize }));
+        assert_eq!(records.take(), Err(RecordTooLong { limit: 10, got: u32::MAX as usize }));
     }
 }

@@ -169,6 +169,10 @@ impl Job {
         self.job.options().consistency.to_string()
     }
 
+    fn balance(&self) -> Vec<Vec<u64>> {
+        self.job.balance()
+    }
+
     fn clock(&self, py: Python<'_>) -> PyResult<u64> {
         detached(py, || self.job.clock())
     }

@@ -345,7 +345,9 @@ fn class(error: &Error) -> &'static str {
             _ => "ProtocolError",
         },
         Error::NotReady { .. } => "ConnectTimeout",
-        Error::Unreachable { .. } | Error::Unanswered { .. } => "ManagerUnavailable",
+        Error::Unreachable { .. } | Error::Untrusted { .. } | Error::Unanswered { .. } => {
+            "ManagerUnavailable"
+        }
         Error::NeedsTls { .. } | Error::Address { .. } | Error::File { .. } => "OptionError",
         Error::Protocol { .. } => "ProtocolError",
         _ => "PenstockError",

@@ -24,10 +24,11 @@ pub(crate) struct Server {
 
 /// The endpoint of a server that listens there.
 pub(crate) fn found_at(addresses: &[SocketAddr], unix: Option<PathBuf>) -> Endpoint {
-    let tcp =
-        addresses.first().map(|address| Address { host: address.ip().to_string(), port: address.port() });
+    let mut addresses =
+        addresses.iter().map(|address| Address { host: address.ip().to_string(), port: address.port() });
+    let tcp = addresses.next();
     let host = (tcp.is_some() && unix.is_some()).then(penstock::host::id);
-    Endpoint { tcp, unix, host }
+    Endpoint { tcp, also: addresses.collect(), unix, host }
 }
 
 impl Server {
@@ -39,6 +40,7 @@ impl Server {
 #[pymethods]
 impl Server {
     #[new]
+    #[expect(clippy::too_many_arguments, reason = "the seam is flat; Python's launcher has names")]
     fn new(
         py: Python<'_>,
         endpoint: &str,
@@ -52,8 +54,8 @@ impl Server {
         let options = Options::load(pairs(options)?.iter().map(|(name, value)| (&name[..], &value[..])));
         let options = options.map_err(|error| raise_option(py, &error))?;
         let secret = self::secret(py, secret)?;
-        let Endpoint { tcp, unix: path, .. } = self::endpoint(py, endpoint)?;
-        let (listen, socket): (Vec<_>, _) = (tcp.into_iter().collect(), path.clone());
+        let Endpoint { tcp, also, unix: path, .. } = self::endpoint(py, endpoint)?;
+        let (listen, socket): (Vec<_>, _) = (tcp.into_iter().chain(also).collect(), path.clone());
         let config = ServerConfig { path, listen, job, secret, index, servers, workers, options };
         let server = penstock::server::Server::start(config).map_err(|error| raise_start(py, &error))?;
         let endpoint = self::found_at(server.addresses(), socket);

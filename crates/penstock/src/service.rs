@@ -102,17 +102,17 @@ impl Service {
     /// Where workers of any job find it: workers on this host by the job's own socket (`{job}` stands for the job's number).
     /// `advertise` replaces a listening address that others cannot reach, such as 0.0.0.0.
     pub fn endpoint(&self, advertise: Option<&Address>) -> Endpoint {
-        let listening = self.door.addresses().first();
-        let listening =
-            listening.map(|address| Address { host: address.ip().to_string(), port: address.port() });
-        let tcp = match (advertise, listening) {
+        let mut listening =
+            self.door.addresses().iter().map(|at| Address { host: at.ip().to_string(), port: at.port() });
+        let tcp = match (advertise, listening.next()) {
             (Some(Address { host, port: 0 }), Some(at)) => {
                 Some(Address { host: host.clone(), port: at.port })
             }
             (Some(address), _) => Some(address.clone()),
             (None, at) => at,
         };
-        Endpoint { tcp, unix: Some(self.directory.join("{job}.sock")), host: Some(host::id()) }
+        let unix = Some(self.directory.join("{job}.sock"));
+        Endpoint { tcp, also: listening.collect(), unix, host: Some(host::id()) }
     }
 
     /// Homes a job from now on.

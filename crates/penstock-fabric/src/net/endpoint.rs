@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `/run/s0` or `unix:/run/s0` | a socket on this host: shared memory |
 //! | `tcp://10.0.0.1:7700` | a server anywhere: TCP |
+//! | `tcp://10.0.0.1:7700?also=10.1.0.1:7700` | a server with two network interfaces: its shards take turns |
 //! | `tcp://10.0.0.1:7700?host=1f..&unix=/run/s0` | both: who is on the host with this id takes the socket |
 
 use std::fmt;
@@ -15,6 +16,8 @@ use std::str::FromStr;
 pub struct Endpoint {
     /// Host and port.
     pub tcp: Option<Address>,
+    /// The same on its other network interfaces.
+    pub also: Vec<Address>,
     /// A socket's path.
     pub unix: Option<PathBuf>,
     /// Id of the host on which the path means something; `None`: this one.
@@ -76,12 +79,13 @@ impl FromStr for Endpoint {
             if unix.to_str().is_none_or(|path| path.contains("://")) {
                 return Err(refuse());
             }
-            return Ok(Self { tcp: None, unix: Some(unix), host: None });
+            return Ok(Self { unix: Some(unix), ..Self::default() });
         };
         let (address, beside) = rest.split_once('?').unwrap_or((rest, ""));
         let mut endpoint = Self { tcp: Some(address.parse().map_err(|_| refuse())?), ..Self::default() };
         for pair in beside.split('&').filter(|pair| !pair.is_empty()) {
             match pair.split_once('=') {
+                Some(("also", address)) => endpoint.also.push(address.parse().map_err(|_| refuse())?),
                 Some(("host", host)) if !host.is_empty() => endpoint.host = Some(host.to_owned()),
                 Some(("unix", socket)) => endpoint.unix = Some(path(socket).ok_or_else(refuse)?),
                 _ => return Err(refuse()),
@@ -99,6 +103,10 @@ impl fmt::Display for Endpoint {
         };
         write!(f, "tcp://{tcp}")?;
         let mut sign = '?';
+        for address in &self.also {
+            write!(f, "{sign}also={address}")?;
+            sign = '&';
+        }
         if let Some(host) = &self.host {
             write!(f, "{sign}host={host}")?;
             sign = '&';
@@ -124,6 +132,7 @@ mod tests {
             "tcp://10.0.0.1:7700",
             "tcp://node-3.cluster:0",
             "tcp://[::1]:80?host=ab",
+            "tcp://10.0.0.1:7700?also=10.1.0.1:7700&also=[::2]:1&host=1f",
             "tcp://10.0.0.1:7700?host=1f&unix=/run/s0",
         ] {
             let endpoint: Endpoint = text.parse().unwrap();
@@ -144,6 +153,7 @@ mod tests {
             "tcp://::1:80",
             "http://host:80",
             "tcp://host:80?port=9",
+            "tcp://host:80?also=x",
             "tcp://host:80?host=",
             "tcp://[host]:80",
             "tcp://a/b:80",

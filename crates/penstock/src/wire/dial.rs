@@ -82,6 +82,11 @@ impl Dialer {
         })
     }
 
+    /// The same server, by another of its addresses.
+    pub(crate) fn by(&self, address: Address) -> Self {
+        Self { address, job: self.job.clone(), tls: Arc::clone(&self.tls), ..*self }
+    }
+
     pub(crate) fn address(&self) -> &Address {
         &self.address
     }

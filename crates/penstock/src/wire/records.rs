@@ -36,7 +36,7 @@ impl RecordStream {
         let mut buffer = [0; 4096];
         loop {
             let next =
-                self.records.next().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+                self.records.take().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
             if let Some(message) = next {
                 return Ok(Some(message.to_vec()));
             }

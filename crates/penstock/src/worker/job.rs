@@ -75,6 +75,8 @@ pub(super) struct Inner {
     shown_clock: AtomicU64,
     /// Barriers passed: what others did before one must be seen behind it, also on other hosts.
     barriers: AtomicU64,
+    /// Bytes that each shard is home of, by server.
+    pub(super) homed: Mutex<Vec<Vec<u64>>>,
     pub(super) rank: Rank,
     pub(super) options: Options,
 }
@@ -188,7 +190,9 @@ impl Job {
         options: Options,
         embedded: Option<Server>,
     ) -> Self {
+        let homed = links.iter().map(|link| vec![0; link.welcome.shards as usize]).collect();
         let inner = Inner {
+            homed: Mutex::new(homed),
             links: RwLock::new(links),
             fate,
             counters: Counters::default(),
@@ -229,6 +233,11 @@ impl Job {
     /// Shards of all servers.
     pub fn shards(&self) -> u32 {
         self.inner.links().iter().map(|link| link.welcome.shards).sum()
+    }
+
+    /// Bytes of this worker's tensors that each shard is home of, by server.
+    pub fn balance(&self) -> Vec<Vec<u64>> {
+        lock(&self.inner.homed).clone()
     }
 
     /// Bytes of a chunk.
@@ -368,7 +377,7 @@ fn join(
         }
         (_, Some(address)) => {
             let dialer = Dialer::new(address.clone(), job, who.secret, options).map_err(StartError::from)?;
-            Link::join_remote(dialer, who, server, fate, deadline)
+            Link::join_remote(dialer, &endpoint.also, who, server, fate, deadline)
         }
         (None, None) => {
             let what = "its socket is on another host, and it has no network address".to_owned();

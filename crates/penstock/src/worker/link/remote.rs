@@ -12,6 +12,7 @@ use crate::wire::records::RecordStream;
 use crate::worker::Error;
 use penstock_fabric::layout::{board, page};
 use penstock_fabric::memory::{ExtentLayout, HomeRegions, LaneView, StateMirror};
+use penstock_fabric::net::endpoint::Address;
 use penstock_fabric::region::{Region, Writers};
 use penstock_proto::TensorId;
 use penstock_proto::handshake::Purpose;
@@ -113,6 +114,7 @@ impl Link {
     /// Joins a server on another host. `server` is the number that it must have.
     pub(in crate::worker) fn join_remote(
         dialer: Dialer,
+        also: &[Address],
         who: &Introduction,
         server: u32,
         fate: &Arc<Fate>,
@@ -152,14 +154,17 @@ impl Link {
         let started =
             |error: std::io::Error| Error::System { what: "start a thread", reason: error.to_string() };
         let (mut couriers, mut wakeups) = (Vec::new(), Vec::new());
-        for shard in 0..welcome.shards {
+        // Shards have even loads, so the interfaces have if the shards take turns on them.
+        let mut ways = vec![Arc::clone(&dialer)];
+        ways.extend(also.iter().map(|address| Arc::new(dialer.by(address.clone()))));
+        for (shard, dialer) in (0..welcome.shards).zip(ways.iter().cycle()) {
             let setup = courier::Setup {
                 server,
                 shard,
                 purpose: Purpose::Shard { rank: who.rank, session: who.session, shard },
                 crowded: welcome.crowding > 1,
                 lease: seconds(welcome.lease_ms),
-                dialer: Arc::clone(&dialer),
+                dialer: Arc::clone(dialer),
                 page: Arc::clone(page.mapping()),
                 board: Arc::clone(board.mapping()),
                 fate: Arc::clone(fate),

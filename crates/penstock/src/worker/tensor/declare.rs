@@ -3,7 +3,7 @@
 use super::{HomeShard, Tensor};
 use crate::worker::Error;
 use crate::worker::job::Inner;
-use crate::worker::link::{Deadline, Link};
+use crate::worker::link::{Deadline, Link, lock};
 use penstock_fabric::memory::{ExtentLayout, ServerPart, WorkerMemory};
 use penstock_kernels::{Dtype, Rule};
 use penstock_proto::TensorId;
@@ -58,6 +58,7 @@ impl Tensor {
             .map_err(|errno| Error::System { what: "map a tensor", reason: errno.to_string() })?;
         debug_assert_eq!(extents.len(), links.len());
         drop(links);
+        count(&job, &homes, &cut);
         Ok(Self {
             job,
             id,
@@ -71,6 +72,15 @@ impl Tensor {
             staleness: AtomicU64::new(0),
             mirror: OnceLock::new(),
         })
+    }
+}
+
+/// Adds the tensor's bytes to what its shards are home of.
+fn count(job: &Inner, homes: &[HomeShard], cut: &Cut) {
+    let mut homed = lock(&job.homed);
+    for home in homes {
+        let bytes = (home.chunks * u64::from(cut.chunk_bytes())).min(cut.bytes());
+        homed[home.server][home.shard as usize] += bytes;
     }
 }
 
