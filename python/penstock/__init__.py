@@ -3,9 +3,9 @@ Shared model state for training: workers push gradients and pull parameters, in 
 
     import penstock as ps
 
-    job = ps.init()                                    # under `penstock run`; alone: a server inside this
-    process w = job.tensor("w", value=w0, optimizer=ps.SGD(0.1), consistency=ps.SSP(slack=4)) for x, y in
-    batches:
+    job = ps.init()                                    # under a launcher; alone: a server inside this process
+    w = job.tensor("w", value=w0, optimizer=ps.SGD(0.1), consistency=ps.SSP(slack=4))
+    for x, y in batches:
         w.push(gradient(w.pull(), x, y))
         job.clock()
 
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ._core import __version__
 
 if TYPE_CHECKING:
+    from . import ray as ray
     from . import torch as torch
     from .consistency import ASP, BSP, SSP
     from .exceptions import (
@@ -33,16 +34,20 @@ if TYPE_CHECKING:
         DeclarationConflict,
         DtypeError,
         JobClosed,
+        JobExists,
         JobFailed,
         JobFull,
         LaneTimeout,
+        ManagerUnavailable,
         NonFiniteError,
+        NoSuchJob,
         NotUnderLauncher,
         OptionError,
         OutOfMemory,
         PenstockError,
         ProtocolError,
         PullTimeout,
+        QuotaExceeded,
         ServerLost,
         SettingsConflict,
         SettingsError,
@@ -73,9 +78,12 @@ __all__ = [
     "DtypeError",
     "Job",
     "JobClosed",
+    "JobExists",
     "JobFailed",
     "JobFull",
     "LaneTimeout",
+    "ManagerUnavailable",
+    "NoSuchJob",
     "NonFiniteError",
     "NotUnderLauncher",
     "Optimizer",
@@ -84,6 +92,7 @@ __all__ = [
     "PenstockError",
     "ProtocolError",
     "PullTimeout",
+    "QuotaExceeded",
     "RMSProp",
     "Replace",
     "ServerLost",
@@ -107,7 +116,7 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("torch", "optim", "consistency", "exceptions"):
+    if name in ("torch", "ray", "optim", "consistency", "exceptions"):
         return importlib.import_module(f".{name}", __name__)
     if name not in __all__:
         raise AttributeError(f"module `penstock` has no attribute `{name}`")
@@ -117,4 +126,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "torch"]
+    return [*__all__, "ray", "torch"]

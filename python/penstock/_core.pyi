@@ -4,6 +4,7 @@ and checks them again.
 """
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import Any, final
 
 __version__: str
@@ -233,3 +234,104 @@ def cpu_features() -> str:
 
 def first_nonfinite(dtype: str, data: Any) -> int | None:
     """Index of the first NaN or infinity in a contiguous buffer."""
+
+@final
+class Manager:
+    """The control plane: serves from construction until `stop`."""
+
+    def __init__(
+        self,
+        listen: str,
+        state: str | PathLike[str],
+        certificate: str | PathLike[str] | None = None,
+        key: str | PathLike[str] | None = None,
+        insecure: bool = False,
+    ) -> None: ...
+    @property
+    def address(self) -> str:
+        """`HOST:PORT` that it listens on."""
+
+    def wait(self) -> None:
+        """Blocks until it has stopped. Honours Ctrl-C."""
+
+    def stop(self) -> None: ...
+
+def create_job(
+    manager: str,
+    token: str,
+    name: str,
+    workers: int,
+    servers: int,
+    memory: int,
+    share: float,
+    settings: Mapping[str, str],
+    ca: str = "",
+    insecure: bool = False,
+) -> dict[str, Any]:
+    """Creates a job; what `show_job` returns, with `secret` and `balance`."""
+
+def list_jobs(manager: str, token: str, ca: str = "", insecure: bool = False) -> dict[str, Any]:
+    """`jobs`, `servers`, and the `balance` of the shares over the servers."""
+
+def show_job(
+    manager: str, token: str, name: str, reveal: bool = False, ca: str = "", insecure: bool = False
+) -> dict[str, Any]:
+    """One job; with its `secret` if `reveal`."""
+
+def delete_job(manager: str, token: str, name: str, ca: str = "", insecure: bool = False) -> None:
+    """Deletes a job: its servers drop it, its workers get an error."""
+
+def health(manager: str, ca: str = "", insecure: bool = False) -> bool:
+    """Whether the manager serves (grpc.health.v1)."""
+
+def connect(
+    manager: str,
+    job: str,
+    secret: str,
+    rank: int | None,
+    size: int | None,
+    ca: str,
+    options: Mapping[str, str],
+) -> dict[str, Any]:
+    """
+    A worker's place in its job: `servers` (endpoint strings), `rank`, `size`, and the job's `options`.
+
+    Waits for the job's servers, at most as long as the option `deadline` says. Honours Ctrl-C.
+    """
+
+def make_certificate(
+    folder: str | PathLike[str], name: str, hosts: list[str], days: int, force: bool
+) -> dict[str, Any]:
+    """Makes a certificate, and a CA if there is none: the paths `ca`, `certificate`, `key`, and `ca_kept`."""
+
+@final
+class Service:
+    """A server of many jobs, which a manager names."""
+
+    def __init__(
+        self, listen: list[str], options: Mapping[str, str], advertise: str | None = None
+    ) -> None: ...
+    @property
+    def endpoint(self) -> str:
+        """The endpoint string that workers are given."""
+
+    def serve(self, manager: str, token: str, ca: str = "", insecure: bool = False) -> None:
+        """Homes what the manager says, until it is stopped. Honours Ctrl-C."""
+
+    def create(
+        self,
+        name: str,
+        secret: str,
+        index: int,
+        servers: int,
+        workers: int,
+        options: Mapping[str, str],
+        memory: int = 0,
+        share: float = 1.0,
+    ) -> None:
+        """Homes a job without a manager."""
+
+    def delete(self, name: str) -> bool:
+        """Ends a job and forgets it; False if there was none."""
+
+    def stop(self) -> None: ...

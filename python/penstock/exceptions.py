@@ -147,3 +147,19 @@ class ProtocolError(PenstockError):
 
 class NotUnderLauncher(PenstockError):
     """The environment says that this process is one of several, but names no servers."""
+
+
+class ManagerUnavailable(PenstockError, ConnectionError):
+    """The manager cannot be reached, does not answer, or has too much to do."""
+
+
+class JobExists(PenstockError, ValueError):
+    """The manager has a job of that name already."""
+
+
+class NoSuchJob(PenstockError, LookupError):
+    """The manager has no job of that name. Said to administrators only."""
+
+
+class QuotaExceeded(PenstockError):
+    """A job asks for more than the servers, or the manager, have left."""

@@ -78,7 +78,7 @@ def init(**options: Any) -> Job:
     >>> job.rank, job.size
     (0, 1)
     """
-    return Job(join(_as_text(options)))
+    return Job(join(as_text(options)))
 
 
 def current() -> Job:
@@ -344,6 +344,29 @@ class Job:
         """
         return self._core.stats()
 
+    def balance(self) -> list[list[int]]:
+        """
+        How evenly this worker's tensors lie: bytes that each shard is home of, by server.
+
+        Returns
+        -------
+        list of list of int
+            One list a server, one number of bytes a shard. Chunks go to servers, shards and network
+            interfaces so that no one has more than 4/3 of the best possible largest load (within a chunk for
+            each tensor).
+
+        Raises
+        ------
+        Nothing.
+
+        Examples
+        --------
+        >>> w = job.tensor("balance", shape=(1 << 20,))
+        >>> sum(map(sum, job.balance())) >= 4 << 20
+        True
+        """
+        return self._core.balance()
+
     def clocks(self) -> list[int]:
         """
         The clock of each worker, by rank, as the first server last saw it; -1 for one that never came or was
@@ -474,14 +497,18 @@ def _after_fork_in_child() -> None:
     _open_jobs.clear()
 
 
-def _at_exit() -> None:
-    # What ended the script, if an error did; an interactive session goes on after its errors.
-    error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+def leave_all(error: BaseException | None) -> None:
+    """Leaves the jobs that are open: politely, or because of an error that ended what used them."""
     for job in list(_open_jobs):
         if error is None:
             job.close()
         else:
             job._fail(error)
+
+
+def _at_exit() -> None:
+    # What ended the script, if an error did; an interactive session goes on after its errors.
+    leave_all(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
     if "penstock.rendezvous.servers" in sys.modules:
         # Other workers may still train with the server that this process carries.
         from .rendezvous import servers
@@ -493,8 +520,12 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 atexit.register(_at_exit)
 
 
-def _as_text(options: Mapping[str, Any]) -> dict[str, str]:
-    """The options as the core reads them: those given, then those in the environment."""
+def as_text(options: Mapping[str, Any]) -> dict[str, str]:
+    """
+    The options as the core reads them: those given, then those in the environment.
+
+    Raises OptionError where there is no option of a name.
+    """
     table = {str(option["name"]): option for option in _core.options()}
     for name in options:
         if name not in table:

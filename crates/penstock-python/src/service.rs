@@ -2,7 +2,7 @@
 
 use crate::error::{bad_argument, raise_option, raise_start};
 use crate::job::{pairs, secret};
-use crate::manager::{raise, target};
+use crate::manager::{raise, target, token};
 use penstock::options::Options;
 use penstock::service::{JobConfig, JobStatus};
 use penstock_control::agent::{Agent, Host, HostedJob, HostedStatus};
@@ -110,7 +110,7 @@ impl Service {
     /// Homes what the manager says, until it is stopped.
     #[pyo3(signature = (manager, token, ca="", insecure=false))]
     fn serve(&self, py: Python<'_>, manager: &str, token: &str, ca: &str, insecure: bool) -> PyResult<()> {
-        let token = secret(py, token)?;
+        let token = self::token(py, token)?;
         let target = target(manager, ca, insecure);
         let Some(guest) = self.guest() else { return Ok(()) };
         let agent = py.detach(|| Agent::start(&target, token, guest)).map_err(|error| raise(py, &error))?;

@@ -7,7 +7,6 @@
 use crate::host;
 use crate::options::{OptionError, Options};
 use crate::server::door::Door;
-use crate::server::shares::Shares;
 use crate::server::{Server, ServerConfig, StartError};
 use penstock_fabric::net::endpoint::{Address, Endpoint};
 use penstock_proto::error::JobFailure;
@@ -71,7 +70,6 @@ pub enum CreateError {
 #[derive(Debug)]
 pub struct Service {
     door: Arc<Door>,
-    shares: Arc<Shares>,
     options: Options,
     directory: PathBuf,
     jobs: Mutex<HashMap<String, Server>>,
@@ -87,7 +85,7 @@ impl Service {
             what: "make a directory for sockets",
             reason: error.to_string(),
         })?;
-        Ok(Self { door, shares: Arc::default(), options, directory, jobs: Mutex::default() })
+        Ok(Self { door, options, directory, jobs: Mutex::default() })
     }
 
     fn jobs(&self) -> MutexGuard<'_, HashMap<String, Server>> {
@@ -137,10 +135,8 @@ impl Service {
             workers: job.workers,
             options,
         };
-        let shares = Arc::clone(&self.shares);
-        shares.admit(job_number(&job.name), if job.share > 0.0 { job.share } else { 1.0 });
-        let started = Server::start_behind(config, Some(Arc::clone(&self.door)), Some(shares));
-        let server = started.inspect_err(|_| self.shares.dismiss(job_number(&job.name)))?;
+        let share = if job.share > 0.0 { job.share } else { 1.0 };
+        let server = Server::start_behind(config, Some(Arc::clone(&self.door)), Some(share))?;
         jobs.insert(job.name, server);
         Ok(())
     }
@@ -148,7 +144,6 @@ impl Service {
     /// Ends a job and forgets it; `false` if there was none.
     pub fn delete(&self, name: &str) -> bool {
         let server = self.jobs().remove(name);
-        self.shares.dismiss(job_number(name));
         // Stopped outside the lock: it waits for the job's threads.
         server.is_some()
     }

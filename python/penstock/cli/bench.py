@@ -54,13 +54,17 @@ def main(arguments: Sequence[str]) -> int:
     OptionError
         The command line is wrong: nothing was started.
     """
+    from penstock.cli import bench_network
+
     benches: dict[str, Callable[[Sequence[str]], int]] = {
         "pushpull": _pushpull,
         "pull": _pull,
         "startup": _startup,
+        **bench_network.BENCHES,
     }
     if not arguments or arguments[0] in ("-h", "--help"):
-        terminal.say(f"usage: penstock bench {{{','.join(benches)}}} ...\n\nexamples:\n{_EXAMPLES}")
+        examples = f"{_EXAMPLES}\n{bench_network.EXAMPLES}"
+        terminal.say(f"usage: penstock bench {{{','.join(benches)}}} ...\n\nexamples:\n{examples}")
         return 0 if arguments else terminal.EXIT_USAGE
     name, rest = arguments[0], arguments[1:]
     if name not in benches:
@@ -73,6 +77,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _pushpull(arguments: Sequence[str]) -> int:
+    if any(argument.split("=")[0] == "--hosts" for argument in arguments):
+        from penstock.cli import bench_network
+
+        return bench_network.pushpull(arguments)
     given = _read(_pushpull_parser(), arguments)
     given.systems = [name for text in given.systems or [",".join(SYSTEMS)] for name in _system_names(text)]
     sizes: list[int] = given.size or (list(SWEEP_SIZES) if given.sweep else [64 << 20])

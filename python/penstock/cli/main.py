@@ -29,6 +29,11 @@ COMMANDS: dict[str, Command] = {
     "run": Command("penstock.cli.run", "start a script on several workers, with servers, on this machine"),
     "demo": Command("penstock.cli.demo", "train a real model and compare it with single-process training"),
     "bench": Command("penstock.cli.bench", "measure against the machine's limit and against all-reduce"),
+    "manager": Command("penstock.cli.manager", "the control plane: jobs, servers, and how workers find them"),
+    "server": Command("penstock.cli.server", "a server for the jobs that a manager gives it"),
+    "job": Command("penstock.cli.jobs", "create, list, show and delete a manager's jobs"),
+    "cert": Command("penstock.cli.cert", "a development certificate authority and certificates"),
+    "secret": Command("penstock.cli.secret", "a fresh secret for a job, 64 hexadecimal digits"),
     "doctor": Command("penstock.cli.doctor", "what this host offers, and what to change"),
 }
 

@@ -1,10 +1,10 @@
 """
 A server process: `python -m penstock.launch.server ENDPOINT INDEX SERVERS WORKERS`.
 
-ENDPOINT is a socket's path, `tcp://HOST:PORT` (port 0: any that is free) or both. The job's name (PENSTOCK_JOB),
-its secret and its options come by environment, never by the command line, which every user of the host can read.
-With PENSTOCK_ANNOUNCE_FD, the endpoint at which workers find the server is written to that descriptor, a line,
-as soon as it listens.
+ENDPOINT is a socket's path, `tcp://HOST:PORT` (port 0: any that is free) or both. The job's name
+(PENSTOCK_JOB), its secret and its options come by environment, never by the command line, which every user of
+the host can read. With PENSTOCK_ANNOUNCE_FD, the endpoint at which workers find the server is written to that
+descriptor, a line, as soon as it listens.
 """
 
 from __future__ import annotations

@@ -175,14 +175,14 @@ impl Control {
         while let Ok(order) = self.orders.try_recv() {
             match order {
                 Order::Accept(connection) => self.welcome_stranger(Channel::Local(connection)),
-                Order::Enter { stream, purpose: Purpose::Control } => {
+                Order::Enter { stream, purpose: Purpose::Control, .. } => {
                     self.welcome_stranger(Channel::Remote(Box::new(RecordStream::new(
                         stream,
                         MAX_MESSAGE_BYTES,
                     ))));
                 }
-                Order::Enter { stream, purpose: Purpose::Shard { rank, session, shard } } => {
-                    self.attach(rank, session, shard, stream);
+                Order::Enter { stream, purpose: Purpose::Shard { rank, session, shard }, long } => {
+                    self.attach(rank, session, shard, stream, long);
                 }
                 Order::Stop => self.end(JobFailure::Stopped),
             }
@@ -241,13 +241,13 @@ impl Control {
     }
 
     /// Passes a worker's connection on to the shard that it is for.
-    fn attach(&mut self, rank: Rank, session: Session, shard: u32, stream: Stream) {
+    fn attach(&mut self, rank: Rank, session: Session, shard: u32, stream: Stream, long: bool) {
         let known =
             self.workers.get(&rank).is_some_and(|worker| worker.is_remote() && worker.session == session);
         if let Some(handle) = self.shards.handles.get(shard as usize)
             && known
         {
-            handle.send(Command::Attach { rank, stream });
+            handle.send(Command::Attach { rank, stream, long });
         }
     }
 

@@ -5,6 +5,7 @@
 //! left the host with the most strangers loses its oldest), and no thread of any job. A job that does not exist is answered
 //! like a wrong secret.
 
+use super::shares::{LONG, Shares};
 use super::{Order, Shared, StartError, Wakeup};
 use crate::options::{Options, Security};
 use crate::wire::dial::PLAIN;
@@ -63,6 +64,7 @@ impl Hall {
 /// The door: it stands open until it is dropped.
 pub(crate) struct Door {
     hall: Arc<Hall>,
+    shares: Arc<Shares>,
     addresses: Vec<SocketAddr>,
     thread: Option<JoinHandle<()>>,
 }
@@ -114,12 +116,17 @@ impl Door {
         let thread = std::thread::Builder::new().name("penstock-door".to_owned()).spawn(move || keeper.run());
         let thread = thread
             .map_err(|error| StartError::System { what: "start a thread", reason: error.to_string() })?;
-        Ok(Self { hall, addresses, thread: Some(thread) })
+        Ok(Self { hall, shares: Arc::default(), addresses, thread: Some(thread) })
     }
 
     /// Where it listens.
     pub(crate) fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
+    }
+
+    /// How what is behind it shares the network.
+    pub(super) fn shares(&self) -> &Arc<Shares> {
+        &self.shares
     }
 
     /// Lets a job's workers in from now on; `false` if a job of this name is there.
@@ -172,7 +179,13 @@ enum Phase {
     /// The TLS handshake is under way.
     Encrypting(Stream),
     /// Nothing, or only the hello, has come.
-    Talking(Box<RecordStream>, Option<Box<ServerHandshake>>),
+    Talking(Box<RecordStream>, Option<Box<Challenged>>),
+}
+
+/// A stranger that was asked for its proof.
+struct Challenged {
+    handshake: ServerHandshake,
+    since: Instant,
 }
 
 impl Phase {
@@ -202,7 +215,12 @@ struct Stranger {
 enum Next {
     Wait(Phase),
     /// It has proved to belong to this job.
-    Enter(Box<RecordStream>, String, Purpose),
+    Enter {
+        records: Box<RecordStream>,
+        job: String,
+        purpose: Purpose,
+        long: bool,
+    },
     Refuse(Box<RecordStream>, Refusal),
 }
 
@@ -292,7 +310,7 @@ impl Keeper {
                     self.strangers.insert(token, Stranger { phase, since, host });
                 }
             }
-            Ok(Next::Enter(records, job, purpose)) => self.enter(*records, &job, purpose),
+            Ok(Next::Enter { records, job, purpose, long }) => self.enter(*records, &job, purpose, long),
             Ok(Next::Refuse(mut records, refusal)) => {
                 tracing::debug!(%host, %refusal, "a stranger was refused");
                 let _ = records.send(&verdict(&Verdict::Refused(refusal)));
@@ -344,12 +362,23 @@ impl Keeper {
                     };
                     match handshake {
                         None => match self.challenge(&mut records, &message)? {
-                            Ok(handshake) => Phase::Talking(records, Some(Box::new(handshake))),
+                            Ok(handshake) => {
+                                let challenged = Challenged { handshake, since: Instant::now() };
+                                Phase::Talking(records, Some(Box::new(challenged)))
+                            }
                             Err(refusal) => return Ok(Next::Refuse(records, refusal)),
                         },
-                        Some(handshake) => {
+                        Some(challenged) => {
+                            let Challenged { handshake, since } = *challenged;
+                            // The loopback has no queue to overflow: it too is left to the kernel.
+                            let local = records.stream().peer()?.ip().to_canonical().is_loopback();
                             return Ok(match handshake.finish(&message) {
-                                Ok(()) => Next::Enter(records, handshake.job, handshake.purpose),
+                                Ok(()) => Next::Enter {
+                                    records,
+                                    job: handshake.job,
+                                    purpose: handshake.purpose,
+                                    long: local || since.elapsed() > LONG,
+                                },
                                 Err(refusal) => Next::Refuse(records, refusal),
                             });
                         }
@@ -375,14 +404,14 @@ impl Keeper {
         Ok(Ok(handshake))
     }
 
-    fn enter(&self, mut records: RecordStream, job: &str, purpose: Purpose) {
+    fn enter(&self, mut records: RecordStream, job: &str, purpose: Purpose, long: bool) {
         let _ = epoll::delete(&self.epoll, records.stream());
         let sent = records.send(&verdict(&Verdict::Accepted));
         if sent.is_err() || records.holds_output() {
             return;
         }
         if let Some(job) = self.hall.jobs().get(job) {
-            let _ = job.orders.send(Order::Enter { stream: records.into_stream(), purpose });
+            let _ = job.orders.send(Order::Enter { stream: records.into_stream(), purpose, long });
             job.control.wakeup.ring();
         }
     }

@@ -36,7 +36,7 @@ use penstock_proto::handshake::Purpose;
 use penstock_proto::message::{MAX_SERVERS, MAX_SHARDS, MAX_WORKERS, Secret};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use shares::{Place, Shares};
+use shares::Place;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -156,10 +156,11 @@ pub struct Server {
 #[derive(Debug)]
 enum Order {
     Accept(Connection),
-    /// A connection from the network that has proved to belong to the job.
+    /// A connection from the network that has proved to belong to the job; whether its round trip is long.
     Enter {
         stream: Stream,
         purpose: Purpose,
+        long: bool,
     },
     Stop,
 }
@@ -222,19 +223,25 @@ impl Server {
         Self::start_behind(config, door, None)
     }
 
-    /// Starts a server behind a door that others may share.
+    /// Starts a server behind a door that others may share; `share`: its part of the network, in proportion to the others'.
     pub(crate) fn start_behind(
         config: ServerConfig,
         door: Option<Arc<Door>>,
-        shares: Option<Arc<Shares>>,
+        share: Option<f64>,
     ) -> Result<Self, StartError> {
         check(&config)?;
         raise_descriptor_limit();
         let listener = config.path.as_deref().map(Listener::bind).transpose()?;
         let shared = Arc::new(Shared::new()?);
         let (orders, inbox) = channel();
-        let place = shares.map(|shares| Place { shares, job: job_number(&config.job) });
-        let (shards, mut threads) = start_shards(&config, &shared, place.as_ref())?;
+        let place = door.as_ref().map(|door| {
+            let (shares, job) = (Arc::clone(door.shares()), job_number(&config.job));
+            shares.admit(job, share.unwrap_or(1.0));
+            Place { shares, job }
+        });
+        // Where jobs share the host, a thread that spins would take what is another's.
+        let crowded = crowding(&config) > 1 || share.is_some();
+        let (shards, mut threads) = start_shards(&config, &shared, place.as_ref(), crowded)?;
         let (job, secret) = (config.job.clone(), config.secret);
         let control = control::Control::new(config, listener, shards, inbox, Arc::clone(&shared))?;
         let thread = std::thread::Builder::new().name("penstock-control".to_owned());
@@ -296,6 +303,7 @@ impl Server {
     pub fn stop(&mut self) {
         if let Some(door) = self.door.take() {
             door.dismiss(&self.job);
+            door.shares().dismiss(job_number(&self.job));
         }
         let _ = self.orders.send(Order::Stop);
         self.shared.wakeup.ring();
@@ -366,6 +374,7 @@ fn start_shards(
     config: &ServerConfig,
     shared: &Arc<Shared>,
     place: Option<&Place>,
+    crowded: bool,
 ) -> Result<Started, StartError> {
     let (reports, inbox): (_, Receiver<shard::Report>) = channel();
     let board = shard::Board::new().map_err(StartError::system("make the board"))?;
@@ -379,8 +388,7 @@ fn start_shards(
             index,
             job: config.job.clone(),
             workers: config.workers,
-            // Where jobs share the host, a thread that spins would take what is another's.
-            crowded: crowding(config) > 1 || place.is_some(),
+            crowded,
             place: place.cloned(),
             core: config.options.pin.then_some(cores[core]),
             board: board.clone(),

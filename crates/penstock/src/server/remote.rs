@@ -14,6 +14,7 @@ use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 /// What is owed to a worker of one chunk.
 #[derive(Debug, Clone, Copy, Default)]
@@ -55,9 +56,10 @@ pub(super) enum Place {
     Lane { tensor: TensorId, range: Range<usize> },
 }
 
-/// What a connection's buffers were sized to; `None`: nothing was asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Buffers(pub(super) Option<usize>);
+/// Chunks that a worker may be ahead of the others' before its connection has to wait: 1 MiB of the usual ones.
+const LEAD: u64 = 32;
+/// How long ago a worker must have sent something to count as sending.
+const SENDING: Duration = Duration::from_millis(20);
 
 /// The connection. It counts among its job's while it lives.
 struct Wire {
@@ -68,9 +70,14 @@ struct Wire {
     readable: bool,
     /// Whether the socket takes something.
     writable: bool,
-    /// Whether the poll waits until it does.
-    waits_to_write: bool,
-    buffers: Buffers,
+    /// Whether it is not read for now, because the worker is too far ahead.
+    paused: bool,
+    /// What the poll watches: whether it can be read, and written.
+    watched: (bool, bool),
+    /// What its buffers were sized to; `None`: left to the kernel.
+    buffer: Option<usize>,
+    /// Whether its round trip is long.
+    long: bool,
     place: Option<shares::Place>,
 }
 
@@ -94,6 +101,9 @@ pub(super) struct Remote {
     owed: Vec<Owed>,
     due: VecDeque<Due>,
     folded: Vec<u64>,
+    /// Contributions that came, and how many of them were folded.
+    contributed: (u64, u64),
+    last_sign: Instant,
 }
 
 /// What a look at the connection brought.
@@ -169,6 +179,8 @@ impl Remote {
             owed: Vec::new(),
             due: VecDeque::new(),
             folded: Vec::new(),
+            contributed: (0, 0),
+            last_sign: Instant::now(),
         }
     }
 
@@ -178,19 +190,21 @@ impl Remote {
 
     /// A new connection: whatever the old one carried is forgotten, but not what was taken. The worker asks again for what it
     /// misses.
-    pub(super) fn attach(&mut self, stream: Stream) {
+    pub(super) fn attach(&mut self, stream: Stream, long: bool) {
         if let Some(place) = &self.place {
             place.shares.count(place.job, 1);
         }
         self.wire = Some(Wire {
             place: self.place.clone(),
-            buffers: Buffers(None),
+            buffer: None,
+            long,
             stream,
             reader: FrameReader::new(),
             writer: FrameWriter::default(),
             readable: true,
             writable: true,
-            waits_to_write: false,
+            paused: false,
+            watched: (true, false),
         });
         self.told = None;
         self.due.clear();
@@ -208,12 +222,14 @@ impl Remote {
         self.due.clear();
     }
 
-    /// Sizes the connection's buffers, if they have another size. A connection that never had to share keeps the kernel's own.
+    /// Sizes the connection's buffers, if they have another size.
     pub(super) fn resize(&mut self, buffer: Option<usize>) {
-        if let Some(wire) = &mut self.wire
-            && wire.buffers != Buffers(buffer)
+        if let (Some(wire), Some(bytes)) = (&mut self.wire, buffer)
+            && !wire.long
+            && wire.buffer != buffer
         {
-            wire.buffers = shares::apply(&wire.stream, buffer);
+            shares::apply(&wire.stream, bytes);
+            wire.buffer = buffer;
         }
     }
 
@@ -227,7 +243,40 @@ impl Remote {
 
     /// Whether there may be something to take or to send at once.
     pub(super) fn has_work(&self) -> bool {
-        self.wire.as_ref().is_some_and(|wire| wire.readable || (wire.writable && self.has_output(wire)))
+        self.wire
+            .as_ref()
+            .is_some_and(|wire| (wire.readable && !wire.paused) || (wire.writable && self.has_output(wire)))
+    }
+
+    /// Contributions that wait for other workers'.
+    fn lead(&self) -> u64 {
+        self.contributed.0 - self.contributed.1
+    }
+
+    /// Whether the worker is sending, and how far ahead it is.
+    pub(super) fn progress(&self, now: Instant) -> Option<u64> {
+        let sends = self.wire.is_some() && now.duration_since(self.last_sign) < SENDING;
+        sends.then(|| self.lead())
+    }
+
+    /// Whether the worker is so far ahead that another, which is sending and that it has to wait for anyway, should have the
+    /// link instead. Without that a worker that gets the larger part of a shared link is done early, the other's chunks come
+    /// last and alone, and the way back stands idle meanwhile.
+    pub(super) fn is_too_far_ahead(&self, least_of_others: Option<u64>) -> bool {
+        let lead = self.lead();
+        lead > LEAD && least_of_others.is_some_and(|least| least + LEAD / 2 < lead)
+    }
+
+    /// Reads on, or not for now.
+    pub(super) fn pause(&mut self, pause: bool) {
+        if let Some(wire) = &mut self.wire {
+            wire.paused = pause;
+        }
+    }
+
+    /// Whether it is not read for now.
+    pub(super) fn is_paused(&self) -> bool {
+        self.wire.as_ref().is_some_and(|wire| wire.paused)
     }
 
     fn has_output(&self, wire: &Wire) -> bool {
@@ -237,13 +286,14 @@ impl Remote {
             || wire.stream.holds_output()
     }
 
-    /// Whether the poll has to change what it waits for: `Some(true)`: also for room to write.
-    pub(super) fn change_of_interest(&mut self) -> Option<bool> {
-        let wants = self.wire.as_ref().is_some_and(|wire| !wire.writable && self.has_output(wire));
+    /// What the poll has to watch from now on, if that has changed: whether it can be read, and written.
+    pub(super) fn change_of_interest(&mut self) -> Option<(bool, bool)> {
+        let writes = self.wire.as_ref().is_some_and(|wire| !wire.writable && self.has_output(wire));
         let wire = self.wire.as_mut()?;
-        (wire.waits_to_write != wants).then(|| {
-            wire.waits_to_write = wants;
-            wants
+        let wanted = (!wire.paused, writes);
+        (wire.watched != wanted).then(|| {
+            wire.watched = wanted;
+            wanted
         })
     }
 
@@ -255,6 +305,10 @@ impl Remote {
         match wire.reader.next(&mut wire.stream, &mut judge) {
             Step::Frame(Header { body: Body::Submission { submission, wanted }, .. }, _) => {
                 self.inbox.take();
+                if matches!(submission, Submission::Push { .. } | Submission::Load { .. }) {
+                    self.contributed.0 += 1;
+                }
+                self.last_sign = Instant::now();
                 Heard::Submission(submission, wanted)
             }
             Step::Frame(..) => Heard::Broke("it sent a shard's frame".to_owned()),
@@ -324,7 +378,8 @@ impl Remote {
     pub(super) fn folded(&mut self, id: TensorId, count: u64, memory: &Memory) {
         let owed = self.owed(id, memory);
         let new = !std::mem::replace(&mut owed.folded, true);
-        self.folded[id as usize] = count;
+        let before = std::mem::replace(&mut self.folded[id as usize], count);
+        self.contributed.1 += count - before;
         if new {
             self.due.push_back(Due::Folded { tensor: id });
         }

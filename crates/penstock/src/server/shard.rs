@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// Submissions taken from one worker before the next worker's turn.
 const TURN: usize = 16;
@@ -49,6 +50,7 @@ pub(super) enum Command {
     Attach {
         rank: Rank,
         stream: Stream,
+        long: bool,
     },
     Declare {
         id: TensorId,
@@ -109,7 +111,7 @@ pub(super) struct Setup {
     pub(super) job: String,
     pub(super) workers: u32,
     pub(super) crowded: bool,
-    /// Where other jobs are behind the same door: its place among them.
+    /// The job's place among those behind the same door.
     pub(super) place: Option<shares::Place>,
     pub(super) core: Option<usize>,
     pub(super) board: Board,
@@ -281,7 +283,10 @@ impl Loop {
         let sleeping = self.setup.board.sleeping(self.setup.index);
         sleeping.announce();
         if !self.has_work() {
-            self.poll(None);
+            let paused = |port: &Port| matches!(port, Port::Remote(remote) if remote.is_paused());
+            let look_again = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+            // Whom a paused worker waits for may stop sending, which is no event.
+            self.poll(self.ports.iter().flatten().any(paused).then_some(look_again));
         }
         self.setup.board.sleeping(self.setup.index).awake();
     }
@@ -329,10 +334,11 @@ impl Loop {
         for (port, rank) in self.ports.iter_mut().zip(0u64..) {
             let Some(Port::Remote(remote)) = port else { continue };
             busy |= remote.send(&self.memory);
-            if let Some(write) = remote.change_of_interest()
+            if let Some((read, write)) = remote.change_of_interest()
                 && let Some(stream) = remote.stream()
             {
-                let mut flags = epoll::EventFlags::IN;
+                let mut flags = epoll::EventFlags::empty();
+                flags.set(epoll::EventFlags::IN, read);
                 flags.set(epoll::EventFlags::OUT, write);
                 let _ =
                     epoll::modify(&self.epoll, stream, epoll::EventData::new_u64(CONNECTIONS + rank), flags);
@@ -361,7 +367,7 @@ impl Loop {
                 let remote = Remote::new(job_number(&self.setup.job), rank, self.setup.place.clone());
                 self.ports[rank as usize] = Some(Port::Remote(Box::new(remote)));
             }
-            Command::Attach { rank, stream } => self.attach(rank, stream),
+            Command::Attach { rank, stream, long } => self.attach(rank, stream, long),
             Command::Declare { id, spec, total, home } => {
                 let chunks = home.chunks().to_vec();
                 self.memory.declare(id, spec.plan(), home, self.setup.workers);
@@ -399,13 +405,13 @@ impl Loop {
         self.ports[rank as usize] = Some(Port::Local(local));
     }
 
-    fn attach(&mut self, rank: Rank, stream: Stream) {
+    fn attach(&mut self, rank: Rank, stream: Stream, long: bool) {
         let token = epoll::EventData::new_u64(CONNECTIONS + u64::from(rank));
         // The old connection, if there is one, is closed by being replaced, and leaves the poll with that.
         if let Some(Some(Port::Remote(remote))) = self.ports.get_mut(rank as usize)
             && epoll::add(&self.epoll, &stream, token, epoll::EventFlags::IN).is_ok()
         {
-            remote.attach(stream);
+            remote.attach(stream, long);
         }
     }
 
@@ -467,6 +473,9 @@ impl Loop {
 
     fn take_remote_turn(&mut self, rank: Rank) -> bool {
         let mut taken = 0;
+        if self.hold_back(rank) {
+            return false;
+        }
         while taken < FRAMES && !self.failed {
             // As above: what a frame names was announced here before the worker could name it.
             self.take_commands();
@@ -487,6 +496,22 @@ impl Loop {
             }
         }
         taken > 0
+    }
+
+    /// Keeps workers that share a link in step: one that is far ahead of another that is sending is not read for now.
+    fn hold_back(&mut self, rank: Rank) -> bool {
+        let now = Instant::now();
+        let remotes = self.ports.iter().zip(0..).filter(|(_, other)| *other != rank);
+        let least = remotes
+            .filter_map(|(port, _)| match port {
+                Some(Port::Remote(remote)) => remote.progress(now),
+                _ => None,
+            })
+            .min();
+        let Some(Some(Port::Remote(remote))) = self.ports.get_mut(rank as usize) else { return false };
+        let pause = remote.is_too_far_ahead(least);
+        remote.pause(pause);
+        pause
     }
 
     fn submit_remote(&mut self, rank: Rank, submission: &Submission, wanted: bool) -> Result<(), String> {

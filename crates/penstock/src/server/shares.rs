@@ -1,21 +1,28 @@
-//! Shares: how jobs behind one door share the network.
+//! Shares: how connections behind one door share the network.
 //!
-//! TCP shares a link fairly among connections, so the job with the most connections would get the most. What a connection may
-//! have under way is bounded by its buffers, and connections that queue at one bottleneck get rates in proportion to what they
-//! have under way: so where several jobs are connected, each connection's buffers are sized such that the *sums* of the jobs
-//! are in proportion to their shares. No rate has to be known or measured, a job that is idle costs the others nothing, and a
-//! worker that does not play along cannot change it: its receive window and the server's send buffer are the server's.
+//! What a connection may have under way is bounded by its buffers. Left to the kernel, each grows to megabytes, and many workers
+//! that send to one server overflow the queue before its link: what is lost there is sent again, after a pause (the incast of
+//! Vasudevan et al., 2009). And TCP shares a link fairly among connections, so the job with the most connections would get
+//! the most. Connections that queue at one bottleneck get rates in proportion to what they have under way, so both are
+//! mended alike: all connections together have [`TOTAL`] under way, and each job the part of it that is its share.
 //!
-//! A job that is alone keeps the kernel's own sizing.
+//! No rate has to be known or measured, a job that is not connected costs the others nothing, and a worker that does not play
+//! along cannot change it: its receive window and the server's send buffer are the server's. A connection with a long round
+//! trip ([`LONG`]) needs more under way than that, and one of the loopback has no queue to overflow: they are left to the kernel.
 
-use crate::server::remote::Buffers;
 use penstock_fabric::net::stream::Stream;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-/// Buffer of the connection with the largest share: what Linux lets any process ask for (net.core.rmem_max, wmem_max).
+/// Bytes that all connections together may have under way, each way: half of a small switch's queue, and as much as a link
+/// of 100 Gbit/s with a round trip of 80 microseconds holds.
+const TOTAL: f64 = 1024.0 * 1024.0;
+/// Largest buffer: what Linux lets any process ask for (net.core.rmem_max, wmem_max).
 const LARGEST: f64 = 208.0 * 1024.0;
+/// Round trips from here on are long.
+pub(crate) const LONG: Duration = Duration::from_millis(5);
 /// No connection gets less: a chunk must get through.
 const LEAST: f64 = 16.0 * 1024.0;
 
@@ -67,17 +74,16 @@ impl Shares {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Bytes of each buffer of a connection of this job; `None` while no other job is connected.
+    /// Bytes of each buffer of a connection of this job.
     pub(super) fn buffer(&self, job: u64) -> Option<usize> {
         let tenants = self.tenants();
         let connected = || tenants.values().filter(|tenant| tenant.connections > 0);
-        let each = |tenant: &Tenant| tenant.share / f64::from(tenant.connections);
-        if connected().count() < 2 {
-            return None;
-        }
+        let all: f64 = connected().map(|tenant| tenant.share).sum();
+        let each = |tenant: &Tenant| TOTAL * tenant.share / all / f64::from(tenant.connections);
         let own = tenants.get(&job).filter(|tenant| tenant.connections > 0)?;
+        // Where one job's would be larger than may be, all shrink alike: the proportions are what counts.
         let most = connected().map(each).fold(0.0, f64::max);
-        Some((LARGEST * each(own) / most).max(LEAST) as usize)
+        Some((each(own) * (LARGEST / most).min(1.0)).max(LEAST) as usize)
     }
 }
 
@@ -88,16 +94,14 @@ pub(super) struct Place {
     pub(super) job: u64,
 }
 
-/// Sizes a connection's buffers; `None`: as large as anyone may have them.
-pub(super) fn apply(stream: &Stream, buffer: Option<usize>) -> Buffers {
+/// Sizes a connection's buffers.
+pub(super) fn apply(stream: &Stream, bytes: usize) {
     use rustix::net::sockopt;
-    let bytes = buffer.unwrap_or(LARGEST as usize);
     let set = sockopt::set_socket_recv_buffer_size(stream, bytes)
         .and_then(|()| sockopt::set_socket_send_buffer_size(stream, bytes));
     if let Err(error) = set {
         tracing::warn!(%error, "a connection's buffers stay as they are");
     }
-    Buffers(buffer)
 }
 
 #[cfg(test)]
@@ -110,12 +114,25 @@ mod tests {
         shares.admit(1, 1.0);
         shares.admit(2, 1.0);
         shares.count(1, 2);
-        assert_eq!(shares.buffer(1), None, "it is alone");
+        assert_eq!(shares.buffer(1), Some(LARGEST as usize), "it is alone");
         shares.count(2, 8);
         let (modest, greedy) = (shares.buffer(1).unwrap(), shares.buffer(2).unwrap());
         assert_eq!(2 * modest, 8 * greedy);
         shares.count(2, -8);
-        assert_eq!(shares.buffer(1), None, "and is again");
+        assert_eq!(shares.buffer(1), Some(LARGEST as usize), "and is again");
+        assert_eq!(shares.buffer(2), None);
+    }
+
+    #[test]
+    fn many_connections_have_no_more_under_way_than_few() {
+        let shares = Shares::default();
+        shares.admit(1, 1.0);
+        for connections in [1, 7, 24] {
+            shares.count(1, connections);
+            let total = shares.buffer(1).unwrap() * connections as usize;
+            assert!(total <= TOTAL as usize, "{total} of {connections} connections");
+            shares.count(1, -connections);
+        }
     }
 
     #[test]

@@ -1,0 +1,388 @@
+//! A server's side of the control plane: it makes itself known, and hosts what the manager says.
+//!
+//! The agent compares what the manager wants hosted with what is: it creates what is missing and drops what is gone.
+//! While the manager is away everything goes on as it is; when it is back the agent registers again. What a manager with
+//! another state directory gave it (another identity) is not dropped: it stays until it has ended.
+
+use crate::client::{DIAL, Dialer, Target, request};
+use crate::error::{Error, Reason};
+use crate::limits;
+use crate::proto;
+use crate::proto::servers_client::ServersClient;
+use crate::secret::identity;
+use penstock_proto::message::Secret;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::watch;
+use tonic::Response;
+use tonic::transport::Channel;
+
+/// Pauses between attempts to reach a manager that is away: the first, doubled up to the last.
+const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// How often the host is asked whether a job has changed, while the manager holds back its reply.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Time for saying goodbye.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// What hosts jobs. It is called on the agent's thread, and heartbeats wait for it: well below a lease.
+pub trait Host: Send + Sync {
+    /// The endpoint string that workers are given.
+    fn endpoint(&self) -> String;
+    /// Bytes that its jobs may take together.
+    fn memory(&self) -> u64;
+    /// Starts hosting a job. `Err` says why it cannot; it is asked again at the next heartbeat.
+    fn create(&self, job: HostedJob) -> Result<(), String>;
+    /// Stops hosting a job, whether its workers are done or not.
+    fn delete(&self, name: &str);
+    /// How its jobs stand.
+    fn status(&self) -> Vec<HostedStatus>;
+}
+
+/// A job to host.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HostedJob {
+    /// Its name.
+    pub name: String,
+    /// Its secret.
+    pub secret: [u8; 32],
+    /// This server's number among the job's.
+    pub index: u32,
+    /// Servers of the job.
+    pub servers: u32,
+    /// Workers of the job.
+    pub workers: u32,
+    /// Its settings, by the names of the table of options.
+    pub options: Vec<(String, String)>,
+    /// Its bandwidth share, above 0 up to 1.
+    pub share: f64,
+    /// Bytes that it may take here.
+    pub memory: u64,
+}
+
+/// How a job stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostedStatus {
+    /// Its name.
+    pub name: String,
+    /// Workers that have joined.
+    pub workers_joined: u32,
+    /// Bytes taken.
+    pub memory_used: u64,
+    /// Whether it has ended, and why it failed if it did.
+    pub ended: Option<Result<(), String>>,
+}
+
+/// A job that this agent was given.
+#[derive(Debug, Clone)]
+struct Held {
+    /// Which of the jobs of that name.
+    id: String,
+    /// Which manager gave it.
+    manager: String,
+    /// Why the host could not create it.
+    refused: Option<String>,
+}
+
+type Ended = Arc<(Mutex<Option<Result<(), Error>>>, Condvar)>;
+
+/// A running agent; it says goodbye when stopped or dropped.
+#[derive(Debug)]
+pub struct Agent {
+    stop: watch::Sender<bool>,
+    ended: Ended,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Agent {
+    /// Starts talking to the manager, on a thread of its own. A manager that is away is waited for, for ever.
+    pub fn start(target: &Target, token: Secret, host: Arc<dyn Host>) -> Result<Self, Error> {
+        let dialer = Dialer::new(target)?;
+        let (stop, stopped) = watch::channel(false);
+        let ended = Ended::default();
+        let told = Arc::clone(&ended);
+        let session = Session {
+            dialer,
+            token,
+            host,
+            id: identity(),
+            held: BTreeMap::new(),
+            blocked: Vec::new(),
+            manager: None,
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let system = |error: std::io::Error| Error::Unreachable {
+            address: target.address.clone(),
+            reason: error.to_string(),
+        };
+        let runtime = runtime.map_err(system)?;
+        let work = move || {
+            let how = runtime.block_on(session.run(stopped));
+            runtime.shutdown_background();
+            let (slot, waiting) = &*told;
+            *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(how);
+            waiting.notify_all();
+        };
+        let thread =
+            std::thread::Builder::new().name("penstock-agent".to_owned()).spawn(work).map_err(system)?;
+        Ok(Self { stop, ended, thread: Some(thread) })
+    }
+
+    /// Waits until the agent has ended, at most `timeout`: stopped, or refused by the manager from the start.
+    pub fn wait(&self, timeout: Duration) -> Option<Result<(), Error>> {
+        let (ended, told) = &*self.ended;
+        let ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let (ended, _) = told
+            .wait_timeout_while(ended, timeout, |ended| ended.is_none())
+            .unwrap_or_else(PoisonError::into_inner);
+        ended.clone()
+    }
+
+    /// Says goodbye and ends. The host's jobs are left as they are.
+    pub fn stop(&mut self) {
+        self.stop.send_replace(true);
+        if let Some(thread) = self.thread.take() {
+            // A panic has been reported where it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Runs an agent until `interrupted` says so, or until the manager refuses it from the start.
+pub fn run(
+    target: &Target,
+    token: Secret,
+    host: Arc<dyn Host>,
+    interrupted: &dyn Fn() -> bool,
+) -> Result<(), Error> {
+    let agent = Agent::start(target, token, host)?;
+    loop {
+        if let Some(how) = agent.wait(LOOK_EVERY) {
+            return how;
+        }
+        if interrupted() {
+            return Err(Error::Interrupted);
+        }
+    }
+}
+
+struct Session {
+    dialer: Dialer,
+    token: Secret,
+    host: Arc<dyn Host>,
+    /// Identity of this server.
+    id: String,
+    held: BTreeMap<String, Held>,
+    /// What cannot be hosted while another manager's job of the same name runs here: name and id.
+    blocked: Vec<(String, String)>,
+    /// Identity of the manager that it registered with last.
+    manager: Option<String>,
+}
+
+impl Session {
+    async fn run(mut self, mut stopped: watch::Receiver<bool>) -> Result<(), Error> {
+        let mut pause = RETRY.0;
+        loop {
+            let error = tokio::select! {
+                error = self.attend(&mut pause) => error,
+                _ = stopped.wait_for(|&stopped| stopped) => {
+                    let _ = tokio::time::timeout(GOODBYE, self.leave()).await;
+                    return Ok(());
+                }
+            };
+            // What never worked and cannot get better by waiting is for the user to put right.
+            if self.manager.is_none() && !error.is_passing() {
+                return Err(error);
+            }
+            tracing::warn!(%error, "the manager is away; trying again");
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                _ = stopped.wait_for(|&stopped| stopped) => return Ok(()),
+            }
+            pause = (pause * 2).min(RETRY.1);
+        }
+    }
+
+    /// Registers and heartbeats until something fails.
+    async fn attend(&mut self, pause: &mut Duration) -> Error {
+        match self.try_attend(pause).await {
+            Ok(never) => match never {},
+            Err(error) => error,
+        }
+    }
+
+    async fn try_attend(&mut self, pause: &mut Duration) -> Result<std::convert::Infallible, Error> {
+        let mut client = self.client().await?;
+        loop {
+            let registered = self.register(&mut client).await?;
+            *pause = RETRY.0;
+            match self.heartbeats(&mut client, &registered).await {
+                // The manager was restarted, or has thought this server lost.
+                Error::Refused(refusal) if refusal.reason == Reason::UnknownServer => {}
+                error => return Err(error),
+            }
+        }
+    }
+
+    async fn client(&self) -> Result<ServersClient<Channel>, Error> {
+        let channel = self.dialer.dial().await?;
+        Ok(ServersClient::new(channel).max_decoding_message_size(limits::REPLY_BYTES))
+    }
+
+    async fn register(&mut self, client: &mut ServersClient<Channel>) -> Result<proto::RegisterReply, Error> {
+        let sent = proto::RegisterRequest {
+            id: self.id.clone(),
+            endpoint: self.host.endpoint(),
+            memory: self.host.memory(),
+        };
+        let reply = self.settle(client.register(request(Some(&self.token), sent, DIAL)), DIAL).await?;
+        self.manager = Some(reply.manager.clone());
+        Ok(reply)
+    }
+
+    async fn heartbeats(
+        &mut self,
+        client: &mut ServersClient<Channel>,
+        registered: &proto::RegisterReply,
+    ) -> Error {
+        let held_back = Duration::from_millis(registered.heartbeat_milliseconds.into());
+        loop {
+            let said = self.report(&registered.manager);
+            let sent = proto::HeartbeatRequest { id: self.id.clone(), hosted: said.clone() };
+            let timeout = held_back + DIAL;
+            let call = self.settle(client.heartbeat(request(Some(&self.token), sent, timeout)), timeout);
+            let wanted = tokio::select! {
+                reply = call => match reply {
+                    Ok(reply) => reply.jobs,
+                    Err(error) => return error,
+                },
+                // Who waits for a job to start or to end should not wait for the next heartbeat.
+                () = self.news(&registered.manager, &said) => continue,
+            };
+            self.reconcile(&registered.manager, wanted);
+        }
+    }
+
+    /// Waits until a job has started or ended since `said`.
+    async fn news(&self, manager: &str, said: &[proto::HostedStatus]) {
+        let gist = |all: &[proto::HostedStatus]| -> Vec<_> {
+            all.iter().map(|one| (one.id.clone(), one.workers_joined, one.ended)).collect()
+        };
+        let before = gist(said);
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            if gist(&self.report(manager)) != before {
+                return;
+            }
+        }
+    }
+
+    /// How the jobs of this manager stand.
+    fn report(&self, manager: &str) -> Vec<proto::HostedStatus> {
+        let statuses: BTreeMap<_, _> =
+            self.host.status().into_iter().map(|status| (status.name.clone(), status)).collect();
+        let own = self.held.iter().filter(|(_, held)| held.manager == manager);
+        let blocked = self.blocked.iter().map(|(name, id)| proto::HostedStatus {
+            name: name.clone(),
+            id: id.clone(),
+            refused: "a job of this name that another manager created still runs here".to_owned(),
+            ..proto::HostedStatus::default()
+        });
+        own.map(|(name, held)| {
+            let status = statuses.get(name).filter(|_| held.refused.is_none());
+            let ended = status.and_then(|status| status.ended.as_ref());
+            proto::HostedStatus {
+                name: name.clone(),
+                id: held.id.clone(),
+                workers_joined: status.map_or(0, |status| status.workers_joined),
+                memory_used: status.map_or(0, |status| status.memory_used),
+                ended: ended.is_some(),
+                failure: ended.and_then(|how| how.as_ref().err()).cloned().unwrap_or_default(),
+                refused: held.refused.clone().unwrap_or_default(),
+            }
+        })
+        .chain(blocked)
+        .collect()
+    }
+
+    /// Makes what is hosted what `manager` wants hosted.
+    fn reconcile(&mut self, manager: &str, wanted: Vec<proto::HostedJob>) {
+        let keep = |name: &str, held: &Held| {
+            held.manager != manager || wanted.iter().any(|job| job.name == name && job.id == held.id)
+        };
+        let gone: Vec<_> =
+            self.held.iter().filter(|(name, held)| !keep(name, held)).map(|(name, _)| name.clone()).collect();
+        for name in gone.into_iter().chain(self.orphans_that_ended(manager)) {
+            let held = self.held.remove(&name).expect("listed from there");
+            if held.refused.is_none() {
+                tracing::info!(job = name, "dropped");
+                self.host.delete(&name);
+            }
+        }
+        self.blocked.clear();
+        for job in wanted {
+            match self.held.get(&job.name) {
+                Some(held) if held.manager != manager => self.blocked.push((job.name, job.id)),
+                Some(held) if held.refused.is_none() => {}
+                _ => self.create(manager, job),
+            }
+        }
+    }
+
+    /// Jobs of other managers that need no host any more.
+    fn orphans_that_ended(&self, manager: &str) -> Vec<String> {
+        let ended = self.host.status().into_iter().filter(|status| status.ended.is_some());
+        let orphan = |name: &String| self.held.get(name).is_some_and(|held| held.manager != manager);
+        ended.map(|status| status.name).filter(orphan).collect()
+    }
+
+    fn create(&mut self, manager: &str, job: proto::HostedJob) {
+        let (name, id) = (job.name.clone(), job.id.clone());
+        let made = read(job).and_then(|job| self.host.create(job));
+        match &made {
+            Ok(()) => tracing::info!(job = name, "hosted"),
+            Err(reason) => tracing::warn!(job = name, reason, "cannot be hosted"),
+        }
+        self.held.insert(name, Held { id, manager: manager.to_owned(), refused: made.err() });
+    }
+
+    async fn leave(&self) -> Result<(), Error> {
+        let sent = proto::LeaveRequest { id: self.id.clone() };
+        let mut client = self.client().await?;
+        self.settle(client.leave(request(Some(&self.token), sent, GOODBYE)), GOODBYE).await.map(|_| ())
+    }
+
+    async fn settle<R>(
+        &self,
+        call: impl Future<Output = Result<Response<R>, tonic::Status>>,
+        timeout: Duration,
+    ) -> Result<R, Error> {
+        let address = self.dialer.name();
+        match tokio::time::timeout(timeout, call).await {
+            Ok(Ok(reply)) => Ok(reply.into_inner()),
+            Ok(Err(status)) => Err(Error::from_status(&status, &address, timeout)),
+            Err(_) => Err(Error::Unanswered { address, waited: timeout }),
+        }
+    }
+}
+
+fn read(job: proto::HostedJob) -> Result<HostedJob, String> {
+    let secret = job.secret.try_into().map_err(|_| "the manager sent a secret of another length")?;
+    Ok(HostedJob {
+        name: job.name,
+        secret,
+        index: job.index,
+        servers: job.servers,
+        workers: job.workers,
+        options: job.settings.into_iter().map(|setting| (setting.name, setting.value)).collect(),
+        share: job.share,
+        memory: job.memory,
+    })
+}

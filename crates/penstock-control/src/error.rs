@@ -1,0 +1,278 @@
+//! What can go wrong between a client and a manager, and in starting either.
+//!
+//! A manager refuses with a gRPC status and one stable word in the trailing metadata `penstock-reason`; the hint
+//! follows from the word, so that it is written once. No text holds a secret.
+
+use std::path::PathBuf;
+use std::time::Duration;
+use tonic::{Code, Status};
+
+/// The trailing metadata that carries the [`Reason`].
+const REASON: &str = "penstock-reason";
+
+/// Why a manager refuses, in a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The admin or the server token is wrong or missing.
+    Token,
+    /// There is no such job, or the secret is not its own: which of the two is not said.
+    JobSecret,
+    /// The name is taken.
+    JobExists,
+    /// There is no such job (said to administrators only).
+    NoSuchJob,
+    /// More memory or jobs than there is room for.
+    Quota,
+    /// A value is out of range.
+    Invalid,
+    /// The job has no such rank, or none left.
+    Full,
+    /// The job has ended.
+    Ended,
+    /// The job was stopped by an error.
+    Failed,
+    /// Not all servers of the job host it yet.
+    NotReady,
+    /// The server is not registered.
+    UnknownServer,
+    /// Too many calls at once.
+    Busy,
+    /// The manager could not write its state.
+    State,
+}
+
+impl Reason {
+    const ALL: [(Self, &'static str, Code); 13] = [
+        (Self::Token, "token", Code::Unauthenticated),
+        (Self::JobSecret, "job-secret", Code::Unauthenticated),
+        (Self::JobExists, "job-exists", Code::AlreadyExists),
+        (Self::NoSuchJob, "no-such-job", Code::NotFound),
+        (Self::Quota, "quota", Code::ResourceExhausted),
+        (Self::Invalid, "invalid", Code::InvalidArgument),
+        (Self::Full, "full", Code::FailedPrecondition),
+        (Self::Ended, "ended", Code::FailedPrecondition),
+        (Self::Failed, "failed", Code::FailedPrecondition),
+        (Self::NotReady, "not-ready", Code::DeadlineExceeded),
+        (Self::UnknownServer, "unknown-server", Code::NotFound),
+        (Self::Busy, "busy", Code::ResourceExhausted),
+        (Self::State, "state", Code::Internal),
+    ];
+
+    fn row(self) -> (Self, &'static str, Code) {
+        *Self::ALL.iter().find(|row| row.0 == self).expect("every reason has a row")
+    }
+}
+
+/// A manager's refusal.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Refusal {
+    /// Why, in a word.
+    pub reason: Reason,
+    /// Why, in a sentence.
+    pub message: String,
+}
+
+impl Refusal {
+    pub(crate) fn new(reason: Reason, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into() }
+    }
+
+    /// The one refusal for a wrong admin or server token.
+    pub(crate) fn token(which: &str) -> Self {
+        Self::new(Reason::Token, format!("the {which} token is wrong or missing"))
+    }
+
+    /// The one refusal for a wrong secret and for a name that does not exist.
+    pub(crate) fn job_secret() -> Self {
+        Self::new(Reason::JobSecret, "there is no such job, or the secret is not its own")
+    }
+
+    fn read(status: &Status) -> Option<Self> {
+        let word = status.metadata().get(REASON)?.to_str().ok()?;
+        let row = Reason::ALL.iter().find(|row| row.1 == word)?;
+        Some(Self::new(row.0, status.message()))
+    }
+}
+
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Self {
+        let (_, word, code) = refusal.reason.row();
+        let mut status = Self::new(code, refusal.message);
+        status.metadata_mut().insert(REASON, word.parse().expect("the words are ASCII"));
+        status
+    }
+}
+
+/// Why a call of a client failed, or an agent or a client could not begin.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The manager refused; nothing was changed.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// Not all servers of the job were ready in time.
+    #[error("the job's servers were not ready after {:.1} s: {message}", waited.as_secs_f64())]
+    NotReady {
+        /// Whom it waited for.
+        message: String,
+        /// How long.
+        waited: Duration,
+    },
+    /// No connection.
+    #[error("the manager at {address} cannot be reached: {reason}")]
+    Unreachable {
+        /// Its address.
+        address: String,
+        /// What the system, or TLS, said.
+        reason: String,
+    },
+    /// Its certificate is not to be trusted.
+    #[error("the manager at {address} is not trusted: {reason}")]
+    Untrusted {
+        /// Its address.
+        address: String,
+        /// What TLS said.
+        reason: String,
+    },
+    /// Connected, but no answer in time.
+    #[error("the manager at {address} did not answer within {:.1} s", waited.as_secs_f64())]
+    Unanswered {
+        /// Its address.
+        address: String,
+        /// How long.
+        waited: Duration,
+    },
+    /// Plain text to another host.
+    #[error("the connection to the manager at {address} needs TLS: it is not on this host")]
+    NeedsTls {
+        /// Its address.
+        address: String,
+    },
+    /// Not an address.
+    #[error("expected HOST:PORT, got `{got}`")]
+    Address {
+        /// What came.
+        got: String,
+    },
+    /// A file that cannot be used.
+    #[error("`{}`: {reason}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// An answer that is none of ours.
+    #[error("the manager at {address} answered what this version does not understand: {reason}")]
+    Protocol {
+        /// Its address.
+        address: String,
+        /// What came.
+        reason: String,
+    },
+    /// The caller was interrupted while it waited.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl Error {
+    /// From a status that came over the wire, or from the transport below it.
+    pub(crate) fn from_status(status: &Status, address: &str, waited: Duration) -> Self {
+        if let Some(refusal) = Refusal::read(status) {
+            return Self::Refused(refusal);
+        }
+        let address = address.to_owned();
+        match status.code() {
+            Code::DeadlineExceeded | Code::Cancelled => Self::Unanswered { address, waited },
+            Code::Unavailable | Code::Unknown => Self::Unreachable { address, reason: deepest(status) },
+            Code::ResourceExhausted => {
+                Self::Refused(Refusal::new(Reason::Busy, "the manager has too many calls at once"))
+            }
+            code => Self::Protocol { address, reason: format!("{code:?}: {}", status.message()) },
+        }
+    }
+
+    /// Whether another attempt may succeed without anyone changing anything.
+    pub(crate) fn is_passing(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::Unanswered { .. } => true,
+            Self::Refused(refusal) => {
+                matches!(refusal.reason, Reason::Busy | Reason::NotReady | Reason::State)
+            }
+            _ => false,
+        }
+    }
+
+    /// What to do.
+    pub fn hint(&self) -> Option<String> {
+        let text = match self {
+            Self::Refused(refusal) => return refused(refusal.reason).map(str::to_owned),
+            Self::NotReady { .. } => {
+                "look at the job with `penstock job show NAME`; start servers with `penstock server`"
+            }
+            Self::Untrusted { .. } => {
+                "give the CA that signed the manager's certificate: --ca or PENSTOCK_CA"
+            }
+            Self::Unreachable { .. } => {
+                "is `penstock manager` running there? If it has a certificate, name its CA: --ca or PENSTOCK_CA"
+            }
+            Self::Unanswered { .. } => "is the network cut? `penstock job list` asks again",
+            Self::NeedsTls { .. } => {
+                "name the CA of the manager's certificate: --ca or PENSTOCK_CA; --insecure sends tokens as plain text"
+            }
+            Self::Address { .. } => "such as 10.0.0.1:7701 or [fd00::1]:7701",
+            Self::File { .. } => "look at the path and at its permissions",
+            Self::Protocol { .. } => "use the same version of Penstock everywhere",
+            Self::Interrupted => return None,
+        };
+        Some(text.to_owned())
+    }
+}
+
+fn refused(reason: Reason) -> Option<&'static str> {
+    Some(match reason {
+        Reason::Token => {
+            "tokens are in the manager's state directory (admin.token, server.token); name the file, or set PENSTOCK_ADMIN_TOKEN or PENSTOCK_SERVER_TOKEN"
+        }
+        Reason::JobSecret => "look at PENSTOCK_JOB and PENSTOCK_SECRET; `penstock job create` made both",
+        Reason::JobExists => "take another name, or delete it first with `penstock job delete NAME`",
+        Reason::NoSuchJob => "`penstock job list` names them",
+        Reason::Quota => "ask for less memory, delete a job, or start another `penstock server`",
+        Reason::Full => "start as many workers as the job was created with",
+        Reason::Ended | Reason::Failed => "create a new job with `penstock job create`",
+        Reason::Busy => "wait a moment and try again",
+        Reason::State => "look at the manager's log: its state directory may be full",
+        Reason::Invalid => "`penstock job create --help` says what it takes",
+        Reason::NotReady | Reason::UnknownServer => return None,
+    })
+}
+
+/// The text of the innermost cause: what lies around it says only "transport error".
+pub(crate) fn deepest(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut inner = error;
+    while let Some(source) = inner.source() {
+        inner = source;
+    }
+    let text = inner.to_string();
+    match inner.downcast_ref::<Status>() {
+        Some(status) if !status.message().is_empty() => status.message().to_owned(),
+        _ => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_crosses_the_wire_whole() {
+        for (reason, _, code) in Reason::ALL {
+            let refusal = Refusal::new(reason, "because");
+            let status = Status::from(refusal.clone());
+            assert_eq!(status.code(), code);
+            assert_eq!(Refusal::read(&status), Some(refusal));
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Every limit of the control plane: its unit, its reason, and what happens at it.
+
+use std::time::Duration;
+
+/// Bytes of a request. A job with all its settings takes about 20 KiB, a heartbeat of [`JOBS`] jobs less than this
+/// too. More is refused before it is decoded.
+pub const REQUEST_BYTES: usize = 1 << 20;
+/// Bytes of a reply: a list of [`JOBS`] jobs with all their servers stays below it.
+pub const REPLY_BYTES: usize = 64 << 20;
+/// Calls of one connection that are served at once. What comes above waits in the client, or is refused as busy.
+pub const CALLS_PER_CONNECTION: u32 = 64;
+/// Workers of one job that wait in `Connect` at once, beside one for each rank. The others are refused as busy.
+pub const SPARE_WAITS_PER_JOB: usize = 16;
+/// Connections at once (about 30 KiB each), and at most half of the descriptors that the process may have. At the limit,
+/// the oldest one that is not protected by a valid token makes room.
+pub const CONNECTIONS: usize = 4096;
+/// Time for TLS and the preface of HTTP/2 on a new connection, after which it is closed.
+pub const HANDSHAKE: Duration = Duration::from_secs(5);
+/// Silence after which a connection is asked whether it is alive.
+pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// Time to answer that; then the connection is closed.
+pub const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest life of a call on the manager; a client that sends its request byte by byte is cut off by it.
+pub const CALL: Duration = Duration::from_secs(30);
+/// Longest wait of one `Connect`; a client with more patience calls again.
+pub const CONNECT_WAIT: Duration = Duration::from_secs(10);
+/// Bytes of all headers of a request.
+pub const HEADER_BYTES: u32 = 16 * 1024;
+/// Silence after which a server counts as lost.
+pub const LEASE: Duration = Duration::from_secs(10);
+/// Longest time that a heartbeat's reply is held back.
+pub const HEARTBEAT: Duration = Duration::from_secs(2);
+/// Jobs that a manager keeps. The next one is refused.
+pub const JOBS: usize = 4096;
+/// Servers that a manager keeps. The next one is refused.
+pub const SERVERS: usize = 1024;
+/// Settings of a job.
+pub const SETTINGS: usize = 64;
+/// Bytes of a setting's name and value together.
+pub const SETTING_BYTES: usize = 256;
+/// Bytes of a job's name.
+pub const NAME_BYTES: usize = 64;
+/// Bytes of an endpoint string.
+pub const ENDPOINT_BYTES: usize = 512;
+/// Bytes of a text that a server reports, such as why a job failed. What is longer is cut.
+pub const REPORT_BYTES: usize = 1024;
+
+const _: () = assert!(CONNECT_WAIT.as_millis() < CALL.as_millis(), "a wait ends before its call is cut off");
+const _: () = assert!(HEARTBEAT.as_millis() * 3 <= LEASE.as_millis(), "two heartbeats may be lost");

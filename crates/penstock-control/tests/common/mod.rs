@@ -1,0 +1,188 @@
+//! A manager on loopback, servers in memory, and waits with a deadline.
+#![allow(dead_code, unreachable_pub, reason = "each test takes what it needs")]
+
+use penstock_control::Error;
+use penstock_control::agent::{Agent, Host, HostedJob, HostedStatus};
+use penstock_control::client::{Client, Created, JobSpec, Place, Target, Worker};
+use penstock_control::manager::{Config, Manager, Timing};
+use penstock_control::secret;
+use penstock_proto::message::Secret;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Far above what anything here takes.
+pub const DEADLINE: Duration = Duration::from_secs(20);
+
+/// Waits until `done`.
+pub fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < DEADLINE, "waited {DEADLINE:?} until {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A lease that a test can wait out.
+pub const SHORT: Timing = Timing { lease: Duration::from_millis(900), heartbeat: Duration::from_millis(200) };
+
+pub struct Site {
+    pub folder: TempDir,
+    pub manager: Option<Manager>,
+    pub address: String,
+}
+
+impl Site {
+    pub fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    pub fn with(change: impl FnOnce(&mut Config)) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut site = Self { folder, manager: None, address: "127.0.0.1:0".to_owned() };
+        site.start(change);
+        site
+    }
+
+    /// Starts a manager where the last one was.
+    pub fn start(&mut self, change: impl FnOnce(&mut Config)) {
+        let mut config = Config::new(&self.address, self.state());
+        change(&mut config);
+        let manager = Manager::start(config).unwrap();
+        self.address = manager.address().to_string();
+        self.manager = Some(manager);
+    }
+
+    pub fn stop(&mut self) {
+        self.manager = None;
+    }
+
+    pub fn state(&self) -> std::path::PathBuf {
+        self.folder.path().join("state")
+    }
+
+    pub fn token(&self, name: &str) -> Secret {
+        secret::read(&self.state().join(name)).unwrap()
+    }
+
+    pub fn admin(&self) -> Secret {
+        self.token("admin.token")
+    }
+
+    pub fn client(&self) -> Client {
+        Client::new(Target::new(&self.address)).unwrap()
+    }
+
+    pub fn create(&self, name: &str, change: impl FnOnce(&mut JobSpec)) -> Result<Created, Error> {
+        let mut spec = JobSpec { memory: 10, ..JobSpec::new(name, 2) };
+        change(&mut spec);
+        self.client().create_job(&self.admin(), &spec)
+    }
+
+    pub fn connect(&self, job: &str, secret: &Secret) -> Result<Place, Error> {
+        self.client().connect(job, secret, &Worker::default(), DEADLINE)
+    }
+
+    pub fn server(&self, endpoint: &str, memory: u64) -> (Arc<Memory>, Agent) {
+        let host = Memory::new(endpoint, memory);
+        let token = self.token("server.token");
+        let agent = Agent::start(&Target::new(&self.address), token, Arc::<Memory>::clone(&host)).unwrap();
+        (host, agent)
+    }
+
+    pub fn state_of(&self, job: &str) -> &'static str {
+        self.client().show_job(&self.admin(), job).unwrap().state
+    }
+}
+
+/// A host that keeps its jobs in a map.
+pub struct Memory {
+    endpoint: String,
+    memory: u64,
+    pub jobs: Mutex<BTreeMap<String, (HostedJob, HostedStatus)>>,
+    /// What it answers to every new job.
+    pub refusal: Mutex<Option<String>>,
+    /// Everything that it was told.
+    pub log: Mutex<Vec<String>>,
+}
+
+impl Memory {
+    pub fn new(endpoint: &str, memory: u64) -> Arc<Self> {
+        Arc::new(Self {
+            endpoint: endpoint.to_owned(),
+            memory,
+            jobs: Mutex::default(),
+            refusal: Mutex::default(),
+            log: Mutex::default(),
+        })
+    }
+
+    pub fn hosts(&self, name: &str) -> bool {
+        self.jobs.lock().unwrap().contains_key(name)
+    }
+
+    pub fn change(&self, name: &str, change: impl FnOnce(&mut HostedStatus)) {
+        change(&mut self.jobs.lock().unwrap().get_mut(name).unwrap().1);
+    }
+
+    pub fn log(&self) -> Vec<String> {
+        self.log.lock().unwrap().clone()
+    }
+}
+
+impl Host for Memory {
+    fn endpoint(&self) -> String {
+        self.endpoint.clone()
+    }
+
+    fn memory(&self) -> u64 {
+        self.memory
+    }
+
+    fn create(&self, job: HostedJob) -> Result<(), String> {
+        if let Some(refusal) = self.refusal.lock().unwrap().clone() {
+            return Err(refusal);
+        }
+        self.log.lock().unwrap().push(format!("create {}", job.name));
+        let status = HostedStatus { name: job.name.clone(), workers_joined: 0, memory_used: 0, ended: None };
+        self.jobs.lock().unwrap().insert(job.name.clone(), (job, status));
+        Ok(())
+    }
+
+    fn delete(&self, name: &str) {
+        self.log.lock().unwrap().push(format!("delete {name}"));
+        self.jobs.lock().unwrap().remove(name);
+    }
+
+    fn status(&self) -> Vec<HostedStatus> {
+        self.jobs.lock().unwrap().values().map(|(_, status)| status.clone()).collect()
+    }
+}
+
+/// Everything in a folder, as one text.
+pub fn all_text(folder: &Path) -> String {
+    let mut text = String::new();
+    for entry in folder.read_dir().unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => text += &all_text(&path),
+            false => text += &std::fs::read_to_string(path).unwrap(),
+        }
+    }
+    text
+}
+
+/// A connection below the client, for what no client of ours would do.
+pub async fn channel(address: &str) -> tonic::transport::Channel {
+    tonic::transport::Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap()
+}
+
+/// A request that shows `token`.
+pub fn signed<T>(message: T, token: &Secret) -> tonic::Request<T> {
+    let mut request = tonic::Request::new(message);
+    let bearer = format!("Bearer {}", secret::hex(&token.0));
+    request.metadata_mut().insert("authorization", bearer.parse().unwrap());
+    request
+}

@@ -1,0 +1,148 @@
+//! Clients that want to exhaust the manager: silent, slow, garbled, and very many.
+
+mod common;
+
+use common::{DEADLINE, Site};
+use penstock_control::Error;
+use penstock_control::client::{Client, Target, Worker};
+use penstock_control::proto::ConnectRequest;
+use penstock_control::proto::jobs_client::JobsClient;
+use penstock_proto::message::Secret;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+#[test]
+fn connections_that_say_nothing_do_not_keep_others_out() {
+    let site = Site::with(|config| config.connections = 32);
+    let silent: Vec<_> = (0..100).map(|_| TcpStream::connect(&site.address).unwrap()).collect();
+    assert_eq!(site.client().health(), Ok(true));
+    drop(silent);
+}
+
+#[test]
+fn connections_that_begin_http_and_stop_do_not_keep_others_out() {
+    let site = Site::with(|config| config.connections = 32);
+    let begun: Vec<_> = (0..100)
+        .map(|_| {
+            let mut stream = TcpStream::connect(&site.address).unwrap();
+            // The peer may have been put out already.
+            let _ = stream.write_all(PREFACE);
+            stream
+        })
+        .collect();
+    assert_eq!(site.client().health(), Ok(true));
+    drop(begun);
+}
+
+#[test]
+fn a_client_that_has_shown_its_token_is_not_put_out_by_strangers() {
+    let site = Site::with(|config| config.connections = 8);
+    let created = site.create("mnist", |_| {}).unwrap();
+    let client = site.client();
+    let secret = created.secret;
+    let waiting = std::thread::spawn(move || client.connect("mnist", &secret, &Worker::default(), DEADLINE));
+    let strangers: Vec<_> = (0..64).map(|_| TcpStream::connect(&site.address).unwrap()).collect();
+    let _server = site.server("/a.sock", 100);
+    assert_eq!(waiting.join().unwrap().unwrap().rank, 0);
+    drop(strangers);
+}
+
+#[test]
+fn garbage_is_closed_and_harms_nobody() {
+    let site = Site::new();
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 4096], &[0xff; 64], PREFACE] {
+        let mut stream = TcpStream::connect(&site.address).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        let _ = stream.write_all(garbage);
+        let _ = stream.write_all(&[0xff; 1024]);
+        // Closed, in order or not; never an answer that goes on for ever.
+        let mut rest = Vec::new();
+        let ended = stream.take(1 << 20).read_to_end(&mut rest);
+        let timed_out = matches!(&ended, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock);
+        assert!(!timed_out, "{garbage:?} was left open");
+    }
+    assert_eq!(site.client().health(), Ok(true));
+}
+
+#[test]
+fn a_request_above_the_limit_is_refused() {
+    let site = Site::new();
+    let huge = "x".repeat(2 << 20);
+    let error = site.create(&huge, |_| {}).unwrap_err();
+    assert!(!matches!(error, Error::Unreachable { .. }), "{error}");
+    assert!(error.to_string().len() < 1000, "it is not sent back");
+    assert_eq!(site.client().health(), Ok(true));
+}
+
+/// A call that waits until it is cut off.
+fn long_wait() -> ConnectRequest {
+    ConnectRequest {
+        job: "mnist".to_owned(),
+        worker: "7".repeat(32),
+        wait_milliseconds: 10_000,
+        ..ConnectRequest::default()
+    }
+}
+
+#[test]
+fn workers_of_one_job_cannot_wait_in_unlimited_number() {
+    let site = Site::new();
+    let created = site.create("mnist", |spec| spec.workers = 1).unwrap();
+    let most = 1 + penstock_control::limits::SPARE_WAITS_PER_JOB;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let channel = common::channel(&site.address).await;
+        let (ended, mut answers) = tokio::sync::mpsc::unbounded_channel();
+        for _ in 0..most + 8 {
+            let (channel, request) = (channel.clone(), common::signed(long_wait(), &created.secret));
+            let ended = ended.clone();
+            tokio::spawn(async move { ended.send(JobsClient::new(channel).connect(request).await) });
+        }
+        for _ in 0..8 {
+            let answer = answers.recv().await.unwrap();
+            assert_eq!(answer.unwrap_err().code(), tonic::Code::ResourceExhausted);
+        }
+    });
+    // Another job's workers are not in their way.
+    let other = site.create("other", |spec| spec.workers = 1).unwrap();
+    let patience = Duration::from_millis(100);
+    let error = site.client().connect("other", &other.secret, &Worker::default(), patience).unwrap_err();
+    assert!(matches!(error, Error::NotReady { .. }), "{error}");
+}
+
+#[test]
+fn a_flood_of_calls_on_one_connection_leaves_others_alone() {
+    let site = Site::new();
+    let created = site.create("mnist", |spec| spec.workers = 500).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let channel = common::channel(&site.address).await;
+        let calls: Vec<_> = (0..500)
+            .map(|_| {
+                let (channel, request) = (channel.clone(), common::signed(long_wait(), &created.secret));
+                tokio::spawn(async move { JobsClient::new(channel).connect(request).await })
+            })
+            .collect();
+        let address = site.address.clone();
+        let other = tokio::task::spawn_blocking(move || Client::new(Target::new(&address)).unwrap().health());
+        assert_eq!(other.await.unwrap(), Ok(true));
+        calls.iter().for_each(tokio::task::JoinHandle::abort);
+    });
+}
+
+#[test]
+fn a_flood_of_wrong_tokens_leaves_the_manager_serving() {
+    let site = Site::new();
+    let address = site.address.clone();
+    let floods: Vec<_> = (0..4)
+        .map(|_| {
+            let client = Client::new(Target::new(&address)).unwrap();
+            std::thread::spawn(move || (0..50).filter(|_| client.list_jobs(&Secret([1; 32])).is_ok()).count())
+        })
+        .collect();
+    assert!(site.create("mnist", |_| {}).is_ok());
+    assert!(floods.into_iter().all(|flood| flood.join().unwrap() == 0));
+}

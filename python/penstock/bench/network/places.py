@@ -1,0 +1,132 @@
+"""Where the processes of a benchmark run: test hosts on a bridge, or this host alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.bench.systems import BenchError
+from penstock.netns import Laboratory
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which host each worker and each server runs on, from 0."""
+
+    workers: tuple[int, ...]
+    servers: tuple[int, ...]
+
+    @property
+    def hosts(self) -> int:
+        """How many there are."""
+        return max(*self.workers, *self.servers) + 1
+
+    @classmethod
+    def of(cls, topology: str, workers: int, servers: int) -> Layout:
+        """Of PHub's figure 4; `servers` counts for ncs only."""
+        places = tuple(range(workers))
+        match topology:
+            case "cc":
+                return cls(places, (0,))
+            case "cs":
+                return cls(places, places)
+            case "ncc":
+                return cls(places, (workers,))
+            case _:
+                return cls(places, tuple(range(workers, workers + servers)))
+
+
+class Place:
+    """
+    Starts processes where they belong.
+
+    Parameters
+    ----------
+    laboratory
+        The test hosts; None: everything on this host, and TCP over the loopback.
+    """
+
+    def __init__(self, laboratory: Laboratory | None) -> None:
+        self.laboratory = laboratory
+
+    def command(self, host: int, argv: Sequence[str]) -> list[str]:
+        """A command, as it is started on a host."""
+        if self.laboratory is None:
+            return list(argv)
+        return [*self.laboratory.prefix(host), *argv]
+
+    def address(self, host: int) -> str:
+        """A host's address."""
+        return "127.0.0.1" if self.laboratory is None else self.laboratory.address(host)
+
+    @property
+    def interface(self) -> str:
+        """The network interface of every host."""
+        return "lo" if self.laboratory is None else "eth0"
+
+
+@contextlib.contextmanager
+def servers(
+    place: Place, layout: Layout, environment: Mapping[str, str], *, shared_memory: bool = True
+) -> Iterator[list[str]]:
+    """The server processes of a job; their endpoints, in order. They end with the context."""
+    started: list[subprocess.Popen[Any]] = []
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        try:
+            endpoints = []
+            for index, host in enumerate(layout.servers):
+                endpoint = f"tcp://{place.address(host)}:0"
+                if shared_memory:
+                    endpoint += f"?unix={folder}/s{index}"
+                process, endpoint = _server(place, host, endpoint, index, layout, environment, Path(folder))
+                started.append(process)
+                endpoints.append(endpoint)
+            yield endpoints
+        finally:
+            for process in started:
+                process.terminate()
+            for process in started:
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+def _server(
+    place: Place,
+    host: int,
+    endpoint: str,
+    index: int,
+    layout: Layout,
+    environment: Mapping[str, str],
+    folder: Path,
+) -> tuple[subprocess.Popen[Any], str]:
+    reading, writing = os.pipe()
+    module = [sys.executable, "-m", "penstock.launch.server"]
+    argv = [*module, endpoint, str(index), str(len(layout.servers)), str(len(layout.workers))]
+    output = folder / f"output{index}"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            place.command(host, argv),
+            env={**os.environ, **environment, "PENSTOCK_ANNOUNCE_FD": str(writing)},
+            pass_fds=[writing],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+    os.close(writing)
+    with os.fdopen(reading) as lines:
+        said = lines.readline().strip()
+    if not said:
+        process.wait()
+        raise BenchError(f"server {index} did not start", output.read_text(errors="replace"))
+    return process, said

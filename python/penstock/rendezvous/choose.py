@@ -1,0 +1,52 @@
+"""Which exchange this process uses: what the user set goes first, then the launcher's own means."""
+
+from __future__ import annotations
+
+import os
+
+from penstock.exceptions import NotUnderLauncher
+from penstock.rendezvous import environment
+from penstock.rendezvous.deadline import Deadline
+from penstock.rendezvous.environment import PAGES, Place
+from penstock.rendezvous.exchange import Exchange
+
+
+def exchange(place: Place, deadline: Deadline) -> Exchange:
+    """
+    The way by which the processes of `place` find each other.
+
+    Raises
+    ------
+    NotUnderLauncher
+        There is none; the hint says what the launcher needs.
+    PenstockError
+        There is one, but it cannot be reached.
+    """
+    where = os.environ.get("PENSTOCK_RENDEZVOUS", "")
+    if where:
+        from penstock.rendezvous import meet
+
+        secret = environment.required_secret(f"PENSTOCK_RENDEZVOUS says that {place.size} processes meet")
+        return meet.meet(place.rank, place.size, *meet.parse_place(where), secret, environment.job_name())
+    if place.launcher == "torchrun":
+        from penstock.rendezvous import torch_store
+
+        return torch_store.connect(place, deadline, environment.job_name())
+    if place.launcher == "mpirun":
+        from penstock.rendezvous import mpi
+
+        return mpi.required(place)
+    if place.launcher == "srun":
+        from penstock.rendezvous import meet, slurm
+
+        secret = environment.required_secret(
+            f"{place.announced_by} says that srun started {place.size} processes, which have to know each "
+            "other"
+        )
+        return meet.meet(place.rank, place.size, *slurm.meeting_place(), secret, environment.job_name())
+    raise NotUnderLauncher(
+        f"{place.announced_by} says that {place.size} processes were started, but nothing says where they "
+        "meet",
+        "set PENSTOCK_RENDEZVOUS=HOST:PORT and PENSTOCK_SECRET, alike for all, or let a launcher start them: "
+        f"{', '.join(PAGES.values())}",
+    )

@@ -1,0 +1,9 @@
+"""Errors of the rendezvous."""
+
+from __future__ import annotations
+
+from penstock.exceptions import DeadlineExceeded
+
+
+class RendezvousTimeout(DeadlineExceeded):
+    """Not every process of the job came to the rendezvous in time; `.missing` holds their ranks."""

@@ -1,0 +1,210 @@
+"""
+An exchange: every process gives a short message and gets the messages of all, in rank order.
+
+All exchanges have the same shape. Rank 0 collects and then tells everyone the *verdict*: all messages, or the
+one error that ends the attempt for all of them. So a process that fails says so instead of leaving the others
+to wait, and only rank 0 has to know who is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.exceptions import JobFailed, PenstockError, ProtocolError
+from penstock.rendezvous.deadline import Deadline
+from penstock.rendezvous.errors import RendezvousTimeout
+
+MESSAGE_LIMIT = 16 * 1024
+"""Bytes of one process's message: some endpoint strings, or an error's text."""
+VERDICT_MARGIN = 5.0
+"""
+Seconds after the deadline in which rank 0's verdict may still come: it names who is missing, so it is worth
+more than an error of our own.
+"""
+
+_GIVEN, _FAILED = b"+", b"-"
+_LENGTH = struct.Struct(">I")
+_TEXT_LIMIT = 2000
+
+
+class Missing(Exception):  # noqa: N818 (never leaves this package)
+    """Not every process has given its message in time."""
+
+    def __init__(self, ranks: list[int]) -> None:
+        super().__init__(ranks)
+        self.ranks = ranks
+
+
+class Exchange:
+    """
+    One way to exchange. Used by one thread; every process makes the same calls in the same order.
+
+    Parameters
+    ----------
+    rank, size
+        This process, and how many there are.
+    """
+
+    trusted = False
+    """Whether the job's secret may travel by it, because the launcher's own secrets do."""
+    meeting_place = ""
+    """The host that all processes can reach: what leads there is the way to the other hosts."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def gather(self, message: bytes, deadline: Deadline) -> list[bytes]:
+        """
+        Gives `message` and returns everyone's.
+
+        Raises
+        ------
+        RendezvousTimeout
+            Not every process came; `.missing` holds their ranks.
+        JobFailed
+            Another process could not go on; the text names it and says why.
+        ProtocolError
+            What came is not an answer, or a message is longer than MESSAGE_LIMIT.
+        """
+        if len(message) > MESSAGE_LIMIT:
+            raise ProtocolError(f"expected a message of at most {MESSAGE_LIMIT} bytes, got {len(message)}")
+        return self._round(_GIVEN + message, deadline)
+
+    def fail(self, why: str, deadline: Deadline) -> None:
+        """
+        Takes part in the round as one that cannot go on. The others get the reason, shortened, in place of
+        messages.
+        """
+        contribution = _FAILED + why.encode()[:_TEXT_LIMIT]
+        try:
+            if self.rank == 0:
+                self._round(contribution, deadline)
+            else:
+                self.deliver(contribution, deadline)
+        except (PenstockError, Missing, OSError):
+            return  # our own error is the one to be told
+
+    def close(self) -> None:
+        """Lets go of what the exchange holds. The others' last verdict has been handed over by then."""
+
+    def _round(self, contribution: bytes, deadline: Deadline) -> list[bytes]:
+        if self.rank != 0:
+            try:
+                self.deliver(contribution, deadline)
+                verdict = self.await_verdict(deadline)
+            except Missing:
+                raise self._late([0], deadline.waited()) from None
+            return self._judge(verdict)
+        try:
+            contributions = self.collect(contribution, deadline)
+        except Missing as missing:
+            self.announce(_error("late", missing=missing.ranks, waited=deadline.waited()))
+            raise self._late(missing.ranks, deadline.waited()) from None
+        verdict = _verdict(contributions)
+        self.announce(verdict)
+        return self._judge(verdict)
+
+    def _judge(self, verdict: bytes) -> list[bytes]:
+        if verdict[:1] == _GIVEN:
+            return _unpack(verdict[1:], self.size)
+        try:
+            told: dict[str, Any] = json.loads(verdict[1:])
+            kind = str(told["kind"])
+            if kind == "late":
+                raise self._late([int(rank) for rank in told["missing"]], float(told["waited"]))
+            raise JobFailed(
+                str(told["text"])[:_TEXT_LIMIT], "the lines of the process that it names say more"
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(
+                "expected the messages of all processes, got something else", "is another program there?"
+            ) from error
+
+    def _late(self, missing: list[int], waited: float) -> RendezvousTimeout:
+        ranks = ", ".join(map(str, missing[:8])) + (
+            f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        )
+        return RendezvousTimeout(
+            f"waited {waited:.1f} s for rank{'s' if len(missing) > 1 else ''} {ranks} of {self.size} to call "
+            "penstock.init()",
+            "look at what they do or print, or raise the option `deadline` (PENSTOCK_DEADLINE)",
+            missing=missing,
+            waited=waited,
+        )
+
+    # What a way to exchange has to offer: the first two where rank 0 uses it, the others where the others do.
+
+    def collect(self, own: bytes, deadline: Deadline) -> Mapping[int, bytes]:
+        """
+        Rank 0: everyone's contribution, by rank, `own` among them.
+
+        As soon as one says that its process cannot go on, the rest need not be waited for. Raises Missing.
+        """
+        raise NotImplementedError
+
+    def announce(self, verdict: bytes) -> None:
+        """Rank 0: hands the verdict to everyone who takes part."""
+        raise NotImplementedError
+
+    def deliver(self, contribution: bytes, deadline: Deadline) -> None:
+        """Others: hands the contribution to rank 0. Raises Missing if rank 0 cannot be reached."""
+        raise NotImplementedError
+
+    def await_verdict(self, deadline: Deadline) -> bytes:
+        """Others: the verdict, which may come up to VERDICT_MARGIN after the deadline. Raises Missing."""
+        raise NotImplementedError
+
+
+def is_failure(contribution: bytes) -> bool:
+    """Whether a process says by it that it cannot go on."""
+    return contribution[:1] == _FAILED
+
+
+def verdict_limit(size: int) -> int:
+    """The most bytes of a verdict."""
+    return 1 + size * (_LENGTH.size + 1 + MESSAGE_LIMIT)
+
+
+GONE = _FAILED + b"it went away during the rendezvous"
+"""The contribution of a process that went away without one."""
+
+
+def _verdict(contributions: Mapping[int, bytes]) -> bytes:
+    for rank, one in sorted(contributions.items()):
+        if is_failure(one):
+            return _error("failed", text=f"rank {rank} could not join: {one[1:].decode('utf-8', 'replace')}")
+    return _GIVEN + b"".join(_LENGTH.pack(len(one) - 1) + one[1:] for _, one in sorted(contributions.items()))
+
+
+def _error(kind: str, **details: Any) -> bytes:
+    return _FAILED + json.dumps({"kind": kind, **details}).encode()
+
+
+def _unpack(data: bytes, size: int) -> list[bytes]:
+    messages: list[bytes] = []
+    view = memoryview(data)
+    while view:
+        if len(view) < _LENGTH.size:
+            raise ProtocolError("the messages of all processes end in the middle of one")
+        (length,) = _LENGTH.unpack_from(view)
+        messages.append(bytes(view[_LENGTH.size : _LENGTH.size + length]))
+        if len(messages[-1]) < length:
+            raise ProtocolError("the messages of all processes end in the middle of one")
+        view = view[_LENGTH.size + length :]
+    if len(messages) != size:
+        raise ProtocolError(f"expected the messages of {size} processes, got {len(messages)}")
+    return messages
+
+
+def fields(message: bytes, rank: int) -> Mapping[str, Any]:
+    """A message that is a JSON object."""
+    try:
+        found = json.loads(message)
+    except ValueError as error:
+        raise ProtocolError(f"rank {rank} sent something that is not understood") from error
+    if not isinstance(found, dict):
+        raise ProtocolError(f"rank {rank} sent something that is not understood")
+    return found

@@ -1,0 +1,92 @@
+"""What `penstock.init` does: finds the servers of this process's job, and joins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from penstock import _core
+from penstock.exceptions import JobFull, NotUnderLauncher
+from penstock.rendezvous import environment
+from penstock.rendezvous.environment import Place
+
+
+def join(given: dict[str, str]) -> _core.Job:
+    """
+    Joins the job that this process was started for, with the options that it sets; alone, embeds a server.
+
+    Errors are those of `penstock.init`.
+    """
+    place = environment.place()
+    servers = environment.servers()
+    manager = os.environ.get("PENSTOCK_MANAGER", "")
+    if servers:
+        return _by_names(servers, place, given)
+    if manager:
+        return _by_manager(manager, place, given)
+    if place is not None and place.size > 1:
+        return _by_each_other(place, given)
+    tasks = environment.several_without_step()
+    if tasks is not None:
+        raise NotUnderLauncher(
+            f"SLURM_NTASKS says that {tasks} processes are meant to run, but srun did not start this one",
+            "start the script with `srun python ...` in the batch script; to train alone, unset SLURM_NTASKS",
+        )
+    return _core.Job.embedded(given)
+
+
+def _by_names(servers: list[str], place: Place | None, given: Mapping[str, str]) -> _core.Job:
+    """The environment names the servers."""
+    why = "PENSTOCK_SERVERS names servers"
+    secret = environment.required_secret(why)
+    if place is None:
+        missing = next(name for name in ("PENSTOCK_RANK", "PENSTOCK_SIZE") if not os.environ.get(name))
+        raise NotUnderLauncher(f"{why}, but {missing} is not set", "start workers with `penstock run`")
+    return connect(servers, secret, place.rank, place.size, given)
+
+
+def _by_manager(manager: str, place: Place | None, given: Mapping[str, str]) -> _core.Job:
+    """A manager names them."""
+    from penstock.rendezvous.manager import introduce
+
+    known = introduce(manager, place, given)
+    secret = environment.required_secret("PENSTOCK_MANAGER names a manager")
+    # The CA is the manager's. A server proves itself by the job's secret, and may have made its certificate
+    # itself.
+    options = {**known.options, **given, "ca": ""}
+    return connect(known.servers, secret, known.rank, known.size, options)
+
+
+def _by_each_other(place: Place, given: Mapping[str, str]) -> _core.Job:
+    """The processes of the job find each other, and start the servers."""
+    from penstock.rendezvous import choose
+    from penstock.rendezvous.assemble import assemble
+    from penstock.rendezvous.deadline import Deadline
+
+    if place.rank >= place.size:
+        raise JobFull(
+            f"rank {place.rank} is outside the job's size, which {place.announced_by} says is {place.size}",
+            "ranks count from 0; let the launcher set both",
+        )
+    _core.check_options(given)
+    deadline = Deadline(float(given.get("deadline") or _default("deadline")))
+    exchange = choose.exchange(place, deadline)
+    try:
+        found = assemble(place, exchange, given, deadline)
+    finally:
+        exchange.close()
+    try:
+        return connect(found.servers, found.secret, place.rank, place.size, given)
+    except BaseException:
+        if found.own is not None:
+            found.own.end()
+        raise
+
+
+def connect(servers: Sequence[str], secret: str, rank: int, size: int, given: Mapping[str, str]) -> _core.Job:
+    """Joins by the servers' endpoint strings."""
+    return _core.Job.connect(servers, environment.job_name(), secret, rank, size, given)
+
+
+def _default(name: str) -> str:
+    return next(str(option["default"]) for option in _core.options() if option["name"] == name)

@@ -1,0 +1,64 @@
+"""
+Where the tasks of a Slurm step meet.
+
+Slurm tells each task who it is, but offers no exchange that works without its libraries: the tasks meet by
+our own rendezvous, on the first node of the step, at a port that the job's and the step's numbers give.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from penstock.exceptions import NotUnderLauncher
+from penstock.rendezvous.environment import PAGES, whole_number
+
+_FIRST_PORT, _PORTS = 20000, 10000
+"""Below the ports that Linux gives to outgoing connections (32768 on)."""
+
+
+def meeting_place(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """
+    Host and port for the step's tasks.
+
+    Raises
+    ------
+    NotUnderLauncher
+        Slurm's variables do not name the nodes or the job.
+    """
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
+    if not nodes or not environment.get("SLURM_JOB_ID"):
+        raise NotUnderLauncher(
+            "SLURM_PROCID says that srun started this process, but SLURM_STEP_NODELIST and SLURM_JOB_ID do "
+            "not say "
+            "where its tasks meet",
+            f"set PENSTOCK_RENDEZVOUS=HOST:PORT, HOST being rank 0's; see {PAGES['srun']}",
+        )
+    job = whole_number("SLURM_JOB_ID", environment)
+    step = environment.get("SLURM_STEP_ID", "0")
+    offset = job * 101 + (int(step) if step.isdigit() else 0)
+    return first_host(nodes), _FIRST_PORT + offset % _PORTS
+
+
+def first_host(nodes: str) -> str:
+    """
+    The first host of Slurm's short form of a list.
+
+    Examples
+    --------
+    >>> first_host("gpu[007-012,020],login1")
+    'gpu007'
+    >>> first_host("rack[2-3]n[1-4]-ib,x")
+    'rack2n1-ib'
+    """
+    host = ""
+    rest = nodes
+    while rest and not rest.startswith(","):
+        if rest.startswith("["):
+            inside, _, rest = rest[1:].partition("]")
+            host += inside.split(",")[0].split("-")[0]
+        else:
+            ends = [at for at in (rest.find("["), rest.find(",")) if at >= 0]
+            end = min(ends, default=len(rest))
+            host, rest = host + rest[:end], rest[end:]
+    return host

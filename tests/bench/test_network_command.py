@@ -1,0 +1,109 @@
+"""The network benchmarks as a user calls them. No time is judged: only figures, and what is wrong."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import main
+from penstock.netns import missing
+
+hosts = pytest.mark.skipif(missing() is not None, reason=f"NO TEST HOSTS ON THIS MACHINE: {missing()}")
+
+
+def own_hosts() -> list[str]:
+    """Test hosts of this process that stand."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if line.startswith(f"penstock-{os.getpid()}-")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("pushpull --hosts nets", "invalid choice: 'nets'"),
+        ("pushpull --hosts netns --rate 1gigabit", "--rate '1gigabit' has the unknown unit"),
+        ("pushpull --hosts netns --topology star", "there is no topology 'star'"),
+        ("pushpull --hosts netns --plain --tls", "--plain and --tls exclude each other"),
+        ("pushpull --hosts netns --systems penstock,nccl", "there is no system 'nccl'"),
+        ("pushpull --hosts netns --workers 2,0", "--workers 0 is outside its limits"),
+        (
+            "pushpull --hosts netns --json /no/such/folder/f.json",
+            "--json /no/such/folder/f.json: No such file",
+        ),
+        ("loopback --hosts netns", "this benchmark is of the loopback"),
+        ("loopback --streams 0", "--streams 0 is outside its limits"),
+        ("loopback --size 3", "no multiple of 4"),
+        ("zero-compute --model resnet5", "there is no model 'resnet5'"),
+        ("zero-compute --rate 1gbit", "--rate shapes the links of test hosts"),
+        ("tenants --jobs one", "--jobs 'one' is no whole number"),
+        ("tenants --jobs 1 --greedy", "a greedy job needs another beside it"),
+        ("tenants --plot figure.xyz", "has no suffix that can be drawn"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_before_anything_starts(
+    arguments: str,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", *arguments.split()]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ")
+    assert said in printed.err
+    assert printed.out == ""
+
+
+@hosts
+def test_all_topologies_and_peers_do_the_same_work_between_test_hosts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    figures, plot = tmp_path / "figures.json", tmp_path / "figures.png"
+    command = "bench pushpull --hosts netns --rate 1gbit --topology all --size 100004 --rounds 1 --repeats 3"
+    assert main([*command.split(), "--json", str(figures), "--plot", str(plot)]) == 0
+    (case,) = json.loads(figures.read_text())["cases"]
+    measured = {system["system"]: system for system in case["systems"]}
+    assert {f"penstock {topology}" for topology in ("ncc", "cc", "ncs", "cs")} <= set(measured)
+    assert set(case["absent"]) | set(measured) >= {"gloo", "mpi"}, "who is missing is named"
+    assert all(system["repeats"] == 3 and system["ideal_s"] > 0 for system in measured.values())
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "of ideal" in capsys.readouterr().out
+    assert own_hosts() == []
+
+
+@hosts
+def test_jobs_on_one_server_are_measured_beside_one_job_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    figures = tmp_path / "figures.json"
+    command = "bench tenants --hosts netns --rate 1gbit --jobs 2 --greedy --size 4KiB --seconds 1 --rounds 1"
+    assert main([*command.split(), "--json", str(figures)]) == 0
+    (case,) = json.loads(figures.read_text())["cases"]
+    assert case["alone"] > 0
+    assert [len(run["bytes_per_second"]) for run in case["runs"]] == [2]
+    assert "the greedy one has" in capsys.readouterr().out
+
+
+def test_every_layer_is_exchanged_over_the_loopback(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    figures = tmp_path / "figures.json"
+    command = "bench zero-compute --model resnet18 --workers 1,2 --systems penstock --rounds 1 --repeats 3"
+    assert main([*command.split(), "--json", str(figures)]) == 0
+    cases = json.loads(figures.read_text())["cases"]
+    assert [(case["workers"], case["bytes"]) for case in cases] == [(1, 46_758_048), (2, 46_758_048)]
+    assert "exchanges/s" in capsys.readouterr().out
+
+
+def test_the_loopback_is_measured_plain_and_under_tls_and_a_missing_iperf3_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.bench.network.streams.missing", lambda: "iperf3 was not found")
+    command = "bench loopback --size 100004 --rounds 1 --repeats 3"
+    assert main(command.split()) == 0
+    printed = capsys.readouterr().out
+    assert "penstock tls" in printed
+    assert "iperf3: skipped: iperf3 was not found" in printed

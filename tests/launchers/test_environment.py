@@ -1,0 +1,125 @@
+"""What launchers' variables mean."""
+
+from __future__ import annotations
+
+import pytest
+
+import penstock as ps
+from penstock.rendezvous import environment, slurm
+
+STEP = {
+    "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "3",
+}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "1"}
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, None),
+        ({"PENSTOCK_RANK": "0", "PENSTOCK_SIZE": "2"}, ("penstock", 0, 2)),
+        (TORCHRUN, ("torchrun", 5, 8)),
+        (OPEN_MPI, ("mpirun", 1, 2)),
+        ({"PMI_RANK": "2", "PMI_SIZE": "3"}, ("mpirun", 2, 3)),
+        (STEP, ("srun", 3, 4)),
+        # Launchers that were started by launchers: the inner one counts.
+        ({**STEP, **OPEN_MPI}, ("mpirun", 1, 2)),
+        ({**STEP, **TORCHRUN}, ("torchrun", 5, 8)),
+        ({**TORCHRUN, "PENSTOCK_RANK": "1", "PENSTOCK_SIZE": "3"}, ("penstock", 1, 3)),
+        # A batch script and an allocation have Slurm's count, but are one process.
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}, None),
+    ],
+)
+def test_the_place_of_a_process_is_what_its_own_launcher_says(variables, expected) -> None:
+    found = environment.place(variables)
+    assert (None if found is None else (found.launcher, found.rank, found.size)) == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "error", "says"),
+    [
+        ({"WORLD_SIZE": "4"}, ps.NotUnderLauncher, "RANK does not say which"),
+        ({"RANK": "x", "WORLD_SIZE": "4"}, ps.OptionError, "RANK to be a whole number, got `x`"),
+        ({"PENSTOCK_RANK": "-1", "PENSTOCK_SIZE": "4"}, ps.OptionError, "whole number"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused(variables, error, says) -> None:
+    with pytest.raises(error, match=says) as caught:
+        environment.place(variables)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("value", ["abc", "0" * 63, "0" * 65, "g" * 64])
+def test_a_secret_that_is_none_is_refused_without_being_shown(value: str) -> None:
+    with pytest.raises(ps.OptionError, match="64 hex digits") as caught:
+        environment.secret({"PENSTOCK_SECRET": value})
+    assert value not in str(caught.value)
+    assert "penstock secret" in str(caught.value.hint)
+
+
+def test_topologies_that_need_hosts_without_workers_say_how_to_get_them() -> None:
+    assert environment.topology({}) == "cs"
+    assert environment.topology({"PENSTOCK_TOPOLOGY": "cc"}) == "cc"
+    with pytest.raises(ps.OptionError, match="ncs asks for servers on hosts without workers") as caught:
+        environment.topology({"PENSTOCK_TOPOLOGY": "ncs"})
+    assert "penstock server" in str(caught.value.hint)
+    with pytest.raises(ps.OptionError, match="got `ring`"):
+        environment.topology({"PENSTOCK_TOPOLOGY": "ring"})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node7", "node7"),
+        ("node7,node8", "node7"),
+        ("node[07-12]", "node07"),
+        ("node[3,07-12],login", "node3"),
+        ("login,node[3]", "login"),
+        ("rack[2-3]n[1-4]-ib,x", "rack2n1-ib"),
+        ("a-b-1.cluster.example", "a-b-1.cluster.example"),
+    ],
+)
+def test_the_first_host_of_a_list_of_slurm_is_found(nodes: str, first: str) -> None:
+    assert slurm.first_host(nodes) == first
+
+
+def test_the_tasks_of_a_step_agree_on_where_they_meet_and_two_steps_meet_elsewhere() -> None:
+    step = {**STEP, "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"}
+    places = [slurm.meeting_place({**step, "SLURM_PROCID": str(rank)}) for rank in range(4)]
+    assert set(places) == {places[0]}
+    assert places[0][0] == "n1"
+    assert 20000 <= places[0][1] < 30000
+    assert slurm.meeting_place({**step, "SLURM_STEP_ID": "1"})[1] != places[0][1]
+    assert slurm.meeting_place({**step, "SLURM_JOB_ID": "4712"})[1] != places[0][1]
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT do not say where they meet"),
+        ({"PENSTOCK_RANK": "0", "PENSTOCK_SIZE": "2"}, "nothing says where they meet"),
+        ({"SLURM_NTASKS": "3"}, "srun did not start this one"),
+        ({**STEP, "SLURM_JOB_ID": "1"}, "PENSTOCK_SECRET is not set"),
+        ({"PENSTOCK_MANAGER": "h:1"}, "PENSTOCK_JOB is not set"),
+        ({"PENSTOCK_MANAGER": "h:1", "PENSTOCK_JOB": "j"}, "PENSTOCK_SECRET is not set"),
+    ],
+)
+def test_a_process_that_cannot_find_its_job_says_what_its_launcher_needs(
+    variables, says, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ps.NotUnderLauncher, match=says) as caught:
+        ps.init()
+    assert caught.value.hint
+
+
+def test_a_rank_outside_the_size_is_refused_before_anybody_is_waited_for(monkeypatch) -> None:
+    for name, value in {"RANK": "4", "WORLD_SIZE": "4", "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ps.JobFull, match="rank 4 is outside the job's size, which WORLD_SIZE says is 4"):
+        ps.init()

@@ -1,0 +1,314 @@
+"""
+The TCP rendezvous: who knows the secret gets everyone's messages, everyone else gets nothing and harms
+nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+import penstock as ps
+from penstock.rendezvous import proof
+from penstock.rendezvous.deadline import Deadline
+from penstock.rendezvous.errors import RendezvousTimeout
+from penstock.rendezvous.exchange import MESSAGE_LIMIT
+from penstock.rendezvous.meet import STRANGERS, Root, Visitor, parse_place
+
+SECRET = secrets.token_hex(32)
+SECONDS = 20.0
+"""Deadline of exchanges that succeed."""
+
+
+class Meeting:
+    """A rendezvous within this process: each rank in a thread of its own."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.root = Root(size, "127.0.0.1", 0, SECRET, "job")
+        self._threads = ThreadPoolExecutor(16)
+        self._visitors: list[Visitor] = []
+
+    def visitor(self, rank: int, **different: object) -> Visitor:
+        """The end of another rank."""
+        told: dict[str, object] = {"size": self.size, "secret": SECRET, "job": "job", **different}
+        size, secret, job = int(str(told["size"])), str(told["secret"]), str(told["job"])
+        self._visitors.append(Visitor(rank, size, "127.0.0.1", self.root.port, secret, job))
+        return self._visitors[-1]
+
+    def go(self, call: Callable[..., object], *arguments: object) -> Future[object]:
+        """Calls something in another thread."""
+        return self._threads.submit(call, *arguments)
+
+    def close(self) -> None:
+        """Ends it; threads come back by their own deadlines."""
+        self.root.close()
+        for visitor in self._visitors:
+            visitor.close()
+        self._threads.shutdown()
+
+
+@pytest.fixture
+def meeting() -> Iterator[Callable[[int], Meeting]]:
+    opened: list[Meeting] = []
+
+    def open_one(size: int) -> Meeting:
+        opened.append(Meeting(size))
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        one.close()
+
+
+def gathered(one: Meeting, rounds: int = 1, others: list[Visitor] | None = None) -> list[list[bytes]]:
+    """What each rank gets in the last of some rounds."""
+    ends = [one.root, *(others or [one.visitor(rank) for rank in range(1, one.size)])]
+
+    def rounds_of(end: Root | Visitor) -> list[bytes]:
+        for number in range(rounds):
+            got = end.gather(b"%d/%d" % (number, end.rank), Deadline(SECONDS))
+        return got
+
+    return [future.result(SECONDS) for future in [one.go(rounds_of, end) for end in ends]]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("size", [2, 3, 9])
+def test_everyone_gets_the_messages_of_all_in_rank_order_round_after_round(meeting, size: int) -> None:
+    expected = [b"2/%d" % rank for rank in range(size)]
+    assert gathered(meeting(size), rounds=3) == [expected] * size
+
+
+def test_messages_as_long_as_allowed_arrive_whole(meeting) -> None:
+    one = meeting(4)
+    message = secrets.token_bytes(MESSAGE_LIMIT)
+    ends = [one.root, *map(one.visitor, range(1, 4))]
+    for future in [one.go(end.gather, message, Deadline(SECONDS)) for end in ends]:
+        assert future.result(SECONDS) == [message] * 4
+    with pytest.raises(ps.ProtocolError, match="at most"):
+        ends[1].gather(message + b"x", Deadline(1))
+
+
+def test_who_comes_before_rank_0_listens_waits_for_it(port: int) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        visitor = Visitor(1, 2, "127.0.0.1", port, SECRET, "job")
+        waiting = threads.submit(visitor.gather, b"b", Deadline(SECONDS))
+        root = Root(2, "127.0.0.1", port, SECRET, "job")
+        assert root.gather(b"a", Deadline(SECONDS)) == waiting.result(SECONDS) == [b"a", b"b"]
+        root.close()
+        visitor.close()
+
+
+def test_everyone_is_told_who_did_not_come(meeting) -> None:
+    one = meeting(4)
+    future = one.go(one.visitor(2).gather, b"", Deadline(SECONDS))
+    for wait in (lambda: one.root.gather(b"", Deadline(0.5)), lambda: future.result(SECONDS)):
+        with pytest.raises(RendezvousTimeout, match="for ranks 1, 3 of 4 to call") as caught:
+            wait()
+        assert caught.value.missing == [1, 3]
+        assert caught.value.waited >= 0.5
+
+
+def test_rank_0_is_named_where_it_does_not_come(port: int) -> None:
+    with pytest.raises(RendezvousTimeout, match="for rank 0 of 2") as caught:
+        Visitor(1, 2, "127.0.0.1", port, SECRET, "job").gather(b"", Deadline(0.3))
+    assert caught.value.missing == [0]
+
+
+def test_one_that_cannot_go_on_ends_the_wait_of_all_with_its_reason(meeting) -> None:
+    one = meeting(5)  # of whom two never come: nobody has to wait for them any more
+    waiting = one.go(one.visitor(1).gather, b"", Deadline(SECONDS))
+    one.go(one.visitor(3).fail, "no memory for a server", Deadline(SECONDS))
+    for wait in (lambda: one.root.gather(b"", Deadline(SECONDS)), lambda: waiting.result(SECONDS)):
+        with pytest.raises(ps.JobFailed, match="rank 3 could not join: no memory for a server"):
+            wait()
+
+
+def test_rank_0_that_cannot_go_on_tells_who_comes(meeting) -> None:
+    one = meeting(2)
+    waiting = one.go(one.visitor(1).gather, b"", Deadline(SECONDS))
+    one.root.fail("no such topology", Deadline(SECONDS))
+    with pytest.raises(ps.JobFailed, match="rank 0 could not join: no such topology"):
+        waiting.result(SECONDS)
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_one_that_goes_away_between_rounds_is_noticed_at_once(meeting, when: str) -> None:
+    one = meeting(3)
+    others = [one.visitor(1), one.visitor(2)]
+    gathered(one, others=others)
+    if when == "before":
+        others[0].close()
+    waiting = one.go(others[1].gather, b"", Deadline(SECONDS))
+    result = one.go(one.root.gather, b"", Deadline(SECONDS))
+    others[0].close()
+    for future in (result, waiting):
+        with pytest.raises(ps.JobFailed, match="rank 1 could not join: it went away"):
+            future.result(SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("different", "error", "says"),
+    [
+        ({"secret": secrets.token_hex(32)}, ps.AuthenticationError, "another secret or job name than rank 1"),
+        ({"job": "another"}, ps.AuthenticationError, "another secret or job name than rank 1"),
+        ({"size": 3}, ps.OptionError, "expects 2 processes, this one was told that it is rank 1 of 3"),
+    ],
+)
+def test_one_of_another_job_is_refused_at_once_and_the_job_goes_on(meeting, different, error, says) -> None:
+    one = meeting(2)
+    result = one.go(one.root.gather, b"a", Deadline(SECONDS))
+    with pytest.raises(error, match=says) as caught:
+        one.visitor(1, **different).gather(b"stolen", Deadline(SECONDS))
+    assert SECRET not in str(caught.value) + str(caught.value.hint)
+    assert one.visitor(1).gather(b"b", Deadline(SECONDS)) == [b"a", b"b"]
+    assert result.result(SECONDS) == [b"a", b"b"]
+
+
+def test_a_second_process_of_the_same_rank_takes_nothing_from_the_first(meeting) -> None:
+    one = meeting(3)
+    first, second = one.visitor(1), one.visitor(1)
+    result = one.go(one.root.gather, b"a", Deadline(SECONDS))
+    holding = one.go(first.gather, b"first", Deadline(SECONDS))
+    while 1 not in one.root._guests:  # the first is in
+        threading.Event().wait(0.01)
+    with pytest.raises(RendezvousTimeout):
+        second.gather(b"second", Deadline(0.3))
+    assert one.visitor(2).gather(b"c", Deadline(SECONDS)) == [b"a", b"first", b"c"]
+    assert holding.result(SECONDS) == result.result(SECONDS) == [b"a", b"first", b"c"]
+
+
+GARBAGE = [
+    b"",
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
+    proof.MAGIC,
+    proof.MAGIC + bytes(proof.NONCE_BYTES),
+    proof.MAGIC + bytes(proof.NONCE_BYTES + proof.CLAIM_BYTES),
+    proof.MAGIC + bytes(1 << 16),
+    secrets.token_bytes(1 << 16),
+]
+
+
+@pytest.mark.parametrize("hangs_up", [True, False])
+def test_strangers_get_nothing_and_harm_nobody(meeting, hangs_up: bool) -> None:
+    one = meeting(2)
+    result = one.go(one.root.gather, b"a", Deadline(SECONDS))
+    with contextlib.ExitStack() as open_ones:
+        for garbage in GARBAGE:
+            stranger = socket.create_connection(("127.0.0.1", one.root.port), SECONDS)
+            with contextlib.suppress(OSError):  # it may be dropped before it has said all
+                stranger.sendall(garbage)
+            if hangs_up:
+                stranger.close()
+            else:
+                open_ones.callback(stranger.close)
+        assert one.visitor(1).gather(b"b", Deadline(SECONDS)) == [b"a", b"b"]
+        assert result.result(SECONDS) == [b"a", b"b"]
+
+
+def test_more_silent_connections_than_there_are_places_keep_nobody_out(meeting) -> None:
+    one = meeting(2)
+    result = one.go(one.root.gather, b"a", Deadline(SECONDS))
+    with contextlib.ExitStack() as open_ones:
+        for _ in range(STRANGERS + 50):
+            stranger = socket.create_connection(("127.0.0.1", one.root.port), SECONDS)
+            open_ones.callback(stranger.close)
+        assert one.visitor(1).gather(b"b", Deadline(SECONDS)) == [b"a", b"b"]
+        assert result.result(SECONDS) == [b"a", b"b"]
+        assert len(one.root._strangers) <= STRANGERS
+
+
+def conversations() -> tuple[proof.Conversation, proof.Conversation]:
+    """Both sides of one."""
+    nonces = proof.nonce() + proof.nonce()
+    return proof.Conversation("worker", SECRET, "job", nonces), proof.Conversation(
+        "root", SECRET, "job", nonces
+    )
+
+
+def test_a_proof_is_worth_nothing_from_the_other_side_for_another_rank_or_in_another_conversation() -> None:
+    worker, root = conversations()
+    assert root.proves(worker.proof(1, 2), 1, 2)
+    assert worker.proves(root.proof(1, 2), 1, 2)
+    assert not worker.proves(worker.proof(1, 2), 1, 2)  # reflected
+    assert not root.proves(worker.proof(1, 2), 2, 3)
+    assert not conversations()[1].proves(worker.proof(1, 2), 1, 2)  # replayed
+
+
+@pytest.mark.parametrize("fault", ["changed", "repeated", "reflected", "left out"])
+def test_a_frame_that_was_tampered_with_is_found_out(fault: str) -> None:
+    worker, root = conversations()
+    first, second = worker.frame(b"first"), worker.frame(b"second")
+    if fault == "changed":
+        frames, reader = [first[:-1] + b"?"], root
+    elif fault == "repeated":
+        frames, reader = [first, first], root
+    elif fault == "reflected":
+        frames, reader = [first], worker
+    else:
+        frames, reader = [second], root
+    with pytest.raises(proof.BadFrame):
+        for frame in frames:
+            reader.payload(frame[4:36], frame[36:])
+
+
+def test_a_worker_does_not_believe_a_rank_0_that_does_not_know_the_secret() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as threads:
+
+        def pretend() -> bytes:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(proof.HELLO_BYTES, socket.MSG_WAITALL)
+                connection.sendall(proof.nonce())
+                connection.recv(proof.CLAIM_BYTES, socket.MSG_WAITALL)
+                connection.sendall(proof.WELCOME + secrets.token_bytes(proof.PROOF_BYTES))
+                return connection.recv(1 << 16)
+
+        heard = threads.submit(pretend)
+        visitor = Visitor(1, 2, "127.0.0.1", listener.getsockname()[1], SECRET, "job")
+        with pytest.raises(ps.AuthenticationError):
+            visitor.gather(b"mine", Deadline(SECONDS))
+        assert heard.result(SECONDS) == b""
+
+
+def test_a_frame_that_announces_too_much_ends_the_connection(meeting) -> None:
+    one = meeting(2)
+    result = one.go(one.root.gather, b"", Deadline(1))
+    visitor = one.visitor(1)
+    visitor._come(Deadline(SECONDS))
+    assert visitor._connection is not None
+    visitor._connection.sendall(struct.pack(">I", 1 << 30) + bytes(proof.PROOF_BYTES))
+    assert visitor._connection.recv(1) == b""
+    with pytest.raises(RendezvousTimeout):
+        result.result(SECONDS)
+
+
+def test_a_taken_port_says_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with pytest.raises(ps.AddressInUse, match="is taken on this host") as caught:
+            Root(2, "127.0.0.1", listener.getsockname()[1], SECRET, "job")
+        assert "PENSTOCK_RENDEZVOUS" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("a:1", ("a", 1)), ("[fd00::1]:70", ("fd00::1", 70)), ("10.0.0.1:65535", ("10.0.0.1", 65535))],
+)
+def test_a_meeting_place_is_read(text: str, expected: tuple[str, int]) -> None:
+    assert parse_place(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "a:", ":1", "a:b", "a:0", "a:65536", "fd00::1:70", "[fd00::1]", "a:１"]
+)
+def test_a_meeting_place_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ps.OptionError, match="HOST:PORT"):
+        parse_place(text)

@@ -1,0 +1,142 @@
+"""`ps.ray.run` on a Ray instance of this host."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from groups import LINEAR, Group
+
+import penstock as ps
+
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("Ray is not installed: pip install 'penstock[ray]'", allow_module_level=True)
+
+PRELUDE = f"""
+import importlib.util, json, os, sys
+import ray
+import penstock as ps
+import penstock.ray
+
+spec = importlib.util.spec_from_file_location("linear", {LINEAR!r})
+linear = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(linear)
+
+ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+"""
+
+
+def drive(group: Group, script, text: str) -> dict[str, object]:
+    """Runs a driver in a process of its own; returns what it printed, as JSON, on its last line."""
+    path = script("")
+    Path(path).write_text(PRELUDE + text)
+    done = group.run(
+        [sys.executable, path],
+        RAY_TMPDIR=str(group.scratch / "ray"),
+        HOME=str(group.scratch),  # where Ray keeps its token
+        RAY_USAGE_STATS_ENABLED="0",
+        PYTHONWARNINGS="ignore",
+    )
+    assert done.code == 0, done
+    found: dict[str, object] = json.loads(done.out.splitlines()[-1])
+    return found
+
+
+def test_the_same_script_trains_on_ray_with_several_servers(group: Group, script) -> None:
+    found = drive(
+        group,
+        script,
+        """
+def train():
+    with ps.init() as job:
+        w = job.tensor("w", shape=(100_000,), reduce="sum")
+        w.push([job.rank + 1.0] * 100_000)
+        job.clock()
+        servers = len(os.environ["PENSTOCK_SERVERS"].split(","))
+        return job.rank, job.size, float(w.pull()[0]), float(w.pull()[-1]), servers
+
+results = ps.ray.run(train, workers=2, servers=2)
+# Over TCP, as between hosts.
+again = ps.ray.run(lambda: linear.main(), workers=2, options={"transport": "tcp"})
+print(json.dumps({"results": results, "again": again, "free": ray.available_resources()["CPU"]}))
+""",
+    )
+    assert found["results"] == [[0, 2, 3.0, 3.0, 2], [1, 2, 3.0, 3.0, 2]]
+    assert found["again"] == [None, None]
+
+
+def test_failures_surface_and_leave_nothing_behind(group: Group, script) -> None:
+    found = drive(
+        group,
+        script,
+        """
+def fails():
+    job = ps.init()
+    w = job.tensor("w", shape=(4,))
+    if job.rank == 1:
+        raise KeyError("no data")
+    w.push([1, 1, 1, 1])
+    job.clock()
+    w.pull()
+
+def dies():
+    job = ps.init()
+    if job.rank == 1:
+        os._exit(3)
+    job.barrier()
+
+def hangs():
+    job = ps.init()
+    if job.rank == 1:
+        import threading
+        threading.Event().wait()
+
+found = {}
+for function in (fails, dies, hangs):
+    try:
+        ps.ray.run(function, workers=2, timeout=12 if function is hangs else None)
+    except Exception as error:
+        found[function.__name__] = [type(error).__name__, str(error), error.__notes__[-1],
+                                    getattr(error, "rank", None), getattr(error, "missing", None)]
+try:
+    ps.ray.run(fails, workers=50, options={"deadline": 2})
+except ps.DeadlineExceeded as error:
+    found["many"] = str(error)
+# All that was taken is given back: a job that needs every core gets them.
+def size():
+    with ps.init() as job:
+        return job.size
+
+found["after"] = ps.ray.run(size, workers=3)
+print(json.dumps(found))
+""",
+    )
+    assert found["fails"] == ["KeyError", "'no data'", "raised by worker 1 of 2", None, None]
+    kind, _, _, rank, _ = found["dies"]  # type: ignore[misc]
+    assert (kind, rank) == ("WorkerLost", 1)
+    kind, text, _, _, missing = found["hangs"]  # type: ignore[misc]
+    assert (kind, missing) == ("DeadlineExceeded", [1])
+    assert "for workers 1 to return" in text
+    assert "Ray did not give 1 x {'CPU': 1} and 50 x {'CPU': 1}" in str(found["many"])
+    assert found["after"] == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"workers": 0}, "workers to be a number from 1"),
+        ({"workers": 1, "servers": 10**6}, "servers to be a number from 1"),
+        ({"workers": 1, "resources_per_worker": {"GPU": -1}}, r"resources_per_worker\['GPU'\]"),
+        ({"workers": 1, "options": {"leese": 3}}, "there is no option `leese`"),
+        ({"workers": 1, "options": {"lease": -3}}, "lease"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_ray_is_touched(arguments, says: str) -> None:
+    from penstock import ray
+
+    with pytest.raises(ps.OptionError, match=says):
+        ray.run(lambda: None, **arguments)
+    assert "ray" not in sys.modules

@@ -1,0 +1,113 @@
+"""The examples under torchrun: one agent, and two agents that hold themselves for two nodes."""
+
+from __future__ import annotations
+
+import pytest
+from groups import LINEAR, ROOT, Group, learned
+
+pytest.importorskip("torch")
+
+DIGITS = str(ROOT / "examples" / "torch_digits.py")
+
+
+def test_the_processes_of_one_agent_become_one_job(group: Group) -> None:
+    done = group.run(["torchrun", "--standalone", "--nproc-per-node", "2", LINEAR])
+    assert (done.code, learned(done.out)) == (0, True), done
+
+
+def test_a_torch_script_trains_under_torchrun(group: Group) -> None:
+    done = group.run(["torchrun", "--standalone", "--nproc-per-node", "2", DIGITS])
+    assert done.code == 0, done
+    assert float(done.out.split()[1]) > 0.9
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_the_processes_of_two_agents_become_one_job(group: Group, port: int, backend: str) -> None:
+    where = {
+        "static": [
+            ["--node-rank", rank, "--master-addr", "127.0.0.1", "--master-port", str(port)] for rank in "01"
+        ],
+        "c10d": [["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "x"]] * 2,
+    }[backend]
+    agents = [
+        group.start(["torchrun", "--nnodes", "2", "--nproc-per-node", "2", *options, LINEAR])
+        for options in where
+    ]
+    done = [group.ends(agent) for agent in agents]
+    assert [one.code for one in done] == [0, 0], done
+    assert learned("".join(one.out for one in done))
+
+
+def test_a_job_that_torchrun_starts_anew_is_a_new_job(group: Group, script, tmp_path) -> None:
+    path = script("""
+        import os, sys
+        import penstock as ps
+
+        attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        job = ps.init()
+        w = job.tensor("w", shape=(2,), reduce="sum")
+        w.push([1, 1])
+        job.clock()
+        value = w.pull()[0]
+        if attempt == 0 and job.rank == 1:
+            sys.exit("fails the first time")
+        print(f"attempt {attempt} rank {job.rank} value {value}")
+        job.close()
+    """)
+    done = group.run(["torchrun", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", path])
+    assert done.code == 0, done
+    second = sorted(line for line in done.out.splitlines() if line.startswith("attempt 1"))
+    assert second == ["attempt 1 rank 0 value 2.0", "attempt 1 rank 1 value 2.0"]
+
+
+def test_a_process_that_never_joins_is_named_by_those_who_waited(group: Group, script) -> None:
+    path = script("""
+        import os, sys
+        import torch.distributed  # slow, and not what is waited for here
+        import penstock as ps
+
+        try:
+            if os.environ["RANK"] != "1":
+                ps.init(deadline=5)
+        except ps.DeadlineExceeded as error:
+            print("missing", error.missing, "for", os.environ["RANK"])
+        # Nobody ends before all have said what they found: torchrun would end the others.
+        torch.distributed.init_process_group("gloo")
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+    """)
+    done = group.run(["torchrun", "--standalone", "--nproc-per-node", "3", path])
+    assert done.code == 0, done
+    found = sorted(line for line in done.out.splitlines() if line.startswith("missing"))
+    assert found == ["missing [1] for 0", "missing [1] for 2"]
+
+
+def test_variables_set_by_hand_need_no_agent_and_leave_room_for_a_process_group(
+    group: Group, script, port: int
+) -> None:
+    path = script("""
+        import penstock as ps
+        import torch.distributed
+
+        with ps.init() as job:
+            w = job.tensor("w", shape=(2,), reduce="sum")
+            w.push([1, 1])
+            job.clock()
+            torch.distributed.init_process_group("gloo")
+            both = torch.tensor([w.pull()[0]])
+            torch.distributed.all_reduce(both)
+            print("sum", both.item())
+            torch.distributed.destroy_process_group()
+    """)
+    done = group.ranks(
+        path,
+        2,
+        lambda rank: {
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": "lo",
+        },
+    )
+    assert [(one.code, one.out) for one in done] == [(0, "sum 4.0\n")] * 2, done

@@ -1,0 +1,25 @@
+"""What tests on several hosts share; all of them are skipped, aloud, where there can be no test hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from penstock.netns import Laboratory, missing
+
+MakeLaboratory = Callable[..., Laboratory]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hosts() -> None:
+    if reason := missing():
+        pytest.skip(f"NO TEST HOSTS ON THIS MACHINE: {reason}")
+
+
+@pytest.fixture
+def make_laboratory() -> Iterator[MakeLaboratory]:
+    """Makes laboratories that end with the test."""
+    with ExitStack() as stack:
+        yield lambda *args, **kwargs: stack.enter_context(Laboratory(*args, **kwargs))
