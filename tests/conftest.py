@@ -26,7 +26,8 @@ SERVER = """
 import json, os, sys
 from penstock import _core
 path, index, servers, workers = sys.argv[1], *map(int, sys.argv[2:5])
-server = _core.Server(path, "job", os.environ["PENSTOCK_SECRET"], index, servers, workers, json.loads(sys.argv[5]))
+secret, options = os.environ["PENSTOCK_SECRET"], json.loads(sys.argv[5])
+server = _core.Server(path, "job", secret, index, servers, workers, options)
 failure = server.wait()
 if failure is not None:
     sys.exit(failure)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping
 
@@ -153,6 +154,8 @@ def test_the_process_that_carries_the_server_waits_for_the_other_workers(
         assert first.stdout is not None
         assert select.select([first.stdout], [], [], PATIENCE)[0]
         assert first.stdout.readline() == "left\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            first.wait(0.5)  # long enough for one that would not wait to be gone
         assert len(group.servers()) == 1
         os.write(writing, b"!")
         late = group.ends(second)
@@ -172,11 +175,7 @@ STUCK = """
     w = job.tensor("w", value=np.zeros(4, np.float32))
     w.pull()
     print("trains", flush=True)
-    if job.rank == 0:
-        signal.pause()
-    w.push(np.ones(4, np.float32))
-    job.clock()
-    w.pull()
+    signal.pause()
 """
 
 
@@ -185,9 +184,10 @@ def test_a_server_does_not_outlive_the_process_that_started_it(
     group: Group, secret: str, port: int, script, number: signal.Signals
 ) -> None:
     path = script(STUCK)
+    # The loss of a worker does not end this job: only the parent's end is a reason for the server to end.
+    told = {"PENSTOCK_ON_WORKER_LOSS": "continue"}
     started = [
-        group.start([sys.executable, path], **by_hand(2, port, secret)(rank), PENSTOCK_DEADLINE="30")
-        for rank in range(2)
+        group.start([sys.executable, path], **by_hand(2, port, secret)(rank), **told) for rank in range(2)
     ]
     for process in started:
         assert process.stdout is not None
@@ -198,9 +198,8 @@ def test_a_server_does_not_outlive_the_process_that_started_it(
     assert group.ends(started[0]).code == -number
     assert select.select([descriptor], [], [], PATIENCE)[0], "the server is still there"
     os.close(descriptor)
-    done = group.ends(started[1])
-    assert done.code == 1
-    assert "Lost" in done.err  # the worker or the server, whichever is noticed first
+    assert started[1].poll() is None
+    assert not list(group.scratch.glob("penstock-*"))
 
 
 def test_a_script_that_fails_ends_its_job_and_its_server(

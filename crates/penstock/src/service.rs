@@ -79,7 +79,9 @@ impl Service {
     /// Listens on these addresses. `options`: security, certificate and key of the door, and what jobs do not set.
     pub fn start(listen: &[Address], options: Options) -> Result<Self, StartError> {
         let door = Arc::new(Door::open(listen, &options)?);
-        let directory = std::env::temp_dir().join(format!("penstock-service-{}", std::process::id()));
+        let temporary = std::env::temp_dir();
+        remove_leftovers(&temporary);
+        let directory = temporary.join(format!("{DIRECTORY}{}", std::process::id()));
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
         made.map_err(|error| StartError::System {
             what: "make a directory for sockets",
@@ -172,6 +174,24 @@ impl Drop for Service {
     fn drop(&mut self) {
         self.jobs().clear();
         let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Start of the name of a service's directory; its process follows.
+const DIRECTORY: &str = "penstock-service-";
+
+/// Removes what services left behind that were killed.
+fn remove_leftovers(temporary: &Path) {
+    let entries = std::fs::read_dir(temporary).into_iter().flatten().flatten();
+    for entry in entries {
+        let name = entry.file_name();
+        let process = name.to_str().and_then(|name| name.strip_prefix(DIRECTORY)?.parse::<u32>().ok());
+        if let Some(process) = process
+            && !Path::new("/proc").join(process.to_string()).exists()
+        {
+            // Another user's is not ours to remove, and is refused.
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
     }
 }
 

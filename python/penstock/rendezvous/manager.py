@@ -68,5 +68,5 @@ def _ask(
     manager: str, job: str, secret: str, rank: int | None, size: int | None, given: Mapping[str, str]
 ) -> Mapping[str, Any]:
     ca = given.get("ca", "")
-    answer: Mapping[str, Any] = vars(_core)["connect"](manager, job, secret, rank, size, ca, dict(given))
+    answer: Mapping[str, Any] = _core.connect(manager, job, secret, rank, size, ca, dict(given))
     return answer

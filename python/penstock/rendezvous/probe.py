@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("error: expected HOST:PORT and, for TLS, the path of a CA\n")
         return 2
     try:
-        serves = bool(vars(_core)["health"](*arguments))
+        serves = _core.health(arguments[0], *arguments[1:])
     except PenstockError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

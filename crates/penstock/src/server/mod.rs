@@ -236,8 +236,8 @@ impl Server {
         let (orders, inbox) = channel();
         let place = door.as_ref().map(|door| {
             let (shares, job) = (Arc::clone(door.shares()), job_number(&config.job));
-            shares.admit(job, share.unwrap_or(1.0));
-            Place { shares, job }
+            let moved = shares.admit(job, share.unwrap_or(1.0));
+            Place { shares, job, moved }
         });
         // Where jobs share the host, a thread that spins would take what is another's.
         let crowded = crowding(&config) > 1 || share.is_some();

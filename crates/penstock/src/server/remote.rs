@@ -14,6 +14,7 @@ use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// What is owed to a worker of one chunk.
@@ -303,8 +304,11 @@ impl Remote {
         let Some(wire) = wire.as_mut().filter(|wire| wire.readable) else { return Heard::Nothing };
         let mut judge = Judge { job: *job, rank: *rank, inbox, machine, memory };
         match wire.reader.next(&mut wire.stream, &mut judge) {
-            Step::Frame(Header { body: Body::Submission { submission, wanted }, .. }, _) => {
+            Step::Frame(Header { body: Body::Submission { submission, wanted }, length, .. }, _) => {
                 self.inbox.take();
+                if let Some(place) = &self.place {
+                    place.moved.fetch_add(u64::from(length), Ordering::Relaxed);
+                }
                 if matches!(submission, Submission::Push { .. } | Submission::Load { .. }) {
                     self.contributed.0 += 1;
                 }
@@ -452,6 +456,9 @@ impl Remote {
             frames.push((header.encode(), &[]));
         }
         self.told = Some(self.inbox.count());
+        if let Some(place) = &self.place {
+            place.moved.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
         let Some(wire) = &mut self.wire else { return Ok(None) };
         wire.writer.send(&mut wire.stream, &frames).map(Some)
     }

@@ -315,6 +315,7 @@ impl Loop {
     /// Sizes the connections' buffers anew when jobs or connections behind the door have come or gone.
     fn keep_to_share(&mut self) {
         let Some(place) = &self.setup.place else { return };
+        place.shares.look(Instant::now());
         let generation = place.shares.generation();
         if generation == self.generation {
             return;

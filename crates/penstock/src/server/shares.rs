@@ -6,15 +6,20 @@
 //! the most. Connections that queue at one bottleneck get rates in proportion to what they have under way, so both are
 //! mended alike: all connections together have [`TOTAL`] under way, and each job the part of it that is its share.
 //!
-//! No rate has to be known or measured, a job that is not connected costs the others nothing, and a worker that does not play
+//! What is under way is the means; what a job gets is looked at ten times a second. A job that computes between exchanges, or has
+//! few connections, is not under way all the time and would get less than its part of a full link: as long as the link is
+//! full (all together move nearly as much as they did lately), jobs above their shares shrink and those below grow; when it
+//! is not, nobody is in anybody's way, and the corrections fade. So correcting never costs more than the margin.
+//!
+//! No rate has to be known, a job that is not connected costs the others nothing, and a worker that does not play
 //! along cannot change it: its receive window and the server's send buffer are the server's. A connection with a long round
 //! trip ([`LONG`]) needs more under way than that, and one of the loopback has no queue to overflow: they are left to the kernel.
 
 use penstock_fabric::net::stream::Stream;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Bytes that all connections together may have under way, each way: half of a small switch's queue, and as much as a link
 /// of 100 Gbit/s with a round trip of 80 microseconds holds.
@@ -26,16 +31,52 @@ pub(crate) const LONG: Duration = Duration::from_millis(5);
 /// No connection gets less: a chunk must get through.
 const LEAST: f64 = 16.0 * 1024.0;
 
-#[derive(Debug, Clone, Copy)]
+/// Time between two looks at what jobs get.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// The link counts as full while this part of the most that was moved lately is moved.
+const FULL: f64 = 0.95;
+/// What is left of that most after each look, so that a slower link is learnt.
+const FADE: f64 = 0.995;
+/// Largest change of a correction at one look: small, since what comes of it is seen at the next.
+const STEP: f64 = 1.08;
+/// Largest correction of a share, either way.
+const MOST: f64 = 8.0;
+
+#[derive(Debug, Clone)]
 struct Tenant {
     share: f64,
     connections: u32,
+    /// Factor on its share.
+    correction: f64,
+    /// Bytes that its connections have moved, and as many as at the last look.
+    moved: Arc<AtomicU64>,
+    seen: u64,
+}
+
+impl Tenant {
+    fn weight(&self) -> f64 {
+        self.share * self.correction
+    }
+}
+
+/// When was looked last, and the most that all jobs together moved in a second lately.
+#[derive(Debug)]
+struct Look {
+    at: Instant,
+    most: f64,
+}
+
+impl Default for Look {
+    fn default() -> Self {
+        Self { at: Instant::now(), most: 0.0 }
+    }
 }
 
 /// The jobs behind one door, and their connections.
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
     tenants: Mutex<HashMap<u64, Tenant>>,
+    look: Mutex<Look>,
     /// Counts changes: who has seen this one has applied it.
     generation: AtomicU64,
 }
@@ -45,10 +86,13 @@ impl Shares {
         self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A job with this share, above 0.
-    pub(crate) fn admit(&self, job: u64, share: f64) {
-        self.tenants().insert(job, Tenant { share, connections: 0 });
+    /// A job with this share, above 0; returns what counts the bytes that its connections move.
+    pub(crate) fn admit(&self, job: u64, share: f64) -> Arc<AtomicU64> {
+        let moved = Arc::new(AtomicU64::new(0));
+        let tenant = Tenant { share, connections: 0, correction: 1.0, moved: Arc::clone(&moved), seen: 0 };
+        self.tenants().insert(job, tenant);
         self.changed();
+        moved
     }
 
     /// The job has gone.
@@ -69,6 +113,52 @@ impl Shares {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
+    /// Corrects the shares by what jobs got since the last look, if it is time.
+    pub(super) fn look(&self, now: Instant) {
+        // Another shard is at it: fine.
+        let Ok(mut look) = self.look.try_lock() else { return };
+        let passed = now.saturating_duration_since(look.at);
+        if passed >= LOOK_EVERY {
+            look.at = now;
+            self.correct(&mut look.most, passed.as_secs_f64());
+        }
+    }
+
+    fn correct(&self, most: &mut f64, seconds: f64) {
+        let mut tenants = self.tenants();
+        if tenants.len() < 2 {
+            return;
+        }
+        let mut got = HashMap::new();
+        for (&job, tenant) in tenants.iter_mut() {
+            let moved = tenant.moved.load(Ordering::Relaxed);
+            got.insert(job, (moved - std::mem::replace(&mut tenant.seen, moved)) as f64 / seconds);
+        }
+        let total: f64 = got.values().sum();
+        // While shares are corrected, less may be moved because of just that: it is no slower link.
+        let corrected = tenants.values().any(|tenant| (tenant.correction - 1.0).abs() > 0.1);
+        *most = (if corrected { *most } else { *most * FADE }).max(total);
+        let active = |job: &u64| got.get(job).is_some_and(|&rate| rate > 0.0);
+        let shares: f64 = tenants.iter().filter(|(job, _)| active(job)).map(|(_, tenant)| tenant.share).sum();
+        let full = total > *most * FULL;
+        let mut changed = false;
+        for (job, tenant) in tenants.iter_mut().filter(|(job, _)| active(job)) {
+            let fair = total * tenant.share / shares;
+            let factor = if full {
+                (fair / got[job]).sqrt().clamp(1.0 / STEP, STEP)
+            } else {
+                tenant.correction.powf(-0.1)
+            };
+            let corrected = (tenant.correction * factor).clamp(1.0 / MOST, MOST);
+            changed |= (corrected / tenant.correction - 1.0).abs() > 0.02;
+            tenant.correction = corrected;
+        }
+        drop(tenants);
+        if changed {
+            self.changed();
+        }
+    }
+
     /// Which change was the last.
     pub(super) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
@@ -78,8 +168,8 @@ impl Shares {
     pub(super) fn buffer(&self, job: u64) -> Option<usize> {
         let tenants = self.tenants();
         let connected = || tenants.values().filter(|tenant| tenant.connections > 0);
-        let all: f64 = connected().map(|tenant| tenant.share).sum();
-        let each = |tenant: &Tenant| TOTAL * tenant.share / all / f64::from(tenant.connections);
+        let all: f64 = connected().map(Tenant::weight).sum();
+        let each = |tenant: &Tenant| TOTAL * tenant.weight() / all / f64::from(tenant.connections);
         let own = tenants.get(&job).filter(|tenant| tenant.connections > 0)?;
         // Where one job's would be larger than may be, all shrink alike: the proportions are what counts.
         let most = connected().map(each).fold(0.0, f64::max);
@@ -90,8 +180,9 @@ impl Shares {
 /// One job's place among the tenants, as its shards know it.
 #[derive(Debug, Clone)]
 pub(super) struct Place {
-    pub(super) shares: std::sync::Arc<Shares>,
+    pub(super) shares: Arc<Shares>,
     pub(super) job: u64,
+    pub(super) moved: Arc<AtomicU64>,
 }
 
 /// Sizes a connection's buffers.
@@ -136,12 +227,55 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_gets_too_little_of_a_full_link_gets_more_until_it_has_its_share() {
+        let shares = Shares::default();
+        let (modest, greedy) = (shares.admit(1, 1.0), shares.admit(2, 1.0));
+        shares.count(1, 2);
+        shares.count(2, 8);
+        let mut most = 0.0;
+        let mut part = 0.0;
+        for _ in 0..100 {
+            // A link of 1e8 bytes a second, which jobs get by what they have under way; the modest one is there two thirds
+            // of the time.
+            let (a, b) =
+                (2.0 * shares.buffer(1).unwrap() as f64 * 0.66, 8.0 * shares.buffer(2).unwrap() as f64);
+            part = a / (a + b);
+            modest.fetch_add((1e7 * part) as u64, Ordering::Relaxed);
+            greedy.fetch_add((1e7 * (1.0 - part)) as u64, Ordering::Relaxed);
+            shares.correct(&mut most, 0.1);
+        }
+        assert!((0.47..0.53).contains(&part), "{part}");
+    }
+
+    #[test]
+    fn a_job_that_wants_less_than_its_share_costs_the_others_next_to_nothing() {
+        let shares = Shares::default();
+        let (modest, other) = (shares.admit(1, 1.0), shares.admit(2, 1.0));
+        shares.count(1, 2);
+        shares.count(2, 2);
+        let mut most = 0.0;
+        let mut least: f64 = 1.0;
+        for round in 0..200 {
+            // The modest one moves a tenth of the link, whatever it may; the other fills what its buffers let it fill of the rest.
+            let room = (2.0 * shares.buffer(2).unwrap() as f64 / (0.2 * TOTAL)).min(1.0);
+            modest.fetch_add(1_000_000, Ordering::Relaxed);
+            other.fetch_add((9e6 * room) as u64, Ordering::Relaxed);
+            shares.correct(&mut most, 0.1);
+            if round > 20 {
+                least = least.min(room);
+            }
+        }
+        assert!(least > 0.75, "{least}");
+    }
+
+    #[test]
     fn a_larger_share_is_a_larger_sum() {
         let shares = Shares::default();
         shares.admit(1, 0.75);
         shares.admit(2, 0.25);
         shares.count(1, 2);
         shares.count(2, 2);
-        assert_eq!(shares.buffer(1).unwrap(), 3 * shares.buffer(2).unwrap());
+        let (large, small) = (shares.buffer(1).unwrap(), shares.buffer(2).unwrap());
+        assert!(large.abs_diff(3 * small) < 4, "{large} and {small}");
     }
 }

@@ -30,6 +30,8 @@ pub(crate) const PLAIN: u8 = b'P';
 pub(crate) enum DialError {
     /// The server said no: there is no use in trying again.
     Refused(Refusal),
+    /// Its certificate is not trusted, or it does not speak TLS: there is no use in trying again either.
+    Untrusted(String),
     /// It could not be reached now.
     Unreachable(io::Error),
     /// The caller gave up.
@@ -150,7 +152,11 @@ impl Dialer {
         };
         if encrypt {
             stream = stream.connect_tls(Arc::clone(&self.tls), &self.address.host)?;
-            while !stream.is_ready()? {
+            let refused = |error: io::Error| match error.kind() {
+                ErrorKind::InvalidData => DialError::Untrusted(error.to_string()),
+                _ => error.into(),
+            };
+            while !stream.is_ready().map_err(refused)? {
                 wait(&stream, stream.holds_output())?;
             }
         }

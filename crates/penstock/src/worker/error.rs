@@ -146,6 +146,16 @@ pub enum Error {
         /// How long.
         waited: Duration,
     },
+    /// A server's certificate is not trusted, or it speaks no TLS.
+    #[error("server {server} at {address} could not be trusted: {reason}")]
+    Untrusted {
+        /// Its number.
+        server: u32,
+        /// Its address.
+        address: String,
+        /// What TLS says.
+        reason: String,
+    },
     /// A server or shard did not answer in time.
     #[error("server {server} did not {what} within {waited:.1?}")]
     Unanswered {
@@ -211,6 +221,10 @@ impl Error {
             Self::NoValue { .. } => "declare the tensor on worker 0 too".to_owned(),
             Self::ConnectTimeout { .. } => {
                 "start the server first, or raise the option `deadline`".to_owned()
+            }
+            Self::Untrusted { .. } => {
+                "give servers certificates of the authority in the option `ca`, or leave `ca` empty: the job's secret proves who is there"
+                    .to_owned()
             }
             Self::System { .. } => "run `penstock doctor` on this host".to_owned(),
             _ => return None,

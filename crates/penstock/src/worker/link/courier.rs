@@ -346,6 +346,7 @@ impl Courier {
             Err(DialError::GivenUp) => {}
             // Whether the job has ended there, the link's own thread hears with the reason.
             Err(DialError::Refused(refusal)) => self.bear_with(refusal.to_string()),
+            Err(DialError::Untrusted(reason)) => self.bear_with(reason),
             Err(DialError::Unreachable(error)) => self.bear_with(error.to_string()),
         }
         if self.setup.fate.check().is_err() {

@@ -68,6 +68,9 @@ fn reach(dialer: &Dialer, server: u32, deadline: Deadline, fate: &Fate) -> Resul
         let error = match dialer.dial(Purpose::Control, until, &interrupted) {
             Ok(stream) => return Ok(RecordStream::new(stream, MAX_MESSAGE_BYTES)),
             Err(DialError::Refused(refusal)) => return Err(refusal.into()),
+            Err(DialError::Untrusted(reason)) => {
+                return Err(Error::Untrusted { server, address: dialer.address().to_string(), reason });
+            }
             Err(DialError::GivenUp) => return Err(Error::Interrupted),
             Err(DialError::Unreachable(error)) => error,
         };
@@ -308,6 +311,9 @@ impl Wire {
             }
             Err(DialError::Refused(refusal)) => {
                 self.gone(fate, &format!("it lets this worker in no more: {refusal}"))
+            }
+            Err(DialError::Untrusted(reason)) => {
+                self.gone(fate, &format!("its certificate is not trusted: {reason}"))
             }
             Err(DialError::GivenUp) => false,
             Err(DialError::Unreachable(_)) => pause(stop, PAUSE),
