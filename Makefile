@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A test that hangs must fail, and say where.
 CARGO_TEST := timeout --verbose 900 cargo test
 
-.PHONY: demo build test test-env lint format test-rust test-model test-python bench docs clean help
+.PHONY: demo build test test-env lint format test-rust test-model test-fuzz test-python test-netns fuzz bench docs clean help
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -34,7 +34,7 @@ $(VENV)/.built: $(RUST_SOURCES) | $(VENV)/.tools
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet --extras demo
 	@touch $@
 
-test: test-env lint test-rust test-model test-python ## lints, types, and every test but the benchmarks
+test: test-env lint test-rust test-model test-fuzz test-python ## lints, types, and every test but the benchmarks
 
 test-env: $(VENV)/.built $(VENV)/.test-env
 
@@ -60,8 +60,21 @@ test-rust: ## unit, property and promise tests of the crates, and the simulator 
 test-model: ## the lock-free protocols, every interleaving (loom)
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom $(CARGO_TEST) -p penstock-fabric --lib --release --quiet
 
+test-fuzz: ## the corpus of every fuzzing target, and mutations of it for some seconds (stable; `make fuzz` is the real thing)
+	CARGO_TARGET_DIR=target/fuzz timeout --verbose 600 cargo run --quiet --manifest-path fuzz/Cargo.toml --bin replay -- 9
+
+FUZZ_SECONDS ?= 20
+fuzz: ## every fuzzing target under libFuzzer, FUZZ_SECONDS each (needs nightly and cargo-fuzz)
+	@if ! cargo +nightly fuzz --version >/dev/null 2>&1; then \
+	  echo "SKIPPED: libFuzzer needs nightly and cargo-fuzz: rustup toolchain install nightly && cargo install cargo-fuzz"; \
+	else for target in $$(cd fuzz/fuzz_targets && ls *.rs); do \
+	  cargo +nightly fuzz run --features fuzzing $${target%.rs} -- -max_total_time=$(FUZZ_SECONDS) -max_len=4096 || exit 1; done; fi
+
+test-netns: test-env ## jobs on several test hosts (network namespaces; needs root), which `make test` runs too where it can
+	timeout --verbose 900 $(BIN)/python -m pytest tests/netns
+
 test-python: test-env ## real processes, golden trajectories, the command line, the README's own commands
-	timeout --verbose 1200 $(BIN)/python -m pytest
+	timeout --verbose 1500 $(BIN)/python -m pytest
 
 bench: test-env ## the benchmark of the README, beside its peers and the machine's limit
 	$(BIN)/penstock bench pushpull --workers 2 --size 64MiB

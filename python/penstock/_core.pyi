@@ -38,8 +38,8 @@ class Job:
         servers: Sequence[str], job: str, secret: str, rank: int, size: int, options: Mapping[str, str]
     ) -> Job:
         """
-        Join the job of this name through the endpoints `servers`, in the servers' order. `secret`: 64 hexadecimal
-        digits.
+        Join the job of this name through the endpoints `servers`, in the servers' order. `secret`: 64
+        hexadecimal digits.
         """
 
     @staticmethod

@@ -102,10 +102,14 @@ impl Outbox {
         self.entries.is_empty()
     }
 
-    /// The shard has taken `count` frames in all.
+    /// The shard has taken `count` frames in all. It cannot have taken what was not sent on this connection or before its start.
     pub fn taken(&mut self, count: u64) -> Result<(), Miscounted> {
-        if count < self.taken || count > self.sent {
-            return Err(Miscounted { least: self.taken, most: self.sent, got: count });
+        self.note_taken(count, self.next - 1)
+    }
+
+    fn note_taken(&mut self, count: u64, most: u64) -> Result<(), Miscounted> {
+        if count < self.taken || count > most {
+            return Err(Miscounted { least: self.taken, most, got: count });
         }
         self.taken = count;
         while let Some(entry) = self.entries.front()
@@ -119,7 +123,7 @@ impl Outbox {
 
     /// A new connection stands, and the shard says that it has taken `count` frames in all: goes on behind them.
     pub fn resume(&mut self, count: u64) -> Result<(), Miscounted> {
-        self.taken(count)?;
+        self.note_taken(count, self.sent)?;
         self.next = count + 1;
         let behind = |entry: &Entry| self.next < entry.first + u64::from(entry.frames);
         self.cursor = self.entries.iter().position(behind).unwrap_or(self.entries.len());
@@ -228,6 +232,16 @@ mod tests {
         assert_eq!(outbox.taken(1), Ok(()));
         assert!(outbox.taken(0).is_err(), "it counts backwards");
         assert!(outbox.resume(3).is_err());
+    }
+
+    #[test]
+    fn a_shard_that_says_it_took_more_than_this_connection_brought_is_found_out() {
+        let mut outbox = Outbox::default();
+        outbox.submit(zero(0), 5);
+        (0..5).for_each(|_| outbox.sent());
+        outbox.resume(2).unwrap();
+        assert_eq!(outbox.taken(4), Err(Miscounted { least: 2, most: 2, got: 4 }));
+        assert_eq!(outbox.due().unwrap().sequence, 3);
     }
 
     #[test]

@@ -17,6 +17,7 @@ use std::fs::DirBuilder;
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -81,7 +82,8 @@ impl Service {
         let door = Arc::new(Door::open(listen, &options)?);
         let temporary = std::env::temp_dir();
         remove_leftovers(&temporary);
-        let directory = temporary.join(format!("{DIRECTORY}{}", std::process::id()));
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let directory = temporary.join(format!("{DIRECTORY}{}-{number}", std::process::id()));
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
         made.map_err(|error| StartError::System {
             what: "make a directory for sockets",
@@ -177,7 +179,10 @@ impl Drop for Service {
     }
 }
 
-/// Start of the name of a service's directory; its process follows.
+/// Numbers the services of a process.
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// Start of the name of a service's directory; its process and its number follow.
 const DIRECTORY: &str = "penstock-service-";
 
 /// Removes what services left behind that were killed.
@@ -185,7 +190,10 @@ fn remove_leftovers(temporary: &Path) {
     let entries = std::fs::read_dir(temporary).into_iter().flatten().flatten();
     for entry in entries {
         let name = entry.file_name();
-        let process = name.to_str().and_then(|name| name.strip_prefix(DIRECTORY)?.parse::<u32>().ok());
+        let process = name.to_str().and_then(|name| {
+            let (process, _) = name.strip_prefix(DIRECTORY)?.split_once('-')?;
+            process.parse::<u32>().ok()
+        });
         if let Some(process) = process
             && !Path::new("/proc").join(process.to_string()).exists()
         {

@@ -29,6 +29,7 @@ COMMANDS: dict[str, Command] = {
     "run": Command("penstock.cli.run", "start a script on several workers, with servers, on this machine"),
     "demo": Command("penstock.cli.demo", "train a real model and compare it with single-process training"),
     "bench": Command("penstock.cli.bench", "measure against the machine's limit and against all-reduce"),
+    "plan": Command("penstock.cli.plan", "what bandwidth a job needs, what it costs, which topology to take"),
     "manager": Command("penstock.cli.manager", "the control plane: jobs, servers, and how workers find them"),
     "server": Command("penstock.cli.server", "a server for the jobs that a manager gives it"),
     "job": Command("penstock.cli.jobs", "create, list, show and delete a manager's jobs"),
@@ -41,6 +42,7 @@ EXAMPLES = """\
   penstock demo                                    # 2 workers, 1 server, handwritten digits, a plot
   penstock run --workers 4 train.py --lr 0.1       # what follows the script is the script's
   penstock run --workers 4 --consistency ssp:4 -m my.training
+  penstock plan --model resnet50 --workers 8 --link 10gbit
   penstock doctor"""
 
 

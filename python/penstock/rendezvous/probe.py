@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("error: expected HOST:PORT and, for TLS, the path of a CA\n")
         return 2
     try:
-        serves = _core.health(arguments[0], *arguments[1:])
+        serves = _core.health(arguments[0], arguments[1] if len(arguments) > 1 else "")
     except PenstockError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

@@ -1,0 +1,87 @@
+//! Makes the corpus from real messages: `cargo run --manifest-path fuzz/Cargo.toml --bin seeds`.
+
+use penstock_kernels::Settings;
+use penstock_proto::error::{JobFailure, Loss, Refusal};
+use penstock_proto::frame::{Body, Header, Notice, job_number};
+use penstock_proto::handshake::{Purpose, ServerHandshake, Verdict, WorkerHandshake, verdict};
+use penstock_proto::message::{Answer, Ask, PROTOCOL_VERSION, Reply, Request, Secret, Welcome, encode};
+use penstock_proto::record::record;
+use penstock_proto::submission::Submission;
+use std::path::Path;
+
+fn main() {
+    let settings = Settings([0.1, 0.9, 0.0, 0.0, 0.0]);
+    let submissions = [
+        Submission::Push { tensor: 1, first: 2, count: 1, stamp: 3, settings },
+        Submission::Clock { clock: 4 },
+        Submission::Load { tensor: 1, first: 0, count: 1, slot: 1, part: 0, steps: 9 },
+        Submission::Zero { tensor: 1 },
+        Submission::Fetch { tensor: 1, state: false, version: 3, ticket: 8 },
+    ];
+    let job = job_number("job");
+    let mut frames: Vec<Vec<u8>> = Vec::new();
+    for (submission, sequence) in submissions.iter().zip(1..) {
+        let body = Body::Submission { submission: *submission, wanted: true };
+        frames.push(Header::bare(job, sequence, body).encode().to_vec());
+    }
+    for notice in [
+        Notice::Value { tensor: 1, chunk: 2, version: 3, steps: 4 },
+        Notice::State { tensor: 1, chunk: 2 },
+        Notice::Folded { tensor: 1, count: 5 },
+        Notice::Fetched { tensor: 1, ticket: 8 },
+        Notice::Taken,
+    ] {
+        frames.push(Header::bare(job, 5, Body::Notice(notice)).encode().to_vec());
+    }
+    let secret = Secret([7; 32]);
+    let (worker, hello) =
+        WorkerHandshake::start("job", secret, Purpose::Control, [2; 32]).expect("it is short");
+    let mut server = ServerHandshake::start(&hello).expect("it is ours");
+    // Another secret, so that the fuzzer's own cannot be proved with what stands in the corpus.
+    let challenge = server.challenge(Secret([8; 32]), [1; 32], [0; 32]);
+    let refused = verdict(&Verdict::Refused(Refusal::Busy));
+    drop(worker);
+    let requests = [
+        Ask::Hello { version: PROTOCOL_VERSION, secret: Some(secret), session: [3; 16], rank: 1, size: 2 },
+        Ask::Beat,
+        Ask::Barrier,
+        Ask::Missing { tensor: 1, version: 2 },
+        Ask::Leave { failed: Some("why".to_owned()) },
+    ];
+    let welcome =
+        Welcome { server: 0, servers: 1, shards: 2, chunk_bytes: 32768, lease_ms: 10_000, crowding: 1 };
+    let lost = JobFailure::WorkerLost { rank: 1, loss: Loss::Died };
+    let replies = [
+        Answer::Welcome(welcome),
+        Answer::Alive,
+        Answer::Missing { ranks: vec![1, 5] },
+        Answer::Failed(lost),
+    ];
+    let mut messages: Vec<Vec<u8>> = Vec::new();
+    messages.extend(requests.map(|body| encode(&Request { id: 7, body }).expect("it is short")));
+    messages.extend(replies.map(|body| encode(&Reply { id: 7, body }).expect("it is short")));
+    let records = messages.iter().take(3).flat_map(|message| record(message)).collect::<Vec<u8>>();
+    let words =
+        |submission: &Submission| submission.encode().iter().flat_map(|word| word.to_le_bytes()).collect();
+    let payload = |frame: &Vec<u8>| [&frame[..], b"payload"].concat();
+
+    write("frame", frames.iter().map(payload).chain(submissions.iter().map(words)).collect());
+    write("stream", vec![frames[..5].concat(), frames[..2].concat()]);
+    write("outbox", vec![vec![0, 3, 1, 0, 1, 0, 2, 1, 3, 1, 1, 0], vec![0, 1, 0, 2, 1, 0, 3, 0, 1, 0, 2, 4]]);
+    write("handshake_server", vec![[&hello[..], &hello[..]].concat(), [&hello[..], &challenge[..]].concat()]);
+    write("handshake_worker", vec![challenge, refused, verdict(&Verdict::Accepted)]);
+    write("records", vec![records, record(b"one"), vec![0xff; 5]]);
+    write("messages", messages);
+    write("submission", submissions.iter().map(words).collect());
+    let endpoints =
+        ["/run/s0", "tcp://10.0.0.1:7700", "tcp://[::1]:80?also=a:1&host=ab&unix=/run/{job}.sock"];
+    write("endpoint", endpoints.map(|text| text.as_bytes().to_vec()).to_vec());
+}
+
+fn write(target: &str, corpus: Vec<Vec<u8>>) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+    std::fs::create_dir_all(&folder).expect("a folder can be made");
+    for (data, number) in corpus.iter().zip(0..) {
+        std::fs::write(folder.join(format!("seed-{number:02}")), data).expect("a file can be written");
+    }
+}

@@ -1,0 +1,180 @@
+//! What is fuzzed: everything that takes bytes from a network. Each function is one target; it asserts what must hold of any
+//! bytes, not only that nothing panics. The same bodies run under libFuzzer (`fuzz_targets`) and on stable (`replay`).
+
+use penstock_fabric::net::endpoint::Endpoint;
+use penstock_proto::frame::{Body, HEADER_BYTES, Header};
+use penstock_proto::handshake::{Purpose, ServerHandshake, WorkerHandshake};
+use penstock_proto::message::{Reply, Request, Secret, decode, encode};
+use penstock_proto::outbox::{Inbox, Outbox};
+use penstock_proto::record::Records;
+use penstock_proto::submission::{Submission, WORDS};
+
+/// A target: its name and its body.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All of them.
+pub const TARGETS: [Target; 9] = [
+    ("frame", frame),
+    ("stream", stream),
+    ("outbox", outbox),
+    ("handshake_server", handshake_server),
+    ("handshake_worker", handshake_worker),
+    ("records", records),
+    ("messages", messages),
+    ("submission", submission),
+    ("endpoint", endpoint),
+];
+
+const SECRET: Secret = Secret([7; 32]);
+
+fn words(data: &[u8]) -> [u64; WORDS] {
+    let mut words = [0; WORDS];
+    for (word, bytes) in words.iter_mut().zip(data.chunks_exact(8)) {
+        *word = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+    }
+    words
+}
+
+/// A header that decodes says, encoded again, the same. The fuzzer cannot guess a checksum, so it is put right half the time.
+pub fn frame(data: &[u8]) {
+    let Some((mut header, rest)) = data.split_first_chunk::<HEADER_BYTES>().map(|(head, rest)| (*head, rest))
+    else {
+        return;
+    };
+    if rest.first().is_some_and(|byte| byte % 2 == 0)
+        && let Ok(submission) = Submission::decode(words(&header))
+    {
+        let wanted = header[70] % 2 == 0;
+        header = Header::bare(3, 9, Body::Submission { submission, wanted }).with_payload(rest).encode();
+    }
+    if let Ok(read) = Header::decode(&header) {
+        let again = read.encode();
+        let twice = Header::decode(&again).expect("what was encoded decodes");
+        assert_eq!(twice.encode(), again);
+        let _ = read.check(rest);
+    }
+}
+
+/// A stream of frames into an inbox: it takes consecutive numbers only.
+pub fn stream(data: &[u8]) {
+    let mut inbox = Inbox::default();
+    for chunk in data.chunks(HEADER_BYTES) {
+        let Ok(bytes) = <&[u8; HEADER_BYTES]>::try_from(chunk) else { return };
+        let Ok(header) = Header::decode(bytes) else { return };
+        let before = inbox.count();
+        if inbox.expect(header.sequence).is_err() {
+            return;
+        }
+        assert_eq!(header.sequence, before + 1);
+        inbox.take();
+    }
+}
+
+/// A worker's outbox against whatever a shard says it has taken: what is due is never a frame that was taken, and numbers rise.
+pub fn outbox(data: &[u8]) {
+    let mut outbox = Outbox::default();
+    let (mut taken, mut sent, mut submitted) = (0u64, 0u64, 0u64);
+    for pair in data.chunks_exact(2) {
+        let number = u64::from(pair[1]);
+        match pair[0] % 4 {
+            0 => {
+                outbox.submit(Submission::Clock { clock: number }, 1 + pair[1] as u32 % 5);
+                submitted += 1 + number % 5;
+            }
+            1 => {
+                if let Some(due) = outbox.due() {
+                    assert!(due.sequence > taken && due.sequence <= submitted);
+                    outbox.sent();
+                    sent = sent.max(due.sequence);
+                }
+            }
+            what => {
+                let said = if pair[1] % 2 == 0 { taken + number / 2 } else { number };
+                let result = if what == 2 { outbox.taken(said) } else { outbox.resume(said) };
+                if result.is_ok() {
+                    assert!(said >= taken && said <= sent, "{said} of {taken} to {sent}");
+                    taken = said;
+                }
+            }
+        }
+        assert_eq!(outbox.is_empty(), taken == submitted);
+    }
+}
+
+/// The server's end: nobody gets in without the secret.
+pub fn handshake_server(data: &[u8]) {
+    let (hello, proof) = data.split_at(data.len() / 2);
+    if let Ok(mut server) = ServerHandshake::start(hello) {
+        server.challenge(SECRET, [1; 32], [0; 32]);
+        assert!(server.finish(proof).is_err());
+    }
+    let (_, hello) = WorkerHandshake::start("job", SECRET, Purpose::Control, [2; 32]).expect("it is short");
+    let mut server = ServerHandshake::start(&hello).expect("it is ours");
+    assert!(server.finish(data).is_err(), "before the challenge");
+    server.challenge(SECRET, [1; 32], [0; 32]);
+    assert!(server.finish(data).is_err());
+}
+
+/// The worker's end: no server is believed without the secret.
+pub fn handshake_worker(data: &[u8]) {
+    let (worker, _) = WorkerHandshake::start("job", SECRET, Purpose::Control, [2; 32]).expect("it is short");
+    assert!(worker.answer(data, &[0; 32]).is_err());
+    let _ = WorkerHandshake::finish(data);
+}
+
+/// Records: however the stream is cut, the same ones come out, and none is longer than the limit.
+pub fn records(data: &[u8]) {
+    let read = |step: usize| {
+        let (mut records, mut out) = (Records::new(64), Vec::new());
+        for piece in data.chunks(step) {
+            records.feed(piece);
+            loop {
+                match records.take() {
+                    Ok(Some(record)) => {
+                        assert!(record.len() <= 64);
+                        out.push(record.to_vec());
+                    }
+                    Ok(None) => break,
+                    Err(_) => return out,
+                }
+            }
+        }
+        out
+    };
+    assert_eq!(read(1), read(7));
+    assert_eq!(read(1), read(data.len().max(1)));
+}
+
+/// Control messages: what decodes encodes to something that decodes to the same.
+pub fn messages(data: &[u8]) {
+    if let Ok(request) = decode::<Request>(data)
+        && let Ok(bytes) = encode(&request)
+    {
+        // NaN is not equal to itself: compare what is written.
+        let again = decode::<Request>(&bytes).expect("what was encoded decodes");
+        assert_eq!(encode(&again).ok(), Some(bytes));
+    }
+    if let Ok(reply) = decode::<Reply>(data)
+        && let Ok(bytes) = encode(&reply)
+    {
+        let again = decode::<Reply>(&bytes).expect("what was encoded decodes");
+        assert_eq!(encode(&again).ok(), Some(bytes));
+    }
+}
+
+/// Submissions: what decodes encodes to itself.
+pub fn submission(data: &[u8]) {
+    if let Ok(submission) = Submission::decode(words(data)) {
+        let again = Submission::decode(submission.encode()).expect("what was encoded decodes");
+        assert_eq!(again.encode(), submission.encode());
+    }
+}
+
+/// Endpoints: what reads back is what was written.
+pub fn endpoint(data: &[u8]) {
+    if let Ok(text) = std::str::from_utf8(data)
+        && let Ok(endpoint) = text.parse::<Endpoint>()
+    {
+        assert_eq!(endpoint.to_string().parse(), Ok(endpoint));
+    }
+}
