@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MODELS = ("alexnet", "resnet18", "resnet50", "vgg19")
 PEERS = ("gloo", "mpi")
+MORE_PEERS = (*(f"{peer}-layer" for peer in PEERS), "mpi-ring")
+"""What is measured where it is asked for."""
 MOST = 64
 
 EXAMPLES = """\
@@ -162,7 +164,7 @@ def pushpull(arguments: Sequence[str]) -> int:
     add_hosts(parser)
     given = parser.parse_args(arguments)
     size, prepared = parse_size(given.size, "--size"), numbers(given.workers, "--workers", 32)
-    chosen = _systems(given.systems, ("penstock", *PEERS))
+    chosen = _systems(given.systems, ("penstock", *PEERS, *MORE_PEERS))
     return _cases(given, "pushpull between hosts", size, None, prepared, chosen, rate=False)
 
 
@@ -181,7 +183,7 @@ def zero_compute(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--systems",
         default="penstock,gloo,mpi",
-        help="default penstock,gloo,mpi (in buckets of 25 MiB, as DDP); also gloo-layer, mpi-layer",
+        help="default penstock,gloo,mpi (in buckets of 25 MiB, as DDP); also gloo-layer, mpi-layer, mpi-ring",
     )
     add_hosts(parser)
     given = parser.parse_args(arguments)
@@ -192,7 +194,7 @@ def zero_compute(arguments: Sequence[str]) -> int:
             f"did you mean {meant}?" if meant else f"there are {', '.join(MODELS)}",
         )
     sizes = [4 * _product(shape) for shape in layers.shapes(given.model)]
-    known = ("penstock", *PEERS, *(f"{peer}-layer" for peer in PEERS))
+    known = ("penstock", *PEERS, *MORE_PEERS)
     chosen = _systems(given.systems, known)
     workers = numbers(given.workers, "--workers", 32)
     name = f"zero-compute {given.model}, {len(sizes)} layers"
@@ -305,7 +307,7 @@ def _ideals(case: Case, kinds: Sequence[str], servers: int, link: int | None) ->
     }
     # An all-reduce moves what cs moves.
     reduced = ideal.seconds("cs", case.nbytes, case.workers, servers, link)
-    ideals |= {name: reduced for peer in PEERS for name in (peer, f"{peer}-layer")}
+    ideals |= dict.fromkeys((*PEERS, *MORE_PEERS), reduced)
     return {name: seconds for name, seconds in ideals.items() if seconds > 0}
 
 
@@ -326,10 +328,11 @@ def loopback(arguments: Sequence[str]) -> int:
         "--size", default="64MiB", help="bytes of the tensor; default 64MiB; such as 4MiB,64MiB"
     )
     parser.add_argument("--streams", default="2", help="connections: shards of the server; default 2")
-    add_hosts(parser)
+    parser.add_argument("--rounds", default="3", help="turns of each system; default 3")
+    parser.add_argument("--repeats", help="iterations in a turn; default: what fits into 0.4 s, at least 3")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     given = parser.parse_args(arguments)
-    if given.hosts != "loopback":
-        terminal.refuse("this benchmark is of the loopback", "penstock bench pushpull --hosts netns")
+    given.plot = None
     shards = count(given.streams, "--streams", 32) or 1
     sizes = [parse_size(text, "--size") for text in given.size.split(",")]
     prepare_files(given)
