@@ -32,7 +32,7 @@ def own_hosts() -> list[str]:
             "pushpull --hosts netns --json /no/such/folder/f.json",
             "--json /no/such/folder/f.json: No such file",
         ),
-        ("loopback --hosts netns", "this benchmark is of the loopback"),
+        ("loopback --hosts netns", "unknown option --hosts"),
         ("loopback --streams 0", "--streams 0 is outside its limits"),
         ("loopback --size 3", "no multiple of 4"),
         ("zero-compute --model resnet5", "there is no model 'resnet5'"),
