@@ -55,7 +55,11 @@ def exchanges(cases: Sequence[tuple[int, Sequence[Line]]], title: str, path: Pat
         axes.set_xscale("log", base=2)
         axes.set_xticks([n for n, _ in cases], [str(n) for n, _ in cases])
         axes.set_xlabel("workers")
-        axes.set_yscale("log")
+        values = [1 / line.spread.median for _, lines in cases for line in lines]
+        if max(values) > 20 * min(values):
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
         axes.legend(frameon=False)
         axes.set_title(title)
     axes.set_ylabel("exchanges per second (median)")
