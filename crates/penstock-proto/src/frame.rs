@@ -10,7 +10,7 @@
 //!
 //! The sequence number makes reconnecting exact: see [`crate::outbox`].
 
-use crate::submission::{Submission, SubmissionError, WORDS};
+use crate::submission::{Submission, SubmissionError, WORDS, pack, unpack};
 use crate::{TensorId, chunk::MAX_CHUNK_BYTES};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -162,14 +162,6 @@ const STATE: u32 = 2;
 const FOLDED: u32 = 3;
 const FETCHED: u32 = 4;
 const TAKEN: u32 = 5;
-
-fn pack(low: u32, high: u32) -> u64 {
-    u64::from(low) | u64::from(high) << 32
-}
-
-fn unpack(word: u64) -> (u32, u32) {
-    (word as u32, (word >> 32) as u32)
-}
 
 impl Notice {
     fn encode(&self) -> [u64; WORDS] {

@@ -84,11 +84,13 @@ const LOAD: u32 = 3;
 const ZERO: u32 = 4;
 const FETCH: u32 = 5;
 
-fn pack(low: u32, high: u32) -> u64 {
+/// Two halves of a word.
+pub(crate) fn pack(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
-fn unpack(word: u64) -> (u32, u32) {
+/// The halves of a word, the low one first.
+pub(crate) fn unpack(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }
 
