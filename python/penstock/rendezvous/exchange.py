@@ -143,19 +143,19 @@ class Exchange:
 
         As soon as one says that its process cannot go on, the rest need not be waited for. Raises Missing.
         """
-        raise NotImplementedError
+        raise NotImplementedError("rank 0's end only")
 
     def announce(self, verdict: bytes) -> None:
         """Rank 0: hands the verdict to everyone who takes part."""
-        raise NotImplementedError
+        raise NotImplementedError("rank 0's end only")
 
     def deliver(self, contribution: bytes, deadline: Deadline) -> None:
         """Others: hands the contribution to rank 0. Raises Missing if rank 0 cannot be reached."""
-        raise NotImplementedError
+        raise NotImplementedError("the others' end only")
 
     def await_verdict(self, deadline: Deadline) -> bytes:
         """Others: the verdict, which may come up to VERDICT_MARGIN after the deadline. Raises Missing."""
-        raise NotImplementedError
+        raise NotImplementedError("the others' end only")
 
 
 def is_failure(contribution: bytes) -> bool:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,7 @@ class PenstockRank:
         """The job ends with the process."""
 
 
-class AllReduceRank:
+class AllReduceRank(ABC):
     """Gradients in contiguous buffers, reduced in place."""
 
     def __init__(self, *, layerwise: bool) -> None:
@@ -126,8 +127,9 @@ class AllReduceRank:
     def _prepare(self) -> None:
         """What the library needs beside the arrays."""
 
+    @abstractmethod
     def _all_reduce(self) -> None:
-        raise NotImplementedError
+        """Sums the gradients over all ranks, in place."""
 
     def step(self) -> None:
         """An exchange."""
