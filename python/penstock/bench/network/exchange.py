@@ -124,6 +124,7 @@ class AllReduceRank(ABC):
         for gradient in self._gradients:
             gradient.fill(0.0)
 
+    @abstractmethod
     def _prepare(self) -> None:
         """What the library needs beside the arrays."""
 
@@ -176,6 +177,9 @@ class MpiRank(AllReduceRank):
         super().__init__(layerwise=layerwise)
         self._mpi, self._comm = MPI, MPI.COMM_WORLD
         self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
+
+    def _prepare(self) -> None:
+        """Nothing: MPI takes the arrays as they are."""
 
     def _all_reduce(self) -> None:
         for gradient in self._gradients:
