@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from penstock.netns import Laboratory, missing
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 MakeLaboratory = Callable[..., Laboratory]
 
