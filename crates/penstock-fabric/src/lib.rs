@@ -25,6 +25,7 @@
 //! from the copy.
 
 pub mod doorbell;
+pub mod items;
 pub mod publish;
 pub mod ring;
 pub mod sync;

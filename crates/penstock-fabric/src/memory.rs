@@ -270,7 +270,7 @@ impl HomeMemory {
 
 /// Asks for the line at `address` to be brought near, to be written. Any address will do: it is only a hint.
 #[inline]
-fn bring_near(address: *const u8) {
+pub(crate) fn bring_near(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};

@@ -36,17 +36,29 @@ pub struct Region {
 impl Region {
     /// Makes a region of `bytes` bytes of zeros (rounded up to pages), maps it writable, touches it, seals it.
     pub fn new(name: &str, bytes: usize, writers: Writers) -> io::Result<Self> {
+        let region = Self::open_to_writers(name, bytes)?;
+        match writers {
+            Writers::Maker => region.seal()?,
+            Writers::Holders => rustix::fs::fcntl_add_seals(&region.fd, SealFlags::SEAL)?,
+        }
+        Ok(region)
+    }
+
+    /// The same, but whoever has the descriptor may map it writable until it is [sealed](Self::seal): for a region whose one
+    /// writer is another process.
+    pub fn open_to_writers(name: &str, bytes: usize) -> io::Result<Self> {
         let bytes = pages(bytes.max(1));
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&fd, bytes as u64)?;
         let mapping = Mapping::new(&[Part { fd: fd.as_fd(), offset: 0, bytes }], Access::Write)?;
         mapping.touch()?;
-        let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        if writers == Writers::Maker {
-            seals |= SealFlags::FUTURE_WRITE;
-        }
-        rustix::fs::fcntl_add_seals(&fd, seals)?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
         Ok(Self { fd, mapping })
+    }
+
+    /// From now on nobody gets another writable mapping; those that there are stay.
+    pub fn seal(&self) -> io::Result<()> {
+        rustix::fs::fcntl_add_seals(&self.fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)
     }
 
     /// The descriptor, to pass on.

@@ -1,0 +1,26 @@
+//! Items: rows with one writer, in memory that its readers map and look at by themselves (lapser.md, 3.2).
+//!
+//! | file | what |
+//! |---|---|
+//! | [`slot`] | the protocol of one row: two buffers, each with the number of the set that wrote it |
+//! | [`waiters`] | how readers that must wait sleep, and are woken by the writer |
+//! | [`region`] | where everything lies; the writer's end and the readers' end |
+//!
+//! A *set* is one call that writes rows; sets of one region are numbered from 1. A region is written by one process: the
+//! producer, or whoever keeps a mirror of its rows. Everybody else maps it read-only.
+//!
+//! - **I-1** What a reader gets of a row is value, number and clock of one set, unmixed.
+//! - **I-2** The numbers and clocks that one reader gets of one row never fall.
+//! - **I-3** Rows that one set wrote are seen together or not at all, by a reader that reads them together; also when the
+//!   writer dies inside.
+//! - **I-4** Nobody sleeps over a set that brought what it waits for.
+//!
+//! Lapser's algorithms 3.1 to 3.4 guard a row by a checksum over value and clock, and a reader that meets a writer waits for it.
+//! Here the writer writes beside the newest value: a reader never waits for a writer that is inside, and a writer that dies
+//! inside leaves the row as it was. It costs a second buffer a row.
+
+pub mod slot;
+pub mod waiters;
+
+#[cfg(not(loom))]
+pub mod region;

@@ -1,0 +1,498 @@
+//! One row: two buffers, each with the number of the set that wrote it.
+//!
+//! The writer always writes the older buffer, and readers take the newest of those that are finished, so they meet only if the
+//! writer comes round twice during one look. A set is finished when the region's `done` reaches its number: what
+//! carries a higher number is not looked at (I-3).
+//!
+//! Why it holds. [`Slot::begin`] marks a buffer before its payload is touched, ordered by a release fence; a reader that saw
+//! any of those writes therefore sees, behind its acquire fence, a mark that is not the number it started from. Numbers
+//! are stored with release after the payload, and a reader that starts from one sees all of it (I-1). If both buffers were
+//! overtaken while a reader looked, none carries a number within its limit, or the one it took has changed: it looks again
+//! with a later limit. lapser.md, 3.3.1 (figure 3.1) is the same race with a clock that overtakes its value.
+
+use crate::sync::{AtomicU64, Ordering, fence};
+
+/// Number of a buffer that is being written, or was left half-written: older than any.
+pub const UNFINISHED: u64 = u64::MAX;
+
+/// Head of a row, 40 bytes, written by the region's writer only. Drawn in docs/layout.md.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Slot {
+    /// Number of the set that wrote each buffer.
+    numbers: [AtomicU64; 2],
+    /// Clock that it was given.
+    clocks: [AtomicU64; 2],
+    /// In a mirror: the newest number is that of the row as it was after this set.
+    as_of: AtomicU64,
+}
+
+/// What a reader got with a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Look {
+    /// Number of the set that wrote it.
+    pub number: u64,
+    /// Its clock.
+    pub clock: u64,
+    /// The set after which it still was the newest.
+    pub as_of: u64,
+}
+
+/// The writer came round while the reader looked. Look again, with a later limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Overtaken;
+
+/// Rises with the age of a number's set; 0 for what is not finished.
+fn age(number: u64) -> u64 {
+    if number == UNFINISHED { 0 } else { number + 1 }
+}
+
+/// Which buffer holds the newest finished value.
+pub fn newest(numbers: [u64; 2]) -> usize {
+    usize::from(age(numbers[1]) > age(numbers[0]))
+}
+
+/// Which buffer set `number` writes: the older. A row that comes twice in a set is written twice in the same buffer, so that the
+/// other keeps what was before the set.
+pub fn target(numbers: [u64; 2], number: u64) -> usize {
+    let newest = newest(numbers);
+    if numbers[newest] == number && number != 0 { newest } else { 1 - newest }
+}
+
+impl Slot {
+    /// A row of zeros: what fresh memory holds.
+    pub fn new() -> Self {
+        let zeros = || [AtomicU64::new(0), AtomicU64::new(0)];
+        Self { numbers: zeros(), clocks: zeros(), as_of: AtomicU64::new(0) }
+    }
+
+    /// For the writer: the numbers of both buffers, as it left them.
+    pub fn numbers(&self) -> [u64; 2] {
+        [0, 1].map(|buffer: usize| self.numbers[buffer].load(Ordering::Relaxed))
+    }
+
+    /// For the writer: the clock of a buffer, as it left it.
+    pub fn clock(&self, buffer: usize) -> u64 {
+        self.clocks[buffer].load(Ordering::Relaxed)
+    }
+
+    /// For the writer of a mirror: the limit that it last gave the row.
+    pub fn as_of(&self) -> u64 {
+        self.as_of.load(Ordering::Relaxed)
+    }
+
+    /// For the writer: marks a buffer, the one that [`target`] names, before it is written.
+    pub fn begin(&self, buffer: usize) {
+        self.numbers[buffer].store(UNFINISHED, Ordering::Relaxed);
+        // Pairs with the acquire fence in `read`: who sees a write that follows also sees the mark.
+        fence(Ordering::Release);
+    }
+
+    /// For the writer: the buffer's payload is that of set `number`.
+    pub fn finish(&self, buffer: usize, number: u64, clock: u64) {
+        self.clocks[buffer].store(clock, Ordering::Relaxed);
+        // Pairs with the acquire loads in `read`: who sees the number also sees payload and clock.
+        self.numbers[buffer].store(number, Ordering::Release);
+    }
+
+    /// For the writer of a mirror: the value in `buffer`, the newest, has this clock by now, and still was the newest after set
+    /// `as_of`.
+    pub fn confirm(&self, buffer: usize, clock: u64, as_of: u64) {
+        self.clocks[buffer].store(clock, Ordering::Relaxed);
+        // Pairs with the acquire load in `read`: who sees it also sees the number that it is about.
+        self.as_of.store(as_of, Ordering::Release);
+    }
+
+    /// Copies the newest value that no set after `done` has written, with `copy`, which is given the buffer and must use
+    /// racing-safe loads. In a mirror, rows carry their own limit.
+    pub fn read(&self, done: u64, copy: impl FnOnce(usize)) -> Result<Look, Overtaken> {
+        let limit = done.max(self.as_of.load(Ordering::Acquire));
+        let numbers = [0, 1].map(|buffer: usize| self.numbers[buffer].load(Ordering::Acquire));
+        let within = numbers.map(|number| if number <= limit { age(number) } else { 0 });
+        let buffer = usize::from(within[1] > within[0]);
+        if within[buffer] == 0 {
+            return Err(Overtaken);
+        }
+        let clock = self.clocks[buffer].load(Ordering::Relaxed);
+        copy(buffer);
+        // Pairs with the release fence in `begin`.
+        fence(Ordering::Acquire);
+        if self.numbers[buffer].load(Ordering::Relaxed) != numbers[buffer] {
+            return Err(Overtaken);
+        }
+        Ok(Look { number: numbers[buffer], clock, as_of: limit })
+    }
+
+    /// Whether a value that was shown in place still stands: `look` came from [`Slot::read`], `buffer` is what it was given.
+    pub fn still(&self, buffer: usize, look: Look) -> bool {
+        // Pairs with the release fence in `begin`.
+        fence(Ordering::Acquire);
+        self.numbers[buffer].load(Ordering::Relaxed) == look.number
+    }
+}
+
+impl Default for Slot {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The head of a region: how far its writer has come. Written by the writer only.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Progress {
+    /// Sets that are finished.
+    done: AtomicU64,
+    /// Number of the last set of more than one row that was begun.
+    several: AtomicU64,
+    /// Iterations that the producer has completed: every row's version is at least this.
+    floor: AtomicU64,
+    /// Entries of the journal that were ever begun, and that were ever written.
+    begun: AtomicU64,
+    logged: AtomicU64,
+}
+
+/// A moment between two sets, from which rows are looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moment {
+    /// Sets that are finished.
+    pub done: u64,
+    /// The last set of several rows that was begun, then or shortly before.
+    pub several: u64,
+    /// Iterations that the producer had completed.
+    pub floor: u64,
+}
+
+impl Progress {
+    /// Nothing was set.
+    pub fn new() -> Self {
+        let zero = || AtomicU64::new(0);
+        Self { done: zero(), several: zero(), floor: zero(), begun: zero(), logged: zero() }
+    }
+
+    /// For a reader: now.
+    pub fn now(&self) -> Moment {
+        // The floor first: what was set before it was raised is then among what is done.
+        let floor = self.floor.load(Ordering::Acquire);
+        let several = self.several.load(Ordering::Acquire);
+        Moment { done: self.done.load(Ordering::Acquire), several, floor }
+    }
+
+    /// For a reader of several rows, each looked at in a moment at or after `first`: whether no set of several rows was
+    /// under way then or begun meanwhile, so that the rows belong together although the moments differ.
+    pub fn belong_together(&self, first: Moment) -> bool {
+        // Pairs with the release stores of numbers: who saw a row of a set sees that the set was begun.
+        fence(Ordering::Acquire);
+        first.several <= first.done && self.several.load(Ordering::Relaxed) == first.several
+    }
+
+    /// For the writer: sets that it has finished.
+    pub fn done(&self) -> u64 {
+        self.done.load(Ordering::Relaxed)
+    }
+
+    /// For the writer: set `number`, of several rows, begins.
+    pub fn begin_several(&self, number: u64) {
+        self.several.store(number, Ordering::Relaxed);
+        // Pairs with `belong_together`; the rows' numbers are stored later, with release.
+        fence(Ordering::Release);
+    }
+
+    /// For the writer: all rows of set `number` stand.
+    pub fn finish(&self, number: u64) {
+        // Pairs with the acquire load in `now`: who sees it sees all rows of the set.
+        self.done.store(number, Ordering::Release);
+    }
+
+    /// For the writer: `floor` iterations are complete.
+    pub fn raise(&self, floor: u64) {
+        self.floor.store(floor, Ordering::Release);
+    }
+
+    /// Iterations that the producer has completed.
+    pub fn floor(&self) -> u64 {
+        self.floor.load(Ordering::Acquire)
+    }
+
+    /// For the writer: entries of the journal up to `begun` are about to be written.
+    pub fn begin_log(&self, begun: u64) {
+        self.begun.store(begun, Ordering::Relaxed);
+        // Pairs with the acquire fence in `read_log`.
+        fence(Ordering::Release);
+    }
+
+    /// For the writer: entries of the journal up to `logged` are written. Before the set that they are about is finished.
+    pub fn finish_log(&self, logged: u64) {
+        self.logged.store(logged, Ordering::Release);
+    }
+
+    /// For a follower: reads the entries from `from` on of a journal of `capacity`, with `entry`; how far it came, or `None` if
+    /// the writer was round before.
+    pub fn read_log(&self, from: u64, capacity: u64, mut entry: impl FnMut(u64)) -> Option<u64> {
+        let logged = self.logged.load(Ordering::Acquire);
+        if logged.wrapping_sub(from) > capacity {
+            return None;
+        }
+        (from..logged).for_each(&mut entry);
+        // Pairs with the release fence in `begin_log`: who saw an entry of the next round sees that it was begun.
+        fence(Ordering::Acquire);
+        (self.begun.load(Ordering::Relaxed).wrapping_sub(from) <= capacity).then_some(logged)
+    }
+
+    /// Entries of the journal so far.
+    pub fn logged(&self) -> u64 {
+        self.logged.load(Ordering::Acquire)
+    }
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::Arc;
+    use std::collections::BTreeSet;
+    use std::sync::Mutex;
+
+    /// A region of `N` rows of two words.
+    struct Region<const N: usize> {
+        progress: Progress,
+        slots: [Slot; N],
+        words: [[[AtomicU64; 2]; 2]; N],
+    }
+
+    impl<const N: usize> Region<N> {
+        fn new() -> Arc<Self> {
+            let words = || [0, 1].map(|_| [0, 1].map(|_| AtomicU64::new(0)));
+            Arc::new(Self {
+                progress: Progress::new(),
+                slots: std::array::from_fn(|_| Slot::new()),
+                words: std::array::from_fn(|_| words()),
+            })
+        }
+
+        fn get(&self, row: usize, done: u64) -> Result<u64, Overtaken> {
+            let mut words = [0; 2];
+            let look = self.slots[row].read(done, |buffer| {
+                for (copy, word) in words.iter_mut().zip(&self.words[row][buffer]) {
+                    *copy = word.load(Ordering::Relaxed);
+                }
+            })?;
+            assert_eq!(words, [look.number; 2], "I-1");
+            assert_eq!(look.clock, look.number, "I-1: figure 3.1");
+            Ok(look.number)
+        }
+    }
+
+    /// The writer. It keeps what it has written itself: loom explores a race between a load and a store only if the storing
+    /// thread has not looked at the same atomic before.
+    struct Writer<const N: usize> {
+        region: Arc<Region<N>>,
+        done: u64,
+        numbers: [[u64; 2]; N],
+    }
+
+    impl<const N: usize> Writer<N> {
+        fn new(region: &Arc<Region<N>>) -> Self {
+            Self { region: Arc::clone(region), done: 0, numbers: [[0; 2]; N] }
+        }
+
+        fn begin(&mut self, row: usize, number: u64) -> usize {
+            let buffer = target(self.numbers[row], number);
+            self.numbers[row][buffer] = UNFINISHED;
+            self.region.slots[row].begin(buffer);
+            buffer
+        }
+
+        fn write(&mut self, row: usize, number: u64) {
+            let buffer = self.begin(row, number);
+            for word in &self.region.words[row][buffer] {
+                word.store(number, Ordering::Relaxed);
+            }
+            self.region.slots[row].finish(buffer, number, number);
+            self.numbers[row][buffer] = number;
+        }
+
+        fn set(&mut self, rows: &[usize]) {
+            let number = self.done + 1;
+            if rows.len() > 1 {
+                self.region.progress.begin_several(number);
+            }
+            for &row in rows {
+                self.write(row, number);
+            }
+            self.region.progress.finish(number);
+            self.done = number;
+        }
+    }
+
+    type Outcomes<T> = std::sync::Arc<Mutex<BTreeSet<T>>>;
+
+    fn outcomes<T>() -> (Outcomes<T>, Outcomes<T>) {
+        let all = Outcomes::default();
+        (std::sync::Arc::clone(&all), all)
+    }
+
+    #[test]
+    fn a_torn_or_mixed_item_is_never_returned() {
+        let (seen, all) = outcomes();
+        loom::model(move || {
+            let region = Region::<1>::new();
+            let mut producer = Writer::new(&region);
+            let writer = loom::thread::spawn(move || {
+                producer.set(&[0]);
+                producer.set(&[0]);
+            });
+            let got = region.get(0, region.progress.now().done);
+            seen.lock().unwrap().insert(got);
+            writer.join().unwrap();
+            assert_eq!(region.get(0, region.progress.now().done), Ok(2), "who comes after it sees it");
+        });
+        assert_eq!(*all.lock().unwrap(), BTreeSet::from([Ok(0), Ok(1), Ok(2), Err(Overtaken)]));
+    }
+
+    #[test]
+    fn one_set_never_keeps_a_reader_waiting() {
+        let (seen, all) = outcomes();
+        loom::model(move || {
+            let region = Region::<1>::new();
+            let mut producer = Writer::new(&region);
+            producer.set(&[0]);
+            let writer = loom::thread::spawn(move || producer.set(&[0]));
+            let got = region.get(0, region.progress.now().done);
+            assert!(got.is_ok(), "the other buffer is whole");
+            seen.lock().unwrap().insert(got);
+            writer.join().unwrap();
+        });
+        assert_eq!(*all.lock().unwrap(), BTreeSet::from([Ok(1), Ok(2)]));
+    }
+
+    #[test]
+    fn what_a_reader_gets_of_a_row_never_falls() {
+        let (seen, all) = outcomes();
+        loom::model(move || {
+            let region = Region::<1>::new();
+            let mut producer = Writer::new(&region);
+            let writer = loom::thread::spawn(move || producer.set(&[0]));
+            let first = region.get(0, region.progress.now().done);
+            let second = region.get(0, region.progress.now().done);
+            if let (Ok(first), Ok(second)) = (first, second) {
+                assert!(first <= second, "I-2");
+            }
+            seen.lock().unwrap().insert((first, second));
+            writer.join().unwrap();
+        });
+        let all = all.lock().unwrap();
+        for expected in [(Ok(0), Ok(0)), (Ok(0), Ok(1)), (Ok(1), Ok(1))] {
+            assert!(all.contains(&expected), "{expected:?} never came up");
+        }
+    }
+
+    #[test]
+    fn rows_set_together_are_seen_together_from_one_moment() {
+        let (seen, all) = outcomes();
+        loom::model(move || {
+            let region = Region::<2>::new();
+            let mut producer = Writer::new(&region);
+            let writer = loom::thread::spawn(move || producer.set(&[0, 1]));
+            let now = region.progress.now();
+            if let (Ok(a), Ok(b)) = (region.get(0, now.done), region.get(1, now.done)) {
+                assert_eq!(a, b, "I-3");
+                seen.lock().unwrap().insert((a, b));
+            }
+            writer.join().unwrap();
+        });
+        assert_eq!(*all.lock().unwrap(), BTreeSet::from([(0, 0), (1, 1)]));
+    }
+
+    #[test]
+    fn rows_looked_at_in_different_moments_belong_together_if_no_set_of_several_came_between() {
+        let (seen, all) = outcomes();
+        loom::model(move || {
+            let region = Region::<2>::new();
+            let mut producer = Writer::new(&region);
+            let writer = loom::thread::spawn(move || producer.set(&[0, 1]));
+            let first = region.progress.now();
+            let a = region.get(0, first.done);
+            let b = region.get(1, region.progress.now().done);
+            let together = region.progress.belong_together(first);
+            if let (Ok(a), Ok(b), true) = (a, b, together) {
+                assert_eq!(a, b, "I-3");
+            }
+            seen.lock().unwrap().insert((a, b, together));
+            writer.join().unwrap();
+        });
+        let all = all.lock().unwrap();
+        assert!(all.contains(&(Ok(0), Ok(1), false)), "the mixture came up, and was refused");
+        assert!(all.contains(&(Ok(0), Ok(0), true)) && all.contains(&(Ok(1), Ok(1), true)));
+    }
+
+    #[test]
+    fn a_writer_that_dies_inside_leaves_the_rows_as_they_were() {
+        loom::model(|| {
+            let region = Region::<2>::new();
+            let mut producer = Writer::new(&region);
+            producer.set(&[0, 1]);
+            let writer = loom::thread::spawn(move || {
+                // Set 2 writes the first row, marks the second, and is heard of no more.
+                producer.region.progress.begin_several(2);
+                producer.write(0, 2);
+                producer.begin(1, 2);
+                producer
+            });
+            for _ in 0..2 {
+                let now = region.progress.now();
+                assert_eq!((region.get(0, now.done), region.get(1, now.done)), (Ok(1), Ok(1)), "I-3");
+            }
+            // Whoever takes over writes set 2 from the start.
+            writer.join().unwrap().set(&[0, 1]);
+            let now = region.progress.now();
+            assert_eq!((region.get(0, now.done), region.get(1, now.done)), (Ok(2), Ok(2)));
+        });
+    }
+
+    #[test]
+    fn a_follower_reads_what_was_logged_or_hears_that_it_was_overtaken() {
+        let (seen, all) = outcomes();
+        loom::model(move || {
+            let shared = Arc::new((Progress::new(), [AtomicU64::new(0), AtomicU64::new(0)]));
+            let producer = Arc::clone(&shared);
+            let writer = loom::thread::spawn(move || {
+                for entry in 0..3u64 {
+                    producer.0.begin_log(entry + 1);
+                    producer.1[entry as usize % 2].store(entry + 1, Ordering::Relaxed);
+                    producer.0.finish_log(entry + 1);
+                }
+            });
+            let mut read = Vec::new();
+            let end = shared.0.read_log(0, 2, |at| read.push(shared.1[at as usize % 2].load(Ordering::Relaxed)));
+            if let Some(end) = end {
+                assert_eq!(read, (1..=end).collect::<Vec<u64>>());
+            }
+            seen.lock().unwrap().insert(end);
+            writer.join().unwrap();
+        });
+        assert_eq!(*all.lock().unwrap(), BTreeSet::from([None, Some(0), Some(1), Some(2)]));
+    }
+
+    #[test]
+    fn a_floor_is_never_seen_before_what_was_set_below_it() {
+        loom::model(|| {
+            let region = Region::<1>::new();
+            let mut producer = Writer::new(&region);
+            let writer = loom::thread::spawn(move || {
+                producer.set(&[0]);
+                producer.region.progress.raise(1);
+            });
+            let now = region.progress.now();
+            if now.floor == 1 {
+                assert_eq!(region.get(0, now.done), Ok(1));
+            }
+            writer.join().unwrap();
+        });
+    }
+}
