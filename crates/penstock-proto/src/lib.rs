@@ -13,6 +13,7 @@
 //! | [`submission`] | the 64 bytes by which a worker tells a shard that its lane is ready |
 //! | [`shard`] | the home's machine: contribution in, fold due, publish out |
 //! | [`worker`] | the worker's machine: stamps, and what a pull has to wait for |
+//! | [`items`] | tables of rows with a producer and consumers |
 //! | [`membership`] | who joined, who left, who was lost; barriers |
 //! | [`message`] | the control plane's messages |
 //! | [`frame`] | what travels between a worker and a shard of another host |
@@ -31,6 +32,7 @@ pub mod consistency;
 pub mod error;
 pub mod frame;
 pub mod handshake;
+pub mod items;
 pub mod membership;
 pub mod message;
 pub mod outbox;

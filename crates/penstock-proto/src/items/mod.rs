@@ -1,0 +1,21 @@
+//! Tables of items: rows with a clock, a producer (or several whose sum they are), and consumers (lapser.md, chapter 3).
+//!
+//! *Version* of a row: the clock that its newest value was given, or the iterations that its producer has completed, whichever is
+//! larger. A get at clock t with slack s returns version >= t - s. An item that was never set is zeros, at version 0.
+//!
+//! | file | what |
+//! |---|---|
+//! | [`rows`] | sets of rows |
+//! | [`spec`] | what a table is declared to be |
+//! | [`registry`] | who produces and consumes what: the first server's book |
+//! | [`wire`] | what travels where producer and consumer share no memory |
+//! | [`node`] | who is sent what, when: one machine for servers, producers and consumers |
+
+pub mod node;
+pub mod registry;
+pub mod rows;
+pub mod spec;
+pub mod wire;
+
+pub use rows::RowSet;
+pub use spec::{Propagation, Slack, TableError, TableId, TableSpec};

@@ -1,0 +1,216 @@
+//! Sets of rows: sorted ranges of 64-bit keys. What a worker produces or consumes of a table is one.
+
+use std::ops::Range;
+
+/// A set of rows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RowSet {
+    /// Sorted, apart, none empty.
+    ranges: Vec<Range<u64>>,
+    /// Rows before each range.
+    before: Vec<u64>,
+}
+
+/// Bytes that are no set of rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("expected an encoded set of rows")]
+pub struct NoRowSet;
+
+impl RowSet {
+    /// The set of some rows, in any order, repeated or not.
+    pub fn from_rows(rows: impl IntoIterator<Item = u64>) -> Self {
+        let mut rows: Vec<u64> = rows.into_iter().collect();
+        rows.sort_unstable();
+        Self::from_sorted(rows.into_iter().map(|row| row..row.saturating_add(1)))
+    }
+
+    /// The union of some ranges, in any order, overlapping or not.
+    pub fn from_ranges(ranges: impl IntoIterator<Item = Range<u64>>) -> Self {
+        let mut ranges: Vec<Range<u64>> = ranges.into_iter().filter(|range| !range.is_empty()).collect();
+        ranges.sort_unstable_by_key(|range| range.start);
+        Self::from_sorted(ranges)
+    }
+
+    fn from_sorted(sorted: impl IntoIterator<Item = Range<u64>>) -> Self {
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for range in sorted {
+            match ranges.last_mut() {
+                Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+                _ => ranges.push(range),
+            }
+        }
+        let before = ranges.iter().scan(0, |sum, range| {
+            let before = *sum;
+            *sum += range.end - range.start;
+            Some(before)
+        });
+        let before = before.collect();
+        Self { ranges, before }
+    }
+
+    /// Rows.
+    pub fn len(&self) -> u64 {
+        match (self.ranges.last(), self.before.last()) {
+            (Some(range), Some(before)) => before + (range.end - range.start),
+            _ => 0,
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// The ranges, ascending.
+    pub fn ranges(&self) -> &[Range<u64>] {
+        &self.ranges
+    }
+
+    /// The rows, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
+        self.ranges.iter().cloned().flatten()
+    }
+
+    /// One more than the largest row; 0 without any.
+    pub fn end(&self) -> u64 {
+        self.ranges.last().map_or(0, |range| range.end)
+    }
+
+    /// The place of a row among all, ascending.
+    pub fn place(&self, row: u64) -> Option<u64> {
+        let after = self.ranges.partition_point(|range| range.start <= row);
+        let range = self.ranges.get(after.checked_sub(1)?)?;
+        range.contains(&row).then(|| self.before[after - 1] + (row - range.start))
+    }
+
+    /// The row at a place.
+    pub fn nth(&self, place: u64) -> Option<u64> {
+        let at = self.before.partition_point(|&before| before <= place).checked_sub(1)?;
+        let row = self.ranges[at].start.checked_add(place - self.before[at])?;
+        self.ranges[at].contains(&row).then_some(row)
+    }
+
+    /// Whether a row is among them.
+    pub fn contains(&self, row: u64) -> bool {
+        self.place(row).is_some()
+    }
+
+    /// Rows of both.
+    pub fn intersection(&self, other: &Self) -> Self {
+        let (mut a, mut b) = (self.ranges.iter().peekable(), other.ranges.iter().peekable());
+        let mut both = Vec::new();
+        while let (Some(left), Some(right)) = (a.peek(), b.peek()) {
+            let common = left.start.max(right.start)..left.end.min(right.end);
+            if left.end <= right.end {
+                a.next();
+            } else {
+                b.next();
+            }
+            if !common.is_empty() {
+                both.push(common);
+            }
+        }
+        Self::from_sorted(both)
+    }
+
+    /// Rows of either.
+    pub fn union(&self, other: &Self) -> Self {
+        Self::from_ranges(self.ranges.iter().chain(&other.ranges).cloned())
+    }
+
+    /// As bytes: for each range its distance from the one before and its length, in seven bits a byte.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut at = 0;
+        for range in &self.ranges {
+            push(&mut bytes, range.start - at);
+            push(&mut bytes, range.end - range.start);
+            at = range.end;
+        }
+        bytes
+    }
+
+    /// The set in `bytes`.
+    pub fn decode(mut bytes: &[u8]) -> Result<Self, NoRowSet> {
+        let mut ranges = Vec::new();
+        let mut at = 0u64;
+        while !bytes.is_empty() {
+            let gap = pop(&mut bytes)?;
+            let length = pop(&mut bytes)?;
+            let start = at.checked_add(gap).ok_or(NoRowSet)?;
+            let end = start.checked_add(length).ok_or(NoRowSet)?;
+            if length == 0 || (gap == 0 && !ranges.is_empty()) {
+                return Err(NoRowSet);
+            }
+            ranges.push(start..end);
+            at = end;
+        }
+        Ok(Self::from_sorted(ranges))
+    }
+}
+
+/// Appends a number in seven bits a byte, the lowest first.
+pub(crate) fn push(bytes: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+}
+
+/// Takes such a number.
+pub(crate) fn pop(bytes: &mut &[u8]) -> Result<u64, NoRowSet> {
+    let mut number = 0u64;
+    for shift in (0..64).step_by(7) {
+        let (&byte, rest) = bytes.split_first().ok_or(NoRowSet)?;
+        *bytes = rest;
+        let bits = u64::from(byte & 0x7f);
+        if shift == 63 && bits > 1 {
+            return Err(NoRowSet);
+        }
+        number |= bits << shift;
+        if byte < 0x80 {
+            return Ok(number);
+        }
+    }
+    Err(NoRowSet)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    fn rows() -> impl Strategy<Value = BTreeSet<u64>> {
+        let row = prop_oneof![0..60u64, (1 << 40)..(1 << 40) + 20u64, Just(u64::MAX - 1)];
+        prop::collection::btree_set(row, 0..40)
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_a_set(a in rows(), b in rows()) {
+            let (left, right) = (RowSet::from_rows(a.clone()), RowSet::from_rows(b.clone()));
+            prop_assert_eq!(left.iter().collect::<BTreeSet<u64>>(), a.clone());
+            prop_assert_eq!(left.len(), a.len() as u64);
+            prop_assert_eq!(left.intersection(&right), RowSet::from_rows(a.intersection(&b).copied()));
+            prop_assert_eq!(left.union(&right), RowSet::from_rows(a.union(&b).copied()));
+            for (place, row) in a.iter().enumerate() {
+                prop_assert_eq!(left.place(*row), Some(place as u64));
+                prop_assert_eq!(left.nth(place as u64), Some(*row));
+            }
+            prop_assert_eq!(left.nth(a.len() as u64), None);
+            for row in b.difference(&a) {
+                prop_assert!(!left.contains(*row));
+            }
+            prop_assert_eq!(RowSet::decode(&left.encode()), Ok(left));
+        }
+
+        #[test]
+        fn no_bytes_make_the_decoder_panic(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
+            if let Ok(set) = RowSet::decode(&bytes) {
+                prop_assert_eq!(RowSet::decode(&set.encode()), Ok(set));
+            }
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! What a table is declared to be, and what may be wrong with it.
+
+use crate::Rank;
+use crate::consistency::MAX_SLACK;
+use penstock_kernels::Dtype;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// A table's number in its job.
+pub type TableId = u32;
+/// Most rows of one worker in one table: slots are 32 bits.
+pub const MAX_OWN_ROWS: u64 = 1 << 31;
+/// Longest row, in bytes.
+pub const MAX_ROW_BYTES: u32 = 1 << 24;
+/// Most tables of a job.
+pub const MAX_TABLES: u32 = 1 << 16;
+
+/// Who moves the rows, where producer and consumer share no memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Propagation {
+    /// Every set is sent to its consumers at once (lapser.md, 3.2.2.A: Push).
+    Eager,
+    /// A row is fetched when a get finds it too old (lapser.md, 3.2.2.B: Pull).
+    Lazy,
+    /// A row is sent when the next get of a consumer, one clock on, would find it too old (lapser.md, 6.1: conservative).
+    Bounded,
+}
+
+impl fmt::Display for Propagation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Eager => "eager",
+            Self::Lazy => "lazy",
+            Self::Bounded => "bounded",
+        })
+    }
+}
+
+/// A propagation that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("expected propagation `eager`, `lazy` or `bounded`, got `{got}`")]
+pub struct ParsePropagationError {
+    got: String,
+}
+
+impl FromStr for Propagation {
+    type Err = ParsePropagationError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "eager" => Ok(Self::Eager),
+            "lazy" => Ok(Self::Lazy),
+            "bounded" => Ok(Self::Bounded),
+            _ => Err(ParsePropagationError { got: text.to_owned() }),
+        }
+    }
+}
+
+/// How old a row may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Slack {
+    /// At most this many clocks: 0 is BSP, more is SSP (lapser.md, 3.1.3.C).
+    Bound(u32),
+    /// As old as it is: ASP.
+    Unbounded,
+}
+
+impl Slack {
+    /// Least version that a get at `clock` must return.
+    pub fn required(self, clock: u64) -> u64 {
+        match self {
+            Self::Bound(slack) => clock.saturating_sub(u64::from(slack)),
+            Self::Unbounded => 0,
+        }
+    }
+}
+
+/// A table's declaration: every worker declares the same.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TableSpec {
+    /// Its key, as a tensor's.
+    pub name: String,
+    /// Rows: keys are `0..rows`.
+    pub rows: u64,
+    /// Bytes of a row.
+    pub row_bytes: u32,
+    /// Whether any number of producers may add to a row, and as what. Without it a row has one producer.
+    pub sum: Option<Dtype>,
+    /// Who moves the rows.
+    pub propagation: Propagation,
+}
+
+/// Why a declaration is no declaration of a table, or no one's turn.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum TableError {
+    /// The name.
+    #[error("expected a table name of 1 to 512 bytes without control characters, got {got:?}")]
+    BadName {
+        /// The name, cut to 80 characters.
+        got: String,
+    },
+    /// Row length.
+    #[error("table `{name}`: expected rows of 1 to {MAX_ROW_BYTES} bytes, got {got}")]
+    BadRowBytes {
+        /// The table.
+        name: String,
+        /// What came.
+        got: u32,
+    },
+    /// Sums are of floating-point numbers.
+    #[error("table `{name}`: expected float32 or float64 for a sum, in whole elements, got {got} in rows of {row_bytes} bytes")]
+    BadSum {
+        /// The table.
+        name: String,
+        /// The element type.
+        got: String,
+        /// Bytes of a row.
+        row_bytes: u32,
+    },
+    /// A row outside the table.
+    #[error("table `{name}`: expected rows below {rows}, got row {got} among those that are {what}")]
+    RowOutOfRange {
+        /// The table.
+        name: String,
+        /// Its rows.
+        rows: u64,
+        /// The row.
+        got: u64,
+        /// Produced or consumed.
+        what: String,
+    },
+    /// More rows than a worker may have.
+    #[error("table `{name}`: expected at most {MAX_OWN_ROWS} rows {what} by one worker, got {got}")]
+    TooManyRows {
+        /// The table.
+        name: String,
+        /// Produced or consumed.
+        what: String,
+        /// How many.
+        got: u64,
+    },
+    /// Two workers want to produce a row of a table without a sum.
+    #[error("table `{name}`: expected one producer for each row, got workers {first} and {second} for row {row}")]
+    TwoProducers {
+        /// The table.
+        name: String,
+        /// The row.
+        row: u64,
+        /// One.
+        first: Rank,
+        /// The other.
+        second: Rank,
+    },
+    /// A worker consumes what nobody produces.
+    #[error("table `{name}`: worker {rank} consumes row {row}, which no worker produces")]
+    NoProducer {
+        /// The table.
+        name: String,
+        /// The row.
+        row: u64,
+        /// The consumer.
+        rank: Rank,
+    },
+    /// Two workers declare different tables of one name.
+    #[error("table `{name}`: expected the same declaration on every worker; they differ in {what}: {first} here, {second} elsewhere")]
+    Differs {
+        /// The table.
+        name: String,
+        /// What differs.
+        what: String,
+        /// What the first said.
+        first: String,
+        /// What another said.
+        second: String,
+    },
+    /// It is declared already by this worker.
+    #[error("table `{name}` is declared already")]
+    DeclaredTwice {
+        /// The table.
+        name: String,
+    },
+    /// There are too many tables.
+    #[error("expected at most {MAX_TABLES} tables in a job")]
+    TooManyTables,
+    /// Another message than the protocol has there.
+    #[error("unexpected: {what}")]
+    OutOfTurn {
+        /// What came.
+        what: String,
+    },
+}
+
+impl TableSpec {
+    /// Judges a declaration, foreign or our own.
+    pub fn check(&self) -> Result<(), TableError> {
+        let name = &self.name;
+        let fits = (1..=crate::spec::MAX_NAME_BYTES).contains(&name.len());
+        if !fits || name.chars().any(char::is_control) {
+            return Err(TableError::BadName { got: name.chars().take(80).collect() });
+        }
+        if !(1..=MAX_ROW_BYTES).contains(&self.row_bytes) {
+            return Err(TableError::BadRowBytes { name: name.clone(), got: self.row_bytes });
+        }
+        match self.sum {
+            Some(dtype @ (Dtype::F32 | Dtype::F64))
+                if (self.row_bytes as usize).is_multiple_of(dtype.size()) =>
+            {
+                Ok(())
+            }
+            None => Ok(()),
+            Some(dtype) => {
+                let (name, got) = (name.clone(), format!("{dtype:?}"));
+                Err(TableError::BadSum { name, got, row_bytes: self.row_bytes })
+            }
+        }
+    }
+
+    /// Names what differs from another declaration of the same name.
+    pub fn compare(&self, other: &Self) -> Result<(), TableError> {
+        let sum = |spec: &Self| spec.sum.map_or("None".to_owned(), |dtype| format!("sum of {dtype:?}"));
+        let fields = [
+            ("rows", self.rows.to_string(), other.rows.to_string()),
+            ("bytes of a row", self.row_bytes.to_string(), other.row_bytes.to_string()),
+            ("fold", sum(self), sum(other)),
+            ("propagation", self.propagation.to_string(), other.propagation.to_string()),
+        ];
+        match fields.into_iter().find(|(_, mine, theirs)| mine != theirs) {
+            None => Ok(()),
+            Some((what, first, second)) => {
+                Err(TableError::Differs { name: self.name.clone(), what: what.to_owned(), first, second })
+            }
+        }
+    }
+}
+
+/// Whether a slack can be asked for.
+pub fn is_slack(slack: u32) -> bool {
+    slack <= MAX_SLACK
+}

@@ -1,0 +1,418 @@
+//! What travels where producer and consumer share no memory: messages of one connection for each worker and server.
+//!
+//! A message is a [record](crate::record): kind, numbers of seven bits a byte, perhaps rows, and XXH3 over all of it. Everything is
+//! state, not change: a message that comes twice, or whose connection broke before it came, does no harm.
+
+use super::rows::{RowSet, pop, push};
+use super::spec::{MAX_ROW_BYTES, Propagation, TableId};
+use crate::Rank;
+
+/// Longest message: a row of the longest, or the rows of a large scattered subscription.
+pub const MAX_MESSAGE_BYTES: usize = 2 * MAX_ROW_BYTES as usize;
+/// Rows of a batch are sent in messages of about this.
+pub const BATCH_BYTES: usize = 256 * 1024;
+
+/// A producer's rows of one table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RegionId {
+    /// The table.
+    pub table: TableId,
+    /// The producer.
+    pub rank: Rank,
+}
+
+/// How many rows there are, how long, and who moves them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Rows.
+    pub slots: u32,
+    /// Bytes of a row.
+    pub row_bytes: u32,
+    /// Who moves them.
+    pub propagation: Propagation,
+}
+
+/// One row of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry<'a> {
+    /// Its place among the rows that were subscribed to.
+    pub place: u32,
+    /// Number of the producer's set that wrote it.
+    pub number: u64,
+    /// Its clock; its version, where rows come one by one.
+    pub clock: u64,
+    /// The set after which it still was the newest.
+    pub as_of: u64,
+    /// Its value, unless the receiver has it.
+    pub value: Option<&'a [u8]>,
+}
+
+/// Head of some rows of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Head {
+    /// The fetch that it answers; 0 for none.
+    pub ticket: u64,
+    /// After the batch, the receiver's rows are as after this set.
+    pub done: u64,
+    /// Iterations that the producer has completed.
+    pub floor: u64,
+    /// Whether the batch begins and ends here.
+    pub first: bool,
+    /// See `first`.
+    pub last: bool,
+    /// Whether each row stands for itself, instead of all rows being as after `done`.
+    pub apart: bool,
+}
+
+/// A message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Message<'a> {
+    /// The producer of these rows is here.
+    Offer {
+        /// Which.
+        region: RegionId,
+        /// How many.
+        shape: Shape,
+    },
+    /// Send me these rows, as their propagation says. Replaces what was subscribed before.
+    Subscribe {
+        /// Of which region.
+        region: RegionId,
+        /// As the subscriber knows it.
+        shape: Shape,
+        /// Its rows are as after this set.
+        done: u64,
+        /// Slots.
+        rows: RowSet,
+    },
+    /// Send me these rows once they have the version.
+    Fetch {
+        /// Of which region.
+        region: RegionId,
+        /// Repeated in the answer, above 0.
+        ticket: u64,
+        /// The version.
+        version: u64,
+        /// Places among the rows subscribed to.
+        places: RowSet,
+    },
+    /// Send me rows before they are older than this: one version for each consumer behind me.
+    Need {
+        /// Of which region.
+        region: RegionId,
+        /// The versions, ascending.
+        versions: Vec<u64>,
+    },
+    /// Rows.
+    Rows {
+        /// Of which region.
+        region: RegionId,
+        /// What they are.
+        head: Head,
+        /// Them, to be read with [`Entries`].
+        entries: &'a [u8],
+    },
+    /// Say when everything that I sent before has come, and everything that I should have was sent.
+    Flush {
+        /// Repeated in the answer.
+        id: u64,
+    },
+    /// It has.
+    Flushed {
+        /// The question's.
+        id: u64,
+    },
+}
+
+/// Bytes that are no message.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("expected a message about items, got {bytes} bytes that are none: {what}")]
+pub struct Malformed {
+    bytes: usize,
+    what: &'static str,
+}
+
+const LENGTH: usize = 4;
+const CHECKSUM: usize = 8;
+
+/// Appends records to a buffer.
+#[derive(Debug)]
+pub struct Encoder<'a> {
+    out: &'a mut Vec<u8>,
+    start: usize,
+}
+
+impl<'a> Encoder<'a> {
+    /// Appends a whole message; rows are not encoded by this but by [`Encoder::rows`].
+    pub fn message(out: &'a mut Vec<u8>, message: &Message<'_>) {
+        match message {
+            Message::Offer { region, shape } => {
+                Self::begin(out, 1, *region, shape_numbers(shape)).end();
+            }
+            Message::Subscribe { region, shape, done, rows } => {
+                let encoder = Self::begin(out, 2, *region, shape_numbers(shape).into_iter().chain([*done]));
+                encoder.out.extend(rows.encode());
+                encoder.end();
+            }
+            Message::Fetch { region, ticket, version, places } => {
+                let encoder = Self::begin(out, 3, *region, [*ticket, *version]);
+                encoder.out.extend(places.encode());
+                encoder.end();
+            }
+            Message::Need { region, versions } => {
+                Self::begin(out, 4, *region, versions.iter().copied()).end();
+            }
+            Message::Rows { region, head, entries } => {
+                let encoder = Self::rows(out, *region, head);
+                encoder.out.extend_from_slice(entries);
+                encoder.end();
+            }
+            Message::Flush { id } => Self::begin(out, 6, RegionId { table: 0, rank: 0 }, [*id]).end(),
+            Message::Flushed { id } => Self::begin(out, 7, RegionId { table: 0, rank: 0 }, [*id]).end(),
+        }
+    }
+
+    /// Begins a message of rows.
+    pub fn rows(out: &'a mut Vec<u8>, region: RegionId, head: &Head) -> Self {
+        let flags = u64::from(head.first) | u64::from(head.last) << 1 | u64::from(head.apart) << 2;
+        Self::begin(out, 5, region, [flags, head.ticket, head.done, head.floor])
+    }
+
+    /// Appends a row.
+    pub fn entry(&mut self, entry: &Entry<'_>, apart: bool) {
+        let place = entry.place | if entry.value.is_some() { VALUE } else { 0 };
+        self.out.extend_from_slice(&place.to_le_bytes());
+        self.out.extend_from_slice(&entry.number.to_le_bytes());
+        self.out.extend_from_slice(&entry.clock.to_le_bytes());
+        if apart {
+            self.out.extend_from_slice(&entry.as_of.to_le_bytes());
+        }
+        self.out.extend_from_slice(entry.value.unwrap_or_default());
+    }
+
+    /// Bytes of the message so far.
+    pub fn len(&self) -> usize {
+        self.out.len() - self.start
+    }
+
+    /// Whether it is empty: never.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    fn begin(out: &'a mut Vec<u8>, kind: u8, region: RegionId, numbers: impl IntoIterator<Item = u64>) -> Self {
+        let start = out.len();
+        out.extend_from_slice(&[0; LENGTH + CHECKSUM]);
+        out.push(kind);
+        push(out, region.table.into());
+        push(out, region.rank.into());
+        numbers.into_iter().for_each(|number| push(out, number));
+        Self { out, start }
+    }
+
+    /// Ends the message.
+    pub fn end(self) {
+        let body = self.start + LENGTH + CHECKSUM;
+        let sum = xxhash_rust::xxh3::xxh3_64(&self.out[body..]);
+        let length = (self.out.len() - self.start - LENGTH) as u32;
+        self.out[self.start..self.start + LENGTH].copy_from_slice(&length.to_le_bytes());
+        self.out[self.start + LENGTH..body].copy_from_slice(&sum.to_le_bytes());
+    }
+}
+
+const VALUE: u32 = 1 << 31;
+
+fn shape_numbers(shape: &Shape) -> [u64; 3] {
+    let propagation = match shape.propagation {
+        Propagation::Eager => 0,
+        Propagation::Lazy => 1,
+        Propagation::Bounded => 2,
+    };
+    [shape.slots.into(), shape.row_bytes.into(), propagation]
+}
+
+impl<'a> Message<'a> {
+    /// The message in a record.
+    pub fn decode(record: &'a [u8]) -> Result<Self, Malformed> {
+        let malformed = |what| Malformed { bytes: record.len(), what };
+        let (sum, mut rest) = record.split_first_chunk::<CHECKSUM>().ok_or_else(|| malformed("too short"))?;
+        if u64::from_le_bytes(*sum) != xxhash_rust::xxh3::xxh3_64(rest) {
+            return Err(malformed("its checksum is wrong"));
+        }
+        let (&kind, body) = rest.split_first().ok_or_else(|| malformed("too short"))?;
+        rest = body;
+        let mut number = || pop(&mut rest).map_err(|_| malformed("a number is missing"));
+        let small = |number: u64| u32::try_from(number).map_err(|_| malformed("a number is too large"));
+        let region = RegionId { table: small(number()?)?, rank: small(number()?)? };
+        let shape = |number: &mut dyn FnMut() -> Result<u64, Malformed>| {
+            let (slots, row_bytes) = (small(number()?)?, small(number()?)?);
+            let propagation = match number()? {
+                0 => Propagation::Eager,
+                1 => Propagation::Lazy,
+                2 => Propagation::Bounded,
+                _ => return Err(malformed("no propagation")),
+            };
+            if slots == 0 || slots >= VALUE || !(1..=MAX_ROW_BYTES).contains(&row_bytes) {
+                return Err(malformed("no rows, or too long ones"));
+            }
+            Ok(Shape { slots, row_bytes, propagation })
+        };
+        let message = match kind {
+            1 => Self::Offer { region, shape: shape(&mut number)? },
+            2 => {
+                let shape = shape(&mut number)?;
+                let done = number()?;
+                let rows = RowSet::decode(rest).map_err(|_| malformed("no set of rows"))?;
+                rest = &[];
+                Self::Subscribe { region, shape, done, rows }
+            }
+            3 => {
+                let (ticket, version) = (number()?, number()?);
+                let places = RowSet::decode(rest).map_err(|_| malformed("no set of rows"))?;
+                rest = &[];
+                Self::Fetch { region, ticket, version, places }
+            }
+            4 => {
+                let mut versions = Vec::new();
+                while !rest.is_empty() {
+                    versions.push(pop(&mut rest).map_err(|_| malformed("a number is missing"))?);
+                }
+                Self::Need { region, versions }
+            }
+            5 => {
+                let flags = number()?;
+                let (ticket, done, floor) = (number()?, number()?, number()?);
+                let flag = |bit: u32| flags >> bit & 1 == 1;
+                let head = Head { ticket, done, floor, first: flag(0), last: flag(1), apart: flag(2) };
+                let entries = std::mem::take(&mut rest);
+                Self::Rows { region, head, entries }
+            }
+            6 => Self::Flush { id: number()? },
+            7 => Self::Flushed { id: number()? },
+            _ => return Err(malformed("no such kind")),
+        };
+        if rest.is_empty() { Ok(message) } else { Err(malformed("more bytes than a message")) }
+    }
+}
+
+/// The rows of a message.
+#[derive(Debug, Clone)]
+pub struct Entries<'a> {
+    bytes: &'a [u8],
+    row_bytes: usize,
+    apart: bool,
+}
+
+impl<'a> Entries<'a> {
+    /// Rows of `row_bytes` bytes.
+    pub fn new(bytes: &'a [u8], row_bytes: u32, apart: bool) -> Self {
+        Self { bytes, row_bytes: row_bytes as usize, apart }
+    }
+}
+
+impl<'a> Iterator for Entries<'a> {
+    type Item = Result<Entry<'a>, Malformed>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.bytes.is_empty() {
+            return None;
+        }
+        let malformed = Malformed { bytes: self.bytes.len(), what: "a row is cut" };
+        let mut take = |length: usize| {
+            let (head, rest) = self.bytes.split_at_checked(length).ok_or_else(|| malformed.clone())?;
+            self.bytes = rest;
+            Ok(head)
+        };
+        let mut entry = || {
+            let place = u32::from_le_bytes(take(4)?.try_into().unwrap_or_default());
+            let mut number = || Ok(u64::from_le_bytes(take(8)?.try_into().unwrap_or_default()));
+            let (written, clock) = (number()?, number()?);
+            let as_of = if self.apart { number()? } else { 0 };
+            let value = if place & VALUE == 0 { None } else { Some(take(self.row_bytes)?) };
+            Ok(Entry { place: place & !VALUE, number: written, clock, as_of, value })
+        };
+        let entry = entry();
+        if entry.is_err() {
+            self.bytes = &[];
+        }
+        Some(entry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn messages() -> Vec<Message<'static>> {
+        let region = RegionId { table: 3, rank: 700 };
+        let shape = Shape { slots: 9, row_bytes: 8, propagation: Propagation::Bounded };
+        let head = Head { ticket: 4, done: 1 << 40, floor: 7, first: true, last: false, apart: true };
+        vec![
+            Message::Offer { region, shape },
+            Message::Subscribe { region, shape, done: 5, rows: RowSet::from_rows([1, 2, 7]) },
+            Message::Fetch { region, ticket: 1, version: 300, places: RowSet::from_rows([0, 2]) },
+            Message::Need { region, versions: vec![1, 128, 1 << 50] },
+            Message::Rows { region, head, entries: b"bytes" },
+            Message::Flush { id: 1 },
+            Message::Flushed { id: 1 << 60 },
+        ]
+    }
+
+    #[test]
+    fn messages_read_back_whole_and_only_whole() {
+        for message in messages() {
+            let mut record = Vec::new();
+            Encoder::message(&mut record, &message);
+            assert_eq!(u32::from_le_bytes(record[..4].try_into().unwrap()) as usize, record.len() - 4);
+            assert_eq!(Message::decode(&record[4..]), Ok(message));
+            for cut in 4..record.len() {
+                assert!(Message::decode(&record[4..cut]).is_err());
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_damaged_message_is_refused(which in 0usize..7, at in any::<prop::sample::Index>(), bit in 0u8..8) {
+            let mut record = Vec::new();
+            Encoder::message(&mut record, &messages()[which]);
+            let at = 4 + at.index(record.len() - 4);
+            record[at] ^= 1 << bit;
+            prop_assert!(Message::decode(&record[4..]).is_err());
+        }
+
+        #[test]
+        fn no_bytes_make_the_decoder_panic(mut body in prop::collection::vec(any::<u8>(), 0..80)) {
+            let sum = xxhash_rust::xxh3::xxh3_64(&body);
+            let mut record = sum.to_le_bytes().to_vec();
+            record.append(&mut body);
+            if let Ok(Message::Rows { entries, head, .. }) = Message::decode(&record) {
+                let _ = Entries::new(entries, 5, head.apart).count();
+            }
+        }
+
+        #[test]
+        fn rows_read_back(rows in prop::collection::vec((0u32..1 << 31, any::<u64>(), any::<u64>(), any::<u64>(), any::<Option<[u8; 3]>>()), 0..9), apart: bool) {
+            let region = RegionId { table: 0, rank: 0 };
+            let head = Head { ticket: 0, done: 0, floor: 0, first: true, last: true, apart };
+            let mut record = Vec::new();
+            let mut encoder = Encoder::rows(&mut record, region, &head);
+            let entry = |(place, number, clock, as_of, value): &(u32, u64, u64, u64, Option<[u8; 3]>)| {
+                let value = value.as_ref().map(|value| value.to_vec());
+                (*place, *number, *clock, if apart { *as_of } else { 0 }, value)
+            };
+            for (place, number, clock, as_of, value) in &rows {
+                let value = value.as_ref().map(|value| &value[..]);
+                encoder.entry(&Entry { place: *place, number: *number, clock: *clock, as_of: *as_of, value }, apart);
+            }
+            encoder.end();
+            let Ok(Message::Rows { entries, .. }) = Message::decode(&record[4..]) else { panic!() };
+            let got: Vec<_> = Entries::new(entries, 3, apart).map(|entry| {
+                let entry = entry.unwrap();
+                (entry.place, entry.number, entry.clock, entry.as_of, entry.value.map(<[u8]>::to_vec))
+            }).collect();
+            prop_assert_eq!(got, rows.iter().map(entry).collect::<Vec<_>>());
+        }
+    }
+}
