@@ -1,5 +1,6 @@
 //! Errors: one enum per operation. Each variant says who, what was expected and what came; [`Hint`] says what to do.
 
+use crate::items::TableError;
 use crate::spec::SpecError;
 use crate::{Rank, TensorId};
 use serde::{Deserialize, Serialize};
@@ -56,6 +57,9 @@ pub enum Refusal {
     /// The declaration is none.
     #[error(transparent)]
     Spec(#[from] SpecError),
+    /// A table's declaration, or another worker's of the same table.
+    #[error(transparent)]
+    Table(#[from] TableError),
     /// The tensor was declared differently before.
     #[error("`{name}` was declared before with {what} {expected}, worker {rank} declares it with {got}")]
     Conflict {
@@ -72,7 +76,7 @@ pub enum Refusal {
     },
     /// The tensor does not fit into the server's memory.
     #[error(
-        "`{name}` needs {needed} bytes of shared memory (value, state and a lane for each of {workers} workers), {available} are left of the server's"
+        "`{name}` needs {needed} bytes of shared memory (for a tensor: value, state and a lane for each of {workers} workers), {available} are left of the server's"
     )]
     OutOfMemory {
         /// The tensor.
@@ -131,6 +135,7 @@ impl Hint for Refusal {
             Self::RankTaken { .. } => {
                 "give each worker its own PENSTOCK_RANK; call `ps.init()` once in each process"
             }
+            Self::Table(error) => return error.hint(),
             Self::Conflict { .. } => "declare the tensor alike on every worker, or give it another name",
             Self::OutOfMemory { .. } => {
                 "raise the option `memory`, use fewer workers, or a smaller tensor or dtype"

@@ -6,13 +6,14 @@
 
 use crate::error::{JobFailure, Refusal};
 use crate::handshake::Session;
+use crate::items::control::{TableAnswer, TableAsk};
 use crate::placement::Extent;
 use crate::spec::TensorSpec;
 use crate::{Rank, TensorId};
 use serde::{Deserialize, Serialize};
 
 /// Version of messages, submissions and shared layouts together. Both sides must be of the same.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 /// Largest message: a declaration with the longest name and most dimensions, with room; the answer that names every rank
 /// missing of the largest job, likewise.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
@@ -102,6 +103,8 @@ pub enum Ask {
         /// The tensor.
         tensor: TensorId,
     },
+    /// About a table of items.
+    Table(TableAsk),
     /// Leaves the job for good: cleanly, or because of an error of its own.
     Leave {
         /// The error.
@@ -150,6 +153,8 @@ pub enum Answer {
     },
     /// To `State`. Descriptor: the state's region, read-only.
     State,
+    /// To `Table`.
+    Table(TableAnswer),
     /// To `Leave`.
     Left,
     /// No.

@@ -31,7 +31,7 @@ const JOURNAL: usize = size_of::<Progress>();
 /// Most and fewest entries of a journal: a follower that falls further behind looks at all rows.
 const ENTRIES: (u32, u32) = (1 << 16, 64);
 /// Longest row.
-pub const MAX_ROW_BYTES: u32 = 1 << 30;
+pub const MAX_ROW_BYTES: u32 = 1 << 24;
 
 /// Geometry of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -399,13 +399,15 @@ impl Rows {
         }
     }
 
-    /// One attempt to copy several rows that belong together: `slots`, each into what `out` gives for its place.
-    pub fn read_together<'o>(
+    /// One attempt to copy several rows that belong together: each of `slots` to the place in `out` that `place` gives for its index.
+    pub fn read_together(
         &self,
         slots: &[u32],
-        mut out: impl FnMut(usize) -> &'o mut [u8],
+        place: impl Fn(usize) -> usize,
+        out: &mut [u8],
     ) -> Result<Together, Overtaken> {
         const AHEAD: usize = 8;
+        let bytes = self.layout.row_bytes;
         let first = self.now();
         let (mut now, mut strict) = (first, true);
         let mut version = u64::MAX;
@@ -414,12 +416,14 @@ impl Rows {
             if let Some(&next) = slots.get(at + AHEAD) {
                 self.expect(next);
             }
-            let look = match self.read(slot, now, out(at)) {
+            let start = place(at) * bytes;
+            let out = &mut out[start..start + bytes];
+            let look = match self.read(slot, now, out) {
                 Ok(look) => look,
                 // The writer came round on this row. If its sets are of one row each, a later moment will do.
                 Err(Overtaken) => {
                     (now, strict) = (self.now(), false);
-                    self.read(slot, now, out(at))?
+                    self.read(slot, now, out)?
                 }
             };
             version = version.min(look.clock);
@@ -610,11 +614,10 @@ mod tests {
 
     fn get(rows: &Rows, slots: &[u32]) -> (Together, Vec<u8>) {
         let bytes = rows.layout().row_bytes();
-        let mut out = vec![vec![0; bytes]; slots.len()];
-        let mut pieces: Vec<Option<&mut [u8]>> = out.iter_mut().map(|row| Some(&mut row[..])).collect();
-        let together = rows.read_together(slots, |at| pieces[at].take().unwrap()).unwrap();
-        assert!(out.iter().all(|row| row.iter().all(|&byte| byte == row[0])), "I-1");
-        (together, out.iter().map(|row| row[0]).collect())
+        let mut out = vec![0; bytes * slots.len()];
+        let together = rows.read_together(slots, |at| at, &mut out).unwrap();
+        assert!(out.chunks(bytes).all(|row| row.iter().all(|&byte| byte == row[0])), "I-1");
+        (together, out.chunks(bytes).map(|row| row[0]).collect())
     }
 
     #[test]
@@ -674,10 +677,7 @@ mod tests {
         // Set 3 wrote both; the mirror fetched row 0 after it and row 1 before it.
         mirror.refresh(1, 1, 1, 2, Some(&[1; 8]));
         mirror.refresh(0, 3, 3, 3, Some(&[3; 8]));
-        let mut rows = [[0; 8]; 2];
-        let [a, b] = &mut rows;
-        let mut pieces = [Some(&mut a[..]), Some(&mut b[..])];
-        let together = mirror.rows().read_together(&[0, 1], |at| pieces[at].take().unwrap());
+        let together = mirror.rows().read_together(&[0, 1], |at| at, &mut [0; 16]);
         assert_eq!(together, Err(Overtaken), "I-3");
         // Had set 3 not changed row 1, as a second look says, they would belong together.
         mirror.refresh(1, 1, 3, 3, None);

@@ -8,9 +8,11 @@
 //! | [`rows`] | sets of rows |
 //! | [`spec`] | what a table is declared to be |
 //! | [`registry`] | who produces and consumes what: the first server's book |
+//! | [`control`] | control messages |
 //! | [`wire`] | what travels where producer and consumer share no memory |
 //! | [`node`] | who is sent what, when: one machine for servers, producers and consumers |
 
+pub mod control;
 pub mod node;
 pub mod registry;
 pub mod rows;

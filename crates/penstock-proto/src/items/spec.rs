@@ -2,6 +2,7 @@
 
 use crate::Rank;
 use crate::consistency::MAX_SLACK;
+use crate::error::Hint;
 use penstock_kernels::Dtype;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -190,6 +191,23 @@ pub enum TableError {
         /// What came.
         what: String,
     },
+}
+
+impl Hint for TableError {
+    fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::BadSum { .. } => "declare the table with float32 or float64, or without a sum",
+            Self::BadRowBytes { .. } => "make rows shorter; what is larger is a tensor",
+            Self::TwoProducers { .. } => {
+                "divide the rows so that each has one producer, or declare the table with fold=\"sum\" and use add"
+            }
+            Self::NoProducer { .. } => "let some worker produce the row, or do not consume it",
+            Self::Differs { .. } => "declare the table alike on every worker, or give it another name",
+            Self::DeclaredTwice { .. } => "declare a table once in each worker, and keep it",
+            _ => return None,
+        };
+        Some(hint.to_owned())
+    }
 }
 
 impl TableSpec {

@@ -6,6 +6,7 @@
 use super::rows::{RowSet, pop, push};
 use super::spec::{MAX_ROW_BYTES, Propagation, TableId};
 use crate::Rank;
+use serde::{Deserialize, Serialize};
 
 /// Longest message: a row of the longest, or the rows of a large scattered subscription.
 pub const MAX_MESSAGE_BYTES: usize = 2 * MAX_ROW_BYTES as usize;
@@ -13,7 +14,7 @@ pub const MAX_MESSAGE_BYTES: usize = 2 * MAX_ROW_BYTES as usize;
 pub const BATCH_BYTES: usize = 256 * 1024;
 
 /// A producer's rows of one table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RegionId {
     /// The table.
     pub table: TableId,

@@ -191,6 +191,21 @@ impl Catalog {
         layout.model().total() as u64 + layout.state_bytes() as u64 + lanes
     }
 
+    /// Takes memory for rows of a table.
+    pub(super) fn take_for_table(&mut self, table: u32, needed: u64) -> Result<(), Refusal> {
+        if needed > self.memory_left {
+            let (available, workers) = (self.memory_left, self.workers);
+            return Err(Refusal::OutOfMemory { name: format!("table {table}"), needed, available, workers });
+        }
+        self.memory_left -= needed;
+        Ok(())
+    }
+
+    /// Gives it back.
+    pub(super) fn give_back(&mut self, bytes: u64) {
+        self.memory_left += bytes;
+    }
+
     /// Makes the lane of a worker on another host; `None` where this server's extent is empty, or where it has one.
     pub(super) fn remote_lane(&mut self, id: TensorId, rank: Rank) -> Result<Option<LaneView>, Refusal> {
         let entry = self.entries.get_mut(&id).ok_or(Refusal::UnknownTensor { tensor: id })?;

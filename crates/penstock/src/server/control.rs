@@ -7,6 +7,7 @@
 use super::catalog::{Catalog, NewTensor};
 use super::client::{Channel, Client, Received, Worker};
 use super::shard::{Board, Command, Handle, Report};
+use super::tables::{Answers, Asker, Tables};
 use super::{Order, ServerConfig, Shared, StartError, Wakeup, budget, crowding};
 use crate::options::OnWorkerLoss;
 use crate::wire::records::RecordStream;
@@ -16,6 +17,7 @@ use penstock_fabric::region::{Mapping, Region, Writers};
 use penstock_fabric::socket::Listener;
 use penstock_proto::error::{JobFailure, Loss, Refusal};
 use penstock_proto::handshake::{Purpose, Session};
+use penstock_proto::items::control::TableAsk;
 use penstock_proto::membership::{Lease, Member, Roster};
 use penstock_proto::message::{
     Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Secret, Welcome, decode, encode,
@@ -26,7 +28,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::time::Timespec;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
@@ -69,6 +71,9 @@ pub(super) struct Control {
     workers: HashMap<Rank, Worker>,
     roster: Roster,
     catalog: Catalog,
+    tables: Tables,
+    /// Rung by producers on this host where rows are passed on.
+    items_bell: OwnedFd,
     tickets: HashMap<u64, Ticket>,
     next_ticket: u64,
     started: Instant,
@@ -112,6 +117,9 @@ impl Control {
         Ok(Self {
             roster: Roster::new(config.workers),
             catalog,
+            tables: Tables::default(),
+            items_bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(StartError::system("make a wake-up descriptor"))?,
             config,
             listener,
             shards,
@@ -371,6 +379,8 @@ impl Control {
     }
 
     fn go_on_without(&mut self, rank: Rank) {
+        let answers = self.tables.join(&self.live());
+        self.answer_tables(answers);
         for shard in &self.shards.handles {
             shard.send(Command::Remove { rank });
         }
@@ -422,6 +432,10 @@ impl Control {
                 None
             }
             Ask::State { tensor } => Some(self.state(tensor)),
+            Ask::Table(ask) => {
+                self.table(rank, request.id, ask);
+                None
+            }
             Ask::Leave { failed } => self.leave(token, rank, request.id, failed),
         }
     }
@@ -576,6 +590,26 @@ impl Control {
             loads: entry.loads.clone(),
         };
         Ok((answer, descriptors))
+    }
+
+    /// Workers that are here or may still come.
+    fn live(&self) -> BTreeSet<Rank> {
+        let gone = |rank: &Rank| matches!(self.roster.of(*rank), Member::Left | Member::Lost);
+        (0..self.config.workers).filter(|rank| !gone(rank)).collect()
+    }
+
+    fn table(&mut self, rank: Rank, request: u64, ask: TableAsk) {
+        let live = self.live();
+        let local = self.workers.get(&rank).is_some_and(|worker| !worker.is_remote());
+        let asker = Asker { rank, request, local, bell: self.items_bell.as_fd(), live: &live };
+        let (answers, _sealed) = self.tables.ask(&asker, ask, &mut self.catalog);
+        self.answer_tables(answers);
+    }
+
+    fn answer_tables(&mut self, answers: Answers) {
+        for (rank, request, answer) in answers {
+            self.answer(rank, request, answer.map(|(answer, fds)| (Answer::Table(answer), fds)));
+        }
     }
 
     fn state(&mut self, tensor: TensorId) -> Answered {

@@ -7,6 +7,7 @@
 //! | [`catalog`] | control | which tensors there are, where their chunks live, what memory is left |
 //! | [`client`] | control | who is at the other end of a control connection |
 //! | [`budget`] | control | how much memory this server may take |
+//! | [`tables`] | control | which tables of items there are, and the regions that are homed here |
 //! | [`memory`] | one a shard | what the shard's machine acts on |
 //! | [`remote`] | one a shard | workers on other hosts: their frames, and what is owed to them |
 //! | [`shares`] | one a shard | how jobs behind one door share the network |
@@ -23,6 +24,7 @@ mod memory;
 mod remote;
 mod shard;
 pub(crate) mod shares;
+mod tables;
 
 use crate::options::Options;
 use door::Door;

@@ -126,6 +126,94 @@ pub enum Error {
         /// How long.
         waited: Duration,
     },
+    /// A row that the table does not have, or that this worker neither produces nor consumes.
+    #[error("`{name}`: row {row} is none of those that this worker produces or consumes, of {rows}")]
+    UnknownRow {
+        /// The table.
+        name: String,
+        /// The row.
+        row: u64,
+        /// Rows of the table.
+        rows: u64,
+    },
+    /// A row that another worker produces.
+    #[error("`{name}`: worker {rank} does not produce row {row}")]
+    NotProducer {
+        /// The table.
+        name: String,
+        /// The row.
+        row: u64,
+        /// This worker.
+        rank: Rank,
+    },
+    /// A clock behind the row's.
+    #[error("`{name}`: expected a clock of at least {clock} for row {row}, got {got}")]
+    ClockBackwards {
+        /// The table.
+        name: String,
+        /// The row.
+        row: u64,
+        /// The row's.
+        clock: u64,
+        /// What came.
+        got: u64,
+    },
+    /// A get of a row of its own that a worker has not set so far.
+    #[error("`{name}`: row {row} is at version {version}, the get asks for {wanted}, and only this worker can set it")]
+    NeverSet {
+        /// The table.
+        name: String,
+        /// The row.
+        row: u64,
+        /// Its version.
+        version: u64,
+        /// The version asked for.
+        wanted: u64,
+    },
+    /// Set on a table with a sum, add on one without, or a look at a sum in place.
+    #[error("`{name}` {}", if *sum { "is a sum: its rows are added to, and are looked at by copy" } else { "is no sum: its rows are set" })]
+    WrongFold {
+        /// The table.
+        name: String,
+        /// Whether it is a sum.
+        sum: bool,
+    },
+    /// The others did not declare a table in time.
+    #[error("table `{name}` waited {waited:.1?} for workers {missing:?} to declare it")]
+    TableTimeout {
+        /// The table.
+        name: String,
+        /// Who did not.
+        missing: Vec<Rank>,
+        /// How long.
+        waited: Duration,
+    },
+    /// A row was not fresh enough in time.
+    #[error("`{name}` waited {waited:.1?} for row {row} to reach version {wanted}; it is at {version}; waiting for worker {producer}")]
+    GetTimeout {
+        /// The table.
+        name: String,
+        /// The row.
+        row: u64,
+        /// Its version.
+        version: u64,
+        /// The version asked for.
+        wanted: u64,
+        /// Its producer.
+        producer: Rank,
+        /// How long.
+        waited: Duration,
+    },
+    /// A producer wrote rows again and again faster than they could be read together.
+    #[error("`{name}` waited {waited:.1?} for row {row} and others to stand still for one look")]
+    NeverStill {
+        /// The table.
+        name: String,
+        /// One of the rows.
+        row: u64,
+        /// How long.
+        waited: Duration,
+    },
     /// The others did not come to the barrier in time.
     #[error("the barrier waited {waited:.1?} for workers {missing:?}")]
     BarrierTimeout {
@@ -201,6 +289,23 @@ impl Error {
                     .to_owned()
             }
             Self::WrongSize { .. } => "give an array of the tensor's shape and dtype".to_owned(),
+            Self::UnknownRow { .. } => {
+                "name the row in `produce` or `consume` when the table is declared".to_owned()
+            }
+            Self::NotProducer { .. } => {
+                "set only rows that were named in `produce`; for rows of several producers declare a sum and add".to_owned()
+            }
+            Self::ClockBackwards { .. } => "give clocks that grow: versions never fall".to_owned(),
+            Self::NeverSet { .. } => "set the row first, or ask with more slack".to_owned(),
+            Self::WrongFold { sum: true, .. } => "use add and get, or declare the table without a sum".to_owned(),
+            Self::WrongFold { sum: false, .. } => "use set, or declare the table with a sum".to_owned(),
+            Self::GetTimeout { producer, .. } => {
+                format!("look at what worker {producer} does, or raise `timeout` or the option `deadline`")
+            }
+            Self::TableTimeout { missing, .. } if !missing.is_empty() => {
+                format!("every worker must declare the table; look at what worker {} does", missing[0])
+            }
+            Self::NeverStill { .. } => "read fewer rows at a time, or set them less often".to_owned(),
             Self::NonFinite { .. } => {
                 "look for the NaN in the gradient; lower the learning rate, or clip".to_owned()
             }

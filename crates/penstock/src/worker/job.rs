@@ -2,6 +2,7 @@
 
 use super::Error;
 use super::link::{Deadline, Fate, Introduction, Link, lock};
+use super::table::{Table, TableDeclaration, TableInner};
 use super::tensor::{Declaration, Tensor};
 use crate::options::{Options, Transport};
 use crate::server::{Server, ServerConfig, StartError};
@@ -16,7 +17,7 @@ use penstock_proto::handshake::Session;
 use penstock_proto::message::{Answer, Ask, Secret};
 use penstock_proto::submission::Submission;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, Weak, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 /// Who this worker is, and where the servers are.
@@ -77,11 +78,32 @@ pub(super) struct Inner {
     barriers: AtomicU64,
     /// Bytes that each shard is home of, by server.
     pub(super) homed: Mutex<Vec<Vec<u64>>>,
+    /// The tables, which are told of the clock.
+    pub(super) tables: Mutex<Vec<Weak<TableInner>>>,
     pub(super) rank: Rank,
     pub(super) options: Options,
 }
 
 impl Inner {
+    /// Whether there are more of the job's threads on this host than cores.
+    pub(super) fn crowded(&self) -> bool {
+        self.links().first().is_some_and(Link::crowded)
+    }
+
+    /// Whether a worker is no longer waited for.
+    pub(super) fn is_gone(&self, rank: Rank) -> Result<bool, Error> {
+        let links = self.links();
+        let first = links.first().ok_or(Error::Closed)?;
+        match first.ask(Ask::Clocks, "tell the clocks", self.deadline(None))? {
+            (Answer::Clocks { clocks }, _) => Ok(clocks.get(rank as usize).is_some_and(|&clock| clock < 0)),
+            (other, _) => Err(first.misunderstood(&other)),
+        }
+    }
+
+    fn each_table(&self, tell: impl Fn(&TableInner)) {
+        lock(&self.tables).iter().filter_map(Weak::upgrade).for_each(|table| tell(&table));
+    }
+
     pub(super) fn deadline(&self, timeout: Option<Duration>) -> Deadline {
         Deadline::new(timeout.unwrap_or(self.options.deadline))
     }
@@ -193,6 +215,7 @@ impl Job {
         let homed = links.iter().map(|link| vec![0; link.welcome.shards as usize]).collect();
         let inner = Inner {
             homed: Mutex::new(homed),
+            tables: Mutex::default(),
             links: RwLock::new(links),
             fate,
             counters: Counters::default(),
@@ -268,6 +291,7 @@ impl Job {
         }
         *clock = next;
         self.inner.shown_clock.store(next, Ordering::Relaxed);
+        self.inner.each_table(|table| table.raise(next));
         Ok(next)
     }
 
@@ -310,6 +334,11 @@ impl Job {
         Tensor::declare(Arc::clone(&self.inner), declaration)
     }
 
+    /// Declares a table of items, as all workers do, each with the rows that it produces and consumes.
+    pub fn table(&self, declaration: TableDeclaration) -> Result<Table, Error> {
+        Table::declare(Arc::clone(&self.inner), declaration)
+    }
+
     /// What this worker has done.
     pub fn stats(&self) -> Stats {
         let counters = &self.inner.counters;
@@ -327,6 +356,9 @@ impl Job {
 
     /// Leaves the job: cleanly, so that the others go on without this worker, or because it `failed`.
     pub fn close(&self, failed: Option<String>) {
+        if failed.is_none() {
+            self.inner.each_table(TableInner::leave);
+        }
         self.inner.fate.end();
         let mut links =
             std::mem::take(&mut *self.inner.links.write().unwrap_or_else(PoisonError::into_inner));

@@ -4,14 +4,17 @@
 //! |---|---|
 //! | [`job`] | joining, clock, barrier, leaving |
 //! | [`tensor`] | push, pull, and what they wait for |
+//! | [`table`] | items: set, get, and what they wait for |
 //! | [`link`] | one server: its socket, page and rings, and the thread that keeps the lease |
 //! | [`error`] | what can go wrong, for whom, and what to do |
 
 mod error;
 mod job;
 mod link;
+mod table;
 mod tensor;
 
 pub use error::Error;
 pub use job::{Job, Membership, Stats};
+pub use table::{Table, TableDeclaration, TableStats, View};
 pub use tensor::{Declaration, Tensor};

@@ -40,7 +40,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Longest sleep between two looks at whether the caller was interrupted.
-const INTERRUPT_EVERY: Duration = Duration::from_millis(50);
+pub(super) const INTERRUPT_EVERY: Duration = Duration::from_millis(50);
 /// How long an attempt to leave cleanly may take.
 const LEAVE_WITHIN: Duration = Duration::from_secs(5);
 
@@ -183,7 +183,7 @@ impl Link {
         self.wire.page.at(page::BELL)
     }
 
-    fn crowded(&self) -> bool {
+    pub(super) fn crowded(&self) -> bool {
         self.welcome.crowding > 1
     }
 

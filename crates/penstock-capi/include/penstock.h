@@ -1,0 +1,621 @@
+/*
+ * Penstock in C and C++: jobs, tensors and item tables. Licence: Apache-2.0.
+ *
+ * Made by cbindgen from crates/penstock-capi; do not edit. docs/c.md is the place to begin.
+ *
+ * What holds for every call
+ *   - It returns PENSTOCK_OK (0), or what went wrong; penstock_last_error() then says what was expected, what came
+ *     and what to do. A call that failed has changed nothing, unless its own text says otherwise.
+ *   - No argument may be NULL unless its text says so; NULL is answered with PENSTOCK_BAD_ARGUMENT, not with a crash.
+ *   - What is handed out through a pointer argument is untouched where the call fails.
+ *   - Every structure of options may be zeroed (`= {0}` in C, `{}` in C++): a field that is 0 or NULL has its default.
+ *     Structures and arrays that a call is given are copied; they need not live longer than the call.
+ *   - Texts are UTF-8 and end with a zero byte. Times are in seconds; sizes in bytes unless said otherwise.
+ *   - Any thread may call anything at any time, but penstock_finish and penstock_fail only when no other call with the
+ *     same job, or what belongs to it, is under way. Declarations of one job go one after the other, and so do pushes and
+ *     pulls of one tensor; no other call waits for another.
+ *   - A handle that was freed must not be used again: nobody looks for that.
+ *   - A child made by fork() must not use what its parent has opened.
+ */
+
+
+#ifndef PENSTOCK_H
+#define PENSTOCK_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/// The slack of the tensor or table itself.
+#define PENSTOCK_SLACK_DEFAULT -1
+
+/// No bound: whatever stands there.
+#define PENSTOCK_SLACK_UNBOUNDED -2
+
+/// The default clock. Of a set or an add: iterations completed, plus one; what is made in iteration t is version t + 1. Of a
+/// get: iterations completed.
+#define PENSTOCK_CLOCK_AUTO UINT64_MAX
+
+/// What a call returns. `penstock_last_error()` has the text.
+typedef enum {
+    /// Done.
+    PENSTOCK_OK = 0,
+    /// An argument is NULL, or a number is out of its range.
+    PENSTOCK_BAD_ARGUMENT = 1,
+    /// There is no such option, or it cannot have this value; also when it came from the environment.
+    PENSTOCK_BAD_OPTION = 2,
+    /// The environment says that there are several processes, but they have no way to find each other.
+    PENSTOCK_NOT_UNDER_LAUNCHER = 3,
+    /// A server or another process did not answer in time.
+    PENSTOCK_DEADLINE_EXCEEDED = 4,
+    /// A server could not be reached in time.
+    PENSTOCK_CONNECT_TIMEOUT = 5,
+    /// The secret is not the job's, or a server's certificate is not trusted.
+    PENSTOCK_AUTHENTICATION = 6,
+    /// The rank is taken or outside the job's size.
+    PENSTOCK_JOB_FULL = 7,
+    /// The two sides do not understand each other: their versions differ.
+    PENSTOCK_PROTOCOL = 8,
+    /// The address that a server should listen on is taken.
+    PENSTOCK_ADDRESS_IN_USE = 9,
+    /// The job has ended for this worker.
+    PENSTOCK_JOB_CLOSED = 10,
+    /// The job has failed.
+    PENSTOCK_JOB_FAILED = 11,
+    /// The job has failed: a worker died, hung, or broke the protocol.
+    PENSTOCK_WORKER_LOST = 12,
+    /// The job has failed: a server is gone.
+    PENSTOCK_SERVER_LOST = 13,
+    /// The job has failed: workers pushed with different settings in one iteration.
+    PENSTOCK_SETTINGS_CONFLICT = 14,
+    /// Not every worker came to the barrier in time.
+    PENSTOCK_BARRIER_TIMEOUT = 15,
+    /// A name that no tensor or table may have.
+    PENSTOCK_BAD_NAME = 20,
+    /// A shape that no tensor may have, or a buffer of another size.
+    PENSTOCK_BAD_SHAPE = 21,
+    /// An element type that cannot be used here.
+    PENSTOCK_BAD_DTYPE = 22,
+    /// A setting of an optimizer, or a number of a declaration, is out of its range.
+    PENSTOCK_BAD_SETTINGS = 23,
+    /// It was declared differently before, by this worker or another.
+    PENSTOCK_DECLARATION_CONFLICT = 24,
+    /// It does not fit into the shared memory that a server may take.
+    PENSTOCK_OUT_OF_MEMORY = 25,
+    /// A second push of a tensor in one iteration.
+    PENSTOCK_ALREADY_PUSHED = 30,
+    /// A NaN or an infinity for a tensor that refuses them.
+    PENSTOCK_NON_FINITE = 31,
+    /// A pull was not fresh enough in time.
+    PENSTOCK_PULL_TIMEOUT = 32,
+    /// The previous push was not taken in time.
+    PENSTOCK_LANE_TIMEOUT = 33,
+    /// The table has no such row, or this worker did not declare that it reads it.
+    PENSTOCK_UNKNOWN_ROW = 40,
+    /// This worker did not declare that it produces the row.
+    PENSTOCK_NOT_PRODUCER = 41,
+    /// Two workers declared that they produce one row of a table without a fold.
+    PENSTOCK_TWO_PRODUCERS = 42,
+    /// The clock is below the one that the row was set with before.
+    PENSTOCK_CLOCK_BACKWARDS = 43,
+    /// Only this worker could make the row fresh enough, and it has not.
+    PENSTOCK_NEVER_SET = 44,
+    /// A row was not fresh enough in time.
+    PENSTOCK_GET_TIMEOUT = 45,
+    /// A row was overwritten while it was looked at in place: what was read is worth nothing.
+    PENSTOCK_TORN_VIEW = 46,
+    /// The system refused memory, a thread, a descriptor or a file.
+    PENSTOCK_SYSTEM = 60,
+    /// An error of Penstock itself. Please report its text.
+    PENSTOCK_INTERNAL = 61,
+} penstock_status;
+
+/// The type of elements.
+typedef enum {
+    /// float.
+    PENSTOCK_F32 = 0,
+    /// double.
+    PENSTOCK_F64 = 1,
+    /// IEEE 754 binary16. Tensors only.
+    PENSTOCK_F16 = 2,
+    /// The upper half of a float. Tensors only.
+    PENSTOCK_BF16 = 3,
+} penstock_dtype;
+
+/// What a tensor does with the reduced contributions g of an iteration.
+typedef enum {
+    /// value += g.
+    PENSTOCK_ADD = 0,
+    /// value = g: an all-reduce.
+    PENSTOCK_REPLACE = 1,
+    /// Stochastic gradient descent: lr, momentum, dampening, weight_decay; PENSTOCK_NESTEROV.
+    PENSTOCK_SGD = 2,
+    /// AdaGrad: lr, lr_decay, eps, weight_decay.
+    PENSTOCK_ADAGRAD = 3,
+    /// RMSProp: lr, alpha, eps, weight_decay, momentum; PENSTOCK_CENTERED.
+    PENSTOCK_RMSPROP = 4,
+    /// Adam, weight decay as an L2 penalty: lr, beta1, beta2, eps, weight_decay; PENSTOCK_AMSGRAD.
+    PENSTOCK_ADAM = 5,
+    /// Adam with decoupled weight decay: as PENSTOCK_ADAM.
+    PENSTOCK_ADAMW = 6,
+} penstock_rule;
+
+/// Flags of an optimizer, to be added up.
+typedef enum {
+    /// Looks ahead along the momentum.
+    PENSTOCK_NESTEROV = 1,
+    /// Subtracts the squared mean gradient from the mean squared gradient.
+    PENSTOCK_CENTERED = 2,
+    /// Divides by the largest second moment so far.
+    PENSTOCK_AMSGRAD = 4,
+    /// Climbs instead of descending.
+    PENSTOCK_MAXIMIZE = 8,
+} penstock_optimizer_flag;
+
+/// How the workers' contributions of an iteration become one.
+typedef enum {
+    /// Their sum, divided by the number of live workers.
+    PENSTOCK_MEAN = 0,
+    /// Their sum.
+    PENSTOCK_SUM = 1,
+} penstock_reduce;
+
+/// What a table does where a row has several producers.
+typedef enum {
+    /// Every row has one producer at most; penstock_set() replaces it.
+    PENSTOCK_FOLD_NONE = 0,
+    /// Any number of producers; penstock_add() adds to what the worker has contributed. A row is the sum of its producers'
+    /// contributions, taken in rank order.
+    PENSTOCK_FOLD_SUM = 1,
+} penstock_fold;
+
+/// Who moves rows to a consumer on another host. On one host nothing is moved.
+typedef enum {
+    /// Every set is sent to the consumers at once.
+    PENSTOCK_EAGER = 0,
+    /// A row is fetched when a get or a prefetch needs it.
+    PENSTOCK_LAZY = 1,
+    /// A row is sent when a consumer's slack would be violated at its next clock.
+    PENSTOCK_BOUNDED = 2,
+} penstock_propagation;
+
+/// This process as one worker of a job.
+typedef struct penstock_job penstock_job;
+
+/// A table of a job. Freed with its job.
+typedef struct penstock_table penstock_table;
+
+/// A tensor of a job. Freed with its job.
+typedef struct penstock_tensor penstock_tensor;
+
+/// A row, looked at in place.
+typedef struct penstock_view penstock_view;
+
+/// An option: one of those that `penstock run --help` lists.
+typedef struct {
+    /// Its name, such as "deadline". Underscores, no dashes.
+    const char *name;
+    /// Its value as text, in the units of `penstock run --help`, such as "120" or "64KiB".
+    const char *value;
+} penstock_option;
+
+/// Options of a job. Zeroed: all from the environment, else their defaults.
+typedef struct {
+    /// Options that count whatever the environment says. An option that is not among them has the value of its
+    /// environment variable (PENSTOCK_DEADLINE and so on), else its default.
+    const penstock_option *list;
+    /// How many there are.
+    size_t count;
+} penstock_options;
+
+/// An optimizer: a rule, with its numbers. Zeroed: PENSTOCK_ADD.
+///
+/// penstock_sgd() and its like return the numbers that torch.optim has as defaults; change what should be otherwise. A number
+/// or a flag that the rule does not have must be 0.
+typedef struct {
+    /// One of penstock_rule.
+    uint32_t rule;
+    /// Of penstock_optimizer_flag, added up.
+    uint32_t flags;
+    /// Learning rate, 0 or above.
+    double lr;
+    /// Factor on the old direction, 0 or above; 0: no such state is kept.
+    double momentum;
+    /// Part of the gradient that does not enter the direction.
+    double dampening;
+    /// Weight decay, 0 or above.
+    double weight_decay;
+    /// The rate in step n is lr / (1 + (n - 1) * lr_decay).
+    double lr_decay;
+    /// Decay of RMSProp's running mean.
+    double alpha;
+    /// Decay of Adam's running mean of the gradient.
+    double beta1;
+    /// Decay of Adam's running mean of its square.
+    double beta2;
+    /// Added to the root.
+    double eps;
+} penstock_optimizer;
+
+/// What a tensor is declared to be. Every worker declares the same. Zero all of it, then set what should be otherwise.
+typedef struct {
+    /// Its key: 1 to 512 bytes of UTF-8 without control characters. Not NULL.
+    const char *name;
+    /// One of penstock_dtype. 0: float.
+    uint32_t dtype;
+    /// Dimensions of the shape. 0: a scalar.
+    uint32_t dimensions;
+    /// Elements along each dimension, at least 1; the last one's neighbours lie side by side.
+    const uint64_t *shape;
+    /// What it starts from: as many elements as the shape says. Rank 0's counts. NULL: zeros.
+    const void *value;
+    /// What it does with contributions. Zeroed: adds them.
+    penstock_optimizer optimizer;
+    /// "bsp", "ssp:SLACK" or "asp". NULL: the job's option `consistency`, which is "bsp" unless set.
+    const char *consistency;
+    /// One of penstock_reduce. 0: the mean.
+    uint32_t reduce;
+    /// Not 0: contributions that hold a NaN or an infinity are refused.
+    uint32_t refuse_nonfinite;
+    /// Factor on the reduced contribution. 0: 1.
+    double rescale;
+    /// Then each element is clipped to [-clip, clip]. 0: not.
+    double clip;
+    /// Seconds that this and every later call for the tensor may wait. 0: the option `deadline`.
+    double timeout;
+    /// For later versions: 0.
+    uint64_t reserved[4];
+} penstock_tensor_options;
+
+/// Rows `first` to `end` - 1.
+typedef struct {
+    /// The first row.
+    uint64_t first;
+    /// The row behind the last one.
+    uint64_t end;
+} penstock_range;
+
+/// What a table is declared to be. Every worker declares the same, but for the rows that it produces and consumes. Zero all of
+/// it, then set what should be otherwise.
+typedef struct {
+    /// Its key: 1 to 512 bytes of UTF-8 without control characters. Not NULL.
+    const char *name;
+    /// Rows, numbered from 0: 1 to 2^63. They cost nothing where nobody produces or consumes them.
+    uint64_t rows;
+    /// Bytes of a row, at least 1.
+    uint32_t row_bytes;
+    /// One of penstock_dtype: the type of elements. Only PENSTOCK_FOLD_SUM asks for it: PENSTOCK_F32 or PENSTOCK_F64.
+    uint32_t dtype;
+    /// Rows that this worker sets: a list, in any order. NULL: none.
+    const uint64_t *produce;
+    /// How many.
+    size_t produce_count;
+    /// Rows that this worker sets: ranges, beside the list. NULL: none.
+    const penstock_range *produce_ranges;
+    /// How many ranges.
+    size_t produce_range_count;
+    /// Rows that this worker reads: a list. It may read those that it produces anyway. NULL: none.
+    const uint64_t *consume;
+    /// How many.
+    size_t consume_count;
+    /// Rows that this worker reads: ranges, beside the list. NULL: none.
+    const penstock_range *consume_ranges;
+    /// How many ranges.
+    size_t consume_range_count;
+    /// One of penstock_fold. 0: one producer a row.
+    uint32_t fold;
+    /// One of penstock_propagation. 0: eager.
+    uint32_t propagation;
+    /// Slack of reads that name none: 0 or above, or PENSTOCK_SLACK_UNBOUNDED. 0: none.
+    int64_t slack;
+    /// Seconds that this and every later call for the table may wait. 0: the option `deadline`.
+    double timeout;
+    /// For later versions: 0.
+    uint64_t reserved[4];
+} penstock_table_options;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/// The version of the library, such as "0.1.0". Never NULL; valid for ever.
+const char *penstock_version(void);
+
+/// What this thread's last failed call has to say: what was expected, what came, and behind "hint: " what to do.
+///
+/// Never NULL: "" if no call of this thread has failed yet. A call that succeeds leaves the text as it is. Valid until this
+/// thread's next call that fails, or its end.
+const char *penstock_last_error(void);
+
+/// Joins the job that this process was started for; alone, starts one with a server inside this process.
+///
+/// What the environment says decides, as for `penstock.init()` in Python:
+///
+///   - PENSTOCK_SERVERS names servers (`penstock run` sets it): those.
+///   - mpirun, mpiexec, srun or torchrun started several processes, all on this host: rank 0 carries a server, the others
+///     find it. All processes must call; each returns when all have. MPI need not be initialized.
+///   - Otherwise this is a job of one worker.
+///
+/// Where the launcher's processes are on several hosts, start servers there (`penstock-server`) and give every process
+/// PENSTOCK_SERVERS and PENSTOCK_SECRET.
+///
+/// @param options  NULL: as if zeroed.
+/// @param job      Where the job is left; free it with penstock_finish().
+///
+/// Waits at most as long as the option `deadline` says (60 s by default). Errors: PENSTOCK_BAD_OPTION,
+/// PENSTOCK_NOT_UNDER_LAUNCHER, PENSTOCK_DEADLINE_EXCEEDED (the text names the ranks that did not come),
+/// PENSTOCK_CONNECT_TIMEOUT, PENSTOCK_AUTHENTICATION, PENSTOCK_JOB_FULL, PENSTOCK_JOB_FAILED, PENSTOCK_PROTOCOL,
+/// PENSTOCK_SYSTEM.
+penstock_status penstock_init(const penstock_options *options,
+                              penstock_job **job);
+
+/// This worker's number, 0 to penstock_size() - 1. UINT32_MAX if `job` is NULL.
+uint32_t penstock_rank(const penstock_job *job);
+
+/// Workers that the job was made for. 0 if `job` is NULL.
+uint32_t penstock_size(const penstock_job *job);
+
+/// Iterations that this worker has completed: its clock. 0 if `job` is NULL.
+uint64_t penstock_iteration(const penstock_job *job);
+
+/// Completes an iteration.
+///
+/// A tensor that was not pushed in it counts as passed by; a row that was not set in it counts as unchanged.
+///
+/// @param clock  NULL, or where the new clock is left: iterations that this worker has completed.
+///
+/// Errors: PENSTOCK_JOB_CLOSED, PENSTOCK_JOB_FAILED, PENSTOCK_WORKER_LOST, PENSTOCK_SERVER_LOST,
+/// PENSTOCK_SETTINGS_CONFLICT.
+penstock_status penstock_clock(const penstock_job *job,
+                               uint64_t *clock);
+
+/// Waits until every live worker is here.
+///
+/// @param timeout  Seconds to wait; 0: the option `deadline`.
+///
+/// Errors: PENSTOCK_BARRIER_TIMEOUT (the text names the ranks that did not come), and those of penstock_clock().
+penstock_status penstock_barrier(const penstock_job *job,
+                                 double timeout);
+
+/// Leaves the job, and frees it with all its tensors and tables. The other workers go on without this one.
+///
+/// Where mpirun, srun or torchrun started the job, rank 0 carries the server: its call returns when all others have left.
+/// So nobody may wait for rank 0 before calling, in a barrier of MPI for example; before MPI_Finalize is the right place.
+///
+/// @param job  NULL: nothing is done.
+///
+/// A process that ends without this call counts as lost, and its job stops with an error that names it.
+penstock_status penstock_finish(penstock_job *job);
+
+/// Leaves the job because of an error, and frees it as penstock_finish() does. The other workers are told, and stop or go on
+/// as the option `on_worker_loss` says.
+///
+/// @param job  NULL: nothing is done.
+/// @param why  The error, for the others' texts. NULL: it is not told.
+penstock_status penstock_fail(penstock_job *job,
+                              const char *why);
+
+/// Stochastic gradient descent with this learning rate.
+penstock_optimizer penstock_sgd(double lr);
+
+/// AdaGrad with this learning rate, eps 1e-10.
+penstock_optimizer penstock_adagrad(double lr);
+
+/// RMSProp with this learning rate, alpha 0.99, eps 1e-8.
+penstock_optimizer penstock_rmsprop(double lr);
+
+/// Adam with this learning rate, betas 0.9 and 0.999, eps 1e-8.
+penstock_optimizer penstock_adam(double lr);
+
+/// AdamW with this learning rate, betas 0.9 and 0.999, eps 1e-8, weight decay 0.01.
+penstock_optimizer penstock_adamw(double lr);
+
+/// Declares a tensor. Every worker declares it, alike; rank 0's value counts.
+///
+/// Returns after this worker's own declaration; the first pull waits for rank 0's. The same declaration again gives the same
+/// tensor, whose value stays as it is. Shared memory: the value and the optimizer's state once, and a lane of the value's size
+/// for each worker.
+///
+/// @param tensor  Where the tensor is left. It belongs to the job: penstock_finish() frees it.
+///
+/// Errors: PENSTOCK_BAD_NAME, PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_DTYPE, PENSTOCK_BAD_SETTINGS, PENSTOCK_BAD_OPTION (the
+/// consistency), PENSTOCK_DECLARATION_CONFLICT, PENSTOCK_OUT_OF_MEMORY, PENSTOCK_DEADLINE_EXCEEDED, PENSTOCK_JOB_CLOSED.
+penstock_status penstock_tensor_create(const penstock_job *job,
+                                       const penstock_tensor_options *options,
+                                       penstock_tensor **tensor);
+
+/// Bytes of the tensor's value. 0 if `tensor` is NULL.
+size_t penstock_tensor_bytes(const penstock_tensor *tensor);
+
+/// Contributes to the iteration that this worker is in.
+///
+/// Returns as soon as the contribution stands in the worker's lane; `data` may be changed at once.
+///
+/// @param data   The contribution, of the tensor's shape and dtype. NULL: what stands in the lane (see penstock_lane()).
+/// @param bytes  Its size, penstock_tensor_bytes(); 0 where `data` is NULL.
+///
+/// Waits until the servers have taken the worker's previous contribution. Errors: PENSTOCK_BAD_SHAPE,
+/// PENSTOCK_ALREADY_PUSHED, PENSTOCK_NON_FINITE, PENSTOCK_LANE_TIMEOUT (the text names the ranks that are waited for),
+/// PENSTOCK_PULL_TIMEOUT (rank 0 has given no value), and those of penstock_clock().
+penstock_status penstock_push(const penstock_tensor *tensor,
+                              const void *data,
+                              size_t bytes);
+
+/// The lane: memory of the tensor's shape that the servers read. A contribution that is written there and pushed with NULL is
+/// not copied.
+///
+/// @param lane  Where its address is left. It is the same every time, and valid until penstock_finish(); what stands in it may
+///              be changed from this call until the next push, and holds anything at first.
+///
+/// Waits until the servers have taken what stands in it. Errors: as penstock_push().
+penstock_status penstock_lane(const penstock_tensor *tensor,
+                              void **lane);
+
+/// Copies the value, as fresh as the tensor's consistency asks for.
+///
+/// At position t (the clock, plus one after a push in this iteration) with slack s, every update stamped below t - s of every
+/// live worker is in it, and all of this worker's own.
+///
+/// @param out    Where it is copied to.
+/// @param bytes  Its size, penstock_tensor_bytes().
+/// @param slack  Iterations that this one read may lack at most: 0 or above, PENSTOCK_SLACK_DEFAULT (the tensor's own) or
+///               PENSTOCK_SLACK_UNBOUNDED.
+///
+/// Waits where needed. Errors: PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_OPTION (the slack), PENSTOCK_PULL_TIMEOUT (the text names the
+/// ranks that are waited for; `out` may hold anything), and those of penstock_clock().
+penstock_status penstock_pull_into(const penstock_tensor *tensor,
+                                   void *out,
+                                   size_t bytes,
+                                   int64_t slack);
+
+/// Shows the value in place, as fresh as penstock_pull_into() would copy it.
+///
+/// Under "bsp" without slack that is the servers' own memory where they are on this host: nothing is copied, and the value
+/// stands still until this worker's next push of the tensor. Otherwise it is a copy of this worker's, which stands still until
+/// its next pull of the tensor.
+///
+/// @param value  Where its address is left. Not to be written to; valid until penstock_finish().
+/// @param slack  As for penstock_pull_into().
+///
+/// Waits where needed. Errors: as penstock_pull_into().
+penstock_status penstock_pull(const penstock_tensor *tensor,
+                              const void **value,
+                              int64_t slack);
+
+/// Sets the learning rate, from this worker's next push on. Under "bsp" all workers set the same.
+///
+/// @param lr  0 or above.
+///
+/// Errors: PENSTOCK_BAD_SETTINGS (the rate is out of its range, or the tensor's rule has none).
+penstock_status penstock_set_lr(const penstock_tensor *tensor, double lr);
+
+/// Declares a table. Every worker of the job declares every table; it may declare that it produces and consumes no rows.
+///
+/// Rows start as zeros with version 0. A row's version is the clock of the newest set or add; a worker that has completed t
+/// iterations has all its rows at version t or above: a row that it did not set counts as unchanged. Memory: the rows that
+/// this worker produces or consumes.
+///
+/// @param table  Where the table is left. It belongs to the job: penstock_finish() frees it.
+///
+/// Errors: PENSTOCK_BAD_NAME, PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_DTYPE, PENSTOCK_BAD_OPTION (the slack), PENSTOCK_UNKNOWN_ROW,
+/// PENSTOCK_TWO_PRODUCERS, PENSTOCK_DECLARATION_CONFLICT, PENSTOCK_OUT_OF_MEMORY, PENSTOCK_DEADLINE_EXCEEDED,
+/// PENSTOCK_JOB_CLOSED.
+penstock_status penstock_table_create(const penstock_job *job,
+                                      const penstock_table_options *options,
+                                      penstock_table **table);
+
+/// Bytes of a row. 0 if `table` is NULL.
+size_t penstock_row_bytes(const penstock_table *table);
+
+/// Sets rows that this worker produces, all together: a reader sees all of them or none.
+///
+/// @param rows    The rows, each once.
+/// @param count   How many.
+/// @param values  Their values, one behind the other: `count` times penstock_row_bytes().
+/// @param clock   Their version, not below the one that they have: any number that grows, or PENSTOCK_CLOCK_AUTO.
+///
+/// Errors: PENSTOCK_NOT_PRODUCER, PENSTOCK_UNKNOWN_ROW, PENSTOCK_CLOCK_BACKWARDS, PENSTOCK_BAD_OPTION (the table has
+/// a fold: use penstock_add()), and those of penstock_clock().
+penstock_status penstock_set(const penstock_table *table,
+                             const uint64_t *rows,
+                             size_t count,
+                             const void *values,
+                             uint64_t clock);
+
+/// Adds to rows that this worker produces, all together: a reader sees all of them or none. The table has PENSTOCK_FOLD_SUM.
+///
+/// @param rows    The rows; what is given for one that stands there twice adds up.
+/// @param count   How many.
+/// @param values  What is added, one behind the other: `count` times penstock_row_bytes().
+/// @param clock   As for penstock_set().
+///
+/// Errors: as penstock_set(); PENSTOCK_BAD_OPTION where the table has no fold.
+penstock_status penstock_add(const penstock_table *table,
+                             const uint64_t *rows,
+                             size_t count,
+                             const void *values,
+                             uint64_t clock);
+
+/// Copies rows, each of version max(clock - slack, 0) or above, waiting where needed. Rows that were set together are seen
+/// together.
+///
+/// This worker's own rows are always current. One that only this worker could make fresh enough is not waited for:
+/// PENSTOCK_NEVER_SET.
+///
+/// @param rows   The rows, which this worker consumes or produces.
+/// @param count  How many.
+/// @param out    Where their values are copied to, one behind the other: `count` times penstock_row_bytes().
+/// @param clock  The clock that they are asked for, or PENSTOCK_CLOCK_AUTO.
+/// @param slack  How many versions they may lack: 0 or above, PENSTOCK_SLACK_DEFAULT (the table's own) or
+///               PENSTOCK_SLACK_UNBOUNDED (never waits).
+///
+/// Errors: PENSTOCK_UNKNOWN_ROW, PENSTOCK_NEVER_SET, PENSTOCK_GET_TIMEOUT (the text names rows, versions and producers),
+/// PENSTOCK_BAD_OPTION (the slack), and those of penstock_clock(). `out` may then hold anything.
+penstock_status penstock_get(const penstock_table *table,
+                             const uint64_t *rows,
+                             size_t count,
+                             void *out,
+                             uint64_t clock,
+                             int64_t slack);
+
+/// penstock_set() for one row.
+penstock_status penstock_set_row(const penstock_table *table,
+                                 uint64_t row,
+                                 const void *value,
+                                 uint64_t clock);
+
+/// penstock_get() for one row. One that is fresh enough costs as much as its copy, and some tens of nanoseconds.
+penstock_status penstock_get_row(const penstock_table *table,
+                                 uint64_t row,
+                                 void *out,
+                                 uint64_t clock,
+                                 int64_t slack);
+
+/// Starts what a later penstock_get() of these rows would wait for, and returns at once. On one host there is nothing to start.
+///
+/// @param rows, count, clock, slack  As for that penstock_get().
+///
+/// Errors: PENSTOCK_UNKNOWN_ROW, PENSTOCK_BAD_OPTION (the slack), and those of penstock_clock().
+penstock_status penstock_prefetch(const penstock_table *table,
+                                  const uint64_t *rows,
+                                  size_t count,
+                                  uint64_t clock,
+                                  int64_t slack);
+
+/// The newest version that is here of each row.
+///
+/// @param versions  Where they are left: `count` of them.
+///
+/// Errors: PENSTOCK_UNKNOWN_ROW, and those of penstock_clock().
+penstock_status penstock_versions(const penstock_table *table,
+                                  const uint64_t *rows,
+                                  size_t count,
+                                  uint64_t *versions);
+
+/// Looks at a row in place, as fresh as penstock_get_row() would copy it. Nothing is copied.
+///
+/// Its producer does not wait for who looks: what is read counts only if penstock_view_end() returns PENSTOCK_OK.
+///
+/// @param view   Where the view is left; end it with penstock_view_end(), before penstock_finish().
+/// @param bytes  Where the row's address is left: penstock_row_bytes() of them, not to be written to, valid until the view ends.
+///
+/// Errors: as penstock_get().
+penstock_status penstock_view_begin(const penstock_table *table,
+                                    uint64_t row,
+                                    uint64_t clock,
+                                    int64_t slack,
+                                    penstock_view **view,
+                                    const void **bytes);
+
+/// Ends a view, and says whether what was read in it counts.
+///
+/// @param view  NULL: nothing is done.
+///
+/// Errors: PENSTOCK_TORN_VIEW (the row was overwritten meanwhile: forget what was read, and look again). The view has ended in
+/// either case.
+penstock_status penstock_view_end(penstock_view *view);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* PENSTOCK_H */

@@ -1,0 +1,134 @@
+//! Why a process did not join its job. No job was joined, no server is left behind.
+
+use crate::status::{penstock_status, start};
+use penstock::server::StartError;
+use penstock::worker::Error;
+use penstock_fabric::net::endpoint::NoEndpoint;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const HOW_TO_GIVE_A_SECRET: &str = "make one where the job is started, so that every process gets it: export PENSTOCK_SECRET=$(penstock secret)";
+const HOW_TO_NAME_SERVERS: &str =
+    "start servers with `penstock-server`, and give every process PENSTOCK_SERVERS and PENSTOCK_SECRET";
+
+/// Why a process did not join its job.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub(crate) enum JoinError {
+    /// What the core says.
+    #[error(transparent)]
+    Core(#[from] Error),
+    /// A variable that holds no number.
+    #[error("expected {name} to be a whole number, got `{got}`")]
+    NoNumber { name: &'static str, got: String },
+    /// Several processes, and none knows which it is.
+    #[error(
+        "{announced_by} says that {size} processes were started, but {rank} does not say which of them this is"
+    )]
+    NoRank { announced_by: &'static str, size: u32, rank: &'static str },
+    /// A rank beyond the size.
+    #[error("rank {rank} is outside the job's size, which {announced_by} says is {size}")]
+    OutOfSize { rank: u32, size: u32, announced_by: &'static str },
+    /// A batch script instead of a step.
+    #[error("SLURM_NTASKS says that {tasks} processes are meant to run, but srun did not start this one")]
+    NoStep { tasks: u32 },
+    /// Not 64 hex digits.
+    #[error("expected PENSTOCK_SECRET to be 64 hexadecimal digits, got {got} characters")]
+    NoSecret { got: usize },
+    /// Servers without a secret.
+    #[error("PENSTOCK_SERVERS names servers, but PENSTOCK_SECRET is not set")]
+    SecretMissing,
+    /// Servers without a place among the workers.
+    #[error("PENSTOCK_SERVERS names servers, but {name} is not set")]
+    PlaceMissing { name: &'static str },
+    /// A server's name that is none.
+    #[error("{what}")]
+    BadServer { what: NoEndpoint },
+    /// A rank by hand, and nothing to meet at.
+    #[error("PENSTOCK_SIZE says that {size} processes were started, but PENSTOCK_SERVERS names no servers")]
+    NoServers { size: u32 },
+    /// A manager.
+    #[error("PENSTOCK_MANAGER names the manager at {manager}, which this library cannot ask")]
+    Manager { manager: String },
+    /// Some are elsewhere.
+    #[error(
+        "{announced_by} says that {size} processes were started, some of them on other hosts, but PENSTOCK_SERVERS names no servers"
+    )]
+    SeveralHosts { size: u32, announced_by: &'static str },
+    /// The directory in which processes meet.
+    #[error("the processes of this host cannot meet in {}: {reason}", path.display())]
+    Directory { path: PathBuf, reason: String },
+    /// Rank 0's server.
+    #[error("rank 0 could not start a server: {0}")]
+    Server(StartError),
+    /// What rank 0 has left for the others.
+    #[error("rank 0 could not join: {reason}")]
+    RankZero { reason: String },
+    /// Not all came.
+    #[error("waited {waited:.1?} for {} of {size} to call penstock_init()", ranks(missing))]
+    Late { missing: Vec<u32>, size: u32, waited: Duration },
+    /// The system.
+    #[error("could not {what}: {reason}")]
+    System { what: &'static str, reason: String },
+}
+
+fn ranks(missing: &[u32]) -> String {
+    const SHOWN: usize = 8;
+    let shown: Vec<String> = missing.iter().take(SHOWN).map(u32::to_string).collect();
+    let more = missing.len().saturating_sub(SHOWN);
+    let plural = if missing.len() == 1 { "" } else { "s" };
+    let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("rank{plural} {}{rest}", shown.join(", "))
+}
+
+impl JoinError {
+    pub(crate) fn status(&self) -> penstock_status {
+        use penstock_status::*;
+        match self {
+            Self::NoNumber { .. } | Self::NoSecret { .. } | Self::BadServer { .. } => PENSTOCK_BAD_OPTION,
+            Self::OutOfSize { .. } => PENSTOCK_JOB_FULL,
+            Self::Server(error) => start(error),
+            Self::RankZero { .. } => PENSTOCK_JOB_FAILED,
+            Self::Late { .. } => PENSTOCK_DEADLINE_EXCEEDED,
+            Self::Directory { .. } | Self::System { .. } | Self::Core(_) => PENSTOCK_SYSTEM,
+            _ => PENSTOCK_NOT_UNDER_LAUNCHER,
+        }
+    }
+
+    pub(crate) fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::Core(error) => return error.hint(),
+            Self::Server(error) => return error.hint(),
+            Self::NoNumber { .. } | Self::PlaceMissing { .. } => {
+                "start workers with `penstock run`".to_owned()
+            }
+            Self::NoRank { announced_by, .. } => {
+                format!("let the launcher set both; to run alone, unset {announced_by}")
+            }
+            Self::OutOfSize { .. } => "ranks count from 0; let the launcher set both".to_owned(),
+            Self::NoStep { .. } => {
+                "start the program with `srun` in the batch script; to run alone, unset SLURM_NTASKS"
+                    .to_owned()
+            }
+            Self::NoSecret { .. } | Self::SecretMissing => HOW_TO_GIVE_A_SECRET.to_owned(),
+            Self::BadServer { .. } => {
+                "PENSTOCK_SERVERS lists them by comma, such as tcp://10.0.0.1:7700,tcp://10.0.0.2:7700"
+                    .to_owned()
+            }
+            Self::NoServers { .. } | Self::SeveralHosts { .. } | Self::Manager { .. } => {
+                HOW_TO_NAME_SERVERS.to_owned()
+            }
+            Self::Directory { path, .. } => {
+                format!(
+                    "{} must be a directory of this user that nobody else can enter (mode 0700)",
+                    path.display()
+                )
+            }
+            Self::RankZero { .. } => "its own lines say more".to_owned(),
+            Self::Late { .. } => {
+                "look at what they do or print, or raise the option `deadline` (PENSTOCK_DEADLINE)".to_owned()
+            }
+            Self::System { .. } => "run `penstock doctor` on this host".to_owned(),
+        };
+        Some(hint)
+    }
+}

@@ -1,0 +1,314 @@
+//! Where the processes that a launcher started on this host meet: a file that rank 0 leaves for the others.
+//!
+//! Rank 0 starts a server inside its own process and writes the server's endpoint and the job's secret to a file in a directory
+//! that only this user can enter; the others wait for the file. Its name is made from what the launcher gives all of them,
+//! and from how often this process has called: processes that join two jobs one after the other do not mix them up. When all
+//! have joined, the file is removed.
+//!
+//! A file may be left over from processes that were killed and whose launcher had the same name (numbers of processes come
+//! again). So what it says counts only while something listens at the endpoint.
+//!
+//! Cost: one file, one socket; a worker that comes early looks for the file every few milliseconds.
+
+use super::environment::{Environment, Place};
+use super::error::JoinError;
+use penstock::options::{Options, Transport};
+use penstock::server::{Server, ServerConfig};
+use penstock::worker::{Error, Job, Membership};
+use penstock_fabric::net::endpoint::{Address, Endpoint};
+use penstock_fabric::socket::Connection;
+use penstock_proto::frame::job_number;
+use penstock_proto::message::Secret;
+use std::fmt::Write as _;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// First words of the file.
+const MAGIC: &str = "penstock meeting 1";
+/// Longest file: an endpoint, a secret, or an error's text.
+const MOST_BYTES: u64 = 16 * 1024;
+/// Longest path of the directory: a socket's path, with its name behind it, has to fit into 107 bytes.
+const LONGEST_DIRECTORY: usize = 60;
+/// Pause between two looks for the file.
+const FIRST_PAUSE: Duration = Duration::from_micros(500);
+const LONGEST_PAUSE: Duration = Duration::from_millis(10);
+
+/// Meetings that this process has been at.
+static MEETINGS: AtomicU32 = AtomicU32::new(0);
+
+/// What rank 0 leaves for the others.
+#[derive(Debug, Clone, PartialEq)]
+enum Note {
+    /// Where its server is.
+    Here { endpoint: Endpoint, secret: Secret },
+    /// That there is none.
+    Failed { reason: String },
+}
+
+impl Note {
+    fn spell(&self) -> String {
+        match self {
+            Self::Here { endpoint, secret } => {
+                format!("{MAGIC}\nsecret {}\nendpoint {endpoint}\n", hex(&secret.0))
+            }
+            Self::Failed { reason } => format!("{MAGIC}\nfailed {}\n", reason.replace('\n', " ")),
+        }
+    }
+
+    /// `None` for anything that was not written by [`Note::spell`].
+    fn read(text: &str) -> Option<Self> {
+        let mut lines = text.strip_suffix('\n')?.lines();
+        if lines.next()? != MAGIC {
+            return None;
+        }
+        let first = lines.next()?;
+        if let Some(reason) = first.strip_prefix("failed ") {
+            return Some(Self::Failed { reason: reason.to_owned() });
+        }
+        let secret = Secret::from_hex(first.strip_prefix("secret ")?)?;
+        let endpoint = lines.next()?.strip_prefix("endpoint ")?.parse().ok()?;
+        Some(Self::Here { endpoint, secret })
+    }
+}
+
+/// The moment until which all have to have come.
+struct Patience {
+    since: Instant,
+    longest: Duration,
+}
+
+impl Patience {
+    fn left(&self) -> Duration {
+        self.longest.saturating_sub(self.since.elapsed())
+    }
+}
+
+/// Joins with the others; returns the server too if this process carries it.
+pub(super) fn meet(
+    environment: &Environment<'_>,
+    place: &Place,
+    options: Options,
+) -> Result<(Job, Option<Server>), JoinError> {
+    let patience = Patience { since: Instant::now(), longest: options.deadline };
+    let directory = directory(environment)?;
+    let file = directory.join(name(environment, place)?);
+    let (endpoint, secret, carried) = match place.rank {
+        0 => {
+            let (endpoint, secret, server) = host(environment, place, &directory, &file, &options)?;
+            (endpoint, secret, Some(server))
+        }
+        _ => {
+            let (endpoint, secret) = find(&file, place, &patience)?;
+            (endpoint, secret, None)
+        }
+    };
+    let membership = Membership {
+        servers: vec![endpoint],
+        job: environment.job(),
+        secret,
+        rank: place.rank,
+        size: place.size,
+    };
+    let joined = Job::connect(&membership, options).map_err(JoinError::from);
+    let all_here = joined.and_then(|job| {
+        job.barrier(Some(patience.left())).map_err(|error| late(error, place, &patience))?;
+        Ok(job)
+    });
+    if carried.is_some() {
+        // Whoever comes after this is too late.
+        let _ = std::fs::remove_file(&file);
+    }
+    Ok((all_here?, carried))
+}
+
+fn late(error: Error, place: &Place, patience: &Patience) -> JoinError {
+    match error {
+        Error::BarrierTimeout { missing, .. } => {
+            JoinError::Late { missing, size: place.size, waited: patience.since.elapsed() }
+        }
+        error => error.into(),
+    }
+}
+
+/// Rank 0: starts the server, and says where it is; or that it could not.
+fn host(
+    environment: &Environment<'_>,
+    place: &Place,
+    directory: &Path,
+    file: &Path,
+    options: &Options,
+) -> Result<(Endpoint, Secret, Server), JoinError> {
+    remove_left_over(file);
+    let hosted = start(environment, place, directory, options);
+    let note = match &hosted {
+        Ok((endpoint, secret, _)) => Note::Here { endpoint: endpoint.clone(), secret: *secret },
+        Err(error) => Note::Failed { reason: error.to_string() },
+    };
+    leave(file, &note)?;
+    hosted
+}
+
+fn start(
+    environment: &Environment<'_>,
+    place: &Place,
+    directory: &Path,
+    options: &Options,
+) -> Result<(Endpoint, Secret, Server), JoinError> {
+    let secret = match environment.secret()? {
+        Some(secret) => secret,
+        None => Secret(random()?),
+    };
+    let unix = directory.join(format!("{}.s", hex(&random::<8>()?)));
+    // TCP on one host is what a user asks for who wants to see what it costs.
+    let loopback =
+        (options.transport == Transport::Tcp).then(|| Address { host: "127.0.0.1".to_owned(), port: 0 });
+    let config = ServerConfig {
+        path: Some(unix.clone()),
+        listen: loopback.into_iter().collect(),
+        job: environment.job(),
+        secret,
+        index: 0,
+        servers: 1,
+        workers: place.size,
+        options: options.clone(),
+    };
+    let server = Server::start(config).map_err(JoinError::Server)?;
+    let tcp = server.addresses().first();
+    let tcp = tcp.map(|address| Address { host: address.ip().to_string(), port: address.port() });
+    let host = tcp.is_some().then(penstock::host::id);
+    Ok((Endpoint { tcp, also: Vec::new(), unix: Some(unix), host }, secret, server))
+}
+
+/// The others: what rank 0 has left. There is no event to wait for: neither file nor server may be there yet.
+fn find(file: &Path, place: &Place, patience: &Patience) -> Result<(Endpoint, Secret), JoinError> {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match look(file, patience.longest) {
+            Some(Note::Here { endpoint, secret }) if listens(&endpoint) => return Ok((endpoint, secret)),
+            Some(Note::Failed { reason }) => return Err(JoinError::RankZero { reason }),
+            _ if patience.left().is_zero() => {
+                let (size, waited) = (place.size, patience.since.elapsed());
+                return Err(JoinError::Late { missing: vec![0], size, waited });
+            }
+            _ => {}
+        }
+        std::thread::sleep(pause.min(patience.left()));
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// The note, if there is one. A failure that is older than anybody waits is of other processes.
+fn look(file: &Path, longest: Duration) -> Option<Note> {
+    let opened = File::open(file).ok()?;
+    let age = opened.metadata().ok()?.modified().ok()?.elapsed().unwrap_or_default();
+    let mut text = String::new();
+    opened.take(MOST_BYTES).read_to_string(&mut text).ok()?;
+    Note::read(&text).filter(|note| matches!(note, Note::Here { .. }) || age <= longest)
+}
+
+/// Whether a server is there. It takes no notice of a connection that says nothing.
+fn listens(endpoint: &Endpoint) -> bool {
+    endpoint.unix.as_ref().is_some_and(|path| Connection::connect(path).is_ok())
+}
+
+/// Writes the note where nobody can see half of it.
+fn leave(file: &Path, note: &Note) -> Result<(), JoinError> {
+    let refuse = |error: std::io::Error| JoinError::Directory {
+        path: file.parent().unwrap_or(file).to_owned(),
+        reason: error.to_string(),
+    };
+    let draft = file.with_extension(hex(&random::<8>()?));
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600);
+    let written = options.open(&draft).and_then(|mut draft| draft.write_all(note.spell().as_bytes()));
+    let left = written.and_then(|()| std::fs::rename(&draft, file));
+    if left.is_err() {
+        let _ = std::fs::remove_file(&draft);
+    }
+    left.map_err(refuse)
+}
+
+/// Removes what processes that were killed have left under the same name.
+fn remove_left_over(file: &Path) {
+    if let Some(Note::Here { endpoint, .. }) = look(file, Duration::MAX)
+        && !listens(&endpoint)
+        && let Some(socket) = endpoint.unix
+    {
+        let _ = std::fs::remove_file(socket);
+    }
+    let _ = std::fs::remove_file(file);
+}
+
+/// The directory in which the processes of this user meet: `penstock` in XDG_RUNTIME_DIR, or `penstock-UID` in /tmp.
+fn directory(environment: &Environment<'_>) -> Result<PathBuf, JoinError> {
+    let user = rustix::process::getuid().as_raw();
+    let runtime = environment.get("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| {
+        // What has a meaning in endpoint strings may not stand in a socket's path.
+        let plain = path.to_str().is_some_and(|text| !text.contains([',', '?', '&', '#', '%']));
+        plain && path.is_absolute() && path.is_dir() && path.as_os_str().len() <= LONGEST_DIRECTORY
+    });
+    let path = match runtime {
+        Some(runtime) => runtime.join("penstock"),
+        None => PathBuf::from(format!("/tmp/penstock-{user}")),
+    };
+    let refuse = |reason: String| JoinError::Directory { path: path.clone(), reason };
+    match DirBuilder::new().mode(0o700).create(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            return Err(refuse(error.to_string()));
+        }
+        _ => {}
+    }
+    // Anyone may have made a directory of this name in /tmp.
+    let found = std::fs::symlink_metadata(&path).map_err(|error| refuse(error.to_string()))?;
+    match (found.is_dir(), found.uid() == user, found.mode() & 0o077) {
+        (true, true, 0) => Ok(path),
+        (false, ..) => Err(refuse("it is no directory".to_owned())),
+        (_, false, _) => Err(refuse(format!("it belongs to user {}", found.uid()))),
+        (_, _, others) => Err(refuse(format!("others may enter it (mode {others:03o})"))),
+    }
+}
+
+/// The file's name, alike for the processes that were started together and call for the same time.
+fn name(environment: &Environment<'_>, place: &Place) -> Result<String, JoinError> {
+    let launch = match environment.launch(place.launcher) {
+        Some(launch) => launch,
+        None => parent()?,
+    };
+    let meeting = MEETINGS.fetch_add(1, Ordering::Relaxed);
+    let whole =
+        format!("{}/{:?}/{launch}/{}/{meeting}", penstock::host::id(), place.launcher, environment.job());
+    Ok(format!("{:016x}.meet", job_number(&whole)))
+}
+
+/// What started this process, where its launcher gives the job no name: the launcher's part on this host.
+fn parent() -> Result<String, JoinError> {
+    let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get());
+    let refuse = |reason: String| JoinError::System { what: "look at the launcher's process", reason };
+    let stat =
+        std::fs::read_to_string(format!("/proc/{parent}/stat")).map_err(|error| refuse(error.to_string()))?;
+    // Behind the name, which may hold anything, the 20th word is when it was started.
+    let started = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(19));
+    let started = started.ok_or_else(|| refuse("it has no time of start".to_owned()))?;
+    Ok(format!("{parent}/{started}"))
+}
+
+fn random<const N: usize>() -> Result<[u8; N], JoinError> {
+    let mut bytes = [0; N];
+    let drawn = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty());
+    match drawn {
+        Ok(count) if count == N => Ok(bytes),
+        Ok(_) => Err(JoinError::System { what: "make a secret", reason: "too few random bytes".to_owned() }),
+        Err(errno) => Err(JoinError::System { what: "make a secret", reason: errno.to_string() }),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}

@@ -1,0 +1,97 @@
+//! How a process finds the servers of its job, as `penstock.init()` does in Python.
+//!
+//! | the environment says | then |
+//! |---|---|
+//! | PENSTOCK_SERVERS (`penstock run`, or by hand) | those servers |
+//! | a launcher started several processes on this host | they meet: rank 0 carries a server ([`meeting`]) |
+//! | nothing | this process is alone, with a server inside |
+
+mod environment;
+mod error;
+mod meeting;
+
+pub(crate) use error::JoinError;
+
+use environment::{Environment, Launcher, Place};
+use penstock::options::Options;
+use penstock::server::Server;
+use penstock::worker::{Job, Membership};
+use penstock_fabric::net::endpoint::Endpoint;
+use std::time::Duration;
+
+/// How often a worker that carries the server looks whether the job has ended, should a wake-up be lost.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// A job that this process has joined.
+pub(crate) struct Joined {
+    pub(crate) job: Job,
+    /// The server that this process carries for the others.
+    carried: Option<Server>,
+}
+
+impl Joined {
+    /// Leaves; who carries the server then stays until the job has ended for all.
+    pub(crate) fn leave(self, failed: Option<String>) {
+        self.job.close(failed);
+        if let Some(server) = self.carried {
+            while server.wait(LOOK_EVERY).is_none() {}
+        }
+    }
+}
+
+/// Joins the job that this process was started for; alone, embeds a server.
+pub(crate) fn join(given: &[(&str, &str)]) -> Result<Joined, JoinError> {
+    let set = |name: &str| std::env::var(name).ok();
+    let environment = Environment(&set);
+    let options = Options::load(given.iter().copied()).map_err(penstock::worker::Error::from)?;
+    let place = environment.place()?;
+    let servers = environment.servers();
+    if !servers.is_empty() {
+        let job = by_names(&environment, &servers, place, options)?;
+        return Ok(Joined { job, carried: None });
+    }
+    if let Some(manager) = environment.get("PENSTOCK_MANAGER") {
+        return Err(JoinError::Manager { manager });
+    }
+    match place {
+        Some(place) if place.size > 1 => together(&environment, &place, options),
+        _ => match environment.several_without_step() {
+            Some(tasks) => Err(JoinError::NoStep { tasks }),
+            None => Ok(Joined { job: Job::embedded(options)?, carried: None }),
+        },
+    }
+}
+
+/// The environment names the servers.
+fn by_names(
+    environment: &Environment<'_>,
+    servers: &[String],
+    place: Option<Place>,
+    options: Options,
+) -> Result<Job, JoinError> {
+    let secret = environment.secret()?.ok_or(JoinError::SecretMissing)?;
+    let missing =
+        || ["PENSTOCK_RANK", "PENSTOCK_SIZE"].into_iter().find(|name| environment.get(name).is_none());
+    let place =
+        place.ok_or_else(|| JoinError::PlaceMissing { name: missing().unwrap_or("PENSTOCK_RANK") })?;
+    let servers: Result<Vec<Endpoint>, _> = servers.iter().map(|server| server.parse()).collect();
+    let servers = servers.map_err(|error| JoinError::BadServer { what: error })?;
+    let Place { rank, size, .. } = place;
+    Ok(Job::connect(&Membership { servers, job: environment.job(), secret, rank, size }, options)?)
+}
+
+/// The processes of the job find each other.
+fn together(environment: &Environment<'_>, place: &Place, options: Options) -> Result<Joined, JoinError> {
+    let &Place { launcher, rank, size, announced_by } = place;
+    if rank >= size {
+        return Err(JoinError::OutOfSize { rank, size, announced_by });
+    }
+    if launcher == Launcher::Penstock {
+        return Err(JoinError::NoServers { size });
+    }
+    if environment.on_several_hosts(place) {
+        return Err(JoinError::SeveralHosts { size, announced_by });
+    }
+    let (job, carried) = meeting::meet(environment, place, options)?;
+    Ok(Joined { job, carried })
+}

@@ -1,0 +1,34 @@
+//! The C interface: `libpenstock.so`, `libpenstock.a` and `penstock.h`.
+//!
+//! A thin seam over the crate `penstock`. What a C program sees is written here, above each item: `penstock.h` is made from
+//! these texts by cbindgen, and `tests/header.rs` compares the committed one with the sources.
+//!
+//! | file | what |
+//! |---|---|
+//! | [`status`] | what calls return, and the text that belongs to it |
+//! | [`boundary`] | pointers, sizes and panics, judged before anything else happens |
+//! | [`job`] | joining, clock, barrier, leaving |
+//! | [`optimizer`] | what a tensor does with contributions |
+//! | [`tensor`] | push and pull |
+//! | [`table`] | item tables: set, add, get |
+//! | [`join`] | how a process finds the servers of its job: as `penstock.init()` does in Python |
+#![allow(non_camel_case_types, reason = "these are C's names")]
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "what holds for all pointers stands once, at the head of penstock.h"
+)]
+
+mod boundary;
+mod join;
+
+// In the order in which penstock.h has them.
+pub mod status;
+
+pub mod job;
+
+pub mod optimizer;
+
+pub mod tensor;
+
+#[cfg(feature = "tables")]
+pub mod table;

@@ -1,0 +1,238 @@
+//! What calls return, and the text that belongs to it.
+
+use crate::join::JoinError;
+use penstock::server::StartError;
+use penstock::worker::Error;
+use penstock_fabric::socket::ListenError;
+use penstock_proto::error::{JobFailure, Refusal};
+use penstock_proto::spec::SpecError;
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+
+/// What a call returns. `penstock_last_error()` has the text.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum penstock_status {
+    /// Done.
+    PENSTOCK_OK = 0,
+    /// An argument is NULL, or a number is out of its range.
+    PENSTOCK_BAD_ARGUMENT = 1,
+    /// There is no such option, or it cannot have this value; also when it came from the environment.
+    PENSTOCK_BAD_OPTION = 2,
+    /// The environment says that there are several processes, but they have no way to find each other.
+    PENSTOCK_NOT_UNDER_LAUNCHER = 3,
+    /// A server or another process did not answer in time.
+    PENSTOCK_DEADLINE_EXCEEDED = 4,
+    /// A server could not be reached in time.
+    PENSTOCK_CONNECT_TIMEOUT = 5,
+    /// The secret is not the job's, or a server's certificate is not trusted.
+    PENSTOCK_AUTHENTICATION = 6,
+    /// The rank is taken or outside the job's size.
+    PENSTOCK_JOB_FULL = 7,
+    /// The two sides do not understand each other: their versions differ.
+    PENSTOCK_PROTOCOL = 8,
+    /// The address that a server should listen on is taken.
+    PENSTOCK_ADDRESS_IN_USE = 9,
+    /// The job has ended for this worker.
+    PENSTOCK_JOB_CLOSED = 10,
+    /// The job has failed.
+    PENSTOCK_JOB_FAILED = 11,
+    /// The job has failed: a worker died, hung, or broke the protocol.
+    PENSTOCK_WORKER_LOST = 12,
+    /// The job has failed: a server is gone.
+    PENSTOCK_SERVER_LOST = 13,
+    /// The job has failed: workers pushed with different settings in one iteration.
+    PENSTOCK_SETTINGS_CONFLICT = 14,
+    /// Not every worker came to the barrier in time.
+    PENSTOCK_BARRIER_TIMEOUT = 15,
+    /// A name that no tensor or table may have.
+    PENSTOCK_BAD_NAME = 20,
+    /// A shape that no tensor may have, or a buffer of another size.
+    PENSTOCK_BAD_SHAPE = 21,
+    /// An element type that cannot be used here.
+    PENSTOCK_BAD_DTYPE = 22,
+    /// A setting of an optimizer, or a number of a declaration, is out of its range.
+    PENSTOCK_BAD_SETTINGS = 23,
+    /// It was declared differently before, by this worker or another.
+    PENSTOCK_DECLARATION_CONFLICT = 24,
+    /// It does not fit into the shared memory that a server may take.
+    PENSTOCK_OUT_OF_MEMORY = 25,
+    /// A second push of a tensor in one iteration.
+    PENSTOCK_ALREADY_PUSHED = 30,
+    /// A NaN or an infinity for a tensor that refuses them.
+    PENSTOCK_NON_FINITE = 31,
+    /// A pull was not fresh enough in time.
+    PENSTOCK_PULL_TIMEOUT = 32,
+    /// The previous push was not taken in time.
+    PENSTOCK_LANE_TIMEOUT = 33,
+    /// The table has no such row, or this worker did not declare that it reads it.
+    PENSTOCK_UNKNOWN_ROW = 40,
+    /// This worker did not declare that it produces the row.
+    PENSTOCK_NOT_PRODUCER = 41,
+    /// Two workers declared that they produce one row of a table without a fold.
+    PENSTOCK_TWO_PRODUCERS = 42,
+    /// The clock is below the one that the row was set with before.
+    PENSTOCK_CLOCK_BACKWARDS = 43,
+    /// Only this worker could make the row fresh enough, and it has not.
+    PENSTOCK_NEVER_SET = 44,
+    /// A row was not fresh enough in time.
+    PENSTOCK_GET_TIMEOUT = 45,
+    /// A row was overwritten while it was looked at in place: what was read is worth nothing.
+    PENSTOCK_TORN_VIEW = 46,
+    /// The system refused memory, a thread, a descriptor or a file.
+    PENSTOCK_SYSTEM = 60,
+    /// An error of Penstock itself. Please report its text.
+    PENSTOCK_INTERNAL = 61,
+}
+
+use penstock_status::*;
+
+/// Why a call failed, as it is told to a C program.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) status: penstock_status,
+    pub(crate) message: String,
+    pub(crate) hint: Option<String>,
+}
+
+thread_local! {
+    /// The text of this thread's last failure.
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// The version of the library, such as "0.1.0". Never NULL; valid for ever.
+#[unsafe(no_mangle)]
+pub extern "C" fn penstock_version() -> *const c_char {
+    const VERSION: &CStr =
+        match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+            Ok(version) => version,
+            Err(_) => panic!("a version holds no zero byte"),
+        };
+    VERSION.as_ptr()
+}
+
+/// What this thread's last failed call has to say: what was expected, what came, and behind "hint: " what to do.
+///
+/// Never NULL: "" if no call of this thread has failed yet. A call that succeeds leaves the text as it is. Valid until this
+/// thread's next call that fails, or its end.
+#[unsafe(no_mangle)]
+pub extern "C" fn penstock_last_error() -> *const c_char {
+    // A thread that is ending has no text any more.
+    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+}
+
+impl Failure {
+    pub(crate) fn new(status: penstock_status, message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { status, message: message.into(), hint: Some(hint.into()) }
+    }
+
+    /// An argument that is not what it should be. What was expected and came says enough.
+    pub(crate) fn argument(message: impl Into<String>) -> Self {
+        Self { status: PENSTOCK_BAD_ARGUMENT, message: message.into(), hint: None }
+    }
+
+    /// A panic: never the caller's fault.
+    pub(crate) fn bug(panic: &(dyn Any + Send)) -> Self {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        let message = format!("an error of Penstock itself: {}", text.unwrap_or("it does not say which"));
+        Self::new(PENSTOCK_INTERNAL, message, "please report it, with what the program did")
+    }
+
+    /// Keeps the text for `penstock_last_error`.
+    pub(crate) fn record(self) -> penstock_status {
+        let text = match self.hint {
+            Some(hint) => format!("{}\nhint: {hint}", self.message),
+            None => self.message,
+        };
+        let text = CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default();
+        let _ = LAST.try_with(|last| *last.borrow_mut() = text);
+        self.status
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self { status: status(&error), message: error.to_string(), hint: hint(&error) }
+    }
+}
+
+impl From<JoinError> for Failure {
+    fn from(error: JoinError) -> Self {
+        match error {
+            JoinError::Core(error) => error.into(),
+            error => Self { status: error.status(), message: error.to_string(), hint: error.hint() },
+        }
+    }
+}
+
+/// The core's hints name Python's calls where C's have other names.
+fn hint(error: &Error) -> Option<String> {
+    let hint = match error {
+        Error::Closed => "use it before penstock_finish()",
+        Error::AlreadyPushed { .. } => "call penstock_clock() after each iteration",
+        Error::WrongSize { .. } => "give a buffer of the size that penstock_tensor_bytes() returns",
+        _ => return error.hint(),
+    };
+    Some(hint.to_owned())
+}
+
+pub(crate) fn start(error: &StartError) -> penstock_status {
+    match error {
+        StartError::Listen(ListenError::InUse { .. }) => PENSTOCK_ADDRESS_IN_USE,
+        StartError::OutOfRange { .. } => PENSTOCK_BAD_OPTION,
+        _ => PENSTOCK_SYSTEM,
+    }
+}
+
+fn status(error: &Error) -> penstock_status {
+    match error {
+        Error::Closed => PENSTOCK_JOB_CLOSED,
+        Error::Failed(failure) => self::failure(failure),
+        Error::Refused(refusal) => self::refusal(refusal),
+        Error::Options(_) | Error::Slack { .. } => PENSTOCK_BAD_OPTION,
+        Error::Start(error) => start(error),
+        Error::AlreadyPushed { .. } => PENSTOCK_ALREADY_PUSHED,
+        Error::WrongSize { .. } => PENSTOCK_BAD_SHAPE,
+        Error::NonFinite { .. } => PENSTOCK_NON_FINITE,
+        Error::Settings { .. } => PENSTOCK_BAD_SETTINGS,
+        Error::PullTimeout { .. } | Error::NoValue { .. } => PENSTOCK_PULL_TIMEOUT,
+        Error::LaneTimeout { .. } => PENSTOCK_LANE_TIMEOUT,
+        Error::BarrierTimeout { .. } => PENSTOCK_BARRIER_TIMEOUT,
+        Error::Untrusted { .. } => PENSTOCK_AUTHENTICATION,
+        Error::ConnectTimeout { .. } => PENSTOCK_CONNECT_TIMEOUT,
+        Error::Unanswered { .. } => PENSTOCK_DEADLINE_EXCEEDED,
+        Error::Protocol { .. } => PENSTOCK_PROTOCOL,
+        _ => PENSTOCK_SYSTEM,
+    }
+}
+
+fn refusal(refusal: &Refusal) -> penstock_status {
+    match refusal {
+        Refusal::Authentication => PENSTOCK_AUTHENTICATION,
+        Refusal::SizeMismatch { .. } | Refusal::RankOutOfRange { .. } | Refusal::RankTaken { .. } => {
+            PENSTOCK_JOB_FULL
+        }
+        Refusal::Spec(SpecError::BadName { .. }) => PENSTOCK_BAD_NAME,
+        Refusal::Spec(SpecError::BadShape { .. } | SpecError::TooLarge { .. }) => PENSTOCK_BAD_SHAPE,
+        Refusal::Spec(_) => PENSTOCK_BAD_SETTINGS,
+        Refusal::NoValue { .. } => PENSTOCK_WORKER_LOST,
+        Refusal::Conflict { .. } => PENSTOCK_DECLARATION_CONFLICT,
+        Refusal::OutOfMemory { .. } => PENSTOCK_OUT_OF_MEMORY,
+        Refusal::Ended(failure) => self::failure(failure),
+        Refusal::ProtocolVersion { .. } | Refusal::Malformed { .. } | Refusal::UnknownTensor { .. } => {
+            PENSTOCK_PROTOCOL
+        }
+        _ => PENSTOCK_SYSTEM,
+    }
+}
+
+fn failure(failure: &JobFailure) -> penstock_status {
+    match failure {
+        JobFailure::WorkerLost { .. } => PENSTOCK_WORKER_LOST,
+        JobFailure::ServerLost { .. } => PENSTOCK_SERVER_LOST,
+        JobFailure::SettingsConflict { .. } => PENSTOCK_SETTINGS_CONFLICT,
+        _ => PENSTOCK_JOB_FAILED,
+    }
+}

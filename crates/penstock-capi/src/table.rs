@@ -1,0 +1,483 @@
+//! Item tables: rows with versions, which some workers produce and others read.
+
+use crate::boundary::{array, array_mut, guard, result, shared, text, timeout, value};
+use crate::job::penstock_job;
+use crate::status::{Failure, penstock_status};
+use crate::tensor::{PENSTOCK_SLACK_DEFAULT, PENSTOCK_SLACK_UNBOUNDED, dtype};
+use penstock::worker::{Table, TableDeclaration, View};
+use penstock_kernels::Dtype;
+use penstock_proto::items::{Propagation, RowSet, Slack};
+use std::ffi::{c_char, c_void};
+use std::time::Duration;
+
+/// The default clock. Of a set or an add: iterations completed, plus one; what is made in iteration t is version t + 1. Of a
+/// get: iterations completed.
+pub const PENSTOCK_CLOCK_AUTO: u64 = u64::MAX;
+
+/// What a table does where a row has several producers.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum penstock_fold {
+    /// Every row has one producer at most; penstock_set() replaces it.
+    PENSTOCK_FOLD_NONE = 0,
+    /// Any number of producers; penstock_add() adds to what the worker has contributed. A row is the sum of its producers'
+    /// contributions, taken in rank order.
+    PENSTOCK_FOLD_SUM = 1,
+}
+
+/// Who moves rows to a consumer on another host. On one host nothing is moved.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum penstock_propagation {
+    /// Every set is sent to the consumers at once.
+    PENSTOCK_EAGER = 0,
+    /// A row is fetched when a get or a prefetch needs it.
+    PENSTOCK_LAZY = 1,
+    /// A row is sent when a consumer's slack would be violated at its next clock.
+    PENSTOCK_BOUNDED = 2,
+}
+
+/// Rows `first` to `end` - 1.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct penstock_range {
+    /// The first row.
+    pub first: u64,
+    /// The row behind the last one.
+    pub end: u64,
+}
+
+/// What a table is declared to be. Every worker declares the same, but for the rows that it produces and consumes. Zero all of
+/// it, then set what should be otherwise.
+#[repr(C)]
+pub struct penstock_table_options {
+    /// Its key: 1 to 512 bytes of UTF-8 without control characters. Not NULL.
+    pub name: *const c_char,
+    /// Rows, numbered from 0: 1 to 2^63. They cost nothing where nobody produces or consumes them.
+    pub rows: u64,
+    /// Bytes of a row, at least 1.
+    pub row_bytes: u32,
+    /// One of penstock_dtype: the type of elements. Only PENSTOCK_FOLD_SUM asks for it: PENSTOCK_F32 or PENSTOCK_F64.
+    pub dtype: u32,
+    /// Rows that this worker sets: a list, in any order. NULL: none.
+    pub produce: *const u64,
+    /// How many.
+    pub produce_count: usize,
+    /// Rows that this worker sets: ranges, beside the list. NULL: none.
+    pub produce_ranges: *const penstock_range,
+    /// How many ranges.
+    pub produce_range_count: usize,
+    /// Rows that this worker reads: a list. It may read those that it produces anyway. NULL: none.
+    pub consume: *const u64,
+    /// How many.
+    pub consume_count: usize,
+    /// Rows that this worker reads: ranges, beside the list. NULL: none.
+    pub consume_ranges: *const penstock_range,
+    /// How many ranges.
+    pub consume_range_count: usize,
+    /// One of penstock_fold. 0: one producer a row.
+    pub fold: u32,
+    /// One of penstock_propagation. 0: eager.
+    pub propagation: u32,
+    /// Slack of reads that name none: 0 or above, or PENSTOCK_SLACK_UNBOUNDED. 0: none.
+    pub slack: i64,
+    /// Seconds that this and every later call for the table may wait. 0: the option `deadline`.
+    pub timeout: f64,
+    /// For later versions: 0.
+    pub reserved: [u64; 4],
+}
+
+/// A table of a job. Freed with its job.
+pub struct penstock_table {
+    table: Table,
+    row_bytes: usize,
+    timeout: Option<Duration>,
+}
+
+/// A row, looked at in place.
+pub struct penstock_view {
+    view: View<'static>,
+    name: String,
+    row: u64,
+}
+
+/// Declares a table. Every worker of the job declares every table; it may declare that it produces and consumes no rows.
+///
+/// Rows start as zeros with version 0. A row's version is the clock of the newest set or add; a worker that has completed t
+/// iterations has all its rows at version t or above: a row that it did not set counts as unchanged. Memory: the rows that
+/// this worker produces or consumes.
+///
+/// @param table  Where the table is left. It belongs to the job: penstock_finish() frees it.
+///
+/// Errors: PENSTOCK_BAD_NAME, PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_DTYPE, PENSTOCK_BAD_OPTION (the slack), PENSTOCK_UNKNOWN_ROW,
+/// PENSTOCK_TWO_PRODUCERS, PENSTOCK_DECLARATION_CONFLICT, PENSTOCK_OUT_OF_MEMORY, PENSTOCK_DEADLINE_EXCEEDED,
+/// PENSTOCK_JOB_CLOSED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_table_create(
+    job: *const penstock_job,
+    options: *const penstock_table_options,
+    table: *mut *mut penstock_table,
+) -> penstock_status {
+    guard(|| {
+        // SAFETY: as penstock.h says of every pointer.
+        let job = unsafe { shared(job, "job") }?;
+        // SAFETY: likewise.
+        let options = unsafe { shared(options, "options") }?;
+        // SAFETY: likewise.
+        let table = unsafe { result(table, "table") }?;
+        // SAFETY: likewise.
+        let declaration = unsafe { options.read() }?;
+        let (row_bytes, timeout) = (declaration.row_bytes as usize, declaration.timeout);
+        let core = job.core().table(declaration)?;
+        *table = job.keep(penstock_table { table: core, row_bytes, timeout });
+        Ok(())
+    })
+}
+
+/// Bytes of a row. 0 if `table` is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_row_bytes(table: *const penstock_table) -> usize {
+    // SAFETY: as penstock.h says of every pointer.
+    value(0, || Ok(unsafe { shared(table, "table") }?.row_bytes))
+}
+
+/// Sets rows that this worker produces, all together: a reader sees all of them or none.
+///
+/// @param rows    The rows, each once.
+/// @param count   How many.
+/// @param values  Their values, one behind the other: `count` times penstock_row_bytes().
+/// @param clock   Their version, not below the one that they have: any number that grows, or PENSTOCK_CLOCK_AUTO.
+///
+/// Errors: PENSTOCK_NOT_PRODUCER, PENSTOCK_UNKNOWN_ROW, PENSTOCK_CLOCK_BACKWARDS, PENSTOCK_BAD_OPTION (the table has
+/// a fold: use penstock_add()), and those of penstock_clock().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_set(
+    table: *const penstock_table,
+    rows: *const u64,
+    count: usize,
+    values: *const c_void,
+    clock: u64,
+) -> penstock_status {
+    guard(|| {
+        // SAFETY: as penstock.h says of every pointer.
+        let table = unsafe { shared(table, "table") }?;
+        // SAFETY: likewise.
+        let rows = unsafe { array(rows, count, "rows") }?;
+        // SAFETY: likewise; there is a value for each row.
+        let values = unsafe { array(values.cast::<u8>(), table.bytes(count)?, "values") }?;
+        table.table.set(rows, values, self::clock(clock))?;
+        Ok(())
+    })
+}
+
+/// Adds to rows that this worker produces, all together: a reader sees all of them or none. The table has PENSTOCK_FOLD_SUM.
+///
+/// @param rows    The rows; what is given for one that stands there twice adds up.
+/// @param count   How many.
+/// @param values  What is added, one behind the other: `count` times penstock_row_bytes().
+/// @param clock   As for penstock_set().
+///
+/// Errors: as penstock_set(); PENSTOCK_BAD_OPTION where the table has no fold.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_add(
+    table: *const penstock_table,
+    rows: *const u64,
+    count: usize,
+    values: *const c_void,
+    clock: u64,
+) -> penstock_status {
+    guard(|| {
+        // SAFETY: as penstock.h says of every pointer.
+        let table = unsafe { shared(table, "table") }?;
+        // SAFETY: likewise.
+        let rows = unsafe { array(rows, count, "rows") }?;
+        // SAFETY: likewise; there is a value for each row.
+        let values = unsafe { array(values.cast::<u8>(), table.bytes(count)?, "values") }?;
+        table.table.add(rows, values, self::clock(clock))?;
+        Ok(())
+    })
+}
+
+/// Copies rows, each of version max(clock - slack, 0) or above, waiting where needed. Rows that were set together are seen
+/// together.
+///
+/// This worker's own rows are always current. One that only this worker could make fresh enough is not waited for:
+/// PENSTOCK_NEVER_SET.
+///
+/// @param rows   The rows, which this worker consumes or produces.
+/// @param count  How many.
+/// @param out    Where their values are copied to, one behind the other: `count` times penstock_row_bytes().
+/// @param clock  The clock that they are asked for, or PENSTOCK_CLOCK_AUTO.
+/// @param slack  How many versions they may lack: 0 or above, PENSTOCK_SLACK_DEFAULT (the table's own) or
+///               PENSTOCK_SLACK_UNBOUNDED (never waits).
+///
+/// Errors: PENSTOCK_UNKNOWN_ROW, PENSTOCK_NEVER_SET, PENSTOCK_GET_TIMEOUT (the text names rows, versions and producers),
+/// PENSTOCK_BAD_OPTION (the slack), and those of penstock_clock(). `out` may then hold anything.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_get(
+    table: *const penstock_table,
+    rows: *const u64,
+    count: usize,
+    out: *mut c_void,
+    clock: u64,
+    slack: i64,
+) -> penstock_status {
+    guard(|| {
+        // SAFETY: as penstock.h says of every pointer.
+        let table = unsafe { shared(table, "table") }?;
+        // SAFETY: likewise.
+        let rows = unsafe { array(rows, count, "rows") }?;
+        // SAFETY: likewise; there is room for the value of each row.
+        let out = unsafe { array_mut(out.cast::<u8>(), table.bytes(count)?, "out") }?;
+        table.table.get(rows, out, self::clock(clock), self::slack(slack)?, table.timeout)?;
+        Ok(())
+    })
+}
+
+/// penstock_set() for one row.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_set_row(
+    table: *const penstock_table,
+    row: u64,
+    value: *const c_void,
+    clock: u64,
+) -> penstock_status {
+    // SAFETY: as penstock.h says of every pointer; the row lives until the call returns.
+    unsafe { penstock_set(table, &raw const row, 1, value, clock) }
+}
+
+/// penstock_get() for one row. One that is fresh enough costs as much as its copy, and some tens of nanoseconds.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_get_row(
+    table: *const penstock_table,
+    row: u64,
+    out: *mut c_void,
+    clock: u64,
+    slack: i64,
+) -> penstock_status {
+    // SAFETY: as penstock.h says of every pointer; the row lives until the call returns.
+    unsafe { penstock_get(table, &raw const row, 1, out, clock, slack) }
+}
+
+/// Starts what a later penstock_get() of these rows would wait for, and returns at once. On one host there is nothing to start.
+///
+/// @param rows, count, clock, slack  As for that penstock_get().
+///
+/// Errors: PENSTOCK_UNKNOWN_ROW, PENSTOCK_BAD_OPTION (the slack), and those of penstock_clock().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_prefetch(
+    table: *const penstock_table,
+    rows: *const u64,
+    count: usize,
+    clock: u64,
+    slack: i64,
+) -> penstock_status {
+    guard(|| {
+        // SAFETY: as penstock.h says of every pointer.
+        let table = unsafe { shared(table, "table") }?;
+        // SAFETY: likewise.
+        let rows = unsafe { array(rows, count, "rows") }?;
+        table.table.prefetch(rows, self::clock(clock), self::slack(slack)?)?;
+        Ok(())
+    })
+}
+
+/// The newest version that is here of each row.
+///
+/// @param versions  Where they are left: `count` of them.
+///
+/// Errors: PENSTOCK_UNKNOWN_ROW, and those of penstock_clock().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_versions(
+    table: *const penstock_table,
+    rows: *const u64,
+    count: usize,
+    versions: *mut u64,
+) -> penstock_status {
+    guard(|| {
+        // SAFETY: as penstock.h says of every pointer.
+        let table = unsafe { shared(table, "table") }?;
+        // SAFETY: likewise.
+        let rows = unsafe { array(rows, count, "rows") }?;
+        // SAFETY: likewise.
+        let versions = unsafe { array_mut(versions, count, "versions") }?;
+        table.table.versions(rows, versions)?;
+        Ok(())
+    })
+}
+
+/// Looks at a row in place, as fresh as penstock_get_row() would copy it. Nothing is copied.
+///
+/// Its producer does not wait for who looks: what is read counts only if penstock_view_end() returns PENSTOCK_OK.
+///
+/// @param view   Where the view is left; end it with penstock_view_end(), before penstock_finish().
+/// @param bytes  Where the row's address is left: penstock_row_bytes() of them, not to be written to, valid until the view ends.
+///
+/// Errors: as penstock_get().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_view_begin(
+    table: *const penstock_table,
+    row: u64,
+    clock: u64,
+    slack: i64,
+    view: *mut *mut penstock_view,
+    bytes: *mut *const c_void,
+) -> penstock_status {
+    guard(|| {
+        // SAFETY: as penstock.h says of every pointer. The table lives until penstock_finish, before which the view ends.
+        let table: &'static penstock_table = unsafe { shared(table, "table") }?;
+        // SAFETY: likewise.
+        let view = unsafe { result(view, "view") }?;
+        // SAFETY: likewise.
+        let bytes = unsafe { result(bytes, "bytes") }?;
+        let core = table.table.view(row, self::clock(clock), self::slack(slack)?, table.timeout)?;
+        *bytes = core.bytes().cast();
+        let name = table.table.name().to_owned();
+        *view = Box::into_raw(Box::new(penstock_view { view: core, name, row }));
+        Ok(())
+    })
+}
+
+/// Ends a view, and says whether what was read in it counts.
+///
+/// @param view  NULL: nothing is done.
+///
+/// Errors: PENSTOCK_TORN_VIEW (the row was overwritten meanwhile: forget what was read, and look again). The view has ended in
+/// either case.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_view_end(view: *mut penstock_view) -> penstock_status {
+    guard(|| {
+        if view.is_null() {
+            return Ok(());
+        }
+        // SAFETY: it came from `Box::into_raw` in `penstock_view_begin`, and nobody else has it, as penstock.h says.
+        let penstock_view { view, name, row } = *unsafe { Box::from_raw(view) };
+        if view.valid() {
+            return Ok(());
+        }
+        let message = format!("row {row} of `{name}` was overwritten while it was looked at");
+        let hint = "forget what was read and look again, or copy it with penstock_get_row()";
+        Err(Failure::new(penstock_status::PENSTOCK_TORN_VIEW, message, hint))
+    })
+}
+
+fn clock(clock: u64) -> Option<u64> {
+    (clock != PENSTOCK_CLOCK_AUTO).then_some(clock)
+}
+
+fn slack(slack: i64) -> Result<Option<Slack>, Failure> {
+    match slack {
+        PENSTOCK_SLACK_DEFAULT => Ok(None),
+        PENSTOCK_SLACK_UNBOUNDED => Ok(Some(Slack::Unbounded)),
+        bound => u32::try_from(bound).map(|bound| Some(Slack::Bound(bound))).map_err(|_| {
+            let message = format!("expected a slack from 0 to {}, got {bound}", u32::MAX);
+            let hint = "or PENSTOCK_SLACK_DEFAULT, or PENSTOCK_SLACK_UNBOUNDED";
+            Failure::new(penstock_status::PENSTOCK_BAD_OPTION, message, hint)
+        }),
+    }
+}
+
+impl penstock_table {
+    /// Bytes of `count` rows.
+    fn bytes(&self, count: usize) -> Result<usize, Failure> {
+        count.checked_mul(self.row_bytes).ok_or_else(|| {
+            Failure::argument(format!(
+                "expected rows that fit into memory, got {count} of {} bytes",
+                self.row_bytes
+            ))
+        })
+    }
+}
+
+impl penstock_table_options {
+    /// The declaration.
+    ///
+    /// # Safety
+    ///
+    /// - As penstock.h says of every pointer.
+    unsafe fn read(&self) -> Result<TableDeclaration, Failure> {
+        // SAFETY: the caller's promise.
+        let name = unsafe { text(self.name, "options->name") }?.to_owned();
+        if self.reserved != [0; 4] {
+            let message = format!("`{name}`: expected 0 in what is reserved: zero the options first");
+            return Err(Failure::argument(message));
+        }
+        let sum = match self.fold {
+            0 => false,
+            1 => true,
+            got => {
+                let message =
+                    format!("`{name}`: expected PENSTOCK_FOLD_NONE or PENSTOCK_FOLD_SUM, got {got}");
+                return Err(Failure::argument(message));
+            }
+        };
+        let propagation = match self.propagation {
+            0 => Propagation::Eager,
+            1 => Propagation::Lazy,
+            2 => Propagation::Bounded,
+            got => {
+                let message = format!("`{name}`: expected a propagation from 0 to 2, got {got}");
+                return Err(Failure::argument(message));
+            }
+        };
+        // SAFETY: likewise.
+        let produce = unsafe {
+            rows(self.produce, self.produce_count, self.produce_ranges, self.produce_range_count, "produce")
+        }?;
+        // SAFETY: likewise.
+        let consume = unsafe {
+            rows(self.consume, self.consume_count, self.consume_ranges, self.consume_range_count, "consume")
+        }?;
+        Ok(TableDeclaration {
+            rows: self.rows,
+            row_bytes: self.row_bytes,
+            element: sum.then(|| element(self.dtype, &name)).transpose()?,
+            sum,
+            produce,
+            consume,
+            propagation,
+            slack: slack(self.slack)?.unwrap_or(Slack::Bound(0)),
+            timeout: timeout(self.timeout)?,
+            name,
+        })
+    }
+}
+
+/// The element type of a table that sums.
+fn element(code: u32, name: &str) -> Result<Dtype, Failure> {
+    match dtype(code, name)? {
+        element @ (Dtype::F32 | Dtype::F64) => Ok(element),
+        other => {
+            let message =
+                format!("`{name}`: expected PENSTOCK_F32 or PENSTOCK_F64 for a sum, got {}", other.name());
+            Err(Failure { status: penstock_status::PENSTOCK_BAD_DTYPE, message, hint: None })
+        }
+    }
+}
+
+/// Rows as a list and as ranges, together.
+///
+/// # Safety
+///
+/// - As penstock.h says of every pointer.
+unsafe fn rows(
+    list: *const u64,
+    count: usize,
+    ranges: *const penstock_range,
+    range_count: usize,
+    what: &str,
+) -> Result<RowSet, Failure> {
+    // SAFETY: the caller's promise.
+    let list = unsafe { array(list, count, what) }?;
+    // SAFETY: likewise.
+    let ranges = unsafe { array(ranges, range_count, what) }?;
+    if let Some(range) = ranges.iter().find(|range| range.first > range.end) {
+        let message = format!(
+            "expected ranges in `{what}` that end behind their first row, got {} to {}",
+            range.first, range.end
+        );
+        return Err(Failure::argument(message));
+    }
+    let single = list.iter().map(|&row| row..row.saturating_add(1));
+    Ok(RowSet::from_ranges(ranges.iter().map(|range| range.first..range.end).chain(single)))
+}

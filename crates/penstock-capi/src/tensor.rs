@@ -1,0 +1,352 @@
+//! Push and pull.
+
+use crate::boundary::{array, guard, or, result, shared, text, timeout, value};
+use crate::job::penstock_job;
+use crate::optimizer::penstock_optimizer;
+use crate::status::{Failure, penstock_status};
+use penstock::worker::{Declaration, Tensor};
+use penstock_kernels::{Dtype, Settings};
+use penstock_proto::consistency::{Consistency, MAX_SLACK};
+use penstock_proto::spec::{MAX_DIMENSIONS, Reduce, TensorSpec};
+use std::ffi::{c_char, c_void};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// The slack of the tensor or table itself.
+pub const PENSTOCK_SLACK_DEFAULT: i64 = -1;
+/// No bound: whatever stands there.
+pub const PENSTOCK_SLACK_UNBOUNDED: i64 = -2;
+
+/// The type of elements.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum penstock_dtype {
+    /// float.
+    PENSTOCK_F32 = 0,
+    /// double.
+    PENSTOCK_F64 = 1,
+    /// IEEE 754 binary16. Tensors only.
+    PENSTOCK_F16 = 2,
+    /// The upper half of a float. Tensors only.
+    PENSTOCK_BF16 = 3,
+}
+
+/// How the workers' contributions of an iteration become one.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum penstock_reduce {
+    /// Their sum, divided by the number of live workers.
+    PENSTOCK_MEAN = 0,
+    /// Their sum.
+    PENSTOCK_SUM = 1,
+}
+
+/// A tensor of a job. Freed with its job.
+pub struct penstock_tensor {
+    tensor: Tensor,
+    /// What travels with the next push. Pushes and pulls hold it: they go one after the other.
+    settings: Mutex<Settings>,
+    timeout: Option<Duration>,
+}
+
+/// What a tensor is declared to be. Every worker declares the same. Zero all of it, then set what should be otherwise.
+#[repr(C)]
+pub struct penstock_tensor_options {
+    /// Its key: 1 to 512 bytes of UTF-8 without control characters. Not NULL.
+    pub name: *const c_char,
+    /// One of penstock_dtype. 0: float.
+    pub dtype: u32,
+    /// Dimensions of the shape. 0: a scalar.
+    pub dimensions: u32,
+    /// Elements along each dimension, at least 1; the last one's neighbours lie side by side.
+    pub shape: *const u64,
+    /// What it starts from: as many elements as the shape says. Rank 0's counts. NULL: zeros.
+    pub value: *const c_void,
+    /// What it does with contributions. Zeroed: adds them.
+    pub optimizer: penstock_optimizer,
+    /// "bsp", "ssp:SLACK" or "asp". NULL: the job's option `consistency`, which is "bsp" unless set.
+    pub consistency: *const c_char,
+    /// One of penstock_reduce. 0: the mean.
+    pub reduce: u32,
+    /// Not 0: contributions that hold a NaN or an infinity are refused.
+    pub refuse_nonfinite: u32,
+    /// Factor on the reduced contribution. 0: 1.
+    pub rescale: f64,
+    /// Then each element is clipped to [-clip, clip]. 0: not.
+    pub clip: f64,
+    /// Seconds that this and every later call for the tensor may wait. 0: the option `deadline`.
+    pub timeout: f64,
+    /// For later versions: 0.
+    pub reserved: [u64; 4],
+}
+
+/// Declares a tensor. Every worker declares it, alike; rank 0's value counts.
+///
+/// Returns after this worker's own declaration; the first pull waits for rank 0's. The same declaration again gives the same
+/// tensor, whose value stays as it is. Shared memory: the value and the optimizer's state once, and a lane of the value's size
+/// for each worker.
+///
+/// @param tensor  Where the tensor is left. It belongs to the job: penstock_finish() frees it.
+///
+/// Errors: PENSTOCK_BAD_NAME, PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_DTYPE, PENSTOCK_BAD_SETTINGS, PENSTOCK_BAD_OPTION (the
+/// consistency), PENSTOCK_DECLARATION_CONFLICT, PENSTOCK_OUT_OF_MEMORY, PENSTOCK_DEADLINE_EXCEEDED, PENSTOCK_JOB_CLOSED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_tensor_create(
+    job: *const penstock_job,
+    options: *const penstock_tensor_options,
+    tensor: *mut *mut penstock_tensor,
+) -> penstock_status {
+    guard(|| {
+        // SAFETY: as penstock.h says of every pointer.
+        let job = unsafe { shared(job, "job") }?;
+        // SAFETY: likewise.
+        let options = unsafe { shared(options, "options") }?;
+        // SAFETY: likewise.
+        let tensor = unsafe { result(tensor, "tensor") }?;
+        // SAFETY: likewise.
+        let (declaration, settings) = unsafe { options.read(job) }?;
+        let (spec, wait) = (declaration.spec.clone(), declaration.timeout);
+        *tensor = job.tensor(&spec, || {
+            let core = job.core().declare(declaration)?;
+            if job.core().rank() == 0 {
+                let bytes = if options.value.is_null() { 0 } else { core.spec().bytes() as usize };
+                // SAFETY: likewise; `value` holds as many elements as the shape says.
+                let value = unsafe { array(options.value.cast::<u8>(), bytes, "options->value") }?;
+                core.initialize((!options.value.is_null()).then_some(value), wait)?;
+            }
+            Ok(penstock_tensor { tensor: core, settings: Mutex::new(settings), timeout: wait })
+        })?;
+        Ok(())
+    })
+}
+
+/// Bytes of the tensor's value. 0 if `tensor` is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_tensor_bytes(tensor: *const penstock_tensor) -> usize {
+    // SAFETY: as penstock.h says of every pointer.
+    value(0, || Ok(unsafe { shared(tensor, "tensor") }?.bytes()))
+}
+
+/// Contributes to the iteration that this worker is in.
+///
+/// Returns as soon as the contribution stands in the worker's lane; `data` may be changed at once.
+///
+/// @param data   The contribution, of the tensor's shape and dtype. NULL: what stands in the lane (see penstock_lane()).
+/// @param bytes  Its size, penstock_tensor_bytes(); 0 where `data` is NULL.
+///
+/// Waits until the servers have taken the worker's previous contribution. Errors: PENSTOCK_BAD_SHAPE,
+/// PENSTOCK_ALREADY_PUSHED, PENSTOCK_NON_FINITE, PENSTOCK_LANE_TIMEOUT (the text names the ranks that are waited for),
+/// PENSTOCK_PULL_TIMEOUT (rank 0 has given no value), and those of penstock_clock().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_push(
+    tensor: *const penstock_tensor,
+    data: *const c_void,
+    bytes: usize,
+) -> penstock_status {
+    guard(|| {
+        // SAFETY: as penstock.h says of every pointer.
+        let tensor = unsafe { shared(tensor, "tensor") }?;
+        // SAFETY: likewise.
+        let given = unsafe { array(data.cast::<u8>(), bytes, "data") }?;
+        let data = (!data.is_null()).then_some(given);
+        let settings = tensor.lock();
+        tensor.tensor.push(data, *settings, false, tensor.timeout)?;
+        Ok(())
+    })
+}
+
+/// The lane: memory of the tensor's shape that the servers read. A contribution that is written there and pushed with NULL is
+/// not copied.
+///
+/// @param lane  Where its address is left. It is the same every time, and valid until penstock_finish(); what stands in it may
+///              be changed from this call until the next push, and holds anything at first.
+///
+/// Waits until the servers have taken what stands in it. Errors: as penstock_push().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_lane(
+    tensor: *const penstock_tensor,
+    lane: *mut *mut c_void,
+) -> penstock_status {
+    guard(|| {
+        // SAFETY: as penstock.h says of every pointer.
+        let tensor = unsafe { shared(tensor, "tensor") }?;
+        // SAFETY: likewise.
+        let lane = unsafe { result(lane, "lane") }?;
+        *lane = tensor.tensor.lane(tensor.timeout)?.base().as_ptr().cast();
+        Ok(())
+    })
+}
+
+/// Copies the value, as fresh as the tensor's consistency asks for.
+///
+/// At position t (the clock, plus one after a push in this iteration) with slack s, every update stamped below t - s of every
+/// live worker is in it, and all of this worker's own.
+///
+/// @param out    Where it is copied to.
+/// @param bytes  Its size, penstock_tensor_bytes().
+/// @param slack  Iterations that this one read may lack at most: 0 or above, PENSTOCK_SLACK_DEFAULT (the tensor's own) or
+///               PENSTOCK_SLACK_UNBOUNDED.
+///
+/// Waits where needed. Errors: PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_OPTION (the slack), PENSTOCK_PULL_TIMEOUT (the text names the
+/// ranks that are waited for; `out` may hold anything), and those of penstock_clock().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_pull_into(
+    tensor: *const penstock_tensor,
+    out: *mut c_void,
+    bytes: usize,
+    slack: i64,
+) -> penstock_status {
+    guard(|| {
+        // SAFETY: as penstock.h says of every pointer.
+        let tensor = unsafe { shared(tensor, "tensor") }?;
+        // SAFETY: likewise.
+        let out = unsafe { crate::boundary::array_mut(out.cast::<u8>(), bytes, "out") }?;
+        let _turn = tensor.lock();
+        tensor.tensor.pull_into(out, pull_slack(slack), tensor.timeout)?;
+        Ok(())
+    })
+}
+
+/// Shows the value in place, as fresh as penstock_pull_into() would copy it.
+///
+/// Under "bsp" without slack that is the servers' own memory where they are on this host: nothing is copied, and the value
+/// stands still until this worker's next push of the tensor. Otherwise it is a copy of this worker's, which stands still until
+/// its next pull of the tensor.
+///
+/// @param value  Where its address is left. Not to be written to; valid until penstock_finish().
+/// @param slack  As for penstock_pull_into().
+///
+/// Waits where needed. Errors: as penstock_pull_into().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_pull(
+    tensor: *const penstock_tensor,
+    value: *mut *const c_void,
+    slack: i64,
+) -> penstock_status {
+    guard(|| {
+        // SAFETY: as penstock.h says of every pointer.
+        let tensor = unsafe { shared(tensor, "tensor") }?;
+        // SAFETY: likewise.
+        let value = unsafe { result(value, "value") }?;
+        let (core, slack, _turn) = (&tensor.tensor, pull_slack(slack), tensor.lock());
+        let memory = if core.stable(slack)? {
+            core.pull(slack, tensor.timeout)?;
+            core.model()
+        } else {
+            core.pull_mirror(slack, tensor.timeout)?;
+            core.mirror()?
+        };
+        *value = memory.base().as_ptr().cast_const().cast();
+        Ok(())
+    })
+}
+
+/// Sets the learning rate, from this worker's next push on. Under "bsp" all workers set the same.
+///
+/// @param lr  0 or above.
+///
+/// Errors: PENSTOCK_BAD_SETTINGS (the rate is out of its range, or the tensor's rule has none).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_set_lr(tensor: *const penstock_tensor, lr: f64) -> penstock_status {
+    guard(|| {
+        // SAFETY: as penstock.h says of every pointer.
+        let tensor = unsafe { shared(tensor, "tensor") }?;
+        let mut settings = tensor.lock();
+        let mut changed = *settings;
+        changed.0[0] = lr;
+        let spec = tensor.tensor.spec();
+        changed.check(spec.rule).map_err(|error| {
+            let message = format!("`{}`: {error}", spec.name);
+            Failure::new(penstock_status::PENSTOCK_BAD_SETTINGS, message, error.hint())
+        })?;
+        *settings = changed;
+        Ok(())
+    })
+}
+
+/// A slack of a tensor, as the core reads it: it judges what is none.
+fn pull_slack(slack: i64) -> Option<i64> {
+    match slack {
+        PENSTOCK_SLACK_DEFAULT => None,
+        PENSTOCK_SLACK_UNBOUNDED => Some(i64::from(MAX_SLACK)),
+        slack => Some(slack),
+    }
+}
+
+/// The element type of a number in C.
+pub(crate) fn dtype(code: u32, what: &str) -> Result<Dtype, Failure> {
+    Dtype::ALL.get(code as usize).copied().ok_or_else(|| {
+        let message = format!("expected a dtype from 0 to {} for `{what}`, got {code}", Dtype::ALL.len() - 1);
+        let hint = "use PENSTOCK_F32, PENSTOCK_F64, PENSTOCK_F16 or PENSTOCK_BF16";
+        Failure::new(penstock_status::PENSTOCK_BAD_DTYPE, message, hint)
+    })
+}
+
+impl penstock_tensor {
+    fn bytes(&self) -> usize {
+        self.tensor.spec().bytes() as usize
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Settings> {
+        self.settings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl penstock_tensor_options {
+    /// The declaration, and the optimizer's numbers.
+    ///
+    /// # Safety
+    ///
+    /// - As penstock.h says of every pointer.
+    unsafe fn read(&self, job: &penstock_job) -> Result<(Declaration, Settings), Failure> {
+        // SAFETY: the caller's promise.
+        let name = unsafe { text(self.name, "options->name") }?.to_owned();
+        if self.dimensions as usize > MAX_DIMENSIONS {
+            let message =
+                format!("`{name}`: expected at most {MAX_DIMENSIONS} dimensions, got {}", self.dimensions);
+            return Err(Failure { status: penstock_status::PENSTOCK_BAD_SHAPE, message, hint: None });
+        }
+        // SAFETY: likewise.
+        let shape = unsafe { array(self.shape, self.dimensions as usize, "options->shape") }?.to_vec();
+        let consistency = if self.consistency.is_null() {
+            job.core().options().consistency
+        } else {
+            // SAFETY: likewise.
+            unsafe { text(self.consistency, "options->consistency") }?.parse::<Consistency>().map_err(
+                |error| {
+                    let hint = "such as \"bsp\", \"ssp:4\" or \"asp\"";
+                    Failure::new(penstock_status::PENSTOCK_BAD_OPTION, error.to_string(), hint)
+                },
+            )?
+        };
+        let reduce = match self.reduce {
+            0 => Reduce::Mean,
+            1 => Reduce::Sum,
+            got => {
+                return Err(Failure::argument(format!(
+                    "`{name}`: expected PENSTOCK_MEAN or PENSTOCK_SUM, got {got}"
+                )));
+            }
+        };
+        if self.reserved != [0; 4] {
+            return Err(Failure::argument(format!(
+                "`{name}`: expected 0 in what is reserved: zero the options first"
+            )));
+        }
+        let (rule, settings) = self.optimizer.read(&name)?;
+        let spec = TensorSpec {
+            dtype: dtype(self.dtype, &name)?,
+            name,
+            shape,
+            rule,
+            consistency,
+            reduce,
+            rescale: or(self.rescale, 1.0),
+            clip: (self.clip != 0.0).then_some(self.clip),
+            refuse_nonfinite: self.refuse_nonfinite != 0,
+        };
+        let declaration =
+            Declaration { spec, consistency: Some(consistency), timeout: timeout(self.timeout)? };
+        Ok((declaration, settings))
+    }
+}

@@ -1,0 +1,99 @@
+//! Control messages about tables.
+
+use super::registry::{Part, Producer};
+use super::spec::{TableId, TableSpec};
+use super::wire::RegionId;
+use crate::Rank;
+use serde::{Deserialize, Serialize};
+
+/// Bytes of an encoded set of rows that travel in one message.
+pub const PART_BYTES: usize = 32 * 1024;
+
+/// What a worker asks. The first server keeps the book; each server homes the regions that their producers ask it for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TableAsk {
+    /// Begins to declare a table.
+    Begin {
+        /// The declaration.
+        spec: TableSpec,
+        /// The server at which the rows are homed that this worker produces.
+        home: u32,
+        /// Whether that server is on this worker's host.
+        near: bool,
+    },
+    /// At most [`PART_BYTES`] more of one of its sets of rows, encoded.
+    Rows {
+        /// The table.
+        name: String,
+        /// Which set.
+        part: Part,
+        /// The bytes.
+        bytes: Vec<u8>,
+    },
+    /// The sets are complete.
+    End {
+        /// The table.
+        name: String,
+    },
+    /// Tell me of the table when all workers have declared it.
+    Join {
+        /// The table.
+        name: String,
+    },
+    /// Who has not declared it?
+    Absent {
+        /// The table.
+        name: String,
+    },
+    /// The rows that a worker produces, from a byte of their encoding on.
+    Produced {
+        /// The table.
+        name: String,
+        /// The producer.
+        rank: Rank,
+        /// The first byte.
+        from: u64,
+    },
+    /// On the home's host: the memory of a region. The producer makes it be; others wait for that.
+    Region {
+        /// Which.
+        region: RegionId,
+        /// Rows.
+        slots: u32,
+        /// Bytes of a row.
+        row_bytes: u32,
+    },
+    /// The producer has mapped its region: nobody else may map it writable from now on.
+    Mapped {
+        /// Which.
+        region: RegionId,
+    },
+}
+
+/// What a server answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TableAnswer {
+    /// To `Begin`, `Rows`, `End`, `Mapped`.
+    Done,
+    /// To `Join`.
+    Joined {
+        /// The table's number.
+        id: TableId,
+        /// See [`super::registry::Joined`].
+        producers: Vec<Producer>,
+    },
+    /// To `Absent`.
+    Absent {
+        /// Their ranks.
+        ranks: Vec<Rank>,
+    },
+    /// To `Produced`.
+    Produced {
+        /// At most [`PART_BYTES`].
+        bytes: Vec<u8>,
+        /// Bytes of the whole encoding.
+        total: u64,
+    },
+    /// To `Region`. Descriptors: the region, the page that its readers sleep on, and the bell of who passes its rows on (eventfd).
+    Region,
+}

@@ -1,0 +1,391 @@
+//! Get: looks at rows where they stand, and waits for those that are too old.
+
+use super::{FINAL, Place, Source, Table, TableInner};
+use crate::wait::Patience;
+use crate::worker::Error;
+use crate::worker::link::{Deadline, INTERRUPT_EVERY};
+use penstock_fabric::items::region::Shown;
+use penstock_fabric::items::slot::Overtaken;
+use penstock_proto::Rank;
+use penstock_proto::items::Slack;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Between two looks at whether the producer that is waited for is still there.
+const LOOK_FOR_PRODUCER: Duration = Duration::from_millis(500);
+/// Longest sleep of a reader that found no line to sleep on.
+const WITHOUT_LINE: Duration = Duration::from_millis(1);
+
+/// A row where it stands.
+#[derive(Debug)]
+pub struct View {
+    shown: Shown,
+    bytes: usize,
+}
+
+impl View {
+    /// Its bytes, which the producer may be writing once it has come round: look at [`View::is_valid`] after reading.
+    pub fn address(&self) -> NonNull<u8> {
+        self.shown.address()
+    }
+
+    /// Bytes of the row.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Never.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Its version.
+    pub fn version(&self) -> u64 {
+        self.shown.version()
+    }
+
+    /// Whether all that was read so far was read unmixed.
+    pub fn is_valid(&self) -> bool {
+        self.shown.is_valid()
+    }
+}
+
+/// A row that is too old.
+struct Stale {
+    row: u64,
+    place: Place,
+}
+
+/// What a get must return.
+#[derive(Clone, Copy)]
+struct Wanted {
+    clock: u64,
+    version: u64,
+}
+
+impl Table {
+    /// Copies rows into `out`, one after the other, each at a version >= `clock` - `slack` (see `penstock_proto::items`), waiting for
+    /// what is older. Rows that one set wrote together come together. Returns the least version among them.
+    ///
+    /// Without `clock`: this worker's clock. Without `slack`: the table's.
+    pub fn get(
+        &self,
+        rows: &[u64],
+        out: &mut [u8],
+        clock: Option<u64>,
+        slack: Option<Slack>,
+        timeout: Option<Duration>,
+    ) -> Result<u64, Error> {
+        let inner = &*self.inner;
+        inner.job.fate.check()?;
+        inner.check_size(rows.len(), out.len())?;
+        let wanted = inner.wanted(clock, slack);
+        let version = match rows {
+            [row] if inner.index.is_single() => inner.get_one(*row, out, wanted, timeout)?,
+            [] => return Ok(0),
+            _ => inner.get_several(rows, out, wanted, timeout)?,
+        };
+        inner.count_get(rows.len(), wanted, version);
+        Ok(version)
+    }
+
+    /// Starts what a later get with the same arguments would wait for. Returns at once.
+    pub fn prefetch(&self, rows: &[u64], clock: Option<u64>, slack: Option<Slack>) -> Result<(), Error> {
+        let inner = &*self.inner;
+        inner.job.fate.check()?;
+        let _wanted = inner.wanted(clock, slack);
+        for &row in rows {
+            inner.places(row)?;
+        }
+        Ok(())
+    }
+
+    /// The newest versions that are here.
+    pub fn versions(&self, rows: &[u64], out: &mut [u64]) -> Result<(), Error> {
+        let inner = &*self.inner;
+        if out.len() != rows.len() {
+            let name = inner.spec.name.clone();
+            return Err(Error::WrongSize { name, expected: rows.len() * 8, got: out.len() * 8 });
+        }
+        for (&row, out) in rows.iter().zip(out) {
+            let versions = inner.places(row)?.iter().map(|&place| inner.version(place));
+            *out = versions.min().unwrap_or(0);
+        }
+        Ok(())
+    }
+
+    /// Waits as [`Table::get`] does, and shows the row where it stands, without a copy. A row with a sum of several producers
+    /// stands nowhere.
+    pub fn view(
+        &self,
+        row: u64,
+        clock: Option<u64>,
+        slack: Option<Slack>,
+        timeout: Option<Duration>,
+    ) -> Result<View, Error> {
+        let inner = &*self.inner;
+        inner.job.fate.check()?;
+        let wanted = inner.wanted(clock, slack);
+        let &[place] = inner.places(row)? else {
+            return Err(Error::WrongFold { name: inner.spec.name.clone(), sum: true });
+        };
+        let deadline = inner.job.deadline(timeout);
+        let source = &inner.sources[place.source as usize];
+        loop {
+            let shown = inner.verified(row, deadline, || source.rows.show(place.slot, source.rows.now()))?;
+            if shown.version() >= wanted.version || inner.is_own(place) || source.is_gone() {
+                inner.check_own(row, place, shown.version(), wanted)?;
+                return Ok(View { shown, bytes: inner.layout.row_bytes() });
+            }
+            inner.wait(Stale { row, place }, wanted, deadline)?;
+        }
+    }
+}
+
+impl Source {
+    fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+}
+
+impl TableInner {
+    #[inline]
+    fn wanted(&self, clock: Option<u64>, slack: Option<Slack>) -> Wanted {
+        let clock = clock.unwrap_or_else(|| self.job.shown_clock());
+        Wanted { clock, version: slack.unwrap_or(self.slack).required(clock) }
+    }
+
+    #[inline]
+    fn is_own(&self, place: Place) -> bool {
+        self.own.as_ref().is_some_and(|own| own.source == place.source as usize)
+    }
+
+    /// A row that only this worker could bring further is not waited for.
+    fn check_own(&self, row: u64, place: Place, version: u64, wanted: Wanted) -> Result<(), Error> {
+        if version >= wanted.version || self.spec.sum.is_some() || !self.is_own(place) {
+            return Ok(());
+        }
+        Err(Error::NeverSet { name: self.spec.name.clone(), row, version, wanted: wanted.version })
+    }
+
+    /// The version of a contribution, as far as a get is concerned: this worker's own, and those of the gone, are what they are.
+    fn version(&self, place: Place) -> u64 {
+        let source = &self.sources[place.source as usize];
+        source.rows.version(place.slot)
+    }
+
+    fn is_fresh(&self, place: Place, wanted: Wanted) -> bool {
+        let source = &self.sources[place.source as usize];
+        (self.spec.sum.is_some() && self.is_own(place))
+            || source.rows.version(place.slot) >= wanted.version
+            || source.is_gone()
+    }
+
+    fn get_one(&self, row: u64, out: &mut [u8], wanted: Wanted, timeout: Option<Duration>) -> Result<u64, Error> {
+        let place = self.places(row)?[0];
+        let source = &self.sources[place.source as usize];
+        let mut deadline = None;
+        loop {
+            let look = match source.rows.read(place.slot, source.rows.now(), out) {
+                Ok(look) => look,
+                Err(Overtaken) => {
+                    let deadline = *deadline.get_or_insert_with(|| self.job.deadline(timeout));
+                    self.verified(row, deadline, || source.rows.read(place.slot, source.rows.now(), out))?
+                }
+            };
+            if look.clock >= wanted.version || source.is_gone() {
+                return Ok(look.clock);
+            }
+            self.check_own(row, place, look.clock, wanted)?;
+            if self.spec.sum.is_some() && self.is_own(place) {
+                return Ok(look.clock);
+            }
+            let deadline = *deadline.get_or_insert_with(|| self.job.deadline(timeout));
+            self.wait(Stale { row, place }, wanted, deadline)?;
+        }
+    }
+
+    fn get_several(
+        &self,
+        rows: &[u64],
+        out: &mut [u8],
+        wanted: Wanted,
+        timeout: Option<Duration>,
+    ) -> Result<u64, Error> {
+        let deadline = self.job.deadline(timeout);
+        // By source: slots, and the places in `out` that they go to.
+        let mut slots: Vec<Vec<u32>> = vec![Vec::new(); self.sources.len()];
+        let mut outs: Vec<Vec<u32>> = vec![Vec::new(); self.sources.len()];
+        for (&row, at) in rows.iter().zip(0u32..) {
+            for place in self.places(row)? {
+                slots[place.source as usize].push(place.slot);
+                outs[place.source as usize].push(at);
+            }
+        }
+        let bytes = self.layout.row_bytes();
+        let mut filled = vec![false; if self.index.is_single() { 0 } else { rows.len() }];
+        let mut scratch = Vec::new();
+        let mut least = u64::MAX;
+        for (source, (slots, outs)) in slots.iter().zip(&outs).enumerate().filter(|(_, (slots, _))| !slots.is_empty()) {
+            let read = |out: &mut [u8], to: &dyn Fn(usize) -> usize| {
+                self.read_source(source, slots, out, to, wanted, deadline, |at| rows[outs[at] as usize])
+            };
+            if self.index.is_single() {
+                least = least.min(read(out, &|at| outs[at] as usize)?);
+                continue;
+            }
+            scratch.resize(slots.len() * bytes, 0);
+            let version = read(&mut scratch, &|at| at)?;
+            if !self.own.as_ref().is_some_and(|own| own.source == source) {
+                least = least.min(version);
+            }
+            for (value, &at) in scratch.chunks_exact(bytes).zip(outs) {
+                let at = at as usize;
+                let sum = &mut out[at * bytes..(at + 1) * bytes];
+                match self.spec.sum {
+                    Some(dtype) if filled[at] => penstock_kernels::accumulate(dtype, sum, value),
+                    _ => sum.copy_from_slice(value),
+                }
+                filled[at] = true;
+            }
+        }
+        Ok(if least == u64::MAX { wanted.version } else { least })
+    }
+
+    /// Reads rows of one producer together, once they are fresh enough.
+    #[expect(clippy::too_many_arguments, reason = "one step of `get_several`, which has them all")]
+    fn read_source(
+        &self,
+        source: usize,
+        slots: &[u32],
+        out: &mut [u8],
+        to: &dyn Fn(usize) -> usize,
+        wanted: Wanted,
+        deadline: Deadline,
+        row: impl Fn(usize) -> u64,
+    ) -> Result<u64, Error> {
+        let from = &self.sources[source];
+        loop {
+            let together = self.verified(row(0), deadline, || from.rows.read_together(slots, to, out))?;
+            if together.version >= wanted.version || from.is_gone() {
+                return Ok(together.version);
+            }
+            let place = |slot| Place { source: source as u32, slot };
+            let stale = slots.iter().position(|&slot| !self.is_fresh(place(slot), wanted));
+            // None: it was old when it was read, and is not any more; or it is this worker's own part of a sum.
+            let Some(at) = stale else {
+                if self.is_own(place(slots[0])) && self.spec.sum.is_some() {
+                    return Ok(together.version);
+                }
+                continue;
+            };
+            let stale = Stale { row: row(at), place: place(slots[at]) };
+            self.check_own(stale.row, stale.place, from.rows.version(stale.place.slot), wanted)?;
+            self.wait(stale, wanted, deadline)?;
+        }
+    }
+
+    /// Repeats a look until the producer did not come round meanwhile.
+    fn verified<T>(
+        &self,
+        row: u64,
+        deadline: Deadline,
+        mut look: impl FnMut() -> Result<T, Overtaken>,
+    ) -> Result<T, Error> {
+        let mut tries = 0u64;
+        loop {
+            if let Ok(seen) = look() {
+                if tries > 0 {
+                    self.counters.retries.fetch_add(tries, Ordering::Relaxed);
+                }
+                return Ok(seen);
+            }
+            tries += 1;
+            if tries.is_multiple_of(16) {
+                rustix::thread::sched_yield();
+                self.job.fate.check()?;
+                self.job.fate.check_interrupt()?;
+            }
+            if tries.is_multiple_of(256) && deadline.left().is_zero() {
+                let (name, waited) = (self.spec.name.clone(), deadline.waited());
+                return Err(Error::NeverStill { name, row, waited });
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Waits until a row has the version, or its producer is gone.
+    fn wait(&self, stale: Stale, wanted: Wanted, deadline: Deadline) -> Result<(), Error> {
+        let since = Instant::now();
+        let result = self.wait_for(&stale, wanted, deadline);
+        let nanos = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.counters.waited_nanos.fetch_add(nanos, Ordering::Relaxed);
+        result
+    }
+
+    fn wait_for(&self, stale: &Stale, wanted: Wanted, deadline: Deadline) -> Result<(), Error> {
+        let source = &self.sources[stale.place.source as usize];
+        let slot = stale.place.slot;
+        let mut patience = Patience::new(self.job.crowded());
+        while patience.pause() {
+            if self.is_fresh(stale.place, wanted) {
+                return Ok(());
+            }
+        }
+        let seat = source.waiters.seat();
+        let mut looked = Instant::now();
+        loop {
+            let rings = seat.as_ref().map(|seat| seat.announce(slot, wanted.version));
+            if self.is_fresh(stale.place, wanted) {
+                return Ok(());
+            }
+            self.job.fate.check()?;
+            self.job.fate.check_interrupt()?;
+            let left = deadline.left();
+            if left.is_zero() {
+                return Err(self.too_late(stale, wanted, deadline));
+            }
+            match (&seat, rings) {
+                (Some(seat), Some(rings)) => seat.sleep(rings, left.min(INTERRUPT_EVERY)),
+                // More readers sleep on this host than the page has lines: this one looks again by itself.
+                _ => std::thread::sleep(left.min(WITHOUT_LINE)),
+            }
+            if looked.elapsed() > LOOK_FOR_PRODUCER {
+                looked = Instant::now();
+                if self.job.is_gone(source.rank)? {
+                    source.gone.store(true, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    fn too_late(&self, stale: &Stale, wanted: Wanted, deadline: Deadline) -> Error {
+        let source = &self.sources[stale.place.source as usize];
+        let version = source.rows.version(stale.place.slot);
+        Error::GetTimeout {
+            name: self.spec.name.clone(),
+            row: stale.row,
+            version,
+            wanted: wanted.version,
+            producer: source.rank,
+            waited: deadline.waited(),
+        }
+    }
+
+    #[inline]
+    fn count_get(&self, rows: usize, wanted: Wanted, version: u64) {
+        let counters = &self.counters;
+        counters.gets.fetch_add(1, Ordering::Relaxed);
+        counters.rows_got.fetch_add(rows as u64, Ordering::Relaxed);
+        let staleness = wanted.clock.saturating_sub(version);
+        if version < FINAL && staleness > counters.max_staleness.load(Ordering::Relaxed) {
+            counters.max_staleness.fetch_max(staleness, Ordering::Relaxed);
+        }
+    }
+
+    /// Ranks of the producers that this worker looks at.
+    pub(super) fn ranks(&self) -> impl Iterator<Item = Rank> + '_ {
+        self.sources.iter().map(|source| source.rank)
+    }
+}

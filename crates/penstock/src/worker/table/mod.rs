@@ -1,0 +1,177 @@
+//! Tables of items, as a worker uses them (lapser.md, chapter 3; `penstock_proto::items`).
+//!
+//! | file | what |
+//! |---|---|
+//! | [`declare`] | agreeing with the others on who produces what, and mapping their rows |
+//! | [`index`] | where each row stands |
+//! | [`set`] | set, add, and the clock |
+//! | [`get`] | get, prefetch, views, and what they wait for |
+//!
+//! A producer writes its rows into memory of its own, and consumers on its host look at them there: a get of a row that is fresh
+//! enough is some looks at memory, without anyone's help.
+
+mod declare;
+mod get;
+mod index;
+mod set;
+
+pub use declare::TableDeclaration;
+pub use get::View;
+
+use super::Error;
+use super::job::Inner;
+use index::{Index, Place};
+use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
+use penstock_proto::Rank;
+use penstock_proto::items::wire::RegionId;
+use penstock_proto::items::{RowSet, Slack, TableSpec};
+use rustix::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Version of the rows of a producer that has left: nothing newer can come.
+pub(super) const FINAL: u64 = u64::MAX >> 1;
+
+/// One producer's rows, as this worker sees them.
+struct Source {
+    rank: Rank,
+    rows: Rows,
+    waiters: Waiters,
+    /// Whether the producer is no longer waited for: it has been lost, and the job goes on.
+    gone: AtomicBool,
+}
+
+/// The rows that this worker produces.
+struct Own {
+    /// Index of its source.
+    source: usize,
+    produce: RowSet,
+    writer: Mutex<Writer>,
+    rows: Rows,
+    waiters: Waiters,
+    /// Rings who passes rows on to other hosts.
+    bell: Option<OwnedFd>,
+}
+
+/// What a worker has done with a table since it declared it.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct TableStats {
+    /// Calls of set and add.
+    pub sets: u64,
+    /// Rows that they wrote.
+    pub rows_set: u64,
+    /// Calls of get.
+    pub gets: u64,
+    /// Rows that they returned.
+    pub rows_got: u64,
+    /// Time that gets waited.
+    pub waited: Duration,
+    /// Copies that were repeated because the producer came round.
+    pub retries: u64,
+    /// Most clocks that a row was behind what a get asked for without slack.
+    pub max_staleness: u64,
+    /// Bytes sent to and received from other hosts.
+    pub sent_bytes: u64,
+    /// See `sent_bytes`.
+    pub received_bytes: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    sets: AtomicU64,
+    rows_set: AtomicU64,
+    gets: AtomicU64,
+    rows_got: AtomicU64,
+    waited_nanos: AtomicU64,
+    retries: AtomicU64,
+    max_staleness: AtomicU64,
+}
+
+pub(super) struct TableInner {
+    job: Arc<Inner>,
+    id: u32,
+    spec: TableSpec,
+    layout: Layout,
+    slack: Slack,
+    consume: RowSet,
+    index: Index,
+    sources: Vec<Source>,
+    own: Option<Own>,
+    counters: Counters,
+}
+
+/// A table of a job.
+#[derive(Clone)]
+pub struct Table {
+    inner: Arc<TableInner>,
+}
+
+impl std::fmt::Debug for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Table").field("spec", &self.inner.spec).finish_non_exhaustive()
+    }
+}
+
+impl Table {
+    /// Its declaration.
+    pub fn spec(&self) -> &TableSpec {
+        &self.inner.spec
+    }
+
+    /// The slack of a get that names none.
+    pub fn slack(&self) -> Slack {
+        self.inner.slack
+    }
+
+    /// Rows that this worker produces.
+    pub fn produced(&self) -> RowSet {
+        self.inner.own.as_ref().map(|own| own.produce.clone()).unwrap_or_default()
+    }
+
+    /// Rows that this worker consumes.
+    pub fn consumed(&self) -> &RowSet {
+        &self.inner.consume
+    }
+
+    /// What this worker has done with it.
+    pub fn stats(&self) -> TableStats {
+        let counters = &self.inner.counters;
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        TableStats {
+            sets: get(&counters.sets),
+            rows_set: get(&counters.rows_set),
+            gets: get(&counters.gets),
+            rows_got: get(&counters.rows_got),
+            waited: Duration::from_nanos(get(&counters.waited_nanos)),
+            retries: get(&counters.retries),
+            max_staleness: get(&counters.max_staleness),
+            sent_bytes: 0,
+            received_bytes: 0,
+        }
+    }
+}
+
+impl TableInner {
+    fn region(&self, rank: Rank) -> RegionId {
+        RegionId { table: self.id, rank }
+    }
+
+    fn unknown(&self, row: u64) -> Error {
+        let (name, rows) = (self.spec.name.clone(), self.spec.rows);
+        Error::UnknownRow { name, row, rows }
+    }
+
+    #[inline]
+    fn places(&self, row: u64) -> Result<&[Place], Error> {
+        self.index.places(row).ok_or_else(|| self.unknown(row))
+    }
+
+    fn check_size(&self, rows: usize, got: usize) -> Result<(), Error> {
+        let expected = rows * self.layout.row_bytes();
+        if got == expected {
+            return Ok(());
+        }
+        Err(Error::WrongSize { name: self.spec.name.clone(), expected, got })
+    }
+}

@@ -1,0 +1,103 @@
+//! Set and add: rows go into this worker's own region; whoever waits for them is woken.
+
+use super::{FINAL, Own, Table, TableInner};
+use crate::worker::Error;
+use crate::worker::link::lock;
+use penstock_fabric::items::region::Writer;
+use std::sync::atomic::Ordering;
+
+/// Largest clock that can be given.
+pub(super) const MAX_CLOCK: u64 = FINAL - 1;
+
+impl Table {
+    /// Replaces rows: `values` holds them one after the other, and they are seen together or not at all. `clock` is the version that
+    /// they get; without it, the one after this worker's clock. A row may come twice: the last counts.
+    pub fn set(&self, rows: &[u64], values: &[u8], clock: Option<u64>) -> Result<(), Error> {
+        self.inner.write(rows, values, clock, false)
+    }
+
+    /// Adds to rows of a table with a sum, likewise. What comes twice is added twice.
+    pub fn add(&self, rows: &[u64], values: &[u8], clock: Option<u64>) -> Result<(), Error> {
+        self.inner.write(rows, values, clock, true)
+    }
+}
+
+impl TableInner {
+    fn write(&self, rows: &[u64], values: &[u8], clock: Option<u64>, add: bool) -> Result<(), Error> {
+        self.job.fate.check()?;
+        if self.spec.sum.is_some() != add {
+            return Err(Error::WrongFold { name: self.spec.name.clone(), sum: self.spec.sum.is_some() });
+        }
+        self.check_size(rows.len(), values.len())?;
+        let Some(&first) = rows.first() else { return Ok(()) };
+        let own = self.own.as_ref().ok_or_else(|| self.foreign(first))?;
+        let mut writer = lock(&own.writer);
+        let clock = clock.unwrap_or_else(|| self.job.shown_clock() + 1);
+        // Everything is judged before anything is written.
+        if let [row] = *rows {
+            let slot = self.slot(own, &writer, row, clock)?;
+            let mut set = writer.begin(1);
+            match self.spec.sum {
+                Some(dtype) => set.add(slot, clock, dtype, values),
+                None => set.put(slot, clock, values),
+            }
+            set.finish();
+        } else {
+            let slots: Result<Vec<u32>, Error> = rows.iter().map(|&row| self.slot(own, &writer, row, clock)).collect();
+            let slots = slots?;
+            let mut set = writer.begin(slots.len());
+            for (slot, value) in slots.into_iter().zip(values.chunks_exact(self.layout.row_bytes())) {
+                match self.spec.sum {
+                    Some(dtype) => set.add(slot, clock, dtype, value),
+                    None => set.put(slot, clock, value),
+                }
+            }
+            set.finish();
+        }
+        drop(writer);
+        self.wake(own);
+        self.counters.sets.fetch_add(1, Ordering::Relaxed);
+        self.counters.rows_set.fetch_add(rows.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    #[inline]
+    fn slot(&self, own: &Own, writer: &Writer, row: u64, clock: u64) -> Result<u32, Error> {
+        let slot = own.produce.place(row).ok_or_else(|| self.foreign(row))? as u32;
+        let (_, newest) = writer.peek(slot);
+        if clock < newest || clock > MAX_CLOCK {
+            let name = self.spec.name.clone();
+            return Err(Error::ClockBackwards { name, row, clock: newest, got: clock });
+        }
+        Ok(slot)
+    }
+
+    fn foreign(&self, row: u64) -> Error {
+        if row >= self.spec.rows {
+            return self.unknown(row);
+        }
+        Error::NotProducer { name: self.spec.name.clone(), row, rank: self.job.rank }
+    }
+
+    fn wake(&self, own: &Own) {
+        if own.waiters.wake(&own.rows)
+            && let Some(bell) = &own.bell
+        {
+            // It fails only when it is full, and then who listens is awake already.
+            let _ = rustix::io::write(bell, &1u64.to_le_bytes());
+        }
+    }
+
+    /// This worker has completed `clock` iterations: rows that it did not set are unchanged by them.
+    pub(in crate::worker) fn raise(&self, clock: u64) {
+        if let Some(own) = &self.own {
+            lock(&own.writer).raise(clock);
+            self.wake(own);
+        }
+    }
+
+    /// This worker leaves: nothing newer will come of its rows.
+    pub(in crate::worker) fn leave(&self) {
+        self.raise(FINAL);
+    }
+}
