@@ -93,6 +93,24 @@ class Job:
         job's default).
         """
 
+    def table(
+        self,
+        name: str,
+        rows: int,
+        row_bytes: int,
+        element: str,
+        sum: bool,
+        produce: Sequence[tuple[int, int]],
+        consume: Sequence[tuple[int, int]],
+        propagation: str,
+        slack: int | None,
+        timeout: float | None,
+    ) -> Table:
+        """
+        Declares a table of items; waits for all workers. produce, consume: ranges (start, end) of rows.
+        propagation: "eager" | "lazy" | "bounded". slack: -1 for none.
+        """
+
     def stats(self) -> dict[str, float]:
         """
         Counters since the start: pushed_bytes, pulled_bytes, pushes, pulls, waited_seconds, max_staleness,
@@ -111,6 +129,36 @@ class Job:
         Leaves: cleanly, so that the others go on without this worker, or (`failed`: why) as one that
         failed, so that they hear of it.
         """
+
+@final
+class Table:
+    """Buffers `rows` hold uint64; values and `out` are contiguous, a row after the other."""
+
+    name: str
+    slack: int
+    """-1: none."""
+    def produced(self) -> list[tuple[int, int]]: ...
+    def consumed(self) -> list[tuple[int, int]]: ...
+    def write(self, rows: Any, values: Any, clock: int | None, add: bool) -> None: ...
+    def write_row(self, row: int, value: Any, clock: int | None, add: bool) -> None: ...
+    def get(self, rows: Any, out: Any, clock: int | None, slack: int | None, timeout: float | None) -> int:
+        """The least version among the rows."""
+
+    def get_row(
+        self, row: int, out: Any, clock: int | None, slack: int | None, timeout: float | None
+    ) -> int: ...
+    def prefetch(self, rows: Any, clock: int | None, slack: int | None) -> None: ...
+    def versions(self, rows: Any, out: Any) -> None: ...
+    def view(self, row: int, clock: int | None, slack: int | None, timeout: float | None) -> View: ...
+    def stats(self) -> dict[str, float]: ...
+
+@final
+class View:
+    """A row where it stands."""
+
+    version: int
+    def memory(self) -> Memory: ...
+    def valid(self) -> bool: ...
 
 @final
 class Tensor:

@@ -96,6 +96,43 @@ class BarrierTimeout(DeadlineExceeded):
     """Not every worker came to the barrier in time."""
 
 
+class GetTimeout(DeadlineExceeded):
+    """A row was not fresh enough in time; `.missing` holds its producer's rank."""
+
+    row: int = -1
+    version: int = 0
+    """Its version."""
+    wanted: int = 0
+    """The version that was asked for."""
+
+
+class UnknownRow(PenstockError, LookupError):
+    """A row that the table does not have, or that this worker neither produces nor consumes."""
+
+
+class NotProducer(PenstockError, ValueError):
+    """A row was set or added to by a worker that does not produce it."""
+
+
+class TwoProducers(PenstockError, ValueError):
+    """Two workers want to produce one row of a table without a sum."""
+
+    row: int = -1
+    ranks: list[int] = []  # noqa: RUF012
+
+
+class ClockBackwards(PenstockError, ValueError):
+    """A row was given a smaller clock than it has: versions never fall."""
+
+
+class NeverSet(PenstockError, RuntimeError):
+    """A worker asks for a version of a row of its own that only itself could have set, and has not."""
+
+
+class TornView(PenstockError, RuntimeError):
+    """A row was overwritten while it was looked at in place."""
+
+
 class ConnectTimeout(DeadlineExceeded):
     """A server did not answer in time."""
 

@@ -23,10 +23,11 @@ from typing import Any, ParamSpec, TypeVar
 from . import _core
 from .arrays import ArrayLike, DtypeLike, initial
 from .asynchronous import Line, unfinished
-from .consistency import Consistency, spelled
+from .consistency import ASP, BSP, SSP, Consistency, spelled
 from .exceptions import DeclarationConflict, JobClosed, OptionError, TensorNameError
 from .optim import Add, Optimizer
 from .rendezvous.join import join
+from .table import Rows, Table, declare
 from .tensor import Tensor, _as_buffer
 
 P = ParamSpec("P")
@@ -272,6 +273,100 @@ class Job:
                     "give the tensor another name, or declare it alike",
                 )
         return tensor
+
+    def table(
+        self,
+        name: str,
+        *,
+        rows: int,
+        width: int = 1,
+        dtype: DtypeLike = "float32",
+        produce: Rows = None,
+        consume: Rows = None,
+        fold: str | None = None,
+        propagation: str = "eager",
+        slack: int | SSP | ASP | BSP = 0,
+        timeout: float | None = None,
+    ) -> Table:
+        """
+        Declare a table of items. Every worker declares it, alike but for the rows that it produces and
+        consumes; returns when all have.
+
+        Parameters
+        ----------
+        name
+            Its key: 1 to 512 bytes of UTF-8 without control characters.
+        rows
+            Rows: keys are 0 to `rows` - 1, at most 2**63. Those that nobody produces cost nothing.
+        width
+            Elements of a row. A row has at most 16 MiB. Default 1.
+        dtype
+            Any element type of a fixed size; float32 or float64 for a sum. Default float32.
+        produce
+            Rows that this worker sets, or adds to: a slice, a range, an array of whole numbers, a mask, "all",
+            or None for none (the default). Without a sum each row has one producer.
+        consume
+            Rows that this worker gets, beside its own. Likewise; each needs a producer.
+        fold
+            None (the default): rows are set. "sum": a row is the sum of what its producers added.
+        propagation
+            Between hosts: "eager" (the default) sends every set to its consumers at once; "lazy" fetches a row
+            when a get finds it too old; "bounded" sends a row when the consumer's next get would find it too
+            old. On one host nothing is sent.
+        slack
+            Clocks that a get may lack where it does not say, `ps.SSP(...)`, or `ps.ASP()`. Default 0.
+        timeout
+            Seconds to wait for the others to declare it. Default: the job's `deadline`.
+
+        Returns
+        -------
+        Table
+
+        Raises
+        ------
+        TwoProducers
+            Two workers produce one row of a table without a sum. Raised on every worker.
+        UnknownRow
+            A row is outside the table, or is consumed but produced by nobody.
+        DeclarationConflict
+            Workers declare it differently, or this one declares it twice.
+        TensorNameError, ShapeError, DtypeError, OptionError
+            An argument is out of range. Nothing was declared.
+        OutOfMemory
+            Its rows do not fit into the memory that a server may take.
+        DeadlineExceeded
+            Not every worker declared it in time; `.missing` holds their ranks.
+        JobClosed
+            The job has ended.
+
+        Notes
+        -----
+        Memory: a worker has the rows that it produces, twice (a reader takes one value while the next is
+        written), and 40 bytes each; of the rows that it consumes nothing on the producer's host, the same on
+        another. Beside that 8 to 24 bytes a row.
+
+        Examples
+        --------
+        >>> U = job.table("U", rows=4, width=2, dtype="f8", produce="all", consume="all")
+        >>> U.set(0, [1.0, 2.0])
+        >>> job.clock()
+        1
+        >>> U.get(0)
+        array([1., 2.])
+        """
+        return declare(
+            self._core,
+            name,
+            rows=rows,
+            width=width,
+            dtype=dtype,
+            produce=produce,
+            consume=consume,
+            fold=fold,
+            propagation=propagation,
+            slack=slack,
+            timeout=timeout,
+        )
 
     def clock(self) -> int:
         """

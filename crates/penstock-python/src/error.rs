@@ -5,6 +5,7 @@ use penstock::server::StartError;
 use penstock::worker::Error;
 use penstock_fabric::socket::ListenError;
 use penstock_proto::error::{JobFailure, Loss, Refusal};
+use penstock_proto::items::TableError;
 use penstock_proto::spec::SpecError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -80,6 +81,18 @@ fn shape<'py>(py: Python<'py>, error: &Error) -> Shape<'py> {
         Error::NonFinite { index, .. } => named("NonFiniteError").with("index", *index),
         Error::Settings { .. } | Error::BadLoad { .. } => named("SettingsError"),
         Error::NotStill { .. } => named("OptionError"),
+        Error::UnknownRow { .. } => named("UnknownRow"),
+        Error::NotProducer { .. } => named("NotProducer"),
+        Error::ClockBackwards { .. } => named("ClockBackwards"),
+        Error::NeverSet { .. } => named("NeverSet"),
+        Error::WrongFold { .. } => named("OptionError"),
+        Error::GetTimeout { row, version, wanted, producer, waited, .. } => named("GetTimeout")
+            .waited(&[*producer], *waited)
+            .with("row", *row)
+            .with("version", *version)
+            .with("wanted", *wanted),
+        Error::NeverStill { row, waited, .. } => named("GetTimeout").waited(&[], *waited).with("row", *row),
+        Error::TableTimeout { missing, waited, .. } => named("DeadlineExceeded").waited(missing, *waited),
         Error::PullTimeout { missing, waited, .. } => named("PullTimeout").waited(missing, *waited),
         Error::NoValue { waited, .. } => named("PullTimeout").waited(&[0], *waited),
         Error::LaneTimeout { missing, waited, .. } => named("LaneTimeout").waited(missing, *waited),
@@ -102,6 +115,18 @@ fn refusal<'py>(py: Python<'py>, refusal: &Refusal) -> Shape<'py> {
         Refusal::Spec(SpecError::BadName { .. }) => named("TensorNameError"),
         Refusal::Spec(SpecError::BadShape { .. } | SpecError::TooLarge { .. }) => named("ShapeError"),
         Refusal::Spec(_) => named("SettingsError"),
+        Refusal::Table(error) => match error {
+            TableError::BadName { .. } => named("TensorNameError"),
+            TableError::BadRowBytes { .. } => named("ShapeError"),
+            TableError::BadSum { .. } => named("DtypeError"),
+            TableError::RowOutOfRange { .. } | TableError::NoProducer { .. } => named("UnknownRow"),
+            TableError::TooManyRows { .. } | TableError::TooManyTables => named("OptionError"),
+            TableError::TwoProducers { row, first, second, .. } => {
+                named("TwoProducers").with("row", *row).with("ranks", vec![*first, *second])
+            }
+            TableError::Differs { .. } | TableError::DeclaredTwice { .. } => named("DeclarationConflict"),
+            _ => named("ProtocolError"),
+        },
         Refusal::NoValue { .. } => named("WorkerLost").with("rank", 0),
         Refusal::Conflict { .. } => named("DeclarationConflict"),
         Refusal::OutOfMemory { needed, available, .. } => {

@@ -2,12 +2,15 @@
 
 use crate::detach::{detached, finish, interrupted};
 use crate::error::{bad_argument, raise_option};
+use crate::table::Table;
 use crate::tensor::Tensor;
 use penstock::options::Options;
-use penstock::worker::{Declaration, Error, Membership};
+use penstock::worker::{Declaration, Error, Membership, TableDeclaration};
 use penstock_fabric::net::endpoint::{Endpoint, NoEndpoint};
 use penstock_kernels::{Dtype, Rule, Settings};
 use penstock_proto::consistency::Consistency;
+use penstock_proto::items::spec::ParsePropagationError;
+use penstock_proto::items::{RowSet, Slack};
 use penstock_proto::message::Secret;
 use penstock_proto::spec::{Reduce, TensorSpec};
 use pyo3::prelude::*;
@@ -232,6 +235,42 @@ impl Job {
         let declaration = Declaration { spec, consistency, timeout: self::timeout(py, timeout)? };
         let tensor = detached(py, || self.job.declare(declaration))?;
         Ok(Tensor::new(tensor))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the seam is flat; Python's front has names and defaults")]
+    fn table(
+        &self,
+        py: Python<'_>,
+        name: String,
+        rows: u64,
+        row_bytes: u32,
+        element: &str,
+        sum: bool,
+        produce: Vec<(u64, u64)>,
+        consume: Vec<(u64, u64)>,
+        propagation: &str,
+        slack: Option<i64>,
+        timeout: Option<f64>,
+    ) -> PyResult<Table> {
+        let set =
+            |ranges: Vec<(u64, u64)>| RowSet::from_ranges(ranges.into_iter().map(|(start, end)| start..end));
+        let propagation = propagation.parse().map_err(|error: ParsePropagationError| {
+            bad_argument(py, "OptionError", &error.to_string(), None)
+        })?;
+        let slack = crate::table::slack(py, slack)?.unwrap_or(Slack::Bound(0));
+        let declaration = TableDeclaration {
+            name,
+            rows,
+            row_bytes,
+            element: Dtype::from_name(element),
+            sum,
+            produce: set(produce),
+            consume: set(consume),
+            propagation,
+            slack,
+            timeout: self::timeout(py, timeout)?,
+        };
+        Ok(Table::new(detached(py, || self.job.table(declaration))?))
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

@@ -8,6 +8,7 @@ mod manager;
 mod memory;
 mod server;
 mod service;
+mod table;
 mod tensor;
 mod tools;
 
@@ -22,6 +23,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<memory::Memory>()?;
     module.add_class::<job::Job>()?;
     module.add_class::<tensor::Tensor>()?;
+    module.add_class::<table::Table>()?;
+    module.add_class::<table::View>()?;
     module.add_class::<server::Server>()?;
     module.add_class::<service::Service>()?;
     module.add_class::<manager::Manager>()?;

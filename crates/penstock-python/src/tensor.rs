@@ -1,12 +1,10 @@
 //! A tensor as a Python object.
 
 use crate::detach::{detached, finish};
-use crate::error::bad_argument;
 use crate::job::timeout;
-use crate::memory::Memory;
+use crate::memory::{Held, Memory};
 use penstock::worker::Error;
 use penstock_kernels::Settings;
-use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::sync::Arc;
@@ -15,59 +13,6 @@ use std::sync::Arc;
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Tensor {
     tensor: Arc<penstock::worker::Tensor>,
-}
-
-/// A buffer of the caller's, held while the core reads or writes it.
-struct Held {
-    buffer: PyUntypedBuffer,
-}
-
-// SAFETY: the pointer is used by the thread that took the buffer, which is detached meanwhile; the buffer is released by a
-// thread that is attached again.
-unsafe impl Send for Held {}
-// SAFETY: as for `Send`.
-unsafe impl Sync for Held {}
-
-impl Held {
-    fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let buffer = PyUntypedBuffer::get(object)?;
-        if !buffer.is_c_contiguous() {
-            return Err(bad_argument(
-                object.py(),
-                "ShapeError",
-                "expected a C-contiguous buffer, got one with gaps or another order",
-                Some("pass np.ascontiguousarray(x)"),
-            ));
-        }
-        Ok(Self { buffer })
-    }
-
-    fn bytes(&self) -> &[u8] {
-        let (base, bytes) = (self.buffer.buf_ptr().cast::<u8>(), self.buffer.len_bytes());
-        if bytes == 0 {
-            return &[];
-        }
-        // SAFETY: the exporter keeps the memory alive and in place while the buffer is held, and it is contiguous (checked). A
-        // caller that writes its own array from another thread during the call races with itself; every bit pattern is a byte.
-        unsafe { std::slice::from_raw_parts(base, bytes) }
-    }
-
-    fn bytes_mut(&mut self, py: Python<'_>) -> PyResult<&mut [u8]> {
-        if self.buffer.readonly() {
-            return Err(bad_argument(
-                py,
-                "ShapeError",
-                "expected a writable buffer, got a read-only one",
-                None,
-            ));
-        }
-        let (base, bytes) = (self.buffer.buf_ptr().cast::<u8>(), self.buffer.len_bytes());
-        if bytes == 0 {
-            return Ok(&mut []);
-        }
-        // SAFETY: as in `bytes`; writable by the exporter's word.
-        Ok(unsafe { std::slice::from_raw_parts_mut(base, bytes) })
-    }
 }
 
 impl Tensor {

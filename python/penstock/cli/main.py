@@ -35,6 +35,7 @@ COMMANDS: dict[str, Command] = {
     "job": Command("penstock.cli.jobs", "create, list, show and delete a manager's jobs"),
     "cert": Command("penstock.cli.cert", "a development certificate authority and certificates"),
     "secret": Command("penstock.cli.secret", "a fresh secret for a job, 64 hexadecimal digits"),
+    "config": Command("penstock.cli.config", "what a compiler needs to build C and C++ programs"),
     "doctor": Command("penstock.cli.doctor", "what this host offers, and what to change"),
 }
 

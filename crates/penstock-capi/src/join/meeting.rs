@@ -312,3 +312,94 @@ fn hex(bytes: &[u8]) -> String {
         text
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::environment::Launcher;
+    use super::*;
+
+    fn note() -> Note {
+        let endpoint = "tcp://127.0.0.1:7?host=1f&unix=/run/s".parse().expect("it is one");
+        Note::Here { endpoint, secret: Secret([7; 32]) }
+    }
+
+    #[test]
+    fn what_is_left_reads_back_as_it_was_written() {
+        for note in [note(), Note::Failed { reason: "no memory; hint: buy some".to_owned() }] {
+            assert_eq!(Note::read(&note.spell()), Some(note));
+        }
+    }
+
+    #[test]
+    fn half_a_note_is_none() {
+        let whole = note().spell();
+        for end in 0..whole.len() {
+            assert_eq!(Note::read(&whole[..end]), None, "{end} bytes");
+        }
+        assert_eq!(Note::read("penstock meeting 2\nfailed x\n"), None);
+    }
+
+    #[test]
+    fn a_note_whose_server_is_gone_is_not_followed() {
+        let folder = tempfile::tempdir().expect("there is room");
+        let file = folder.path().join("a.meet");
+        let endpoint = Endpoint { unix: Some(folder.path().join("gone.s")), ..Endpoint::default() };
+        leave(&file, &Note::Here { endpoint, secret: Secret([7; 32]) }).expect("it can be written");
+        let place = Place { launcher: Launcher::Mpirun, rank: 1, size: 2, announced_by: "PMI_SIZE" };
+        let patience = Patience { since: Instant::now(), longest: Duration::from_millis(20) };
+        let found = find(&file, &place, &patience);
+        assert!(matches!(found, Err(JoinError::Late { missing, size: 2, .. }) if missing == [0]));
+    }
+
+    #[test]
+    fn what_killed_processes_left_is_removed_and_what_others_left_is_not() {
+        let folder = tempfile::tempdir().expect("there is room");
+        let (file, socket) = (folder.path().join("a.meet"), folder.path().join("gone.s"));
+        let other = folder.path().join("b.meet");
+        for path in [&socket, &other] {
+            File::create(path).expect("there is room");
+        }
+        let endpoint = Endpoint { unix: Some(socket.clone()), ..Endpoint::default() };
+        leave(&file, &Note::Here { endpoint, secret: Secret([7; 32]) }).expect("it can be written");
+        remove_left_over(&file);
+        assert!(!file.exists() && !socket.exists() && other.exists());
+    }
+
+    #[test]
+    fn nobody_else_can_read_a_note() {
+        let folder = tempfile::tempdir().expect("there is room");
+        let file = folder.path().join("a.meet");
+        leave(&file, &note()).expect("it can be written");
+        let mode = std::fs::metadata(&file).expect("it is there").mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(std::fs::read_dir(folder.path()).expect("it is a folder").count(), 1, "no draft is left");
+    }
+
+    #[test]
+    fn processes_do_not_meet_where_others_may_enter() {
+        let folder = tempfile::tempdir().expect("there is room");
+        let inside = folder.path().join("penstock");
+        DirBuilder::new().mode(0o755).create(&inside).expect("there is room");
+        let runtime = folder.path().to_str().map(str::to_owned);
+        let lookup = |name: &str| runtime.clone().filter(|_| name == "XDG_RUNTIME_DIR");
+        let refused = directory(&Environment(&lookup));
+        assert!(
+            matches!(refused, Err(JoinError::Directory { reason, .. }) if reason.contains("others may enter"))
+        );
+    }
+
+    #[test]
+    fn processes_of_one_launch_meet_again_elsewhere() {
+        let lookup = |name: &str| (name == "PMIX_NAMESPACE").then(|| "a@1".to_owned());
+        let place = Place { launcher: Launcher::Mpirun, rank: 1, size: 2, announced_by: "PMI_SIZE" };
+        let names = [(); 2].map(|()| name(&Environment(&lookup), &place).ok());
+        assert_ne!(names[0], names[1]);
+    }
+
+    #[test]
+    fn a_launcher_without_a_name_is_known_by_its_process() {
+        let parent = parent().expect("there is one");
+        assert_eq!(parent, self::parent().expect("there is one"));
+        assert!(parent.split_once('/').is_some_and(|(_, started)| started.parse::<u64>().is_ok()));
+    }
+}

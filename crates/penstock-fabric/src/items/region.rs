@@ -52,8 +52,11 @@ impl Layout {
         let row_bytes = row_bytes as usize;
         let words = row_bytes.next_multiple_of(8);
         let head = size_of::<Slot>();
-        let (first, buffer) =
-            if head + 2 * words <= 2 * LINE { (head, words) } else { (LINE, row_bytes.next_multiple_of(LINE)) };
+        let (first, buffer) = if head + 2 * words <= 2 * LINE {
+            (head, words)
+        } else {
+            (LINE, row_bytes.next_multiple_of(LINE))
+        };
         let stride = (first + 2 * buffer).next_multiple_of(LINE);
         let entries = slots.saturating_mul(2).clamp(ENTRIES.1, ENTRIES.0).next_power_of_two();
         Self { slots, row_bytes, buffer, first, stride, entries }
@@ -462,6 +465,11 @@ impl Shown {
         self.rows.mapping.pointer(at..at + self.rows.layout.row_bytes)
     }
 
+    /// The mapping that it stands in, and where.
+    pub fn place(&self) -> (&Arc<Mapping>, usize) {
+        (&self.rows.mapping, self.rows.layout.value(self.slot, self.buffer))
+    }
+
     /// Its version.
     pub fn version(&self) -> u64 {
         self.version
@@ -544,9 +552,8 @@ impl Waiters {
             return false;
         }
         // The slot comes from the page, which every reader may write.
-        let served = |wanted: Wanted| {
-            wanted.slot >= rows.layout.slots || rows.version(wanted.slot) >= wanted.version
-        };
+        let served =
+            |wanted: Wanted| wanted.slot >= rows.layout.slots || rows.version(wanted.slot) >= wanted.version;
         let lines = (0..LINES).map(|line| self.line(line));
         summary.wake(lines, served, |line| {
             let _ = futex::wake(line.word(), futex::Flags::empty(), i32::MAX as u32);
@@ -561,7 +568,10 @@ impl Waiters {
 
     /// For a reader: a line of its own, if one is free.
     pub fn seat(&self) -> Option<Seat<'_>> {
-        (0..LINES).map(|line| self.line(line)).find(|line| line.claim()).map(|line| Seat { waiters: self, line })
+        (0..LINES)
+            .map(|line| self.line(line))
+            .find(|line| line.claim())
+            .map(|line| Seat { waiters: self, line })
     }
 }
 
@@ -650,7 +660,11 @@ mod tests {
         drop(broken);
         assert_eq!(get(writer.rows(), &[0, 1]), (Together { version: 1, as_of: 1 }, vec![1, 1]));
         set(&mut writer, 2, &[(1, 2)]);
-        assert_eq!(get(writer.rows(), &[0, 1]).1, [1, 2], "the next set has the number of the one that was dropped");
+        assert_eq!(
+            get(writer.rows(), &[0, 1]).1,
+            [1, 2],
+            "the next set has the number of the one that was dropped"
+        );
     }
 
     #[test]

@@ -469,7 +469,8 @@ mod loom_tests {
                 }
             });
             let mut read = Vec::new();
-            let end = shared.0.read_log(0, 2, |at| read.push(shared.1[at as usize % 2].load(Ordering::Relaxed)));
+            let end =
+                shared.0.read_log(0, 2, |at| read.push(shared.1[at as usize % 2].load(Ordering::Relaxed)));
             if let Some(end) = end {
                 assert_eq!(read, (1..=end).collect::<Vec<u64>>());
             }

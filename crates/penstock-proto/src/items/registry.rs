@@ -105,9 +105,9 @@ impl Registry {
 
     fn open(&mut self, rank: Rank, name: &str) -> Result<&mut Declaration, TableError> {
         let declaration = self.tables.get_mut(name).and_then(|table| table.workers.get_mut(&rank));
-        declaration
-            .filter(|declaration| declaration.sets.is_none())
-            .ok_or_else(|| TableError::OutOfTurn { what: format!("rows of table `{name}`, which was not begun") })
+        declaration.filter(|declaration| declaration.sets.is_none()).ok_or_else(|| TableError::OutOfTurn {
+            what: format!("rows of table `{name}`, which was not begun"),
+        })
     }
 
     /// A worker has told all its rows.
@@ -127,7 +127,12 @@ impl Registry {
     }
 
     /// What to answer a worker that waits for the table: nothing as long as a live worker has not declared it.
-    pub fn joined(&mut self, rank: Rank, name: &str, live: &BTreeSet<Rank>) -> Option<Result<Joined, TableError>> {
+    pub fn joined(
+        &mut self,
+        rank: Rank,
+        name: &str,
+        live: &BTreeSet<Rank>,
+    ) -> Option<Result<Joined, TableError>> {
         let table = self.tables.get_mut(name)?;
         if let Some(error) = &table.failed {
             return Some(Err(error.clone()));

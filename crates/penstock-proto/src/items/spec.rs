@@ -111,7 +111,9 @@ pub enum TableError {
         got: u32,
     },
     /// Sums are of floating-point numbers.
-    #[error("table `{name}`: expected float32 or float64 for a sum, in whole elements, got {got} in rows of {row_bytes} bytes")]
+    #[error(
+        "table `{name}`: expected float32 or float64 for a sum, in whole elements, got {got} in rows of {row_bytes} bytes"
+    )]
     BadSum {
         /// The table.
         name: String,
@@ -143,7 +145,9 @@ pub enum TableError {
         got: u64,
     },
     /// Two workers want to produce a row of a table without a sum.
-    #[error("table `{name}`: expected one producer for each row, got workers {first} and {second} for row {row}")]
+    #[error(
+        "table `{name}`: expected one producer for each row, got workers {first} and {second} for row {row}"
+    )]
     TwoProducers {
         /// The table.
         name: String,
@@ -165,7 +169,9 @@ pub enum TableError {
         rank: Rank,
     },
     /// Two workers declare different tables of one name.
-    #[error("table `{name}`: expected the same declaration on every worker; they differ in {what}: {first} here, {second} elsewhere")]
+    #[error(
+        "table `{name}`: expected the same declaration on every worker; they differ in {what}: {first} here, {second} elsewhere"
+    )]
     Differs {
         /// The table.
         name: String,

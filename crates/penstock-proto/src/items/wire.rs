@@ -201,7 +201,12 @@ impl<'a> Encoder<'a> {
         false
     }
 
-    fn begin(out: &'a mut Vec<u8>, kind: u8, region: RegionId, numbers: impl IntoIterator<Item = u64>) -> Self {
+    fn begin(
+        out: &'a mut Vec<u8>,
+        kind: u8,
+        region: RegionId,
+        numbers: impl IntoIterator<Item = u64>,
+    ) -> Self {
         let start = out.len();
         out.extend_from_slice(&[0; LENGTH + CHECKSUM]);
         out.push(kind);

@@ -8,10 +8,10 @@ use penstock_fabric::items::region::{Layout, WAITERS_BYTES, Waiters, make};
 use penstock_fabric::region::Region;
 use penstock_proto::Rank;
 use penstock_proto::error::Refusal;
+use penstock_proto::items::TableError;
 use penstock_proto::items::control::{PART_BYTES, TableAnswer, TableAsk};
 use penstock_proto::items::registry::{Joined, Registry};
 use penstock_proto::items::wire::RegionId;
-use penstock_proto::items::TableError;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -80,7 +80,10 @@ impl Tables {
             TableAsk::Rows { name, part, bytes } => Some(done(self.registry.part(rank, &name, part, &bytes))),
             TableAsk::End { name } => Some(done(self.registry.end(rank, &name))),
             TableAsk::Join { name } => {
-                let waits = self.joining.iter().any(|(other, request, _)| (*other, *request) == (rank, asker.request));
+                let waits = self
+                    .joining
+                    .iter()
+                    .any(|(other, request, _)| (*other, *request) == (rank, asker.request));
                 if !waits {
                     self.joining.push((rank, asker.request, name));
                 }
@@ -113,9 +116,8 @@ impl Tables {
         self.joining.retain(|(rank, request, name)| match self.registry.joined(*rank, name, live) {
             None => true,
             Some(joined) => {
-                let answer = joined.map(|Joined { id, producers }| {
-                    (TableAnswer::Joined { id, producers }, Vec::new())
-                });
+                let answer = joined
+                    .map(|Joined { id, producers }| (TableAnswer::Joined { id, producers }, Vec::new()));
                 answers.push((*rank, *request, answer.map_err(Refusal::Table)));
                 false
             }
@@ -124,7 +126,8 @@ impl Tables {
     }
 
     fn produced(&self, name: &str, rank: Rank, from: u64) -> Answered {
-        let all = self.registry.produced(name, rank).ok_or_else(|| out_of_turn("a producer that there is not"))?;
+        let all =
+            self.registry.produced(name, rank).ok_or_else(|| out_of_turn("a producer that there is not"))?;
         let from = usize::try_from(from).unwrap_or(usize::MAX).min(all.len());
         let bytes = all[from..all.len().min(from + PART_BYTES)].to_vec();
         Ok((TableAnswer::Produced { bytes, total: all.len() as u64 }, Vec::new()))

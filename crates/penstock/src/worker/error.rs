@@ -159,7 +159,9 @@ pub enum Error {
         got: u64,
     },
     /// A get of a row of its own that a worker has not set so far.
-    #[error("`{name}`: row {row} is at version {version}, the get asks for {wanted}, and only this worker can set it")]
+    #[error(
+        "`{name}`: row {row} is at version {version}, the get asks for {wanted}, and only this worker can set it"
+    )]
     NeverSet {
         /// The table.
         name: String,
@@ -189,7 +191,9 @@ pub enum Error {
         waited: Duration,
     },
     /// A row was not fresh enough in time.
-    #[error("`{name}` waited {waited:.1?} for row {row} to reach version {wanted}; it is at {version}; waiting for worker {producer}")]
+    #[error(
+        "`{name}` waited {waited:.1?} for row {row} to reach version {wanted}; it is at {version}; waiting for worker {producer}"
+    )]
     GetTimeout {
         /// The table.
         name: String,

@@ -17,7 +17,7 @@ use penstock_proto::handshake::Session;
 use penstock_proto::message::{Answer, Ask, Secret};
 use penstock_proto::submission::Submission;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, Weak, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::Duration;
 
 /// Who this worker is, and where the servers are.

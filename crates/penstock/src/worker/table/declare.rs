@@ -45,8 +45,18 @@ pub struct TableDeclaration {
 
 impl Table {
     pub(in crate::worker) fn declare(job: Arc<Inner>, declaration: TableDeclaration) -> Result<Self, Error> {
-        let TableDeclaration { name, rows, row_bytes, element, sum, produce, consume, propagation, slack, timeout } =
-            declaration;
+        let TableDeclaration {
+            name,
+            rows,
+            row_bytes,
+            element,
+            sum,
+            produce,
+            consume,
+            propagation,
+            slack,
+            timeout,
+        } = declaration;
         job.fate.check()?;
         // A sum of what is no floating-point number is refused by the check, by name.
         let sum = sum.then_some(element.unwrap_or(Dtype::F16));

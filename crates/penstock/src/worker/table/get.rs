@@ -6,9 +6,11 @@ use crate::worker::Error;
 use crate::worker::link::{Deadline, INTERRUPT_EVERY};
 use penstock_fabric::items::region::Shown;
 use penstock_fabric::items::slot::Overtaken;
+use penstock_fabric::region::Mapping;
 use penstock_proto::Rank;
 use penstock_proto::items::Slack;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -28,6 +30,11 @@ impl View {
     /// Its bytes, which the producer may be writing once it has come round: look at [`View::is_valid`] after reading.
     pub fn address(&self) -> NonNull<u8> {
         self.shown.address()
+    }
+
+    /// The mapping that they stand in, and where.
+    pub fn place(&self) -> (&Arc<Mapping>, usize) {
+        self.shown.place()
     }
 
     /// Bytes of the row.
@@ -88,6 +95,29 @@ impl Table {
         };
         inner.count_get(rows.len(), wanted, version);
         Ok(version)
+    }
+
+    /// [`Table::get`] of one row, if it need not wait.
+    pub fn try_get(
+        &self,
+        row: u64,
+        out: &mut [u8],
+        clock: Option<u64>,
+        slack: Option<Slack>,
+    ) -> Result<Option<u64>, Error> {
+        let inner = &*self.inner;
+        inner.job.fate.check()?;
+        inner.check_size(1, out.len())?;
+        let wanted = inner.wanted(clock, slack);
+        let &[place] = inner.places(row)? else { return Ok(None) };
+        let source = &inner.sources[place.source as usize];
+        match source.rows.read(place.slot, source.rows.now(), out) {
+            Ok(look) if look.clock >= wanted.version => {
+                inner.count_get(1, wanted, look.clock);
+                Ok(Some(look.clock))
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Starts what a later get with the same arguments would wait for. Returns at once.
@@ -182,7 +212,13 @@ impl TableInner {
             || source.is_gone()
     }
 
-    fn get_one(&self, row: u64, out: &mut [u8], wanted: Wanted, timeout: Option<Duration>) -> Result<u64, Error> {
+    fn get_one(
+        &self,
+        row: u64,
+        out: &mut [u8],
+        wanted: Wanted,
+        timeout: Option<Duration>,
+    ) -> Result<u64, Error> {
         let place = self.places(row)?[0];
         let source = &self.sources[place.source as usize];
         let mut deadline = None;
@@ -227,7 +263,9 @@ impl TableInner {
         let mut filled = vec![false; if self.index.is_single() { 0 } else { rows.len() }];
         let mut scratch = Vec::new();
         let mut least = u64::MAX;
-        for (source, (slots, outs)) in slots.iter().zip(&outs).enumerate().filter(|(_, (slots, _))| !slots.is_empty()) {
+        for (source, (slots, outs)) in
+            slots.iter().zip(&outs).enumerate().filter(|(_, (slots, _))| !slots.is_empty())
+        {
             let read = |out: &mut [u8], to: &dyn Fn(usize) -> usize| {
                 self.read_source(source, slots, out, to, wanted, deadline, |at| rows[outs[at] as usize])
             };

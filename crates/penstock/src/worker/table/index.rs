@@ -66,7 +66,8 @@ impl Index {
             counts[known.place(row).unwrap_or(0) as usize] += 1;
         }
         let single = counts.iter().all(|&count| count == 1);
-        let mut starts: Vec<u32> = counts.iter().scan(0, |sum, count| Some(std::mem::replace(sum, *sum + count))).collect();
+        let mut starts: Vec<u32> =
+            counts.iter().scan(0, |sum, count| Some(std::mem::replace(sum, *sum + count))).collect();
         let total = counts.iter().sum::<u32>();
         let mut places = vec![Place { source: NONE, slot: NONE }; total as usize];
         let mut next = starts.clone();

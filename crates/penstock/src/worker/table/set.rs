@@ -43,7 +43,8 @@ impl TableInner {
             }
             set.finish();
         } else {
-            let slots: Result<Vec<u32>, Error> = rows.iter().map(|&row| self.slot(own, &writer, row, clock)).collect();
+            let slots: Result<Vec<u32>, Error> =
+                rows.iter().map(|&row| self.slot(own, &writer, row, clock)).collect();
             let slots = slots?;
             let mut set = writer.begin(slots.len());
             for (slot, value) in slots.into_iter().zip(values.chunks_exact(self.layout.row_bytes())) {

@@ -1,0 +1,212 @@
+//! A table of items as a Python object.
+
+use crate::detach::{detached, finish};
+use crate::error::bad_argument;
+use crate::job::timeout;
+use crate::memory::{Held, Memory};
+use penstock::worker::View as CoreView;
+use penstock_proto::items::Slack;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// Rows of at most this many bytes are copied without letting go of the interpreter, which would cost more than the copy.
+const AT_ONCE: usize = 64 * 1024;
+
+/// A table of a job.
+#[pyclass(frozen, module = "penstock._core")]
+pub(crate) struct Table {
+    table: penstock::worker::Table,
+}
+
+/// A row where it stands.
+#[pyclass(frozen, module = "penstock._core")]
+pub(crate) struct View {
+    view: CoreView,
+}
+
+impl Table {
+    pub(crate) fn new(table: penstock::worker::Table) -> Self {
+        Self { table }
+    }
+}
+
+/// A slack as Python gives it: `None` is the table's, -1 none.
+pub(crate) fn slack(py: Python<'_>, slack: Option<i64>) -> PyResult<Option<Slack>> {
+    match slack {
+        None => Ok(None),
+        Some(-1) => Ok(Some(Slack::Unbounded)),
+        Some(got) => match u32::try_from(got) {
+            Ok(slack) if penstock_proto::items::spec::is_slack(slack) => Ok(Some(Slack::Bound(slack))),
+            _ => {
+                let message = format!("expected a slack from 0 to 2**30, got {got}");
+                Err(bad_argument(py, "OptionError", &message, None))
+            }
+        },
+    }
+}
+
+#[pymethods]
+impl Table {
+    #[getter]
+    fn name(&self) -> &str {
+        &self.table.spec().name
+    }
+
+    #[getter]
+    fn slack(&self) -> i64 {
+        match self.table.slack() {
+            Slack::Bound(slack) => i64::from(slack),
+            Slack::Unbounded => -1,
+        }
+    }
+
+    fn produced(&self) -> Vec<(u64, u64)> {
+        self.table.produced().ranges().iter().map(|range| (range.start, range.end)).collect()
+    }
+
+    fn consumed(&self) -> Vec<(u64, u64)> {
+        self.table.consumed().ranges().iter().map(|range| (range.start, range.end)).collect()
+    }
+
+    fn write(
+        &self,
+        py: Python<'_>,
+        rows: &Bound<'_, PyAny>,
+        values: &Bound<'_, PyAny>,
+        clock: Option<u64>,
+        add: bool,
+    ) -> PyResult<()> {
+        let (rows, values) = (Held::new(rows)?, Held::new(values)?);
+        let write = || {
+            let rows = rows.words();
+            if add {
+                self.table.add(rows, values.bytes(), clock)
+            } else {
+                self.table.set(rows, values.bytes(), clock)
+            }
+        };
+        if values.bytes().len() <= AT_ONCE { finish(py, write()) } else { detached(py, write) }
+    }
+
+    fn write_row(
+        &self,
+        py: Python<'_>,
+        row: u64,
+        value: &Bound<'_, PyAny>,
+        clock: Option<u64>,
+        add: bool,
+    ) -> PyResult<()> {
+        let value = Held::new(value)?;
+        let write = || {
+            if add {
+                self.table.add(&[row], value.bytes(), clock)
+            } else {
+                self.table.set(&[row], value.bytes(), clock)
+            }
+        };
+        if value.bytes().len() <= AT_ONCE { finish(py, write()) } else { detached(py, write) }
+    }
+
+    fn get(
+        &self,
+        py: Python<'_>,
+        rows: &Bound<'_, PyAny>,
+        out: &Bound<'_, PyAny>,
+        clock: Option<u64>,
+        slack: Option<i64>,
+        timeout: Option<f64>,
+    ) -> PyResult<u64> {
+        let (timeout, slack) = (self::timeout(py, timeout)?, self::slack(py, slack)?);
+        let (rows, mut out) = (Held::new(rows)?, Held::new(out)?);
+        let out = out.bytes_mut(py)?;
+        detached(py, || self.table.get(rows.words(), out, clock, slack, timeout))
+    }
+
+    fn get_row(
+        &self,
+        py: Python<'_>,
+        row: u64,
+        out: &Bound<'_, PyAny>,
+        clock: Option<u64>,
+        slack: Option<i64>,
+        timeout: Option<f64>,
+    ) -> PyResult<u64> {
+        let slack = self::slack(py, slack)?;
+        let mut out = Held::new(out)?;
+        let out = out.bytes_mut(py)?;
+        if out.len() <= AT_ONCE
+            && let Some(version) = finish(py, self.table.try_get(row, out, clock, slack))?
+        {
+            return Ok(version);
+        }
+        let timeout = self::timeout(py, timeout)?;
+        detached(py, || self.table.get(&[row], out, clock, slack, timeout))
+    }
+
+    fn prefetch(
+        &self,
+        py: Python<'_>,
+        rows: &Bound<'_, PyAny>,
+        clock: Option<u64>,
+        slack: Option<i64>,
+    ) -> PyResult<()> {
+        let slack = self::slack(py, slack)?;
+        let rows = Held::new(rows)?;
+        detached(py, || self.table.prefetch(rows.words(), clock, slack))
+    }
+
+    fn versions(&self, py: Python<'_>, rows: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (rows, mut out) = (Held::new(rows)?, Held::new(out)?);
+        out.bytes_mut(py)?;
+        finish(py, self.table.versions(rows.words(), out.words_mut()))
+    }
+
+    fn view(
+        &self,
+        py: Python<'_>,
+        row: u64,
+        clock: Option<u64>,
+        slack: Option<i64>,
+        timeout: Option<f64>,
+    ) -> PyResult<View> {
+        let (timeout, slack) = (self::timeout(py, timeout)?, self::slack(py, slack)?);
+        Ok(View { view: detached(py, || self.table.view(row, clock, slack, timeout))? })
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.table.stats();
+        let dict = PyDict::new(py);
+        dict.set_item("sets", stats.sets)?;
+        dict.set_item("rows_set", stats.rows_set)?;
+        dict.set_item("gets", stats.gets)?;
+        dict.set_item("rows_got", stats.rows_got)?;
+        dict.set_item("waited", stats.waited.as_secs_f64())?;
+        dict.set_item("retries", stats.retries)?;
+        dict.set_item("max_staleness", stats.max_staleness)?;
+        dict.set_item("bytes_sent", stats.sent_bytes)?;
+        dict.set_item("bytes_received", stats.received_bytes)?;
+        Ok(dict)
+    }
+
+    fn __repr__(&self) -> String {
+        let spec = self.table.spec();
+        format!("<penstock._core.Table {:?} {} rows of {} bytes>", spec.name, spec.rows, spec.row_bytes)
+    }
+}
+
+#[pymethods]
+impl View {
+    fn memory(&self) -> Memory {
+        let (mapping, at) = self.view.place();
+        Memory::part(mapping, at, self.view.len())
+    }
+
+    #[getter]
+    fn version(&self) -> u64 {
+        self.view.version()
+    }
+
+    fn valid(&self) -> bool {
+        self.view.is_valid()
+    }
+}

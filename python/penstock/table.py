@@ -1,0 +1,529 @@
+"""
+Tables of items: rows with a clock, set by their producers and read by their consumers, each at its own pace.
+
+A producer writes its rows into memory of its own; consumers on the same host look at them there, and the
+version that they ask for says whether they have to wait. Between hosts rows are sent as the table's
+*propagation* says. The idea is Lapser's (Pestana de Andrade 2021, chapter 3): one-sided reads with a slack of
+their own. Here rows also come in sets that are seen together or not at all, and may be sums of several
+producers.
+
+Versions: a row's *version* is the clock that its newest value was given, or the iterations that its producer
+has completed (`Job.clock`), whichever is larger. Rows start as zeros at version 0. A get at clock t with slack
+s returns a version >= t - s: slack 0 is BSP, more is SSP, `ps.ASP()` asks for nothing.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from .arrays import DTYPES, Array, ArrayLike, contribution
+from .consistency import ASP, BSP, SSP, check_slack
+from .exceptions import DtypeError, OptionError, ShapeError, TensorNameError, TornView, UnknownRow
+
+if TYPE_CHECKING:
+    from . import _core
+
+Rows: TypeAlias = Any
+"""
+Rows of a table: a whole number, a slice, a range, an array or list of whole numbers, or a mask of as many
+booleans as the table has rows. For declarations also "all", or None for no row.
+"""
+
+_UNBOUNDED = -1
+_MAX_CLOCK = 2**62
+
+
+class Table:
+    """
+    A table of a job. Made by `Job.table`.
+
+    Examples
+    --------
+    >>> U = job.table("U", rows=4, width=2, dtype="f8", produce="all", consume="all")
+    >>> U.set([0, 1], [[1.0, 2.0], [3.0, 4.0]], clock=1)
+    >>> U.get(1, clock=1)
+    array([3., 4.])
+    """
+
+    def __init__(
+        self,
+        core: _core.Table,
+        rows: int,
+        width: int,
+        dtype: np.dtype[Any],
+        fold: str | None,
+        propagation: str,
+    ) -> None:
+        self._core = core
+        self._rows = rows
+        self._width = width
+        self._dtype = dtype
+        self._fold = fold
+        self._propagation = propagation
+        self._shape = (width,)
+
+    @property
+    def name(self) -> str:
+        """The table's key."""
+        return self._core.name
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table: keys are 0 to `rows` - 1."""
+        return self._rows
+
+    @property
+    def width(self) -> int:
+        """Elements of a row."""
+        return self._width
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type."""
+        return self._dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self._width * self._dtype.itemsize
+
+    @property
+    def fold(self) -> str | None:
+        """None: rows are set. "sum": rows are sums of what their producers added."""
+        return self._fold
+
+    @property
+    def propagation(self) -> str:
+        """Who moves rows between hosts: "eager", "lazy" or "bounded"."""
+        return self._propagation
+
+    @property
+    def produced(self) -> Array:
+        """Rows that this worker produces, ascending: uint64."""
+        return _spread(self._core.produced())
+
+    @property
+    def consumed(self) -> Array:
+        """Rows that this worker consumes, ascending: uint64."""
+        return _spread(self._core.consumed())
+
+    def set(self, rows: Rows, values: ArrayLike, clock: int | None = None) -> None:
+        """
+        Replace rows that this worker produces. Returns at once.
+
+        Readers see all rows of one call or none of them, on this host and on others, even if this worker
+        dies in the middle. Another call is another set.
+
+        Parameters
+        ----------
+        rows
+            Which. A row that comes twice gets its last value.
+        values
+            Of shape (number of rows, width), or (width,) for one row given as a number; of the table's element
+            type. Copied.
+        clock
+            The version that the rows get: 0 or more, not below the one they have. Default: this worker's clock
+            plus one, so that what is set in iteration t is what others read in iteration t + 1.
+
+        Raises
+        ------
+        NotProducer, UnknownRow, ClockBackwards, ShapeError, DtypeError
+            Nothing was set.
+        JobClosed
+            The job has ended.
+
+        Examples
+        --------
+        >>> U.set([0, 1], [[1.0, 2.0], [3.0, 4.0]], clock=1)
+        """
+        self._write(rows, values, clock, add=False)
+
+    def add(self, rows: Rows, values: ArrayLike, clock: int | None = None) -> None:
+        """
+        Add to rows of a table with fold="sum". Arguments, visibility and errors are those of `set`; a row that
+        comes twice is added to twice.
+
+        A worker reads its own additions at once. What several producers added is summed in the order of their
+        ranks, so the same additions give the same bits.
+
+        Examples
+        --------
+        >>> gradient_sums.add([3, 7], -0.1 * gradients)
+        """
+        self._write(rows, values, clock, add=True)
+
+    def _write(self, rows: Rows, values: ArrayLike, clock: int | None, *, add: bool) -> None:
+        clock = None if clock is None else _clock(clock)
+        if type(rows) is int:
+            if not (
+                type(values) is np.ndarray
+                and values.dtype == self._dtype
+                and values.shape == self._shape
+                and values.flags.c_contiguous
+            ):
+                values = contribution(values, self.name, self._shape, self._dtype)
+            self._core.write_row(_row(rows, self._rows), _bytes(values), clock, add)
+            return
+        chosen, shape = self._choose(rows)
+        array = contribution(values, self.name, shape, self._dtype)
+        self._core.write(chosen, _bytes(array), clock, add)
+
+    def get(
+        self,
+        rows: Rows,
+        clock: int | None = None,
+        slack: int | SSP | ASP | BSP | None = None,
+        out: Array | None = None,
+        timeout: float | None = None,
+    ) -> Array:
+        """
+        Copy rows that this worker consumes or produces, each at a version >= clock - slack.
+
+        Waits for rows that are older. Rows that one `set` wrote come together: all as it left them, or all as
+        they were before.
+
+        Parameters
+        ----------
+        rows
+            Which, in the order in which they are returned.
+        clock
+            Default: this worker's clock, so that slack 0 returns what every producer set in the iterations
+            that this worker has completed.
+        slack
+            Clocks that a row may lack, 0 to 2**30; `ps.ASP()`: any number. Default: the table's.
+        out
+            Written to and returned: C-contiguous, of the shape and element type of the result. Default: a new
+            array.
+        timeout
+            Seconds to wait. Default: the job's `deadline`.
+
+        Returns
+        -------
+        numpy.ndarray
+            Shape (number of rows, width), or (width,) for one row given as a number.
+
+        Raises
+        ------
+        UnknownRow
+            A row is outside the table, or was not declared by this worker.
+        NeverSet
+            A row of this worker's own is older than that: nobody else could set it, so it is not waited for.
+        GetTimeout
+            A row was not fresh enough in time; names it, and its producer.
+        ShapeError, DtypeError, OptionError
+            `out`, `slack` or `clock` is none.
+        JobClosed
+            The job has ended.
+
+        Examples
+        --------
+        >>> U.get(slice(0, 2), clock=5, slack=4)
+        array([[1., 2.],
+               [3., 4.]])
+        """
+        clock = None if clock is None else _clock(clock)
+        bound = None if slack is None else slack_of(slack)
+        if type(rows) is int:
+            target = np.empty(self._width, self._dtype) if out is None else self._check(out, self._shape)
+            self._core.get_row(_row(rows, self._rows), _bytes(target), clock, bound, timeout)
+            return target
+        chosen, shape = self._choose(rows)
+        target = np.empty(shape, self._dtype) if out is None else self._check(out, shape)
+        self._core.get(chosen, _bytes(target), clock, bound, timeout)
+        return target
+
+    def prefetch(
+        self, rows: Rows, clock: int | None = None, slack: int | SSP | ASP | BSP | None = None
+    ) -> None:
+        """
+        Start what a later `get` with the same arguments would have to wait for. Returns at once; on the
+        producer's host there is nothing to start.
+
+        Raises
+        ------
+        UnknownRow, OptionError
+            As for `get`.
+
+        Examples
+        --------
+        >>> U.prefetch([1, 2], clock=6)
+        """
+        bound = None if slack is None else slack_of(slack)
+        self._core.prefetch(self._choose(rows)[0], None if clock is None else _clock(clock), bound)
+
+    def versions(self, rows: Rows) -> Array:
+        """
+        The newest versions that are here, without waiting: uint64, one for each row. For a sum, of the
+        producer that is furthest behind.
+
+        Examples
+        --------
+        >>> U.versions([0, 1])
+        array([1, 1], dtype=uint64)
+        """
+        chosen, _ = self._choose(rows)
+        versions = np.empty(len(chosen), np.uint64)
+        self._core.versions(chosen, versions)
+        return versions
+
+    def view(
+        self,
+        rows: Rows,
+        clock: int | None = None,
+        slack: int | SSP | ASP | BSP | None = None,
+        timeout: float | None = None,
+    ) -> View:
+        """
+        Look at rows where they stand, without a copy: a context manager.
+
+        Arguments and errors are those of `get`. A producer writes beside the newest value, so a view stays whole
+        until the row has been set twice. Whether it did is verified when the block is left, and whenever
+        `View.valid` is asked; rows are verified one by one, not as a set.
+
+        Examples
+        --------
+        >>> with U.view([0, 1], clock=1) as v:
+        ...     total = v.rows[0] + v.rows[1]
+        """
+        bound = None if slack is None else slack_of(slack)
+        chosen = [_row(rows, self._rows)] if type(rows) is int else self._choose(rows)[0].tolist()
+        clock = None if clock is None else _clock(clock)
+        views = [self._core.view(row, clock, bound, timeout) for row in chosen]
+        return View(self.name, views, self._dtype)
+
+    def stats(self) -> dict[str, float]:
+        """
+        This worker's counters since it declared the table.
+
+        Returns
+        -------
+        dict
+            `sets`, `gets` (calls), `rows_set`, `rows_got`, `waited` (seconds, in gets), `retries` (copies that
+            the producer overtook), `bytes_sent`, `bytes_received` (to and from other hosts), `max_staleness`
+            (clocks).
+
+        Examples
+        --------
+        >>> U.stats()["sets"]
+        1
+        """
+        return self._core.stats()
+
+    def __repr__(self) -> str:
+        return f"<penstock.Table {self.name!r} {self._rows} x {self._width} {self._dtype.name}>"
+
+    def _choose(self, rows: Rows) -> tuple[Array, tuple[int, int]]:
+        chosen = chosen_rows(rows, self._rows)
+        return chosen, (len(chosen), self._width)
+
+    def _check(self, out: Array, shape: tuple[int, ...]) -> Array:
+        if not isinstance(out, np.ndarray) or out.shape != shape or not out.flags.c_contiguous:
+            got = f"shape {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
+            raise ShapeError(f"`{self.name}`: expected a C-contiguous `out` of shape {shape}, got {got}")
+        if out.dtype != self._dtype:
+            raise DtypeError(f"`{self.name}`: expected an `out` of {self._dtype.name}, got {out.dtype.name}")
+        return out
+
+
+class View:
+    """Rows where they stand, read-only. Made by `Table.view`; use it in a `with` block."""
+
+    def __init__(self, name: str, views: Sequence[_core.View], dtype: np.dtype[Any]) -> None:
+        self._name = name
+        self._views = views
+        self.rows: list[Array] = [np.frombuffer(view.memory(), dtype) for view in views]
+        """Each of shape (width,)."""
+
+    def valid(self) -> bool:
+        """Whether nothing that was read so far has been overwritten."""
+        return all(view.valid() for view in self._views)
+
+    @property
+    def versions(self) -> list[int]:
+        """The rows' versions."""
+        return [view.version for view in self._views]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Array]:
+        return iter(self.rows)
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and not self.valid():
+            raise TornView(
+                f"`{self._name}`: a row was set twice while it was looked at in place",
+                "use what was computed from it for nothing; look for a shorter time, or copy with `get`",
+            )
+
+
+def slack_of(slack: int | SSP | ASP | BSP) -> int:
+    """As the core reads it: clocks, or -1 for any number. Raises OptionError."""
+    if isinstance(slack, ASP):
+        return _UNBOUNDED
+    if isinstance(slack, BSP):
+        return 0
+    if isinstance(slack, SSP):
+        slack = slack.slack
+    return check_slack(slack)
+
+
+def _clock(clock: object) -> int:
+    try:
+        number = operator.index(clock)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if not 0 <= number < _MAX_CLOCK:
+        raise OptionError(f"expected a clock of 0 or more, got {clock!r}", "clocks count iterations")
+    return number
+
+
+def _row(row: int, rows: int) -> int:
+    if 0 <= row < rows:
+        return row
+    raise UnknownRow(f"expected a row from 0 to {rows - 1}, got {row}")
+
+
+def _bytes(array: Array) -> Any:
+    # Element types that the buffer protocol does not know, such as bfloat16, travel as their bytes.
+    return array if array.dtype.kind in "biufc" else array.view(np.uint8)
+
+
+def chosen_rows(rows: Rows, count: int) -> Array:
+    """
+    The rows that are meant, as a contiguous uint64 array.
+
+    Raises
+    ------
+    UnknownRow
+        One is outside 0 to `count` - 1.
+    OptionError
+        They are no rows.
+    """
+    if isinstance(rows, slice):
+        return np.arange(*rows.indices(count), dtype=np.uint64)
+    if isinstance(rows, range):
+        array: Array = np.arange(rows.start, rows.stop, rows.step, dtype=np.int64)
+    else:
+        array = np.asarray(rows)
+        if array.dtype == np.uint64 and array.ndim == 1 and array.flags.c_contiguous:
+            return array  # the core checks the rest
+    if array.dtype == bool:
+        if array.shape != (count,):
+            raise OptionError(f"expected a mask of {count} booleans, got shape {array.shape}")
+        return np.flatnonzero(array).astype(np.uint64)
+    if array.ndim == 0:
+        array = array.reshape(1)
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        raise OptionError(
+            f"expected rows as whole numbers, got {array.dtype} of shape {array.shape}",
+            "give an int, a slice, a range, an array of integers or a mask",
+        )
+    if array.size and (array.min() < 0 or array.max() >= count):
+        wrong = array[(array < 0) | (array >= count)][0]
+        raise UnknownRow(f"expected rows from 0 to {count - 1}, got {wrong}")
+    return np.ascontiguousarray(array, dtype=np.uint64)
+
+
+def declared_ranges(rows: Rows, count: int, what: str) -> list[tuple[int, int]]:
+    """Rows of a declaration as ascending ranges. Raises UnknownRow and OptionError."""
+    if rows is None or (isinstance(rows, tuple) and not rows):
+        return []
+    if isinstance(rows, str):
+        if rows != "all":
+            raise OptionError(f'expected {what} as rows or "all", got {rows!r}')
+        return [(0, count)]
+    if isinstance(rows, slice) and rows.step in (None, 1):
+        start, stop, _ = rows.indices(count)
+        return [(start, stop)] if start < stop else []
+    if isinstance(rows, range) and rows.step == 1 and 0 <= rows.start <= rows.stop <= count:
+        return [(rows.start, rows.stop)] if rows else []
+    chosen = np.unique(chosen_rows(rows, count))
+    if not chosen.size:
+        return []
+    if chosen[-1] >= count:
+        raise UnknownRow(f"expected rows from 0 to {count - 1} as {what}, got {chosen[-1]}")
+    breaks = np.flatnonzero(np.diff(chosen) != 1)
+    starts = chosen[np.concatenate(([0], breaks + 1))]
+    ends = chosen[np.concatenate((breaks, [chosen.size - 1]))] + np.uint64(1)
+    return list(zip(starts.tolist(), ends.tolist(), strict=True))
+
+
+def _spread(ranges: list[tuple[int, int]]) -> Array:
+    if not ranges:
+        return np.empty(0, np.uint64)
+    return np.concatenate([np.arange(start, end, dtype=np.uint64) for start, end in ranges])
+
+
+def element_type(dtype: Any, fold: str | None) -> np.dtype[Any]:
+    """
+    The element type of a table.
+
+    Raises
+    ------
+    DtypeError
+        It is none of a fixed size, or none that can be summed where there is a sum.
+    """
+    try:
+        name = {"bf16": "bfloat16"}.get(dtype, dtype) if isinstance(dtype, str) else dtype
+        found = DTYPES["bfloat16"] if name == "bfloat16" else np.dtype(name)
+    except TypeError:
+        raise DtypeError(f"expected an element type such as float32, got {dtype!r}") from None
+    if found.hasobject or found.itemsize == 0:
+        raise DtypeError(f"expected an element type of a fixed size, got {found}")
+    if fold == "sum" and found not in (np.dtype(np.float32), np.dtype(np.float64)):
+        raise DtypeError(
+            f"expected float32 or float64 for a sum, got {found.name}", "declare the table with such a dtype"
+        )
+    return found
+
+
+def declare(
+    core: _core.Job,
+    name: str,
+    *,
+    rows: int,
+    width: int,
+    dtype: Any,
+    produce: Rows,
+    consume: Rows,
+    fold: str | None,
+    propagation: str,
+    slack: int | SSP | ASP | BSP,
+    timeout: float | None,
+) -> Table:
+    """What `Job.table` does."""
+    if not isinstance(name, str):
+        raise TensorNameError(f"expected a table's name as text, got {type(name).__name__}")
+    if fold not in (None, "sum"):
+        raise OptionError(f'expected fold None or "sum", got {fold!r}')
+    if propagation not in ("eager", "lazy", "bounded"):
+        raise OptionError(f'expected propagation "eager", "lazy" or "bounded", got {propagation!r}')
+    for what, number, most in (("rows", rows, 2**63), ("width", width, 2**24)):
+        if not isinstance(number, int | np.integer) or isinstance(number, bool) or not 1 <= number <= most:
+            raise ShapeError(f"`{name}`: expected {what} from 1 to {most}, got {number!r}")
+    rows, width = int(rows), int(width)
+    element = element_type(dtype, fold)
+    table = core.table(
+        name,
+        rows,
+        width * element.itemsize,
+        element.name,
+        fold == "sum",
+        declared_ranges(produce, rows, "produce"),
+        declared_ranges(consume, rows, "consume"),
+        propagation,
+        slack_of(slack),
+        timeout,
+    )
+    return Table(table, rows, width, element, fold, propagation)
