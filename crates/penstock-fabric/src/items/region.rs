@@ -106,8 +106,9 @@ pub struct Writer {
 #[derive(Debug, Clone, Copy)]
 struct Open {
     number: u64,
-    /// Entries of the journal that are about it.
+    /// Entries of the journal that are about it, and that it has announced.
     logged: u64,
+    begun: u64,
 }
 
 /// The rows as anyone sees them.
@@ -165,11 +166,19 @@ impl Writer {
             self.rows.progress().begin_several(number);
         }
         self.rows.progress().begin_log(self.logged + rows as u64);
-        self.open = Some(Open { number, logged: 0 });
+        self.open = Some(Open { number, logged: 0, begun: rows as u64 });
     }
 
     /// In an open set of a mirror: the row of `slot` is `value`, as set `number` of the origin wrote it at `clock`.
-    pub fn put(&mut self, slot: u32, number: u64, clock: u64, value: &[u8]) {
+    /// Nothing is done if it has a later one.
+    pub fn put_from(&mut self, slot: u32, number: u64, clock: u64, value: &[u8]) {
+        let (newest, _) = self.peek(slot);
+        if newest == UNFINISHED || number > newest {
+            self.put(slot, number, clock, value);
+        }
+    }
+
+    fn put(&mut self, slot: u32, number: u64, clock: u64, value: &[u8]) {
         self.write(slot, number, clock, |to, _| to.copy_from_slice(value));
         self.log(slot);
     }
@@ -208,6 +217,10 @@ impl Writer {
 
     fn log(&mut self, slot: u32) {
         let Some(open) = &mut self.open else { return };
+        if open.logged == open.begun {
+            open.begun += 1024;
+            self.rows.progress().begin_log(self.logged + open.begun);
+        }
         let entry = u64::from(slot) | open.number << 32;
         self.rows.entry(self.logged + open.logged).store(entry, Ordering::Relaxed);
         open.logged += 1;

@@ -11,6 +11,7 @@
 //! with a later limit. lapser.md, 3.3.1 (figure 3.1) is the same race with a clock that overtakes its value.
 
 use crate::sync::{AtomicU64, Ordering, fence};
+pub use penstock_proto::items::memory::{Look, Moment, Overtaken};
 
 /// Number of a buffer that is being written, or was left half-written: older than any.
 pub const UNFINISHED: u64 = u64::MAX;
@@ -26,21 +27,6 @@ pub struct Slot {
     /// In a mirror: the newest number is that of the row as it was after this set.
     as_of: AtomicU64,
 }
-
-/// What a reader got with a row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Look {
-    /// Number of the set that wrote it.
-    pub number: u64,
-    /// Its clock.
-    pub clock: u64,
-    /// The set after which it still was the newest.
-    pub as_of: u64,
-}
-
-/// The writer came round while the reader looked. Look again, with a later limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Overtaken;
 
 /// Rises with the age of a number's set; 0 for what is not finished.
 fn age(number: u64) -> u64 {
@@ -150,17 +136,6 @@ pub struct Progress {
     /// Entries of the journal that were ever begun, and that were ever written.
     begun: AtomicU64,
     logged: AtomicU64,
-}
-
-/// A moment between two sets, from which rows are looked at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Moment {
-    /// Sets that are finished.
-    pub done: u64,
-    /// The last set of several rows that was begun, then or shortly before.
-    pub several: u64,
-    /// Iterations that the producer had completed.
-    pub floor: u64,
 }
 
 impl Progress {

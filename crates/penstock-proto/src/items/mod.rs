@@ -10,9 +10,11 @@
 //! | [`registry`] | who produces and consumes what: the first server's book |
 //! | [`control`] | control messages |
 //! | [`wire`] | what travels where producer and consumer share no memory |
+//! | [`memory`] | what the node needs of memory that holds rows |
 //! | [`node`] | who is sent what, when: one machine for servers, producers and consumers |
 
 pub mod control;
+pub mod memory;
 pub mod node;
 pub mod registry;
 pub mod rows;

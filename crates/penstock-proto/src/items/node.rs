@@ -1,1 +1,1006 @@
-//! stub
+//! Who is sent what, when: one machine for a server, for a producer and for a consumer on another host.
+//!
+//! A node holds *regions*: rows of one producer of one table. A region's rows come from memory that is written on this host, or from a
+//! peer; they go to peers that have subscribed to them. On a producer's host the node of its courier holds the region and its one
+//! subscriber, the home; at the home the region comes from that peer (or from shared memory) and goes to all consumers on other hosts;
+//! a consumer's courier holds a mirror without subscribers.
+//!
+//! What is sent is always state: a *batch* of rows as they were at one moment, with the numbers of the sets that wrote them.
+//!
+//! - **N-1** Rows of one set reach a subscriber together: a batch is taken at one moment between two sets, and applied as one.
+//! - **N-2** Eager: when nothing is under way, each subscriber has every row as its producer last set it.
+//! - **N-3** Lazy: a row is sent only in answer to a fetch, and never older than it asks for.
+//! - **N-4** Bounded: a row is sent only if some consumer behind the subscriber needs a version that the subscriber lacks, and it has it.
+//! - **N-5** A connection that breaks loses nothing: a subscription names what the subscriber has.
+
+use super::memory::{Look, Memory, Moment, Overtaken};
+use super::rows::RowSet;
+use super::spec::Propagation;
+use super::wire::{BATCH_BYTES, Encoder, Entries, Entry, Head, Malformed, Message, RegionId, Shape};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// Who is at the other end of a connection: a rank at a server, a server's number at a worker.
+pub type Peer = u32;
+
+/// Most subscriptions of one peer to regions whose producer has not come yet.
+const MAX_WAITING: usize = 1 << 16;
+/// Attempts to take a batch at one moment, before others get their turn.
+const ATTEMPTS: usize = 8;
+
+/// Whatever the node cannot do itself.
+pub trait Host {
+    /// The memory of rows.
+    type Memory: Memory;
+
+    /// Memory for rows that a peer produces; `None` if there is none left.
+    fn make(&mut self, region: RegionId, shape: &Shape) -> Option<Self::Memory>;
+
+    /// The rows of a fetch are here.
+    fn answered(&mut self, ticket: u64);
+
+    /// A flush is complete.
+    fn flushed(&mut self, id: u64);
+}
+
+/// A peer said what no honest one says.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    /// Bytes that are no message.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// A message that makes no sense from this peer.
+    #[error("it sent {0}")]
+    Nonsense(&'static str),
+}
+
+/// A fetch that a subscriber waits for.
+#[derive(Debug)]
+struct Pending {
+    ticket: u64,
+    version: u64,
+    slots: Vec<u32>,
+    /// Slots before this one have the version.
+    fresh: usize,
+    /// The ticket by which the region's own source was asked, and whether it has answered.
+    relayed: Option<u64>,
+    answered: bool,
+}
+
+/// A peer that is sent rows of a region.
+#[derive(Debug)]
+struct Subscriber {
+    rows: RowSet,
+    propagation: Propagation,
+    /// Repeated with every batch.
+    serial: u64,
+    /// Whether a batch was made since it subscribed.
+    begun: bool,
+    /// Whether all of its rows are known here.
+    ready: bool,
+    /// Eager: its rows are as after this set, and it knows this floor.
+    done: u64,
+    floor: u64,
+    /// Rows that may have changed, with the low half of the set's number; or `all`.
+    changed: Vec<(u32, u32)>,
+    all: bool,
+    /// The low half of the newest set that was not listed.
+    all_until: u32,
+    /// Whether there may be something to send.
+    dirty: bool,
+    /// Bounded: version and number that it was sent, by place.
+    have: Vec<(u64, u64)>,
+    /// Bounded: versions needed by those behind it, ascending.
+    needs: Vec<u64>,
+    fetches: VecDeque<Pending>,
+}
+
+/// Where a region's rows come from, if not from this host.
+#[derive(Debug)]
+struct Upstream {
+    peer: Peer,
+    /// As the source knows it.
+    shape: Shape,
+    /// Slots of the source that are wanted: place in this set is place on the wire.
+    rows: RowSet,
+    /// Whether the mirror's slots are the source's, or places.
+    identity: bool,
+    done: u64,
+    serial: u64,
+    synced: bool,
+    needs: Vec<u64>,
+    /// Fetches without an answer: ticket, version, slots of the source.
+    fetches: BTreeMap<u64, (u64, RowSet)>,
+    /// Whether the first rows of a batch have come and the last have not.
+    receiving: bool,
+}
+
+#[derive(Debug)]
+struct Region<M> {
+    memory: M,
+    shape: Shape,
+    upstream: Option<Upstream>,
+    /// The peer that is told of rows that are produced here.
+    home: Option<Peer>,
+    subscribers: BTreeMap<Peer, Subscriber>,
+}
+
+/// Rows on their way to a peer.
+#[derive(Debug)]
+struct Batch {
+    region: RegionId,
+    head: Head,
+    /// Place, what it carries, and whether its value is sent: values stand in `values` one after the other.
+    rows: Vec<(u32, Look, bool)>,
+    values: Vec<u8>,
+    next: usize,
+    value: usize,
+    row_bytes: usize,
+}
+
+/// A flush that waits until some regions' rows have been sent.
+#[derive(Debug)]
+struct Flush {
+    id: u64,
+    /// Whether the peer asked, or this side asks when it is through.
+    asked: bool,
+    regions: BTreeSet<RegionId>,
+}
+
+#[derive(Debug, Default)]
+struct Connection {
+    messages: Vec<u8>,
+    batch: Option<Batch>,
+    flushes: Vec<Flush>,
+    /// The region that had the last turn.
+    turn: Option<RegionId>,
+}
+
+/// A subscription to a region that is not here yet.
+#[derive(Debug)]
+struct Waiting {
+    peer: Peer,
+    shape: Shape,
+    done: u64,
+    serial: u64,
+    rows: RowSet,
+}
+
+/// The machine.
+#[derive(Debug)]
+pub struct Node<H: Host> {
+    host: H,
+    regions: BTreeMap<RegionId, Region<H::Memory>>,
+    peers: BTreeMap<Peer, Connection>,
+    waiting: BTreeMap<RegionId, Vec<Waiting>>,
+    /// Flushes that were asked for here and are not complete.
+    flushing: BTreeMap<u64, Peer>,
+    next: u64,
+    scratch: Vec<(u32, u32)>,
+}
+
+impl<H: Host> Node<H> {
+    /// Without regions and peers.
+    pub fn new(host: H) -> Self {
+        Self {
+            host,
+            regions: BTreeMap::new(),
+            peers: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            flushing: BTreeMap::new(),
+            next: 0,
+            scratch: Vec::new(),
+        }
+    }
+
+    /// What it cannot do itself.
+    pub fn host(&mut self) -> &mut H {
+        &mut self.host
+    }
+
+    /// The memory of a region.
+    pub fn memory(&mut self, region: RegionId) -> Option<&mut H::Memory> {
+        self.regions.get_mut(&region).map(|region| &mut region.memory)
+    }
+
+    /// Rows that are written on this host, to be offered to `home`, or to whoever asks for them.
+    pub fn produce(&mut self, id: RegionId, shape: Shape, memory: H::Memory, home: Option<Peer>) {
+        let region = Region { memory, shape, upstream: None, home, subscribers: BTreeMap::new() };
+        self.regions.insert(id, region);
+        self.offer(id);
+        self.admit(id);
+    }
+
+    /// Rows that are wanted of a peer, in memory with as many slots, in their order. `shape`: as their producer has them.
+    pub fn consume(&mut self, id: RegionId, peer: Peer, shape: Shape, rows: RowSet, memory: H::Memory) {
+        let mirror = Shape { slots: rows.len() as u32, ..shape };
+        let upstream = Upstream {
+            peer,
+            shape,
+            rows,
+            identity: false,
+            done: 0,
+            serial: 1,
+            synced: false,
+            needs: Vec::new(),
+            fetches: BTreeMap::new(),
+            receiving: false,
+        };
+        let subscribers = BTreeMap::new();
+        let region = Region { memory, shape: mirror, upstream: Some(upstream), home: None, subscribers };
+        self.regions.insert(id, region);
+        self.subscribe(id);
+    }
+
+    /// A connection to a peer stands, for the first time or again.
+    pub fn connected(&mut self, peer: Peer) {
+        self.lost(peer);
+        self.peers.insert(peer, Connection::default());
+        let ids: Vec<RegionId> = self.regions.keys().copied().collect();
+        for id in ids {
+            self.offer(id);
+            let region = &self.regions[&id];
+            // A producer that comes again offers its rows first.
+            if region.upstream.as_ref().is_some_and(|upstream| upstream.peer == peer && !upstream.identity) {
+                self.resume(id);
+            }
+        }
+        let flushing: Vec<u64> =
+            self.flushing.iter().filter(|(_, other)| **other == peer).map(|(id, _)| *id).collect();
+        flushing.into_iter().for_each(|id| self.begin_flush(id, peer, false));
+    }
+
+    /// The connection to a peer is gone: what it was to be sent, it will ask for again.
+    pub fn lost(&mut self, peer: Peer) {
+        if self.peers.remove(&peer).is_none() {
+            return;
+        }
+        self.waiting.values_mut().for_each(|waiting| waiting.retain(|waiting| waiting.peer != peer));
+        let ids: Vec<RegionId> = self.regions.keys().copied().collect();
+        for id in ids {
+            let Some(region) = self.regions.get_mut(&id) else { continue };
+            if let Some(upstream) = region.upstream.as_mut().filter(|upstream| upstream.peer == peer) {
+                region.memory.abort();
+                upstream.receiving = false;
+            }
+            if region.subscribers.remove(&peer).is_some() {
+                self.merge_needs(id);
+            }
+        }
+    }
+
+    /// Whether there is a connection to a peer.
+    pub fn is_connected(&self, peer: Peer) -> bool {
+        self.peers.contains_key(&peer)
+    }
+
+    /// Asks for rows at `places` of what is consumed, once they have the version; the ticket comes back to [`Host::answered`].
+    pub fn fetch(&mut self, id: RegionId, places: &RowSet, version: u64) -> Option<u64> {
+        let upstream = self.regions.get(&id)?.upstream.as_ref()?;
+        let slots = RowSet::from_rows(places.iter().filter_map(|place| upstream.rows.nth(place)));
+        self.fetch_slots(id, slots, version)
+    }
+
+    fn fetch_slots(&mut self, id: RegionId, slots: RowSet, version: u64) -> Option<u64> {
+        self.next += 1;
+        let ticket = self.next;
+        let upstream = self.regions.get_mut(&id)?.upstream.as_mut()?;
+        let (peer, places) = (upstream.peer, upstream.places(&slots));
+        upstream.fetches.insert(ticket, (version, slots));
+        self.say(peer, &Message::Fetch { region: id, ticket, version, places });
+        Some(ticket)
+    }
+
+    /// Bounded: from now on the consumer here needs at least this version.
+    pub fn need(&mut self, id: RegionId, version: u64) {
+        self.set_needs(id, vec![version]);
+    }
+
+    /// Asks `peer` to say, to [`Host::flushed`], when all that was set here has come there, and all that was due here has been sent.
+    pub fn flush(&mut self, peer: Peer) -> u64 {
+        self.next += 1;
+        self.flushing.insert(self.next, peer);
+        self.begin_flush(self.next, peer, false);
+        self.next
+    }
+
+    fn begin_flush(&mut self, id: u64, peer: Peer, asked: bool) {
+        self.collect_all();
+        let regions = self.unsent(peer);
+        if let Some(connection) = self.peers.get_mut(&peer) {
+            connection.flushes.push(Flush { id, asked, regions });
+        }
+        self.settle(peer);
+    }
+
+    // Regions and subscriptions
+
+    fn say(&mut self, peer: Peer, message: &Message<'_>) {
+        if let Some(connection) = self.peers.get_mut(&peer) {
+            Encoder::message(&mut connection.messages, message);
+        }
+    }
+
+    fn offer(&mut self, id: RegionId) {
+        if let Some(Region { home: Some(home), shape, .. }) = self.regions.get(&id) {
+            let (home, shape) = (*home, *shape);
+            self.say(home, &Message::Offer { region: id, shape });
+        }
+    }
+
+    fn subscribe(&mut self, id: RegionId) {
+        let Some(upstream) = self.regions.get(&id).and_then(|region| region.upstream.as_ref()) else {
+            return;
+        };
+        let (peer, shape, done, serial) = (upstream.peer, upstream.shape, upstream.done, upstream.serial);
+        if upstream.rows.is_empty() {
+            return;
+        }
+        let rows = upstream.rows.clone();
+        self.say(peer, &Message::Subscribe { region: id, shape, done, serial, rows });
+    }
+
+    /// Says again what the source needs to know, on a new connection.
+    fn resume(&mut self, id: RegionId) {
+        self.subscribe(id);
+        let Some(upstream) = self.regions.get(&id).and_then(|region| region.upstream.as_ref()) else {
+            return;
+        };
+        let fetch =
+            |(&ticket, (version, slots)): (&u64, &(u64, RowSet))| (ticket, *version, upstream.places(slots));
+        let fetches: Vec<(u64, u64, RowSet)> = upstream.fetches.iter().map(fetch).collect();
+        let (peer, needs) = (upstream.peer, upstream.needs.clone());
+        if !needs.is_empty() {
+            self.say(peer, &Message::Need { region: id, versions: needs });
+        }
+        for (ticket, version, places) in fetches {
+            self.say(peer, &Message::Fetch { region: id, ticket, version, places });
+        }
+    }
+
+    /// Lets in those who have waited for a region.
+    fn admit(&mut self, id: RegionId) {
+        for Waiting { peer, shape, done, serial, rows } in self.waiting.remove(&id).unwrap_or_default() {
+            // One that expects other rows than there are hears of nothing; its own wait ends it.
+            let _ = self.enter(id, peer, shape, done, serial, rows);
+        }
+    }
+
+    fn enter(
+        &mut self,
+        id: RegionId,
+        peer: Peer,
+        shape: Shape,
+        done: u64,
+        serial: u64,
+        rows: RowSet,
+    ) -> Result<(), Broken> {
+        let Some(region) = self.regions.get_mut(&id) else { return Ok(()) };
+        if shape != region.shape || rows.end() > u64::from(shape.slots) || rows.is_empty() {
+            return Err(Broken::Nonsense("a subscription to other rows than there are"));
+        }
+        let have = match shape.propagation {
+            Propagation::Bounded => vec![(0, 0); rows.len() as usize],
+            _ => Vec::new(),
+        };
+        let subscriber = Subscriber {
+            rows,
+            propagation: shape.propagation,
+            serial,
+            begun: false,
+            ready: region.upstream.is_none() || shape.propagation != Propagation::Eager,
+            done,
+            floor: 0,
+            changed: Vec::new(),
+            all: true,
+            all_until: done as u32,
+            dirty: true,
+            have,
+            needs: Vec::new(),
+            fetches: VecDeque::new(),
+        };
+        region.subscribers.insert(peer, subscriber);
+        let Some(upstream) = &mut region.upstream else { return Ok(()) };
+        let wanted = region.subscribers.values().fold(RowSet::default(), |all, other| all.union(&other.rows));
+        if wanted != upstream.rows {
+            // Rows that are new to this node must come before it can say how they were after some set.
+            (upstream.rows, upstream.done) = (wanted, 0);
+            upstream.serial += 1;
+            upstream.synced = false;
+            region.memory.abort();
+            upstream.receiving = false;
+            self.resume(id);
+        } else if upstream.synced {
+            region.subscribers.values_mut().for_each(|subscriber| subscriber.ready = true);
+        }
+        Ok(())
+    }
+
+    fn set_needs(&mut self, id: RegionId, needs: Vec<u64>) {
+        let Some(upstream) = self.regions.get_mut(&id).and_then(|region| region.upstream.as_mut()) else {
+            return;
+        };
+        if upstream.needs != needs {
+            let peer = upstream.peer;
+            upstream.needs.clone_from(&needs);
+            self.say(peer, &Message::Need { region: id, versions: needs });
+        }
+    }
+
+    /// What the consumers behind this node need, the node needs.
+    fn merge_needs(&mut self, id: RegionId) {
+        let Some(region) = self.regions.get(&id) else { return };
+        if region.shape.propagation == Propagation::Bounded
+            && region.upstream.as_ref().is_some_and(|up| up.identity)
+        {
+            let needs = region.subscribers.values().flat_map(|subscriber| subscriber.needs.iter().copied());
+            let needs: BTreeSet<u64> = needs.collect();
+            self.set_needs(id, needs.into_iter().collect());
+        }
+    }
+
+    // What comes
+
+    /// Takes a message, without its length, of a peer. On an error the peer is to be taken for lost.
+    pub fn receive(&mut self, peer: Peer, record: &[u8]) -> Result<(), Broken> {
+        match Message::decode(record)? {
+            Message::Offer { region, shape } => self.offered(peer, region, shape),
+            Message::Subscribe { region, shape, done, serial, rows } => {
+                if self.regions.contains_key(&region) {
+                    return self.enter(region, peer, shape, done, serial, rows);
+                }
+                let waiting = self.waiting.entry(region).or_default();
+                waiting.retain(|waiting| waiting.peer != peer);
+                waiting.push(Waiting { peer, shape, done, serial, rows });
+                if self.waiting.len() > MAX_WAITING {
+                    return Err(Broken::Nonsense("more subscriptions than any worker has"));
+                }
+                Ok(())
+            }
+            Message::Fetch { region, ticket, version, places } => {
+                let subscriber = self.subscriber(region, peer)?;
+                let slots: Option<Vec<u32>> =
+                    places.iter().map(|place| subscriber.rows.nth(place).map(|slot| slot as u32)).collect();
+                let slots = slots.ok_or(Broken::Nonsense("a fetch of rows that it has not subscribed to"))?;
+                subscriber.fetches.push_back(Pending {
+                    ticket,
+                    version,
+                    slots,
+                    fresh: 0,
+                    relayed: None,
+                    answered: false,
+                });
+                subscriber.dirty = true;
+                Ok(())
+            }
+            Message::Need { region, versions } => {
+                let subscriber = self.subscriber(region, peer)?;
+                if subscriber.propagation != Propagation::Bounded || !versions.is_sorted() {
+                    return Err(Broken::Nonsense("needs where there are none, or in no order"));
+                }
+                subscriber.needs = versions;
+                (subscriber.all, subscriber.dirty) = (true, true);
+                self.merge_needs(region);
+                Ok(())
+            }
+            Message::Rows { region, head, entries } => self.rows(peer, region, &head, entries),
+            Message::Flush { id } => {
+                self.begin_flush(id, peer, true);
+                Ok(())
+            }
+            Message::Flushed { id } => {
+                if self.flushing.remove(&id).is_some() {
+                    self.host.flushed(id);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn subscriber(&mut self, id: RegionId, peer: Peer) -> Result<&mut Subscriber, Broken> {
+        let region = self.regions.get_mut(&id);
+        let subscriber = region.and_then(|region| region.subscribers.get_mut(&peer));
+        subscriber.ok_or(Broken::Nonsense("a question about rows that it has not subscribed to"))
+    }
+
+    fn offered(&mut self, peer: Peer, id: RegionId, shape: Shape) -> Result<(), Broken> {
+        if id.rank != peer {
+            return Err(Broken::Nonsense("an offer of another worker's rows"));
+        }
+        match self.regions.get(&id) {
+            Some(region) if region.upstream.is_none() || region.shape != shape => {
+                return Err(Broken::Nonsense("an offer of rows that are here"));
+            }
+            Some(_) => {}
+            None => {
+                let memory = self.host.make(id, &shape);
+                let memory =
+                    memory.ok_or(Broken::Nonsense("an offer of more rows than there is memory for"))?;
+                let upstream = Upstream {
+                    peer,
+                    shape,
+                    rows: RowSet::default(),
+                    identity: true,
+                    done: 0,
+                    serial: 1,
+                    synced: false,
+                    needs: Vec::new(),
+                    fetches: BTreeMap::new(),
+                    receiving: false,
+                };
+                let subscribers = BTreeMap::new();
+                let region = Region { memory, shape, upstream: Some(upstream), home: None, subscribers };
+                self.regions.insert(id, region);
+                self.admit(id);
+                return Ok(());
+            }
+        }
+        self.resume(id);
+        Ok(())
+    }
+
+    fn rows(&mut self, peer: Peer, id: RegionId, head: &Head, entries: &[u8]) -> Result<(), Broken> {
+        let region = self.regions.get_mut(&id).ok_or(Broken::Nonsense("rows that were not asked for"))?;
+        let Region { memory, shape, upstream, subscribers, .. } = region;
+        let upstream = upstream.as_mut().filter(|upstream| upstream.peer == peer);
+        let upstream = upstream.ok_or(Broken::Nonsense("rows that were not asked for"))?;
+        let exact = shape.propagation == Propagation::Eager;
+        // Rows for an earlier subscription may still come after another was made.
+        if head.serial != upstream.serial {
+            return Ok(());
+        }
+        if head.apart == exact {
+            return Err(Broken::Nonsense("rows by themselves where sets are sent, or the other way round"));
+        }
+        if head.first {
+            upstream.receiving = true;
+            if exact {
+                memory.open(head.done, 2);
+            }
+        }
+        if !upstream.receiving {
+            return Err(Broken::Nonsense("a batch without its beginning"));
+        }
+        for entry in Entries::new(entries, shape.row_bytes, head.apart) {
+            let Entry { place, number, clock, as_of, value } = entry?;
+            let slot =
+                upstream.rows.nth(place.into()).ok_or(Broken::Nonsense("a row that was not asked for"))?;
+            let slot = if upstream.identity { slot as u32 } else { place };
+            match value {
+                value if head.apart => memory.refresh(slot, number, clock, as_of, value),
+                Some(value) if number <= head.done => memory.put(slot, number, clock, value),
+                _ => return Err(Broken::Nonsense("a row of a set that is not finished")),
+            }
+            if head.apart {
+                subscribers.values_mut().for_each(|subscriber| subscriber.note(&[(slot, 0)]));
+            }
+        }
+        if !head.last {
+            return Ok(());
+        }
+        upstream.receiving = false;
+        if exact {
+            memory.finish();
+            memory.raise(head.floor);
+            (upstream.done, upstream.synced) = (head.done, true);
+            subscribers.values_mut().for_each(|subscriber| subscriber.ready = true);
+        }
+        subscribers.values_mut().for_each(|subscriber| subscriber.dirty = true);
+        memory.wake();
+        if head.apart && upstream.fetches.remove(&head.ticket).is_some() {
+            for pending in subscribers.values_mut().flat_map(|subscriber| &mut subscriber.fetches) {
+                pending.answered |= pending.relayed == Some(head.ticket);
+            }
+            self.host.answered(head.ticket);
+        }
+        Ok(())
+    }
+
+    // What goes
+
+    /// Rows on this host have changed.
+    pub fn collect_all(&mut self) {
+        let Self { regions, scratch, .. } = self;
+        for region in regions.values_mut().filter(|region| !region.subscribers.is_empty()) {
+            collect(region, scratch);
+        }
+    }
+
+    /// Regions of which a peer may have to be sent something.
+    fn unsent(&self, peer: Peer) -> BTreeSet<RegionId> {
+        let sending = self.peers.get(&peer).and_then(|peer| peer.batch.as_ref()).map(|batch| batch.region);
+        let eager = |region: &Region<H::Memory>| {
+            region.subscribers.get(&peer).is_some_and(|it| it.propagation == Propagation::Eager && it.dirty)
+        };
+        let dirty = self.regions.iter().filter(|(_, region)| eager(region)).map(|(id, _)| *id);
+        dirty.chain(sending).collect()
+    }
+
+    /// Answers flushes that are through.
+    fn settle(&mut self, peer: Peer) {
+        let Some(connection) = self.peers.get_mut(&peer) else { return };
+        let Connection { flushes, messages, .. } = connection;
+        flushes.retain(|flush| {
+            let through = flush.regions.is_empty();
+            if through {
+                let message = match flush.asked {
+                    true => Message::Flushed { id: flush.id },
+                    false => Message::Flush { id: flush.id },
+                };
+                Encoder::message(messages, &message);
+            }
+            !through
+        });
+    }
+
+    /// Appends to `out` what a peer is to be sent, until it holds about `limit` bytes; whether there may be more.
+    pub fn transmit(&mut self, peer: Peer, out: &mut Vec<u8>, limit: usize) -> bool {
+        loop {
+            let Some(connection) = self.peers.get_mut(&peer) else { return false };
+            out.append(&mut connection.messages);
+            while let Some(batch) = &mut connection.batch {
+                if out.len() >= limit {
+                    return true;
+                }
+                if batch.send(out) {
+                    let id = batch.region;
+                    connection.batch = None;
+                    self.sent(peer, id);
+                    break;
+                }
+            }
+            let Some(connection) = self.peers.get_mut(&peer) else { return false };
+            if !connection.messages.is_empty() {
+                continue;
+            }
+            if out.len() >= limit {
+                return true;
+            }
+            match self.next_batch(peer) {
+                Some(batch) => {
+                    if let Some(connection) = self.peers.get_mut(&peer) {
+                        connection.batch = Some(batch);
+                    }
+                }
+                // A fetch may have been relayed to this very peer.
+                None => {
+                    let more = self.peers.get(&peer).is_some_and(|peer| !peer.messages.is_empty());
+                    if !more {
+                        return false;
+                    }
+                }
+            }
+        }
+    }
+
+    fn sent(&mut self, peer: Peer, id: RegionId) {
+        let dirty = self.regions.get(&id).and_then(|region| region.subscribers.get(&peer));
+        if dirty.is_some_and(|subscriber| subscriber.dirty && subscriber.propagation == Propagation::Eager) {
+            return;
+        }
+        if let Some(connection) = self.peers.get_mut(&peer) {
+            connection.flushes.iter_mut().for_each(|flush| _ = flush.regions.remove(&id));
+        }
+        self.settle(peer);
+    }
+
+    /// The next batch for a peer. Regions take turns.
+    fn next_batch(&mut self, peer: Peer) -> Option<Batch> {
+        let turn = self.peers.get(&peer)?.turn;
+        let dirty = |region: &Region<H::Memory>| {
+            region.subscribers.get(&peer).is_some_and(|it| it.dirty && it.ready || !it.fetches.is_empty())
+        };
+        let ids = self.regions.iter().filter(|(_, region)| dirty(region)).map(|(id, _)| *id);
+        let (before, after): (Vec<RegionId>, Vec<RegionId>) = ids.partition(|id| Some(*id) <= turn);
+        for id in after.into_iter().chain(before) {
+            let batch = self.batch(peer, id);
+            if batch.is_some() {
+                self.peers.get_mut(&peer)?.turn = Some(id);
+                return batch;
+            }
+            self.sent(peer, id);
+        }
+        None
+    }
+
+    fn batch(&mut self, peer: Peer, id: RegionId) -> Option<Batch> {
+        let Self { regions, scratch, .. } = self;
+        let region = regions.get_mut(&id)?;
+        if let Some(batch) = fetched(region, peer, id) {
+            return Some(batch);
+        }
+        let propagation = region.subscribers.get(&peer)?.propagation;
+        let batch = match propagation {
+            Propagation::Eager => eager(region, peer, id, scratch),
+            Propagation::Bounded => bounded(region, peer, id, scratch),
+            Propagation::Lazy => {
+                collect(region, scratch);
+                let subscriber = region.subscribers.get_mut(&peer)?;
+                (subscriber.changed, subscriber.all) = (Vec::new(), false);
+                subscriber.dirty = false;
+                None
+            }
+        };
+        if batch.is_none() {
+            self.relay(peer, id);
+        }
+        batch
+    }
+
+    /// Asks the source for what a peer fetches and is not fresh enough here.
+    fn relay(&mut self, peer: Peer, id: RegionId) {
+        let Some(region) = self.regions.get_mut(&id) else { return };
+        let Region { subscribers, upstream: Some(upstream), .. } = region else { return };
+        let Some(subscriber) = subscribers.get_mut(&peer) else { return };
+        let _ = upstream;
+        let open = subscriber.fetches.iter().enumerate().filter(|(_, pending)| pending.relayed.is_none());
+        let asks: Vec<(usize, u64, RowSet)> = open
+            .map(|(at, pending)| {
+                (at, pending.version, RowSet::from_rows(pending.slots.iter().map(|&slot| slot.into())))
+            })
+            .collect();
+        for (at, version, slots) in asks {
+            let ticket = self.fetch_slots(id, slots, version);
+            if let Some(pending) = self
+                .regions
+                .get_mut(&id)
+                .and_then(|region| region.subscribers.get_mut(&peer)?.fetches.get_mut(at))
+            {
+                pending.relayed = ticket;
+            }
+        }
+    }
+}
+
+impl Upstream {
+    /// Places on the wire of slots of the source.
+    fn places(&self, slots: &RowSet) -> RowSet {
+        RowSet::from_rows(slots.iter().filter_map(|slot| self.rows.place(slot)))
+    }
+}
+
+impl Subscriber {
+    /// Rows have changed.
+    fn note(&mut self, changed: &[(u32, u32)]) {
+        let newest = |set: u32, &(_, other): &(u32, u32)| if follows(other, set) { other } else { set };
+        if self.changed.len() + changed.len() > self.rows.len() as usize + 1024 {
+            let before = if self.all { self.all_until } else { self.done as u32 };
+            self.all_until = self.changed.iter().chain(changed).fold(before, newest);
+            (self.all, self.changed) = (true, Vec::new());
+        } else if self.all {
+            self.all_until = changed.iter().fold(self.all_until, newest);
+        } else {
+            self.changed.extend_from_slice(changed);
+        }
+    }
+
+    /// Any row may have changed.
+    fn note_all(&mut self) {
+        if !self.all {
+            self.all_until = self.done as u32;
+        }
+        (self.all, self.changed) = (true, Vec::new());
+    }
+}
+
+/// Whether a set comes after another, by the low halves of their numbers.
+fn follows(set: u32, other: u32) -> bool {
+    set.wrapping_sub(other) as i32 > 0
+}
+
+/// Passes on to the subscribers which rows have changed.
+fn collect<M: Memory>(region: &mut Region<M>, scratch: &mut Vec<(u32, u32)>) {
+    scratch.clear();
+    let listed = region.memory.changed(scratch);
+    let floor = region.memory.now().floor;
+    for subscriber in region.subscribers.values_mut() {
+        if listed {
+            subscriber.note(scratch);
+        } else {
+            subscriber.note_all();
+        }
+        let risen = floor != subscriber.floor;
+        subscriber.all |= risen && subscriber.propagation == Propagation::Bounded;
+        subscriber.dirty |= risen || !scratch.is_empty() || !listed;
+    }
+}
+
+/// Rows that have changed, as slots, apart from those whose set is not finished at `now`, which are kept.
+fn candidates(subscriber: &mut Subscriber, now: Moment) -> Vec<u32> {
+    if subscriber.all {
+        // Of a set that is not finished any row may have been among those that were not listed.
+        subscriber.all = now.several > now.done || follows(subscriber.all_until, now.done as u32);
+        return subscriber.rows.iter().map(|slot| slot as u32).collect();
+    }
+    let (later, ripe): (Vec<_>, Vec<_>) = std::mem::take(&mut subscriber.changed)
+        .into_iter()
+        .partition(|&(_, set)| follows(set, now.done as u32));
+    subscriber.changed = later;
+    let mut slots: Vec<u32> = ripe.into_iter().map(|(slot, _)| slot).collect();
+    slots.sort_unstable();
+    slots.dedup();
+    slots.retain(|&slot| subscriber.rows.contains(slot.into()));
+    slots
+}
+
+/// All rows that a subscriber lacks, as they were at one moment.
+fn eager<M: Memory>(
+    region: &mut Region<M>,
+    peer: Peer,
+    id: RegionId,
+    scratch: &mut Vec<(u32, u32)>,
+) -> Option<Batch> {
+    let row_bytes = region.shape.row_bytes as usize;
+    if !region.subscribers.get(&peer)?.ready {
+        return None;
+    }
+    let mut slots = Vec::new();
+    for attempt in 0..ATTEMPTS {
+        let now = region.memory.now();
+        collect(region, scratch);
+        let subscriber = region.subscribers.get_mut(&peer)?;
+        slots.append(&mut candidates(subscriber, now));
+        if attempt > 0 {
+            slots.sort_unstable();
+            slots.dedup();
+        }
+        let mut batch = Batch::new(id, row_bytes, slots.len());
+        let taken = slots.iter().try_for_each(|&slot| {
+            let at = batch.values.len();
+            batch.values.resize(at + row_bytes, 0);
+            let look = region.memory.read(slot, now, &mut batch.values[at..])?;
+            if look.number > subscriber.done {
+                let place = subscriber.rows.place(slot.into()).unwrap_or(0) as u32;
+                batch.rows.push((place, Look { clock: look.clock, ..look }, true));
+            } else {
+                batch.values.truncate(at);
+            }
+            Ok::<(), Overtaken>(())
+        });
+        if taken.is_err() {
+            continue;
+        }
+        subscriber.dirty = !subscriber.changed.is_empty() || subscriber.all;
+        let nothing = batch.rows.is_empty() && subscriber.floor == now.floor && subscriber.done == now.done;
+        if nothing && std::mem::replace(&mut subscriber.begun, true) {
+            return None;
+        }
+        subscriber.begun = true;
+        (subscriber.done, subscriber.floor) = (now.done, now.floor);
+        batch.head = Head { serial: subscriber.serial, done: now.done, floor: now.floor, ..Head::default() };
+        return Some(batch);
+    }
+    // Overtaken again and again: what was to be sent is looked for anew, at the next turn.
+    let subscriber = region.subscribers.get_mut(&peer)?;
+    (subscriber.all, subscriber.dirty) = (true, true);
+    None
+}
+
+/// Rows that those behind a subscriber need and it lacks.
+fn bounded<M: Memory>(
+    region: &mut Region<M>,
+    peer: Peer,
+    id: RegionId,
+    scratch: &mut Vec<(u32, u32)>,
+) -> Option<Batch> {
+    let row_bytes = region.shape.row_bytes as usize;
+    let now = region.memory.now();
+    collect(region, scratch);
+    let subscriber = region.subscribers.get_mut(&peer)?;
+    subscriber.floor = now.floor;
+    let slots = candidates(subscriber, now);
+    let mut batch = Batch::new(id, row_bytes, slots.len());
+    let mut again = Vec::new();
+    for slot in slots {
+        let place = subscriber.rows.place(slot.into()).unwrap_or(0) as usize;
+        let (version, number) = subscriber.have[place];
+        let at = subscriber.needs.partition_point(|&need| need <= version);
+        let Some(&need) = subscriber.needs.get(at) else { continue };
+        let start = batch.values.len();
+        batch.values.resize(start + row_bytes, 0);
+        match region.memory.read(slot, now, &mut batch.values[start..]) {
+            Ok(look) if look.clock >= need => {
+                let value = look.number != number;
+                if !value {
+                    batch.values.truncate(start);
+                }
+                subscriber.have[place] = (look.clock, look.number);
+                batch.rows.push((place as u32, look, value));
+                continue;
+            }
+            Ok(_) => {}
+            Err(Overtaken) => again.push((slot, now.done as u32)),
+        }
+        batch.values.truncate(start);
+    }
+    subscriber.dirty = !again.is_empty() || !subscriber.changed.is_empty();
+    subscriber.changed.append(&mut again);
+    batch.head = Head { serial: subscriber.serial, apart: true, ..Head::default() };
+    (!batch.rows.is_empty()).then_some(batch)
+}
+
+/// The answer to a subscriber's first fetch that can be answered.
+fn fetched<M: Memory>(region: &mut Region<M>, peer: Peer, id: RegionId) -> Option<Batch> {
+    let row_bytes = region.shape.row_bytes as usize;
+    let memory = &region.memory;
+    let subscriber = region.subscribers.get_mut(&peer)?;
+    let here = region.upstream.is_none();
+    for at in 0..subscriber.fetches.len() {
+        let pending = &mut subscriber.fetches[at];
+        let now = memory.now();
+        let old = |slot: &u32| !memory.look(*slot, now).is_ok_and(|look| look.clock >= pending.version);
+        match pending.slots[pending.fresh..].iter().position(old) {
+            Some(more) => {
+                pending.fresh += more;
+                continue;
+            }
+            None => pending.fresh = pending.slots.len(),
+        }
+        // Rows that come from a peer one by one may never have been current together: then they are fetched together.
+        if !here && pending.version == 0 && !pending.answered {
+            continue;
+        }
+        for _ in 0..ATTEMPTS {
+            let now = memory.now();
+            let mut batch = Batch::new(id, row_bytes, pending.slots.len());
+            let taken = pending.slots.iter().try_for_each(|&slot| {
+                let start = batch.values.len();
+                batch.values.resize(start + row_bytes, 0);
+                let look = memory.read(slot, now, &mut batch.values[start..])?;
+                let place = subscriber.rows.place(slot.into()).unwrap_or(0) as u32;
+                batch.rows.push((place, look, true));
+                Ok::<(), Overtaken>(())
+            });
+            let newest = batch.rows.iter().map(|(_, look, _)| look.number).max().unwrap_or(0);
+            let as_of = batch.rows.iter().map(|(_, look, _)| look.as_of).min().unwrap_or(0);
+            if taken.is_err() {
+                continue;
+            }
+            if newest > as_of {
+                if std::mem::take(&mut pending.answered) {
+                    pending.relayed = None;
+                }
+                break;
+            }
+            let (serial, ticket) = (subscriber.serial, pending.ticket);
+            batch.head = Head { serial, ticket, apart: true, ..Head::default() };
+            subscriber.fetches.remove(at);
+            return Some(batch);
+        }
+    }
+    None
+}
+
+impl Batch {
+    fn new(region: RegionId, row_bytes: usize, rows: usize) -> Self {
+        let head = Head::default();
+        let (values, next, value) = (Vec::with_capacity(rows * row_bytes), 0, 0);
+        Self { region, head, rows: Vec::with_capacity(rows), values, next, value, row_bytes }
+    }
+
+    /// Appends the next message; whether it was the last.
+    fn send(&mut self, out: &mut Vec<u8>) -> bool {
+        let mut bytes = 0;
+        let each = self.row_bytes + 32;
+        let count = self.rows[self.next..].iter().take_while(|_| {
+            bytes += each;
+            bytes <= BATCH_BYTES
+        });
+        let count = count.count().max(1).min(self.rows.len() - self.next);
+        let end = self.next + count;
+        self.head.last = end == self.rows.len();
+        let mut message = Encoder::rows(out, self.region, &self.head);
+        for &(place, look, has_value) in &self.rows[self.next..end] {
+            let value = has_value.then(|| {
+                let start = self.value;
+                self.value += self.row_bytes;
+                &self.values[start..self.value]
+            });
+            let Look { number, clock, as_of } = look;
+            message.entry(&Entry { place, number, clock, as_of, value }, self.head.apart);
+        }
+        message.end();
+        self.next = end;
+        self.head.first = false;
+        self.head.last
+    }
+}

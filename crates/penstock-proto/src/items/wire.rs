@@ -51,6 +51,8 @@ pub struct Entry<'a> {
 /// Head of some rows of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
+    /// The subscription's.
+    pub serial: u64,
     /// The fetch that it answers; 0 for none.
     pub ticket: u64,
     /// After the batch, the receiver's rows are as after this set.
@@ -63,6 +65,13 @@ pub struct Head {
     pub last: bool,
     /// Whether each row stands for itself, instead of all rows being as after `done`.
     pub apart: bool,
+}
+
+impl Default for Head {
+    /// The beginning of a batch.
+    fn default() -> Self {
+        Self { serial: 0, ticket: 0, done: 0, floor: 0, first: true, last: false, apart: false }
+    }
 }
 
 /// A message.
@@ -83,6 +92,8 @@ pub enum Message<'a> {
         shape: Shape,
         /// Its rows are as after this set.
         done: u64,
+        /// Repeated with all rows that are sent for it: places mean something for it only.
+        serial: u64,
         /// Slots.
         rows: RowSet,
     },
@@ -150,8 +161,9 @@ impl<'a> Encoder<'a> {
             Message::Offer { region, shape } => {
                 Self::begin(out, 1, *region, shape_numbers(shape)).end();
             }
-            Message::Subscribe { region, shape, done, rows } => {
-                let encoder = Self::begin(out, 2, *region, shape_numbers(shape).into_iter().chain([*done]));
+            Message::Subscribe { region, shape, done, serial, rows } => {
+                let numbers = shape_numbers(shape).into_iter().chain([*done, *serial]);
+                let encoder = Self::begin(out, 2, *region, numbers);
                 encoder.out.extend(rows.encode());
                 encoder.end();
             }
@@ -176,7 +188,7 @@ impl<'a> Encoder<'a> {
     /// Begins a message of rows.
     pub fn rows(out: &'a mut Vec<u8>, region: RegionId, head: &Head) -> Self {
         let flags = u64::from(head.first) | u64::from(head.last) << 1 | u64::from(head.apart) << 2;
-        Self::begin(out, 5, region, [flags, head.ticket, head.done, head.floor])
+        Self::begin(out, 5, region, [flags, head.serial, head.ticket, head.done, head.floor])
     }
 
     /// Appends a row.
@@ -267,10 +279,10 @@ impl<'a> Message<'a> {
             1 => Self::Offer { region, shape: shape(&mut number)? },
             2 => {
                 let shape = shape(&mut number)?;
-                let done = number()?;
+                let (done, serial) = (number()?, number()?);
                 let rows = RowSet::decode(rest).map_err(|_| malformed("no set of rows"))?;
                 rest = &[];
-                Self::Subscribe { region, shape, done, rows }
+                Self::Subscribe { region, shape, done, serial, rows }
             }
             3 => {
                 let (ticket, version) = (number()?, number()?);
@@ -287,9 +299,10 @@ impl<'a> Message<'a> {
             }
             5 => {
                 let flags = number()?;
-                let (ticket, done, floor) = (number()?, number()?, number()?);
+                let (serial, ticket, done, floor) = (number()?, number()?, number()?, number()?);
                 let flag = |bit: u32| flags >> bit & 1 == 1;
-                let head = Head { ticket, done, floor, first: flag(0), last: flag(1), apart: flag(2) };
+                let head =
+                    Head { serial, ticket, done, floor, first: flag(0), last: flag(1), apart: flag(2) };
                 let entries = std::mem::take(&mut rest);
                 Self::Rows { region, head, entries }
             }
@@ -353,10 +366,11 @@ mod tests {
     fn messages() -> Vec<Message<'static>> {
         let region = RegionId { table: 3, rank: 700 };
         let shape = Shape { slots: 9, row_bytes: 8, propagation: Propagation::Bounded };
-        let head = Head { ticket: 4, done: 1 << 40, floor: 7, first: true, last: false, apart: true };
+        let head =
+            Head { serial: 1, ticket: 4, done: 1 << 40, floor: 7, first: true, last: false, apart: true };
         vec![
             Message::Offer { region, shape },
-            Message::Subscribe { region, shape, done: 5, rows: RowSet::from_rows([1, 2, 7]) },
+            Message::Subscribe { region, shape, done: 5, serial: 2, rows: RowSet::from_rows([1, 2, 7]) },
             Message::Fetch { region, ticket: 1, version: 300, places: RowSet::from_rows([0, 2]) },
             Message::Need { region, versions: vec![1, 128, 1 << 50] },
             Message::Rows { region, head, entries: b"bytes" },
@@ -401,7 +415,7 @@ mod tests {
         #[test]
         fn rows_read_back(rows in prop::collection::vec((0u32..1 << 31, any::<u64>(), any::<u64>(), any::<u64>(), any::<Option<[u8; 3]>>()), 0..9), apart: bool) {
             let region = RegionId { table: 0, rank: 0 };
-            let head = Head { ticket: 0, done: 0, floor: 0, first: true, last: true, apart };
+            let head = Head { serial: 9, ticket: 0, done: 0, floor: 0, first: true, last: true, apart };
             let mut record = Vec::new();
             let mut encoder = Encoder::rows(&mut record, region, &head);
             let entry = |(place, number, clock, as_of, value): &(u32, u64, u64, u64, Option<[u8; 3]>)| {

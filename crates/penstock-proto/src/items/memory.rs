@@ -1,0 +1,66 @@
+//! What the [node](super::node) needs of memory that holds rows.
+
+/// What a reader got with a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Look {
+    /// Number of the producer's set that wrote it.
+    pub number: u64,
+    /// Its clock; its version, if the look was taken from a moment.
+    pub clock: u64,
+    /// The set after which it still was the newest.
+    pub as_of: u64,
+}
+
+/// A moment between two sets, from which rows are looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moment {
+    /// Sets that are finished.
+    pub done: u64,
+    /// The last set of several rows that was begun, then or shortly before.
+    pub several: u64,
+    /// Iterations that the producer had completed.
+    pub floor: u64,
+}
+
+/// The writer came round while the reader looked. Look again, from a later moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Overtaken;
+
+/// Rows of one producer: written here, by another process of this host, or from what a peer sends.
+pub trait Memory {
+    /// Appends what was written since the last call, each row as slot and the low half of the set's number, perhaps more than once,
+    /// perhaps of sets that are not finished; `false` if any row may have changed.
+    fn changed(&mut self, changed: &mut Vec<(u32, u32)>) -> bool;
+
+    /// Now.
+    fn now(&self) -> Moment;
+
+    /// What a row carries as of a moment: its clock is its version.
+    fn look(&self, slot: u32, now: Moment) -> Result<Look, Overtaken>;
+
+    /// The same, and its value.
+    fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Overtaken>;
+
+    /// Begins to bring all rows to where they were after set `number` of the producer, by at least `rows` rows. What was begun before and
+    /// not finished is as if it had never been.
+    fn open(&mut self, number: u64, rows: usize);
+
+    /// One of those rows: set `number` wrote it. Nothing is done if it has a later one.
+    fn put(&mut self, slot: u32, number: u64, clock: u64, value: &[u8]);
+
+    /// All of them are here.
+    fn finish(&mut self);
+
+    /// What was begun is dropped.
+    fn abort(&mut self);
+
+    /// A row by itself: set `number` wrote it, and after set `as_of` it still was the newest, of this version. Without a value it is the
+    /// one that is here.
+    fn refresh(&mut self, slot: u32, number: u64, version: u64, as_of: u64, value: Option<&[u8]>);
+
+    /// The producer has completed `floor` iterations.
+    fn raise(&mut self, floor: u64);
+
+    /// Rows have changed: whoever waits for them here may look.
+    fn wake(&mut self);
+}
