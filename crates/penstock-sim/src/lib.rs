@@ -16,6 +16,7 @@
 //! | [`cluster`] | the event loop |
 //! | [`history`] | what is seen, line by line |
 //! | [`checkers`] | what must hold of it |
+//! | [`items`] | tables of items: another run, with its own scenarios |
 //! | [`rng`] | chance, from a seed |
 //!
 //! Cost: some milliseconds a job of 5 workers, 8 iterations and 10 chunks.
@@ -25,6 +26,7 @@ pub mod checkers;
 pub mod cluster;
 pub mod faults;
 pub mod history;
+pub mod items;
 pub mod marks;
 pub mod memory;
 pub mod rng;

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`slot`] | the protocol of one row: two buffers, each with the number of the set that wrote it |
 //! | [`waiters`] | how readers that must wait sleep, and are woken by the writer |
+//! | [`memory`] | the same for who sends rows to other hosts |
 //! | [`region`] | where everything lies; the writer's end and the readers' end |
 //!
 //! A *set* is one call that writes rows; sets of one region are numbered from 1. A region is written by one process: the
@@ -22,5 +23,7 @@
 pub mod slot;
 pub mod waiters;
 
+#[cfg(not(loom))]
+pub mod memory;
 #[cfg(not(loom))]
 pub mod region;

@@ -112,6 +112,8 @@ struct Upstream {
     fetches: BTreeMap<u64, (u64, RowSet)>,
     /// Whether the first rows of a batch have come and the last have not.
     receiving: bool,
+    /// Whether this connection has heard the subscription.
+    heard: bool,
 }
 
 #[derive(Debug)]
@@ -163,6 +165,9 @@ struct Waiting {
     done: u64,
     serial: u64,
     rows: RowSet,
+    needs: Vec<u64>,
+    /// Ticket, version, places.
+    fetches: Vec<(u64, u64, RowSet)>,
 }
 
 /// The machine.
@@ -224,6 +229,7 @@ impl<H: Host> Node<H> {
             needs: Vec::new(),
             fetches: BTreeMap::new(),
             receiving: false,
+            heard: false,
         };
         let subscribers = BTreeMap::new();
         let region = Region { memory, shape: mirror, upstream: Some(upstream), home: None, subscribers };
@@ -260,7 +266,7 @@ impl<H: Host> Node<H> {
             let Some(region) = self.regions.get_mut(&id) else { continue };
             if let Some(upstream) = region.upstream.as_mut().filter(|upstream| upstream.peer == peer) {
                 region.memory.abort();
-                upstream.receiving = false;
+                (upstream.receiving, upstream.heard) = (false, false);
             }
             if region.subscribers.remove(&peer).is_some() {
                 self.merge_needs(id);
@@ -284,9 +290,11 @@ impl<H: Host> Node<H> {
         self.next += 1;
         let ticket = self.next;
         let upstream = self.regions.get_mut(&id)?.upstream.as_mut()?;
-        let (peer, places) = (upstream.peer, upstream.places(&slots));
+        let (peer, places, heard) = (upstream.peer, upstream.places(&slots), upstream.heard);
         upstream.fetches.insert(ticket, (version, slots));
-        self.say(peer, &Message::Fetch { region: id, ticket, version, places });
+        if heard {
+            self.say(peer, &Message::Fetch { region: id, ticket, version, places });
+        }
         Some(ticket)
     }
 
@@ -328,13 +336,10 @@ impl<H: Host> Node<H> {
     }
 
     fn subscribe(&mut self, id: RegionId) {
-        let Some(upstream) = self.regions.get(&id).and_then(|region| region.upstream.as_ref()) else {
-            return;
-        };
+        let upstream = self.regions.get_mut(&id).and_then(|region| region.upstream.as_mut());
+        let Some(upstream) = upstream.filter(|upstream| !upstream.rows.is_empty()) else { return };
         let (peer, shape, done, serial) = (upstream.peer, upstream.shape, upstream.done, upstream.serial);
-        if upstream.rows.is_empty() {
-            return;
-        }
+        upstream.heard = self.peers.contains_key(&peer);
         let rows = upstream.rows.clone();
         self.say(peer, &Message::Subscribe { region: id, shape, done, serial, rows });
     }
@@ -348,7 +353,10 @@ impl<H: Host> Node<H> {
         let fetch =
             |(&ticket, (version, slots)): (&u64, &(u64, RowSet))| (ticket, *version, upstream.places(slots));
         let fetches: Vec<(u64, u64, RowSet)> = upstream.fetches.iter().map(fetch).collect();
-        let (peer, needs) = (upstream.peer, upstream.needs.clone());
+        let (peer, needs, silent) = (upstream.peer, upstream.needs.clone(), !upstream.heard);
+        if silent {
+            return;
+        }
         if !needs.is_empty() {
             self.say(peer, &Message::Need { region: id, versions: needs });
         }
@@ -359,9 +367,16 @@ impl<H: Host> Node<H> {
 
     /// Lets in those who have waited for a region.
     fn admit(&mut self, id: RegionId) {
-        for Waiting { peer, shape, done, serial, rows } in self.waiting.remove(&id).unwrap_or_default() {
+        for waiting in self.waiting.remove(&id).unwrap_or_default() {
+            let Waiting { peer, shape, done, serial, rows, needs, fetches } = waiting;
             // One that expects other rows than there are hears of nothing; its own wait ends it.
             let _ = self.enter(id, peer, shape, done, serial, rows);
+            if !needs.is_empty() {
+                let _ = self.needed(id, peer, needs);
+            }
+            for (ticket, version, places) in fetches {
+                let _ = self.wanted(id, peer, ticket, version, &places);
+            }
         }
     }
 
@@ -420,9 +435,11 @@ impl<H: Host> Node<H> {
             return;
         };
         if upstream.needs != needs {
-            let peer = upstream.peer;
+            let (peer, heard) = (upstream.peer, upstream.heard);
             upstream.needs.clone_from(&needs);
-            self.say(peer, &Message::Need { region: id, versions: needs });
+            if heard {
+                self.say(peer, &Message::Need { region: id, versions: needs });
+            }
         }
     }
 
@@ -450,37 +467,26 @@ impl<H: Host> Node<H> {
                 }
                 let waiting = self.waiting.entry(region).or_default();
                 waiting.retain(|waiting| waiting.peer != peer);
-                waiting.push(Waiting { peer, shape, done, serial, rows });
+                let (needs, fetches) = (Vec::new(), Vec::new());
+                waiting.push(Waiting { peer, shape, done, serial, rows, needs, fetches });
                 if self.waiting.len() > MAX_WAITING {
                     return Err(Broken::Nonsense("more subscriptions than any worker has"));
                 }
                 Ok(())
             }
             Message::Fetch { region, ticket, version, places } => {
-                let subscriber = self.subscriber(region, peer)?;
-                let slots: Option<Vec<u32>> =
-                    places.iter().map(|place| subscriber.rows.nth(place).map(|slot| slot as u32)).collect();
-                let slots = slots.ok_or(Broken::Nonsense("a fetch of rows that it has not subscribed to"))?;
-                subscriber.fetches.push_back(Pending {
-                    ticket,
-                    version,
-                    slots,
-                    fresh: 0,
-                    relayed: None,
-                    answered: false,
-                });
-                subscriber.dirty = true;
-                Ok(())
+                if let Some(waiting) = self.is_waiting(region, peer) {
+                    waiting.fetches.push((ticket, version, places));
+                    return Ok(());
+                }
+                self.wanted(region, peer, ticket, version, &places)
             }
             Message::Need { region, versions } => {
-                let subscriber = self.subscriber(region, peer)?;
-                if subscriber.propagation != Propagation::Bounded || !versions.is_sorted() {
-                    return Err(Broken::Nonsense("needs where there are none, or in no order"));
+                if let Some(waiting) = self.is_waiting(region, peer) {
+                    waiting.needs = versions;
+                    return Ok(());
                 }
-                subscriber.needs = versions;
-                (subscriber.all, subscriber.dirty) = (true, true);
-                self.merge_needs(region);
-                Ok(())
+                self.needed(region, peer, versions)
             }
             Message::Rows { region, head, entries } => self.rows(peer, region, &head, entries),
             Message::Flush { id } => {
@@ -494,6 +500,39 @@ impl<H: Host> Node<H> {
                 Ok(())
             }
         }
+    }
+
+    fn is_waiting(&mut self, id: RegionId, peer: Peer) -> Option<&mut Waiting> {
+        self.waiting.get_mut(&id)?.iter_mut().find(|waiting| waiting.peer == peer)
+    }
+
+    fn wanted(
+        &mut self,
+        id: RegionId,
+        peer: Peer,
+        ticket: u64,
+        version: u64,
+        places: &RowSet,
+    ) -> Result<(), Broken> {
+        let subscriber = self.subscriber(id, peer)?;
+        let slots: Option<Vec<u32>> =
+            places.iter().map(|place| subscriber.rows.nth(place).map(|slot| slot as u32)).collect();
+        let slots = slots.ok_or(Broken::Nonsense("a fetch of rows that it has not subscribed to"))?;
+        let pending = Pending { ticket, version, slots, fresh: 0, relayed: None, answered: false };
+        subscriber.fetches.push_back(pending);
+        subscriber.dirty = true;
+        Ok(())
+    }
+
+    fn needed(&mut self, id: RegionId, peer: Peer, needs: Vec<u64>) -> Result<(), Broken> {
+        let subscriber = self.subscriber(id, peer)?;
+        if subscriber.propagation != Propagation::Bounded || !needs.is_sorted() {
+            return Err(Broken::Nonsense("needs where there are none, or in no order"));
+        }
+        subscriber.needs = needs;
+        (subscriber.all, subscriber.dirty) = (true, true);
+        self.merge_needs(id);
+        Ok(())
     }
 
     fn subscriber(&mut self, id: RegionId, peer: Peer) -> Result<&mut Subscriber, Broken> {
@@ -526,6 +565,7 @@ impl<H: Host> Node<H> {
                     needs: Vec::new(),
                     fetches: BTreeMap::new(),
                     receiving: false,
+                    heard: false,
                 };
                 let subscribers = BTreeMap::new();
                 let region = Region { memory, shape, upstream: Some(upstream), home: None, subscribers };
@@ -670,6 +710,11 @@ impl<H: Host> Node<H> {
                 }
             }
         }
+    }
+
+    /// Peers for which there are messages that no call of [`Node::transmit`] has taken: one peer's turn may bring some for another.
+    pub fn waiting_peers(&self) -> impl Iterator<Item = Peer> + '_ {
+        self.peers.iter().filter(|(_, peer)| !peer.messages.is_empty()).map(|(peer, _)| *peer)
     }
 
     fn sent(&mut self, peer: Peer, id: RegionId) {

@@ -1,0 +1,96 @@
+//! Rows as the node of [`penstock_proto::items::node`] sees them.
+
+use super::region::{Follower, Rows, Waiters, Writer};
+use penstock_proto::items::memory::{Look, Memory, Moment, Overtaken};
+
+/// Rows that are written by another process of this host, or here.
+#[derive(Debug)]
+pub struct RegionMemory {
+    rows: Rows,
+    /// `None` where somebody else writes.
+    writer: Option<Writer>,
+    follower: Follower,
+    waiters: Waiters,
+}
+
+impl RegionMemory {
+    /// Rows that somebody else writes.
+    pub fn followed(rows: Rows, waiters: Waiters) -> Self {
+        Self { rows, writer: None, follower: Follower::default(), waiters }
+    }
+
+    /// Rows that are written from what a peer sends.
+    pub fn mirror(writer: Writer, waiters: Waiters) -> Self {
+        let rows = writer.rows().clone();
+        Self { rows, writer: Some(writer), follower: Follower::default(), waiters }
+    }
+
+    /// The rows.
+    pub fn rows(&self) -> &Rows {
+        &self.rows
+    }
+
+    /// For whoever follows rows that somebody else writes: it is about to sleep, and must look once more.
+    pub fn announce_follower(&self) {
+        self.waiters.announce_follower();
+    }
+}
+
+impl Memory for RegionMemory {
+    fn changed(&mut self, changed: &mut Vec<(u32, u32)>) -> bool {
+        self.follower.changed(&self.rows, changed)
+    }
+
+    fn now(&self) -> Moment {
+        self.rows.now()
+    }
+
+    fn look(&self, slot: u32, now: Moment) -> Result<Look, Overtaken> {
+        self.rows.look(slot, now)
+    }
+
+    fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Overtaken> {
+        self.rows.read(slot, now, out)
+    }
+
+    fn open(&mut self, number: u64, rows: usize) {
+        if let Some(writer) = &mut self.writer {
+            writer.open(number, rows);
+        }
+    }
+
+    fn put(&mut self, slot: u32, number: u64, clock: u64, value: &[u8]) {
+        if let Some(writer) = &mut self.writer {
+            writer.put_from(slot, number, clock, value);
+        }
+    }
+
+    fn finish(&mut self) {
+        if let Some(writer) = &mut self.writer {
+            writer.finish();
+        }
+    }
+
+    fn abort(&mut self) {
+        if let Some(writer) = &mut self.writer {
+            writer.abort();
+        }
+    }
+
+    fn refresh(&mut self, slot: u32, number: u64, version: u64, as_of: u64, value: Option<&[u8]>) {
+        if let Some(writer) = &mut self.writer {
+            writer.refresh(slot, number, version, as_of, value);
+        }
+    }
+
+    fn raise(&mut self, floor: u64) {
+        if let Some(writer) = &mut self.writer {
+            writer.raise(floor);
+        }
+    }
+
+    fn wake(&mut self) {
+        // A mirror has no follower beside the one that holds it.
+        self.waiters.wake(&self.rows);
+    }
+}

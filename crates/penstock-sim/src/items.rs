@@ -1,0 +1,475 @@
+//! Tables of items on one thread, from one seed: producers, a home and consumers, the real nodes over the real memory, and links
+//! between them that delay and break.
+//!
+//! A worker sets its rows, completes an iteration, and reads what it consumes with its slack; it goes on when that is fresh enough.
+//! Every value names the set that wrote it, so what is read is compared with what its producer did:
+//!
+//! - never older than the slack allows, never torn, never falling;
+//! - rows of one set all or none;
+//! - everyone comes to the end;
+//! - lazily, and within bounds, nothing is sent that nobody needed (N-3, N-4).
+
+use crate::rng::Rng;
+use penstock_fabric::items::memory::RegionMemory;
+use penstock_fabric::items::region::{Layout, Waiters, Writer};
+use penstock_proto::items::node::{Host, Node, Peer};
+use penstock_proto::items::wire::{RegionId, Shape};
+use penstock_proto::items::{Propagation, RowSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// All that a seed decides.
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    /// The seed.
+    pub seed: u64,
+    /// Workers; each with its rows, its slack, and whether it is on the home's host.
+    pub workers: Vec<Plan>,
+    /// Who moves the rows.
+    pub propagation: Propagation,
+    /// Iterations.
+    pub iterations: u64,
+    /// Bytes of a row, at least 8.
+    pub row_bytes: u32,
+    /// A link breaks once in so many steps; 0: never.
+    pub cuts: u64,
+}
+
+/// One worker.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Rows that it produces.
+    pub slots: u32,
+    /// Clocks that its reads may lack.
+    pub slack: u64,
+    /// Whether it shares memory with the home.
+    pub near: bool,
+    /// Rows that it consumes, by producer.
+    pub consumes: BTreeMap<u32, RowSet>,
+}
+
+/// What happened, counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Reads of rows of one producer.
+    pub reads: u64,
+    /// Reads that had to wait.
+    pub waits: u64,
+    /// Links that broke.
+    pub cuts: u64,
+    /// Bytes that reached consumers.
+    pub bytes: u64,
+    /// Most clocks that a row was behind.
+    pub staleness: u64,
+}
+
+impl Scenario {
+    /// The scenario of a seed.
+    pub fn from_seed(seed: u64) -> Self {
+        let mut rng = Rng::new(seed);
+        let count = rng.within(2..=4) as u32;
+        let slots: Vec<u32> = (0..count).map(|_| rng.pick(&[0, 1, 3, 9, 70])).collect();
+        let propagation = rng.pick(&[Propagation::Eager, Propagation::Lazy, Propagation::Bounded]);
+        let mut plan = |rank: u32| {
+            let mut consumes = BTreeMap::new();
+            for (other, &slots) in (0..count).zip(&slots).filter(|(other, _)| *other != rank) {
+                let some = RowSet::from_rows((0..u64::from(slots)).filter(|_| !rng.once_in(3)));
+                if !some.is_empty() && !rng.once_in(5) {
+                    consumes.insert(other, some);
+                }
+            }
+            let slots = slots[rank as usize];
+            Plan { slots, slack: rng.pick(&[0, 0, 1, 2, 4, 8]), near: rng.once_in(3), consumes }
+        };
+        let workers = (0..count).map(&mut plan).collect();
+        let iterations = rng.within(3..=14);
+        let row_bytes = rng.pick(&[8, 24, 100, 5000]);
+        let cuts = rng.pick(&[0, 60, 300]);
+        Self { seed, workers, propagation, iterations, row_bytes, cuts }
+    }
+
+    /// Runs it: what happened, or what did not hold.
+    pub fn check(&self) -> Result<Tally, String> {
+        Run::new(self).run()
+    }
+}
+
+/// What a node cannot do itself.
+#[derive(Default)]
+struct Here {
+    answered: BTreeSet<u64>,
+}
+
+impl Host for Here {
+    type Memory = RegionMemory;
+
+    fn make(&mut self, _: RegionId, shape: &Shape) -> Option<RegionMemory> {
+        let writer = Writer::private(Layout::new(shape.slots, shape.row_bytes)).ok()?;
+        Some(RegionMemory::mirror(writer, Waiters::private().ok()?))
+    }
+
+    fn answered(&mut self, ticket: u64) {
+        self.answered.insert(ticket);
+    }
+
+    fn flushed(&mut self, _: u64) {}
+}
+
+/// What a producer's set wrote: by slot, its clock.
+type Set = BTreeMap<u32, u64>;
+
+struct Worker {
+    plan: Plan,
+    node: Node<Here>,
+    writer: Option<Writer>,
+    clock: u64,
+    /// Whether this iteration's rows are set.
+    set: bool,
+    /// Producers that are still to be read in this iteration.
+    unread: Vec<u32>,
+    ticket: Option<u64>,
+    waits: bool,
+    /// Newest number read, by producer and slot.
+    newest: BTreeMap<(u32, u32), u64>,
+}
+
+/// One direction of a link: what was sent and has not come.
+type Wire = VecDeque<Vec<u8>>;
+
+struct Run<'a> {
+    scenario: &'a Scenario,
+    rng: Rng,
+    home: Node<Here>,
+    workers: Vec<Worker>,
+    /// To and from the home, by rank.
+    links: Vec<(Wire, Wire)>,
+    /// What each producer has done, set by set.
+    history: Vec<Vec<Set>>,
+    /// By producer and clock: the last set before it.
+    marks: Vec<Vec<usize>>,
+    tally: Tally,
+}
+
+const TABLE: u32 = 0;
+const HOME: Peer = 0;
+
+fn region(rank: u32) -> RegionId {
+    RegionId { table: TABLE, rank }
+}
+
+impl<'a> Run<'a> {
+    fn new(scenario: &'a Scenario) -> Self {
+        let mut home = Node::new(Here::default());
+        let count = scenario.workers.len();
+        let shape = |slots| Shape { slots, row_bytes: scenario.row_bytes, propagation: scenario.propagation };
+        let worker = |(plan, rank): (&Plan, u32)| {
+            let mut node = Node::new(Here::default());
+            let mut writer = None;
+            if plan.slots > 0 {
+                let layout = Layout::new(plan.slots, scenario.row_bytes);
+                let own = Writer::private(layout).unwrap();
+                let memory = RegionMemory::followed(own.rows().clone(), Waiters::private().unwrap());
+                if plan.near {
+                    home.produce(region(rank), shape(plan.slots), memory, None);
+                } else {
+                    node.produce(region(rank), shape(plan.slots), memory, Some(HOME));
+                }
+                writer = Some(own);
+            }
+            for (&other, rows) in &plan.consumes {
+                if plan.near && scenario.workers[other as usize].near {
+                    continue; // looks at the producer's own memory
+                }
+                let memory = Here::default().make(region(other), &shape(rows.len() as u32)).unwrap();
+                node.consume(
+                    region(other),
+                    HOME,
+                    shape(scenario.workers[other as usize].slots),
+                    rows.clone(),
+                    memory,
+                );
+            }
+            Worker {
+                plan: plan.clone(),
+                node,
+                writer,
+                clock: 0,
+                set: false,
+                unread: Vec::new(),
+                ticket: None,
+                waits: false,
+                newest: BTreeMap::new(),
+            }
+        };
+        let workers: Vec<Worker> = scenario.workers.iter().zip(0..).map(worker).collect();
+        let links = (0..count).map(|_| Default::default()).collect();
+        let rng = Rng::new(scenario.seed ^ 0x5eed);
+        let history = vec![vec![Set::new()]; count];
+        let marks = vec![vec![0]; count];
+        let mut run = Self { scenario, rng, home, workers, links, history, marks, tally: Tally::default() };
+        for rank in 0..count {
+            run.connect(rank);
+        }
+        run
+    }
+
+    fn connect(&mut self, rank: usize) {
+        self.links[rank] = Default::default();
+        self.home.connected(rank as Peer);
+        self.workers[rank].node.connected(HOME);
+    }
+
+    fn run(mut self) -> Result<Tally, String> {
+        let count = self.workers.len();
+        let mut idle = 0;
+        loop {
+            let rank = self.rng.within(0..=count as u64 - 1) as usize;
+            let what = self.rng.within(0..=3);
+            idle = if self.act(rank, what)? { 0 } else { idle + 1 };
+            if self.rng.once_in(self.scenario.cuts) && self.workers.iter().any(|worker| !self.is_done(worker))
+            {
+                self.tally.cuts += 1;
+                self.connect(rank);
+            }
+            // Chance has found nothing to do for a while: is there anything?
+            if idle > 8 * count {
+                let mut did = false;
+                // Twice: what one link brings may be for a link that had its turn.
+                for (rank, what) in
+                    (0..2 * count).flat_map(|rank| (0..4).map(move |what| (rank % count, what)))
+                {
+                    did |= self.act(rank, what)?;
+                }
+                if !did {
+                    break;
+                }
+                idle = 0;
+            }
+        }
+        for (rank, worker) in self.workers.iter().enumerate() {
+            if !self.is_done(worker) {
+                return Err(format!(
+                    "worker {rank} is stuck at clock {}: {:?} are too old",
+                    worker.clock, worker.unread
+                ));
+            }
+        }
+        Ok(self.tally)
+    }
+
+    fn is_done(&self, worker: &Worker) -> bool {
+        worker.clock == self.scenario.iterations && worker.unread.is_empty()
+    }
+
+    /// Whether one of four things could be done.
+    fn act(&mut self, rank: usize, what: u64) -> Result<bool, String> {
+        match what {
+            0 => self.deliver(rank, true),
+            1 => self.deliver(rank, false),
+            2 => Ok(self.exchange(rank)),
+            _ => self.step(rank).map_err(|what| format!("worker {rank}: {what}")),
+        }
+    }
+
+    /// Both ends of a link put what they have on it.
+    fn exchange(&mut self, rank: usize) -> bool {
+        let (up, down) = &mut self.links[rank];
+        let mut did = false;
+        let node = &mut self.workers[rank].node;
+        node.collect_all();
+        self.home.collect_all();
+        for (node, peer, wire) in [(node, HOME, up), (&mut self.home, rank as Peer, down)] {
+            let mut bytes = Vec::new();
+            node.transmit(peer, &mut bytes, 300_000);
+            did |= !bytes.is_empty();
+            let mut rest = &bytes[..];
+            while let Some((length, tail)) = rest.split_first_chunk::<4>() {
+                let (record, tail) = tail.split_at(u32::from_le_bytes(*length) as usize);
+                wire.push_back(record.to_vec());
+                rest = tail;
+            }
+        }
+        did
+    }
+
+    fn deliver(&mut self, rank: usize, up: bool) -> Result<bool, String> {
+        let (to_home, to_worker) = &mut self.links[rank];
+        let wire = if up { to_home } else { to_worker };
+        let Some(record) = wire.pop_front() else { return Ok(false) };
+        let received = if up {
+            self.home.receive(rank as Peer, &record)
+        } else {
+            self.tally.bytes += record.len() as u64;
+            self.workers[rank].node.receive(HOME, &record)
+        };
+        received.map_err(|broken| format!("link {rank}: {broken}")).map(|()| true)
+    }
+
+    /// A worker goes on, if it can.
+    fn step(&mut self, rank: usize) -> Result<bool, String> {
+        let worker = &mut self.workers[rank];
+        if !worker.unread.is_empty() {
+            let producer = worker.unread[0];
+            let before = self.workers[rank].ticket;
+            if self.read(rank, producer)? {
+                self.workers[rank].unread.remove(0);
+                return Ok(true);
+            }
+            return Ok(self.workers[rank].ticket != before);
+        }
+        if worker.clock == self.scenario.iterations {
+            return Ok(false);
+        }
+        if !worker.set {
+            worker.set = true;
+            self.set(rank);
+            return Ok(true);
+        }
+        (worker.clock, worker.set) = (worker.clock + 1, false);
+        self.marks[rank].push(self.history[rank].len() - 1);
+        let clock = worker.clock;
+        if let Some(writer) = &mut worker.writer {
+            writer.raise(clock);
+        }
+        worker.unread = worker.plan.consumes.keys().copied().collect();
+        self.rng.shuffle(&mut worker.unread);
+        Ok(true)
+    }
+
+    /// Sets the worker's rows, or most of them, in some sets.
+    fn set(&mut self, rank: usize) {
+        let worker = &mut self.workers[rank];
+        let (clock, slots) = (worker.clock + 1, worker.plan.slots);
+        let Some(writer) = &mut worker.writer else { return };
+        let mut rows: Vec<u32> = (0..slots).filter(|_| !self.rng.once_in(6)).collect();
+        self.rng.shuffle(&mut rows);
+        while !rows.is_empty() {
+            let some = rows.split_off(self.rng.within(0..=rows.len() as u64 - 1) as usize);
+            let number = writer.done() + 1;
+            let mut set = writer.begin(some.len());
+            let mut written = self.history[rank].last().cloned().unwrap_or_default();
+            for &slot in &some {
+                let mut value = vec![slot as u8 ^ number as u8; self.scenario.row_bytes as usize];
+                value[..8].copy_from_slice(&number.to_le_bytes());
+                set.put(slot, clock, &value);
+                written.insert(slot, number);
+            }
+            set.finish();
+            self.history[rank].push(written);
+        }
+    }
+
+    /// Reads what a worker consumes of a producer, if it is fresh enough.
+    fn read(&mut self, rank: usize, producer: u32) -> Result<bool, String> {
+        let (scenario, id) = (self.scenario, region(producer));
+        let direct = self.workers[rank].plan.near && self.workers[producer as usize].plan.near;
+        let shared = self.workers[producer as usize].writer.as_ref().map(|writer| writer.rows().clone());
+        let worker = &mut self.workers[rank];
+        let wanted = worker.clock.saturating_sub(worker.plan.slack);
+        let slots: Vec<u32> = worker.plan.consumes[&producer].iter().map(|slot| slot as u32).collect();
+        let places: Vec<u32> = (0..slots.len() as u32).collect();
+        let rows = match worker.node.memory(id) {
+            Some(memory) => memory.rows().clone(),
+            None => shared.ok_or("no rows")?,
+        };
+        let at = if direct { &slots } else { &places };
+        let bytes = scenario.row_bytes as usize;
+        let mut out = vec![0; bytes * slots.len()];
+        let together = rows.read_together(at, |at| at, &mut out);
+        let fresh = together.as_ref().is_ok_and(|together| together.version >= wanted);
+        if !fresh {
+            if !worker.waits {
+                (worker.waits, self.tally.waits) = (true, self.tally.waits + 1);
+            }
+            let asked = worker.ticket.is_some_and(|ticket| !worker.node.host().answered.contains(&ticket));
+            if !direct && scenario.propagation == Propagation::Bounded {
+                worker.node.need(id, wanted);
+            }
+            let alone = scenario.propagation == Propagation::Bounded && together.is_ok();
+            if !direct && scenario.propagation != Propagation::Eager && !asked && !alone {
+                let all = RowSet::from_rows(0..slots.len() as u64);
+                worker.ticket = worker.node.fetch(id, &all, wanted);
+            }
+            return Ok(false);
+        }
+        let version = together.map(|together| together.version).unwrap_or(0);
+        (worker.waits, worker.ticket) = (false, None);
+        if !direct && scenario.propagation == Propagation::Bounded {
+            worker.node.need(id, (worker.clock + 1).saturating_sub(worker.plan.slack));
+        }
+        self.tally.reads += 1;
+        self.tally.staleness = self.tally.staleness.max(worker.clock.saturating_sub(version));
+        let mut numbers = BTreeMap::new();
+        for (value, &slot) in out.chunks(bytes).zip(&slots) {
+            let number = u64::from_le_bytes(value[..8].try_into().unwrap_or_default());
+            let rest = slot as u8 ^ number as u8;
+            if number > 0 && value[8..].iter().any(|&byte| byte != rest) {
+                return Err(format!("row {slot} of {producer} is torn"));
+            }
+            let newest = worker.newest.entry((producer, slot)).or_default();
+            if number < *newest {
+                return Err(format!("row {slot} of {producer} fell from set {newest} to {number}"));
+            }
+            *newest = number;
+            numbers.insert(slot, number);
+        }
+        // Some moment must have looked like this.
+        let history = &self.history[producer as usize];
+        let last = numbers.values().copied().max().unwrap_or(0) as usize;
+        let as_it_was =
+            |set: &Set| numbers.iter().all(|(slot, number)| set.get(slot).copied().unwrap_or(0) == *number);
+        if !as_it_was(&history[last]) {
+            return Err(format!("rows of {producer} were never like this after set {last}: {numbers:?}"));
+        }
+        // What the producer had set when it completed the iterations that the slack does not cover must be there.
+        let marks = &self.marks[producer as usize];
+        if wanted as usize > marks.len() {
+            return Err(format!(
+                "{producer} has begun {} iterations, version {wanted} was read",
+                marks.len()
+            ));
+        }
+        let due = marks.get(wanted as usize).or(marks.last()).copied().unwrap_or(0);
+        let older = |(slot, number): (&u32, &u64)| history[due].get(slot).is_some_and(|due| number < due);
+        if numbers.iter().any(older) {
+            return Err(format!("rows of {producer} are older than version {wanted}: {numbers:?}"));
+        }
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_seed_keeps_every_promise() {
+        let mut all = Tally::default();
+        for seed in 0..3000 {
+            let scenario = Scenario::from_seed(seed);
+            let tally = scenario.check().unwrap_or_else(|what| panic!("seed {seed}: {what}\n{scenario:?}"));
+            all.reads += tally.reads;
+            all.waits += tally.waits;
+            all.cuts += tally.cuts;
+            all.staleness = all.staleness.max(tally.staleness);
+        }
+        // A simulation that never met a wait or a cut proves nothing.
+        assert!(all.reads > 10_000 && all.waits > 5_000 && all.cuts > 500 && all.staleness == 8, "{all:?}");
+    }
+
+    #[test]
+    fn within_bounds_fewer_bytes_travel_the_more_slack_there_is() {
+        let bytes = |propagation, slack| {
+            let consumes = BTreeMap::from([(0, RowSet::from_rows(0..20))]);
+            let producer = Plan { slots: 20, slack: 0, near: true, consumes: BTreeMap::new() };
+            let consumer = Plan { slots: 0, slack, near: false, consumes };
+            let workers = vec![producer, consumer];
+            let scenario =
+                Scenario { seed: 1, workers, propagation, iterations: 40, row_bytes: 1000, cuts: 0 };
+            scenario.check().unwrap().bytes
+        };
+        let eager = bytes(Propagation::Eager, 0);
+        assert!(bytes(Propagation::Bounded, 0) <= eager * 11 / 10);
+        assert!(bytes(Propagation::Bounded, 3) < eager / 3, "each row once in four clocks");
+        assert!(bytes(Propagation::Lazy, 3) < eager / 3);
+    }
+}
