@@ -492,13 +492,13 @@ penstock_status penstock_set_lr(const penstock_tensor *tensor, double lr);
 ///
 /// Rows start as zeros with version 0. A row's version is the clock of the newest set or add; a worker that has completed t
 /// iterations has all its rows at version t or above: a row that it did not set counts as unchanged. Memory: the rows that
-/// this worker produces or consumes.
+/// this worker produces or consumes. Returns when all workers have declared it.
 ///
 /// @param table  Where the table is left. It belongs to the job: penstock_finish() frees it.
 ///
 /// Errors: PENSTOCK_BAD_NAME, PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_DTYPE, PENSTOCK_BAD_OPTION (the slack), PENSTOCK_UNKNOWN_ROW,
-/// PENSTOCK_TWO_PRODUCERS, PENSTOCK_DECLARATION_CONFLICT, PENSTOCK_OUT_OF_MEMORY, PENSTOCK_DEADLINE_EXCEEDED,
-/// PENSTOCK_JOB_CLOSED.
+/// PENSTOCK_TWO_PRODUCERS, PENSTOCK_DECLARATION_CONFLICT, PENSTOCK_OUT_OF_MEMORY, PENSTOCK_DEADLINE_EXCEEDED (the text names
+/// the ranks that have not declared it), PENSTOCK_JOB_CLOSED.
 penstock_status penstock_table_create(const penstock_job *job,
                                       const penstock_table_options *options,
                                       penstock_table **table);
@@ -591,14 +591,14 @@ penstock_status penstock_versions(const penstock_table *table,
                                   size_t count,
                                   uint64_t *versions);
 
-/// Looks at a row in place, as fresh as penstock_get_row() would copy it. Nothing is copied.
+/// Looks at a row in place, as fresh as penstock_get_row() would copy it. Nothing is copied. The table has no fold.
 ///
 /// Its producer does not wait for who looks: what is read counts only if penstock_view_end() returns PENSTOCK_OK.
 ///
 /// @param view   Where the view is left; end it with penstock_view_end(), before penstock_finish().
 /// @param bytes  Where the row's address is left: penstock_row_bytes() of them, not to be written to, valid until the view ends.
 ///
-/// Errors: as penstock_get().
+/// Errors: as penstock_get(); PENSTOCK_BAD_OPTION where the table has a fold.
 penstock_status penstock_view_begin(const penstock_table *table,
                                     uint64_t row,
                                     uint64_t clock,

@@ -3,6 +3,7 @@
 use crate::boundary::{array, guard, result, shared, text, timeout, value};
 use crate::join::{Joined, join};
 use crate::status::{Failure, penstock_status};
+use crate::table::penstock_table;
 use crate::tensor::penstock_tensor;
 use penstock::worker::Job;
 use penstock_proto::spec::TensorSpec;
@@ -14,8 +15,7 @@ pub struct penstock_job {
     joined: Joined,
     /// Handed out, by name. They live as long as the job.
     tensors: Mutex<Vec<Declared>>,
-    #[cfg(feature = "tables")]
-    pub(crate) tables: Mutex<Vec<Box<crate::table::penstock_table>>>,
+    tables: Mutex<Vec<Box<penstock_table>>>,
 }
 
 /// A tensor, and as what it was declared.
@@ -48,12 +48,13 @@ pub struct penstock_options {
 /// What the environment says decides, as for `penstock.init()` in Python:
 ///
 ///   - PENSTOCK_SERVERS names servers (`penstock run` sets it): those.
+///   - PENSTOCK_MANAGER names a manager: the servers that it names for the job in PENSTOCK_JOB.
 ///   - mpirun, mpiexec, srun or torchrun started several processes, all on this host: rank 0 carries a server, the others
 ///     find it. All processes must call; each returns when all have. MPI need not be initialized.
 ///   - Otherwise this is a job of one worker.
 ///
 /// Where the launcher's processes are on several hosts, start servers there (`penstock-server`) and give every process
-/// PENSTOCK_SERVERS and PENSTOCK_SECRET.
+/// PENSTOCK_SERVERS and PENSTOCK_SECRET, or let a manager name them.
 ///
 /// @param options  NULL: as if zeroed.
 /// @param job      Where the job is left; free it with penstock_finish().
@@ -76,7 +77,6 @@ pub unsafe extern "C" fn penstock_init(
         *job = Box::into_raw(Box::new(penstock_job {
             joined,
             tensors: Mutex::default(),
-            #[cfg(feature = "tables")]
             tables: Mutex::default(),
         }));
         Ok(())
@@ -236,12 +236,9 @@ impl penstock_job {
         tensors.push(Declared { spec: spec.clone(), tensor });
         Ok(handle)
     }
-}
 
-#[cfg(feature = "tables")]
-impl penstock_job {
     /// Keeps a table as long as the job lives.
-    pub(crate) fn keep(&self, table: crate::table::penstock_table) -> *mut crate::table::penstock_table {
+    pub(crate) fn keep(&self, table: penstock_table) -> *mut penstock_table {
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         let mut table = Box::new(table);
         let handle = &raw mut *table;

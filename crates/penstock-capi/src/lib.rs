@@ -30,5 +30,13 @@ pub mod optimizer;
 
 pub mod tensor;
 
-#[cfg(feature = "tables")]
 pub mod table;
+
+/// What penstock.h says of threads, as the compiler sees it.
+const _: () = {
+    const fn any_thread<T: Send + Sync>() {}
+    any_thread::<job::penstock_job>();
+    any_thread::<tensor::penstock_tensor>();
+    any_thread::<table::penstock_table>();
+    any_thread::<table::penstock_view>();
+};

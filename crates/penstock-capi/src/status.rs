@@ -5,6 +5,7 @@ use penstock::server::StartError;
 use penstock::worker::Error;
 use penstock_fabric::socket::ListenError;
 use penstock_proto::error::{JobFailure, Refusal};
+use penstock_proto::items::TableError;
 use penstock_proto::spec::SpecError;
 use std::any::Any;
 use std::cell::RefCell;
@@ -24,9 +25,9 @@ pub enum penstock_status {
     PENSTOCK_NOT_UNDER_LAUNCHER = 3,
     /// A server or another process did not answer in time.
     PENSTOCK_DEADLINE_EXCEEDED = 4,
-    /// A server could not be reached in time.
+    /// A server or the manager could not be reached in time.
     PENSTOCK_CONNECT_TIMEOUT = 5,
-    /// The secret is not the job's, or a server's certificate is not trusted.
+    /// The secret is not the job's, or the certificate of a server or the manager is not trusted.
     PENSTOCK_AUTHENTICATION = 6,
     /// The rank is taken or outside the job's size.
     PENSTOCK_JOB_FULL = 7,
@@ -191,7 +192,7 @@ fn status(error: &Error) -> penstock_status {
         Error::Closed => PENSTOCK_JOB_CLOSED,
         Error::Failed(failure) => self::failure(failure),
         Error::Refused(refusal) => self::refusal(refusal),
-        Error::Options(_) | Error::Slack { .. } => PENSTOCK_BAD_OPTION,
+        Error::Options(_) | Error::Slack { .. } | Error::WrongFold { .. } => PENSTOCK_BAD_OPTION,
         Error::Start(error) => start(error),
         Error::AlreadyPushed { .. } => PENSTOCK_ALREADY_PUSHED,
         Error::WrongSize { .. } => PENSTOCK_BAD_SHAPE,
@@ -199,10 +200,15 @@ fn status(error: &Error) -> penstock_status {
         Error::Settings { .. } => PENSTOCK_BAD_SETTINGS,
         Error::PullTimeout { .. } | Error::NoValue { .. } => PENSTOCK_PULL_TIMEOUT,
         Error::LaneTimeout { .. } => PENSTOCK_LANE_TIMEOUT,
+        Error::UnknownRow { .. } => PENSTOCK_UNKNOWN_ROW,
+        Error::NotProducer { .. } => PENSTOCK_NOT_PRODUCER,
+        Error::ClockBackwards { .. } => PENSTOCK_CLOCK_BACKWARDS,
+        Error::NeverSet { .. } => PENSTOCK_NEVER_SET,
+        Error::GetTimeout { .. } | Error::NeverStill { .. } => PENSTOCK_GET_TIMEOUT,
         Error::BarrierTimeout { .. } => PENSTOCK_BARRIER_TIMEOUT,
         Error::Untrusted { .. } => PENSTOCK_AUTHENTICATION,
         Error::ConnectTimeout { .. } => PENSTOCK_CONNECT_TIMEOUT,
-        Error::Unanswered { .. } => PENSTOCK_DEADLINE_EXCEEDED,
+        Error::Unanswered { .. } | Error::TableTimeout { .. } => PENSTOCK_DEADLINE_EXCEEDED,
         Error::Protocol { .. } => PENSTOCK_PROTOCOL,
         _ => PENSTOCK_SYSTEM,
     }
@@ -217,6 +223,7 @@ fn refusal(refusal: &Refusal) -> penstock_status {
         Refusal::Spec(SpecError::BadName { .. }) => PENSTOCK_BAD_NAME,
         Refusal::Spec(SpecError::BadShape { .. } | SpecError::TooLarge { .. }) => PENSTOCK_BAD_SHAPE,
         Refusal::Spec(_) => PENSTOCK_BAD_SETTINGS,
+        Refusal::Table(error) => table(error),
         Refusal::NoValue { .. } => PENSTOCK_WORKER_LOST,
         Refusal::Conflict { .. } => PENSTOCK_DECLARATION_CONFLICT,
         Refusal::OutOfMemory { .. } => PENSTOCK_OUT_OF_MEMORY,
@@ -225,6 +232,19 @@ fn refusal(refusal: &Refusal) -> penstock_status {
             PENSTOCK_PROTOCOL
         }
         _ => PENSTOCK_SYSTEM,
+    }
+}
+
+fn table(error: &TableError) -> penstock_status {
+    match error {
+        TableError::BadName { .. } => PENSTOCK_BAD_NAME,
+        TableError::BadRowBytes { .. } => PENSTOCK_BAD_SHAPE,
+        TableError::BadSum { .. } => PENSTOCK_BAD_DTYPE,
+        TableError::RowOutOfRange { .. } | TableError::NoProducer { .. } => PENSTOCK_UNKNOWN_ROW,
+        TableError::TooManyRows { .. } | TableError::TooManyTables => PENSTOCK_BAD_OPTION,
+        TableError::TwoProducers { .. } => PENSTOCK_TWO_PRODUCERS,
+        TableError::Differs { .. } | TableError::DeclaredTwice { .. } => PENSTOCK_DECLARATION_CONFLICT,
+        _ => PENSTOCK_PROTOCOL,
     }
 }
 

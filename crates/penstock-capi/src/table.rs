@@ -96,7 +96,7 @@ pub struct penstock_table {
 
 /// A row, looked at in place.
 pub struct penstock_view {
-    view: View<'static>,
+    view: View,
     name: String,
     row: u64,
 }
@@ -105,13 +105,13 @@ pub struct penstock_view {
 ///
 /// Rows start as zeros with version 0. A row's version is the clock of the newest set or add; a worker that has completed t
 /// iterations has all its rows at version t or above: a row that it did not set counts as unchanged. Memory: the rows that
-/// this worker produces or consumes.
+/// this worker produces or consumes. Returns when all workers have declared it.
 ///
 /// @param table  Where the table is left. It belongs to the job: penstock_finish() frees it.
 ///
 /// Errors: PENSTOCK_BAD_NAME, PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_DTYPE, PENSTOCK_BAD_OPTION (the slack), PENSTOCK_UNKNOWN_ROW,
-/// PENSTOCK_TWO_PRODUCERS, PENSTOCK_DECLARATION_CONFLICT, PENSTOCK_OUT_OF_MEMORY, PENSTOCK_DEADLINE_EXCEEDED,
-/// PENSTOCK_JOB_CLOSED.
+/// PENSTOCK_TWO_PRODUCERS, PENSTOCK_DECLARATION_CONFLICT, PENSTOCK_OUT_OF_MEMORY, PENSTOCK_DEADLINE_EXCEEDED (the text names
+/// the ranks that have not declared it), PENSTOCK_JOB_CLOSED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_table_create(
     job: *const penstock_job,
@@ -306,14 +306,14 @@ pub unsafe extern "C" fn penstock_versions(
     })
 }
 
-/// Looks at a row in place, as fresh as penstock_get_row() would copy it. Nothing is copied.
+/// Looks at a row in place, as fresh as penstock_get_row() would copy it. Nothing is copied. The table has no fold.
 ///
 /// Its producer does not wait for who looks: what is read counts only if penstock_view_end() returns PENSTOCK_OK.
 ///
 /// @param view   Where the view is left; end it with penstock_view_end(), before penstock_finish().
 /// @param bytes  Where the row's address is left: penstock_row_bytes() of them, not to be written to, valid until the view ends.
 ///
-/// Errors: as penstock_get().
+/// Errors: as penstock_get(); PENSTOCK_BAD_OPTION where the table has a fold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_view_begin(
     table: *const penstock_table,
@@ -324,15 +324,15 @@ pub unsafe extern "C" fn penstock_view_begin(
     bytes: *mut *const c_void,
 ) -> penstock_status {
     guard(|| {
-        // SAFETY: as penstock.h says of every pointer. The table lives until penstock_finish, before which the view ends.
-        let table: &'static penstock_table = unsafe { shared(table, "table") }?;
+        // SAFETY: as penstock.h says of every pointer.
+        let table = unsafe { shared(table, "table") }?;
         // SAFETY: likewise.
         let view = unsafe { result(view, "view") }?;
         // SAFETY: likewise.
         let bytes = unsafe { result(bytes, "bytes") }?;
         let core = table.table.view(row, self::clock(clock), self::slack(slack)?, table.timeout)?;
-        *bytes = core.bytes().cast();
-        let name = table.table.name().to_owned();
+        *bytes = core.address().as_ptr().cast_const().cast();
+        let name = table.table.spec().name.clone();
         *view = Box::into_raw(Box::new(penstock_view { view: core, name, row }));
         Ok(())
     })
@@ -352,7 +352,7 @@ pub unsafe extern "C" fn penstock_view_end(view: *mut penstock_view) -> penstock
         }
         // SAFETY: it came from `Box::into_raw` in `penstock_view_begin`, and nobody else has it, as penstock.h says.
         let penstock_view { view, name, row } = *unsafe { Box::from_raw(view) };
-        if view.valid() {
+        if view.is_valid() {
             return Ok(());
         }
         let message = format!("row {row} of `{name}` was overwritten while it was looked at");

@@ -48,6 +48,13 @@ pub enum Purpose {
         /// The shard.
         shard: u32,
     },
+    /// Messages about items ([`crate::items::wire`]), of such a worker.
+    Items {
+        /// The worker.
+        rank: Rank,
+        /// Its session.
+        session: Session,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

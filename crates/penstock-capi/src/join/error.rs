@@ -34,9 +34,12 @@ pub(crate) enum JoinError {
     /// Not 64 hex digits.
     #[error("expected PENSTOCK_SECRET to be 64 hexadecimal digits, got {got} characters")]
     NoSecret { got: usize },
-    /// Servers without a secret.
-    #[error("PENSTOCK_SERVERS names servers, but PENSTOCK_SECRET is not set")]
-    SecretMissing,
+    /// Servers or a manager without a secret.
+    #[error("{announced_by} is set, but PENSTOCK_SECRET is not")]
+    SecretMissing { announced_by: &'static str },
+    /// A manager without a job.
+    #[error("PENSTOCK_MANAGER is set, but PENSTOCK_JOB is not")]
+    JobMissing,
     /// Servers without a place among the workers.
     #[error("PENSTOCK_SERVERS names servers, but {name} is not set")]
     PlaceMissing { name: &'static str },
@@ -46,9 +49,9 @@ pub(crate) enum JoinError {
     /// A rank by hand, and nothing to meet at.
     #[error("PENSTOCK_SIZE says that {size} processes were started, but PENSTOCK_SERVERS names no servers")]
     NoServers { size: u32 },
-    /// A manager.
-    #[error("PENSTOCK_MANAGER names the manager at {manager}, which this library cannot ask")]
-    Manager { manager: String },
+    /// What the manager says, or that it does not answer.
+    #[error(transparent)]
+    Manager(#[from] penstock_control::Error),
     /// Some are elsewhere.
     #[error(
         "{announced_by} says that {size} processes were started, some of them on other hosts, but PENSTOCK_SERVERS names no servers"
@@ -58,7 +61,7 @@ pub(crate) enum JoinError {
     #[error("the processes of this host cannot meet in {}: {reason}", path.display())]
     Directory { path: PathBuf, reason: String },
     /// Rank 0's server.
-    #[error("rank 0 could not start a server: {0}")]
+    #[error("the job's server could not be started: {0}")]
     Server(StartError),
     /// What rank 0 has left for the others.
     #[error("rank 0 could not join: {reason}")]
@@ -80,10 +83,35 @@ fn ranks(missing: &[u32]) -> String {
     format!("rank{plural} {}{rest}", shown.join(", "))
 }
 
+/// A manager's error.
+fn asked(error: &penstock_control::Error) -> penstock_status {
+    use penstock_control::{Error, Reason};
+    use penstock_status::*;
+    match error {
+        Error::Refused(refusal) => match refusal.reason {
+            Reason::JobSecret | Reason::Token => PENSTOCK_AUTHENTICATION,
+            Reason::Full => PENSTOCK_JOB_FULL,
+            Reason::Invalid => PENSTOCK_BAD_OPTION,
+            Reason::Ended => PENSTOCK_JOB_CLOSED,
+            Reason::Failed => PENSTOCK_JOB_FAILED,
+            Reason::NotReady => PENSTOCK_CONNECT_TIMEOUT,
+            _ => PENSTOCK_SYSTEM,
+        },
+        Error::NotReady { .. } | Error::Unreachable { .. } | Error::Unanswered { .. } => {
+            PENSTOCK_CONNECT_TIMEOUT
+        }
+        Error::Untrusted { .. } => PENSTOCK_AUTHENTICATION,
+        Error::NeedsTls { .. } | Error::Address { .. } | Error::File { .. } => PENSTOCK_BAD_OPTION,
+        Error::Protocol { .. } => PENSTOCK_PROTOCOL,
+        _ => PENSTOCK_SYSTEM,
+    }
+}
+
 impl JoinError {
     pub(crate) fn status(&self) -> penstock_status {
         use penstock_status::*;
         match self {
+            Self::Manager(error) => asked(error),
             Self::NoNumber { .. } | Self::NoSecret { .. } | Self::BadServer { .. } => PENSTOCK_BAD_OPTION,
             Self::OutOfSize { .. } => PENSTOCK_JOB_FULL,
             Self::Server(error) => start(error),
@@ -98,6 +126,10 @@ impl JoinError {
         let hint = match self {
             Self::Core(error) => return error.hint(),
             Self::Server(error) => return error.hint(),
+            Self::Manager(error) => return error.hint(),
+            Self::JobMissing => {
+                "set PENSTOCK_JOB to the job's name, as `penstock job list` shows it".to_owned()
+            }
             Self::NoNumber { .. } | Self::PlaceMissing { .. } => {
                 "start workers with `penstock run`".to_owned()
             }
@@ -109,14 +141,12 @@ impl JoinError {
                 "start the program with `srun` in the batch script; to run alone, unset SLURM_NTASKS"
                     .to_owned()
             }
-            Self::NoSecret { .. } | Self::SecretMissing => HOW_TO_GIVE_A_SECRET.to_owned(),
+            Self::NoSecret { .. } | Self::SecretMissing { .. } => HOW_TO_GIVE_A_SECRET.to_owned(),
             Self::BadServer { .. } => {
                 "PENSTOCK_SERVERS lists them by comma, such as tcp://10.0.0.1:7700,tcp://10.0.0.2:7700"
                     .to_owned()
             }
-            Self::NoServers { .. } | Self::SeveralHosts { .. } | Self::Manager { .. } => {
-                HOW_TO_NAME_SERVERS.to_owned()
-            }
+            Self::NoServers { .. } | Self::SeveralHosts { .. } => HOW_TO_NAME_SERVERS.to_owned(),
             Self::Directory { path, .. } => {
                 format!(
                     "{} must be a directory of this user that nobody else can enter (mode 0700)",

@@ -6,7 +6,8 @@
 //! have joined, the file is removed.
 //!
 //! A file may be left over from processes that were killed and whose launcher had the same name (numbers of processes come
-//! again). So what it says counts only while something listens at the endpoint.
+//! again). So what it says counts only while something listens at the endpoint; and that rank 0 has failed, only for those who
+//! were about to join then. Such a note stays, for who comes later.
 //!
 //! Cost: one file, one socket; a worker that comes early looks for the file every few milliseconds.
 
@@ -25,7 +26,7 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// First words of the file.
 const MAGIC: &str = "penstock meeting 1";
@@ -36,6 +37,9 @@ const LONGEST_DIRECTORY: usize = 60;
 /// Pause between two looks for the file.
 const FIRST_PAUSE: Duration = Duration::from_micros(500);
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
+
+/// How far apart processes of one launch may begin, for one to hear of another's failure before.
+const APART: Duration = Duration::from_secs(5);
 
 /// Meetings that this process has been at.
 static MEETINGS: AtomicU32 = AtomicU32::new(0);
@@ -75,15 +79,26 @@ impl Note {
     }
 }
 
-/// The moment until which all have to have come.
+/// From when on this process waits, and how long.
 struct Patience {
     since: Instant,
+    /// The same, as files have it.
+    began: SystemTime,
     longest: Duration,
 }
 
 impl Patience {
+    fn new(longest: Duration) -> Self {
+        Self { since: Instant::now(), began: SystemTime::now(), longest }
+    }
+
     fn left(&self) -> Duration {
         self.longest.saturating_sub(self.since.elapsed())
+    }
+
+    /// Whether what was written then can be meant for this process: processes of one launch do not begin at one moment.
+    fn concerns(&self, written: SystemTime) -> bool {
+        written + APART >= self.began
     }
 }
 
@@ -93,36 +108,38 @@ pub(super) fn meet(
     place: &Place,
     options: Options,
 ) -> Result<(Job, Option<Server>), JoinError> {
-    let patience = Patience { since: Instant::now(), longest: options.deadline };
+    let patience = Patience::new(options.deadline);
     let directory = directory(environment)?;
     let file = directory.join(name(environment, place)?);
-    let (endpoint, secret, carried) = match place.rank {
-        0 => {
-            let (endpoint, secret, server) = host(environment, place, &directory, &file, &options)?;
-            (endpoint, secret, Some(server))
-        }
-        _ => {
-            let (endpoint, secret) = find(&file, place, &patience)?;
-            (endpoint, secret, None)
-        }
-    };
-    let membership = Membership {
-        servers: vec![endpoint],
-        job: environment.job(),
-        secret,
-        rank: place.rank,
-        size: place.size,
-    };
-    let joined = Job::connect(&membership, options).map_err(JoinError::from);
-    let all_here = joined.and_then(|job| {
-        job.barrier(Some(patience.left())).map_err(|error| late(error, place, &patience))?;
-        Ok(job)
-    });
-    if carried.is_some() {
-        // Whoever comes after this is too late.
-        let _ = std::fs::remove_file(&file);
+    if place.rank == 0 {
+        let (job, server) = host(environment, place, &directory, &file, options, &patience)?;
+        return Ok((job, Some(server)));
     }
-    Ok((all_here?, carried))
+    let (endpoint, secret) = find(&file, place, &patience)?;
+    let job = gather(environment, place, endpoint, secret, options, &patience, |_| {});
+    let told = |error| match look(&file, &patience) {
+        Some(Note::Failed { reason }) => JoinError::RankZero { reason },
+        _ => error,
+    };
+    Ok((job.map_err(told)?, None))
+}
+
+/// Joins, and waits for all others to do so. Where that fails, `tell` is called before the others could notice.
+fn gather(
+    environment: &Environment<'_>,
+    place: &Place,
+    endpoint: Endpoint,
+    secret: Secret,
+    options: Options,
+    patience: &Patience,
+    tell: impl Fn(&JoinError),
+) -> Result<Job, JoinError> {
+    let &Place { rank, size, .. } = place;
+    let membership = Membership { servers: vec![endpoint], job: environment.job(), secret, rank, size };
+    let job = Job::connect(&membership, options).map_err(JoinError::from).inspect_err(&tell)?;
+    let here = job.barrier(Some(patience.left())).map_err(|error| late(error, place, patience));
+    here.inspect_err(tell)?;
+    Ok(job)
 }
 
 fn late(error: Error, place: &Place, patience: &Patience) -> JoinError {
@@ -134,22 +151,23 @@ fn late(error: Error, place: &Place, patience: &Patience) -> JoinError {
     }
 }
 
-/// Rank 0: starts the server, and says where it is; or that it could not.
+/// Rank 0: starts the server, says where it is, and joins; or says why it could not.
 fn host(
     environment: &Environment<'_>,
     place: &Place,
     directory: &Path,
     file: &Path,
-    options: &Options,
-) -> Result<(Endpoint, Secret, Server), JoinError> {
+    options: Options,
+    patience: &Patience,
+) -> Result<(Job, Server), JoinError> {
+    let tell = |error: &JoinError| drop(leave(file, &Note::Failed { reason: error.to_string() }));
     remove_left_over(file);
-    let hosted = start(environment, place, directory, options);
-    let note = match &hosted {
-        Ok((endpoint, secret, _)) => Note::Here { endpoint: endpoint.clone(), secret: *secret },
-        Err(error) => Note::Failed { reason: error.to_string() },
-    };
-    leave(file, &note)?;
-    hosted
+    let (endpoint, secret, server) = start(environment, place, directory, &options).inspect_err(tell)?;
+    leave(file, &Note::Here { endpoint: endpoint.clone(), secret })?;
+    let job = gather(environment, place, endpoint, secret, options, patience, tell)?;
+    // Whoever comes now is too late.
+    let _ = std::fs::remove_file(file);
+    Ok((job, server))
 }
 
 fn start(
@@ -187,7 +205,7 @@ fn start(
 fn find(file: &Path, place: &Place, patience: &Patience) -> Result<(Endpoint, Secret), JoinError> {
     let mut pause = FIRST_PAUSE;
     loop {
-        match look(file, patience.longest) {
+        match look(file, patience) {
             Some(Note::Here { endpoint, secret }) if listens(&endpoint) => return Ok((endpoint, secret)),
             Some(Note::Failed { reason }) => return Err(JoinError::RankZero { reason }),
             _ if patience.left().is_zero() => {
@@ -201,13 +219,17 @@ fn find(file: &Path, place: &Place, patience: &Patience) -> Result<(Endpoint, Se
     }
 }
 
-/// The note, if there is one. A failure that is older than anybody waits is of other processes.
-fn look(file: &Path, longest: Duration) -> Option<Note> {
+/// The note, if there is one that concerns this process.
+fn look(file: &Path, patience: &Patience) -> Option<Note> {
     let opened = File::open(file).ok()?;
-    let age = opened.metadata().ok()?.modified().ok()?.elapsed().unwrap_or_default();
+    let written = opened.metadata().ok()?.modified().ok()?;
+    read(opened).filter(|note| matches!(note, Note::Here { .. }) || patience.concerns(written))
+}
+
+fn read(file: File) -> Option<Note> {
     let mut text = String::new();
-    opened.take(MOST_BYTES).read_to_string(&mut text).ok()?;
-    Note::read(&text).filter(|note| matches!(note, Note::Here { .. }) || age <= longest)
+    file.take(MOST_BYTES).read_to_string(&mut text).ok()?;
+    Note::read(&text)
 }
 
 /// Whether a server is there. It takes no notice of a connection that says nothing.
@@ -234,11 +256,15 @@ fn leave(file: &Path, note: &Note) -> Result<(), JoinError> {
 
 /// Removes what processes that were killed have left under the same name.
 fn remove_left_over(file: &Path) {
-    if let Some(Note::Here { endpoint, .. }) = look(file, Duration::MAX)
+    if let Some(Note::Here { endpoint, .. }) = File::open(file).ok().and_then(read)
         && !listens(&endpoint)
         && let Some(socket) = endpoint.unix
     {
-        let _ = std::fs::remove_file(socket);
+        let mut lock = socket.clone().into_os_string();
+        lock.push(".lock");
+        for left_over in [socket, lock.into()] {
+            let _ = std::fs::remove_file(left_over);
+        }
     }
     let _ = std::fs::remove_file(file);
 }
@@ -346,9 +372,20 @@ mod tests {
         let endpoint = Endpoint { unix: Some(folder.path().join("gone.s")), ..Endpoint::default() };
         leave(&file, &Note::Here { endpoint, secret: Secret([7; 32]) }).expect("it can be written");
         let place = Place { launcher: Launcher::Mpirun, rank: 1, size: 2, announced_by: "PMI_SIZE" };
-        let patience = Patience { since: Instant::now(), longest: Duration::from_millis(20) };
+        let patience = Patience::new(Duration::from_millis(20));
         let found = find(&file, &place, &patience);
         assert!(matches!(found, Err(JoinError::Late { missing, size: 2, .. }) if missing == [0]));
+    }
+
+    #[test]
+    fn a_failure_is_heard_by_those_who_begin_about_then_and_by_nobody_later() {
+        let folder = tempfile::tempdir().expect("there is room");
+        let file = folder.path().join("a.meet");
+        leave(&file, &Note::Failed { reason: "no memory".to_owned() }).expect("it can be written");
+        let mut patience = Patience::new(Duration::from_secs(60));
+        assert!(matches!(look(&file, &patience), Some(Note::Failed { .. })));
+        patience.began += 2 * APART;
+        assert_eq!(look(&file, &patience), None);
     }
 
     #[test]

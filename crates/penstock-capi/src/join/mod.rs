@@ -3,11 +3,13 @@
 //! | the environment says | then |
 //! |---|---|
 //! | PENSTOCK_SERVERS (`penstock run`, or by hand) | those servers |
+//! | PENSTOCK_MANAGER, PENSTOCK_JOB and PENSTOCK_SECRET | the servers that the manager names ([`manager`]) |
 //! | a launcher started several processes on this host | they meet: rank 0 carries a server ([`meeting`]) |
 //! | nothing | this process is alone, with a server inside |
 
 mod environment;
 mod error;
+mod manager;
 mod meeting;
 
 pub(crate) use error::JoinError;
@@ -50,8 +52,9 @@ pub(crate) fn join(given: &[(&str, &str)]) -> Result<Joined, JoinError> {
         let job = by_names(&environment, &servers, place, options)?;
         return Ok(Joined { job, carried: None });
     }
-    if let Some(manager) = environment.get("PENSTOCK_MANAGER") {
-        return Err(JoinError::Manager { manager });
+    if let Some(address) = environment.get("PENSTOCK_MANAGER") {
+        let job = manager::join(&environment, &address, place.as_ref(), given)?;
+        return Ok(Joined { job, carried: None });
     }
     match place {
         Some(place) if place.size > 1 => together(&environment, &place, options),
@@ -69,15 +72,20 @@ fn by_names(
     place: Option<Place>,
     options: Options,
 ) -> Result<Job, JoinError> {
-    let secret = environment.secret()?.ok_or(JoinError::SecretMissing)?;
+    let secret =
+        environment.secret()?.ok_or(JoinError::SecretMissing { announced_by: "PENSTOCK_SERVERS" })?;
     let missing =
         || ["PENSTOCK_RANK", "PENSTOCK_SIZE"].into_iter().find(|name| environment.get(name).is_none());
     let place =
         place.ok_or_else(|| JoinError::PlaceMissing { name: missing().unwrap_or("PENSTOCK_RANK") })?;
-    let servers: Result<Vec<Endpoint>, _> = servers.iter().map(|server| server.parse()).collect();
-    let servers = servers.map_err(|error| JoinError::BadServer { what: error })?;
+    let servers = endpoints(servers)?;
     let Place { rank, size, .. } = place;
     Ok(Job::connect(&Membership { servers, job: environment.job(), secret, rank, size }, options)?)
+}
+
+fn endpoints(servers: &[String]) -> Result<Vec<Endpoint>, JoinError> {
+    let servers = servers.iter().map(|server| server.parse());
+    servers.collect::<Result<_, _>>().map_err(|what| JoinError::BadServer { what })
 }
 
 /// The processes of the job find each other.

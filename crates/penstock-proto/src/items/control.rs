@@ -1,7 +1,7 @@
 //! Control messages about tables.
 
 use super::registry::{Part, Producer};
-use super::spec::{TableId, TableSpec};
+use super::spec::{Propagation, TableId, TableSpec};
 use super::wire::RegionId;
 use crate::Rank;
 use serde::{Deserialize, Serialize};
@@ -62,6 +62,8 @@ pub enum TableAsk {
         slots: u32,
         /// Bytes of a row.
         row_bytes: u32,
+        /// Who moves them to other hosts.
+        propagation: Propagation,
     },
     /// The producer has mapped its region: nobody else may map it writable from now on.
     Mapped {

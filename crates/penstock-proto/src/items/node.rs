@@ -124,6 +124,8 @@ struct Region<M> {
     /// The peer that is told of rows that are produced here.
     home: Option<Peer>,
     subscribers: BTreeMap<Peer, Subscriber>,
+    /// Bytes of rows that were sent and that came.
+    traffic: (u64, u64),
 }
 
 /// Rows on their way to a peer.
@@ -209,7 +211,8 @@ impl<H: Host> Node<H> {
 
     /// Rows that are written on this host, to be offered to `home`, or to whoever asks for them.
     pub fn produce(&mut self, id: RegionId, shape: Shape, memory: H::Memory, home: Option<Peer>) {
-        let region = Region { memory, shape, upstream: None, home, subscribers: BTreeMap::new() };
+        let region =
+            Region { memory, shape, upstream: None, home, subscribers: BTreeMap::new(), traffic: (0, 0) };
         self.regions.insert(id, region);
         self.offer(id);
         self.admit(id);
@@ -232,7 +235,14 @@ impl<H: Host> Node<H> {
             heard: false,
         };
         let subscribers = BTreeMap::new();
-        let region = Region { memory, shape: mirror, upstream: Some(upstream), home: None, subscribers };
+        let region = Region {
+            memory,
+            shape: mirror,
+            upstream: Some(upstream),
+            home: None,
+            subscribers,
+            traffic: (0, 0),
+        };
         self.regions.insert(id, region);
         self.subscribe(id);
     }
@@ -277,6 +287,17 @@ impl<H: Host> Node<H> {
     /// Whether there is a connection to a peer.
     pub fn is_connected(&self, peer: Peer) -> bool {
         self.peers.contains_key(&peer)
+    }
+
+    /// Whether somebody has subscribed to a region.
+    pub fn is_wanted(&self, region: RegionId) -> bool {
+        self.regions.get(&region).is_some_and(|region| !region.subscribers.is_empty())
+    }
+
+    /// Bytes of a table's rows that were sent from here and that came here, in messages.
+    pub fn traffic(&self, table: u32) -> (u64, u64) {
+        let of = self.regions.iter().filter(|(id, _)| id.table == table);
+        of.fold((0, 0), |sum, (_, region)| (sum.0 + region.traffic.0, sum.1 + region.traffic.1))
     }
 
     /// Asks for rows at `places` of what is consumed, once they have the version; the ticket comes back to [`Host::answered`].
@@ -568,7 +589,14 @@ impl<H: Host> Node<H> {
                     heard: false,
                 };
                 let subscribers = BTreeMap::new();
-                let region = Region { memory, shape, upstream: Some(upstream), home: None, subscribers };
+                let region = Region {
+                    memory,
+                    shape,
+                    upstream: Some(upstream),
+                    home: None,
+                    subscribers,
+                    traffic: (0, 0),
+                };
                 self.regions.insert(id, region);
                 self.admit(id);
                 return Ok(());
@@ -580,6 +608,7 @@ impl<H: Host> Node<H> {
 
     fn rows(&mut self, peer: Peer, id: RegionId, head: &Head, entries: &[u8]) -> Result<(), Broken> {
         let region = self.regions.get_mut(&id).ok_or(Broken::Nonsense("rows that were not asked for"))?;
+        region.traffic.1 += entries.len() as u64;
         let Region { memory, shape, upstream, subscribers, .. } = region;
         let upstream = upstream.as_mut().filter(|upstream| upstream.peer == peer);
         let upstream = upstream.ok_or(Broken::Nonsense("rows that were not asked for"))?;
@@ -681,8 +710,12 @@ impl<H: Host> Node<H> {
                 if out.len() >= limit {
                     return true;
                 }
-                if batch.send(out) {
-                    let id = batch.region;
+                let (before, id) = (out.len(), batch.region);
+                let last = batch.send(out);
+                if let Some(region) = self.regions.get_mut(&id) {
+                    region.traffic.0 += (out.len() - before) as u64;
+                }
+                if last {
                     connection.batch = None;
                     self.sent(peer, id);
                     break;

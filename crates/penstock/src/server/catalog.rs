@@ -9,6 +9,8 @@ use penstock_proto::placement::{self, Extent};
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::{Rank, TensorId};
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A declared tensor.
 #[derive(Debug)]
@@ -47,7 +49,8 @@ pub(super) struct Catalog {
     /// Bytes homed, by shard of this server.
     shard_loads: Vec<u64>,
     memory: u64,
-    memory_left: u64,
+    /// Also taken from by who passes rows on.
+    memory_left: Arc<AtomicU64>,
     numbers: HashMap<String, TensorId>,
     entries: HashMap<TensorId, Entry>,
 }
@@ -68,7 +71,7 @@ impl Catalog {
             server_loads: vec![0; servers as usize],
             shard_loads: vec![0; shards as usize],
             memory,
-            memory_left: memory,
+            memory_left: Arc::new(AtomicU64::new(memory)),
             numbers: HashMap::new(),
             entries: HashMap::new(),
         }
@@ -80,7 +83,7 @@ impl Catalog {
 
     /// Bytes that tensors take.
     pub(super) fn taken(&self) -> u64 {
-        self.memory - self.memory_left
+        self.memory.saturating_sub(self.left())
     }
 
     /// Whether a tensor of this name was declared.
@@ -163,8 +166,8 @@ impl Catalog {
         let before = self.shard_loads.clone();
         if extent.count > 0 {
             let needed = self.needed(&layout);
-            if needed > self.memory_left {
-                let (name, available, workers) = (spec.name, self.memory_left, self.workers);
+            if needed > self.left() {
+                let (name, available, workers) = (spec.name, self.left(), self.workers);
                 return Err(Refusal::OutOfMemory { name, needed, available, workers });
             }
             let mut loads = self.shard_loads.clone();
@@ -174,7 +177,7 @@ impl Catalog {
                 HomeRegions::new("penstock-model", layout).map_err(system("make a tensor's memory"))?;
             let (split, fds) = regions.split(&shard_of, shards);
             self.shard_loads = loads;
-            self.memory_left -= needed;
+            self.memory_left.fetch_sub(needed, Ordering::Relaxed);
             homed = split.iter().map(|home| home.chunks().len() as u32).collect();
             (homes, descriptors) = (split, Some(fds));
         }
@@ -191,19 +194,28 @@ impl Catalog {
         layout.model().total() as u64 + layout.state_bytes() as u64 + lanes
     }
 
+    fn left(&self) -> u64 {
+        self.memory_left.load(Ordering::Relaxed)
+    }
+
+    /// Memory that is left, for others to take of.
+    pub(super) fn memory_left(&self) -> &Arc<AtomicU64> {
+        &self.memory_left
+    }
+
     /// Takes memory for rows of a table.
     pub(super) fn take_for_table(&mut self, table: u32, needed: u64) -> Result<(), Refusal> {
-        if needed > self.memory_left {
-            let (available, workers) = (self.memory_left, self.workers);
-            return Err(Refusal::OutOfMemory { name: format!("table {table}"), needed, available, workers });
-        }
-        self.memory_left -= needed;
-        Ok(())
+        let take = |left: u64| left.checked_sub(needed);
+        let taken = self.memory_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        taken.map(drop).map_err(|available| {
+            let workers = self.workers;
+            Refusal::OutOfMemory { name: format!("table {table}"), needed, available, workers }
+        })
     }
 
     /// Gives it back.
     pub(super) fn give_back(&mut self, bytes: u64) {
-        self.memory_left += bytes;
+        self.memory_left.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Makes the lane of a worker on another host; `None` where this server's extent is empty, or where it has one.

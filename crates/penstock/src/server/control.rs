@@ -6,8 +6,9 @@
 
 use super::catalog::{Catalog, NewTensor};
 use super::client::{Channel, Client, Received, Worker};
+use super::items;
 use super::shard::{Board, Command, Handle, Report};
-use super::tables::{Answers, Asker, Tables};
+use super::tables::{Answers, Asker, Sealed, Tables};
 use super::{Order, ServerConfig, Shared, StartError, Wakeup, budget, crowding};
 use crate::options::OnWorkerLoss;
 use crate::wire::records::RecordStream;
@@ -31,7 +32,7 @@ use rustix::time::Timespec;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 use subtle::ConstantTimeEq;
 
@@ -48,6 +49,8 @@ const WAKEUP: u64 = u64::MAX - 1;
 pub(super) struct Shards {
     pub(super) handles: Vec<Handle>,
     pub(super) reports: Receiver<Report>,
+    /// For other threads that report.
+    pub(super) sender: Sender<Report>,
     pub(super) board: Board,
 }
 
@@ -72,7 +75,10 @@ pub(super) struct Control {
     roster: Roster,
     catalog: Catalog,
     tables: Tables,
-    /// Rung by producers on this host where rows are passed on.
+    /// Who passes rows on, from the first worker that needs it; the regions that it is told of then; and its bell, which producers
+    /// on this host ring.
+    items: Option<items::Handle>,
+    sealed: Vec<Sealed>,
     items_bell: OwnedFd,
     tickets: HashMap<u64, Ticket>,
     next_ticket: u64,
@@ -118,6 +124,8 @@ impl Control {
             roster: Roster::new(config.workers),
             catalog,
             tables: Tables::default(),
+            items: None,
+            sealed: Vec::new(),
             items_bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
                 .map_err(StartError::system("make a wake-up descriptor"))?,
             config,
@@ -142,6 +150,7 @@ impl Control {
             self.turn();
         }
         let outcome = self.ended.take().unwrap_or(Ok(()));
+        self.items = None;
         if let Err(failure) = &outcome {
             self.tell_all(failure);
         }
@@ -191,6 +200,9 @@ impl Control {
                 }
                 Order::Enter { stream, purpose: Purpose::Shard { rank, session, shard }, long } => {
                     self.attach(rank, session, shard, stream, long);
+                }
+                Order::Enter { stream, purpose: Purpose::Items { rank, session }, .. } => {
+                    self.attach_items(rank, session, stream);
                 }
                 Order::Stop => self.end(JobFailure::Stopped),
             }
@@ -257,6 +269,43 @@ impl Control {
         {
             handle.send(Command::Attach { rank, stream, long });
         }
+    }
+
+    /// Passes a worker's connection on to who passes rows on.
+    fn attach_items(&mut self, rank: Rank, session: Session, stream: Stream) {
+        if self.workers.get(&rank).is_none_or(|worker| worker.session != session) {
+            return;
+        }
+        if self.items.is_none() {
+            match self.start_items() {
+                Ok(items) => self.items = Some(items),
+                Err(error) => {
+                    tracing::warn!(%error, "rows of tables cannot be passed on");
+                    return;
+                }
+            }
+        }
+        if let Some(items) = &self.items {
+            items.send(items::Command::Enter { rank, stream });
+        }
+    }
+
+    fn start_items(&mut self) -> Result<items::Handle, StartError> {
+        let copied = |error: std::io::Error| StartError::System {
+            what: "copy a descriptor",
+            reason: error.to_string(),
+        };
+        let setup = items::Setup {
+            bell: self.items_bell.as_fd().try_clone_to_owned().map_err(copied)?,
+            memory: Arc::clone(self.catalog.memory_left()),
+            reports: self.shards.sender.clone(),
+            control: Arc::clone(&self.shared),
+        };
+        let items = items::start(setup)?;
+        for sealed in self.sealed.drain(..) {
+            items.send(items::Command::Region(sealed));
+        }
+        Ok(items)
     }
 
     fn serve(&mut self, token: u64) {
@@ -602,7 +651,13 @@ impl Control {
         let live = self.live();
         let local = self.workers.get(&rank).is_some_and(|worker| !worker.is_remote());
         let asker = Asker { rank, request, local, bell: self.items_bell.as_fd(), live: &live };
-        let (answers, _sealed) = self.tables.ask(&asker, ask, &mut self.catalog);
+        let (answers, sealed) = self.tables.ask(&asker, ask, &mut self.catalog);
+        if let Some(sealed) = sealed {
+            match &self.items {
+                Some(items) => items.send(items::Command::Region(sealed)),
+                None => self.sealed.push(sealed),
+            }
+        }
         self.answer_tables(answers);
     }
 

@@ -8,6 +8,7 @@
 //! | [`client`] | control | who is at the other end of a control connection |
 //! | [`budget`] | control | how much memory this server may take |
 //! | [`tables`] | control | which tables of items there are, and the regions that are homed here |
+//! | [`items`] | items | passes rows of tables on to other hosts |
 //! | [`memory`] | one a shard | what the shard's machine acts on |
 //! | [`remote`] | one a shard | workers on other hosts: their frames, and what is owed to them |
 //! | [`shares`] | one a shard | how jobs behind one door share the network |
@@ -20,6 +21,7 @@ mod catalog;
 mod client;
 mod control;
 pub(crate) mod door;
+mod items;
 mod memory;
 mod remote;
 mod shard;
@@ -401,5 +403,5 @@ fn start_shards(
         handles.push(handle);
         threads.push(thread);
     }
-    Ok((control::Shards { handles, reports: inbox, board }, threads))
+    Ok((control::Shards { handles, reports: inbox, sender: reports, board }, threads))
 }

@@ -11,13 +11,15 @@ use penstock_proto::error::Refusal;
 use penstock_proto::items::TableError;
 use penstock_proto::items::control::{PART_BYTES, TableAnswer, TableAsk};
 use penstock_proto::items::registry::{Joined, Registry};
-use penstock_proto::items::wire::RegionId;
+use penstock_proto::items::spec::MAX_ROW_BYTES;
+use penstock_proto::items::wire::{RegionId, Shape};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A region that is homed here, of a producer on this host.
 struct Homed {
     layout: Layout,
+    shape: Shape,
     region: Region,
     page: Region,
     waiters: Waiters,
@@ -31,6 +33,7 @@ pub(super) struct Sealed {
     pub(super) id: RegionId,
     pub(super) region: OwnedFd,
     pub(super) layout: Layout,
+    pub(super) shape: Shape,
     pub(super) waiters: Waiters,
 }
 
@@ -95,8 +98,9 @@ impl Tables {
                 Some(Ok((TableAnswer::Absent { ranks }, Vec::new())))
             }
             TableAsk::Produced { name, rank, from } => Some(self.produced(&name, rank, from)),
-            TableAsk::Region { region, slots, row_bytes } => {
-                self.region(asker, region, Layout::new(slots, row_bytes), catalog).transpose()
+            TableAsk::Region { region, slots, row_bytes, propagation } => {
+                let shape = Shape { slots, row_bytes, propagation };
+                self.region(asker, region, shape, catalog).transpose()
             }
             TableAsk::Mapped { region } => match self.seal(asker, region, &mut answers) {
                 Ok(it) => {
@@ -137,15 +141,16 @@ impl Tables {
         &mut self,
         asker: &Asker<'_>,
         id: RegionId,
-        layout: Layout,
+        shape: Shape,
         catalog: &mut Catalog,
     ) -> Result<Option<(TableAnswer, Vec<OwnedFd>)>, Refusal> {
         if !asker.local {
             return Err(out_of_turn("a region that is to be mapped on another host"));
         }
-        if layout.slots() == 0 || layout.row_bytes() == 0 {
-            return Err(out_of_turn("a region without rows"));
+        if shape.slots == 0 || !(1..=MAX_ROW_BYTES).contains(&shape.row_bytes) {
+            return Err(out_of_turn("a region without rows, or with too long ones"));
         }
+        let layout = Layout::new(shape.slots, shape.row_bytes);
         if !self.regions.contains_key(&id) {
             let bytes = (layout.total() + WAITERS_BYTES) as u64;
             catalog.take_for_table(id.table, bytes)?;
@@ -155,11 +160,11 @@ impl Tables {
                 let (what, reason) = ("make a table's memory".to_owned(), errno.to_string());
                 Refusal::System { what, reason }
             })?;
-            let homed = Homed { layout, region, page, waiters, sealed: false, waiting: Vec::new() };
+            let homed = Homed { layout, shape, region, page, waiters, sealed: false, waiting: Vec::new() };
             self.regions.insert(id, homed);
         }
         let Some(homed) = self.regions.get_mut(&id) else { return Ok(None) };
-        if homed.layout != layout {
+        if homed.shape != shape {
             return Err(out_of_turn("a region with other rows than it has"));
         }
         if !homed.sealed && asker.rank != id.rank {
@@ -183,7 +188,7 @@ impl Tables {
             answers.push((rank, request, homed.pass(asker.bell)));
         }
         let region = clone(homed.region.fd())?;
-        Ok(Sealed { id, region, layout: homed.layout, waiters: homed.waiters.clone() })
+        Ok(Sealed { id, region, layout: homed.layout, shape: homed.shape, waiters: homed.waiters.clone() })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::Error;
 use super::link::{Deadline, Fate, Introduction, Link, lock};
-use super::table::{Table, TableDeclaration, TableInner};
+use super::table::{Courier, CourierSetup, Table, TableDeclaration, TableInner};
 use super::tensor::{Declaration, Tensor};
 use crate::options::{Options, Transport};
 use crate::server::{Server, ServerConfig, StartError};
@@ -13,9 +13,10 @@ use penstock_fabric::net::endpoint::Endpoint;
 use penstock_fabric::socket::Connection;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::Rank;
-use penstock_proto::handshake::Session;
+use penstock_proto::handshake::{Purpose, Session};
 use penstock_proto::message::{Answer, Ask, Secret};
 use penstock_proto::submission::Submission;
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::Duration;
@@ -78,6 +79,10 @@ pub(super) struct Inner {
     barriers: AtomicU64,
     /// Bytes that each shard is home of, by server.
     pub(super) homed: Mutex<Vec<Vec<u64>>>,
+    /// Where the servers are, and who this worker is to them; `None` with a server in this process.
+    membership: Option<(Membership, Session)>,
+    /// Connections about items, by server.
+    couriers: Mutex<BTreeMap<u32, Arc<Courier>>>,
     /// The tables, which are told of the clock.
     pub(super) tables: Mutex<Vec<Weak<TableInner>>>,
     pub(super) rank: Rank,
@@ -98,6 +103,36 @@ impl Inner {
             (Answer::Clocks { clocks }, _) => Ok(clocks.get(rank as usize).is_some_and(|&clock| clock < 0)),
             (other, _) => Err(first.misunderstood(&other)),
         }
+    }
+
+    /// The connection about items to a server, made when it is first needed.
+    pub(super) fn courier(&self, server: u32) -> Result<Arc<Courier>, Error> {
+        let mut couriers = lock(&self.couriers);
+        if let Some(courier) = couriers.get(&server) {
+            return Ok(Arc::clone(courier));
+        }
+        let nowhere = || {
+            let what = "rows are on another host than their home, which has no network address".to_owned();
+            Error::Protocol { server, what }
+        };
+        let (membership, session) = self.membership.as_ref().ok_or_else(nowhere)?;
+        let address = membership.servers.get(server as usize).and_then(|endpoint| endpoint.tcp.clone());
+        let Membership { job, secret, rank, .. } = membership;
+        let dialer = Dialer::new(address.ok_or_else(nowhere)?, job, *secret, &self.options);
+        let setup = CourierSetup {
+            server,
+            purpose: Purpose::Items { rank: *rank, session: *session },
+            dialer: dialer.map_err(StartError::from)?,
+            fate: Arc::clone(&self.fate),
+            lease: self.options.lease,
+        };
+        let courier = Arc::new(Courier::start(setup)?);
+        couriers.insert(server, Arc::clone(&courier));
+        Ok(courier)
+    }
+
+    fn all_couriers(&self) -> Vec<Arc<Courier>> {
+        lock(&self.couriers).values().cloned().collect()
     }
 
     fn each_table(&self, tell: impl Fn(&TableInner)) {
@@ -177,7 +212,8 @@ impl Job {
             }
             None => return Err(Error::Protocol { server: 0, what: "no server was named".to_owned() }),
         }
-        Ok(Self::new(links, fate, &who, options, None))
+        let membership = Some((membership.clone(), who.session));
+        Ok(Self::new(links, fate, &who, options, None, membership))
     }
 
     /// A job of one worker, with a server in this process.
@@ -202,7 +238,7 @@ impl Job {
             connection.map_err(|errno| Error::System { what: "make a socket", reason: errno.to_string() })?;
         let fate = Arc::new(Fate::default());
         let link = Link::join(connection, &who, 0, &fate, Deadline::new(options.deadline))?;
-        Ok(Self::new(vec![link], fate, &who, options, Some(server)))
+        Ok(Self::new(vec![link], fate, &who, options, Some(server), None))
     }
 
     fn new(
@@ -211,10 +247,13 @@ impl Job {
         who: &Introduction,
         options: Options,
         embedded: Option<Server>,
+        membership: Option<(Membership, Session)>,
     ) -> Self {
         let homed = links.iter().map(|link| vec![0; link.welcome.shards as usize]).collect();
         let inner = Inner {
             homed: Mutex::new(homed),
+            membership,
+            couriers: Mutex::default(),
             tables: Mutex::default(),
             links: RwLock::new(links),
             fate,
@@ -302,6 +341,9 @@ impl Job {
         let deadline = self.inner.deadline(timeout);
         // What was submitted to another host before the barrier must have been taken there before anyone passes it.
         links.iter().for_each(Link::drain);
+        for courier in self.inner.all_couriers() {
+            courier.flush(deadline)?;
+        }
         match first.ask(Ask::Barrier, "open the barrier", deadline) {
             Ok((Answer::BarrierPassed, _)) => {
                 self.inner.barriers.fetch_add(1, Ordering::Relaxed);
@@ -358,6 +400,9 @@ impl Job {
     pub fn close(&self, failed: Option<String>) {
         if failed.is_none() {
             self.inner.each_table(TableInner::leave);
+        }
+        for courier in std::mem::take(&mut *lock(&self.inner.couriers)).into_values() {
+            courier.leave(failed.is_none() && self.inner.fate.check().is_ok());
         }
         self.inner.fate.end();
         let mut links =

@@ -1,7 +1,7 @@
 //! Declaring a table: every worker tells the first server which rows it produces and consumes, hears who the others are, and maps
 //! what it needs of them.
 
-use super::{Counters, Own, Source, Table, TableInner};
+use super::{Bell, Counters, Own, Remote, Source, Table, TableInner};
 use crate::worker::Error;
 use crate::worker::job::Inner;
 use crate::worker::link::{Deadline, Link, lock};
@@ -10,11 +10,11 @@ use penstock_kernels::Dtype;
 use penstock_proto::error::Refusal;
 use penstock_proto::items::control::{PART_BYTES, TableAnswer, TableAsk};
 use penstock_proto::items::registry::{Part, Producer};
-use penstock_proto::items::wire::RegionId;
+use penstock_proto::items::wire::{RegionId, Shape};
 use penstock_proto::items::{Propagation, RowSet, Slack, TableError, TableSpec};
 use penstock_proto::message::{Answer, Ask};
 use rustix::fd::{AsFd, OwnedFd};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -69,19 +69,37 @@ impl Table {
         let (mut sources, mut sets, mut own) = (Vec::new(), Vec::new(), None);
         // First this worker's own region: others may wait for it.
         if let Some(me) = producers.iter().find(|producer| producer.rank == job.rank) {
-            own = Some(Own::map(&job, id, me, produce.clone(), layout(me.slots), deadline)?);
+            own = Some(Own::make(&job, id, me, produce.clone(), layout(me.slots), propagation, deadline)?);
         }
         for producer in &producers {
             if let Some(own) = own.as_mut().filter(|_| producer.rank == job.rank) {
                 own.source = sources.len();
                 let (rows, waiters) = (own.rows.clone(), own.waiters.clone());
-                sources.push(Source { rank: job.rank, rows, waiters, gone: AtomicBool::new(false) });
+                let gone = AtomicBool::new(false);
+                sources.push(Source { rank: job.rank, rows, waiters, gone, remote: None });
                 sets.push(produce.clone());
                 continue;
             }
             let theirs = produced(&job, &spec.name, producer.rank, deadline)?;
-            sources.push(Source::map(&job, id, producer, layout(producer.slots), deadline)?);
-            sets.push(theirs);
+            let here = job.links().get(producer.home as usize).is_some_and(|link| !link.is_remote());
+            if producer.near && here {
+                let layout = layout(producer.slots);
+                sources.push(Source::map(&job, id, producer, layout, propagation, deadline)?);
+                sets.push(theirs);
+                continue;
+            }
+            // Only what this worker consumes is mirrored.
+            let wanted = theirs.intersection(&consume);
+            let slots = RowSet::from_rows(wanted.iter().filter_map(|row| theirs.place(row)));
+            let shape = Shape { slots: producer.slots, row_bytes, propagation };
+            sources.push(Source::mirror(
+                &job,
+                RegionId { table: id, rank: producer.rank },
+                producer,
+                shape,
+                slots,
+            )?);
+            sets.push(wanted);
         }
         let sets: Vec<&RowSet> = sets.iter().collect();
         let known = consume.union(&produce);
@@ -165,11 +183,17 @@ fn region(
     id: RegionId,
     producer: &Producer,
     layout: Layout,
+    propagation: Propagation,
     deadline: Deadline,
 ) -> Result<[OwnedFd; 3], Error> {
     let links = job.links();
     let home = links.get(producer.home as usize).ok_or(Error::Closed)?;
-    let ask = TableAsk::Region { region: id, slots: producer.slots, row_bytes: layout.row_bytes() as u32 };
+    let ask = TableAsk::Region {
+        region: id,
+        slots: producer.slots,
+        row_bytes: layout.row_bytes() as u32,
+        propagation,
+    };
     match asked(home, ask, deadline)? {
         (TableAnswer::Region, fds) => fds.try_into().map_err(|_| Error::Protocol {
             server: producer.home,
@@ -184,38 +208,72 @@ fn system(errno: rustix::io::Errno) -> Error {
 }
 
 impl Own {
-    fn map(
+    fn make(
         job: &Inner,
         table: u32,
         me: &Producer,
         produce: RowSet,
         layout: Layout,
+        propagation: Propagation,
         deadline: Deadline,
     ) -> Result<Self, Error> {
         let id = RegionId { table, rank: me.rank };
-        let [memory, page, bell] = region(job, id, me, layout, deadline)?;
+        if !me.near {
+            let writer = Writer::private(layout).map_err(system)?;
+            let waiters = Waiters::private().map_err(system)?;
+            let (rows, courier) = (writer.rows().clone(), job.courier(me.home)?);
+            let shape = Shape { slots: me.slots, row_bytes: layout.row_bytes() as u32, propagation };
+            courier.produce(id, shape, rows.clone(), waiters.clone());
+            let bell = Bell::Courier(courier);
+            return Ok(Self { source: 0, produce, writer: Mutex::new(writer), rows, waiters, bell });
+        }
+        let [memory, page, bell] = region(job, id, me, layout, propagation, deadline)?;
         let writer = Writer::shared(layout, memory.as_fd()).map_err(system)?;
         let waiters = Waiters::open(page.as_fd()).map_err(system)?;
         let links = job.links();
         let home = links.get(me.home as usize).ok_or(Error::Closed)?;
         asked(home, TableAsk::Mapped { region: id }, deadline)?;
         let rows = writer.rows().clone();
-        Ok(Self { source: 0, produce, writer: Mutex::new(writer), rows, waiters, bell: Some(bell) })
+        Ok(Self { source: 0, produce, writer: Mutex::new(writer), rows, waiters, bell: Bell::Home(bell) })
     }
 }
 
 impl Source {
+    /// Looks at the rows in their producer's own memory.
     fn map(
         job: &Inner,
         table: u32,
         producer: &Producer,
         layout: Layout,
+        propagation: Propagation,
         deadline: Deadline,
     ) -> Result<Self, Error> {
         let id = RegionId { table, rank: producer.rank };
-        let [memory, page, _] = region(job, id, producer, layout, deadline)?;
+        let [memory, page, _] = region(job, id, producer, layout, propagation, deadline)?;
         let rows = Rows::open(layout, memory.as_fd()).map_err(system)?;
         let waiters = Waiters::open(page.as_fd()).map_err(system)?;
-        Ok(Self { rank: producer.rank, rows, waiters, gone: AtomicBool::new(false) })
+        Ok(Self { rank: producer.rank, rows, waiters, gone: AtomicBool::new(false), remote: None })
+    }
+
+    /// Has the rows sent.
+    fn mirror(
+        job: &Inner,
+        id: RegionId,
+        producer: &Producer,
+        shape: Shape,
+        slots: RowSet,
+    ) -> Result<Self, Error> {
+        let (courier, len) = (job.courier(producer.home)?, slots.len() as u32);
+        let (rows, waiters) = courier.consume(id, shape, slots)?;
+        let remote = Remote {
+            courier,
+            id,
+            len,
+            propagation: shape.propagation,
+            needed: AtomicU64::new(0),
+            barriers: AtomicU64::new(job.barriers()),
+        };
+        let (rank, gone) = (producer.rank, AtomicBool::new(false));
+        Ok(Self { rank, rows, waiters, gone, remote: Some(remote) })
     }
 }

@@ -1,14 +1,13 @@
 //! Get: looks at rows where they stand, and waits for those that are too old.
 
-use super::{FINAL, Place, Source, Table, TableInner};
+use super::{FINAL, Place, Remote, Source, Table, TableInner};
 use crate::wait::Patience;
 use crate::worker::Error;
 use crate::worker::link::{Deadline, INTERRUPT_EVERY};
 use penstock_fabric::items::region::Shown;
 use penstock_fabric::items::slot::Overtaken;
 use penstock_fabric::region::Mapping;
-use penstock_proto::Rank;
-use penstock_proto::items::Slack;
+use penstock_proto::items::{Propagation, RowSet, Slack};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -69,6 +68,7 @@ struct Stale {
 struct Wanted {
     clock: u64,
     version: u64,
+    slack: Slack,
 }
 
 impl Table {
@@ -111,6 +111,9 @@ impl Table {
         let wanted = inner.wanted(clock, slack);
         let &[place] = inner.places(row)? else { return Ok(None) };
         let source = &inner.sources[place.source as usize];
+        if source.remote.is_some() {
+            return Ok(None); // it may have to be asked for
+        }
         match source.rows.read(place.slot, source.rows.now(), out) {
             Ok(look) if look.clock >= wanted.version => {
                 inner.count_get(1, wanted, look.clock);
@@ -124,9 +127,24 @@ impl Table {
     pub fn prefetch(&self, rows: &[u64], clock: Option<u64>, slack: Option<Slack>) -> Result<(), Error> {
         let inner = &*self.inner;
         inner.job.fate.check()?;
-        let _wanted = inner.wanted(clock, slack);
+        let wanted = inner.wanted(clock, slack);
+        let mut places: Vec<Vec<u64>> = vec![Vec::new(); inner.sources.len()];
         for &row in rows {
-            inner.places(row)?;
+            for place in inner.places(row)? {
+                places[place.source as usize].push(place.slot.into());
+            }
+        }
+        for (source, places) in inner.sources.iter().zip(places).filter(|(_, places)| !places.is_empty()) {
+            let Some(remote) = &source.remote else { continue };
+            let old = |slot: &u64| source.rows.version(*slot as u32) < wanted.version;
+            match remote.propagation {
+                Propagation::Eager => {}
+                Propagation::Lazy if places.iter().any(old) => {
+                    remote.courier.prefetch(remote.id, &RowSet::from_rows(places), wanted.version);
+                }
+                Propagation::Lazy => {}
+                Propagation::Bounded => remote.need(wanted.version),
+            }
         }
         Ok(())
     }
@@ -168,7 +186,16 @@ impl Table {
                 inner.check_own(row, place, shown.version(), wanted)?;
                 return Ok(View { shown, bytes: inner.layout.row_bytes() });
             }
-            inner.wait(Stale { row, place }, wanted, deadline)?;
+            inner.wait(Stale { row, place }, &[place.slot], wanted, deadline)?;
+        }
+    }
+}
+
+impl Remote {
+    /// Says which version the next get will ask for.
+    fn need(&self, version: u64) {
+        if self.needed.fetch_max(version, Ordering::Relaxed) < version {
+            self.courier.need(self.id, version);
         }
     }
 }
@@ -183,7 +210,8 @@ impl TableInner {
     #[inline]
     fn wanted(&self, clock: Option<u64>, slack: Option<Slack>) -> Wanted {
         let clock = clock.unwrap_or_else(|| self.job.shown_clock());
-        Wanted { clock, version: slack.unwrap_or(self.slack).required(clock) }
+        let slack = slack.unwrap_or(self.slack);
+        Wanted { clock, version: slack.required(clock), slack }
     }
 
     #[inline]
@@ -222,6 +250,10 @@ impl TableInner {
         let place = self.places(row)?[0];
         let source = &self.sources[place.source as usize];
         let mut deadline = None;
+        if source.remote.is_some() {
+            let deadline = *deadline.get_or_insert_with(|| self.job.deadline(timeout));
+            self.pass_barrier(source, deadline)?;
+        }
         loop {
             let look = match source.rows.read(place.slot, source.rows.now(), out) {
                 Ok(look) => look,
@@ -231,6 +263,7 @@ impl TableInner {
                 }
             };
             if look.clock >= wanted.version || source.is_gone() {
+                self.look_ahead(source, wanted);
                 return Ok(look.clock);
             }
             self.check_own(row, place, look.clock, wanted)?;
@@ -238,7 +271,7 @@ impl TableInner {
                 return Ok(look.clock);
             }
             let deadline = *deadline.get_or_insert_with(|| self.job.deadline(timeout));
-            self.wait(Stale { row, place }, wanted, deadline)?;
+            self.wait(Stale { row, place }, &[place.slot], wanted, deadline)?;
         }
     }
 
@@ -304,9 +337,22 @@ impl TableInner {
         row: impl Fn(usize) -> u64,
     ) -> Result<u64, Error> {
         let from = &self.sources[source];
+        self.pass_barrier(from, deadline)?;
         loop {
-            let together = self.verified(row(0), deadline, || from.rows.read_together(slots, to, out))?;
+            let look = || from.rows.read_together(slots, to, out);
+            let together = match &from.remote {
+                Some(remote) if remote.propagation != Propagation::Eager => match self.verified_apart(look) {
+                    Some(together) => together,
+                    // Rows that came one by one were never current together: they are fetched together.
+                    None => {
+                        self.fetch(from, remote, slots, wanted, row(0), deadline)?;
+                        continue;
+                    }
+                },
+                _ => self.verified(row(0), deadline, look)?,
+            };
             if together.version >= wanted.version || from.is_gone() {
+                self.look_ahead(from, wanted);
                 return Ok(together.version);
             }
             let place = |slot| Place { source: source as u32, slot };
@@ -320,7 +366,81 @@ impl TableInner {
             };
             let stale = Stale { row: row(at), place: place(slots[at]) };
             self.check_own(stale.row, stale.place, from.rows.version(stale.place.slot), wanted)?;
-            self.wait(stale, wanted, deadline)?;
+            self.wait(stale, slots, wanted, deadline)?;
+        }
+    }
+
+    /// Some looks at rows of a mirror whose rows come one by one.
+    fn verified_apart<T>(&self, mut look: impl FnMut() -> Result<T, Overtaken>) -> Option<T> {
+        (0..4).find_map(|_| look().ok())
+    }
+
+    /// Has rows sent that are fresh enough, all as of one moment.
+    fn fetch(
+        &self,
+        source: &Source,
+        remote: &Remote,
+        slots: &[u32],
+        wanted: Wanted,
+        row: u64,
+        deadline: Deadline,
+    ) -> Result<(), Error> {
+        let places = RowSet::from_rows(slots.iter().map(|&slot| slot.into()));
+        let mut looked = Instant::now();
+        let mut lost = Ok(());
+        let gone = || {
+            if looked.elapsed() > LOOK_FOR_PRODUCER {
+                looked = Instant::now();
+                match self.job.is_gone(source.rank) {
+                    Ok(gone) => source.gone.fetch_or(gone, Ordering::Relaxed),
+                    Err(error) => {
+                        lost = Err(error);
+                        true
+                    }
+                };
+            }
+            lost.is_err() || source.is_gone()
+        };
+        let came = remote.courier.fetch(remote.id, &places, wanted.version, deadline, gone)?;
+        lost?;
+        if came || source.is_gone() {
+            return Ok(());
+        }
+        let place = Place { source: 0, slot: slots[0] };
+        Err(self.too_late(source, &Stale { row, place }, wanted, deadline))
+    }
+
+    /// After a barrier, what others set before it must be here.
+    fn pass_barrier(&self, source: &Source, deadline: Deadline) -> Result<(), Error> {
+        let Some(remote) = &source.remote else { return Ok(()) };
+        let barriers = self.job.barriers();
+        if remote.barriers.load(Ordering::Relaxed) == barriers {
+            return Ok(());
+        }
+        match remote.propagation {
+            Propagation::Eager => _ = remote.courier.flush(deadline)?,
+            _ => {
+                let all: Vec<u32> = (0..remote.len).collect();
+                self.fetch(
+                    source,
+                    remote,
+                    &all,
+                    Wanted { clock: 0, version: 0, slack: Slack::Unbounded },
+                    0,
+                    deadline,
+                )?;
+            }
+        }
+        remote.barriers.store(barriers, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Within bounds: rows that the next get will find too old are sent before it asks.
+    fn look_ahead(&self, source: &Source, wanted: Wanted) {
+        if let Some(remote) = &source.remote
+            && remote.propagation == Propagation::Bounded
+        {
+            remote.need(wanted.slack.required(wanted.clock + 1));
         }
     }
 
@@ -354,9 +474,19 @@ impl TableInner {
     }
 
     /// Waits until a row has the version, or its producer is gone.
-    fn wait(&self, stale: Stale, wanted: Wanted, deadline: Deadline) -> Result<(), Error> {
+    fn wait(&self, stale: Stale, slots: &[u32], wanted: Wanted, deadline: Deadline) -> Result<(), Error> {
         let since = Instant::now();
-        let result = self.wait_for(&stale, wanted, deadline);
+        let source = &self.sources[stale.place.source as usize];
+        let result = match &source.remote {
+            Some(remote) if remote.propagation == Propagation::Lazy => {
+                self.fetch(source, remote, slots, wanted, stale.row, deadline)
+            }
+            Some(remote) if remote.propagation == Propagation::Bounded => {
+                remote.need(wanted.version);
+                self.wait_for(&stale, wanted, deadline)
+            }
+            _ => self.wait_for(&stale, wanted, deadline),
+        };
         let nanos = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.counters.waited_nanos.fetch_add(nanos, Ordering::Relaxed);
         result
@@ -382,7 +512,7 @@ impl TableInner {
             self.job.fate.check_interrupt()?;
             let left = deadline.left();
             if left.is_zero() {
-                return Err(self.too_late(stale, wanted, deadline));
+                return Err(self.too_late(source, stale, wanted, deadline));
             }
             match (&seat, rings) {
                 (Some(seat), Some(rings)) => seat.sleep(rings, left.min(INTERRUPT_EVERY)),
@@ -398,8 +528,7 @@ impl TableInner {
         }
     }
 
-    fn too_late(&self, stale: &Stale, wanted: Wanted, deadline: Deadline) -> Error {
-        let source = &self.sources[stale.place.source as usize];
+    fn too_late(&self, source: &Source, stale: &Stale, wanted: Wanted, deadline: Deadline) -> Error {
         let version = source.rows.version(stale.place.slot);
         Error::GetTimeout {
             name: self.spec.name.clone(),
@@ -420,10 +549,5 @@ impl TableInner {
         if version < FINAL && staleness > counters.max_staleness.load(Ordering::Relaxed) {
             counters.max_staleness.fetch_max(staleness, Ordering::Relaxed);
         }
-    }
-
-    /// Ranks of the producers that this worker looks at.
-    pub(super) fn ranks(&self) -> impl Iterator<Item = Rank> + '_ {
-        self.sources.iter().map(|source| source.rank)
     }
 }

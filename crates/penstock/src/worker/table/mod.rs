@@ -4,17 +4,20 @@
 //! |---|---|
 //! | [`declare`] | agreeing with the others on who produces what, and mapping their rows |
 //! | [`index`] | where each row stands |
+//! | [`courier`] | rows to and from other hosts |
 //! | [`set`] | set, add, and the clock |
 //! | [`get`] | get, prefetch, views, and what they wait for |
 //!
 //! A producer writes its rows into memory of its own, and consumers on its host look at them there: a get of a row that is fresh
 //! enough is some looks at memory, without anyone's help.
 
+mod courier;
 mod declare;
 mod get;
 mod index;
 mod set;
 
+pub(super) use courier::{Courier, Setup as CourierSetup};
 pub use declare::TableDeclaration;
 pub use get::View;
 
@@ -24,7 +27,7 @@ use index::{Index, Place};
 use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
 use penstock_proto::Rank;
 use penstock_proto::items::wire::RegionId;
-use penstock_proto::items::{RowSet, Slack, TableSpec};
+use penstock_proto::items::{Propagation, RowSet, Slack, TableSpec};
 use rustix::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -40,6 +43,21 @@ struct Source {
     waiters: Waiters,
     /// Whether the producer is no longer waited for: it has been lost, and the job goes on.
     gone: AtomicBool,
+    /// How its rows come, if they do not stand in its own memory.
+    remote: Option<Remote>,
+}
+
+/// Rows that are mirrored.
+struct Remote {
+    courier: Arc<Courier>,
+    id: RegionId,
+    /// Rows of the mirror.
+    len: u32,
+    propagation: Propagation,
+    /// Bounded: the version that was last said to be needed.
+    needed: AtomicU64,
+    /// Barriers passed when it was last made sure that what came before them is here.
+    barriers: AtomicU64,
 }
 
 /// The rows that this worker produces.
@@ -50,8 +68,15 @@ struct Own {
     writer: Mutex<Writer>,
     rows: Rows,
     waiters: Waiters,
-    /// Rings who passes rows on to other hosts.
-    bell: Option<OwnedFd>,
+    bell: Bell,
+}
+
+/// Who passes this worker's rows on to other hosts.
+enum Bell {
+    /// The home, on this host: its bell.
+    Home(OwnedFd),
+    /// This worker's own connection to it.
+    Courier(Arc<Courier>),
 }
 
 /// What a worker has done with a table since it declared it.
@@ -138,6 +163,8 @@ impl Table {
     pub fn stats(&self) -> TableStats {
         let counters = &self.inner.counters;
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let traffic = self.inner.couriers().into_iter().map(|courier| courier.traffic(self.inner.id));
+        let (sent, received) = traffic.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
         TableStats {
             sets: get(&counters.sets),
             rows_set: get(&counters.rows_set),
@@ -146,15 +173,24 @@ impl Table {
             waited: Duration::from_nanos(get(&counters.waited_nanos)),
             retries: get(&counters.retries),
             max_staleness: get(&counters.max_staleness),
-            sent_bytes: 0,
-            received_bytes: 0,
+            sent_bytes: sent,
+            received_bytes: received,
         }
     }
 }
 
 impl TableInner {
-    fn region(&self, rank: Rank) -> RegionId {
-        RegionId { table: self.id, rank }
+    /// The connections that its rows come and go by.
+    fn couriers(&self) -> Vec<&Arc<Courier>> {
+        let own = self.own.as_ref().and_then(|own| match &own.bell {
+            Bell::Courier(courier) => Some(courier),
+            Bell::Home(_) => None,
+        });
+        let remote = self.sources.iter().filter_map(|source| Some(&source.remote.as_ref()?.courier));
+        let mut all: Vec<&Arc<Courier>> = own.into_iter().chain(remote).collect();
+        all.sort_by_key(|courier| Arc::as_ptr(courier));
+        all.dedup_by_key(|courier| Arc::as_ptr(courier));
+        all
     }
 
     fn unknown(&self, row: u64) -> Error {

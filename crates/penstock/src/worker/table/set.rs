@@ -1,6 +1,6 @@
 //! Set and add: rows go into this worker's own region; whoever waits for them is woken.
 
-use super::{FINAL, Own, Table, TableInner};
+use super::{Bell, FINAL, Own, Table, TableInner};
 use crate::worker::Error;
 use crate::worker::link::lock;
 use penstock_fabric::items::region::Writer;
@@ -81,11 +81,13 @@ impl TableInner {
     }
 
     fn wake(&self, own: &Own) {
-        if own.waiters.wake(&own.rows)
-            && let Some(bell) = &own.bell
-        {
+        if !own.waiters.wake(&own.rows) {
+            return;
+        }
+        match &own.bell {
             // It fails only when it is full, and then who listens is awake already.
-            let _ = rustix::io::write(bell, &1u64.to_le_bytes());
+            Bell::Home(bell) => _ = rustix::io::write(bell, &1u64.to_le_bytes()),
+            Bell::Courier(courier) => courier.kick(),
         }
     }
 

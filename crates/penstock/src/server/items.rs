@@ -1,0 +1,242 @@
+//! Passes rows of tables on to workers that share no memory with their producer: one thread for a job on a server, started with the
+//! first such worker. What is sent to whom is [`penstock_proto::items::node`]'s to say.
+
+use super::shard::Report;
+use super::tables::Sealed;
+use super::{StartError, Wakeup};
+use crate::wire::items::{Ended, ItemWire};
+use penstock_fabric::items::memory::RegionMemory;
+use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
+use penstock_fabric::net::stream::Stream;
+use penstock_proto::Rank;
+use penstock_proto::items::node::{Host, Node};
+use penstock_proto::items::wire::{RegionId, Shape};
+use rustix::event::epoll;
+use rustix::fd::{AsFd, OwnedFd};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+/// What the thread is told.
+pub(super) enum Command {
+    /// A producer of this host has made its rows.
+    Region(Sealed),
+    /// A worker's connection.
+    Enter {
+        rank: Rank,
+        stream: Stream,
+    },
+    Stop,
+}
+
+/// The control thread's end.
+pub(super) struct Handle {
+    commands: Sender<Command>,
+    bell: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Handle {
+    pub(super) fn send(&self, command: Command) {
+        let _ = self.commands.send(command);
+        let _ = rustix::io::write(&self.bell, &1u64.to_le_bytes());
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.send(Command::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the thread is started with.
+pub(super) struct Setup {
+    /// Rung by producers of this host, and for commands.
+    pub(super) bell: OwnedFd,
+    /// Memory that is left of the server's.
+    pub(super) memory: Arc<AtomicU64>,
+    pub(super) reports: Sender<Report>,
+    pub(super) control: Arc<super::Shared>,
+}
+
+pub(super) fn start(setup: Setup) -> Result<Handle, StartError> {
+    let system = StartError::system;
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll descriptor"))?;
+    let data = epoll::EventData::new_u64(BELL);
+    epoll::add(&epoll, &setup.bell, data, epoll::EventFlags::IN).map_err(system("watch a descriptor"))?;
+    let copied =
+        |error: std::io::Error| StartError::System { what: "copy a descriptor", reason: error.to_string() };
+    let bell = setup.bell.as_fd().try_clone_to_owned().map_err(copied)?;
+    let (commands, inbox) = channel();
+    let passer = Passer {
+        node: Node::new(Memories { left: Arc::clone(&setup.memory) }),
+        setup,
+        inbox,
+        epoll,
+        wires: BTreeMap::new(),
+        followed: BTreeSet::new(),
+        running: true,
+    };
+    let thread = std::thread::Builder::new().name("penstock-items".to_owned());
+    let thread = thread.spawn(move || passer.run());
+    let thread =
+        thread.map_err(|error| StartError::System { what: "start a thread", reason: error.to_string() })?;
+    Ok(Handle { commands, bell, thread: Some(thread) })
+}
+
+const BELL: u64 = u64::MAX;
+
+/// Memory for rows of producers on other hosts.
+struct Memories {
+    left: Arc<AtomicU64>,
+}
+
+impl Host for Memories {
+    type Memory = RegionMemory;
+
+    fn make(&mut self, _: RegionId, shape: &Shape) -> Option<RegionMemory> {
+        let layout = Layout::new(shape.slots, shape.row_bytes);
+        let needed = layout.total() as u64;
+        let take = |left: u64| left.checked_sub(needed);
+        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
+        let writer = Writer::private(layout).ok()?;
+        Some(RegionMemory::mirror(writer, Waiters::private().ok()?))
+    }
+
+    fn answered(&mut self, _: u64) {}
+
+    fn flushed(&mut self, _: u64) {}
+}
+
+struct Passer {
+    setup: Setup,
+    inbox: Receiver<Command>,
+    epoll: OwnedFd,
+    node: Node<Memories>,
+    wires: BTreeMap<Rank, ItemWire>,
+    /// Regions that producers of this host write.
+    followed: BTreeSet<RegionId>,
+    running: bool,
+}
+
+impl Passer {
+    fn run(mut self) {
+        while self.running {
+            self.transmit_all();
+            // Who sets rows from now on rings; what was set before is found by another look.
+            for id in &self.followed {
+                if self.node.is_wanted(*id)
+                    && let Some(memory) = self.node.memory(*id)
+                {
+                    memory.announce_follower();
+                }
+            }
+            if !self.transmit_all() {
+                self.wait();
+            }
+        }
+    }
+
+    /// Sends what there is to send; whether anything was.
+    fn transmit_all(&mut self) -> bool {
+        let mut any = false;
+        loop {
+            self.node.collect_all();
+            let mut sent = false;
+            let mut lost = Vec::new();
+            for (&rank, wire) in &mut self.wires {
+                match wire.transmit(&mut self.node, rank) {
+                    Ok(some) => sent |= some,
+                    Err(ended) => lost.push((rank, ended)),
+                }
+            }
+            for (rank, ended) in lost {
+                self.end(rank, ended);
+            }
+            any |= sent;
+            if !sent {
+                return any;
+            }
+        }
+    }
+
+    fn wait(&mut self) {
+        for (&rank, wire) in &self.wires {
+            let mut flags = epoll::EventFlags::IN;
+            flags.set(epoll::EventFlags::OUT, wire.holds_output());
+            let _ = epoll::modify(&self.epoll, wire.stream(), epoll::EventData::new_u64(rank.into()), flags);
+        }
+        let mut events = Vec::with_capacity(64);
+        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None);
+        for event in events {
+            match event.data.u64() {
+                BELL => {
+                    Wakeup::clear(self.setup.bell.as_fd());
+                    self.take_commands();
+                }
+                rank => self.hear(rank as Rank),
+            }
+        }
+    }
+
+    fn hear(&mut self, rank: Rank) {
+        if let Some(wire) = self.wires.get_mut(&rank)
+            && let Err(ended) = wire.receive(&mut self.node, rank)
+        {
+            self.end(rank, ended);
+        }
+    }
+
+    fn end(&mut self, rank: Rank, ended: Ended) {
+        if let Some(wire) = self.wires.remove(&rank) {
+            let _ = epoll::delete(&self.epoll, wire.stream());
+        }
+        self.node.lost(rank);
+        match ended {
+            Ended::Connection(error) => {
+                tracing::debug!(rank, %error, "a worker's connection for items ended")
+            }
+            Ended::Peer(what) => {
+                let _ = self.setup.reports.send(Report::Broke { rank, what });
+                self.setup.control.wakeup.ring();
+            }
+        }
+    }
+
+    fn take_commands(&mut self) {
+        while let Ok(command) = self.inbox.try_recv() {
+            match command {
+                Command::Stop => self.running = false,
+                Command::Region(sealed) => self.follow(sealed),
+                Command::Enter { rank, stream } => {
+                    if let Some(old) = self.wires.remove(&rank) {
+                        let _ = epoll::delete(&self.epoll, old.stream());
+                    }
+                    let data = epoll::EventData::new_u64(rank.into());
+                    if epoll::add(&self.epoll, &stream, data, epoll::EventFlags::IN).is_ok() {
+                        self.wires.insert(rank, ItemWire::new(stream));
+                        self.node.connected(rank);
+                        // What came together with the proof does not ring again.
+                        self.hear(rank);
+                    }
+                }
+            }
+        }
+    }
+
+    fn follow(&mut self, sealed: Sealed) {
+        let Sealed { id, region, layout, shape, waiters } = sealed;
+        match Rows::open(layout, region.as_fd()) {
+            Ok(rows) => {
+                self.node.produce(id, shape, RegionMemory::followed(rows, waiters), None);
+                self.followed.insert(id);
+            }
+            Err(error) => tracing::warn!(%error, "rows of a table cannot be passed on"),
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! A worker's connection to a server about items: rows that go to consumers on other hosts, and mirrors of those that come from there.
+//! What is sent is [`penstock_proto::items::node`]'s to say.
+//!
+//! One thread listens. Whoever sets, fetches or asks sends by itself where nobody is in its way: a row is on the wire when the
+//! call returns.
+
+use crate::wire::dial::{DialError, Dialer};
+use crate::wire::items::{Ended, ItemWire};
+use crate::worker::Error;
+use crate::worker::link::{Deadline, Fate, INTERRUPT_EVERY, lock};
+use penstock_fabric::items::memory::RegionMemory;
+use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
+use penstock_proto::error::JobFailure;
+use penstock_proto::handshake::Purpose;
+use penstock_proto::items::RowSet;
+use penstock_proto::items::node::{Host, Node, Peer};
+use penstock_proto::items::wire::{RegionId, Shape};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::time::Timespec;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The one peer of a worker's node.
+const HOME: Peer = 0;
+/// Longest single attempt to connect.
+const ATTEMPT: Duration = Duration::from_secs(2);
+/// Pause between two attempts.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Longest wait for what was set to have left, when the worker leaves.
+const LEAVE_WITHIN: Duration = Duration::from_secs(5);
+
+/// Fetches and flushes that have come back, until whoever asked takes them.
+#[derive(Default)]
+struct Answers {
+    came: Mutex<BTreeSet<u64>>,
+    changed: Condvar,
+}
+
+impl Answers {
+    fn note(&self, number: u64) {
+        lock(&self.came).insert(number);
+        self.changed.notify_all();
+    }
+}
+
+struct Mirrors {
+    answers: Arc<Answers>,
+}
+
+impl Host for Mirrors {
+    type Memory = RegionMemory;
+
+    fn make(&mut self, _: RegionId, _: &Shape) -> Option<RegionMemory> {
+        None // nobody offers rows to a worker
+    }
+
+    fn answered(&mut self, ticket: u64) {
+        self.answers.note(ticket);
+    }
+
+    fn flushed(&mut self, id: u64) {
+        self.answers.note(id);
+    }
+}
+
+struct State {
+    node: Node<Mirrors>,
+    wire: Option<ItemWire>,
+    /// Regions that this worker writes.
+    own: Vec<RegionId>,
+}
+
+impl State {
+    /// Sends what there is to send; whether the connection still stands.
+    fn transmit(&mut self) -> bool {
+        let Some(wire) = &mut self.wire else { return false };
+        self.node.collect_all();
+        match wire.transmit(&mut self.node, HOME) {
+            Ok(_) => true,
+            Err(_) => {
+                wire.stream().shutdown();
+                false
+            }
+        }
+    }
+}
+
+/// What a courier is started with.
+pub(in crate::worker) struct Setup {
+    pub(in crate::worker) server: u32,
+    pub(in crate::worker) purpose: Purpose,
+    pub(in crate::worker) dialer: Dialer,
+    pub(in crate::worker) fate: Arc<Fate>,
+    pub(in crate::worker) lease: Duration,
+}
+
+struct Shared {
+    setup: Setup,
+    state: Mutex<State>,
+    answers: Arc<Answers>,
+    wakeup: OwnedFd,
+    stop: AtomicBool,
+}
+
+/// The connection and its thread.
+pub(in crate::worker) struct Courier {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
+    move |errno| Error::System { what, reason: errno.to_string() }
+}
+
+impl Courier {
+    pub(in crate::worker) fn start(setup: Setup) -> Result<Self, Error> {
+        let answers = Arc::new(Answers::default());
+        let node = Node::new(Mirrors { answers: Arc::clone(&answers) });
+        let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State { node, wire: None, own: Vec::new() }),
+            answers,
+            wakeup: wakeup.map_err(system("make a descriptor"))?,
+            stop: AtomicBool::new(false),
+            setup,
+        });
+        let thread = std::thread::Builder::new().name(format!("penstock-items-{}", shared.setup.server));
+        let thread = {
+            let shared = Arc::clone(&shared);
+            thread.spawn(move || shared.run())
+        };
+        let thread =
+            thread.map_err(|error| Error::System { what: "start a thread", reason: error.to_string() })?;
+        Ok(Self { shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Runs `work` on the node and sends what comes of it.
+    fn with<T>(&self, work: impl FnOnce(&mut Node<Mirrors>) -> T) -> T {
+        let mut state = lock(&self.shared.state);
+        let result = work(&mut state.node);
+        let sent = state.transmit() && state.wire.as_ref().is_some_and(|wire| !wire.holds_output());
+        drop(state);
+        if !sent {
+            self.shared.ring();
+        }
+        result
+    }
+
+    /// Rows that this worker writes go to the server.
+    pub(super) fn produce(&self, id: RegionId, shape: Shape, rows: Rows, waiters: Waiters) {
+        lock(&self.shared.state).own.push(id);
+        self.with(|node| node.produce(id, shape, RegionMemory::followed(rows, waiters), Some(HOME)));
+    }
+
+    /// Slots `rows` of what another worker writes come from the server, into memory that is returned.
+    pub(super) fn consume(&self, id: RegionId, shape: Shape, rows: RowSet) -> Result<(Rows, Waiters), Error> {
+        let made = || -> rustix::io::Result<(Writer, Waiters)> {
+            Ok((Writer::private(Layout::new(rows.len() as u32, shape.row_bytes))?, Waiters::private()?))
+        };
+        let (writer, waiters) = made().map_err(system("make a table's memory"))?;
+        let seen = (writer.rows().clone(), waiters.clone());
+        self.with(|node| node.consume(id, HOME, shape, rows, RegionMemory::mirror(writer, waiters)));
+        Ok(seen)
+    }
+
+    /// Rows of this worker have changed.
+    pub(super) fn kick(&self) {
+        match self.shared.state.try_lock() {
+            Ok(mut state) => {
+                let sent = state.transmit() && state.wire.as_ref().is_some_and(|wire| !wire.holds_output());
+                // Who sets rows from now on must know that nobody looks at them by itself.
+                state.announce();
+                drop(state);
+                if !sent {
+                    self.shared.ring();
+                }
+            }
+            // Whoever is inside may have looked before the rows were set.
+            Err(_) => self.shared.ring(),
+        }
+    }
+
+    /// Asks for rows at `places` of what is consumed, and waits for them.
+    pub(super) fn fetch(
+        &self,
+        id: RegionId,
+        places: &RowSet,
+        version: u64,
+        deadline: Deadline,
+        gone: impl FnMut() -> bool,
+    ) -> Result<bool, Error> {
+        let ticket = self.with(|node| node.fetch(id, places, version));
+        let Some(ticket) = ticket else { return Ok(false) };
+        self.wait(ticket, deadline, gone)
+    }
+
+    /// The same without waiting.
+    pub(super) fn prefetch(&self, id: RegionId, places: &RowSet, version: u64) {
+        self.with(|node| node.fetch(id, places, version));
+    }
+
+    /// This worker's next get will ask for this version.
+    pub(super) fn need(&self, id: RegionId, version: u64) {
+        self.with(|node| node.need(id, version));
+    }
+
+    /// Waits until everything that was set here is at the server, and everything that is due here has come.
+    pub(in crate::worker) fn flush(&self, deadline: Deadline) -> Result<bool, Error> {
+        let id = self.with(|node| node.flush(HOME));
+        self.wait(id, deadline, || false)
+    }
+
+    /// Waits for an answer: `false` if it did not come in time, or `gone` says that it never will.
+    fn wait(&self, number: u64, deadline: Deadline, mut gone: impl FnMut() -> bool) -> Result<bool, Error> {
+        let answers = &self.shared.answers;
+        let mut came = lock(&answers.came);
+        loop {
+            if came.remove(&number) {
+                return Ok(true);
+            }
+            let left = deadline.left();
+            if left.is_zero() {
+                return Ok(false);
+            }
+            let waited = answers.changed.wait_timeout(came, left.min(INTERRUPT_EVERY));
+            came = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if !came.contains(&number) {
+                drop(came);
+                self.shared.setup.fate.check()?;
+                self.shared.setup.fate.check_interrupt()?;
+                if gone() {
+                    return Ok(false);
+                }
+                came = lock(&answers.came);
+            }
+        }
+    }
+
+    /// Bytes of a table's rows that went out and came in.
+    pub(super) fn traffic(&self, table: u32) -> (u64, u64) {
+        lock(&self.shared.state).node.traffic(table)
+    }
+
+    /// Ends the thread, after what was set has left.
+    pub(in crate::worker) fn leave(&self, clean: bool) {
+        if clean {
+            let _ = self.flush(Deadline::new(LEAVE_WITHIN));
+        }
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.ring();
+        if let Some(thread) = lock(&self.thread).take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Courier {
+    fn drop(&mut self) {
+        self.leave(false);
+    }
+}
+
+impl State {
+    fn announce(&mut self) {
+        for id in &self.own {
+            if let Some(memory) = self.node.memory(*id) {
+                memory.announce_follower();
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn ring(&self) {
+        // It fails only when it is full, and then the thread is awake already.
+        let _ = rustix::io::write(&self.wakeup, &1u64.to_le_bytes());
+    }
+
+    fn is_over(&self) -> bool {
+        self.stop.load(Ordering::Acquire) || self.setup.fate.check().is_err()
+    }
+
+    fn run(&self) {
+        let mut since = Instant::now();
+        while !self.is_over() {
+            let stop = || self.is_over();
+            match self.setup.dialer.dial(self.setup.purpose.clone(), Instant::now() + ATTEMPT, &stop) {
+                Ok(stream) => {
+                    match stream.as_fd().try_clone_to_owned() {
+                        Ok(socket) => self.serve(ItemWire::new(stream), &socket),
+                        Err(error) => tracing::warn!(%error, "a connection for items could not be used"),
+                    }
+                    since = Instant::now();
+                }
+                Err(DialError::Refused(refusal)) => {
+                    self.fail(format!("it lets this worker in no more: {refusal}"))
+                }
+                Err(DialError::Untrusted(reason)) => {
+                    self.fail(format!("its certificate is not trusted: {reason}"));
+                }
+                Err(DialError::GivenUp) => break,
+                Err(DialError::Unreachable(error)) => {
+                    if since.elapsed() > self.setup.lease {
+                        self.fail(format!("it could not be reached for a lease: {error}"));
+                    }
+                    self.pause(PAUSE);
+                }
+            }
+        }
+        lock(&self.state).wire = None;
+    }
+
+    fn fail(&self, reason: String) {
+        self.setup.fate.fail(JobFailure::ServerLost { server: self.setup.server, reason });
+    }
+
+    fn pause(&self, longest: Duration) {
+        let longest = Timespec { tv_sec: 0, tv_nsec: i64::from(longest.subsec_nanos()) };
+        let _ = poll(&mut [PollFd::new(&self.wakeup, PollFlags::IN)], Some(&longest));
+    }
+
+    /// Listens as long as the connection stands.
+    fn serve(&self, wire: ItemWire, socket: &OwnedFd) {
+        {
+            let mut state = lock(&self.state);
+            state.wire = Some(wire);
+            state.node.connected(HOME);
+        }
+        while !self.is_over() {
+            let mut state = lock(&self.state);
+            let State { node, wire, .. } = &mut *state;
+            let Some(open) = wire else { break };
+            let heard = open.receive(node, HOME);
+            let stands = state.transmit();
+            match heard {
+                Ok(true) if stands => continue,
+                Ok(_) if stands => {}
+                Err(Ended::Peer(what)) => {
+                    self.fail(format!("it broke the protocol: {what}"));
+                    break;
+                }
+                _ => {
+                    state.wire = None;
+                    state.node.lost(HOME);
+                    return;
+                }
+            }
+            // Who sets rows from now on rings or sends; what was set before is found by another look.
+            state.announce();
+            let stands = state.transmit();
+            let held = state.wire.as_ref().is_some_and(ItemWire::holds_output);
+            drop(state);
+            if !stands {
+                continue;
+            }
+            let mut flags = PollFlags::IN;
+            flags.set(PollFlags::OUT, held);
+            let mut fds = [PollFd::new(socket, flags), PollFd::new(&self.wakeup, PollFlags::IN)];
+            let longest = Timespec { tv_sec: 1, tv_nsec: 0 };
+            let _ = poll(&mut fds, Some(&longest));
+            if !fds[1].revents().is_empty() {
+                let _ = rustix::io::read(&self.wakeup, &mut [0; 8]);
+            }
+        }
+    }
+}
