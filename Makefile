@@ -5,12 +5,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name 'Cargo.toml') Cargo.toml Cargo.lock pyproject.toml
+# The C interface beside the Rust sources: penstock.h and what is installed with it.
+C_SOURCES := $(shell find crates/penstock-capi -name '*.h' -o -name '*.in' -o -name '*.sh')
+CARGO_OUT := $(or $(CARGO_TARGET_DIR),target)
+C_LIBRARY := $(CARGO_OUT)/release/libpenstock.so
+# Where `make install` installs; DESTDIR goes in front of it, for packages.
+PREFIX ?= /usr/local
 export PIP_QUIET := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A test that hangs must fail, and say where.
 CARGO_TEST := timeout --verbose 900 cargo test
 
-.PHONY: demo build test test-env lint format test-rust test-model test-fuzz test-python test-netns fuzz bench docs clean help
+.PHONY: demo build library install test test-env lint format test-rust test-model test-fuzz test-python test-netns fuzz bench docs clean help
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -30,9 +36,21 @@ $(VENV)/.tools: | $(BIN)/python
 	$(BIN)/python -m pip install 'maturin>=1.7,<2'
 	@touch $@
 
-$(VENV)/.built: $(RUST_SOURCES) | $(VENV)/.tools
+$(VENV)/.built: $(RUST_SOURCES) $(C_SOURCES) | $(VENV)/.tools
+	@$(MAKE) --no-print-directory library
+	crates/penstock-capi/install.sh $(CARGO_OUT)/release python/penstock package
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet --extras demo
 	@touch $@
+
+library: $(C_LIBRARY) ## libpenstock.so and libpenstock.a, in target/release
+
+# cargo leaves a library that has not changed as old as it is: make must not ask again.
+$(C_LIBRARY): $(RUST_SOURCES)
+	cargo build --release --quiet -p penstock-capi
+	@touch $@
+
+install: library ## the C interface, below PREFIX (/usr/local) and behind DESTDIR: penstock.h, libpenstock, pkg-config, CMake
+	crates/penstock-capi/install.sh $(CARGO_OUT)/release $(DESTDIR)$(PREFIX)
 
 test: test-env lint test-rust test-model test-fuzz test-python ## lints, types, and every test but the benchmarks
 
@@ -83,4 +101,4 @@ docs: ## the Rust documentation
 	cargo doc --workspace --no-deps
 
 clean: ## remove what was built, the virtual environment too
-	rm -rf target $(VENV) bench-results
+	rm -rf target $(VENV) bench-results python/penstock/include python/penstock/lib

@@ -66,6 +66,8 @@ class Table:
         self._fold = fold
         self._propagation = propagation
         self._shape = (width,)
+        # The element type if the buffer protocol knows it: an array of it may go to the core as it is.
+        self._plain = dtype if dtype.kind in "biufc" else None
 
     @property
     def name(self) -> str:
@@ -141,6 +143,10 @@ class Table:
         --------
         >>> U.set([0, 1], [[1.0, 2.0], [3.0, 4.0]], clock=1)
         """
+        # One row, as cheap as it can be: the core checks the rest.
+        if type(rows) is int and type(values) is np.ndarray and values.dtype is self._plain:
+            self._core.set_row(rows, values, clock)
+            return
         self._write(rows, values, clock, add=False)
 
     def add(self, rows: Rows, values: ArrayLike, clock: int | None = None) -> None:
@@ -155,19 +161,16 @@ class Table:
         --------
         >>> gradient_sums.add([3, 7], -0.1 * gradients)
         """
+        if type(rows) is int and type(values) is np.ndarray and values.dtype is self._plain:
+            self._core.add_row(rows, values, clock)
+            return
         self._write(rows, values, clock, add=True)
 
     def _write(self, rows: Rows, values: ArrayLike, clock: int | None, *, add: bool) -> None:
         clock = None if clock is None else _clock(clock)
         if type(rows) is int:
-            if not (
-                type(values) is np.ndarray
-                and values.dtype == self._dtype
-                and values.shape == self._shape
-                and values.flags.c_contiguous
-            ):
-                values = contribution(values, self.name, self._shape, self._dtype)
-            self._core.write_row(_row(rows, self._rows), _bytes(values), clock, add)
+            write = self._core.add_row if add else self._core.set_row
+            write(rows, _bytes(contribution(values, self.name, self._shape, self._dtype)), clock)
             return
         chosen, shape = self._choose(rows)
         array = contribution(values, self.name, shape, self._dtype)
@@ -226,12 +229,15 @@ class Table:
         array([[1., 2.],
                [3., 4.]])
         """
-        clock = None if clock is None else _clock(clock)
         bound = None if slack is None else slack_of(slack)
         if type(rows) is int:
+            if type(out) is np.ndarray and out.dtype is self._plain:
+                self._core.get_row(rows, out, clock, bound, timeout)
+                return out
             target = np.empty(self._width, self._dtype) if out is None else self._check(out, self._shape)
-            self._core.get_row(_row(rows, self._rows), _bytes(target), clock, bound, timeout)
+            self._core.get_row(rows, _bytes(target), clock, bound, timeout)
             return target
+        clock = None if clock is None else _clock(clock)
         chosen, shape = self._choose(rows)
         target = np.empty(shape, self._dtype) if out is None else self._check(out, shape)
         self._core.get(chosen, _bytes(target), clock, bound, timeout)

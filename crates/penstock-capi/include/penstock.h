@@ -47,9 +47,9 @@ typedef enum {
     PENSTOCK_NOT_UNDER_LAUNCHER = 3,
     /// A server or another process did not answer in time.
     PENSTOCK_DEADLINE_EXCEEDED = 4,
-    /// A server could not be reached in time.
+    /// A server or the manager could not be reached in time.
     PENSTOCK_CONNECT_TIMEOUT = 5,
-    /// The secret is not the job's, or a server's certificate is not trusted.
+    /// The secret is not the job's, or the certificate of a server or the manager is not trusted.
     PENSTOCK_AUTHENTICATION = 6,
     /// The rank is taken or outside the job's size.
     PENSTOCK_JOB_FULL = 7,
@@ -331,12 +331,13 @@ const char *penstock_last_error(void);
 /// What the environment says decides, as for `penstock.init()` in Python:
 ///
 ///   - PENSTOCK_SERVERS names servers (`penstock run` sets it): those.
+///   - PENSTOCK_MANAGER names a manager: the servers that it names for the job in PENSTOCK_JOB.
 ///   - mpirun, mpiexec, srun or torchrun started several processes, all on this host: rank 0 carries a server, the others
 ///     find it. All processes must call; each returns when all have. MPI need not be initialized.
 ///   - Otherwise this is a job of one worker.
 ///
 /// Where the launcher's processes are on several hosts, start servers there (`penstock-server`) and give every process
-/// PENSTOCK_SERVERS and PENSTOCK_SECRET.
+/// PENSTOCK_SERVERS and PENSTOCK_SECRET, or let a manager name them.
 ///
 /// @param options  NULL: as if zeroed.
 /// @param job      Where the job is left; free it with penstock_finish().

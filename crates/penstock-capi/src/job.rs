@@ -8,20 +8,20 @@ use crate::tensor::penstock_tensor;
 use penstock::worker::Job;
 use penstock_proto::spec::TensorSpec;
 use std::ffi::c_char;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// This process as one worker of a job.
 pub struct penstock_job {
     joined: Joined,
     /// Handed out, by name. They live as long as the job.
     tensors: Mutex<Vec<Declared>>,
-    tables: Mutex<Vec<Box<penstock_table>>>,
+    tables: Mutex<Vec<Arc<penstock_table>>>,
 }
 
 /// A tensor, and as what it was declared.
 struct Declared {
     spec: TensorSpec,
-    tensor: Box<penstock_tensor>,
+    tensor: Arc<penstock_tensor>,
 }
 
 /// An option: one of those that `penstock run --help` lists.
@@ -223,16 +223,16 @@ impl penstock_job {
         make: impl FnOnce() -> Result<penstock_tensor, Failure>,
     ) -> Result<*mut penstock_tensor, Failure> {
         let mut tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(before) = tensors.iter_mut().find(|before| before.spec.name == spec.name) {
+        if let Some(before) = tensors.iter().find(|before| before.spec.name == spec.name) {
             if before.spec == *spec {
-                return Ok(&raw mut *before.tensor);
+                return Ok(handle(&before.tensor));
             }
             let message = format!("`{}` was declared differently before", spec.name);
             let hint = "give the tensor another name, or declare it alike";
             return Err(Failure::new(penstock_status::PENSTOCK_DECLARATION_CONFLICT, message, hint));
         }
-        let mut tensor = Box::new(make()?);
-        let handle = &raw mut *tensor;
+        let tensor = Arc::new(make()?);
+        let handle = handle(&tensor);
         tensors.push(Declared { spec: spec.clone(), tensor });
         Ok(handle)
     }
@@ -240,9 +240,14 @@ impl penstock_job {
     /// Keeps a table as long as the job lives.
     pub(crate) fn keep(&self, table: penstock_table) -> *mut penstock_table {
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut table = Box::new(table);
-        let handle = &raw mut *table;
+        let table = Arc::new(table);
+        let handle = handle(&table);
         tables.push(table);
         handle
     }
+}
+
+/// What a C program is given: it never moves, and nobody writes through it.
+fn handle<T>(kept: &Arc<T>) -> *mut T {
+    Arc::as_ptr(kept).cast_mut()
 }

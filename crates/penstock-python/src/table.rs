@@ -45,6 +45,26 @@ pub(crate) fn slack(py: Python<'_>, slack: Option<i64>) -> PyResult<Option<Slack
     }
 }
 
+/// A clock as Python has it.
+fn clock(py: Python<'_>, clock: Option<i64>) -> PyResult<Option<u64>> {
+    let Some(got) = clock else { return Ok(None) };
+    let clock = u64::try_from(got).map_err(|_| {
+        let message = format!("expected a clock of 0 or more, got {got}");
+        bad_argument(py, "OptionError", &message, Some("clocks count iterations"))
+    });
+    clock.map(Some)
+}
+
+impl Table {
+    fn row(&self, py: Python<'_>, row: i64) -> PyResult<u64> {
+        u64::try_from(row).map_err(|_| {
+            let spec = self.table.spec();
+            let message = format!("`{}`: expected a row from 0 to {}, got {row}", spec.name, spec.rows - 1);
+            bad_argument(py, "UnknownRow", &message, None)
+        })
+    }
+}
+
 #[pymethods]
 impl Table {
     #[getter]
@@ -88,23 +108,19 @@ impl Table {
         if values.bytes().len() <= AT_ONCE { finish(py, write()) } else { detached(py, write) }
     }
 
-    fn write_row(
-        &self,
-        py: Python<'_>,
-        row: u64,
-        value: &Bound<'_, PyAny>,
-        clock: Option<u64>,
-        add: bool,
-    ) -> PyResult<()> {
+    /// Row and clock as Python has them: what is negative is refused by name.
+    fn set_row(&self, py: Python<'_>, row: i64, value: &Bound<'_, PyAny>, clock: Option<i64>) -> PyResult<()> {
+        let (row, clock) = (self.row(py, row)?, self::clock(py, clock)?);
         let value = Held::new(value)?;
-        let write = || {
-            if add {
-                self.table.add(&[row], value.bytes(), clock)
-            } else {
-                self.table.set(&[row], value.bytes(), clock)
-            }
-        };
-        if value.bytes().len() <= AT_ONCE { finish(py, write()) } else { detached(py, write) }
+        let set = || self.table.set(&[row], value.bytes(), clock);
+        if value.bytes().len() <= AT_ONCE { finish(py, set()) } else { detached(py, set) }
+    }
+
+    fn add_row(&self, py: Python<'_>, row: i64, value: &Bound<'_, PyAny>, clock: Option<i64>) -> PyResult<()> {
+        let (row, clock) = (self.row(py, row)?, self::clock(py, clock)?);
+        let value = Held::new(value)?;
+        let add = || self.table.add(&[row], value.bytes(), clock);
+        if value.bytes().len() <= AT_ONCE { finish(py, add()) } else { detached(py, add) }
     }
 
     fn get(
@@ -125,12 +141,13 @@ impl Table {
     fn get_row(
         &self,
         py: Python<'_>,
-        row: u64,
+        row: i64,
         out: &Bound<'_, PyAny>,
-        clock: Option<u64>,
+        clock: Option<i64>,
         slack: Option<i64>,
         timeout: Option<f64>,
     ) -> PyResult<u64> {
+        let (row, clock) = (self.row(py, row)?, self::clock(py, clock)?);
         let slack = self::slack(py, slack)?;
         let mut out = Held::new(out)?;
         let out = out.bytes_mut(py)?;
