@@ -453,6 +453,22 @@ impl Rows {
         Err(Overtaken)
     }
 
+    /// The same without asking whether they belong together: what is left of a producer that was lost.
+    pub fn read_apart(
+        &self,
+        slots: &[u32],
+        place: impl Fn(usize) -> usize,
+        out: &mut [u8],
+    ) -> Result<u64, Overtaken> {
+        let bytes = self.layout.row_bytes;
+        let mut version = u64::MAX;
+        for (at, &slot) in slots.iter().enumerate() {
+            let start = place(at) * bytes;
+            version = version.min(self.read(slot, self.now(), &mut out[start..start + bytes])?.clock);
+        }
+        Ok(version)
+    }
+
     /// A row as of a moment, where it stands: `bytes` bytes from the address, which others may be writing.
     pub fn show(&self, slot: u32, now: Moment) -> Result<Shown, Overtaken> {
         let mut at = 0;

@@ -21,5 +21,8 @@ pub mod rows;
 pub mod spec;
 pub mod wire;
 
+/// Version of the rows of a producer that has left: nothing newer can come.
+pub const FINAL: u64 = u64::MAX >> 1;
+
 pub use rows::RowSet;
 pub use spec::{Propagation, Slack, TableError, TableId, TableSpec};

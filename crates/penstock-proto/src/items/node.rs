@@ -13,6 +13,7 @@
 //! - **N-4** Bounded: a row is sent only if some consumer behind the subscriber needs a version that the subscriber lacks, and it has it.
 //! - **N-5** A connection that breaks loses nothing: a subscription names what the subscriber has.
 
+use super::FINAL;
 use super::memory::{Look, Memory, Moment, Overtaken};
 use super::rows::RowSet;
 use super::spec::Propagation;
@@ -92,6 +93,8 @@ struct Subscriber {
     /// Bounded: versions needed by those behind it, ascending.
     needs: Vec<u64>,
     fetches: VecDeque<Pending>,
+    /// Whether all rows are to be sent, whatever the propagation: their producer leaves.
+    handing_over: bool,
 }
 
 /// Where a region's rows come from, if not from this host.
@@ -332,6 +335,16 @@ impl<H: Host> Node<H> {
         self.next
     }
 
+    /// The producer here leaves: whoever passes its rows on gets all that it subscribed to, since it can ask for none later.
+    pub fn hand_over(&mut self) {
+        for region in self.regions.values_mut().filter(|region| region.home.is_some()) {
+            for subscriber in region.subscribers.values_mut() {
+                let apart = subscriber.propagation != Propagation::Eager;
+                (subscriber.handing_over, subscriber.dirty) = (apart, true);
+            }
+        }
+    }
+
     fn begin_flush(&mut self, id: u64, peer: Peer, asked: bool) {
         self.collect_all();
         let regions = self.unsent(peer);
@@ -433,6 +446,7 @@ impl<H: Host> Node<H> {
             have,
             needs: Vec::new(),
             fetches: VecDeque::new(),
+            handing_over: false,
         };
         region.subscribers.insert(peer, subscriber);
         let Some(upstream) = &mut region.upstream else { return Ok(()) };
@@ -677,9 +691,8 @@ impl<H: Host> Node<H> {
     /// Regions of which a peer may have to be sent something.
     fn unsent(&self, peer: Peer) -> BTreeSet<RegionId> {
         let sending = self.peers.get(&peer).and_then(|peer| peer.batch.as_ref()).map(|batch| batch.region);
-        let eager = |region: &Region<H::Memory>| {
-            region.subscribers.get(&peer).is_some_and(|it| it.propagation == Propagation::Eager && it.dirty)
-        };
+        let eager =
+            |region: &Region<H::Memory>| region.subscribers.get(&peer).is_some_and(Subscriber::is_due);
         let dirty = self.regions.iter().filter(|(_, region)| eager(region)).map(|(id, _)| *id);
         dirty.chain(sending).collect()
     }
@@ -752,7 +765,7 @@ impl<H: Host> Node<H> {
 
     fn sent(&mut self, peer: Peer, id: RegionId) {
         let dirty = self.regions.get(&id).and_then(|region| region.subscribers.get(&peer));
-        if dirty.is_some_and(|subscriber| subscriber.dirty && subscriber.propagation == Propagation::Eager) {
+        if dirty.is_some_and(Subscriber::is_due) {
             return;
         }
         if let Some(connection) = self.peers.get_mut(&peer) {
@@ -784,6 +797,9 @@ impl<H: Host> Node<H> {
         let Self { regions, scratch, .. } = self;
         let region = regions.get_mut(&id)?;
         if let Some(batch) = fetched(region, peer, id) {
+            return Some(batch);
+        }
+        if let Some(batch) = whole(region, peer, id) {
             return Some(batch);
         }
         let propagation = region.subscribers.get(&peer)?.propagation;
@@ -837,6 +853,11 @@ impl Upstream {
 }
 
 impl Subscriber {
+    /// Whether a flush has to wait for it.
+    fn is_due(&self) -> bool {
+        self.dirty && (self.propagation == Propagation::Eager || self.handing_over)
+    }
+
     /// Rows have changed.
     fn note(&mut self, changed: &[(u32, u32)]) {
         let newest = |set: u32, &(_, other): &(u32, u32)| if follows(other, set) { other } else { set };
@@ -996,6 +1017,29 @@ fn bounded<M: Memory>(
     (!batch.rows.is_empty()).then_some(batch)
 }
 
+/// All rows of a producer that leaves, once.
+fn whole<M: Memory>(region: &mut Region<M>, peer: Peer, id: RegionId) -> Option<Batch> {
+    let row_bytes = region.shape.row_bytes as usize;
+    let subscriber = region.subscribers.get_mut(&peer).filter(|subscriber| subscriber.handing_over)?;
+    for _ in 0..ATTEMPTS {
+        let now = region.memory.now();
+        let mut batch = Batch::new(id, row_bytes, subscriber.rows.len() as usize);
+        let taken = subscriber.rows.iter().zip(0..).try_for_each(|(slot, place)| {
+            let start = batch.values.len();
+            batch.values.resize(start + row_bytes, 0);
+            let look = region.memory.read(slot as u32, now, &mut batch.values[start..])?;
+            batch.rows.push((place, look, true));
+            Ok::<(), Overtaken>(())
+        });
+        if taken.is_ok() {
+            subscriber.handing_over = false;
+            batch.head = Head { serial: subscriber.serial, apart: true, ..Head::default() };
+            return Some(batch);
+        }
+    }
+    None
+}
+
 /// The answer to a subscriber's first fetch that can be answered.
 fn fetched<M: Memory>(region: &mut Region<M>, peer: Peer, id: RegionId) -> Option<Batch> {
     let row_bytes = region.shape.row_bytes as usize;
@@ -1014,7 +1058,8 @@ fn fetched<M: Memory>(region: &mut Region<M>, peer: Peer, id: RegionId) -> Optio
             None => pending.fresh = pending.slots.len(),
         }
         // Rows that come from a peer one by one may never have been current together: then they are fetched together.
-        if !here && pending.version == 0 && !pending.answered {
+        let left = |slot: &u32| memory.look(*slot, now).is_ok_and(|look| look.clock >= FINAL);
+        if !here && pending.version == 0 && !pending.answered && !pending.slots.iter().all(left) {
             continue;
         }
         for _ in 0..ATTEMPTS {

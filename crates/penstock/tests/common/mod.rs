@@ -88,6 +88,14 @@ impl Cluster {
         let memory = self.way == Way::Memory || (self.way == Way::Mixed && rank.is_multiple_of(2));
         let tcp = |address: &SocketAddr| format!("tcp://{address}").parse().unwrap();
         match self.way {
+            // Rows of workers that are elsewhere come by the network even so.
+            Way::Mixed if memory => {
+                let both = |(path, server): (&PathBuf, &Server)| {
+                    let (address, host) = (server.addresses()[0], penstock::host::id());
+                    format!("tcp://{address}?host={host}&unix={}", path.display()).parse().unwrap()
+                };
+                self.paths.iter().zip(&self.servers).map(both).collect()
+            }
             _ if memory => self.paths.iter().cloned().map(Into::into).collect(),
             Way::Broken => self.lines.iter().map(|line| tcp(&line.address)).collect(),
             _ => self.servers.iter().map(|server| tcp(&server.addresses()[0])).collect(),

@@ -248,6 +248,7 @@ impl Courier {
     /// Ends the thread, after what was set has left.
     pub(in crate::worker) fn leave(&self, clean: bool) {
         if clean {
+            lock(&self.shared.state).node.hand_over();
             let _ = self.flush(Deadline::new(LEAVE_WITHIN));
         }
         self.shared.stop.store(true, Ordering::Release);

@@ -343,6 +343,9 @@ impl TableInner {
             let together = match &from.remote {
                 Some(remote) if remote.propagation != Propagation::Eager => match self.verified_apart(look) {
                     Some(together) => together,
+                    None if from.is_gone() => {
+                        return self.verified(row(0), deadline, || from.rows.read_apart(slots, to, out));
+                    }
                     // Rows that came one by one were never current together: they are fetched together.
                     None => {
                         self.fetch(from, remote, slots, wanted, row(0), deadline)?;

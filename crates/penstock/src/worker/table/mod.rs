@@ -27,14 +27,11 @@ use index::{Index, Place};
 use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
 use penstock_proto::Rank;
 use penstock_proto::items::wire::RegionId;
-use penstock_proto::items::{Propagation, RowSet, Slack, TableSpec};
+use penstock_proto::items::{FINAL, Propagation, RowSet, Slack, TableSpec};
 use rustix::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-
-/// Version of the rows of a producer that has left: nothing newer can come.
-pub(super) const FINAL: u64 = u64::MAX >> 1;
 
 /// One producer's rows, as this worker sees them.
 struct Source {

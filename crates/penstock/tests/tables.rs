@@ -1,0 +1,337 @@
+//! Tables of items over real servers, by every way that workers reach them: what a get promises, whatever else happens.
+
+mod common;
+
+use common::{Cluster, Way, seconds};
+use penstock::worker::{Error, Job, Table, TableDeclaration};
+use penstock_kernels::Dtype;
+use penstock_proto::error::Refusal;
+use penstock_proto::items::{Propagation, RowSet, Slack, TableError};
+use std::ops::Range;
+use std::sync::Barrier;
+use std::time::Duration;
+
+const WIDTH: usize = 5;
+const ROWS: u64 = 4;
+const PROPAGATIONS: [Propagation; 3] = [Propagation::Eager, Propagation::Lazy, Propagation::Bounded];
+const WAYS: [Way; 5] = [Way::Memory, Way::Tcp, Way::Tls, Way::Mixed, Way::Broken];
+
+fn declaration(name: &str, produce: Range<u64>, consume: Range<u64>) -> TableDeclaration {
+    TableDeclaration {
+        name: name.to_owned(),
+        rows: 64,
+        row_bytes: 8 * WIDTH as u32,
+        element: Some(Dtype::F64),
+        sum: false,
+        produce: RowSet::from_ranges([produce]),
+        consume: RowSet::from_ranges([consume]),
+        propagation: Propagation::Eager,
+        slack: Slack::Bound(0),
+        timeout: None,
+    }
+}
+
+fn mine(job: &Job) -> Range<u64> {
+    let rank = u64::from(job.rank());
+    rank * ROWS..(rank + 1) * ROWS
+}
+
+fn all(job: &Job) -> Range<u64> {
+    0..u64::from(job.size()) * ROWS
+}
+
+fn rows(range: Range<u64>) -> Vec<u64> {
+    range.collect()
+}
+
+fn row(value: f64) -> Vec<u8> {
+    value.to_le_bytes().repeat(WIDTH)
+}
+
+fn set(table: &Table, rows: &[u64], value: f64, clock: Option<u64>) -> Result<(), Error> {
+    table.set(rows, &row(value).repeat(rows.len()), clock)
+}
+
+/// What stands in some rows: each is one number, or the test fails.
+fn get(table: &Table, rows: &[u64], clock: Option<u64>, slack: Option<Slack>) -> Result<Vec<f64>, Error> {
+    let mut out = vec![0; 8 * WIDTH * rows.len()];
+    table.get(rows, &mut out, clock, slack, None)?;
+    let numbers = common::numbers(&out);
+    let whole = numbers.chunks(WIDTH).all(|row| row.iter().all(|number| *number == row[0]));
+    assert!(whole, "torn: {numbers:?}");
+    Ok(numbers.chunks(WIDTH).map(|row| row[0]).collect())
+}
+
+/// A cheap stream of numbers.
+fn chance(state: &mut u64) -> u64 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    *state >> 33
+}
+
+#[test]
+fn no_read_is_older_than_its_slack_torn_or_apart_by_any_way_and_propagation() {
+    for way in WAYS {
+        for propagation in PROPAGATIONS {
+            let cluster = Cluster::over(way, 3, 2, &[("lease", "20")]);
+            cluster.run(|job| {
+                let given = TableDeclaration { propagation, ..declaration("U", mine(job), all(job)) };
+                let table = job.table(given).unwrap();
+                let (mine, all) = (rows(mine(job)), rows(all(job)));
+                let mut state = u64::from(job.rank()) + 1;
+                let mut before = vec![0.0; all.len()];
+                for clock in 1..=150 {
+                    set(&table, &mine, clock as f64, Some(clock)).unwrap();
+                    let slack = [0, 0, 1, 2, 8][chance(&mut state) as usize % 5];
+                    let seen = get(&table, &all, Some(clock), Some(Slack::Bound(slack))).unwrap();
+                    for (producer, rows) in seen.chunks(ROWS as usize).enumerate() {
+                        let fresh = rows[0] >= clock as f64 - f64::from(slack);
+                        assert!(
+                            fresh,
+                            "{way:?} {propagation}: {rows:?} of {producer} at {clock}, slack {slack}"
+                        );
+                        assert!(
+                            rows.iter().all(|row| *row == rows[0]),
+                            "{way:?} {propagation}: {rows:?} were set together"
+                        );
+                    }
+                    assert!(seen.iter().zip(&before).all(|(new, old)| new >= old), "{way:?} {propagation}");
+                    before = seen;
+                    job.clock().unwrap();
+                }
+                job.barrier(None).unwrap();
+            });
+        }
+    }
+}
+
+#[test]
+fn a_sum_is_what_all_have_added_and_a_worker_reads_its_own_at_once() {
+    for way in WAYS {
+        for propagation in PROPAGATIONS {
+            let cluster = Cluster::over(way, 3, 1, &[("lease", "20"), ("deadline", "6")]);
+            cluster.run(|job| {
+                let shared = 0..6;
+                let given =
+                    TableDeclaration { sum: true, propagation, ..declaration("S", shared.clone(), shared) };
+                let table = job.table(given).unwrap();
+                for clock in 1..=40u64 {
+                    let own = get(&table, &[2], None, Some(Slack::Unbounded)).unwrap()[0];
+                    table.add(&[2, 5], &row(1.0).repeat(2), None).unwrap();
+                    let now = get(&table, &[2], None, Some(Slack::Unbounded)).unwrap()[0];
+                    assert!(now >= own + 1.0, "{way:?} {propagation}: {now} after {own}");
+                    job.clock().unwrap();
+                    let seen = get(&table, &[2, 5], None, None).unwrap();
+                    assert!(
+                        seen[0] >= (3 * clock) as f64 && seen[1] >= (3 * clock) as f64,
+                        "{way:?}: {seen:?} at {clock}"
+                    );
+                }
+                job.barrier(None).unwrap();
+                let end = get(&table, &[2, 5, 0], None, Some(Slack::Unbounded)).unwrap();
+                assert_eq!(end, [120.0, 120.0, 0.0], "{way:?} {propagation}");
+            });
+        }
+    }
+}
+
+#[test]
+fn what_was_set_before_a_barrier_is_seen_behind_it_even_without_any_bound() {
+    for way in WAYS {
+        for propagation in PROPAGATIONS {
+            let cluster = Cluster::over(way, 2, 1, &[("lease", "20")]);
+            cluster.run(|job| {
+                let given = TableDeclaration {
+                    propagation,
+                    slack: Slack::Unbounded,
+                    ..declaration("U", mine(job), all(job))
+                };
+                let table = job.table(given).unwrap();
+                for round in 1..=10 {
+                    set(&table, &rows(mine(job)), f64::from(round), None).unwrap();
+                    job.barrier(None).unwrap();
+                    let seen = get(&table, &rows(all(job)), None, None).unwrap();
+                    assert!(
+                        seen.iter().all(|row| *row == f64::from(round)),
+                        "{way:?} {propagation}: {seen:?}"
+                    );
+                    job.barrier(None).unwrap();
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn a_producer_that_leaves_is_not_waited_for() {
+    for way in [Way::Memory, Way::Tcp] {
+        let cluster = Cluster::over(way, 2, 1, &[]);
+        let both = Barrier::new(2);
+        cluster.run(|job| {
+            let table = job.table(declaration("U", mine(job), all(job))).unwrap();
+            set(&table, &rows(mine(job)), 1.0, None).unwrap();
+            both.wait();
+            if job.rank() == 0 {
+                return; // closes the job
+            }
+            for _ in 0..5 {
+                job.clock().unwrap();
+            }
+            assert_eq!(get(&table, &[0], None, None).unwrap(), [1.0], "{way:?}");
+        });
+    }
+}
+
+#[test]
+fn a_job_that_goes_on_does_not_wait_for_rows_of_the_lost() {
+    for way in [Way::Memory, Way::Tcp] {
+        let cluster = Cluster::over(way, 2, 1, &[("on_worker_loss", "continue"), ("lease", "1")]);
+        let both = Barrier::new(2);
+        std::thread::scope(|scope| {
+            for rank in 0..2 {
+                let (cluster, both) = (&cluster, &both);
+                scope.spawn(move || {
+                    let job = cluster.join(rank);
+                    let table = job.table(declaration("U", mine(&job), all(&job))).unwrap();
+                    set(&table, &rows(mine(&job)), 1.0, None).unwrap();
+                    job.clock().unwrap();
+                    job.barrier(None).unwrap();
+                    both.wait();
+                    if rank == 0 {
+                        drop(job); // without closing it: lost
+                        return;
+                    }
+                    job.clock().unwrap();
+                    assert_eq!(get(&table, &[0], None, None).unwrap(), [1.0], "{way:?}");
+                    job.close(None);
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn a_get_that_waits_in_vain_names_row_version_and_producer() {
+    for propagation in PROPAGATIONS {
+        for way in [Way::Memory, Way::Tcp] {
+            let cluster = Cluster::over(way, 2, 1, &[]);
+            cluster.run(|job| {
+                let given = TableDeclaration { propagation, ..declaration("U", mine(job), all(job)) };
+                let table = job.table(given).unwrap();
+                if job.rank() == 0 {
+                    let mut out = vec![0; 8 * WIDTH];
+                    let timeout = Some(Duration::from_millis(30));
+                    let error =
+                        table.get(&[5], &mut out, Some(3), Some(Slack::Bound(1)), timeout).unwrap_err();
+                    let Error::GetTimeout { row, version, wanted, producer, .. } = error else {
+                        panic!("{way:?} {propagation}: {error}");
+                    };
+                    assert_eq!((row, version, wanted, producer), (5, 0, 2, 1), "{way:?} {propagation}");
+                }
+                job.barrier(None).unwrap();
+            });
+        }
+    }
+}
+
+#[test]
+fn what_is_refused_changes_nothing() {
+    let cluster = Cluster::new(2, 1, &[]);
+    cluster.run(|job| {
+        let table = job.table(declaration("U", mine(job), all(job))).unwrap();
+        let (own, other) = (mine(job).start, (mine(job).start + ROWS) % (2 * ROWS));
+        set(&table, &[own], 1.0, Some(5)).unwrap();
+        let refused = [
+            set(&table, &[own, other], 2.0, Some(6)).unwrap_err(),
+            set(&table, &[own, 99], 2.0, Some(6)).unwrap_err(),
+            set(&table, &[own + 1, own], 2.0, Some(4)).unwrap_err(),
+            table.set(&[own], &[0; 7], Some(6)).unwrap_err(),
+            table.add(&[own], &row(2.0), Some(6)).unwrap_err(),
+        ];
+        assert!(matches!(refused[0], Error::NotProducer { row, .. } if row == other));
+        assert!(matches!(refused[1], Error::UnknownRow { row: 99, .. }));
+        assert!(matches!(refused[2], Error::ClockBackwards { clock: 5, got: 4, .. }));
+        assert!(matches!(refused[3], Error::WrongSize { expected: 40, got: 7, .. }));
+        assert!(matches!(refused[4], Error::WrongFold { sum: false, .. }));
+        let now = get(&table, &[own, own + 1], None, Some(Slack::Unbounded)).unwrap();
+        assert_eq!(now, [1.0, 0.0]);
+        let error = get(&table, &[own], Some(7), Some(Slack::Bound(1))).unwrap_err();
+        assert!(matches!(error, Error::NeverSet { version: 5, wanted: 6, .. }), "{error}");
+        assert_eq!(get(&table, &[own], Some(7), Some(Slack::Bound(2))).unwrap(), [1.0]);
+        job.barrier(None).unwrap();
+    });
+}
+
+#[test]
+fn declarations_that_do_not_fit_fail_on_every_worker_and_the_job_goes_on() {
+    for way in [Way::Memory, Way::Tcp] {
+        let cluster = Cluster::over(way, 2, 1, &[]);
+        cluster.run(|job| {
+            let refused = |given: TableDeclaration| match job.table(given).unwrap_err() {
+                Error::Refused(Refusal::Table(error)) => error,
+                error => panic!("{error}"),
+            };
+            let error = refused(declaration("two", 0..3, 0..0));
+            assert!(matches!(error, TableError::TwoProducers { row: 0, first: 0, second: 1, .. }));
+            let error = refused(declaration("none", mine(job), 60..61));
+            assert!(matches!(error, TableError::NoProducer { row: 60, .. }));
+            let error = refused(declaration("far", mine(job), 64..65));
+            assert!(matches!(error, TableError::RowOutOfRange { got: 64, .. }));
+            let bytes = 8 * (job.rank() + 1);
+            let given = TableDeclaration { row_bytes: bytes, ..declaration("differs", mine(job), 0..0) };
+            assert!(matches!(refused(given), TableError::Differs { .. }));
+            let given =
+                TableDeclaration { element: Some(Dtype::F16), sum: true, ..declaration("sum", 0..1, 0..1) };
+            assert!(matches!(refused(given), TableError::BadSum { .. }));
+            let table = job.table(declaration("U", mine(job), all(job))).unwrap();
+            set(&table, &rows(mine(job)), 1.0, None).unwrap();
+            job.clock().unwrap();
+            assert_eq!(get(&table, &rows(all(job)), None, None).unwrap(), [1.0; 2 * ROWS as usize]);
+            job.barrier(None).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_table_that_one_worker_never_declares_names_it() {
+    let cluster = Cluster::new(2, 1, &[]);
+    cluster.run(|job| {
+        if job.rank() == 0 {
+            let given = TableDeclaration { timeout: Some(seconds("0.05")), ..declaration("U", 0..1, 0..1) };
+            let error = job.table(given).unwrap_err();
+            assert!(matches!(&error, Error::TableTimeout { missing, .. } if missing == &[1]), "{error}");
+        }
+        job.barrier(None).unwrap();
+    });
+}
+
+#[test]
+fn a_view_is_the_row_itself_and_says_when_it_was_overwritten() {
+    let cluster = Cluster::new(1, 1, &[]);
+    cluster.run(|job| {
+        let table = job.table(declaration("U", 0..1, 0..1)).unwrap();
+        set(&table, &[0], 1.0, Some(1)).unwrap();
+        let view = table.view(0, Some(1), None, None).unwrap();
+        assert_eq!((view.len(), view.version(), view.is_valid()), (8 * WIDTH, 1, true));
+        set(&table, &[0], 2.0, Some(2)).unwrap();
+        assert!(view.is_valid(), "the newer value stands beside it");
+        set(&table, &[0], 3.0, Some(3)).unwrap();
+        assert!(!view.is_valid());
+    });
+}
+
+#[test]
+fn memory_beyond_the_servers_is_refused_with_the_numbers() {
+    let cluster = Cluster::new(1, 1, &[("memory", "16MiB")]);
+    cluster.run(|job| {
+        let given = TableDeclaration { rows: 1 << 40, row_bytes: 1 << 20, ..declaration("U", 0..20, 0..1) };
+        let error = job.table(given).unwrap_err();
+        assert!(matches!(error, Error::Refused(Refusal::OutOfMemory { .. })), "{error}");
+        let given = TableDeclaration {
+            rows: 1 << 40,
+            row_bytes: 1 << 20,
+            ..declaration("V", (1 << 39)..(1 << 39) + 2, 0..0)
+        };
+        let table = job.table(given).unwrap();
+        assert_eq!(table.produced().len(), 2, "a table of 2^40 rows costs what is produced");
+    });
+}
