@@ -104,11 +104,12 @@ class Job:
         consume: Sequence[tuple[int, int]],
         propagation: str,
         slack: int | None,
+        bounds: str | None,
         timeout: float | None,
     ) -> Table:
         """
         Declares a table of items; waits for all workers. produce, consume: ranges (start, end) of rows.
-        propagation: "eager" | "lazy" | "bounded". slack: -1 for none.
+        propagation: "eager" | "lazy" | "bounded". slack: -1 for none. bounds: "MIN:MAX" of a slack that is chosen by waiting.
         """
 
     def stats(self) -> dict[str, float]:
@@ -170,6 +171,8 @@ class Tensor:
     consistency: str
     version: int
     """Least version over the chunks that the homes have published; -1 before initialization."""
+    slack: int
+    """Of a pull that names none, now; -1: no bound."""
     staleness: int
     """How many iterations behind this worker's clock the last pull was (0: fresh)."""
     slots: list[str]

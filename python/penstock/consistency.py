@@ -18,7 +18,7 @@ Stale synchronous parallel: Ho et al. 2013, section 2.
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import SupportsIndex, TypeAlias, cast
 
 from .exceptions import OptionError
@@ -50,26 +50,41 @@ class SSP:
     Parameters
     ----------
     slack
-        Iterations that a value may lack, 0 to 2**30. Default 1.
+        Iterations that a value may lack, 0 to 2**30; "auto": chosen between `min` and `max` by how long this
+        worker waits (see docs/consistency.md). Default 1.
+    min, max
+        Bounds of an automatic slack: no read is ever older than `max`. Default 0 and 16.
 
     Raises
     ------
     OptionError
-        `slack` is no whole number in its range.
+        `slack` is no whole number in its range, or `min` is above `max`.
 
     Examples
     --------
-    >>> str(SSP(slack=4))
-    'ssp:4'
+    >>> str(SSP(slack=4)), str(SSP(slack="auto", max=8))
+    ('ssp:4', 'ssp:auto:0:8')
     """
 
-    slack: int = 1
+    slack: int | str = 1
+    _: KW_ONLY
+    min: int = 0
+    max: int = 16
 
     def __post_init__(self) -> None:
+        if self.slack == "auto":
+            if not check_slack(self.min) <= check_slack(self.max):
+                raise OptionError(f"expected min <= max for an automatic slack, got {self.min} and {self.max}")
+            return
         object.__setattr__(self, "slack", check_slack(self.slack))
 
+    @property
+    def bounds(self) -> str | None:
+        """As the core reads the bounds of an automatic slack; None for a fixed one."""
+        return f"{self.min}:{self.max}" if self.slack == "auto" else None
+
     def __str__(self) -> str:
-        return f"ssp:{self.slack}"
+        return f"ssp:{self.slack}" if self.bounds is None else f"ssp:auto:{self.bounds}"
 
 
 @dataclass(frozen=True)
@@ -104,7 +119,7 @@ def check_slack(slack: object) -> int:
 
 def parse(text: str) -> Consistency:
     """
-    The consistency that `text` names: "bsp", "ssp:SLACK" or "asp".
+    The consistency that `text` names: "bsp", "ssp:SLACK", "ssp:auto:MAX", "ssp:auto:MIN:MAX" or "asp".
 
     Raises
     ------
@@ -119,6 +134,10 @@ def parse(text: str) -> Consistency:
     word, colon, slack = text.strip().lower().partition(":")
     if word == "ssp" and slack.isascii() and slack.isdigit():
         return SSP(int(slack))
+    automatic, _, bounds = slack.partition(":")
+    if word == "ssp" and automatic == "auto" and all(part.isascii() and part.isdigit() for part in bounds.split(":")):
+        least, _, most = bounds.rpartition(":")
+        return SSP("auto", min=int(least or 0), max=int(most))
     if not colon and word in ("bsp", "asp"):
         return BSP() if word == "bsp" else ASP()
     raise OptionError(

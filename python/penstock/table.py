@@ -105,6 +105,11 @@ class Table:
         return self._propagation
 
     @property
+    def slack(self) -> int | None:
+        """The slack of a get that names none, now. None: no bound."""
+        return None if self._core.slack < 0 else self._core.slack
+
+    @property
     def produced(self) -> Array:
         """Rows that this worker produces, ascending: uint64."""
         return _spread(self._core.produced())
@@ -380,7 +385,12 @@ def slack_of(slack: int | SSP | ASP | BSP) -> int:
     if isinstance(slack, BSP):
         return 0
     if isinstance(slack, SSP):
-        slack = slack.slack
+        if slack.bounds is not None:
+            raise OptionError(
+                "expected a slack in clocks for a single get, got an automatic one",
+                'declare the table with slack=ps.SSP("auto"), and name no slack in the get',
+            )
+        return check_slack(slack.slack)
     return check_slack(slack)
 
 
@@ -520,6 +530,7 @@ def declare(
             raise ShapeError(f"`{name}`: expected {what} from 1 to {most}, got {number!r}")
     rows, width = int(rows), int(width)
     element = element_type(dtype, fold)
+    bounds = slack.bounds if isinstance(slack, SSP) else None
     table = core.table(
         name,
         rows,
@@ -529,7 +540,8 @@ def declare(
         declared_ranges(produce, rows, "produce"),
         declared_ranges(consume, rows, "consume"),
         propagation,
-        slack_of(slack),
+        0 if bounds else slack_of(slack),
+        bounds,
         timeout,
     )
     return Table(table, rows, width, element, fold, propagation)

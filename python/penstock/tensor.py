@@ -96,6 +96,13 @@ class Tensor:
         return parse(self._core.consistency)
 
     @property
+    def slack(self) -> int | None:
+        """
+        The slack of a pull that names none, now: chosen by waiting under `ps.SSP("auto")`. None: no bound.
+        """
+        return None if self._core.slack < 0 else self._core.slack
+
+    @property
     def optimizer(self) -> Optimizer:
         """
         This tensor's own optimizer. Its numbers may be changed at any time, alike on every worker: they

@@ -429,6 +429,7 @@ impl penstock_table_options {
             rows(self.consume, self.consume_count, self.consume_ranges, self.consume_range_count, "consume")
         }?;
         Ok(TableDeclaration {
+            adaptive: None,
             rows: self.rows,
             row_bytes: self.row_bytes,
             element: sum.then(|| element(self.dtype, &name)).transpose()?,

@@ -345,8 +345,12 @@ impl penstock_tensor_options {
             clip: (self.clip != 0.0).then_some(self.clip),
             refuse_nonfinite: self.refuse_nonfinite != 0,
         };
-        let declaration =
-            Declaration { spec, consistency: Some(consistency), timeout: timeout(self.timeout)? };
+        let declaration = Declaration {
+            spec,
+            consistency: Some(consistency),
+            adaptive: None,
+            timeout: timeout(self.timeout)?,
+        };
         Ok((declaration, settings))
     }
 }

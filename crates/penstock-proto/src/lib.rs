@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`clock`] | how far each worker has come, and who is live |
 //! | [`consistency`] | what version a reader must see |
+//! | [`adaptive`] | how much slack waiting is worth |
 //! | [`chunk`] | how a tensor is cut |
 //! | [`placement`] | which server and shard is a chunk's home |
 //! | [`spec`] | what a tensor is declared to be |
@@ -26,6 +27,7 @@
 //! Nothing here reads a clock, starts a thread or opens a socket (`clippy.toml` forbids it), and nothing is unsafe.
 #![forbid(unsafe_code)]
 
+pub mod adaptive;
 pub mod chunk;
 pub mod clock;
 pub mod consistency;

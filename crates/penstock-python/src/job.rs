@@ -8,6 +8,7 @@ use penstock::options::Options;
 use penstock::worker::{Declaration, Error, Membership, TableDeclaration};
 use penstock_fabric::net::endpoint::{Endpoint, NoEndpoint};
 use penstock_kernels::{Dtype, Rule, Settings};
+use penstock_proto::adaptive::{Adaptive, ParseAdaptiveError};
 use penstock_proto::consistency::Consistency;
 use penstock_proto::items::spec::ParsePropagationError;
 use penstock_proto::items::{RowSet, Slack};
@@ -65,6 +66,12 @@ pub(crate) fn timeout(py: Python<'_>, seconds: Option<f64>) -> PyResult<Option<D
         return Err(bad_argument(py, "OptionError", &message, None));
     }
     Ok(Some(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::from_secs(1 << 40))))
+}
+
+fn adaptive(py: Python<'_>, bounds: &str) -> PyResult<Adaptive> {
+    bounds
+        .parse()
+        .map_err(|error: ParseAdaptiveError| bad_argument(py, "OptionError", &error.to_string(), None))
 }
 
 fn rule(py: Python<'_>, name: &str, flags: &[String]) -> PyResult<Rule> {
@@ -209,6 +216,13 @@ impl Job {
         let rule = self::rule(py, rule, &flags)?;
         let checked = Settings(settings).check(rule);
         finish(py, checked.map_err(|error| Error::Settings { name: name.clone(), error }))?;
+        let (consistency, adaptive) = match consistency.strip_prefix("ssp:auto:") {
+            Some(bounds) => {
+                let adaptive: Adaptive = adaptive(py, bounds)?;
+                (&format!("ssp:{}", adaptive.max)[..], Some(adaptive))
+            }
+            None => (consistency, None),
+        };
         let consistency = match consistency {
             "" => None,
             text => Some(text.parse::<Consistency>().map_err(|error| {
@@ -232,7 +246,7 @@ impl Job {
             clip,
             refuse_nonfinite,
         };
-        let declaration = Declaration { spec, consistency, timeout: self::timeout(py, timeout)? };
+        let declaration = Declaration { spec, consistency, adaptive, timeout: self::timeout(py, timeout)? };
         let tensor = detached(py, || self.job.declare(declaration))?;
         Ok(Tensor::new(tensor))
     }
@@ -250,6 +264,7 @@ impl Job {
         consume: Vec<(u64, u64)>,
         propagation: &str,
         slack: Option<i64>,
+        bounds: Option<&str>,
         timeout: Option<f64>,
     ) -> PyResult<Table> {
         let set =
@@ -268,6 +283,7 @@ impl Job {
             consume: set(consume),
             propagation,
             slack,
+            adaptive: bounds.map(|bounds| adaptive(py, bounds)).transpose()?,
             timeout: self::timeout(py, timeout)?,
         };
         Ok(Table::new(detached(py, || self.job.table(declaration))?))
@@ -283,6 +299,7 @@ impl Job {
         dict.set_item("waited_seconds", stats.waited.as_secs_f64())?;
         dict.set_item("max_staleness", stats.max_staleness)?;
         dict.set_item("copies_retried", stats.copies_retried)?;
+        dict.set_item("slack", stats.slack)?;
         dict.set_item("iteration", self.job.iteration())?;
         Ok(dict)
     }

@@ -109,14 +109,26 @@ impl Table {
     }
 
     /// Row and clock as Python has them: what is negative is refused by name.
-    fn set_row(&self, py: Python<'_>, row: i64, value: &Bound<'_, PyAny>, clock: Option<i64>) -> PyResult<()> {
+    fn set_row(
+        &self,
+        py: Python<'_>,
+        row: i64,
+        value: &Bound<'_, PyAny>,
+        clock: Option<i64>,
+    ) -> PyResult<()> {
         let (row, clock) = (self.row(py, row)?, self::clock(py, clock)?);
         let value = Held::new(value)?;
         let set = || self.table.set(&[row], value.bytes(), clock);
         if value.bytes().len() <= AT_ONCE { finish(py, set()) } else { detached(py, set) }
     }
 
-    fn add_row(&self, py: Python<'_>, row: i64, value: &Bound<'_, PyAny>, clock: Option<i64>) -> PyResult<()> {
+    fn add_row(
+        &self,
+        py: Python<'_>,
+        row: i64,
+        value: &Bound<'_, PyAny>,
+        clock: Option<i64>,
+    ) -> PyResult<()> {
         let (row, clock) = (self.row(py, row)?, self::clock(py, clock)?);
         let value = Held::new(value)?;
         let add = || self.table.add(&[row], value.bytes(), clock);

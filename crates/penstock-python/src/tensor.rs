@@ -49,7 +49,15 @@ impl Tensor {
 
     #[getter]
     fn consistency(&self) -> String {
-        self.tensor.spec().consistency.to_string()
+        match self.tensor.adaptive() {
+            Some(bounds) => format!("ssp:auto:{bounds}"),
+            None => self.tensor.spec().consistency.to_string(),
+        }
+    }
+
+    #[getter]
+    fn slack(&self) -> i64 {
+        self.tensor.slack().map_or(-1, i64::from)
     }
 
     #[getter]

@@ -27,6 +27,7 @@ fn declaration(name: &str, produce: Range<u64>, consume: Range<u64>) -> TableDec
         consume: RowSet::from_ranges([consume]),
         propagation: Propagation::Eager,
         slack: Slack::Bound(0),
+        adaptive: None,
         timeout: None,
     }
 }

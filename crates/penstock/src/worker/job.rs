@@ -13,13 +13,14 @@ use penstock_fabric::net::endpoint::Endpoint;
 use penstock_fabric::socket::Connection;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::Rank;
+use penstock_proto::adaptive::{Adaptive, Controller};
 use penstock_proto::handshake::{Purpose, Session};
 use penstock_proto::message::{Answer, Ask, Secret};
 use penstock_proto::submission::Submission;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Who this worker is, and where the servers are.
 #[derive(Debug, Clone)]
@@ -53,6 +54,8 @@ pub struct Stats {
     pub max_staleness: u64,
     /// Copies of chunks that were repeated because the home was inside.
     pub copies_retried: u64,
+    /// The most slack that is in force where it is chosen by waiting.
+    pub slack: u32,
 }
 
 #[derive(Debug, Default)]
@@ -83,6 +86,9 @@ pub(super) struct Inner {
     membership: Option<(Membership, Session)>,
     /// Connections about items, by server.
     couriers: Mutex<BTreeMap<u32, Arc<Courier>>>,
+    /// What chooses slack, by its bounds, and when the iteration began.
+    adaptive: Mutex<BTreeMap<Adaptive, Arc<Mutex<Controller>>>>,
+    began: Mutex<Option<Instant>>,
     /// The tables, which are told of the clock.
     pub(super) tables: Mutex<Vec<Weak<TableInner>>>,
     pub(super) rank: Rank,
@@ -133,6 +139,23 @@ impl Inner {
 
     fn all_couriers(&self) -> Vec<Arc<Courier>> {
         lock(&self.couriers).values().cloned().collect()
+    }
+
+    /// What chooses slack between these bounds, for all tensors and tables of this worker.
+    pub(super) fn adaptive(&self, settings: Adaptive) -> Arc<Mutex<Controller>> {
+        let mut all = lock(&self.adaptive);
+        Arc::clone(all.entry(settings).or_insert_with(|| Arc::new(Mutex::new(Controller::new(settings)))))
+    }
+
+    fn complete_iteration(&self) {
+        let all = lock(&self.adaptive);
+        if all.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        if let Some(began) = lock(&self.began).replace(now) {
+            all.values().for_each(|controller| lock(controller).iteration(now - began));
+        }
     }
 
     fn each_table(&self, tell: impl Fn(&TableInner)) {
@@ -253,6 +276,8 @@ impl Job {
         let inner = Inner {
             homed: Mutex::new(homed),
             membership,
+            adaptive: Mutex::default(),
+            began: Mutex::default(),
             couriers: Mutex::default(),
             tables: Mutex::default(),
             links: RwLock::new(links),
@@ -331,6 +356,7 @@ impl Job {
         *clock = next;
         self.inner.shown_clock.store(next, Ordering::Relaxed);
         self.inner.each_table(|table| table.raise(next));
+        self.inner.complete_iteration();
         Ok(next)
     }
 
@@ -393,6 +419,7 @@ impl Job {
             waited: Duration::from_nanos(get(&counters.waited_nanos)),
             max_staleness: get(&counters.max_staleness),
             copies_retried: get(&counters.copies_retried),
+            slack: lock(&self.inner.adaptive).values().map(|one| lock(one).slack()).max().unwrap_or(0),
         }
     }
 

@@ -7,6 +7,7 @@ use crate::worker::job::Inner;
 use crate::worker::link::{Deadline, Link, lock};
 use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
 use penstock_kernels::Dtype;
+use penstock_proto::adaptive::Adaptive;
 use penstock_proto::error::Refusal;
 use penstock_proto::items::control::{PART_BYTES, TableAnswer, TableAsk};
 use penstock_proto::items::registry::{Part, Producer};
@@ -39,6 +40,8 @@ pub struct TableDeclaration {
     pub propagation: Propagation,
     /// The slack of a get that names none.
     pub slack: Slack,
+    /// Where it is chosen by waiting; `slack` is then not used.
+    pub adaptive: Option<Adaptive>,
     /// How long to wait for the others to declare it; without, the option `deadline`.
     pub timeout: Option<Duration>,
 }
@@ -55,6 +58,7 @@ impl Table {
             consume,
             propagation,
             slack,
+            adaptive,
             timeout,
         } = declaration;
         job.fate.check()?;
@@ -106,7 +110,9 @@ impl Table {
         let index = super::Index::new(known, &sets);
         let layout = layout(1);
         let counters = Counters::default();
-        let inner = TableInner { job, id, spec, layout, slack, consume, index, sources, own, counters };
+        let adaptive = adaptive.map(|settings| job.adaptive(settings));
+        let inner =
+            TableInner { job, id, spec, layout, slack, adaptive, consume, index, sources, own, counters };
         let inner = Arc::new(inner);
         lock(&inner.job.tables).push(Arc::downgrade(&inner));
         inner.raise(inner.job.shown_clock());

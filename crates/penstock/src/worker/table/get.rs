@@ -3,7 +3,7 @@
 use super::{FINAL, Place, Remote, Source, Table, TableInner};
 use crate::wait::Patience;
 use crate::worker::Error;
-use crate::worker::link::{Deadline, INTERRUPT_EVERY};
+use crate::worker::link::{Deadline, INTERRUPT_EVERY, lock};
 use penstock_fabric::items::region::Shown;
 use penstock_fabric::items::slot::Overtaken;
 use penstock_fabric::region::Mapping;
@@ -210,8 +210,13 @@ impl TableInner {
     #[inline]
     fn wanted(&self, clock: Option<u64>, slack: Option<Slack>) -> Wanted {
         let clock = clock.unwrap_or_else(|| self.job.shown_clock());
-        let slack = slack.unwrap_or(self.slack);
+        let slack = slack.unwrap_or_else(|| self.slack_now());
         Wanted { clock, version: slack.required(clock), slack }
+    }
+
+    /// The slack of a get that names none, now.
+    pub(super) fn slack_now(&self) -> Slack {
+        self.adaptive.as_ref().map_or(self.slack, |controller| Slack::Bound(lock(controller).slack()))
     }
 
     #[inline]
@@ -490,8 +495,12 @@ impl TableInner {
             }
             _ => self.wait_for(&stale, wanted, deadline),
         };
-        let nanos = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let waited = since.elapsed();
+        let nanos = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
         self.counters.waited_nanos.fetch_add(nanos, Ordering::Relaxed);
+        if let Some(controller) = &self.adaptive {
+            lock(controller).waited(waited);
+        }
         result
     }
 

@@ -26,6 +26,7 @@ use super::job::Inner;
 use index::{Index, Place};
 use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
 use penstock_proto::Rank;
+use penstock_proto::adaptive::Controller;
 use penstock_proto::items::wire::RegionId;
 use penstock_proto::items::{FINAL, Propagation, RowSet, Slack, TableSpec};
 use rustix::fd::OwnedFd;
@@ -116,6 +117,8 @@ pub(super) struct TableInner {
     spec: TableSpec,
     layout: Layout,
     slack: Slack,
+    /// What chooses the slack of gets that name none, instead.
+    adaptive: Option<Arc<Mutex<Controller>>>,
     consume: RowSet,
     index: Index,
     sources: Vec<Source>,
@@ -141,9 +144,9 @@ impl Table {
         &self.inner.spec
     }
 
-    /// The slack of a get that names none.
+    /// The slack of a get that names none, now.
     pub fn slack(&self) -> Slack {
-        self.inner.slack
+        self.inner.slack_now()
     }
 
     /// Rows that this worker produces.

@@ -7,6 +7,7 @@ use crate::worker::link::{Deadline, Link, lock};
 use penstock_fabric::memory::{ExtentLayout, ServerPart, WorkerMemory};
 use penstock_kernels::{Dtype, Rule};
 use penstock_proto::TensorId;
+use penstock_proto::adaptive::Adaptive;
 use penstock_proto::chunk::Cut;
 use penstock_proto::consistency::Consistency;
 use penstock_proto::message::{Answer, Ask};
@@ -23,6 +24,8 @@ pub struct Declaration {
     pub spec: TensorSpec,
     /// `None`: the job's.
     pub consistency: Option<Consistency>,
+    /// Where the slack of pulls that name none is chosen by waiting; `consistency` bounds it.
+    pub adaptive: Option<Adaptive>,
     /// How long to wait for the servers; `None`: the option `deadline`.
     pub timeout: Option<Duration>,
 }
@@ -41,12 +44,12 @@ impl Declaration {
             clip: None,
             refuse_nonfinite: false,
         };
-        Self { spec, consistency: None, timeout: None }
+        Self { spec, consistency: None, adaptive: None, timeout: None }
     }
 }
 impl Tensor {
     pub(in crate::worker) fn declare(job: Arc<Inner>, declaration: Declaration) -> Result<Self, Error> {
-        let Declaration { mut spec, consistency, timeout } = declaration;
+        let Declaration { mut spec, consistency, adaptive, timeout } = declaration;
         spec.consistency = consistency.unwrap_or(job.options.consistency);
         spec.check().map_err(penstock_proto::error::Refusal::from)?;
         let deadline = job.deadline(timeout);
@@ -59,9 +62,11 @@ impl Tensor {
         debug_assert_eq!(extents.len(), links.len());
         drop(links);
         count(&job, &homes, &cut);
+        let adaptive = adaptive.map(|settings| (settings, job.adaptive(settings)));
         Ok(Self {
             job,
             id,
+            adaptive,
             spec,
             memory,
             homes,

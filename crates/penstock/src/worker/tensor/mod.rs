@@ -28,6 +28,7 @@ use penstock_fabric::memory::WorkerMemory;
 use penstock_fabric::region::Mapping;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::TensorId;
+use penstock_proto::adaptive::{Adaptive, Controller};
 use penstock_proto::message::{Answer, Ask};
 use penstock_proto::placement::Extent;
 use penstock_proto::spec::TensorSpec;
@@ -60,6 +61,8 @@ pub struct Tensor {
     job: Arc<Inner>,
     id: TensorId,
     spec: TensorSpec,
+    /// What chooses the slack of pulls that name none.
+    adaptive: Option<(Adaptive, Arc<Mutex<Controller>>)>,
     memory: WorkerMemory,
     homes: Vec<HomeShard>,
     position: Mutex<Position>,
@@ -154,9 +157,26 @@ impl Tensor {
                 break;
             }
         }
-        let nanos = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let waited = since.elapsed();
+        let nanos = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
         self.job.counters.waited_nanos.fetch_add(nanos, Ordering::Relaxed);
+        if let Some((_, controller)) = &self.adaptive {
+            lock(controller).waited(waited);
+        }
         result
+    }
+
+    /// Bounds of the slack, where it is chosen by waiting.
+    pub fn adaptive(&self) -> Option<Adaptive> {
+        self.adaptive.as_ref().map(|(settings, _)| *settings)
+    }
+
+    /// The slack of a pull that names none now; `None` is unbounded.
+    pub fn slack(&self) -> Option<u32> {
+        match &self.adaptive {
+            Some((_, controller)) => Some(lock(controller).slack()),
+            None => self.spec.consistency.slack(),
+        }
     }
 
     fn wait_for_value(&self, deadline: Deadline) -> Result<(), Error> {

@@ -19,6 +19,10 @@ impl Tensor {
 
     fn requirement(&self, slack: Option<i64>) -> Result<(u64, Requirement), Error> {
         let slack = self.check_slack(slack)?;
+        let slack = match (slack, &self.adaptive) {
+            (None, Some(_)) => self.slack(),
+            _ => slack,
+        };
         let position = *lock(&self.position);
         let clock = self.job.shown_clock();
         Ok((position.at(clock), position.requirement(clock, slack, self.spec.consistency)))

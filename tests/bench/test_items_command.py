@@ -1,0 +1,125 @@
+"""`penstock bench items` as a user calls it. No time is judged: only figures, and what is wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.bench.items.systems import Mpi
+from penstock.cli import main
+
+mpi = pytest.mark.skipif(Mpi().missing() is not None, reason=f"NO MPI ON THIS MACHINE: {Mpi().missing()}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("items --rows-bytes 0", "--rows-bytes '0' is not above zero"),
+        ("items --rows-bytes 12", "no multiple of 8"),
+        ("items --rows-bytes 8,big", "--rows-bytes 'big' is no size"),
+        ("items --rows-bytes 2MiB", "above the largest row"),
+        ("items --consumers 0", "--consumers 0 is outside its limits: 1 to"),
+        ("items --consumers 1,two", "--consumers 'two' is no whole number"),
+        ("items --propagation eagr", "there is no propagation 'eagr'"),
+        ("items --transport udp", "there is no transport 'udp'"),
+        ("items --batch -1", "--batch"),
+        ("items --batch 100000", "--batch 100000 is outside its limits"),
+        ("items --systems penstock,upc", "there is no system 'upc'"),
+        ("items --rounds 0", "--rounds 0 is outside its limits"),
+        ("items --repeats many", "--repeats 'many' is no whole number"),
+        ("items --json /no/such/folder/f.json", "--json /no/such/folder/f.json: No such file"),
+        ("items --plot figure.xyz", "has no suffix that can be drawn"),
+        ("items --size 8", "unknown option --size"),
+        ("straggler --workers 0", "--workers 0 is outside its limits"),
+        ("straggler --slack 0,-1", "--slack '-1' is no slack"),
+        ("straggler --slack some", "--slack 'some' is no slack"),
+        ("straggler --seconds 0", "--seconds 0 is outside its limits"),
+        ("straggler --straggler slow", "--straggler 'slow' is no number"),
+        ("straggler --loss nan", "--loss nan is outside its limits"),
+        ("straggler --who first", "there is no sleeper 'first'"),
+        ("straggler --rounds 0", "--rounds 0 is outside its limits"),
+        ("straggler --plot figure.xyz", "has no suffix that can be drawn"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_before_anything_starts(
+    arguments: str,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", *arguments.split()]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ")
+    assert said in printed.err
+    assert "\nhint: " in printed.err
+    assert printed.out == ""
+
+
+def items(arguments: str, figures: Path) -> list[dict[str, object]]:
+    """What was measured, with as little work as possible."""
+    command = f"bench items --rounds 1 --repeats 3 {arguments} --json {figures}"
+    assert main(command.split()) == 0
+    cases: list[dict[str, object]] = json.loads(figures.read_text())["cases"]
+    return cases
+
+
+def test_every_row_reaches_every_consumer_on_one_host(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plot = tmp_path / "figure.png"
+    arguments = "--rows-bytes 8,1KiB --consumers 1,2 --transport shm --batch 1,256 --systems penstock,limit"
+    cases = items(f"{arguments} --plot {plot}", tmp_path / "figures.json")
+    assert {(case["row_bytes"], case["consumers"], case["batch"], case["system"]) for case in cases} == {
+        (size, consumers, batch, system)
+        for size in (8, 1024)
+        for consumers in (1, 2)
+        for batch in (1, 256)
+        for system in ("penstock eager", "limit")
+    }
+    assert all(case["rows_per_second"] > 0 for case in cases)  # type: ignore[operator]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "of limit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("propagation", ["eager", "lazy", "bounded"])
+def test_every_row_reaches_every_consumer_over_tcp(propagation: str, tmp_path: Path) -> None:
+    arguments = f"--rows-bytes 64 --consumers 2 --transport tcp --batch 64 --propagation {propagation}"
+    cases = items(f"{arguments} --systems penstock,limit", tmp_path / "figures.json")
+    assert [case["system"] for case in cases] == [
+        f"penstock {propagation}",
+        f"penstock-all-tcp {propagation}",
+        "limit",
+    ]
+
+
+@mpi
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("consumers", [1, 2])
+def test_messages_and_one_sided_mpi_move_the_same_rows(
+    transport: str, consumers: int, tmp_path: Path
+) -> None:
+    arguments = (
+        f"--rows-bytes 8,64 --consumers {consumers} --transport {transport} --batch 1,64 --systems mpi"
+    )
+    cases = items(arguments, tmp_path / "figures.json")
+    assert [case["system"] for case in cases] == ["mpi put", "mpi get", "mpi sendrecv"] * 4
+    assert all(case["latency"]["least"] > 0 for case in cases[:3])  # type: ignore[index]
+
+
+def test_json_without_a_file_is_all_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "bench items --rows-bytes 8 --consumers 1 --transport shm --batch 64 --systems limit --rounds 1"
+    assert main([*command.split(), "--repeats", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bench"] == "items"
+
+
+def test_mpi_that_is_not_installed_is_skipped_aloud(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.bench.items.systems.find_spec", lambda name: None)
+    command = (
+        "bench items --rows-bytes 8 --consumers 1 --transport shm --batch 64 --systems mpi,limit --rounds 1"
+    )
+    assert main([*command.split(), "--repeats", "3"]) == 0
+    assert "mpi: skipped: mpi4py is not installed" in capsys.readouterr().out
