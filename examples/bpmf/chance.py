@@ -26,7 +26,7 @@ def philox(counter: tuple[np.ndarray, ...], key: tuple[int, int]) -> tuple[np.nd
 
 
 def normals(seed: int, iteration: int, side: int, rows: np.ndarray, width: int) -> np.ndarray:
-    """Standard normal numbers, (len(rows), width): a row's depend on its number only (Box and Muller 1958)."""
+    """Standard normal numbers, (len(rows), width): a row's depend on its number alone (Box, Muller 1958)."""
     pairs = np.arange((width + 1) // 2, dtype=np.uint64)
     row = np.repeat(np.asarray(rows, dtype=np.uint64)[:, None], len(pairs), axis=1)
     pair = np.broadcast_to(pairs, row.shape)

@@ -67,7 +67,9 @@ def synthetic(text: str, seed: int) -> Ratings:
     except ValueError:
         users = movies = count = factors = 0
     if min(users, movies, count, factors) < 1 or count > users * movies:
-        raise BadRatingsError(f"expected synthetic:USERSxMOVIESxRATINGS[:RANK] with room for them, got {text}")
+        raise BadRatingsError(
+            f"expected synthetic:USERSxMOVIESxRATINGS[:RANK] with room for them, got {text}"
+        )
     chance = np.random.default_rng(seed)
     cells = chance.choice(users * movies, count, replace=False)
     rows, columns = np.divmod(cells, movies)
@@ -88,7 +90,9 @@ def read(path: Path) -> Ratings:
     if path.suffix == ".csv":
         names = first.strip().lower().split(",")
         if names[:3] != ["userid", "movieid", "rating"]:
-            raise BadRatingsError(f"{path}, line 1: expected userId,movieId,rating,..., got {first.strip()!r}")
+            raise BadRatingsError(
+                f"{path}, line 1: expected userId,movieId,rating,..., got {first.strip()!r}"
+            )
         return _columns(path, ",", 1)
     return _columns(path, None, 0)
 
@@ -105,6 +109,8 @@ def _columns(path: Path, separator: str | None, skip: int) -> Ratings:
 
 def _numbers(path: Path, separator: str | None, skip: int) -> np.ndarray:
     try:
+        if not path.stat().st_size:
+            return np.empty((0, 3))
         return np.loadtxt(path, delimiter=separator, skiprows=skip, usecols=(0, 1, 2), ndmin=2)
     except (ValueError, IndexError):
         # Slowly, to say where.
@@ -143,5 +149,7 @@ def _matrix_market(path: Path, first: str) -> Ratings:
         raise BadRatingsError(f"{path}: expected {count} entries, got {len(ratings)}")
     for ids, most, what in ((ratings.users, users, "row"), (ratings.movies, movies, "column")):
         if ids.min() < 1 or ids.max() > most:
-            raise BadRatingsError(f"{path}: expected {what}s from 1 to {most}, got {ids.min()} to {ids.max()}")
+            raise BadRatingsError(
+                f"{path}: expected {what}s from 1 to {most}, got {ids.min()} to {ids.max()}"
+            )
     return Ratings((users, movies), ratings.users, ratings.movies, ratings.values)

@@ -5,15 +5,16 @@ Ratings are r = u . v + noise of precision `ALPHA`; rows of a side are normal wi
 sampled too, from a Normal-Wishart distribution around (mu0 = 0, beta0 = 2, nu0 = K, W0 = I).
 
 Nothing here depends on which rows are sampled together: products are taken row by row, factorisations matrix
-by matrix, substitutions element by element, and sums over rows in fixed blocks. So the same seed gives the same
-bits for any number of workers.
+by matrix, substitutions element by element, and sums over rows in fixed blocks. So the same seed gives
+the same bits for any number of workers.
 """
 
 from __future__ import annotations
 
-import numpy as np
+import itertools
 
 import chance
+import numpy as np
 
 ALPHA = 2.0
 BETA0 = 2.0
@@ -31,7 +32,9 @@ def bounds(counts: np.ndarray, parts: int) -> np.ndarray:
 class Side:
     """The rows of one side that one worker samples, and their ratings."""
 
-    def __init__(self, rows: range, own: np.ndarray, other: np.ndarray, values: np.ndarray, latent: int) -> None:
+    def __init__(
+        self, rows: range, own: np.ndarray, other: np.ndarray, values: np.ndarray, latent: int
+    ) -> None:
         mine = (own >= rows.start) & (own < rows.stop)
         order = np.lexsort((other[mine], own[mine]))
         self.rows = rows
@@ -84,15 +87,17 @@ def block_sums(rows: np.ndarray, cuts: np.ndarray) -> np.ndarray:
     """For each block of rows: their sum and the sum of their outer products, (blocks, K + K * K)."""
     k = rows.shape[1]
     out = np.empty((len(cuts) - 1, k + k * k))
-    for block, (start, stop) in enumerate(zip(cuts, cuts[1:], strict=False)):
+    for block, (start, stop) in enumerate(itertools.pairwise(cuts)):
         part = rows[start:stop]
         out[block, :k] = part.sum(axis=0)
         out[block, k:] = np.dot(part.T, part).ravel()
     return out
 
 
-def hyper(seed: int, iteration: int, side: int, sums: np.ndarray, count: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and precision of a side's rows, sampled from their sums over all blocks (equation 14 of the paper)."""
+def hyper(
+    seed: int, iteration: int, side: int, sums: np.ndarray, count: int, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and precision of a side's rows, sampled from its sums over all blocks (equation 14)."""
     total = np.zeros(k + k * k)
     for block in sums:
         total += block

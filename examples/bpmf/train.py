@@ -1,5 +1,5 @@
 """
-Bayesian probabilistic matrix factorisation over item tables: the case study of Lapser (README.md beside this).
+Bayesian probabilistic matrix factorisation over item tables: Lapser's case study (README.md beside this).
 
     penstock run --workers 2 examples/bpmf/train.py --data u.data --iterations 100 --slack 4
 """
@@ -31,15 +31,29 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[1])
     add = parser.add_argument
-    add("--data", required=True, help="u.data, ratings.csv, matrix.mtx, or synthetic:USERSxMOVIESxRATINGS[:RANK]")
+    add(
+        "--data",
+        required=True,
+        help="u.data, ratings.csv, matrix.mtx, or synthetic:USERSxMOVIESxRATINGS[:RANK]",
+    )
     add("--test", help="ratings kept for the test, in a file of their own")
     add("--split", type=float, default=0.2, help="else this part of the ratings (default 0.2)")
     add("--latent", type=int, default=32, help="latent features (default 32)")
     add("--iterations", type=int, default=100, help="iterations (default 100)")
     add("--burn-in", type=int, default=5, help="iterations before predictions are averaged (default 5)")
     add("--slack", default="0", help="clocks that rows of U and V may lack, or auto[:MAX] (default 0)")
-    add("--hyper-slack", type=int, default=0, help="clocks that sums for the hyper-parameters may lack (default 0)")
-    add("--propagation", choices=("eager", "lazy", "bounded"), default="eager", help="between hosts (default eager)")
+    add(
+        "--hyper-slack",
+        type=int,
+        default=0,
+        help="clocks that sums for the hyper-parameters may lack (default 0)",
+    )
+    add(
+        "--propagation",
+        choices=("eager", "lazy", "bounded"),
+        default="eager",
+        help="between hosts (default eager)",
+    )
     add("--seed", type=int, default=0, help="of all random numbers (default 0)")
     add("--straggler", help="RANK:SECONDS, that worker sleeps so long on average in each iteration")
     add("--json", type=Path, help="write what happened to this file")
@@ -142,14 +156,12 @@ class Factorization:
         self.test_block = np.searchsorted(edges[USERS], self.test.users, side="right") - 1
         self.wanted = [table.consumed for table in self.rows]
         self.values = [np.zeros((count, k)) for count in self.count]
+        self.totals = [np.zeros((BLOCKS, k + k * k)) for _ in self.count]
 
     def sample(self, side: int, iteration: int) -> None:
         """Samples this worker's rows of a side, for clock iteration + 1, and brings the others' here."""
         given, own, k = self.given, self.sides[side], self.given.latent
-        start = time.perf_counter()
-        sums = self.sums[side].get(slice(None), clock=iteration)
-        self.communicated += time.perf_counter() - start
-        mean, precision = hyper(given.seed, iteration, side, sums, self.count[side], k)
+        mean, precision = hyper(given.seed, iteration, side, self.totals[side], self.count[side], k)
         rows = own.sample(given.seed, iteration, side, self.values[1 - side], mean, precision)
         sums = block_sums(rows, self.cuts[side])
         start = time.perf_counter()
@@ -160,16 +172,22 @@ class Factorization:
         self.values[side][own.rows.start : own.rows.stop] = rows
         if len(self.wanted[side]):
             self.values[side][self.wanted[side]] = self.rows[side].get(self.wanted[side], clock=iteration + 1)
+        # Now, and not when they are needed: a get returns what is new enough, and without slack nobody can
+        # have gone further yet, since everyone needs everyone's sums of the other side before that.
+        self.totals[side] = self.sums[side].get(slice(None), clock=iteration + 1)
         self.communicated += time.perf_counter() - start
 
     def judge(self, iteration: int) -> None:
-        """Squared errors of this worker's test ratings: of this sample, and of the average of samples so far."""
+        """Squared errors of this worker's test ratings: of this sample, and of the average so far."""
         test = self.test
-        predicted = (self.values[USERS][test.users] * self.values[MOVIES][test.movies]).sum(axis=1) + self.mean
+        predicted = (self.values[USERS][test.users] * self.values[MOVIES][test.movies]).sum(
+            axis=1
+        ) + self.mean
         averaged = max(iteration - self.given.burn_in, 0)
         self.predicted += (predicted - self.predicted) / (averaged + 1)
         columns = ((predicted - test.values) ** 2, (self.predicted - test.values) ** 2, np.ones(len(test)))
         errors = np.stack([np.bincount(self.test_block, column, BLOCKS) for column in columns], axis=1)
+        errors = errors.astype(np.float64)  # whole numbers where there is no test rating
         blocks = self.blocks[USERS]
         if len(blocks):
             self.error.set(blocks, errors[blocks.start : blocks.stop], clock=iteration + 1)
@@ -226,7 +244,9 @@ def main() -> int:
     seconds = time.perf_counter() - start
     if job.rank == 0:
         _, final = work.rmse(given.iterations, slack=0)
-        print(f"final RMSE {final!r} after {given.iterations} iterations in {seconds:.2f} s ({job.size} workers)")
+        print(
+            f"final RMSE {final!r} after {given.iterations} iterations in {seconds:.2f} s, {job.size} workers"
+        )
         if given.json is not None:
             stats = [table.stats() for table in work.rows]
             report = {

@@ -1,9 +1,14 @@
 //! What is fuzzed: everything that takes bytes from a network. Each function is one target; it asserts what must hold of any
 //! bytes, not only that nothing panics. The same bodies run under libFuzzer (`fuzz_targets`) and on stable (`replay`).
 
+use penstock_fabric::items::memory::RegionMemory;
+use penstock_fabric::items::region::{Layout, Waiters, Writer};
 use penstock_fabric::net::endpoint::Endpoint;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header};
 use penstock_proto::handshake::{Purpose, ServerHandshake, WorkerHandshake};
+use penstock_proto::items::RowSet;
+use penstock_proto::items::node::{Host, Node};
+use penstock_proto::items::wire::{Encoder, Entries, Message, RegionId, Shape};
 use penstock_proto::message::{Reply, Request, Secret, decode, encode};
 use penstock_proto::outbox::{Inbox, Outbox};
 use penstock_proto::record::Records;
@@ -13,7 +18,7 @@ use penstock_proto::submission::{Submission, WORDS};
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     ("frame", frame),
     ("stream", stream),
     ("outbox", outbox),
@@ -23,6 +28,7 @@ pub const TARGETS: [Target; 9] = [
     ("messages", messages),
     ("submission", submission),
     ("endpoint", endpoint),
+    ("items", items),
 ];
 
 const SECRET: Secret = Secret([7; 32]);
@@ -176,5 +182,62 @@ pub fn endpoint(data: &[u8]) {
         && let Ok(endpoint) = text.parse::<Endpoint>()
     {
         assert_eq!(endpoint.to_string().parse(), Ok(endpoint));
+    }
+}
+
+/// What a home of items does for hostile peers.
+struct Little;
+
+impl Host for Little {
+    type Memory = RegionMemory;
+
+    fn make(&mut self, _: RegionId, shape: &Shape) -> Option<RegionMemory> {
+        if u64::from(shape.slots) * u64::from(shape.row_bytes) > 1 << 16 {
+            return None;
+        }
+        let writer = Writer::private(Layout::new(shape.slots, shape.row_bytes)).ok()?;
+        Some(RegionMemory::mirror(writer, Waiters::private().ok()?))
+    }
+
+    fn answered(&mut self, _: u64) {}
+
+    fn flushed(&mut self, _: u64) {}
+}
+
+/// Messages about items: what decodes encodes to itself, and a home that is told anything at all by its peers goes on, says
+/// only what can be read, and keeps rows readable. Each message of the input is a peer, a length, and so many bytes without their checksum.
+pub fn items(data: &[u8]) {
+    let _ = RowSet::decode(data);
+    let mut node = Node::new(Little);
+    (0..3).for_each(|peer| node.connected(peer));
+    let mut rest = data;
+    while let Some(([peer, length], tail)) = rest.split_first_chunk::<2>() {
+        let (body, tail) = tail.split_at(tail.len().min(usize::from(*length)));
+        rest = tail;
+        let peer = u32::from(peer % 3);
+        let mut record = xxhash_rust::xxh3::xxh3_64(body).to_le_bytes().to_vec();
+        record.extend_from_slice(body);
+        if let Ok(message) = Message::decode(&record) {
+            let mut again = Vec::new();
+            Encoder::message(&mut again, &message);
+            assert_eq!(Message::decode(&again[4..]).expect("what was encoded decodes"), message);
+        }
+        if node.receive(peer, &record).is_err() {
+            node.lost(peer);
+            node.connected(peer);
+        }
+        for peer in 0..3 {
+            let mut out = Vec::new();
+            node.transmit(peer, &mut out, 1 << 16);
+            let mut sent = &out[..];
+            while let Some((length, tail)) = sent.split_first_chunk::<4>() {
+                let (record, tail) = tail.split_at(u32::from_le_bytes(*length) as usize);
+                let message = Message::decode(record).expect("what a home says can be read");
+                if let Message::Rows { head, entries, .. } = message {
+                    assert!(Entries::new(entries, 1, head.apart).take(1 << 16).count() < 1 << 16);
+                }
+                sent = tail;
+            }
+        }
     }
 }

@@ -69,6 +69,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ASP",
+    "BSP",
+    "SGD",
+    "SSP",
     "AdaGrad",
     "Adam",
     "AdamW",
@@ -76,7 +79,6 @@ __all__ = [
     "AddressInUse",
     "AlreadyPushed",
     "AuthenticationError",
-    "BSP",
     "BarrierTimeout",
     "ClockBackwards",
     "ConnectTimeout",
@@ -105,8 +107,6 @@ __all__ = [
     "QuotaExceeded",
     "RMSProp",
     "Replace",
-    "SGD",
-    "SSP",
     "ServerLost",
     "SettingsConflict",
     "SettingsError",

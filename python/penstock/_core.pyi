@@ -99,7 +99,7 @@ class Job:
         rows: int,
         row_bytes: int,
         element: str,
-        sum: bool,
+        adds: bool,
         produce: Sequence[tuple[int, int]],
         consume: Sequence[tuple[int, int]],
         propagation: str,
@@ -109,7 +109,8 @@ class Job:
     ) -> Table:
         """
         Declares a table of items; waits for all workers. produce, consume: ranges (start, end) of rows.
-        propagation: "eager" | "lazy" | "bounded". slack: -1 for none. bounds: "MIN:MAX" of a slack that is chosen by waiting.
+        propagation: "eager" | "lazy" | "bounded". slack: -1 for none.
+        bounds: "MIN:MAX" of a slack that is chosen by waiting.
         """
 
     def stats(self) -> dict[str, float]:

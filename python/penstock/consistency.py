@@ -74,7 +74,9 @@ class SSP:
     def __post_init__(self) -> None:
         if self.slack == "auto":
             if not check_slack(self.min) <= check_slack(self.max):
-                raise OptionError(f"expected min <= max for an automatic slack, got {self.min} and {self.max}")
+                raise OptionError(
+                    f"expected min <= max for an automatic slack, got {self.min} and {self.max}"
+                )
             return
         object.__setattr__(self, "slack", check_slack(self.slack))
 
@@ -135,7 +137,11 @@ def parse(text: str) -> Consistency:
     if word == "ssp" and slack.isascii() and slack.isdigit():
         return SSP(int(slack))
     automatic, _, bounds = slack.partition(":")
-    if word == "ssp" and automatic == "auto" and all(part.isascii() and part.isdigit() for part in bounds.split(":")):
+    if (
+        word == "ssp"
+        and automatic == "auto"
+        and all(part.isascii() and part.isdigit() for part in bounds.split(":"))
+    ):
         least, _, most = bounds.rpartition(":")
         return SSP("auto", min=int(least or 0), max=int(most))
     if not colon and word in ("bsp", "asp"):

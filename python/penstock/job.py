@@ -303,16 +303,16 @@ class Job:
         dtype
             Any element type of a fixed size; float32 or float64 for a sum. Default float32.
         produce
-            Rows that this worker sets, or adds to: a slice, a range, an array of whole numbers, a mask, "all",
-            or None for none (the default). Without a sum each row has one producer.
+            Rows that this worker sets, or adds to: a slice, a range, an array of whole numbers, a mask,
+            "all", or None for none (the default). Without a sum each row has one producer.
         consume
             Rows that this worker gets, beside its own. Likewise; each needs a producer.
         fold
             None (the default): rows are set. "sum": a row is the sum of what its producers added.
         propagation
-            Between hosts: "eager" (the default) sends every set to its consumers at once; "lazy" fetches a row
-            when a get finds it too old; "bounded" sends a row when the consumer's next get would find it too
-            old. On one host nothing is sent.
+            Between hosts: "eager" (the default) sends every set to its consumers at once; "lazy" fetches a
+            row when a get finds it too old; "bounded" sends a row when the consumer's next get would find
+            it too old. On one host nothing is sent.
         slack
             Clocks that a get may lack where it does not say, `ps.SSP(...)`, or `ps.ASP()`. Default 0.
         timeout

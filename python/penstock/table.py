@@ -8,7 +8,8 @@ their own. Here rows also come in sets that are seen together or not at all, and
 producers.
 
 Versions: a row's *version* is the clock that its newest value was given, or the iterations that its producer
-has completed (`Job.clock`), whichever is larger. Rows start as zeros at version 0. A get at clock t with slack
+has completed (`Job.clock`), whichever is larger. Rows start as zeros at version 0. A get at clock t with
+slack
 s returns a version >= t - s: slack 0 is BSP, more is SSP, `ps.ASP()` asks for nothing.
 """
 
@@ -131,10 +132,12 @@ class Table:
         rows
             Which. A row that comes twice gets its last value.
         values
-            Of shape (number of rows, width), or (width,) for one row given as a number; of the table's element
+            Of shape (number of rows, width), or (width,) for one row given as a number; of the table's
+            element
             type. Copied.
         clock
-            The version that the rows get: 0 or more, not below the one they have. Default: this worker's clock
+            The version that the rows get: 0 or more, not below the one they have. Default: this worker's
+            clock
             plus one, so that what is set in iteration t is what others read in iteration t + 1.
 
         Raises
@@ -156,7 +159,8 @@ class Table:
 
     def add(self, rows: Rows, values: ArrayLike, clock: int | None = None) -> None:
         """
-        Add to rows of a table with fold="sum". Arguments, visibility and errors are those of `set`; a row that
+        Add to rows of a table with fold="sum". Arguments, visibility and errors are those of `set`; a row
+        that
         comes twice is added to twice.
 
         A worker reads its own additions at once. What several producers added is summed in the order of their
@@ -292,7 +296,8 @@ class Table:
         """
         Look at rows where they stand, without a copy: a context manager.
 
-        Arguments and errors are those of `get`. A producer writes beside the newest value, so a view stays whole
+        Arguments and errors are those of `get`. A producer writes beside the newest value, so a view stays
+        whole
         until the row has been set twice. Whether it did is verified when the block is left, and whenever
         `View.valid` is asked; rows are verified one by one, not as a set.
 
@@ -314,7 +319,8 @@ class Table:
         Returns
         -------
         dict
-            `sets`, `gets` (calls), `rows_set`, `rows_got`, `waited` (seconds, in gets), `retries` (copies that
+            `sets`, `gets` (calls), `rows_set`, `rows_got`, `waited` (seconds, in gets), `retries` (copies
+            that
             the producer overtook), `bytes_sent`, `bytes_received` (to and from other hosts), `max_staleness`
             (clocks).
 
@@ -347,7 +353,7 @@ class View:
     def __init__(self, name: str, views: Sequence[_core.View], dtype: np.dtype[Any]) -> None:
         self._name = name
         self._views = views
-        self.rows: list[Array] = [np.frombuffer(view.memory(), dtype) for view in views]
+        self.rows: list[Array] = [np.frombuffer(memoryview(view.memory()), dtype) for view in views]
         """Each of shape (width,)."""
 
     def valid(self) -> bool:

@@ -428,7 +428,7 @@ impl<'a> Run<'a> {
                 marks.len()
             ));
         }
-        let due = marks.get(wanted as usize).or(marks.last()).copied().unwrap_or(0);
+        let due = marks.get(wanted as usize).or_else(|| marks.last()).copied().unwrap_or(0);
         let older = |(slot, number): (&u32, &u64)| history[due].get(slot).is_some_and(|due| number < due);
         if numbers.iter().any(older) {
             return Err(format!("rows of {producer} are older than version {wanted}: {numbers:?}"));

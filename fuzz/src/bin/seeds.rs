@@ -4,6 +4,8 @@ use penstock_kernels::Settings;
 use penstock_proto::error::{JobFailure, Loss, Refusal};
 use penstock_proto::frame::{Body, Header, Notice, job_number};
 use penstock_proto::handshake::{Purpose, ServerHandshake, Verdict, WorkerHandshake, verdict};
+use penstock_proto::items::wire::{Encoder, Entry, Head, Message, RegionId, Shape};
+use penstock_proto::items::{Propagation, RowSet};
 use penstock_proto::message::{Answer, Ask, PROTOCOL_VERSION, Reply, Request, Secret, Welcome, encode};
 use penstock_proto::record::record;
 use penstock_proto::submission::Submission;
@@ -73,9 +75,45 @@ fn main() {
     write("records", vec![records, record(b"one"), vec![0xff; 5]]);
     write("messages", messages);
     write("submission", submissions.iter().map(words).collect());
+    write("items", items());
     let endpoints =
         ["/run/s0", "tcp://10.0.0.1:7700", "tcp://[::1]:80?also=a:1&host=ab&unix=/run/{job}.sock"];
     write("endpoint", endpoints.map(|text| text.as_bytes().to_vec()).to_vec());
+}
+
+/// Two whole conversations with a home: an offer, a subscription, rows, questions.
+fn items() -> Vec<Vec<u8>> {
+    let region = RegionId { table: 0, rank: 0 };
+    let talk = |propagation| {
+        let shape = Shape { slots: 3, row_bytes: 8, propagation };
+        let apart = propagation != Propagation::Eager;
+        let head = Head { serial: 2, ticket: 1, done: 1, floor: 1, apart, ..Head::default() };
+        let mut entries = Vec::new();
+        let entry = Entry { place: 0, number: 1, clock: 1, as_of: 1, value: Some(&[7; 8]) };
+        let mut encoder = Encoder::rows(&mut entries, region, &Head { last: true, ..head });
+        encoder.entry(&entry, apart);
+        encoder.end();
+        let mut said = Vec::new();
+        let messages = [
+            (0, Message::Offer { region, shape }),
+            (1, Message::Subscribe { region, shape, done: 0, serial: 1, rows: RowSet::from_rows(0..2) }),
+            (1, Message::Need { region, versions: vec![1, 2] }),
+            (1, Message::Fetch { region, ticket: 1, version: 1, places: RowSet::from_rows([0]) }),
+            (1, Message::Flush { id: 1 }),
+        ];
+        let mut say = |peer: u8, record: &[u8]| {
+            said.extend([peer, record.len() as u8 - 12]);
+            said.extend_from_slice(&record[12..]);
+        };
+        for (peer, message) in messages {
+            let mut record = Vec::new();
+            Encoder::message(&mut record, &message);
+            say(peer, &record);
+        }
+        say(0, &entries);
+        said
+    };
+    [Propagation::Eager, Propagation::Lazy, Propagation::Bounded].map(talk).to_vec()
 }
 
 fn write(target: &str, corpus: Vec<Vec<u8>>) {

@@ -54,16 +54,17 @@ def main(arguments: Sequence[str]) -> int:
     OptionError
         The command line is wrong: nothing was started.
     """
-    from penstock.cli import bench_network
+    from penstock.cli import bench_items, bench_network
 
     benches: dict[str, Callable[[Sequence[str]], int]] = {
         "pushpull": _pushpull,
         "pull": _pull,
         "startup": _startup,
         **bench_network.BENCHES,
+        **bench_items.BENCHES,
     }
     if not arguments or arguments[0] in ("-h", "--help"):
-        examples = f"{_EXAMPLES}\n{bench_network.EXAMPLES}"
+        examples = f"{_EXAMPLES}\n{bench_network.EXAMPLES}\n{bench_items.EXAMPLES}"
         terminal.say(f"usage: penstock bench {{{','.join(benches)}}} ...\n\nexamples:\n{examples}")
         return 0 if arguments else terminal.EXIT_USAGE
     name, rest = arguments[0], arguments[1:]

@@ -30,7 +30,7 @@ table = job.table(
 )
 out = np.empty((rows * job.size, width))
 before = np.zeros(job.size)
-stalest = 0
+stalest = 0.0
 for clock in range(1, iterations + 1):
     table.set(mine, np.full((rows, width), clock, dtype=np.float64), clock=clock)
     slack = chance.choice(slacks)
@@ -49,16 +49,17 @@ for clock in range(1, iterations + 1):
         blocks = np.repeat(before[:, None, None], rows, axis=1).repeat(width, axis=2)
         blocks[producer] = part
         fresh = part[0, 0]
+        stalest = max(stalest, clock - fresh)
         assert fresh >= clock - slack, f"worker {producer}: {fresh} at clock {clock} with slack {slack}"
     seen = blocks[:, 0, 0]
     assert (blocks == seen[:, None, None]).all(), f"rows that were set together came apart: {blocks}"
     assert (seen >= before).all(), f"fell from {before} to {seen}"
     if blocks.base is out or blocks is out.reshape(job.size, rows, width):
         assert (seen >= clock - slack).all(), f"{seen} at clock {clock} with slack {slack}"
-    stalest = max(stalest, int(clock - seen.min()))
+        stalest = max(stalest, clock - seen.min())
     before = seen.copy()
     job.clock()
 stats = table.stats()
-print("result", stalest, int(stats["retries"]), int(stats["bytes_received"]), flush=True)
+print("result", int(stalest), int(stats["retries"]), int(stats["bytes_received"]), flush=True)
 job.barrier()
 job.close()

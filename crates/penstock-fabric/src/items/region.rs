@@ -401,7 +401,7 @@ impl Rows {
         let mut words = address.cast::<AtomicU64>();
         for piece in out.chunks_mut(8) {
             // SAFETY: buffers are whole words, aligned to 8, inside the mapping (`pointer`).
-            let word = unsafe { words.as_ref() }.load(Ordering::Relaxed).to_ne_bytes();
+            let word = unsafe { words.as_ref() }.load(Ordering::Relaxed).to_le_bytes();
             piece.copy_from_slice(&word[..piece.len()]);
             // SAFETY: one word on, at most one behind the last of the buffer.
             words = unsafe { words.add(1) };
@@ -705,13 +705,13 @@ mod tests {
         let mut sums = Writer::private(Layout::new(1, 8)).unwrap();
         for clock in 1..4 {
             let mut one = sums.begin(2);
-            one.add(0, clock, Dtype::F64, &1.5f64.to_ne_bytes());
-            one.add(0, clock, Dtype::F64, &0.5f64.to_ne_bytes());
+            one.add(0, clock, Dtype::F64, &1.5f64.to_le_bytes());
+            one.add(0, clock, Dtype::F64, &0.5f64.to_le_bytes());
             one.finish();
         }
         let mut out = [0; 8];
         sums.rows().read(0, sums.rows().now(), &mut out).unwrap();
-        assert_eq!(f64::from_ne_bytes(out), 6.0);
+        assert_eq!(f64::from_le_bytes(out), 6.0);
     }
 
     #[test]

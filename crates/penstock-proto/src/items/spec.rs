@@ -243,7 +243,8 @@ impl TableSpec {
 
     /// Names what differs from another declaration of the same name.
     pub fn compare(&self, other: &Self) -> Result<(), TableError> {
-        let sum = |spec: &Self| spec.sum.map_or("None".to_owned(), |dtype| format!("sum of {dtype:?}"));
+        let sum =
+            |spec: &Self| spec.sum.map_or_else(|| "None".to_owned(), |dtype| format!("sum of {dtype:?}"));
         let fields = [
             ("rows", self.rows.to_string(), other.rows.to_string()),
             ("bytes of a row", self.row_bytes.to_string(), other.row_bytes.to_string()),

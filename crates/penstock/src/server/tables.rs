@@ -14,6 +14,7 @@ use penstock_proto::items::registry::{Joined, Registry};
 use penstock_proto::items::spec::MAX_ROW_BYTES;
 use penstock_proto::items::wire::{RegionId, Shape};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A region that is homed here, of a producer on this host.
@@ -151,19 +152,10 @@ impl Tables {
             return Err(out_of_turn("a region without rows, or with too long ones"));
         }
         let layout = Layout::new(shape.slots, shape.row_bytes);
-        if !self.regions.contains_key(&id) {
-            let bytes = (layout.total() + WAITERS_BYTES) as u64;
-            catalog.take_for_table(id.table, bytes)?;
-            let made = make(&layout).and_then(|region| Ok((region, Waiters::make()?)));
-            let (region, (waiters, page)) = made.map_err(|errno| {
-                catalog.give_back(bytes);
-                let (what, reason) = ("make a table's memory".to_owned(), errno.to_string());
-                Refusal::System { what, reason }
-            })?;
-            let homed = Homed { layout, shape, region, page, waiters, sealed: false, waiting: Vec::new() };
-            self.regions.insert(id, homed);
-        }
-        let Some(homed) = self.regions.get_mut(&id) else { return Ok(None) };
+        let homed = match self.regions.entry(id) {
+            Entry::Occupied(homed) => homed.into_mut(),
+            Entry::Vacant(place) => place.insert(Homed::make(id, shape, layout, catalog)?),
+        };
         if homed.shape != shape {
             return Err(out_of_turn("a region with other rows than it has"));
         }
@@ -193,6 +185,18 @@ impl Tables {
 }
 
 impl Homed {
+    fn make(id: RegionId, shape: Shape, layout: Layout, catalog: &mut Catalog) -> Result<Self, Refusal> {
+        let bytes = (layout.total() + WAITERS_BYTES) as u64;
+        catalog.take_for_table(id.table, bytes)?;
+        let made = make(&layout).and_then(|region| Ok((region, Waiters::make()?)));
+        let (region, (waiters, page)) = made.map_err(|errno| {
+            catalog.give_back(bytes);
+            let (what, reason) = ("make a table's memory".to_owned(), errno.to_string());
+            Refusal::System { what, reason }
+        })?;
+        Ok(Self { layout, shape, region, page, waiters, sealed: false, waiting: Vec::new() })
+    }
+
     fn pass(&self, bell: BorrowedFd<'_>) -> Answered {
         let descriptors = vec![clone(self.region.fd())?, clone(self.page.fd())?, clone(bell)?];
         Ok((TableAnswer::Region, descriptors))

@@ -289,7 +289,7 @@ impl Shared {
         let mut since = Instant::now();
         while !self.is_over() {
             let stop = || self.is_over();
-            match self.setup.dialer.dial(self.setup.purpose.clone(), Instant::now() + ATTEMPT, &stop) {
+            match self.setup.dialer.dial(self.setup.purpose, Instant::now() + ATTEMPT, &stop) {
                 Ok(stream) => {
                     match stream.as_fd().try_clone_to_owned() {
                         Ok(socket) => self.serve(ItemWire::new(stream), &socket),

@@ -313,7 +313,7 @@ impl TableInner {
             }
             scratch.resize(slots.len() * bytes, 0);
             let version = read(&mut scratch, &|at| at)?;
-            if !self.own.as_ref().is_some_and(|own| own.source == source) {
+            if self.own.as_ref().is_none_or(|own| own.source != source) {
                 least = least.min(version);
             }
             for (value, &at) in scratch.chunks_exact(bytes).zip(outs) {

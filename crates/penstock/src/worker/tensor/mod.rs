@@ -157,12 +157,8 @@ impl Tensor {
                 break;
             }
         }
-        let waited = since.elapsed();
-        let nanos = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
+        let nanos = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.job.counters.waited_nanos.fetch_add(nanos, Ordering::Relaxed);
-        if let Some((_, controller)) = &self.adaptive {
-            lock(controller).waited(waited);
-        }
         result
     }
 

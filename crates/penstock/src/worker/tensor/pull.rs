@@ -7,7 +7,7 @@ use penstock_fabric::publish::{Published, Torn};
 use penstock_fabric::sync::Ordering;
 use penstock_proto::consistency::MAX_SLACK;
 use penstock_proto::worker::Requirement;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 impl Tensor {
     fn check_slack(&self, slack: Option<i64>) -> Result<Option<u32>, Error> {
@@ -92,7 +92,15 @@ impl Tensor {
         };
         let deadline = self.job.deadline(timeout);
         self.freshen(requirement, deadline)?;
-        if self.wait(deadline, fresh)? == Waited::Done {
+        // Waiting for the others is what more slack would save; for the own update to be folded, nothing would.
+        let old = |home: &HomeShard| self.progress(home) <= requirement.version;
+        let others = self.adaptive.as_ref().filter(|_| self.homes.iter().any(old));
+        let since = others.map(|_| Instant::now());
+        let waited = self.wait(deadline, fresh)?;
+        if let (Some((_, controller)), Some(since)) = (others, since) {
+            lock(controller).waited(since.elapsed());
+        }
+        if waited == Waited::Done {
             return Ok(deadline);
         }
         let (name, version, waited) = (self.spec.name.clone(), requirement.version, deadline.waited());
