@@ -8,10 +8,10 @@ lists made beforehand, upper-case calls, a batch as one message.
   look at the counter, `Get` everything that is there, one `Flush`.
 - *sendrecv*. Rank 0, a batch: a send to each consumer from where the rows stand. Others: receives.
 
-Two sets of buffers, so that the producer fills one while the other is read; consumers tell by a `Put` that they
-have read; messages hold the producer back by themselves. sendrecv has variants (single
-requests, persistent requests, few persistent requests at a time); all are tried when a case is opened, and the
-quickest is kept.
+Two sets of buffers, so that the producer fills one while the other is read. One-sided, consumers tell by a
+`Put` that they have read; messages hold the producer back by themselves. sendrecv has variants (single
+requests, persistent requests, few persistent requests at a time): all are tried when a case is opened, and
+the quickest is kept.
 
 Rows of one element need no counter: their element is the iteration, and MPI moves an aligned word whole.
 
@@ -447,7 +447,7 @@ class SendRecv(Way):
 class Windowed(SendRecv):
     """
     Persistent requests, but only so many at a time: thousands of receives that wait make every match slow,
-    and messages that nobody waits for are copied twice. A consumer gives a credit for each group that it took.
+    and messages that nobody waits for are copied twice. A consumer gives a credit for each group it took.
     """
 
     GROUP = 32
