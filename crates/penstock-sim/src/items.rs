@@ -9,7 +9,7 @@
 //! - everyone comes to the end;
 //! - lazily, and within bounds, nothing is sent that nobody needed (N-3, N-4).
 
-use crate::rng::Rng;
+use crate::rng::{Rng, hash};
 use penstock_fabric::items::memory::RegionMemory;
 use penstock_fabric::items::region::{Layout, Waiters, Writer};
 use penstock_proto::items::node::{Host, Node, Peer};
@@ -83,7 +83,7 @@ impl Scenario {
         let workers = (0..count).map(&mut plan).collect();
         let iterations = rng.within(3..=14);
         let row_bytes = rng.pick(&[8, 24, 100, 5000]);
-        let cuts = rng.pick(&[0, 60, 300]);
+        let cuts = rng.pick(&[0, 300, 1500]);
         Self { seed, workers, propagation, iterations, row_bytes, cuts }
     }
 
@@ -124,8 +124,8 @@ struct Worker {
     clock: u64,
     /// Whether this iteration's rows are set.
     set: bool,
-    /// Producers that are still to be read in this iteration.
-    unread: Vec<u32>,
+    /// Producers that are still to be read in this iteration, each in two gets: the first half of the rows, and the others.
+    unread: Vec<(u32, bool)>,
     ticket: Option<u64>,
     waits: bool,
     /// Newest number read, by producer and slot.
@@ -308,9 +308,9 @@ impl<'a> Run<'a> {
     fn step(&mut self, rank: usize) -> Result<bool, String> {
         let worker = &mut self.workers[rank];
         if !worker.unread.is_empty() {
-            let producer = worker.unread[0];
+            let (producer, half) = worker.unread[0];
             let before = self.workers[rank].ticket;
-            if self.read(rank, producer)? {
+            if self.read(rank, producer, half)? {
                 self.workers[rank].unread.remove(0);
                 return Ok(true);
             }
@@ -330,7 +330,8 @@ impl<'a> Run<'a> {
         if let Some(writer) = &mut worker.writer {
             writer.raise(clock);
         }
-        worker.unread = worker.plan.consumes.keys().copied().collect();
+        worker.unread =
+            worker.plan.consumes.keys().flat_map(|&other| [(other, true), (other, false)]).collect();
         self.rng.shuffle(&mut worker.unread);
         Ok(true)
     }
@@ -359,14 +360,20 @@ impl<'a> Run<'a> {
     }
 
     /// Reads what a worker consumes of a producer, if it is fresh enough.
-    fn read(&mut self, rank: usize, producer: u32) -> Result<bool, String> {
+    fn read(&mut self, rank: usize, producer: u32, half: bool) -> Result<bool, String> {
         let (scenario, id) = (self.scenario, region(producer));
         let direct = self.workers[rank].plan.near && self.workers[producer as usize].plan.near;
         let shared = self.workers[producer as usize].writer.as_ref().map(|writer| writer.rows().clone());
         let worker = &mut self.workers[rank];
-        let wanted = worker.clock.saturating_sub(worker.plan.slack);
-        let slots: Vec<u32> = worker.plan.consumes[&producer].iter().map(|slot| slot as u32).collect();
-        let places: Vec<u32> = (0..slots.len() as u32).collect();
+        // Each get has a slack of its own, at most the plan's.
+        let slack = hash(&[worker.clock, producer.into(), half.into()]) % (worker.plan.slack + 1);
+        let wanted = worker.clock.saturating_sub(slack);
+        let all: Vec<u32> = worker.plan.consumes[&producer].iter().map(|slot| slot as u32).collect();
+        let (places, slots): (Vec<u32>, Vec<u32>) =
+            (0u32..).zip(all.iter().copied()).filter(|(at, _)| (2 * *at < all.len() as u32) == half).unzip();
+        if slots.is_empty() {
+            return Ok(true);
+        }
         let rows = match worker.node.memory(id) {
             Some(memory) => memory.rows().clone(),
             None => shared.ok_or("no rows")?,
@@ -382,11 +389,11 @@ impl<'a> Run<'a> {
             }
             let asked = worker.ticket.is_some_and(|ticket| !worker.node.host().answered.contains(&ticket));
             if !direct && scenario.propagation == Propagation::Bounded {
-                worker.node.need(id, wanted);
+                worker.node.need(id, vec![wanted]);
             }
             let alone = scenario.propagation == Propagation::Bounded && together.is_ok();
             if !direct && scenario.propagation != Propagation::Eager && !asked && !alone {
-                let all = RowSet::from_rows(0..slots.len() as u64);
+                let all = RowSet::from_rows(places.iter().map(|&place| place.into()));
                 worker.ticket = worker.node.fetch(id, &all, wanted);
             }
             return Ok(false);
@@ -394,7 +401,8 @@ impl<'a> Run<'a> {
         let version = together.map(|together| together.version).unwrap_or(0);
         (worker.waits, worker.ticket) = (false, None);
         if !direct && scenario.propagation == Propagation::Bounded {
-            worker.node.need(id, (worker.clock + 1).saturating_sub(worker.plan.slack));
+            let next = (worker.clock + 1).saturating_sub(slack);
+            worker.node.need(id, vec![wanted, next]);
         }
         self.tally.reads += 1;
         self.tally.staleness = self.tally.staleness.max(worker.clock.saturating_sub(version));

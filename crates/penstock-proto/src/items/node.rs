@@ -322,9 +322,9 @@ impl<H: Host> Node<H> {
         Some(ticket)
     }
 
-    /// Bounded: from now on the consumer here needs at least this version.
-    pub fn need(&mut self, id: RegionId, version: u64) {
-        self.set_needs(id, vec![version]);
+    /// Bounded: from now on the consumer here needs these versions, ascending: what its gets wait for, and what the next will ask for.
+    pub fn need(&mut self, id: RegionId, versions: Vec<u64>) {
+        self.set_needs(id, versions);
     }
 
     /// Asks `peer` to say, to [`Host::flushed`], when all that was set here has come there, and all that was due here has been sent.
@@ -1011,7 +1011,7 @@ fn bounded<M: Memory>(
         }
         batch.values.truncate(start);
     }
-    subscriber.dirty = !again.is_empty() || !subscriber.changed.is_empty();
+    subscriber.dirty = !again.is_empty() || !subscriber.changed.is_empty() || subscriber.all;
     subscriber.changed.append(&mut again);
     batch.head = Head { serial: subscriber.serial, apart: true, ..Head::default() };
     (!batch.rows.is_empty()).then_some(batch)

@@ -30,6 +30,8 @@ const HOME: Peer = 0;
 const ATTEMPT: Duration = Duration::from_secs(2);
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Longest wait for the last rows of a producer that is gone.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Longest wait for what was set to have left, when the worker leaves.
 const LEAVE_WITHIN: Duration = Duration::from_secs(5);
 
@@ -195,7 +197,13 @@ impl Courier {
     ) -> Result<bool, Error> {
         let ticket = self.with(|node| node.fetch(id, places, version));
         let Some(ticket) = ticket else { return Ok(false) };
-        self.wait(ticket, deadline, gone)
+        if self.wait(ticket, deadline, gone)? {
+            return Ok(true);
+        }
+        // What a producer that has left handed over may be on its way.
+        let left = deadline.left().min(LAST_WORDS);
+        self.flush(Deadline::new(left))?;
+        self.wait(ticket, Deadline::new(left), || false)
     }
 
     /// The same without waiting.
@@ -203,9 +211,9 @@ impl Courier {
         self.with(|node| node.fetch(id, places, version));
     }
 
-    /// This worker's next get will ask for this version.
-    pub(super) fn need(&self, id: RegionId, version: u64) {
-        self.with(|node| node.need(id, version));
+    /// Versions that this worker's gets wait for, and that the next will ask for.
+    pub(super) fn need(&self, id: RegionId, versions: Vec<u64>) {
+        self.with(|node| node.need(id, versions));
     }
 
     /// Waits until everything that was set here is at the server, and everything that is due here has come.

@@ -276,7 +276,7 @@ impl Source {
             id,
             len,
             propagation: shape.propagation,
-            needed: AtomicU64::new(0),
+            needs: Mutex::default(),
             barriers: AtomicU64::new(job.barriers()),
         };
         let (rank, gone) = (producer.rank, AtomicBool::new(false));

@@ -1,6 +1,6 @@
 //! Get: looks at rows where they stand, and waits for those that are too old.
 
-use super::{FINAL, Place, Remote, Source, Table, TableInner};
+use super::{FINAL, Needs, Place, Remote, Source, Table, TableInner};
 use crate::wait::Patience;
 use crate::worker::Error;
 use crate::worker::link::{Deadline, INTERRUPT_EVERY, lock};
@@ -8,6 +8,7 @@ use penstock_fabric::items::region::Shown;
 use penstock_fabric::items::slot::Overtaken;
 use penstock_fabric::region::Mapping;
 use penstock_proto::items::{Propagation, RowSet, Slack};
+use std::collections::BTreeSet;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -143,7 +144,7 @@ impl Table {
                     remote.courier.prefetch(remote.id, &RowSet::from_rows(places), wanted.version);
                 }
                 Propagation::Lazy => {}
-                Propagation::Bounded => remote.need(wanted.version),
+                Propagation::Bounded => remote.need(wanted.version, wanted.version),
             }
         }
         Ok(())
@@ -192,10 +193,34 @@ impl Table {
 }
 
 impl Remote {
-    /// Says which version the next get will ask for.
-    fn need(&self, version: u64) {
-        if self.needed.fetch_max(version, Ordering::Relaxed) < version {
-            self.courier.need(self.id, version);
+    /// Says which versions are needed: the one asked for, the one that the next get will ask for, and those that are waited for.
+    fn need(&self, now: u64, next: u64) {
+        let mut needs = lock(&self.needs);
+        (needs.now, needs.next) = (now.max(needs.now), next.max(needs.next));
+        self.say(&mut needs);
+    }
+
+    /// Notes that a get waits for a version, or does no more.
+    fn wait_for(&self, version: u64, begins: bool) {
+        let mut needs = lock(&self.needs);
+        let count = needs.waiting.entry(version).or_default();
+        *count = if begins { *count + 1 } else { count.saturating_sub(1) };
+        if *count == 0 {
+            needs.waiting.remove(&version);
+        }
+        if begins {
+            self.say(&mut needs);
+        }
+    }
+
+    fn say(&self, needs: &mut Needs) {
+        let waiting = needs.waiting.keys().copied();
+        let all: BTreeSet<u64> =
+            waiting.chain([needs.now, needs.next]).filter(|&version| version > 0).collect();
+        // What was said and is not needed any more does no harm: it is left until something is added.
+        if all.iter().any(|version| !needs.said.contains(version)) {
+            needs.said = all.into_iter().collect();
+            self.courier.need(self.id, needs.said.clone());
         }
     }
 }
@@ -448,7 +473,7 @@ impl TableInner {
         if let Some(remote) = &source.remote
             && remote.propagation == Propagation::Bounded
         {
-            remote.need(wanted.slack.required(wanted.clock + 1));
+            remote.need(wanted.version, wanted.slack.required(wanted.clock + 1));
         }
     }
 
@@ -490,8 +515,10 @@ impl TableInner {
                 self.fetch(source, remote, slots, wanted, stale.row, deadline)
             }
             Some(remote) if remote.propagation == Propagation::Bounded => {
-                remote.need(wanted.version);
-                self.wait_for(&stale, wanted, deadline)
+                remote.wait_for(wanted.version, true);
+                let result = self.wait_for(&stale, wanted, deadline);
+                remote.wait_for(wanted.version, false);
+                result
             }
             _ => self.wait_for(&stale, wanted, deadline),
         };
@@ -534,10 +561,23 @@ impl TableInner {
             if looked.elapsed() > LOOK_FOR_PRODUCER {
                 looked = Instant::now();
                 if self.job.is_gone(source.rank)? {
+                    self.hear_out(source, deadline)?;
                     source.gone.store(true, Ordering::Relaxed);
                 }
             }
         }
+    }
+
+    /// A producer is gone: what it set before may still be on its way from its home.
+    fn hear_out(&self, source: &Source, deadline: Deadline) -> Result<(), Error> {
+        let Some(remote) = &source.remote else { return Ok(()) };
+        if remote.propagation == Propagation::Eager {
+            remote.courier.flush(deadline)?;
+        } else {
+            let all = RowSet::from_ranges(std::iter::once(0..u64::from(remote.len)));
+            remote.courier.fetch(remote.id, &all, 0, deadline, || true)?;
+        }
+        Ok(())
     }
 
     fn too_late(&self, source: &Source, stale: &Stale, wanted: Wanted, deadline: Deadline) -> Error {

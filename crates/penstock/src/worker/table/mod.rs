@@ -30,6 +30,7 @@ use penstock_proto::adaptive::Controller;
 use penstock_proto::items::wire::RegionId;
 use penstock_proto::items::{FINAL, Propagation, RowSet, Slack, TableSpec};
 use rustix::fd::OwnedFd;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -52,8 +53,8 @@ struct Remote {
     /// Rows of the mirror.
     len: u32,
     propagation: Propagation,
-    /// Bounded: the version that was last said to be needed.
-    needed: AtomicU64,
+    /// Bounded: what is needed.
+    needs: Mutex<Needs>,
     /// Barriers passed when it was last made sure that what came before them is here.
     barriers: AtomicU64,
 }
@@ -67,6 +68,18 @@ struct Own {
     rows: Rows,
     waiters: Waiters,
     bell: Bell,
+}
+
+/// Versions that a worker needs of a producer's rows.
+#[derive(Debug, Default)]
+struct Needs {
+    /// What the last get asked for, and what the next will.
+    now: u64,
+    next: u64,
+    /// What gets of other threads wait for, and how many.
+    waiting: BTreeMap<u64, u32>,
+    /// What was said last.
+    said: Vec<u64>,
 }
 
 /// Who passes this worker's rows on to other hosts.
