@@ -40,6 +40,12 @@ pub enum TableAsk {
         /// The table.
         name: String,
     },
+    /// This worker has mapped and subscribed to what it needs; answered when all have. Then nobody who leaves takes rows with it
+    /// that another is about to ask for.
+    Ready {
+        /// The table.
+        name: String,
+    },
     /// Who has not declared it?
     Absent {
         /// The table.
@@ -75,7 +81,7 @@ pub enum TableAsk {
 /// What a server answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TableAnswer {
-    /// To `Begin`, `Rows`, `End`, `Mapped`.
+    /// To `Begin`, `Rows`, `End`, `Mapped`, `Ready`.
     Done,
     /// To `Join`.
     Joined {

@@ -4,6 +4,7 @@
 use super::shard::Report;
 use super::tables::Sealed;
 use super::{StartError, Wakeup};
+use crate::wait::Patience;
 use crate::wire::items::{Ended, ItemWire};
 use penstock_fabric::items::memory::RegionMemory;
 use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
@@ -13,6 +14,7 @@ use penstock_proto::items::node::{Host, Node};
 use penstock_proto::items::wire::{RegionId, Shape};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::time::Timespec;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -90,6 +92,7 @@ pub(super) fn start(setup: Setup) -> Result<Handle, StartError> {
 }
 
 const BELL: u64 = u64::MAX;
+const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// Memory for rows of producers on other hosts.
 struct Memories {
@@ -126,8 +129,17 @@ struct Passer {
 
 impl Passer {
     fn run(mut self) {
+        let mut patience = Patience::new(true);
         while self.running {
-            self.transmit_all();
+            let sent = self.transmit_all();
+            // Who has just been busy looks again for a while: a wake-up costs more than a look.
+            if sent || self.look(Some(&NOW)) {
+                patience = Patience::new(true);
+                continue;
+            }
+            if patience.pause() {
+                continue;
+            }
             // Who sets rows from now on rings; what was set before is found by another look.
             for id in &self.followed {
                 if self.node.is_wanted(*id)
@@ -139,6 +151,7 @@ impl Passer {
             if !self.transmit_all() {
                 self.wait();
             }
+            patience = Patience::new(true);
         }
     }
 
@@ -171,8 +184,14 @@ impl Passer {
             flags.set(epoll::EventFlags::OUT, wire.holds_output());
             let _ = epoll::modify(&self.epoll, wire.stream(), epoll::EventData::new_u64(rank.into()), flags);
         }
+        self.look(None);
+    }
+
+    /// Takes what has come, or waits for it; whether anything had.
+    fn look(&mut self, longest: Option<&Timespec>) -> bool {
         let mut events = Vec::with_capacity(64);
-        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None);
+        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), longest);
+        let any = !events.is_empty();
         for event in events {
             match event.data.u64() {
                 BELL => {
@@ -182,6 +201,7 @@ impl Passer {
                 rank => self.hear(rank as Rank),
             }
         }
+        any
     }
 
     fn hear(&mut self, rank: Rank) {

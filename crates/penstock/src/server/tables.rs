@@ -44,6 +44,9 @@ pub(super) struct Tables {
     regions: BTreeMap<RegionId, Homed>,
     /// Workers that wait for a table: rank, request, name.
     joining: Vec<(Rank, u64, String)>,
+    /// Workers that are ready for a table, and those that wait until all are: rank, request, name.
+    ready: BTreeMap<String, BTreeSet<Rank>>,
+    waiting: Vec<(Rank, u64, String)>,
 }
 
 /// What a request is answered with.
@@ -94,6 +97,15 @@ impl Tables {
                 answers.append(&mut self.join(asker.live));
                 None
             }
+            TableAsk::Ready { name } => {
+                self.ready.entry(name.clone()).or_default().insert(rank);
+                if !self.waiting.iter().any(|(other, request, _)| (*other, *request) == (rank, asker.request))
+                {
+                    self.waiting.push((rank, asker.request, name));
+                }
+                answers.append(&mut self.join(asker.live));
+                None
+            }
             TableAsk::Absent { name } => {
                 let ranks = self.registry.missing(&name, asker.live);
                 Some(Ok((TableAnswer::Absent { ranks }, Vec::new())))
@@ -115,9 +127,16 @@ impl Tables {
         (answers, sealed)
     }
 
-    /// Answers those who wait for tables that all live workers have declared.
+    /// Answers those who wait for tables that all live workers have declared, or are ready for.
     pub(super) fn join(&mut self, live: &BTreeSet<Rank>) -> Answers {
         let mut answers = Vec::new();
+        self.waiting.retain(|(rank, request, name)| {
+            let all = self.ready.get(name).is_some_and(|ready| live.is_subset(ready));
+            if all {
+                answers.push((*rank, *request, Ok((TableAnswer::Done, Vec::new()))));
+            }
+            !all
+        });
         self.joining.retain(|(rank, request, name)| match self.registry.joined(*rank, name, live) {
             None => true,
             Some(joined) => {

@@ -4,6 +4,7 @@
 //! One thread listens. Whoever sets, fetches or asks sends by itself where nobody is in its way: a row is on the wire when the
 //! call returns.
 
+use crate::wait::Patience;
 use crate::wire::dial::{DialError, Dialer};
 use crate::wire::items::{Ended, ItemWire};
 use crate::worker::Error;
@@ -216,6 +217,19 @@ impl Courier {
         self.with(|node| node.need(id, versions));
     }
 
+    /// Takes what has come, for a thread that has nothing else to do: so no other has to be woken first.
+    pub(super) fn help(&self) {
+        if let Ok(mut state) = self.shared.state.try_lock() {
+            let State { node, wire, .. } = &mut *state;
+            // What is wrong with the connection, its own thread finds.
+            if let Some(wire) = wire
+                && matches!(wire.receive(node, HOME), Ok(true))
+            {
+                state.transmit();
+            }
+        }
+    }
+
     /// Waits until everything that was set here is at the server, and everything that is due here has come.
     pub(in crate::worker) fn flush(&self, deadline: Deadline) -> Result<bool, Error> {
         let id = self.with(|node| node.flush(HOME));
@@ -225,6 +239,10 @@ impl Courier {
     /// Waits for an answer: `false` if it did not come in time, or `gone` says that it never will.
     fn wait(&self, number: u64, deadline: Deadline, mut gone: impl FnMut() -> bool) -> Result<bool, Error> {
         let answers = &self.shared.answers;
+        let mut patience = Patience::new(true);
+        while patience.pause() && !lock(&answers.came).contains(&number) {
+            self.help();
+        }
         let mut came = lock(&answers.came);
         loop {
             if came.remove(&number) {
@@ -256,6 +274,8 @@ impl Courier {
     /// Ends the thread, after what was set has left.
     pub(in crate::worker) fn leave(&self, clean: bool) {
         if clean {
+            // First whatever the server has asked for so far must be known here.
+            let _ = self.flush(Deadline::new(LEAVE_WITHIN));
             lock(&self.shared.state).node.hand_over();
             let _ = self.flush(Deadline::new(LEAVE_WITHIN));
         }

@@ -114,9 +114,25 @@ impl Table {
         let inner =
             TableInner { job, id, spec, layout, slack, adaptive, consume, index, sources, own, counters };
         let inner = Arc::new(inner);
+        for courier in inner.couriers() {
+            courier.flush(deadline)?;
+        }
+        inner.get_ready(deadline)?;
         lock(&inner.job.tables).push(Arc::downgrade(&inner));
         inner.raise(inner.job.shown_clock());
         Ok(Self { inner })
+    }
+}
+
+impl TableInner {
+    /// Waits until all have mapped and subscribed to what they need.
+    fn get_ready(&self, deadline: Deadline) -> Result<(), Error> {
+        let links = self.job.links();
+        let first = links.first().ok_or(Error::Closed)?;
+        match asked(first, TableAsk::Ready { name: self.spec.name.clone() }, deadline)? {
+            (TableAnswer::Done, _) => Ok(()),
+            (other, _) => Err(first.misunderstood(&Answer::Table(other))),
+        }
     }
 }
 

@@ -534,8 +534,11 @@ impl TableInner {
     fn wait_for(&self, stale: &Stale, wanted: Wanted, deadline: Deadline) -> Result<(), Error> {
         let source = &self.sources[stale.place.source as usize];
         let slot = stale.place.slot;
-        let mut patience = Patience::new(self.job.crowded());
+        let mut patience = Patience::new(self.job.crowded() || source.remote.is_some());
         while patience.pause() {
+            if let Some(remote) = &source.remote {
+                remote.courier.help();
+            }
             if self.is_fresh(stale.place, wanted) {
                 return Ok(());
             }
