@@ -50,7 +50,7 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
     parts.barh(labels, communicating, left=computing, label="communication and waiting")
     parts.invert_yaxis()
     parts.set(xlabel="seconds", title="communication against computation, worker 0")
-    parts.legend(fontsize=8)
+    parts.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)
     for axis in (over_time, over_iterations):
         best = min(min(run["by_iteration_average"]) for run in runs)
         late = max(run["by_iteration_average"][len(run["by_iteration_average"]) // 10] for run in runs)
