@@ -5,6 +5,12 @@
 //! subscriber, the home; at the home the region comes from that peer (or from shared memory) and goes to all consumers on other hosts;
 //! a consumer's courier holds a mirror without subscribers.
 //!
+//! | file | what |
+//! |---|---|
+//! | `mod.rs` | regions, subscriptions, connections; what comes |
+//! | `subscriber.rs` | what one peer has of a region, and lacks |
+//! | `batch.rs` | what goes |
+//!
 //! What is sent is always state: a *batch* of rows as they were at one moment, with the numbers of the sets that wrote them.
 //!
 //! - **N-1** Rows of one set reach a subscriber together: a batch is taken at one moment between two sets, and applied as one.
@@ -13,20 +19,22 @@
 //! - **N-4** Bounded: a row is sent only if some consumer behind the subscriber needs a version that the subscriber lacks, and it has it.
 //! - **N-5** A connection that breaks loses nothing: a subscription names what the subscriber has.
 
-use super::FINAL;
-use super::memory::{Look, Memory, Moment, Overtaken};
+mod batch;
+mod subscriber;
+
+use super::memory::Memory;
 use super::rows::RowSet;
 use super::spec::Propagation;
-use super::wire::{BATCH_BYTES, Encoder, Entries, Entry, Head, Malformed, Message, RegionId, Shape};
+use super::wire::{Encoder, Entries, Entry, Head, Malformed, Message, RegionId, Shape};
+use batch::{Batch, bounded, collect, eager, fetched, whole};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use subscriber::{Pending, Subscriber};
 
 /// Who is at the other end of a connection: a rank at a server, a server's number at a worker.
 pub type Peer = u32;
 
 /// Most subscriptions of one peer to regions whose producer has not come yet.
 const MAX_WAITING: usize = 1 << 16;
-/// Attempts to take a batch at one moment, before others get their turn.
-const ATTEMPTS: usize = 8;
 
 /// Whatever the node cannot do itself.
 pub trait Host {
@@ -52,49 +60,6 @@ pub enum Broken {
     /// A message that makes no sense from this peer.
     #[error("it sent {0}")]
     Nonsense(&'static str),
-}
-
-/// A fetch that a subscriber waits for.
-#[derive(Debug)]
-struct Pending {
-    ticket: u64,
-    version: u64,
-    slots: Vec<u32>,
-    /// Slots before this one have the version.
-    fresh: usize,
-    /// The ticket by which the region's own source was asked, and whether it has answered.
-    relayed: Option<u64>,
-    answered: bool,
-}
-
-/// A peer that is sent rows of a region.
-#[derive(Debug)]
-struct Subscriber {
-    rows: RowSet,
-    propagation: Propagation,
-    /// Repeated with every batch.
-    serial: u64,
-    /// Whether a batch was made since it subscribed.
-    begun: bool,
-    /// Whether all of its rows are known here.
-    ready: bool,
-    /// Eager: its rows are as after this set, and it knows this floor.
-    done: u64,
-    floor: u64,
-    /// Rows that may have changed, with the low half of the set's number; or `all`.
-    changed: Vec<(u32, u32)>,
-    all: bool,
-    /// The low half of the newest set that was not listed.
-    all_until: u32,
-    /// Whether there may be something to send.
-    dirty: bool,
-    /// Bounded: version and number that it was sent, by place.
-    have: Vec<(u64, u64)>,
-    /// Bounded: versions needed by those behind it, ascending.
-    needs: Vec<u64>,
-    fetches: VecDeque<Pending>,
-    /// Whether all rows are to be sent, whatever the propagation: their producer leaves.
-    handing_over: bool,
 }
 
 /// Where a region's rows come from, if not from this host.
@@ -129,19 +94,6 @@ struct Region<M> {
     subscribers: BTreeMap<Peer, Subscriber>,
     /// Bytes of rows that were sent and that came.
     traffic: (u64, u64),
-}
-
-/// Rows on their way to a peer.
-#[derive(Debug)]
-struct Batch {
-    region: RegionId,
-    head: Head,
-    /// Place, what it carries, and whether its value is sent: values stand in `values` one after the other.
-    rows: Vec<(u32, Look, bool)>,
-    values: Vec<u8>,
-    next: usize,
-    value: usize,
-    row_bytes: usize,
 }
 
 /// A flush that waits until some regions' rows have been sent.
@@ -224,19 +176,7 @@ impl<H: Host> Node<H> {
     /// Rows that are wanted of a peer, in memory with as many slots, in their order. `shape`: as their producer has them.
     pub fn consume(&mut self, id: RegionId, peer: Peer, shape: Shape, rows: RowSet, memory: H::Memory) {
         let mirror = Shape { slots: rows.len() as u32, ..shape };
-        let upstream = Upstream {
-            peer,
-            shape,
-            rows,
-            identity: false,
-            done: 0,
-            serial: 1,
-            synced: false,
-            needs: Vec::new(),
-            fetches: BTreeMap::new(),
-            receiving: false,
-            heard: false,
-        };
+        let upstream = Upstream::new(peer, shape, rows, false);
         let subscribers = BTreeMap::new();
         let region = Region {
             memory,
@@ -589,19 +529,7 @@ impl<H: Host> Node<H> {
                 let memory = self.host.make(id, &shape);
                 let memory =
                     memory.ok_or(Broken::Nonsense("an offer of more rows than there is memory for"))?;
-                let upstream = Upstream {
-                    peer,
-                    shape,
-                    rows: RowSet::default(),
-                    identity: true,
-                    done: 0,
-                    serial: 1,
-                    synced: false,
-                    needs: Vec::new(),
-                    fetches: BTreeMap::new(),
-                    receiving: false,
-                    heard: false,
-                };
+                let upstream = Upstream::new(peer, shape, RowSet::default(), true);
                 let subscribers = BTreeMap::new();
                 let region = Region {
                     memory,
@@ -846,284 +774,24 @@ impl<H: Host> Node<H> {
 }
 
 impl Upstream {
+    fn new(peer: Peer, shape: Shape, rows: RowSet, identity: bool) -> Self {
+        Self {
+            peer,
+            shape,
+            rows,
+            identity,
+            done: 0,
+            serial: 1,
+            synced: false,
+            needs: Vec::new(),
+            fetches: BTreeMap::new(),
+            receiving: false,
+            heard: false,
+        }
+    }
+
     /// Places on the wire of slots of the source.
     fn places(&self, slots: &RowSet) -> RowSet {
         RowSet::from_rows(slots.iter().filter_map(|slot| self.rows.place(slot)))
-    }
-}
-
-impl Subscriber {
-    /// Whether a flush has to wait for it.
-    fn is_due(&self) -> bool {
-        self.dirty && (self.propagation == Propagation::Eager || self.handing_over)
-    }
-
-    /// Rows have changed.
-    fn note(&mut self, changed: &[(u32, u32)]) {
-        let newest = |set: u32, &(_, other): &(u32, u32)| if follows(other, set) { other } else { set };
-        if self.changed.len() + changed.len() > self.rows.len() as usize + 1024 {
-            let before = if self.all { self.all_until } else { self.done as u32 };
-            self.all_until = self.changed.iter().chain(changed).fold(before, newest);
-            (self.all, self.changed) = (true, Vec::new());
-        } else if self.all {
-            self.all_until = changed.iter().fold(self.all_until, newest);
-        } else {
-            self.changed.extend_from_slice(changed);
-        }
-    }
-
-    /// Any row may have changed.
-    fn note_all(&mut self) {
-        if !self.all {
-            self.all_until = self.done as u32;
-        }
-        (self.all, self.changed) = (true, Vec::new());
-    }
-}
-
-/// Whether a set comes after another, by the low halves of their numbers.
-fn follows(set: u32, other: u32) -> bool {
-    set.wrapping_sub(other) as i32 > 0
-}
-
-/// Passes on to the subscribers which rows have changed.
-fn collect<M: Memory>(region: &mut Region<M>, scratch: &mut Vec<(u32, u32)>) {
-    scratch.clear();
-    let listed = region.memory.changed(scratch);
-    let floor = region.memory.now().floor;
-    for subscriber in region.subscribers.values_mut() {
-        if listed {
-            subscriber.note(scratch);
-        } else {
-            subscriber.note_all();
-        }
-        let risen = floor != subscriber.floor;
-        subscriber.all |= risen && subscriber.propagation == Propagation::Bounded;
-        subscriber.dirty |= risen || !scratch.is_empty() || !listed;
-    }
-}
-
-/// Rows that have changed, as slots, apart from those whose set is not finished at `now`, which are kept.
-fn candidates(subscriber: &mut Subscriber, now: Moment) -> Vec<u32> {
-    if subscriber.all {
-        // Of a set that is not finished any row may have been among those that were not listed.
-        subscriber.all = now.several > now.done || follows(subscriber.all_until, now.done as u32);
-        return subscriber.rows.iter().map(|slot| slot as u32).collect();
-    }
-    let (later, ripe): (Vec<_>, Vec<_>) = std::mem::take(&mut subscriber.changed)
-        .into_iter()
-        .partition(|&(_, set)| follows(set, now.done as u32));
-    subscriber.changed = later;
-    let mut slots: Vec<u32> = ripe.into_iter().map(|(slot, _)| slot).collect();
-    slots.sort_unstable();
-    slots.dedup();
-    slots.retain(|&slot| subscriber.rows.contains(slot.into()));
-    slots
-}
-
-/// All rows that a subscriber lacks, as they were at one moment.
-fn eager<M: Memory>(
-    region: &mut Region<M>,
-    peer: Peer,
-    id: RegionId,
-    scratch: &mut Vec<(u32, u32)>,
-) -> Option<Batch> {
-    let row_bytes = region.shape.row_bytes as usize;
-    if !region.subscribers.get(&peer)?.ready {
-        return None;
-    }
-    let mut slots = Vec::new();
-    for attempt in 0..ATTEMPTS {
-        let now = region.memory.now();
-        collect(region, scratch);
-        let subscriber = region.subscribers.get_mut(&peer)?;
-        slots.append(&mut candidates(subscriber, now));
-        if attempt > 0 {
-            slots.sort_unstable();
-            slots.dedup();
-        }
-        let mut batch = Batch::new(id, row_bytes, slots.len());
-        let taken = slots.iter().try_for_each(|&slot| {
-            let at = batch.values.len();
-            batch.values.resize(at + row_bytes, 0);
-            let look = region.memory.read(slot, now, &mut batch.values[at..])?;
-            if look.number > subscriber.done {
-                let place = subscriber.rows.place(slot.into()).unwrap_or(0) as u32;
-                batch.rows.push((place, Look { clock: look.clock, ..look }, true));
-            } else {
-                batch.values.truncate(at);
-            }
-            Ok::<(), Overtaken>(())
-        });
-        if taken.is_err() {
-            continue;
-        }
-        subscriber.dirty = !subscriber.changed.is_empty() || subscriber.all;
-        let nothing = batch.rows.is_empty() && subscriber.floor == now.floor && subscriber.done == now.done;
-        if nothing && std::mem::replace(&mut subscriber.begun, true) {
-            return None;
-        }
-        subscriber.begun = true;
-        (subscriber.done, subscriber.floor) = (now.done, now.floor);
-        batch.head = Head { serial: subscriber.serial, done: now.done, floor: now.floor, ..Head::default() };
-        return Some(batch);
-    }
-    // Overtaken again and again: what was to be sent is looked for anew, at the next turn.
-    let subscriber = region.subscribers.get_mut(&peer)?;
-    (subscriber.all, subscriber.dirty) = (true, true);
-    None
-}
-
-/// Rows that those behind a subscriber need and it lacks.
-fn bounded<M: Memory>(
-    region: &mut Region<M>,
-    peer: Peer,
-    id: RegionId,
-    scratch: &mut Vec<(u32, u32)>,
-) -> Option<Batch> {
-    let row_bytes = region.shape.row_bytes as usize;
-    let now = region.memory.now();
-    collect(region, scratch);
-    let subscriber = region.subscribers.get_mut(&peer)?;
-    subscriber.floor = now.floor;
-    let slots = candidates(subscriber, now);
-    let mut batch = Batch::new(id, row_bytes, slots.len());
-    let mut again = Vec::new();
-    for slot in slots {
-        let place = subscriber.rows.place(slot.into()).unwrap_or(0) as usize;
-        let (version, number) = subscriber.have[place];
-        let at = subscriber.needs.partition_point(|&need| need <= version);
-        let Some(&need) = subscriber.needs.get(at) else { continue };
-        let start = batch.values.len();
-        batch.values.resize(start + row_bytes, 0);
-        match region.memory.read(slot, now, &mut batch.values[start..]) {
-            Ok(look) if look.clock >= need => {
-                let value = look.number != number;
-                if !value {
-                    batch.values.truncate(start);
-                }
-                subscriber.have[place] = (look.clock, look.number);
-                batch.rows.push((place as u32, look, value));
-                continue;
-            }
-            Ok(_) => {}
-            Err(Overtaken) => again.push((slot, now.done as u32)),
-        }
-        batch.values.truncate(start);
-    }
-    subscriber.dirty = !again.is_empty() || !subscriber.changed.is_empty() || subscriber.all;
-    subscriber.changed.append(&mut again);
-    batch.head = Head { serial: subscriber.serial, apart: true, ..Head::default() };
-    (!batch.rows.is_empty()).then_some(batch)
-}
-
-/// All rows of a producer that leaves, once.
-fn whole<M: Memory>(region: &mut Region<M>, peer: Peer, id: RegionId) -> Option<Batch> {
-    let row_bytes = region.shape.row_bytes as usize;
-    let subscriber = region.subscribers.get_mut(&peer).filter(|subscriber| subscriber.handing_over)?;
-    for _ in 0..ATTEMPTS {
-        let now = region.memory.now();
-        let mut batch = Batch::new(id, row_bytes, subscriber.rows.len() as usize);
-        let taken = subscriber.rows.iter().zip(0..).try_for_each(|(slot, place)| {
-            let start = batch.values.len();
-            batch.values.resize(start + row_bytes, 0);
-            let look = region.memory.read(slot as u32, now, &mut batch.values[start..])?;
-            batch.rows.push((place, look, true));
-            Ok::<(), Overtaken>(())
-        });
-        if taken.is_ok() {
-            subscriber.handing_over = false;
-            batch.head = Head { serial: subscriber.serial, apart: true, ..Head::default() };
-            return Some(batch);
-        }
-    }
-    None
-}
-
-/// The answer to a subscriber's first fetch that can be answered.
-fn fetched<M: Memory>(region: &mut Region<M>, peer: Peer, id: RegionId) -> Option<Batch> {
-    let row_bytes = region.shape.row_bytes as usize;
-    let memory = &region.memory;
-    let subscriber = region.subscribers.get_mut(&peer)?;
-    let here = region.upstream.is_none();
-    for at in 0..subscriber.fetches.len() {
-        let pending = &mut subscriber.fetches[at];
-        let now = memory.now();
-        let old = |slot: &u32| !memory.look(*slot, now).is_ok_and(|look| look.clock >= pending.version);
-        match pending.slots[pending.fresh..].iter().position(old) {
-            Some(more) => {
-                pending.fresh += more;
-                continue;
-            }
-            None => pending.fresh = pending.slots.len(),
-        }
-        // Rows that come from a peer one by one may never have been current together: then they are fetched together.
-        let left = |slot: &u32| memory.look(*slot, now).is_ok_and(|look| look.clock >= FINAL);
-        if !here && pending.version == 0 && !pending.answered && !pending.slots.iter().all(left) {
-            continue;
-        }
-        for _ in 0..ATTEMPTS {
-            let now = memory.now();
-            let mut batch = Batch::new(id, row_bytes, pending.slots.len());
-            let taken = pending.slots.iter().try_for_each(|&slot| {
-                let start = batch.values.len();
-                batch.values.resize(start + row_bytes, 0);
-                let look = memory.read(slot, now, &mut batch.values[start..])?;
-                let place = subscriber.rows.place(slot.into()).unwrap_or(0) as u32;
-                batch.rows.push((place, look, true));
-                Ok::<(), Overtaken>(())
-            });
-            let newest = batch.rows.iter().map(|(_, look, _)| look.number).max().unwrap_or(0);
-            let as_of = batch.rows.iter().map(|(_, look, _)| look.as_of).min().unwrap_or(0);
-            if taken.is_err() {
-                continue;
-            }
-            if newest > as_of {
-                if std::mem::take(&mut pending.answered) {
-                    pending.relayed = None;
-                }
-                break;
-            }
-            let (serial, ticket) = (subscriber.serial, pending.ticket);
-            batch.head = Head { serial, ticket, apart: true, ..Head::default() };
-            subscriber.fetches.remove(at);
-            return Some(batch);
-        }
-    }
-    None
-}
-
-impl Batch {
-    fn new(region: RegionId, row_bytes: usize, rows: usize) -> Self {
-        let head = Head::default();
-        let (values, next, value) = (Vec::with_capacity(rows * row_bytes), 0, 0);
-        Self { region, head, rows: Vec::with_capacity(rows), values, next, value, row_bytes }
-    }
-
-    /// Appends the next message; whether it was the last.
-    fn send(&mut self, out: &mut Vec<u8>) -> bool {
-        let mut bytes = 0;
-        let each = self.row_bytes + 32;
-        let count = self.rows[self.next..].iter().take_while(|_| {
-            bytes += each;
-            bytes <= BATCH_BYTES
-        });
-        let count = count.count().max(1).min(self.rows.len() - self.next);
-        let end = self.next + count;
-        self.head.last = end == self.rows.len();
-        let mut message = Encoder::rows(out, self.region, &self.head);
-        for &(place, look, has_value) in &self.rows[self.next..end] {
-            let value = has_value.then(|| {
-                let start = self.value;
-                self.value += self.row_bytes;
-                &self.values[start..self.value]
-            });
-            let Look { number, clock, as_of } = look;
-            message.entry(&Entry { place, number, clock, as_of, value }, self.head.apart);
-        }
-        message.end();
-        self.next = end;
-        self.head.first = false;
-        self.head.last
     }
 }

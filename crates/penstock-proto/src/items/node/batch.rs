@@ -1,0 +1,248 @@
+//! Batches: which rows a subscriber is sent now, as they were at one moment.
+
+use super::subscriber::candidates;
+use super::{Peer, Region};
+use crate::items::FINAL;
+use crate::items::memory::{Look, Memory, Overtaken};
+use crate::items::spec::Propagation;
+use crate::items::wire::{BATCH_BYTES, Encoder, Entry, Head, RegionId};
+
+/// Attempts to take a batch at one moment, before others get their turn.
+const ATTEMPTS: usize = 8;
+
+/// Rows on their way to a peer.
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub(super) region: RegionId,
+    pub(super) head: Head,
+    /// Place, what it carries, and whether its value is sent: values stand in `values` one after the other.
+    pub(super) rows: Vec<(u32, Look, bool)>,
+    pub(super) values: Vec<u8>,
+    pub(super) next: usize,
+    pub(super) value: usize,
+    pub(super) row_bytes: usize,
+}
+
+impl Batch {
+    pub(super) fn new(region: RegionId, row_bytes: usize, rows: usize) -> Self {
+        let head = Head::default();
+        let (values, next, value) = (Vec::with_capacity(rows * row_bytes), 0, 0);
+        Self { region, head, rows: Vec::with_capacity(rows), values, next, value, row_bytes }
+    }
+
+    /// Appends the next message; whether it was the last.
+    pub(super) fn send(&mut self, out: &mut Vec<u8>) -> bool {
+        let mut bytes = 0;
+        let each = self.row_bytes + 32;
+        let count = self.rows[self.next..].iter().take_while(|_| {
+            bytes += each;
+            bytes <= BATCH_BYTES
+        });
+        let count = count.count().max(1).min(self.rows.len() - self.next);
+        let end = self.next + count;
+        self.head.last = end == self.rows.len();
+        let mut message = Encoder::rows(out, self.region, &self.head);
+        for &(place, look, has_value) in &self.rows[self.next..end] {
+            let value = has_value.then(|| {
+                let start = self.value;
+                self.value += self.row_bytes;
+                &self.values[start..self.value]
+            });
+            let Look { number, clock, as_of } = look;
+            message.entry(&Entry { place, number, clock, as_of, value }, self.head.apart);
+        }
+        message.end();
+        self.next = end;
+        self.head.first = false;
+        self.head.last
+    }
+}
+
+/// Passes on to the subscribers which rows have changed.
+pub(super) fn collect<M: Memory>(region: &mut Region<M>, scratch: &mut Vec<(u32, u32)>) {
+    scratch.clear();
+    let listed = region.memory.changed(scratch);
+    let floor = region.memory.now().floor;
+    for subscriber in region.subscribers.values_mut() {
+        if listed {
+            subscriber.note(scratch);
+        } else {
+            subscriber.note_all();
+        }
+        let risen = floor != subscriber.floor;
+        subscriber.all |= risen && subscriber.propagation == Propagation::Bounded;
+        subscriber.dirty |= risen || !scratch.is_empty() || !listed;
+    }
+}
+
+/// All rows that a subscriber lacks, as they were at one moment.
+pub(super) fn eager<M: Memory>(
+    region: &mut Region<M>,
+    peer: Peer,
+    id: RegionId,
+    scratch: &mut Vec<(u32, u32)>,
+) -> Option<Batch> {
+    let row_bytes = region.shape.row_bytes as usize;
+    if !region.subscribers.get(&peer)?.ready {
+        return None;
+    }
+    let mut slots = Vec::new();
+    for attempt in 0..ATTEMPTS {
+        let now = region.memory.now();
+        collect(region, scratch);
+        let subscriber = region.subscribers.get_mut(&peer)?;
+        slots.append(&mut candidates(subscriber, now));
+        if attempt > 0 {
+            slots.sort_unstable();
+            slots.dedup();
+        }
+        let mut batch = Batch::new(id, row_bytes, slots.len());
+        let taken = slots.iter().try_for_each(|&slot| {
+            let at = batch.values.len();
+            batch.values.resize(at + row_bytes, 0);
+            let look = region.memory.read(slot, now, &mut batch.values[at..])?;
+            if look.number > subscriber.done {
+                let place = subscriber.rows.place(slot.into()).unwrap_or(0) as u32;
+                batch.rows.push((place, Look { clock: look.clock, ..look }, true));
+            } else {
+                batch.values.truncate(at);
+            }
+            Ok::<(), Overtaken>(())
+        });
+        if taken.is_err() {
+            continue;
+        }
+        subscriber.dirty = !subscriber.changed.is_empty() || subscriber.all;
+        let nothing = batch.rows.is_empty() && subscriber.floor == now.floor && subscriber.done == now.done;
+        if nothing && std::mem::replace(&mut subscriber.begun, true) {
+            return None;
+        }
+        subscriber.begun = true;
+        (subscriber.done, subscriber.floor) = (now.done, now.floor);
+        batch.head = Head { serial: subscriber.serial, done: now.done, floor: now.floor, ..Head::default() };
+        return Some(batch);
+    }
+    // Overtaken again and again: what was to be sent is looked for anew, at the next turn.
+    let subscriber = region.subscribers.get_mut(&peer)?;
+    (subscriber.all, subscriber.dirty) = (true, true);
+    None
+}
+
+/// Rows that those behind a subscriber need and it lacks.
+pub(super) fn bounded<M: Memory>(
+    region: &mut Region<M>,
+    peer: Peer,
+    id: RegionId,
+    scratch: &mut Vec<(u32, u32)>,
+) -> Option<Batch> {
+    let row_bytes = region.shape.row_bytes as usize;
+    let now = region.memory.now();
+    collect(region, scratch);
+    let subscriber = region.subscribers.get_mut(&peer)?;
+    subscriber.floor = now.floor;
+    let slots = candidates(subscriber, now);
+    let mut batch = Batch::new(id, row_bytes, slots.len());
+    let mut again = Vec::new();
+    for slot in slots {
+        let place = subscriber.rows.place(slot.into()).unwrap_or(0) as usize;
+        let (version, number) = subscriber.have[place];
+        let at = subscriber.needs.partition_point(|&need| need <= version);
+        let Some(&need) = subscriber.needs.get(at) else { continue };
+        let start = batch.values.len();
+        batch.values.resize(start + row_bytes, 0);
+        match region.memory.read(slot, now, &mut batch.values[start..]) {
+            Ok(look) if look.clock >= need => {
+                let value = look.number != number;
+                if !value {
+                    batch.values.truncate(start);
+                }
+                subscriber.have[place] = (look.clock, look.number);
+                batch.rows.push((place as u32, look, value));
+                continue;
+            }
+            Ok(_) => {}
+            Err(Overtaken) => again.push((slot, now.done as u32)),
+        }
+        batch.values.truncate(start);
+    }
+    subscriber.dirty = !again.is_empty() || !subscriber.changed.is_empty() || subscriber.all;
+    subscriber.changed.append(&mut again);
+    batch.head = Head { serial: subscriber.serial, apart: true, ..Head::default() };
+    (!batch.rows.is_empty()).then_some(batch)
+}
+
+/// All rows of a producer that leaves, once.
+pub(super) fn whole<M: Memory>(region: &mut Region<M>, peer: Peer, id: RegionId) -> Option<Batch> {
+    let row_bytes = region.shape.row_bytes as usize;
+    let subscriber = region.subscribers.get_mut(&peer).filter(|subscriber| subscriber.handing_over)?;
+    for _ in 0..ATTEMPTS {
+        let now = region.memory.now();
+        let mut batch = Batch::new(id, row_bytes, subscriber.rows.len() as usize);
+        let taken = subscriber.rows.iter().zip(0..).try_for_each(|(slot, place)| {
+            let start = batch.values.len();
+            batch.values.resize(start + row_bytes, 0);
+            let look = region.memory.read(slot as u32, now, &mut batch.values[start..])?;
+            batch.rows.push((place, look, true));
+            Ok::<(), Overtaken>(())
+        });
+        if taken.is_ok() {
+            subscriber.handing_over = false;
+            batch.head = Head { serial: subscriber.serial, apart: true, ..Head::default() };
+            return Some(batch);
+        }
+    }
+    None
+}
+
+/// The answer to a subscriber's first fetch that can be answered.
+pub(super) fn fetched<M: Memory>(region: &mut Region<M>, peer: Peer, id: RegionId) -> Option<Batch> {
+    let row_bytes = region.shape.row_bytes as usize;
+    let memory = &region.memory;
+    let subscriber = region.subscribers.get_mut(&peer)?;
+    let here = region.upstream.is_none();
+    for at in 0..subscriber.fetches.len() {
+        let pending = &mut subscriber.fetches[at];
+        let now = memory.now();
+        let old = |slot: &u32| !memory.look(*slot, now).is_ok_and(|look| look.clock >= pending.version);
+        match pending.slots[pending.fresh..].iter().position(old) {
+            Some(more) => {
+                pending.fresh += more;
+                continue;
+            }
+            None => pending.fresh = pending.slots.len(),
+        }
+        // Rows that come from a peer one by one may never have been current together: then they are fetched together.
+        let left = |slot: &u32| memory.look(*slot, now).is_ok_and(|look| look.clock >= FINAL);
+        if !here && pending.version == 0 && !pending.answered && !pending.slots.iter().all(left) {
+            continue;
+        }
+        for _ in 0..ATTEMPTS {
+            let now = memory.now();
+            let mut batch = Batch::new(id, row_bytes, pending.slots.len());
+            let taken = pending.slots.iter().try_for_each(|&slot| {
+                let start = batch.values.len();
+                batch.values.resize(start + row_bytes, 0);
+                let look = memory.read(slot, now, &mut batch.values[start..])?;
+                let place = subscriber.rows.place(slot.into()).unwrap_or(0) as u32;
+                batch.rows.push((place, look, true));
+                Ok::<(), Overtaken>(())
+            });
+            let newest = batch.rows.iter().map(|(_, look, _)| look.number).max().unwrap_or(0);
+            let as_of = batch.rows.iter().map(|(_, look, _)| look.as_of).min().unwrap_or(0);
+            if taken.is_err() {
+                continue;
+            }
+            if newest > as_of {
+                if std::mem::take(&mut pending.answered) {
+                    pending.relayed = None;
+                }
+                break;
+            }
+            let (serial, ticket) = (subscriber.serial, pending.ticket);
+            batch.head = Head { serial, ticket, apart: true, ..Head::default() };
+            subscriber.fetches.remove(at);
+            return Some(batch);
+        }
+    }
+    None
+}

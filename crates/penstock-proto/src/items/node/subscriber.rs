@@ -1,0 +1,101 @@
+//! A peer that is sent rows of a region: what it has, what may have changed since, and what it waits for.
+
+use crate::items::memory::Moment;
+use crate::items::rows::RowSet;
+use crate::items::spec::Propagation;
+use std::collections::VecDeque;
+
+/// A fetch that a subscriber waits for.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) ticket: u64,
+    pub(super) version: u64,
+    pub(super) slots: Vec<u32>,
+    /// Slots before this one have the version.
+    pub(super) fresh: usize,
+    /// The ticket by which the region's own source was asked, and whether it has answered.
+    pub(super) relayed: Option<u64>,
+    pub(super) answered: bool,
+}
+
+/// A peer that is sent rows of a region.
+#[derive(Debug)]
+pub(super) struct Subscriber {
+    pub(super) rows: RowSet,
+    pub(super) propagation: Propagation,
+    /// Repeated with every batch.
+    pub(super) serial: u64,
+    /// Whether a batch was made since it subscribed.
+    pub(super) begun: bool,
+    /// Whether all of its rows are known here.
+    pub(super) ready: bool,
+    /// Eager: its rows are as after this set, and it knows this floor.
+    pub(super) done: u64,
+    pub(super) floor: u64,
+    /// Rows that may have changed, with the low half of the set's number; or `all`.
+    pub(super) changed: Vec<(u32, u32)>,
+    pub(super) all: bool,
+    /// The low half of the newest set that was not listed.
+    pub(super) all_until: u32,
+    /// Whether there may be something to send.
+    pub(super) dirty: bool,
+    /// Bounded: version and number that it was sent, by place.
+    pub(super) have: Vec<(u64, u64)>,
+    /// Bounded: versions needed by those behind it, ascending.
+    pub(super) needs: Vec<u64>,
+    pub(super) fetches: VecDeque<Pending>,
+    /// Whether all rows are to be sent, whatever the propagation: their producer leaves.
+    pub(super) handing_over: bool,
+}
+
+impl Subscriber {
+    /// Whether a flush has to wait for it.
+    pub(super) fn is_due(&self) -> bool {
+        self.dirty && (self.propagation == Propagation::Eager || self.handing_over)
+    }
+
+    /// Rows have changed.
+    pub(super) fn note(&mut self, changed: &[(u32, u32)]) {
+        let newest = |set: u32, &(_, other): &(u32, u32)| if follows(other, set) { other } else { set };
+        if self.changed.len() + changed.len() > self.rows.len() as usize + 1024 {
+            let before = if self.all { self.all_until } else { self.done as u32 };
+            self.all_until = self.changed.iter().chain(changed).fold(before, newest);
+            (self.all, self.changed) = (true, Vec::new());
+        } else if self.all {
+            self.all_until = changed.iter().fold(self.all_until, newest);
+        } else {
+            self.changed.extend_from_slice(changed);
+        }
+    }
+
+    /// Any row may have changed.
+    pub(super) fn note_all(&mut self) {
+        if !self.all {
+            self.all_until = self.done as u32;
+        }
+        (self.all, self.changed) = (true, Vec::new());
+    }
+}
+
+/// Whether a set comes after another, by the low halves of their numbers.
+pub(super) fn follows(set: u32, other: u32) -> bool {
+    set.wrapping_sub(other) as i32 > 0
+}
+
+/// Rows that have changed, as slots, apart from those whose set is not finished at `now`, which are kept.
+pub(super) fn candidates(subscriber: &mut Subscriber, now: Moment) -> Vec<u32> {
+    if subscriber.all {
+        // Of a set that is not finished any row may have been among those that were not listed.
+        subscriber.all = now.several > now.done || follows(subscriber.all_until, now.done as u32);
+        return subscriber.rows.iter().map(|slot| slot as u32).collect();
+    }
+    let (later, ripe): (Vec<_>, Vec<_>) = std::mem::take(&mut subscriber.changed)
+        .into_iter()
+        .partition(|&(_, set)| follows(set, now.done as u32));
+    subscriber.changed = later;
+    let mut slots: Vec<u32> = ripe.into_iter().map(|(slot, _)| slot).collect();
+    slots.sort_unstable();
+    slots.dedup();
+    slots.retain(|&slot| subscriber.rows.contains(slot.into()));
+    slots
+}
