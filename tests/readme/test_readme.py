@@ -19,6 +19,7 @@ COMMANDS = [
     if line.startswith("$ ")
 ]
 PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+TABLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tables.md").read_text(), re.DOTALL)
 DEADLINE = 120
 """Seconds that any of them may take."""
 
@@ -44,7 +45,8 @@ def run(command: list[str] | str, cwd: Path = ROOT) -> subprocess.CompletedProce
 
 def test_the_readme_shows_commands_and_programs() -> None:
     assert len(COMMANDS) >= 8
-    assert len(PROGRAMS) == 2
+    assert len(PROGRAMS) == 3
+    assert len(TABLES) == 3
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -59,6 +61,14 @@ def test_a_command_of_the_readme_succeeds(command: str, tmp_path: Path) -> None:
         command = command.replace(name, str(tmp_path / name))
     done = run(command)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("program", [PROGRAMS[2], *TABLES])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_program_about_tables_runs_alone_and_in_company(program: str, workers: int, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(program)
+    done = run(["penstock", "run", "--workers", str(workers), str(tmp_path / "program.py")])
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_ten_lines_learn_what_they_are_given() -> None:
