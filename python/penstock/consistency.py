@@ -85,6 +85,10 @@ class SSP:
         """As the core reads the bounds of an automatic slack; None for a fixed one."""
         return f"{self.min}:{self.max}" if self.slack == "auto" else None
 
+    def __repr__(self) -> str:
+        between = "" if self.bounds is None else f", min={self.min}, max={self.max}"
+        return f"SSP(slack={self.slack!r}{between})"
+
     def __str__(self) -> str:
         return f"ssp:{self.slack}" if self.bounds is None else f"ssp:auto:{self.bounds}"
 
@@ -130,8 +134,8 @@ def parse(text: str) -> Consistency:
 
     Examples
     --------
-    >>> parse("ssp:4")
-    SSP(slack=4)
+    >>> parse("ssp:4"), parse("ssp:auto:8")
+    (SSP(slack=4), SSP(slack='auto', min=0, max=8))
     """
     word, colon, slack = text.strip().lower().partition(":")
     if word == "ssp" and slack.isascii() and slack.isdigit():

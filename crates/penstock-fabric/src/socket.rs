@@ -105,7 +105,13 @@ impl Connection {
     ) -> io::Result<usize> {
         let flags = flags | RecvFlags::CMSG_CLOEXEC;
         let mut slices = [IoSliceMut::new(buffer)];
-        let received = io::retry_on_intr(|| rustix::net::recvmsg(&self.fd, &mut slices, beside, flags))?;
+        let mut receive = || io::retry_on_intr(|| rustix::net::recvmsg(&self.fd, &mut slices, beside, flags));
+        let received = match receive() {
+            // The other end closed with words of ours unread. The kernel says so once, before the last words of the
+            // other end, and those say why it closed.
+            Err(Errno::CONNRESET) => receive()?,
+            received => received?,
+        };
         if received.flags.contains(ReturnFlags::TRUNC) {
             return Err(Errno::MSGSIZE);
         }
@@ -259,6 +265,18 @@ mod tests {
             "and one that has no room for them drops them"
         );
         drop((a, descriptors)); // which are other ends of the same sockets
+        assert_eq!(b.receive(&mut buffer, RecvFlags::empty()), Ok(0));
+    }
+
+    #[test]
+    fn the_last_words_arrive_when_the_other_end_closes_without_having_read_ours() {
+        let (a, b) = Connection::pair().unwrap();
+        let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
+        b.send(b"never read", &[], SendFlags::empty()).unwrap();
+        a.send(b"farewell", &[], SendFlags::empty()).unwrap();
+        drop(a);
+        assert_eq!(b.receive(&mut buffer, RecvFlags::empty()), Ok(8));
+        assert_eq!(&buffer[..8], b"farewell");
         assert_eq!(b.receive(&mut buffer, RecvFlags::empty()), Ok(0));
     }
 
