@@ -5,7 +5,9 @@ and checks them again.
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, final
+from typing import Any, Self, final
+
+import numpy.typing as npt
 
 __version__: str
 
@@ -132,6 +134,25 @@ class Job:
         failed, so that they hear of it.
         """
 
+class TableCalls:
+    """
+    The calls that are made a million times a second: what `penstock.Table` inherits.
+
+    Arguments that the core does not take as they are go to `_write` and `_read`, which a heir defines.
+    """
+
+    def __new__(cls, core: Table, rows: int, width: int, dtype: Any, /, *others: Any) -> Self: ...
+    def set(self, rows: Any, values: Any, clock: int | None = None) -> None: ...
+    def add(self, rows: Any, values: Any, clock: int | None = None) -> None: ...
+    def get(
+        self,
+        rows: Any,
+        clock: int | None = None,
+        slack: Any = None,
+        out: npt.NDArray[Any] | None = None,
+        timeout: float | None = None,
+    ) -> npt.NDArray[Any]: ...
+
 @final
 class Table:
     """Buffers `rows` hold uint64; values and `out` are contiguous, a row after the other."""
@@ -142,13 +163,8 @@ class Table:
     def produced(self) -> list[tuple[int, int]]: ...
     def consumed(self) -> list[tuple[int, int]]: ...
     def write(self, rows: Any, values: Any, clock: int | None, add: bool) -> None: ...
-    def set_row(self, row: int, value: Any, clock: int | None, /) -> None: ...
-    def add_row(self, row: int, value: Any, clock: int | None, /) -> None: ...
-    def get(self, rows: Any, out: Any, clock: int | None, slack: int | None, timeout: float | None) -> int:
-        """The least version among the rows."""
-
-    def get_row(
-        self, row: int, out: Any, clock: int | None, slack: int | None, timeout: float | None
+    def get(
+        self, rows: Any, out: Any, clock: int | None, slack: int | None, timeout: float | None
     ) -> int: ...
     def prefetch(self, rows: Any, clock: int | None, slack: int | None) -> None: ...
     def versions(self, rows: Any, out: Any) -> None: ...

@@ -18,16 +18,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from . import _core
 from .arrays import DTYPES, Array, ArrayLike, contribution
 from .consistency import ASP, BSP, SSP, check_slack
 from .exceptions import DtypeError, OptionError, ShapeError, TensorNameError, TornView, UnknownRow
-
-if TYPE_CHECKING:
-    from . import _core
 
 Rows: TypeAlias = Any
 """
@@ -39,7 +37,7 @@ _UNBOUNDED = -1
 _MAX_CLOCK = 2**62
 
 
-class Table:
+class Table(_core.TableCalls):
     """
     A table of a job. Made by `Job.table`.
 
@@ -66,9 +64,6 @@ class Table:
         self._dtype = dtype
         self._fold = fold
         self._propagation = propagation
-        self._shape = (width,)
-        # The element type if the buffer protocol knows it: an array of it may go to the core as it is.
-        self._plain = dtype if dtype.kind in "biufc" else None
 
     @property
     def name(self) -> str:
@@ -120,134 +115,25 @@ class Table:
         """Rows that this worker consumes, ascending: uint64."""
         return _spread(self._core.consumed())
 
-    def set(self, rows: Rows, values: ArrayLike, clock: int | None = None) -> None:
-        """
-        Replace rows that this worker produces. Returns at once.
+    # `set`, `add` and `get` are the core's (`_core.TableCalls`). What it does not take as it is comes here.
 
-        Readers see all rows of one call or none of them, on this host and on others, even if this worker
-        dies in the middle. Another call is another set.
-
-        Parameters
-        ----------
-        rows
-            Which. A row that comes twice gets its last value.
-        values
-            Of shape (number of rows, width), or (width,) for one row given as a number; of the table's
-            element
-            type. Copied.
-        clock
-            The version that the rows get: 0 or more, not below the one they have. Default: this worker's
-            clock
-            plus one, so that what is set in iteration t is what others read in iteration t + 1.
-
-        Raises
-        ------
-        NotProducer, UnknownRow, ClockBackwards, ShapeError, DtypeError
-            Nothing was set.
-        JobClosed
-            The job has ended.
-
-        Examples
-        --------
-        >>> U.set([0, 1], [[1.0, 2.0], [3.0, 4.0]], clock=1)
-        """
-        # One row, as cheap as it can be: the core checks the rest.
-        if type(rows) is int and type(values) is np.ndarray and values.dtype is self._plain:
-            self._core.set_row(rows, values, clock)
-            return
-        self._write(rows, values, clock, add=False)
-
-    def add(self, rows: Rows, values: ArrayLike, clock: int | None = None) -> None:
-        """
-        Add to rows of a table with fold="sum". Arguments, visibility and errors are those of `set`; a row
-        that
-        comes twice is added to twice.
-
-        A worker reads its own additions at once. What several producers added is summed in the order of their
-        ranks, so the same additions give the same bits.
-
-        Examples
-        --------
-        >>> gradient_sums.add([3, 7], -0.1 * gradients)
-        """
-        if type(rows) is int and type(values) is np.ndarray and values.dtype is self._plain:
-            self._core.add_row(rows, values, clock)
-            return
-        self._write(rows, values, clock, add=True)
-
-    def _write(self, rows: Rows, values: ArrayLike, clock: int | None, *, add: bool) -> None:
+    def _write(self, rows: Rows, values: ArrayLike, clock: int | None, add: bool) -> None:
         clock = None if clock is None else _clock(clock)
-        if type(rows) is int:
-            write = self._core.add_row if add else self._core.set_row
-            write(rows, _bytes(contribution(values, self.name, self._shape, self._dtype)), clock)
-            return
-        chosen, shape = self._choose(rows)
+        chosen, shape = self._chosen(rows)
         array = contribution(values, self.name, shape, self._dtype)
         self._core.write(chosen, _bytes(array), clock, add)
 
-    def get(
+    def _read(
         self,
         rows: Rows,
-        clock: int | None = None,
-        slack: int | SSP | ASP | BSP | None = None,
-        out: Array | None = None,
-        timeout: float | None = None,
+        clock: int | None,
+        slack: int | SSP | ASP | BSP | None,
+        out: Array | None,
+        timeout: float | None,
     ) -> Array:
-        """
-        Copy rows that this worker consumes or produces, each at a version >= clock - slack.
-
-        Waits for rows that are older. Rows that one `set` wrote come together: all as it left them, or all as
-        they were before.
-
-        Parameters
-        ----------
-        rows
-            Which, in the order in which they are returned.
-        clock
-            Default: this worker's clock, so that slack 0 returns what every producer set in the iterations
-            that this worker has completed.
-        slack
-            Clocks that a row may lack, 0 to 2**30; `ps.ASP()`: any number. Default: the table's.
-        out
-            Written to and returned: C-contiguous, of the shape and element type of the result. Default: a new
-            array.
-        timeout
-            Seconds to wait. Default: the job's `deadline`.
-
-        Returns
-        -------
-        numpy.ndarray
-            Shape (number of rows, width), or (width,) for one row given as a number.
-
-        Raises
-        ------
-        UnknownRow
-            A row is outside the table, or was not declared by this worker.
-        NeverSet
-            A row of this worker's own is older than that: nobody else could set it, so it is not waited for.
-        GetTimeout
-            A row was not fresh enough in time; names it, and its producer.
-        ShapeError, DtypeError, OptionError
-            `out`, `slack` or `clock` is none.
-        JobClosed
-            The job has ended.
-
-        Examples
-        --------
-        >>> U.get(slice(0, 2), clock=5, slack=4)
-        array([[1., 2.],
-               [3., 4.]])
-        """
         bound = None if slack is None else slack_of(slack)
-        if type(rows) is int:
-            if type(out) is np.ndarray and out.dtype is self._plain:
-                self._core.get_row(rows, out, clock, bound, timeout)
-                return out
-            target = np.empty(self._width, self._dtype) if out is None else self._check(out, self._shape)
-            self._core.get_row(rows, _bytes(target), clock, bound, timeout)
-            return target
         clock = None if clock is None else _clock(clock)
-        chosen, shape = self._choose(rows)
+        chosen, shape = self._chosen(rows)
         target = np.empty(shape, self._dtype) if out is None else self._check(out, shape)
         self._core.get(chosen, _bytes(target), clock, bound, timeout)
         return target
@@ -269,7 +155,7 @@ class Table:
         >>> U.prefetch([1, 2], clock=6)
         """
         bound = None if slack is None else slack_of(slack)
-        self._core.prefetch(self._choose(rows)[0], None if clock is None else _clock(clock), bound)
+        self._core.prefetch(self._chosen(rows)[0], None if clock is None else _clock(clock), bound)
 
     def versions(self, rows: Rows) -> Array:
         """
@@ -281,7 +167,7 @@ class Table:
         >>> U.versions([0, 1])
         array([1, 1], dtype=uint64)
         """
-        chosen, _ = self._choose(rows)
+        chosen, _ = self._chosen(rows)
         versions = np.empty(len(chosen), np.uint64)
         self._core.versions(chosen, versions)
         return versions
@@ -307,7 +193,7 @@ class Table:
         ...     total = v.rows[0] + v.rows[1]
         """
         bound = None if slack is None else slack_of(slack)
-        chosen = [_row(rows, self._rows)] if type(rows) is int else self._choose(rows)[0].tolist()
+        chosen = self._chosen(rows)[0].tolist()
         clock = None if clock is None else _clock(clock)
         views = [self._core.view(row, clock, bound, timeout) for row in chosen]
         return View(self.name, views, self._dtype)
@@ -334,7 +220,10 @@ class Table:
     def __repr__(self) -> str:
         return f"<penstock.Table {self.name!r} {self._rows} x {self._width} {self._dtype.name}>"
 
-    def _choose(self, rows: Rows) -> tuple[Array, tuple[int, int]]:
+    def _chosen(self, rows: Rows) -> tuple[Array, tuple[int, ...]]:
+        """The rows that are meant, and the shape of their values."""
+        if type(rows) is int:
+            return _one(rows, self._rows), (self._width,)
         chosen = chosen_rows(rows, self._rows)
         return chosen, (len(chosen), self._width)
 
@@ -410,9 +299,9 @@ def _clock(clock: object) -> int:
     return number
 
 
-def _row(row: int, rows: int) -> int:
+def _one(row: int, rows: int) -> Array:
     if 0 <= row < rows:
-        return row
+        return np.array([row], np.uint64)
     raise UnknownRow(f"expected a row from 0 to {rows - 1}, got {row}")
 
 

@@ -251,7 +251,7 @@ impl HomeMemory {
         let next = chunk - self.layout.extent.first + 1;
         if next < self.layout.extent.count {
             let header: &ChunkHeader = self.model.at(self.layout.model().data + ModelLayout::header(next));
-            bring_near(std::ptr::from_ref(header).cast());
+            claim(std::ptr::from_ref(header).cast());
         }
     }
 
@@ -268,14 +268,28 @@ impl HomeMemory {
     }
 }
 
-/// Asks for the line at `address` to be brought near, to be written. Any address will do: it is only a hint.
+/// Asks for the line at `address` to be brought near, to be read. Any address will do: it is only a hint.
 #[inline]
 pub(crate) fn bring_near(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
-        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: a prefetch neither faults nor changes anything, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_ET0>(address.cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+/// The same, to be written: other cores give it up. The intrinsic asks to read instead, unless the whole program is compiled for
+/// processors that have this instruction; the others take it for none.
+#[inline]
+pub(crate) fn claim(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch neither faults nor changes anything, whatever the address; where the processor does not know it, it is
+    // a no-op by the architecture.
+    unsafe {
+        std::arch::asm!("prefetchw byte ptr [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = address;

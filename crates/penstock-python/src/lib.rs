@@ -24,6 +24,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<job::Job>()?;
     module.add_class::<tensor::Tensor>()?;
     module.add_class::<table::Table>()?;
+    module.add_class::<table::TableCalls>()?;
     module.add_class::<table::View>()?;
     module.add_class::<server::Server>()?;
     module.add_class::<service::Service>()?;

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 /// Looks at memory before the first yield, where every thread has a core of its own. About 20 microseconds.
 const SPINS: u32 = 1000;
+/// The same for a look that takes no system call, where threads share cores: as long as a yield or two take.
+const FEW_SPINS: u32 = 100;
 /// Longest time of yielding before sleep. Some times a wake-up's cost: longer buys nothing, since then the sleep is the
 /// smaller part of the wait.
 const YIELDING: Duration = Duration::from_micros(150);
@@ -27,6 +29,12 @@ impl Patience {
     /// Fresh patience; `crowded` where the job has more threads than the host has cores.
     pub(crate) fn new(crowded: bool) -> Self {
         Self { spins: if crowded { 0 } else { SPINS }, yields: 0, since: None }
+    }
+
+    /// Fresh patience of who waits for another worker, and looks at memory only: that one has a core of its own as often as not,
+    /// even where the job has more threads than there are cores.
+    pub(crate) fn for_memory(crowded: bool) -> Self {
+        Self { spins: if crowded { FEW_SPINS } else { SPINS }, yields: 0, since: None }
     }
 
     /// Passes a little time; `false` when it is time to sleep.

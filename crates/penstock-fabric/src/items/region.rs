@@ -1,9 +1,12 @@
 //! Where a table's rows of one producer lie: progress, journal, slots. The writer's end, the readers' end, and the page that
 //! readers sleep on. Drawn in docs/layout.md.
 
-use super::slot::{Look, Moment, Overtaken, Progress, Slot, UNFINISHED, newest, target};
+use super::slot::{
+    Buffers, Look, Moment, Overtaken, Progress, Sheet, Slot, Spot, UNFINISHED, age, newest, target,
+};
 use super::waiters::{LINES, Line, Summary, Wanted};
 use crate::layout::{PAGE, Shared, pages};
+use crate::memory::{bring_near, claim};
 use crate::region::{Access, Mapping, Part, Region, Writers};
 use crate::sync::{AtomicU64, Ordering};
 use penstock_kernels::{Dtype, Foreign};
@@ -11,12 +14,14 @@ use rustix::fd::BorrowedFd;
 use rustix::io;
 use rustix::thread::futex;
 use rustix::time::Timespec;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::time::Duration;
 
 // SAFETY: `AtomicU64`s only.
 unsafe impl Shared for Slot {}
+// SAFETY: `AtomicU64`s only.
+unsafe impl Shared for Sheet {}
 // SAFETY: `AtomicU64`s only.
 unsafe impl Shared for Progress {}
 // SAFETY: two `AtomicU32`.
@@ -30,6 +35,19 @@ const LINE: usize = 64;
 const JOURNAL: usize = size_of::<Progress>();
 /// Most and fewest entries of a journal: a follower that falls further behind looks at all rows.
 const ENTRIES: (u32, u32) = (1 << 16, 64);
+/// Longest row that stands in a sheet too: the head of a longer one is little beside it.
+const SHEET_ROW: usize = 1024;
+/// Bytes of a sheet that is long enough, and fewest and most rows of one.
+const SHEET_BYTES: usize = 1024;
+const SHEET_ROWS: (usize, usize) = (8, 64);
+/// Most bytes of a sheet that are asked for in advance: as much as a core can wait for at once, and some more.
+const CLAIM_BYTES: usize = 2048;
+/// Sheets whose heads are asked for in advance.
+const HEADS: u32 = 16;
+/// In an entry of the journal: all rows of the sheet whose number follows.
+const WHOLE_SHEET: u32 = 1 << 31;
+/// Most rows of a region.
+pub const MAX_SLOTS: u32 = WHOLE_SHEET;
 /// Longest row.
 pub const MAX_ROW_BYTES: u32 = 1 << 24;
 
@@ -43,12 +61,16 @@ pub struct Layout {
     first: usize,
     stride: usize,
     entries: u32,
+    /// Sheets, and rows of one.
+    sheets: u32,
+    group: u32,
 }
 
 impl Layout {
     /// For `slots` rows of `row_bytes` bytes. A row of at most 40 bytes shares its head's cache lines; longer ones start on
-    /// cache lines of their own.
+    /// cache lines of their own. Short rows of whole words also have a place in a sheet, but for the last few that fill none.
     pub fn new(slots: u32, row_bytes: u32) -> Self {
+        assert!(slots <= MAX_SLOTS, "expected at most {MAX_SLOTS} rows, got {slots}");
         let row_bytes = row_bytes as usize;
         let words = row_bytes.next_multiple_of(8);
         let head = size_of::<Slot>();
@@ -59,7 +81,10 @@ impl Layout {
         };
         let stride = (first + 2 * buffer).next_multiple_of(LINE);
         let entries = slots.saturating_mul(2).clamp(ENTRIES.1, ENTRIES.0).next_power_of_two();
-        Self { slots, row_bytes, buffer, first, stride, entries }
+        let group =
+            (SHEET_BYTES / row_bytes.max(1)).next_power_of_two().clamp(SHEET_ROWS.0, SHEET_ROWS.1) as u32;
+        let sheets = if row_bytes.is_multiple_of(8) && row_bytes <= SHEET_ROW { slots / group } else { 0 };
+        Self { slots, row_bytes, buffer, first, stride, entries, sheets, group }
     }
 
     /// Rows.
@@ -74,7 +99,7 @@ impl Layout {
 
     /// Bytes of the region.
     pub fn total(&self) -> usize {
-        pages(self.slot(self.slots))
+        pages(self.values(self.sheets, 1))
     }
 
     /// Where a slot lies.
@@ -83,9 +108,60 @@ impl Layout {
         slots + slot as usize * self.stride
     }
 
-    fn value(&self, slot: u32, buffer: usize) -> usize {
-        self.slot(slot) + self.first + buffer * self.buffer
+    fn value(&self, slot: u32, spot: Spot) -> usize {
+        match spot {
+            Spot::Slot(buffer) => self.slot(slot) + self.first + buffer * self.buffer,
+            Spot::Sheet(buffer) => self.values(0, buffer) + slot as usize * self.row_bytes,
+        }
     }
+
+    /// The sheet that a slot's row is in.
+    #[inline]
+    fn sheet_of(&self, slot: u32) -> Option<u32> {
+        let sheet = slot / self.group;
+        (sheet < self.sheets).then_some(sheet)
+    }
+
+    /// Where the head of a sheet lies: behind the slots.
+    fn sheet(&self, sheet: u32) -> usize {
+        self.slot(self.slots) + sheet as usize * size_of::<Sheet>()
+    }
+
+    /// The rows of a sheet.
+    fn rows_of(&self, sheet: u32) -> std::ops::Range<u32> {
+        sheet * self.group..(sheet + 1) * self.group
+    }
+
+    /// `count` rows from `first` on: whole sheets where they are whole.
+    fn pieces(&self, first: u32, count: u32) -> impl Iterator<Item = Piece> {
+        let (layout, mut at) = (*self, first);
+        std::iter::from_fn(move || {
+            let left = (first + count).checked_sub(at).filter(|&left| left > 0)?;
+            let whole = at.is_multiple_of(layout.group) && left >= layout.group;
+            let sheet = layout.sheet_of(at).filter(|_| whole);
+            let piece = sheet.map_or(Piece::Row(at), Piece::Sheet);
+            at += if sheet.is_some() { layout.group } else { 1 };
+            Some(piece)
+        })
+    }
+
+    fn sheet_bytes(&self) -> usize {
+        self.group as usize * self.row_bytes
+    }
+
+    /// Where the rows of a sheet lie: behind the heads, the first buffers of all sheets, then the second.
+    fn values(&self, sheet: u32, buffer: usize) -> usize {
+        let before = buffer * self.sheets as usize + sheet as usize;
+        self.sheet(self.sheets) + before * self.sheet_bytes()
+    }
+}
+
+/// Of some rows that follow each other.
+#[derive(Debug, Clone, Copy)]
+enum Piece {
+    /// All rows of a sheet.
+    Sheet(u32),
+    Row(u32),
 }
 
 /// Makes a region that other processes map: whoever gets the descriptor may write until it is [sealed](Region::seal).
@@ -147,10 +223,42 @@ impl Writer {
 
     /// Number and clock of a row's newest value.
     pub fn peek(&self, slot: u32) -> (u64, u64) {
-        let head = self.rows.head(slot);
-        let numbers = head.numbers();
-        let newest = newest(numbers);
-        (numbers[newest], head.clock(newest))
+        let (spot, number) = self.newest(slot);
+        let clock = match spot {
+            Spot::Slot(buffer) => self.rows.head(slot).buffers.clock(buffer),
+            Spot::Sheet(buffer) => self.rows.sheet_of(slot).map_or(0, |sheet| sheet.buffers.clock(buffer)),
+        };
+        (number, clock)
+    }
+
+    /// The largest clock of the newest values of `count` rows from `first` on.
+    pub fn newest_clock(&self, first: u32, count: u32) -> u64 {
+        self.rows
+            .layout
+            .pieces(first, count)
+            .map(|piece| match piece {
+                Piece::Sheet(sheet) => match self.rows.sheet(sheet).clock() {
+                    Some(clock) => clock,
+                    None => self.rows.layout.rows_of(sheet).map(|slot| self.peek(slot).1).max().unwrap_or(0),
+                },
+                Piece::Row(slot) => self.peek(slot).1,
+            })
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Where a row's newest value stands, and its number.
+    fn newest(&self, slot: u32) -> (Spot, u64) {
+        let newest_of = |buffers: &Buffers| {
+            let numbers = buffers.numbers();
+            let newest = newest(numbers);
+            (newest, numbers[newest])
+        };
+        let (buffer, number) = newest_of(&self.rows.head(slot).buffers);
+        match self.rows.sheet_of(slot).map(|sheet| newest_of(&sheet.buffers)) {
+            Some((other, later)) if age(later) > age(number) => (Spot::Sheet(other), later),
+            _ => (Spot::Slot(buffer), number),
+        }
     }
 
     /// Begins the next set, of `rows` rows.
@@ -200,13 +308,18 @@ impl Writer {
             let entry = |at| self.rows.entry(at).load(Ordering::Relaxed) as u32;
             (self.logged..self.logged + open.logged).map(entry).collect()
         } else {
-            (0..self.rows.layout.slots).collect()
+            let layout = &self.rows.layout;
+            (0..layout.slots).chain((0..layout.sheets).map(|sheet| sheet | WHOLE_SHEET)).collect()
         };
-        for slot in written {
-            let head = self.rows.head(slot);
-            for (buffer, number) in head.numbers().into_iter().enumerate() {
+        for entry in written {
+            let buffers = if entry & WHOLE_SHEET != 0 {
+                &self.rows.sheet(entry & !WHOLE_SHEET).buffers
+            } else {
+                &self.rows.head(entry).buffers
+            };
+            for (buffer, number) in buffers.numbers().into_iter().enumerate() {
                 if number > self.done && number != UNFINISHED {
-                    head.begin(buffer);
+                    buffers.begin(buffer);
                 }
             }
         }
@@ -215,6 +328,7 @@ impl Writer {
         self.rows.progress().finish_log(self.logged);
     }
 
+    /// Notes in the journal that a row was written, or a whole sheet.
     fn log(&mut self, slot: u32) {
         let Some(open) = &mut self.open else { return };
         if open.logged == open.begun {
@@ -229,17 +343,17 @@ impl Writer {
     /// A row of a mirror whose rows come one by one, each with a limit of its own: set `number` of the origin wrote it, and after
     /// set `as_of` it still was the newest, of version `clock`. Without `value` the number is the one that it has.
     pub fn refresh(&mut self, slot: u32, number: u64, clock: u64, as_of: u64, value: Option<&[u8]>) {
-        let numbers = self.rows.head(slot).numbers();
-        let newest_number = numbers[newest(numbers)];
+        let buffers = &self.rows.head(slot).buffers;
+        let numbers = buffers.numbers();
         if let Some(value) = value
-            && number > newest_number
+            && number > numbers[newest(numbers)]
         {
             self.write(slot, number, clock, |to, _| to.copy_from_slice(value));
         }
         let (newest_number, known) = self.peek(slot);
         if newest_number == number {
             let head = self.rows.head(slot);
-            head.confirm(newest(head.numbers()), clock.max(known), as_of.max(head.as_of()));
+            head.confirm(newest(head.buffers.numbers()), clock.max(known), as_of.max(head.as_of()));
         }
     }
 
@@ -248,31 +362,66 @@ impl Writer {
         self.rows.progress().raise(floor);
     }
 
-    fn buffer(&mut self, slot: u32, buffer: usize) -> NonNull<u8> {
-        let at = self.rows.layout.value(slot, buffer);
+    /// Memory of `bytes` bytes from a row's buffer on.
+    fn memory(&mut self, slot: u32, spot: Spot, bytes: usize) -> NonNull<u8> {
         assert!(slot < self.rows.layout.slots, "slot {slot} of {}", self.rows.layout.slots);
-        self.rows.mapping.pointer(at..at + self.rows.layout.row_bytes)
+        let at = self.rows.layout.value(slot, spot);
+        self.rows.mapping.pointer(at..at + bytes)
     }
 
     fn write(&mut self, slot: u32, number: u64, clock: u64, fill: impl FnOnce(&mut [u8], &[u8])) {
-        let numbers = self.rows.head(slot).numbers();
-        let (from, to) = (newest(numbers), target(numbers, number));
-        let source = self.buffer(slot, from);
-        let destination = self.buffer(slot, to);
+        let to = target(self.rows.head(slot).buffers.numbers(), number);
+        let (from, _) = self.newest(slot);
         let bytes = self.rows.layout.row_bytes;
-        self.rows.head(slot).begin(to);
-        // SAFETY: inside the mapping (`buffer`), which this writer alone writes and has borrowed exclusively; readers are other
+        let (source, destination) =
+            (self.memory(slot, from, bytes), self.memory(slot, Spot::Slot(to), bytes));
+        if let Some(sheet) = self.rows.sheet_of(slot) {
+            sheet.part(number);
+        }
+        self.rows.head(slot).buffers.begin(to);
+        // SAFETY: inside the mapping (`memory`), which this writer alone writes and has borrowed exclusively; readers are other
         // mappings, or look through `Foreign` and words, and verify. The slices are one buffer or two that do not overlap:
         // if they are one, `source` is not given out.
         let destination = unsafe { std::slice::from_raw_parts_mut(destination.as_ptr(), bytes) };
-        let source = if from == to {
+        let source = if from == Spot::Slot(to) {
             &[]
         } else {
             // SAFETY: as above; the newest buffer, which is not written now.
             unsafe { std::slice::from_raw_parts(source.as_ptr(), bytes) }
         };
         fill(destination, source);
-        self.rows.head(slot).finish(to, number, clock);
+        self.rows.head(slot).buffers.finish(to, number, clock);
+    }
+
+    /// Begins to take the lines of a sheet from the readers' caches, while something else is written: asked for one by one, each
+    /// would keep the writer waiting.
+    fn claim_sheet(&self, sheet: u32) {
+        if sheet >= self.rows.layout.sheets {
+            return;
+        }
+        let to = target(self.rows.sheet(sheet).buffers.numbers(), UNFINISHED);
+        let at = self.rows.layout.values(sheet, to);
+        let bytes = self.rows.layout.sheet_bytes().min(CLAIM_BYTES);
+        let base = self.rows.mapping.pointer(at..at + bytes).as_ptr();
+        (0..bytes).step_by(LINE).for_each(|line| claim(base.wrapping_add(line)));
+    }
+
+    fn claim_head(&self, sheet: u32) {
+        if sheet < self.rows.layout.sheets {
+            claim(ptr::from_ref(self.rows.sheet(sheet)).cast());
+        }
+    }
+
+    /// All rows of a sheet. None of them was written by itself in this set.
+    fn write_sheet(&mut self, sheet: u32, number: u64, clock: u64, values: &[u8]) {
+        let to = target(self.rows.sheet(sheet).buffers.numbers(), number);
+        let first = self.rows.layout.rows_of(sheet).start;
+        let destination = self.memory(first, Spot::Sheet(to), values.len());
+        assert_eq!(values.len(), self.rows.layout.sheet_bytes(), "a sheet has as many bytes");
+        self.rows.sheet(sheet).buffers.begin(to);
+        // SAFETY: as in `write`: inside the mapping, written by this writer alone; `values` is the caller's own memory.
+        unsafe { std::slice::from_raw_parts_mut(destination.as_ptr(), values.len()) }.copy_from_slice(values);
+        self.rows.sheet(sheet).buffers.finish(to, number, clock);
     }
 }
 
@@ -287,6 +436,45 @@ impl Set<'_> {
     pub fn put(&mut self, slot: u32, clock: u64, value: &[u8]) {
         let number = self.writer.open.map_or(0, |open| open.number);
         self.writer.put(slot, number, clock, value);
+    }
+
+    /// The rows from `first` on are `values`, at `clock`.
+    pub fn put_run(&mut self, first: u32, clock: u64, values: &[u8]) {
+        let Some(open) = self.writer.open else { return };
+        let (layout, bytes) = (self.writer.rows.layout, self.writer.rows.layout.row_bytes);
+        let count = (values.len() / bytes) as u32;
+        // Of a set that has written a row already, nobody could tell which of two values came last.
+        let sheets = open.logged == 0;
+        let first_sheet = first.div_ceil(layout.group);
+        let end_sheet = (first + count) / layout.group;
+        (first_sheet..end_sheet.min(first_sheet + HEADS)).for_each(|sheet| self.writer.claim_head(sheet));
+        (first_sheet..end_sheet.min(first_sheet + 2)).for_each(|sheet| self.writer.claim_sheet(sheet));
+        for piece in layout.pieces(first, count) {
+            match piece {
+                Piece::Sheet(sheet) if sheets => {
+                    let at = (layout.rows_of(sheet).start - first) as usize * bytes;
+                    let values = &values[at..at + layout.sheet_bytes()];
+                    if sheet + 2 < end_sheet {
+                        self.writer.claim_sheet(sheet + 2);
+                    }
+                    if sheet + HEADS < end_sheet {
+                        self.writer.claim_head(sheet + HEADS);
+                    }
+                    self.writer.write_sheet(sheet, open.number, clock, values);
+                    self.writer.log(sheet | WHOLE_SHEET);
+                }
+                Piece::Sheet(sheet) => {
+                    for slot in layout.rows_of(sheet) {
+                        let at = (slot - first) as usize * bytes;
+                        self.put(slot, clock, &values[at..at + bytes]);
+                    }
+                }
+                Piece::Row(slot) => {
+                    let at = (slot - first) as usize * bytes;
+                    self.put(slot, clock, &values[at..at + bytes]);
+                }
+            }
+        }
     }
 
     /// The row of `slot` grows by `value`, at `clock`.
@@ -351,6 +539,25 @@ impl Rows {
         self.mapping.at(self.layout.slot(slot))
     }
 
+    fn sheet(&self, sheet: u32) -> &Sheet {
+        assert!(sheet < self.layout.sheets, "sheet {sheet} of {}", self.layout.sheets);
+        self.mapping.at(self.layout.sheet(sheet))
+    }
+
+    /// The sheet that a slot's row is in.
+    #[inline]
+    fn sheet_of(&self, slot: u32) -> Option<&Sheet> {
+        self.layout.sheet_of(slot).map(|sheet| self.sheet(sheet))
+    }
+
+    /// Looks at a row as of a moment.
+    #[inline]
+    fn see(&self, slot: u32, now: Moment, copy: impl FnOnce(Spot)) -> Result<Look, Overtaken> {
+        let mut look = self.head(slot).read(self.sheet_of(slot), now.done, copy)?;
+        look.clock = look.clock.max(now.floor);
+        Ok(look)
+    }
+
     /// Now.
     pub fn now(&self) -> Moment {
         self.progress().now()
@@ -370,31 +577,27 @@ impl Rows {
     pub fn version(&self, slot: u32) -> u64 {
         let now = self.now();
         // Overtaken: a newer one stands there, whose clock is not known yet.
-        self.head(slot).read(now.done, |_| {}).map_or(now.floor, |look| look.clock.max(now.floor))
+        self.see(slot, now, |_| {}).map_or(now.floor, |look| look.clock)
     }
 
     /// Copies the row of `slot` as of a moment.
     pub fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Overtaken> {
         assert_eq!(out.len(), self.layout.row_bytes, "a copy needs as many bytes as the row has");
-        let mut look = self.head(slot).read(now.done, |buffer| self.copy(slot, buffer, out))?;
-        look.clock = look.clock.max(now.floor);
-        Ok(look)
+        self.see(slot, now, |spot| self.copy(slot, spot, out))
     }
 
     /// What a row carries as of a moment, without its value.
     pub fn look(&self, slot: u32, now: Moment) -> Result<Look, Overtaken> {
-        let mut look = self.head(slot).read(now.done, |_| {})?;
-        look.clock = look.clock.max(now.floor);
-        Ok(look)
+        self.see(slot, now, |_| {})
     }
 
     #[inline]
-    fn copy(&self, slot: u32, buffer: usize, out: &mut [u8]) {
-        let at = self.layout.value(slot, buffer);
-        let address = self.mapping.pointer(at..at + self.layout.buffer);
-        if self.layout.first == LINE {
-            // SAFETY: inside the mapping (`pointer`), which `self` holds; it starts on a cache line, as longer rows do; nobody in
-            // this process has a `&mut` over it but its writer while it fills a buffer, which the caller's look then finds out.
+    fn copy(&self, slot: u32, spot: Spot, out: &mut [u8]) {
+        let at = self.layout.value(slot, spot);
+        let address = self.mapping.pointer(at..at + out.len().next_multiple_of(8));
+        if at.is_multiple_of(LINE) && out.len() >= LINE {
+            // SAFETY: inside the mapping (`pointer`), which `self` holds; it starts on a cache line; nobody in this process has a
+            // `&mut` over it but its writer while it fills a buffer, which the caller's look then finds out.
             unsafe { Foreign::new(address.as_ptr(), out.len()) }.copy_to(out);
             return;
         }
@@ -411,8 +614,68 @@ impl Rows {
     /// Brings the head of a slot near, while others are looked at.
     pub fn expect(&self, slot: u32) {
         if slot < self.layout.slots {
-            crate::memory::bring_near(std::ptr::from_ref(self.head(slot)).cast());
+            bring_near(ptr::from_ref(self.head(slot)).cast());
         }
+    }
+
+    fn expect_head(&self, sheet: u32) {
+        if sheet < self.layout.sheets {
+            bring_near(ptr::from_ref(self.sheet(sheet)).cast());
+        }
+    }
+
+    /// Brings a sheet near, while another is read. Most often it stands in the buffer that the one before stood in.
+    fn expect_sheet(&self, sheet: u32, buffer: usize) {
+        if sheet < self.layout.sheets {
+            let at = self.layout.values(sheet, buffer);
+            let bytes = self.layout.sheet_bytes().min(CLAIM_BYTES);
+            let base = self.mapping.pointer(at..at + bytes).as_ptr();
+            (0..bytes).step_by(LINE).for_each(|line| bring_near(base.wrapping_add(line)));
+        }
+    }
+
+    /// One attempt to copy the rows from `first` on, which belong together, to `out`.
+    pub fn read_run(&self, first: u32, out: &mut [u8]) -> Result<Together, Overtaken> {
+        let mut all = Gathered::new(self);
+        let bytes = self.layout.row_bytes;
+        let place = |slot: u32| (slot - first) as usize * bytes;
+        let mut before = 0;
+        let count = (out.len() / bytes) as u32;
+        let (first_sheet, end_sheet) =
+            (first.div_ceil(self.layout.group), (first + count) / self.layout.group);
+        (first_sheet..end_sheet.min(first_sheet + HEADS)).for_each(|sheet| self.expect_head(sheet));
+        for piece in self.layout.pieces(first, count) {
+            let rows = match piece {
+                Piece::Row(slot) => slot..slot + 1,
+                Piece::Sheet(sheet) => {
+                    let slot = self.layout.rows_of(sheet).start;
+                    let out = &mut out[place(slot)..][..self.layout.sheet_bytes()];
+                    if sheet + 1 < end_sheet {
+                        self.expect_sheet(sheet + 1, before);
+                    }
+                    if sheet + HEADS < end_sheet {
+                        self.expect_head(sheet + HEADS);
+                    }
+                    let look = |now: Moment| {
+                        self.sheet(sheet).read(now.done, |buffer| {
+                            before = buffer;
+                            self.copy(slot, Spot::Sheet(buffer), out);
+                        })
+                    };
+                    if let Some(look) = all.look(look)? {
+                        all.take(look);
+                        continue;
+                    }
+                    self.layout.rows_of(sheet)
+                }
+            };
+            for slot in rows {
+                let out = &mut out[place(slot)..][..bytes];
+                let look = all.look(|now| self.read(slot, now, out))?;
+                all.take(look);
+            }
+        }
+        all.together()
     }
 
     /// One attempt to copy several rows that belong together: each of `slots` to the place in `out` that `place` gives for its index.
@@ -424,33 +687,17 @@ impl Rows {
     ) -> Result<Together, Overtaken> {
         const AHEAD: usize = 8;
         let bytes = self.layout.row_bytes;
-        let first = self.now();
-        let (mut now, mut strict) = (first, true);
-        let mut version = u64::MAX;
-        let (mut newest, mut as_of) = (0, u64::MAX);
+        let mut all = Gathered::new(self);
         for (at, &slot) in slots.iter().enumerate() {
             if let Some(&next) = slots.get(at + AHEAD) {
                 self.expect(next);
             }
             let start = place(at) * bytes;
             let out = &mut out[start..start + bytes];
-            let look = match self.read(slot, now, out) {
-                Ok(look) => look,
-                // The writer came round on this row. If its sets are of one row each, a later moment will do.
-                Err(Overtaken) => {
-                    (now, strict) = (self.now(), false);
-                    self.read(slot, now, out)?
-                }
-            };
-            version = version.min(look.clock);
-            newest = newest.max(look.number);
-            as_of = as_of.min(look.as_of);
+            let look = all.look(|now| self.read(slot, now, out))?;
+            all.take(look);
         }
-        // Of one moment all rows are within its limit; rows of a mirror must have been current at one common set.
-        if newest <= as_of || (!strict && self.progress().belong_together(first)) {
-            return Ok(Together { version, as_of });
-        }
-        Err(Overtaken)
+        all.together()
     }
 
     /// The same without asking whether they belong together: what is left of a producer that was lost.
@@ -471,9 +718,53 @@ impl Rows {
 
     /// A row as of a moment, where it stands: `bytes` bytes from the address, which others may be writing.
     pub fn show(&self, slot: u32, now: Moment) -> Result<Shown, Overtaken> {
-        let mut at = 0;
-        let look = self.head(slot).read(now.done, |buffer| at = buffer)?;
-        Ok(Shown { rows: self.clone(), slot, buffer: at, look, version: look.clock.max(now.floor) })
+        let mut at = Spot::Slot(0);
+        let look = self.see(slot, now, |spot| at = spot)?;
+        Ok(Shown { rows: self.clone(), slot, spot: at, look })
+    }
+}
+
+/// Looks at several rows, which shall belong together.
+struct Gathered<'a> {
+    rows: &'a Rows,
+    first: Moment,
+    now: Moment,
+    /// All looks were from one moment.
+    strict: bool,
+    version: u64,
+    newest: u64,
+    as_of: u64,
+}
+
+impl<'a> Gathered<'a> {
+    fn new(rows: &'a Rows) -> Self {
+        let first = rows.now();
+        Self { rows, first, now: first, strict: true, version: u64::MAX, newest: 0, as_of: u64::MAX }
+    }
+
+    #[inline]
+    fn look<T>(&mut self, mut look: impl FnMut(Moment) -> Result<T, Overtaken>) -> Result<T, Overtaken> {
+        look(self.now).or_else(|Overtaken| {
+            // The writer came round here. If its sets are of one row each, a later moment will do.
+            (self.now, self.strict) = (self.rows.now(), false);
+            look(self.now)
+        })
+    }
+
+    #[inline]
+    fn take(&mut self, look: Look) {
+        self.version = self.version.min(look.clock.max(self.now.floor));
+        self.newest = self.newest.max(look.number);
+        self.as_of = self.as_of.min(look.as_of);
+    }
+
+    fn together(&self) -> Result<Together, Overtaken> {
+        // Of one moment all rows are within its limit; rows of a mirror must have been current at one common set.
+        let common = self.newest <= self.as_of;
+        if common || (!self.strict && self.rows.progress().belong_together(self.first)) {
+            return Ok(Together { version: self.version, as_of: self.as_of });
+        }
+        Err(Overtaken)
     }
 }
 
@@ -482,31 +773,30 @@ impl Rows {
 pub struct Shown {
     rows: Rows,
     slot: u32,
-    buffer: usize,
+    spot: Spot,
     look: Look,
-    version: u64,
 }
 
 impl Shown {
     /// Where its bytes stand. The producer writes them when it comes round: look again at [`Shown::is_valid`] after reading.
     pub fn address(&self) -> NonNull<u8> {
-        let at = self.rows.layout.value(self.slot, self.buffer);
+        let at = self.rows.layout.value(self.slot, self.spot);
         self.rows.mapping.pointer(at..at + self.rows.layout.row_bytes)
     }
 
     /// The mapping that it stands in, and where.
     pub fn place(&self) -> (&Arc<Mapping>, usize) {
-        (&self.rows.mapping, self.rows.layout.value(self.slot, self.buffer))
+        (&self.rows.mapping, self.rows.layout.value(self.slot, self.spot))
     }
 
     /// Its version.
     pub fn version(&self) -> u64 {
-        self.version
+        self.look.clock
     }
 
     /// Whether all that was read so far was read unmixed.
     pub fn is_valid(&self) -> bool {
-        self.rows.head(self.slot).still(self.buffer, self.look)
+        self.rows.head(self.slot).still(self.rows.sheet_of(self.slot), self.spot, self.look)
     }
 }
 
@@ -524,9 +814,20 @@ impl Follower {
         let progress = rows.progress();
         let read = progress.read_log(self.position, entries, |at| {
             let entry = rows.entry(at).load(Ordering::Relaxed);
+            let (place, number) = (entry as u32, (entry >> 32) as u32);
             // The journal may be another process's: what is no slot is not passed on.
-            let slot = entry as u32;
-            changed.extend((slot < rows.layout.slots).then_some((slot, (entry >> 32) as u32)));
+            let slots = match place & !WHOLE_SHEET {
+                sheet if sheet != place => {
+                    if sheet < rows.layout.sheets {
+                        rows.layout.rows_of(sheet)
+                    } else {
+                        0..0
+                    }
+                }
+                slot if slot < rows.layout.slots => slot..slot + 1,
+                _ => 0..0,
+            };
+            changed.extend(slots.map(|slot| (slot, number)));
         });
         match read {
             Some(end) => self.position = end,
@@ -681,6 +982,34 @@ mod tests {
     }
 
     #[test]
+    fn a_run_of_rows_of_every_length_comes_back_as_it_was_set() {
+        for bytes in (1..140).chain([512, 1000, 1024, 4096]) {
+            let mut writer = writer(70, bytes);
+            for round in 1..5u8 {
+                let byte = |at| (at as u8).wrapping_mul(round | 1) ^ round;
+                let all: Vec<u8> = (0..70 * bytes).map(byte).collect();
+                let mut one = writer.begin(70);
+                one.put_run(0, round.into(), &all);
+                one.finish();
+                let mut out = vec![0xee; all.len()];
+                writer.rows().read_run(0, &mut out).unwrap();
+                assert!(out == all, "{bytes} bytes, at once");
+                for (slot, row) in (0..70).zip(all.chunks(bytes as usize)) {
+                    let out = &mut out[..bytes as usize];
+                    writer.rows().read(slot, writer.rows().now(), out).unwrap();
+                    assert!(*out == *row, "{bytes} bytes, row {slot}");
+                }
+                let row = &all[..bytes as usize];
+                let mut one = writer.begin(1);
+                one.put(69, round.into(), row);
+                one.finish();
+                writer.rows().read(69, writer.rows().now(), &mut out[..bytes as usize]).unwrap();
+                assert!(out[..bytes as usize] == *row, "{bytes} bytes, by itself");
+            }
+        }
+    }
+
+    #[test]
     fn a_set_that_was_dropped_changes_nothing_and_the_next_is_whole() {
         let mut writer = writer(2, 16);
         set(&mut writer, 1, &[(0, 1), (1, 1)]);
@@ -765,6 +1094,123 @@ mod tests {
         waiters.wake(writer.rows());
         assert_ne!(seat.line.word().load(Ordering::Relaxed), rings);
         seat.sleep(rings, Duration::from_secs(60));
+    }
+
+    /// What a test does to a region of rows of a word.
+    #[derive(Debug, Clone)]
+    enum Step {
+        Run {
+            first: u32,
+            count: u32,
+        },
+        Rows(Vec<u32>),
+        /// A row, then a run, then a row, in one set.
+        Mixed {
+            row: u32,
+            first: u32,
+            count: u32,
+        },
+        Add(Vec<u32>),
+    }
+
+    const ROWS: u32 = 200;
+
+    fn run() -> impl Strategy<Value = (u32, u32)> {
+        (0..ROWS).prop_flat_map(|first| (Just(first), 1..=ROWS - first))
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let rows = || prop::collection::vec(0..ROWS, 1..8);
+        prop_oneof![
+            3 => run().prop_map(|(first, count)| Step::Run { first, count }),
+            1 => Just(Step::Run { first: 0, count: ROWS }),
+            3 => rows().prop_map(Step::Rows),
+            1 => (0..ROWS, run()).prop_map(|(row, (first, count))| Step::Mixed { row, first, count }),
+            2 => rows().prop_map(Step::Add),
+        ]
+    }
+
+    fn words(rows: &[u64]) -> Vec<u8> {
+        rows.iter().flat_map(|row| row.to_le_bytes()).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn rows_in_slots_and_sheets_are_those_that_were_set_last(
+            steps in prop::collection::vec((step(), any::<bool>()), 1..20),
+            look in run(),
+        ) {
+            let mut writer = writer(ROWS, 8);
+            let mut follower = Follower::default();
+            let mut model = vec![(0u64, 0u64); ROWS as usize];
+            for ((step, kept), clock) in steps.into_iter().zip(1u64..) {
+                let mut after = model.clone();
+                let mut value = 1000 * clock;
+                let mut next = || { value += 1; value };
+                let mut one = writer.begin(ROWS as usize);
+                match &step {
+                    Step::Run { first, count } => {
+                        let values: Vec<u64> = (0..*count).map(|_| next()).collect();
+                        one.put_run(*first, clock, &words(&values));
+                        (*first..).zip(values).for_each(|(row, value)| after[row as usize] = (value, clock));
+                    }
+                    Step::Mixed { row, first, count } => {
+                        let values: Vec<u64> = (0..*count).map(|_| next()).collect();
+                        one.put(*row, clock, &next().to_le_bytes());
+                        one.put_run(*first, clock, &words(&values));
+                        (*first..).zip(values).for_each(|(row, value)| after[row as usize] = (value, clock));
+                        let last = next();
+                        one.put(*first, clock, &last.to_le_bytes());
+                        after[*first as usize] = (last, clock);
+                        if !(*first..first + count).contains(row) {
+                            after[*row as usize] = (5000, clock);
+                            one.put(*row, clock, &5000u64.to_le_bytes());
+                        }
+                    }
+                    Step::Rows(rows) => for &row in rows {
+                        let value = next();
+                        one.put(row, clock, &value.to_le_bytes());
+                        after[row as usize] = (value, clock);
+                    },
+                    Step::Add(rows) => for &row in rows {
+                        let (sum, _) = after[row as usize];
+                        let sum = f64::from_bits(sum) + 1.0;
+                        one.add(row, clock, Dtype::F64, &1f64.to_le_bytes());
+                        after[row as usize] = (sum.to_bits(), clock);
+                    },
+                }
+                if kept {
+                    one.finish();
+                } else {
+                    drop(one);
+                }
+                let mut heard = Vec::new();
+                prop_assert!(follower.changed(writer.rows(), &mut heard));
+                let number = writer.done() as u32;
+                for row in 0..ROWS {
+                    let at = row as usize;
+                    prop_assert!(!kept || model[at] == after[at] || heard.contains(&(row, number)), "row {row}");
+                }
+                if kept {
+                    model = after;
+                }
+                let rows = writer.rows();
+                let mut out = [0; 8];
+                for row in 0..ROWS {
+                    let look = rows.read(row, rows.now(), &mut out).unwrap();
+                    prop_assert_eq!((u64::from_le_bytes(out), look.clock), model[row as usize]);
+                    prop_assert_eq!(writer.peek(row).1, look.clock);
+                }
+                let (first, count) = (look.0 as usize, look.1 as usize);
+                let expected = &model[first..first + count];
+                let mut run = vec![0; 8 * count];
+                let together = rows.read_run(look.0, &mut run).unwrap();
+                let values: Vec<u64> = expected.iter().map(|&(value, _)| value).collect();
+                prop_assert_eq!(run, words(&values));
+                prop_assert_eq!(Some(together.version), expected.iter().map(|&(_, clock)| clock).min());
+                prop_assert_eq!(Some(writer.newest_clock(look.0, look.1)), expected.iter().map(|&(_, clock)| clock).max());
+            }
+        }
     }
 
     proptest! {

@@ -1,10 +1,10 @@
-//! One row: two buffers, each with the number of the set that wrote it.
+//! One row: two buffers, each with the number of the set that wrote it. Several rows at once: a sheet, of the same kind.
 //!
 //! The writer always writes the older buffer, and readers take the newest of those that are finished, so they meet only if the
 //! writer comes round twice during one look. A set is finished when the region's `done` reaches its number: what
 //! carries a higher number is not looked at (I-3).
 //!
-//! Why it holds. [`Slot::begin`] marks a buffer before its payload is touched, ordered by a release fence; a reader that saw
+//! Why it holds. [`Buffers::begin`] marks a buffer before its payload is touched, ordered by a release fence; a reader that saw
 //! any of those writes therefore sees, behind its acquire fence, a mark that is not the number it started from. Numbers
 //! are stored with release after the payload, and a reader that starts from one sees all of it (I-1). If both buffers were
 //! overtaken while a reader looked, none carries a number within its limit, or the one it took has changed: it looks again
@@ -16,20 +16,49 @@ pub use penstock_proto::items::memory::{Look, Moment, Overtaken};
 /// Number of a buffer that is being written, or was left half-written: older than any.
 pub const UNFINISHED: u64 = u64::MAX;
 
-/// Head of a row, 40 bytes, written by the region's writer only. Drawn in docs/layout.md.
+/// What is known of two buffers that are written in turns. Written by the region's writer only.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Slot {
+pub struct Buffers {
     /// Number of the set that wrote each buffer.
     numbers: [AtomicU64; 2],
     /// Clock that it was given.
     clocks: [AtomicU64; 2],
+}
+
+/// Head of a row, 40 bytes. Drawn in docs/layout.md.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Slot {
+    /// The row's own buffers.
+    pub buffers: Buffers,
     /// In a mirror: the newest number is that of the row as it was after this set.
     as_of: AtomicU64,
 }
 
-/// Rises with the age of a number's set; 0 for what is not finished.
-fn age(number: u64) -> u64 {
+/// Head of a sheet: some rows that stand one after the other, in two more buffers. A set that has all of them writes the sheet
+/// and leaves their slots alone, so a row's newest value stands in its slot or in its sheet, whichever has the later number; with
+/// the same, in its slot.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Sheet {
+    /// The sheet's buffers.
+    pub buffers: Buffers,
+    /// Number of the first set after the sheet's newest that wrote one of its rows by itself; any before it if there was none.
+    apart: AtomicU64,
+}
+
+/// Where a row's value stands: which buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Spot {
+    /// Of its slot.
+    Slot(usize),
+    /// Of its sheet.
+    Sheet(usize),
+}
+
+/// Rises with the number of a set; 0 for what is not finished.
+pub fn age(number: u64) -> u64 {
     if number == UNFINISHED { 0 } else { number + 1 }
 }
 
@@ -45,11 +74,11 @@ pub fn target(numbers: [u64; 2], number: u64) -> usize {
     if numbers[newest] == number && number != 0 { newest } else { 1 - newest }
 }
 
-impl Slot {
-    /// A row of zeros: what fresh memory holds.
+impl Buffers {
+    /// Zeros: what fresh memory holds.
     pub fn new() -> Self {
         let zeros = || [AtomicU64::new(0), AtomicU64::new(0)];
-        Self { numbers: zeros(), clocks: zeros(), as_of: AtomicU64::new(0) }
+        Self { numbers: zeros(), clocks: zeros() }
     }
 
     /// For the writer: the numbers of both buffers, as it left them.
@@ -62,11 +91,6 @@ impl Slot {
         self.clocks[buffer].load(Ordering::Relaxed)
     }
 
-    /// For the writer of a mirror: the limit that it last gave the row.
-    pub fn as_of(&self) -> u64 {
-        self.as_of.load(Ordering::Relaxed)
-    }
-
     /// For the writer: marks a buffer, the one that [`target`] names, before it is written.
     pub fn begin(&self, buffer: usize) {
         self.numbers[buffer].store(UNFINISHED, Ordering::Relaxed);
@@ -77,47 +101,155 @@ impl Slot {
     /// For the writer: the buffer's payload is that of set `number`.
     pub fn finish(&self, buffer: usize, number: u64, clock: u64) {
         self.clocks[buffer].store(clock, Ordering::Relaxed);
-        // Pairs with the acquire loads in `read`: who sees the number also sees payload and clock.
+        // Pairs with the acquire loads in `within`: who sees the number also sees payload and clock.
         self.numbers[buffer].store(number, Ordering::Release);
+    }
+
+    /// The newest that no set after `limit` has written. If neither buffer is within the limit, what was has been overwritten. If
+    /// one is, the other is older, or later than the limit, or being written: nothing between them was lost, as long as the one
+    /// still [stands](Buffers::still) when all has been read.
+    #[inline]
+    fn within(&self, limit: u64) -> Result<Found, Overtaken> {
+        let numbers = [0, 1].map(|buffer: usize| self.numbers[buffer].load(Ordering::Acquire));
+        let within = numbers.map(|number| if number <= limit { age(number) } else { 0 });
+        let buffer = usize::from(within[1] > within[0]);
+        if within[buffer] == 0 { Err(Overtaken) } else { Ok(Found { buffer, number: numbers[buffer] }) }
+    }
+
+    fn clock_of(&self, found: Found) -> u64 {
+        self.clocks[found.buffer].load(Ordering::Relaxed)
+    }
+
+    /// Whether a buffer still is what it was when it was found: behind an acquire fence, which pairs with the release fence in
+    /// `begin`.
+    #[inline]
+    fn still(&self, found: Found) -> bool {
+        self.numbers[found.buffer].load(Ordering::Relaxed) == found.number
+    }
+}
+
+/// A buffer, and the set that wrote it.
+#[derive(Debug, Clone, Copy)]
+struct Found {
+    buffer: usize,
+    number: u64,
+}
+
+impl Slot {
+    /// A row of zeros: what fresh memory holds.
+    pub fn new() -> Self {
+        Self { buffers: Buffers::new(), as_of: AtomicU64::new(0) }
+    }
+
+    /// For the writer of a mirror: the limit that it last gave the row.
+    pub fn as_of(&self) -> u64 {
+        self.as_of.load(Ordering::Relaxed)
     }
 
     /// For the writer of a mirror: the value in `buffer`, the newest, has this clock by now, and still was the newest after set
     /// `as_of`.
     pub fn confirm(&self, buffer: usize, clock: u64, as_of: u64) {
-        self.clocks[buffer].store(clock, Ordering::Relaxed);
+        self.buffers.clocks[buffer].store(clock, Ordering::Relaxed);
         // Pairs with the acquire load in `read`: who sees it also sees the number that it is about.
         self.as_of.store(as_of, Ordering::Release);
     }
 
-    /// Copies the newest value that no set after `done` has written, with `copy`, which is given the buffer and must use
-    /// racing-safe loads. In a mirror, rows carry their own limit.
-    pub fn read(&self, done: u64, copy: impl FnOnce(usize)) -> Result<Look, Overtaken> {
+    /// Copies the newest value that no set after `done` has written, with `copy`, which is given where it stands and must use
+    /// racing-safe loads. `sheet`: the one that the row is in. In a mirror, rows carry their own limit.
+    #[inline]
+    pub fn read(&self, sheet: Option<&Sheet>, done: u64, copy: impl FnOnce(Spot)) -> Result<Look, Overtaken> {
         let limit = done.max(self.as_of.load(Ordering::Acquire));
-        let numbers = [0, 1].map(|buffer: usize| self.numbers[buffer].load(Ordering::Acquire));
-        let within = numbers.map(|number| if number <= limit { age(number) } else { 0 });
-        let buffer = usize::from(within[1] > within[0]);
-        if within[buffer] == 0 {
-            return Err(Overtaken);
-        }
-        let clock = self.clocks[buffer].load(Ordering::Relaxed);
-        copy(buffer);
-        // Pairs with the release fence in `begin`.
+        let own = self.buffers.within(limit)?;
+        let Some(sheet) = sheet else {
+            let clock = self.buffers.clock_of(own);
+            copy(Spot::Slot(own.buffer));
+            fence(Ordering::Acquire);
+            let still = self.buffers.still(own);
+            return if still { Ok(Look { number: own.number, clock, as_of: limit }) } else { Err(Overtaken) };
+        };
+        let common = sheet.buffers.within(limit)?;
+        let (number, clock) = if common.number > own.number {
+            let clock = sheet.buffers.clock_of(common);
+            copy(Spot::Sheet(common.buffer));
+            (common.number, clock)
+        } else {
+            let clock = self.buffers.clock_of(own);
+            copy(Spot::Slot(own.buffer));
+            (own.number, clock)
+        };
         fence(Ordering::Acquire);
-        if self.numbers[buffer].load(Ordering::Relaxed) != numbers[buffer] {
-            return Err(Overtaken);
-        }
-        Ok(Look { number: numbers[buffer], clock, as_of: limit })
+        // Both: what was found in the one says that nothing later stood in the other.
+        let still = self.buffers.still(own) && sheet.buffers.still(common);
+        if still { Ok(Look { number, clock, as_of: limit }) } else { Err(Overtaken) }
     }
 
-    /// Whether a value that was shown in place still stands: `look` came from [`Slot::read`], `buffer` is what it was given.
-    pub fn still(&self, buffer: usize, look: Look) -> bool {
-        // Pairs with the release fence in `begin`.
+    /// Whether a value that was shown in place still stands: `look` and `spot` come from [`Slot::read`].
+    pub fn still(&self, sheet: Option<&Sheet>, spot: Spot, look: Look) -> bool {
         fence(Ordering::Acquire);
-        self.numbers[buffer].load(Ordering::Relaxed) == look.number
+        let found = |buffer| Found { buffer, number: look.number };
+        match (spot, sheet) {
+            (Spot::Slot(buffer), _) => self.buffers.still(found(buffer)),
+            (Spot::Sheet(buffer), Some(sheet)) => sheet.buffers.still(found(buffer)),
+            (Spot::Sheet(_), None) => false,
+        }
+    }
+}
+
+impl Sheet {
+    /// Zeros: what fresh memory holds.
+    pub fn new() -> Self {
+        Self { buffers: Buffers::new(), apart: AtomicU64::new(0) }
+    }
+
+    /// For the writer: the clock of all rows, if the newest of each stands in the sheet.
+    pub fn clock(&self) -> Option<u64> {
+        let numbers = self.buffers.numbers();
+        let newest = newest(numbers);
+        (age(self.apart.load(Ordering::Relaxed)) < age(numbers[newest])).then(|| self.buffers.clock(newest))
+    }
+
+    /// For the writer: set `number` is about to write a row of the sheet by itself.
+    #[inline]
+    pub fn part(&self, number: u64) {
+        let numbers = self.buffers.numbers();
+        // Later ones need not be told: what the first says stands until the sheet is written again, and readers keep the line.
+        if self.apart.load(Ordering::Relaxed) <= numbers[newest(numbers)] {
+            // Readers that may see the row have seen the end of its set, which is stored later, with release.
+            self.apart.store(number, Ordering::Relaxed);
+        }
+    }
+
+    /// Copies all rows with `copy`, which is given the buffer, if the newest of each that no set after `done` has written stands in
+    /// the sheet; `None` if some stand in their slots, or all do.
+    #[inline]
+    pub fn read(&self, done: u64, copy: impl FnOnce(usize)) -> Result<Option<Look>, Overtaken> {
+        let apart = self.apart.load(Ordering::Relaxed);
+        let found = self.buffers.within(done)?;
+        // A row that was written by itself within the limit and after this set is at least as late as `apart`.
+        if apart >= found.number {
+            return Ok(None);
+        }
+        let clock = self.buffers.clock_of(found);
+        copy(found.buffer);
+        fence(Ordering::Acquire);
+        let look = Look { number: found.number, clock, as_of: done };
+        if self.buffers.still(found) { Ok(Some(look)) } else { Err(Overtaken) }
+    }
+}
+
+impl Default for Buffers {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
 impl Default for Slot {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Default for Sheet {
     fn default() -> Self {
         Self::new()
     }
@@ -252,7 +384,8 @@ mod loom_tests {
 
         fn get(&self, row: usize, done: u64) -> Result<u64, Overtaken> {
             let mut words = [0; 2];
-            let look = self.slots[row].read(done, |buffer| {
+            let look = self.slots[row].read(None, done, |spot| {
+                let Spot::Slot(buffer) = spot else { unreachable!("there is no sheet") };
                 for (copy, word) in words.iter_mut().zip(&self.words[row][buffer]) {
                     *copy = word.load(Ordering::Relaxed);
                 }
@@ -279,7 +412,7 @@ mod loom_tests {
         fn begin(&mut self, row: usize, number: u64) -> usize {
             let buffer = target(self.numbers[row], number);
             self.numbers[row][buffer] = UNFINISHED;
-            self.region.slots[row].begin(buffer);
+            self.region.slots[row].buffers.begin(buffer);
             buffer
         }
 
@@ -288,7 +421,7 @@ mod loom_tests {
             for word in &self.region.words[row][buffer] {
                 word.store(number, Ordering::Relaxed);
             }
-            self.region.slots[row].finish(buffer, number, number);
+            self.region.slots[row].buffers.finish(buffer, number, number);
             self.numbers[row][buffer] = number;
         }
 
@@ -470,5 +603,187 @@ mod loom_tests {
             }
             writer.join().unwrap();
         });
+    }
+
+    /// Two rows of a word in a sheet.
+    struct Sheeted {
+        progress: Progress,
+        slots: [Slot; 2],
+        sheet: Sheet,
+        /// By row and buffer.
+        own: [[AtomicU64; 2]; 2],
+        /// By buffer and row.
+        common: [[AtomicU64; 2]; 2],
+    }
+
+    impl Sheeted {
+        fn new() -> Arc<Self> {
+            let words = || [0, 1].map(|_| [0, 1].map(|_| AtomicU64::new(0)));
+            Arc::new(Self {
+                progress: Progress::new(),
+                slots: [Slot::new(), Slot::new()],
+                sheet: Sheet::new(),
+                own: words(),
+                common: words(),
+            })
+        }
+
+        fn get(&self, row: usize, done: u64) -> Result<u64, Overtaken> {
+            let mut word = 0;
+            let look = self.slots[row].read(Some(&self.sheet), done, |spot| {
+                word = match spot {
+                    Spot::Slot(buffer) => self.own[row][buffer].load(Ordering::Relaxed),
+                    Spot::Sheet(buffer) => self.common[buffer][row].load(Ordering::Relaxed),
+                };
+            })?;
+            assert_eq!((word, look.clock), (look.number, look.number), "I-1");
+            Ok(word)
+        }
+
+        /// Both rows: at once if they stand in the sheet.
+        fn get_both(&self, done: u64) -> Result<([u64; 2], bool), Overtaken> {
+            let mut words = [0; 2];
+            let look = self.sheet.read(done, |buffer| {
+                words = [0, 1].map(|row: usize| self.common[buffer][row].load(Ordering::Relaxed));
+            })?;
+            match look {
+                Some(look) => {
+                    assert_eq!(words, [look.number; 2], "I-1");
+                    Ok((words, true))
+                }
+                None => Ok(([self.get(0, done)?, self.get(1, done)?], false)),
+            }
+        }
+    }
+
+    /// What a set has.
+    #[derive(Clone, Copy)]
+    enum Rows {
+        One(usize),
+        Both,
+    }
+
+    /// The writer; it keeps what it has written itself, as [`Writer`] does.
+    struct SheetWriter {
+        region: Arc<Sheeted>,
+        done: u64,
+        own: [[u64; 2]; 2],
+        common: [u64; 2],
+        apart: u64,
+    }
+
+    impl SheetWriter {
+        fn new(region: &Arc<Sheeted>) -> Self {
+            Self { region: Arc::clone(region), done: 0, own: [[0; 2]; 2], common: [0; 2], apart: 0 }
+        }
+
+        fn set(&mut self, rows: Rows) {
+            let (number, region) = (self.done + 1, &self.region);
+            match rows {
+                Rows::One(row) => {
+                    // As `Sheet::part`.
+                    if self.apart <= self.common[newest(self.common)] {
+                        region.sheet.apart.store(number, Ordering::Relaxed);
+                        self.apart = number;
+                    }
+                    let buffer = target(self.own[row], number);
+                    region.slots[row].buffers.begin(buffer);
+                    region.own[row][buffer].store(number, Ordering::Relaxed);
+                    region.slots[row].buffers.finish(buffer, number, number);
+                    self.own[row][buffer] = number;
+                }
+                Rows::Both => {
+                    let buffer = target(self.common, number);
+                    region.sheet.buffers.begin(buffer);
+                    for word in &region.common[buffer] {
+                        word.store(number, Ordering::Relaxed);
+                    }
+                    region.sheet.buffers.finish(buffer, number, number);
+                    self.common[buffer] = number;
+                }
+            }
+            region.progress.finish(number);
+            self.done = number;
+        }
+    }
+
+    /// Rows after each set.
+    fn history(sets: &[Rows]) -> Vec<[u64; 2]> {
+        let mut rows = [0; 2];
+        let after = sets.iter().zip(1..).map(|(set, number)| {
+            match set {
+                Rows::One(row) => rows[*row] = number,
+                Rows::Both => rows = [number; 2],
+            }
+            rows
+        });
+        std::iter::once([0; 2]).chain(after).collect()
+    }
+
+    /// A reader of both rows meets the sets from `first` on, of which those before are done.
+    fn rows_are_as_they_were_at_one_moment(
+        sets: &'static [Rows],
+        first: usize,
+    ) -> BTreeSet<([u64; 2], bool)> {
+        let (seen, all) = outcomes();
+        loom::model(move || {
+            let region = Sheeted::new();
+            let mut writer = SheetWriter::new(&region);
+            sets[..first].iter().for_each(|&set| writer.set(set));
+            let writing = loom::thread::spawn(move || sets[first..].iter().for_each(|&set| writer.set(set)));
+            let done = region.progress.now().done;
+            if let Ok((rows, at_once)) = region.get_both(done) {
+                assert_eq!(rows, history(sets)[done as usize], "I-3: the rows are those of the moment");
+                seen.lock().unwrap().insert((rows, at_once));
+            }
+            writing.join().unwrap();
+            let after = region.get_both(region.progress.now().done).map(|(rows, _)| rows);
+            assert_eq!(after.ok(), history(sets).last().copied(), "who comes after it sees it");
+        });
+        std::sync::Arc::try_unwrap(all).unwrap().into_inner().unwrap()
+    }
+
+    #[test]
+    fn rows_of_a_sheet_are_those_of_one_moment_while_one_of_them_is_set() {
+        use Rows::{Both, One};
+        let seen = rows_are_as_they_were_at_one_moment(&[Both, One(0), One(1)], 1);
+        let expected = [([1, 1], true), ([1, 1], false), ([2, 1], false), ([2, 3], false)];
+        assert_eq!(seen, BTreeSet::from(expected));
+    }
+
+    #[test]
+    fn rows_of_a_sheet_are_those_of_one_moment_while_the_sheet_is_set() {
+        use Rows::{Both, One};
+        let seen = rows_are_as_they_were_at_one_moment(&[Both, One(0), Both, One(1)], 2);
+        // From before the set of both: never at once, since row 0 had been set by itself.
+        let expected = [([2, 1], false), ([3, 3], true), ([3, 3], false), ([3, 4], false)];
+        assert_eq!(seen, BTreeSet::from(expected));
+    }
+
+    #[test]
+    fn a_sheet_that_is_overtaken_is_not_read() {
+        use Rows::Both;
+        let seen = rows_are_as_they_were_at_one_moment(&[Both, Both, Both], 1);
+        assert_eq!(seen, BTreeSet::from([([1, 1], true), ([2, 2], true), ([3, 3], true)]));
+    }
+
+    #[test]
+    fn a_row_never_falls_back_from_its_sheet_to_its_slot() {
+        let (seen, all) = outcomes();
+        loom::model(move || {
+            let region = Sheeted::new();
+            let mut writer = SheetWriter::new(&region);
+            writer.set(Rows::One(0));
+            let writing = loom::thread::spawn(move || {
+                // The sheet comes round: at a moment between, neither of its buffers says what was.
+                (0..3).for_each(|_| writer.set(Rows::Both));
+            });
+            let done = region.progress.now().done;
+            let got = region.get(0, done);
+            assert!(got.is_err() || got == Ok(done), "I-2: got {got:?} after set {done}");
+            seen.lock().unwrap().insert(got);
+            writing.join().unwrap();
+        });
+        assert_eq!(*all.lock().unwrap(), BTreeSet::from([Ok(1), Ok(2), Ok(3), Ok(4), Err(Overtaken)]));
     }
 }

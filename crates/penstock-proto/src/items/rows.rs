@@ -83,6 +83,14 @@ impl RowSet {
         range.contains(&row).then(|| self.before[after - 1] + (row - range.start))
     }
 
+    /// The place of the first of some rows that follow each other, if all are among them: the others' places follow too.
+    pub fn place_of_run(&self, run: &Range<u64>) -> Option<u64> {
+        let place = self.place(run.start)?;
+        let last = self.place(run.end.checked_sub(1)?)?;
+        // Places of one more than there are rows between them: some row between is missing.
+        (last.checked_sub(place)? == run.end - 1 - run.start).then_some(place)
+    }
+
     /// The row at a place.
     pub fn nth(&self, place: u64) -> Option<u64> {
         let at = self.before.partition_point(|&before| before <= place).checked_sub(1)?;

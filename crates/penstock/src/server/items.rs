@@ -7,7 +7,7 @@ use super::{StartError, Wakeup};
 use crate::wait::Patience;
 use crate::wire::items::{Ended, ItemWire};
 use penstock_fabric::items::memory::RegionMemory;
-use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
+use penstock_fabric::items::region::{Layout, MAX_SLOTS, Rows, Waiters, Writer};
 use penstock_fabric::net::stream::Stream;
 use penstock_proto::Rank;
 use penstock_proto::items::node::{Host, Node};
@@ -103,6 +103,9 @@ impl Host for Memories {
     type Memory = RegionMemory;
 
     fn make(&mut self, _: RegionId, shape: &Shape) -> Option<RegionMemory> {
+        if shape.slots > MAX_SLOTS {
+            return None;
+        }
         let layout = Layout::new(shape.slots, shape.row_bytes);
         let needed = layout.total() as u64;
         let take = |left: u64| left.checked_sub(needed);

@@ -127,7 +127,8 @@ pub enum Error {
         waited: Duration,
     },
     /// A row that the table does not have, or that this worker neither produces nor consumes.
-    #[error("`{name}`: row {row} is none of those that this worker produces or consumes, of {rows}")]
+    // Rows are below 2**63: what is above was a negative number where it came from.
+    #[error("`{name}`: row {} is none of those that this worker produces or consumes, of {rows}", row.cast_signed())]
     UnknownRow {
         /// The table.
         name: String,

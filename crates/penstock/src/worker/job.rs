@@ -18,7 +18,7 @@ use penstock_proto::handshake::{Purpose, Session};
 use penstock_proto::message::{Answer, Ask, Secret};
 use penstock_proto::submission::Submission;
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -82,6 +82,8 @@ pub(super) struct Inner {
     barriers: AtomicU64,
     /// Bytes that each shard is home of, by server.
     pub(super) homed: Mutex<Vec<Vec<u64>>>,
+    /// Whether a tensor was declared. Without any, shards need not know the clock before they are asked for it.
+    pub(super) has_tensors: AtomicBool,
     /// Where the servers are, and who this worker is to them; `None` with a server in this process.
     membership: Option<(Membership, Session)>,
     /// Connections about items, by server.
@@ -275,6 +277,7 @@ impl Job {
         let homed = links.iter().map(|link| vec![0; link.welcome.shards as usize]).collect();
         let inner = Inner {
             homed: Mutex::new(homed),
+            has_tensors: AtomicBool::new(false),
             membership,
             adaptive: Mutex::default(),
             began: Mutex::default(),
@@ -350,7 +353,12 @@ impl Job {
         let deadline = self.inner.deadline(None);
         for link in self.inner.links().iter() {
             for shard in 0..link.welcome.shards {
-                link.submit(shard, &Submission::Clock { clock: next }, deadline)?;
+                let submission = Submission::Clock { clock: next };
+                if self.inner.has_tensors.load(Ordering::Relaxed) {
+                    link.submit(shard, &submission, deadline)?;
+                } else {
+                    link.submit_quietly(shard, &submission, deadline)?;
+                }
             }
         }
         *clock = next;

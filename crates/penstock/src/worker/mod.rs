@@ -16,5 +16,5 @@ mod tensor;
 
 pub use error::Error;
 pub use job::{Job, Membership, Stats};
-pub use table::{Table, TableDeclaration, TableStats, View};
+pub use table::{Chosen, Table, TableDeclaration, TableStats, View};
 pub use tensor::{Declaration, Tensor};

@@ -81,7 +81,7 @@ class TableWay(Way):
         if work.batch == 1:
             return [(row, self._values[row]) for row in range(work.rows)]
         return [
-            (np.arange(at, at + work.batch, dtype=np.uint64), self._values[at : at + work.batch])
+            (slice(at, at + work.batch), self._values[at : at + work.batch])
             for at in range(0, work.rows, work.batch)
         ]
 

@@ -1,13 +1,14 @@
 //! Get: looks at rows where they stand, and waits for those that are too old.
 
-use super::{FINAL, Needs, Place, Remote, Source, Table, TableInner};
+use super::{Chosen, FINAL, Needs, Place, Remote, Source, Table, TableInner};
 use crate::wait::Patience;
 use crate::worker::Error;
 use crate::worker::link::{Deadline, INTERRUPT_EVERY, lock};
-use penstock_fabric::items::region::Shown;
+use penstock_fabric::items::region::{Rows, Shown, Together};
 use penstock_fabric::items::slot::Overtaken;
 use penstock_fabric::region::Mapping;
 use penstock_proto::items::{Propagation, RowSet, Slack};
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -64,6 +65,53 @@ struct Stale {
     place: Place,
 }
 
+/// Slots of one producer, and where in `out` their rows go.
+#[derive(Clone, Copy)]
+enum Slots<'a> {
+    /// One by one: to the places in `outs`, or one after the other.
+    Each { slots: &'a [u32], outs: Option<&'a [u32]> },
+    /// `count` from `first` on, one after the other.
+    Run { first: u32, count: u32 },
+}
+
+impl<'a> Slots<'a> {
+    fn len(&self) -> usize {
+        match *self {
+            Self::Each { slots, .. } => slots.len(),
+            Self::Run { count, .. } => count as usize,
+        }
+    }
+
+    fn nth(&self, at: usize) -> u32 {
+        match *self {
+            Self::Each { slots, .. } => slots[at],
+            Self::Run { first, .. } => first + at as u32,
+        }
+    }
+
+    fn list(&self) -> Cow<'a, [u32]> {
+        match *self {
+            Self::Each { slots, .. } => slots.into(),
+            Self::Run { first, count } => (first..first + count).collect(),
+        }
+    }
+
+    fn read(&self, rows: &Rows, out: &mut [u8]) -> Result<Together, Overtaken> {
+        match *self {
+            Self::Each { slots, outs: Some(outs) } => rows.read_together(slots, |at| outs[at] as usize, out),
+            Self::Each { slots, outs: None } => rows.read_together(slots, |at| at, out),
+            Self::Run { first, .. } => rows.read_run(first, out),
+        }
+    }
+
+    fn read_apart(&self, rows: &Rows, out: &mut [u8]) -> Result<u64, Overtaken> {
+        match *self {
+            Self::Each { slots, outs: Some(outs) } => rows.read_apart(slots, |at| outs[at] as usize, out),
+            _ => rows.read_apart(&self.list(), |at| at, out),
+        }
+    }
+}
+
 /// What a get must return.
 #[derive(Clone, Copy)]
 struct Wanted {
@@ -77,50 +125,71 @@ impl Table {
     /// what is older. Rows that one set wrote together come together. Returns the least version among them.
     ///
     /// Without `clock`: this worker's clock. Without `slack`: the table's.
-    pub fn get(
+    pub fn get<'a>(
         &self,
-        rows: &[u64],
+        rows: impl Into<Chosen<'a>>,
         out: &mut [u8],
         clock: Option<u64>,
         slack: Option<Slack>,
         timeout: Option<Duration>,
     ) -> Result<u64, Error> {
-        let inner = &*self.inner;
+        let (inner, rows) = (&*self.inner, rows.into());
         inner.job.fate.check()?;
         inner.check_size(rows.len(), out.len())?;
         let wanted = inner.wanted(clock, slack);
-        let version = match rows {
-            [row] if inner.index.is_single() => inner.get_one(*row, out, wanted, timeout)?,
-            [] => return Ok(0),
-            _ => inner.get_several(rows, out, wanted, timeout)?,
+        let Some(first) = rows.first() else { return Ok(0) };
+        let version = if rows.len() == 1 && inner.index.is_single() {
+            inner.get_one(first, out, wanted, timeout)?
+        } else if let Some(place) = rows.run().and_then(|run| inner.index.run(&run)) {
+            let slots = Slots::Run { first: place.slot, count: rows.len() as u32 };
+            let deadline = inner.job.deadline(timeout);
+            inner.read_source(place.source as usize, slots, out, wanted, deadline, |at| rows.nth(at))?
+        } else {
+            inner.get_several(&rows, out, wanted, timeout)?
         };
         inner.count_get(rows.len(), wanted, version);
         Ok(version)
     }
 
-    /// [`Table::get`] of one row, if it need not wait.
-    pub fn try_get(
+    /// [`Table::get`], if the rows stand in memory of this host and are fresh enough; `false` if not, and then `out` may hold
+    /// anything.
+    pub fn try_get<'a>(
         &self,
-        row: u64,
+        rows: impl Into<Chosen<'a>>,
         out: &mut [u8],
         clock: Option<u64>,
         slack: Option<Slack>,
-    ) -> Result<Option<u64>, Error> {
-        let inner = &*self.inner;
+    ) -> Result<bool, Error> {
+        let (inner, rows) = (&*self.inner, rows.into());
         inner.job.fate.check()?;
-        inner.check_size(1, out.len())?;
+        inner.check_size(rows.len(), out.len())?;
         let wanted = inner.wanted(clock, slack);
-        let &[place] = inner.places(row)? else { return Ok(None) };
+        let place = match rows.run() {
+            Some(run) if rows.len() == 1 => match inner.places(run.start)? {
+                [place] => Some(*place),
+                _ => None,
+            },
+            Some(run) => inner.index.run(&run),
+            None => None,
+        };
+        let Some(place) = place else { return Ok(false) };
         let source = &inner.sources[place.source as usize];
         if source.remote.is_some() {
-            return Ok(None); // it may have to be asked for
+            return Ok(false); // they may have to be asked for
         }
-        match source.rows.read(place.slot, source.rows.now(), out) {
-            Ok(look) if look.clock >= wanted.version => {
-                inner.count_get(1, wanted, look.clock);
-                Ok(Some(look.clock))
+        let version = if rows.len() == 1 {
+            source.rows.read(place.slot, source.rows.now(), out).map(|look| look.clock)
+        } else if source.rows.version(place.slot) >= wanted.version {
+            source.rows.read_run(place.slot, out).map(|together| together.version)
+        } else {
+            return Ok(false);
+        };
+        match version {
+            Ok(version) if version >= wanted.version => {
+                inner.count_get(rows.len(), wanted, version);
+                Ok(true)
             }
-            _ => Ok(None),
+            _ => Ok(false),
         }
     }
 
@@ -307,7 +376,7 @@ impl TableInner {
 
     fn get_several(
         &self,
-        rows: &[u64],
+        rows: &Chosen<'_>,
         out: &mut [u8],
         wanted: Wanted,
         timeout: Option<Duration>,
@@ -316,7 +385,7 @@ impl TableInner {
         // By source: slots, and the places in `out` that they go to.
         let mut slots: Vec<Vec<u32>> = vec![Vec::new(); self.sources.len()];
         let mut outs: Vec<Vec<u32>> = vec![Vec::new(); self.sources.len()];
-        for (&row, at) in rows.iter().zip(0u32..) {
+        for (row, at) in rows.iter().zip(0u32..) {
             for place in self.places(row)? {
                 slots[place.source as usize].push(place.slot);
                 outs[place.source as usize].push(at);
@@ -329,15 +398,16 @@ impl TableInner {
         for (source, (slots, outs)) in
             slots.iter().zip(&outs).enumerate().filter(|(_, (slots, _))| !slots.is_empty())
         {
-            let read = |out: &mut [u8], to: &dyn Fn(usize) -> usize| {
-                self.read_source(source, slots, out, to, wanted, deadline, |at| rows[outs[at] as usize])
+            let read = |out: &mut [u8], outs: Option<&[u32]>, row: &dyn Fn(usize) -> u64| {
+                self.read_source(source, Slots::Each { slots, outs }, out, wanted, deadline, row)
             };
+            let row = |at: usize| rows.nth(outs[at] as usize);
             if self.index.is_single() {
-                least = least.min(read(out, &|at| outs[at] as usize)?);
+                least = least.min(read(out, Some(outs), &row)?);
                 continue;
             }
             scratch.resize(slots.len() * bytes, 0);
-            let version = read(&mut scratch, &|at| at)?;
+            let version = read(&mut scratch, None, &row)?;
             if self.own.as_ref().is_none_or(|own| own.source != source) {
                 least = least.min(version);
             }
@@ -354,52 +424,56 @@ impl TableInner {
         Ok(if least == u64::MAX { wanted.version } else { least })
     }
 
-    /// Reads rows of one producer together, once they are fresh enough.
-    #[expect(clippy::too_many_arguments, reason = "one step of `get_several`, which has them all")]
+    /// Reads rows of one producer together, once they are fresh enough. `row`: the row at an index, to name it.
     fn read_source(
         &self,
         source: usize,
-        slots: &[u32],
+        slots: Slots<'_>,
         out: &mut [u8],
-        to: &dyn Fn(usize) -> usize,
         wanted: Wanted,
         deadline: Deadline,
         row: impl Fn(usize) -> u64,
     ) -> Result<u64, Error> {
         let from = &self.sources[source];
         self.pass_barrier(from, deadline)?;
+        let place = |slot| Place { source: source as u32, slot };
+        let all = |at: usize| slots.nth(at);
         loop {
-            let look = || from.rows.read_together(slots, to, out);
-            let together = match &from.remote {
-                Some(remote) if remote.propagation != Propagation::Eager => match self.verified_apart(look) {
-                    Some(together) => together,
-                    None if from.is_gone() => {
-                        return self.verified(row(0), deadline, || from.rows.read_apart(slots, to, out));
+            // The first row says most often whether there is something to wait for; then the others need not be read in vain.
+            let mut stale = (!self.is_fresh(place(all(0)), wanted)).then_some(0);
+            if stale.is_none() {
+                let look = || slots.read(&from.rows, out);
+                let together = match &from.remote {
+                    Some(remote) if remote.propagation != Propagation::Eager => {
+                        match self.verified_apart(look) {
+                            Some(together) => together,
+                            None if from.is_gone() => {
+                                let look = || slots.read_apart(&from.rows, out);
+                                return self.verified(row(0), deadline, look);
+                            }
+                            // Rows that came one by one were never current together: they are fetched together.
+                            None => {
+                                self.fetch(from, remote, &slots.list(), wanted, row(0), deadline)?;
+                                continue;
+                            }
+                        }
                     }
-                    // Rows that came one by one were never current together: they are fetched together.
-                    None => {
-                        self.fetch(from, remote, slots, wanted, row(0), deadline)?;
-                        continue;
-                    }
-                },
-                _ => self.verified(row(0), deadline, look)?,
-            };
-            if together.version >= wanted.version || from.is_gone() {
-                self.look_ahead(from, wanted);
-                return Ok(together.version);
-            }
-            let place = |slot| Place { source: source as u32, slot };
-            let stale = slots.iter().position(|&slot| !self.is_fresh(place(slot), wanted));
-            // None: it was old when it was read, and is not any more; or it is this worker's own part of a sum.
-            let Some(at) = stale else {
-                if self.is_own(place(slots[0])) && self.spec.sum.is_some() {
+                    _ => self.verified(row(0), deadline, look)?,
+                };
+                if together.version >= wanted.version || from.is_gone() {
+                    self.look_ahead(from, wanted);
                     return Ok(together.version);
                 }
-                continue;
-            };
-            let stale = Stale { row: row(at), place: place(slots[at]) };
+                if self.is_own(place(all(0))) && self.spec.sum.is_some() {
+                    return Ok(together.version);
+                }
+                stale = (0..slots.len()).find(|&at| !self.is_fresh(place(all(at)), wanted));
+            }
+            // None: it was old when it was read, and is not any more.
+            let Some(at) = stale else { continue };
+            let stale = Stale { row: row(at), place: place(all(at)) };
             self.check_own(stale.row, stale.place, from.rows.version(stale.place.slot), wanted)?;
-            self.wait(stale, slots, wanted, deadline)?;
+            self.wait(stale, &slots.list(), wanted, deadline)?;
         }
     }
 
@@ -534,7 +608,9 @@ impl TableInner {
     fn wait_for(&self, stale: &Stale, wanted: Wanted, deadline: Deadline) -> Result<(), Error> {
         let source = &self.sources[stale.place.source as usize];
         let slot = stale.place.slot;
-        let mut patience = Patience::new(self.job.crowded() || source.remote.is_some());
+        let crowded = self.job.crowded();
+        let local = source.remote.is_none();
+        let mut patience = if local { Patience::for_memory(crowded) } else { Patience::new(true) };
         while patience.pause() {
             if let Some(remote) = &source.remote {
                 remote.courier.help();

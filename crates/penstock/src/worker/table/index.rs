@@ -3,6 +3,7 @@
 use penstock_proto::items::RowSet;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
 
 /// Rows of at most this many ranges are found by comparing.
 const FEW_RANGES: usize = 4;
@@ -52,6 +53,8 @@ pub(super) struct Index {
     /// By place: where its contributions begin in `places`. Empty where each row has one.
     starts: Vec<u32>,
     places: Vec<Place>,
+    /// Where each row has one contribution: places that do not follow the one before, in the same source.
+    breaks: Vec<u32>,
 }
 
 const NONE: u32 = u32::MAX;
@@ -78,12 +81,28 @@ impl Index {
                 next[at] += 1;
             }
         }
+        let mut breaks = Vec::new();
         if single {
             starts = Vec::new();
+            let follows = |pair: &[Place]| {
+                pair[1].source == pair[0].source && Some(pair[1].slot) == pair[0].slot.checked_add(1)
+            };
+            let pairs = places.windows(2).zip(1..);
+            breaks = pairs.filter(|(pair, _)| !follows(pair)).map(|(_, at)| at).collect();
         } else {
             starts.push(total);
         }
-        Self { known, finder, starts, places }
+        Self { known, finder, starts, places, breaks }
+    }
+
+    /// The place of the first of some rows that follow each other, if each has one contribution, and those follow each other
+    /// in one source.
+    pub(super) fn run(&self, run: &Range<u64>) -> Option<Place> {
+        let at = self.known.place_of_run(run)? as usize;
+        let place = *self.places.get(at).filter(|_| self.is_single())?;
+        let end = self.breaks.get(self.breaks.partition_point(|&start| start as usize <= at));
+        let left = end.map_or(self.places.len(), |&end| end as usize) - at;
+        (run.end - run.start <= left as u64).then_some(place)
     }
 
     fn finder(known: &RowSet) -> Finder {
@@ -152,6 +171,17 @@ mod tests {
                     None => prop_assert!(!known.contains(&row)),
                     Some(places) => prop_assert_eq!(places, &expected[..]),
                 }
+            }
+            for (start, end) in (0..52).flat_map(|start| (start + 1..=52).map(move |end| (start, end))) {
+                let each: Option<Vec<Place>> = (start..end).map(|row| match index.places(row)? {
+                    [place] => Some(*place),
+                    _ => None,
+                }).collect();
+                let follow = |places: &Vec<Place>| places.windows(2).all(|pair| {
+                    pair[1] == Place { source: pair[0].source, slot: pair[0].slot + 1 }
+                });
+                let expected = each.filter(follow).filter(|_| index.is_single()).map(|places| places[0]);
+                prop_assert_eq!(index.run(&(start..end)), expected);
             }
         }
     }

@@ -31,6 +31,7 @@ use penstock_proto::items::wire::RegionId;
 use penstock_proto::items::{FINAL, Propagation, RowSet, Slack, TableSpec};
 use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -57,6 +58,88 @@ struct Remote {
     needs: Mutex<Needs>,
     /// Barriers passed when it was last made sure that what came before them is here.
     barriers: AtomicU64,
+}
+
+/// Rows of a call, in its order.
+#[derive(Debug, Clone)]
+pub enum Chosen<'a> {
+    /// One by one; any may come twice.
+    Each(&'a [u64]),
+    /// All of a range, ascending.
+    Run(Range<u64>),
+}
+
+impl Chosen<'_> {
+    /// Rows, those that come twice counted twice.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Each(rows) => rows.len(),
+            Self::Run(run) => run.end.saturating_sub(run.start) as usize,
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The rows.
+    pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
+        let (each, run) = match self {
+            Self::Each(rows) => (*rows, 0..0),
+            Self::Run(run) => (&[][..], run.clone()),
+        };
+        each.iter().copied().chain(run)
+    }
+
+    fn first(&self) -> Option<u64> {
+        self.iter().next()
+    }
+
+    fn nth(&self, at: usize) -> u64 {
+        match self {
+            Self::Each(rows) => rows[at],
+            Self::Run(run) => run.start + at as u64,
+        }
+    }
+
+    /// The rows as a range, if each follows the one before.
+    fn run(&self) -> Option<Range<u64>> {
+        match self {
+            Self::Run(run) => Some(run.clone()),
+            Self::Each(rows) => {
+                let (&first, &last) = (rows.first()?, rows.last()?);
+                // Most rows that do not follow each other are refused by their ends.
+                (last.checked_sub(first)? == rows.len() as u64 - 1).then_some(())?;
+                let follow = rows.iter().zip(first..).fold(true, |all, (&row, next)| all & (row == next));
+                follow.then_some(first..last + 1)
+            }
+        }
+    }
+}
+
+impl<'a> From<&'a [u64]> for Chosen<'a> {
+    fn from(rows: &'a [u64]) -> Self {
+        Self::Each(rows)
+    }
+}
+
+impl<'a> From<&'a Vec<u64>> for Chosen<'a> {
+    fn from(rows: &'a Vec<u64>) -> Self {
+        Self::Each(rows)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u64; N]> for Chosen<'a> {
+    fn from(rows: &'a [u64; N]) -> Self {
+        Self::Each(rows)
+    }
+}
+
+impl From<Range<u64>> for Chosen<'_> {
+    fn from(run: Range<u64>) -> Self {
+        Self::Run(run)
+    }
 }
 
 /// The rows that this worker produces.
@@ -217,7 +300,7 @@ impl TableInner {
     }
 
     fn check_size(&self, rows: usize, got: usize) -> Result<(), Error> {
-        let expected = rows * self.layout.row_bytes();
+        let expected = rows.saturating_mul(self.layout.row_bytes());
         if got == expected {
             return Ok(());
         }

@@ -1,6 +1,6 @@
 //! Set and add: rows go into this worker's own region; whoever waits for them is woken.
 
-use super::{Bell, FINAL, Own, Table, TableInner};
+use super::{Bell, Chosen, FINAL, Own, Table, TableInner};
 use crate::worker::Error;
 use crate::worker::link::lock;
 use penstock_fabric::items::region::Writer;
@@ -12,39 +12,53 @@ pub(super) const MAX_CLOCK: u64 = FINAL - 1;
 impl Table {
     /// Replaces rows: `values` holds them one after the other, and they are seen together or not at all. `clock` is the version that
     /// they get; without it, the one after this worker's clock. A row may come twice: the last counts.
-    pub fn set(&self, rows: &[u64], values: &[u8], clock: Option<u64>) -> Result<(), Error> {
-        self.inner.write(rows, values, clock, false)
+    pub fn set<'a>(
+        &self,
+        rows: impl Into<Chosen<'a>>,
+        values: &[u8],
+        clock: Option<u64>,
+    ) -> Result<(), Error> {
+        self.inner.write(rows.into(), values, clock, false)
     }
 
     /// Adds to rows of a table with a sum, likewise. What comes twice is added twice.
-    pub fn add(&self, rows: &[u64], values: &[u8], clock: Option<u64>) -> Result<(), Error> {
-        self.inner.write(rows, values, clock, true)
+    pub fn add<'a>(
+        &self,
+        rows: impl Into<Chosen<'a>>,
+        values: &[u8],
+        clock: Option<u64>,
+    ) -> Result<(), Error> {
+        self.inner.write(rows.into(), values, clock, true)
     }
 }
 
 impl TableInner {
-    fn write(&self, rows: &[u64], values: &[u8], clock: Option<u64>, add: bool) -> Result<(), Error> {
+    fn write(&self, rows: Chosen<'_>, values: &[u8], clock: Option<u64>, add: bool) -> Result<(), Error> {
         self.job.fate.check()?;
         if self.spec.sum.is_some() != add {
             return Err(Error::WrongFold { name: self.spec.name.clone(), sum: self.spec.sum.is_some() });
         }
         self.check_size(rows.len(), values.len())?;
-        let Some(&first) = rows.first() else { return Ok(()) };
+        let Some(first) = rows.first() else { return Ok(()) };
         let own = self.own.as_ref().ok_or_else(|| self.foreign(first))?;
         let mut writer = lock(&own.writer);
         let clock = clock.unwrap_or_else(|| self.job.shown_clock() + 1);
         // Everything is judged before anything is written.
-        if let [row] = *rows {
-            let slot = self.slot(own, &writer, row, clock)?;
+        if rows.len() == 1 {
+            let slot = self.slot(own, &writer, first, clock)?;
             let mut set = writer.begin(1);
             match self.spec.sum {
                 Some(dtype) => set.add(slot, clock, dtype, values),
                 None => set.put(slot, clock, values),
             }
             set.finish();
+        } else if let Some(slot) = self.run(own, &writer, &rows, clock) {
+            let mut set = writer.begin(rows.len());
+            set.put_run(slot, clock, values);
+            set.finish();
         } else {
             let slots: Result<Vec<u32>, Error> =
-                rows.iter().map(|&row| self.slot(own, &writer, row, clock)).collect();
+                rows.iter().map(|row| self.slot(own, &writer, row, clock)).collect();
             let slots = slots?;
             let mut set = writer.begin(slots.len());
             for (slot, value) in slots.into_iter().zip(values.chunks_exact(self.layout.row_bytes())) {
@@ -60,6 +74,14 @@ impl TableInner {
         self.counters.sets.fetch_add(1, Ordering::Relaxed);
         self.counters.rows_set.fetch_add(rows.len() as u64, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// The first slot of rows that follow each other, if they can be set all at once.
+    fn run(&self, own: &Own, writer: &Writer, rows: &Chosen<'_>, clock: u64) -> Option<u32> {
+        let run = rows.run().filter(|_| self.spec.sum.is_none())?;
+        let first = own.produce.place_of_run(&run)? as u32;
+        let newest = writer.newest_clock(first, rows.len() as u32);
+        (newest..=MAX_CLOCK).contains(&clock).then_some(first)
     }
 
     #[inline]

@@ -13,7 +13,7 @@ use penstock_proto::consistency::Consistency;
 use penstock_proto::message::{Answer, Ask};
 use penstock_proto::placement::Extent;
 use penstock_proto::spec::{Reduce, TensorSpec};
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -49,6 +49,7 @@ impl Declaration {
 }
 impl Tensor {
     pub(in crate::worker) fn declare(job: Arc<Inner>, declaration: Declaration) -> Result<Self, Error> {
+        job.has_tensors.store(true, Ordering::Relaxed);
         let Declaration { mut spec, consistency, adaptive, timeout } = declaration;
         spec.consistency = consistency.unwrap_or(job.options.consistency);
         spec.check().map_err(penstock_proto::error::Refusal::from)?;

@@ -1,5 +1,9 @@
 //! A table of items as a Python object.
 
+mod calls;
+
+pub(crate) use calls::TableCalls;
+
 use crate::detach::{detached, finish};
 use crate::error::bad_argument;
 use crate::job::timeout;
@@ -55,16 +59,6 @@ fn clock(py: Python<'_>, clock: Option<i64>) -> PyResult<Option<u64>> {
     clock.map(Some)
 }
 
-impl Table {
-    fn row(&self, py: Python<'_>, row: i64) -> PyResult<u64> {
-        u64::try_from(row).map_err(|_| {
-            let spec = self.table.spec();
-            let message = format!("`{}`: expected a row from 0 to {}, got {row}", spec.name, spec.rows - 1);
-            bad_argument(py, "UnknownRow", &message, None)
-        })
-    }
-}
-
 #[pymethods]
 impl Table {
     #[getter]
@@ -93,46 +87,19 @@ impl Table {
         py: Python<'_>,
         rows: &Bound<'_, PyAny>,
         values: &Bound<'_, PyAny>,
-        clock: Option<u64>,
+        clock: Option<i64>,
         add: bool,
     ) -> PyResult<()> {
+        let clock = self::clock(py, clock)?;
         let (rows, values) = (Held::new(rows)?, Held::new(values)?);
-        let write = || {
+        detached(py, || {
             let rows = rows.words();
             if add {
                 self.table.add(rows, values.bytes(), clock)
             } else {
                 self.table.set(rows, values.bytes(), clock)
             }
-        };
-        if values.bytes().len() <= AT_ONCE { finish(py, write()) } else { detached(py, write) }
-    }
-
-    /// Row and clock as Python has them: what is negative is refused by name.
-    fn set_row(
-        &self,
-        py: Python<'_>,
-        row: i64,
-        value: &Bound<'_, PyAny>,
-        clock: Option<i64>,
-    ) -> PyResult<()> {
-        let (row, clock) = (self.row(py, row)?, self::clock(py, clock)?);
-        let value = Held::new(value)?;
-        let set = || self.table.set(&[row], value.bytes(), clock);
-        if value.bytes().len() <= AT_ONCE { finish(py, set()) } else { detached(py, set) }
-    }
-
-    fn add_row(
-        &self,
-        py: Python<'_>,
-        row: i64,
-        value: &Bound<'_, PyAny>,
-        clock: Option<i64>,
-    ) -> PyResult<()> {
-        let (row, clock) = (self.row(py, row)?, self::clock(py, clock)?);
-        let value = Held::new(value)?;
-        let add = || self.table.add(&[row], value.bytes(), clock);
-        if value.bytes().len() <= AT_ONCE { finish(py, add()) } else { detached(py, add) }
+        })
     }
 
     fn get(
@@ -140,36 +107,15 @@ impl Table {
         py: Python<'_>,
         rows: &Bound<'_, PyAny>,
         out: &Bound<'_, PyAny>,
-        clock: Option<u64>,
-        slack: Option<i64>,
-        timeout: Option<f64>,
-    ) -> PyResult<u64> {
-        let (timeout, slack) = (self::timeout(py, timeout)?, self::slack(py, slack)?);
-        let (rows, mut out) = (Held::new(rows)?, Held::new(out)?);
-        let out = out.bytes_mut(py)?;
-        detached(py, || self.table.get(rows.words(), out, clock, slack, timeout))
-    }
-
-    fn get_row(
-        &self,
-        py: Python<'_>,
-        row: i64,
-        out: &Bound<'_, PyAny>,
         clock: Option<i64>,
         slack: Option<i64>,
         timeout: Option<f64>,
     ) -> PyResult<u64> {
-        let (row, clock) = (self.row(py, row)?, self::clock(py, clock)?);
-        let slack = self::slack(py, slack)?;
-        let mut out = Held::new(out)?;
-        let out = out.bytes_mut(py)?;
-        if out.len() <= AT_ONCE
-            && let Some(version) = finish(py, self.table.try_get(row, out, clock, slack))?
-        {
-            return Ok(version);
-        }
+        let (clock, slack) = (self::clock(py, clock)?, self::slack(py, slack)?);
         let timeout = self::timeout(py, timeout)?;
-        detached(py, || self.table.get(&[row], out, clock, slack, timeout))
+        let (rows, mut out) = (Held::new(rows)?, Held::new(out)?);
+        let out = out.bytes_mut(py)?;
+        detached(py, || self.table.get(rows.words(), out, clock, slack, timeout))
     }
 
     fn prefetch(

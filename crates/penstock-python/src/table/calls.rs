@@ -1,0 +1,409 @@
+//! The calls that are made a million times a second: set, add and get of arguments that the core takes as they are. Whatever
+//! else may be given is looked at in Python (`penstock/table.py`), which also says what is wrong with it.
+
+use super::{AT_ONCE, Table};
+use crate::detach::{detached, finish};
+use penstock::worker::{Chosen, Table as CoreTable};
+use penstock_proto::items::Slack;
+use penstock_proto::items::spec::is_slack;
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyInt, PySlice, PyType};
+use std::mem::MaybeUninit;
+use std::time::Duration;
+
+/// What `penstock.Table` inherits.
+#[pyclass(subclass, frozen, module = "penstock._core")]
+pub(crate) struct TableCalls {
+    table: CoreTable,
+    width: usize,
+    dtype: Py<PyAny>,
+    /// The element type if the buffer protocol knows it.
+    plain: Option<Py<PyAny>>,
+    /// Element types of rows that are taken as they are: 64-bit whole numbers. A negative one is a row that nobody declared.
+    keys: [Py<PyAny>; 2],
+    ndarray: Py<PyType>,
+    empty: Py<PyAny>,
+}
+
+/// An array's memory while the core reads or writes it: C-contiguous, of one or two dimensions.
+struct Held {
+    view: ffi::Py_buffer,
+}
+
+impl Held {
+    /// `None` if it is not contiguous, or may not be written and shall be.
+    fn new(array: &Bound<'_, PyAny>, writable: bool) -> Option<Self> {
+        let flags = ffi::PyBUF_ND | if writable { ffi::PyBUF_WRITABLE } else { 0 };
+        let mut view = MaybeUninit::<ffi::Py_buffer>::uninit();
+        // SAFETY: the interpreter is attached (`Bound`), and fills the view or says that it did not.
+        let failed = unsafe { ffi::PyObject_GetBuffer(array.as_ptr(), view.as_mut_ptr(), flags) } != 0;
+        if failed {
+            // What is wrong is said by who looks closer.
+            drop(PyErr::take(array.py()));
+            return None;
+        }
+        // SAFETY: filled (above).
+        Some(Self { view: unsafe { view.assume_init() } })
+    }
+
+    fn shape(&self) -> &[isize] {
+        if self.view.shape.is_null() {
+            return &[];
+        }
+        // SAFETY: with `PyBUF_ND` there are as many lengths as dimensions, alive as long as the view.
+        unsafe { std::slice::from_raw_parts(self.view.shape, self.view.ndim as usize) }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        if self.view.len == 0 {
+            return &[];
+        }
+        // SAFETY: the exporter keeps the memory alive and in place while the view is held, and it is contiguous (`PyBUF_ND` asks
+        // for no strides). A caller that writes its own array from another thread during the call races with itself; every
+        // bit pattern is a byte.
+        unsafe { std::slice::from_raw_parts(self.view.buf.cast(), self.view.len as usize) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        if self.view.len == 0 {
+            return &mut [];
+        }
+        // SAFETY: as in `bytes`; asked for to be written.
+        unsafe { std::slice::from_raw_parts_mut(self.view.buf.cast(), self.view.len as usize) }
+    }
+
+    /// 64-bit numbers in a list.
+    fn keys(&self) -> Option<&[u64]> {
+        // SAFETY: every bit pattern is a number; `align_to` cuts what is not aligned.
+        let ([], keys, []) = (unsafe { self.bytes().align_to::<u64>() }) else { return None };
+        (*self.shape() == [keys.len() as isize]).then_some(keys)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // SAFETY: filled by `PyObject_GetBuffer`, released once; whoever drops it is attached, as the calls below are.
+        unsafe { ffi::PyBuffer_Release(&raw mut self.view) };
+    }
+}
+
+/// Rows as they were given.
+enum Rows {
+    One([u64; 1]),
+    Run(std::ops::Range<u64>),
+    Each(Held),
+}
+
+impl Rows {
+    fn chosen(&self) -> Option<Chosen<'_>> {
+        Some(match self {
+            Self::One(row) => Chosen::Each(row),
+            Self::Run(run) => Chosen::Run(run.clone()),
+            Self::Each(held) => Chosen::Each(held.keys()?),
+        })
+    }
+}
+
+/// What a get is given besides rows and memory.
+struct Terms {
+    clock: Option<u64>,
+    slack: Option<Slack>,
+    timeout: Option<Duration>,
+}
+
+/// A whole number that is given or not; the outer `None`: something else was given.
+#[expect(clippy::option_option, reason = "given or not, and of the right kind or not")]
+fn number(given: Option<&Bound<'_, PyAny>>) -> Option<Option<u64>> {
+    let Some(given) = given else { return Some(None) };
+    let number = given.cast_exact::<PyInt>().ok()?.extract::<i64>();
+    number.ok().and_then(|number| u64::try_from(number).ok()).map(Some)
+}
+
+impl TableCalls {
+    /// Whether it is an array of the table's element type, by which it has as many bytes as it should.
+    fn is_plain(&self, array: &Bound<'_, PyAny>) -> bool {
+        let Some(plain) = &self.plain else { return false };
+        self.is_array(array) && array.getattr(intern!(array.py(), "dtype")).is_ok_and(|dtype| dtype.is(plain))
+    }
+
+    fn is_array(&self, object: &Bound<'_, PyAny>) -> bool {
+        object.get_type().is(&self.ndarray)
+    }
+
+    fn rows(&self, rows: &Bound<'_, PyAny>) -> Option<Rows> {
+        let py = rows.py();
+        if let Ok(row) = rows.cast_exact::<PyInt>() {
+            return Some(Rows::One([u64::try_from(row.extract::<i64>().ok()?).ok()?]));
+        }
+        if let Ok(slice) = rows.cast_exact::<PySlice>() {
+            let of = self.table.spec().rows;
+            let Ok(found) = slice.indices(isize::try_from(of).ok()?) else {
+                drop(PyErr::take(py));
+                return None;
+            };
+            let whole = found.step == 1 && found.start >= 0 && found.stop >= found.start;
+            return whole.then(|| Rows::Run(found.start as u64..found.stop as u64));
+        }
+        if self.is_array(rows) {
+            let dtype = rows.getattr(intern!(py, "dtype")).ok()?;
+            if self.keys.iter().any(|key| dtype.is(key)) {
+                return Held::new(rows, false).filter(|held| held.keys().is_some()).map(Rows::Each);
+            }
+        }
+        None
+    }
+
+    fn fits(&self, rows: &Rows, held: &Held) -> bool {
+        let count = match rows {
+            Rows::One(_) => return *held.shape() == [self.width as isize],
+            Rows::Run(run) => (run.end - run.start) as usize,
+            Rows::Each(keys) => keys.keys().map_or(0, <[u64]>::len),
+        };
+        *held.shape() == [count as isize, self.width as isize]
+    }
+
+    /// `false`: the arguments are none that are taken as they are, and nothing was written.
+    fn write(
+        &self,
+        rows: &Bound<'_, PyAny>,
+        values: &Bound<'_, PyAny>,
+        clock: Option<&Bound<'_, PyAny>>,
+        add: bool,
+    ) -> PyResult<bool> {
+        if !self.is_plain(values) {
+            return Ok(false);
+        }
+        let (Some(rows), Some(clock)) = (self.rows(rows), number(clock)) else { return Ok(false) };
+        let (Some(held), Some(chosen)) = (Held::new(values, false), rows.chosen()) else { return Ok(false) };
+        if !self.fits(&rows, &held) {
+            return Ok(false);
+        }
+        let bytes = held.bytes();
+        let write = move || {
+            if add { self.table.add(chosen, bytes, clock) } else { self.table.set(chosen, bytes, clock) }
+        };
+        let py = values.py();
+        if bytes.len() <= AT_ONCE { finish(py, write()) } else { detached(py, write) }.map(|()| true)
+    }
+
+    fn terms(
+        clock: Option<&Bound<'_, PyAny>>,
+        slack: Option<&Bound<'_, PyAny>>,
+        timeout: Option<&Bound<'_, PyAny>>,
+    ) -> Option<Terms> {
+        let slack = match number(slack)? {
+            None => None,
+            Some(slack) => Some(Slack::Bound(u32::try_from(slack).ok().filter(|&slack| is_slack(slack))?)),
+        };
+        let timeout = match timeout {
+            None => None,
+            Some(timeout) => Some(Duration::try_from_secs_f64(timeout.extract().ok()?).ok()?),
+        };
+        Some(Terms { clock: number(clock)?, slack, timeout })
+    }
+
+    /// An array for rows of a get that names none.
+    fn fresh<'py>(&self, py: Python<'py>, rows: &Rows) -> PyResult<Bound<'py, PyAny>> {
+        let dtype = self.dtype.bind(py);
+        let empty = self.empty.bind(py);
+        match rows {
+            Rows::One(_) => empty.call1((self.width, dtype)),
+            Rows::Run(run) => empty.call1(((run.end - run.start, self.width), dtype)),
+            Rows::Each(held) => empty.call1(((held.keys().map_or(0, <[u64]>::len), self.width), dtype)),
+        }
+    }
+
+    /// `None`: the arguments are none that are taken as they are.
+    fn read<'py>(
+        &self,
+        rows: &Bound<'py, PyAny>,
+        out: Option<&Bound<'py, PyAny>>,
+        terms: Option<Terms>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let py = rows.py();
+        if self.plain.is_none() || out.is_some_and(|out| !self.is_plain(out)) {
+            return Ok(None);
+        }
+        let (Some(rows), Some(terms)) = (self.rows(rows), terms) else { return Ok(None) };
+        let Terms { clock, slack, timeout } = terms;
+        let out = match out {
+            Some(out) => out.clone(),
+            None => self.fresh(py, &rows)?,
+        };
+        let (Some(mut held), Some(chosen)) = (Held::new(&out, true), rows.chosen()) else { return Ok(None) };
+        if !self.fits(&rows, &held) {
+            return Ok(None);
+        }
+        let bytes = held.bytes_mut();
+        // What is fresh is copied without letting go of the interpreter, which would cost more than the copy.
+        if bytes.len() > AT_ONCE || !finish(py, self.table.try_get(chosen.clone(), bytes, clock, slack))? {
+            detached(py, || self.table.get(chosen, bytes, clock, slack, timeout))?;
+        }
+        drop(held);
+        Ok(Some(out))
+    }
+}
+
+#[pymethods]
+impl TableCalls {
+    #[new]
+    #[pyo3(signature = (core, rows, width, dtype, *_others))]
+    fn new(
+        core: &Bound<'_, Table>,
+        rows: &Bound<'_, PyAny>,
+        width: usize,
+        dtype: Bound<'_, PyAny>,
+        _others: &Bound<'_, PyAny>,
+    ) -> PyResult<Self> {
+        let py = rows.py();
+        let numpy = py.import(intern!(py, "numpy"))?;
+        let kind: String = dtype.getattr(intern!(py, "kind"))?.extract()?;
+        let key = |name: &str| numpy.call_method1(intern!(py, "dtype"), (name,)).map(Bound::unbind);
+        let ndarray = numpy.getattr(intern!(py, "ndarray"))?;
+        Ok(Self {
+            table: core.get().table.clone(),
+            width,
+            plain: "biufc".contains(&kind).then(|| dtype.clone().unbind()),
+            dtype: dtype.unbind(),
+            keys: [key("uint64")?, key("int64")?],
+            ndarray: ndarray
+                .cast_into::<PyType>()
+                .map_err(|error| PyTypeError::new_err(error.to_string()))?
+                .unbind(),
+            empty: numpy.getattr(intern!(py, "empty"))?.unbind(),
+        })
+    }
+
+    /// Replace rows that this worker produces. Returns at once.
+    ///
+    /// Readers see all rows of one call or none of them, on this host and on others, even if this worker dies in
+    /// the middle. Another call is another set.
+    ///
+    /// Parameters
+    /// ----------
+    /// rows
+    ///     Which. A row that comes twice gets its last value. Rows that follow each other (a slice) are the
+    ///     quickest.
+    /// values
+    ///     Of shape (number of rows, width), or (width,) for one row given as a number; of the table's element
+    ///     type. Copied.
+    /// clock
+    ///     The version that the rows get: 0 or more, not below the one they have. Default: this worker's clock
+    ///     plus one, so that what is set in iteration t is what others read in iteration t + 1.
+    ///
+    /// Raises
+    /// ------
+    /// NotProducer, UnknownRow, ClockBackwards, ShapeError, DtypeError
+    ///     Nothing was set.
+    /// JobClosed
+    ///     The job has ended.
+    ///
+    /// Examples
+    /// --------
+    /// >>> U.set([0, 1], [[1.0, 2.0], [3.0, 4.0]], clock=1)
+    #[pyo3(signature = (rows, values, clock = None))]
+    fn set(
+        slf: &Bound<'_, Self>,
+        rows: &Bound<'_, PyAny>,
+        values: &Bound<'_, PyAny>,
+        clock: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        if !Bound::get(slf).write(rows, values, clock, false)? {
+            slf.call_method1(intern!(slf.py(), "_write"), (rows, values, clock, false))?;
+        }
+        Ok(())
+    }
+
+    /// Add to rows of a table with fold="sum". Arguments, visibility and errors are those of `set`; a row that
+    /// comes twice is added to twice.
+    ///
+    /// A worker reads its own additions at once. What several producers added is summed in the order of their
+    /// ranks, so the same additions give the same bits.
+    ///
+    /// Raises
+    /// ------
+    /// NotProducer, UnknownRow, ClockBackwards, ShapeError, DtypeError
+    ///     Nothing was added.
+    /// JobClosed
+    ///     The job has ended.
+    ///
+    /// Examples
+    /// --------
+    /// >>> gradient_sums.add([3, 7], -0.1 * gradients)
+    #[pyo3(signature = (rows, values, clock = None))]
+    fn add(
+        slf: &Bound<'_, Self>,
+        rows: &Bound<'_, PyAny>,
+        values: &Bound<'_, PyAny>,
+        clock: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        if !Bound::get(slf).write(rows, values, clock, true)? {
+            slf.call_method1(intern!(slf.py(), "_write"), (rows, values, clock, true))?;
+        }
+        Ok(())
+    }
+
+    /// Copy rows that this worker consumes or produces, each at a version >= clock - slack.
+    ///
+    /// Waits for rows that are older. Rows that one `set` wrote come together: all as it left them, or all as they
+    /// were before.
+    ///
+    /// Parameters
+    /// ----------
+    /// rows
+    ///     Which, in the order in which they are returned.
+    /// clock
+    ///     Default: this worker's clock, so that slack 0 returns what every producer set in the iterations that
+    ///     this worker has completed.
+    /// slack
+    ///     Clocks that a row may lack, 0 to 2**30; `ps.ASP()`: any number. Default: the table's.
+    /// out
+    ///     Written to and returned: C-contiguous, of the shape and element type of the result. Default: a new
+    ///     array.
+    /// timeout
+    ///     Seconds to wait. Default: the job's `deadline`.
+    ///
+    /// Returns
+    /// -------
+    /// numpy.ndarray
+    ///     Shape (number of rows, width), or (width,) for one row given as a number.
+    ///
+    /// Raises
+    /// ------
+    /// UnknownRow
+    ///     A row is outside the table, or was not declared by this worker.
+    /// NeverSet
+    ///     A row of this worker's own is older than that: nobody else could set it, so it is not waited for.
+    /// GetTimeout
+    ///     A row was not fresh enough in time; names it, and its producer.
+    /// ShapeError, DtypeError, OptionError
+    ///     `out`, `slack` or `clock` is none.
+    /// JobClosed
+    ///     The job has ended.
+    ///
+    /// Examples
+    /// --------
+    /// >>> U.get(slice(0, 2), clock=5, slack=4)
+    /// array([[1., 2.],
+    ///        [3., 4.]])
+    #[pyo3(signature = (rows, clock = None, slack = None, out = None, timeout = None))]
+    fn get<'py>(
+        slf: &Bound<'py, Self>,
+        rows: &Bound<'py, PyAny>,
+        clock: Option<&Bound<'py, PyAny>>,
+        slack: Option<&Bound<'py, PyAny>>,
+        out: Option<&Bound<'py, PyAny>>,
+        timeout: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        match Bound::get(slf).read(rows, out, Self::terms(clock, slack, timeout))? {
+            Some(out) => Ok(out),
+            None => {
+                let arguments = (rows, clock, slack, out, timeout);
+                slf.call_method1(intern!(slf.py(), "_read"), arguments)
+            }
+        }
+    }
+}
