@@ -81,6 +81,11 @@ def test_ten_thousand_iterations_in_shared_memory(folder: Path) -> None:
     assert all(words[2] == "0" for words in results), "on one host no byte is sent"
 
 
+def test_ten_thousand_iterations_of_many_rows_that_are_set_at_once(folder: Path) -> None:
+    results = torture(folder, ["auto", "tcp", "auto"], [10_000, 70, 8, "eager", "0,1,2,4,8", 5])
+    assert max(int(words[0]) for words in results) <= 8
+
+
 @pytest.mark.parametrize("propagation", ["eager", "lazy", "bounded"])
 def test_ten_thousand_iterations_over_the_network(folder: Path, propagation: str) -> None:
     results = torture(folder, ["tcp"] * 2, [10_000, 3, 8, propagation, "0,1,2,4,8", 2])

@@ -82,7 +82,7 @@ impl Scenario {
         };
         let workers = (0..count).map(&mut plan).collect();
         let iterations = rng.within(3..=14);
-        let row_bytes = rng.pick(&[8, 24, 100, 5000]);
+        let row_bytes = rng.pick(&[8, 24, 100, 1000, 5000]);
         let cuts = rng.pick(&[0, 300, 1500]);
         Self { seed, workers, propagation, iterations, row_bytes, cuts }
     }
@@ -346,15 +346,29 @@ impl<'a> Run<'a> {
         while !rows.is_empty() {
             let some = rows.split_off(self.rng.within(0..=rows.len() as u64 - 1) as usize);
             let number = writer.done() + 1;
-            let mut set = writer.begin(some.len());
             let mut written = self.history[rank].last().cloned().unwrap_or_default();
-            for &slot in &some {
+            let value = |slot: u32| {
                 let mut value = vec![slot as u8 ^ number as u8; self.scenario.row_bytes as usize];
                 value[..8].copy_from_slice(&number.to_le_bytes());
-                set.put(slot, clock, &value);
-                written.insert(slot, number);
-            }
-            set.finish();
+                value
+            };
+            // Many that follow each other, or some here and there.
+            let some = if self.rng.once_in(3) {
+                let latest = if self.rng.once_in(2) { 0 } else { u64::from(slots) / 4 };
+                let first = self.rng.within(0..=latest) as u32;
+                let run = first..slots - self.rng.within(0..=u64::from(slots - first) / 8) as u32;
+                let values: Vec<u8> = run.clone().flat_map(value).collect();
+                let mut set = writer.begin(run.len());
+                set.put_run(first, clock, &values);
+                set.finish();
+                run.collect()
+            } else {
+                let mut set = writer.begin(some.len());
+                some.iter().for_each(|&slot| set.put(slot, clock, &value(slot)));
+                set.finish();
+                some
+            };
+            written.extend(some.into_iter().map(|slot| (slot, number)));
             self.history[rank].push(written);
         }
     }
@@ -381,7 +395,9 @@ impl<'a> Run<'a> {
         let at = if direct { &slots } else { &places };
         let bytes = scenario.row_bytes as usize;
         let mut out = vec![0; bytes * slots.len()];
-        let together = rows.read_together(at, |at| at, &mut out);
+        let follow = at.windows(2).all(|pair| pair[1] == pair[0] + 1);
+        let together =
+            if follow { rows.read_run(at[0], &mut out) } else { rows.read_together(at, |at| at, &mut out) };
         let fresh = together.as_ref().is_ok_and(|together| together.version >= wanted);
         if !fresh {
             if !worker.waits {
