@@ -23,7 +23,7 @@ def test_the_json_holds_what_the_lines_say(capsys):
     assert found["ok"] is True
     checks = {check["name"]: check for check in found["checks"]}
     assert checks["sealed memory"]["verdict"] == "ok"
-    assert checks["transports"]["data"] == {"shm": True, "tcp": False, "rdma": False}
+    assert checks["transports"]["data"] == {"shm": True, "tcp": True, "rdma": False}
     assert {"cores", "NUMA nodes", "memory", "/dev/shm", "huge pages", "locked memory", "open files"} <= set(
         checks
     )

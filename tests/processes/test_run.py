@@ -77,6 +77,23 @@ def test_a_worker_finds_its_place_under_our_names_and_torchruns(command, script)
     assert lines[2] == "[worker 1] 1 2 1 1 2 ssp:3 5"
 
 
+def test_with_the_transport_tcp_everything_goes_by_tcp(command, script):
+    name = script("""
+        import penstock as ps
+        with ps.init() as job:
+            rows = slice(job.rank, job.rank + 1)
+            table = job.table("t", rows=2, width=1, dtype="f8", produce=rows, consume="all")
+            w = job.tensor("w", shape=3)
+            table.set(rows, [[job.rank + 1.0]])
+            w.push([1.0, 2.0, 3.0])
+            job.clock()
+            print(table.get(slice(0, 2)).ravel(), table.stats()["bytes_received"] > 0, w.pull())
+    """)
+    run = command("run", "-n", "2", "-s", "2", "--transport", "tcp", name)
+    assert run.ends() == 0, run.err
+    assert sorted(run.out.splitlines()) == [f"[worker {rank}] [1. 2.] True [1. 2. 3.]" for rank in (0, 1)]
+
+
 def test_the_secret_stands_on_no_command_line(command, script):
     name = script("""
         import os, time

@@ -330,8 +330,8 @@ def transports() -> Finding:
     return Finding(
         "transports",
         "ok",
-        "shm: yes (one host); tcp: not in this version; rdma: not in this version",
-        data={"shm": True, "tcp": False, "rdma": False},
+        "shm: yes (one host); tcp: yes (TLS between hosts); rdma: not in this version",
+        data={"shm": True, "tcp": True, "rdma": False},
     )
 
 

@@ -145,13 +145,19 @@ class Launch:
         }
         if plan.consistency:
             common["PENSTOCK_CONSISTENCY"] = plan.consistency
-        paths = [f"{directory}/s{index}" for index in range(plan.servers)]
+        endpoints = [f"{directory}/s{index}" for index in range(plan.servers)]
+        if common.get("PENSTOCK_TRANSPORT") == "tcp":
+            ports = _free_ports(plan.servers)
+            endpoints = [
+                f"tcp://127.0.0.1:{port}?unix={path}" for port, path in zip(ports, endpoints, strict=True)
+            ]
         arrange = die_with(os.getpid())
-        for index, path in enumerate(paths):
-            command = ["-m", "penstock.launch.server", path, str(index), str(plan.servers), str(plan.workers)]
+        for index, endpoint in enumerate(endpoints):
+            numbers = [str(number) for number in (index, plan.servers, plan.workers)]
+            command = ["-m", "penstock.launch.server", endpoint, *numbers]
             self._spawn(warden, Name("server", index), command, common, arrange)
         for rank in range(plan.workers):
-            environment = {**common, **_worker_environment(rank, plan.workers, paths)}
+            environment = {**common, **_worker_environment(rank, plan.workers, endpoints)}
             self._spawn(warden, Name("worker", rank), plan.command, environment, arrange)
 
     def _spawn(
@@ -366,7 +372,7 @@ class Launch:
         )
 
 
-def _worker_environment(rank: int, size: int, paths: Sequence[str]) -> dict[str, str]:
+def _worker_environment(rank: int, size: int, endpoints: Sequence[str]) -> dict[str, str]:
     """
     What a worker reads: our names, torchrun's, and its thread count, which it sets only where the user has
     not.
@@ -376,12 +382,24 @@ def _worker_environment(rank: int, size: int, paths: Sequence[str]) -> dict[str,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // size)),
         "PENSTOCK_RANK": str(rank),
         "PENSTOCK_SIZE": str(size),
-        "PENSTOCK_SERVERS": ",".join(paths),
+        "PENSTOCK_SERVERS": ",".join(endpoints),
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
         "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(size),
     }
+
+
+def _free_ports(count: int) -> list[int]:
+    """
+    Ports of the loopback that nobody listens on now. A server that finds its port taken by then says so, and
+    the run ends.
+    """
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 def _private_directory(servers: int) -> str:

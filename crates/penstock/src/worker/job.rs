@@ -70,6 +70,9 @@ pub(super) struct Counters {
 }
 
 /// What a job's tensors need of it.
+/// How old the clock may be that sleeping shards know of, in a job without tensors: who asks for it now and then sees it go on.
+const TELL_CLOCK: Duration = Duration::from_millis(100);
+
 pub(super) struct Inner {
     pub(super) links: RwLock<Vec<Link>>,
     pub(super) fate: Arc<Fate>,
@@ -84,6 +87,8 @@ pub(super) struct Inner {
     pub(super) homed: Mutex<Vec<Vec<u64>>>,
     /// Whether a tensor was declared. Without any, shards need not know the clock before they are asked for it.
     pub(super) has_tensors: AtomicBool,
+    /// When they were last woken to be told.
+    told_clock: Mutex<Option<Instant>>,
     /// Where the servers are, and who this worker is to them; `None` with a server in this process.
     membership: Option<(Membership, Session)>,
     /// Connections about items, by server.
@@ -278,6 +283,7 @@ impl Job {
         let inner = Inner {
             homed: Mutex::new(homed),
             has_tensors: AtomicBool::new(false),
+            told_clock: Mutex::new(None),
             membership,
             adaptive: Mutex::default(),
             began: Mutex::default(),
@@ -351,13 +357,20 @@ impl Job {
         let mut clock = self.inner.clock.write().unwrap_or_else(PoisonError::into_inner);
         let next = *clock + 1;
         let deadline = self.inner.deadline(None);
+        let now = Instant::now();
+        let mut told = lock(&self.inner.told_clock);
+        let hurry = told.is_none_or(|told| now - told >= TELL_CLOCK);
+        if hurry {
+            *told = Some(now);
+        }
+        drop(told);
         for link in self.inner.links().iter() {
             for shard in 0..link.welcome.shards {
                 let submission = Submission::Clock { clock: next };
                 if self.inner.has_tensors.load(Ordering::Relaxed) {
                     link.submit(shard, &submission, deadline)?;
                 } else {
-                    link.submit_quietly(shard, &submission, deadline)?;
+                    link.submit_quietly(shard, &submission, deadline, hurry)?;
                 }
             }
         }

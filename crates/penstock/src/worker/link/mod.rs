@@ -197,14 +197,16 @@ impl Link {
         self.push(shard, submission, deadline, true)
     }
 
-    /// The same for what nobody waits for: a shard of this host that sleeps is left asleep, and takes it when it wakes.
+    /// The same for what nobody waits for: a shard, or a courier, that sleeps is left asleep, and takes it when it wakes. `hurry`:
+    /// it has been left asleep for long enough.
     pub(super) fn submit_quietly(
         &self,
         shard: u32,
         submission: &Submission,
         deadline: Deadline,
+        hurry: bool,
     ) -> Result<(), Error> {
-        self.push(shard, submission, deadline, !self.couriers.is_empty())
+        self.push(shard, submission, deadline, hurry)
     }
 
     fn push(

@@ -20,6 +20,9 @@ const LOOK_FOR_PRODUCER: Duration = Duration::from_millis(500);
 /// Longest sleep of a reader that found no line to sleep on.
 const WITHOUT_LINE: Duration = Duration::from_millis(1);
 
+/// Bytes that are not copied before it is known that they are fresh.
+const LONG: usize = 256;
+
 /// A row where it stands.
 #[derive(Debug)]
 pub struct View {
@@ -177,12 +180,13 @@ impl Table {
         if source.remote.is_some() {
             return Ok(false); // they may have to be asked for
         }
+        if out.len() > LONG && source.rows.version(place.slot) < wanted.version {
+            return Ok(false);
+        }
         let version = if rows.len() == 1 {
             source.rows.read(place.slot, source.rows.now(), out).map(|look| look.clock)
-        } else if source.rows.version(place.slot) >= wanted.version {
-            source.rows.read_run(place.slot, out).map(|together| together.version)
         } else {
-            return Ok(false);
+            source.rows.read_run(place.slot, out).map(|together| together.version)
         };
         match version {
             Ok(version) if version >= wanted.version => {
@@ -354,6 +358,12 @@ impl TableInner {
             self.pass_barrier(source, deadline)?;
         }
         loop {
+            if out.len() > LONG && !self.is_fresh(place, wanted) {
+                let deadline = *deadline.get_or_insert_with(|| self.job.deadline(timeout));
+                self.check_own(row, place, source.rows.version(place.slot), wanted)?;
+                self.wait(Stale { row, place }, &[place.slot], wanted, deadline)?;
+                continue;
+            }
             let look = match source.rows.read(place.slot, source.rows.now(), out) {
                 Ok(look) => look,
                 Err(Overtaken) => {
