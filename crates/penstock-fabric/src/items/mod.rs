@@ -2,7 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | [`slot`] | the protocol of one row: two buffers, each with the number of the set that wrote it |
+//! | [`slot`] | the protocol of one row, and of many at once: two buffers, each with the number of the set that wrote it |
 //! | [`waiters`] | how readers that must wait sleep, and are woken by the writer |
 //! | [`memory`] | the same for who sends rows to other hosts |
 //! | [`region`] | where everything lies; the writer's end and the readers' end |

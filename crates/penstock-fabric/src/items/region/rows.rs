@@ -1,0 +1,318 @@
+//! The readers' end.
+
+use super::super::slot::{Look, Moment, Overtaken, Progress, Sheet, Slot, Spot};
+use super::layout::{CLAIM_BYTES, HEADS, JOURNAL, LINE, Layout, Piece};
+use crate::memory::bring_near;
+use crate::region::{Access, Mapping, Part};
+use crate::sync::{AtomicU64, Ordering};
+use penstock_kernels::Foreign;
+use rustix::fd::BorrowedFd;
+use rustix::io;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+/// The rows as anyone sees them.
+#[derive(Debug, Clone)]
+pub struct Rows {
+    pub(super) mapping: Arc<Mapping>,
+    pub(super) layout: Layout,
+}
+
+/// Rows that were looked at together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Together {
+    /// The least version among them.
+    pub version: u64,
+    /// The last set after which they still were the newest.
+    pub as_of: u64,
+}
+
+impl Rows {
+    /// Maps a region of another process, to look.
+    pub fn open(layout: Layout, fd: BorrowedFd<'_>) -> io::Result<Self> {
+        Self::map(layout, fd, Access::Read)
+    }
+
+    pub(super) fn map(layout: Layout, fd: BorrowedFd<'_>, access: Access) -> io::Result<Self> {
+        let mapping = Mapping::new(&[Part { fd, offset: 0, bytes: layout.total() }], access)?;
+        Ok(Self { mapping, layout })
+    }
+
+    /// Its geometry.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    pub(super) fn progress(&self) -> &Progress {
+        self.mapping.at(0)
+    }
+
+    pub(super) fn entry(&self, at: u64) -> &AtomicU64 {
+        self.mapping.at(JOURNAL + 8 * (at % u64::from(self.layout.entries)) as usize)
+    }
+
+    pub(super) fn head(&self, slot: u32) -> &Slot {
+        assert!(slot < self.layout.slots, "slot {slot} of {}", self.layout.slots);
+        self.mapping.at(self.layout.slot(slot))
+    }
+
+    pub(super) fn sheet(&self, sheet: u32) -> &Sheet {
+        assert!(sheet < self.layout.sheets, "sheet {sheet} of {}", self.layout.sheets);
+        self.mapping.at(self.layout.sheet(sheet))
+    }
+
+    /// The sheet that a slot's row is in.
+    #[inline]
+    pub(super) fn sheet_of(&self, slot: u32) -> Option<&Sheet> {
+        self.layout.sheet_of(slot).map(|sheet| self.sheet(sheet))
+    }
+
+    /// Looks at a row as of a moment.
+    #[inline]
+    fn see(&self, slot: u32, now: Moment, copy: impl FnOnce(Spot)) -> Result<Look, Overtaken> {
+        let mut look = self.head(slot).read(self.sheet_of(slot), now.done, copy)?;
+        look.clock = look.clock.max(now.floor);
+        Ok(look)
+    }
+
+    /// Now.
+    pub fn now(&self) -> Moment {
+        self.progress().now()
+    }
+
+    /// Iterations that the producer has completed.
+    pub fn floor(&self) -> u64 {
+        self.progress().floor()
+    }
+
+    /// Sets that are finished.
+    pub fn done(&self) -> u64 {
+        self.now().done
+    }
+
+    /// The version of a row now: nothing is copied.
+    pub fn version(&self, slot: u32) -> u64 {
+        let now = self.now();
+        // Overtaken: a newer one stands there, whose clock is not known yet.
+        self.see(slot, now, |_| {}).map_or(now.floor, |look| look.clock)
+    }
+
+    /// Copies the row of `slot` as of a moment.
+    pub fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Overtaken> {
+        assert_eq!(out.len(), self.layout.row_bytes, "a copy needs as many bytes as the row has");
+        self.see(slot, now, |spot| self.copy(slot, spot, out))
+    }
+
+    /// What a row carries as of a moment, without its value.
+    pub fn look(&self, slot: u32, now: Moment) -> Result<Look, Overtaken> {
+        self.see(slot, now, |_| {})
+    }
+
+    #[inline]
+    fn copy(&self, slot: u32, spot: Spot, out: &mut [u8]) {
+        let at = self.layout.value(slot, spot);
+        let address = self.mapping.pointer(at..at + out.len().next_multiple_of(8));
+        if at.is_multiple_of(LINE) && out.len() >= LINE {
+            // SAFETY: inside the mapping (`pointer`), which `self` holds; it starts on a cache line; nobody in this process has a
+            // `&mut` over it but its writer while it fills a buffer, which the caller's look then finds out.
+            unsafe { Foreign::new(address.as_ptr(), out.len()) }.copy_to(out);
+            return;
+        }
+        let mut words = address.cast::<AtomicU64>();
+        for piece in out.chunks_mut(8) {
+            // SAFETY: buffers are whole words, aligned to 8, inside the mapping (`pointer`).
+            let word = unsafe { words.as_ref() }.load(Ordering::Relaxed).to_le_bytes();
+            piece.copy_from_slice(&word[..piece.len()]);
+            // SAFETY: one word on, at most one behind the last of the buffer.
+            words = unsafe { words.add(1) };
+        }
+    }
+
+    /// Brings the head of a slot near, while others are looked at.
+    pub fn expect(&self, slot: u32) {
+        if slot < self.layout.slots {
+            bring_near(ptr::from_ref(self.head(slot)).cast());
+        }
+    }
+
+    fn expect_head(&self, sheet: u32) {
+        if sheet < self.layout.sheets {
+            bring_near(ptr::from_ref(self.sheet(sheet)).cast());
+        }
+    }
+
+    /// Brings a sheet near, while another is read. Most often it stands in the buffer that the one before stood in.
+    fn expect_sheet(&self, sheet: u32, buffer: usize) {
+        if sheet < self.layout.sheets {
+            let at = self.layout.values(sheet, buffer);
+            let bytes = self.layout.sheet_bytes().min(CLAIM_BYTES);
+            let base = self.mapping.pointer(at..at + bytes).as_ptr();
+            (0..bytes).step_by(LINE).for_each(|line| bring_near(base.wrapping_add(line)));
+        }
+    }
+
+    /// One attempt to copy the rows from `first` on, which belong together, to `out`.
+    pub fn read_run(&self, first: u32, out: &mut [u8]) -> Result<Together, Overtaken> {
+        let mut all = Gathered::new(self);
+        let bytes = self.layout.row_bytes;
+        let place = |slot: u32| (slot - first) as usize * bytes;
+        let mut before = 0;
+        let count = (out.len() / bytes) as u32;
+        let (first_sheet, end_sheet) =
+            (first.div_ceil(self.layout.group), (first + count) / self.layout.group);
+        (first_sheet..end_sheet.min(first_sheet + HEADS)).for_each(|sheet| self.expect_head(sheet));
+        for piece in self.layout.pieces(first, count) {
+            let rows = match piece {
+                Piece::Row(slot) => slot..slot + 1,
+                Piece::Sheet(sheet) => {
+                    let slot = self.layout.rows_of(sheet).start;
+                    let out = &mut out[place(slot)..][..self.layout.sheet_bytes()];
+                    if sheet + 1 < end_sheet {
+                        self.expect_sheet(sheet + 1, before);
+                    }
+                    if sheet + HEADS < end_sheet {
+                        self.expect_head(sheet + HEADS);
+                    }
+                    let look = |now: Moment| {
+                        self.sheet(sheet).read(now.done, |buffer| {
+                            before = buffer;
+                            self.copy(slot, Spot::Sheet(buffer), out);
+                        })
+                    };
+                    if let Some(look) = all.look(look)? {
+                        all.take(look);
+                        continue;
+                    }
+                    self.layout.rows_of(sheet)
+                }
+            };
+            for slot in rows {
+                let out = &mut out[place(slot)..][..bytes];
+                let look = all.look(|now| self.read(slot, now, out))?;
+                all.take(look);
+            }
+        }
+        all.together()
+    }
+
+    /// One attempt to copy several rows that belong together: each of `slots` to the place in `out` that `place` gives for its index.
+    pub fn read_together(
+        &self,
+        slots: &[u32],
+        place: impl Fn(usize) -> usize,
+        out: &mut [u8],
+    ) -> Result<Together, Overtaken> {
+        const AHEAD: usize = 8;
+        let bytes = self.layout.row_bytes;
+        let mut all = Gathered::new(self);
+        for (at, &slot) in slots.iter().enumerate() {
+            if let Some(&next) = slots.get(at + AHEAD) {
+                self.expect(next);
+            }
+            let start = place(at) * bytes;
+            let out = &mut out[start..start + bytes];
+            let look = all.look(|now| self.read(slot, now, out))?;
+            all.take(look);
+        }
+        all.together()
+    }
+
+    /// The same without asking whether they belong together: what is left of a producer that was lost.
+    pub fn read_apart(
+        &self,
+        slots: &[u32],
+        place: impl Fn(usize) -> usize,
+        out: &mut [u8],
+    ) -> Result<u64, Overtaken> {
+        let bytes = self.layout.row_bytes;
+        let mut version = u64::MAX;
+        for (at, &slot) in slots.iter().enumerate() {
+            let start = place(at) * bytes;
+            version = version.min(self.read(slot, self.now(), &mut out[start..start + bytes])?.clock);
+        }
+        Ok(version)
+    }
+
+    /// A row as of a moment, where it stands: `bytes` bytes from the address, which others may be writing.
+    pub fn show(&self, slot: u32, now: Moment) -> Result<Shown, Overtaken> {
+        let mut at = Spot::Slot(0);
+        let look = self.see(slot, now, |spot| at = spot)?;
+        Ok(Shown { rows: self.clone(), slot, spot: at, look })
+    }
+}
+
+/// Looks at several rows, which shall belong together.
+struct Gathered<'a> {
+    rows: &'a Rows,
+    first: Moment,
+    now: Moment,
+    /// All looks were from one moment.
+    strict: bool,
+    version: u64,
+    newest: u64,
+    as_of: u64,
+}
+
+impl<'a> Gathered<'a> {
+    fn new(rows: &'a Rows) -> Self {
+        let first = rows.now();
+        Self { rows, first, now: first, strict: true, version: u64::MAX, newest: 0, as_of: u64::MAX }
+    }
+
+    #[inline]
+    fn look<T>(&mut self, mut look: impl FnMut(Moment) -> Result<T, Overtaken>) -> Result<T, Overtaken> {
+        look(self.now).or_else(|Overtaken| {
+            // The writer came round here. If its sets are of one row each, a later moment will do.
+            (self.now, self.strict) = (self.rows.now(), false);
+            look(self.now)
+        })
+    }
+
+    #[inline]
+    fn take(&mut self, look: Look) {
+        self.version = self.version.min(look.clock.max(self.now.floor));
+        self.newest = self.newest.max(look.number);
+        self.as_of = self.as_of.min(look.as_of);
+    }
+
+    fn together(&self) -> Result<Together, Overtaken> {
+        // Of one moment all rows are within its limit; rows of a mirror must have been current at one common set.
+        let common = self.newest <= self.as_of;
+        if common || (!self.strict && self.rows.progress().belong_together(self.first)) {
+            return Ok(Together { version: self.version, as_of: self.as_of });
+        }
+        Err(Overtaken)
+    }
+}
+
+/// A row in place.
+#[derive(Debug)]
+pub struct Shown {
+    rows: Rows,
+    slot: u32,
+    spot: Spot,
+    look: Look,
+}
+
+impl Shown {
+    /// Where its bytes stand. The producer writes them when it comes round: look again at [`Shown::is_valid`] after reading.
+    pub fn address(&self) -> NonNull<u8> {
+        let at = self.rows.layout.value(self.slot, self.spot);
+        self.rows.mapping.pointer(at..at + self.rows.layout.row_bytes)
+    }
+
+    /// The mapping that it stands in, and where.
+    pub fn place(&self) -> (&Arc<Mapping>, usize) {
+        (&self.rows.mapping, self.rows.layout.value(self.slot, self.spot))
+    }
+
+    /// Its version.
+    pub fn version(&self) -> u64 {
+        self.look.clock
+    }
+
+    /// Whether all that was read so far was read unmixed.
+    pub fn is_valid(&self) -> bool {
+        self.rows.head(self.slot).still(self.rows.sheet_of(self.slot), self.spot, self.look)
+    }
+}

@@ -1,0 +1,337 @@
+//! The writer's end.
+
+use super::super::slot::{Buffers, Spot, UNFINISHED, age, newest, target};
+use super::layout::{CLAIM_BYTES, HEADS, LINE, Layout, Piece, WHOLE_SHEET};
+use super::rows::Rows;
+use crate::memory::claim;
+use crate::region::{Access, Mapping};
+use crate::sync::Ordering;
+use penstock_kernels::Dtype;
+use rustix::fd::BorrowedFd;
+use rustix::io;
+use std::ptr::{self, NonNull};
+
+/// The rows as their writer sees them. There is one for each region.
+#[derive(Debug)]
+pub struct Writer {
+    rows: Rows,
+    done: u64,
+    logged: u64,
+    open: Option<Open>,
+}
+
+/// A set under way.
+#[derive(Debug, Clone, Copy)]
+struct Open {
+    number: u64,
+    /// Entries of the journal that are about it, and that it has announced.
+    logged: u64,
+    begun: u64,
+}
+
+impl Writer {
+    /// Rows that only this process sees.
+    pub fn private(layout: Layout) -> io::Result<Self> {
+        let mapping = Mapping::private(layout.total())?;
+        Ok(Self::over(Rows { mapping, layout }))
+    }
+
+    /// Rows in a region that others map.
+    pub fn shared(layout: Layout, fd: BorrowedFd<'_>) -> io::Result<Self> {
+        Ok(Self::over(Rows::map(layout, fd, Access::Write)?))
+    }
+
+    fn over(rows: Rows) -> Self {
+        let (done, logged) = (rows.progress().done(), rows.progress().logged());
+        Self { rows, done, logged, open: None }
+    }
+
+    /// What readers see.
+    pub fn rows(&self) -> &Rows {
+        &self.rows
+    }
+
+    /// Sets that are finished.
+    pub fn done(&self) -> u64 {
+        self.done
+    }
+
+    /// Number and clock of a row's newest value.
+    pub fn peek(&self, slot: u32) -> (u64, u64) {
+        let (spot, number) = self.newest(slot);
+        let clock = match spot {
+            Spot::Slot(buffer) => self.rows.head(slot).buffers.clock(buffer),
+            Spot::Sheet(buffer) => self.rows.sheet_of(slot).map_or(0, |sheet| sheet.buffers.clock(buffer)),
+        };
+        (number, clock)
+    }
+
+    /// The largest clock of the newest values of `count` rows from `first` on.
+    pub fn newest_clock(&self, first: u32, count: u32) -> u64 {
+        self.rows
+            .layout
+            .pieces(first, count)
+            .map(|piece| match piece {
+                Piece::Sheet(sheet) => match self.rows.sheet(sheet).clock() {
+                    Some(clock) => clock,
+                    None => self.rows.layout.rows_of(sheet).map(|slot| self.peek(slot).1).max().unwrap_or(0),
+                },
+                Piece::Row(slot) => self.peek(slot).1,
+            })
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Where a row's newest value stands, and its number.
+    fn newest(&self, slot: u32) -> (Spot, u64) {
+        let newest_of = |buffers: &Buffers| {
+            let numbers = buffers.numbers();
+            let newest = newest(numbers);
+            (newest, numbers[newest])
+        };
+        let (buffer, number) = newest_of(&self.rows.head(slot).buffers);
+        match self.rows.sheet_of(slot).map(|sheet| newest_of(&sheet.buffers)) {
+            Some((other, later)) if age(later) > age(number) => (Spot::Sheet(other), later),
+            _ => (Spot::Slot(buffer), number),
+        }
+    }
+
+    /// Begins the next set, of `rows` rows.
+    pub fn begin(&mut self, rows: usize) -> Set<'_> {
+        self.open(self.done + 1, rows);
+        Set { writer: self }
+    }
+
+    /// The same for a mirror: after it the rows are as after set `number` of the origin. What was open is dropped.
+    pub fn open(&mut self, number: u64, rows: usize) {
+        self.abort();
+        if rows > 1 {
+            self.rows.progress().begin_several(number);
+        }
+        self.rows.progress().begin_log(self.logged + rows as u64);
+        self.open = Some(Open { number, logged: 0, begun: rows as u64 });
+    }
+
+    /// In an open set of a mirror: the row of `slot` is `value`, as set `number` of the origin wrote it at `clock`.
+    /// Nothing is done if it has a later one.
+    pub fn put_from(&mut self, slot: u32, number: u64, clock: u64, value: &[u8]) {
+        let (newest, _) = self.peek(slot);
+        if newest == UNFINISHED || number > newest {
+            self.put(slot, number, clock, value);
+        }
+    }
+
+    fn put(&mut self, slot: u32, number: u64, clock: u64, value: &[u8]) {
+        self.write(slot, number, clock, |to, _| to.copy_from_slice(value));
+        self.log(slot);
+    }
+
+    /// All rows of the open set are written: they are seen from now on.
+    pub fn finish(&mut self) {
+        let Some(open) = self.open.take() else { return };
+        self.logged += open.logged;
+        self.rows.progress().finish_log(self.logged);
+        self.done = open.number;
+        self.rows.progress().finish(open.number);
+    }
+
+    /// The open set is dropped: no number of it stays behind, since the next may have the same.
+    pub fn abort(&mut self) {
+        let Some(open) = self.open.take() else { return };
+        let entries = u64::from(self.rows.layout.entries);
+        let written: Vec<u32> = if open.logged <= entries {
+            let entry = |at| self.rows.entry(at).load(Ordering::Relaxed) as u32;
+            (self.logged..self.logged + open.logged).map(entry).collect()
+        } else {
+            let layout = &self.rows.layout;
+            (0..layout.slots).chain((0..layout.sheets).map(|sheet| sheet | WHOLE_SHEET)).collect()
+        };
+        for entry in written {
+            let buffers = if entry & WHOLE_SHEET != 0 {
+                &self.rows.sheet(entry & !WHOLE_SHEET).buffers
+            } else {
+                &self.rows.head(entry).buffers
+            };
+            for (buffer, number) in buffers.numbers().into_iter().enumerate() {
+                if number > self.done && number != UNFINISHED {
+                    buffers.begin(buffer);
+                }
+            }
+        }
+        // What was logged is heard of by followers, to whom it says nothing new.
+        self.logged += open.logged;
+        self.rows.progress().finish_log(self.logged);
+    }
+
+    /// Notes in the journal that a row was written, or a whole sheet.
+    fn log(&mut self, slot: u32) {
+        let Some(open) = &mut self.open else { return };
+        if open.logged == open.begun {
+            open.begun += 1024;
+            self.rows.progress().begin_log(self.logged + open.begun);
+        }
+        let entry = u64::from(slot) | open.number << 32;
+        self.rows.entry(self.logged + open.logged).store(entry, Ordering::Relaxed);
+        open.logged += 1;
+    }
+
+    /// A row of a mirror whose rows come one by one, each with a limit of its own: set `number` of the origin wrote it, and after
+    /// set `as_of` it still was the newest, of version `clock`. Without `value` the number is the one that it has.
+    pub fn refresh(&mut self, slot: u32, number: u64, clock: u64, as_of: u64, value: Option<&[u8]>) {
+        let buffers = &self.rows.head(slot).buffers;
+        let numbers = buffers.numbers();
+        if let Some(value) = value
+            && number > numbers[newest(numbers)]
+        {
+            self.write(slot, number, clock, |to, _| to.copy_from_slice(value));
+        }
+        let (newest_number, known) = self.peek(slot);
+        if newest_number == number {
+            let head = self.rows.head(slot);
+            head.confirm(newest(head.buffers.numbers()), clock.max(known), as_of.max(head.as_of()));
+        }
+    }
+
+    /// The producer has completed `floor` iterations.
+    pub fn raise(&mut self, floor: u64) {
+        self.rows.progress().raise(floor);
+    }
+
+    /// Memory of `bytes` bytes from a row's buffer on.
+    fn memory(&mut self, slot: u32, spot: Spot, bytes: usize) -> NonNull<u8> {
+        assert!(slot < self.rows.layout.slots, "slot {slot} of {}", self.rows.layout.slots);
+        let at = self.rows.layout.value(slot, spot);
+        self.rows.mapping.pointer(at..at + bytes)
+    }
+
+    fn write(&mut self, slot: u32, number: u64, clock: u64, fill: impl FnOnce(&mut [u8], &[u8])) {
+        let to = target(self.rows.head(slot).buffers.numbers(), number);
+        let (from, _) = self.newest(slot);
+        let bytes = self.rows.layout.row_bytes;
+        let (source, destination) =
+            (self.memory(slot, from, bytes), self.memory(slot, Spot::Slot(to), bytes));
+        if let Some(sheet) = self.rows.sheet_of(slot) {
+            sheet.part(number);
+        }
+        self.rows.head(slot).buffers.begin(to);
+        // SAFETY: inside the mapping (`memory`), which this writer alone writes and has borrowed exclusively; readers are other
+        // mappings, or look through `Foreign` and words, and verify. The slices are one buffer or two that do not overlap:
+        // if they are one, `source` is not given out.
+        let destination = unsafe { std::slice::from_raw_parts_mut(destination.as_ptr(), bytes) };
+        let source = if from == Spot::Slot(to) {
+            &[]
+        } else {
+            // SAFETY: as above; the newest buffer, which is not written now.
+            unsafe { std::slice::from_raw_parts(source.as_ptr(), bytes) }
+        };
+        fill(destination, source);
+        self.rows.head(slot).buffers.finish(to, number, clock);
+    }
+
+    /// Begins to take the lines of a sheet from the readers' caches, while something else is written: asked for one by one, each
+    /// would keep the writer waiting.
+    fn claim_sheet(&self, sheet: u32) {
+        if sheet >= self.rows.layout.sheets {
+            return;
+        }
+        let to = target(self.rows.sheet(sheet).buffers.numbers(), UNFINISHED);
+        let at = self.rows.layout.values(sheet, to);
+        let bytes = self.rows.layout.sheet_bytes().min(CLAIM_BYTES);
+        let base = self.rows.mapping.pointer(at..at + bytes).as_ptr();
+        (0..bytes).step_by(LINE).for_each(|line| claim(base.wrapping_add(line)));
+    }
+
+    fn claim_head(&self, sheet: u32) {
+        if sheet < self.rows.layout.sheets {
+            claim(ptr::from_ref(self.rows.sheet(sheet)).cast());
+        }
+    }
+
+    /// All rows of a sheet. None of them was written by itself in this set.
+    fn write_sheet(&mut self, sheet: u32, number: u64, clock: u64, values: &[u8]) {
+        let to = target(self.rows.sheet(sheet).buffers.numbers(), number);
+        let first = self.rows.layout.rows_of(sheet).start;
+        let destination = self.memory(first, Spot::Sheet(to), values.len());
+        assert_eq!(values.len(), self.rows.layout.sheet_bytes(), "a sheet has as many bytes");
+        self.rows.sheet(sheet).buffers.begin(to);
+        // SAFETY: as in `write`: inside the mapping, written by this writer alone; `values` is the caller's own memory.
+        unsafe { std::slice::from_raw_parts_mut(destination.as_ptr(), values.len()) }.copy_from_slice(values);
+        self.rows.sheet(sheet).buffers.finish(to, number, clock);
+    }
+}
+
+/// A set that is being written. Nobody sees its rows before it is finished; dropped before, they are as they were.
+#[derive(Debug)]
+pub struct Set<'a> {
+    writer: &'a mut Writer,
+}
+
+impl Set<'_> {
+    /// The row of `slot` is `value`, at `clock`.
+    pub fn put(&mut self, slot: u32, clock: u64, value: &[u8]) {
+        let number = self.writer.open.map_or(0, |open| open.number);
+        self.writer.put(slot, number, clock, value);
+    }
+
+    /// The rows from `first` on are `values`, at `clock`.
+    pub fn put_run(&mut self, first: u32, clock: u64, values: &[u8]) {
+        let Some(open) = self.writer.open else { return };
+        let (layout, bytes) = (self.writer.rows.layout, self.writer.rows.layout.row_bytes);
+        let count = (values.len() / bytes) as u32;
+        // Of a set that has written a row already, nobody could tell which of two values came last.
+        let sheets = open.logged == 0;
+        let first_sheet = first.div_ceil(layout.group);
+        let end_sheet = (first + count) / layout.group;
+        (first_sheet..end_sheet.min(first_sheet + HEADS)).for_each(|sheet| self.writer.claim_head(sheet));
+        (first_sheet..end_sheet.min(first_sheet + 2)).for_each(|sheet| self.writer.claim_sheet(sheet));
+        for piece in layout.pieces(first, count) {
+            match piece {
+                Piece::Sheet(sheet) if sheets => {
+                    let at = (layout.rows_of(sheet).start - first) as usize * bytes;
+                    let values = &values[at..at + layout.sheet_bytes()];
+                    if sheet + 2 < end_sheet {
+                        self.writer.claim_sheet(sheet + 2);
+                    }
+                    if sheet + HEADS < end_sheet {
+                        self.writer.claim_head(sheet + HEADS);
+                    }
+                    self.writer.write_sheet(sheet, open.number, clock, values);
+                    self.writer.log(sheet | WHOLE_SHEET);
+                }
+                Piece::Sheet(sheet) => {
+                    for slot in layout.rows_of(sheet) {
+                        let at = (slot - first) as usize * bytes;
+                        self.put(slot, clock, &values[at..at + bytes]);
+                    }
+                }
+                Piece::Row(slot) => {
+                    let at = (slot - first) as usize * bytes;
+                    self.put(slot, clock, &values[at..at + bytes]);
+                }
+            }
+        }
+    }
+
+    /// The row of `slot` grows by `value`, at `clock`.
+    pub fn add(&mut self, slot: u32, clock: u64, dtype: Dtype, value: &[u8]) {
+        let number = self.writer.open.map_or(0, |open| open.number);
+        self.writer.write(slot, number, clock, |to, from| {
+            if !from.is_empty() {
+                to.copy_from_slice(from);
+            }
+            penstock_kernels::accumulate(dtype, to, value);
+        });
+        self.writer.log(slot);
+    }
+
+    /// All rows are written: they are seen from now on.
+    pub fn finish(self) {
+        self.writer.finish();
+    }
+}
+
+impl Drop for Set<'_> {
+    fn drop(&mut self) {
+        self.writer.abort();
+    }
+}
