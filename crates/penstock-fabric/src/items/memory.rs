@@ -1,7 +1,7 @@
 //! Rows as the node of [`penstock_proto::items::node`] sees them.
 
 use super::region::{Follower, Rows, Waiters, Writer};
-use penstock_proto::items::memory::{Look, Memory, Moment, Overtaken};
+use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Overtaken};
 
 /// Rows that are written by another process of this host, or here.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl RegionMemory {
 }
 
 impl Memory for RegionMemory {
-    fn changed(&mut self, changed: &mut Vec<(u32, u32)>) -> bool {
+    fn changed(&mut self, changed: &mut Vec<Changed>) -> bool {
         self.follower.changed(&self.rows, changed)
     }
 
@@ -53,6 +53,14 @@ impl Memory for RegionMemory {
         self.rows.read(slot, now, out)
     }
 
+    fn run(&self) -> u32 {
+        self.rows.sheet_rows()
+    }
+
+    fn read_run(&self, first: u32, now: Moment, out: &mut [u8]) -> Result<Option<Look>, Overtaken> {
+        self.rows.read_sheet(first, now, out)
+    }
+
     fn open(&mut self, number: u64, rows: usize) {
         if let Some(writer) = &mut self.writer {
             writer.open(number, rows);
@@ -62,6 +70,12 @@ impl Memory for RegionMemory {
     fn put(&mut self, slot: u32, number: u64, clock: u64, value: &[u8]) {
         if let Some(writer) = &mut self.writer {
             writer.put_from(slot, number, clock, value);
+        }
+    }
+
+    fn put_run(&mut self, first: u32, number: u64, clock: u64, values: &[u8]) {
+        if let Some(writer) = &mut self.writer {
+            writer.put_run_from(first, number, clock, values);
         }
     }
 

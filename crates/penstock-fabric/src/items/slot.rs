@@ -201,11 +201,21 @@ impl Sheet {
         Self { buffers: Buffers::new(), apart: AtomicU64::new(0) }
     }
 
-    /// For the writer: the clock of all rows, if the newest of each stands in the sheet.
-    pub fn clock(&self) -> Option<u64> {
+    /// For the writer: the buffer of all rows, if the newest of each stands in the sheet.
+    fn whole(&self) -> Option<usize> {
         let numbers = self.buffers.numbers();
         let newest = newest(numbers);
-        (age(self.apart.load(Ordering::Relaxed)) < age(numbers[newest])).then(|| self.buffers.clock(newest))
+        (age(self.apart.load(Ordering::Relaxed)) < age(numbers[newest])).then_some(newest)
+    }
+
+    /// For the writer: the clock of all rows, if the newest of each stands in the sheet.
+    pub fn clock(&self) -> Option<u64> {
+        self.whole().map(|buffer| self.buffers.clock(buffer))
+    }
+
+    /// For the writer: their number, likewise.
+    pub fn number(&self) -> Option<u64> {
+        self.whole().map(|buffer| self.buffers.numbers()[buffer])
     }
 
     /// For the writer: set `number` is about to write a row of the sheet by itself.

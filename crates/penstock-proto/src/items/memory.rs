@@ -22,15 +22,26 @@ pub struct Moment {
     pub floor: u64,
 }
 
+/// Rows that were written: `count` from `first` on, by the set whose number has this low half.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Changed {
+    /// Slot of the first.
+    pub first: u32,
+    /// Rows.
+    pub count: u32,
+    /// Low half of the set's number.
+    pub set: u32,
+}
+
 /// The writer came round while the reader looked. Look again, from a later moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Overtaken;
 
 /// Rows of one producer: written here, by another process of this host, or from what a peer sends.
 pub trait Memory {
-    /// Appends what was written since the last call, each row as slot and the low half of the set's number, perhaps more than once,
-    /// perhaps of sets that are not finished; `false` if any row may have changed.
-    fn changed(&mut self, changed: &mut Vec<(u32, u32)>) -> bool;
+    /// Appends what was written since the last call, perhaps more than once, perhaps of sets that are not finished; `false` if any
+    /// row may have changed.
+    fn changed(&mut self, changed: &mut Vec<Changed>) -> bool;
 
     /// Now.
     fn now(&self) -> Moment;
@@ -41,12 +52,21 @@ pub trait Memory {
     /// The same, and its value.
     fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Overtaken>;
 
+    /// Rows that stand together, and can be read at once, begin at multiples of this, and are as many. 0: there are none.
+    fn run(&self) -> u32;
+
+    /// Reads those from `first` on, if one set wrote the newest of each; `None` if they must be read one by one.
+    fn read_run(&self, first: u32, now: Moment, out: &mut [u8]) -> Result<Option<Look>, Overtaken>;
+
     /// Begins to bring all rows to where they were after set `number` of the producer, by at least `rows` rows. What was begun before and
     /// not finished is as if it had never been.
     fn open(&mut self, number: u64, rows: usize);
 
     /// One of those rows: set `number` wrote it. Nothing is done if it has a later one.
     fn put(&mut self, slot: u32, number: u64, clock: u64, value: &[u8]);
+
+    /// The same for rows that follow each other from `first` on, which one set wrote.
+    fn put_run(&mut self, first: u32, number: u64, clock: u64, values: &[u8]);
 
     /// All of them are here.
     fn finish(&mut self);

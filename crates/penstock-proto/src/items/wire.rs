@@ -33,18 +33,20 @@ pub struct Shape {
     pub propagation: Propagation,
 }
 
-/// One row of a batch.
+/// One row of a batch, or some that follow each other and were written by one set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// Its place among the rows that were subscribed to.
+    /// Its place among the rows that were subscribed to; of the first.
     pub place: u32,
+    /// Rows: 1 or more.
+    pub count: u32,
     /// Number of the producer's set that wrote it.
     pub number: u64,
     /// Its clock; its version, where rows come one by one.
     pub clock: u64,
     /// The set after which it still was the newest.
     pub as_of: u64,
-    /// Its value, unless the receiver has it.
+    /// Its value, unless the receiver has it; of all, one after the other.
     pub value: Option<&'a [u8]>,
 }
 
@@ -191,10 +193,11 @@ impl<'a> Encoder<'a> {
         Self::begin(out, 5, region, [flags, head.serial, head.ticket, head.done, head.floor])
     }
 
-    /// Appends a row.
+    /// Appends a row, or some.
     pub fn entry(&mut self, entry: &Entry<'_>, apart: bool) {
         let place = entry.place | if entry.value.is_some() { VALUE } else { 0 };
         self.out.extend_from_slice(&place.to_le_bytes());
+        self.out.extend_from_slice(&entry.count.to_le_bytes());
         self.out.extend_from_slice(&entry.number.to_le_bytes());
         self.out.extend_from_slice(&entry.clock.to_le_bytes());
         if apart {
@@ -344,11 +347,16 @@ impl<'a> Iterator for Entries<'a> {
         };
         let mut entry = || {
             let place = u32::from_le_bytes(take(4)?.try_into().unwrap_or_default());
+            let count = u32::from_le_bytes(take(4)?.try_into().unwrap_or_default());
+            if count == 0 {
+                return Err(Malformed { bytes: 0, what: "no rows" });
+            }
             let mut number = || Ok(u64::from_le_bytes(take(8)?.try_into().unwrap_or_default()));
             let (written, clock) = (number()?, number()?);
             let as_of = if self.apart { number()? } else { 0 };
-            let value = if place & VALUE == 0 { None } else { Some(take(self.row_bytes)?) };
-            Ok(Entry { place: place & !VALUE, number: written, clock, as_of, value })
+            let bytes = self.row_bytes.saturating_mul(count as usize);
+            let value = if place & VALUE == 0 { None } else { Some(take(bytes)?) };
+            Ok(Entry { place: place & !VALUE, count, number: written, clock, as_of, value })
         };
         let entry = entry();
         if entry.is_err() {
@@ -413,24 +421,24 @@ mod tests {
         }
 
         #[test]
-        fn rows_read_back(rows in prop::collection::vec((0u32..1 << 31, any::<u64>(), any::<u64>(), any::<u64>(), any::<Option<[u8; 3]>>()), 0..9), apart: bool) {
+        fn rows_read_back(rows in prop::collection::vec((0u32..1 << 31, 1u32..5, any::<[u64; 3]>(), any::<bool>()), 0..9), apart: bool) {
             let region = RegionId { table: 0, rank: 0 };
             let head = Head { serial: 9, ticket: 0, done: 0, floor: 0, first: true, last: true, apart };
             let mut record = Vec::new();
             let mut encoder = Encoder::rows(&mut record, region, &head);
-            let entry = |(place, number, clock, as_of, value): &(u32, u64, u64, u64, Option<[u8; 3]>)| {
-                let value = value.as_ref().map(|value| value.to_vec());
-                (*place, *number, *clock, if apart { *as_of } else { 0 }, value)
+            let entry = |(place, count, [number, clock, as_of], value): &(u32, u32, [u64; 3], bool)| {
+                let value = value.then(|| vec![*number as u8; 3 * *count as usize]);
+                (*place, *count, *number, *clock, if apart { *as_of } else { 0 }, value)
             };
-            for (place, number, clock, as_of, value) in &rows {
-                let value = value.as_ref().map(|value| &value[..]);
-                encoder.entry(&Entry { place: *place, number: *number, clock: *clock, as_of: *as_of, value }, apart);
+            for row in &rows {
+                let (place, count, number, clock, as_of, value) = entry(row);
+                encoder.entry(&Entry { place, count, number, clock, as_of, value: value.as_deref() }, apart);
             }
             encoder.end();
             let Ok(Message::Rows { entries, .. }) = Message::decode(&record[4..]) else { panic!() };
             let got: Vec<_> = Entries::new(entries, 3, apart).map(|entry| {
                 let entry = entry.unwrap();
-                (entry.place, entry.number, entry.clock, entry.as_of, entry.value.map(<[u8]>::to_vec))
+                (entry.place, entry.count, entry.number, entry.clock, entry.as_of, entry.value.map(<[u8]>::to_vec))
             }).collect();
             prop_assert_eq!(got, rows.iter().map(entry).collect::<Vec<_>>());
         }

@@ -151,6 +151,23 @@ impl Rows {
         }
     }
 
+    /// Rows of a sheet; 0 if there are none.
+    pub fn sheet_rows(&self) -> u32 {
+        if self.layout.sheets > 0 { self.layout.group } else { 0 }
+    }
+
+    /// Copies the rows of the sheet that begins at slot `first`, as of a moment, if one set wrote the newest of each; `None` if not,
+    /// or if none begins there.
+    pub fn read_sheet(&self, first: u32, now: Moment, out: &mut [u8]) -> Result<Option<Look>, Overtaken> {
+        let Some(sheet) = self.layout.sheet_of(first).filter(|_| first.is_multiple_of(self.layout.group))
+        else {
+            return Ok(None);
+        };
+        assert_eq!(out.len(), self.layout.sheet_bytes(), "a copy needs as many bytes as the rows have");
+        let look = self.sheet(sheet).read(now.done, |buffer| self.copy(first, Spot::Sheet(buffer), out))?;
+        Ok(look.map(|look| Look { clock: look.clock.max(now.floor), ..look }))
+    }
+
     /// One attempt to copy the rows from `first` on, which belong together, to `out`.
     pub fn read_run(&self, first: u32, out: &mut [u8]) -> Result<Together, Overtaken> {
         let mut all = Gathered::new(self);

@@ -4,6 +4,7 @@ use super::super::slot::Overtaken;
 use super::*;
 use crate::sync::Ordering;
 use penstock_kernels::Dtype;
+use penstock_proto::items::memory::Changed;
 use proptest::prelude::*;
 use std::time::Duration;
 
@@ -257,7 +258,7 @@ proptest! {
             let number = writer.done() as u32;
             for row in 0..ROWS {
                 let at = row as usize;
-                prop_assert!(!kept || model[at] == after[at] || heard.contains(&(row, number)), "row {row}");
+                prop_assert!(!kept || model[at] == after[at] || heard.iter().any(|heard| heard.set == number && (heard.first..heard.first + heard.count).contains(&row)), "row {row}");
             }
             if kept {
                 model = after;
@@ -297,7 +298,9 @@ proptest! {
             if follower.changed(writer.rows(), &mut heard) {
                 for slot in 0..40 {
                     let number = writer.peek(slot).0;
-                    prop_assert!(number <= before || heard.contains(&(slot, number as u32)));
+                    let changed = Changed { first: slot, count: 1, set: number as u32 };
+                    let told = heard.contains(&changed);
+                    prop_assert!(number <= before || told);
                 }
             }
         }

@@ -121,6 +121,39 @@ impl Writer {
         }
     }
 
+    /// The same for rows that follow each other from `first` on, which one set wrote. No row comes twice in an open set of a mirror.
+    pub fn put_run_from(&mut self, first: u32, number: u64, clock: u64, values: &[u8]) {
+        let (layout, bytes) = (self.rows.layout, self.rows.layout.row_bytes);
+        let value = |slot: u32, count: u32| {
+            let at = (slot - first) as usize * bytes;
+            &values[at..at + count as usize * bytes]
+        };
+        for piece in layout.pieces(first, (values.len() / bytes) as u32) {
+            let rows = match piece {
+                Piece::Row(slot) => slot..slot + 1,
+                Piece::Sheet(sheet) => {
+                    let rows = layout.rows_of(sheet);
+                    let head = self.rows.sheet(sheet);
+                    let newest_of = |slot: u32| self.peek(slot).0;
+                    // Most often all of them came at once before, and one look says that they are older.
+                    let later = match head.number() {
+                        Some(newest) => newest >= number,
+                        None => rows.clone().any(|slot| newest_of(slot) >= number),
+                    };
+                    if !later {
+                        self.write_sheet(sheet, number, clock, value(rows.start, layout.group));
+                        self.log(sheet | WHOLE_SHEET);
+                        continue;
+                    }
+                    rows
+                }
+            };
+            for slot in rows {
+                self.put_from(slot, number, clock, value(slot, 1));
+            }
+        }
+    }
+
     fn put(&mut self, slot: u32, number: u64, clock: u64, value: &[u8]) {
         self.write(slot, number, clock, |to, _| to.copy_from_slice(value));
         self.log(slot);

@@ -1,22 +1,34 @@
 //! Batches: which rows a subscriber is sent now, as they were at one moment.
 
-use super::subscriber::candidates;
+use super::subscriber::{candidates, merged};
 use super::{Peer, Region};
 use crate::items::FINAL;
-use crate::items::memory::{Look, Memory, Overtaken};
+use crate::items::memory::{Changed, Look, Memory, Moment, Overtaken};
 use crate::items::spec::Propagation;
 use crate::items::wire::{BATCH_BYTES, Encoder, Entry, Head, RegionId};
 
 /// Attempts to take a batch at one moment, before others get their turn.
 const ATTEMPTS: usize = 8;
+/// Most bytes of rows that are sent as one entry.
+const RUN_BYTES: usize = 64 * 1024;
+
+/// Rows of a batch that follow each other and carry the same.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sent {
+    place: u32,
+    count: u32,
+    look: Look,
+    /// Whether their values are sent.
+    value: bool,
+}
 
 /// Rows on their way to a peer.
 #[derive(Debug)]
 pub(super) struct Batch {
     pub(super) region: RegionId,
     pub(super) head: Head,
-    /// Place, what it carries, and whether its value is sent: values stand in `values` one after the other.
-    pub(super) rows: Vec<(u32, Look, bool)>,
+    /// Their values stand in `values` one after the other.
+    pub(super) rows: Vec<Sent>,
     pub(super) values: Vec<u8>,
     pub(super) next: usize,
     pub(super) value: usize,
@@ -27,29 +39,81 @@ impl Batch {
     pub(super) fn new(region: RegionId, row_bytes: usize, rows: usize) -> Self {
         let head = Head::default();
         let (values, next, value) = (Vec::with_capacity(rows * row_bytes), 0, 0);
-        Self { region, head, rows: Vec::with_capacity(rows), values, next, value, row_bytes }
+        Self { region, head, rows: Vec::new(), values, next, value, row_bytes }
+    }
+
+    /// Appends a row by itself, whose value stands in `values` if it is sent.
+    fn push(&mut self, place: u32, look: Look, value: bool) {
+        self.rows.push(Sent { place, count: 1, look, value });
+    }
+
+    /// Appends rows that one set wrote, whose values stand in `values`: to those before, if they carry the same. Entries before
+    /// `from` are of slots that these do not follow.
+    fn extend(&mut self, from: usize, place: u32, count: u32, look: Look) {
+        if let Some(last) = self.rows[from..].last_mut()
+            && (last.place + last.count, last.look) == (place, look)
+            && (last.count + count) as usize * self.row_bytes <= RUN_BYTES
+        {
+            last.count += count;
+            return;
+        }
+        self.rows.push(Sent { place, count, look, value: true });
+    }
+
+    /// Takes the rows of some slots that changed after set `after`, as they were at one moment.
+    fn take<M: Memory>(
+        &mut self,
+        memory: &M,
+        slots: std::ops::Range<u32>,
+        mut place: u32,
+        now: Moment,
+        after: u64,
+    ) -> Result<(), Overtaken> {
+        let (run, from) = (memory.run(), self.rows.len());
+        let mut slot = slots.start;
+        while slot < slots.end {
+            let start = self.values.len();
+            let whole = run > 0 && slot.is_multiple_of(run) && slots.end - slot >= run;
+            let mut count = if whole { run } else { 1 };
+            self.values.resize(start + count as usize * self.row_bytes, 0);
+            let together = if whole { memory.read_run(slot, now, &mut self.values[start..])? } else { None };
+            let look = match together {
+                Some(look) => look,
+                None => {
+                    count = 1;
+                    self.values.truncate(start + self.row_bytes);
+                    memory.read(slot, now, &mut self.values[start..])?
+                }
+            };
+            if look.number > after {
+                self.extend(from, place, count, look);
+            } else {
+                self.values.truncate(start);
+            }
+            (slot, place) = (slot + count, place + count);
+        }
+        Ok(())
     }
 
     /// Appends the next message; whether it was the last.
     pub(super) fn send(&mut self, out: &mut Vec<u8>) -> bool {
         let mut bytes = 0;
-        let each = self.row_bytes + 32;
-        let count = self.rows[self.next..].iter().take_while(|_| {
-            bytes += each;
+        let count = self.rows[self.next..].iter().take_while(|sent| {
+            bytes += sent.count as usize * self.row_bytes + 32;
             bytes <= BATCH_BYTES
         });
         let count = count.count().max(1).min(self.rows.len() - self.next);
         let end = self.next + count;
         self.head.last = end == self.rows.len();
         let mut message = Encoder::rows(out, self.region, &self.head);
-        for &(place, look, has_value) in &self.rows[self.next..end] {
-            let value = has_value.then(|| {
+        for &Sent { place, count, look, value } in &self.rows[self.next..end] {
+            let value = value.then(|| {
                 let start = self.value;
-                self.value += self.row_bytes;
+                self.value += self.row_bytes * count as usize;
                 &self.values[start..self.value]
             });
             let Look { number, clock, as_of } = look;
-            message.entry(&Entry { place, number, clock, as_of, value }, self.head.apart);
+            message.entry(&Entry { place, count, number, clock, as_of, value }, self.head.apart);
         }
         message.end();
         self.next = end;
@@ -59,7 +123,7 @@ impl Batch {
 }
 
 /// Passes on to the subscribers which rows have changed.
-pub(super) fn collect<M: Memory>(region: &mut Region<M>, scratch: &mut Vec<(u32, u32)>) {
+pub(super) fn collect<M: Memory>(region: &mut Region<M>, scratch: &mut Vec<Changed>) {
     scratch.clear();
     let listed = region.memory.changed(scratch);
     let floor = region.memory.now().floor;
@@ -80,7 +144,7 @@ pub(super) fn eager<M: Memory>(
     region: &mut Region<M>,
     peer: Peer,
     id: RegionId,
-    scratch: &mut Vec<(u32, u32)>,
+    scratch: &mut Vec<Changed>,
 ) -> Option<Batch> {
     let row_bytes = region.shape.row_bytes as usize;
     if !region.subscribers.get(&peer)?.ready {
@@ -93,21 +157,13 @@ pub(super) fn eager<M: Memory>(
         let subscriber = region.subscribers.get_mut(&peer)?;
         slots.append(&mut candidates(subscriber, now));
         if attempt > 0 {
-            slots.sort_unstable();
-            slots.dedup();
+            slots = merged(slots);
         }
-        let mut batch = Batch::new(id, row_bytes, slots.len());
-        let taken = slots.iter().try_for_each(|&slot| {
-            let at = batch.values.len();
-            batch.values.resize(at + row_bytes, 0);
-            let look = region.memory.read(slot, now, &mut batch.values[at..])?;
-            if look.number > subscriber.done {
-                let place = subscriber.rows.place(slot.into()).unwrap_or(0) as u32;
-                batch.rows.push((place, Look { clock: look.clock, ..look }, true));
-            } else {
-                batch.values.truncate(at);
-            }
-            Ok::<(), Overtaken>(())
+        let rows: u32 = slots.iter().map(|range| range.end - range.start).sum();
+        let mut batch = Batch::new(id, row_bytes, rows as usize);
+        let taken = slots.iter().try_for_each(|range| {
+            let place = subscriber.rows.place(range.start.into()).unwrap_or(0) as u32;
+            batch.take(&region.memory, range.clone(), place, now, subscriber.done)
         });
         if taken.is_err() {
             continue;
@@ -133,7 +189,7 @@ pub(super) fn bounded<M: Memory>(
     region: &mut Region<M>,
     peer: Peer,
     id: RegionId,
-    scratch: &mut Vec<(u32, u32)>,
+    scratch: &mut Vec<Changed>,
 ) -> Option<Batch> {
     let row_bytes = region.shape.row_bytes as usize;
     let now = region.memory.now();
@@ -141,9 +197,9 @@ pub(super) fn bounded<M: Memory>(
     let subscriber = region.subscribers.get_mut(&peer)?;
     subscriber.floor = now.floor;
     let slots = candidates(subscriber, now);
-    let mut batch = Batch::new(id, row_bytes, slots.len());
+    let mut batch = Batch::new(id, row_bytes, 0);
     let mut again = Vec::new();
-    for slot in slots {
+    for slot in slots.into_iter().flatten() {
         let place = subscriber.rows.place(slot.into()).unwrap_or(0) as usize;
         let (version, number) = subscriber.have[place];
         let at = subscriber.needs.partition_point(|&need| need <= version);
@@ -157,11 +213,11 @@ pub(super) fn bounded<M: Memory>(
                     batch.values.truncate(start);
                 }
                 subscriber.have[place] = (look.clock, look.number);
-                batch.rows.push((place as u32, look, value));
+                batch.push(place as u32, look, value);
                 continue;
             }
             Ok(_) => {}
-            Err(Overtaken) => again.push((slot, now.done as u32)),
+            Err(Overtaken) => again.push(Changed { first: slot, count: 1, set: now.done as u32 }),
         }
         batch.values.truncate(start);
     }
@@ -182,7 +238,7 @@ pub(super) fn whole<M: Memory>(region: &mut Region<M>, peer: Peer, id: RegionId)
             let start = batch.values.len();
             batch.values.resize(start + row_bytes, 0);
             let look = region.memory.read(slot as u32, now, &mut batch.values[start..])?;
-            batch.rows.push((place, look, true));
+            batch.push(place, look, true);
             Ok::<(), Overtaken>(())
         });
         if taken.is_ok() {
@@ -224,11 +280,11 @@ pub(super) fn fetched<M: Memory>(region: &mut Region<M>, peer: Peer, id: RegionI
                 batch.values.resize(start + row_bytes, 0);
                 let look = memory.read(slot, now, &mut batch.values[start..])?;
                 let place = subscriber.rows.place(slot.into()).unwrap_or(0) as u32;
-                batch.rows.push((place, look, true));
+                batch.push(place, look, true);
                 Ok::<(), Overtaken>(())
             });
-            let newest = batch.rows.iter().map(|(_, look, _)| look.number).max().unwrap_or(0);
-            let as_of = batch.rows.iter().map(|(_, look, _)| look.as_of).min().unwrap_or(0);
+            let newest = batch.rows.iter().map(|sent| sent.look.number).max().unwrap_or(0);
+            let as_of = batch.rows.iter().map(|sent| sent.look.as_of).min().unwrap_or(0);
             if taken.is_err() {
                 continue;
             }

@@ -22,7 +22,7 @@
 mod batch;
 mod subscriber;
 
-use super::memory::Memory;
+use super::memory::{Changed, Memory};
 use super::rows::RowSet;
 use super::spec::Propagation;
 use super::wire::{Encoder, Entries, Entry, Head, Malformed, Message, RegionId, Shape};
@@ -137,7 +137,7 @@ pub struct Node<H: Host> {
     /// Flushes that were asked for here and are not complete.
     flushing: BTreeMap<u64, Peer>,
     next: u64,
-    scratch: Vec<(u32, u32)>,
+    scratch: Vec<Changed>,
 }
 
 impl<H: Host> Node<H> {
@@ -572,17 +572,28 @@ impl<H: Host> Node<H> {
             return Err(Broken::Nonsense("a batch without its beginning"));
         }
         for entry in Entries::new(entries, shape.row_bytes, head.apart) {
-            let Entry { place, number, clock, as_of, value } = entry?;
-            let slot =
-                upstream.rows.nth(place.into()).ok_or(Broken::Nonsense("a row that was not asked for"))?;
-            let slot = if upstream.identity { slot as u32 } else { place };
-            match value {
-                value if head.apart => memory.refresh(slot, number, clock, as_of, value),
-                Some(value) if number <= head.done => memory.put(slot, number, clock, value),
+            let Entry { place, count, number, clock, as_of, value } = entry?;
+            let row_of =
+                |place: u64| upstream.rows.nth(place).ok_or(Broken::Nonsense("a row that was not asked for"));
+            let row = row_of(place.into())?;
+            let slot = if upstream.identity { row as u32 } else { place };
+            let value = match value {
+                _ if head.apart && count == 1 => {
+                    memory.refresh(slot, number, clock, as_of, value);
+                    let changed = Changed { first: slot, count: 1, set: 0 };
+                    subscribers.values_mut().for_each(|subscriber| subscriber.note(&[changed]));
+                    continue;
+                }
+                Some(value) if !head.apart && number <= head.done => value,
                 _ => return Err(Broken::Nonsense("a row of a set that is not finished")),
-            }
-            if head.apart {
-                subscribers.values_mut().for_each(|subscriber| subscriber.note(&[(slot, 0)]));
+            };
+            let follow = u64::from(count) - 1;
+            if count == 1 {
+                memory.put(slot, number, clock, value);
+            } else if row_of(u64::from(place) + follow)? == row + follow {
+                memory.put_run(slot, number, clock, value);
+            } else {
+                return Err(Broken::Nonsense("rows at once that do not follow each other"));
             }
         }
         if !head.last {

@@ -1,9 +1,10 @@
 //! A peer that is sent rows of a region: what it has, what may have changed since, and what it waits for.
 
-use crate::items::memory::Moment;
+use crate::items::memory::{Changed, Moment};
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// A fetch that a subscriber waits for.
 #[derive(Debug)]
@@ -32,8 +33,8 @@ pub(super) struct Subscriber {
     /// Eager: its rows are as after this set, and it knows this floor.
     pub(super) done: u64,
     pub(super) floor: u64,
-    /// Rows that may have changed, with the low half of the set's number; or `all`.
-    pub(super) changed: Vec<(u32, u32)>,
+    /// Rows that may have changed; or `all`.
+    pub(super) changed: Vec<Changed>,
     pub(super) all: bool,
     /// The low half of the newest set that was not listed.
     pub(super) all_until: u32,
@@ -55,8 +56,8 @@ impl Subscriber {
     }
 
     /// Rows have changed.
-    pub(super) fn note(&mut self, changed: &[(u32, u32)]) {
-        let newest = |set: u32, &(_, other): &(u32, u32)| if follows(other, set) { other } else { set };
+    pub(super) fn note(&mut self, changed: &[Changed]) {
+        let newest = |set: u32, other: &Changed| if follows(other.set, set) { other.set } else { set };
         if self.changed.len() + changed.len() > self.rows.len() as usize + 1024 {
             let before = if self.all { self.all_until } else { self.done as u32 };
             self.all_until = self.changed.iter().chain(changed).fold(before, newest);
@@ -82,20 +83,28 @@ pub(super) fn follows(set: u32, other: u32) -> bool {
     set.wrapping_sub(other) as i32 > 0
 }
 
-/// Rows that have changed, as slots, apart from those whose set is not finished at `now`, which are kept.
-pub(super) fn candidates(subscriber: &mut Subscriber, now: Moment) -> Vec<u32> {
+/// Rows that have changed, as slots, ascending, apart from those whose set is not finished at `now`, which are kept.
+pub(super) fn candidates(subscriber: &mut Subscriber, now: Moment) -> Vec<Range<u32>> {
+    let subscribed = |range: &Range<u64>| range.start as u32..range.end as u32;
     if subscriber.all {
         // Of a set that is not finished any row may have been among those that were not listed.
         subscriber.all = now.several > now.done || follows(subscriber.all_until, now.done as u32);
-        return subscriber.rows.iter().map(|slot| slot as u32).collect();
+        return subscriber.rows.ranges().iter().map(subscribed).collect();
     }
     let (later, ripe): (Vec<_>, Vec<_>) = std::mem::take(&mut subscriber.changed)
         .into_iter()
-        .partition(|&(_, set)| follows(set, now.done as u32));
+        .partition(|changed| follows(changed.set, now.done as u32));
     subscriber.changed = later;
-    let mut slots: Vec<u32> = ripe.into_iter().map(|(slot, _)| slot).collect();
-    slots.sort_unstable();
-    slots.dedup();
-    slots.retain(|&slot| subscriber.rows.contains(slot.into()));
-    slots
+    let slots = ripe
+        .into_iter()
+        .map(|changed| changed.first.into()..u64::from(changed.first) + u64::from(changed.count));
+    let slots = RowSet::from_ranges(slots).intersection(&subscriber.rows);
+    slots.ranges().iter().map(subscribed).collect()
+}
+
+/// All slots of some ranges, ascending.
+pub(super) fn merged(ranges: Vec<Range<u32>>) -> Vec<Range<u32>> {
+    let ranges = ranges.into_iter().map(|range| range.start.into()..range.end.into());
+    let all = RowSet::from_ranges(ranges);
+    all.ranges().iter().map(|range| range.start as u32..range.end as u32).collect()
 }
