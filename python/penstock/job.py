@@ -465,7 +465,7 @@ class Job:
     def clocks(self) -> list[int]:
         """
         The clock of each worker, by rank, as the first server last saw it; -1 for one that never came or was
-        lost.
+        lost. In a job without tensors it hears of clocks ten times a second, and at barriers.
 
         Raises
         ------

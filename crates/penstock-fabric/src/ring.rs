@@ -79,15 +79,6 @@ impl Producer {
         self.tail.wrapping_sub(self.head) < CAPACITY
     }
 
-    /// Whether less than half of the ring is taken: nobody need hurry to make room.
-    pub fn has_ample_room(&mut self, ring: &Ring) -> bool {
-        if self.tail.wrapping_sub(self.head) >= CAPACITY / 2 {
-            // As in `has_room`.
-            self.head = ring.head.0.load(Ordering::Acquire);
-        }
-        self.tail.wrapping_sub(self.head) < CAPACITY / 2
-    }
-
     /// Pushes one submission.
     pub fn push(&mut self, ring: &Ring, words: [u64; WORDS]) -> Result<(), Full> {
         if !self.has_room(ring) {

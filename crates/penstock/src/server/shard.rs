@@ -10,7 +10,7 @@ use penstock_fabric::layout::{board, page};
 use penstock_fabric::memory::{HomeMemory, LaneView};
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::{Mapping, Region, Writers};
-use penstock_fabric::ring::{Broken, CAPACITY, Consumer, Ring};
+use penstock_fabric::ring::{Broken, Consumer, Ring};
 use penstock_fabric::sync::Ordering;
 use penstock_proto::error::JobFailure;
 use penstock_proto::frame::job_number;
@@ -381,12 +381,6 @@ impl Loop {
                 self.report(Report::Missing { ticket, ranks });
             }
             Command::Clocks { ticket } => {
-                // Clocks may have come without a ring (`Link::submit_quietly`).
-                for rank in 0..self.ports.len() as Rank {
-                    if matches!(self.ports[rank as usize], Some(Port::Local(_))) {
-                        let _ = (0..=CAPACITY / TURN as u64).all(|_| self.take_local_turn(rank));
-                    }
-                }
                 let clocks = self.machine.clocks();
                 let shown = |rank| if clocks.is_live(rank) { clocks.of(rank) as i64 } else { -1 };
                 let clocks = (0..clocks.size()).map(shown).collect();

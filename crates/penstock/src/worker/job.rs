@@ -70,7 +70,7 @@ pub(super) struct Counters {
 }
 
 /// What a job's tensors need of it.
-/// How old the clock may be that sleeping shards know of, in a job without tensors: who asks for it now and then sees it go on.
+/// How often shards are told the clock in a job without tensors, where they do not need it: often enough for who looks on.
 const TELL_CLOCK: Duration = Duration::from_millis(100);
 
 pub(super) struct Inner {
@@ -87,8 +87,9 @@ pub(super) struct Inner {
     pub(super) homed: Mutex<Vec<Vec<u64>>>,
     /// Whether a tensor was declared. Without any, shards need not know the clock before they are asked for it.
     pub(super) has_tensors: AtomicBool,
-    /// When they were last woken to be told.
-    told_clock: Mutex<Option<Instant>>,
+    /// Whether they do not know the newest clock, and when they were last told.
+    untold: AtomicBool,
+    told: Mutex<Option<Instant>>,
     /// Where the servers are, and who this worker is to them; `None` with a server in this process.
     membership: Option<(Membership, Session)>,
     /// Connections about items, by server.
@@ -106,6 +107,33 @@ impl Inner {
     /// Whether there are more of the job's threads on this host than cores.
     pub(super) fn crowded(&self) -> bool {
         self.links().first().is_some_and(Link::crowded)
+    }
+
+    fn submit_clock(&self, clock: u64, deadline: Deadline) -> Result<(), Error> {
+        for link in self.links().iter() {
+            for shard in 0..link.welcome.shards {
+                link.submit(shard, &Submission::Clock { clock }, deadline)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_time_to_tell(&self) -> bool {
+        let (mut told, now) = (lock(&self.told), Instant::now());
+        let is_time = told.is_none_or(|told| now - told >= TELL_CLOCK);
+        if is_time {
+            *told = Some(now);
+        }
+        is_time
+    }
+
+    /// Tells the shards the clock, if they do not know it.
+    pub(super) fn tell_clock(&self) -> Result<(), Error> {
+        let clock = self.clock.write().unwrap_or_else(PoisonError::into_inner);
+        if self.untold.swap(false, Ordering::Relaxed) {
+            self.submit_clock(*clock, self.deadline(None))?;
+        }
+        Ok(())
     }
 
     /// Whether a worker is no longer waited for.
@@ -283,7 +311,8 @@ impl Job {
         let inner = Inner {
             homed: Mutex::new(homed),
             has_tensors: AtomicBool::new(false),
-            told_clock: Mutex::new(None),
+            untold: AtomicBool::new(false),
+            told: Mutex::new(None),
             membership,
             adaptive: Mutex::default(),
             began: Mutex::default(),
@@ -357,22 +386,10 @@ impl Job {
         let mut clock = self.inner.clock.write().unwrap_or_else(PoisonError::into_inner);
         let next = *clock + 1;
         let deadline = self.inner.deadline(None);
-        let now = Instant::now();
-        let mut told = lock(&self.inner.told_clock);
-        let hurry = told.is_none_or(|told| now - told >= TELL_CLOCK);
-        if hurry {
-            *told = Some(now);
-        }
-        drop(told);
-        for link in self.inner.links().iter() {
-            for shard in 0..link.welcome.shards {
-                let submission = Submission::Clock { clock: next };
-                if self.inner.has_tensors.load(Ordering::Relaxed) {
-                    link.submit(shard, &submission, deadline)?;
-                } else {
-                    link.submit_quietly(shard, &submission, deadline, hurry)?;
-                }
-            }
+        if self.inner.has_tensors.load(Ordering::Relaxed) || self.inner.is_time_to_tell() {
+            self.inner.submit_clock(next, deadline)?;
+        } else {
+            self.inner.untold.store(true, Ordering::Relaxed);
         }
         *clock = next;
         self.inner.shown_clock.store(next, Ordering::Relaxed);
@@ -383,6 +400,7 @@ impl Job {
 
     /// Waits until all workers stand here.
     pub fn barrier(&self, timeout: Option<Duration>) -> Result<(), Error> {
+        self.inner.tell_clock()?;
         let links = self.inner.links();
         let first = links.first().ok_or(Error::Closed)?;
         let deadline = self.inner.deadline(timeout);
@@ -408,8 +426,10 @@ impl Job {
         }
     }
 
-    /// The clocks of all workers as the first server last heard of them; -1 for one that is gone.
+    /// The clocks of all workers as the first server last heard of them; -1 for one that is gone. In a job without tensors it hears
+    /// of them ten times a second, and whenever a worker passes a barrier.
     pub fn clocks(&self) -> Result<Vec<i64>, Error> {
+        self.inner.tell_clock()?;
         let links = self.inner.links();
         let first = links.first().ok_or(Error::Closed)?;
         match first.ask(Ask::Clocks, "tell the clocks", self.inner.deadline(None))? {

@@ -194,28 +194,6 @@ impl Link {
         submission: &Submission,
         deadline: Deadline,
     ) -> Result<(), Error> {
-        self.push(shard, submission, deadline, true)
-    }
-
-    /// The same for what nobody waits for: a shard, or a courier, that sleeps is left asleep, and takes it when it wakes. `hurry`:
-    /// it has been left asleep for long enough.
-    pub(super) fn submit_quietly(
-        &self,
-        shard: u32,
-        submission: &Submission,
-        deadline: Deadline,
-        hurry: bool,
-    ) -> Result<(), Error> {
-        self.push(shard, submission, deadline, hurry)
-    }
-
-    fn push(
-        &self,
-        shard: u32,
-        submission: &Submission,
-        deadline: Deadline,
-        at_once: bool,
-    ) -> Result<(), Error> {
         let ring: &Ring = self.wire.page.at(page::ring(shard));
         let mut producer = lock(&self.producers[shard as usize]);
         if !producer.has_room(ring)
@@ -226,9 +204,6 @@ impl Link {
         }
         let pushed = producer.push(ring, submission.encode());
         debug_assert!(pushed.is_ok(), "there was room");
-        if !at_once && producer.has_ample_room(ring) {
-            return Ok(());
-        }
         let sleeping: &Sleeping = self.board.at(board::sleeping(shard));
         if sleeping.must_ring() {
             // It fails only when it is full, and then the shard is awake already.

@@ -50,6 +50,7 @@ impl Declaration {
 impl Tensor {
     pub(in crate::worker) fn declare(job: Arc<Inner>, declaration: Declaration) -> Result<Self, Error> {
         job.has_tensors.store(true, Ordering::Relaxed);
+        job.tell_clock()?;
         let Declaration { mut spec, consistency, adaptive, timeout } = declaration;
         spec.consistency = consistency.unwrap_or(job.options.consistency);
         spec.check().map_err(penstock_proto::error::Refusal::from)?;
