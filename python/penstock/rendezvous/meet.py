@@ -38,6 +38,8 @@ STRANGER_SECONDS = 5.0
 _RETRY_SECONDS = 0.05
 """Pause of a worker before it tries again: rank 0 may not listen yet."""
 _RETRY_LIMIT = 1.0
+_LATE_SECONDS = 1.0
+"""After the failure of another, rank 0 stays so long for those who are about to come, to tell them."""
 _READ_BYTES = 8192
 _READ_AHEAD_LIMIT = 2 * (proof.FRAME_HEAD_BYTES + 1 + MESSAGE_LIMIT)
 """Bytes kept of a connection that are not asked for yet."""
@@ -120,13 +122,16 @@ class Root(Exchange):
 
     def collect(self, own: bytes, deadline: Deadline) -> Mapping[int, bytes]:
         self._came = {0: own, **{rank: GONE for rank in self._heard if rank not in self._guests}}
-        # Who cannot go on itself stays just long enough to tell those who come.
-        patience = Deadline(min(deadline.left(), VERDICT_MARGIN)) if is_failure(own) else deadline
+        # Where it cannot go on itself it stays just long enough to tell those who come; shorter where another cannot.
+        patience, ending = deadline, False
         for guest in list(self._guests.values()):
             self._advance(guest)  # what came before it was asked for
-        while len(self._came) < self.size and not (self._broken() and not is_failure(own)):
+        while len(self._came) < self.size:
+            if not ending and self._broken():
+                margin = VERDICT_MARGIN if is_failure(own) else _LATE_SECONDS
+                patience, ending = Deadline(min(deadline.left(), margin)), True
             if not patience.left():
-                if is_failure(own):
+                if ending:
                     break
                 raise Missing([rank for rank in range(self.size) if rank not in self._came])
             self._step(patience.left())
