@@ -15,6 +15,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,7 +56,11 @@ def arguments() -> argparse.Namespace:
         help="between hosts (default eager)",
     )
     add("--seed", type=int, default=0, help="of all random numbers (default 0)")
-    add("--straggler", help="RANK:SECONDS, that worker sleeps so long on average in each iteration")
+    add(
+        "--straggler",
+        help="RANK:SECONDS, that worker sleeps so long on average in each iteration; any:SECONDS, one worker "
+        "does, another one each time",
+    )
     add("--json", type=Path, help="write what happened to this file")
     add("--quiet", action="store_true", help="no line an iteration")
     given = parser.parse_args()
@@ -66,8 +71,10 @@ def arguments() -> argparse.Namespace:
         parser.error(f"argument --slack: expected a whole number or auto[:MAX], got {given.slack!r}")
     if given.straggler is not None:
         rank, _, mean = given.straggler.partition(":")
-        if not rank.isdigit() or not mean.replace(".", "", 1).isdigit():
-            parser.error(f"argument --straggler: expected RANK:SECONDS, got {given.straggler!r}")
+        if not (rank.isdigit() or rank == "any") or not mean.replace(".", "", 1).isdigit():
+            parser.error(
+                f"argument --straggler: expected RANK:SECONDS or any:SECONDS, got {given.straggler!r}"
+            )
     return given
 
 
@@ -202,6 +209,16 @@ class Factorization:
         return float(np.sqrt(total[0] / total[2])), float(np.sqrt(total[1] / total[2]))
 
 
+def sleeps(given: argparse.Namespace, size: int) -> Iterator[tuple[int, float]]:
+    """Which worker sleeps in an iteration, and how long: all workers know of the same."""
+    rank, _, mean = (given.straggler or "none:0").partition(":")
+    chance = np.random.default_rng(given.seed)
+    while True:
+        drawn, seconds = int(chance.integers(size)), float(chance.exponential(float(mean)))
+        who = {"any": drawn, "none": -1}
+        yield who[rank] if rank in who else int(rank), seconds
+
+
 def main() -> int:
     """Samples, iteration by iteration."""
     given = arguments()
@@ -212,16 +229,15 @@ def main() -> int:
         print(f"error: {error}\n\nhint: `--help` says what is read", file=sys.stderr)
         return 2
     work = Factorization(job, given, train, test)
-    rank, _, mean = (given.straggler or "").partition(":")
-    late = float(mean) if rank == str(job.rank) else 0.0
-    pauses = np.random.default_rng([given.seed, job.rank])
+    pauses = sleeps(given, job.size)
     history = History()
     job.barrier()
     start = time.perf_counter()
     for iteration in range(given.iterations):
         began, before = time.perf_counter(), work.communicated
-        if late:
-            time.sleep(pauses.exponential(late))
+        who, how_long = next(pauses)
+        if who == job.rank:
+            time.sleep(how_long)
         work.sample(USERS, iteration)
         work.sample(MOVIES, iteration)
         work.judge(iteration)

@@ -193,11 +193,12 @@ def test_and_so_does_every_propagation_over_the_network(tmp_path: Path, propagat
     assert final(said[0]) == final(train(1))
 
 
-def test_slack_stays_near_and_says_what_happened(tmp_path: Path) -> None:
+@pytest.mark.parametrize("straggler", ["1:0.002", "any:0.002"])
+def test_slack_stays_near_and_says_what_happened(tmp_path: Path, straggler: str) -> None:
     path = tmp_path / "run.json"
     exact = float(final(train(2, "--iterations", 40)))
     output = train(
-        2, "--iterations", 40, "--slack", "4", "--hyper-slack", "2", "--straggler", "1:0.002", "--json", path
+        2, "--iterations", 40, "--slack", "4", "--hyper-slack", "2", "--straggler", straggler, "--json", path
     )
     assert abs(float(final(output)) - exact) < 0.05
     assert output.count("iteration ") >= 40
@@ -222,6 +223,7 @@ def test_rmse_counts_every_test_rating_wherever_it_is(tmp_path: Path) -> None:
         ["--data", "nowhere"],
         ["--slack", "much"],
         ["--straggler", "x"],
+        ["--straggler", "any:x"],
         ["--iterations", "0"],
         ["--split", "2"],
     ],

@@ -122,7 +122,8 @@ class Root(Exchange):
 
     def collect(self, own: bytes, deadline: Deadline) -> Mapping[int, bytes]:
         self._came = {0: own, **{rank: GONE for rank in self._heard if rank not in self._guests}}
-        # Where it cannot go on itself it stays just long enough to tell those who come; shorter where another cannot.
+        # Where it cannot go on itself it stays just long enough to tell those who come.
+        # Where another cannot, a little shorter.
         patience, ending = deadline, False
         for guest in list(self._guests.values()):
             self._advance(guest)  # what came before it was asked for
