@@ -206,7 +206,7 @@ fn status(error: &Error) -> penstock_status {
         Error::NeverSet { .. } => PENSTOCK_NEVER_SET,
         Error::GetTimeout { .. } | Error::NeverStill { .. } => PENSTOCK_GET_TIMEOUT,
         Error::BarrierTimeout { .. } => PENSTOCK_BARRIER_TIMEOUT,
-        Error::Untrusted { .. } => PENSTOCK_AUTHENTICATION,
+        Error::Untrusted { .. } | Error::OtherUser { .. } => PENSTOCK_AUTHENTICATION,
         Error::ConnectTimeout { .. } => PENSTOCK_CONNECT_TIMEOUT,
         Error::Unanswered { .. } | Error::TableTimeout { .. } => PENSTOCK_DEADLINE_EXCEEDED,
         Error::Protocol { .. } => PENSTOCK_PROTOCOL,

@@ -4,7 +4,7 @@
 //! asked for: a server gives no room for any, so a worker cannot fill its table.
 
 use penstock_proto::message::{MAX_MESSAGE_BYTES, MAX_SHARDS};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::{self, Errno};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -28,7 +28,7 @@ pub struct Connection {
 pub struct Peer {
     /// Its user.
     pub uid: u32,
-    /// Its process.
+    /// Its process; 0 where it is not to be seen from here (another container's).
     pub pid: i32,
 }
 
@@ -48,15 +48,36 @@ impl Connection {
 
     /// Connects to a server's socket.
     pub fn connect(path: &Path) -> io::Result<Self> {
-        let fd = seqpacket()?;
+        let fd = seqpacket(SocketFlags::empty())?;
         rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
         Ok(Self { fd })
     }
 
-    /// Who is at the other end.
+    /// Who is at the other end: who connected, or who began to listen. The kernel wrote it down then, and nobody can change it.
     pub fn peer(&self) -> io::Result<Peer> {
-        let credentials = rustix::net::sockopt::socket_peercred(&self.fd)?;
-        Ok(Peer { uid: credentials.uid.as_raw(), pid: credentials.pid.as_raw_nonzero().get() })
+        // Not rustix's: there a process that cannot be seen from here, number 0, is no valid value.
+        let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+        let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+        // SAFETY: the kernel writes at most `length` bytes, all of the structure, into what may hold any integers.
+        let failed = unsafe {
+            libc::getsockopt(
+                self.fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut credentials).cast(),
+                &raw mut length,
+            )
+        };
+        if failed != 0 || length as usize != size_of::<libc::ucred>() {
+            let code = std::io::Error::last_os_error().raw_os_error();
+            return Err(code.map_or(Errno::INVAL, Errno::from_raw_os_error));
+        }
+        Ok(Peer { uid: credentials.uid, pid: credentials.pid })
+    }
+
+    /// Whether a process of this process's own user is at the other end. Nothing is said to, or taken from, any other.
+    pub fn is_own_users(&self) -> io::Result<bool> {
+        Ok(self.peer()?.uid == own_user())
     }
 
     /// Sends a message and descriptors beside it.
@@ -119,8 +140,13 @@ impl Connection {
     }
 }
 
-fn seqpacket() -> io::Result<OwnedFd> {
-    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+/// The user in whose name this process acts, as the kernel tells the other end of a socket.
+pub fn own_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+fn seqpacket(flags: SocketFlags) -> io::Result<OwnedFd> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags | SocketFlags::CLOEXEC, None)
 }
 
 /// A server's socket. The file goes away with it.
@@ -128,8 +154,37 @@ fn seqpacket() -> io::Result<OwnedFd> {
 pub struct Listener {
     fd: OwnedFd,
     path: PathBuf,
+    /// The socket's file: another's under the same name is not ours to remove.
+    file: File,
     /// Held as long as the server lives: who holds it owns the path.
-    _lock: OwnedFd,
+    lock: OwnedFd,
+}
+
+/// Which file it is, whatever its name. No other has this number while a descriptor of it is open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct File {
+    device: u64,
+    number: u64,
+}
+
+impl File {
+    fn of(fd: impl AsFd) -> io::Result<Self> {
+        rustix::fs::fstat(fd).map(|found| Self::from(&found))
+    }
+
+    fn named(path: &Path) -> io::Result<Self> {
+        rustix::fs::lstat(path).map(|found| Self::from(&found))
+    }
+
+    fn is_named(self, path: &Path) -> bool {
+        Self::named(path) == Ok(self)
+    }
+}
+
+impl From<&rustix::fs::Stat> for File {
+    fn from(found: &rustix::fs::Stat) -> Self {
+        Self { device: found.st_dev, number: found.st_ino }
+    }
 }
 
 /// Why a server could not listen.
@@ -176,14 +231,16 @@ impl Listener {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(error) => return Err(system(error)),
         }
-        let listen = || -> io::Result<OwnedFd> {
-            let fd = seqpacket()?;
+        let listen = || -> io::Result<(OwnedFd, File)> {
+            let fd = seqpacket(SocketFlags::NONBLOCK)?;
             rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
             rustix::fs::chmod(path, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
+            let file = File::named(path)?;
             rustix::net::listen(&fd, 128)?;
-            Ok(fd)
+            Ok((fd, file))
         };
-        Ok(Self { fd: listen().map_err(system)?, path: path.to_owned(), _lock: lock })
+        let (fd, file) = listen().map_err(system)?;
+        Ok(Self { fd, path: path.to_owned(), file, lock })
     }
 
     /// Takes the next connection; does not wait for one.
@@ -202,9 +259,15 @@ fn lock_path(path: &Path) -> PathBuf {
 fn lock_beside(path: &Path) -> io::Result<OwnedFd> {
     use rustix::fs::{FlockOperation, Mode, OFlags};
     let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let lock = rustix::fs::open(lock_path(path), flags, Mode::RUSR | Mode::WUSR)?;
-    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
-    Ok(lock)
+    let path = lock_path(path);
+    loop {
+        let lock = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)?;
+        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+        // A lock whose owner removed it between these two lines locks nothing: it has no name by which others would find it.
+        if File::of(&lock)?.is_named(&path) {
+            return Ok(lock);
+        }
+    }
 }
 
 impl AsFd for Listener {
@@ -215,9 +278,14 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // The lock's file first: who opens it anew gets a new lock, and then finds no socket or a stale one.
-        let _ = rustix::fs::unlink(lock_path(&self.path));
-        let _ = rustix::fs::unlink(&self.path);
+        // The socket first, while the lock keeps others from the path: what is removed is never a successor's.
+        if self.file.is_named(&self.path) {
+            let _ = rustix::fs::unlink(&self.path);
+        }
+        let lock = lock_path(&self.path);
+        if File::of(&self.lock).is_ok_and(|own| own.is_named(&lock)) {
+            let _ = rustix::fs::unlink(&lock);
+        }
     }
 }
 
@@ -241,7 +309,7 @@ mod tests {
     fn a_socket_left_by_a_crash_is_taken_over() {
         let path = socket_path("stale");
         std::mem::forget({
-            let fd = seqpacket().unwrap();
+            let fd = seqpacket(SocketFlags::empty()).unwrap();
             rustix::net::bind(&fd, &SocketAddrUnix::new(&path).unwrap()).unwrap();
             fd // bound, never listening, no lock: as after a crash
         });
@@ -249,6 +317,44 @@ mod tests {
         assert!(Connection::connect(&path).is_ok());
         drop(listener);
         assert!(!path.exists(), "nothing is left behind");
+    }
+
+    #[test]
+    fn a_server_that_ends_leaves_its_successors_socket_alone() {
+        let path = socket_path("successor");
+        let first = Listener::bind(&path).unwrap();
+        // As when somebody clears the directory: the path is free, though the first still lives.
+        for gone in [path.clone(), lock_path(&path)] {
+            std::fs::remove_file(gone).unwrap();
+        }
+        let second = Listener::bind(&path).unwrap();
+        drop(first);
+        assert!(Connection::connect(&path).is_ok(), "the second server's socket is there");
+        assert!(matches!(Listener::bind(&path), Err(ListenError::InUse { .. })), "and its lock");
+        drop(second);
+        assert!(!path.exists() && !lock_path(&path).exists());
+    }
+
+    #[test]
+    fn of_servers_that_take_turns_on_a_path_none_loses_its_socket_to_another() {
+        let path = socket_path("turns");
+        let turn = |_| {
+            if let Ok(_listener) = Listener::bind(&path) {
+                assert!(Connection::connect(&path).is_ok(), "who has the path is found by it");
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..300).for_each(turn));
+            }
+        });
+        assert!(!path.exists() && !lock_path(&path).exists());
+    }
+
+    #[test]
+    fn nobody_to_accept_is_not_waited_for() {
+        let listener = Listener::bind(&socket_path("nobody")).unwrap();
+        assert_eq!(listener.accept().unwrap_err(), Errno::AGAIN);
     }
 
     #[test]
@@ -283,6 +389,7 @@ mod tests {
     #[test]
     fn the_kernel_says_who_is_there() {
         let (a, _b) = Connection::pair().unwrap();
-        assert_eq!(a.peer().unwrap().pid, std::process::id() as i32);
+        assert_eq!(a.peer().unwrap(), Peer { uid: own_user(), pid: std::process::id() as i32 });
+        assert!(a.is_own_users().unwrap());
     }
 }

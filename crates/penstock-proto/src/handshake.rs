@@ -1,4 +1,5 @@
-//! The handshake: both ends of a network connection prove that they know the job's secret, without sending it.
+//! The handshake: both ends of a connection prove that they know the job's secret, without sending it. It is the same over the
+//! network and over a Unix socket.
 //!
 //! | who | says |
 //! |---|---|
@@ -7,7 +8,8 @@
 //! | worker | HMAC-SHA256(secret, "worker", binding, both hellos) |
 //! | server | welcome to the connection, or a refusal |
 //!
-//! *binding* is the TLS exporter of this very connection (RFC 9266), or zeros where there is no TLS: a machine in the middle
+//! *binding* is the TLS exporter of this very connection (RFC 9266), [`PLAIN_BINDING`] where there is no TLS, or
+//! [`SOCKET_BINDING`] on a Unix socket, where the kernel says whose process is at the other end: a machine in the middle
 //! has another one on each side, so the proofs it would have to pass on do not fit. That is why certificates need not be
 //! trusted, and a certificate authority is an addition, not a need. A recorded handshake is worthless: each end contributes a
 //! nonce that it has just drawn.
@@ -33,6 +35,11 @@ pub type Nonce = [u8; 32];
 pub type Session = [u8; 16];
 /// What ties a handshake to its connection.
 pub type Binding = [u8; 32];
+
+/// The binding of a network connection without TLS: nothing ties it.
+pub const PLAIN_BINDING: Binding = [0; 32];
+/// The binding of a Unix socket: a proof that was given on a network connection is none there, and the other way round.
+pub const SOCKET_BINDING: Binding = *b"a Unix socket of this very host.";
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -26,8 +26,8 @@ pub const MAX_SHARDS: u32 = 64;
 /// Most tensors of a job: each costs a server some kilobytes, and a worker must not be able to ask for any number.
 pub const MAX_TENSORS: u32 = 1 << 20;
 
-/// A job's secret, 32 bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// A job's secret, 32 bytes. It cannot be part of any message: what is sent is a [proof](crate::handshake).
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Secret(pub [u8; 32]);
 
 impl std::fmt::Debug for Secret {
@@ -63,12 +63,10 @@ pub struct Request {
 /// What a worker asks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Ask {
-    /// The first message: who is there.
+    /// The first message behind the [handshake](crate::handshake), which has proved that the worker knows the job's secret.
     Hello {
         /// [`PROTOCOL_VERSION`] of the worker.
         version: u32,
-        /// The job's secret, on a socket of this host; `None` on a network connection, whose handshake has proved it.
-        secret: Option<Secret>,
         /// Drawn once by the worker's process: who reconnects is the same by this.
         session: Session,
         /// Its rank.

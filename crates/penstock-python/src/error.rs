@@ -97,7 +97,7 @@ fn shape<'py>(py: Python<'py>, error: &Error) -> Shape<'py> {
         Error::NoValue { waited, .. } => named("PullTimeout").waited(&[0], *waited),
         Error::LaneTimeout { missing, waited, .. } => named("LaneTimeout").waited(missing, *waited),
         Error::BarrierTimeout { missing, waited } => named("BarrierTimeout").waited(missing, *waited),
-        Error::Untrusted { .. } => named("AuthenticationError"),
+        Error::Untrusted { .. } | Error::OtherUser { .. } => named("AuthenticationError"),
         Error::ConnectTimeout { waited, .. } => named("ConnectTimeout").waited(&[], *waited),
         Error::Unanswered { waited, .. } => named("DeadlineExceeded").waited(&[], *waited),
         Error::Protocol { .. } => named("ProtocolError"),

@@ -25,6 +25,7 @@
 //! # }
 //! ```
 
+mod directory;
 pub mod host;
 pub mod options;
 pub mod server;

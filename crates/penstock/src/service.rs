@@ -4,6 +4,7 @@
 //! a catalog, a memory budget, a Unix socket. What jobs share is the processor, which the kernel shares out fairly among
 //! threads, the network, and the door, which knows each job by its secret only.
 
+use crate::directory::Directory;
 use crate::host;
 use crate::options::{OptionError, Options};
 use crate::server::door::Door;
@@ -13,11 +14,8 @@ use penstock_proto::error::JobFailure;
 use penstock_proto::frame::job_number;
 use penstock_proto::message::Secret;
 use std::collections::HashMap;
-use std::fs::DirBuilder;
 use std::net::SocketAddr;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -72,7 +70,7 @@ pub enum CreateError {
 pub struct Service {
     door: Arc<Door>,
     options: Options,
-    directory: PathBuf,
+    directory: Directory,
     jobs: Mutex<HashMap<String, Server>>,
 }
 
@@ -81,14 +79,9 @@ impl Service {
     pub fn start(listen: &[Address], options: Options) -> Result<Self, StartError> {
         let door = Arc::new(Door::open(listen, &options)?);
         let temporary = std::env::temp_dir();
-        remove_leftovers(&temporary);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let directory = temporary.join(format!("{DIRECTORY}{}-{number}", std::process::id()));
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
-        made.map_err(|error| StartError::System {
-            what: "make a directory for sockets",
-            reason: error.to_string(),
-        })?;
+        Directory::remove_left_behind(&temporary, DIRECTORY);
+        let directory = Directory::new(&temporary, DIRECTORY)
+            .map_err(StartError::system("make a directory for sockets"))?;
         Ok(Self { door, options, directory, jobs: Mutex::default() })
     }
 
@@ -113,7 +106,7 @@ impl Service {
             (Some(address), _) => Some(address.clone()),
             (None, at) => at,
         };
-        let unix = Some(self.directory.join("{job}.sock"));
+        let unix = Some(self.directory.path().join("{job}.sock"));
         Endpoint { tcp, also: listening.collect(), unix, host: Some(host::id()) }
     }
 
@@ -128,7 +121,7 @@ impl Service {
         if job.memory > 0 {
             options.memory = job.memory;
         }
-        let path = Some(socket_in(&self.directory, &job.name));
+        let path = Some(socket_in(self.directory.path(), &job.name));
         let config = ServerConfig {
             path,
             listen: Vec::new(),
@@ -174,34 +167,13 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
+        // Before the directory of their sockets goes.
         self.jobs().clear();
-        let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
 
-/// Numbers the services of a process.
-static NEXT: AtomicU32 = AtomicU32::new(0);
-
-/// Start of the name of a service's directory; its process and its number follow.
+/// Start of the name of a service's directory.
 const DIRECTORY: &str = "penstock-service-";
-
-/// Removes what services left behind that were killed.
-fn remove_leftovers(temporary: &Path) {
-    let entries = std::fs::read_dir(temporary).into_iter().flatten().flatten();
-    for entry in entries {
-        let name = entry.file_name();
-        let process = name.to_str().and_then(|name| {
-            let (process, _) = name.strip_prefix(DIRECTORY)?.split_once('-')?;
-            process.parse::<u32>().ok()
-        });
-        if let Some(process) = process
-            && !Path::new("/proc").join(process.to_string()).exists()
-        {
-            // Another user's is not ours to remove, and is refused.
-            let _ = std::fs::remove_dir_all(entry.path());
-        }
-    }
-}
 
 fn socket_in(directory: &Path, job: &str) -> PathBuf {
     directory.join(format!("{:016x}.sock", job_number(job)))

@@ -124,7 +124,7 @@ fn enter(address: SocketAddr, job: &str, secret: Secret, purpose: Purpose) -> Re
 /// A worker of the other job that has said hello; its control connection.
 fn evil_worker(address: SocketAddr) -> TcpStream {
     let mut control = enter(address, "evil", EVIL, Purpose::Control).unwrap();
-    let hello = Ask::Hello { version: PROTOCOL_VERSION, secret: None, session: SESSION, rank: 0, size: 2 };
+    let hello = Ask::Hello { version: PROTOCOL_VERSION, session: SESSION, rank: 0, size: 2 };
     say(&mut control, &encode(&Request { id: 1, body: hello }).unwrap());
     let reply: Reply = decode(&hear(&mut control).unwrap()).unwrap();
     assert!(matches!(reply.body, Answer::Welcome(_)), "{reply:?}");

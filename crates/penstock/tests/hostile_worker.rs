@@ -10,7 +10,8 @@ use penstock_fabric::region::{Access, Mapping, Part};
 use penstock_fabric::ring::{Producer, Ring};
 use penstock_fabric::socket::Connection;
 use penstock_proto::consistency::Consistency::{Asp, Bsp};
-use penstock_proto::error::{JobFailure, Loss};
+use penstock_proto::error::{JobFailure, Loss, Refusal};
+use penstock_proto::handshake::{Purpose, SOCKET_BINDING, WorkerHandshake};
 use penstock_proto::message::{
     Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Secret, Welcome, decode, encode,
 };
@@ -35,14 +36,30 @@ fn say(connection: &Connection, id: u64, body: Ask) -> (Answer, Vec<OwnedFd>) {
     (decode::<Reply>(&buffer[..length]).unwrap().body, descriptors)
 }
 
-fn hello(secret: Secret, rank: u32, size: u32) -> Ask {
-    Ask::Hello { version: PROTOCOL_VERSION, secret: Some(secret), session: [0; 16], rank, size }
+fn hello(rank: u32, size: u32) -> Ask {
+    Ask::Hello { version: PROTOCOL_VERSION, session: [0; 16], rank, size }
+}
+
+fn exchange(connection: &Connection, words: &[u8]) -> Vec<u8> {
+    connection.send(words, &[], SendFlags::empty()).unwrap();
+    let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
+    let length = connection.receive(&mut buffer, RecvFlags::empty()).unwrap();
+    buffer[..length].to_vec()
+}
+
+/// Proves that it knows the job's secret.
+fn prove(connection: &Connection) {
+    let (handshake, hello) = WorkerHandshake::start("job", SECRET, Purpose::Control, [5; 32]).unwrap();
+    let challenge = exchange(connection, &hello);
+    let proof = handshake.answer(&challenge, &SOCKET_BINDING).unwrap();
+    WorkerHandshake::finish(&exchange(connection, &proof)).unwrap();
 }
 
 impl Raw {
     fn join(cluster: &Cluster, rank: u32) -> Self {
         let connection = Connection::connect(&cluster.paths[0]).unwrap();
-        let (answer, descriptors) = say(&connection, 1, hello(SECRET, rank, cluster.workers));
+        prove(&connection);
+        let (answer, descriptors) = say(&connection, 1, hello(rank, cluster.workers));
         let Answer::Welcome(welcome) = answer else { panic!("{answer:?}") };
         let part = Part { fd: descriptors[0].as_fd(), offset: 0, bytes: page::bytes(welcome.shards) };
         let page = Mapping::new(&[part], Access::Write).unwrap();
@@ -136,7 +153,7 @@ fn messages_that_are_none_end_the_connection() {
         survives("no message", |raw| raw.connection.send(&message, &[], SendFlags::empty()).unwrap());
     }
     survives("hello twice, then garbage", |raw| {
-        let (answer, _) = say(&raw.connection, 2, hello(SECRET, 1, 2));
+        let (answer, _) = say(&raw.connection, 2, hello(1, 2));
         assert!(matches!(answer, Answer::Refused(_)), "{answer:?}");
         raw.connection.send(&[9; 9], &[], SendFlags::empty()).unwrap();
     });
@@ -176,12 +193,25 @@ fn strangers_learn_nothing_and_take_no_room() {
     let silent: Vec<_> = (0..1000).filter_map(|_| Connection::connect(&cluster.paths[0]).ok()).collect();
     assert!(silent.len() > 100, "the socket took {}", silent.len());
     drop(silent);
+    let (_, hello_of_theirs) =
+        WorkerHandshake::start("job", Secret([8; 32]), Purpose::Control, [6; 32]).unwrap();
+    let request = encode(&Request { id: 1, body: hello(0, 1) }).unwrap();
+    for words in [&request[..], &[0xff; 40], &[0]] {
+        let connection = Connection::connect(&cluster.paths[0]).unwrap();
+        let refused = WorkerHandshake::finish(&exchange(&connection, words)).unwrap_err();
+        assert!(matches!(refused, Refusal::Malformed { .. }), "{refused}: a request before a proof");
+        let connection = Connection::connect(&cluster.paths[0]).unwrap();
+        exchange(&connection, &hello_of_theirs);
+        let answer = exchange(&connection, words);
+        assert!(WorkerHandshake::finish(&answer).is_err(), "{answer:?}: something else than a proof");
+        let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
+        assert_eq!(connection.receive(&mut buffer, RecvFlags::empty()), Ok(0), "and that was all");
+    }
     let connection = Connection::connect(&cluster.paths[0]).unwrap();
-    let (answer, descriptors) = say(&connection, 1, hello(Secret([8; 32]), 0, 1));
-    assert!(matches!(answer, Answer::Refused(penstock_proto::error::Refusal::Authentication)), "{answer:?}");
-    assert!(descriptors.is_empty());
-    let (answer, _) = say(&connection, 2, Ask::Clocks);
-    assert!(matches!(answer, Answer::Refused(penstock_proto::error::Refusal::Authentication)), "{answer:?}");
+    exchange(&connection, &hello_of_theirs);
+    // As long as a proof.
+    let refused = WorkerHandshake::finish(&exchange(&connection, &[9; 32])).unwrap_err();
+    assert_eq!(refused, Refusal::Authentication);
     let job = cluster.join(0);
     assert_eq!(honest(&job), vec![10.0; 3000]);
     job.close(None);

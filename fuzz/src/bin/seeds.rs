@@ -44,7 +44,7 @@ fn main() {
     let refused = verdict(&Verdict::Refused(Refusal::Busy));
     drop(worker);
     let requests = [
-        Ask::Hello { version: PROTOCOL_VERSION, secret: Some(secret), session: [3; 16], rank: 1, size: 2 },
+        Ask::Hello { version: PROTOCOL_VERSION, session: [3; 16], rank: 1, size: 2 },
         Ask::Beat,
         Ask::Barrier,
         Ask::Missing { tensor: 1, version: 2 },

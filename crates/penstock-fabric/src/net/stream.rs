@@ -3,6 +3,7 @@
 //! Plain, bytes go straight between the socket and the caller's memory (a lane, a chunk's value): one copy, the kernel's.
 //! Under TLS they pass through rustls' buffers, which are bounded.
 
+use penstock_proto::handshake::PLAIN_BINDING;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
@@ -136,7 +137,7 @@ impl Stream {
 
     /// What ties a handshake to this very connection. To be asked when [`Stream::is_ready`].
     pub fn binding(&self) -> io::Result<Binding> {
-        let Some(tls) = &self.tls else { return Ok([0; 32]) };
+        let Some(tls) = &self.tls else { return Ok(PLAIN_BINDING) };
         tls.export_keying_material([0; 32], b"EXPORTER-Channel-Binding", Some(b"")).map_err(io::Error::other)
     }
 
@@ -270,7 +271,7 @@ mod tests {
         let ((one, other), (another, _)) = (encrypted(), encrypted());
         assert_eq!(one.binding().unwrap(), other.binding().unwrap());
         assert_ne!(one.binding().unwrap(), another.binding().unwrap());
-        assert_ne!(one.binding().unwrap(), [0; 32]);
+        assert_ne!(one.binding().unwrap(), PLAIN_BINDING);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Who is at the other end of a control connection.
 
+use super::proof::Proof;
 use crate::wire::records::RecordStream;
 use penstock_fabric::layout::{Count, page};
 use penstock_fabric::region::Mapping;
@@ -77,6 +78,8 @@ impl Channel {
 pub(super) struct Client {
     pub(super) channel: Channel,
     pub(super) since: Instant,
+    /// Whether it has proved that it knows the job's secret. Before, nothing else is heard.
+    pub(super) proof: Proof,
     /// Whose it is; `None` before it has said hello.
     pub(super) rank: Option<Rank>,
 }

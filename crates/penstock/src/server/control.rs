@@ -7,6 +7,7 @@
 use super::catalog::{Catalog, NewTensor};
 use super::client::{Channel, Client, Received, Worker};
 use super::items;
+use super::proof::Proof;
 use super::shard::{Board, Command, Handle, Report};
 use super::tables::{Answers, Asker, Sealed, Tables};
 use super::{Order, ServerConfig, Shared, StartError, Wakeup, budget, crowding};
@@ -17,11 +18,11 @@ use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::{Mapping, Region, Writers};
 use penstock_fabric::socket::Listener;
 use penstock_proto::error::{JobFailure, Loss, Refusal};
-use penstock_proto::handshake::{Purpose, Session};
+use penstock_proto::handshake::{Purpose, Session, Verdict, verdict};
 use penstock_proto::items::control::TableAsk;
 use penstock_proto::membership::{Lease, Member, Roster};
 use penstock_proto::message::{
-    Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Secret, Welcome, decode, encode,
+    Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
 };
 use penstock_proto::{Rank, TensorId};
 use rustix::event::epoll;
@@ -34,7 +35,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
-use subtle::ConstantTimeEq;
 
 /// Connections that have not said who they are. One more is closed at once: strangers get no room to pile up.
 const MAX_STRANGERS: usize = 256;
@@ -89,6 +89,12 @@ pub(super) struct Control {
 
 /// What a request is answered with, at once.
 type Answered = Result<(Answer, Vec<OwnedFd>), Refusal>;
+
+/// Says why not, to who has not proved who it is, and hangs up.
+fn refuse(mut channel: Channel, refusal: Refusal) {
+    tracing::debug!(%refusal, "a stranger was refused");
+    let _ = channel.send(&verdict(&Verdict::Refused(refusal)), &[]);
+}
 
 fn plain(answer: Answer) -> Option<Answered> {
     Some(Ok((answer, Vec::new())))
@@ -252,12 +258,35 @@ impl Control {
         if strangers >= MAX_STRANGERS {
             return;
         }
+        let proof = match &channel {
+            Channel::Remote(_) => Proof::Given,
+            Channel::Local(connection) if connection.is_own_users() == Ok(true) => Proof::Wanted,
+            // Another user of this host, or nobody knows who. Nothing of it is read.
+            Channel::Local(_) => return refuse(channel, Refusal::Authentication),
+        };
         let token = self.next_client;
         self.next_client += 1;
         let flags = epoll::EventFlags::IN;
         if epoll::add(&self.epoll, &channel, epoll::EventData::new_u64(token), flags).is_ok() {
-            self.clients.insert(token, Client { channel, since: Instant::now(), rank: None });
+            self.clients.insert(token, Client { channel, since: Instant::now(), proof, rank: None });
         }
+    }
+
+    /// Hears who has not proved to belong to the job. `false` if it has, and its message is a request.
+    fn examine(&mut self, token: u64, words: &[u8]) -> bool {
+        let Some(client) = self.clients.get_mut(&token).filter(|client| !client.proof.is_given()) else {
+            return false;
+        };
+        match client.proof.hear(words, self.config.secret) {
+            Ok(answer) => self.send(token, &answer, &[]),
+            Err(refusal) => {
+                if let Some(client) = self.clients.remove(&token) {
+                    let _ = epoll::delete(&self.epoll, &client.channel);
+                    refuse(client.channel, refusal);
+                }
+            }
+        }
+        true
     }
 
     /// Passes a worker's connection on to the shard that it is for.
@@ -319,6 +348,9 @@ impl Control {
                     return self.close(token, Loss::Broke { what: "an oversized message".to_owned() });
                 }
             };
+            if self.examine(token, &message) {
+                continue;
+            }
             match decode::<Request>(&message) {
                 Err(error) => return self.close(token, Loss::Broke { what: error.to_string() }),
                 Ok(request) => self.take(token, request),
@@ -452,8 +484,8 @@ impl Control {
     /// Answers who has not said hello.
     fn ask_stranger(&mut self, token: u64, request: Request) -> Option<Answered> {
         match request.body {
-            Ask::Hello { version, secret, session, rank, size } => {
-                Some(self.hello(token, version, secret.as_ref(), session, rank, size))
+            Ask::Hello { version, session, rank, size } => {
+                Some(self.hello(token, version, session, rank, size))
             }
             _ => Some(Err(Refusal::Authentication)),
         }
@@ -489,30 +521,15 @@ impl Control {
         }
     }
 
-    fn hello(
-        &mut self,
-        token: u64,
-        version: u32,
-        secret: Option<&Secret>,
-        session: Session,
-        rank: Rank,
-        size: u32,
-    ) -> Answered {
+    fn hello(&mut self, token: u64, version: u32, session: Session, rank: Rank, size: u32) -> Answered {
         let system = |what: &str| {
             let what = what.to_owned();
             move |errno: Errno| Refusal::System { what, reason: errno.to_string() }
         };
         let client = self.clients.get(&token).ok_or(Refusal::Authentication)?;
-        let Channel::Local(connection) = &client.channel else {
+        let Channel::Local(_) = &client.channel else {
             return self.hello_remote(token, version, session, rank, size);
         };
-        let peer = connection.peer().map_err(system("ask who is there"))?;
-        let same_user = peer.uid == rustix::process::getuid().as_raw();
-        let secret = secret.ok_or(Refusal::Authentication)?;
-        let same_secret = bool::from(secret.0[..].ct_eq(&self.config.secret.0[..]));
-        if !same_user || !same_secret {
-            return Err(Refusal::Authentication);
-        }
         if version != PROTOCOL_VERSION {
             return Err(Refusal::ProtocolVersion { expected: PROTOCOL_VERSION, got: version });
         }

@@ -6,6 +6,7 @@
 //! | [`shard`] | one a shard | pops submissions, folds, publishes, sleeps |
 //! | [`catalog`] | control | which tensors there are, where their chunks live, what memory is left |
 //! | [`client`] | control | who is at the other end of a control connection |
+//! | [`proof`] | control | what who connected by a Unix socket has proved so far |
 //! | [`budget`] | control | how much memory this server may take |
 //! | [`tables`] | control | which tables of items there are, and the regions that are homed here |
 //! | [`items`] | items | passes rows of tables on to other hosts |
@@ -23,6 +24,7 @@ mod control;
 pub(crate) mod door;
 mod items;
 mod memory;
+mod proof;
 mod remote;
 mod shard;
 pub(crate) mod shares;
@@ -141,7 +143,7 @@ impl StartError {
         }
     }
 
-    fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> Self {
+    pub(crate) fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> Self {
         move |errno| Self::System { what, reason: errno.to_string() }
     }
 }

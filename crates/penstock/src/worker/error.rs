@@ -239,6 +239,18 @@ pub enum Error {
         /// How long.
         waited: Duration,
     },
+    /// A server's socket was made by another user of this host.
+    #[error(
+        "the socket of server {server} belongs to user {got}, expected this process's own user, {expected}; nothing was said to it"
+    )]
+    OtherUser {
+        /// The server's number.
+        server: u32,
+        /// This process's user.
+        expected: u32,
+        /// The socket's.
+        got: u32,
+    },
     /// A server's certificate is not trusted, or it speaks no TLS.
     #[error("server {server} at {address} could not be trusted: {reason}")]
     Untrusted {
@@ -334,6 +346,10 @@ impl Error {
             }
             Self::Untrusted { .. } => {
                 "give servers certificates of the authority in the option `ca`, or leave `ca` empty: the job's secret proves who is there"
+                    .to_owned()
+            }
+            Self::OtherUser { .. } => {
+                "start servers and workers as one user; if this user did start the server, find out who can write into the socket's directory"
                     .to_owned()
             }
             Self::System { .. } => "run `penstock doctor` on this host".to_owned(),

@@ -253,7 +253,7 @@ impl Job {
         }
         let Membership { secret, rank, size, .. } = *membership;
         let deadline = Deadline::new(options.deadline);
-        let who = Introduction { secret, session: session()?, rank, size };
+        let who = Introduction { job: membership.job.clone(), secret, session: session()?, rank, size };
         let mut links = Vec::new();
         for (endpoint, server) in membership.servers.iter().zip(0..) {
             links.push(join(endpoint, &membership.job, &who, server, &options, &fate, deadline)?);
@@ -279,11 +279,12 @@ impl Job {
         let secret = random::bytes();
         let secret =
             secret.map_err(|errno| Error::System { what: "make a secret", reason: errno.to_string() })?;
-        let who = Introduction { secret: Secret(secret), session: session()?, rank: 0, size: 1 };
+        let job = "embedded".to_owned();
+        let who = Introduction { job, secret: Secret(secret), session: session()?, rank: 0, size: 1 };
         let config = ServerConfig {
             path: None,
             listen: Vec::new(),
-            job: "embedded".to_owned(),
+            job: who.job.clone(),
             secret: who.secret,
             index: 0,
             servers: 1,

@@ -3,16 +3,19 @@
 use super::{
     Channel, Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, Wire, judge, lock, lost, system, timespec,
 };
+use crate::wire::random;
 use crate::worker::Error;
 use penstock_fabric::layout::{Count, board, page};
 use penstock_fabric::region::{Access, Mapping, Part};
-use penstock_fabric::socket::Connection;
+use penstock_fabric::socket::{Connection, own_user};
 use penstock_fabric::sync::Ordering;
+use penstock_proto::handshake::{Purpose, SOCKET_BINDING, WorkerHandshake};
 use penstock_proto::message::{
     Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
 };
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -28,14 +31,8 @@ impl Link {
         fate: &Arc<Fate>,
         deadline: Deadline,
     ) -> Result<Self, Error> {
-        let hello = Ask::Hello {
-            version: PROTOCOL_VERSION,
-            secret: Some(who.secret),
-            session: who.session,
-            rank: who.rank,
-            size: who.size,
-        };
-        let (welcome, descriptors) = introduce(&connection, hello, server, deadline, fate)?;
+        let (welcome, descriptors) =
+            Introducing { connection: &connection, server, deadline, fate }.run(who)?;
         let bad = |what: &str| Error::Protocol { server, what: what.to_owned() };
         judge(&welcome, server)?;
         if descriptors.len() != welcome.shards as usize + 2 {
@@ -83,34 +80,69 @@ impl Link {
     }
 }
 
-/// Says hello and waits for the welcome, before there is a thread to listen.
-fn introduce(
-    connection: &Connection,
-    hello: Ask,
+/// The beginning of a connection, before there is a thread to listen.
+struct Introducing<'a> {
+    connection: &'a Connection,
     server: u32,
     deadline: Deadline,
-    fate: &Fate,
-) -> Result<(Welcome, Vec<OwnedFd>), Error> {
-    let protocol = |what: String| Error::Protocol { server, what };
-    let bytes = encode(&Request { id: 1, body: hello }).map_err(|error| protocol(error.to_string()))?;
-    connection.send(&bytes, &[], SendFlags::empty()).map_err(system("send to a server"))?;
-    while !readable(connection, deadline.left().min(INTERRUPT_EVERY))? {
-        fate.check_interrupt()?;
-        if deadline.left().is_zero() {
-            return Err(Error::Unanswered { server, what: "welcome this worker", waited: deadline.waited() });
+    fate: &'a Fate,
+}
+
+impl Introducing<'_> {
+    /// Proves that this worker belongs to the job, has the server prove the same, and asks to be let in. Nothing is said to a
+    /// socket of another user: whoever may write where the socket stands can put one of its own there.
+    fn run(&self, who: &Introduction) -> Result<(Welcome, Vec<OwnedFd>), Error> {
+        let peer = self.connection.peer().map_err(system("ask who is at the other end of a socket"))?;
+        if peer.uid != own_user() {
+            return Err(Error::OtherUser { server: self.server, expected: own_user(), got: peer.uid });
+        }
+        let nonce = random::bytes().map_err(system("draw a nonce"))?;
+        let (handshake, hello) = WorkerHandshake::start(&who.job, who.secret, Purpose::Control, nonce)?;
+        self.say(&hello)?;
+        let (challenge, _) = self.hear()?;
+        self.say(&handshake.answer(&challenge, &SOCKET_BINDING)?)?;
+        let (verdict, _) = self.hear()?;
+        WorkerHandshake::finish(&verdict)?;
+        let Introduction { session, rank, size, .. } = *who;
+        let body = Ask::Hello { version: PROTOCOL_VERSION, session, rank, size };
+        self.say(&encode(&Request { id: 1, body }).map_err(|error| self.broke(error.to_string()))?)?;
+        let (welcome, descriptors) = self.hear()?;
+        match decode::<Reply>(&welcome).map_err(|error| self.broke(error.to_string()))?.body {
+            Answer::Welcome(welcome) => Ok((welcome, descriptors)),
+            Answer::Refused(refusal) => Err(refusal.into()),
+            Answer::Failed(failure) => Err(failure.into()),
+            other => Err(self.broke(format!("{other:?} instead of a welcome"))),
         }
     }
-    let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
-    let received = connection.receive_with_descriptors(&mut buffer, RecvFlags::empty());
-    let (length, descriptors) = received.map_err(system("receive from a server"))?;
-    if length == 0 {
-        return Err(Error::Failed(lost(server, "it closed the connection")));
+
+    fn broke(&self, what: String) -> Error {
+        Error::Protocol { server: self.server, what }
     }
-    match decode::<Reply>(&buffer[..length]).map_err(|error| protocol(error.to_string()))?.body {
-        Answer::Welcome(welcome) => Ok((welcome, descriptors)),
-        Answer::Refused(refusal) => Err(refusal.into()),
-        Answer::Failed(failure) => Err(failure.into()),
-        other => Err(protocol(format!("{other:?} instead of a welcome"))),
+
+    fn say(&self, message: &[u8]) -> Result<(), Error> {
+        match self.connection.send(message, &[], SendFlags::empty()) {
+            // It has hung up. Why, its last words say.
+            Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
+            Err(errno) => Err(system("send to a server")(errno)),
+        }
+    }
+
+    fn hear(&self) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
+        let &Self { connection, server, deadline, fate } = self;
+        while !readable(connection, deadline.left().min(INTERRUPT_EVERY))? {
+            fate.check_interrupt()?;
+            if deadline.left().is_zero() {
+                let waited = deadline.waited();
+                return Err(Error::Unanswered { server, what: "welcome this worker", waited });
+            }
+        }
+        let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
+        let received = connection.receive_with_descriptors(&mut buffer, RecvFlags::empty());
+        let (length, descriptors) = received.map_err(system("receive from a server"))?;
+        if length == 0 {
+            return Err(Error::Failed(lost(server, "it closed the connection")));
+        }
+        Ok((buffer[..length].to_vec(), descriptors))
     }
 }
 

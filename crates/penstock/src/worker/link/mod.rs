@@ -154,6 +154,7 @@ struct Wire {
 /// How a worker introduces itself.
 #[derive(Debug, Clone)]
 pub(super) struct Introduction {
+    pub(super) job: String,
     pub(super) secret: Secret,
     pub(super) session: Session,
     pub(super) rank: u32,

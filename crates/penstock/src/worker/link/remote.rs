@@ -123,13 +123,8 @@ impl Link {
         fate: &Arc<Fate>,
         deadline: Deadline,
     ) -> Result<Self, Error> {
-        let hello = Ask::Hello {
-            version: PROTOCOL_VERSION,
-            secret: None,
-            session: who.session,
-            rank: who.rank,
-            size: who.size,
-        };
+        let hello =
+            Ask::Hello { version: PROTOCOL_VERSION, session: who.session, rank: who.rank, size: who.size };
         let hello = encode(&Request { id: HELLO, body: hello })
             .map_err(|error| Error::Protocol { server, what: error.to_string() })?;
         let dialer = Arc::new(dialer);
