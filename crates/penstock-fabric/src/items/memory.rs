@@ -1,7 +1,7 @@
 //! Rows as the node of [`penstock_proto::items::node`] sees them.
 
 use super::region::{Follower, Rows, Waiters, Writer};
-use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Overtaken};
+use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Overtaken, Unlisted};
 
 /// Rows that are written by another process of this host, or here.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl RegionMemory {
 }
 
 impl Memory for RegionMemory {
-    fn changed(&mut self, changed: &mut Vec<Changed>) -> bool {
+    fn changed(&mut self, changed: &mut Vec<Changed>) -> Result<(), Unlisted> {
         self.follower.changed(&self.rows, changed)
     }
 

@@ -3,6 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | [`slot`] | the protocol of one row, and of many at once: two buffers, each with the number of the set that wrote it |
+//! | [`journal`] | which rows were written, for who passes them on |
 //! | [`waiters`] | how readers that must wait sleep, and are woken by the writer |
 //! | [`memory`] | the same for who sends rows to other hosts |
 //! | [`region`] | where everything lies; the writer's end and the readers' end |
@@ -20,6 +21,7 @@
 //! Here the writer writes beside the newest value: a reader never waits for a writer that is inside, and a writer that dies
 //! inside leaves the row as it was. It costs a second buffer a row.
 
+pub mod journal;
 pub mod slot;
 pub mod waiters;
 

@@ -275,9 +275,9 @@ pub struct Progress {
     several: AtomicU64,
     /// Iterations that the producer has completed: every row's version is at least this.
     floor: AtomicU64,
-    /// Entries of the journal that were ever begun, and that were ever written.
-    begun: AtomicU64,
-    logged: AtomicU64,
+    /// Of the [journal](super::journal): entries that were ever begun, and that were ever written.
+    pub(super) begun: AtomicU64,
+    pub(super) logged: AtomicU64,
 }
 
 impl Progress {
@@ -329,36 +329,6 @@ impl Progress {
     /// Iterations that the producer has completed.
     pub fn floor(&self) -> u64 {
         self.floor.load(Ordering::Acquire)
-    }
-
-    /// For the writer: entries of the journal up to `begun` are about to be written.
-    pub fn begin_log(&self, begun: u64) {
-        self.begun.store(begun, Ordering::Relaxed);
-        // Pairs with the acquire fence in `read_log`.
-        fence(Ordering::Release);
-    }
-
-    /// For the writer: entries of the journal up to `logged` are written. Before the set that they are about is finished.
-    pub fn finish_log(&self, logged: u64) {
-        self.logged.store(logged, Ordering::Release);
-    }
-
-    /// For a follower: reads the entries from `from` on of a journal of `capacity`, with `entry`; how far it came, or `None` if
-    /// the writer was round before.
-    pub fn read_log(&self, from: u64, capacity: u64, mut entry: impl FnMut(u64)) -> Option<u64> {
-        let logged = self.logged.load(Ordering::Acquire);
-        if logged.wrapping_sub(from) > capacity {
-            return None;
-        }
-        (from..logged).for_each(&mut entry);
-        // Pairs with the release fence in `begin_log`: who saw an entry of the next round sees that it was begun.
-        fence(Ordering::Acquire);
-        (self.begun.load(Ordering::Relaxed).wrapping_sub(from) <= capacity).then_some(logged)
-    }
-
-    /// Entries of the journal so far.
-    pub fn logged(&self) -> u64 {
-        self.logged.load(Ordering::Acquire)
     }
 }
 

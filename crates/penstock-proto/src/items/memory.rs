@@ -33,15 +33,22 @@ pub struct Changed {
     pub set: u32,
 }
 
+/// Too many rows were written to be listed: any may have changed, by sets up to the one whose number has this low half.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unlisted {
+    /// Low half of that set's number. It may not be finished.
+    pub until: u32,
+}
+
 /// The writer came round while the reader looked. Look again, from a later moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Overtaken;
 
 /// Rows of one producer: written here, by another process of this host, or from what a peer sends.
 pub trait Memory {
-    /// Appends what was written since the last call, perhaps more than once, perhaps of sets that are not finished; `false` if any
-    /// row may have changed.
-    fn changed(&mut self, changed: &mut Vec<Changed>) -> bool;
+    /// Appends what was written since the last call, in the order of sets, perhaps more than once, the last perhaps of a set that is not
+    /// finished. Without a list, nothing is appended.
+    fn changed(&mut self, changed: &mut Vec<Changed>) -> Result<(), Unlisted>;
 
     /// Now.
     fn now(&self) -> Moment;

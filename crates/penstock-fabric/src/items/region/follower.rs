@@ -1,24 +1,25 @@
 //! Who passes rows on follows the journal.
 
+use super::super::journal::Position;
 use super::layout::WHOLE_SHEET;
 use super::rows::Rows;
 use crate::sync::Ordering;
-use penstock_proto::items::memory::Changed;
+use penstock_proto::items::memory::{Changed, Unlisted};
 
 /// Follows which rows change.
 #[derive(Debug, Default)]
 pub struct Follower {
-    position: u64,
+    position: Position,
 }
 
 impl Follower {
-    /// Appends the rows that were written since the last look, some perhaps more than once, some of sets that are not finished; `false` if there were too many: any row may have changed.
-    pub fn changed(&mut self, rows: &Rows, changed: &mut Vec<Changed>) -> bool {
-        let (before, entries) = (changed.len(), u64::from(rows.layout.entries));
-        let progress = rows.progress();
-        let read = progress.read_log(self.position, entries, |at| {
-            let entry = rows.entry(at).load(Ordering::Relaxed);
-            let (place, number) = (entry as u32, (entry >> 32) as u32);
+    /// Appends the rows that were written since the last look, some perhaps more than once, the last perhaps of a set that is not finished.
+    /// If there were too many to be listed, any row may have changed.
+    pub fn changed(&mut self, rows: &Rows, changed: &mut Vec<Changed>) -> Result<(), Unlisted> {
+        let before = changed.len();
+        let entry = |at| rows.entry(at).load(Ordering::Relaxed);
+        let listed = self.position.advance(rows.progress(), rows.layout.entries.into(), entry, |entry| {
+            let (place, set) = (entry as u32, (entry >> 32) as u32);
             let sheet = place & !WHOLE_SHEET;
             let slots = match place & WHOLE_SHEET {
                 0 => place..place.saturating_add(1),
@@ -27,16 +28,12 @@ impl Follower {
             };
             // The journal may be another process's: what is no slot is not passed on.
             if !slots.is_empty() && slots.end <= rows.layout.slots {
-                changed.push(Changed { first: slots.start, count: slots.end - slots.start, set: number });
+                changed.push(Changed { first: slots.start, count: slots.end - slots.start, set });
             }
         });
-        match read {
-            Some(end) => self.position = end,
-            None => {
-                changed.truncate(before);
-                self.position = progress.logged();
-            }
+        if listed.is_err() {
+            changed.truncate(before);
         }
-        read.is_some()
+        listed
     }
 }

@@ -254,7 +254,7 @@ proptest! {
                 drop(one);
             }
             let mut heard = Vec::new();
-            prop_assert!(follower.changed(writer.rows(), &mut heard));
+            prop_assert!(follower.changed(writer.rows(), &mut heard).is_ok());
             let number = writer.done() as u32;
             for row in 0..ROWS {
                 let at = row as usize;
@@ -295,7 +295,7 @@ proptest! {
                 continue; // falls behind
             }
             let mut heard = Vec::new();
-            if follower.changed(writer.rows(), &mut heard) {
+            if follower.changed(writer.rows(), &mut heard).is_ok() {
                 for slot in 0..40 {
                     let number = writer.peek(slot).0;
                     let changed = Changed { first: slot, count: 1, set: number as u32 };

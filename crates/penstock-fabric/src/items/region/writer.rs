@@ -172,9 +172,11 @@ impl Writer {
     pub fn abort(&mut self) {
         let Some(open) = self.open.take() else { return };
         let entries = u64::from(self.rows.layout.entries);
+        let listed = open.logged.min(entries);
+        let listed =
+            || (self.logged + open.logged - listed..self.logged + open.logged).map(|at| self.rows.entry(at));
         let written: Vec<u32> = if open.logged <= entries {
-            let entry = |at| self.rows.entry(at).load(Ordering::Relaxed) as u32;
-            (self.logged..self.logged + open.logged).map(entry).collect()
+            listed().map(|entry| entry.load(Ordering::Relaxed) as u32).collect()
         } else {
             let layout = &self.rows.layout;
             (0..layout.slots).chain((0..layout.sheets).map(|sheet| sheet | WHOLE_SHEET)).collect()
@@ -191,7 +193,11 @@ impl Writer {
                 }
             }
         }
-        // What was logged is heard of by followers, to whom it says nothing new.
+        // What was logged is heard of by followers, to whom it shall say nothing new: no set of that number may ever be finished.
+        for entry in listed() {
+            let place = entry.load(Ordering::Relaxed) & u64::from(u32::MAX);
+            entry.store(place | self.done << 32, Ordering::Relaxed);
+        }
         self.logged += open.logged;
         self.rows.progress().finish_log(self.logged);
     }

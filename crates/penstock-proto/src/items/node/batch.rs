@@ -3,7 +3,7 @@
 use super::subscriber::{candidates, merged};
 use super::{Peer, Region};
 use crate::items::FINAL;
-use crate::items::memory::{Changed, Look, Memory, Moment, Overtaken};
+use crate::items::memory::{Changed, Look, Memory, Moment, Overtaken, Unlisted};
 use crate::items::spec::Propagation;
 use crate::items::wire::{BATCH_BYTES, Encoder, Entry, Head, RegionId};
 
@@ -27,6 +27,8 @@ pub(super) struct Sent {
 pub(super) struct Batch {
     pub(super) region: RegionId,
     pub(super) head: Head,
+    /// The turn in which all that was due was taken; 0 for one that answers a fetch.
+    pub(super) turn: u64,
     /// Their values stand in `values` one after the other.
     pub(super) rows: Vec<Sent>,
     pub(super) values: Vec<u8>,
@@ -39,7 +41,7 @@ impl Batch {
     pub(super) fn new(region: RegionId, row_bytes: usize, rows: usize) -> Self {
         let head = Head::default();
         let (values, next, value) = (Vec::with_capacity(rows * row_bytes), 0, 0);
-        Self { region, head, rows: Vec::new(), values, next, value, row_bytes }
+        Self { region, head, turn: 0, rows: Vec::new(), values, next, value, row_bytes }
     }
 
     /// Appends a row by itself, whose value stands in `values` if it is sent.
@@ -122,20 +124,32 @@ impl Batch {
     }
 }
 
+/// What is due to a peer of a region.
+#[derive(Debug)]
+pub(super) enum Due {
+    /// These rows.
+    Rows(Batch),
+    /// Nothing of what was finished when it was asked for.
+    Nothing,
+    /// That cannot be told yet.
+    Unknown,
+}
+
 /// Passes on to the subscribers which rows have changed.
 pub(super) fn collect<M: Memory>(region: &mut Region<M>, scratch: &mut Vec<Changed>) {
     scratch.clear();
-    let listed = region.memory.changed(scratch);
+    let unlisted = region.memory.changed(scratch).err();
     let floor = region.memory.now().floor;
+    let last = unlisted.map(|Unlisted { until }| until).or_else(|| scratch.last().map(|changed| changed.set));
+    region.heard = last.unwrap_or(region.heard);
     for subscriber in region.subscribers.values_mut() {
-        if listed {
-            subscriber.note(scratch);
-        } else {
-            subscriber.note_all();
+        match unlisted {
+            None => subscriber.note(scratch),
+            Some(Unlisted { until }) => subscriber.note_all(until),
         }
         let risen = floor != subscriber.floor;
         subscriber.all |= risen && subscriber.propagation == Propagation::Bounded;
-        subscriber.dirty |= risen || !scratch.is_empty() || !listed;
+        subscriber.dirty |= risen || last.is_some();
     }
 }
 
@@ -145,16 +159,15 @@ pub(super) fn eager<M: Memory>(
     peer: Peer,
     id: RegionId,
     scratch: &mut Vec<Changed>,
-) -> Option<Batch> {
+) -> Due {
     let row_bytes = region.shape.row_bytes as usize;
-    if !region.subscribers.get(&peer)?.ready {
-        return None;
-    }
     let mut slots = Vec::new();
     for attempt in 0..ATTEMPTS {
         let now = region.memory.now();
         collect(region, scratch);
-        let subscriber = region.subscribers.get_mut(&peer)?;
+        let Some(subscriber) = region.subscribers.get_mut(&peer).filter(|subscriber| subscriber.ready) else {
+            return Due::Unknown;
+        };
         slots.append(&mut candidates(subscriber, now));
         if attempt > 0 {
             slots = merged(slots);
@@ -171,17 +184,18 @@ pub(super) fn eager<M: Memory>(
         subscriber.dirty = !subscriber.changed.is_empty() || subscriber.all;
         let nothing = batch.rows.is_empty() && subscriber.floor == now.floor && subscriber.done == now.done;
         if nothing && std::mem::replace(&mut subscriber.begun, true) {
-            return None;
+            return Due::Nothing;
         }
         subscriber.begun = true;
         (subscriber.done, subscriber.floor) = (now.done, now.floor);
         batch.head = Head { serial: subscriber.serial, done: now.done, floor: now.floor, ..Head::default() };
-        return Some(batch);
+        return Due::Rows(batch);
     }
     // Overtaken again and again: what was to be sent is looked for anew, at the next turn.
-    let subscriber = region.subscribers.get_mut(&peer)?;
-    (subscriber.all, subscriber.dirty) = (true, true);
-    None
+    if let Some(subscriber) = region.subscribers.get_mut(&peer) {
+        (subscriber.all, subscriber.dirty) = (true, true);
+    }
+    Due::Unknown
 }
 
 /// Rows that those behind a subscriber need and it lacks.

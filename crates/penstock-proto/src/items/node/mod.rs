@@ -26,7 +26,7 @@ use super::memory::{Changed, Memory};
 use super::rows::RowSet;
 use super::spec::Propagation;
 use super::wire::{Encoder, Entries, Entry, Head, Malformed, Message, RegionId, Shape};
-use batch::{Batch, bounded, collect, eager, fetched, whole};
+use batch::{Batch, Due, bounded, collect, eager, fetched, whole};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use subscriber::{Pending, Subscriber};
 
@@ -92,6 +92,8 @@ struct Region<M> {
     /// The peer that is told of rows that are produced here.
     home: Option<Peer>,
     subscribers: BTreeMap<Peer, Subscriber>,
+    /// Low half of the number of the last set that the journal told of.
+    heard: u32,
     /// Bytes of rows that were sent and that came.
     traffic: (u64, u64),
 }
@@ -102,7 +104,8 @@ struct Flush {
     id: u64,
     /// Whether the peer asked, or this side asks when it is through.
     asked: bool,
-    regions: BTreeSet<RegionId>,
+    /// By region: the turn, that or a later one, in which what was due must have been taken.
+    regions: BTreeMap<RegionId, u64>,
 }
 
 #[derive(Debug, Default)]
@@ -137,6 +140,8 @@ pub struct Node<H: Host> {
     /// Flushes that were asked for here and are not complete.
     flushing: BTreeMap<u64, Peer>,
     next: u64,
+    /// Counts flushes that were begun: what is taken in a later turn holds all that was finished before.
+    turn: u64,
     scratch: Vec<Changed>,
 }
 
@@ -150,6 +155,7 @@ impl<H: Host> Node<H> {
             waiting: BTreeMap::new(),
             flushing: BTreeMap::new(),
             next: 0,
+            turn: 0,
             scratch: Vec::new(),
         }
     }
@@ -166,9 +172,7 @@ impl<H: Host> Node<H> {
 
     /// Rows that are written on this host, to be offered to `home`, or to whoever asks for them.
     pub fn produce(&mut self, id: RegionId, shape: Shape, memory: H::Memory, home: Option<Peer>) {
-        let region =
-            Region { memory, shape, upstream: None, home, subscribers: BTreeMap::new(), traffic: (0, 0) };
-        self.regions.insert(id, region);
+        self.regions.insert(id, Region::new(memory, shape, None, home));
         self.offer(id);
         self.admit(id);
     }
@@ -177,16 +181,7 @@ impl<H: Host> Node<H> {
     pub fn consume(&mut self, id: RegionId, peer: Peer, shape: Shape, rows: RowSet, memory: H::Memory) {
         let mirror = Shape { slots: rows.len() as u32, ..shape };
         let upstream = Upstream::new(peer, shape, rows, false);
-        let subscribers = BTreeMap::new();
-        let region = Region {
-            memory,
-            shape: mirror,
-            upstream: Some(upstream),
-            home: None,
-            subscribers,
-            traffic: (0, 0),
-        };
-        self.regions.insert(id, region);
+        self.regions.insert(id, Region::new(memory, mirror, Some(upstream), None));
         self.subscribe(id);
     }
 
@@ -287,6 +282,7 @@ impl<H: Host> Node<H> {
 
     fn begin_flush(&mut self, id: u64, peer: Peer, asked: bool) {
         self.collect_all();
+        self.turn += 1;
         let regions = self.unsent(peer);
         if let Some(connection) = self.peers.get_mut(&peer) {
             connection.flushes.push(Flush { id, asked, regions });
@@ -367,6 +363,8 @@ impl<H: Host> Node<H> {
         if shape != region.shape || rows.end() > u64::from(shape.slots) || rows.is_empty() {
             return Err(Broken::Nonsense("a subscription to other rows than there are"));
         }
+        // What was heard before it came is not told to it.
+        collect(region, &mut self.scratch);
         let have = match shape.propagation {
             Propagation::Bounded => vec![(0, 0); rows.len() as usize],
             _ => Vec::new(),
@@ -381,7 +379,7 @@ impl<H: Host> Node<H> {
             floor: 0,
             changed: Vec::new(),
             all: true,
-            all_until: done as u32,
+            until: Some(region.heard),
             dirty: true,
             have,
             needs: Vec::new(),
@@ -530,16 +528,7 @@ impl<H: Host> Node<H> {
                 let memory =
                     memory.ok_or(Broken::Nonsense("an offer of more rows than there is memory for"))?;
                 let upstream = Upstream::new(peer, shape, RowSet::default(), true);
-                let subscribers = BTreeMap::new();
-                let region = Region {
-                    memory,
-                    shape,
-                    upstream: Some(upstream),
-                    home: None,
-                    subscribers,
-                    traffic: (0, 0),
-                };
-                self.regions.insert(id, region);
+                self.regions.insert(id, Region::new(memory, shape, Some(upstream), None));
                 self.admit(id);
                 return Ok(());
             }
@@ -627,13 +616,12 @@ impl<H: Host> Node<H> {
         }
     }
 
-    /// Regions of which a peer may have to be sent something.
-    fn unsent(&self, peer: Peer) -> BTreeSet<RegionId> {
-        let sending = self.peers.get(&peer).and_then(|peer| peer.batch.as_ref()).map(|batch| batch.region);
-        let eager =
-            |region: &Region<H::Memory>| region.subscribers.get(&peer).is_some_and(Subscriber::is_due);
-        let dirty = self.regions.iter().filter(|(_, region)| eager(region)).map(|(id, _)| *id);
-        dirty.chain(sending).collect()
+    /// Regions of which a peer may have to be sent something, each with the turn in which that is taken.
+    fn unsent(&self, peer: Peer) -> BTreeMap<RegionId, u64> {
+        let sending = self.peers.get(&peer).and_then(|peer| peer.batch.as_ref());
+        let due = |region: &Region<H::Memory>| region.subscribers.get(&peer).is_some_and(Subscriber::is_due);
+        let dirty = self.regions.iter().filter(|(_, region)| due(region)).map(|(id, _)| (*id, self.turn));
+        sending.map(|batch| (batch.region, batch.turn)).into_iter().chain(dirty).collect()
     }
 
     /// Answers flushes that are through.
@@ -663,13 +651,13 @@ impl<H: Host> Node<H> {
                     return true;
                 }
                 let (before, id) = (out.len(), batch.region);
-                let last = batch.send(out);
+                let (last, turn) = (batch.send(out), batch.turn);
                 if let Some(region) = self.regions.get_mut(&id) {
                     region.traffic.0 += (out.len() - before) as u64;
                 }
                 if last {
                     connection.batch = None;
-                    self.sent(peer, id);
+                    self.sent(peer, id, turn);
                     break;
                 }
             }
@@ -702,13 +690,16 @@ impl<H: Host> Node<H> {
         self.peers.iter().filter(|(_, peer)| !peer.messages.is_empty()).map(|(peer, _)| *peer)
     }
 
-    fn sent(&mut self, peer: Peer, id: RegionId) {
-        let dirty = self.regions.get(&id).and_then(|region| region.subscribers.get(&peer));
-        if dirty.is_some_and(Subscriber::is_due) {
+    /// What was due to a peer of a region in some turn has been sent. What is not finished yet is not due.
+    fn sent(&mut self, peer: Peer, id: RegionId, turn: u64) {
+        let subscriber = self.regions.get(&id).and_then(|region| region.subscribers.get(&peer));
+        if subscriber.is_some_and(|subscriber| subscriber.handing_over) {
             return;
         }
         if let Some(connection) = self.peers.get_mut(&peer) {
-            connection.flushes.iter_mut().for_each(|flush| _ = flush.regions.remove(&id));
+            let waits = |wanted: &u64| *wanted > turn;
+            let regions = connection.flushes.iter_mut().map(|flush| &mut flush.regions);
+            regions.for_each(|regions| regions.retain(|region, wanted| *region != id || waits(wanted)));
         }
         self.settle(peer);
     }
@@ -722,41 +713,47 @@ impl<H: Host> Node<H> {
         let ids = self.regions.iter().filter(|(_, region)| dirty(region)).map(|(id, _)| *id);
         let (before, after): (Vec<RegionId>, Vec<RegionId>) = ids.partition(|id| Some(*id) <= turn);
         for id in after.into_iter().chain(before) {
-            let batch = self.batch(peer, id);
-            if batch.is_some() {
-                self.peers.get_mut(&peer)?.turn = Some(id);
-                return batch;
+            match self.batch(peer, id) {
+                Due::Rows(batch) => {
+                    self.peers.get_mut(&peer)?.turn = Some(id);
+                    return Some(batch);
+                }
+                Due::Nothing => self.sent(peer, id, self.turn),
+                Due::Unknown => {}
             }
-            self.sent(peer, id);
         }
         None
     }
 
-    fn batch(&mut self, peer: Peer, id: RegionId) -> Option<Batch> {
-        let Self { regions, scratch, .. } = self;
-        let region = regions.get_mut(&id)?;
+    fn batch(&mut self, peer: Peer, id: RegionId) -> Due {
+        let Self { regions, scratch, turn, .. } = self;
+        let Some(region) = regions.get_mut(&id) else { return Due::Nothing };
         if let Some(batch) = fetched(region, peer, id) {
-            return Some(batch);
+            return Due::Rows(batch);
         }
-        if let Some(batch) = whole(region, peer, id) {
-            return Some(batch);
-        }
-        let propagation = region.subscribers.get(&peer)?.propagation;
-        let batch = match propagation {
-            Propagation::Eager => eager(region, peer, id, scratch),
-            Propagation::Bounded => bounded(region, peer, id, scratch),
-            Propagation::Lazy => {
-                collect(region, scratch);
-                let subscriber = region.subscribers.get_mut(&peer)?;
-                (subscriber.changed, subscriber.all) = (Vec::new(), false);
-                subscriber.dirty = false;
-                None
-            }
+        let due = match whole(region, peer, id) {
+            Some(batch) => Due::Rows(batch),
+            None if region.subscribers.get(&peer).is_some_and(|it| it.handing_over) => Due::Unknown,
+            None => match region.shape.propagation {
+                Propagation::Eager => eager(region, peer, id, scratch),
+                Propagation::Bounded => bounded(region, peer, id, scratch).map_or(Due::Nothing, Due::Rows),
+                Propagation::Lazy => {
+                    collect(region, scratch);
+                    if let Some(subscriber) = region.subscribers.get_mut(&peer) {
+                        (subscriber.changed, subscriber.all, subscriber.until) = (Vec::new(), false, None);
+                        subscriber.dirty = false;
+                    }
+                    Due::Nothing
+                }
+            },
         };
-        if batch.is_none() {
-            self.relay(peer, id);
+        match due {
+            Due::Rows(batch) => Due::Rows(Batch { turn: *turn, ..batch }),
+            due => {
+                self.relay(peer, id);
+                due
+            }
         }
-        batch
     }
 
     /// Asks the source for what a peer fetches and is not fresh enough here.
@@ -781,6 +778,12 @@ impl<H: Host> Node<H> {
                 pending.relayed = ticket;
             }
         }
+    }
+}
+
+impl<M> Region<M> {
+    fn new(memory: M, shape: Shape, upstream: Option<Upstream>, home: Option<Peer>) -> Self {
+        Self { memory, shape, upstream, home, subscribers: BTreeMap::new(), heard: 0, traffic: (0, 0) }
     }
 }
 

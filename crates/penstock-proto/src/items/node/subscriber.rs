@@ -33,11 +33,11 @@ pub(super) struct Subscriber {
     /// Eager: its rows are as after this set, and it knows this floor.
     pub(super) done: u64,
     pub(super) floor: u64,
-    /// Rows that may have changed; or `all`.
+    /// Rows that may have changed; or `all`, which stays until a moment after the last set of those that were not listed: `until`,
+    /// the low half of its number.
     pub(super) changed: Vec<Changed>,
     pub(super) all: bool,
-    /// The low half of the newest set that was not listed.
-    pub(super) all_until: u32,
+    pub(super) until: Option<u32>,
     /// Whether there may be something to send.
     pub(super) dirty: bool,
     /// Bounded: version and number that it was sent, by place.
@@ -57,25 +57,25 @@ impl Subscriber {
 
     /// Rows have changed.
     pub(super) fn note(&mut self, changed: &[Changed]) {
-        let newest = |set: u32, other: &Changed| if follows(other.set, set) { other.set } else { set };
-        if self.changed.len() + changed.len() > self.rows.len() as usize + 1024 {
-            let before = if self.all { self.all_until } else { self.done as u32 };
-            self.all_until = self.changed.iter().chain(changed).fold(before, newest);
-            (self.all, self.changed) = (true, Vec::new());
-        } else if self.all {
-            self.all_until = changed.iter().fold(self.all_until, newest);
+        let Some(last) = changed.last() else { return };
+        if self.until.is_some() || self.changed.len() + changed.len() > self.rows.len() as usize + 1024 {
+            self.note_all(changed.iter().fold(last.set, |newest, other| later(newest, other.set)));
         } else {
             self.changed.extend_from_slice(changed);
         }
     }
 
-    /// Any row may have changed.
-    pub(super) fn note_all(&mut self) {
-        if !self.all {
-            self.all_until = self.done as u32;
-        }
+    /// Any row may have changed, by sets up to `until`.
+    pub(super) fn note_all(&mut self, until: u32) {
+        let listed = self.changed.iter().map(|changed| changed.set).chain(self.until);
+        self.until = Some(listed.fold(until, later));
         (self.all, self.changed) = (true, Vec::new());
     }
+}
+
+/// The later of two sets, by the low halves of their numbers.
+fn later(set: u32, other: u32) -> u32 {
+    if follows(other, set) { other } else { set }
 }
 
 /// Whether a set comes after another, by the low halves of their numbers.
@@ -88,7 +88,8 @@ pub(super) fn candidates(subscriber: &mut Subscriber, now: Moment) -> Vec<Range<
     let subscribed = |range: &Range<u64>| range.start as u32..range.end as u32;
     if subscriber.all {
         // Of a set that is not finished any row may have been among those that were not listed.
-        subscriber.all = now.several > now.done || follows(subscriber.all_until, now.done as u32);
+        subscriber.until = subscriber.until.filter(|&until| follows(until, now.done as u32));
+        subscriber.all = subscriber.until.is_some();
         return subscriber.rows.ranges().iter().map(subscribed).collect();
     }
     let (later, ripe): (Vec<_>, Vec<_>) = std::mem::take(&mut subscriber.changed)

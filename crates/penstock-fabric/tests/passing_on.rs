@@ -1,0 +1,309 @@
+//! What the nodes promise over the real memory, when its producer does something between two looks of theirs.
+
+use penstock_fabric::items::memory::RegionMemory;
+use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
+use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Overtaken, Unlisted};
+use penstock_proto::items::node::{Host, Node, Peer};
+use penstock_proto::items::wire::{RegionId, Shape};
+use penstock_proto::items::{Propagation, RowSet};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+const ROW_BYTES: u32 = 8;
+/// At its peers. A worker's own number for the server is the same.
+const HOME: Peer = 0;
+/// The rank that produces.
+const PRODUCER: Peer = 7;
+const ID: RegionId = RegionId { table: 0, rank: PRODUCER };
+
+fn writer(slots: u32) -> Writer {
+    Writer::private(Layout::new(slots, ROW_BYTES)).unwrap()
+}
+
+fn followed(rows: &Rows) -> RegionMemory {
+    RegionMemory::followed(rows.clone(), Waiters::private().unwrap())
+}
+
+fn mirror(slots: u32) -> RegionMemory {
+    RegionMemory::mirror(writer(slots), Waiters::private().unwrap())
+}
+
+fn set(writer: &mut Writer, clock: u64, rows: &[u32], value: u64) {
+    let mut set = writer.begin(rows.len());
+    rows.iter().for_each(|&row| set.put(row, clock, &value.to_le_bytes()));
+    set.finish();
+}
+
+fn values(rows: &Rows) -> Vec<u64> {
+    let value = |slot| {
+        let mut out = [0; ROW_BYTES as usize];
+        rows.read(slot, rows.now(), &mut out).unwrap();
+        u64::from_le_bytes(out)
+    };
+    (0..rows.layout().slots()).map(value).collect()
+}
+
+/// What happens elsewhere between two looks of a node.
+#[derive(Default)]
+struct Between {
+    /// Done before the journal is looked at.
+    before_journal: Option<Box<dyn FnMut()>>,
+    /// The last set is logged but not finished, as far as anybody can see.
+    unfinished: bool,
+}
+
+struct Watched {
+    memory: RegionMemory,
+    between: Rc<RefCell<Between>>,
+}
+
+impl Memory for Watched {
+    fn changed(&mut self, changed: &mut Vec<Changed>) -> Result<(), Unlisted> {
+        let before = self.between.borrow_mut().before_journal.take();
+        before.into_iter().for_each(|mut before| before());
+        self.memory.changed(changed)
+    }
+
+    fn now(&self) -> Moment {
+        let now = self.memory.now();
+        Moment { done: now.done - u64::from(self.between.borrow().unfinished), ..now }
+    }
+
+    fn look(&self, slot: u32, now: Moment) -> Result<Look, Overtaken> {
+        self.memory.look(slot, now)
+    }
+
+    fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Overtaken> {
+        self.memory.read(slot, now, out)
+    }
+
+    fn run(&self) -> u32 {
+        self.memory.run()
+    }
+
+    fn read_run(&self, first: u32, now: Moment, out: &mut [u8]) -> Result<Option<Look>, Overtaken> {
+        self.memory.read_run(first, now, out)
+    }
+
+    fn open(&mut self, number: u64, rows: usize) {
+        self.memory.open(number, rows);
+    }
+
+    fn put(&mut self, slot: u32, number: u64, clock: u64, value: &[u8]) {
+        self.memory.put(slot, number, clock, value);
+    }
+
+    fn put_run(&mut self, first: u32, number: u64, clock: u64, values: &[u8]) {
+        self.memory.put_run(first, number, clock, values);
+    }
+
+    fn finish(&mut self) {
+        self.memory.finish();
+    }
+
+    fn abort(&mut self) {
+        self.memory.abort();
+    }
+
+    fn refresh(&mut self, slot: u32, number: u64, version: u64, as_of: u64, value: Option<&[u8]>) {
+        self.memory.refresh(slot, number, version, as_of, value);
+    }
+
+    fn raise(&mut self, floor: u64) {
+        self.memory.raise(floor);
+    }
+
+    fn wake(&mut self) {
+        self.memory.wake();
+    }
+}
+
+#[derive(Default)]
+struct Here {
+    flushed: BTreeSet<u64>,
+}
+
+impl Host for Here {
+    type Memory = Watched;
+
+    fn make(&mut self, _: RegionId, shape: &Shape) -> Option<Watched> {
+        Some(Watched { memory: mirror(shape.slots), between: Rc::default() })
+    }
+
+    fn answered(&mut self, _: u64) {}
+
+    fn flushed(&mut self, id: u64) {
+        self.flushed.insert(id);
+    }
+}
+
+/// A home, and workers that are connected to it.
+struct Net {
+    home: Node<Here>,
+    workers: BTreeMap<Peer, Node<Here>>,
+    shape: Shape,
+}
+
+impl Net {
+    fn new(slots: u32, propagation: Propagation) -> Self {
+        let shape = Shape { slots, row_bytes: ROW_BYTES, propagation };
+        Self { home: Node::new(Here::default()), workers: BTreeMap::new(), shape }
+    }
+
+    fn join(&mut self, rank: Peer) -> &mut Node<Here> {
+        self.home.connected(rank);
+        let mut node = Node::new(Here::default());
+        node.connected(HOME);
+        self.workers.entry(rank).or_insert(node)
+    }
+
+    fn consume(&mut self, rank: Peer) {
+        self.consume_some(rank, RowSet::from_rows(0..self.shape.slots.into()));
+    }
+
+    fn consume_some(&mut self, rank: Peer, rows: RowSet) {
+        let shape = self.shape;
+        let memory = Watched { memory: mirror(rows.len() as u32), between: Rc::default() };
+        self.join(rank).consume(ID, HOME, shape, rows, memory);
+    }
+
+    fn seen_by(&mut self, rank: Peer) -> Vec<u64> {
+        values(self.workers.get_mut(&rank).unwrap().memory(ID).unwrap().memory.rows())
+    }
+
+    /// Messages from one node to the other, whole or until `most` have come.
+    fn pass(from: &mut Node<Here>, to_peer: Peer, to: &mut Node<Here>, from_peer: Peer, most: usize) -> bool {
+        let mut bytes = Vec::new();
+        from.collect_all();
+        from.transmit(to_peer, &mut bytes, 1 << 20);
+        let mut rest = &bytes[..];
+        let mut left = most;
+        while let Some((length, tail)) = rest.split_first_chunk::<4>().filter(|_| left > 0) {
+            let (record, tail) = tail.split_at(u32::from_le_bytes(*length) as usize);
+            to.receive(from_peer, record).unwrap();
+            (rest, left) = (tail, left - 1);
+        }
+        !bytes.is_empty()
+    }
+
+    /// Until nobody has anything to say, asked twice: who falls asleep announces it, and asks once more.
+    fn settle(&mut self) {
+        let mut silent = 0;
+        while silent < 2 {
+            let mut more = false;
+            for (&rank, node) in &mut self.workers {
+                more |= Self::pass(node, HOME, &mut self.home, rank, usize::MAX);
+                more |= Self::pass(&mut self.home, rank, node, HOME, usize::MAX);
+            }
+            silent = if more { 0 } else { silent + 1 };
+        }
+    }
+
+    /// Whether a flush of a worker comes back.
+    fn flushes(&mut self, rank: Peer) -> bool {
+        let node = self.workers.get_mut(&rank).unwrap();
+        let id = node.flush(HOME);
+        self.settle();
+        self.workers.get_mut(&rank).unwrap().host().flushed.contains(&id)
+    }
+}
+
+/// A row is set once, and then the journal comes round, all between a node's look at what is finished and at the journal.
+fn a_row_is_not_lost(propagation: Propagation) {
+    let mut net = Net::new(2, propagation);
+    let producer = Rc::new(RefCell::new(writer(2)));
+    let between = Rc::<RefCell<Between>>::default();
+    let memory = followed(producer.borrow().rows());
+    net.home.produce(ID, net.shape, Watched { memory, between: Rc::clone(&between) }, None);
+    // It does not consume the row that comes round, so nothing tells that it has looked too early.
+    net.consume_some(1, RowSet::from_rows([1]));
+    if propagation == Propagation::Bounded {
+        net.workers.get_mut(&1).unwrap().need(ID, vec![1]);
+    }
+    net.settle();
+    set(&mut producer.borrow_mut(), 0, &[1], 10);
+    let before = {
+        let producer = Rc::clone(&producer);
+        move || {
+            let mut producer = producer.borrow_mut();
+            set(&mut producer, 1, &[1], 1);
+            (0..100).for_each(|value| set(&mut producer, 1, &[0], value));
+        }
+    };
+    // The first look at the journal is that of `collect_all`; the second that of the batch.
+    let again = Rc::clone(&between);
+    let mut before = Some(Box::new(before) as Box<dyn FnMut()>);
+    between.borrow_mut().before_journal =
+        Some(Box::new(move || again.borrow_mut().before_journal = before.take()));
+    net.settle();
+    assert!(between.borrow().before_journal.is_none(), "it has happened");
+    assert_eq!(net.seen_by(1), [1], "N-2, N-4");
+}
+
+#[test]
+fn an_eager_row_is_not_lost_where_the_journal_comes_round_between_two_looks() {
+    a_row_is_not_lost(Propagation::Eager);
+}
+
+#[test]
+fn a_bounded_row_is_not_lost_where_the_journal_comes_round_between_two_looks() {
+    a_row_is_not_lost(Propagation::Bounded);
+}
+
+#[test]
+fn who_subscribes_while_a_set_is_logged_but_not_finished_gets_its_row() {
+    let mut net = Net::new(2, Propagation::Eager);
+    let mut producer = writer(2);
+    let between = Rc::<RefCell<Between>>::default();
+    let memory = Watched { memory: followed(producer.rows()), between: Rc::clone(&between) };
+    net.home.produce(ID, net.shape, memory, None);
+    net.consume(1);
+    net.settle();
+    set(&mut producer, 1, &[1], 5);
+    between.borrow_mut().unfinished = true;
+    net.settle();
+    assert_eq!(net.seen_by(1), [0, 0]);
+    assert!(net.flushes(1), "what is not finished is not waited for");
+    net.consume(2);
+    net.settle();
+    between.borrow_mut().unfinished = false;
+    net.settle();
+    assert_eq!((net.seen_by(1), net.seen_by(2)), (vec![0, 5], vec![0, 5]), "N-2");
+}
+
+#[test]
+fn a_flush_does_not_wait_for_a_set_whose_producer_died_inside() {
+    let mut net = Net::new(2, Propagation::Eager);
+    let mut producer = writer(2);
+    let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
+    net.home.produce(ID, net.shape, memory, None);
+    set(&mut producer, 1, &[0, 1], 5);
+    let mut last = producer.begin(2);
+    last.put(0, 2, &[9; ROW_BYTES as usize]);
+    std::mem::forget(last);
+    net.consume(1);
+    assert!(net.flushes(1));
+    assert_eq!(net.seen_by(1), [5, 5], "I-3");
+}
+
+#[test]
+fn a_flush_does_not_wait_for_a_batch_whose_producer_was_lost_in_the_middle() {
+    const ROWS: u32 = 80_000; // several messages
+    let mut net = Net::new(ROWS, Propagation::Eager);
+    let mut producer = writer(ROWS);
+    let shape = net.shape;
+    let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
+    net.join(PRODUCER).produce(ID, shape, memory, Some(HOME));
+    net.consume(1);
+    net.settle();
+    let all: Vec<u32> = (0..ROWS).rev().collect();
+    set(&mut producer, 1, &all, 5);
+    let node = net.workers.get_mut(&PRODUCER).unwrap();
+    Net::pass(node, HOME, &mut net.home, PRODUCER, 1);
+    assert!(net.home.memory(ID).unwrap().memory.rows().now().done == 0, "half of it is there");
+    net.workers.remove(&PRODUCER);
+    net.home.lost(PRODUCER);
+    assert!(net.flushes(1));
+    assert_eq!(net.seen_by(1), vec![0; ROWS as usize], "I-3");
+}
