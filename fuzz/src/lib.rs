@@ -8,10 +8,10 @@ use penstock_proto::frame::{Body, HEADER_BYTES, Header};
 use penstock_proto::handshake::{Purpose, ServerHandshake, WorkerHandshake};
 use penstock_proto::items::RowSet;
 use penstock_proto::items::node::{Host, Node};
-use penstock_proto::items::wire::{Encoder, Entries, Message, RegionId, Shape};
+use penstock_proto::items::wire::{Encoder, Entries, MAX_MESSAGE_BYTES, Message, RegionId, Shape};
 use penstock_proto::message::{Reply, Request, Secret, decode, encode};
 use penstock_proto::outbox::{Inbox, Outbox};
-use penstock_proto::record::Records;
+use penstock_proto::record::{self, LENGTH_BYTES, Records};
 use penstock_proto::submission::{Submission, WORDS};
 
 /// A target: its name and its body.
@@ -220,7 +220,7 @@ pub fn items(data: &[u8]) {
         if let Ok(message) = Message::decode(&record) {
             let mut again = Vec::new();
             Encoder::message(&mut again, &message);
-            assert_eq!(Message::decode(&again[4..]).expect("what was encoded decodes"), message);
+            assert_eq!(Message::decode(&again[LENGTH_BYTES..]).expect("what was encoded decodes"), message);
         }
         if node.receive(peer, &record).is_err() {
             node.lost(peer);
@@ -230,8 +230,9 @@ pub fn items(data: &[u8]) {
             let mut out = Vec::new();
             node.transmit(peer, &mut out, 1 << 16);
             let mut sent = &out[..];
-            while let Some((length, tail)) = sent.split_first_chunk::<4>() {
-                let (record, tail) = tail.split_at(u32::from_le_bytes(*length) as usize);
+            while let Some((head, tail)) = sent.split_first_chunk::<LENGTH_BYTES>() {
+                let length = record::length(head, MAX_MESSAGE_BYTES).expect("it is undamaged");
+                let (record, tail) = tail.split_at(length);
                 let message = Message::decode(record).expect("what a home says can be read");
                 if let Message::Rows { head, entries, .. } = message {
                     assert!(Entries::new(entries, 1, head.apart).take(1 << 16).count() < 1 << 16);

@@ -2,7 +2,7 @@
 //!
 //! | region | made by | workers map it | holds |
 //! |---|---|---|---|
-//! | board | server, one a job | read-only | each shard's sleeping flag |
+//! | board | server, one a job | read-only | each shard's sleeping flag; heartbeats of the shards and of the control thread |
 //! | page | server, one a worker | writable | bell, heartbeat, a ring for each shard |
 //! | model | server, one a tensor | read-only | this server's extent of the value; then progress of each shard; then chunk headers |
 //! | lane | server, one for each tensor and worker | writable | the same extent of the contribution; then counts of folded chunks, by shard |
@@ -43,12 +43,21 @@ unsafe impl Shared for Bell {}
 // SAFETY: `AtomicU64`s only.
 unsafe impl Shared for Ring {}
 
-/// The board: one [`Sleeping`] a shard.
+/// The board: one [`Sleeping`] a shard; then the heartbeats, a [`Count`] for each shard and one for the control thread.
 pub mod board {
-    use super::{MAX_SHARDS, Sleeping, pages};
+    use super::{Count, MAX_SHARDS, Sleeping, pages};
 
+    /// Where the heartbeats lie.
+    const BEATS: usize = MAX_SHARDS as usize * size_of::<Sleeping>();
     /// Bytes.
-    pub const BYTES: usize = pages(MAX_SHARDS as usize * size_of::<Sleeping>());
+    pub const BYTES: usize = pages(BEATS + (MAX_SHARDS as usize + 1) * size_of::<Count>());
+    /// The control thread, where a shard is named.
+    pub const CONTROL: u32 = MAX_SHARDS;
+
+    /// Where the heartbeat of `shard`, or of [`CONTROL`], lies. It grows while its thread lives.
+    pub fn heartbeat(shard: u32) -> usize {
+        BEATS + shard as usize * size_of::<Count>()
+    }
 
     /// Where the flag of `shard` lies.
     pub fn sleeping(shard: u32) -> usize {

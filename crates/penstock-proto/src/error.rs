@@ -117,6 +117,9 @@ pub enum Refusal {
     /// The job has ended.
     #[error(transparent)]
     Ended(#[from] JobFailure),
+    /// The job has ended well: every worker has come and gone.
+    #[error("the job is over: all its workers have come and gone")]
+    Over,
 }
 
 impl Hint for Refusal {
@@ -142,6 +145,7 @@ impl Hint for Refusal {
             }
             Self::System { .. } => "run `penstock doctor` on the server's host",
             Self::NoValue { .. } => "declare all tensors before worker 0 closes the job",
+            Self::Over => "start a new job, with as many workers as are to take part",
             Self::Ended(failure) => return failure.hint(),
             _ => return None,
         };

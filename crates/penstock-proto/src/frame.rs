@@ -24,6 +24,7 @@ const MAGIC: u32 = u32::from_le_bytes(*b"PSF\x01");
 /// Who says it: the low byte of the kind word.
 const FROM_WORKER: u8 = 1;
 const FROM_SHARD: u8 = 2;
+const ALIVE: u8 = 3;
 
 /// How a payload is encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +45,8 @@ pub enum Body {
     },
     /// From a shard.
     Notice(Notice),
+    /// From a worker that has nothing to submit: it lives. Such a frame has no number, and is not taken.
+    Alive,
 }
 
 /// What a shard says to a worker of another host.
@@ -208,6 +211,7 @@ impl Header {
         let (from, wanted, body) = match self.body {
             Body::Submission { submission, wanted } => (FROM_WORKER, wanted, submission.encode()),
             Body::Notice(notice) => (FROM_SHARD, false, notice.encode()),
+            Body::Alive => (ALIVE, false, [0; WORDS]),
         };
         let encoding = match self.encoding {
             Encoding::Raw => 0u8,
@@ -238,12 +242,13 @@ impl Header {
         for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
             *word = u64::from_le_bytes(*bytes);
         }
+        // First, because whatever else is wrong with bytes that were damaged is no fault of who sent them.
+        if words[15] != xxh3_64(&bytes[..HEADER_BYTES - 8]) {
+            return Err(FrameError::Damaged);
+        }
         let (magic, kind) = unpack(words[0]);
         if magic != MAGIC {
             return Err(FrameError::NoFrame { got: magic });
-        }
-        if words[15] != xxh3_64(&bytes[..HEADER_BYTES - 8]) {
-            return Err(FrameError::Damaged);
         }
         let length = u32::try_from(words[4]).unwrap_or(u32::MAX);
         if length > MAX_PAYLOAD_BYTES {
@@ -258,6 +263,7 @@ impl Header {
         let body = match from {
             FROM_WORKER => Body::Submission { submission: Submission::decode(body)?, wanted: wanted != 0 },
             FROM_SHARD => Body::Notice(Notice::decode(&body)?),
+            ALIVE => Body::Alive,
             _ => return Err(FrameError::UnknownKind { got: kind }),
         };
         Ok(Self {

@@ -134,6 +134,31 @@ impl Lease {
     }
 }
 
+/// Time as a process lives it, in milliseconds: while it was stopped (SIGSTOP, a debugger, a host that starves it) nothing is
+/// to be expected of others, so of the time between two looks no more than `step` counts.
+///
+/// - **M-2** Who was suspended and wakes takes nobody for lost before everybody had time to speak again.
+#[derive(Debug, Clone, Copy)]
+pub struct Lived {
+    step_ms: u64,
+    last_ms: u64,
+    lived_ms: u64,
+}
+
+impl Lived {
+    /// For one that looks at least every `step_ms`.
+    pub fn new(step_ms: u64, now_ms: u64) -> Self {
+        Self { step_ms, last_ms: now_ms, lived_ms: 0 }
+    }
+
+    /// What has been lived until `now_ms`.
+    pub fn until(&mut self, now_ms: u64) -> u64 {
+        let passed = now_ms.saturating_sub(std::mem::replace(&mut self.last_ms, now_ms));
+        self.lived_ms += passed.min(self.step_ms);
+        self.lived_ms
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -178,5 +203,17 @@ mod tests {
         assert!(!lease.has_ended(1, 190));
         assert!(lease.has_ended(1, 191));
         assert!(!lease.has_ended(2, 192), "a late sign is still a sign");
+    }
+
+    #[test]
+    fn whoever_was_suspended_gives_the_others_time_when_it_wakes() {
+        let (mut lived, mut lease) = (Lived::new(25, 0), Lease::new(100, 0));
+        let looks = [(10, 1), (30, 2), (60_030, 2), (60_060, 2), (60_090, 2)];
+        for (now, sign) in looks {
+            assert!(!lease.has_ended(sign, lived.until(now)), "at {now}");
+        }
+        let mut wait = (60_100..).step_by(10);
+        let lost = wait.find(|&now| lease.has_ended(2, lived.until(now))).unwrap();
+        assert!(lost < 60_150, "a silent one is found all the same, at {lost}");
     }
 }

@@ -56,6 +56,8 @@ impl Secret {
 pub struct Request {
     /// Chosen by the worker, above 0.
     pub id: u64,
+    /// Every request with a lower number has its answer, or needs none any more: the server need not keep those.
+    pub settled: u64,
     /// What it asks.
     pub body: Ask,
 }
@@ -108,6 +110,8 @@ pub enum Ask {
         /// The error.
         failed: Option<String>,
     },
+    /// On a network connection: the worker has heard the server's last word (`Left` or `Failed`), which is not repeated then.
+    Heard,
 }
 
 /// A reply to request `id`; 0 is for what nobody asked: the job's failure.
@@ -225,6 +229,7 @@ mod tests {
         let spec = crate::spec::tests::spec(Consistency::Ssp(3));
         Request {
             id: 7,
+            settled: 6,
             body: Ask::Declare { spec, decided: Some((3, vec![Extent { first: 0, count: 2 }])) },
         }
     }
@@ -260,7 +265,7 @@ mod tests {
     #[test]
     fn a_hostile_length_is_refused_before_a_byte_is_allocated() {
         // A shape that claims 2^60 dimensions in ten bytes.
-        let bytes = [7, 1, 1, b'w', 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x0f];
+        let bytes = [7, 6, 1, 1, b'w', 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x0f];
         assert!(decode::<Request>(&bytes).is_err());
         assert!(matches!(
             decode::<Request>(&vec![0; MAX_MESSAGE_BYTES + 1]),

@@ -1,6 +1,17 @@
-//! Records: control messages on a stream. A record is a length (4 bytes, little-endian) and that many bytes.
+//! Records: messages on a stream. A record is a length (4 bytes, little-endian), a checksum of it (4 bytes), a checksum of the
+//! message (8 bytes; both XXH3) and the message.
 //!
-//! A stream has no borders and its bytes are foreign: a length beyond the limit is refused before anything is kept for it.
+//! A stream has no borders and its bytes are foreign: a length beyond the limit is refused before anything is kept for it. The
+//! length has a checksum of its own, because a damaged one would have its reader wait for what never comes. Damage is the
+//! line's fault and ends the connection; a length beyond the limit is the peer's.
+
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Bytes in front of a record's checksum and message: their length, and what shows that it arrived undamaged.
+pub const LENGTH_BYTES: usize = 8;
+/// Bytes of a message's checksum.
+pub const CHECKSUM_BYTES: usize = 8;
+const HEAD_BYTES: usize = LENGTH_BYTES + CHECKSUM_BYTES;
 
 /// What is read of a stream of records.
 #[derive(Debug)]
@@ -11,20 +22,45 @@ pub struct Records {
     given: usize,
 }
 
-/// A record longer than any there may be.
+/// Why a stream of records ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("expected a record of at most {limit} bytes, got {got}")]
-pub struct RecordTooLong {
-    /// The limit.
-    pub limit: usize,
-    /// The length that was announced.
-    pub got: usize,
+pub enum RecordError {
+    /// A record longer than any there may be.
+    #[error("expected a record of at most {limit} bytes, got {got}")]
+    TooLong {
+        /// The limit.
+        limit: usize,
+        /// The length that was announced.
+        got: usize,
+    },
+    /// Bytes that do not fit their checksum.
+    #[error("a record arrived damaged")]
+    Damaged,
 }
 
-const LENGTH: usize = 4;
+/// The first bytes of a record whose rest is `length` bytes long.
+pub fn length_bytes(length: u32) -> [u8; LENGTH_BYTES] {
+    let length = length.to_le_bytes();
+    let sum = (xxh3_64(&length) as u32).to_le_bytes();
+    let mut bytes = [0; LENGTH_BYTES];
+    bytes[..4].copy_from_slice(&length);
+    bytes[4..].copy_from_slice(&sum);
+    bytes
+}
+
+/// The length that the first bytes of a record tell, if it is at most `limit`.
+pub fn length(bytes: &[u8; LENGTH_BYTES], limit: usize) -> Result<usize, RecordError> {
+    let [a, b, c, d, ..] = *bytes;
+    let length = u32::from_le_bytes([a, b, c, d]);
+    if length_bytes(length) != *bytes {
+        return Err(RecordError::Damaged);
+    }
+    let got = length as usize;
+    if got > limit { Err(RecordError::TooLong { limit, got }) } else { Ok(got) }
+}
 
 impl Records {
-    /// For records of at most `limit` bytes.
+    /// For messages of at most `limit` bytes.
     pub fn new(limit: usize) -> Self {
         Self { limit, buffer: Vec::new(), given: 0 }
     }
@@ -35,18 +71,17 @@ impl Records {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next whole record.
-    pub fn take(&mut self) -> Result<Option<&[u8]>, RecordTooLong> {
+    /// The next whole message.
+    pub fn take(&mut self) -> Result<Option<&[u8]>, RecordError> {
         let rest = &self.buffer[self.given..];
-        let Some((length, rest)) = rest.split_first_chunk::<LENGTH>() else { return Ok(None) };
-        let length = u32::from_le_bytes(*length) as usize;
-        if length > self.limit {
-            return Err(RecordTooLong { limit: self.limit, got: length });
+        let Some((head, rest)) = rest.split_first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
+        let length = length(head, self.limit)?;
+        let Some((sum, rest)) = rest.split_first_chunk::<CHECKSUM_BYTES>() else { return Ok(None) };
+        let Some(message) = rest.get(..length) else { return Ok(None) };
+        if u64::from_le_bytes(*sum) != xxh3_64(message) {
+            return Err(RecordError::Damaged);
         }
-        if rest.len() < length {
-            return Ok(None);
-        }
-        let start = self.given + LENGTH;
+        let start = self.given + HEAD_BYTES;
         self.given = start + length;
         Ok(Some(&self.buffer[start..self.given]))
     }
@@ -54,9 +89,12 @@ impl Records {
     /// How many bytes must at least come before there is another record: so a reader need not take more than is its.
     pub fn missing(&self) -> usize {
         let rest = &self.buffer[self.given..];
-        match rest.split_first_chunk::<LENGTH>() {
-            None => LENGTH - rest.len(),
-            Some((length, rest)) => (u32::from_le_bytes(*length) as usize).saturating_sub(rest.len()),
+        match rest.split_first_chunk::<LENGTH_BYTES>() {
+            None => LENGTH_BYTES - rest.len(),
+            Some((head, rest)) => {
+                let message = length(head, self.limit).unwrap_or(0);
+                (CHECKSUM_BYTES + message).saturating_sub(rest.len())
+            }
         }
     }
 }
@@ -64,7 +102,7 @@ impl Records {
 /// `message` as a record.
 pub fn record(message: &[u8]) -> Vec<u8> {
     let length = u32::try_from(message.len()).expect("messages are short");
-    [&length.to_le_bytes(), message].concat()
+    [&length_bytes(length)[..], &xxh3_64(message).to_le_bytes(), message].concat()
 }
 
 #[cfg(test)]
@@ -110,7 +148,19 @@ mod tests {
     #[test]
     fn a_hostile_length_is_refused_before_a_byte_is_kept_for_it() {
         let mut records = Records::new(10);
-        records.feed(&u32::MAX.to_le_bytes());
-        assert_eq!(records.take(), Err(RecordTooLong { limit: 10, got: u32::MAX as usize }));
+        records.feed(&length_bytes(u32::MAX));
+        assert_eq!(records.take(), Err(RecordError::TooLong { limit: 10, got: u32::MAX as usize }));
+    }
+
+    #[test]
+    fn a_flipped_bit_anywhere_is_found_and_never_has_the_reader_wait_for_what_does_not_come() {
+        let whole = record(b"rescale = 1.0");
+        for at in 0..8 * whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at / 8] ^= 1 << (at % 8);
+            let mut records = Records::new(1 << 20);
+            records.feed(&damaged);
+            assert_eq!(records.take(), Err(RecordError::Damaged), "bit {at}");
+        }
     }
 }

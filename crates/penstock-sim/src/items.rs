@@ -13,8 +13,9 @@ use crate::rng::{Rng, hash};
 use penstock_fabric::items::memory::RegionMemory;
 use penstock_fabric::items::region::{Layout, Waiters, Writer};
 use penstock_proto::items::node::{Host, Node, Peer};
-use penstock_proto::items::wire::{RegionId, Shape};
+use penstock_proto::items::wire::{MAX_MESSAGE_BYTES, RegionId, Shape};
 use penstock_proto::items::{Propagation, RowSet};
+use penstock_proto::record::{self, LENGTH_BYTES};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// All that a seed decides.
@@ -282,8 +283,9 @@ impl<'a> Run<'a> {
             node.transmit(peer, &mut bytes, 300_000);
             did |= !bytes.is_empty();
             let mut rest = &bytes[..];
-            while let Some((length, tail)) = rest.split_first_chunk::<4>() {
-                let (record, tail) = tail.split_at(u32::from_le_bytes(*length) as usize);
+            while let Some((head, tail)) = rest.split_first_chunk::<LENGTH_BYTES>() {
+                let length = record::length(head, MAX_MESSAGE_BYTES).expect("it is undamaged");
+                let (record, tail) = tail.split_at(length);
                 wire.push_back(record.to_vec());
                 rest = tail;
             }

@@ -29,7 +29,7 @@ struct Raw {
 }
 
 fn say(connection: &Connection, id: u64, body: Ask) -> (Answer, Vec<OwnedFd>) {
-    let bytes = encode(&Request { id, body }).unwrap();
+    let bytes = encode(&Request { id, settled: 0, body }).unwrap();
     connection.send(&bytes, &[], SendFlags::empty()).unwrap();
     let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
     let (length, descriptors) = connection.receive_with_descriptors(&mut buffer, RecvFlags::empty()).unwrap();
@@ -162,7 +162,7 @@ fn messages_that_are_none_end_the_connection() {
 #[test]
 fn a_worker_that_never_reads_its_answers_is_not_waited_for() {
     survives("deaf", |raw| {
-        let bytes = encode(&Request { id: 5, body: Ask::MissingAtBarrier }).unwrap();
+        let bytes = encode(&Request { id: 5, settled: 0, body: Ask::MissingAtBarrier }).unwrap();
         while raw.connection.send(&bytes, &[], SendFlags::DONTWAIT).is_ok() {}
         // Whether it was the server's queue or ours that is full: the server empties its own, then ours fills up.
         for _ in 0..10_000 {
@@ -195,7 +195,7 @@ fn strangers_learn_nothing_and_take_no_room() {
     drop(silent);
     let (_, hello_of_theirs) =
         WorkerHandshake::start("job", Secret([8; 32]), Purpose::Control, [6; 32]).unwrap();
-    let request = encode(&Request { id: 1, body: hello(0, 1) }).unwrap();
+    let request = encode(&Request { id: 1, settled: 0, body: hello(0, 1) }).unwrap();
     for words in [&request[..], &[0xff; 40], &[0]] {
         let connection = Connection::connect(&cluster.paths[0]).unwrap();
         let refused = WorkerHandshake::finish(&exchange(&connection, words)).unwrap_err();

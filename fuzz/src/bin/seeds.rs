@@ -60,7 +60,7 @@ fn main() {
         Answer::Failed(lost),
     ];
     let mut messages: Vec<Vec<u8>> = Vec::new();
-    messages.extend(requests.map(|body| encode(&Request { id: 7, body }).expect("it is short")));
+    messages.extend(requests.map(|body| encode(&Request { id: 7, settled: 6, body }).expect("it is short")));
     messages.extend(replies.map(|body| encode(&Reply { id: 7, body }).expect("it is short")));
     let records = messages.iter().take(3).flat_map(|message| record(message)).collect::<Vec<u8>>();
     let words =
@@ -102,8 +102,8 @@ fn items() -> Vec<Vec<u8>> {
             (1, Message::Flush { id: 1 }),
         ];
         let mut say = |peer: u8, record: &[u8]| {
-            said.extend([peer, record.len() as u8 - 12]);
-            said.extend_from_slice(&record[12..]);
+            said.extend([peer, record.len() as u8 - 16]);
+            said.extend_from_slice(&record[16..]);
         };
         for (peer, message) in messages {
             let mut record = Vec::new();

@@ -1,11 +1,11 @@
 //! What travels where producer and consumer share no memory: messages of one connection for each worker and server.
 //!
-//! A message is a [record](crate::record): kind, numbers of seven bits a byte, perhaps rows, and XXH3 over all of it. Everything is
+//! A message is a [record](crate::record): kind, numbers of seven bits a byte, perhaps rows. Everything is
 //! state, not change: a message that comes twice, or whose connection broke before it came, does no harm.
 
 use super::rows::{RowSet, pop, push};
 use super::spec::{MAX_ROW_BYTES, Propagation, TableId};
-use crate::Rank;
+use crate::{Rank, record};
 use serde::{Deserialize, Serialize};
 
 /// Longest message: a row of the longest, or the rows of a large scattered subscription.
@@ -146,8 +146,17 @@ pub struct Malformed {
     what: &'static str,
 }
 
-const LENGTH: usize = 4;
-const CHECKSUM: usize = 8;
+const DAMAGED: &str = "its checksum is wrong";
+
+impl Malformed {
+    /// Whether the line damaged it: no fault of who sent it.
+    pub fn is_damage(&self) -> bool {
+        self.what == DAMAGED
+    }
+}
+
+const LENGTH: usize = record::LENGTH_BYTES;
+const CHECKSUM: usize = record::CHECKSUM_BYTES;
 
 /// Appends records to a buffer.
 #[derive(Debug)]
@@ -236,7 +245,7 @@ impl<'a> Encoder<'a> {
         let body = self.start + LENGTH + CHECKSUM;
         let sum = xxhash_rust::xxh3::xxh3_64(&self.out[body..]);
         let length = (self.out.len() - self.start - LENGTH) as u32;
-        self.out[self.start..self.start + LENGTH].copy_from_slice(&length.to_le_bytes());
+        self.out[self.start..self.start + LENGTH].copy_from_slice(&record::length_bytes(length));
         self.out[self.start + LENGTH..body].copy_from_slice(&sum.to_le_bytes());
     }
 }
@@ -258,7 +267,7 @@ impl<'a> Message<'a> {
         let malformed = |what| Malformed { bytes: record.len(), what };
         let (sum, mut rest) = record.split_first_chunk::<CHECKSUM>().ok_or_else(|| malformed("too short"))?;
         if u64::from_le_bytes(*sum) != xxhash_rust::xxh3::xxh3_64(rest) {
-            return Err(malformed("its checksum is wrong"));
+            return Err(malformed(DAMAGED));
         }
         let (&kind, body) = rest.split_first().ok_or_else(|| malformed("too short"))?;
         rest = body;
@@ -392,8 +401,8 @@ mod tests {
         for message in messages() {
             let mut record = Vec::new();
             Encoder::message(&mut record, &message);
-            assert_eq!(u32::from_le_bytes(record[..4].try_into().unwrap()) as usize, record.len() - 4);
-            assert_eq!(Message::decode(&record[4..]), Ok(message));
+            assert_eq!(u32::from_le_bytes(record[..4].try_into().unwrap()) as usize, record.len() - LENGTH);
+            assert_eq!(Message::decode(&record[LENGTH..]), Ok(message));
             for cut in 4..record.len() {
                 assert!(Message::decode(&record[4..cut]).is_err());
             }
@@ -407,7 +416,7 @@ mod tests {
             Encoder::message(&mut record, &messages()[which]);
             let at = 4 + at.index(record.len() - 4);
             record[at] ^= 1 << bit;
-            prop_assert!(Message::decode(&record[4..]).is_err());
+            prop_assert!(Message::decode(&record[LENGTH..]).is_err());
         }
 
         #[test]
@@ -435,7 +444,7 @@ mod tests {
                 encoder.entry(&Entry { place, count, number, clock, as_of, value: value.as_deref() }, apart);
             }
             encoder.end();
-            let Ok(Message::Rows { entries, .. }) = Message::decode(&record[4..]) else { panic!() };
+            let Ok(Message::Rows { entries, .. }) = Message::decode(&record[LENGTH..]) else { panic!() };
             let got: Vec<_> = Entries::new(entries, 3, apart).map(|entry| {
                 let entry = entry.unwrap();
                 (entry.place, entry.count, entry.number, entry.clock, entry.as_of, entry.value.map(<[u8]>::to_vec))

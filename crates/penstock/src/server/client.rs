@@ -1,25 +1,27 @@
 //! Who is at the other end of a control connection.
 
 use super::proof::Proof;
+use crate::wire::Ended;
 use crate::wire::records::RecordStream;
 use penstock_fabric::layout::{Count, page};
 use penstock_fabric::region::Mapping;
 use penstock_fabric::socket::Connection;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::Rank;
+use penstock_proto::error::Loss;
 use penstock_proto::handshake::Session;
 use penstock_proto::membership::Lease;
 use penstock_proto::message::MAX_MESSAGE_BYTES;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
-use std::collections::VecDeque;
-use std::io;
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
 
-/// Answers kept for a worker that may connect again. It has no more requests open at once than it has threads.
-const KEPT: usize = 64;
+/// Answers kept at most for a worker that may connect again, and their bytes: those that it has not said to have. It has no
+/// more requests open at once than it has threads that ask.
+const MOST_KEPT: usize = 4096;
+const MOST_KEPT_BYTES: usize = 4 << 20;
 
 /// How messages come and go.
 pub(super) enum Channel {
@@ -42,34 +44,47 @@ impl AsFd for Channel {
 pub(super) enum Received {
     Message(Vec<u8>),
     Nothing,
-    End,
-    Oversized,
+    End(Loss),
+}
+
+/// What becomes of a worker whose connection is over: one that only broke may be made again.
+fn loss(ended: Ended) -> Loss {
+    match ended {
+        Ended::Connection(_) => Loss::Died,
+        Ended::Peer(what) => Loss::Broke { what },
+    }
 }
 
 impl Channel {
     pub(super) fn receive(&mut self, buffer: &mut [u8; MAX_MESSAGE_BYTES]) -> Received {
         match self {
             Self::Local(connection) => match connection.receive(buffer, RecvFlags::DONTWAIT) {
-                Ok(0) => Received::End,
+                Ok(0) => Received::End(Loss::Died),
                 Ok(length) => Received::Message(buffer[..length].to_vec()),
                 Err(Errno::AGAIN) => Received::Nothing,
-                Err(Errno::MSGSIZE) => Received::Oversized,
-                Err(_) => Received::End,
+                Err(Errno::MSGSIZE) => Received::End(Loss::Broke { what: "an oversized message".to_owned() }),
+                Err(_) => Received::End(Loss::Died),
             },
-            Self::Remote(records) => match records.flush().and_then(|_| records.receive()) {
-                Ok(Some(message)) => Received::Message(message),
-                Ok(None) => Received::Nothing,
-                Err(error) if error.kind() == io::ErrorKind::InvalidData => Received::Oversized,
-                Err(_) => Received::End,
-            },
+            Self::Remote(records) => {
+                match records.flush().map_err(Ended::from).and_then(|_| records.receive()) {
+                    Ok(Some(message)) => Received::Message(message),
+                    Ok(None) => Received::Nothing,
+                    Err(ended) => Received::End(loss(ended)),
+                }
+            }
         }
     }
 
-    /// Sends without waiting.
-    pub(super) fn send(&mut self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    /// Sends without waiting. A worker that does not read its answers is lost; one whose connection has ended may return.
+    pub(super) fn send(&mut self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), Loss> {
         match self {
-            Self::Local(connection) => Ok(connection.send(message, descriptors, SendFlags::DONTWAIT)?),
-            Self::Remote(records) => records.send(message),
+            Self::Local(connection) => {
+                connection.send(message, descriptors, SendFlags::DONTWAIT).map_err(|errno| match errno {
+                    Errno::PIPE | Errno::CONNRESET => Loss::Died,
+                    _ => Loss::Broke { what: "it does not read its answers".to_owned() },
+                })
+            }
+            Self::Remote(records) => records.send(message).map_err(loss),
         }
     }
 }
@@ -77,11 +92,14 @@ impl Channel {
 /// A connection.
 pub(super) struct Client {
     pub(super) channel: Channel,
-    pub(super) since: Instant,
+    /// When it came, as the control thread counts milliseconds.
+    pub(super) since: u64,
     /// Whether it has proved that it knows the job's secret. Before, nothing else is heard.
     pub(super) proof: Proof,
     /// Whose it is; `None` before it has said hello.
     pub(super) rank: Option<Rank>,
+    /// The worker on another host that is told the last word by this connection: it has left, or the job has failed.
+    pub(super) parting: Option<Rank>,
 }
 
 /// A worker that has joined and not left.
@@ -96,13 +114,14 @@ pub(super) struct Worker {
     pub(super) at_barrier: Option<u64>,
     /// Its connection; `None` while a worker on another host has none.
     pub(super) client: Option<u64>,
-    answers: VecDeque<(u64, Vec<u8>)>,
+    answers: BTreeMap<u64, Vec<u8>>,
+    kept: usize,
 }
 
 impl Worker {
     pub(super) fn new(page: Option<Arc<Mapping>>, session: Session, lease: Lease, client: u64) -> Self {
-        let (answers, client) = (VecDeque::new(), Some(client));
-        Self { page, session, lease, signs: 0, at_barrier: None, client, answers }
+        let (answers, client) = (BTreeMap::new(), Some(client));
+        Self { page, session, lease, signs: 0, at_barrier: None, client, answers, kept: 0 }
     }
 
     pub(super) fn is_remote(&self) -> bool {
@@ -120,16 +139,25 @@ impl Worker {
 
     /// The answer that was given to a request, if it was answered before.
     pub(super) fn answered(&self, request: u64) -> Option<Vec<u8>> {
-        self.answers.iter().find(|(id, _)| *id == request).map(|(_, bytes)| bytes.clone())
+        self.answers.get(&request).cloned()
     }
 
-    /// Keeps an answer for a worker that may have to ask again.
-    pub(super) fn keep_answer(&mut self, request: u64, bytes: &[u8]) {
-        if self.is_remote() {
-            if self.answers.len() == KEPT {
-                self.answers.pop_front();
-            }
-            self.answers.push_back((request, bytes.to_vec()));
+    /// The worker needs no answer any more to requests before this one.
+    pub(super) fn settle(&mut self, settled: u64) {
+        while let Some(oldest) = self.answers.first_entry()
+            && *oldest.key() < settled
+        {
+            self.kept -= oldest.remove().len();
         }
+    }
+
+    /// Keeps an answer for a worker that may have to ask again, until it says that it needs it no more. `false`: it leaves
+    /// more of them open than any honest worker.
+    pub(super) fn keep_answer(&mut self, request: u64, bytes: &[u8]) -> bool {
+        if self.is_remote() {
+            self.kept += bytes.len();
+            self.kept -= self.answers.insert(request, bytes.to_vec()).map_or(0, |before| before.len());
+        }
+        self.answers.len() <= MOST_KEPT && self.kept <= MOST_KEPT_BYTES
     }
 }

@@ -13,7 +13,8 @@ use super::tables::{Answers, Asker, Sealed, Tables};
 use super::{Order, ServerConfig, Shared, StartError, Wakeup, budget, crowding};
 use crate::options::OnWorkerLoss;
 use crate::wire::records::RecordStream;
-use penstock_fabric::layout::page;
+use crate::wire::vigil::{LivedClock, look_every};
+use penstock_fabric::layout::{board, page};
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::{Mapping, Region, Writers};
 use penstock_fabric::socket::Listener;
@@ -30,16 +31,20 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::time::Timespec;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Connections that have not said who they are. One more is closed at once: strangers get no room to pile up.
 const MAX_STRANGERS: usize = 256;
-/// Longest time that a connection may take to say who it is.
-const HELLO_WITHIN: Duration = Duration::from_secs(10);
+/// Longest time that a connection may take to say who it is, in milliseconds.
+const HELLO_WITHIN_MS: u64 = 10_000;
+/// How long a worker whose connection broke while it was told the last word may take to come and ask for it, in milliseconds.
+const RETURN_WITHIN_MS: u64 = 2_000;
+/// Looks at the sockets in one turn, before leases are judged: enough for one at every worker's.
+const ROUNDS: usize = 32;
 
 const LISTENER: u64 = u64::MAX;
 const WAKEUP: u64 = u64::MAX - 1;
@@ -52,6 +57,12 @@ pub(super) struct Shards {
     /// For other threads that report.
     pub(super) sender: Sender<Report>,
     pub(super) board: Board,
+}
+
+/// How it ended with a worker on another host, which may come again because it has not heard of it.
+enum Last {
+    Left,
+    Lost(Loss),
 }
 
 /// A question that all shards answer.
@@ -82,7 +93,13 @@ pub(super) struct Control {
     items_bell: OwnedFd,
     tickets: HashMap<u64, Ticket>,
     next_ticket: u64,
-    started: Instant,
+    clock: LivedClock,
+    /// Workers on other hosts that have left or were lost, by their session.
+    departed: HashMap<Rank, (Session, Last)>,
+    /// Those that have not said that they heard the last word, and until when they may come and ask for it.
+    partings: BTreeMap<Rank, u64>,
+    /// Whether the process wants the server to end now, whoever has not heard of it.
+    stopping: bool,
     ended: Option<Result<(), JobFailure>>,
     buffer: Box<[u8; MAX_MESSAGE_BYTES]>,
 }
@@ -98,6 +115,14 @@ fn refuse(mut channel: Channel, refusal: Refusal) {
 
 fn plain(answer: Answer) -> Option<Answered> {
     Some(Ok((answer, Vec::new())))
+}
+
+/// What a worker is told that comes when the job has ended.
+fn last_word(outcome: &Result<(), JobFailure>) -> Result<Answer, Refusal> {
+    match outcome {
+        Ok(()) => Err(Refusal::Over),
+        Err(failure) => Ok(Answer::Failed(failure.clone())),
+    }
 }
 
 impl Control {
@@ -126,6 +151,7 @@ impl Control {
             config.options.chunk_bytes,
             budget::budget(config.options.memory),
         );
+        let clock = LivedClock::new(config.options.lease);
         Ok(Self {
             roster: Roster::new(config.workers),
             catalog,
@@ -145,7 +171,10 @@ impl Control {
             workers: HashMap::new(),
             tickets: HashMap::new(),
             next_ticket: 0,
-            started: Instant::now(),
+            clock,
+            departed: HashMap::new(),
+            partings: BTreeMap::new(),
+            stopping: false,
             ended: None,
             buffer: Box::new([0; MAX_MESSAGE_BYTES]),
         })
@@ -155,7 +184,7 @@ impl Control {
         while self.ended.is_none() {
             self.turn();
         }
-        let outcome = self.ended.take().unwrap_or(Ok(()));
+        let outcome = self.ended.clone().unwrap_or(Ok(()));
         self.items = None;
         if let Err(failure) = &outcome {
             self.tell_all(failure);
@@ -165,24 +194,23 @@ impl Control {
         }
         // The socket goes before anyone hears of the end: whoever starts the next server finds the path free.
         self.listener = None;
+        // Who has no connection just now, or had one that broke, comes again and is told how the job ended.
+        while !self.stopping && !self.partings.is_empty() {
+            self.turn();
+        }
         *self.shared.outcome.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(outcome);
         self.shared.ended.notify_all();
     }
 
     fn turn(&mut self) {
-        let mut events = Vec::with_capacity(32);
-        let tick = self.config.options.lease / 4;
-        let timeout = Timespec {
-            tv_sec: i64::try_from(tick.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(tick.subsec_nanos()),
-        };
-        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout));
-        for event in events {
-            match event.data.u64() {
-                LISTENER => self.accept(),
-                WAKEUP => Wakeup::clear(self.shared.wakeup.as_fd()),
-                client => self.serve(client),
+        self.shards.board.beat(board::CONTROL);
+        let mut longest = look_every(self.config.options.lease);
+        // Everything that lies in the sockets is read before leases are judged: after a pause of this process that is much.
+        for _ in 0..ROUNDS {
+            if !self.take_events(longest) {
+                break;
             }
+            longest = Duration::ZERO;
         }
         self.take_orders();
         self.take_reports();
@@ -192,6 +220,25 @@ impl Control {
         if self.ended.is_none() && self.roster.is_over() {
             self.ended = Some(Ok(()));
         }
+    }
+
+    /// Waits for events, at most for `longest`, and takes them; whether there may be more.
+    fn take_events(&mut self, longest: Duration) -> bool {
+        let mut events = Vec::with_capacity(64);
+        let timeout = Timespec {
+            tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(longest.subsec_nanos()),
+        };
+        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout));
+        let full = events.len() == events.capacity();
+        for event in events {
+            match event.data.u64() {
+                LISTENER => self.accept(),
+                WAKEUP => Wakeup::clear(self.shared.wakeup.as_fd()),
+                client => self.serve(client),
+            }
+        }
+        full
     }
 
     fn take_orders(&mut self) {
@@ -204,13 +251,18 @@ impl Control {
                         MAX_MESSAGE_BYTES,
                     ))));
                 }
+                // Whoever comes to work when the job has ended hears of it on the control connection.
+                Order::Enter { .. } if self.ended.is_some() => {}
                 Order::Enter { stream, purpose: Purpose::Shard { rank, session, shard }, long } => {
                     self.attach(rank, session, shard, stream, long);
                 }
                 Order::Enter { stream, purpose: Purpose::Items { rank, session }, .. } => {
                     self.attach_items(rank, session, stream);
                 }
-                Order::Stop => self.end(JobFailure::Stopped),
+                Order::Stop => {
+                    self.stopping = true;
+                    self.end(JobFailure::Stopped);
+                }
             }
         }
     }
@@ -239,9 +291,29 @@ impl Control {
     fn tell_all(&mut self, failure: &JobFailure) {
         let reply = Reply { id: 0, body: Answer::Failed(failure.clone()) };
         let Ok(bytes) = encode(&reply) else { return };
-        for client in self.clients.values_mut().filter(|client| client.rank.is_some()) {
-            let _ = client.channel.send(&bytes, &[]);
+        let until = self.clock.now() + self.lease_ms();
+        for (&rank, worker) in &self.workers {
+            if worker.is_remote() {
+                self.partings.insert(rank, until);
+            }
         }
+        let told: Vec<u64> = self
+            .clients
+            .iter()
+            .filter(|(_, client)| client.rank.is_some())
+            .map(|(&token, _)| token)
+            .collect();
+        for token in told {
+            let Some(client) = self.clients.get_mut(&token) else { continue };
+            client.parting = client.rank;
+            // One that cannot be told now is told when it comes again.
+            let _ = client.channel.send(&bytes, &[]);
+            self.watch(token);
+        }
+    }
+
+    fn lease_ms(&self) -> u64 {
+        self.config.options.lease.as_millis() as u64
     }
 
     // Connections
@@ -268,7 +340,8 @@ impl Control {
         self.next_client += 1;
         let flags = epoll::EventFlags::IN;
         if epoll::add(&self.epoll, &channel, epoll::EventData::new_u64(token), flags).is_ok() {
-            self.clients.insert(token, Client { channel, since: Instant::now(), proof, rank: None });
+            let since = self.clock.now();
+            self.clients.insert(token, Client { channel, since, proof, rank: None, parting: None });
         }
     }
 
@@ -329,6 +402,7 @@ impl Control {
             memory: Arc::clone(self.catalog.memory_left()),
             reports: self.shards.sender.clone(),
             control: Arc::clone(&self.shared),
+            lease: self.config.options.lease,
         };
         let items = items::start(setup)?;
         for sealed in self.sealed.drain(..) {
@@ -343,10 +417,7 @@ impl Control {
             let message = match client.channel.receive(&mut self.buffer) {
                 Received::Message(message) => message,
                 Received::Nothing => return self.watch(token),
-                Received::End => return self.close(token, Loss::Died),
-                Received::Oversized => {
-                    return self.close(token, Loss::Broke { what: "an oversized message".to_owned() });
-                }
+                Received::End(loss) => return self.close(token, loss),
             };
             if self.examine(token, &message) {
                 continue;
@@ -360,18 +431,30 @@ impl Control {
 
     fn take(&mut self, token: u64, request: Request) {
         let id = request.id;
-        let rank = self.clients.get(&token).and_then(|client| client.rank);
-        let Some(rank) = rank else {
+        let Some(client) = self.clients.get(&token) else { return };
+        if let (Some(rank), Ask::Heard) = (client.parting, &request.body) {
+            self.partings.remove(&rank);
+            self.drop_client(token);
+            return;
+        }
+        let Some(rank) = client.rank else {
             if let Some(answer) = self.ask_stranger(token, request) {
                 self.answer_client(token, id, answer);
             }
             return;
         };
+        if self.ended.is_some() {
+            return; // it was told so, and nothing else is answered
+        }
         if let Some(worker) = self.workers.get_mut(&rank) {
             worker.signs += 1;
+            worker.settle(request.settled);
             if let Some(bytes) = worker.answered(id) {
                 return self.send(token, &bytes, &[]);
             }
+        }
+        if request.body == Ask::Beat {
+            return self.answer_client(token, id, Ok((Answer::Alive, Vec::new())));
         }
         if let Some(answer) = self.ask(token, rank, request) {
             self.answer(rank, id, answer);
@@ -387,7 +470,9 @@ impl Control {
     fn answer(&mut self, rank: Rank, id: u64, answer: Answered) {
         let Some((bytes, descriptors)) = Self::encode(id, answer) else { return };
         let Some(worker) = self.workers.get_mut(&rank) else { return };
-        worker.keep_answer(id, &bytes);
+        if !worker.keep_answer(id, &bytes) {
+            return self.lose_rank(rank, Loss::Broke { what: "it settles none of its answers".to_owned() });
+        }
         if let Some(token) = worker.client {
             let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
             self.send(token, &bytes, &descriptors);
@@ -403,10 +488,9 @@ impl Control {
 
     fn send(&mut self, token: u64, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
         let Some(client) = self.clients.get_mut(&token) else { return };
-        if client.channel.send(bytes, descriptors).is_err() {
-            self.close(token, Loss::Broke { what: "it does not read its answers".to_owned() });
-        } else {
-            self.watch(token);
+        match client.channel.send(bytes, descriptors) {
+            Ok(()) => self.watch(token),
+            Err(loss) => self.close(token, loss),
         }
     }
 
@@ -423,8 +507,10 @@ impl Control {
 
     /// The connection is over. A worker on this host is lost with it; one on another host may come again.
     fn close(&mut self, token: u64, loss: Loss) {
-        let Some(client) = self.clients.remove(&token) else { return };
-        let _ = epoll::delete(&self.epoll, &client.channel);
+        let Some(client) = self.drop_client(token) else { return };
+        if let Some(until) = client.parting.and_then(|rank| self.partings.get_mut(&rank)) {
+            *until = (*until).min(self.clock.now() + RETURN_WITHIN_MS);
+        }
         let Some(rank) = client.rank else { return };
         let may_return = matches!(client.channel, Channel::Remote(_)) && loss == Loss::Died;
         if let Some(worker) = self.workers.get_mut(&rank)
@@ -438,16 +524,27 @@ impl Control {
         self.lose(rank, loss);
     }
 
+    fn drop_client(&mut self, token: u64) -> Option<Client> {
+        let client = self.clients.remove(&token)?;
+        let _ = epoll::delete(&self.epoll, &client.channel);
+        Some(client)
+    }
+
     fn lose_rank(&mut self, rank: Rank, loss: Loss) {
         match self.workers.get(&rank).and_then(|worker| worker.client) {
-            Some(token) if loss != Loss::Died => self.close(token, loss),
+            Some(token) if matches!(loss, Loss::Broke { .. }) => self.close(token, loss),
             _ => self.lose(rank, loss),
         }
     }
 
     fn lose(&mut self, rank: Rank, loss: Loss) {
-        if let Some(token) = self.workers.remove(&rank).and_then(|worker| worker.client) {
-            self.clients.remove(&token);
+        if let Some(worker) = self.workers.remove(&rank) {
+            if worker.is_remote() {
+                self.departed.insert(rank, (worker.session, Last::Lost(loss.clone())));
+            }
+            if let Some(token) = worker.client {
+                self.dismiss(token, rank, &loss);
+            }
         }
         if !self.roster.lose(rank) {
             return;
@@ -457,6 +554,25 @@ impl Control {
             OnWorkerLoss::Stop => self.end(JobFailure::WorkerLost { rank, loss }),
             OnWorkerLoss::Continue => self.go_on_without(rank),
         }
+    }
+
+    /// Tells a worker that is lost, and may not know it, why: it was suspended and wakes, or its line was silent.
+    fn dismiss(&mut self, token: u64, rank: Rank, loss: &Loss) {
+        let failure = JobFailure::WorkerLost { rank, loss: loss.clone() };
+        let reply = Reply { id: 0, body: Answer::Failed(failure) };
+        let until = self.clock.now() + RETURN_WITHIN_MS;
+        match (self.clients.get_mut(&token), encode(&reply)) {
+            (Some(client), Ok(bytes)) if matches!(loss, Loss::Silent { .. }) => {
+                let sent = client.channel.send(&bytes, &[]).is_ok();
+                if sent && matches!(client.channel, Channel::Remote(_)) {
+                    (client.rank, client.parting) = (None, Some(rank));
+                    self.partings.insert(rank, until);
+                    return self.watch(token);
+                }
+            }
+            _ => {}
+        }
+        self.drop_client(token);
     }
 
     fn go_on_without(&mut self, rank: Rank) {
@@ -469,14 +585,21 @@ impl Control {
     }
 
     fn look_at_leases(&mut self) {
-        let now = self.started.elapsed().as_millis() as u64;
-        let lease_ms = self.config.options.lease.as_millis() as u64;
-        let silent = |(&rank, worker): (&Rank, &mut Worker)| worker.is_silent(now).then_some(rank);
-        let silent: Vec<Rank> = self.workers.iter_mut().filter_map(silent).collect();
-        for rank in silent {
-            self.lose_rank(rank, Loss::Silent { lease_ms });
+        let (now, lease_ms) = (self.clock.now(), self.lease_ms());
+        if self.ended.is_none() {
+            let silent = |(&rank, worker): (&Rank, &mut Worker)| worker.is_silent(now).then_some(rank);
+            let silent: Vec<Rank> = self.workers.iter_mut().filter_map(silent).collect();
+            for rank in silent {
+                self.lose_rank(rank, Loss::Silent { lease_ms });
+            }
         }
-        self.clients.retain(|_, client| client.rank.is_some() || client.since.elapsed() <= HELLO_WITHIN);
+        self.partings.retain(|_, until| now <= *until);
+        let partings = &self.partings;
+        self.clients.retain(|_, client| match (client.rank, client.parting) {
+            (None, Some(rank)) => partings.contains_key(&rank),
+            (None, None) => now.saturating_sub(client.since) <= HELLO_WITHIN_MS,
+            (Some(_), _) => true,
+        });
     }
 
     // Requests
@@ -487,6 +610,9 @@ impl Control {
             Ask::Hello { version, session, rank, size } => {
                 Some(self.hello(token, version, session, rank, size))
             }
+            // It has left, and the answer was lost with a connection.
+            Ask::Leave { .. } if self.clients.get(&token)?.parting.is_some() => plain(Answer::Left),
+            _ if self.clients.get(&token)?.parting.is_some() => None,
             _ => Some(Err(Refusal::Authentication)),
         }
     }
@@ -496,6 +622,7 @@ impl Control {
         match request.body {
             Ask::Hello { .. } => Some(Err(Refusal::Malformed { what: "it said hello twice".to_owned() })),
             Ask::Beat => plain(Answer::Alive),
+            Ask::Heard => None,
             Ask::Declare { spec, decided } => Some(self.declare(rank, spec, decided)),
             Ask::Barrier => {
                 let waits = self.workers.get_mut(&rank)?.at_barrier.replace(request.id);
@@ -530,6 +657,9 @@ impl Control {
         let Channel::Local(_) = &client.channel else {
             return self.hello_remote(token, version, session, rank, size);
         };
+        if let Some(outcome) = &self.ended {
+            return Ok((last_word(outcome)?, Vec::new()));
+        }
         if version != PROTOCOL_VERSION {
             return Err(Refusal::ProtocolVersion { expected: PROTOCOL_VERSION, got: version });
         }
@@ -574,12 +704,30 @@ impl Control {
         if version != PROTOCOL_VERSION {
             return Err(Refusal::ProtocolVersion { expected: PROTOCOL_VERSION, got: version });
         }
+        let departed =
+            self.departed.get(&rank).filter(|(theirs, _)| *theirs == session).map(|(_, last)| last);
+        let here = self.workers.get(&rank).is_some_and(|worker| worker.session == session);
+        let word = match (&self.ended, departed) {
+            (_, Some(Last::Left)) => Some(Ok(Answer::Welcome(self.welcome()))), // it will say again that it leaves
+            (Some(outcome), _) => Some(last_word(outcome)),
+            (None, Some(Last::Lost(loss))) => {
+                Some(Ok(Answer::Failed(JobFailure::WorkerLost { rank, loss: loss.clone() })))
+            }
+            (None, None) => None,
+        };
+        if let Some(word) = word {
+            if departed.is_some() || here {
+                self.clients.get_mut(&token).ok_or(Refusal::Authentication)?.parting = Some(rank);
+                let until = self.clock.now() + RETURN_WITHIN_MS;
+                self.partings.entry(rank).or_insert(until);
+            }
+            return word.map(|word| (word, Vec::new()));
+        }
         let again = |worker: &&mut Worker| worker.is_remote() && worker.session == session;
         if let Some(worker) = self.workers.get_mut(&rank).filter(again) {
             worker.signs += 1;
-            let old = worker.client.replace(token);
-            if let Some(old) = old {
-                self.clients.remove(&old);
+            if let Some(old) = worker.client.replace(token) {
+                self.drop_client(old);
             }
             self.clients.get_mut(&token).ok_or(Refusal::Authentication)?.rank = Some(rank);
             return Ok((Answer::Welcome(self.welcome()), Vec::new()));
@@ -592,8 +740,7 @@ impl Control {
     }
 
     fn enroll(&mut self, token: u64, rank: Rank, session: Session, page: Option<Arc<Mapping>>) -> Welcome {
-        let lease_ms = self.config.options.lease.as_millis() as u64;
-        let lease = Lease::new(lease_ms, self.started.elapsed().as_millis() as u64);
+        let lease = Lease::new(self.lease_ms(), self.clock.now());
         self.workers.insert(rank, Worker::new(page, session, lease, token));
         if let Some(client) = self.clients.get_mut(&token) {
             client.rank = Some(rank);
@@ -700,12 +847,20 @@ impl Control {
             Some(what) => self.close(token, Loss::Failed { what }),
             None => {
                 self.answer(rank, request, Ok((Answer::Left, Vec::new())));
-                self.workers.remove(&rank);
+                let remote = self.workers.remove(&rank).filter(Worker::is_remote);
                 if self.roster.leave(rank) {
                     self.go_on_without(rank);
                 }
-                if let Some(client) = self.clients.remove(&token) {
-                    let _ = epoll::delete(&self.epoll, &client.channel);
+                let Some(worker) = remote else {
+                    self.drop_client(token);
+                    return None;
+                };
+                // Until it has heard the answer it may come again.
+                self.departed.insert(rank, (worker.session, Last::Left));
+                let until = self.clock.now() + self.lease_ms();
+                self.partings.insert(rank, until);
+                if let Some(client) = self.clients.get_mut(&token) {
+                    (client.rank, client.parting) = (None, Some(rank));
                 }
             }
         }

@@ -14,7 +14,7 @@ use crate::wire::records::RecordStream;
 use penstock_fabric::net::endpoint::Address;
 use penstock_fabric::net::stream::{Got, Stream};
 use penstock_fabric::net::tls;
-use penstock_proto::error::Refusal;
+use penstock_proto::error::{JobFailure, Loss, Refusal};
 use penstock_proto::handshake::{MAX_HANDSHAKE_BYTES, Purpose, ServerHandshake, Verdict, verdict};
 use penstock_proto::message::Secret;
 use rustix::event::epoll;
@@ -159,6 +159,17 @@ impl Drop for Door {
             let _ = thread.join();
         }
     }
+}
+
+/// A failure that fits into a handshake, whatever a worker had to say about its own.
+fn brief(mut failure: JobFailure) -> JobFailure {
+    if let JobFailure::WorkerLost { loss: Loss::Failed { what } | Loss::Broke { what }, .. } = &mut failure
+        && what.len() > MAX_HANDSHAKE_BYTES / 2
+    {
+        let end = (0..=MAX_HANDSHAKE_BYTES / 2).rev().find(|&at| what.is_char_boundary(at));
+        what.truncate(end.unwrap_or(0));
+    }
+    failure
 }
 
 fn bind(address: &Address) -> Result<TcpListener, StartError> {
@@ -406,7 +417,17 @@ impl Keeper {
 
     fn enter(&self, mut records: RecordStream, job: &str, purpose: Purpose, long: bool) {
         let _ = epoll::delete(&self.epoll, records.stream());
-        let sent = records.send(&verdict(&Verdict::Accepted));
+        // Who comes when the job has ended is told so, as long as the server is there to tell.
+        let outcome = self.hall.jobs().get(job).and_then(|job| job.control.outcome());
+        let said = match outcome {
+            None => Verdict::Accepted,
+            Some(Ok(())) => Verdict::Refused(Refusal::Over),
+            Some(Err(failure)) => Verdict::Refused(Refusal::Ended(brief(failure))),
+        };
+        let sent = records.send(&verdict(&said));
+        if said != Verdict::Accepted {
+            return;
+        }
         if sent.is_err() || records.holds_output() {
             return;
         }

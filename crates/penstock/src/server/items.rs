@@ -5,7 +5,9 @@ use super::shard::Report;
 use super::tables::Sealed;
 use super::{StartError, Wakeup};
 use crate::wait::Patience;
-use crate::wire::items::{Ended, ItemWire};
+use crate::wire::Ended;
+use crate::wire::items::ItemWire;
+use crate::wire::vigil::look_every;
 use penstock_fabric::items::memory::RegionMemory;
 use penstock_fabric::items::region::{Layout, MAX_SLOTS, Rows, Waiters, Writer};
 use penstock_fabric::net::stream::Stream;
@@ -20,6 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// What the thread is told.
 pub(super) enum Command {
@@ -64,6 +67,7 @@ pub(super) struct Setup {
     pub(super) memory: Arc<AtomicU64>,
     pub(super) reports: Sender<Report>,
     pub(super) control: Arc<super::Shared>,
+    pub(super) lease: Duration,
 }
 
 pub(super) fn start(setup: Setup) -> Result<Handle, StartError> {
@@ -187,7 +191,18 @@ impl Passer {
             flags.set(epoll::EventFlags::OUT, wire.holds_output());
             let _ = epoll::modify(&self.epoll, wire.stream(), epoll::EventData::new_u64(rank.into()), flags);
         }
-        self.look(None);
+        // Without anybody at the other end there is nobody to show that this thread lives.
+        let longest = look_every(self.setup.lease);
+        let longest = Timespec {
+            tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(longest.subsec_nanos()),
+        };
+        self.look((!self.wires.is_empty()).then_some(&longest));
+        let silent = |(&rank, wire): (&Rank, &mut ItemWire)| Some((rank, wire.keep_vigil().err()?));
+        let silent: Vec<(Rank, Ended)> = self.wires.iter_mut().filter_map(silent).collect();
+        for (rank, ended) in silent {
+            self.end(rank, ended);
+        }
     }
 
     /// Takes what has come, or waits for it; whether anything had.
@@ -242,7 +257,7 @@ impl Passer {
                     }
                     let data = epoll::EventData::new_u64(rank.into());
                     if epoll::add(&self.epoll, &stream, data, epoll::EventFlags::IN).is_ok() {
-                        self.wires.insert(rank, ItemWire::new(stream));
+                        self.wires.insert(rank, ItemWire::new(stream, self.setup.lease));
                         self.node.connected(rank);
                         // What came together with the proof does not ring again.
                         self.hear(rank);

@@ -193,6 +193,13 @@ impl Shared {
     }
 }
 
+impl Shared {
+    /// How the job ended; `None` as long as it goes on.
+    fn outcome(&self) -> Option<Result<(), JobFailure>> {
+        self.outcome.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+}
+
 /// An eventfd: what a thread that sleeps on descriptors is woken with.
 #[derive(Debug)]
 struct Wakeup(OwnedFd);
@@ -395,6 +402,7 @@ fn start_shards(
             job: config.job.clone(),
             workers: config.workers,
             crowded,
+            lease: config.options.lease,
             place: place.cloned(),
             core: config.options.pin.then_some(cores[core]),
             board: board.clone(),

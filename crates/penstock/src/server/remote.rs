@@ -6,6 +6,7 @@
 use super::memory::Memory;
 use super::shares;
 use crate::wire::frames::{BATCH, BATCH_BYTES, FrameReader, FrameWriter, Places, Step};
+use crate::wire::vigil::Vigil;
 use penstock_fabric::net::stream::Stream;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::outbox::Inbox;
@@ -105,12 +106,15 @@ pub(super) struct Remote {
     /// Contributions that came, and how many of them were folded.
     contributed: (u64, u64),
     last_sign: Instant,
+    vigil: Vigil,
 }
 
 /// What a look at the connection brought.
 pub(super) enum Heard {
     /// A submission, whole; whether its result is wanted.
     Submission(Submission, bool),
+    /// A sign of life.
+    Alive,
     /// Nothing now.
     Nothing,
     /// It broke the protocol.
@@ -132,6 +136,9 @@ impl Places for Judge<'_> {
     fn place(&mut self, header: &Header) -> Result<Place, String> {
         if header.job != self.job || header.epoch != 0 {
             return Err("it sent a frame of another job or epoch".to_owned());
+        }
+        if header.body == Body::Alive && header.length == 0 {
+            return Ok(Place::Nowhere);
         }
         self.inbox.expect(header.sequence).map_err(|error| error.to_string())?;
         let Body::Submission { submission, .. } = header.body else {
@@ -169,7 +176,7 @@ impl Places for Judge<'_> {
 }
 
 impl Remote {
-    pub(super) fn new(job: u64, rank: Rank, place: Option<shares::Place>) -> Self {
+    pub(super) fn new(job: u64, rank: Rank, place: Option<shares::Place>, lease: Duration) -> Self {
         Self {
             job,
             rank,
@@ -182,6 +189,7 @@ impl Remote {
             folded: Vec::new(),
             contributed: (0, 0),
             last_sign: Instant::now(),
+            vigil: Vigil::new(lease),
         }
     }
 
@@ -207,6 +215,7 @@ impl Remote {
             paused: false,
             watched: (true, false),
         });
+        self.vigil.connected();
         self.told = None;
         self.due.clear();
         for (owed, id) in self.owed.iter_mut().zip(0..) {
@@ -221,6 +230,21 @@ impl Remote {
     pub(super) fn detach(&mut self) {
         self.wire = None;
         self.due.clear();
+    }
+
+    /// Gives up a connection on which the worker is silent, for it to make another; shows it that this end lives.
+    pub(super) fn keep_vigil(&mut self) {
+        let Some(wire) = &self.wire else { return };
+        if self.vigil.is_time_to_beat() {
+            self.told = None;
+        }
+        if wire.paused {
+            // What it says is not read for now.
+            self.vigil.heard();
+        } else if self.vigil.is_silent(wire.reader.heard()) {
+            tracing::info!(rank = self.rank, "a worker's connection is silent");
+            self.detach();
+        }
     }
 
     /// Sizes the connection's buffers, if they have another size.
@@ -315,6 +339,7 @@ impl Remote {
                 self.last_sign = Instant::now();
                 Heard::Submission(submission, wanted)
             }
+            Step::Frame(Header { body: Body::Alive, .. }, _) => Heard::Alive,
             Step::Frame(..) => Heard::Broke("it sent a shard's frame".to_owned()),
             Step::Nothing => {
                 wire.readable = false;

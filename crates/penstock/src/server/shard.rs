@@ -5,8 +5,9 @@ use super::memory::{Event, Memory, Touched};
 use super::remote::{Heard, Remote};
 use super::{Shared, StartError, Wakeup, shares};
 use crate::wait::Patience;
+use crate::wire::vigil::look_every;
 use penstock_fabric::doorbell::{self, ANYTHING, Bell, Sleeping};
-use penstock_fabric::layout::{board, page};
+use penstock_fabric::layout::{Count, board, page};
 use penstock_fabric::memory::{HomeMemory, LaneView};
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::{Mapping, Region, Writers};
@@ -25,12 +26,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Submissions taken from one worker before the next worker's turn.
 const TURN: usize = 16;
 /// Frames taken from one worker on another host before the next worker's turn.
 const FRAMES: usize = 32;
+/// Longest sleep while a worker is held back.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// Tokens of the connections of workers on other hosts, in the shard's poll: this and the rank.
 const CONNECTIONS: u64 = 1 << 32;
 
@@ -99,6 +102,13 @@ impl Board {
         &self.0
     }
 
+    /// Shows that a shard, or the control thread, lives. Only that thread calls this for itself.
+    pub(super) fn beat(&self, shard: u32) {
+        let count = &self.0.mapping().at::<Count>(board::heartbeat(shard)).0;
+        // A count of one writer: no read-modify-write, which would cost a shard's loop more than all the rest of a look.
+        count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
     fn sleeping(&self, shard: u32) -> &Sleeping {
         self.0.mapping().at(board::sleeping(shard))
     }
@@ -111,6 +121,7 @@ pub(super) struct Setup {
     pub(super) job: String,
     pub(super) workers: u32,
     pub(super) crowded: bool,
+    pub(super) lease: Duration,
     /// The job's place among those behind the same door.
     pub(super) place: Option<shares::Place>,
     pub(super) core: Option<usize>,
@@ -162,6 +173,7 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
         generation: 0,
         running: true,
         failed: false,
+        next_vigil: Instant::now(),
     };
     let thread = std::thread::Builder::new().name(name).spawn(move || run.run());
     let thread =
@@ -230,6 +242,8 @@ struct Loop {
     running: bool,
     /// The job has failed here: nothing more is folded or published, so that nobody takes half an update for a whole one.
     failed: bool,
+    /// When connections are next looked at for silence.
+    next_vigil: Instant,
 }
 
 impl Loop {
@@ -258,6 +272,7 @@ impl Loop {
 
     /// Does what there is to do; `false` if there was nothing.
     fn look(&mut self) -> bool {
+        self.setup.board.beat(self.setup.index);
         let mut busy = self.take_commands();
         if self.failed {
             return busy;
@@ -284,11 +299,38 @@ impl Loop {
         sleeping.announce();
         if !self.has_work() {
             let paused = |port: &Port| matches!(port, Port::Remote(remote) if remote.is_paused());
-            let look_again = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
-            // Whom a paused worker waits for may stop sending, which is no event.
-            self.poll(self.ports.iter().flatten().any(paused).then_some(look_again));
+            // Whom a paused worker waits for may stop sending, which is no event. And whoever sleeps shows that it lives.
+            let paused = self.ports.iter().flatten().any(paused);
+            let longest = look_every(self.setup.lease).min(if paused { LOOK_AGAIN } else { Duration::MAX });
+            self.poll(Some(Timespec {
+                tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: i64::from(longest.subsec_nanos()),
+            }));
         }
         self.setup.board.sleeping(self.setup.index).awake();
+        if self.networked && !self.failed {
+            self.keep_vigil();
+        }
+    }
+
+    /// Looks for connections that are silent, now and then.
+    fn keep_vigil(&mut self) {
+        let now = Instant::now();
+        if now < self.next_vigil {
+            return;
+        }
+        self.next_vigil = now + look_every(self.setup.lease);
+        // First whatever has come, which may lie there since before this process was suspended.
+        for rank in 0..self.ports.len() as Rank {
+            if matches!(self.ports[rank as usize], Some(Port::Remote(_))) {
+                self.take_turn(rank);
+            }
+        }
+        for port in self.ports.iter_mut().flatten() {
+            if let Port::Remote(remote) = port {
+                remote.keep_vigil();
+            }
+        }
     }
 
     /// Asks the poll what is ready; waits for something without a limit.
@@ -365,7 +407,8 @@ impl Loop {
             Command::JoinRemote { rank } => {
                 self.networked = true;
                 self.memory.keep_events();
-                let remote = Remote::new(job_number(&self.setup.job), rank, self.setup.place.clone());
+                let (job, place) = (job_number(&self.setup.job), self.setup.place.clone());
+                let remote = Remote::new(job, rank, place, self.setup.lease);
                 self.ports[rank as usize] = Some(Port::Remote(Box::new(remote)));
             }
             Command::Attach { rank, stream, long } => self.attach(rank, stream, long),
@@ -483,6 +526,7 @@ impl Loop {
             let Some(Some(Port::Remote(remote))) = self.ports.get_mut(rank as usize) else { return true };
             match remote.hear(&self.machine, &mut self.memory) {
                 Heard::Nothing => break,
+                Heard::Alive => {}
                 Heard::Broke(what) => {
                     self.drop_worker(rank, what);
                     return true;

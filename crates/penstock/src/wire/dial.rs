@@ -1,5 +1,6 @@
 //! A worker's way to a server on another host: connect, encrypt, prove that both know the job's secret.
 
+use super::Ended;
 use super::random;
 use super::records::RecordStream;
 use crate::options::{Options, Security};
@@ -41,6 +42,12 @@ pub(crate) enum DialError {
 impl From<io::Error> for DialError {
     fn from(error: io::Error) -> Self {
         Self::Unreachable(error)
+    }
+}
+
+impl From<Ended> for DialError {
+    fn from(ended: Ended) -> Self {
+        Self::Unreachable(ended.into())
     }
 }
 
@@ -95,6 +102,11 @@ impl Dialer {
 
     pub(crate) fn job(&self) -> &str {
         &self.job
+    }
+
+    /// How long a single attempt may take where the other end says nothing: a lost packet is sent again within it.
+    pub(crate) fn attempt(&self) -> Duration {
+        (self.patience / 2).max(ATTEMPT)
     }
 
     /// One attempt, which takes until `until` at most. `give_up` is asked now and then.

@@ -1,9 +1,13 @@
 //! Messages about items on a network connection, without blocking: into a node and out of one.
 
+use super::Ended;
+use super::vigil::Vigil;
 use penstock_fabric::net::stream::{Got, Stream};
 use penstock_proto::items::node::{Broken, Host, Node, Peer};
 use penstock_proto::items::wire::MAX_MESSAGE_BYTES;
+use penstock_proto::record::{self, LENGTH_BYTES, RecordError};
 use std::io::{self, IoSlice, IoSliceMut};
+use std::time::Duration;
 
 /// Bytes read at a time.
 const READ: usize = 256 * 1024;
@@ -22,32 +26,24 @@ pub(crate) struct ItemWire {
     used: usize,
     output: Vec<u8>,
     written: usize,
-}
-
-/// Why a connection is over.
-#[derive(Debug)]
-pub(crate) enum Ended {
-    /// It broke; another may be made.
-    Connection(io::Error),
-    /// The peer said what no honest one says.
-    Peer(String),
-}
-
-impl From<io::Error> for Ended {
-    fn from(error: io::Error) -> Self {
-        Self::Connection(error)
-    }
+    /// Bytes that ever came: it grows while the peer lives.
+    heard: u64,
+    vigil: Vigil,
 }
 
 impl From<Broken> for Ended {
     fn from(broken: Broken) -> Self {
-        Self::Peer(broken.to_string())
+        match broken {
+            Broken::Malformed(damaged) if damaged.is_damage() => Self::damaged(&damaged),
+            broken => Self::Peer(broken.to_string()),
+        }
     }
 }
 
 impl ItemWire {
-    pub(crate) fn new(stream: Stream) -> Self {
-        Self { stream, input: vec![0; READ], filled: 0, used: 0, output: Vec::new(), written: 0 }
+    pub(crate) fn new(stream: Stream, lease: Duration) -> Self {
+        let (input, output) = (vec![0; READ], Vec::new());
+        Self { stream, input, filled: 0, used: 0, output, written: 0, heard: 0, vigil: Vigil::new(lease) }
     }
 
     pub(crate) fn stream(&self) -> &Stream {
@@ -69,10 +65,14 @@ impl ItemWire {
             };
             self.filled += bytes;
             taken += bytes;
+            self.heard += bytes as u64;
             while let Some(record) = Self::record(&self.input[self.used..self.filled])? {
                 let length = record.len();
-                node.receive(peer, record)?;
-                self.used += 4 + length;
+                // An empty one says only that who sends it lives.
+                if length > 0 {
+                    node.receive(peer, record)?;
+                }
+                self.used += LENGTH_BYTES + length;
             }
             if self.used == self.filled {
                 (self.used, self.filled) = (0, 0);
@@ -83,11 +83,11 @@ impl ItemWire {
 
     /// The first record, if it is here whole.
     fn record(bytes: &[u8]) -> Result<Option<&[u8]>, Ended> {
-        let Some((length, rest)) = bytes.split_first_chunk::<4>() else { return Ok(None) };
-        let length = u32::from_le_bytes(*length) as usize;
-        if length > MAX_MESSAGE_BYTES {
-            return Err(Ended::Peer(format!("it announced a message of {length} bytes")));
-        }
+        let Some((head, rest)) = bytes.split_first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
+        let length = record::length(head, MAX_MESSAGE_BYTES).map_err(|error| match error {
+            RecordError::Damaged => Ended::damaged(&error),
+            RecordError::TooLong { got, .. } => Ended::Peer(format!("it announced a message of {got} bytes")),
+        })?;
         Ok(rest.get(..length))
     }
 
@@ -127,6 +127,24 @@ impl ItemWire {
             }
         }
         Ok(true)
+    }
+
+    /// Sends a sign of life when it is time, unless something else is on its way; an error if the peer is silent.
+    pub(crate) fn keep_vigil(&mut self) -> Result<(), Ended> {
+        if self.vigil.is_silent(self.heard) {
+            return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+        }
+        if self.vigil.is_time_to_beat() && self.written == self.output.len() {
+            self.output.clear();
+            self.output.extend_from_slice(&record::length_bytes(0));
+            self.written = self.stream.write(&[IoSlice::new(&self.output)])?;
+        }
+        Ok(())
+    }
+
+    /// Bytes that ever came: it grows while the peer lives.
+    pub(crate) fn heard(&self) -> u64 {
+        self.heard
     }
 
     /// Whether something waits until the connection takes more.

@@ -1,7 +1,8 @@
 //! Control messages on a network connection, without blocking.
 
+use super::Ended;
 use penstock_fabric::net::stream::{Got, Stream};
-use penstock_proto::record::{Records, record};
+use penstock_proto::record::{RecordError, Records, record};
 use std::io::{self, IoSlice, IoSliceMut};
 
 /// Bytes that wait for a peer at most: one that does not read its answers is not waited for.
@@ -32,11 +33,13 @@ impl RecordStream {
     }
 
     /// The next message, if it is here whole. It reads no byte beyond it. An error ends the connection.
-    pub(crate) fn receive(&mut self) -> io::Result<Option<Vec<u8>>> {
+    pub(crate) fn receive(&mut self) -> Result<Option<Vec<u8>>, Ended> {
         let mut buffer = [0; 4096];
         loop {
-            let next =
-                self.records.take().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            let next = self.records.take().map_err(|error| match error {
+                RecordError::Damaged => Ended::damaged(&error),
+                RecordError::TooLong { .. } => Ended::Peer(error.to_string()),
+            })?;
             if let Some(message) = next {
                 return Ok(Some(message.to_vec()));
             }
@@ -44,18 +47,19 @@ impl RecordStream {
             match self.stream.read(&mut [IoSliceMut::new(&mut buffer[..missing])])? {
                 Got::Bytes(bytes) => self.records.feed(&buffer[..bytes]),
                 Got::Nothing => return Ok(None),
-                Got::End => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Got::End => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
             }
         }
     }
 
     /// Sends a message, at once or when the socket takes it.
-    pub(crate) fn send(&mut self, message: &[u8]) -> io::Result<()> {
+    pub(crate) fn send(&mut self, message: &[u8]) -> Result<(), Ended> {
         if self.held.len() - self.at > MOST_HELD {
-            return Err(io::Error::other("the peer does not read its messages"));
+            return Err(Ended::Peer("it does not read its answers".to_owned()));
         }
         self.held.extend_from_slice(&record(message));
-        self.flush().map(drop)
+        self.flush()?;
+        Ok(())
     }
 
     /// Goes on with what is held; whether the socket took it all.

@@ -1,7 +1,7 @@
 //! A job, as one of its workers holds it.
 
 use super::Error;
-use super::link::{Deadline, Fate, Introduction, Link, lock};
+use super::link::{ASK_WITHIN, Deadline, Fate, Introduction, Link, lock};
 use super::table::{Courier, CourierSetup, Table, TableDeclaration, TableInner};
 use super::tensor::{Declaration, Tensor};
 use crate::options::{Options, Transport};
@@ -417,11 +417,14 @@ impl Job {
             }
             Ok((other, _)) => Err(first.misunderstood(&other)),
             Err(Error::Unanswered { waited, .. }) => {
-                let missing = match first.ask(Ask::MissingAtBarrier, "answer", self.inner.deadline(None)) {
-                    Ok((Answer::Missing { ranks }, _)) => ranks,
-                    _ => Vec::new(),
-                };
-                Err(Error::BarrierTimeout { missing, waited })
+                let missing = Deadline::new(ASK_WITHIN);
+                match first.ask(Ask::MissingAtBarrier, "say whom the barrier waits for", missing)? {
+                    (Answer::Missing { ranks: missing }, _) if missing.is_empty() => {
+                        Err(Error::Unanswered { server: 0, what: "open the barrier", waited })
+                    }
+                    (Answer::Missing { ranks: missing }, _) => Err(Error::BarrierTimeout { missing, waited }),
+                    (other, _) => Err(first.misunderstood(&other)),
+                }
             }
             Err(error) => Err(error),
         }

@@ -1,6 +1,7 @@
 //! Servers and jobs for the promise tests: real threads, real sockets, real shared memory.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod cutter;
 mod line;
 
 pub(crate) use line::Line;
@@ -56,6 +57,8 @@ pub(crate) struct Cluster {
     pub(crate) options: Options,
     pub(crate) way: Way,
     pub(crate) lines: Vec<Line>,
+    /// Where workers go by the network instead of to the only server.
+    pub(crate) detour: Option<SocketAddr>,
 }
 
 impl Cluster {
@@ -80,7 +83,7 @@ impl Cluster {
             Way::Broken => running.iter().map(|server| Line::to(server.addresses()[0])).collect(),
             _ => Vec::new(),
         };
-        Self { servers: running, paths, workers, options, way, lines }
+        Self { servers: running, paths, workers, options, way, lines, detour: None }
     }
 
     /// Where `rank` finds the servers.
@@ -97,6 +100,7 @@ impl Cluster {
                 self.paths.iter().zip(&self.servers).map(both).collect()
             }
             _ if memory => self.paths.iter().cloned().map(Into::into).collect(),
+            _ if let Some(detour) = &self.detour => vec![tcp(detour)],
             Way::Broken => self.lines.iter().map(|line| tcp(&line.address)).collect(),
             _ => self.servers.iter().map(|server| tcp(&server.addresses()[0])).collect(),
         }

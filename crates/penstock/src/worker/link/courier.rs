@@ -9,6 +9,7 @@ use super::Fate;
 use crate::wait::Patience;
 use crate::wire::dial::{DialError, Dialer};
 use crate::wire::frames::{BATCH, BATCH_BYTES, FrameReader, FrameWriter, Places, Step};
+use crate::wire::vigil::{Vigil, look_every};
 use penstock_fabric::doorbell::{self, ANYTHING, Bell, Sleeping};
 use penstock_fabric::layout::{board, page};
 use penstock_fabric::memory::{HomeMemory, LaneView, StateMirror};
@@ -124,17 +125,18 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
     let name = format!("penstock-courier-{}.{}", setup.server, setup.shard);
     let courier = Courier {
         ring_at: page::ring(setup.shard),
-        setup,
         inbox,
         flag: Arc::clone(&flag),
         wakeup: Arc::clone(&wakeup),
         consumer: Consumer::default(),
         outbox: Outbox::default(),
         wire: None,
-        lost_since: Instant::now(),
+        vigil: Vigil::new(setup.lease),
+        heard: 1,
         mirrors: Mirrors::default(),
         drains: Vec::new(),
         running: true,
+        setup,
     };
     let thread = std::thread::Builder::new().name(name).spawn(move || courier.run())?;
     Ok((Handle { commands, flag, wakeup, thread: Some(thread) }, rung))
@@ -282,6 +284,8 @@ struct Wire {
     writable: bool,
     /// Whether the shard has said how many frames it has taken: before that nothing is sent.
     resumed: bool,
+    /// Whether a sign of life is due, if nothing else is.
+    beat: bool,
 }
 
 struct Courier {
@@ -293,7 +297,9 @@ struct Courier {
     consumer: Consumer,
     outbox: Outbox,
     wire: Option<Wire>,
-    lost_since: Instant,
+    vigil: Vigil,
+    /// Bytes that came on connections before this one.
+    heard: u64,
     mirrors: Mirrors,
     drains: Vec<Sender<()>>,
     running: bool,
@@ -341,7 +347,9 @@ impl Courier {
                     readable: true,
                     writable: true,
                     resumed: false,
+                    beat: false,
                 });
+                self.vigil.connected();
             }
             Err(DialError::GivenUp) => {}
             // Whether the job has ended there, the link's own thread hears with the reason.
@@ -355,10 +363,24 @@ impl Courier {
     }
 
     fn bear_with(&mut self, reason: String) {
-        if self.lost_since.elapsed() > self.setup.lease {
-            return self.fail(format!("shard {} could not be reached: {reason}", self.setup.shard));
+        if self.vigil.is_gone(self.heard) {
+            let (shard, epitaph) = (self.setup.shard, self.vigil.epitaph());
+            return self.fail(format!("its shard {shard} {epitaph}: {reason}"));
         }
         self.wait_for_wakeup(PAUSE);
+    }
+
+    /// Gives up a connection on which the shard is silent, and a shard that is silent altogether; shows it that this end lives.
+    fn keep_vigil(&mut self) {
+        let Some(wire) = &mut self.wire else { return };
+        let heard = self.heard + wire.reader.heard();
+        wire.beat |= self.vigil.is_time_to_beat();
+        if self.vigil.is_gone(heard) {
+            let (shard, epitaph) = (self.setup.shard, self.vigil.epitaph());
+            self.fail(format!("its shard {shard} {epitaph}"));
+        } else if self.vigil.is_silent(heard) {
+            self.lose_connection("it is silent");
+        }
     }
 
     fn wait_for_wakeup(&self, longest: Duration) {
@@ -369,8 +391,11 @@ impl Courier {
 
     fn lose_connection(&mut self, why: &str) {
         tracing::info!(server = self.setup.server, shard = self.setup.shard, why, "a connection has ended");
-        if self.wire.take().is_some_and(|wire| wire.resumed) {
-            self.lost_since = Instant::now();
+        let Some(wire) = self.wire.take() else { return };
+        self.heard += wire.reader.heard();
+        // One that ended before it brought anything is not made again at once.
+        if !wire.resumed {
+            self.bear_with(why.to_owned());
         }
     }
 
@@ -415,7 +440,9 @@ impl Courier {
     }
 
     fn has_output(&self, wire: &Wire) -> bool {
-        !wire.writer.is_clear() || wire.stream.holds_output() || (wire.resumed && self.outbox.unsent() > 0)
+        !wire.writer.is_clear()
+            || wire.stream.holds_output()
+            || (wire.resumed && (wire.beat || self.outbox.unsent() > 0))
     }
 
     fn has_work(&self) -> bool {
@@ -451,7 +478,12 @@ impl Courier {
         let sleeping: &Sleeping = self.setup.board.at(board::sleeping(self.setup.shard));
         sleeping.announce();
         if !self.has_work() {
-            self.poll(None);
+            let longest = look_every(self.setup.lease);
+            self.poll(Some(Timespec {
+                tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: i64::from(longest.subsec_nanos()),
+            }));
+            self.keep_vigil();
         }
         self.setup.board.at::<Sleeping>(board::sleeping(self.setup.shard)).awake();
     }
@@ -647,6 +679,11 @@ impl Courier {
             bytes += payload.len();
             frames.push((header.encode(), payload));
             outbox.sent();
+        }
+        // Whatever is sent is a sign of life.
+        let beats = std::mem::take(&mut wire.beat);
+        if frames.is_empty() && beats {
+            frames.push((Header::bare(mirrors.job, 0, Body::Alive).encode(), &[]));
         }
         if frames.is_empty() {
             return Ok(None);

@@ -4,12 +4,14 @@ use super::{
     Channel, Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, Wire, judge, lock, lost, system, timespec,
 };
 use crate::wire::random;
+use crate::wire::vigil::{LivedClock, look_every};
 use crate::worker::Error;
 use penstock_fabric::layout::{Count, board, page};
 use penstock_fabric::region::{Access, Mapping, Part};
 use penstock_fabric::socket::{Connection, own_user};
 use penstock_fabric::sync::Ordering;
 use penstock_proto::handshake::{Purpose, SOCKET_BINDING, WorkerHandshake};
+use penstock_proto::membership::Lease;
 use penstock_proto::message::{
     Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
 };
@@ -57,11 +59,11 @@ impl Link {
         });
         lock(&fate.pages).push(page);
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(system("make a descriptor"))?);
-        let beat = Duration::from_millis((welcome.lease_ms / 4).max(1));
+        let watch = Watch::new(&board, &welcome);
         let thread = {
             let (wire, fate, stop) = (Arc::clone(&wire), Arc::clone(fate), Arc::clone(&stop));
             let thread = std::thread::Builder::new().name(format!("penstock-link-{server}"));
-            thread.spawn(move || wire.listen(&fate, &stop, beat))
+            thread.spawn(move || wire.listen(&fate, &stop, watch))
         };
         let thread =
             thread.map_err(|error| Error::System { what: "start a thread", reason: error.to_string() })?;
@@ -105,7 +107,9 @@ impl Introducing<'_> {
         WorkerHandshake::finish(&verdict)?;
         let Introduction { session, rank, size, .. } = *who;
         let body = Ask::Hello { version: PROTOCOL_VERSION, session, rank, size };
-        self.say(&encode(&Request { id: 1, body }).map_err(|error| self.broke(error.to_string()))?)?;
+        self.say(
+            &encode(&Request { id: 1, settled: 1, body }).map_err(|error| self.broke(error.to_string()))?,
+        )?;
         let (welcome, descriptors) = self.hear()?;
         match decode::<Reply>(&welcome).map_err(|error| self.broke(error.to_string()))?.body {
             Answer::Welcome(welcome) => Ok((welcome, descriptors)),
@@ -137,12 +141,65 @@ impl Introducing<'_> {
             }
         }
         let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
-        let received = connection.receive_with_descriptors(&mut buffer, RecvFlags::empty());
-        let (length, descriptors) = received.map_err(system("receive from a server"))?;
+        let (length, descriptors) = match take(connection, &mut buffer, RecvFlags::empty()) {
+            Err(Errno::CONNRESET | Errno::PIPE) => (0, Vec::new()),
+            received => received.map_err(system("receive from a server"))?,
+        };
         if length == 0 {
-            return Err(Error::Failed(lost(server, "it closed the connection")));
+            return Err(Error::Failed(lost(server, "it ended before it welcomed this worker")));
         }
         Ok((buffer[..length].to_vec(), descriptors))
+    }
+}
+
+/// Takes one message. A server that hangs up while a request lies unread resets the connection, and the reset is told before
+/// what it said last: that is read all the same.
+fn take(
+    connection: &Connection,
+    buffer: &mut [u8; MAX_MESSAGE_BYTES],
+    flags: RecvFlags,
+) -> rustix::io::Result<(usize, Vec<OwnedFd>)> {
+    match connection.receive_with_descriptors(buffer, flags) {
+        Err(Errno::CONNRESET) => connection.receive_with_descriptors(buffer, flags),
+        received => received,
+    }
+}
+
+/// Watches the heartbeats on a server's board: its control thread's, and each shard's.
+struct Watch {
+    board: Arc<Mapping>,
+    lease: Duration,
+    clock: LivedClock,
+    control: Lease,
+    shards: Vec<Lease>,
+}
+
+impl Watch {
+    fn new(board: &Arc<Mapping>, welcome: &Welcome) -> Self {
+        let lease = Lease::new(welcome.lease_ms, 0);
+        let duration = Duration::from_millis(welcome.lease_ms);
+        Self {
+            board: Arc::clone(board),
+            lease: duration,
+            clock: LivedClock::new(duration),
+            control: lease,
+            shards: vec![lease; welcome.shards as usize],
+        }
+    }
+
+    /// What there is to say of a thread that gives no sign of life any more.
+    fn find_silent(&mut self) -> Option<String> {
+        let Self { board, lease, clock, control, shards } = self;
+        let now = clock.now();
+        let sign = |thread| board.at::<Count>(board::heartbeat(thread)).0.load(Ordering::Relaxed);
+        let silent =
+            |who: String| format!("{who} gave no sign of life for {} ms (the lease)", lease.as_millis());
+        if control.has_ended(sign(board::CONTROL), now) {
+            return Some(silent("it".to_owned()));
+        }
+        let mut shards = shards.iter_mut().zip(0..);
+        let hung = shards.find_map(|(lease, shard)| lease.has_ended(sign(shard), now).then_some(shard))?;
+        Some(silent(format!("its shard {hung}")))
     }
 }
 
@@ -156,15 +213,20 @@ fn readable(connection: &Connection, longest: Duration) -> Result<bool, Error> {
 }
 
 impl Wire {
-    /// The link's thread: a sign of life every `beat`, and whatever the server says.
-    fn listen(&self, fate: &Fate, stop: &OwnedFd, beat: Duration) {
+    /// The link's thread: signs of life, this worker's and the server's, and whatever the server says.
+    fn listen(&self, fate: &Fate, stop: &OwnedFd, mut watch: Watch) {
         let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
+        let beat = look_every(watch.lease);
         let mut next_beat = Instant::now();
         loop {
             let now = Instant::now();
             if now >= next_beat {
                 self.page.at::<Count>(page::HEARTBEAT).0.fetch_add(1, Ordering::Relaxed);
                 next_beat = now + beat;
+                if let Some(silent) = watch.find_silent() {
+                    self.gone(fate, &silent);
+                    break;
+                }
             }
             let Channel::Local(connection) = &self.channel else { break };
             let mut fds = [PollFd::new(connection, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
@@ -182,7 +244,7 @@ impl Wire {
 
     /// Takes one message; `false` when there will be no more.
     fn receive(&self, connection: &Connection, fate: &Fate, buffer: &mut [u8; MAX_MESSAGE_BYTES]) -> bool {
-        match connection.receive_with_descriptors(buffer, RecvFlags::DONTWAIT) {
+        match take(connection, buffer, RecvFlags::DONTWAIT) {
             Ok((0, _)) => self.gone(fate, "it closed the connection"),
             Ok((length, descriptors)) => self.hear(fate, &buffer[..length], descriptors),
             Err(rustix::io::Errno::AGAIN) => true,

@@ -22,7 +22,7 @@ use penstock_fabric::region::Mapping;
 use penstock_fabric::ring::{Producer, Ring};
 use penstock_fabric::socket::Connection;
 use penstock_fabric::sync::Ordering;
-use penstock_proto::error::JobFailure;
+use penstock_proto::error::{JobFailure, Refusal};
 use penstock_proto::handshake::Session;
 use penstock_proto::message::{
     Answer, Ask, MAX_SERVERS, MAX_SHARDS, Reply, Request, Secret, Welcome, decode, encode,
@@ -41,6 +41,8 @@ use std::time::{Duration, Instant};
 
 /// Longest sleep between two looks at whether the caller was interrupted.
 pub(super) const INTERRUPT_EVERY: Duration = Duration::from_millis(50);
+/// How long a server may take to say whom a wait that was in vain was for.
+pub(super) const ASK_WITHIN: Duration = Duration::from_secs(2);
 /// How long an attempt to leave cleanly may take.
 const LEAVE_WITHIN: Duration = Duration::from_secs(5);
 
@@ -381,14 +383,20 @@ fn timespec(duration: Duration) -> Timespec {
 impl Wire {
     /// Sends a request; the answer comes through the receiver.
     fn ask(&self, body: Ask) -> Result<(u64, Receiver<Answered>), Error> {
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (answer, receiver) = sync_channel(1);
         let protocol = |error: penstock_proto::message::MessageError| Error::Protocol {
             server: self.server,
             what: error.to_string(),
         };
-        let bytes = encode(&Request { id, body }).map_err(protocol)?;
-        lock(&self.open).insert(id, Open { bytes: bytes.clone(), answer });
+        let (id, bytes) = {
+            // Numbers are given out under the lock: below the lowest that is open there is none that was not answered.
+            let mut open = lock(&self.open);
+            let id = self.next.fetch_add(1, Ordering::Relaxed);
+            let settled = open.keys().next().copied().unwrap_or(id);
+            let bytes = encode(&Request { id, settled, body }).map_err(protocol)?;
+            open.insert(id, Open { bytes: bytes.clone(), answer });
+            (id, bytes)
+        };
         match &self.channel {
             Channel::Local(connection) => match connection.send(&bytes, &[], SendFlags::empty()) {
                 // The server has hung up. Why, the link's thread hears in a moment, and then nobody answers.
@@ -408,18 +416,40 @@ impl Wire {
         match decode::<Reply>(message) {
             Ok(Reply { body: Answer::Failed(failure), .. }) => {
                 fate.fail(failure);
+                self.confirm();
                 false
             }
-            Ok(Reply { id: remote::HELLO, body: Answer::Refused(refusal) }) => {
-                self.gone(fate, &format!("it does not know this worker any more: {refusal}"))
-            }
+            Ok(Reply { id: remote::HELLO, body: Answer::Refused(refusal) }) => self.shut_out(fate, refusal),
             Ok(Reply { id, body }) => {
+                if body == Answer::Left {
+                    self.confirm();
+                }
                 if let Some(open) = lock(&self.open).remove(&id) {
                     let _ = open.answer.try_send((body, descriptors));
                 }
                 true
             }
             Err(error) => self.gone(fate, &format!("it sent what is no message: {error}")),
+        }
+    }
+
+    /// Tells a server on another host that its last word has come, so that it need not wait for this worker to return.
+    fn confirm(&self) {
+        if let Channel::Remote(records) = &self.channel
+            && let Ok(bytes) = encode(&Request { id: remote::HEARD, settled: 0, body: Ask::Heard })
+        {
+            records.send(&bytes);
+        }
+    }
+
+    /// The server lets this worker in no more: the job has failed, or it takes the worker for another.
+    fn shut_out(&self, fate: &Fate, refusal: Refusal) -> bool {
+        match refusal {
+            Refusal::Ended(failure) if !self.leaving.load(Ordering::Acquire) => {
+                fate.fail(failure);
+                false
+            }
+            refusal => self.gone(fate, &format!("it lets this worker in no more: {refusal}")),
         }
     }
 

@@ -5,10 +5,12 @@
 
 use super::courier::{self, Command, RemoteHome};
 use super::{
-    Channel, Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, Wire, judge, lock, lost, system, timespec,
+    Channel, Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, Wire, judge, lock, system, timespec,
 };
+use crate::wire::Ended as Over;
 use crate::wire::dial::{DialError, Dialer};
 use crate::wire::records::RecordStream;
+use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::Error;
 use penstock_fabric::layout::{board, page};
 use penstock_fabric::memory::{ExtentLayout, HomeRegions, LaneView, StateMirror};
@@ -31,6 +33,8 @@ use std::time::{Duration, Instant};
 pub(super) const HELLO: u64 = u64::MAX;
 /// Number of every sign of life.
 const BEAT: u64 = u64::MAX - 1;
+/// Number of the word that the last word was heard.
+pub(super) const HEARD: u64 = u64::MAX - 2;
 /// Longest single attempt to connect again.
 const ATTEMPT: Duration = Duration::from_secs(2);
 /// Pause between two attempts.
@@ -64,7 +68,7 @@ fn seconds(lease_ms: u64) -> Duration {
 fn reach(dialer: &Dialer, server: u32, deadline: Deadline, fate: &Fate) -> Result<RecordStream, Error> {
     loop {
         let interrupted = || fate.check_interrupt().is_err();
-        let until = Instant::now() + deadline.left();
+        let until = Instant::now() + deadline.left().min(dialer.attempt());
         let error = match dialer.dial(Purpose::Control, until, &interrupted) {
             Ok(stream) => return Ok(RecordStream::new(stream, MAX_MESSAGE_BYTES)),
             Err(DialError::Refused(refusal)) => return Err(refusal.into()),
@@ -84,31 +88,59 @@ fn reach(dialer: &Dialer, server: u32, deadline: Deadline, fate: &Fate) -> Resul
     }
 }
 
-/// Waits for the welcome, before there is a thread to listen.
-fn welcome(
-    records: &mut RecordStream,
+/// Says hello until the server has welcomed this worker, over as many connections as it takes: the session in the hello tells
+/// that it is the same worker, whichever of the two words was lost.
+fn introduce(
+    dialer: &Dialer,
+    hello: &[u8],
     server: u32,
     deadline: Deadline,
     fate: &Fate,
-) -> Result<Welcome, Error> {
-    let gone = |error: std::io::Error| Error::Failed(lost(server, &error.to_string()));
+) -> Result<(RecordStream, Welcome), Error> {
     loop {
-        records.flush().map_err(gone)?;
-        if let Some(message) = records.receive().map_err(gone)? {
-            let what = match decode::<Reply>(&message).map(|reply| reply.body) {
-                Ok(Answer::Welcome(welcome)) => return Ok(welcome),
-                Ok(Answer::Refused(refusal)) => return Err(refusal.into()),
-                Ok(Answer::Failed(failure)) => return Err(failure.into()),
-                Ok(other) => format!("{other:?} instead of a welcome"),
-                Err(error) => error.to_string(),
-            };
-            return Err(Error::Protocol { server, what });
+        let mut records = reach(dialer, server, deadline, fate)?;
+        let attempt = Deadline::new(dialer.attempt().min(deadline.left()));
+        let welcome = match records.send(hello) {
+            Ok(()) => welcome(&mut records, server, attempt, fate)?,
+            Err(_) => None,
+        };
+        if let Some(welcome) = welcome {
+            return Ok((records, welcome));
         }
-        fate.check_interrupt()?;
         if deadline.left().is_zero() {
             return Err(Error::Unanswered { server, what: "welcome this worker", waited: deadline.waited() });
         }
-        let longest = timespec(deadline.left().min(INTERRUPT_EVERY));
+        std::thread::sleep(PAUSE.min(deadline.left()));
+    }
+}
+
+/// Waits for the welcome, before there is a thread to listen; `None` if the connection ends or stays silent instead.
+fn welcome(
+    records: &mut RecordStream,
+    server: u32,
+    attempt: Deadline,
+    fate: &Fate,
+) -> Result<Option<Welcome>, Error> {
+    loop {
+        match records.flush().map_err(Over::from).and_then(|_| records.receive()) {
+            Err(_) => return Ok(None),
+            Ok(None) => {}
+            Ok(Some(message)) => {
+                let what = match decode::<Reply>(&message).map(|reply| reply.body) {
+                    Ok(Answer::Welcome(welcome)) => return Ok(Some(welcome)),
+                    Ok(Answer::Refused(refusal)) => return Err(refusal.into()),
+                    Ok(Answer::Failed(failure)) => return Err(failure.into()),
+                    Ok(other) => format!("{other:?} instead of a welcome"),
+                    Err(error) => error.to_string(),
+                };
+                return Err(Error::Protocol { server, what });
+            }
+        }
+        fate.check_interrupt()?;
+        if attempt.left().is_zero() {
+            return Ok(None);
+        }
+        let longest = timespec(attempt.left().min(INTERRUPT_EVERY));
         let _ = poll(&mut [PollFd::new(records.stream(), PollFlags::IN)], Some(&longest));
     }
 }
@@ -125,12 +157,10 @@ impl Link {
     ) -> Result<Self, Error> {
         let hello =
             Ask::Hello { version: PROTOCOL_VERSION, session: who.session, rank: who.rank, size: who.size };
-        let hello = encode(&Request { id: HELLO, body: hello })
+        let hello = encode(&Request { id: HELLO, settled: 0, body: hello })
             .map_err(|error| Error::Protocol { server, what: error.to_string() })?;
         let dialer = Arc::new(dialer);
-        let mut records = reach(&dialer, server, deadline, fate)?;
-        records.send(&hello).map_err(|error| Error::Failed(lost(server, &error.to_string())))?;
-        let mut welcome = welcome(&mut records, server, deadline, fate)?;
+        let (records, mut welcome) = introduce(&dialer, &hello, server, deadline, fate)?;
         judge(&welcome, server)?;
         // The server's cores are not ours: here a courier a shard and the worker itself want one.
         let cores = std::thread::available_parallelism().map_or(1, usize::from) as u32;
@@ -257,29 +287,36 @@ impl Wire {
     /// breaks.
     fn listen_remote(&self, fate: &Fate, stop: &OwnedFd, lease: Duration) {
         let Channel::Remote(records) = &self.channel else { return };
-        let beat = (lease / 4).max(Duration::from_millis(1));
-        let (mut next_beat, mut heard) = (Instant::now(), Instant::now());
+        let mut vigil = Vigil::new(lease);
+        // Messages that came, and how many had come when this connection was made.
+        let (mut heard, mut before) = (1, 0);
         loop {
-            if heard.elapsed() > lease {
-                self.gone(fate, &format!("it gave no sign of life for {} ms (the lease)", lease.as_millis()));
+            if vigil.is_gone(heard) {
+                self.gone(fate, &format!("it {}", vigil.epitaph()));
                 break;
             }
-            let connected = lock(&records.stream).is_some();
-            if !connected && !self.connect(records, fate, stop) {
-                break;
+            if lock(&records.stream).is_none() {
+                // One that ended before it brought anything is not made again at once.
+                if (heard == before && !pause(stop, PAUSE)) || !self.connect(records, fate, stop) {
+                    break;
+                }
+                before = heard;
+                vigil.connected();
+            } else if vigil.is_silent(heard) {
+                *lock(&records.stream) = None;
+                continue;
             }
-            if Instant::now() >= next_beat {
-                if let Ok(bytes) = encode(&Request { id: BEAT, body: Ask::Beat }) {
+            if vigil.is_time_to_beat() {
+                let settled = lock(&self.open).keys().next().copied().unwrap_or(0);
+                if let Ok(bytes) = encode(&Request { id: BEAT, settled, body: Ask::Beat }) {
                     records.send(&bytes);
                 }
-                next_beat = Instant::now() + beat;
             }
-            if !wait(records, stop, next_beat.saturating_duration_since(Instant::now())) {
+            if !wait(records, stop, look_every(lease)) {
                 break;
             }
             match self.receive_all(records, fate) {
-                Ok(0) => {}
-                Ok(_) => heard = Instant::now(),
+                Ok(count) => heard += count as u64,
                 Err(Ended) => break,
             }
         }
@@ -304,9 +341,7 @@ impl Wire {
                 }
                 true
             }
-            Err(DialError::Refused(refusal)) => {
-                self.gone(fate, &format!("it lets this worker in no more: {refusal}"))
-            }
+            Err(DialError::Refused(refusal)) => self.shut_out(fate, refusal),
             Err(DialError::Untrusted(reason)) => {
                 self.gone(fate, &format!("its certificate is not trusted: {reason}"))
             }
@@ -322,11 +357,11 @@ impl Wire {
             let message = {
                 let mut stream = lock(&records.stream);
                 let Some(open) = &mut *stream else { return Ok(count) };
-                match open.flush().and_then(|_| open.receive()) {
+                match open.flush().map_err(Over::from).and_then(|_| open.receive()) {
                     Ok(None) => return Ok(count),
                     Ok(Some(message)) => message,
                     Err(error) => {
-                        tracing::info!(server = self.server, %error, "the control connection has ended");
+                        tracing::info!(server = self.server, ?error, "the control connection has ended");
                         *stream = None;
                         return Ok(count);
                     }

@@ -5,8 +5,10 @@
 //! call returns.
 
 use crate::wait::Patience;
+use crate::wire::Ended;
 use crate::wire::dial::{DialError, Dialer};
-use crate::wire::items::{Ended, ItemWire};
+use crate::wire::items::ItemWire;
+use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::Error;
 use crate::worker::link::{Deadline, Fate, INTERRUPT_EVERY, lock};
 use penstock_fabric::items::memory::RegionMemory;
@@ -314,28 +316,37 @@ impl Shared {
     }
 
     fn run(&self) {
-        let mut since = Instant::now();
+        let mut vigil = Vigil::new(self.setup.lease);
+        let mut heard = 0;
         while !self.is_over() {
+            if vigil.is_gone(heard) {
+                self.fail(format!("it {} on a connection for items", vigil.epitaph()));
+                break;
+            }
             let stop = || self.is_over();
             match self.setup.dialer.dial(self.setup.purpose, Instant::now() + ATTEMPT, &stop) {
                 Ok(stream) => {
+                    let before = heard;
                     match stream.as_fd().try_clone_to_owned() {
-                        Ok(socket) => self.serve(ItemWire::new(stream), &socket),
+                        Ok(socket) => heard += self.serve(ItemWire::new(stream, self.setup.lease), &socket),
                         Err(error) => tracing::warn!(%error, "a connection for items could not be used"),
                     }
-                    since = Instant::now();
+                    // One that ended before it brought anything is not made again at once.
+                    if heard == before {
+                        self.pause(PAUSE);
+                    }
                 }
+                // Whether the job has ended there, the link's own thread hears with the reason.
                 Err(DialError::Refused(refusal)) => {
-                    self.fail(format!("it lets this worker in no more: {refusal}"))
+                    tracing::info!(%refusal, "a connection for items was refused");
+                    self.pause(PAUSE);
                 }
                 Err(DialError::Untrusted(reason)) => {
                     self.fail(format!("its certificate is not trusted: {reason}"));
                 }
                 Err(DialError::GivenUp) => break,
                 Err(DialError::Unreachable(error)) => {
-                    if since.elapsed() > self.setup.lease {
-                        self.fail(format!("it could not be reached for a lease: {error}"));
-                    }
+                    tracing::info!(%error, "a connection for items could not be made");
                     self.pause(PAUSE);
                 }
             }
@@ -352,8 +363,9 @@ impl Shared {
         let _ = poll(&mut [PollFd::new(&self.wakeup, PollFlags::IN)], Some(&longest));
     }
 
-    /// Listens as long as the connection stands.
-    fn serve(&self, wire: ItemWire, socket: &OwnedFd) {
+    /// Listens as long as the connection stands; how much it brought.
+    fn serve(&self, wire: ItemWire, socket: &OwnedFd) -> u64 {
+        let mut heard = 0;
         {
             let mut state = lock(&self.state);
             state.wire = Some(wire);
@@ -363,9 +375,10 @@ impl Shared {
             let mut state = lock(&self.state);
             let State { node, wire, .. } = &mut *state;
             let Some(open) = wire else { break };
-            let heard = open.receive(node, HOME);
+            let received = open.receive(node, HOME).and_then(|more| open.keep_vigil().map(|()| more));
+            heard = open.heard();
             let stands = state.transmit();
-            match heard {
+            match received {
                 Ok(true) if stands => continue,
                 Ok(_) if stands => {}
                 Err(Ended::Peer(what)) => {
@@ -375,7 +388,7 @@ impl Shared {
                 _ => {
                     state.wire = None;
                     state.node.lost(HOME);
-                    return;
+                    break;
                 }
             }
             // Who sets rows from now on rings or sends; what was set before is found by another look.
@@ -389,11 +402,16 @@ impl Shared {
             let mut flags = PollFlags::IN;
             flags.set(PollFlags::OUT, held);
             let mut fds = [PollFd::new(socket, flags), PollFd::new(&self.wakeup, PollFlags::IN)];
-            let longest = Timespec { tv_sec: 1, tv_nsec: 0 };
+            let longest = look_every(self.setup.lease);
+            let longest = Timespec {
+                tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: i64::from(longest.subsec_nanos()),
+            };
             let _ = poll(&mut fds, Some(&longest));
             if !fds[1].revents().is_empty() {
                 let _ = rustix::io::read(&self.wakeup, &mut [0; 8]);
             }
         }
+        heard
     }
 }

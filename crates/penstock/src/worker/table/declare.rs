@@ -4,7 +4,7 @@
 use super::{Bell, Counters, Own, Remote, Source, Table, TableInner};
 use crate::worker::Error;
 use crate::worker::job::Inner;
-use crate::worker::link::{Deadline, Link, lock};
+use crate::worker::link::{ASK_WITHIN, Deadline, Link, lock};
 use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
 use penstock_kernels::Dtype;
 use penstock_proto::adaptive::Adaptive;
@@ -167,12 +167,15 @@ fn agree(
         Ok((TableAnswer::Joined { id, producers }, _)) => Ok((id, producers)),
         Ok((other, _)) => Err(first.misunderstood(&Answer::Table(other))),
         Err(Error::Unanswered { waited, .. }) => {
-            let absent = asked(first, TableAsk::Absent { name: name() }, job.deadline(None));
-            let missing = match absent {
-                Ok((TableAnswer::Absent { ranks }, _)) => ranks,
-                _ => Vec::new(),
-            };
-            Err(Error::TableTimeout { name: name(), missing, waited })
+            let absent = TableAsk::Absent { name: name() };
+            match asked(first, absent, Deadline::new(ASK_WITHIN))? {
+                (TableAnswer::Absent { ranks: missing }, _) if !missing.is_empty() => {
+                    Err(Error::TableTimeout { name: name(), missing, waited })
+                }
+                _ => {
+                    Err(Error::Unanswered { server: 0, what: "make a table that all have declared", waited })
+                }
+            }
         }
         Err(error) => Err(error),
     }

@@ -22,7 +22,7 @@ pub use declare::Declaration;
 
 use super::Error;
 use super::job::Inner;
-use super::link::{Deadline, RemoteHome, Waited, lock};
+use super::link::{ASK_WITHIN, Deadline, RemoteHome, Waited, lock};
 use penstock_fabric::layout::Count;
 use penstock_fabric::memory::WorkerMemory;
 use penstock_fabric::region::Mapping;
@@ -37,9 +37,6 @@ use penstock_proto::worker::Position;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
-
-/// How long who is late is asked for, when a wait has already taken too long.
-const ASK_WITHIN: Duration = Duration::from_secs(5);
 
 /// One shard that is home of some of the tensor.
 #[derive(Debug)]
@@ -203,28 +200,41 @@ impl Tensor {
     /// The lane is not free: the update with which the tensor reaches `version` is not folded.
     fn lane_timeout(&self, version: u64, deadline: Deadline) -> Error {
         let (name, waited) = (self.spec.name.clone(), deadline.waited());
-        Error::LaneTimeout {
-            name,
-            iteration: version.saturating_sub(1),
-            missing: self.missing(version),
-            waited,
+        match self.missing(version) {
+            Ok(missing) if missing.is_empty() => {
+                let held = |home: &&HomeShard| !self.lane_is_free(home);
+                self.silent_home(held, "take a contribution that no worker is missing for", waited)
+            }
+            Ok(missing) => Error::LaneTimeout { name, iteration: version.saturating_sub(1), missing, waited },
+            Err(error) => error,
         }
     }
 
-    /// Who keeps the tensor from reaching `version`, as far as the servers say.
-    fn missing(&self, version: u64) -> Vec<u32> {
+    /// Nobody is missing: what is waited for is the server that is home of a part which `lags`.
+    fn silent_home(
+        &self,
+        lags: impl Fn(&&HomeShard) -> bool,
+        what: &'static str,
+        waited: std::time::Duration,
+    ) -> Error {
+        let server = self.homes.iter().find(lags).map_or(0, |home| home.server as u32);
+        Error::Unanswered { server, what, waited }
+    }
+
+    /// Who keeps the tensor from reaching `version`, as the servers say; an error that names the server which does not.
+    fn missing(&self, version: u64) -> Result<Vec<u32>, Error> {
         let mut ranks = Vec::new();
         for link in self.job.links().iter() {
             let ask = Ask::Missing { tensor: self.id, version };
-            if let Ok((Answer::Missing { ranks: more }, _)) =
-                link.ask(ask, "answer", Deadline::new(ASK_WITHIN))
-            {
-                ranks.extend(more);
+            match link.ask(ask, "say whom a wait is for", Deadline::new(ASK_WITHIN)) {
+                Ok((Answer::Missing { ranks: more }, _)) => ranks.extend(more),
+                Ok((other, _)) => return Err(link.misunderstood(&other)),
+                Err(error) => return Err(error),
             }
         }
         ranks.sort_unstable();
         ranks.dedup();
-        ranks
+        Ok(ranks)
     }
 
     fn check_size(&self, got: usize) -> Result<(), Error> {
@@ -261,7 +271,8 @@ impl Tensor {
         match self.wait(deadline, Self::is_fetched)? {
             Waited::Done => Ok(()),
             Waited::TimedOut => {
-                Err(Error::NoValue { name: self.spec.name.clone(), waited: deadline.waited() })
+                let behind = |home: &&HomeShard| !Self::is_fetched(home);
+                Err(self.silent_home(behind, "send a tensor's newest value", deadline.waited()))
             }
         }
     }

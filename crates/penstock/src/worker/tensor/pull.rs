@@ -107,7 +107,12 @@ impl Tensor {
         if self.version().is_none() {
             return Err(Error::NoValue { name, waited });
         }
-        Err(Error::PullTimeout { name, version, missing: self.missing(version), waited })
+        match self.missing(version)? {
+            missing if missing.is_empty() => {
+                Err(self.silent_home(|home| !fresh(home), "send a tensor's newest value", waited))
+            }
+            missing => Err(Error::PullTimeout { name, version, missing, waited }),
+        }
     }
 
     /// Asks homes on other hosts for what the mirrors lack. Under BSP without slack that is nothing where the last push has
