@@ -100,6 +100,7 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().expect("a number of schedules, or a seed"))
 }
 
+#[expect(clippy::print_stdout, reason = "the campaign says what it did")]
 fn campaign(way: Way, few: u64) {
     let expected = Cluster::over(Way::Memory, 2, 1, &OPTIONS).run(work);
     let (count, first) = (number("PENSTOCK_CUTS", few), number("PENSTOCK_CUTS_SEED", 0));
