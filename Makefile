@@ -13,18 +13,20 @@ C_LIBRARY := $(CARGO_OUT)/release/libpenstock.so
 PREFIX ?= /usr/local
 export PIP_QUIET := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# A test that hangs must fail, and say where.
-CARGO_TEST := timeout --verbose 900 cargo test
+# A test that hangs must fail, and say where. What compiles has no limit: machines differ.
+LIMIT := timeout --verbose 900
+# What the demo needs beside the package itself, a requirement a line.
+REQUIREMENTS := import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *p["optional-dependencies"]["demo"], sep="\n")
 
-.PHONY: demo build library install test test-env lint format test-rust test-model test-fuzz test-python test-netns fuzz bench docs clean help
+.PHONY: demo build library install test test-env lint format test-rust test-model test-fuzz test-python test-netns fuzz soak bench docs clean help
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
-demo: build ## train a real model with two workers and a server, beside a single process
+demo: $(VENV)/.python ## train a real model with two workers and a server, beside a single process
 	$(BIN)/penstock demo
 
-build: $(VENV)/.built ## a ready virtual environment in .venv
+build: $(VENV)/.built ## a ready virtual environment in .venv, with the C interface
 
 $(BIN)/python:
 	@command -v cargo >/dev/null || { echo "error: cargo was not found"; echo; echo "hint: install Rust from https://rustup.rs"; exit 1; }
@@ -36,10 +38,18 @@ $(VENV)/.tools: | $(BIN)/python
 	$(BIN)/python -m pip install 'maturin>=1.7,<2'
 	@touch $@
 
-$(VENV)/.built: $(RUST_SOURCES) $(C_SOURCES) | $(VENV)/.tools
+# What is downloaded is unpacked while the compiler is at work.
+$(VENV)/.python: $(RUST_SOURCES) | $(VENV)/.tools
+	@$(BIN)/python -c '$(REQUIREMENTS)' > $(VENV)/requirements.txt
+	@$(BIN)/python -m pip install -r $(VENV)/requirements.txt & pip=$$!; \
+	  VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet --skip-install; built=$$?; \
+	  wait $$pip && exit $$built
+	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet --extras demo
+	@touch $@
+
+$(VENV)/.built: $(C_SOURCES) $(VENV)/.python
 	@$(MAKE) --no-print-directory library
 	crates/penstock-capi/install.sh $(CARGO_OUT)/release python/penstock package
-	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet --extras demo
 	@touch $@
 
 library: $(C_LIBRARY) ## libpenstock.so and libpenstock.a, in target/release
@@ -73,13 +83,21 @@ format: test-env ## put the formatting right
 	$(BIN)/ruff check --quiet --fix python tests examples
 
 test-rust: ## unit, property and promise tests of the crates, and the simulator over some hundred seeds
-	$(CARGO_TEST) --workspace --quiet
+	cargo test --workspace --quiet --no-run
+	$(LIMIT) cargo test --workspace --quiet
 
+MODEL := -p penstock-fabric --lib --release --quiet
+test-model: export RUSTFLAGS := --cfg loom
+test-model: export CARGO_TARGET_DIR := target/loom
 test-model: ## the lock-free protocols, every interleaving (loom)
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom $(CARGO_TEST) -p penstock-fabric --lib --release --quiet
+	cargo test $(MODEL) --no-run
+	$(LIMIT) cargo test $(MODEL)
 
+REPLAY := --quiet --manifest-path fuzz/Cargo.toml --bin replay
+test-fuzz: export CARGO_TARGET_DIR := target/fuzz
 test-fuzz: ## the corpus of every fuzzing target, and mutations of it for some seconds (stable; `make fuzz` is the real thing)
-	CARGO_TARGET_DIR=target/fuzz timeout --verbose 600 cargo run --quiet --manifest-path fuzz/Cargo.toml --bin replay -- 9
+	cargo build $(REPLAY)
+	$(LIMIT) cargo run $(REPLAY) -- 9
 
 FUZZ_SECONDS ?= 20
 fuzz: ## every fuzzing target under libFuzzer, FUZZ_SECONDS each (needs nightly and cargo-fuzz)
@@ -93,6 +111,10 @@ test-netns: test-env ## jobs on several test hosts (network namespaces; needs ro
 
 test-python: test-env ## real processes, golden trajectories, the command line, the README's own commands
 	timeout --verbose 1500 $(BIN)/python -m pytest
+
+KILLS ?= 1000
+soak: test-env ## processes killed at random moments, a thousand times (about an hour); docs/soak.md has the last output
+	$(BIN)/python tests/soak/kills.py --schedules $(KILLS)
 
 bench: test-env ## the benchmark of the README, beside its peers and the machine's limit
 	$(BIN)/penstock bench pushpull --workers 2 --size 64MiB

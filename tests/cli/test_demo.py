@@ -29,8 +29,8 @@ BASIC = {
 def demo(command, tmp_path):
     """Runs a demo to its end; returns the JSON it wrote and what it printed."""
 
-    def run(*arguments: str):
-        one = command("demo", "--json", "result.json", "--plot", "curves.png", *arguments)
+    def run(*arguments: str, peer: str = "none"):
+        one = command("demo", "--json", "result.json", "--plot", "curves.png", "--peer", peer, *arguments)
         assert one.ends() == 0, one.all()
         return json.loads((tmp_path / "result.json").read_text()), one.out
 
@@ -87,6 +87,20 @@ def test_a_demo_with_torch_learns_the_digits(demo):
     assert result["model"] == "cnn"
     assert result["final_accuracy"] >= 0.8
     assert abs(result["final_accuracy"] - result["single_process_accuracy"]) < 0.03
+
+
+def test_the_peer_learns_the_same_from_the_same_batches(demo):
+    pytest.importorskip("torch")
+    result, out = demo("--epochs", "10", peer="gloo")
+    assert result["gloo_seconds"] > 0
+    assert abs(result["gloo_accuracy"] - result["single_process_accuracy"]) < 0.02
+    assert "gloo" in out
+
+
+def test_a_peer_that_there_is_not_is_refused_before_anything_is_trained(command):
+    run = command("demo", "--peer", "mpi")
+    assert run.ends() == 2
+    assert "there is no peer 'mpi'" in run.err
 
 
 def test_a_demo_that_is_interrupted_leaves_nothing(command, nothing_left, tmp_path):

@@ -9,6 +9,7 @@ import argparse
 import importlib.util
 import json
 import os
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from penstock.launch.local import Launch, Plan
 if TYPE_CHECKING:
     from penstock.demo.alone import Single
     from penstock.demo.data import Digits
+    from penstock.demo.gloo import Peer
     from penstock.demo.progress import PlainConsole, Progress
 
 EXAMPLES = """\
@@ -30,8 +32,11 @@ EXAMPLES = """\
   penstock demo --workers 4 --consistency ssp:4 --optimizer adam
   penstock demo --torch --epochs 5 --json result.json --plot curves.png"""
 
-EPOCHS = 60
+EPOCHS = 40
+PEERS = ("auto", "gloo", "none")
 TORCH_EPOCHS = 10
+BATCH = 128
+TORCH_BATCH = 32
 STALENESS_COLUMNS = 9
 """What fits beside the workers' names on a terminal of 80 columns; reads further behind are put together."""
 
@@ -50,12 +55,20 @@ def parser() -> terminal.Parser:
     )
     result.add_argument("--epochs", metavar="N", help=f"default {EPOCHS}; with --torch {TORCH_EPOCHS}")
     result.add_argument(
-        "--batch", default="32", metavar="N", help="samples of a worker in a step (default 32)"
+        "--batch",
+        metavar="N",
+        help=f"samples of a worker in a step (default {BATCH}; with --torch {TORCH_BATCH})",
     )
     result.add_argument(
         "--seed", default="0", metavar="N", help="of the parameters and the batches (default 0)"
     )
     result.add_argument("--torch", action="store_true", help="train a small CNN with PyTorch")
+    result.add_argument(
+        "--peer",
+        default="auto",
+        metavar="NAME",
+        help="gloo: train once more by Gloo's all-reduce; none: do not; auto: where PyTorch is (default)",
+    )
     result.add_argument("--json", metavar="FILE", help="write the result here")
     result.add_argument(
         "--plot",
@@ -78,7 +91,9 @@ def main(arguments: Sequence[str]) -> int:
     need("sklearn", "scikit-learn", "demo")
     need("matplotlib", "matplotlib", "demo")
     need("rich", "rich", "demo")
-    if settings.torch:
+    if given.peer not in PEERS:
+        terminal.refuse(f"there is no peer {given.peer!r}", f"one of {', '.join(PEERS)}")
+    if settings.torch or given.peer == "gloo":
         need("torch", "PyTorch", "torch")
 
     from penstock.demo import data, progress
@@ -117,7 +132,7 @@ def settings_of(given: argparse.Namespace, workers: int) -> Settings:
     return Settings(
         workers=workers,
         epochs=run.count(given.epochs or str(TORCH_EPOCHS if given.torch else EPOCHS), "--epochs", 100_000),
-        batch=run.count(given.batch, "--batch", 100_000),
+        batch=run.count(given.batch or str(TORCH_BATCH if given.torch else BATCH), "--batch", 100_000),
         seed=seed(given.seed),
         optimizer=given.optimizer,
         torch=given.torch,
@@ -154,7 +169,7 @@ def announce(settings: Settings, plan: Plan, digits: Digits) -> None:
     """What will be done."""
     from penstock.demo.plot import count
 
-    what = "a small CNN in PyTorch" if settings.torch else "a 64-128-10 perceptron in NumPy"
+    what = "a small CNN in PyTorch" if settings.torch else "a 64-512-512-10 perceptron in NumPy"
     terminal.say(
         f"handwritten digits: {len(digits.train_y)} to learn, {len(digits.test_y)} to test; {what}\n"
         f"{count(plan.workers, 'worker')}, {count(plan.servers, 'server')}, {mode(plan)}, "
@@ -196,12 +211,17 @@ def compare(
     given: argparse.Namespace, plan: Plan, settings: Settings, digits: Digits, state: Progress, seconds: float
 ) -> int:
     """The same training in this process alone, and what came of both."""
-    from penstock.demo import alone, plot
+    from penstock.demo import alone, gloo, plot
 
     single = alone.train(settings, digits, on_epoch=lambda _: None)
     assert state.parameters is not None
     difference = alone.largest_difference(state.parameters, single.parameters)
-    table(plan, settings, state, single, difference)
+    peer = None
+    if given.peer == "gloo" or (given.peer == "auto" and gloo.is_there()):
+        terminal.say("\nonce more by Gloo's all-reduce ...")
+        with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
+            peer = gloo.train(settings, digits, Path(folder))
+    table(plan, settings, state, single, peer, difference)
     result = {
         "final_accuracy": state.curve.accuracy[-1],
         "single_process_accuracy": single.curve.accuracy[-1],
@@ -219,6 +239,8 @@ def compare(
         "model": "cnn" if settings.torch else "mlp",
         "training_seconds": state.training_seconds,
         "single_process_seconds": single.seconds,
+        "gloo_seconds": peer.seconds if peer else None,
+        "gloo_accuracy": peer.accuracy if peer else None,
         "samples_per_second": state.samples_per_second,
         "bytes_moved": sum(seen.moved for seen in state.workers),
         "staleness": [dict(sorted(seen.staleness.items())) for seen in state.workers],
@@ -235,22 +257,26 @@ def compare(
     return 0
 
 
-def table(plan: Plan, settings: Settings, state: Progress, single: Single, difference: float) -> None:
+def table(
+    plan: Plan, settings: Settings, state: Progress, single: Single, peer: Peer | None, difference: float
+) -> None:
     """The comparison at the end."""
     from penstock.demo.units import size
 
     seen = settings.epochs * (state.steps // settings.epochs) * settings.batch * settings.workers
-    rows = [
-        ("", "penstock", "single process"),
-        ("accuracy, test", f"{state.curve.accuracy[-1]:.4f}", f"{single.curve.accuracy[-1]:.4f}"),
-        ("loss, training", f"{state.curve.loss[-1]:.4f}", f"{single.curve.loss[-1]:.4f}"),
-        ("training time", f"{state.training_seconds:.2f} s", f"{single.seconds:.2f} s"),
-        ("samples/s", f"{state.samples_per_second:,.0f}", f"{seen / single.seconds:,.0f}"),
-        ("bytes moved", size(sum(one.moved for one in state.workers)), "-"),
+    moved = size(sum(one.moved for one in state.workers))
+    ours = (state.curve.accuracy[-1], state.curve.loss[-1], state.training_seconds, moved)
+    columns = [
+        ("", "accuracy, test", "loss, training", "training time", "samples/s", "bytes moved"),
+        ("penstock", *figures(*ours, seen)),
     ]
+    if peer is not None:
+        columns.append(("gloo", *figures(peer.accuracy, peer.loss, peer.seconds, "", seen)))
+    alone = (single.curve.accuracy[-1], single.curve.loss[-1], single.seconds, "-")
+    columns.append(("single process", *figures(*alone, seen)))
     terminal.say()
-    for name, ours, theirs in rows:
-        terminal.say(f"{name:<16}{ours:>16}{theirs:>18}")
+    for name, *values in zip(*columns, strict=True):
+        terminal.say(f"{name:<16}" + "".join(f"{value:>16}" for value in values))
     exact = " (same sums in another order)" if mode(plan) == "bsp" else ""
     terminal.say(f"\nlargest difference of a parameter: {difference:.2g}{exact}")
     if mode(plan) != "bsp":
@@ -258,6 +284,11 @@ def table(plan: Plan, settings: Settings, state: Progress, single: Single, diffe
         if any(one.staleness for one in state.workers):
             staleness_table(state)
     terminal.say()
+
+
+def figures(accuracy: float, loss: float, seconds: float, moved: str, samples: int) -> tuple[str, ...]:
+    """A column of the comparison, below its name."""
+    return (f"{accuracy:.4f}", f"{loss:.4f}", f"{seconds:.2f} s", f"{samples / seconds:,.0f}", moved)
 
 
 def staleness_table(state: Progress) -> None:

@@ -5,6 +5,7 @@ The same two learners with PyTorch: a small convolutional network, alone or thro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,8 +38,10 @@ def network(seed: int) -> nn.Module:
 class TorchAlone:
     """Plain PyTorch in this process."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, wrap: Callable[[nn.Module], nn.Module] | None = None) -> None:
         self._model = network(settings.seed)
+        if wrap is not None:
+            self._model = wrap(self._model)
         self._optimizer: Any = getattr(torch.optim, settings.rule.torch)(
             self._model.parameters(), **settings.rule.settings
         )

@@ -1,0 +1,364 @@
+"""
+Kills one process of a job at a moment that a seed chooses, and judges what the others make of it.
+
+    python tests/soak/kills.py --schedules 1000 --seed 0 --at-once 2
+
+A schedule is a job of two to four workers and one or two servers under `penstock run`, by shared memory or
+TCP, with `on_worker_loss` stop or continue. Its victim is a worker, a server or the launcher; the moment is
+just after the victim (or, for a server or the launcher, some worker) has said a certain mark, and a few
+milliseconds. What must hold:
+
+- every worker that survives says how it ended: by a typed error that names the victim, within a lease and a
+  second of the kill; or well, and then with exactly the result of all pushes that count;
+- a push counts in all elements or in none;
+- the launcher says that the run failed where it did, and nothing is left: no process, no file.
+
+A schedule that fails prints its seed, which gives the same schedule again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PROGRAM = Path(__file__).with_name("program.py")
+LEASE = 2.0
+DEADLINE = 20.0
+ITERATIONS = 6
+PATIENCE = 60.0
+"""Seconds after which a run that has not ended counts as stuck."""
+MARKS = ("start", "joined", "declared", "pulled", "pushed", "clocked", "barrier", "leaving")
+BEFORE_ANY = "no mark"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What is done in one run."""
+
+    seed: int
+    workers: int
+    servers: int
+    transport: str
+    loss: str
+    role: str
+    victim: int
+    mark: str
+    times: int
+    delay: float
+
+    @classmethod
+    def draw(cls, seed: int) -> Schedule:
+        """The schedule of a seed."""
+        chance = random.Random(seed)
+        workers, servers = chance.randint(2, 4), chance.randint(1, 2)
+        role = chance.choices(("worker", "server", "launcher"), (6, 3, 1))[0]
+        mark = chance.choice(MARKS)
+        repeated = mark in ("pulled", "pushed", "clocked")
+        return cls(
+            seed=seed,
+            workers=workers,
+            servers=servers,
+            transport=chance.choice(("shm", "tcp")),
+            loss=chance.choice(("stop", "continue")),
+            role=role,
+            victim=chance.randrange({"worker": workers, "server": servers, "launcher": 1}[role]),
+            mark=mark,
+            times=chance.randint(1, ITERATIONS) if repeated else 1,
+            delay=chance.choice((0.0, chance.random() * 0.003, chance.random() * 0.05)),
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"seed {self.seed}: {self.workers} workers, {self.servers} servers, {self.transport}, "
+            f"{self.loss}; kill {self.role} {self.victim} {self.delay * 1000:.1f} ms after `{self.mark}` "
+            f"no. {self.times}"
+        )
+
+
+@dataclass
+class Run:
+    """What was seen of one run."""
+
+    schedule: Schedule
+    killed_at: float = 0.0
+    code: int = 0
+    output: str = ""
+    marks: dict[int, list[str]] = field(default_factory=dict)
+    outcomes: dict[int, dict[str, Any]] = field(default_factory=dict)
+    left_files: list[str] = field(default_factory=list)
+    left_processes: list[str] = field(default_factory=list)
+    stuck: bool = False
+    slowest: float = 0.0
+
+
+def run(schedule: Schedule) -> Run:
+    """Carries a schedule out; every process of it is gone at the end."""
+    seen = Run(schedule)
+    folder = Path(tempfile.mkdtemp(prefix="soak-"))
+    (folder / "t").mkdir()
+    token = f"soak-{os.getpid()}-{schedule.seed}-{time.monotonic_ns()}"
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+            line.bind(str(folder / "marks"))
+            _conduct(seen, folder, token, line)
+        seen.left_files = [str(path.relative_to(folder)) for path in (folder / "t").rglob("*")]
+        for path in folder.glob("outcome.*.json"):
+            seen.outcomes[int(path.name.split(".")[1])] = json.loads(path.read_text())
+        seen.output = (folder / "output").read_text(errors="replace")
+    finally:
+        for pid in _bearers(token):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
+    return seen
+
+
+def _conduct(seen: Run, folder: Path, token: str, line: socket.socket) -> None:
+    schedule = seen.schedule
+    arguments = ["--workers", str(schedule.workers), "--servers", str(schedule.servers)]
+    arguments += ["--on-worker-loss", schedule.loss, "--lease", str(LEASE), "--deadline", str(DEADLINE)]
+    if schedule.transport == "tcp":
+        arguments += ["--transport", "tcp"]
+    program = [str(PROGRAM), str(folder), str(ITERATIONS), str(schedule.seed)]
+    environment = {
+        **os.environ,
+        "TMPDIR": str(folder / "t"),
+        "SOAK_SOCKET": str(folder / "marks"),
+        "SOAK": token,
+    }
+    with (folder / "output").open("wb") as output:
+        launcher = subprocess.Popen(
+            [sys.executable, "-m", "penstock.cli", "run", *arguments, *program],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            _kill(seen, launcher, line)
+            seen.stuck = not _listen_to_the_end(seen, launcher, line)
+            seen.code = launcher.returncode or 0
+            if schedule.role == "launcher":
+                _await_end(token)
+            seen.left_processes = [_command_line(pid) for pid in _bearers(token)] if not seen.stuck else []
+        finally:
+            launcher.kill()
+            launcher.wait()
+
+
+def _listen_to_the_end(seen: Run, launcher: subprocess.Popen[bytes], line: socket.socket) -> bool:
+    """Whether the launcher ended. A socket that nobody reads would hold the workers up."""
+    end = time.monotonic() + PATIENCE
+    watch = os.pidfd_open(launcher.pid)
+    try:
+        while True:
+            ready, _, _ = select.select([line, watch], [], [], max(0.0, end - time.monotonic()))
+            if line in ready:
+                _note(seen, line.recv(200))
+            elif watch in ready:
+                launcher.wait()
+                return True
+            else:
+                return False
+    finally:
+        os.close(watch)
+
+
+def _kill(seen: Run, launcher: subprocess.Popen[bytes], line: socket.socket) -> None:
+    """Waits for the moment, and kills."""
+    schedule = seen.schedule
+    pids: dict[int, int] = {}
+    end = time.monotonic() + PATIENCE
+    said = 0
+    watch = os.pidfd_open(launcher.pid)
+    try:
+        while said < schedule.times:
+            ready, _, _ = select.select([line, watch], [], [], max(0.0, end - time.monotonic()))
+            if line not in ready:
+                return  # the run has ended before the moment came, or is stuck: judged later
+            rank, pid, mark = _note(seen, line.recv(200))
+            pids[rank] = pid
+            about = schedule.role != "worker" or rank == schedule.victim
+            said += about and mark == schedule.mark
+    finally:
+        os.close(watch)
+    time.sleep(schedule.delay)
+    match schedule.role:
+        case "worker":
+            victim = pids.get(schedule.victim)
+        case "launcher":
+            victim = launcher.pid
+        case _:
+            victim = _server(launcher.pid, schedule.victim)
+    seen.killed_at = time.monotonic()
+    with contextlib.suppress(ProcessLookupError):
+        if victim is not None:
+            os.kill(victim, signal.SIGKILL)
+
+
+def _note(seen: Run, message: bytes) -> tuple[int, int, str]:
+    rank, pid, mark, _ = message.decode().split()
+    seen.marks.setdefault(int(rank), []).append(mark)
+    return int(rank), int(pid), mark
+
+
+def _server(launcher: int, index: int) -> int | None:
+    for pid in map(int, Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()):
+        words = _command_line(pid).split()
+        if "penstock.launch.server" in words and words[words.index("penstock.launch.server") + 2] == str(
+            index
+        ):
+            return pid
+    return None
+
+
+def _command_line(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
+def _bearers(token: str) -> Iterator[int]:
+    """Processes that have inherited the run's token."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                if token.encode() in (entry / "environ").read_bytes():
+                    yield int(entry.name)
+
+
+def _await_end(token: str) -> None:
+    """Nobody is there to wait for when the launcher is killed: its processes must end by themselves."""
+    end = time.monotonic() + LEASE + DEADLINE / 2
+    for pid in list(_bearers(token)):
+        with contextlib.suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(pid)
+            try:
+                select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
+            finally:
+                os.close(descriptor)
+
+
+def judge(seen: Run, slack: float = 1.0) -> list[str]:
+    """What was not as it must be; `slack`: seconds beyond the lease for everybody to hear."""
+    schedule, wrong = seen.schedule, []
+    if seen.stuck:
+        return [f"the run did not end within {PATIENCE:g} s"]
+    if seen.left_processes:
+        wrong.append(f"processes are left: {seen.left_processes}")
+    if schedule.role == "launcher":
+        if seen.left_files:
+            wrong.append(f"files are left: {seen.left_files}")
+        return wrong
+    if seen.left_files:
+        wrong.append(f"files are left: {seen.left_files}")
+    survivors = [
+        rank for rank in range(schedule.workers) if (schedule.role, schedule.victim) != ("worker", rank)
+    ]
+    for rank in survivors:
+        outcome = seen.outcomes.get(rank)
+        if outcome is None:
+            wrong.append(f"worker {rank} did not say how it ended (marks {seen.marks.get(rank, [])[-2:]})")
+        elif "error" in outcome:
+            wrong += _judge_error(seen, rank, outcome, slack)
+        else:
+            wrong += _judge_result(seen, rank, outcome)
+    finals = [seen.outcomes[rank]["digits"] for rank in survivors if "digits" in seen.outcomes.get(rank, {})]
+    if any(digits != finals[0] for digits in finals):
+        wrong.append(f"survivors have different results: {finals}")
+    failed = any("error" in outcome for outcome in seen.outcomes.values())
+    if failed and seen.code == 0:
+        wrong.append("the launcher says that all went well")
+    return wrong
+
+
+def _judge_error(seen: Run, rank: int, outcome: dict[str, Any], slack: float) -> list[str]:
+    schedule, wrong = seen.schedule, []
+    late = outcome["when"] - seen.killed_at
+    seen.slowest = max(seen.slowest, late)
+    if late > LEASE + slack:
+        wrong.append(
+            f"worker {rank} heard {late:.1f} s after the kill: {outcome['error']}: {outcome['text']}"
+        )
+    if schedule.role == "worker":
+        if schedule.loss == "continue":
+            wrong.append(f"worker {rank} should have gone on: {outcome['error']}: {outcome['text']}")
+        named = outcome["error"] == "WorkerLost" and outcome["rank"] == schedule.victim
+    else:
+        named = outcome["error"] == "ServerLost" and outcome["server"] == schedule.victim
+    if not named:
+        wrong.append(f"worker {rank} does not name the victim: {outcome['error']}: {outcome['text']}")
+    return wrong
+
+
+def _judge_result(seen: Run, rank: int, outcome: dict[str, Any]) -> list[str]:
+    schedule, wrong = seen.schedule, []
+    if not outcome["even"]:
+        wrong.append(f"worker {rank}: a push is in some elements and not in others")
+    for other, count in enumerate(outcome["digits"]):
+        is_victim = (schedule.role, schedule.victim) == ("worker", other)
+        said = seen.marks.get(other, [])
+        least = ITERATIONS if not is_victim or "barrier" in said else 0
+        if not least <= count <= ITERATIONS:
+            wrong.append(f"worker {rank}: {count} pushes of worker {other}, expected {least} to {ITERATIONS}")
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--schedules", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first schedule; the others follow")
+    parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--slack", type=float, default=1.0, help="seconds beyond the lease (default 1)")
+    given = parser.parse_args()
+    seeds = range(given.seed, given.seed + given.schedules)
+    kinds: Counter[str] = Counter()
+    heard: list[float] = []
+    failed = 0
+    began = time.monotonic()
+    with ThreadPoolExecutor(given.at_once) as pool:
+        for seen in pool.map(run, map(Schedule.draw, seeds)):
+            schedule = seen.schedule
+            kinds[f"{schedule.role}, {schedule.transport}, {schedule.loss}"] += 1
+            wrong = judge(seen, given.slack)
+            if seen.slowest:
+                heard.append(seen.slowest)
+            if wrong:
+                failed += 1
+                print(f"FAILED {schedule}", *wrong, sep="\n  ", flush=True)
+                print("  " + "\n  ".join(seen.output.splitlines()[-12:]), flush=True)
+    print(
+        f"{given.schedules} kills from seed {given.seed}, {time.monotonic() - began:.0f} s: {failed} failed"
+    )
+    for kind, count in sorted(kinds.items()):
+        print(f"  {kind:<30}{count:>6}")
+    if heard:
+        heard.sort()
+        print(
+            f"the last survivor heard after {heard[len(heard) // 2]:.3f} s (median), "
+            f"{heard[int(len(heard) * 0.99)]:.3f} s (99 of 100), {heard[-1]:.3f} s (longest); "
+            f"lease {LEASE:g} s"
+        )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

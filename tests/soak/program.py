@@ -1,0 +1,85 @@
+"""
+A worker of the kill campaign: trains, says at every step how far it is, and writes down how it ended.
+
+Arguments: folder, iterations, seed. Every message is one datagram to SOAK_SOCKET: `rank pid mark seconds`,
+the seconds by the host's monotonic clock. How it ended stands in `outcome.RANK.json` in the folder.
+
+Worker r pushes 1024 ** r into every element, so that the digits of an element to the base 1024 count whose
+pushes are in it, and how many.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import sys
+import time
+from pathlib import Path
+
+ELEMENTS = 40_000
+"""Ten chunks of 32 KiB: several a shard and a server."""
+BASE = 1024
+
+
+def main() -> None:
+    folder, iterations, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    rank = int(os.environ["PENSTOCK_RANK"])
+    chance = random.Random(f"{seed} {rank}")
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    line.connect(os.environ["SOAK_SOCKET"])
+
+    def mark(name: str) -> None:
+        line.send(f"{rank} {os.getpid()} {name} {time.monotonic()}".encode())
+        time.sleep(chance.choice((0, 0, 0, chance.random() * 0.01)))
+
+    def write(**outcome: object) -> None:
+        path = folder / f"outcome.{rank}.json"
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps({"when": time.monotonic(), **outcome}))
+        part.rename(path)
+
+    mark("start")
+    import numpy as np
+
+    import penstock as ps
+
+    try:
+        job = ps.init()
+        mark("joined")
+        tensor = job.tensor("w", shape=ELEMENTS, dtype="f8", reduce="sum")
+        mine = slice(rank, rank + 1)
+        table = job.table("t", rows=job.size, width=4, dtype="f8", produce=mine, consume="all")
+        mark("declared")
+        for iteration in range(iterations):
+            before = tensor.pull()[[0, -1]]
+            assert before[0] == before[1], (iteration, before.tolist())
+            mark("pulled")
+            tensor.push(np.full(ELEMENTS, float(BASE**rank)))
+            mark("pushed")
+            table.set(mine, np.full((1, 4), iteration + 1.0))
+            job.clock()
+            mark("clocked")
+        job.barrier()
+        mark("barrier")
+        value = np.array(tensor.pull())
+        rows = table.get(slice(None), slack=job.size + iterations)
+        job.barrier()
+        mark("leaving")
+        job.close()
+        mark("left")
+    except ps.PenstockError as error:
+        write(
+            error=type(error).__name__,
+            text=str(error),
+            rank=getattr(error, "rank", None),
+            server=getattr(error, "server", None),
+        )
+        raise SystemExit(1) from error
+    digits = [int(value[0]) // BASE**other % BASE for other in range(int(os.environ["PENSTOCK_SIZE"]))]
+    write(even=bool((value == value[0]).all()), digits=digits, rows=rows[:, 0].tolist())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""A short form of the campaigns of `make soak`: the same engine, the same judge, few schedules."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import kills
+
+SLACK = 10.0
+"""Tests run on machines that are busy: here only that somebody is told, and what, is judged."""
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("loss", ["stop", "continue"])
+@pytest.mark.parametrize("mark", ["start", "pushed", "leaving"])
+def test_whoever_survives_a_killed_worker_is_told_or_goes_on_exactly(transport, loss, mark):
+    schedule = replace(
+        kills.Schedule.draw(len(mark)),
+        role="worker",
+        victim=1,
+        transport=transport,
+        loss=loss,
+        mark=mark,
+        times=1,
+    )
+    seen = kills.run(schedule)
+    assert kills.judge(seen, SLACK) == [], f"{schedule}\n{seen.output}"
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_whoever_survives_a_killed_server_is_told(transport):
+    schedule = replace(
+        kills.Schedule.draw(1), role="server", victim=0, transport=transport, mark="clocked", times=2
+    )
+    seen = kills.run(schedule)
+    assert kills.judge(seen, SLACK) == [], f"{schedule}\n{seen.output}"
+    assert any("error" in outcome for outcome in seen.outcomes.values()), "nobody noticed"
+
+
+def test_the_judge_can_fail():
+    seen = kills.Run(replace(kills.Schedule.draw(3), role="worker", victim=0, workers=2, loss="stop"))
+    seen.outcomes = {1: {"even": False, "digits": [6, 5], "rows": [6, 6], "when": 0.0}}
+    seen.left_files = ["penstock-x"]
+    assert len(kills.judge(seen)) == 3
