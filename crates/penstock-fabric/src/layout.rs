@@ -46,6 +46,8 @@ unsafe impl Shared for Ring {}
 /// The board: one [`Sleeping`] a shard; then the heartbeats, a [`Count`] for each shard and one for the control thread.
 pub mod board {
     use super::{Count, MAX_SHARDS, Sleeping, pages};
+    use crate::region::Mapping;
+    use crate::sync::Ordering;
 
     /// Where the heartbeats lie.
     const BEATS: usize = MAX_SHARDS as usize * size_of::<Sleeping>();
@@ -62,6 +64,16 @@ pub mod board {
     /// Where the flag of `shard` lies.
     pub fn sleeping(shard: u32) -> usize {
         shard as usize * size_of::<Sleeping>()
+    }
+
+    /// For a worker, which may only look at the board: whether who has just brought a shard something has to ring.
+    pub fn must_ring(board: &Mapping, shard: u32) -> bool {
+        board.peek::<Sleeping>(sleeping(shard)).must_ring()
+    }
+
+    /// For a worker, likewise: how often the thread of `shard`, or of [`CONTROL`], has shown that it lives.
+    pub fn beats(board: &Mapping, shard: u32) -> u64 {
+        board.peek::<Count>(heartbeat(shard)).0.load(Ordering::Relaxed)
     }
 }
 

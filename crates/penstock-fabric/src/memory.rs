@@ -2,17 +2,19 @@
 //!
 //! The doors: a home's chunks are lent out as `&mut [u8]` by [`HomeMemory`], of which there is exactly one for each shard
 //! and tensor; everyone else sees them through [`Foreign`] loads between two looks at the header ([`crate::publish`]).
+//! What is written beside others' eyes, or by more than one thread, is written through [`ForeignMut`] by one owner: a lane by
+//! its [`OwnLane`], what a worker on another host sends by the [`LaneView`] of the shard that is home of it.
 
 use crate::layout::{Count, LaneLayout, ModelLayout};
 use crate::publish::{ChunkHeader, Published, Publisher, Torn};
 use crate::region::{Access, Mapping, Part, Region, Writers};
-use penstock_kernels::{Dtype, Foreign};
+use crate::sync::Ordering;
+use penstock_kernels::{Dtype, Foreign, ForeignMut};
 use penstock_proto::chunk::Cut;
 use penstock_proto::placement::Extent;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io;
 use std::ops::Range;
-use std::ptr;
 use std::sync::Arc;
 
 /// How a server's extent of a tensor lies in its regions.
@@ -295,63 +297,100 @@ pub(crate) fn claim(address: *const u8) {
     let _ = address;
 }
 
-/// A worker's lane, as the server sees it: foreign memory. Or the lane of a worker on another host, of which the server's
-/// process has the only mapping: what the worker sends is received into it.
-#[derive(Debug, Clone)]
+/// A worker's lane, as one shard of the server sees it: foreign memory. Or the lane of a worker on another host, of which the
+/// server's process has the only mapping: what the worker sends of the shard's chunks is received into it. There is one for each
+/// shard and lane.
+#[derive(Debug)]
 pub struct LaneView {
     mapping: Arc<Mapping>,
     layout: LaneLayout,
-    private: bool,
+    received: Option<Received>,
+}
+
+/// Which chunks of a lane are received through a view.
+#[derive(Debug)]
+struct Received {
+    shard: u32,
+    layout: ExtentLayout,
+    /// The shard of each chunk of the extent.
+    shard_of: Arc<[u32]>,
+}
+
+impl Received {
+    /// Whether `range` lies in one chunk that the shard is home of.
+    fn covers(&self, range: &Range<usize>) -> bool {
+        let index = range.start / self.layout.cut.chunk_bytes() as usize;
+        self.shard_of.get(index) == Some(&self.shard)
+            && range.end <= self.layout.value(self.layout.extent.first + index as u32).end
+    }
 }
 
 impl LaneView {
-    /// Makes a lane; the region's descriptor goes to the worker.
-    pub fn new(name: &str, layout: LaneLayout) -> io::Result<(Self, Region)> {
+    /// Makes a lane, for each of `shards` shards a view of it; the region's descriptor goes to the worker.
+    pub fn new(name: &str, layout: LaneLayout, shards: u32) -> io::Result<(Vec<Self>, Region)> {
         let region = Region::new(name, layout.total(), Writers::Holders)?;
-        Ok((Self { mapping: Arc::clone(region.mapping()), layout, private: false }, region))
+        let view = |_| Self { mapping: Arc::clone(region.mapping()), layout, received: None };
+        Ok(((0..shards).map(view).collect(), region))
     }
 
-    /// Makes the lane of a worker on another host.
-    pub fn private(layout: LaneLayout) -> io::Result<Self> {
-        let mapping = Mapping::private(layout.total())?;
+    /// Makes the lane of a worker on another host, likewise: `shard_of` names the shard of each chunk of the extent.
+    pub fn private(layout: ExtentLayout, shard_of: &Arc<[u32]>, shards: u32) -> io::Result<Vec<Self>> {
+        assert_eq!(shard_of.len(), layout.extent.count as usize, "every chunk has one home");
+        let lane = layout.lane();
+        let mapping = Mapping::private(lane.total())?;
         mapping.touch()?;
-        Ok(Self { mapping, layout, private: true })
+        let view = |shard| {
+            let received = Received { shard, layout, shard_of: Arc::clone(shard_of) };
+            Self { mapping: Arc::clone(&mapping), layout: lane, received: Some(received) }
+        };
+        Ok((0..shards).map(view).collect())
     }
 
     /// Whether it is the lane of a worker on another host.
     pub fn is_private(&self) -> bool {
-        self.private
+        self.received.is_some()
     }
 
-    /// Where the contribution to the bytes `range` of the extent is received. `range` must be of a chunk that the caller, a
-    /// shard, is home of.
+    fn check(&self, range: &Range<usize>) {
+        let inside = range.start <= range.end && range.end <= self.layout.data;
+        assert!(inside, "{range:?} of {} bytes", self.layout.data);
+        let covers = self.received.as_ref().is_none_or(|received| received.covers(range));
+        assert!(covers, "{range:?} is of a chunk that has another home");
+    }
+
+    /// Where the contribution to the bytes `range` of the extent is received.
     ///
     /// # Panics
-    /// If the lane is shared with a worker of this host, or has no such range.
+    /// If the lane is shared with a worker of this host, or `range` is not of one chunk that the view's shard is home of.
     pub fn receive(&mut self, range: Range<usize>) -> &mut [u8] {
-        assert!(self.private && range.end <= self.layout.data, "{range:?} of {} bytes", self.layout.data);
+        assert!(self.is_private(), "a lane that is shared is written by its worker");
+        self.check(&range);
         let address = self.mapping.pointer(range.clone());
-        // SAFETY: inside the mapping (`pointer`), which no other process has. In this one, the shard that is home of the chunk
-        // is the only thread that touches this range, and it borrows its view exclusively.
+        // SAFETY: inside the mapping (`pointer`), which no other process has, and in this one only the views that were made with
+        // this one. None of them gives out this chunk (`check`, and `private` gives each shard one), and this one is
+        // borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(address.as_ptr(), range.len()) }
     }
 
     /// What stands in the lane at the bytes `range` of the extent, for this process, the worker's own, to send it.
-    pub fn bytes(&self, range: Range<usize>) -> &[u8] {
-        assert!(range.end <= self.layout.data, "{range:?} of {} bytes", self.layout.data);
+    ///
+    /// # Safety
+    /// Nobody writes the range while the slice lives. A worker's lane is not written between its push and the fold of what
+    /// was pushed: [`OwnLane`] is asked only after waiting for that, and whoever was given the lane's address was told so.
+    pub unsafe fn bytes(&self, range: Range<usize>) -> &[u8] {
+        self.check(&range);
         let address = self.mapping.pointer(range.clone());
-        // SAFETY: inside the mapping (`pointer`). A worker that writes its lane while it is sent races with itself alone, and
-        // every bit pattern is a byte; what arrives is then refused by its checksum, or is one of its own mixtures.
+        // SAFETY: inside the mapping (`pointer`), and it stands still by the caller's word.
         unsafe { std::slice::from_raw_parts(address.as_ptr(), range.len()) }
     }
 
     /// The contribution to the bytes `range` of the extent.
+    ///
+    /// # Panics
+    /// If the lane has no such range, or of a worker on another host: if it is not of one chunk that the view's shard is home of.
     pub fn contribution(&self, range: Range<usize>) -> Foreign<'_> {
-        assert!(range.end <= self.layout.data, "{range:?} of {} bytes", self.layout.data);
-        let address = self.mapping.pointer(range.clone());
-        // SAFETY: the range lies inside the mapping (`pointer`), which `self` keeps mapped while the result lives; chunks and
-        // mappings start on multiples of 4096 bytes, so it is aligned to 64.
-        unsafe { Foreign::new(address.as_ptr(), range.len()) }
+        self.check(&range);
+        self.mapping.foreign(range)
     }
 
     /// How many chunk contributions `shard` has taken.
@@ -387,8 +426,9 @@ struct Tail {
 }
 
 impl WorkerMemory {
-    /// Maps the parts, in the servers' order. A region that is smaller than it must be is refused.
-    pub fn new(cut: Cut, dtype: Dtype, servers: &[ServerPart]) -> io::Result<Self> {
+    /// Maps the parts, in the servers' order. A region that is smaller than it must be is refused. Beside it comes the one
+    /// owner of the lane.
+    pub fn new(cut: Cut, dtype: Dtype, servers: &[ServerPart]) -> io::Result<(Self, OwnLane)> {
         let layout = |part: &ServerPart| ExtentLayout::new(cut, part.extent, dtype, 0);
         let mut values = Vec::new();
         let mut lanes = Vec::new();
@@ -414,7 +454,9 @@ impl WorkerMemory {
         let lane = Mapping::new(&lanes, Access::Write)?;
         value.touch()?;
         lane.touch()?;
-        Ok(Self { cut, extents: servers.iter().map(|part| part.extent).collect(), value, lane, tails })
+        let own = OwnLane { mapping: Arc::clone(&lane) };
+        let extents = servers.iter().map(|part| part.extent).collect();
+        Ok((Self { cut, extents, value, lane, tails }, own))
     }
 
     /// How the tensor is cut.
@@ -427,19 +469,24 @@ impl WorkerMemory {
         &self.value
     }
 
-    /// This worker's lane; writable.
+    /// This worker's lane; writable. Who writes there by its address does so only while no contribution stands in it that is
+    /// not folded yet.
     pub fn lane(&self) -> &Arc<Mapping> {
         &self.lane
     }
 
     /// Progress of a shard that is home of some of it: version + 1.
-    pub fn progress(&self, server: usize, shard: u32) -> Option<&Count> {
-        self.tails[server].as_ref().map(|tail| tail.model.at(ModelLayout::progress(shard)))
+    pub fn progress(&self, server: usize, shard: u32) -> Option<u64> {
+        let tail = self.tails[server].as_ref()?;
+        // Pairs with the release store in the shard's `progress`: who sees it sees the chunks.
+        Some(tail.model.peek::<Count>(ModelLayout::progress(shard)).0.load(Ordering::Acquire))
     }
 
     /// How many of this worker's chunk contributions a shard has taken.
-    pub fn folded(&self, server: usize, shard: u32) -> Option<&Count> {
-        self.tails[server].as_ref().map(|tail| tail.lane.at(LaneLayout::folded(shard)))
+    pub fn folded(&self, server: usize, shard: u32) -> Option<u64> {
+        let tail = self.tails[server].as_ref()?;
+        // Pairs with the release store in the shard's `folded`: it has read what it counts.
+        Some(tail.lane.peek::<Count>(LaneLayout::folded(shard)).0.load(Ordering::Acquire))
     }
 
     fn header(&self, chunk: u32) -> &ChunkHeader {
@@ -449,56 +496,108 @@ impl WorkerMemory {
             .position(|extent| extent.chunks().contains(&chunk))
             .expect("extents cover it");
         let tail = self.tails[server].as_ref().expect("an extent with chunks has regions");
-        tail.model.at(ModelLayout::header(chunk - self.extents[server].first))
+        tail.model.peek(ModelLayout::header(chunk - self.extents[server].first))
     }
 
     /// Copies a chunk's value into `out` and says what it got; on [`Torn`], `out` holds nothing of use.
-    pub fn read_chunk(&self, chunk: u32, out: &mut [u8]) -> Result<Published, Torn> {
+    pub fn read_chunk<'a>(&self, chunk: u32, out: impl Into<ForeignMut<'a>>) -> Result<Published, Torn> {
         let range = self.cut.range(chunk);
-        let range = range.start as usize..range.end as usize;
-        let address = self.value.pointer(range.clone());
-        // SAFETY: inside the mapping (`pointer`), which `self` keeps; chunks are aligned to pages.
-        let foreign = unsafe { Foreign::new(address.as_ptr(), range.len()) };
-        self.header(chunk).read(|| foreign.copy_to(out))
+        let value = self.value.foreign(range.start as usize..range.end as usize);
+        self.header(chunk).read(|| out.into().copy_from(value))
     }
 
     /// Runs `copy`, which looks at anything that changes with the chunk, and says what it saw.
     pub fn read_beside(&self, chunk: u32, copy: impl FnOnce()) -> Result<Published, Torn> {
         self.header(chunk).read(copy)
     }
+}
 
+/// A worker's end of its lane. There is one for each tensor, and who holds it has waited until the homes have taken what
+/// stands in the lane.
+#[derive(Debug)]
+pub struct OwnLane {
+    mapping: Arc<Mapping>,
+}
+
+impl OwnLane {
     /// Copies `data` into the lane at byte `at`. `data` may be the lane itself.
-    pub fn write_lane(&self, at: usize, data: &[u8]) {
-        let address = self.lane.pointer(at..at + data.len());
-        // SAFETY: the target lies inside the lane's writable mapping (`pointer`). It may overlap `data` (`ptr::copy`). No
-        // reference to lane memory outlives a call in this process, and the server's loads of it are racing-safe.
-        unsafe { ptr::copy(data.as_ptr(), address.as_ptr(), data.len()) };
+    pub fn write(&mut self, at: usize, data: Foreign<'_>) {
+        let mut lane = self.memory(at..at + data.len());
+        match overlap(lane.as_foreign(), data) {
+            Overlap::None => lane.copy_from(data),
+            Overlap::Whole => {}
+            Overlap::Part => lane.copy_from(Foreign::of(&owned(data))),
+        }
     }
 
-    /// Adds `data` to what stands in the lane.
-    pub fn add_to_lane(&self, dtype: Dtype, data: &[u8]) {
-        let address = self.lane.pointer(0..data.len());
-        let apart = data.as_ptr_range().end <= address.as_ptr()
-            || data.as_ptr() as usize >= address.as_ptr() as usize + data.len();
-        let copy;
-        let data = if apart {
-            data
-        } else {
-            copy = data.to_vec();
-            &copy
-        };
-        // SAFETY: inside the lane's writable mapping (`pointer`), apart from `data` (checked or copied above), and no other
-        // reference to lane memory lives in this process during the call: the tensor's lock is held around it.
-        let lane = unsafe { std::slice::from_raw_parts_mut(address.as_ptr(), data.len()) };
-        penstock_kernels::accumulate(dtype, lane, data);
+    /// Adds `data` to what stands in the lane. `data` may be the lane itself.
+    pub fn add(&mut self, dtype: Dtype, data: Foreign<'_>) {
+        let mut lane = self.memory(0..data.len());
+        match overlap(lane.as_foreign(), data) {
+            Overlap::None | Overlap::Whole => penstock_kernels::accumulate_into(dtype, &mut lane, data),
+            Overlap::Part => penstock_kernels::accumulate_into(dtype, &mut lane, Foreign::of(&owned(data))),
+        }
     }
 
-    /// What stands in the lane, for a check before it is pushed. The caller's own thread is the only writer.
-    pub fn lane_bytes(&self, bytes: usize) -> &[u8] {
-        let address = self.lane.pointer(0..bytes);
-        // SAFETY: inside the mapping (`pointer`). The server never writes the contribution, and a worker that writes its lane
-        // while it pushes it races with itself alone: every bit pattern is a byte.
-        unsafe { std::slice::from_raw_parts(address.as_ptr(), bytes) }
+    /// The first `bytes` bytes of what stands in the lane, for a check before it is pushed.
+    pub fn contribution(&self, bytes: usize) -> Foreign<'_> {
+        self.mapping.foreign(0..bytes)
+    }
+
+    fn memory(&mut self, range: Range<usize>) -> ForeignMut<'_> {
+        let address = self.mapping.pointer(range.clone());
+        // SAFETY: inside the lane's writable mapping (`pointer`), which lives as long as the result. No reference covers it: what
+        // was lent of the lane is an address, and the server's loads, and a courier's, are of other mappings.
+        unsafe { ForeignMut::new(address.as_ptr(), range.len()) }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Overlap {
+    None,
+    /// They are the same bytes.
+    Whole,
+    Part,
+}
+
+fn overlap(a: Foreign<'_>, b: Foreign<'_>) -> Overlap {
+    let (a, b, bytes) = (a.as_ptr() as usize, b.as_ptr() as usize, a.len());
+    match a.abs_diff(b) {
+        0 => Overlap::Whole,
+        apart if apart >= bytes => Overlap::None,
+        _ => Overlap::Part,
+    }
+}
+
+fn owned(data: Foreign<'_>) -> Vec<u8> {
+    let mut copy = vec![0; data.len()];
+    data.copy_to(&mut copy);
+    copy
+}
+
+/// Memory of this process that values are copied into, to be looked at by whoever has its address. It has one writer.
+#[derive(Debug)]
+pub struct ValueCopy {
+    mapping: Arc<Mapping>,
+    bytes: usize,
+}
+
+impl ValueCopy {
+    /// Memory for `bytes` bytes.
+    pub fn new(bytes: usize) -> io::Result<Self> {
+        Ok(Self { mapping: Mapping::private(bytes)?, bytes })
+    }
+
+    /// What others may look at: an address that lives as long as this.
+    pub fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+
+    /// Where the next value goes.
+    pub fn out(&mut self) -> ForeignMut<'_> {
+        let address = self.mapping.pointer(0..self.bytes);
+        // SAFETY: inside the mapping (`pointer`), which is writable and of which only the address is known elsewhere.
+        unsafe { ForeignMut::new(address.as_ptr(), self.bytes) }
     }
 }
 
@@ -529,8 +628,8 @@ impl StateMirror {
         let range = self.layout.state(chunk);
         assert_eq!(range.len(), state.len(), "the state of chunk {chunk}");
         let address = self.mapping.pointer(range);
-        // SAFETY: inside the writable mapping (`pointer`), which is apart from `state`. Readers look through `Foreign` loads.
-        unsafe { ptr::copy_nonoverlapping(state.as_ptr(), address.as_ptr(), state.len()) };
+        // SAFETY: inside the writable mapping (`pointer`), which is never lent as a slice. Readers look through `Foreign` loads.
+        unsafe { ForeignMut::new(address.as_ptr(), state.len()) }.copy_from(Foreign::of(state));
     }
 }
 
@@ -553,12 +652,7 @@ impl StateView {
         let range = self.layout.state(chunk);
         let start = range.start + slot * out.len();
         assert!(start + out.len() <= range.end, "slot {slot} of chunk {chunk}");
-        // Racing-safe loads want aligned starts; an array in the last chunk may begin anywhere, so the whole state is copied.
-        let mut whole = vec![0; range.len()];
-        let address = self.mapping.pointer(range.clone());
-        // SAFETY: inside the mapping (`pointer`), which `self` keeps; a chunk's state starts on a multiple of 64.
-        unsafe { Foreign::new(address.as_ptr(), range.len()) }.copy_to(&mut whole);
-        out.copy_from_slice(&whole[slot * out.len()..][..out.len()]);
+        self.mapping.foreign(start..start + out.len()).copy_to(out);
     }
 }
 
@@ -588,15 +682,15 @@ mod tests {
         for extent in extents {
             let layout = ExtentLayout::new(cut, extent, Dtype::F32, 0);
             let (home, descriptors) = HomeRegions::new("w", layout).unwrap().split(&[0, 0], 1);
-            let (lane, region) = LaneView::new("lane", layout.lane()).unwrap();
+            let (mut lanes, region) = LaneView::new("lane", layout.lane(), 1).unwrap();
             let fds = (
                 descriptors.model().try_clone_to_owned().unwrap(),
                 region.fd().try_clone_to_owned().unwrap(),
             );
             parts.push(ServerPart { extent, regions: Some(fds) });
-            homes.push((home.into_iter().next().unwrap(), lane));
+            homes.push((home.into_iter().next().unwrap(), lanes.remove(0)));
         }
-        let worker = WorkerMemory::new(cut, Dtype::F32, &parts).unwrap();
+        let (worker, mut own) = WorkerMemory::new(cut, Dtype::F32, &parts).unwrap();
         let mut chunk = homes[1].0.chunk(3);
         chunk.header.begin();
         chunk.value.fill(9);
@@ -605,7 +699,13 @@ mod tests {
         let mut out = [0; 8];
         assert_eq!(worker.read_chunk(3, &mut out), Ok(Published { version: 5, steps: 4 }));
         assert_eq!(out, [9; 8]);
-        worker.write_lane(3 * 4096, &[7; 8]);
+        own.write(3 * 4096, Foreign::of(&[7; 8]));
+        homes[1].1.contribution(4096..4104).copy_to(&mut out);
+        assert_eq!(out, [7; 8]);
+        let lane = worker.lane().foreign(3 * 4096..3 * 4096 + 8);
+        own.write(3 * 4096 + 4, lane.part(0..4));
+        own.write(3 * 4096 + 2, lane.part(0..6));
+        own.write(3 * 4096, lane);
         homes[1].1.contribution(4096..4104).copy_to(&mut out);
         assert_eq!(out, [7; 8]);
     }
@@ -616,5 +716,40 @@ mod tests {
         let layout = layout(4096 * 2, Extent { first: 0, count: 2 });
         let (mut homes, _) = HomeRegions::new("w", layout).unwrap().split(&[0, 1], 2);
         homes[0].chunk(1);
+    }
+
+    fn received() -> Vec<LaneView> {
+        let layout = layout(4096 * 3 - 6, Extent { first: 1, count: 2 });
+        LaneView::private(layout, &Arc::from([1, 0]), 2).unwrap()
+    }
+
+    #[test]
+    fn what_is_received_stands_in_the_lane() {
+        let mut lanes = received();
+        lanes[1].receive(0..4096).fill(3);
+        lanes[0].receive(4096..8186).fill(4);
+        let mut out = [0; 4096];
+        lanes[1].contribution(0..4096).copy_to(&mut out);
+        assert_eq!(out, [3; 4096]);
+        lanes[0].contribution(4096..8186).copy_to(&mut out[..4090]);
+        assert_eq!(out[..4090], [4; 4090]);
+    }
+
+    #[test]
+    #[should_panic(expected = "is of a chunk that has another home")]
+    fn a_shard_receives_nothing_for_another_s_chunk() {
+        received()[0].receive(0..4096);
+    }
+
+    #[test]
+    #[should_panic(expected = "is of a chunk that has another home")]
+    fn a_shard_receives_nothing_across_the_end_of_its_chunk() {
+        received()[1].receive(4000..4100);
+    }
+
+    #[test]
+    #[should_panic(expected = "is of a chunk that has another home")]
+    fn a_shard_does_not_look_at_what_another_receives() {
+        received()[1].contribution(4096..8186);
     }
 }

@@ -6,6 +6,7 @@
 //! of it and ask for huge pages; first touch happens in [`Region::new`], not under a training step, since it costs ten times the copy itself.
 
 use crate::layout::{PAGE, Shared, pages};
+use penstock_kernels::Foreign;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::{self, Errno};
@@ -231,13 +232,31 @@ impl Mapping {
         unsafe { self.base.add(range.start) }
     }
 
-    /// The shared structure at `offset`.
+    /// The shared structure at `offset` of a mapping that may be written.
+    ///
+    /// # Panics
+    /// If it may only be looked at (a store would end the process), or has no such place.
     pub fn at<T: Shared>(&self, offset: usize) -> &T {
+        assert!(self.access == Access::Write, "a mapping that may only be looked at");
+        self.peek(offset)
+    }
+
+    /// The same where nothing is stored to it: whoever is given it outside of this crate gets numbers.
+    pub(crate) fn peek<T: Shared>(&self, offset: usize) -> &T {
         let pointer = self.pointer(offset..offset + size_of::<T>()).cast::<T>();
         assert!(pointer.is_aligned(), "offset {offset}");
-        // SAFETY: inside the mapping and aligned (checked above); `T: Shared` may be referred to whoever writes it. A structure
-        // in a read-only mapping must not be stored to: only its home stores, which maps it writable.
+        // SAFETY: inside the mapping and aligned (checked above); `T: Shared` may be referred to whoever writes it, and every other
+        // look at memory that can be reached through this is atomic or racing-safe: memory that is lent as slices (a home's
+        // chunks, a lane that is received into) has mappings that are never handed out.
         unsafe { pointer.as_ref() }
+    }
+
+    /// The bytes `range`, which others may be writing.
+    pub(crate) fn foreign(&self, range: Range<usize>) -> Foreign<'_> {
+        let address = self.pointer(range.clone());
+        // SAFETY: inside the mapping (`pointer`), which lives as long as the result. Where bytes of a mapping are lent as `&mut`
+        // (as above), its one owner gives out either those or this.
+        unsafe { Foreign::new(address.as_ptr(), range.len()) }
     }
 }
 
@@ -261,13 +280,21 @@ mod tests {
         let part = Part { fd: region.fd(), offset: 0, bytes: 3 * PAGE };
         let reader = Mapping::new(&[part], Access::Read).unwrap();
         region.mapping().at::<Count>(PAGE).0.store(7, Ordering::Relaxed);
-        assert_eq!(reader.at::<Count>(PAGE).0.load(Ordering::Relaxed), 7);
+        assert_eq!(reader.peek::<Count>(PAGE).0.load(Ordering::Relaxed), 7);
         assert_eq!(
             Mapping::new(&[part], Access::Write).unwrap_err(),
             Errno::PERM,
             "the kernel refuses a writable mapping"
         );
         assert_eq!(rustix::io::write(region.fd(), b"x").unwrap_err(), Errno::PERM);
+    }
+
+    #[test]
+    #[should_panic(expected = "may only be looked at")]
+    fn what_may_only_be_looked_at_gives_out_nothing_that_could_be_stored_to() {
+        let region = Region::new("test", PAGE, Writers::Maker).unwrap();
+        let part = Part { fd: region.fd(), offset: 0, bytes: PAGE };
+        Mapping::new(&[part], Access::Read).unwrap().at::<Count>(0);
     }
 
     #[test]

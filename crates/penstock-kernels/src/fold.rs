@@ -109,6 +109,7 @@ impl Fold<'_> {
             self.lanes.iter().all(|lane| lane.len() == self.value.len()),
             "a lane is as long as its chunk"
         );
+        assert!(self.lanes.iter().all(Foreign::is_aligned), "a lane must start on a cache line");
     }
 }
 

@@ -1,14 +1,16 @@
-//! Memory that another process may write while we read it: the lanes.
+//! Memory that another process, or another thread that keeps no rule of ours, may write while we read it, or read while we
+//! write it: lanes, rows of tables, arrays of Python's.
 //!
 //! There is never a `&[f32]` over foreign memory: a reference would promise the compiler that the values stand still. What
-//! reads here is either a vector load in inline assembly, opaque to the compiler and done exactly once as written, or a
-//! relaxed atomic load (generic variant, and the tail that fills no vector). Any value may come from a racing load, and
+//! reads or writes here is either a vector load or store in inline assembly, opaque to the compiler and done exactly once as
+//! written, or a relaxed atomic (generic variant, and the tail that fills no vector). Any value may come from a racing load, and
 //! none is undefined. Nothing is decided from one look and used from another, except where `fold` says how it guards that.
 //!
 //! What else was tried, with the figures that decided, stands in the crate's header.
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::arch;
@@ -17,7 +19,7 @@ use crate::vector::{Element, Isa, Kernel};
 /// Every lane starts on a cache line, so that no vector load of a whole chunk crosses one.
 pub const ALIGNMENT: usize = 64;
 
-/// Bytes that someone else may be writing.
+/// Bytes that someone else may be writing, to be read.
 #[derive(Clone, Copy)]
 pub struct Foreign<'a> {
     base: *const u8,
@@ -37,20 +39,11 @@ impl<'a> Foreign<'a> {
     ///
     /// - `ptr..ptr + len` stays mapped and readable for `'a`.
     /// - No `&mut` reference of this process covers them while they are read through this.
-    ///
-    /// # Panics
-    ///
-    /// If there are bytes and `ptr` is not aligned to [`ALIGNMENT`].
     pub unsafe fn new(ptr: *const u8, len: usize) -> Self {
-        assert!(len == 0 || (ptr as usize).is_multiple_of(ALIGNMENT), "a lane must start on a cache line");
         Self { base: ptr, len, memory: PhantomData }
     }
 
-    /// Bytes that are our own and stand still, as a lane.
-    ///
-    /// # Panics
-    ///
-    /// If there are bytes and they do not start aligned to [`ALIGNMENT`].
+    /// Bytes that are our own and stand still.
     pub fn of(bytes: &'a [u8]) -> Self {
         // SAFETY: a shared borrow for `'a` is mapped, readable, and excludes `&mut`.
         unsafe { Self::new(bytes.as_ptr(), bytes.len()) }
@@ -66,68 +59,315 @@ impl<'a> Foreign<'a> {
         self.len == 0
     }
 
+    /// Where they start. What may be done there is for the caller to know.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.base
+    }
+
+    /// Whether they start on a cache line, as a lane does, or there are none.
+    pub fn is_aligned(&self) -> bool {
+        self.len == 0 || (self.base as usize).is_multiple_of(ALIGNMENT)
+    }
+
+    /// Some of the bytes.
+    ///
+    /// # Panics
+    ///
+    /// If there are no such bytes.
+    #[inline]
+    pub fn part(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} bytes", self.len);
+        Self { base: self.base.wrapping_add(range.start), len: range.end - range.start, memory: PhantomData }
+    }
+
     /// Copies the bytes out with loads that may race, each byte loaded once.
     ///
     /// # Panics
     ///
     /// If `dst` is not exactly as long as this.
     pub fn copy_to(&self, dst: &mut [u8]) {
-        assert_eq!(dst.len(), self.len, "a copy needs as many bytes as the lane has");
-        arch::on_best(Copy { lane: *self, dst });
+        ForeignMut::of(dst).copy_from(*self);
+    }
+
+    /// The word of 8 bytes at byte `at`, or what there is of it with zeros behind.
+    #[inline]
+    pub fn word(&self, at: usize) -> u64 {
+        let bytes = self.len.saturating_sub(at).min(8);
+        let source = self.window(at, bytes);
+        if bytes == 8 && source.cast::<u64>().is_aligned() {
+            // SAFETY: inside (`window`) and aligned (above).
+            return unsafe { AtomicU64::from_ptr(source.cast_mut().cast()) }.load(Ordering::Relaxed);
+        }
+        let mut word = [0; 8];
+        self.copy_words(at, &mut word[..bytes]);
+        u64::from_le_bytes(word)
     }
 
     /// Where the `bytes` bytes from byte `at` stand: a pointer that is good for `bytes` loads.
     #[inline(always)]
     pub(crate) fn window(&self, at: usize, bytes: usize) -> *const u8 {
-        assert!(bytes <= self.len && at <= self.len - bytes, "a load must stay inside its lane");
+        assert!(bytes <= self.len && at <= self.len - bytes, "a load must stay inside its memory");
         self.base.wrapping_add(at)
     }
 
-    /// The `N` words from byte `at`, a multiple of 8.
+    /// The `N` words from byte `at`.
     #[inline(always)]
     pub(crate) fn words<const N: usize>(&self, at: usize) -> [u64; N] {
-        debug_assert_eq!(at % 8, 0);
         let source = self.window(at, 8 * N).cast::<u64>();
+        if !source.is_aligned() {
+            return std::array::from_fn(|i| self.word(at + 8 * i));
+        }
         std::array::from_fn(|i| {
-            // SAFETY: inside the lane (`window`), aligned because `at` is a multiple of 8.
+            // SAFETY: inside (`window`), aligned (above).
             unsafe { AtomicU64::from_ptr(source.wrapping_add(i).cast_mut()) }.load(Ordering::Relaxed)
         })
     }
 
-    /// Copies out what stands from byte `at`, a multiple of 8, in the widest words that fit: no element is torn.
+    /// Copies out what stands from byte `at`, in the widest words that stand aligned there: no element is torn.
     #[inline]
     pub(crate) fn copy_words(&self, at: usize, dst: &mut [u8]) {
-        debug_assert_eq!(at % 8, 0);
-        let mut source = self.window(at, dst.len());
-        let (words, rest) = dst.as_chunks_mut::<8>();
-        for word in words {
-            // SAFETY: inside the lane (`window`, which covers all of `dst`), aligned because `at` is a multiple of 8.
-            let loaded = unsafe { AtomicU64::from_ptr(source.cast_mut().cast()) }.load(Ordering::Relaxed);
-            *word = loaded.to_le_bytes();
-            source = source.wrapping_add(8);
-        }
-        copy_last(source, rest);
+        let source = self.window(at, dst.len());
+        // SAFETY: good for as many loads as `dst` has bytes (`window`).
+        unsafe { load_words(source, dst) };
     }
 }
 
-/// The last 0 to 7 bytes: a word of 4, of 2 and of 1, as the length has them.
-fn copy_last(mut source: *const u8, mut dst: &mut [u8]) {
-    if let Some(head) = dst.split_off_mut(..4) {
-        // SAFETY: `source` starts 8-aligned, with `dst.len() >= 4` bytes of its lane left.
-        let loaded = unsafe { AtomicU32::from_ptr(source.cast_mut().cast()) }.load(Ordering::Relaxed);
-        head.copy_from_slice(&loaded.to_le_bytes());
-        source = source.wrapping_add(4);
+/// Memory that someone else may be reading or writing, to be written: stores that may race, each done once as written.
+///
+/// One owner: it is neither copied nor shared, so that two threads of this process do not write one place by accident.
+pub struct ForeignMut<'a> {
+    base: *mut u8,
+    len: usize,
+    memory: PhantomData<&'a mut AtomicU8>,
+}
+
+// SAFETY: a pointer and a length; all that is done through them is loads and stores that may race, from whichever thread.
+unsafe impl Send for ForeignMut<'_> {}
+// SAFETY: as for `Send`; a shared reference gives loads only.
+unsafe impl Sync for ForeignMut<'_> {}
+
+impl<'a> ForeignMut<'a> {
+    /// The `len` bytes at `ptr`.
+    ///
+    /// # Safety
+    ///
+    /// - `ptr..ptr + len` stays mapped and writable for `'a`.
+    /// - No reference to non-atomic values of this process covers them while they are written through this.
+    pub unsafe fn new(ptr: *mut u8, len: usize) -> Self {
+        Self { base: ptr, len, memory: PhantomData }
     }
-    if let Some(head) = dst.split_off_mut(..2) {
-        // SAFETY: 4-aligned at least, with two bytes left.
-        let loaded = unsafe { AtomicU16::from_ptr(source.cast_mut().cast()) }.load(Ordering::Relaxed);
-        head.copy_from_slice(&loaded.to_le_bytes());
-        source = source.wrapping_add(2);
+
+    /// Bytes that are our own.
+    pub fn of(bytes: &'a mut [u8]) -> Self {
+        // SAFETY: an exclusive borrow for `'a` is mapped, writable, and excludes every other reference.
+        unsafe { Self::new(bytes.as_mut_ptr(), bytes.len()) }
     }
-    if let [last] = dst {
-        // SAFETY: one byte left.
-        *last = unsafe { AtomicU8::from_ptr(source.cast_mut()) }.load(Ordering::Relaxed);
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
     }
+
+    /// Whether there is no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Some of the bytes, for a while.
+    ///
+    /// # Panics
+    ///
+    /// If there are no such bytes.
+    #[inline]
+    pub fn part(&mut self, range: Range<usize>) -> ForeignMut<'_> {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} bytes", self.len);
+        ForeignMut {
+            base: self.base.wrapping_add(range.start),
+            len: range.end - range.start,
+            memory: PhantomData,
+        }
+    }
+
+    /// What stands there now.
+    pub fn as_foreign(&self) -> Foreign<'_> {
+        Foreign { base: self.base, len: self.len, memory: PhantomData }
+    }
+
+    /// Copies `source`, each byte loaded once and stored once. Where the two overlap, but for being the same, what
+    /// comes is some mixture.
+    ///
+    /// # Panics
+    ///
+    /// If it is not exactly as long as this.
+    pub fn copy_from(&mut self, source: Foreign<'_>) {
+        assert_eq!(source.len, self.len, "a copy needs as many bytes as there are");
+        arch::on_best(Copy { source, target: self.part(0..self.len) });
+    }
+
+    /// The same in words of 8 bytes, for what is short: the last one with zeros behind.
+    ///
+    /// # Panics
+    ///
+    /// If this is not as many whole words, aligned.
+    #[inline]
+    pub fn copy_words_from(&mut self, source: Foreign<'_>) {
+        assert_eq!(source.len.next_multiple_of(8), self.len, "whole words");
+        assert!(self.base.cast::<u64>().is_aligned(), "aligned words");
+        for at in (0..self.len).step_by(8) {
+            // SAFETY: inside and aligned (assertions).
+            let word = unsafe { AtomicU64::from_ptr(self.base.wrapping_add(at).cast()) };
+            word.store(source.word(at), Ordering::Relaxed);
+        }
+    }
+
+    /// Copies what stands in whole words of 8 bytes, as [`ForeignMut::copy_words_from`] left it.
+    ///
+    /// # Panics
+    ///
+    /// If `source` is not as long as this, rounded up to words.
+    #[inline]
+    pub fn copy_from_words(&mut self, source: Foreign<'_>) {
+        assert_eq!(source.len, self.len.next_multiple_of(8), "whole words");
+        for at in (0..self.len).step_by(8) {
+            let bytes = (self.len - at).min(8);
+            self.store_words(at, &source.word(at).to_le_bytes()[..bytes]);
+        }
+    }
+
+    /// Where the `bytes` bytes from byte `at` stand: a pointer that is good for `bytes` stores.
+    #[inline(always)]
+    pub(crate) fn window(&mut self, at: usize, bytes: usize) -> *mut u8 {
+        assert!(bytes <= self.len && at <= self.len - bytes, "a store must stay inside its memory");
+        self.base.wrapping_add(at)
+    }
+
+    /// Writes `src` from byte `at` on, in the widest words that stand aligned there.
+    #[inline]
+    pub(crate) fn store_words(&mut self, at: usize, src: &[u8]) {
+        let target = self.window(at, src.len());
+        // SAFETY: good for as many stores as `src` has bytes (`window`).
+        unsafe { store_words(target, src) };
+    }
+}
+
+impl<'a> From<&'a [u8]> for Foreign<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self::of(bytes)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u8; N]> for Foreign<'a> {
+    fn from(bytes: &'a [u8; N]) -> Self {
+        Self::of(bytes)
+    }
+}
+
+impl<'a> From<&'a Vec<u8>> for Foreign<'a> {
+    fn from(bytes: &'a Vec<u8>) -> Self {
+        Self::of(bytes)
+    }
+}
+
+impl<'a> From<&'a mut [u8]> for ForeignMut<'a> {
+    fn from(bytes: &'a mut [u8]) -> Self {
+        Self::of(bytes)
+    }
+}
+
+impl<'a, const N: usize> From<&'a mut [u8; N]> for ForeignMut<'a> {
+    fn from(bytes: &'a mut [u8; N]) -> Self {
+        Self::of(bytes)
+    }
+}
+
+impl<'a> From<&'a mut Vec<u8>> for ForeignMut<'a> {
+    fn from(bytes: &'a mut Vec<u8>) -> Self {
+        Self::of(bytes)
+    }
+}
+
+impl fmt::Debug for ForeignMut<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ForeignMut").field("base", &self.base).field("len", &self.len).finish()
+    }
+}
+
+/// One width of relaxed loads and stores over as much as it fills.
+macro_rules! width {
+    ($load:ident, $store:ident, $atomic:ident, $number:ident, $bytes:literal) => {
+        /// # Safety
+        /// `source` is good for as many loads as `dst` has bytes, and aligned to the width.
+        #[inline(always)]
+        unsafe fn $load<'d>(source: &mut *const u8, dst: &'d mut [u8]) -> &'d mut [u8] {
+            let (words, rest) = dst.as_chunks_mut::<$bytes>();
+            for word in words {
+                // SAFETY: the caller's promise: inside and aligned, and so is the next.
+                let loaded = unsafe { $atomic::from_ptr(source.cast_mut().cast()) }.load(Ordering::Relaxed);
+                *word = loaded.to_le_bytes();
+                *source = source.wrapping_add($bytes);
+            }
+            rest
+        }
+
+        /// # Safety
+        /// `target` is good for as many stores as `src` has bytes, and aligned to the width.
+        #[inline(always)]
+        unsafe fn $store<'s>(target: &mut *mut u8, src: &'s [u8]) -> &'s [u8] {
+            let (words, rest) = src.as_chunks::<$bytes>();
+            for word in words {
+                // SAFETY: as above.
+                let place = unsafe { $atomic::from_ptr(target.cast()) };
+                place.store($number::from_le_bytes(*word), Ordering::Relaxed);
+                *target = target.wrapping_add($bytes);
+            }
+            rest
+        }
+    };
+}
+
+width!(load_8, store_8, AtomicU64, u64, 8);
+width!(load_4, store_4, AtomicU32, u32, 4);
+width!(load_2, store_2, AtomicU16, u16, 2);
+width!(load_1, store_1, AtomicU8, u8, 1);
+
+/// # Safety
+/// `source` is good for as many loads as `dst` has bytes.
+#[inline]
+unsafe fn load_words(mut source: *const u8, mut dst: &mut [u8]) {
+    if source.cast::<u64>().is_aligned() {
+        // SAFETY: the caller's promise, and aligned.
+        dst = unsafe { load_8(&mut source, dst) };
+    }
+    if source.cast::<u32>().is_aligned() {
+        // SAFETY: likewise: as many bytes are left as `dst` still has.
+        dst = unsafe { load_4(&mut source, dst) };
+    }
+    if source.cast::<u16>().is_aligned() {
+        // SAFETY: likewise.
+        dst = unsafe { load_2(&mut source, dst) };
+    }
+    // SAFETY: likewise; bytes are always aligned.
+    unsafe { load_1(&mut source, dst) };
+}
+
+/// # Safety
+/// `target` is good for as many stores as `src` has bytes.
+#[inline]
+unsafe fn store_words(mut target: *mut u8, mut src: &[u8]) {
+    if target.cast::<u64>().is_aligned() {
+        // SAFETY: the caller's promise, and aligned.
+        src = unsafe { store_8(&mut target, src) };
+    }
+    if target.cast::<u32>().is_aligned() {
+        // SAFETY: likewise: as many bytes are left as `src` still has.
+        src = unsafe { store_4(&mut target, src) };
+    }
+    if target.cast::<u16>().is_aligned() {
+        // SAFETY: likewise.
+        src = unsafe { store_2(&mut target, src) };
+    }
+    // SAFETY: likewise; bytes are always aligned.
+    unsafe { store_1(&mut target, src) };
 }
 
 impl fmt::Debug for Foreign<'_> {
@@ -137,8 +377,8 @@ impl fmt::Debug for Foreign<'_> {
 }
 
 struct Copy<'a> {
-    lane: Foreign<'a>,
-    dst: &'a mut [u8],
+    source: Foreign<'a>,
+    target: ForeignMut<'a>,
 }
 
 impl arch::Dispatch for Copy<'_> {
@@ -159,14 +399,21 @@ impl<E: Element> Kernel for CopyOn<'_, E> {
 
     #[inline(always)]
     fn run(self) {
-        let Copy { lane, dst } = self.copy;
+        let Copy { source, mut target } = self.copy;
+        let bytes = source.len;
         let mut at = 0;
-        let mut blocks = dst.chunks_exact_mut(E::BYTES);
-        for block in &mut blocks {
-            E::store(E::load_foreign(&lane, at), block);
+        while bytes - at >= E::BYTES {
+            E::store_foreign(E::load_foreign(&source, at), &mut target, at);
             at += E::BYTES;
         }
-        lane.copy_words(at, blocks.into_remainder());
+        while bytes - at >= 8 {
+            target.store_words(at, &source.word(at).to_le_bytes());
+            at += 8;
+        }
+        let mut rest = [0; 8];
+        let rest = &mut rest[..bytes - at];
+        source.copy_words(at, rest);
+        target.store_words(at, rest);
     }
 }
 
@@ -196,14 +443,33 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "must start on a cache line")]
-    fn a_lane_that_starts_inside_a_cache_line_is_refused() {
-        let lane = Aligned::new(&[0; 16]);
-        Foreign::of(&lane[8..]);
+    fn a_copy_between_any_two_alignments_gives_every_byte_and_no_other() {
+        let source: Vec<u8> = (0..700).map(|i| (i * 31 % 251) as u8).collect();
+        let from = Aligned::new(&source);
+        for (shift, other, len) in (0..9).flat_map(|a| (0..9).map(move |b| (a, b, 600 + 7 * a + b))) {
+            let mut out = Aligned::new(&[0xee; 700]);
+            ForeignMut::of(&mut out[shift..shift + len]).copy_from(Foreign::of(&from[other..other + len]));
+            assert_eq!(out[shift..shift + len], source[other..other + len]);
+            assert!(out[..shift].iter().chain(&out[shift + len..]).all(|&byte| byte == 0xee));
+        }
     }
 
     #[test]
-    #[should_panic(expected = "as many bytes as the lane")]
+    fn words_are_padded_with_zeros() {
+        let source = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13];
+        let mut out = Aligned::new(&[0xee; 16]);
+        ForeignMut::of(&mut out).copy_words_from(Foreign::of(&source));
+        assert_eq!(out[..], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 0, 0, 0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "8..17 of 16 bytes")]
+    fn a_part_that_leaves_its_memory_is_refused() {
+        ForeignMut::of(&mut [0; 16]).part(8..17);
+    }
+
+    #[test]
+    #[should_panic(expected = "as many bytes as there are")]
     fn a_copy_of_another_length_is_refused() {
         let lane = Aligned::new(&[0; 16]);
         Foreign::of(&lane).copy_to(&mut [0; 15]);

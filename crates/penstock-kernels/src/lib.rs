@@ -5,7 +5,7 @@
 //! - **Same bits everywhere.** Sums go in rank order; every operation is one IEEE operation in the order written, never
 //!   fused, never reassociated. So the variants for AVX-512, AVX2 and everything else agree bit for bit, which the tests
 //!   check against an oracle of a few lines a rule. (Where several NaNs meet, which payload survives is not promised.)
-//! - **Lanes may be written while they are read.** See [`Foreign`]: no reference ever covers them.
+//! - **Lanes may be written while they are read.** See [`Foreign`] and [`ForeignMut`]: no reference ever covers them.
 //! - **State is the dtype's accumulator**: float64 for float64, float32 for all else. Half precision is rounded once.
 //!
 //! # Speed of light, and how near we are
@@ -79,9 +79,11 @@ mod sweep;
 mod tests;
 mod vector;
 
-pub use accumulate::{accumulate, accumulate_on, first_nonfinite, first_nonfinite_on};
+pub use accumulate::{
+    accumulate, accumulate_into, accumulate_on, add_into, first_nonfinite, first_nonfinite_on,
+};
 pub use arch::Arch;
 pub use dtype::Dtype;
 pub use fold::{NonFinite, Plan, cpu_features, fold, fold_on};
-pub use foreign::{ALIGNMENT, Foreign};
+pub use foreign::{ALIGNMENT, Foreign, ForeignMut};
 pub use optimizer::{Rule, Settings, SettingsError};

@@ -6,7 +6,7 @@
 //! give the same bits (NaNs are equal only as NaNs: which payload survives is the compiler's choice).
 
 use crate::arch::Arch;
-use crate::foreign::Foreign;
+use crate::foreign::{Foreign, ForeignMut};
 
 /// The scalar of an accumulator: f32 or f64.
 pub(crate) trait Real: Copy + PartialEq {
@@ -78,6 +78,8 @@ pub(crate) trait Element {
     fn load_foreign(lane: &Foreign<'_>, at: usize) -> Self::Vector;
     /// Rounds to nearest even and writes the first `BYTES` of `bytes`.
     fn store(vector: Self::Vector, bytes: &mut [u8]);
+    /// The same to memory that others may look at, from byte `at`.
+    fn store_foreign(vector: Self::Vector, target: &mut ForeignMut<'_>, at: usize);
 }
 
 /// Room for a vector's worth of elements of any dtype: the padded tail of a chunk.

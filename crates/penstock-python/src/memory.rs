@@ -2,6 +2,7 @@
 
 use crate::error::bad_argument;
 use penstock_fabric::region::Mapping;
+use penstock_kernels::{Foreign, ForeignMut};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
@@ -62,7 +63,8 @@ impl Memory {
     }
 }
 
-/// A buffer of the caller's, held while the core reads or writes it.
+/// A buffer of the caller's, held while the core reads or writes it. Other threads may write it meanwhile, and other arrays may
+/// share its memory, so no reference ever covers it: what is read from it comes once, whatever it is by then.
 pub(crate) struct Held {
     buffer: PyUntypedBuffer,
 }
@@ -87,17 +89,12 @@ impl Held {
         Ok(Self { buffer })
     }
 
-    pub(crate) fn bytes(&self) -> &[u8] {
-        let (base, bytes) = (self.buffer.buf_ptr().cast::<u8>(), self.buffer.len_bytes());
-        if bytes == 0 {
-            return &[];
-        }
-        // SAFETY: the exporter keeps the memory alive and in place while the buffer is held, and it is contiguous (checked). A
-        // caller that writes its own array from another thread during the call races with itself; every bit pattern is a byte.
-        unsafe { std::slice::from_raw_parts(base, bytes) }
+    pub(crate) fn bytes(&self) -> Foreign<'_> {
+        // SAFETY: the exporter keeps the memory alive and in place while the buffer is held, and it is contiguous (checked).
+        unsafe { Foreign::new(self.buffer.buf_ptr().cast(), self.buffer.len_bytes()) }
     }
 
-    pub(crate) fn bytes_mut(&mut self, py: Python<'_>) -> PyResult<&mut [u8]> {
+    pub(crate) fn bytes_mut(&mut self, py: Python<'_>) -> PyResult<ForeignMut<'_>> {
         if self.buffer.readonly() {
             return Err(bad_argument(
                 py,
@@ -106,31 +103,17 @@ impl Held {
                 None,
             ));
         }
-        let (base, bytes) = (self.buffer.buf_ptr().cast::<u8>(), self.buffer.len_bytes());
-        if bytes == 0 {
-            return Ok(&mut []);
-        }
-        // SAFETY: as in `bytes`; writable by the exporter's word.
-        Ok(unsafe { std::slice::from_raw_parts_mut(base, bytes) })
+        // SAFETY: as in `bytes`; writable by the exporter's word (checked).
+        Ok(unsafe { ForeignMut::new(self.buffer.buf_ptr().cast(), self.buffer.len_bytes()) })
     }
 
-    /// The buffer as 64-bit words: what is left over is left out, and the caller's rows are never odd.
-    pub(crate) fn words(&self) -> &[u64] {
-        let bytes = self.bytes();
-        // SAFETY: every bit pattern is a word; `align_to` cuts what is not aligned.
-        match unsafe { bytes.align_to::<u64>() } {
-            ([], words, []) => words,
-            _ => &[],
-        }
+    /// The buffer's 64-bit words as they are now: what is left over is left out, and the caller's rows are never odd.
+    pub(crate) fn words(&self) -> Vec<u64> {
+        words(self.bytes()).collect()
     }
+}
 
-    /// The same, to write: after [`Held::bytes_mut`] has said that it may be written.
-    pub(crate) fn words_mut(&mut self) -> &mut [u64] {
-        let (base, bytes) = (self.buffer.buf_ptr().cast::<u64>(), self.buffer.len_bytes());
-        if self.buffer.readonly() || bytes == 0 || !base.is_aligned() {
-            return &mut [];
-        }
-        // SAFETY: as in `bytes_mut`; aligned (checked), whole words.
-        unsafe { std::slice::from_raw_parts_mut(base, bytes / 8) }
-    }
+/// 64-bit words as they are now, whole ones.
+pub(crate) fn words(bytes: Foreign<'_>) -> impl Iterator<Item = u64> {
+    (0..bytes.len() / 8).map(move |word| bytes.word(8 * word))
 }

@@ -96,7 +96,7 @@ impl Tensor {
     ) -> PyResult<()> {
         let timeout = self::timeout(py, timeout)?;
         let held = value.map(Held::new).transpose()?;
-        detached(py, || self.tensor.initialize(held.as_ref().map(Held::bytes), timeout))
+        detached(py, || self.tensor.initialize_from(held.as_ref().map(Held::bytes), timeout))
     }
 
     fn push(
@@ -109,7 +109,9 @@ impl Tensor {
     ) -> PyResult<u64> {
         let timeout = self::timeout(py, timeout)?;
         let held = data.map(Held::new).transpose()?;
-        detached(py, || self.tensor.push(held.as_ref().map(Held::bytes), Settings(settings), more, timeout))
+        detached(py, || {
+            self.tensor.push_from(held.as_ref().map(Held::bytes), Settings(settings), more, timeout)
+        })
     }
 
     fn pull(&self, py: Python<'_>, slack: Option<i64>, timeout: Option<f64>) -> PyResult<u64> {

@@ -3,7 +3,7 @@
 use crate::error::raise_option;
 use crate::job::pairs;
 use penstock::options::{Options, TABLE};
-use penstock_kernels::Dtype;
+use penstock_kernels::{Dtype, Foreign};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -81,10 +81,7 @@ pub(crate) fn first_nonfinite(dtype: &str, data: &Bound<'_, PyAny>) -> PyResult<
     if !buffer.is_c_contiguous() || buffer.len_bytes() % dtype.size() != 0 {
         return Err(PyValueError::new_err("expected a C-contiguous buffer of whole elements"));
     }
-    if buffer.len_bytes() == 0 {
-        return Ok(None);
-    }
     // SAFETY: the exporter keeps the memory alive while the buffer is held, and it is contiguous (checked above).
-    let bytes = unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) };
+    let bytes = unsafe { Foreign::new(buffer.buf_ptr().cast(), buffer.len_bytes()) };
     Ok(penstock_kernels::first_nonfinite(dtype, bytes))
 }

@@ -104,7 +104,7 @@ fn a_lane_rewritten_while_it_is_folded_never_brings_a_nan_in() {
                     refused += 1;
                 }
             }
-            assert_eq!(crate::first_nonfinite(Dtype::F32, &value), None);
+            assert_eq!(crate::first_nonfinite(Dtype::F32, Foreign::of(&value)), None);
         }
         stop.store(true, Ordering::Relaxed);
     });
@@ -170,4 +170,11 @@ fn a_value_inside_a_cache_line_is_a_bug_of_the_caller() {
 #[should_panic(expected = "at least one lane")]
 fn a_fold_of_no_lane_is_a_bug_of_the_caller() {
     let _ = fold(&ADD, &Settings::NONE, 0, 1.0, &[], &mut Aligned::new(&[0; 8]), &mut []);
+}
+
+#[test]
+#[should_panic(expected = "a lane must start on a cache line")]
+fn a_lane_that_starts_inside_a_cache_line_is_a_bug_of_the_caller() {
+    let (lane, mut value) = (Aligned::new(&[0; 16]), Aligned::new(&[0; 8]));
+    let _ = fold(&ADD, &Settings::NONE, 0, 1.0, &[Foreign::of(&lane[8..])], &mut value, &mut []);
 }

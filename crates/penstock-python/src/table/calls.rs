@@ -3,7 +3,9 @@
 
 use super::{AT_ONCE, Table};
 use crate::detach::{detached, finish};
+use crate::memory::words;
 use penstock::worker::{Chosen, Table as CoreTable};
+use penstock_kernels::{Foreign, ForeignMut};
 use penstock_proto::items::Slack;
 use penstock_proto::items::spec::is_slack;
 use pyo3::exceptions::PyTypeError;
@@ -11,6 +13,7 @@ use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PySlice, PyType};
+use smallvec::SmallVec;
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
@@ -57,29 +60,23 @@ impl Held {
         unsafe { std::slice::from_raw_parts(self.view.shape, self.view.ndim as usize) }
     }
 
-    fn bytes(&self) -> &[u8] {
-        if self.view.len == 0 {
-            return &[];
-        }
+    fn bytes(&self) -> Foreign<'_> {
         // SAFETY: the exporter keeps the memory alive and in place while the view is held, and it is contiguous (`PyBUF_ND` asks
-        // for no strides). A caller that writes its own array from another thread during the call races with itself; every
-        // bit pattern is a byte.
-        unsafe { std::slice::from_raw_parts(self.view.buf.cast(), self.view.len as usize) }
+        // for no strides). Other threads may write it, and other arrays share it: no reference covers it.
+        unsafe { Foreign::new(self.view.buf.cast(), self.view.len as usize) }
     }
 
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        if self.view.len == 0 {
-            return &mut [];
-        }
-        // SAFETY: as in `bytes`; asked for to be written.
-        unsafe { std::slice::from_raw_parts_mut(self.view.buf.cast(), self.view.len as usize) }
+    /// Where a view that was asked for to be written is written; `None` for one that was not.
+    fn bytes_mut(&mut self) -> Option<ForeignMut<'_>> {
+        // SAFETY: as in `bytes`; writable by the exporter's word.
+        let bytes = || unsafe { ForeignMut::new(self.view.buf.cast(), self.view.len as usize) };
+        (self.view.readonly == 0).then(bytes)
     }
 
-    /// 64-bit numbers in a list.
-    fn keys(&self) -> Option<&[u64]> {
-        // SAFETY: every bit pattern is a number; `align_to` cuts what is not aligned.
-        let ([], keys, []) = (unsafe { self.bytes().align_to::<u64>() }) else { return None };
-        (*self.shape() == [keys.len() as isize]).then_some(keys)
+    /// 64-bit numbers in a list, as they are now.
+    fn keys(&self) -> Option<Keys> {
+        let bytes = self.bytes();
+        (*self.shape() == [(bytes.len() / 8) as isize]).then(|| words(bytes).collect())
     }
 }
 
@@ -90,20 +87,23 @@ impl Drop for Held {
     }
 }
 
+/// Rows that were given one by one: a copy, since an array may change while it is gone through. A few fit without the heap.
+type Keys = SmallVec<[u64; 16]>;
+
 /// Rows as they were given.
 enum Rows {
     One([u64; 1]),
     Run(std::ops::Range<u64>),
-    Each(Held),
+    Each(Keys),
 }
 
 impl Rows {
-    fn chosen(&self) -> Option<Chosen<'_>> {
-        Some(match self {
+    fn chosen(&self) -> Chosen<'_> {
+        match self {
             Self::One(row) => Chosen::Each(row),
             Self::Run(run) => Chosen::Run(run.clone()),
-            Self::Each(held) => Chosen::Each(held.keys()?),
-        })
+            Self::Each(keys) => Chosen::Each(keys),
+        }
     }
 }
 
@@ -150,7 +150,7 @@ impl TableCalls {
         if self.is_array(rows) {
             let dtype = rows.getattr(intern!(py, "dtype")).ok()?;
             if self.keys.iter().any(|key| dtype.is(key)) {
-                return Held::new(rows, false).filter(|held| held.keys().is_some()).map(Rows::Each);
+                return Held::new(rows, false)?.keys().map(Rows::Each);
             }
         }
         None
@@ -160,7 +160,7 @@ impl TableCalls {
         let count = match rows {
             Rows::One(_) => return *held.shape() == [self.width as isize],
             Rows::Run(run) => (run.end - run.start) as usize,
-            Rows::Each(keys) => keys.keys().map_or(0, <[u64]>::len),
+            Rows::Each(keys) => keys.len(),
         };
         *held.shape() == [count as isize, self.width as isize]
     }
@@ -177,11 +177,11 @@ impl TableCalls {
             return Ok(false);
         }
         let (Some(rows), Some(clock)) = (self.rows(rows), number(clock)) else { return Ok(false) };
-        let (Some(held), Some(chosen)) = (Held::new(values, false), rows.chosen()) else { return Ok(false) };
+        let Some(held) = Held::new(values, false) else { return Ok(false) };
         if !self.fits(&rows, &held) {
             return Ok(false);
         }
-        let bytes = held.bytes();
+        let (chosen, bytes) = (rows.chosen(), held.bytes());
         let write = move || {
             if add { self.table.add(chosen, bytes, clock) } else { self.table.set(chosen, bytes, clock) }
         };
@@ -212,7 +212,7 @@ impl TableCalls {
         match rows {
             Rows::One(_) => empty.call1((self.width, dtype)),
             Rows::Run(run) => empty.call1(((run.end - run.start, self.width), dtype)),
-            Rows::Each(held) => empty.call1(((held.keys().map_or(0, <[u64]>::len), self.width), dtype)),
+            Rows::Each(keys) => empty.call1(((keys.len(), self.width), dtype)),
         }
     }
 
@@ -233,13 +233,19 @@ impl TableCalls {
             Some(out) => out.clone(),
             None => self.fresh(py, &rows)?,
         };
-        let (Some(mut held), Some(chosen)) = (Held::new(&out, true), rows.chosen()) else { return Ok(None) };
+        let Some(mut held) = Held::new(&out, true) else { return Ok(None) };
         if !self.fits(&rows, &held) {
             return Ok(None);
         }
-        let bytes = held.bytes_mut();
+        let chosen = rows.chosen();
+        let Some(mut bytes) = held.bytes_mut() else { return Ok(None) };
+        let length = bytes.len();
         // What is fresh is copied without letting go of the interpreter, which would cost more than the copy.
-        if bytes.len() > AT_ONCE || !finish(py, self.table.try_get(chosen.clone(), bytes, clock, slack))? {
+        let waits = length > AT_ONCE || {
+            let got = self.table.try_get(chosen.clone(), bytes.part(0..length), clock, slack);
+            !finish(py, got)?
+        };
+        if waits {
             detached(py, || self.table.get(chosen, bytes, clock, slack, timeout))?;
         }
         drop(held);

@@ -9,6 +9,7 @@ use crate::error::bad_argument;
 use crate::job::timeout;
 use crate::memory::{Held, Memory};
 use penstock::worker::View as CoreView;
+use penstock_kernels::Foreign;
 use penstock_proto::items::Slack;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -93,7 +94,7 @@ impl Table {
         let clock = self::clock(py, clock)?;
         let (rows, values) = (Held::new(rows)?, Held::new(values)?);
         detached(py, || {
-            let rows = rows.words();
+            let rows = &rows.words()[..];
             if add {
                 self.table.add(rows, values.bytes(), clock)
             } else {
@@ -115,7 +116,7 @@ impl Table {
         let timeout = self::timeout(py, timeout)?;
         let (rows, mut out) = (Held::new(rows)?, Held::new(out)?);
         let out = out.bytes_mut(py)?;
-        detached(py, || self.table.get(rows.words(), out, clock, slack, timeout))
+        detached(py, || self.table.get(&rows.words()[..], out, clock, slack, timeout))
     }
 
     fn prefetch(
@@ -127,13 +128,16 @@ impl Table {
     ) -> PyResult<()> {
         let slack = self::slack(py, slack)?;
         let rows = Held::new(rows)?;
-        detached(py, || self.table.prefetch(rows.words(), clock, slack))
+        detached(py, || self.table.prefetch(&rows.words(), clock, slack))
     }
 
     fn versions(&self, py: Python<'_>, rows: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>) -> PyResult<()> {
         let (rows, mut out) = (Held::new(rows)?, Held::new(out)?);
-        out.bytes_mut(py)?;
-        finish(py, self.table.versions(rows.words(), out.words_mut()))
+        let mut versions = vec![0; out.bytes().len() / 8];
+        finish(py, self.table.versions(&rows.words(), &mut versions))?;
+        let bytes: Vec<u8> = versions.into_iter().flat_map(u64::to_le_bytes).collect();
+        out.bytes_mut(py)?.part(0..bytes.len()).copy_from(Foreign::of(&bytes));
+        Ok(())
     }
 
     fn view(

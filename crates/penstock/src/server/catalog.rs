@@ -21,6 +21,8 @@ pub(super) struct Entry {
     pub(super) homed: Vec<u32>,
     /// Bytes that each shard was home of before.
     pub(super) loads: Vec<u64>,
+    /// The shard of each chunk of this server's extent.
+    shard_of: Arc<[u32]>,
     /// Workers on other hosts that have their lane: they declare again when they connect again.
     remote_lanes: Vec<Rank>,
     /// `None` where this server's extent is empty.
@@ -162,6 +164,7 @@ impl Catalog {
         let shards = self.shard_loads.len() as u32;
         let mut homes = Vec::new();
         let mut descriptors = None;
+        let mut homes_of: Arc<[u32]> = Arc::default();
         let mut homed = vec![0; shards as usize];
         let before = self.shard_loads.clone();
         if extent.count > 0 {
@@ -177,13 +180,17 @@ impl Catalog {
                 HomeRegions::new("penstock-model", layout).map_err(system("make a tensor's memory"))?;
             let (split, fds) = regions.split(&shard_of, shards);
             self.shard_loads = loads;
+            homes_of = shard_of.into();
             self.memory_left.fetch_sub(needed, Ordering::Relaxed);
             homed = split.iter().map(|home| home.chunks().len() as u32).collect();
             (homes, descriptors) = (split, Some(fds));
         }
         self.numbers.insert(spec.name.clone(), id);
         let (loads, remote_lanes) = (before, Vec::new());
-        let entry = Entry { spec: spec.clone(), extents, homed, loads, remote_lanes, descriptors, layout };
+        let spec_of = spec.clone();
+        let shard_of = homes_of;
+        let entry =
+            Entry { spec: spec_of, extents, homed, loads, shard_of, remote_lanes, descriptors, layout };
         self.entries.insert(id, entry);
         Ok(NewTensor { id, spec, total: cut.chunks(), homes })
     }
@@ -218,24 +225,28 @@ impl Catalog {
         self.memory_left.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Makes the lane of a worker on another host; `None` where this server's extent is empty, or where it has one.
-    pub(super) fn remote_lane(&mut self, id: TensorId, rank: Rank) -> Result<Option<LaneView>, Refusal> {
+    /// Makes the lane of a worker on another host, for each shard its view; none where this server's extent is empty, or where
+    /// the worker has one.
+    pub(super) fn remote_lane(&mut self, id: TensorId, rank: Rank) -> Result<Vec<LaneView>, Refusal> {
         let entry = self.entries.get_mut(&id).ok_or(Refusal::UnknownTensor { tensor: id })?;
         if entry.descriptors.is_none() || entry.remote_lanes.contains(&rank) {
-            return Ok(None);
+            return Ok(Vec::new());
         }
-        let lane = LaneView::private(entry.layout.lane()).map_err(system("make a lane"))?;
+        let shards = self.shard_loads.len() as u32;
+        let lanes =
+            LaneView::private(entry.layout, &entry.shard_of, shards).map_err(system("make a lane"))?;
         entry.remote_lanes.push(rank);
-        Ok(Some(lane))
+        Ok(lanes)
     }
 
-    /// Makes a worker's lane; `None` where this server's extent is empty.
-    pub(super) fn lane(&self, id: TensorId) -> Result<Option<(LaneView, Region)>, Refusal> {
+    /// Makes a worker's lane, for each shard its view; `None` where this server's extent is empty.
+    pub(super) fn lane(&self, id: TensorId) -> Result<Option<(Vec<LaneView>, Region)>, Refusal> {
         let entry = self.get(id)?;
         if entry.descriptors.is_none() {
             return Ok(None);
         }
-        LaneView::new("penstock-lane", entry.layout.lane()).map(Some).map_err(system("make a lane"))
+        let shards = self.shard_loads.len() as u32;
+        LaneView::new("penstock-lane", entry.layout.lane(), shards).map(Some).map_err(system("make a lane"))
     }
 }
 

@@ -776,14 +776,14 @@ impl Control {
         }
         let remote = self.workers.get(&rank).is_some_and(Worker::is_remote);
         let mut descriptors = Vec::new();
-        if remote && let Some(lane) = self.catalog.remote_lane(id, rank)? {
-            for shard in &self.shards.handles {
-                shard.send(Command::Lane { id, rank, lane: lane.clone() });
+        if remote {
+            for (shard, lane) in self.shards.handles.iter().zip(self.catalog.remote_lane(id, rank)?) {
+                shard.send(Command::Lane { id, rank, lane });
             }
         }
         let lane = if remote { None } else { self.catalog.lane(id)? };
         let entry = self.catalog.get(id)?;
-        if let (Some((lane, region)), Some(model)) = (lane, &entry.descriptors) {
+        if let (Some((lanes, region)), Some(model)) = (lane, &entry.descriptors) {
             let clone = |fd: BorrowedFd<'_>| {
                 fd.try_clone_to_owned().map_err(|error| Refusal::System {
                     what: "pass a tensor's memory".to_owned(),
@@ -792,8 +792,8 @@ impl Control {
             };
             descriptors.push(clone(model.model())?);
             descriptors.push(clone(region.fd())?);
-            for shard in &self.shards.handles {
-                shard.send(Command::Lane { id, rank, lane: lane.clone() });
+            for (shard, lane) in self.shards.handles.iter().zip(lanes) {
+                shard.send(Command::Lane { id, rank, lane });
             }
         }
         let answer = Answer::Declared {

@@ -129,6 +129,12 @@ impl Layout {
     }
 }
 
+/// Whether `bytes` bytes at `at` are copied by cache lines, not by words: by writer and readers alike.
+#[inline]
+pub(super) fn is_long(at: usize, bytes: usize) -> bool {
+    at.is_multiple_of(LINE) && bytes >= LINE
+}
+
 /// Of some rows that follow each other.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Piece {

@@ -1,11 +1,11 @@
 //! The readers' end.
 
 use super::super::slot::{Look, Moment, Overtaken, Progress, Sheet, Slot, Spot};
-use super::layout::{CLAIM_BYTES, HEADS, JOURNAL, LINE, Layout, Piece};
+use super::layout::{CLAIM_BYTES, HEADS, JOURNAL, LINE, Layout, Piece, is_long};
 use crate::memory::bring_near;
 use crate::region::{Access, Mapping, Part};
-use crate::sync::{AtomicU64, Ordering};
-use penstock_kernels::Foreign;
+use crate::sync::AtomicU64;
+use penstock_kernels::ForeignMut;
 use rustix::fd::BorrowedFd;
 use rustix::io;
 use std::ptr::{self, NonNull};
@@ -44,21 +44,21 @@ impl Rows {
     }
 
     pub(super) fn progress(&self) -> &Progress {
-        self.mapping.at(0)
+        self.mapping.peek(0)
     }
 
     pub(super) fn entry(&self, at: u64) -> &AtomicU64 {
-        self.mapping.at(JOURNAL + 8 * (at % u64::from(self.layout.entries)) as usize)
+        self.mapping.peek(JOURNAL + 8 * (at % u64::from(self.layout.entries)) as usize)
     }
 
     pub(super) fn head(&self, slot: u32) -> &Slot {
         assert!(slot < self.layout.slots, "slot {slot} of {}", self.layout.slots);
-        self.mapping.at(self.layout.slot(slot))
+        self.mapping.peek(self.layout.slot(slot))
     }
 
     pub(super) fn sheet(&self, sheet: u32) -> &Sheet {
         assert!(sheet < self.layout.sheets, "sheet {sheet} of {}", self.layout.sheets);
-        self.mapping.at(self.layout.sheet(sheet))
+        self.mapping.peek(self.layout.sheet(sheet))
     }
 
     /// The sheet that a slot's row is in.
@@ -98,7 +98,13 @@ impl Rows {
     }
 
     /// Copies the row of `slot` as of a moment.
-    pub fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Overtaken> {
+    pub fn read<'o>(
+        &self,
+        slot: u32,
+        now: Moment,
+        out: impl Into<ForeignMut<'o>>,
+    ) -> Result<Look, Overtaken> {
+        let out = out.into();
         assert_eq!(out.len(), self.layout.row_bytes, "a copy needs as many bytes as the row has");
         self.see(slot, now, |spot| self.copy(slot, spot, out))
     }
@@ -109,22 +115,13 @@ impl Rows {
     }
 
     #[inline]
-    fn copy(&self, slot: u32, spot: Spot, out: &mut [u8]) {
+    fn copy(&self, slot: u32, spot: Spot, mut out: ForeignMut<'_>) {
         let at = self.layout.value(slot, spot);
-        let address = self.mapping.pointer(at..at + out.len().next_multiple_of(8));
-        if at.is_multiple_of(LINE) && out.len() >= LINE {
-            // SAFETY: inside the mapping (`pointer`), which `self` holds; it starts on a cache line; nobody in this process has a
-            // `&mut` over it but its writer while it fills a buffer, which the caller's look then finds out.
-            unsafe { Foreign::new(address.as_ptr(), out.len()) }.copy_to(out);
-            return;
-        }
-        let mut words = address.cast::<AtomicU64>();
-        for piece in out.chunks_mut(8) {
-            // SAFETY: buffers are whole words, aligned to 8, inside the mapping (`pointer`).
-            let word = unsafe { words.as_ref() }.load(Ordering::Relaxed).to_le_bytes();
-            piece.copy_from_slice(&word[..piece.len()]);
-            // SAFETY: one word on, at most one behind the last of the buffer.
-            words = unsafe { words.add(1) };
+        // As the writer does it, so that both look at words of one size.
+        if is_long(at, out.len()) {
+            out.copy_from(self.mapping.foreign(at..at + out.len()));
+        } else {
+            out.copy_from_words(self.mapping.foreign(at..at + out.len().next_multiple_of(8)));
         }
     }
 
@@ -158,7 +155,13 @@ impl Rows {
 
     /// Copies the rows of the sheet that begins at slot `first`, as of a moment, if one set wrote the newest of each; `None` if not,
     /// or if none begins there.
-    pub fn read_sheet(&self, first: u32, now: Moment, out: &mut [u8]) -> Result<Option<Look>, Overtaken> {
+    pub fn read_sheet<'o>(
+        &self,
+        first: u32,
+        now: Moment,
+        out: impl Into<ForeignMut<'o>>,
+    ) -> Result<Option<Look>, Overtaken> {
+        let out = out.into();
         let Some(sheet) = self.layout.sheet_of(first).filter(|_| first.is_multiple_of(self.layout.group))
         else {
             return Ok(None);
@@ -169,7 +172,8 @@ impl Rows {
     }
 
     /// One attempt to copy the rows from `first` on, which belong together, to `out`.
-    pub fn read_run(&self, first: u32, out: &mut [u8]) -> Result<Together, Overtaken> {
+    pub fn read_run<'o>(&self, first: u32, out: impl Into<ForeignMut<'o>>) -> Result<Together, Overtaken> {
+        let mut out = out.into();
         let mut all = Gathered::new(self);
         let bytes = self.layout.row_bytes;
         let place = |slot: u32| (slot - first) as usize * bytes;
@@ -183,7 +187,9 @@ impl Rows {
                 Piece::Row(slot) => slot..slot + 1,
                 Piece::Sheet(sheet) => {
                     let slot = self.layout.rows_of(sheet).start;
-                    let out = &mut out[place(slot)..][..self.layout.sheet_bytes()];
+                    let at = place(slot);
+                    let mut out = out.part(at..at + self.layout.sheet_bytes());
+                    let bytes = out.len();
                     if sheet + 1 < end_sheet {
                         self.expect_sheet(sheet + 1, before);
                     }
@@ -193,7 +199,7 @@ impl Rows {
                     let look = |now: Moment| {
                         self.sheet(sheet).read(now.done, |buffer| {
                             before = buffer;
-                            self.copy(slot, Spot::Sheet(buffer), out);
+                            self.copy(slot, Spot::Sheet(buffer), out.part(0..bytes));
                         })
                     };
                     if let Some(look) = all.look(look)? {
@@ -204,8 +210,8 @@ impl Rows {
                 }
             };
             for slot in rows {
-                let out = &mut out[place(slot)..][..bytes];
-                let look = all.look(|now| self.read(slot, now, out))?;
+                let mut out = out.part(place(slot)..place(slot) + bytes);
+                let look = all.look(|now| self.read(slot, now, out.part(0..bytes)))?;
                 all.take(look);
             }
         }
@@ -213,13 +219,14 @@ impl Rows {
     }
 
     /// One attempt to copy several rows that belong together: each of `slots` to the place in `out` that `place` gives for its index.
-    pub fn read_together(
+    pub fn read_together<'o>(
         &self,
         slots: &[u32],
         place: impl Fn(usize) -> usize,
-        out: &mut [u8],
+        out: impl Into<ForeignMut<'o>>,
     ) -> Result<Together, Overtaken> {
         const AHEAD: usize = 8;
+        let mut out = out.into();
         let bytes = self.layout.row_bytes;
         let mut all = Gathered::new(self);
         for (at, &slot) in slots.iter().enumerate() {
@@ -227,25 +234,26 @@ impl Rows {
                 self.expect(next);
             }
             let start = place(at) * bytes;
-            let out = &mut out[start..start + bytes];
-            let look = all.look(|now| self.read(slot, now, out))?;
+            let mut out = out.part(start..start + bytes);
+            let look = all.look(|now| self.read(slot, now, out.part(0..bytes)))?;
             all.take(look);
         }
         all.together()
     }
 
     /// The same without asking whether they belong together: what is left of a producer that was lost.
-    pub fn read_apart(
+    pub fn read_apart<'o>(
         &self,
         slots: &[u32],
         place: impl Fn(usize) -> usize,
-        out: &mut [u8],
+        out: impl Into<ForeignMut<'o>>,
     ) -> Result<u64, Overtaken> {
+        let mut out = out.into();
         let bytes = self.layout.row_bytes;
         let mut version = u64::MAX;
         for (at, &slot) in slots.iter().enumerate() {
             let start = place(at) * bytes;
-            version = version.min(self.read(slot, self.now(), &mut out[start..start + bytes])?.clock);
+            version = version.min(self.read(slot, self.now(), out.part(start..start + bytes))?.clock);
         }
         Ok(version)
     }

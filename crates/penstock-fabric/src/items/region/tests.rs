@@ -65,7 +65,7 @@ fn a_run_of_rows_of_every_length_comes_back_as_it_was_set() {
             assert!(out == all, "{bytes} bytes, at once");
             for (slot, row) in (0..70).zip(all.chunks(bytes as usize)) {
                 let out = &mut out[..bytes as usize];
-                writer.rows().read(slot, writer.rows().now(), out).unwrap();
+                writer.rows().read(slot, writer.rows().now(), &mut *out).unwrap();
                 assert!(*out == *row, "{bytes} bytes, row {slot}");
             }
             let row = &all[..bytes as usize];

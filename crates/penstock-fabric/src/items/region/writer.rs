@@ -1,15 +1,15 @@
 //! The writer's end.
 
 use super::super::slot::{Buffers, Spot, UNFINISHED, age, newest, target};
-use super::layout::{CLAIM_BYTES, HEADS, LINE, Layout, Piece, WHOLE_SHEET};
+use super::layout::{CLAIM_BYTES, HEADS, LINE, Layout, Piece, WHOLE_SHEET, is_long};
 use super::rows::Rows;
 use crate::memory::claim;
 use crate::region::{Access, Mapping};
 use crate::sync::Ordering;
-use penstock_kernels::Dtype;
+use penstock_kernels::{Dtype, Foreign, ForeignMut};
 use rustix::fd::BorrowedFd;
 use rustix::io;
-use std::ptr::{self, NonNull};
+use std::ptr;
 
 /// The rows as their writer sees them. There is one for each region.
 #[derive(Debug)]
@@ -117,7 +117,7 @@ impl Writer {
     pub fn put_from(&mut self, slot: u32, number: u64, clock: u64, value: &[u8]) {
         let (newest, _) = self.peek(slot);
         if newest == UNFINISHED || number > newest {
-            self.put(slot, number, clock, value);
+            self.put(slot, number, clock, Foreign::of(value));
         }
     }
 
@@ -141,7 +141,8 @@ impl Writer {
                         None => rows.clone().any(|slot| newest_of(slot) >= number),
                     };
                     if !later {
-                        self.write_sheet(sheet, number, clock, value(rows.start, layout.group));
+                        let values = Foreign::of(value(rows.start, layout.group));
+                        self.write_sheet(sheet, number, clock, values);
                         self.log(sheet | WHOLE_SHEET);
                         continue;
                     }
@@ -154,8 +155,8 @@ impl Writer {
         }
     }
 
-    fn put(&mut self, slot: u32, number: u64, clock: u64, value: &[u8]) {
-        self.write(slot, number, clock, |to, _| to.copy_from_slice(value));
+    fn put(&mut self, slot: u32, number: u64, clock: u64, value: Foreign<'_>) {
+        self.write(slot, number, clock, |mut to, _| to.copy(value));
         self.log(slot);
     }
 
@@ -222,7 +223,7 @@ impl Writer {
         if let Some(value) = value
             && number > numbers[newest(numbers)]
         {
-            self.write(slot, number, clock, |to, _| to.copy_from_slice(value));
+            self.write(slot, number, clock, |mut to, _| to.copy(Foreign::of(value)));
         }
         let (newest_number, known) = self.peek(slot);
         if newest_number == number {
@@ -236,34 +237,26 @@ impl Writer {
         self.rows.progress().raise(floor);
     }
 
-    /// Memory of `bytes` bytes from a row's buffer on.
-    fn memory(&mut self, slot: u32, spot: Spot, bytes: usize) -> NonNull<u8> {
-        assert!(slot < self.rows.layout.slots, "slot {slot} of {}", self.rows.layout.slots);
-        let at = self.rows.layout.value(slot, spot);
-        self.rows.mapping.pointer(at..at + bytes)
-    }
-
-    fn write(&mut self, slot: u32, number: u64, clock: u64, fill: impl FnOnce(&mut [u8], &[u8])) {
+    fn write(
+        &mut self,
+        slot: u32,
+        number: u64,
+        clock: u64,
+        fill: impl FnOnce(Buffer<'_>, Option<Foreign<'_>>),
+    ) {
         let to = target(self.rows.head(slot).buffers.numbers(), number);
         let (from, _) = self.newest(slot);
         let bytes = self.rows.layout.row_bytes;
-        let (source, destination) =
-            (self.memory(slot, from, bytes), self.memory(slot, Spot::Slot(to), bytes));
         if let Some(sheet) = self.rows.sheet_of(slot) {
             sheet.part(number);
         }
         self.rows.head(slot).buffers.begin(to);
-        // SAFETY: inside the mapping (`memory`), which this writer alone writes and has borrowed exclusively; readers are other
-        // mappings, or look through `Foreign` and words, and verify. The slices are one buffer or two that do not overlap:
-        // if they are one, `source` is not given out.
-        let destination = unsafe { std::slice::from_raw_parts_mut(destination.as_ptr(), bytes) };
-        let source = if from == Spot::Slot(to) {
-            &[]
-        } else {
-            // SAFETY: as above; the newest buffer, which is not written now.
-            unsafe { std::slice::from_raw_parts(source.as_ptr(), bytes) }
-        };
-        fill(destination, source);
+        let at = self.rows.layout.value(slot, from);
+        // What is added to stands in the buffer itself, or in another that is not written now.
+        let source = (from != Spot::Slot(to)).then(|| self.rows.mapping.foreign(at..at + bytes));
+        // SAFETY: this is the region's writer, borrowed exclusively.
+        let buffer = unsafe { Buffer::new(&self.rows, slot, Spot::Slot(to), bytes) };
+        fill(buffer, source);
         self.rows.head(slot).buffers.finish(to, number, clock);
     }
 
@@ -287,15 +280,67 @@ impl Writer {
     }
 
     /// All rows of a sheet. None of them was written by itself in this set.
-    fn write_sheet(&mut self, sheet: u32, number: u64, clock: u64, values: &[u8]) {
+    fn write_sheet(&mut self, sheet: u32, number: u64, clock: u64, values: Foreign<'_>) {
         let to = target(self.rows.sheet(sheet).buffers.numbers(), number);
         let first = self.rows.layout.rows_of(sheet).start;
-        let destination = self.memory(first, Spot::Sheet(to), values.len());
         assert_eq!(values.len(), self.rows.layout.sheet_bytes(), "a sheet has as many bytes");
         self.rows.sheet(sheet).buffers.begin(to);
-        // SAFETY: as in `write`: inside the mapping, written by this writer alone; `values` is the caller's own memory.
-        unsafe { std::slice::from_raw_parts_mut(destination.as_ptr(), values.len()) }.copy_from_slice(values);
+        // SAFETY: as in `write`.
+        unsafe { Buffer::new(&self.rows, first, Spot::Sheet(to), values.len()) }.copy(values);
         self.rows.sheet(sheet).buffers.finish(to, number, clock);
+    }
+}
+
+/// A row's buffer, or a sheet's, to be written.
+struct Buffer<'a> {
+    /// In whole words where it is short.
+    memory: ForeignMut<'a>,
+    bytes: usize,
+    long: bool,
+}
+
+impl<'a> Buffer<'a> {
+    /// `bytes` bytes from a row's buffer on.
+    ///
+    /// # Safety
+    /// Only the writer of `rows` calls this, and lets go of one buffer before it takes the next.
+    #[inline]
+    unsafe fn new(rows: &'a Rows, slot: u32, spot: Spot, bytes: usize) -> Self {
+        assert!(slot < rows.layout.slots, "slot {slot} of {}", rows.layout.slots);
+        let at = rows.layout.value(slot, spot);
+        let long = is_long(at, bytes);
+        let room = if long { bytes } else { bytes.next_multiple_of(8) };
+        let address = rows.mapping.pointer(at..at + room);
+        // SAFETY: inside the mapping (`pointer`), which the writer has mapped writable and which lives as long as the result. It is
+        // never lent as a slice: readers, of this process too, look through `Foreign` and words, and verify.
+        let memory = unsafe { ForeignMut::new(address.as_ptr(), room) };
+        Self { memory, bytes, long }
+    }
+
+    #[inline]
+    fn copy(&mut self, value: Foreign<'_>) {
+        assert_eq!(value.len(), self.bytes, "a row has as many bytes");
+        if self.long {
+            self.memory.copy_from(value);
+        } else {
+            self.memory.copy_words_from(value);
+        }
+    }
+
+    /// The sum of `value` and what was before; `None`: what stands in the buffer.
+    fn add(&mut self, dtype: Dtype, before: Option<Foreign<'_>>, value: Foreign<'_>) {
+        assert_eq!(value.len(), self.bytes, "a row has as many bytes");
+        if !self.long {
+            let mut sum = [0; LINE];
+            let sum = &mut sum[..self.bytes];
+            before.unwrap_or(self.memory.as_foreign().part(0..self.bytes)).copy_to(sum);
+            penstock_kernels::accumulate_into(dtype, &mut ForeignMut::of(sum), value);
+            self.memory.copy_words_from(Foreign::of(sum));
+        } else if let Some(before) = before {
+            penstock_kernels::add_into(dtype, &mut self.memory, before, value);
+        } else {
+            penstock_kernels::accumulate_into(dtype, &mut self.memory, value);
+        }
     }
 }
 
@@ -307,13 +352,14 @@ pub struct Set<'a> {
 
 impl Set<'_> {
     /// The row of `slot` is `value`, at `clock`.
-    pub fn put(&mut self, slot: u32, clock: u64, value: &[u8]) {
+    pub fn put<'v>(&mut self, slot: u32, clock: u64, value: impl Into<Foreign<'v>>) {
         let number = self.writer.open.map_or(0, |open| open.number);
-        self.writer.put(slot, number, clock, value);
+        self.writer.put(slot, number, clock, value.into());
     }
 
     /// The rows from `first` on are `values`, at `clock`.
-    pub fn put_run(&mut self, first: u32, clock: u64, values: &[u8]) {
+    pub fn put_run<'v>(&mut self, first: u32, clock: u64, values: impl Into<Foreign<'v>>) {
+        let values = values.into();
         let Some(open) = self.writer.open else { return };
         let (layout, bytes) = (self.writer.rows.layout, self.writer.rows.layout.row_bytes);
         let count = (values.len() / bytes) as u32;
@@ -327,7 +373,7 @@ impl Set<'_> {
             match piece {
                 Piece::Sheet(sheet) if sheets => {
                     let at = (layout.rows_of(sheet).start - first) as usize * bytes;
-                    let values = &values[at..at + layout.sheet_bytes()];
+                    let values = values.part(at..at + layout.sheet_bytes());
                     if sheet + 2 < end_sheet {
                         self.writer.claim_sheet(sheet + 2);
                     }
@@ -340,26 +386,22 @@ impl Set<'_> {
                 Piece::Sheet(sheet) => {
                     for slot in layout.rows_of(sheet) {
                         let at = (slot - first) as usize * bytes;
-                        self.put(slot, clock, &values[at..at + bytes]);
+                        self.put(slot, clock, values.part(at..at + bytes));
                     }
                 }
                 Piece::Row(slot) => {
                     let at = (slot - first) as usize * bytes;
-                    self.put(slot, clock, &values[at..at + bytes]);
+                    self.put(slot, clock, values.part(at..at + bytes));
                 }
             }
         }
     }
 
     /// The row of `slot` grows by `value`, at `clock`.
-    pub fn add(&mut self, slot: u32, clock: u64, dtype: Dtype, value: &[u8]) {
+    pub fn add<'v>(&mut self, slot: u32, clock: u64, dtype: Dtype, value: impl Into<Foreign<'v>>) {
         let number = self.writer.open.map_or(0, |open| open.number);
-        self.writer.write(slot, number, clock, |to, from| {
-            if !from.is_empty() {
-                to.copy_from_slice(from);
-            }
-            penstock_kernels::accumulate(dtype, to, value);
-        });
+        let value = value.into();
+        self.writer.write(slot, number, clock, |mut to, before| to.add(dtype, before, value));
         self.writer.log(slot);
     }
 

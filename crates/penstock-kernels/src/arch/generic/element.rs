@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::vector::{Array, F32s, F64s};
-use crate::foreign::Foreign;
+use crate::foreign::{Foreign, ForeignMut};
 use crate::vector::Element;
 
 macro_rules! element {
@@ -35,6 +35,13 @@ macro_rules! element {
                     *bytes = word.to_le_bytes();
                 }
                 Self::load(&copy)
+            }
+
+            #[inline(always)]
+            fn store_foreign(vector: $vector, target: &mut ForeignMut<'_>, at: usize) {
+                let mut copy = [0; size_of::<$number>() * $lanes];
+                Self::store(vector, &mut copy);
+                target.store_words(at, &copy);
             }
 
             #[inline(always)]

@@ -1,7 +1,7 @@
 //! x86-64: the same two files for each instruction set, and here what they share.
 //!
 //! Each operation is a list of registers, mapped one by one; the compiler keeps them in registers once everything is
-//! inlined into `Isa::run`. A lane is loaded by one assembly block for all registers of a vector: opaque, done once, in
+//! inlined into `Isa::run`. Foreign memory is loaded or stored by one assembly block for all registers of a vector: opaque, done once, in
 //! order. (`ptr::read_volatile` of a `__m512` gives the same loads, but is a plain racing read to the language.)
 
 pub(crate) mod avx2;
@@ -106,10 +106,10 @@ macro_rules! vector {
 }
 
 /// A dtype whose elements fill `$count` pieces of `$piece` bytes, from one operation that reads a piece from our own
-/// memory, one that reads all pieces from a lane, and one that writes a piece.
+/// memory, one that reads all pieces from a lane, one that writes a piece, and one that writes all to where others look.
 macro_rules! element {
     ($name:ident, $size:literal, $vector:ident, $state:ident, $count:literal x $piece:literal,
-     load $load:path, load_foreign $load_foreign:path, store $store:path) => {
+     load $load:path, load_foreign $load_foreign:path, store $store:path, store_foreign $store_foreign:path) => {
         /// One dtype.
         pub(crate) struct $name;
 
@@ -140,6 +140,13 @@ macro_rules! element {
                     // SAFETY: the token proves the instruction set; the array is `$piece` bytes.
                     unsafe { $store(register, piece) };
                 }
+            }
+
+            #[inline(always)]
+            fn store_foreign(vector: $vector, target: &mut $crate::ForeignMut<'_>, at: usize) {
+                let target = target.window(at, Self::BYTES);
+                // SAFETY: the token proves the instruction set; `window` gives a pointer that is good for `BYTES` stores.
+                unsafe { $store_foreign(vector.0, target) };
             }
         }
     };

@@ -214,7 +214,11 @@ impl Mirrors {
         let of = |id: TensorId, first: u32, count: u32| {
             let mirror = self.get(id)?;
             let chunk = *mirror.home.chunks().get(mirror.locals(first, count).start + due.index as usize)?;
-            Some((mirror, chunk, mirror.lane.bytes(mirror.home.range(chunk))))
+            let range = mirror.home.range(chunk);
+            // SAFETY: this chunk was pushed or loaded and is not folded, or it would not be due: until then this process writes
+            // nothing there (`OwnLane`, whose owner waits for the fold), and who has the lane's address was told so.
+            let payload = unsafe { mirror.lane.bytes(range) };
+            Some((mirror, chunk, payload))
         };
         let bare = |submission, wanted| {
             Header::bare(self.job, due.sequence, Body::Submission { submission, wanted })

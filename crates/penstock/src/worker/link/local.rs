@@ -191,7 +191,7 @@ impl Watch {
     fn find_silent(&mut self) -> Option<String> {
         let Self { board, lease, clock, control, shards } = self;
         let now = clock.now();
-        let sign = |thread| board.at::<Count>(board::heartbeat(thread)).0.load(Ordering::Relaxed);
+        let sign = |thread| board::beats(board, thread);
         let silent =
             |who: String| format!("{who} gave no sign of life for {} ms (the lease)", lease.as_millis());
         if control.has_ended(sign(board::CONTROL), now) {

@@ -16,7 +16,7 @@ pub(super) use courier::RemoteHome;
 
 use super::Error;
 use crate::wait::Patience;
-use penstock_fabric::doorbell::{ANYTHING, Bell, Sleeping};
+use penstock_fabric::doorbell::{ANYTHING, Bell};
 use penstock_fabric::layout::{board, page};
 use penstock_fabric::region::Mapping;
 use penstock_fabric::ring::{Producer, Ring};
@@ -207,8 +207,7 @@ impl Link {
         }
         let pushed = producer.push(ring, submission.encode());
         debug_assert!(pushed.is_ok(), "there was room");
-        let sleeping: &Sleeping = self.board.at(board::sleeping(shard));
-        if sleeping.must_ring() {
+        if board::must_ring(&self.board, shard) {
             // It fails only when it is full, and then the shard is awake already.
             let _ = rustix::io::write(&self.wakeups[shard as usize], &1u64.to_le_bytes());
         }

@@ -250,16 +250,16 @@ impl Link {
         let made = || system("make a tensor's memory");
         let (homes, model) =
             HomeRegions::new("penstock-mirror", layout).map_err(made())?.split(&shard_of, shards);
-        let (lane, region) = LaneView::new("penstock-lane", layout.lane()).map_err(made())?;
+        let (lanes, region) = LaneView::new("penstock-lane", layout.lane(), shards).map_err(made())?;
         let copied =
             |error: std::io::Error| Error::System { what: "copy a descriptor", reason: error.to_string() };
         let model = model.model().try_clone_to_owned().map_err(copied)?;
         let region = region.fd().try_clone_to_owned().map_err(copied)?;
         let mut remotes = Vec::new();
-        for (courier, home) in self.couriers.iter().zip(homes) {
+        for ((courier, home), lane) in self.couriers.iter().zip(homes).zip(lanes) {
             let remote = Arc::new(RemoteHome { pulled: AtomicBool::new(true), ..RemoteHome::default() });
             remotes.push(Arc::clone(&remote));
-            courier.send(Command::Declare { id, home, lane: lane.clone(), remote });
+            courier.send(Command::Declare { id, home, lane, remote });
         }
         Ok((model, region, remotes))
     }

@@ -7,6 +7,7 @@ use crate::worker::link::{Deadline, INTERRUPT_EVERY, lock};
 use penstock_fabric::items::region::{Rows, Shown, Together};
 use penstock_fabric::items::slot::Overtaken;
 use penstock_fabric::region::Mapping;
+use penstock_kernels::{Foreign, ForeignMut};
 use penstock_proto::items::{Propagation, RowSet, Slack};
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -99,7 +100,7 @@ impl<'a> Slots<'a> {
         }
     }
 
-    fn read(&self, rows: &Rows, out: &mut [u8]) -> Result<Together, Overtaken> {
+    fn read(&self, rows: &Rows, out: ForeignMut<'_>) -> Result<Together, Overtaken> {
         match *self {
             Self::Each { slots, outs: Some(outs) } => rows.read_together(slots, |at| outs[at] as usize, out),
             Self::Each { slots, outs: None } => rows.read_together(slots, |at| at, out),
@@ -107,7 +108,7 @@ impl<'a> Slots<'a> {
         }
     }
 
-    fn read_apart(&self, rows: &Rows, out: &mut [u8]) -> Result<u64, Overtaken> {
+    fn read_apart(&self, rows: &Rows, out: ForeignMut<'_>) -> Result<u64, Overtaken> {
         match *self {
             Self::Each { slots, outs: Some(outs) } => rows.read_apart(slots, |at| outs[at] as usize, out),
             _ => rows.read_apart(&self.list(), |at| at, out),
@@ -128,15 +129,15 @@ impl Table {
     /// what is older. Rows that one set wrote together come together. Returns the least version among them.
     ///
     /// Without `clock`: this worker's clock. Without `slack`: the table's.
-    pub fn get<'a>(
+    pub fn get<'a, 'o>(
         &self,
         rows: impl Into<Chosen<'a>>,
-        out: &mut [u8],
+        out: impl Into<ForeignMut<'o>>,
         clock: Option<u64>,
         slack: Option<Slack>,
         timeout: Option<Duration>,
     ) -> Result<u64, Error> {
-        let (inner, rows) = (&*self.inner, rows.into());
+        let (inner, rows, out) = (&*self.inner, rows.into(), out.into());
         inner.job.fate.check()?;
         inner.check_size(rows.len(), out.len())?;
         let wanted = inner.wanted(clock, slack);
@@ -156,14 +157,14 @@ impl Table {
 
     /// [`Table::get`], if the rows stand in memory of this host and are fresh enough; `false` if not, and then `out` may hold
     /// anything.
-    pub fn try_get<'a>(
+    pub fn try_get<'a, 'o>(
         &self,
         rows: impl Into<Chosen<'a>>,
-        out: &mut [u8],
+        out: impl Into<ForeignMut<'o>>,
         clock: Option<u64>,
         slack: Option<Slack>,
     ) -> Result<bool, Error> {
-        let (inner, rows) = (&*self.inner, rows.into());
+        let (inner, rows, out) = (&*self.inner, rows.into(), out.into());
         inner.job.fate.check()?;
         inner.check_size(rows.len(), out.len())?;
         let wanted = inner.wanted(clock, slack);
@@ -346,7 +347,7 @@ impl TableInner {
     fn get_one(
         &self,
         row: u64,
-        out: &mut [u8],
+        mut out: ForeignMut<'_>,
         wanted: Wanted,
         timeout: Option<Duration>,
     ) -> Result<u64, Error> {
@@ -364,11 +365,13 @@ impl TableInner {
                 self.wait(Stale { row, place }, &[place.slot], wanted, deadline)?;
                 continue;
             }
-            let look = match source.rows.read(place.slot, source.rows.now(), out) {
+            let bytes = out.len();
+            let look = match source.rows.read(place.slot, source.rows.now(), out.part(0..bytes)) {
                 Ok(look) => look,
                 Err(Overtaken) => {
                     let deadline = *deadline.get_or_insert_with(|| self.job.deadline(timeout));
-                    self.verified(row, deadline, || source.rows.read(place.slot, source.rows.now(), out))?
+                    let look = || source.rows.read(place.slot, source.rows.now(), out.part(0..bytes));
+                    self.verified(row, deadline, look)?
                 }
             };
             if look.clock >= wanted.version || source.is_gone() {
@@ -387,7 +390,7 @@ impl TableInner {
     fn get_several(
         &self,
         rows: &Chosen<'_>,
-        out: &mut [u8],
+        mut out: ForeignMut<'_>,
         wanted: Wanted,
         timeout: Option<Duration>,
     ) -> Result<u64, Error> {
@@ -408,25 +411,26 @@ impl TableInner {
         for (source, (slots, outs)) in
             slots.iter().zip(&outs).enumerate().filter(|(_, (slots, _))| !slots.is_empty())
         {
-            let read = |out: &mut [u8], outs: Option<&[u32]>, row: &dyn Fn(usize) -> u64| {
+            let read = |out: ForeignMut<'_>, outs: Option<&[u32]>, row: &dyn Fn(usize) -> u64| {
                 self.read_source(source, Slots::Each { slots, outs }, out, wanted, deadline, row)
             };
             let row = |at: usize| rows.nth(outs[at] as usize);
             if self.index.is_single() {
-                least = least.min(read(out, Some(outs), &row)?);
+                let all = out.len();
+                least = least.min(read(out.part(0..all), Some(outs), &row)?);
                 continue;
             }
             scratch.resize(slots.len() * bytes, 0);
-            let version = read(&mut scratch, None, &row)?;
+            let version = read(ForeignMut::of(&mut scratch), None, &row)?;
             if self.own.as_ref().is_none_or(|own| own.source != source) {
                 least = least.min(version);
             }
             for (value, &at) in scratch.chunks_exact(bytes).zip(outs) {
                 let at = at as usize;
-                let sum = &mut out[at * bytes..(at + 1) * bytes];
+                let (mut sum, value) = (out.part(at * bytes..(at + 1) * bytes), Foreign::of(value));
                 match self.spec.sum {
-                    Some(dtype) if filled[at] => penstock_kernels::accumulate(dtype, sum, value),
-                    _ => sum.copy_from_slice(value),
+                    Some(dtype) if filled[at] => penstock_kernels::accumulate_into(dtype, &mut sum, value),
+                    _ => sum.copy_from(value),
                 }
                 filled[at] = true;
             }
@@ -439,12 +443,12 @@ impl TableInner {
         &self,
         source: usize,
         slots: Slots<'_>,
-        out: &mut [u8],
+        mut out: ForeignMut<'_>,
         wanted: Wanted,
         deadline: Deadline,
         row: impl Fn(usize) -> u64,
     ) -> Result<u64, Error> {
-        let from = &self.sources[source];
+        let (from, bytes) = (&self.sources[source], out.len());
         self.pass_barrier(from, deadline)?;
         let place = |slot| Place { source: source as u32, slot };
         let all = |at: usize| slots.nth(at);
@@ -452,13 +456,13 @@ impl TableInner {
             // The first row says most often whether there is something to wait for; then the others need not be read in vain.
             let mut stale = (!self.is_fresh(place(all(0)), wanted)).then_some(0);
             if stale.is_none() {
-                let look = || slots.read(&from.rows, out);
+                let look = || slots.read(&from.rows, out.part(0..bytes));
                 let together = match &from.remote {
                     Some(remote) if remote.propagation != Propagation::Eager => {
                         match self.verified_apart(look) {
                             Some(together) => together,
                             None if from.is_gone() => {
-                                let look = || slots.read_apart(&from.rows, out);
+                                let look = || slots.read_apart(&from.rows, out.part(0..bytes));
                                 return self.verified(row(0), deadline, look);
                             }
                             // Rows that came one by one were never current together: they are fetched together.

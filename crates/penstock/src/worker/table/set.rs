@@ -4,6 +4,7 @@ use super::{Bell, Chosen, FINAL, Own, Table, TableInner};
 use crate::worker::Error;
 use crate::worker::link::lock;
 use penstock_fabric::items::region::Writer;
+use penstock_kernels::Foreign;
 use std::sync::atomic::Ordering;
 
 /// Largest clock that can be given.
@@ -12,28 +13,34 @@ pub(super) const MAX_CLOCK: u64 = FINAL - 1;
 impl Table {
     /// Replaces rows: `values` holds them one after the other, and they are seen together or not at all. `clock` is the version that
     /// they get; without it, the one after this worker's clock. A row may come twice: the last counts.
-    pub fn set<'a>(
+    pub fn set<'a, 'v>(
         &self,
         rows: impl Into<Chosen<'a>>,
-        values: &[u8],
+        values: impl Into<Foreign<'v>>,
         clock: Option<u64>,
     ) -> Result<(), Error> {
-        self.inner.write(rows.into(), values, clock, false)
+        self.inner.write(rows.into(), values.into(), clock, false)
     }
 
     /// Adds to rows of a table with a sum, likewise. What comes twice is added twice.
-    pub fn add<'a>(
+    pub fn add<'a, 'v>(
         &self,
         rows: impl Into<Chosen<'a>>,
-        values: &[u8],
+        values: impl Into<Foreign<'v>>,
         clock: Option<u64>,
     ) -> Result<(), Error> {
-        self.inner.write(rows.into(), values, clock, true)
+        self.inner.write(rows.into(), values.into(), clock, true)
     }
 }
 
 impl TableInner {
-    fn write(&self, rows: Chosen<'_>, values: &[u8], clock: Option<u64>, add: bool) -> Result<(), Error> {
+    fn write(
+        &self,
+        rows: Chosen<'_>,
+        values: Foreign<'_>,
+        clock: Option<u64>,
+        add: bool,
+    ) -> Result<(), Error> {
         self.job.fate.check()?;
         if self.spec.sum.is_some() != add {
             return Err(Error::WrongFold { name: self.spec.name.clone(), sum: self.spec.sum.is_some() });
@@ -61,7 +68,9 @@ impl TableInner {
                 rows.iter().map(|row| self.slot(own, &writer, row, clock)).collect();
             let slots = slots?;
             let mut set = writer.begin(slots.len());
-            for (slot, value) in slots.into_iter().zip(values.chunks_exact(self.layout.row_bytes())) {
+            let bytes = self.layout.row_bytes();
+            for (at, slot) in slots.into_iter().enumerate() {
+                let value = values.part(at * bytes..(at + 1) * bytes);
                 match self.spec.sum {
                     Some(dtype) => set.add(slot, clock, dtype, value),
                     None => set.put(slot, clock, value),

@@ -1,6 +1,6 @@
 //! Declaring a tensor on every server, and mapping its memory.
 
-use super::{HomeShard, Tensor};
+use super::{HomeShard, Pushing, Tensor};
 use crate::worker::Error;
 use crate::worker::job::Inner;
 use crate::worker::link::{Deadline, Link, lock};
@@ -13,6 +13,7 @@ use penstock_proto::consistency::Consistency;
 use penstock_proto::message::{Answer, Ask};
 use penstock_proto::placement::Extent;
 use penstock_proto::spec::{Reduce, TensorSpec};
+use penstock_proto::worker::Position;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -59,7 +60,7 @@ impl Tensor {
         let first = links.first().ok_or(Error::Closed)?;
         let cut = Cut::new(spec.bytes(), first.welcome.chunk_bytes);
         let (id, extents, homes, parts) = declare_everywhere(&links, &spec, cut, deadline)?;
-        let memory = WorkerMemory::new(cut, spec.dtype, &parts)
+        let (memory, lane) = WorkerMemory::new(cut, spec.dtype, &parts)
             .map_err(|errno| Error::System { what: "map a tensor", reason: errno.to_string() })?;
         debug_assert_eq!(extents.len(), links.len());
         drop(links);
@@ -72,7 +73,7 @@ impl Tensor {
             spec,
             memory,
             homes,
-            position: Mutex::default(),
+            pushing: Mutex::new(Pushing { position: Position::default(), lane }),
             has_value: AtomicBool::new(false),
             stale: AtomicBool::new(false),
             seen_barriers: AtomicU64::new(0),

@@ -23,8 +23,7 @@ pub use declare::Declaration;
 use super::Error;
 use super::job::Inner;
 use super::link::{ASK_WITHIN, Deadline, RemoteHome, Waited, lock};
-use penstock_fabric::layout::Count;
-use penstock_fabric::memory::WorkerMemory;
+use penstock_fabric::memory::{OwnLane, ValueCopy, WorkerMemory};
 use penstock_fabric::region::Mapping;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::TensorId;
@@ -62,7 +61,7 @@ pub struct Tensor {
     adaptive: Option<(Adaptive, Arc<Mutex<Controller>>)>,
     memory: WorkerMemory,
     homes: Vec<HomeShard>,
-    position: Mutex<Position>,
+    pushing: Mutex<Pushing>,
     /// Whether the tensor was seen to have a value; it never loses it.
     has_value: AtomicBool,
     /// Whether this worker has loaded something that its own mirror does not show yet. Other hosts only, as below.
@@ -70,7 +69,22 @@ pub struct Tensor {
     /// Barriers passed when the value was last fetched.
     seen_barriers: AtomicU64,
     staleness: AtomicU64,
-    mirror: OnceLock<Arc<Mapping>>,
+    mirror: OnceLock<Mirror>,
+}
+
+/// What one push at a time works on.
+#[derive(Debug)]
+struct Pushing {
+    position: Position,
+    lane: OwnLane,
+}
+
+/// A copy of the value that is looked at where it stands.
+#[derive(Debug)]
+struct Mirror {
+    mapping: Arc<Mapping>,
+    /// Held only while a value that is there is copied, not while one is waited for.
+    copy: Mutex<ValueCopy>,
 }
 
 impl std::fmt::Debug for Tensor {
@@ -95,7 +109,8 @@ impl Tensor {
         self.memory.value()
     }
 
-    /// This worker's lane, to be filled for the next push. Waits until the homes have taken what stands in it.
+    /// This worker's lane, to be filled for the next push. Waits until the homes have taken what stands in it. Who writes there
+    /// between a push and the next call of this may spoil its own contribution.
     pub fn lane(&self, timeout: Option<Duration>) -> Result<&Arc<Mapping>, Error> {
         self.job.fate.check()?;
         self.wait_for_lane(self.job.deadline(timeout))?;
@@ -104,10 +119,15 @@ impl Tensor {
 
     /// A private copy, filled by [`Tensor::pull_mirror`].
     pub fn mirror(&self) -> Result<&Arc<Mapping>, Error> {
+        Ok(&self.mirrored()?.mapping)
+    }
+
+    fn mirrored(&self) -> Result<&Mirror, Error> {
         if self.mirror.get().is_none() {
-            let mirror = Mapping::private(self.spec.bytes() as usize)
+            let copy = ValueCopy::new(self.spec.bytes() as usize)
                 .map_err(|errno| Error::System { what: "make a mirror", reason: errno.to_string() })?;
-            let _ = self.mirror.set(mirror);
+            let mapping = Arc::clone(copy.mapping());
+            let _ = self.mirror.set(Mirror { mapping, copy: Mutex::new(copy) });
         }
         Ok(self.mirror.get().expect("it was just set"))
     }
@@ -125,15 +145,12 @@ impl Tensor {
     }
 
     fn progress(&self, home: &HomeShard) -> u64 {
-        let count: &Count = self.memory.progress(home.server, home.shard).expect("a home has chunks");
-        // Pairs with the release store in the shard's `progress`: who sees it sees the chunks.
-        count.0.load(Ordering::Acquire)
+        self.memory.progress(home.server, home.shard).expect("a home has chunks")
     }
 
     fn lane_is_free(&self, home: &HomeShard) -> bool {
-        let count = self.memory.folded(home.server, home.shard).expect("a home has chunks");
-        // Pairs with the release store in the shard's `folded`: it has read what it counts.
-        count.0.load(Ordering::Acquire) >= home.submitted.load(Ordering::Relaxed)
+        let folded = self.memory.folded(home.server, home.shard).expect("a home has chunks");
+        folded >= home.submitted.load(Ordering::Relaxed)
     }
 
     /// Waits until each home is `done`; what the wait cost is counted.
@@ -193,7 +210,7 @@ impl Tensor {
     fn wait_for_lane(&self, deadline: Deadline) -> Result<(), Error> {
         match self.wait(deadline, |home| self.lane_is_free(home))? {
             Waited::Done => Ok(()),
-            Waited::TimedOut => Err(self.lane_timeout(lock(&self.position).at(0), deadline)),
+            Waited::TimedOut => Err(self.lane_timeout(lock(&self.pushing).position.at(0), deadline)),
         }
     }
 

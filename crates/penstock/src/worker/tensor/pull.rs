@@ -5,6 +5,7 @@ use crate::worker::Error;
 use crate::worker::link::{Deadline, Waited, lock};
 use penstock_fabric::publish::{Published, Torn};
 use penstock_fabric::sync::Ordering;
+use penstock_kernels::ForeignMut;
 use penstock_proto::consistency::MAX_SLACK;
 use penstock_proto::worker::Requirement;
 use std::time::{Duration, Instant};
@@ -23,7 +24,7 @@ impl Tensor {
             (None, Some(_)) => self.slack(),
             _ => slack,
         };
-        let position = *lock(&self.position);
+        let position = lock(&self.pushing).position;
         let clock = self.job.shown_clock();
         Ok((position.at(clock), position.requirement(clock, slack, self.spec.consistency)))
     }
@@ -47,21 +48,28 @@ impl Tensor {
     }
 
     /// Waits, then copies the value into `out`, chunk by chunk, each verified; returns the least version among them.
-    pub fn pull_into(
+    pub fn pull_into<'o>(
         &self,
-        out: &mut [u8],
+        out: impl Into<ForeignMut<'o>>,
         slack: Option<i64>,
         timeout: Option<Duration>,
     ) -> Result<u64, Error> {
+        let out = out.into();
         self.check_size(out.len())?;
         let (position, requirement) = self.requirement(slack)?;
         let deadline = self.wait_for_version(&requirement, timeout)?;
+        self.copy_value(out, position, deadline)
+    }
+
+    fn copy_value(&self, mut out: ForeignMut<'_>, position: u64, deadline: Deadline) -> Result<u64, Error> {
         let cut = self.memory.cut();
         let mut least = u64::MAX;
         for chunk in 0..cut.chunks() {
             let range = cut.range(chunk);
-            let part = &mut out[range.start as usize..range.end as usize];
-            let published = self.verified(deadline, || self.memory.read_chunk(chunk, part))?;
+            let bytes = (range.end - range.start) as usize;
+            let mut part = out.part(range.start as usize..range.end as usize);
+            let read = || self.memory.read_chunk(chunk, part.part(0..bytes));
+            let published = self.verified(deadline, read)?;
             least = least.min(published.version);
         }
         self.count_pull(position, least);
@@ -70,12 +78,10 @@ impl Tensor {
 
     /// Waits, then fills the mirror; returns the least version among its chunks.
     pub fn pull_mirror(&self, slack: Option<i64>, timeout: Option<Duration>) -> Result<u64, Error> {
-        let bytes = self.spec.bytes() as usize;
-        let base = self.mirror()?.base();
-        // SAFETY: the mirror is private memory of at least `bytes` bytes that lives as long as `self`. It is lent out for
-        // reading only; a reader that looks at it during the next pull was told that it is overwritten then.
-        let mirror = unsafe { std::slice::from_raw_parts_mut(base.as_ptr(), bytes) };
-        self.pull_into(mirror, slack, timeout)
+        let mirror = self.mirrored()?;
+        let (position, requirement) = self.requirement(slack)?;
+        let deadline = self.wait_for_version(&requirement, timeout)?;
+        self.copy_value(lock(&mirror.copy).out(), position, deadline)
     }
 
     fn wait_for_version(

@@ -1,10 +1,10 @@
 //! Pushes: contributions on their way into the lane and from there to the homes.
 
-use super::Tensor;
+use super::{Pushing, Tensor};
 use crate::worker::Error;
 use crate::worker::link::{Deadline, Waited, lock};
 use penstock_fabric::sync::Ordering;
-use penstock_kernels::Settings;
+use penstock_kernels::{Foreign, Settings};
 use penstock_proto::submission::Submission;
 use penstock_proto::worker::Contribution;
 use std::time::Duration;
@@ -22,6 +22,17 @@ impl Tensor {
         more: bool,
         timeout: Option<Duration>,
     ) -> Result<u64, Error> {
+        self.push_from(data.map(Foreign::of), settings, more, timeout)
+    }
+
+    /// [`Tensor::push`] of memory that others may be writing: then what they write comes mixed with what was there.
+    pub fn push_from(
+        &self,
+        data: Option<Foreign<'_>>,
+        settings: Settings,
+        more: bool,
+        timeout: Option<Duration>,
+    ) -> Result<u64, Error> {
         self.job.fate.check()?;
         if let Some(data) = data {
             self.check_size(data.len())?;
@@ -31,7 +42,8 @@ impl Tensor {
             .map_err(|error| Error::Settings { name: self.spec.name.clone(), error })?;
         let deadline = self.job.deadline(timeout);
         let clock = self.job.clock();
-        let mut position = lock(&self.position);
+        let mut pushing = lock(&self.pushing);
+        let Pushing { position, .. } = &mut *pushing;
         let contribution = position.contribute(*clock, more).map_err(|already| Error::AlreadyPushed {
             name: self.spec.name.clone(),
             rank: self.job.rank,
@@ -41,12 +53,12 @@ impl Tensor {
         if self.wait(deadline, |home| self.lane_is_free(home))? == Waited::TimedOut {
             return Err(self.lane_timeout(position.at(0), deadline));
         }
-        self.check_finite(data)?;
+        self.check_finite(&pushing, data)?;
         if contribution.leaves {
             self.ask_for_result(contribution.stamp);
         }
-        self.deliver(data, contribution, settings, deadline)?;
-        position.contributed(contribution);
+        self.deliver(&mut pushing, data, contribution, settings, deadline)?;
+        pushing.position.contributed(contribution);
         Ok(contribution.stamp)
     }
 
@@ -64,11 +76,11 @@ impl Tensor {
         }
     }
 
-    fn check_finite(&self, data: Option<&[u8]>) -> Result<(), Error> {
+    fn check_finite(&self, pushing: &Pushing, data: Option<Foreign<'_>>) -> Result<(), Error> {
         if !self.spec.refuse_nonfinite {
             return Ok(());
         }
-        let data = data.unwrap_or_else(|| self.memory.lane_bytes(self.spec.bytes() as usize));
+        let data = data.unwrap_or_else(|| pushing.lane.contribution(self.spec.bytes() as usize));
         match penstock_kernels::first_nonfinite(self.spec.dtype, data) {
             None => Ok(()),
             Some(index) => Err(Error::NonFinite { name: self.spec.name.clone(), rank: self.job.rank, index }),
@@ -77,7 +89,8 @@ impl Tensor {
 
     fn deliver(
         &self,
-        data: Option<&[u8]>,
+        pushing: &mut Pushing,
+        data: Option<Foreign<'_>>,
         contribution: Contribution,
         settings: Settings,
         deadline: Deadline,
@@ -85,14 +98,14 @@ impl Tensor {
         let bytes = self.spec.bytes() as usize;
         let chunk_bytes = self.memory.cut().chunk_bytes() as usize;
         match data {
-            Some(data) if contribution.adds => self.memory.add_to_lane(self.spec.dtype, data),
-            Some(data) if !contribution.leaves => self.memory.write_lane(0, data),
+            Some(data) if contribution.adds => pushing.lane.add(self.spec.dtype, data),
+            Some(data) if !contribution.leaves => pushing.lane.write(0, data),
             Some(data) => {
                 let window = WINDOW.max(chunk_bytes) / chunk_bytes * chunk_bytes;
                 self.count_submitted();
                 for start in (0..bytes).step_by(window) {
                     let end = (start + window).min(bytes);
-                    self.memory.write_lane(start, &data[start..end]);
+                    pushing.lane.write(start, data.part(start..end));
                     self.submit(start..end, contribution.stamp, settings, deadline)?;
                 }
                 self.count_push(bytes);

@@ -5,6 +5,7 @@ use crate::worker::Error;
 use crate::worker::link::{Deadline, Link, Waited, lock};
 use penstock_fabric::memory::{ExtentLayout, StateView};
 use penstock_fabric::sync::Ordering;
+use penstock_kernels::Foreign;
 use penstock_proto::message::Ask;
 use penstock_proto::placement::Extent;
 use penstock_proto::submission::Submission;
@@ -14,6 +15,15 @@ use std::time::Duration;
 impl Tensor {
     /// Worker 0: gives the tensor its value (`None`: zeros). Other workers: nothing.
     pub fn initialize(&self, value: Option<&[u8]>, timeout: Option<Duration>) -> Result<(), Error> {
+        self.initialize_from(value.map(Foreign::of), timeout)
+    }
+
+    /// [`Tensor::initialize`] from memory that others may be writing.
+    pub fn initialize_from(
+        &self,
+        value: Option<Foreign<'_>>,
+        timeout: Option<Duration>,
+    ) -> Result<(), Error> {
         self.job.fate.check()?;
         if let Some(value) = value {
             self.check_size(value.len())?;
@@ -34,7 +44,14 @@ impl Tensor {
     }
 
     /// Worker 0, while nobody pushes: overwrites the value (`slot` 0) or state array `slot` - 1, and the step count.
-    pub fn load(&self, slot: u32, data: &[u8], steps: u64, timeout: Option<Duration>) -> Result<(), Error> {
+    pub fn load<'d>(
+        &self,
+        slot: u32,
+        data: impl Into<Foreign<'d>>,
+        steps: u64,
+        timeout: Option<Duration>,
+    ) -> Result<(), Error> {
+        let data = data.into();
         self.job.fate.check()?;
         let bad = |what: String| Err(Error::BadLoad { name: self.spec.name.clone(), what });
         let slots = self.spec.rule.slots().len() as u32;
@@ -57,40 +74,42 @@ impl Tensor {
         if data.len() != expected {
             return Err(Error::WrongSize { name: self.spec.name.clone(), expected, got: data.len() });
         }
+        if parts == 1 {
+            return self.load_lane(data, slot, 0, steps, deadline);
+        }
         for part in 0..parts {
-            self.load_lane(&self.part_of(data, parts, part), slot, part as u32, steps, deadline)?;
+            let data = self.part_of(data, parts, part);
+            self.load_lane(Foreign::of(&data), slot, part as u32, steps, deadline)?;
         }
         Ok(())
     }
 
     /// Of an array whose elements are `parts` times as wide as the tensor's: of each chunk the `part`-th lane-full.
-    fn part_of<'a>(&self, data: &'a [u8], parts: usize, part: usize) -> std::borrow::Cow<'a, [u8]> {
-        if parts == 1 {
-            return data.into();
-        }
+    fn part_of(&self, data: Foreign<'_>, parts: usize, part: usize) -> Vec<u8> {
+        let mut out = vec![0; data.len() / parts];
         let cut = self.memory.cut();
-        let pieces = (0..cut.chunks()).flat_map(|chunk| {
+        for chunk in 0..cut.chunks() {
             let range = cut.range(chunk);
             let bytes = (range.end - range.start) as usize;
             let start = range.start as usize * parts + part * bytes;
-            data[start..start + bytes].iter().copied()
-        });
-        pieces.collect::<Vec<u8>>().into()
+            data.part(start..start + bytes).copy_to(&mut out[range.start as usize..range.end as usize]);
+        }
+        out
     }
 
     fn load_lane(
         &self,
-        data: &[u8],
+        data: Foreign<'_>,
         slot: u32,
         part: u32,
         steps: u64,
         deadline: Deadline,
     ) -> Result<(), Error> {
-        let position = lock(&self.position);
+        let mut pushing = lock(&self.pushing);
         if self.wait(deadline, |home| self.lane_is_free(home))? == Waited::TimedOut {
-            return Err(self.lane_timeout(position.at(0), deadline));
+            return Err(self.lane_timeout(pushing.position.at(0), deadline));
         }
-        self.memory.write_lane(0, data);
+        pushing.lane.write(0, data);
         self.stale.store(true, Ordering::Relaxed);
         for home in &self.homes {
             let Extent { first, count } = home.extent;
@@ -101,7 +120,7 @@ impl Tensor {
                 deadline,
             )?;
         }
-        drop(position);
+        drop(pushing);
         self.wait_for_lane(deadline)
     }
 

@@ -115,8 +115,14 @@ fn store_pd(register: __m256d, piece: &mut [u8; 32]) {
 
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
+fn to_half(register: __m256) -> __m128i {
+    _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(register)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
 fn store_ph(register: __m256, piece: &mut [u8; 16]) {
-    let words = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(register);
+    let words = to_half(register);
     // SAFETY: 16 writable bytes.
     unsafe { _mm_storeu_si128(piece.as_mut_ptr().cast(), words) };
 }
@@ -129,7 +135,55 @@ fn store_bf(register: __m256, piece: &mut [u8; 16]) {
     unsafe { _mm_storeu_si128(piece.as_mut_ptr().cast(), words) };
 }
 
-element!(F32, 4, F32s, F32, 2 x 32, load load_ps, load_foreign load_foreign_ps, store store_ps);
-element!(F64, 8, F64s, F64, 2 x 32, load load_pd, load_foreign load_foreign_pd, store store_pd);
-element!(F16, 2, F32s, F32, 2 x 16, load load_ph, load_foreign load_foreign_ph, store store_ph);
-element!(Bf16, 2, F32s, F32, 2 x 16, load load_bf, load_foreign load_foreign_bf, store store_bf);
+/// Stores all registers of a vector to memory that others may look at meanwhile, in one opaque block.
+///
+/// The function is unsafe: `target` must be good for two stores of `$stride` bytes.
+macro_rules! store_foreign {
+    ($name:ident, $register:ident in $class:ident, $instruction:literal, $stride:literal) => {
+        #[inline]
+        #[target_feature(enable = "avx2,f16c")]
+        unsafe fn $name(vector: [$register; 2], target: *mut u8) {
+            let [a, b] = vector;
+            // SAFETY: stores of `$stride` bytes at two places that the caller vouches for.
+            unsafe {
+                asm!(
+                    concat!($instruction, " [{p}], {a}"),
+                    concat!($instruction, " [{p} + ", $stride, "], {b}"),
+                    p = in(reg) target,
+                    a = in($class) a,
+                    b = in($class) b,
+                    options(nostack, preserves_flags),
+                );
+            }
+        }
+    };
+}
+
+store_foreign!(store_foreign_ps, __m256 in ymm_reg, "vmovups", 32);
+store_foreign!(store_foreign_pd, __m256d in ymm_reg, "vmovupd", 32);
+store_foreign!(store_foreign_words, __m128i in xmm_reg, "vmovdqu", 16);
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn store_foreign_ph(vector: [__m256; 2], target: *mut u8) {
+    let [a, b] = vector;
+    // SAFETY: the caller's promise.
+    unsafe { store_foreign_words([to_half(a), to_half(b)], target) };
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn store_foreign_bf(vector: [__m256; 2], target: *mut u8) {
+    let [a, b] = vector;
+    // SAFETY: the caller's promise.
+    unsafe { store_foreign_words([narrow(a), narrow(b)], target) };
+}
+
+element!(F32, 4, F32s, F32, 2 x 32, load load_ps, load_foreign load_foreign_ps, store store_ps,
+         store_foreign store_foreign_ps);
+element!(F64, 8, F64s, F64, 2 x 32, load load_pd, load_foreign load_foreign_pd, store store_pd,
+         store_foreign store_foreign_pd);
+element!(F16, 2, F32s, F32, 2 x 16, load load_ph, load_foreign load_foreign_ph, store store_ph,
+         store_foreign store_foreign_ph);
+element!(Bf16, 2, F32s, F32, 2 x 16, load load_bf, load_foreign load_foreign_bf, store store_bf,
+         store_foreign store_foreign_bf);

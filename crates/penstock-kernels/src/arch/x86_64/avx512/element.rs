@@ -120,8 +120,14 @@ fn store_pd(register: __m512d, piece: &mut [u8; 64]) {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
+fn to_half(register: __m512) -> __m256i {
+    _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(register)
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
 fn store_ph(register: __m512, piece: &mut [u8; 32]) {
-    let words = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(register);
+    let words = to_half(register);
     // SAFETY: 32 writable bytes.
     unsafe { _mm256_storeu_si256(piece.as_mut_ptr().cast(), words) };
 }
@@ -134,7 +140,59 @@ fn store_bf(register: __m512, piece: &mut [u8; 32]) {
     unsafe { _mm256_storeu_si256(piece.as_mut_ptr().cast(), words) };
 }
 
-element!(F32, 4, F32s, F32, 4 x 64, load load_ps, load_foreign load_foreign_ps, store store_ps);
-element!(F64, 8, F64s, F64, 4 x 64, load load_pd, load_foreign load_foreign_pd, store store_pd);
-element!(F16, 2, F32s, F32, 4 x 32, load load_ph, load_foreign load_foreign_ph, store store_ph);
-element!(Bf16, 2, F32s, F32, 4 x 32, load load_bf, load_foreign load_foreign_bf, store store_bf);
+/// Stores all registers of a vector to memory that others may look at meanwhile, in one opaque block.
+///
+/// The function is unsafe: `target` must be good for four stores of `$stride` bytes.
+macro_rules! store_foreign {
+    ($name:ident, $register:ident in $class:ident, $instruction:literal, $stride:literal) => {
+        #[inline]
+        #[target_feature(enable = "avx512f")]
+        unsafe fn $name(vector: [$register; 4], target: *mut u8) {
+            let [a, b, c, d] = vector;
+            // SAFETY: stores of `$stride` bytes at four places that the caller vouches for.
+            unsafe {
+                asm!(
+                    concat!($instruction, " [{p}], {a}"),
+                    concat!($instruction, " [{p} + ", $stride, "], {b}"),
+                    concat!($instruction, " [{p} + 2 * ", $stride, "], {c}"),
+                    concat!($instruction, " [{p} + 3 * ", $stride, "], {d}"),
+                    p = in(reg) target,
+                    a = in($class) a,
+                    b = in($class) b,
+                    c = in($class) c,
+                    d = in($class) d,
+                    options(nostack, preserves_flags),
+                );
+            }
+        }
+    };
+}
+
+store_foreign!(store_foreign_ps, __m512 in zmm_reg, "vmovups", 64);
+store_foreign!(store_foreign_pd, __m512d in zmm_reg, "vmovupd", 64);
+store_foreign!(store_foreign_words, __m256i in ymm_reg, "vmovdqu", 32);
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn store_foreign_ph(vector: [__m512; 4], target: *mut u8) {
+    let [a, b, c, d] = vector;
+    // SAFETY: the caller's promise.
+    unsafe { store_foreign_words([to_half(a), to_half(b), to_half(c), to_half(d)], target) };
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn store_foreign_bf(vector: [__m512; 4], target: *mut u8) {
+    let [a, b, c, d] = vector;
+    // SAFETY: the caller's promise.
+    unsafe { store_foreign_words([narrow(a), narrow(b), narrow(c), narrow(d)], target) };
+}
+
+element!(F32, 4, F32s, F32, 4 x 64, load load_ps, load_foreign load_foreign_ps, store store_ps,
+         store_foreign store_foreign_ps);
+element!(F64, 8, F64s, F64, 4 x 64, load load_pd, load_foreign load_foreign_pd, store store_pd,
+         store_foreign store_foreign_pd);
+element!(F16, 2, F32s, F32, 4 x 32, load load_ph, load_foreign load_foreign_ph, store store_ph,
+         store_foreign store_foreign_ph);
+element!(Bf16, 2, F32s, F32, 4 x 32, load load_bf, load_foreign load_foreign_bf, store store_bf,
+         store_foreign store_foreign_bf);
