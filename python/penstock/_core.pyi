@@ -128,6 +128,9 @@ class Job:
         lost.
         """
 
+    def abandon(self) -> None:
+        """In a forked child: refuses every later call, and says nothing to the servers."""
+
     def close(self, failed: str | None = None) -> None:
         """
         Leaves: cleanly, so that the others go on without this worker, or (`failed`: why) as one that
@@ -300,6 +303,9 @@ def core_distance() -> float:
 
 def cpu_features() -> str:
     """The variant of the kernels in use: "avx512", "avx2" or "generic"."""
+
+def is_interrupting() -> bool:
+    """Whether this thread is inside another call of this module, and thus runs a signal handler."""
 
 def first_nonfinite(dtype: str, data: Any) -> int | None:
     """Index of the first NaN or infinity in a contiguous buffer."""

@@ -484,7 +484,8 @@ class Job:
         Leave the job. The other workers go on without this one. Closing twice does nothing.
 
         Asynchronous pushes made before are delivered first. Views that pulls returned stay readable, but no
-        longer move.
+        longer move. In a signal handler that interrupts a call of this package, the job is closed as soon as
+        that call has ended, which then raises JobClosed.
 
         Raises
         ------
@@ -496,9 +497,11 @@ class Job:
         >>> job.closed
         True
         """
-        # Each is bounded by its own deadline; its error is its future's to tell.
-        for future in unfinished(self._pushes):
-            future.exception()
+        # Each is bounded by its own deadline; its error is its future's to tell. In a signal handler they may
+        # wait for the very call that it interrupts.
+        if not _core.is_interrupting():
+            for future in unfinished(self._pushes):
+                future.exception()
         self._core.close()
         self._line.end()
         _open_jobs.discard(self)
@@ -529,14 +532,20 @@ class Job:
 
     def _settle(self) -> None:
         """Waits for the asynchronous pushes; raises what the first failed one raised."""
-        pushes, self._pushes = self._pushes, []
+        pushes = list(self._pushes)
         errors = [future.exception() for future in pushes if not future.cancelled()]
+        # Forgotten only now: a signal handler that raised must not leave some that nobody waits for.
+        settled = set(map(id, pushes))
+        self._pushes = [future for future in self._pushes if id(future) not in settled]
         for error in errors:
             if error is not None:
                 raise error
 
     def _orphan(self) -> None:
         """In a forked child: this is the parent's worker, and the child must neither use nor close it."""
+        if isinstance(self._core, _core.Job):
+            # Also ends a wait that was copied with the thread that forked, inside a signal handler.
+            self._core.abandon()
         cores = [self._core, *(tensor._core for _, tensor in self._tensors.values())]
         for core in cores:
             # Dropping the last reference would tell the servers that the worker left. It must outlive the

@@ -1,39 +1,164 @@
-//! Waiting without holding the interpreter, and Ctrl-C while waiting.
+//! Who may block: only a thread that has let go of the interpreter.
+//!
+//! Waits of the core ask now and then for pending signals, and for that they need the interpreter. Many of them hold a lock
+//! meanwhile (a push holds its tensor's position, every wait the list of links). So a thread that took such a lock with the
+//! interpreter attached would wait for a thread that waits for it, for ever. The rule, which the types hold up:
+//!
+//! - what may block stands in a [`Core`], which gives it out only for a [`Detached`], which only [`detached`] makes;
+//! - [`Core::quick`] gives an attached thread what takes no lock that anybody holds across a wait: the methods of [`Quick`];
+//! - a [`Core`] is dropped detached too, since dropping joins threads;
+//! - the standard locks, joins, and other ways to attach and detach are disallowed in this crate outside this file
+//!   (`clippy.toml` beside `Cargo.toml`).
+//!
+//! A signal handler runs inside the wait that it interrupts, under the locks of that wait. A call of the core that it makes
+//! is refused ([`within`]); a job that it closes is closed when the wait has ended ([`close_later`]).
 
-use crate::error::raise;
-use penstock::worker::Error;
+use crate::error::{bad_argument, raise};
+use penstock::worker::{Error, Job};
 use pyo3::prelude::*;
-use std::sync::Mutex;
+use std::cell::{Cell, RefCell};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a signal handler raised while a thread was waiting detached.
-static RAISED: Mutex<Option<PyErr>> = Mutex::new(None);
+/// Shows that this thread holds no interpreter.
+pub(crate) struct Detached(());
 
-/// Asked by every wait now and then: runs pending signal handlers; whether one of them raised.
+/// A part of the core that may block.
+pub(crate) struct Core<T: Send>(Option<T>);
+
+/// What of the core an attached thread may use: see the methods, one block for each type.
+pub(crate) struct Quick<'a, T>(pub(crate) &'a T);
+
+/// A job to be closed, and why if it failed.
+type Closing = (Arc<Core<Job>>, Option<String>);
+
+thread_local! {
+    /// Whether this thread is inside a call of the core.
+    static WITHIN: Cell<bool> = const { Cell::new(false) };
+    /// What a signal handler raised meanwhile.
+    static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+    /// Jobs that a signal handler closed meanwhile.
+    static CLOSING: RefCell<Vec<Closing>> = const { RefCell::new(Vec::new()) };
+}
+
+impl<T: Send> Core<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(Some(value))
+    }
+
+    fn value(&self) -> &T {
+        self.0.as_ref().expect("it is taken only when it is dropped")
+    }
+
+    /// All of it.
+    pub(crate) fn on(&self, _: &Detached) -> &T {
+        self.value()
+    }
+
+    /// What does not block.
+    pub(crate) fn quick(&self) -> Quick<'_, T> {
+        Quick(self.value())
+    }
+}
+
+impl<T: Send> Drop for Core<T> {
+    #[expect(clippy::disallowed_methods, reason = "this file is the door")]
+    fn drop(&mut self) {
+        let value = self.0.take();
+        // Without an interpreter there is none to let go of, and the closure is dropped with the value.
+        let _ = Python::try_attach(move |py| py.detach(move || drop(value)));
+    }
+}
+
+impl<T> Core<Mutex<T>>
+where
+    Mutex<T>: Send,
+{
+    /// The inside, for one thread at a time.
+    #[expect(clippy::disallowed_methods, reason = "this file is the door")]
+    pub(crate) fn lock(&self, detached: &Detached) -> MutexGuard<'_, T> {
+        self.on(detached).lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// While it lives, this thread is inside a call of the core.
+struct Inside;
+
+impl Inside {
+    fn new() -> Self {
+        WITHIN.set(true);
+        Self
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        WITHIN.set(false);
+    }
+}
+
+/// Asked by every wait now and then: runs pending signal handlers; whether the wait shall end.
+#[expect(clippy::disallowed_methods, reason = "this file is the door")]
 pub(crate) fn interrupted() -> bool {
-    Python::attach(|py| match py.check_signals() {
-        Ok(()) => false,
+    let look = |py: Python<'_>| match py.check_signals() {
+        Ok(()) => CLOSING.with_borrow(|closing| !closing.is_empty()),
         Err(error) => {
-            *RAISED.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(error);
+            // What was there is dropped outside the borrow: that may run any code of Python's.
+            drop(RAISED.replace(Some(error)));
             true
         }
-    })
+    };
+    // An interpreter that is ending gives nobody back to Python.
+    Python::try_attach(look).unwrap_or(true)
+}
+
+/// Whether this thread is inside a call of the core, and thus runs a signal handler.
+pub(crate) fn within() -> bool {
+    WITHIN.get()
+}
+
+/// Closes a job as soon as the call that this thread is inside has ended.
+pub(crate) fn close_later(job: Arc<Core<Job>>, failed: Option<String>) {
+    CLOSING.with_borrow_mut(|closing| closing.push((job, failed)));
+}
+
+/// Runs `work` without the interpreter; refuses to do so inside another call.
+#[expect(clippy::disallowed_methods, reason = "this file is the door")]
+pub(crate) fn let_go<T: Send>(py: Python<'_>, work: impl FnOnce(&Detached) -> T + Send) -> PyResult<T> {
+    if WITHIN.get() {
+        let message = "a signal handler called penstock while this thread waits inside another call of it";
+        let hint = "let the handler raise, set a flag, or call job.close()";
+        return Err(bad_argument(py, "PenstockError", message, Some(hint)));
+    }
+    let result = py.detach(|| {
+        let _inside = Inside::new();
+        work(&Detached(()))
+    });
+    while let Some((job, failed)) = CLOSING.with_borrow_mut(Vec::pop) {
+        py.detach(|| {
+            let _inside = Inside::new();
+            job.on(&Detached(())).close(failed);
+        });
+    }
+    match RAISED.take() {
+        // Also where the work went on in spite of it: the handler raised, and Python has to hear it.
+        Some(raised) => Err(raised),
+        None => Ok(result),
+    }
 }
 
 /// Runs `work` without the interpreter and turns its error into Python's.
 pub(crate) fn detached<T: Send>(
     py: Python<'_>,
-    work: impl FnOnce() -> Result<T, Error> + Send,
+    work: impl FnOnce(&Detached) -> Result<T, Error> + Send,
 ) -> PyResult<T> {
-    finish(py, py.detach(work))
+    finish(py, let_go(py, work)?)
 }
 
 /// Turns a call's error into Python's.
 pub(crate) fn finish<T>(py: Python<'_>, result: Result<T, Error>) -> PyResult<T> {
     result.map_err(|error| match error {
-        Error::Interrupted => {
-            let raised = RAISED.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-            raised.unwrap_or_else(|| pyo3::exceptions::PyKeyboardInterrupt::new_err(()))
-        }
+        // Interrupted, but nothing was raised: a handler closed a job.
+        Error::Interrupted => raise(py, &Error::Closed),
         error => raise(py, &error),
     })
 }

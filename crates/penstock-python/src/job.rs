@@ -1,11 +1,11 @@
 //! A job as a Python object.
 
-use crate::detach::{detached, finish, interrupted};
+use crate::detach::{Core, Quick, close_later, detached, finish, interrupted, let_go, within};
 use crate::error::{bad_argument, raise_option};
 use crate::table::Table;
 use crate::tensor::Tensor;
 use penstock::options::Options;
-use penstock::worker::{Declaration, Error, Membership, TableDeclaration};
+use penstock::worker::{Declaration, Error, Job as CoreJob, Membership, TableDeclaration};
 use penstock_fabric::net::endpoint::{Endpoint, NoEndpoint};
 use penstock_kernels::{Dtype, Rule, Settings};
 use penstock_proto::adaptive::{Adaptive, ParseAdaptiveError};
@@ -22,7 +22,50 @@ use std::time::Duration;
 /// A worker's connection to the servers of a job.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Job {
-    job: Arc<penstock::worker::Job>,
+    job: Arc<Core<CoreJob>>,
+    servers: u32,
+    shards: u32,
+    chunk_bytes: u32,
+}
+
+/// Facts that stand since the job was joined, and flags.
+impl<'a> Quick<'a, CoreJob> {
+    fn rank(&self) -> u32 {
+        self.0.rank()
+    }
+
+    fn size(&self) -> u32 {
+        self.0.size()
+    }
+
+    fn iteration(&self) -> u64 {
+        self.0.iteration()
+    }
+
+    fn options(&self) -> &'a Options {
+        self.0.options()
+    }
+
+    fn abandon(&self) {
+        self.0.abandon();
+    }
+
+    /// The reason stands behind a lock that is held to copy it.
+    fn is_closed(&self) -> bool {
+        self.0.check().is_err()
+    }
+}
+
+impl Job {
+    fn new(py: Python<'_>, join: impl FnOnce() -> Result<CoreJob, Error> + Send) -> PyResult<Self> {
+        let joined = detached(py, |_| {
+            let job = join()?;
+            let numbers = (job.servers(), job.shards(), job.chunk_bytes());
+            Ok((Core::new(job), numbers))
+        });
+        let (job, (servers, shards, chunk_bytes)) = joined?;
+        Ok(Self { job: Arc::new(job), servers, shards, chunk_bytes })
+    }
 }
 
 /// A Python mapping of words to words.
@@ -120,76 +163,75 @@ impl Job {
         let options = self::options(py, options)?;
         let servers = servers.iter().map(|server| endpoint(py, server)).collect::<PyResult<_>>()?;
         let membership = Membership { servers, job, secret: self::secret(py, secret)?, rank, size };
-        let connect = || {
-            penstock::worker::Job::connect_interruptibly(&membership, options, Some(Box::new(interrupted)))
-        };
-        Ok(Self { job: Arc::new(detached(py, connect)?) })
+        Self::new(py, || CoreJob::connect_interruptibly(&membership, options, Some(Box::new(interrupted))))
     }
 
     #[staticmethod]
     fn embedded(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResult<Self> {
         let options = self::options(py, options)?;
-        let job = detached(py, || penstock::worker::Job::embedded(options))?;
-        job.on_interrupt(Box::new(interrupted));
-        Ok(Self { job: Arc::new(job) })
+        Self::new(py, || {
+            let job = CoreJob::embedded(options)?;
+            job.on_interrupt(Box::new(interrupted));
+            Ok(job)
+        })
     }
 
     #[getter]
     fn rank(&self) -> u32 {
-        self.job.rank()
+        self.job.quick().rank()
     }
 
     #[getter]
     fn size(&self) -> u32 {
-        self.job.size()
+        self.job.quick().size()
     }
 
     #[getter]
     fn iteration(&self) -> u64 {
-        self.job.iteration()
+        self.job.quick().iteration()
     }
 
     #[getter]
     fn deadline(&self) -> f64 {
-        self.job.options().deadline.as_secs_f64()
+        self.job.quick().options().deadline.as_secs_f64()
     }
 
     #[getter]
     fn closed(&self) -> bool {
-        self.job.check().is_err()
+        self.job.quick().is_closed()
     }
 
     #[getter]
     fn servers(&self) -> u32 {
-        self.job.servers()
+        self.servers
     }
 
     #[getter]
     fn shards(&self) -> u32 {
-        self.job.shards()
+        self.shards
     }
 
     #[getter]
     fn chunk_bytes(&self) -> u32 {
-        self.job.chunk_bytes()
+        self.chunk_bytes
     }
 
     #[getter]
     fn default_consistency(&self) -> String {
-        self.job.options().consistency.to_string()
+        self.job.quick().options().consistency.to_string()
     }
 
-    fn balance(&self) -> Vec<Vec<u64>> {
-        self.job.balance()
+    fn balance(&self, py: Python<'_>) -> PyResult<Vec<Vec<u64>>> {
+        let_go(py, |free| self.job.on(free).balance())
     }
 
     fn clock(&self, py: Python<'_>) -> PyResult<u64> {
-        detached(py, || self.job.clock())
+        detached(py, |free| self.job.on(free).clock())
     }
 
     fn barrier(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let timeout = self::timeout(py, timeout)?;
-        detached(py, || self.job.barrier(timeout))
+        detached(py, |free| self.job.on(free).barrier(timeout))
     }
 
     #[expect(clippy::too_many_arguments, reason = "the seam is flat; Python's front has names and defaults")]
@@ -247,7 +289,7 @@ impl Job {
             refuse_nonfinite,
         };
         let declaration = Declaration { spec, consistency, adaptive, timeout: self::timeout(py, timeout)? };
-        let tensor = detached(py, || self.job.declare(declaration))?;
+        let tensor = detached(py, |free| self.job.on(free).declare(declaration))?;
         Ok(Tensor::new(tensor))
     }
 
@@ -286,11 +328,11 @@ impl Job {
             adaptive: bounds.map(|bounds| adaptive(py, bounds)).transpose()?,
             timeout: self::timeout(py, timeout)?,
         };
-        Ok(Table::new(detached(py, || self.job.table(declaration))?))
+        Ok(Table::new(detached(py, |free| self.job.on(free).table(declaration))?))
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.job.stats();
+        let stats = let_go(py, |free| self.job.on(free).stats())?;
         let dict = PyDict::new(py);
         dict.set_item("pushed_bytes", stats.pushed_bytes)?;
         dict.set_item("pulled_bytes", stats.pulled_bytes)?;
@@ -300,20 +342,29 @@ impl Job {
         dict.set_item("max_staleness", stats.max_staleness)?;
         dict.set_item("copies_retried", stats.copies_retried)?;
         dict.set_item("slack", stats.slack)?;
-        dict.set_item("iteration", self.job.iteration())?;
+        dict.set_item("iteration", self.job.quick().iteration())?;
         Ok(dict)
     }
 
     fn clocks(&self, py: Python<'_>) -> PyResult<Vec<i64>> {
-        detached(py, || self.job.clocks())
+        detached(py, |free| self.job.on(free).clocks())
+    }
+
+    /// In a forked child, before anything else.
+    fn abandon(&self) {
+        self.job.quick().abandon();
     }
 
     #[pyo3(signature = (failed=None))]
-    fn close(&self, py: Python<'_>, failed: Option<String>) {
-        py.detach(|| self.job.close(failed));
+    fn close(&self, py: Python<'_>, failed: Option<String>) -> PyResult<()> {
+        if within() {
+            close_later(Arc::clone(&self.job), failed);
+            return Ok(());
+        }
+        let_go(py, |free| self.job.on(free).close(failed))
     }
 
     fn __repr__(&self) -> String {
-        format!("<penstock._core.Job rank={} size={}>", self.job.rank(), self.job.size())
+        format!("<penstock._core.Job rank={} size={}>", self.job.quick().rank(), self.job.quick().size())
     }
 }

@@ -36,6 +36,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tools::core_distance, module)?)?;
     module.add_function(wrap_pyfunction!(tools::cpu_features, module)?)?;
     module.add_function(wrap_pyfunction!(tools::first_nonfinite, module)?)?;
+    module.add_function(wrap_pyfunction!(tools::is_interrupting, module)?)?;
     module.add_function(wrap_pyfunction!(manager::create_job, module)?)?;
     module.add_function(wrap_pyfunction!(manager::list_jobs, module)?)?;
     module.add_function(wrap_pyfunction!(manager::show_job, module)?)?;

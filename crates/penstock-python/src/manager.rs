@@ -1,6 +1,6 @@
 //! The control plane: a manager as a Python object, and the calls of its clients.
 
-use crate::detach::{finish, interrupted};
+use crate::detach::{Core, finish, interrupted, let_go};
 use crate::error::{bad_argument, raise_option};
 use crate::job::{pairs, secret};
 use penstock::options::{Options, Security};
@@ -12,7 +12,7 @@ use penstock_proto::message::Secret;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Longest sleep between two looks for signals.
@@ -21,14 +21,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// A running manager.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Manager {
-    manager: Mutex<penstock_control::manager::Manager>,
+    manager: Core<Mutex<penstock_control::manager::Manager>>,
     address: String,
-}
-
-impl Manager {
-    fn lock(&self) -> MutexGuard<'_, penstock_control::manager::Manager> {
-        self.manager.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 #[pymethods]
@@ -45,10 +39,14 @@ impl Manager {
     ) -> PyResult<Self> {
         let config =
             Config { certificate, key, insecure, check: Arc::new(check), ..Config::new(listen, state) };
-        let manager = py.detach(|| penstock_control::manager::Manager::start(config));
-        let manager = manager
-            .map_err(|error| bad_argument(py, start(&error), &error.to_string(), error.hint().as_deref()))?;
-        Ok(Self { address: manager.address().to_string(), manager: Mutex::new(manager) })
+        let started = let_go(py, |_| {
+            let manager = penstock_control::manager::Manager::start(config)?;
+            Ok((manager.address().to_string(), Core::new(Mutex::new(manager))))
+        })?;
+        let (address, manager) = started.map_err(|error: StartError| {
+            bad_argument(py, start(&error), &error.to_string(), error.hint().as_deref())
+        })?;
+        Ok(Self { address, manager })
     }
 
     /// Where it listens, with the port that the system chose.
@@ -60,7 +58,7 @@ impl Manager {
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
         loop {
             py.check_signals()?;
-            match py.detach(|| self.lock().wait(LOOK_EVERY)) {
+            match let_go(py, |free| self.manager.lock(free).wait(LOOK_EVERY))? {
                 Some(Ok(())) => return Ok(()),
                 Some(Err(reason)) => return Err(bad_argument(py, "PenstockError", &reason, None)),
                 None => {}
@@ -68,8 +66,8 @@ impl Manager {
         }
     }
 
-    fn stop(&self, py: Python<'_>) {
-        py.detach(|| self.lock().stop());
+    fn stop(&self, py: Python<'_>) -> PyResult<()> {
+        let_go(py, |free| self.manager.lock(free).stop())
     }
 
     fn __repr__(&self) -> String {
@@ -241,7 +239,8 @@ pub(crate) fn make_certificate<'py>(
     days: u32,
     force: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let files = cert::make(&folder, name, &hosts, days, force).map_err(|error| raise(py, &error))?;
+    let files = let_go(py, |_| cert::make(&folder, name, &hosts, days, force))?;
+    let files = files.map_err(|error| raise(py, &error))?;
     let shown = PyDict::new(py);
     shown.set_item("ca", files.ca)?;
     shown.set_item("ca_kept", files.ca_kept)?;
@@ -295,7 +294,8 @@ pub(crate) fn target(address: &str, ca: &str, insecure: bool) -> Target {
 }
 
 fn client(py: Python<'_>, address: &str, ca: &str, insecure: bool) -> PyResult<Client> {
-    let client = Client::new(target(address, ca, insecure)).map_err(|error| raise(py, &error))?;
+    let client = let_go(py, |_| Client::new(target(address, ca, insecure)))?;
+    let client = client.map_err(|error| raise(py, &error))?;
     Ok(client.with_interrupt(Arc::new(interrupted)))
 }
 
@@ -311,7 +311,7 @@ pub(crate) fn token(py: Python<'_>, hex: &str) -> PyResult<Secret> {
 
 /// Calls the manager without the interpreter; Ctrl-C ends the wait.
 fn call<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T, Error> + Send) -> PyResult<T> {
-    py.detach(work).map_err(|error| raise(py, &error))
+    let_go(py, |_| work())?.map_err(|error| raise(py, &error))
 }
 
 /// The exception for an error of the control plane.

@@ -1,5 +1,6 @@
 //! A server as a Python object.
 
+use crate::detach::{Core, let_go};
 use crate::error::{raise_option, raise_start};
 use crate::job::{endpoint, pairs, secret};
 use penstock::options::Options;
@@ -18,7 +19,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// A running server.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Server {
-    server: Mutex<penstock::server::Server>,
+    server: Core<Mutex<penstock::server::Server>>,
     endpoint: Endpoint,
 }
 
@@ -29,12 +30,6 @@ pub(crate) fn found_at(addresses: &[SocketAddr], unix: Option<PathBuf>) -> Endpo
     let tcp = addresses.next();
     let host = (tcp.is_some() && unix.is_some()).then(penstock::host::id);
     Endpoint { tcp, also: addresses.collect(), unix, host }
-}
-
-impl Server {
-    fn lock(&self) -> std::sync::MutexGuard<'_, penstock::server::Server> {
-        self.server.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
 }
 
 #[pymethods]
@@ -57,9 +52,13 @@ impl Server {
         let Endpoint { tcp, also, unix: path, .. } = self::endpoint(py, endpoint)?;
         let (listen, socket): (Vec<_>, _) = (tcp.into_iter().chain(also).collect(), path.clone());
         let config = ServerConfig { path, listen, job, secret, index, servers, workers, options };
-        let server = penstock::server::Server::start(config).map_err(|error| raise_start(py, &error))?;
-        let endpoint = self::found_at(server.addresses(), socket);
-        Ok(Self { server: Mutex::new(server), endpoint })
+        let server = let_go(py, |_| {
+            let server = penstock::server::Server::start(config)?;
+            let endpoint = self::found_at(server.addresses(), socket);
+            Ok((Core::new(Mutex::new(server)), endpoint))
+        })?;
+        let (server, endpoint) = server.map_err(|error| raise_start(py, &error))?;
+        Ok(Self { server, endpoint })
     }
 
     /// Where workers find it: with the port that the system chose, and the id of this host.
@@ -71,14 +70,14 @@ impl Server {
     fn wait(&self, py: Python<'_>) -> PyResult<Option<String>> {
         loop {
             py.check_signals()?;
-            if let Some(outcome) = py.detach(|| self.lock().wait(LOOK_EVERY)) {
+            if let Some(outcome) = let_go(py, |free| self.server.lock(free).wait(LOOK_EVERY))? {
                 return Ok(outcome.err().map(|failure| failure.to_string()));
             }
         }
     }
 
-    fn stop(&self, py: Python<'_>) {
-        py.detach(|| self.lock().stop());
+    fn stop(&self, py: Python<'_>) -> PyResult<()> {
+        let_go(py, |free| self.server.lock(free).stop())
     }
 
     fn __repr__(&self) -> String {

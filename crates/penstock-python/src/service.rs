@@ -1,5 +1,6 @@
 //! A service that homes many jobs, under a manager's direction, as a Python object.
 
+use crate::detach::{Core, Detached, let_go};
 use crate::error::{bad_argument, raise_option, raise_start};
 use crate::job::{pairs, secret};
 use crate::manager::{raise, target, token};
@@ -10,7 +11,7 @@ use penstock_fabric::net::endpoint::{Address, NoEndpoint};
 use penstock_proto::message::Secret;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Longest sleep between two looks for signals.
@@ -19,7 +20,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// A running service.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Service {
-    guest: Mutex<Option<Arc<Guest>>>,
+    guest: Core<Mutex<Option<Arc<Guest>>>>,
     endpoint: String,
 }
 
@@ -74,8 +75,8 @@ fn address(py: Python<'_>, text: &str) -> PyResult<Address> {
 }
 
 impl Service {
-    fn guest(&self) -> Option<Arc<Guest>> {
-        self.guest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn guest(&self, free: &Detached) -> Option<Arc<Guest>> {
+        self.guest.lock(free).clone()
     }
 }
 
@@ -93,12 +94,15 @@ impl Service {
         let options = options.map_err(|error| raise_option(py, &error))?;
         let listen = listen.iter().map(|text| address(py, text)).collect::<PyResult<Vec<_>>>()?;
         let advertise = advertise.map(|text| address(py, text)).transpose()?;
-        let memory = penstock::server::memory_budget(&options);
-        let service =
-            penstock::service::Service::start(&listen, options).map_err(|error| raise_start(py, &error))?;
-        let endpoint = service.endpoint(advertise.as_ref()).to_string();
-        let guest = Guest { service, endpoint: endpoint.clone(), memory };
-        Ok(Self { guest: Mutex::new(Some(Arc::new(guest))), endpoint })
+        let started = let_go(py, |_| {
+            let memory = penstock::server::memory_budget(&options);
+            let service = penstock::service::Service::start(&listen, options)?;
+            let endpoint = service.endpoint(advertise.as_ref()).to_string();
+            let guest = Guest { service, endpoint: endpoint.clone(), memory };
+            Ok((Core::new(Mutex::new(Some(Arc::new(guest)))), endpoint))
+        })?;
+        let (guest, endpoint) = started.map_err(|error| raise_start(py, &error))?;
+        Ok(Self { guest, endpoint })
     }
 
     /// Where workers find it; `{job}` in the socket's path stands for the job's number.
@@ -112,15 +116,20 @@ impl Service {
     fn serve(&self, py: Python<'_>, manager: &str, token: &str, ca: &str, insecure: bool) -> PyResult<()> {
         let token = self::token(py, token)?;
         let target = target(manager, ca, insecure);
-        let Some(guest) = self.guest() else { return Ok(()) };
-        let agent = py.detach(|| Agent::start(&target, token, guest)).map_err(|error| raise(py, &error))?;
-        while self.guest().is_some() {
+        let start = |free: &Detached| {
+            let started = self.guest(free).map(|guest| Agent::start(&target, token, guest));
+            started.transpose().map(|agent| agent.map(Core::new))
+        };
+        let Some(agent) = let_go(py, start)?.map_err(|error| raise(py, &error))? else { return Ok(()) };
+        loop {
             py.check_signals()?;
-            if let Some(ended) = py.detach(|| agent.wait(LOOK_EVERY)) {
-                return ended.map_err(|error| raise(py, &error));
+            let look = |free: &Detached| (self.guest(free).is_some(), agent.on(free).wait(LOOK_EVERY));
+            match let_go(py, look)? {
+                (_, Some(ended)) => return ended.map_err(|error| raise(py, &error)),
+                (true, None) => {}
+                (false, None) => return Ok(()),
             }
         }
-        Ok(())
     }
 
     /// Homes a job without a manager.
@@ -139,9 +148,9 @@ impl Service {
         share: f64,
     ) -> PyResult<()> {
         let (secret, options) = (self::secret(py, secret)?, pairs(options)?);
-        let Some(guest) = self.guest() else { return Ok(()) };
         let job = JobConfig { name, secret, index, servers, workers, options, memory, share };
-        guest.service.create(job).map_err(|error| match error {
+        let create = |free: &Detached| self.guest(free).map_or(Ok(()), |guest| guest.service.create(job));
+        let_go(py, create)?.map_err(|error| match error {
             penstock::service::CreateError::Options(error) => raise_option(py, &error),
             penstock::service::CreateError::Start(error) => raise_start(py, &error),
             other => bad_argument(py, "PenstockError", &other.to_string(), None),
@@ -149,13 +158,17 @@ impl Service {
     }
 
     /// Ends a job and forgets it; False if there was none.
-    fn delete(&self, py: Python<'_>, name: &str) -> bool {
-        py.detach(|| self.guest().is_some_and(|guest| guest.service.delete(name)))
+    fn delete(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        let_go(py, |free| self.guest(free).is_some_and(|guest| guest.service.delete(name)))
     }
 
     /// Stops every job.
-    fn stop(&self, py: Python<'_>) {
-        py.detach(|| drop(self.guest.lock().unwrap_or_else(PoisonError::into_inner).take()));
+    fn stop(&self, py: Python<'_>) -> PyResult<()> {
+        let_go(py, |free| {
+            let guest = self.guest.lock(free).take();
+            // Outside the lock: it waits for the jobs' threads.
+            drop(guest);
+        })
     }
 
     fn __repr__(&self) -> String {

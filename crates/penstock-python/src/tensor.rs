@@ -1,10 +1,13 @@
 //! A tensor as a Python object.
 
-use crate::detach::{detached, finish};
+use crate::detach::{Core, Quick, detached, let_go};
 use crate::job::timeout;
 use crate::memory::{Held, Memory};
-use penstock::worker::Error;
+use penstock::worker::{Error, Tensor as CoreTensor};
+use penstock_fabric::region::Mapping;
 use penstock_kernels::Settings;
+use penstock_proto::adaptive::Adaptive;
+use penstock_proto::spec::TensorSpec;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::sync::Arc;
@@ -12,16 +15,43 @@ use std::sync::Arc;
 /// A tensor of a job.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Tensor {
-    tensor: Arc<penstock::worker::Tensor>,
+    tensor: Core<CoreTensor>,
 }
 
 impl Tensor {
-    pub(crate) fn new(tensor: penstock::worker::Tensor) -> Self {
-        Self { tensor: Arc::new(tensor) }
+    pub(crate) fn new(tensor: CoreTensor) -> Self {
+        Self { tensor: Core::new(tensor) }
+    }
+
+    fn spec(&self) -> &TensorSpec {
+        self.tensor.quick().spec()
     }
 
     fn bytes(&self) -> usize {
-        self.tensor.spec().bytes() as usize
+        self.spec().bytes() as usize
+    }
+}
+
+/// Facts that stand since the declaration, and one atomic number.
+impl<'a> Quick<'a, CoreTensor> {
+    fn spec(&self) -> &'a TensorSpec {
+        self.0.spec()
+    }
+
+    fn chunks(&self) -> u32 {
+        self.0.chunks()
+    }
+
+    fn model(&self) -> &'a Arc<Mapping> {
+        self.0.model()
+    }
+
+    fn adaptive(&self) -> Option<Adaptive> {
+        self.0.adaptive()
+    }
+
+    fn staleness(&self) -> u64 {
+        self.0.staleness()
     }
 }
 
@@ -29,7 +59,7 @@ impl Tensor {
 impl Tensor {
     #[getter]
     fn name(&self) -> &str {
-        &self.tensor.spec().name
+        &self.spec().name
     }
 
     #[getter]
@@ -39,53 +69,54 @@ impl Tensor {
 
     #[getter]
     fn elements(&self) -> u64 {
-        self.tensor.spec().elements().unwrap_or(0)
+        self.spec().elements().unwrap_or(0)
     }
 
     #[getter]
     fn chunks(&self) -> u32 {
-        self.tensor.chunks()
+        self.tensor.quick().chunks()
     }
 
     #[getter]
     fn consistency(&self) -> String {
-        match self.tensor.adaptive() {
+        match self.tensor.quick().adaptive() {
             Some(bounds) => format!("ssp:auto:{bounds}"),
-            None => self.tensor.spec().consistency.to_string(),
+            None => self.spec().consistency.to_string(),
         }
     }
 
     #[getter]
-    fn slack(&self) -> i64 {
-        self.tensor.slack().map_or(-1, i64::from)
+    fn slack(&self, py: Python<'_>) -> PyResult<i64> {
+        Ok(let_go(py, |free| self.tensor.on(free).slack())?.map_or(-1, i64::from))
     }
 
     #[getter]
-    fn version(&self) -> i64 {
-        self.tensor.version().map_or(-1, |version| version as i64)
+    fn version(&self, py: Python<'_>) -> PyResult<i64> {
+        Ok(let_go(py, |free| self.tensor.on(free).version())?.map_or(-1, |version| version as i64))
     }
 
     #[getter]
     fn staleness(&self) -> u64 {
-        self.tensor.staleness()
+        self.tensor.quick().staleness()
     }
 
     #[getter]
     fn slots(&self) -> Vec<&'static str> {
-        self.tensor.spec().rule.slots().to_vec()
+        self.spec().rule.slots().to_vec()
     }
 
     fn lane(&self, py: Python<'_>) -> PyResult<Memory> {
-        let lane = detached(py, || self.tensor.lane(None))?;
+        let lane = detached(py, |free| self.tensor.on(free).lane(None))?;
         Ok(Memory::new(lane, self.bytes(), false))
     }
 
     fn model(&self) -> Memory {
-        Memory::new(self.tensor.model(), self.bytes(), true)
+        Memory::new(self.tensor.quick().model(), self.bytes(), true)
     }
 
     fn mirror(&self, py: Python<'_>) -> PyResult<Memory> {
-        Ok(Memory::new(finish(py, self.tensor.mirror())?, self.bytes(), true))
+        let mirror = detached(py, |free| self.tensor.on(free).mirror())?;
+        Ok(Memory::new(mirror, self.bytes(), true))
     }
 
     fn initialize(
@@ -96,7 +127,7 @@ impl Tensor {
     ) -> PyResult<()> {
         let timeout = self::timeout(py, timeout)?;
         let held = value.map(Held::new).transpose()?;
-        detached(py, || self.tensor.initialize_from(held.as_ref().map(Held::bytes), timeout))
+        detached(py, |free| self.tensor.on(free).initialize_from(held.as_ref().map(Held::bytes), timeout))
     }
 
     fn push(
@@ -109,19 +140,20 @@ impl Tensor {
     ) -> PyResult<u64> {
         let timeout = self::timeout(py, timeout)?;
         let held = data.map(Held::new).transpose()?;
-        detached(py, || {
-            self.tensor.push_from(held.as_ref().map(Held::bytes), Settings(settings), more, timeout)
+        detached(py, |free| {
+            let data = held.as_ref().map(Held::bytes);
+            self.tensor.on(free).push_from(data, Settings(settings), more, timeout)
         })
     }
 
     fn pull(&self, py: Python<'_>, slack: Option<i64>, timeout: Option<f64>) -> PyResult<u64> {
         let timeout = self::timeout(py, timeout)?;
-        detached(py, || self.tensor.pull(slack, timeout))
+        detached(py, |free| self.tensor.on(free).pull(slack, timeout))
     }
 
     fn pull_mirror(&self, py: Python<'_>, slack: Option<i64>, timeout: Option<f64>) -> PyResult<u64> {
         let timeout = self::timeout(py, timeout)?;
-        detached(py, || self.tensor.pull_mirror(slack, timeout))
+        detached(py, |free| self.tensor.on(free).pull_mirror(slack, timeout))
     }
 
     fn pull_into(
@@ -134,22 +166,22 @@ impl Tensor {
         let timeout = self::timeout(py, timeout)?;
         let mut held = Held::new(out)?;
         let out = held.bytes_mut(py)?;
-        detached(py, || self.tensor.pull_into(out, slack, timeout))
+        detached(py, |free| self.tensor.on(free).pull_into(out, slack, timeout))
     }
 
     fn stable(&self, py: Python<'_>, slack: Option<i64>) -> PyResult<bool> {
-        finish(py, self.tensor.stable(slack))
+        detached(py, |free| self.tensor.on(free).stable(slack))
     }
 
     fn state<'py>(&self, py: Python<'py>, slot: u32, timeout: Option<f64>) -> PyResult<Bound<'py, PyBytes>> {
         let timeout = self::timeout(py, timeout)?;
-        let state = detached(py, || self.tensor.state(slot, timeout))?;
+        let state = detached(py, |free| self.tensor.on(free).state(slot, timeout))?;
         Ok(PyBytes::new(py, &state))
     }
 
     fn steps(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<u64> {
         let timeout = self::timeout(py, timeout)?;
-        detached(py, || self.tensor.steps(timeout))
+        detached(py, |free| self.tensor.on(free).steps(timeout))
     }
 
     fn load(
@@ -164,12 +196,12 @@ impl Tensor {
         let held = Held::new(data)?;
         let slot = u32::try_from(slot + 1).map_err(|_| {
             let what = format!("expected state array -1 (the value) or above, got {slot}");
-            crate::error::raise(py, &Error::BadLoad { name: self.tensor.spec().name.clone(), what })
+            crate::error::raise(py, &Error::BadLoad { name: self.spec().name.clone(), what })
         })?;
-        detached(py, || self.tensor.load(slot, held.bytes(), steps, timeout))
+        detached(py, |free| self.tensor.on(free).load(slot, held.bytes(), steps, timeout))
     }
 
     fn __repr__(&self) -> String {
-        format!("<penstock._core.Tensor {:?} {} bytes>", self.tensor.spec().name, self.bytes())
+        format!("<penstock._core.Tensor {:?} {} bytes>", self.spec().name, self.bytes())
     }
 }

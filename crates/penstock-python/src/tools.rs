@@ -1,5 +1,6 @@
 //! Functions beside the classes.
 
+use crate::detach::{let_go, within};
 use crate::error::raise_option;
 use crate::job::pairs;
 use penstock::options::{Options, TABLE};
@@ -56,13 +57,19 @@ pub(crate) fn limit_pushpull(
             "expected 4 bytes, 1 worker, 1 thread and 1 repeat at least, got {nbytes}, {workers}, {threads}, {repeats}"
         )));
     }
-    Ok(py.detach(|| penstock_bench::limit::sgd(nbytes, workers, threads, repeats)))
+    let_go(py, |_| penstock_bench::limit::sgd(nbytes, workers, threads, repeats))
 }
 
 /// Nanoseconds for a cache line to another core and back.
 #[pyfunction]
-pub(crate) fn core_distance(py: Python<'_>) -> f64 {
-    py.detach(penstock_bench::cores::distance_ns)
+pub(crate) fn core_distance(py: Python<'_>) -> PyResult<f64> {
+    let_go(py, |_| penstock_bench::cores::distance_ns())
+}
+
+/// Whether this thread is inside another call of this module, and thus runs a signal handler.
+#[pyfunction]
+pub(crate) fn is_interrupting() -> bool {
+    within()
 }
 
 /// The variant of the kernels in use.

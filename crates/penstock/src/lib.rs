@@ -30,6 +30,7 @@ pub mod host;
 pub mod options;
 pub mod server;
 pub mod service;
+mod turn;
 mod wait;
 mod wire;
 pub mod worker;

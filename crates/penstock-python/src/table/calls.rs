@@ -2,9 +2,9 @@
 //! else may be given is looked at in Python (`penstock/table.py`), which also says what is wrong with it.
 
 use super::{AT_ONCE, Table};
-use crate::detach::{detached, finish};
+use crate::detach::{Core, Quick, detached, finish};
 use crate::memory::words;
-use penstock::worker::{Chosen, Table as CoreTable};
+use penstock::worker::{Chosen, Error, Table as CoreTable};
 use penstock_kernels::{Foreign, ForeignMut};
 use penstock_proto::items::Slack;
 use penstock_proto::items::spec::is_slack;
@@ -20,7 +20,7 @@ use std::time::Duration;
 /// What `penstock.Table` inherits.
 #[pyclass(subclass, frozen, module = "penstock._core")]
 pub(crate) struct TableCalls {
-    table: CoreTable,
+    table: Core<CoreTable>,
     width: usize,
     dtype: Py<PyAny>,
     /// The element type if the buffer protocol knows it.
@@ -29,6 +29,29 @@ pub(crate) struct TableCalls {
     keys: [Py<PyAny>; 2],
     ndarray: Py<PyType>,
     empty: Py<PyAny>,
+}
+
+/// The quick calls: they give up where they would have to wait.
+impl Quick<'_, CoreTable> {
+    fn try_write(
+        &self,
+        rows: Chosen<'_>,
+        values: Foreign<'_>,
+        clock: Option<u64>,
+        add: bool,
+    ) -> Result<bool, Error> {
+        if add { self.0.try_add(rows, values, clock) } else { self.0.try_set(rows, values, clock) }
+    }
+
+    fn try_get(
+        &self,
+        rows: Chosen<'_>,
+        out: ForeignMut<'_>,
+        clock: Option<u64>,
+        slack: Option<Slack>,
+    ) -> Result<bool, Error> {
+        self.0.try_get(rows, out, clock, slack)
+    }
 }
 
 /// An array's memory while the core reads or writes it: C-contiguous, of one or two dimensions.
@@ -139,7 +162,7 @@ impl TableCalls {
             return Some(Rows::One([u64::try_from(row.extract::<i64>().ok()?).ok()?]));
         }
         if let Ok(slice) = rows.cast_exact::<PySlice>() {
-            let of = self.table.spec().rows;
+            let of = self.table.quick().spec().rows;
             let Ok(found) = slice.indices(isize::try_from(of).ok()?) else {
                 drop(PyErr::take(py));
                 return None;
@@ -182,11 +205,17 @@ impl TableCalls {
             return Ok(false);
         }
         let (chosen, bytes) = (rows.chosen(), held.bytes());
-        let write = move || {
-            if add { self.table.add(chosen, bytes, clock) } else { self.table.set(chosen, bytes, clock) }
-        };
         let py = values.py();
-        if bytes.len() <= AT_ONCE { finish(py, write()) } else { detached(py, write) }.map(|()| true)
+        // What is short is copied without letting go of the interpreter, which would cost more than the copy.
+        if bytes.len() > AT_ONCE
+            || !finish(py, self.table.quick().try_write(chosen.clone(), bytes, clock, add))?
+        {
+            detached(py, |free| {
+                let table = self.table.on(free);
+                if add { table.add(chosen, bytes, clock) } else { table.set(chosen, bytes, clock) }
+            })?;
+        }
+        Ok(true)
     }
 
     fn terms(
@@ -242,11 +271,11 @@ impl TableCalls {
         let length = bytes.len();
         // What is fresh is copied without letting go of the interpreter, which would cost more than the copy.
         let waits = length > AT_ONCE || {
-            let got = self.table.try_get(chosen.clone(), bytes.part(0..length), clock, slack);
+            let got = self.table.quick().try_get(chosen.clone(), bytes.part(0..length), clock, slack);
             !finish(py, got)?
         };
         if waits {
-            detached(py, || self.table.get(chosen, bytes, clock, slack, timeout))?;
+            detached(py, |free| self.table.on(free).get(chosen, bytes, clock, slack, timeout))?;
         }
         drop(held);
         Ok(Some(out))
@@ -270,7 +299,7 @@ impl TableCalls {
         let key = |name: &str| numpy.call_method1(intern!(py, "dtype"), (name,)).map(Bound::unbind);
         let ndarray = numpy.getattr(intern!(py, "ndarray"))?;
         Ok(Self {
-            table: core.get().table.clone(),
+            table: core.get().table.quick().share(),
             width,
             plain: "biufc".contains(&kind).then(|| dtype.clone().unbind()),
             dtype: dtype.unbind(),

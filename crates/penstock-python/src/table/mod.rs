@@ -4,13 +4,13 @@ mod calls;
 
 pub(crate) use calls::TableCalls;
 
-use crate::detach::{detached, finish};
+use crate::detach::{Core, Quick, detached, let_go};
 use crate::error::bad_argument;
 use crate::job::timeout;
 use crate::memory::{Held, Memory};
-use penstock::worker::View as CoreView;
+use penstock::worker::{Table as CoreTable, View as CoreView};
 use penstock_kernels::Foreign;
-use penstock_proto::items::Slack;
+use penstock_proto::items::{RowSet, Slack, TableSpec};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -20,7 +20,7 @@ const AT_ONCE: usize = 64 * 1024;
 /// A table of a job.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Table {
-    table: penstock::worker::Table,
+    table: Core<CoreTable>,
 }
 
 /// A row where it stands.
@@ -30,8 +30,32 @@ pub(crate) struct View {
 }
 
 impl Table {
-    pub(crate) fn new(table: penstock::worker::Table) -> Self {
-        Self { table }
+    pub(crate) fn new(table: CoreTable) -> Self {
+        Self { table: Core::new(table) }
+    }
+
+    fn spec(&self) -> &TableSpec {
+        self.table.quick().spec()
+    }
+}
+
+/// Facts that stand since the declaration.
+impl<'a> Quick<'a, CoreTable> {
+    pub(super) fn spec(&self) -> &'a TableSpec {
+        self.0.spec()
+    }
+
+    fn produced(&self) -> RowSet {
+        self.0.produced()
+    }
+
+    fn consumed(&self) -> &'a RowSet {
+        self.0.consumed()
+    }
+
+    /// Another handle.
+    pub(super) fn share(&self) -> Core<CoreTable> {
+        Core::new(self.0.clone())
     }
 }
 
@@ -64,23 +88,23 @@ fn clock(py: Python<'_>, clock: Option<i64>) -> PyResult<Option<u64>> {
 impl Table {
     #[getter]
     fn name(&self) -> &str {
-        &self.table.spec().name
+        &self.spec().name
     }
 
     #[getter]
-    fn slack(&self) -> i64 {
-        match self.table.slack() {
+    fn slack(&self, py: Python<'_>) -> PyResult<i64> {
+        Ok(match let_go(py, |free| self.table.on(free).slack())? {
             Slack::Bound(slack) => i64::from(slack),
             Slack::Unbounded => -1,
-        }
+        })
     }
 
     fn produced(&self) -> Vec<(u64, u64)> {
-        self.table.produced().ranges().iter().map(|range| (range.start, range.end)).collect()
+        self.table.quick().produced().ranges().iter().map(|range| (range.start, range.end)).collect()
     }
 
     fn consumed(&self) -> Vec<(u64, u64)> {
-        self.table.consumed().ranges().iter().map(|range| (range.start, range.end)).collect()
+        self.table.quick().consumed().ranges().iter().map(|range| (range.start, range.end)).collect()
     }
 
     fn write(
@@ -93,13 +117,9 @@ impl Table {
     ) -> PyResult<()> {
         let clock = self::clock(py, clock)?;
         let (rows, values) = (Held::new(rows)?, Held::new(values)?);
-        detached(py, || {
-            let rows = &rows.words()[..];
-            if add {
-                self.table.add(rows, values.bytes(), clock)
-            } else {
-                self.table.set(rows, values.bytes(), clock)
-            }
+        detached(py, |free| {
+            let (table, rows) = (self.table.on(free), &rows.words()[..]);
+            if add { table.add(rows, values.bytes(), clock) } else { table.set(rows, values.bytes(), clock) }
         })
     }
 
@@ -116,7 +136,7 @@ impl Table {
         let timeout = self::timeout(py, timeout)?;
         let (rows, mut out) = (Held::new(rows)?, Held::new(out)?);
         let out = out.bytes_mut(py)?;
-        detached(py, || self.table.get(&rows.words()[..], out, clock, slack, timeout))
+        detached(py, |free| self.table.on(free).get(&rows.words()[..], out, clock, slack, timeout))
     }
 
     fn prefetch(
@@ -128,13 +148,13 @@ impl Table {
     ) -> PyResult<()> {
         let slack = self::slack(py, slack)?;
         let rows = Held::new(rows)?;
-        detached(py, || self.table.prefetch(&rows.words(), clock, slack))
+        detached(py, |free| self.table.on(free).prefetch(&rows.words(), clock, slack))
     }
 
     fn versions(&self, py: Python<'_>, rows: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>) -> PyResult<()> {
         let (rows, mut out) = (Held::new(rows)?, Held::new(out)?);
         let mut versions = vec![0; out.bytes().len() / 8];
-        finish(py, self.table.versions(&rows.words(), &mut versions))?;
+        detached(py, |free| self.table.on(free).versions(&rows.words(), &mut versions))?;
         let bytes: Vec<u8> = versions.into_iter().flat_map(u64::to_le_bytes).collect();
         out.bytes_mut(py)?.part(0..bytes.len()).copy_from(Foreign::of(&bytes));
         Ok(())
@@ -149,11 +169,11 @@ impl Table {
         timeout: Option<f64>,
     ) -> PyResult<View> {
         let (timeout, slack) = (self::timeout(py, timeout)?, self::slack(py, slack)?);
-        Ok(View { view: detached(py, || self.table.view(row, clock, slack, timeout))? })
+        Ok(View { view: detached(py, |free| self.table.on(free).view(row, clock, slack, timeout))? })
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.table.stats();
+        let stats = let_go(py, |free| self.table.on(free).stats())?;
         let dict = PyDict::new(py);
         dict.set_item("sets", stats.sets)?;
         dict.set_item("rows_set", stats.rows_set)?;
@@ -168,7 +188,7 @@ impl Table {
     }
 
     fn __repr__(&self) -> String {
-        let spec = self.table.spec();
+        let spec = self.spec();
         format!("<penstock._core.Table {:?} {} rows of {} bytes>", spec.name, spec.rows, spec.row_bytes)
     }
 }

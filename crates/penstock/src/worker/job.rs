@@ -331,7 +331,7 @@ impl Job {
         Self { inner: Arc::new(inner), size: who.size, embedded: Mutex::new(embedded) }
     }
 
-    /// `interrupt` is asked now and then, in every wait, whether to give up.
+    /// `interrupt` is asked now and then, in every wait, whether to give up. The first one given counts.
     pub fn on_interrupt(&self, interrupt: Box<dyn Fn() -> bool + Send + Sync>) {
         self.inner.fate.on_interrupt(interrupt);
     }
@@ -466,6 +466,12 @@ impl Job {
             copies_retried: get(&counters.copies_retried),
             slack: lock(&self.inner.adaptive).values().map(|one| lock(one).slack()).max().unwrap_or(0),
         }
+    }
+
+    /// In a forked child: this worker is the parent's. Every later call is refused, and a wait that was copied by the fork ends;
+    /// nothing is said to the servers. Takes no lock, since any may have been copied while it was held.
+    pub fn abandon(&self) {
+        self.inner.fate.abandon();
     }
 
     /// Leaves the job: cleanly, so that the others go on without this worker, or because it `failed`.

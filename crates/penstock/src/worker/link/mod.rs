@@ -35,7 +35,7 @@ use rustix::time::Timespec;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -57,10 +57,13 @@ pub(super) type Interrupt = Box<dyn Fn() -> bool + Send + Sync>;
 #[derive(Default)]
 pub(super) struct Fate {
     ended: AtomicBool,
+    /// Whether this is a copy of the job in a forked child.
+    abandoned: AtomicBool,
     failure: Mutex<Option<JobFailure>>,
     /// The pages to ring when the job fails.
     pages: Mutex<Vec<Arc<Mapping>>>,
-    interrupt: RwLock<Option<Interrupt>>,
+    /// Set once. It stands behind no lock: it waits for Python's interpreter, and runs signal handlers.
+    interrupt: OnceLock<Interrupt>,
 }
 
 impl Fate {
@@ -69,7 +72,17 @@ impl Fate {
         if !self.ended.load(Ordering::Acquire) {
             return Ok(());
         }
+        if self.abandoned.load(Ordering::Acquire) {
+            // The lock may have been copied while it was held.
+            return Err(Error::Closed);
+        }
         Err(lock(&self.failure).clone().map_or(Error::Closed, Error::Failed))
+    }
+
+    /// In a forked child: the job is the parent's, whose pages are not rung.
+    pub(super) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Release);
+        self.ended.store(true, Ordering::Release);
     }
 
     pub(super) fn fail(&self, failure: JobFailure) {
@@ -85,12 +98,11 @@ impl Fate {
     }
 
     pub(super) fn on_interrupt(&self, interrupt: Interrupt) {
-        *self.interrupt.write().unwrap_or_else(PoisonError::into_inner) = Some(interrupt);
+        let _ = self.interrupt.set(interrupt);
     }
 
     pub(super) fn check_interrupt(&self) -> Result<(), Error> {
-        let interrupt = self.interrupt.read().unwrap_or_else(PoisonError::into_inner);
-        match &*interrupt {
+        match self.interrupt.get() {
             Some(interrupt) if interrupt() => Err(Error::Interrupted),
             _ => Ok(()),
         }

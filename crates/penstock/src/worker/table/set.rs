@@ -6,6 +6,7 @@ use crate::worker::link::lock;
 use penstock_fabric::items::region::Writer;
 use penstock_kernels::Foreign;
 use std::sync::atomic::Ordering;
+use std::sync::{MutexGuard, TryLockError};
 
 /// Largest clock that can be given.
 pub(super) const MAX_CLOCK: u64 = FINAL - 1;
@@ -20,6 +21,26 @@ impl Table {
         clock: Option<u64>,
     ) -> Result<(), Error> {
         self.inner.write(rows.into(), values.into(), clock, false)
+    }
+
+    /// [`Table::set`], unless another thread is writing; then `false`, and nothing was set.
+    pub fn try_set<'a, 'v>(
+        &self,
+        rows: impl Into<Chosen<'a>>,
+        values: impl Into<Foreign<'v>>,
+        clock: Option<u64>,
+    ) -> Result<bool, Error> {
+        self.inner.try_write(rows.into(), values.into(), clock, false)
+    }
+
+    /// [`Table::add`], likewise.
+    pub fn try_add<'a, 'v>(
+        &self,
+        rows: impl Into<Chosen<'a>>,
+        values: impl Into<Foreign<'v>>,
+        clock: Option<u64>,
+    ) -> Result<bool, Error> {
+        self.inner.try_write(rows.into(), values.into(), clock, true)
     }
 
     /// Adds to rows of a table with a sum, likewise. What comes twice is added twice.
@@ -41,14 +62,53 @@ impl TableInner {
         clock: Option<u64>,
         add: bool,
     ) -> Result<(), Error> {
+        match self.own_of(&rows, values, add)? {
+            Some((first, own)) => self.write_by(own, lock(&own.writer), first, &rows, values, clock),
+            None => Ok(()),
+        }
+    }
+
+    fn try_write(
+        &self,
+        rows: Chosen<'_>,
+        values: Foreign<'_>,
+        clock: Option<u64>,
+        add: bool,
+    ) -> Result<bool, Error> {
+        let Some((first, own)) = self.own_of(&rows, values, add)? else { return Ok(true) };
+        let writer = match own.writer.try_lock() {
+            Ok(writer) => writer,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(false),
+        };
+        self.write_by(own, writer, first, &rows, values, clock).map(|()| true)
+    }
+
+    /// The first of the rows, and where this worker's rows stand; `None` if there is nothing to write.
+    fn own_of(
+        &self,
+        rows: &Chosen<'_>,
+        values: Foreign<'_>,
+        add: bool,
+    ) -> Result<Option<(u64, &Own)>, Error> {
         self.job.fate.check()?;
         if self.spec.sum.is_some() != add {
             return Err(Error::WrongFold { name: self.spec.name.clone(), sum: self.spec.sum.is_some() });
         }
         self.check_size(rows.len(), values.len())?;
-        let Some(first) = rows.first() else { return Ok(()) };
-        let own = self.own.as_ref().ok_or_else(|| self.foreign(first))?;
-        let mut writer = lock(&own.writer);
+        let Some(first) = rows.first() else { return Ok(None) };
+        Ok(Some((first, self.own.as_ref().ok_or_else(|| self.foreign(first))?)))
+    }
+
+    fn write_by(
+        &self,
+        own: &Own,
+        mut writer: MutexGuard<'_, Writer>,
+        first: u64,
+        rows: &Chosen<'_>,
+        values: Foreign<'_>,
+        clock: Option<u64>,
+    ) -> Result<(), Error> {
         let clock = clock.unwrap_or_else(|| self.job.shown_clock() + 1);
         // Everything is judged before anything is written.
         if rows.len() == 1 {
@@ -59,7 +119,7 @@ impl TableInner {
                 None => set.put(slot, clock, values),
             }
             set.finish();
-        } else if let Some(slot) = self.run(own, &writer, &rows, clock) {
+        } else if let Some(slot) = self.run(own, &writer, rows, clock) {
             let mut set = writer.begin(rows.len());
             set.put_run(slot, clock, values);
             set.finish();

@@ -1,6 +1,7 @@
 //! Declaring a tensor on every server, and mapping its memory.
 
-use super::{HomeShard, Pushing, Tensor};
+use super::{HomeShard, Tensor};
+use crate::turn::Turn;
 use crate::worker::Error;
 use crate::worker::job::Inner;
 use crate::worker::link::{Deadline, Link, lock};
@@ -13,7 +14,6 @@ use penstock_proto::consistency::Consistency;
 use penstock_proto::message::{Answer, Ask};
 use penstock_proto::placement::Extent;
 use penstock_proto::spec::{Reduce, TensorSpec};
-use penstock_proto::worker::Position;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -73,7 +73,9 @@ impl Tensor {
             spec,
             memory,
             homes,
-            pushing: Mutex::new(Pushing { position: Position::default(), lane }),
+            position: Mutex::default(),
+            lane_turn: Turn::default(),
+            lane: Mutex::new(lane),
             has_value: AtomicBool::new(false),
             stale: AtomicBool::new(false),
             seen_barriers: AtomicU64::new(0),

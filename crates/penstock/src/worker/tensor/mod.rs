@@ -22,7 +22,8 @@ pub use declare::Declaration;
 
 use super::Error;
 use super::job::Inner;
-use super::link::{ASK_WITHIN, Deadline, RemoteHome, Waited, lock};
+use super::link::{ASK_WITHIN, Deadline, INTERRUPT_EVERY, RemoteHome, Waited, lock};
+use crate::turn::{Taken, Turn};
 use penstock_fabric::memory::{OwnLane, ValueCopy, WorkerMemory};
 use penstock_fabric::region::Mapping;
 use penstock_fabric::sync::Ordering;
@@ -46,7 +47,7 @@ struct HomeShard {
     chunks: u64,
     /// First and last + 1 of the server's chunks.
     extent: Extent,
-    /// Chunk contributions handed to it so far. Written under the tensor's lock.
+    /// Chunk contributions handed to it so far. Written by who has the lane's turn.
     submitted: AtomicU64,
     /// Of a server on another host: what the courier and the tensor tell each other.
     remote: Option<Arc<RemoteHome>>,
@@ -61,7 +62,12 @@ pub struct Tensor {
     adaptive: Option<(Adaptive, Arc<Mutex<Controller>>)>,
     memory: WorkerMemory,
     homes: Vec<HomeShard>,
-    pushing: Mutex<Pushing>,
+    /// Held to look at it or to change it, never while its thread waits.
+    position: Mutex<Position>,
+    /// Of those who write the lane.
+    lane_turn: Turn,
+    /// Locked only by who has its turn.
+    lane: Mutex<OwnLane>,
     /// Whether the tensor was seen to have a value; it never loses it.
     has_value: AtomicBool,
     /// Whether this worker has loaded something that its own mirror does not show yet. Other hosts only, as below.
@@ -70,13 +76,6 @@ pub struct Tensor {
     seen_barriers: AtomicU64,
     staleness: AtomicU64,
     mirror: OnceLock<Mirror>,
-}
-
-/// What one push at a time works on.
-#[derive(Debug)]
-struct Pushing {
-    position: Position,
-    lane: OwnLane,
 }
 
 /// A copy of the value that is looked at where it stands.
@@ -210,8 +209,21 @@ impl Tensor {
     fn wait_for_lane(&self, deadline: Deadline) -> Result<(), Error> {
         match self.wait(deadline, |home| self.lane_is_free(home))? {
             Waited::Done => Ok(()),
-            Waited::TimedOut => Err(self.lane_timeout(lock(&self.pushing).position.at(0), deadline)),
+            Waited::TimedOut => Err(self.lane_timeout(lock(&self.position).at(0), deadline)),
         }
+    }
+
+    /// Waits until no other thread of this worker writes the lane.
+    fn take_turn(&self, deadline: Deadline) -> Result<Taken<'_>, Error> {
+        self.lane_turn.take(|| {
+            self.job.fate.check()?;
+            self.job.fate.check_interrupt()?;
+            let left = deadline.left();
+            if left.is_zero() {
+                return Err(self.lane_timeout(lock(&self.position).at(0), deadline));
+            }
+            Ok(left.min(INTERRUPT_EVERY))
+        })
     }
 
     /// The lane is not free: the update with which the tensor reaches `version` is not folded.

@@ -24,7 +24,7 @@ impl Tensor {
             (None, Some(_)) => self.slack(),
             _ => slack,
         };
-        let position = lock(&self.pushing).position;
+        let position = *lock(&self.position);
         let clock = self.job.shown_clock();
         Ok((position.at(clock), position.requirement(clock, slack, self.spec.consistency)))
     }

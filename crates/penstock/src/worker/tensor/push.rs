@@ -1,8 +1,9 @@
 //! Pushes: contributions on their way into the lane and from there to the homes.
 
-use super::{Pushing, Tensor};
+use super::Tensor;
 use crate::worker::Error;
 use crate::worker::link::{Deadline, Waited, lock};
+use penstock_fabric::memory::OwnLane;
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::{Foreign, Settings};
 use penstock_proto::submission::Submission;
@@ -41,9 +42,10 @@ impl Tensor {
             .check(self.spec.rule)
             .map_err(|error| Error::Settings { name: self.spec.name.clone(), error })?;
         let deadline = self.job.deadline(timeout);
+        let _turn = self.take_turn(deadline)?;
         let clock = self.job.clock();
-        let mut pushing = lock(&self.pushing);
-        let Pushing { position, .. } = &mut *pushing;
+        let position = *lock(&self.position);
+        let mut lane = lock(&self.lane);
         let contribution = position.contribute(*clock, more).map_err(|already| Error::AlreadyPushed {
             name: self.spec.name.clone(),
             rank: self.job.rank,
@@ -53,12 +55,12 @@ impl Tensor {
         if self.wait(deadline, |home| self.lane_is_free(home))? == Waited::TimedOut {
             return Err(self.lane_timeout(position.at(0), deadline));
         }
-        self.check_finite(&pushing, data)?;
+        self.check_finite(&lane, data)?;
         if contribution.leaves {
             self.ask_for_result(contribution.stamp);
         }
-        self.deliver(&mut pushing, data, contribution, settings, deadline)?;
-        pushing.position.contributed(contribution);
+        self.deliver(&mut lane, data, contribution, settings, deadline)?;
+        lock(&self.position).contributed(contribution);
         Ok(contribution.stamp)
     }
 
@@ -76,11 +78,11 @@ impl Tensor {
         }
     }
 
-    fn check_finite(&self, pushing: &Pushing, data: Option<Foreign<'_>>) -> Result<(), Error> {
+    fn check_finite(&self, lane: &OwnLane, data: Option<Foreign<'_>>) -> Result<(), Error> {
         if !self.spec.refuse_nonfinite {
             return Ok(());
         }
-        let data = data.unwrap_or_else(|| pushing.lane.contribution(self.spec.bytes() as usize));
+        let data = data.unwrap_or_else(|| lane.contribution(self.spec.bytes() as usize));
         match penstock_kernels::first_nonfinite(self.spec.dtype, data) {
             None => Ok(()),
             Some(index) => Err(Error::NonFinite { name: self.spec.name.clone(), rank: self.job.rank, index }),
@@ -89,7 +91,7 @@ impl Tensor {
 
     fn deliver(
         &self,
-        pushing: &mut Pushing,
+        lane: &mut OwnLane,
         data: Option<Foreign<'_>>,
         contribution: Contribution,
         settings: Settings,
@@ -98,14 +100,14 @@ impl Tensor {
         let bytes = self.spec.bytes() as usize;
         let chunk_bytes = self.memory.cut().chunk_bytes() as usize;
         match data {
-            Some(data) if contribution.adds => pushing.lane.add(self.spec.dtype, data),
-            Some(data) if !contribution.leaves => pushing.lane.write(0, data),
+            Some(data) if contribution.adds => lane.add(self.spec.dtype, data),
+            Some(data) if !contribution.leaves => lane.write(0, data),
             Some(data) => {
                 let window = WINDOW.max(chunk_bytes) / chunk_bytes * chunk_bytes;
                 self.count_submitted();
                 for start in (0..bytes).step_by(window) {
                     let end = (start + window).min(bytes);
-                    pushing.lane.write(start, data.part(start..end));
+                    lane.write(start, data.part(start..end));
                     self.submit(start..end, contribution.stamp, settings, deadline)?;
                 }
                 self.count_push(bytes);

@@ -2,7 +2,7 @@
 
 use super::Tensor;
 use crate::worker::Error;
-use crate::worker::link::{Deadline, Link, Waited, lock};
+use crate::worker::link::{Deadline, Waited, lock};
 use penstock_fabric::memory::{ExtentLayout, StateView};
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::Foreign;
@@ -105,11 +105,12 @@ impl Tensor {
         steps: u64,
         deadline: Deadline,
     ) -> Result<(), Error> {
-        let mut pushing = lock(&self.pushing);
+        let turn = self.take_turn(deadline)?;
+        let position = *lock(&self.position);
         if self.wait(deadline, |home| self.lane_is_free(home))? == Waited::TimedOut {
-            return Err(self.lane_timeout(pushing.position.at(0), deadline));
+            return Err(self.lane_timeout(position.at(0), deadline));
         }
-        pushing.lane.write(0, data);
+        lock(&self.lane).write(0, data);
         self.stale.store(true, Ordering::Relaxed);
         for home in &self.homes {
             let Extent { first, count } = home.extent;
@@ -120,7 +121,7 @@ impl Tensor {
                 deadline,
             )?;
         }
-        drop(pushing);
+        drop(turn);
         self.wait_for_lane(deadline)
     }
 
@@ -139,11 +140,9 @@ impl Tensor {
         let parts = width / self.spec.dtype.size();
         let mut out = vec![0; self.spec.bytes() as usize * parts];
         self.refresh(deadline)?;
-        let links = self.job.links();
         for (server, extent) in self.extents() {
-            let link = links.get(server).ok_or(Error::Closed)?;
             let layout = ExtentLayout::new(cut, extent, self.spec.dtype, slots * width);
-            let fd = &self.state_memory(link, server, layout, deadline)?;
+            let fd = &self.state_memory(server, layout, deadline)?;
             let view = StateView::new(layout, fd.as_fd())
                 .map_err(|errno| Error::System { what: "map the state", reason: errno.to_string() })?;
             for chunk in extent.chunks() {
@@ -160,19 +159,24 @@ impl Tensor {
     /// The memory that holds a server's part of the state: its own, or a copy that is fetched from another host.
     fn state_memory(
         &self,
-        link: &Link,
         server: usize,
         layout: ExtentLayout,
         deadline: Deadline,
     ) -> Result<OwnedFd, Error> {
-        if !link.is_remote() {
-            let (_, descriptors) = link.ask(Ask::State { tensor: self.id }, "pass the state", deadline)?;
-            return descriptors
-                .into_iter()
-                .next()
-                .ok_or_else(|| Error::Protocol { server: server as u32, what: "no state came".to_owned() });
-        }
-        let memory = link.state_mirror(self.id, layout)?;
+        let memory = {
+            // Let go before the fetch, which takes them again: whoever closes the job stands in line between the two.
+            let links = self.job.links();
+            let link = links.get(server).ok_or(Error::Closed)?;
+            if !link.is_remote() {
+                let (_, descriptors) =
+                    link.ask(Ask::State { tensor: self.id }, "pass the state", deadline)?;
+                return descriptors.into_iter().next().ok_or_else(|| Error::Protocol {
+                    server: server as u32,
+                    what: "no state came".to_owned(),
+                });
+            }
+            link.state_mirror(self.id, layout)?
+        };
         let homes = || self.homes.iter().filter(|home| home.server == server);
         for home in homes() {
             self.fetch(home, 0, true, deadline)?;
