@@ -1,5 +1,6 @@
 //! Errors: one enum per operation. Each variant says who, what was expected and what came; [`Hint`] says what to do.
 
+use crate::account::Exhausted;
 use crate::items::TableError;
 use crate::spec::SpecError;
 use crate::{Rank, TensorId};
@@ -96,6 +97,14 @@ pub enum Refusal {
         /// What the system said.
         reason: String,
     },
+    /// What the worker, or its job, may make the server keep is used up.
+    #[error("the server refused {what}: {why}")]
+    Exhausted {
+        /// What would have had to be kept.
+        what: String,
+        /// What was asked, what is left.
+        why: Exhausted,
+    },
     /// There is no such tensor.
     #[error("there is no tensor number {tensor} in this job")]
     UnknownTensor {
@@ -143,6 +152,7 @@ impl Hint for Refusal {
             Self::OutOfMemory { .. } => {
                 "raise the option `memory`, use fewer workers, or a smaller tensor or dtype"
             }
+            Self::Exhausted { why, .. } => why.resource.raised_by(),
             Self::System { .. } => "run `penstock doctor` on the server's host",
             Self::NoValue { .. } => "declare all tensors before worker 0 closes the job",
             Self::Over => "start a new job, with as many workers as are to take part",

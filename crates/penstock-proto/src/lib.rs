@@ -27,6 +27,7 @@
 //! Nothing here reads a clock, starts a thread or opens a socket (`clippy.toml` forbids it), and nothing is unsafe.
 #![forbid(unsafe_code)]
 
+pub mod account;
 pub mod adaptive;
 pub mod chunk;
 pub mod clock;

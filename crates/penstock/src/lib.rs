@@ -27,6 +27,7 @@
 
 mod directory;
 pub mod host;
+mod limits;
 pub mod options;
 pub mod server;
 pub mod service;

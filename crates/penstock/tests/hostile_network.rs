@@ -3,7 +3,10 @@
 
 mod common;
 
-use common::{NO_SETTINGS, declare, options, pull};
+use common::NO_SETTINGS;
+use common::tenants::{
+    EVIL, GOOD, PLAIN, dial, enter, evil_shard, evil_worker, frame, hear, say, service, train,
+};
 use penstock::service::{JobConfig, Service};
 use penstock::worker::{Error, Job, Membership};
 use penstock_proto::consistency::Consistency::Bsp;
@@ -19,57 +22,6 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-
-const GOOD: Secret = Secret([1; 32]);
-const EVIL: Secret = Secret([2; 32]);
-const SESSION: [u8; 16] = [9; 16];
-/// First byte of a connection without TLS.
-const PLAIN: u8 = b'P';
-const ITERATIONS: u64 = 40;
-const ELEMENTS: u64 = 3 * 512 + 7;
-
-/// A door with two jobs behind it, of two workers each.
-fn service() -> (Service, SocketAddr) {
-    let service = Service::start(&["127.0.0.1:0".parse().unwrap()], options(&[])).unwrap();
-    for (name, secret) in [("good", GOOD), ("evil", EVIL)] {
-        let given =
-            [("chunk_bytes", "4KiB"), ("shards", "2"), ("lease", "5"), ("pin", "off"), ("memory", "256MiB")];
-        let options = given.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-        let (name, memory, share) = (name.to_owned(), 0, 1.0);
-        service
-            .create(JobConfig { name, secret, index: 0, servers: 1, workers: 2, options, memory, share })
-            .unwrap();
-    }
-    let address = service.addresses()[0];
-    (service, address)
-}
-
-fn join(address: SocketAddr, job: &str, secret: Secret, rank: u32) -> Result<Job, Error> {
-    let servers = vec![format!("tcp://{address}").parse().unwrap()];
-    let membership = Membership { servers, job: job.to_owned(), secret, rank, size: 2 };
-    Job::connect(&membership, options(&[]))
-}
-
-/// Both workers of the honest job, to their end: every value that they saw.
-fn train(address: SocketAddr) -> Vec<Vec<f64>> {
-    let work = |rank: u32| {
-        let job = join(address, "good", GOOD, rank).unwrap();
-        let tensor = declare(&job, "w", ELEMENTS, Bsp);
-        let mut seen = Vec::new();
-        for clock in 0..ITERATIONS {
-            let value = f64::from(rank + 1) / (clock + 3) as f64;
-            tensor.push(Some(&common::bytes(&[value; ELEMENTS as usize])), NO_SETTINGS, false, None).unwrap();
-            seen.extend(pull(&tensor, None).unwrap().1);
-            job.clock().unwrap();
-        }
-        job.close(None);
-        seen
-    };
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..2).map(|rank| scope.spawn(move || work(rank))).collect();
-        workers.into_iter().map(|worker| worker.join().unwrap()).collect()
-    })
-}
 
 /// Runs the honest job while `hostile` goes on and on, and compares it with a run alone.
 fn beside(hostile: impl Fn(SocketAddr) + Sync) {
@@ -90,59 +42,6 @@ fn beside(hostile: impl Fn(SocketAddr) + Sync) {
     });
     drop(service);
     assert!(together.unwrap() == alone, "the honest job saw other values");
-}
-
-fn dial(address: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    stream
-}
-
-fn say(stream: &mut TcpStream, message: &[u8]) -> bool {
-    stream.write_all(&record(message)).is_ok()
-}
-
-/// One record; `None` when the other end has closed.
-fn hear(stream: &mut TcpStream) -> Option<Vec<u8>> {
-    let mut records = Records::new(MAX_MESSAGE_BYTES);
-    loop {
-        if let Some(message) = records.take().ok()? {
-            return Some(message.to_vec());
-        }
-        let mut bytes = vec![0; records.missing()];
-        stream.read_exact(&mut bytes).ok()?;
-        records.feed(&bytes);
-    }
-}
-
-/// A connection that has proved to belong to the job.
-fn enter(address: SocketAddr, job: &str, secret: Secret, purpose: Purpose) -> Result<TcpStream, Refusal> {
-    let mut stream = dial(address);
-    stream.write_all(&[PLAIN]).unwrap();
-    let (handshake, hello) = WorkerHandshake::start(job, secret, purpose, [5; 32]).unwrap();
-    say(&mut stream, &hello);
-    let proof = handshake.answer(&hear(&mut stream).unwrap(), &[0; 32])?;
-    say(&mut stream, &proof);
-    WorkerHandshake::finish(&hear(&mut stream).unwrap())?;
-    Ok(stream)
-}
-
-/// A worker of the other job that has said hello; its control connection.
-fn evil_worker(address: SocketAddr) -> TcpStream {
-    let mut control = enter(address, "evil", EVIL, Purpose::Control).unwrap();
-    let hello = Ask::Hello { version: PROTOCOL_VERSION, session: SESSION, rank: 0, size: 2 };
-    say(&mut control, &encode(&Request { id: 1, settled: 1, body: hello }).unwrap());
-    let reply: Reply = decode(&hear(&mut control).unwrap()).unwrap();
-    assert!(matches!(reply.body, Answer::Welcome(_)), "{reply:?}");
-    control
-}
-
-fn evil_shard(address: SocketAddr) -> TcpStream {
-    enter(address, "evil", EVIL, Purpose::Shard { rank: 0, session: SESSION, shard: 0 }).unwrap()
-}
-
-fn frame(job: &str, sequence: u64, submission: Submission) -> Header {
-    Header::bare(job_number(job), sequence, Body::Submission { submission, wanted: true })
 }
 
 /// Whether the server hangs up rather than go on.

@@ -3,7 +3,9 @@
 use super::rows::RowSet;
 use super::spec::{MAX_OWN_ROWS, MAX_TABLES, TableError, TableId, TableSpec};
 use crate::Rank;
+use crate::account::{Account, Charge, Exhausted, Resource};
 use serde::{Deserialize, Serialize};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Which of a worker's two sets.
@@ -44,6 +46,8 @@ struct Declaration {
     sets: Option<(RowSet, RowSet)>,
     home: u32,
     near: bool,
+    /// For the bytes, then for the sets.
+    charge: Charge,
 }
 
 #[derive(Debug)]
@@ -52,18 +56,33 @@ struct Table {
     spec: TableSpec,
     workers: BTreeMap<Rank, Declaration>,
     failed: Option<TableError>,
+    _charge: Charge,
 }
 
 /// All tables of a job.
 #[derive(Debug, Default)]
 pub struct Registry {
+    account: Account,
     tables: BTreeMap<String, Table>,
 }
 
 /// Most bytes of one worker's row sets.
 const MAX_SET_BYTES: usize = 1 << 28;
 
+/// Bytes that a table, and a worker's declaration of it, take beside the sets of rows.
+const TABLE_BYTES: u64 = 2048;
+
 impl Registry {
+    /// Without tables. What is kept for a worker is charged to its account within this one.
+    pub fn charged_to(account: Account) -> Self {
+        Self { account, ..Self::default() }
+    }
+
+    /// Whether some worker has begun to declare a table of this name.
+    pub fn knows(&self, name: &str) -> bool {
+        self.tables.contains_key(name)
+    }
+
     /// A worker begins to declare a table, or repeats that it does.
     pub fn begin(&mut self, rank: Rank, spec: &TableSpec, home: u32, near: bool) -> Result<(), TableError> {
         spec.check()?;
@@ -71,12 +90,18 @@ impl Registry {
         if !self.tables.contains_key(&spec.name) && id >= MAX_TABLES {
             return Err(TableError::TooManyTables);
         }
-        let table = self.tables.entry(spec.name.clone()).or_insert_with(|| Table {
-            id,
-            spec: spec.clone(),
-            workers: BTreeMap::new(),
-            failed: None,
-        });
+        let peer = self.account.peer(rank);
+        let exhausted = |why: Exhausted| TableError::Exhausted { name: spec.name.clone(), why };
+        let table = match self.tables.entry(spec.name.clone()) {
+            Entry::Occupied(table) => table.into_mut(),
+            Entry::Vacant(place) => place.insert(Table {
+                id,
+                spec: spec.clone(),
+                workers: BTreeMap::new(),
+                failed: None,
+                _charge: peer.charge(Resource::Bytes, TABLE_BYTES).map_err(exhausted)?,
+            }),
+        };
         // A declaration that differs fails for all: the others would wait for this worker for ever.
         if let Err(error) = table.spec.compare(spec) {
             table.failed.get_or_insert_with(|| error.clone());
@@ -85,7 +110,8 @@ impl Registry {
         if table.workers.get(&rank).is_some_and(|declared| declared.sets.is_some()) {
             return Err(TableError::DeclaredTwice { name: spec.name.clone() });
         }
-        table.workers.insert(rank, Declaration { home, near, ..Declaration::default() });
+        let charge = peer.charge(Resource::Bytes, TABLE_BYTES).map_err(exhausted)?;
+        table.workers.insert(rank, Declaration { home, near, charge, ..Declaration::default() });
         Ok(())
     }
 
@@ -99,6 +125,9 @@ impl Registry {
         if set.len() + bytes.len() > MAX_SET_BYTES {
             return Err(TableError::OutOfTurn { what: "a longer set of rows than any".to_owned() });
         }
+        // Where a vector grows it is twice as long, and there twice.
+        let charged = declaration.charge.grow(3 * bytes.len() as u64);
+        charged.map_err(|why| TableError::Exhausted { name: name.to_owned(), why })?;
         set.extend_from_slice(bytes);
         Ok(())
     }
@@ -113,11 +142,17 @@ impl Registry {
     /// A worker has told all its rows.
     pub fn end(&mut self, rank: Rank, name: &str) -> Result<(), TableError> {
         let declaration = self.open(rank, name)?;
+        let sets = [&declaration.produce, &declaration.consume].map(|set| RowSet::decoded_bytes(set));
+        // The sets, and what is made of them when producers and consumers are brought together.
+        let needed = 2 * sets.iter().sum::<u64>();
+        let charged = declaration.charge.grow(needed);
+        charged.map_err(|why| TableError::Exhausted { name: name.to_owned(), why })?;
         let decode = |bytes: &[u8]| {
             RowSet::decode(bytes).map_err(|error| TableError::OutOfTurn { what: error.to_string() })
         };
         let sets = (decode(&declaration.produce)?, decode(&declaration.consume)?);
         (declaration.produce, declaration.consume) = (Vec::new(), Vec::new());
+        declaration.charge.shrink_to(TABLE_BYTES + needed);
         declaration.sets = Some(sets);
         let Some(table) = self.tables.get_mut(name) else { return Ok(()) };
         if let Err(error) = table.check(rank) {

@@ -11,6 +11,9 @@ pub struct RowSet {
     before: Vec<u64>,
 }
 
+/// Bytes of memory for each range.
+const RANGE_BYTES: u64 = (size_of::<Range<u64>>() + size_of::<u64>()) as u64;
+
 /// Bytes that are no set of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("expected an encoded set of rows")]
@@ -39,12 +42,16 @@ impl RowSet {
                 _ => ranges.push(range),
             }
         }
-        let before = ranges.iter().scan(0, |sum, range| {
-            let before = *sum;
-            *sum += range.end - range.start;
-            Some(before)
-        });
-        let before = before.collect();
+        Self::from_apart(ranges)
+    }
+
+    fn from_apart(mut ranges: Vec<Range<u64>>) -> Self {
+        ranges.shrink_to_fit();
+        let (mut before, mut sum) = (Vec::with_capacity(ranges.len()), 0);
+        for range in &ranges {
+            before.push(sum);
+            sum += range.end - range.start;
+        }
         Self { ranges, before }
     }
 
@@ -138,9 +145,22 @@ impl RowSet {
         bytes
     }
 
+    /// Bytes of memory that the set in `bytes` takes at most: many times as many as it has on the wire.
+    pub fn decoded_bytes(bytes: &[u8]) -> u64 {
+        // Each range is two numbers, and the last byte of a number is below 128.
+        let numbers = bytes.iter().filter(|&&byte| byte < 0x80).count();
+        RANGE_BYTES * (numbers as u64).div_ceil(2)
+    }
+
+    /// Bytes of memory that it takes.
+    pub fn kept_bytes(&self) -> u64 {
+        RANGE_BYTES * self.ranges.len() as u64
+    }
+
     /// The set in `bytes`.
     pub fn decode(mut bytes: &[u8]) -> Result<Self, NoRowSet> {
-        let mut ranges = Vec::new();
+        let numbers = bytes.iter().filter(|&&byte| byte < 0x80).count();
+        let mut ranges = Vec::with_capacity(numbers.div_ceil(2));
         let mut at = 0u64;
         while !bytes.is_empty() {
             let gap = pop(&mut bytes)?;
@@ -153,7 +173,8 @@ impl RowSet {
             ranges.push(start..end);
             at = end;
         }
-        Ok(Self::from_sorted(ranges))
+        // Sorted and apart: it was checked.
+        Ok(Self::from_apart(ranges))
     }
 }
 

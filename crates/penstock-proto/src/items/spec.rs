@@ -1,6 +1,7 @@
 //! What a table is declared to be, and what may be wrong with it.
 
 use crate::Rank;
+use crate::account::Exhausted;
 use crate::consistency::MAX_SLACK;
 use crate::error::Hint;
 use penstock_kernels::Dtype;
@@ -101,6 +102,14 @@ pub enum TableError {
     BadName {
         /// The name, cut to 80 characters.
         got: String,
+    },
+    /// What the worker, or its job, may make the server keep is used up.
+    #[error("table `{name}`: {why}")]
+    Exhausted {
+        /// The table.
+        name: String,
+        /// What was asked, what is left.
+        why: Exhausted,
     },
     /// Row length.
     #[error("table `{name}`: expected rows of 1 to {MAX_ROW_BYTES} bytes, got {got}")]
@@ -209,6 +218,7 @@ impl Hint for TableError {
             }
             Self::NoProducer { .. } => "let some worker produce the row, or do not consume it",
             Self::Differs { .. } => "declare the table alike on every worker, or give it another name",
+            Self::Exhausted { why, .. } => why.resource.raised_by(),
             Self::DeclaredTwice { .. } => "declare a table once in each worker, and keep it",
             _ => return None,
         };

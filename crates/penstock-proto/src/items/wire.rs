@@ -262,6 +262,11 @@ fn shape_numbers(shape: &Shape) -> [u64; 3] {
 }
 
 impl<'a> Message<'a> {
+    /// Whether a record says that it is rows.
+    pub(super) fn is_rows(record: &[u8]) -> bool {
+        record.get(CHECKSUM) == Some(&5)
+    }
+
     /// The message in a record.
     pub fn decode(record: &'a [u8]) -> Result<Self, Malformed> {
         let malformed = |what| Malformed { bytes: record.len(), what };

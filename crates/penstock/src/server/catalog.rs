@@ -1,16 +1,17 @@
 //! Which tensors there are, where their chunks live, and what memory is left.
 
+use crate::limits;
 use penstock_fabric::memory::{ExtentLayout, HomeMemory, HomeRegions, LaneView, ModelDescriptors};
 use penstock_fabric::region::Region;
+use penstock_proto::account::{Account, Charge, Exhausted, Resource};
 use penstock_proto::chunk::Cut;
 use penstock_proto::error::Refusal;
 use penstock_proto::message::MAX_TENSORS;
 use penstock_proto::placement::{self, Extent};
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::{Rank, TensorId};
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use rustix::fd::BorrowedFd;
+use std::collections::{BTreeMap, HashMap};
 
 /// A declared tensor.
 #[derive(Debug)]
@@ -28,6 +29,16 @@ pub(super) struct Entry {
     /// `None` where this server's extent is empty.
     pub(super) descriptors: Option<ModelDescriptors>,
     layout: ExtentLayout,
+    /// Lanes of workers on this host: who declares again is given its own again.
+    lanes: BTreeMap<Rank, OwnLane>,
+    /// What all of it was charged, for as long as the tensor is there.
+    _charges: Vec<Charge>,
+}
+
+#[derive(Debug)]
+struct OwnLane {
+    region: Region,
+    _descriptor: Charge,
 }
 
 /// A new tensor's memory, for the shards.
@@ -50,9 +61,8 @@ pub(super) struct Catalog {
     server_loads: Vec<u64>,
     /// Bytes homed, by shard of this server.
     shard_loads: Vec<u64>,
-    memory: u64,
-    /// Also taken from by who passes rows on.
-    memory_left: Arc<AtomicU64>,
+    /// The job's.
+    account: Account,
     numbers: HashMap<String, TensorId>,
     entries: HashMap<TensorId, Entry>,
 }
@@ -64,7 +74,7 @@ impl Catalog {
         shards: u32,
         workers: u32,
         chunk_bytes: u32,
-        memory: u64,
+        account: Account,
     ) -> Self {
         Self {
             index,
@@ -72,8 +82,7 @@ impl Catalog {
             chunk_bytes,
             server_loads: vec![0; servers as usize],
             shard_loads: vec![0; shards as usize],
-            memory,
-            memory_left: Arc::new(AtomicU64::new(memory)),
+            account,
             numbers: HashMap::new(),
             entries: HashMap::new(),
         }
@@ -81,11 +90,6 @@ impl Catalog {
 
     pub(super) fn get(&self, id: TensorId) -> Result<&Entry, Refusal> {
         self.entries.get(&id).ok_or(Refusal::UnknownTensor { tensor: id })
-    }
-
-    /// Bytes that tensors take.
-    pub(super) fn taken(&self) -> u64 {
-        self.memory.saturating_sub(self.left())
     }
 
     /// Whether a tensor of this name was declared.
@@ -163,16 +167,21 @@ impl Catalog {
         let layout = ExtentLayout::new(cut, extent, spec.dtype, per_element);
         let shards = self.shard_loads.len() as u32;
         let mut homes = Vec::new();
-        let mut descriptors = None;
+        let (mut descriptors, mut charges) = (None, Vec::new());
         let mut homes_of: Arc<[u32]> = Arc::default();
         let mut homed = vec![0; shards as usize];
         let before = self.shard_loads.clone();
         if extent.count > 0 {
             let needed = self.needed(&layout);
-            if needed > self.left() {
-                let (name, available, workers) = (spec.name, self.left(), self.workers);
-                return Err(Refusal::OutOfMemory { name, needed, available, workers });
-            }
+            charges.push(self.account.charge(Resource::Bytes, needed).map_err(|why| {
+                let (name, available, workers) = (spec.name.clone(), why.left, self.workers);
+                Refusal::OutOfMemory { name, needed, available, workers }
+            })?);
+            let kept = 1 + u64::from(layout.state_bytes() > 0);
+            let refuse = |why: Exhausted| why.refuse(format!("the memory of `{}`", spec.name));
+            charges.push(self.account.charge(Resource::Descriptors, kept).map_err(refuse)?);
+            let mapped = kept + u64::from(self.workers);
+            charges.push(self.account.charge(Resource::Mappings, mapped).map_err(refuse)?);
             let mut loads = self.shard_loads.clone();
             let sizes = extent.chunks().map(|chunk| layout.value(chunk).len() as u64);
             let shard_of = placement::shards(&mut loads, sizes);
@@ -181,48 +190,48 @@ impl Catalog {
             let (split, fds) = regions.split(&shard_of, shards);
             self.shard_loads = loads;
             homes_of = shard_of.into();
-            self.memory_left.fetch_sub(needed, Ordering::Relaxed);
             homed = split.iter().map(|home| home.chunks().len() as u32).collect();
             (homes, descriptors) = (split, Some(fds));
         }
         self.numbers.insert(spec.name.clone(), id);
         let (loads, remote_lanes) = (before, Vec::new());
-        let spec_of = spec.clone();
-        let shard_of = homes_of;
-        let entry =
-            Entry { spec: spec_of, extents, homed, loads, shard_of, remote_lanes, descriptors, layout };
+        let entry = Entry {
+            spec: spec.clone(),
+            extents,
+            homed,
+            loads,
+            shard_of: homes_of,
+            remote_lanes,
+            descriptors,
+            layout,
+            lanes: BTreeMap::new(),
+            _charges: charges,
+        };
         self.entries.insert(id, entry);
         Ok(NewTensor { id, spec, total: cut.chunks(), homes })
     }
 
-    /// Bytes of shared memory for the extent: value, state, and a lane for each worker.
+    /// Bytes for the extent: value, state, a lane for each worker, and the shards' books.
     fn needed(&self, layout: &ExtentLayout) -> u64 {
-        let lanes = layout.lane().total() as u64 * u64::from(self.workers);
-        layout.model().total() as u64 + layout.state_bytes() as u64 + lanes
-    }
-
-    fn left(&self) -> u64 {
-        self.memory_left.load(Ordering::Relaxed)
-    }
-
-    /// Memory that is left, for others to take of.
-    pub(super) fn memory_left(&self) -> &Arc<AtomicU64> {
-        &self.memory_left
+        let workers = u64::from(self.workers);
+        let lanes = layout.lane().total() as u64 * workers;
+        let chunks = u64::from(layout.extent().count);
+        let books = self.shard_loads.len() as u64 * (BOOK_BYTES + workers * BOOK_BYTES_A_WORKER)
+            + chunks * (CHUNK_BYTES + 8 * workers);
+        layout.model().total() as u64 + layout.state_bytes() as u64 + lanes + books
     }
 
     /// Takes memory for rows of a table.
-    pub(super) fn take_for_table(&mut self, table: u32, needed: u64) -> Result<(), Refusal> {
-        let take = |left: u64| left.checked_sub(needed);
-        let taken = self.memory_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
-        taken.map(drop).map_err(|available| {
-            let workers = self.workers;
-            Refusal::OutOfMemory { name: format!("table {table}"), needed, available, workers }
+    pub(super) fn take_for_table(&mut self, table: u32, needed: u64) -> Result<Charge, Refusal> {
+        self.account.charge(Resource::Bytes, needed).map_err(|why| {
+            let (name, available, workers) = (format!("table {table}"), why.left, self.workers);
+            Refusal::OutOfMemory { name, needed, available, workers }
         })
     }
 
-    /// Gives it back.
-    pub(super) fn give_back(&mut self, bytes: u64) {
-        self.memory_left.fetch_add(bytes, Ordering::Relaxed);
+    /// A worker has gone: nobody needs to be given its lanes any more.
+    pub(super) fn forget(&mut self, rank: Rank) {
+        self.entries.values_mut().for_each(|entry| _ = entry.lanes.remove(&rank));
     }
 
     /// Makes the lane of a worker on another host, for each shard its view; none where this server's extent is empty, or where
@@ -239,17 +248,36 @@ impl Catalog {
         Ok(lanes)
     }
 
-    /// Makes a worker's lane, for each shard its view; `None` where this server's extent is empty.
-    pub(super) fn lane(&self, id: TensorId) -> Result<Option<(Vec<LaneView>, Region)>, Refusal> {
-        let entry = self.get(id)?;
-        if entry.descriptors.is_none() {
-            return Ok(None);
+    /// Makes the lane of a worker on this host, for each shard its view; none where this server's extent is empty, or where it has one: a
+    /// declaration that is repeated costs nothing, and contributions may wait in the first lane.
+    pub(super) fn lane(&mut self, id: TensorId, rank: Rank) -> Result<Vec<LaneView>, Refusal> {
+        let entry = self.entries.get_mut(&id).ok_or(Refusal::UnknownTensor { tensor: id })?;
+        if entry.descriptors.is_none() || entry.lanes.contains_key(&rank) {
+            return Ok(Vec::new());
         }
+        let charge = self.account.charge(Resource::Descriptors, 1);
+        let charge = charge.map_err(|why| why.refuse(format!("a lane of `{}`", entry.spec.name)))?;
         let shards = self.shard_loads.len() as u32;
-        LaneView::new("penstock-lane", entry.layout.lane(), shards).map(Some).map_err(system("make a lane"))
+        let made = LaneView::new("penstock-lane", entry.layout.lane(), shards);
+        let (lanes, region) = made.map_err(system("make a lane"))?;
+        entry.lanes.insert(rank, OwnLane { region, _descriptor: charge });
+        Ok(lanes)
     }
 }
 
+impl Entry {
+    /// Descriptors of the model and of a worker's own lane; none for a worker on another host, or an empty extent.
+    pub(super) fn passed_to(&self, rank: Rank) -> Option<[BorrowedFd<'_>; 2]> {
+        let lane = self.lanes.get(&rank)?;
+        Some([self.descriptors.as_ref()?.model(), lane.region.fd()])
+    }
+}
+
+/// What a shard keeps of a tensor beside its memory, at most; for each worker; and for each chunk.
+const BOOK_BYTES: u64 = 768;
+const BOOK_BYTES_A_WORKER: u64 = 128;
+const CHUNK_BYTES: u64 = 80;
+
 fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> Refusal {
-    move |errno| Refusal::System { what: what.to_owned(), reason: errno.to_string() }
+    move |errno| Refusal::System { what: what.to_owned(), reason: limits::explain(errno) }
 }

@@ -8,6 +8,7 @@ use penstock_fabric::region::Mapping;
 use penstock_fabric::socket::Connection;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::Rank;
+use penstock_proto::account::Charge;
 use penstock_proto::error::Loss;
 use penstock_proto::handshake::Session;
 use penstock_proto::membership::Lease;
@@ -116,12 +117,21 @@ pub(super) struct Worker {
     pub(super) client: Option<u64>,
     answers: BTreeMap<u64, Vec<u8>>,
     kept: usize,
+    /// What its connections and wake-ups were charged.
+    _charge: Charge,
 }
 
 impl Worker {
-    pub(super) fn new(page: Option<Arc<Mapping>>, session: Session, lease: Lease, client: u64) -> Self {
+    pub(super) fn new(
+        page: Option<Arc<Mapping>>,
+        session: Session,
+        lease: Lease,
+        client: u64,
+        charge: Charge,
+    ) -> Self {
         let (answers, client) = (BTreeMap::new(), Some(client));
-        Self { page, session, lease, signs: 0, at_barrier: None, client, answers, kept: 0 }
+        let at_barrier = None;
+        Self { page, session, lease, signs: 0, at_barrier, client, answers, kept: 0, _charge: charge }
     }
 
     pub(super) fn is_remote(&self) -> bool {

@@ -10,7 +10,7 @@ use super::items;
 use super::proof::Proof;
 use super::shard::{Board, Command, Handle, Report};
 use super::tables::{Answers, Asker, Sealed, Tables};
-use super::{Order, ServerConfig, Shared, StartError, Wakeup, budget, crowding};
+use super::{Order, ServerConfig, Shared, StartError, Wakeup, crowding};
 use crate::options::OnWorkerLoss;
 use crate::wire::records::RecordStream;
 use crate::wire::vigil::{LivedClock, look_every};
@@ -18,6 +18,7 @@ use penstock_fabric::layout::{board, page};
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::{Mapping, Region, Writers};
 use penstock_fabric::socket::Listener;
+use penstock_proto::account::{Account, Charge, Limits, Resource};
 use penstock_proto::error::{JobFailure, Loss, Refusal};
 use penstock_proto::handshake::{Purpose, Session, Verdict, verdict};
 use penstock_proto::items::control::TableAsk;
@@ -46,6 +47,9 @@ const RETURN_WITHIN_MS: u64 = 2_000;
 /// Looks at the sockets in one turn, before leases are judged: enough for one at every worker's.
 const ROUNDS: usize = 32;
 
+/// Entries that a question to the shards counts for: every shard keeps it until it answers.
+const TICKET_ENTRIES: u64 = 256;
+
 const LISTENER: u64 = u64::MAX;
 const WAKEUP: u64 = u64::MAX - 1;
 
@@ -71,6 +75,7 @@ struct Ticket {
     request: u64,
     open: usize,
     ranks: Vec<Rank>,
+    _entries: Charge,
 }
 
 pub(super) struct Control {
@@ -84,6 +89,8 @@ pub(super) struct Control {
     next_client: u64,
     workers: HashMap<Rank, Worker>,
     roster: Roster,
+    /// What the job makes this process keep.
+    account: Account,
     catalog: Catalog,
     tables: Tables,
     /// Who passes rows on, from the first worker that needs it; the regions that it is told of then; and its bell, which producers
@@ -132,6 +139,7 @@ impl Control {
         shards: Shards,
         orders: Receiver<Order>,
         shared: Arc<Shared>,
+        limits: Limits,
     ) -> Result<Self, StartError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(StartError::system("make an epoll descriptor"))?;
@@ -143,19 +151,21 @@ impl Control {
         if let Some(listener) = &listener {
             watch(listener.as_fd(), LISTENER)?;
         }
+        let account = Account::new(limits);
         let catalog = Catalog::new(
             config.index,
             config.servers,
             shards.handles.len() as u32,
             config.workers,
             config.options.chunk_bytes,
-            budget::budget(config.options.memory),
+            account.clone(),
         );
         let clock = LivedClock::new(config.options.lease);
         Ok(Self {
             roster: Roster::new(config.workers),
             catalog,
-            tables: Tables::default(),
+            tables: Tables::charged_to(&account),
+            account,
             items: None,
             sealed: Vec::new(),
             items_bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -216,7 +226,7 @@ impl Control {
         self.take_reports();
         self.look_at_leases();
         self.shared.workers.store(self.workers.len() as u32, Ordering::Relaxed);
-        self.shared.memory.store(self.catalog.taken(), Ordering::Relaxed);
+        self.shared.memory.store(self.account.taken(Resource::Bytes), Ordering::Relaxed);
         if self.ended.is_none() && self.roster.is_over() {
             self.ended = Some(Ok(()));
         }
@@ -399,7 +409,7 @@ impl Control {
         };
         let setup = items::Setup {
             bell: self.items_bell.as_fd().try_clone_to_owned().map_err(copied)?,
-            memory: Arc::clone(self.catalog.memory_left()),
+            account: self.account.clone(),
             reports: self.shards.sender.clone(),
             control: Arc::clone(&self.shared),
             lease: self.config.options.lease,
@@ -546,6 +556,7 @@ impl Control {
                 self.dismiss(token, rank, &loss);
             }
         }
+        self.forget(rank);
         if !self.roster.lose(rank) {
             return;
         }
@@ -573,6 +584,13 @@ impl Control {
             _ => {}
         }
         self.drop_client(token);
+    }
+
+    /// Nothing is kept for a worker that has gone.
+    fn forget(&mut self, rank: Rank) {
+        self.catalog.forget(rank);
+        self.tables.forget(rank);
+        self.tickets.retain(|_, ticket| ticket.rank != rank);
     }
 
     fn go_on_without(&mut self, rank: Rank) {
@@ -635,7 +653,10 @@ impl Control {
             Ask::Missing { tensor, version } => self.missing(rank, request.id, tensor, version),
             Ask::MissingAtBarrier => plain(Answer::Missing { ranks: self.roster.missing_at_barrier() }),
             Ask::Clocks => {
-                let ticket = self.ticket(rank, request.id, 1);
+                let ticket = match self.ticket(rank, request.id, 1) {
+                    Ok(ticket) => ticket,
+                    Err(refusal) => return Some(Err(refusal)),
+                };
                 self.shards.handles[0].send(Command::Clocks { ticket });
                 None
             }
@@ -664,6 +685,7 @@ impl Control {
             return Err(Refusal::ProtocolVersion { expected: PROTOCOL_VERSION, got: version });
         }
         let shards = self.shards.handles.len() as u32;
+        let charge = self.charge_descriptors(rank, shards + 1)?;
         let page = Region::new("penstock-page", page::bytes(shards), Writers::Holders)
             .map_err(system("make a page"))?;
         let clone = |fd: BorrowedFd<'_>| fd.try_clone_to_owned();
@@ -689,7 +711,7 @@ impl Control {
             shard.send(Command::Join { rank, page: Arc::clone(page.mapping()), wakeup });
         }
         let page = Some(Arc::clone(page.mapping()));
-        Ok((Answer::Welcome(self.enroll(token, rank, session, page)), descriptors))
+        Ok((Answer::Welcome(self.enroll(token, rank, session, page, charge)), descriptors))
     }
 
     /// A worker on another host, whose connection has proved that it knows the secret: for the first time, or again.
@@ -732,16 +754,31 @@ impl Control {
             self.clients.get_mut(&token).ok_or(Refusal::Authentication)?.rank = Some(rank);
             return Ok((Answer::Welcome(self.welcome()), Vec::new()));
         }
+        let charge = self.charge_descriptors(rank, self.shards.handles.len() as u32 + 2)?;
         self.roster.join(rank, size)?;
         for shard in &self.shards.handles {
             shard.send(Command::JoinRemote { rank });
         }
-        Ok((Answer::Welcome(self.enroll(token, rank, session, None)), Vec::new()))
+        Ok((Answer::Welcome(self.enroll(token, rank, session, None, charge)), Vec::new()))
     }
 
-    fn enroll(&mut self, token: u64, rank: Rank, session: Session, page: Option<Arc<Mapping>>) -> Welcome {
+    /// Connections and wake-ups of a worker, for as long as it is here.
+    fn charge_descriptors(&self, rank: Rank, count: u32) -> Result<Charge, Refusal> {
+        let charge = self.account.peer(rank).charge(Resource::Descriptors, count.into());
+        charge.map_err(|why| why.refuse("another worker's connections"))
+    }
+
+    fn enroll(
+        &mut self,
+        token: u64,
+        rank: Rank,
+        session: Session,
+        page: Option<Arc<Mapping>>,
+        descriptors: Charge,
+    ) -> Welcome {
         let lease = Lease::new(self.lease_ms(), self.clock.now());
-        self.workers.insert(rank, Worker::new(page, session, lease, token));
+        let worker = Worker::new(page, session, lease, token, descriptors);
+        self.workers.insert(rank, worker);
         if let Some(client) = self.clients.get_mut(&token) {
             client.rank = Some(rank);
         }
@@ -781,20 +818,17 @@ impl Control {
                 shard.send(Command::Lane { id, rank, lane });
             }
         }
-        let lane = if remote { None } else { self.catalog.lane(id)? };
-        let entry = self.catalog.get(id)?;
-        if let (Some((lanes, region)), Some(model)) = (lane, &entry.descriptors) {
-            let clone = |fd: BorrowedFd<'_>| {
-                fd.try_clone_to_owned().map_err(|error| Refusal::System {
-                    what: "pass a tensor's memory".to_owned(),
-                    reason: error.to_string(),
-                })
-            };
-            descriptors.push(clone(model.model())?);
-            descriptors.push(clone(region.fd())?);
-            for (shard, lane) in self.shards.handles.iter().zip(lanes) {
+        if !remote {
+            for (shard, lane) in self.shards.handles.iter().zip(self.catalog.lane(id, rank)?) {
                 shard.send(Command::Lane { id, rank, lane });
             }
+        }
+        let entry = self.catalog.get(id)?;
+        for fd in entry.passed_to(rank).into_iter().flatten() {
+            descriptors.push(fd.try_clone_to_owned().map_err(|error| Refusal::System {
+                what: "pass a tensor's memory".to_owned(),
+                reason: error.to_string(),
+            })?);
         }
         let answer = Answer::Declared {
             tensor: id,
@@ -848,6 +882,7 @@ impl Control {
             None => {
                 self.answer(rank, request, Ok((Answer::Left, Vec::new())));
                 let remote = self.workers.remove(&rank).filter(Worker::is_remote);
+                self.forget(rank);
                 if self.roster.leave(rank) {
                     self.go_on_without(rank);
                 }
@@ -878,17 +913,23 @@ impl Control {
 
     // Questions to the shards
 
-    fn ticket(&mut self, rank: Rank, request: u64, open: usize) -> u64 {
+    fn ticket(&mut self, rank: Rank, request: u64, open: usize) -> Result<u64, Refusal> {
+        let charge = self.account.peer(rank).charge(Resource::Entries, TICKET_ENTRIES);
+        let entries = charge.map_err(|why| why.refuse("another question to the shards"))?;
         self.next_ticket += 1;
-        self.tickets.insert(self.next_ticket, Ticket { rank, request, open, ranks: Vec::new() });
-        self.next_ticket
+        let ticket = Ticket { rank, request, open, ranks: Vec::new(), _entries: entries };
+        self.tickets.insert(self.next_ticket, ticket);
+        Ok(self.next_ticket)
     }
 
     fn missing(&mut self, rank: Rank, request: u64, id: TensorId, version: u64) -> Option<Answered> {
         if let Err(refusal) = self.catalog.get(id) {
             return Some(Err(refusal));
         }
-        let ticket = self.ticket(rank, request, self.shards.handles.len());
+        let ticket = match self.ticket(rank, request, self.shards.handles.len()) {
+            Ok(ticket) => ticket,
+            Err(refusal) => return Some(Err(refusal)),
+        };
         for shard in &self.shards.handles {
             shard.send(Command::Missing { ticket, id, version });
         }

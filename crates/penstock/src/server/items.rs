@@ -12,6 +12,7 @@ use penstock_fabric::items::memory::RegionMemory;
 use penstock_fabric::items::region::{Layout, MAX_SLOTS, Rows, Waiters, Writer};
 use penstock_fabric::net::stream::Stream;
 use penstock_proto::Rank;
+use penstock_proto::account::{Account, Charge, Resource};
 use penstock_proto::items::node::{Host, Node};
 use penstock_proto::items::wire::{RegionId, Shape};
 use rustix::event::epoll;
@@ -19,7 +20,6 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::time::Timespec;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -63,8 +63,8 @@ impl Drop for Handle {
 pub(super) struct Setup {
     /// Rung by producers of this host, and for commands.
     pub(super) bell: OwnedFd,
-    /// Memory that is left of the server's.
-    pub(super) memory: Arc<AtomicU64>,
+    /// The job's.
+    pub(super) account: Account,
     pub(super) reports: Sender<Report>,
     pub(super) control: Arc<super::Shared>,
     pub(super) lease: Duration,
@@ -80,7 +80,7 @@ pub(super) fn start(setup: Setup) -> Result<Handle, StartError> {
     let bell = setup.bell.as_fd().try_clone_to_owned().map_err(copied)?;
     let (commands, inbox) = channel();
     let passer = Passer {
-        node: Node::new(Memories { left: Arc::clone(&setup.memory) }),
+        node: Node::new(Memories { account: setup.account.clone(), charges: BTreeMap::new() }),
         setup,
         inbox,
         epoll,
@@ -100,22 +100,30 @@ const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// Memory for rows of producers on other hosts.
 struct Memories {
-    left: Arc<AtomicU64>,
+    account: Account,
+    charges: BTreeMap<RegionId, [Charge; 2]>,
 }
 
 impl Host for Memories {
     type Memory = RegionMemory;
 
-    fn make(&mut self, _: RegionId, shape: &Shape) -> Option<RegionMemory> {
+    fn make(&mut self, id: RegionId, shape: &Shape) -> Option<RegionMemory> {
         if shape.slots > MAX_SLOTS {
             return None;
         }
         let layout = Layout::new(shape.slots, shape.row_bytes);
         let needed = layout.total() as u64;
-        let take = |left: u64| left.checked_sub(needed);
-        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
+        let peer = self.account.peer(id.rank);
+        let bytes = peer.charge(Resource::Bytes, needed).ok()?;
+        let mappings = peer.charge(Resource::Mappings, 2).ok()?;
         let writer = Writer::private(layout).ok()?;
-        Some(RegionMemory::mirror(writer, Waiters::private().ok()?))
+        let memory = RegionMemory::mirror(writer, Waiters::private().ok()?);
+        self.charges.insert(id, [bytes, mappings]);
+        Some(memory)
+    }
+
+    fn account(&self, peer: Rank) -> Account {
+        self.account.peer(peer)
     }
 
     fn answered(&mut self, _: u64) {}
@@ -174,6 +182,9 @@ impl Passer {
                     Ok(some) => sent |= some,
                     Err(ended) => lost.push((rank, ended)),
                 }
+            }
+            while let Some((rank, broken)) = self.node.overdrawn() {
+                lost.push((rank, Ended::from(broken)));
             }
             for (rank, ended) in lost {
                 self.end(rank, ended);
@@ -257,7 +268,8 @@ impl Passer {
                     }
                     let data = epoll::EventData::new_u64(rank.into());
                     if epoll::add(&self.epoll, &stream, data, epoll::EventFlags::IN).is_ok() {
-                        self.wires.insert(rank, ItemWire::new(stream, self.setup.lease));
+                        let account = self.setup.account.peer(rank);
+                        self.wires.insert(rank, ItemWire::new(stream, self.setup.lease, account));
                         self.node.connected(rank);
                         // What came together with the proof does not ring again.
                         self.hear(rank);

@@ -256,7 +256,10 @@ impl Server {
         let crowded = crowding(&config) > 1 || share.is_some();
         let (shards, mut threads) = start_shards(&config, &shared, place.as_ref(), crowded)?;
         let (job, secret) = (config.job.clone(), config.secret);
-        let control = control::Control::new(config, listener, shards, inbox, Arc::clone(&shared))?;
+        // Control, shards, and who passes rows on.
+        let most = 2 + u64::from(shard_count(&config));
+        let limits = budget::limits(config.options.memory, most, share.is_some());
+        let control = control::Control::new(config, listener, shards, inbox, Arc::clone(&shared), limits)?;
         let thread = std::thread::Builder::new().name("penstock-control".to_owned());
         let thread = thread.spawn(move || control.run());
         threads.push(

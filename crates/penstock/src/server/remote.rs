@@ -35,18 +35,32 @@ struct Owed {
     chunks: Vec<OwedChunk>,
     /// Chunks that are wanted.
     open: usize,
-    /// The ticket to be returned when none is wanted any more.
+    /// The ticket to be returned when none is wanted any more. A later one stands for those before it.
     ticket: Option<u64>,
+    /// The ticket that is to be returned, and stands in the queue.
+    returned: Option<u64>,
+    /// The optimizer's state, if it is asked for.
+    state: Option<OwedState>,
     /// Whether the count of folded contributions has moved.
     folded: bool,
 }
 
+/// What is still to be sent of a tensor's state: so many chunks, from this one on and round. One that is asked for again while it is
+/// sent goes round once more, whoever asks how often.
+#[derive(Debug, Clone, Copy)]
+struct OwedState {
+    next: usize,
+    left: usize,
+    ticket: u64,
+}
+
+/// What stands in the queue: each of these at most once, so that a worker that asks and does not read makes it no longer.
 #[derive(Debug, Clone, Copy)]
 enum Due {
     Value { tensor: TensorId, local: usize },
-    State { tensor: TensorId, local: usize },
+    State { tensor: TensorId },
     Folded { tensor: TensorId },
-    Fetched { tensor: TensorId, ticket: u64 },
+    Fetched { tensor: TensorId },
 }
 
 /// Where the payload of a worker's frame goes.
@@ -221,6 +235,7 @@ impl Remote {
         for (owed, id) in self.owed.iter_mut().zip(0..) {
             owed.chunks.fill(OwedChunk::default());
             (owed.open, owed.ticket) = (0, None);
+            (owed.returned, owed.state) = (None, None);
             owed.folded = true;
             self.due.push_back(Due::Folded { tensor: id });
         }
@@ -392,8 +407,18 @@ impl Remote {
 
     /// The worker wants the optimizer's state, as it is now.
     pub(super) fn fetch_state(&mut self, id: TensorId, ticket: u64, memory: &Memory) {
-        self.due.extend((0..memory.chunks(id)).map(|local| Due::State { tensor: id, local }));
-        self.due.push_back(Due::Fetched { tensor: id, ticket });
+        let chunks = memory.chunks(id);
+        let owed = self.owed(id, memory);
+        if chunks == 0 {
+            return self.give_back(id, ticket);
+        }
+        match &mut owed.state {
+            Some(state) => (state.left, state.ticket) = (chunks, ticket),
+            None => {
+                owed.state = Some(OwedState { next: 0, left: chunks, ticket });
+                self.due.push_back(Due::State { tensor: id });
+            }
+        }
     }
 
     /// A chunk was published.
@@ -425,13 +450,25 @@ impl Remote {
         }
     }
 
-    /// Returns the ticket if nothing is wanted any more.
+    /// Returns the ticket if nothing is wanted any more. Tickets come back in order: not before those of a state under way.
     fn close(&mut self, id: TensorId, memory: &Memory) {
         let owed = self.owed(id, memory);
         if owed.open == 0
+            && owed.state.is_none()
             && let Some(ticket) = owed.ticket.take()
         {
-            self.due.push_back(Due::Fetched { tensor: id, ticket });
+            self.give_back(id, ticket);
+        }
+    }
+
+    fn give_back(&mut self, id: TensorId, ticket: u64) {
+        let returned = &mut self.owed[id as usize].returned;
+        match returned {
+            Some(before) => *before = ticket.max(*before),
+            None => {
+                *returned = Some(ticket);
+                self.due.push_back(Due::Fetched { tensor: id });
+            }
         }
     }
 
@@ -507,15 +544,33 @@ impl Remote {
                     Notice::Value { tensor, chunk, version: published.version, steps: published.steps };
                 Some((notice, value))
             }
-            Due::State { tensor, local } => {
-                let (chunk, state) = memory.state(tensor, local);
+            Due::State { tensor } => {
+                let (chunk, state) = memory.state(tensor, self.next_of_state(tensor, memory)?);
                 Some((Notice::State { tensor, chunk }, state))
             }
             Due::Folded { tensor } => {
                 self.owed[tensor as usize].folded = false;
                 Some((Notice::Folded { tensor, count: self.folded[tensor as usize] }, &[]))
             }
-            Due::Fetched { tensor, ticket } => Some((Notice::Fetched { tensor, ticket }, &[])),
+            Due::Fetched { tensor } => {
+                let ticket = self.owed[tensor as usize].returned.take()?;
+                Some((Notice::Fetched { tensor, ticket }, &[]))
+            }
         }
+    }
+
+    /// The chunk whose state is sent now. The rest goes to the end of the queue, behind what others wait for.
+    fn next_of_state(&mut self, id: TensorId, memory: &Memory) -> Option<usize> {
+        let owed = &mut self.owed[id as usize];
+        let OwedState { next, left, ticket } = owed.state.take()?;
+        if left > 1 {
+            let chunks = owed.chunks.len();
+            owed.state = Some(OwedState { next: (next + 1) % chunks, left: left - 1, ticket });
+            self.due.push_back(Due::State { tensor: id });
+        } else {
+            self.give_back(id, ticket);
+            self.close(id, memory);
+        }
+        Some(next)
     }
 }

@@ -4,9 +4,11 @@
 //! mapped it seals it against every other writer and gives it to the consumers.
 
 use super::catalog::Catalog;
+use crate::limits;
 use penstock_fabric::items::region::{Layout, WAITERS_BYTES, Waiters, make};
 use penstock_fabric::region::Region;
 use penstock_proto::Rank;
+use penstock_proto::account::{Account, Charge, Exhausted, Resource};
 use penstock_proto::error::Refusal;
 use penstock_proto::items::TableError;
 use penstock_proto::items::control::{PART_BYTES, TableAnswer, TableAsk};
@@ -25,8 +27,17 @@ struct Homed {
     page: Region,
     waiters: Waiters,
     sealed: bool,
-    /// Consumers that wait until it is: rank and request.
-    waiting: Vec<(Rank, u64)>,
+    /// Consumers that wait until it is.
+    waiting: Vec<Wait>,
+    _charges: [Charge; 3],
+}
+
+/// A request that waits: whose, its number, the table's name.
+struct Wait {
+    rank: Rank,
+    request: u64,
+    name: String,
+    _charges: [Charge; 2],
 }
 
 /// A region that has its writer and no other, for whoever passes its rows on.
@@ -40,13 +51,14 @@ pub(super) struct Sealed {
 
 #[derive(Default)]
 pub(super) struct Tables {
+    account: Account,
     registry: Registry,
     regions: BTreeMap<RegionId, Homed>,
-    /// Workers that wait for a table: rank, request, name.
-    joining: Vec<(Rank, u64, String)>,
-    /// Workers that are ready for a table, and those that wait until all are: rank, request, name.
+    /// Workers that wait for a table.
+    joining: Vec<Wait>,
+    /// Workers that are ready for a table, and those that wait until all are.
     ready: BTreeMap<String, BTreeSet<Rank>>,
-    waiting: Vec<(Rank, u64, String)>,
+    waiting: Vec<Wait>,
 }
 
 /// What a request is answered with.
@@ -68,6 +80,28 @@ pub(super) struct Asker<'a> {
 }
 
 impl Tables {
+    /// Whatever is kept is charged to this job's account.
+    pub(super) fn charged_to(account: &Account) -> Self {
+        let (account, registry) = (account.clone(), Registry::charged_to(account.clone()));
+        Self { account, registry, ..Self::default() }
+    }
+
+    /// A worker has gone: nothing waits for it.
+    pub(super) fn forget(&mut self, rank: Rank) {
+        let regions = self.regions.values_mut().map(|homed| &mut homed.waiting);
+        for waiting in regions.chain([&mut self.joining, &mut self.waiting]) {
+            waiting.retain(|wait| wait.rank != rank);
+        }
+    }
+
+    /// A request that waits for a table that was begun; `None` if it waits already.
+    fn wait(&self, asker: &Asker<'_>, among: &[Wait], name: String) -> Result<Option<Wait>, Refusal> {
+        if !self.registry.knows(&name) {
+            return Err(out_of_turn("a wait for a table that was not begun"));
+        }
+        Wait::new(&self.account, asker, among, name)
+    }
+
     /// Carries out a request: what can be answered now, to the asker and to others, and a region that was sealed by it.
     pub(super) fn ask(
         &mut self,
@@ -86,26 +120,23 @@ impl Tables {
             TableAsk::Begin { spec, home, near } => Some(done(self.registry.begin(rank, &spec, home, near))),
             TableAsk::Rows { name, part, bytes } => Some(done(self.registry.part(rank, &name, part, &bytes))),
             TableAsk::End { name } => Some(done(self.registry.end(rank, &name))),
-            TableAsk::Join { name } => {
-                let waits = self
-                    .joining
-                    .iter()
-                    .any(|(other, request, _)| (*other, *request) == (rank, asker.request));
-                if !waits {
-                    self.joining.push((rank, asker.request, name));
+            TableAsk::Join { name } => match self.wait(asker, &self.joining, name) {
+                Ok(wait) => {
+                    self.joining.extend(wait);
+                    answers.append(&mut self.join(asker.live));
+                    None
                 }
-                answers.append(&mut self.join(asker.live));
-                None
-            }
-            TableAsk::Ready { name } => {
-                self.ready.entry(name.clone()).or_default().insert(rank);
-                if !self.waiting.iter().any(|(other, request, _)| (*other, *request) == (rank, asker.request))
-                {
-                    self.waiting.push((rank, asker.request, name));
+                Err(refusal) => Some(Err(refusal)),
+            },
+            TableAsk::Ready { name } => match self.wait(asker, &self.waiting, name.clone()) {
+                Ok(wait) => {
+                    self.ready.entry(name).or_default().insert(rank);
+                    self.waiting.extend(wait);
+                    answers.append(&mut self.join(asker.live));
+                    None
                 }
-                answers.append(&mut self.join(asker.live));
-                None
-            }
+                Err(refusal) => Some(Err(refusal)),
+            },
             TableAsk::Absent { name } => {
                 let ranks = self.registry.missing(&name, asker.live);
                 Some(Ok((TableAnswer::Absent { ranks }, Vec::new())))
@@ -117,7 +148,7 @@ impl Tables {
             }
             TableAsk::Mapped { region } => match self.seal(asker, region, &mut answers) {
                 Ok(it) => {
-                    sealed = Some(it);
+                    sealed = it;
                     Some(Ok((TableAnswer::Done, Vec::new())))
                 }
                 Err(refusal) => Some(Err(refusal)),
@@ -130,20 +161,22 @@ impl Tables {
     /// Answers those who wait for tables that all live workers have declared, or are ready for.
     pub(super) fn join(&mut self, live: &BTreeSet<Rank>) -> Answers {
         let mut answers = Vec::new();
-        self.waiting.retain(|(rank, request, name)| {
+        self.waiting.retain(|Wait { rank, request, name, .. }| {
             let all = self.ready.get(name).is_some_and(|ready| live.is_subset(ready));
             if all {
                 answers.push((*rank, *request, Ok((TableAnswer::Done, Vec::new()))));
             }
             !all
         });
-        self.joining.retain(|(rank, request, name)| match self.registry.joined(*rank, name, live) {
-            None => true,
-            Some(joined) => {
-                let answer = joined
-                    .map(|Joined { id, producers }| (TableAnswer::Joined { id, producers }, Vec::new()));
-                answers.push((*rank, *request, answer.map_err(Refusal::Table)));
-                false
+        self.joining.retain(|Wait { rank, request, name, .. }| {
+            match self.registry.joined(*rank, name, live) {
+                None => true,
+                Some(joined) => {
+                    let answer = joined
+                        .map(|Joined { id, producers }| (TableAnswer::Joined { id, producers }, Vec::new()));
+                    answers.push((*rank, *request, answer.map_err(Refusal::Table)));
+                    false
+                }
             }
         });
         answers
@@ -173,47 +206,99 @@ impl Tables {
         let layout = Layout::new(shape.slots, shape.row_bytes);
         let homed = match self.regions.entry(id) {
             Entry::Occupied(homed) => homed.into_mut(),
-            Entry::Vacant(place) => place.insert(Homed::make(id, shape, layout, catalog)?),
+            Entry::Vacant(place) => {
+                let peer = self.account.peer(asker.rank);
+                place.insert(Homed::make(id, shape, layout, catalog, &peer)?)
+            }
         };
         if homed.shape != shape {
             return Err(out_of_turn("a region with other rows than it has"));
         }
         if !homed.sealed && asker.rank != id.rank {
-            homed.waiting.push((asker.rank, asker.request));
+            let wait = Wait::new(&self.account, asker, &homed.waiting, String::new())?;
+            homed.waiting.extend(wait);
             return Ok(None);
         }
         homed.pass(asker.bell).map(Some)
     }
 
-    fn seal(&mut self, asker: &Asker<'_>, id: RegionId, answers: &mut Answers) -> Result<Sealed, Refusal> {
+    fn seal(
+        &mut self,
+        asker: &Asker<'_>,
+        id: RegionId,
+        answers: &mut Answers,
+    ) -> Result<Option<Sealed>, Refusal> {
         let homed = self.regions.get_mut(&id).filter(|_| id.rank == asker.rank);
         let homed = homed.ok_or_else(|| out_of_turn("a region that is another's"))?;
-        if !homed.sealed {
+        let new = !homed.sealed;
+        if new {
             homed.region.seal().map_err(|errno| Refusal::System {
                 what: "seal a table's memory".to_owned(),
                 reason: errno.to_string(),
             })?;
             homed.sealed = true;
         }
-        for (rank, request) in std::mem::take(&mut homed.waiting) {
+        for Wait { rank, request, .. } in std::mem::take(&mut homed.waiting) {
             answers.push((rank, request, homed.pass(asker.bell)));
         }
+        // Said twice, it is passed on once.
+        if !new {
+            return Ok(None);
+        }
         let region = clone(homed.region.fd())?;
-        Ok(Sealed { id, region, layout: homed.layout, shape: homed.shape, waiters: homed.waiters.clone() })
+        let (layout, shape, waiters) = (homed.layout, homed.shape, homed.waiters.clone());
+        Ok(Some(Sealed { id, region, layout, shape, waiters }))
     }
 }
 
+impl Wait {
+    /// `None` if it is among those that wait.
+    fn new(
+        account: &Account,
+        asker: &Asker<'_>,
+        among: &[Self],
+        name: String,
+    ) -> Result<Option<Self>, Refusal> {
+        let (rank, request) = (asker.rank, asker.request);
+        if among.iter().any(|wait| (wait.rank, wait.request) == (rank, request)) {
+            return Ok(None);
+        }
+        let refuse = |why: Exhausted| why.refuse("another wait for a table");
+        let peer = account.peer(rank);
+        let bytes = (size_of::<Self>() + name.len()) as u64;
+        let charges = [
+            peer.charge(Resource::Entries, WAIT_ENTRIES).map_err(refuse)?,
+            peer.charge(Resource::Bytes, bytes).map_err(refuse)?,
+        ];
+        Ok(Some(Self { rank, request, name, _charges: charges }))
+    }
+}
+
+/// Entries that a wait for a table counts for: all are looked at when one may have become possible.
+const WAIT_ENTRIES: u64 = 16;
+
 impl Homed {
-    fn make(id: RegionId, shape: Shape, layout: Layout, catalog: &mut Catalog) -> Result<Self, Refusal> {
+    fn make(
+        id: RegionId,
+        shape: Shape,
+        layout: Layout,
+        catalog: &mut Catalog,
+        peer: &Account,
+    ) -> Result<Self, Refusal> {
         let bytes = (layout.total() + WAITERS_BYTES) as u64;
-        catalog.take_for_table(id.table, bytes)?;
+        let refuse = |why: Exhausted| why.refuse(format!("the memory of table {}", id.table));
+        let charges = [
+            catalog.take_for_table(id.table, bytes)?,
+            peer.charge(Resource::Descriptors, 3).map_err(refuse)?,
+            peer.charge(Resource::Mappings, 3).map_err(refuse)?,
+        ];
         let made = make(&layout).and_then(|region| Ok((region, Waiters::make()?)));
         let (region, (waiters, page)) = made.map_err(|errno| {
-            catalog.give_back(bytes);
-            let (what, reason) = ("make a table's memory".to_owned(), errno.to_string());
+            let (what, reason) = ("make a table's memory".to_owned(), limits::explain(errno));
             Refusal::System { what, reason }
         })?;
-        Ok(Self { layout, shape, region, page, waiters, sealed: false, waiting: Vec::new() })
+        let (sealed, waiting) = (false, Vec::new());
+        Ok(Self { layout, shape, region, page, waiters, sealed, waiting, _charges: charges })
     }
 
     fn pass(&self, bell: BorrowedFd<'_>) -> Answered {

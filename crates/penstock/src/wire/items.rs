@@ -3,6 +3,7 @@
 use super::Ended;
 use super::vigil::Vigil;
 use penstock_fabric::net::stream::{Got, Stream};
+use penstock_proto::account::{Account, Charge, Resource};
 use penstock_proto::items::node::{Broken, Host, Node, Peer};
 use penstock_proto::items::wire::MAX_MESSAGE_BYTES;
 use penstock_proto::record::{self, LENGTH_BYTES, RecordError};
@@ -20,6 +21,9 @@ const TURN: usize = 4 << 20;
 #[derive(Debug)]
 pub(crate) struct ItemWire {
     stream: Stream,
+    account: Account,
+    /// Of what `input` has grown by.
+    charge: Charge,
     input: Vec<u8>,
     /// Bytes of `input` that are read, and before which they are used.
     filled: usize,
@@ -41,9 +45,11 @@ impl From<Broken> for Ended {
 }
 
 impl ItemWire {
-    pub(crate) fn new(stream: Stream, lease: Duration) -> Self {
-        let (input, output) = (vec![0; READ], Vec::new());
-        Self { stream, input, filled: 0, used: 0, output, written: 0, heard: 0, vigil: Vigil::new(lease) }
+    /// What it has to keep of the peer's beyond what any connection has is charged to `account`.
+    pub(crate) fn new(stream: Stream, lease: Duration, account: Account) -> Self {
+        let (input, output, charge) = (vec![0; READ], Vec::new(), Charge::default());
+        let (filled, used, written, heard, vigil) = (0, 0, 0, 0, Vigil::new(lease));
+        Self { stream, account, charge, input, filled, used, output, written, heard, vigil }
     }
 
     pub(crate) fn stream(&self) -> &Stream {
@@ -76,6 +82,9 @@ impl ItemWire {
             }
             if self.used == self.filled {
                 (self.used, self.filled) = (0, 0);
+                if self.input.len() > 4 * READ {
+                    (self.input, self.charge) = (vec![0; READ], Charge::default());
+                }
             }
         }
         Ok(true)
@@ -100,6 +109,8 @@ impl ItemWire {
             if longer == self.input.len() {
                 return Err(Ended::Peer("it sent a message without an end".to_owned()));
             }
+            let charge = self.account.charge(Resource::Bytes, longer as u64);
+            self.charge = charge.map_err(|why| Ended::Peer(format!("for a long message {why}")))?;
             self.input.resize(longer, 0);
         }
         Ok(())

@@ -3,6 +3,7 @@
 
 pub(crate) mod cutter;
 mod line;
+pub(crate) mod tenants;
 
 pub(crate) use line::Line;
 use penstock::options::Options;

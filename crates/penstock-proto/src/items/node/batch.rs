@@ -44,6 +44,11 @@ impl Batch {
         Self { region, head, turn: 0, rows: Vec::new(), values, next, value, row_bytes }
     }
 
+    /// Bytes that it takes.
+    pub(super) fn kept_bytes(&self) -> u64 {
+        (self.values.len() + self.rows.len() * size_of::<Sent>()) as u64
+    }
+
     /// Appends a row by itself, whose value stands in `values` if it is sent.
     fn push(&mut self, place: u32, look: Look, value: bool) {
         self.rows.push(Sent { place, count: 1, look, value });

@@ -26,6 +26,7 @@ use super::memory::{Changed, Memory};
 use super::rows::RowSet;
 use super::spec::Propagation;
 use super::wire::{Encoder, Entries, Entry, Head, Malformed, Message, RegionId, Shape};
+use crate::account::{Account, Charge, Exhausted, Resource};
 use batch::{Batch, Due, bounded, collect, eager, fetched, whole};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use subscriber::{Pending, Subscriber};
@@ -35,6 +36,9 @@ pub type Peer = u32;
 
 /// Most subscriptions of one peer to regions whose producer has not come yet.
 const MAX_WAITING: usize = 1 << 16;
+
+/// Most versions that a need may name: one for each consumer.
+const MOST_NEEDS: usize = crate::message::MAX_WORKERS as usize;
 
 /// Whatever the node cannot do itself.
 pub trait Host {
@@ -49,6 +53,11 @@ pub trait Host {
 
     /// A flush is complete.
     fn flushed(&mut self, id: u64);
+
+    /// What is kept for a peer is charged to this.
+    fn account(&self, _peer: Peer) -> Account {
+        Account::default()
+    }
 }
 
 /// A peer said what no honest one says.
@@ -60,6 +69,14 @@ pub enum Broken {
     /// A message that makes no sense from this peer.
     #[error("it sent {0}")]
     Nonsense(&'static str),
+    /// More would have to be kept for it than may be.
+    #[error("for {what} {why}")]
+    Exhausted {
+        /// What.
+        what: &'static str,
+        /// What was asked, what is left.
+        why: Exhausted,
+    },
 }
 
 /// Where a region's rows come from, if not from this host.
@@ -77,7 +94,7 @@ struct Upstream {
     synced: bool,
     needs: Vec<u64>,
     /// Fetches without an answer: ticket, version, slots of the source.
-    fetches: BTreeMap<u64, (u64, RowSet)>,
+    fetches: BTreeMap<u64, (u64, RowSet, Kept)>,
     /// Whether the first rows of a batch have come and the last have not.
     receiving: bool,
     /// Whether this connection has heard the subscription.
@@ -98,6 +115,21 @@ struct Region<M> {
     traffic: (u64, u64),
 }
 
+/// What was charged for something that is kept: bytes and entries.
+type Kept = [Charge; 2];
+
+/// Charges a peer with something to be kept for it.
+fn keep(account: &Account, what: &'static str, bytes: u64) -> Result<Kept, Broken> {
+    let refuse = |why| Broken::Exhausted { what, why };
+    let entry = account.charge(Resource::Entries, 1).map_err(refuse)?;
+    Ok([account.charge(Resource::Bytes, bytes).map_err(refuse)?, entry])
+}
+
+/// Bytes of what is kept for a subscription or a fetch, beside its rows.
+const ENTRY_BYTES: u64 = 512;
+/// Bytes of messages for a peer that are not charged: what is always under way.
+const FREE_BYTES: u64 = 64 * 1024;
+
 /// A flush that waits until some regions' rows have been sent.
 #[derive(Debug)]
 struct Flush {
@@ -106,12 +138,20 @@ struct Flush {
     asked: bool,
     /// By region: the turn, that or a later one, in which what was due must have been taken.
     regions: BTreeMap<RegionId, u64>,
+    _kept: Kept,
 }
 
 #[derive(Debug, Default)]
 struct Connection {
+    account: Account,
     messages: Vec<u8>,
+    /// What of the messages, here and on their way, was charged.
+    unread: Charge,
     batch: Option<Batch>,
+    /// Of the rows on their way.
+    under_way: Charge,
+    /// Why the peer is to be taken for lost.
+    overdrawn: Option<Broken>,
     flushes: Vec<Flush>,
     /// The region that had the last turn.
     turn: Option<RegionId>,
@@ -127,7 +167,8 @@ struct Waiting {
     rows: RowSet,
     needs: Vec<u64>,
     /// Ticket, version, places.
-    fetches: Vec<(u64, u64, RowSet)>,
+    fetches: Vec<(u64, u64, RowSet, Kept)>,
+    kept: Kept,
 }
 
 /// The machine.
@@ -188,7 +229,9 @@ impl<H: Host> Node<H> {
     /// A connection to a peer stands, for the first time or again.
     pub fn connected(&mut self, peer: Peer) {
         self.lost(peer);
-        self.peers.insert(peer, Connection::default());
+        let account = self.host.account(peer);
+        let unread = account.charge(Resource::Bytes, 0).unwrap_or_default();
+        self.peers.insert(peer, Connection { account, unread, ..Connection::default() });
         let ids: Vec<RegionId> = self.regions.keys().copied().collect();
         for id in ids {
             self.offer(id);
@@ -200,7 +243,7 @@ impl<H: Host> Node<H> {
         }
         let flushing: Vec<u64> =
             self.flushing.iter().filter(|(_, other)| **other == peer).map(|(id, _)| *id).collect();
-        flushing.into_iter().for_each(|id| self.begin_flush(id, peer, false));
+        flushing.into_iter().for_each(|id| _ = self.begin_flush(id, peer, false));
     }
 
     /// The connection to a peer is gone: what it was to be sent, it will ask for again.
@@ -208,7 +251,10 @@ impl<H: Host> Node<H> {
         if self.peers.remove(&peer).is_none() {
             return;
         }
-        self.waiting.values_mut().for_each(|waiting| waiting.retain(|waiting| waiting.peer != peer));
+        self.waiting.retain(|_, waiting| {
+            waiting.retain(|waiting| waiting.peer != peer);
+            !waiting.is_empty()
+        });
         let ids: Vec<RegionId> = self.regions.keys().copied().collect();
         for id in ids {
             let Some(region) = self.regions.get_mut(&id) else { continue };
@@ -242,15 +288,15 @@ impl<H: Host> Node<H> {
     pub fn fetch(&mut self, id: RegionId, places: &RowSet, version: u64) -> Option<u64> {
         let upstream = self.regions.get(&id)?.upstream.as_ref()?;
         let slots = RowSet::from_rows(places.iter().filter_map(|place| upstream.rows.nth(place)));
-        self.fetch_slots(id, slots, version)
+        self.fetch_slots(id, slots, version, Kept::default())
     }
 
-    fn fetch_slots(&mut self, id: RegionId, slots: RowSet, version: u64) -> Option<u64> {
+    fn fetch_slots(&mut self, id: RegionId, slots: RowSet, version: u64, kept: Kept) -> Option<u64> {
         self.next += 1;
         let ticket = self.next;
         let upstream = self.regions.get_mut(&id)?.upstream.as_mut()?;
         let (peer, places, heard) = (upstream.peer, upstream.places(&slots), upstream.heard);
-        upstream.fetches.insert(ticket, (version, slots));
+        upstream.fetches.insert(ticket, (version, slots, kept));
         if heard {
             self.say(peer, &Message::Fetch { region: id, ticket, version, places });
         }
@@ -266,7 +312,7 @@ impl<H: Host> Node<H> {
     pub fn flush(&mut self, peer: Peer) -> u64 {
         self.next += 1;
         self.flushing.insert(self.next, peer);
-        self.begin_flush(self.next, peer, false);
+        let _ = self.begin_flush(self.next, peer, false);
         self.next
     }
 
@@ -280,14 +326,17 @@ impl<H: Host> Node<H> {
         }
     }
 
-    fn begin_flush(&mut self, id: u64, peer: Peer, asked: bool) {
+    fn begin_flush(&mut self, id: u64, peer: Peer, asked: bool) -> Result<(), Broken> {
         self.collect_all();
         self.turn += 1;
         let regions = self.unsent(peer);
         if let Some(connection) = self.peers.get_mut(&peer) {
-            connection.flushes.push(Flush { id, asked, regions });
+            let bytes = ENTRY_BYTES + (regions.len() * 2 * size_of::<RegionId>()) as u64;
+            let kept = keep(&connection.account, "a flush", bytes)?;
+            connection.flushes.push(Flush { id, asked, regions, _kept: kept });
         }
         self.settle(peer);
+        Ok(())
     }
 
     // Regions and subscriptions
@@ -295,7 +344,13 @@ impl<H: Host> Node<H> {
     fn say(&mut self, peer: Peer, message: &Message<'_>) {
         if let Some(connection) = self.peers.get_mut(&peer) {
             Encoder::message(&mut connection.messages, message);
+            connection.note_messages();
         }
+    }
+
+    /// A peer that does not read what it is sent, and for which no more can be kept: it is to be taken for lost.
+    pub fn overdrawn(&mut self) -> Option<(Peer, Broken)> {
+        self.peers.iter_mut().find_map(|(peer, connection)| Some((*peer, connection.overdrawn.take()?)))
     }
 
     fn offer(&mut self, id: RegionId) {
@@ -320,8 +375,9 @@ impl<H: Host> Node<H> {
         let Some(upstream) = self.regions.get(&id).and_then(|region| region.upstream.as_ref()) else {
             return;
         };
-        let fetch =
-            |(&ticket, (version, slots)): (&u64, &(u64, RowSet))| (ticket, *version, upstream.places(slots));
+        let fetch = |(&ticket, (version, slots, _)): (&u64, &(u64, RowSet, Kept))| {
+            (ticket, *version, upstream.places(slots))
+        };
         let fetches: Vec<(u64, u64, RowSet)> = upstream.fetches.iter().map(fetch).collect();
         let (peer, needs, silent) = (upstream.peer, upstream.needs.clone(), !upstream.heard);
         if silent {
@@ -338,13 +394,15 @@ impl<H: Host> Node<H> {
     /// Lets in those who have waited for a region.
     fn admit(&mut self, id: RegionId) {
         for waiting in self.waiting.remove(&id).unwrap_or_default() {
-            let Waiting { peer, shape, done, serial, rows, needs, fetches } = waiting;
+            let Waiting { peer, shape, done, serial, rows, needs, fetches, kept } = waiting;
             // One that expects other rows than there are hears of nothing; its own wait ends it.
+            drop(kept);
             let _ = self.enter(id, peer, shape, done, serial, rows);
             if !needs.is_empty() {
                 let _ = self.needed(id, peer, needs);
             }
-            for (ticket, version, places) in fetches {
+            for (ticket, version, places, kept) in fetches {
+                drop(kept);
                 let _ = self.wanted(id, peer, ticket, version, &places);
             }
         }
@@ -359,10 +417,17 @@ impl<H: Host> Node<H> {
         serial: u64,
         rows: RowSet,
     ) -> Result<(), Broken> {
+        let account = self.host.account(peer);
         let Some(region) = self.regions.get_mut(&id) else { return Ok(()) };
         if shape != region.shape || rows.end() > u64::from(shape.slots) || rows.is_empty() {
             return Err(Broken::Nonsense("a subscription to other rows than there are"));
         }
+        // The rows, also as what is wanted of the source; which of them have changed; and what it has of each.
+        let bytes = ENTRY_BYTES + 2 * rows.kept_bytes() + (rows.len() + 1024) * size_of::<Changed>() as u64;
+        let bounded = shape.propagation == Propagation::Bounded;
+        let had = if bounded { rows.len() * size_of::<(u64, u64)>() as u64 } else { 0 };
+        region.subscribers.remove(&peer);
+        let kept = keep(&account, "a subscription", bytes + had)?;
         // What was heard before it came is not told to it.
         collect(region, &mut self.scratch);
         let have = match shape.propagation {
@@ -385,6 +450,7 @@ impl<H: Host> Node<H> {
             needs: Vec::new(),
             fetches: VecDeque::new(),
             handing_over: false,
+            _kept: kept,
         };
         region.subscribers.insert(peer, subscriber);
         let Some(upstream) = &mut region.upstream else { return Ok(()) };
@@ -432,29 +498,41 @@ impl<H: Host> Node<H> {
 
     /// Takes a message, without its length, of a peer. On an error the peer is to be taken for lost.
     pub fn receive(&mut self, peer: Peer, record: &[u8]) -> Result<(), Broken> {
+        // A long message that is no rows is a set of rows, which takes more memory than it has bytes.
+        let _decoded = match record.len() > FREE_BYTES as usize && !Message::is_rows(record) {
+            true => keep(&self.host.account(peer), "a long message", RowSet::decoded_bytes(record))?,
+            false => Kept::default(),
+        };
         match Message::decode(record)? {
             Message::Offer { region, shape } => self.offered(peer, region, shape),
             Message::Subscribe { region, shape, done, serial, rows } => {
                 if self.regions.contains_key(&region) {
                     return self.enter(region, peer, shape, done, serial, rows);
                 }
+                let bytes = ENTRY_BYTES + rows.kept_bytes();
+                let kept = keep(&self.host.account(peer), "a subscription", bytes)?;
                 let waiting = self.waiting.entry(region).or_default();
                 waiting.retain(|waiting| waiting.peer != peer);
                 let (needs, fetches) = (Vec::new(), Vec::new());
-                waiting.push(Waiting { peer, shape, done, serial, rows, needs, fetches });
+                waiting.push(Waiting { peer, shape, done, serial, rows, needs, fetches, kept });
                 if self.waiting.len() > MAX_WAITING {
                     return Err(Broken::Nonsense("more subscriptions than any worker has"));
                 }
                 Ok(())
             }
             Message::Fetch { region, ticket, version, places } => {
+                let account = self.host.account(peer);
                 if let Some(waiting) = self.is_waiting(region, peer) {
-                    waiting.fetches.push((ticket, version, places));
+                    let kept = keep(&account, "a fetch", ENTRY_BYTES + places.kept_bytes())?;
+                    waiting.fetches.push((ticket, version, places, kept));
                     return Ok(());
                 }
                 self.wanted(region, peer, ticket, version, &places)
             }
             Message::Need { region, versions } => {
+                if versions.len() > MOST_NEEDS {
+                    return Err(Broken::Nonsense("needs of more consumers than a job has workers"));
+                }
                 if let Some(waiting) = self.is_waiting(region, peer) {
                     waiting.needs = versions;
                     return Ok(());
@@ -462,10 +540,7 @@ impl<H: Host> Node<H> {
                 self.needed(region, peer, versions)
             }
             Message::Rows { region, head, entries } => self.rows(peer, region, &head, entries),
-            Message::Flush { id } => {
-                self.begin_flush(id, peer, true);
-                Ok(())
-            }
+            Message::Flush { id } => self.begin_flush(id, peer, true),
             Message::Flushed { id } => {
                 if self.flushing.remove(&id).is_some() {
                     self.host.flushed(id);
@@ -487,11 +562,19 @@ impl<H: Host> Node<H> {
         version: u64,
         places: &RowSet,
     ) -> Result<(), Broken> {
+        let account = self.host.account(peer);
         let subscriber = self.subscriber(id, peer)?;
+        if places.end() > subscriber.rows.len() {
+            return Err(Broken::Nonsense("a fetch of rows that it has not subscribed to"));
+        }
+        // A few bytes may name any number of rows, which stand here one by one.
+        let bytes = ENTRY_BYTES + places.len() * size_of::<u32>() as u64;
+        let kept = keep(&account, "a fetch", bytes)?;
         let slots: Option<Vec<u32>> =
             places.iter().map(|place| subscriber.rows.nth(place).map(|slot| slot as u32)).collect();
         let slots = slots.ok_or(Broken::Nonsense("a fetch of rows that it has not subscribed to"))?;
-        let pending = Pending { ticket, version, slots, fresh: 0, relayed: None, answered: false };
+        let pending =
+            Pending { ticket, version, slots, fresh: 0, relayed: None, answered: false, _kept: kept };
         subscriber.fetches.push_back(pending);
         subscriber.dirty = true;
         Ok(())
@@ -645,6 +728,11 @@ impl<H: Host> Node<H> {
     pub fn transmit(&mut self, peer: Peer, out: &mut Vec<u8>, limit: usize) -> bool {
         loop {
             let Some(connection) = self.peers.get_mut(&peer) else { return false };
+            // What was taken before has gone: whoever takes it takes no more until then.
+            if out.is_empty() {
+                connection.unread.shrink_to(0);
+                connection.note_messages();
+            }
             out.append(&mut connection.messages);
             while let Some(batch) = &mut connection.batch {
                 if out.len() >= limit {
@@ -656,7 +744,7 @@ impl<H: Host> Node<H> {
                     region.traffic.0 += (out.len() - before) as u64;
                 }
                 if last {
-                    connection.batch = None;
+                    (connection.batch, connection.under_way) = (None, Charge::default());
                     self.sent(peer, id, turn);
                     break;
                 }
@@ -670,8 +758,13 @@ impl<H: Host> Node<H> {
             }
             match self.next_batch(peer) {
                 Some(batch) => {
-                    if let Some(connection) = self.peers.get_mut(&peer) {
-                        connection.batch = Some(batch);
+                    let Some(connection) = self.peers.get_mut(&peer) else { return false };
+                    match connection.account.charge(Resource::Bytes, batch.kept_bytes()) {
+                        Ok(charge) => (connection.batch, connection.under_way) = (Some(batch), charge),
+                        Err(why) => {
+                            connection.overdrawn = Some(Broken::Exhausted { what: "rows on their way", why });
+                            return false;
+                        }
                     }
                 }
                 // A fetch may have been relayed to this very peer.
@@ -768,8 +861,11 @@ impl<H: Host> Node<H> {
                 (at, pending.version, RowSet::from_rows(pending.slots.iter().map(|&slot| slot.into())))
             })
             .collect();
+        let account = self.host.account(peer);
         for (at, version, slots) in asks {
-            let ticket = self.fetch_slots(id, slots, version);
+            // Where it cannot be kept it is asked for later.
+            let Ok(kept) = keep(&account, "a fetch", ENTRY_BYTES + slots.kept_bytes()) else { return };
+            let ticket = self.fetch_slots(id, slots, version, kept);
             if let Some(pending) = self
                 .regions
                 .get_mut(&id)
@@ -784,6 +880,19 @@ impl<H: Host> Node<H> {
 impl<M> Region<M> {
     fn new(memory: M, shape: Shape, upstream: Option<Upstream>, home: Option<Peer>) -> Self {
         Self { memory, shape, upstream, home, subscribers: BTreeMap::new(), heard: 0, traffic: (0, 0) }
+    }
+}
+
+impl Connection {
+    /// Charges the messages for it that are longer than what is always under way.
+    fn note_messages(&mut self) {
+        let bytes = self.messages.len() as u64;
+        let more = bytes.saturating_sub(FREE_BYTES).saturating_sub(self.unread.amount());
+        if more > 0
+            && let Err(why) = self.unread.grow(more)
+        {
+            self.overdrawn = Some(Broken::Exhausted { what: "messages that it does not read", why });
+        }
     }
 }
 

@@ -17,6 +17,7 @@ pub(super) struct Pending {
     /// The ticket by which the region's own source was asked, and whether it has answered.
     pub(super) relayed: Option<u64>,
     pub(super) answered: bool,
+    pub(super) _kept: super::Kept,
 }
 
 /// A peer that is sent rows of a region.
@@ -47,6 +48,7 @@ pub(super) struct Subscriber {
     pub(super) fetches: VecDeque<Pending>,
     /// Whether all rows are to be sent, whatever the propagation: their producer leaves.
     pub(super) handing_over: bool,
+    pub(super) _kept: super::Kept,
 }
 
 impl Subscriber {

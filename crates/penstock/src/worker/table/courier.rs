@@ -13,6 +13,7 @@ use crate::worker::Error;
 use crate::worker::link::{Deadline, Fate, INTERRUPT_EVERY, lock};
 use penstock_fabric::items::memory::RegionMemory;
 use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
+use penstock_proto::account::Account;
 use penstock_proto::error::JobFailure;
 use penstock_proto::handshake::Purpose;
 use penstock_proto::items::RowSet;
@@ -328,7 +329,10 @@ impl Shared {
                 Ok(stream) => {
                     let before = heard;
                     match stream.as_fd().try_clone_to_owned() {
-                        Ok(socket) => heard += self.serve(ItemWire::new(stream, self.setup.lease), &socket),
+                        Ok(socket) => {
+                            let wire = ItemWire::new(stream, self.setup.lease, Account::default());
+                            heard += self.serve(wire, &socket);
+                        }
                         Err(error) => tracing::warn!(%error, "a connection for items could not be used"),
                     }
                     // One that ended before it brought anything is not made again at once.

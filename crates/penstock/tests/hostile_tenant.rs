@@ -1,0 +1,228 @@
+//! A worker of one job makes a service keep whatever it can: it asks and never reads, repeats itself, declares and declares. The process
+//! stays within the tenant's quota, the other tenant's values are the same bit by bit, and the job is stopped as quickly as any.
+
+mod common;
+
+use common::tenants::{EVIL, SESSION, enter, evil_shard, evil_worker, frame, hear, say, service_with, train};
+use penstock_kernels::{Dtype, Rule};
+use penstock_proto::consistency::Consistency::Bsp;
+use penstock_proto::handshake::Purpose;
+use penstock_proto::items::control::{PART_BYTES, TableAsk};
+use penstock_proto::items::registry::Part;
+use penstock_proto::items::rows::RowSet;
+use penstock_proto::items::spec::{Propagation, TableSpec};
+use penstock_proto::items::wire::{Encoder, Message, RegionId, Shape};
+use penstock_proto::message::{Ask, Request, encode};
+use penstock_proto::spec::{Reduce, TensorSpec};
+use penstock_proto::submission::Submission;
+use std::fs;
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+/// What each tenant may take.
+const QUOTA: u64 = 64 * MIB;
+/// What there may be beside it: stacks, buffers, what is under way, and this test's own.
+const MARGIN: u64 = 64 * MIB;
+
+/// A number that the kernel shows of this process, in KiB there.
+fn status(name: &str) -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+    line.split_ascii_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}
+
+fn count(directory: &str) -> usize {
+    fs::read_dir(directory).unwrap().count()
+}
+
+/// What an attacker does, and keeps open.
+type Attack = fn(SocketAddr) -> Vec<TcpStream>;
+
+/// The honest tenant's values while `attack` goes on and stays.
+fn beside(what: &str, attack: Attack) -> Vec<Vec<f64>> {
+    let (service, address) = service_with(QUOTA);
+    // From here on the peak is counted anew.
+    fs::write("/proc/self/clear_refs", "5").unwrap();
+    let before = status("VmRSS");
+    let (descriptors, threads) = (count("/proc/self/fd"), count("/proc/self/task"));
+    let open = attack(address);
+    let seen = train(address);
+    let peak = status("VmHWM");
+    assert!(peak <= before + QUOTA + MARGIN, "{what}: {} MiB resident, {} before", peak / MIB, before / MIB);
+    // One who declares no more than its quota of tensors needs no more descriptors than there are kinds of memory.
+    assert!(count("/proc/self/fd") < descriptors + 3000, "{what}: {} descriptors", count("/proc/self/fd"));
+    assert!(count("/proc/self/task") < threads + 8, "{what}: {} threads", count("/proc/self/task"));
+    let since = Instant::now();
+    service.delete("evil");
+    drop(service);
+    assert!(since.elapsed() < Duration::from_secs(2), "{what}: it took {:?} to stop", since.elapsed());
+    drop(open);
+    seen
+}
+
+/// Sends as much as the other end takes without being read.
+fn pour(stream: &mut TcpStream, messages: impl Iterator<Item = Vec<u8>>) {
+    stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+    let mut stream = std::io::BufWriter::with_capacity(64 * 1024, stream);
+    for message in messages {
+        if stream.write_all(&message).is_err() {
+            break;
+        }
+    }
+    let _ = stream.flush();
+}
+
+fn request(id: u64, body: Ask) -> Vec<u8> {
+    penstock_proto::record::record(&encode(&Request { id, settled: id, body }).unwrap())
+}
+
+fn tensor(name: &str, elements: u64, rule: Rule) -> Ask {
+    let spec = TensorSpec {
+        name: name.to_owned(),
+        shape: vec![elements],
+        dtype: Dtype::F32,
+        rule,
+        consistency: Bsp,
+        reduce: Reduce::Sum,
+        rescale: 1.0,
+        clip: None,
+        refuse_nonfinite: false,
+    };
+    Ask::Declare { spec, decided: None }
+}
+
+fn asked(control: &mut TcpStream, id: u64, body: Ask) {
+    say(control, &encode(&Request { id, settled: id, body }).unwrap());
+    hear(control).unwrap();
+}
+
+fn fetches_of_a_state_that_are_never_read(address: SocketAddr) -> Vec<TcpStream> {
+    let mut control = evil_worker(address);
+    let rule = Rule::Sgd { momentum: true, nesterov: false, maximize: false };
+    asked(&mut control, 2, tensor("w", MIB, rule));
+    let mut shard = evil_shard(address);
+    let fetch = |ticket| Submission::Fetch { tensor: 0, state: true, version: 0, ticket };
+    pour(&mut shard, (1..20_000).map(|at| frame("evil", at, fetch(at)).encode().to_vec()));
+    vec![control, shard]
+}
+
+fn items(address: SocketAddr) -> TcpStream {
+    enter(address, "evil", EVIL, Purpose::Items { rank: 0, session: SESSION }).unwrap()
+}
+
+fn message(message: &Message<'_>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    Encoder::message(&mut bytes, message);
+    bytes
+}
+
+const REGION: RegionId = RegionId { table: 0, rank: 0 };
+
+fn fetches_of_rows_that_are_never_read(address: SocketAddr) -> Vec<TcpStream> {
+    let (control, mut items) = (evil_worker(address), items(address));
+    let shape = Shape { slots: 500_000, row_bytes: 1, propagation: Propagation::Lazy };
+    let rows = RowSet::from_ranges([0..500_000]);
+    let begin = [
+        message(&Message::Offer { region: REGION, shape }),
+        message(&Message::Subscribe { region: REGION, shape, done: 0, serial: 1, rows: rows.clone() }),
+    ];
+    let fetch = |ticket| Message::Fetch { region: REGION, ticket, version: 1 << 40, places: rows.clone() };
+    pour(&mut items, begin.into_iter().chain((1..2_000).map(|ticket| message(&fetch(ticket)))));
+    vec![control, items]
+}
+
+fn flushes_whose_answers_are_never_read(address: SocketAddr) -> Vec<TcpStream> {
+    let (control, mut items) = (evil_worker(address), items(address));
+    pour(&mut items, (1..1_000_000).map(|id| message(&Message::Flush { id })));
+    vec![control, items]
+}
+
+/// Bytes of the densest set of rows there is: two a range.
+fn dense(bytes: usize) -> Vec<u8> {
+    vec![1; bytes]
+}
+
+fn subscriptions_that_decode_to_many_times_their_bytes(address: SocketAddr) -> Vec<TcpStream> {
+    let (control, mut items) = (evil_worker(address), items(address));
+    // Twelve times as much once it is decoded; this test's own copy counts too.
+    let rows = RowSet::decode(&dense(1 << 20)).unwrap();
+    let shape = Shape { slots: 1 << 30, row_bytes: 1, propagation: Propagation::Eager };
+    let subscribe = |table| {
+        let region = RegionId { table, rank: 0 };
+        message(&Message::Subscribe { region, shape, done: 0, serial: 1, rows: rows.clone() })
+    };
+    pour(&mut items, (0..64).map(subscribe));
+    vec![control, items]
+}
+
+fn table(name: &str) -> TableSpec {
+    let (name, propagation) = (name.to_owned(), Propagation::Eager);
+    TableSpec { name, rows: 1 << 40, row_bytes: 8, sum: None, propagation }
+}
+
+fn declarations_of_rows_without_end(address: SocketAddr) -> Vec<TcpStream> {
+    let mut control = evil_worker(address);
+    let begin = TableAsk::Begin { spec: table("U"), home: 0, near: false };
+    asked(&mut control, 2, Ask::Table(begin));
+    let rows = |part| TableAsk::Rows { name: "U".to_owned(), part, bytes: dense(PART_BYTES) };
+    pour(&mut control, (3..8_000).map(|id| request(id, Ask::Table(rows(Part::Consume)))));
+    vec![control]
+}
+
+fn waits_for_a_table_without_end(address: SocketAddr) -> Vec<TcpStream> {
+    let mut control = evil_worker(address);
+    let name = "U".repeat(500);
+    let begin = TableAsk::Begin { spec: table(&name), home: 0, near: false };
+    asked(&mut control, 2, Ask::Table(begin));
+    let wait = |id: u64| match id % 2 {
+        0 => TableAsk::Join { name: name.clone() },
+        _ => TableAsk::Ready { name: name.clone() },
+    };
+    pour(&mut control, (3..300_000).map(|id| request(id, Ask::Table(wait(id)))));
+    vec![control]
+}
+
+fn questions_that_every_shard_is_asked(address: SocketAddr) -> Vec<TcpStream> {
+    let mut control = evil_worker(address);
+    asked(&mut control, 2, tensor("w", 1, Rule::Add));
+    let ask = |id: u64| match id % 2 {
+        0 => Ask::Missing { tensor: 0, version: 1 },
+        _ => Ask::Clocks,
+    };
+    pour(&mut control, (3..300_000).map(|id| request(id, ask(id))));
+    vec![control]
+}
+
+fn tiny_tensors_without_end(address: SocketAddr) -> Vec<TcpStream> {
+    let mut control = evil_worker(address);
+    pour(&mut control, (2..20_000).map(|id| request(id, tensor(&format!("t{id}"), 1, Rule::Add))));
+    vec![control]
+}
+
+fn a_declaration_repeated(address: SocketAddr) -> Vec<TcpStream> {
+    let mut control = evil_worker(address);
+    pour(&mut control, (2..20_000).map(|id| request(id, tensor("w", MIB, Rule::Add))));
+    vec![control]
+}
+
+/// One test, not one for each: they count what the whole process keeps.
+#[test]
+fn whatever_a_tenant_asks_the_process_keeps_no_more_than_its_quota_and_the_other_does_not_notice() {
+    let attacks: [(&str, Attack); 9] = [
+        ("states", fetches_of_a_state_that_are_never_read),
+        ("rows", fetches_of_rows_that_are_never_read),
+        ("flushes", flushes_whose_answers_are_never_read),
+        ("subscriptions", subscriptions_that_decode_to_many_times_their_bytes),
+        ("declarations of rows", declarations_of_rows_without_end),
+        ("waits", waits_for_a_table_without_end),
+        ("questions", questions_that_every_shard_is_asked),
+        ("tiny tensors", tiny_tensors_without_end),
+        ("a declaration repeated", a_declaration_repeated),
+    ];
+    let alone = train(service_with(QUOTA).1);
+    for (what, attack) in attacks {
+        assert!(beside(what, attack) == alone, "{what}: the honest tenant saw other values");
+    }
+}
