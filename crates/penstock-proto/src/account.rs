@@ -78,7 +78,7 @@ struct Ledger {
     limits: Limits,
     taken: [AtomicU64; Resource::COUNT],
     /// Accounts of workers within this one, as long as anything is charged to them or they are used.
-    peers: Mutex<BTreeMap<Rank, Weak<Ledger>>>,
+    peers: Mutex<BTreeMap<Rank, Weak<Self>>>,
 }
 
 /// An account. Clones are the same account.

@@ -7,16 +7,10 @@ use common::NO_SETTINGS;
 use common::tenants::{
     EVIL, GOOD, PLAIN, dial, enter, evil_shard, evil_worker, frame, hear, say, service, train,
 };
-use penstock::service::{JobConfig, Service};
-use penstock::worker::{Error, Job, Membership};
-use penstock_proto::consistency::Consistency::Bsp;
+use penstock::service::Service;
 use penstock_proto::error::Refusal;
 use penstock_proto::frame::{Body, Header, Notice, job_number};
 use penstock_proto::handshake::{MAX_HANDSHAKE_BYTES, Purpose, WorkerHandshake};
-use penstock_proto::message::{
-    Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Secret, decode, encode,
-};
-use penstock_proto::record::{Records, record};
 use penstock_proto::submission::Submission;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -275,3 +275,33 @@ fn a_lane_that_is_scribbled_over_while_it_is_folded_brings_no_nan_where_none_may
     let value = unsafe { std::slice::from_raw_parts(published, 200_000) };
     assert!(value.iter().all(|x| x.is_finite()));
 }
+
+#[test]
+fn a_declaration_that_is_repeated_brings_the_same_memory_and_costs_nothing() {
+    let cluster = Cluster::new(2, 1, &[]);
+    let raw = Raw::join(&cluster, 0);
+    let spec = penstock_proto::spec::TensorSpec {
+        name: "w".to_owned(),
+        shape: vec![1 << 20],
+        dtype: penstock_kernels::Dtype::F32,
+        rule: penstock_kernels::Rule::Add,
+        consistency: Bsp,
+        reduce: penstock_proto::spec::Reduce::Sum,
+        rescale: 1.0,
+        clip: None,
+        refuse_nonfinite: false,
+    };
+    let declare = |id| {
+        let ask = Ask::Declare { spec: spec.clone(), decided: None };
+        let (answer, descriptors) = say(&raw.connection, id, ask);
+        assert!(matches!(answer, Answer::Declared { .. }), "{answer:?}");
+        let file = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
+        descriptors.iter().map(file).collect::<Vec<_>>()
+    };
+    let first = declare(2);
+    assert_eq!(first.len(), 2, "the model and the lane");
+    for id in 3..40 {
+        assert_eq!(declare(id), first, "the same model, the same lane");
+    }
+    assert!(cluster.servers[0].memory_taken() < 16 << 20, "{} bytes", cluster.servers[0].memory_taken());
+}
