@@ -135,7 +135,7 @@ fn fetches_of_rows_that_are_never_read(address: SocketAddr) -> Vec<TcpStream> {
 
 fn flushes_whose_answers_are_never_read(address: SocketAddr) -> Vec<TcpStream> {
     let (control, mut items) = (evil_worker(address), items(address));
-    pour(&mut items, (1..1_000_000).map(|id| message(&Message::Flush { id })));
+    pour(&mut items, (1..300_000).map(|id| message(&Message::Flush { id })));
     vec![control, items]
 }
 
@@ -180,7 +180,7 @@ fn waits_for_a_table_without_end(address: SocketAddr) -> Vec<TcpStream> {
         0 => TableAsk::Join { name: name.clone() },
         _ => TableAsk::Ready { name: name.clone() },
     };
-    pour(&mut control, (3..300_000).map(|id| request(id, Ask::Table(wait(id)))));
+    pour(&mut control, (3..50_000).map(|id| request(id, Ask::Table(wait(id)))));
     vec![control]
 }
 
@@ -191,19 +191,19 @@ fn questions_that_every_shard_is_asked(address: SocketAddr) -> Vec<TcpStream> {
         0 => Ask::Missing { tensor: 0, version: 1 },
         _ => Ask::Clocks,
     };
-    pour(&mut control, (3..300_000).map(|id| request(id, ask(id))));
+    pour(&mut control, (3..50_000).map(|id| request(id, ask(id))));
     vec![control]
 }
 
 fn tiny_tensors_without_end(address: SocketAddr) -> Vec<TcpStream> {
     let mut control = evil_worker(address);
-    pour(&mut control, (2..20_000).map(|id| request(id, tensor(&format!("t{id}"), 1, Rule::Add))));
+    pour(&mut control, (2..5_000).map(|id| request(id, tensor(&format!("t{id}"), 1, Rule::Add))));
     vec![control]
 }
 
 fn a_declaration_repeated(address: SocketAddr) -> Vec<TcpStream> {
     let mut control = evil_worker(address);
-    pour(&mut control, (2..20_000).map(|id| request(id, tensor("w", MIB, Rule::Add))));
+    pour(&mut control, (2..5_000).map(|id| request(id, tensor("w", MIB, Rule::Add))));
     vec![control]
 }
 

@@ -47,6 +47,8 @@ const RETURN_WITHIN_MS: u64 = 2_000;
 /// Looks at the sockets in one turn, before leases are judged: enough for one at every worker's.
 const ROUNDS: usize = 32;
 
+/// Requests taken of one client before others get their turn.
+const REQUESTS: usize = 64;
 /// Entries that a question to the shards counts for: every shard keeps it until it answers.
 const TICKET_ENTRIES: u64 = 256;
 
@@ -98,6 +100,8 @@ pub(super) struct Control {
     items: Option<items::Handle>,
     sealed: Vec<Sealed>,
     items_bell: OwnedFd,
+    /// Clients that had not said all when their turn was over.
+    unfinished: Vec<u64>,
     tickets: HashMap<u64, Ticket>,
     next_ticket: u64,
     clock: LivedClock,
@@ -179,6 +183,7 @@ impl Control {
             clients: HashMap::new(),
             next_client: 0,
             workers: HashMap::new(),
+            unfinished: Vec::new(),
             tickets: HashMap::new(),
             next_ticket: 0,
             clock,
@@ -214,13 +219,20 @@ impl Control {
 
     fn turn(&mut self) {
         self.shards.board.beat(board::CONTROL);
-        let mut longest = look_every(self.config.options.lease);
+        let mut longest = match self.unfinished.is_empty() {
+            true => look_every(self.config.options.lease),
+            false => Duration::ZERO,
+        };
         // Everything that lies in the sockets is read before leases are judged: after a pause of this process that is much.
         for _ in 0..ROUNDS {
             if !self.take_events(longest) {
                 break;
             }
             longest = Duration::ZERO;
+        }
+        // What TLS has decrypted already rings no more.
+        for client in std::mem::take(&mut self.unfinished) {
+            self.serve(client);
         }
         self.take_orders();
         self.take_reports();
@@ -421,8 +433,9 @@ impl Control {
         Ok(items)
     }
 
+    /// Takes what a client asks; of one that asks without end some, so that the others, and the end of the job, get their turn.
     fn serve(&mut self, token: u64) {
-        loop {
+        for _ in 0..REQUESTS {
             let Some(client) = self.clients.get_mut(&token) else { return };
             let message = match client.channel.receive(&mut self.buffer) {
                 Received::Message(message) => message,
@@ -436,6 +449,9 @@ impl Control {
                 Err(error) => return self.close(token, Loss::Broke { what: error.to_string() }),
                 Ok(request) => self.take(token, request),
             }
+        }
+        if !self.unfinished.contains(&token) {
+            self.unfinished.push(token);
         }
     }
 

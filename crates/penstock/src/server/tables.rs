@@ -275,7 +275,7 @@ impl Wait {
 }
 
 /// Entries that a wait for a table counts for: all are looked at when one may have become possible.
-const WAIT_ENTRIES: u64 = 16;
+const WAIT_ENTRIES: u64 = 256;
 
 impl Homed {
     fn make(
