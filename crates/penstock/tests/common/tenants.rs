@@ -7,7 +7,9 @@ use penstock_proto::consistency::Consistency::Bsp;
 use penstock_proto::error::Refusal;
 use penstock_proto::frame::{Body, Header, job_number};
 use penstock_proto::handshake::{Purpose, WorkerHandshake};
-use penstock_proto::message::{Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Secret, decode, encode};
+use penstock_proto::message::{
+    Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Secret, decode, encode,
+};
 use penstock_proto::record::{Records, record};
 use penstock_proto::submission::Submission;
 use std::io::{Read, Write};
