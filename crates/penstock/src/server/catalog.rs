@@ -12,6 +12,7 @@ use penstock_proto::spec::TensorSpec;
 use penstock_proto::{Rank, TensorId};
 use rustix::fd::BorrowedFd;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 /// A declared tensor.
 #[derive(Debug)]
