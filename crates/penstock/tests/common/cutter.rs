@@ -1,4 +1,5 @@
-//! A line that is cut as a schedule says: at a byte of a connection, in one direction, in order or by a reset.
+//! A line on which something happens as a schedule says, at a byte of a connection in one direction: it ends, is reset, falls
+//! silent, or changes a bit. It can also be taken away altogether for a while.
 
 use rustix::net::connect_unspec;
 use std::collections::VecDeque;
@@ -7,15 +8,27 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// How one connection ends.
+/// What happens to a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum How {
+    /// It ends, after what was under way.
+    End,
+    /// It is reset, which takes what is under way with it.
+    Reset,
+    /// Nothing comes any more in this direction, and nobody hears of it.
+    Silence,
+    /// A bit changes.
+    Flip,
+}
+
+/// What happens to one connection, and where.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cut {
     /// Whether bytes to the server are counted, or those from it.
     pub(crate) to_server: bool,
     /// After so many of them.
     pub(crate) after: u64,
-    /// By a reset, which takes what is under way with it.
-    pub(crate) reset: bool,
+    pub(crate) how: How,
 }
 
 /// A cheap stream of numbers.
@@ -31,13 +44,15 @@ impl Chance {
     }
 }
 
-/// Cuts of the first connections, from a seed: in the handshake, in the messages behind it, in the data.
-pub(crate) fn schedule(seed: u64) -> Vec<Cut> {
+/// What happens to the first connections, at most to `most` of them, from a seed: in the handshake, in the messages behind it,
+/// in the data.
+pub(crate) fn schedule(seed: u64, hows: &[How], most: u64) -> Vec<Cut> {
     let mut chance = Chance(seed);
-    let count = 1 + chance.below(12);
+    let count = 1 + chance.below(most);
     let cut = |_| {
-        let most = [400, 2_500, 200_000][chance.below(3) as usize];
-        Cut { to_server: chance.below(2) == 0, after: chance.below(most), reset: chance.below(2) == 0 }
+        let bytes = [400, 2_500, 200_000][chance.below(3) as usize];
+        let (to_server, after) = (chance.below(2) == 0, chance.below(bytes));
+        Cut { to_server, after, how: hows[chance.below(hows.len() as u64) as usize] }
     };
     (0..count).map(cut).collect()
 }
@@ -52,6 +67,9 @@ struct Shared {
     cuts: Mutex<VecDeque<Cut>>,
     made: AtomicU64,
     ended: AtomicBool,
+    /// Whether there is no way at all for now.
+    away: AtomicBool,
+    ways: Mutex<Vec<Arc<TcpStream>>>,
 }
 
 impl Cutter {
@@ -59,7 +77,13 @@ impl Cutter {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let cuts = Mutex::new(schedule.into());
-        let shared = Arc::new(Shared { cuts, made: AtomicU64::new(0), ended: AtomicBool::new(false) });
+        let shared = Arc::new(Shared {
+            cuts,
+            made: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
+            away: AtomicBool::new(false),
+            ways: Mutex::default(),
+        });
         let relay = Arc::clone(&shared);
         std::thread::spawn(move || {
             for from in listener.incoming() {
@@ -67,8 +91,12 @@ impl Cutter {
                     return;
                 }
                 let (Ok(from), Ok(to)) = (from, TcpStream::connect(target)) else { continue };
+                if relay.away.load(Ordering::Relaxed) {
+                    continue;
+                }
                 let cut = relay.cuts.lock().unwrap().pop_front();
                 let (from, to) = (Arc::new(from), Arc::new(to));
+                relay.ways.lock().unwrap().extend([Arc::clone(&from), Arc::clone(&to)]);
                 for to_server in [true, false] {
                     let (from, to) = (Arc::clone(&from), Arc::clone(&to));
                     let (source, sink) = if to_server { (from, to) } else { (to, from) };
@@ -81,9 +109,22 @@ impl Cutter {
         Self { address, shared }
     }
 
-    /// How often it cut.
+    /// How often something happened.
     pub(crate) fn made(&self) -> u64 {
         self.shared.made.load(Ordering::Relaxed)
+    }
+
+    /// Takes the line away, with all that is on it.
+    pub(crate) fn take_away(&self) {
+        self.shared.away.store(true, Ordering::Relaxed);
+        for way in self.shared.ways.lock().unwrap().drain(..) {
+            let _ = connect_unspec(&*way);
+        }
+    }
+
+    /// Gives it back.
+    pub(crate) fn give_back(&self) {
+        self.shared.away.store(false, Ordering::Relaxed);
     }
 }
 
@@ -94,22 +135,36 @@ impl Drop for Cutter {
     }
 }
 
-fn pump(mut source: &TcpStream, mut sink: &TcpStream, cut: Option<Cut>, relay: &Shared) {
+fn pump(mut source: &TcpStream, mut sink: &TcpStream, mut cut: Option<Cut>, relay: &Shared) {
     let mut left = cut.map_or(u64::MAX, |cut| cut.after);
     let mut buffer = [0; 4096];
     while let Ok(bytes) = source.read(&mut buffer)
         && bytes > 0
     {
-        let pass = left.min(bytes as u64);
+        let mut pass = left.min(bytes as u64);
+        let here = left < bytes as u64;
+        if here && cut.is_some_and(|cut| cut.how == How::Flip) {
+            buffer[left as usize] ^= 1 << (left % 8);
+            pass = bytes as u64;
+        }
         let whole = sink.write_all(&buffer[..pass as usize]).is_ok();
-        left -= pass;
-        if cut.is_some() && left == 0 {
+        left = left.saturating_sub(bytes as u64);
+        if let Some(Cut { how, .. }) = cut.filter(|_| here) {
             relay.made.fetch_add(1, Ordering::Relaxed);
-            if cut.is_some_and(|cut| cut.reset) {
-                // The kernel's own way to throw a connection away at once.
-                let _ = (connect_unspec(source), connect_unspec(sink));
+            match how {
+                How::End => break,
+                How::Reset => {
+                    // The kernel's own way to throw a connection away at once.
+                    let _ = (connect_unspec(source), connect_unspec(sink));
+                    break;
+                }
+                How::Silence => {
+                    // What comes is taken and goes nowhere, until either end has enough.
+                    while source.read(&mut buffer).is_ok_and(|bytes| bytes > 0) {}
+                    break;
+                }
+                How::Flip => (cut, left) = (None, u64::MAX),
             }
-            break;
         }
         if !whole {
             break;

@@ -1,0 +1,200 @@
+//! Whoever gives no sign of life for a lease is named, on the same host too; whoever was suspended and wakes blames nobody
+//! falsely. The processes here are real ones: a test runs itself again as a worker.
+
+mod common;
+
+use common::cutter::Cutter;
+use common::{Cluster, NO_SETTINGS, SECRET, Way, bytes, declare, pull, seconds, socket_path};
+use penstock::options::Options;
+use penstock::worker::{Error, Job, Membership};
+use penstock_fabric::net::endpoint::Endpoint;
+use penstock_proto::consistency::Consistency::Bsp;
+use penstock_proto::error::{JobFailure, Loss, Refusal};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const LEASE: Duration = Duration::from_millis(1500);
+const OPTIONS: [(&str, &str); 2] = [("lease", "1.5"), ("deadline", "30")];
+/// Where a test that runs itself again as a worker is told the server's endpoint, its rank, and the job's size.
+const ROLE: &str = "PENSTOCK_TEST_WORKER";
+
+/// A process that is ended with the test.
+struct Process(Child);
+
+impl Process {
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).unwrap();
+    }
+
+    fn server(listen: &[&str], workers: &str) -> Self {
+        let secret: String = SECRET.0.iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_penstock-server"));
+        command.args(listen).args(["--workers", workers, "--lease", "1.5", "--pin", "off", "--shards", "2"]);
+        command.args(["--memory", "256MiB"]).env("PENSTOCK_SECRET", secret).stderr(Stdio::null());
+        Self(command.spawn().unwrap())
+    }
+
+    /// This test's program as a worker; it says a line for every step, and takes the next when it is told to.
+    fn worker(endpoint: &Endpoint, rank: u32, size: u32) -> (Self, ChildStdin, impl Iterator<Item = String>) {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "the_worker_of_another_test", "--nocapture"]);
+        command.env(ROLE, format!("{endpoint} {rank} {size}"));
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let lines = BufReader::new(stdout).lines().map_while(Result::ok);
+        (Self(child), stdin, lines.filter_map(|line| Some(line.split_once("worker: ")?.1.to_owned())))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn join(endpoint: &Endpoint, rank: u32, size: u32) -> Job {
+    let servers = vec![endpoint.clone()];
+    let membership = Membership { servers, job: "job".to_owned(), secret: SECRET, rank, size };
+    let options = Options::load([("deadline", "30"), ("lease", "1.5")]).unwrap();
+    Job::connect(&membership, options).unwrap()
+}
+
+/// A free port of this host.
+fn port() -> String {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+#[test]
+#[expect(clippy::print_stdout, reason = "it tells another process how far it is")]
+fn the_worker_of_another_test() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let [endpoint, rank, size] = role.split(' ').collect::<Vec<_>>()[..] else { panic!("{role}") };
+    let job = join(&endpoint.parse().unwrap(), rank.parse().unwrap(), size.parse().unwrap());
+    let tensor = declare(&job, "w", 4, Bsp);
+    println!("\nworker: here");
+    for step in std::io::stdin().lines().map_while(Result::ok) {
+        let one = bytes(&[1.0; 4]);
+        let result = tensor.push(Some(&one), NO_SETTINGS, false, None).and_then(|_| job.clock());
+        match result.and_then(|_| pull(&tensor, None)) {
+            Ok((version, _)) => println!("\nworker: {step} {version}"),
+            Err(error) => {
+                println!("\nworker: {error}");
+                return;
+            }
+        }
+    }
+    job.close(None);
+    println!("\nworker: done");
+}
+
+/// Suspends processes for longer than a lease. There is no event to wait for: what is tested is that time passes.
+fn suspend(processes: &[&Process]) {
+    processes.iter().for_each(|process| process.signal(Signal::STOP));
+    std::thread::sleep(LEASE * 2);
+    processes.iter().for_each(|process| process.signal(Signal::CONT));
+}
+
+#[test]
+fn a_server_that_is_stopped_is_named_within_its_lease_by_shared_memory_and_by_tcp() {
+    let (path, port) = (socket_path(), port());
+    for (listen, endpoint) in [
+        (["--socket", path.to_str().unwrap()], Endpoint::from(path.clone())),
+        (["--listen", &port], format!("tcp://{port}").parse().unwrap()),
+    ] {
+        let server = Process::server(&listen, "2");
+        // The second keeps the pull waiting.
+        let (a, _b) = std::thread::scope(|scope| {
+            let b = scope.spawn(|| join(&endpoint, 1, 2));
+            (join(&endpoint, 0, 2), b.join().unwrap())
+        });
+        let tensor = declare(&a, "w", 4, Bsp);
+        tensor.push(Some(&bytes(&[1.0; 4])), NO_SETTINGS, false, None).unwrap();
+        server.signal(Signal::STOP);
+        let since = Instant::now();
+        match pull(&tensor, None).unwrap_err() {
+            Error::Failed(JobFailure::ServerLost { server: 0, reason }) => {
+                assert!(reason.contains("gave no sign of life for 1500 ms (the lease)"), "{reason}");
+            }
+            error => panic!("{error}"),
+        }
+        // Lease + 1 s, and room for a machine that has other things to do.
+        assert!(since.elapsed() < LEASE + Duration::from_secs(4), "{:?}", since.elapsed());
+        server.signal(Signal::CONT);
+    }
+}
+
+#[test]
+fn a_job_that_is_suspended_for_longer_than_its_lease_goes_on_when_it_wakes() {
+    let (path, port) = (socket_path(), port());
+    for (listen, endpoint) in [
+        (["--socket", path.to_str().unwrap()], Endpoint::from(path.clone())),
+        (["--listen", &port], format!("tcp://{port}").parse().unwrap()),
+    ] {
+        let server = Process::server(&listen, "1");
+        let (worker, mut say, mut heard) = Process::worker(&endpoint, 0, 1);
+        assert_eq!(heard.next().unwrap(), "here");
+        for step in 1..=3 {
+            writeln!(say, "step").unwrap();
+            assert_eq!(heard.next().unwrap(), format!("step {step}"), "{endpoint}");
+            suspend(&[&server, &worker]);
+        }
+        drop(say);
+        assert_eq!(heard.next().unwrap(), "done");
+    }
+}
+
+#[test]
+fn a_worker_that_alone_was_suspended_is_lost_and_hears_when_it_wakes_that_it_was_itself() {
+    for way in [Way::Memory, Way::Tcp] {
+        let cluster = Cluster::over(way, 2, 1, &OPTIONS);
+        let endpoint = &cluster.endpoints(1)[0];
+        let a = cluster.join(0);
+        let (worker, mut say, mut heard) = Process::worker(endpoint, 1, 2);
+        let tensor = declare(&a, "w", 4, Bsp);
+        assert_eq!(heard.next().unwrap(), "here");
+        worker.signal(Signal::STOP);
+        tensor.push(Some(&bytes(&[1.0; 4])), NO_SETTINGS, false, None).unwrap();
+        let error = pull(&tensor, None).unwrap_err();
+        let expected = JobFailure::WorkerLost { rank: 1, loss: Loss::Silent { lease_ms: 1500 } };
+        assert_eq!(error, Error::Failed(expected.clone()), "{way:?}");
+        worker.signal(Signal::CONT);
+        writeln!(say, "step").unwrap();
+        assert_eq!(heard.next().unwrap(), expected.to_string(), "{way:?}");
+    }
+}
+
+#[test]
+fn a_worker_whose_line_was_away_when_the_job_failed_hears_who_was_to_blame() {
+    let mut cluster = Cluster::over(Way::Tcp, 2, 1, &[("lease", "10")]);
+    let a = cluster.join(0);
+    let line = Cutter::to(cluster.servers[0].addresses()[0], Vec::new());
+    cluster.detour = Some(line.address);
+    let b = cluster.join(1);
+    line.take_away();
+    a.close(Some("ValueError: no".to_owned()));
+    line.give_back();
+    let expected =
+        JobFailure::WorkerLost { rank: 0, loss: Loss::Failed { what: "ValueError: no".to_owned() } };
+    assert_eq!(b.barrier(None).unwrap_err(), Error::Failed(expected.clone()));
+    assert_eq!(cluster.servers[0].wait(seconds(common::DEADLINE)), Some(Err(expected)));
+}
+
+#[test]
+fn joining_a_job_that_has_ended_says_how_it_ended() {
+    for failed in [None, Some("ValueError: no".to_owned())] {
+        let cluster = Cluster::over(Way::Tcp, 1, 1, &[]);
+        cluster.join(0).close(failed.clone());
+        cluster.servers[0].wait(seconds(common::DEADLINE)).expect("the job has ended");
+        let expected = match failed {
+            None => Refusal::Over,
+            Some(what) => JobFailure::WorkerLost { rank: 0, loss: Loss::Failed { what } }.into(),
+        };
+        match cluster.try_join(&cluster.membership(0)) {
+            Err(Error::Refused(refusal)) => assert_eq!(refusal, expected),
+            other => panic!("{other:?}"),
+        }
+    }
+}
