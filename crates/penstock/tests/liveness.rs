@@ -15,8 +15,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
-const LEASE: Duration = Duration::from_millis(1500);
-const OPTIONS: [(&str, &str); 2] = [("lease", "1.5"), ("deadline", "30")];
+const LEASE: Duration = Duration::from_millis(2000);
+const OPTIONS: [(&str, &str); 2] = [("lease", "2"), ("deadline", "30")];
 /// Where a test that runs itself again as a worker is told the server's endpoint, its rank, and the job's size.
 const ROLE: &str = "PENSTOCK_TEST_WORKER";
 
@@ -31,7 +31,7 @@ impl Process {
     fn server(listen: &[&str], workers: &str) -> Self {
         let secret: String = SECRET.0.iter().map(|byte| format!("{byte:02x}")).collect();
         let mut command = Command::new(env!("CARGO_BIN_EXE_penstock-server"));
-        command.args(listen).args(["--workers", workers, "--lease", "1.5", "--pin", "off", "--shards", "2"]);
+        command.args(listen).args(["--workers", workers, "--lease", "2", "--pin", "off", "--shards", "2"]);
         command.args(["--memory", "256MiB"]).env("PENSTOCK_SECRET", secret).stderr(Stdio::null());
         Self(command.spawn().unwrap())
     }
@@ -58,7 +58,7 @@ impl Drop for Process {
 fn join(endpoint: &Endpoint, rank: u32, size: u32) -> Job {
     let servers = vec![endpoint.clone()];
     let membership = Membership { servers, job: "job".to_owned(), secret: SECRET, rank, size };
-    let options = Options::load([("deadline", "30"), ("lease", "1.5")]).unwrap();
+    let options = Options::load([("deadline", "30"), ("lease", "2")]).unwrap();
     Job::connect(&membership, options).unwrap()
 }
 
@@ -93,7 +93,7 @@ fn the_worker_of_another_test() {
 /// Suspends processes for longer than a lease. There is no event to wait for: what is tested is that time passes.
 fn suspend(processes: &[&Process]) {
     processes.iter().for_each(|process| process.signal(Signal::STOP));
-    std::thread::sleep(LEASE * 2);
+    std::thread::sleep(LEASE * 3 / 2);
     processes.iter().for_each(|process| process.signal(Signal::CONT));
 }
 
@@ -116,7 +116,7 @@ fn a_server_that_is_stopped_is_named_within_its_lease_by_shared_memory_and_by_tc
         let since = Instant::now();
         match pull(&tensor, None).unwrap_err() {
             Error::Failed(JobFailure::ServerLost { server: 0, reason }) => {
-                assert!(reason.contains("gave no sign of life for 1500 ms (the lease)"), "{reason}");
+                assert!(reason.contains("gave no sign of life for 2000 ms (the lease)"), "{reason}");
             }
             error => panic!("{error}"),
         }
@@ -129,21 +129,24 @@ fn a_server_that_is_stopped_is_named_within_its_lease_by_shared_memory_and_by_tc
 #[test]
 fn a_job_that_is_suspended_for_longer_than_its_lease_goes_on_when_it_wakes() {
     let (path, port) = (socket_path(), port());
-    for (listen, endpoint) in [
+    let ways = [
         (["--socket", path.to_str().unwrap()], Endpoint::from(path.clone())),
         (["--listen", &port], format!("tcp://{port}").parse().unwrap()),
-    ] {
-        let server = Process::server(&listen, "1");
-        let (worker, mut say, mut heard) = Process::worker(&endpoint, 0, 1);
-        assert_eq!(heard.next().unwrap(), "here");
-        for step in 1..=3 {
-            writeln!(say, "step").unwrap();
-            assert_eq!(heard.next().unwrap(), format!("step {step}"), "{endpoint}");
-            suspend(&[&server, &worker]);
+    ];
+    std::thread::scope(|scope| {
+        for (listen, endpoint) in &ways {
+            scope.spawn(move || {
+                let server = Process::server(listen, "1");
+                let (worker, mut say, mut heard) = Process::worker(endpoint, 0, 1);
+                assert_eq!(heard.next().unwrap(), "here");
+                suspend(&[&server, &worker]);
+                writeln!(say, "step").unwrap();
+                assert_eq!(heard.next().unwrap(), "step 1", "{endpoint}");
+                drop(say);
+                assert_eq!(heard.next().unwrap(), "done");
+            });
         }
-        drop(say);
-        assert_eq!(heard.next().unwrap(), "done");
-    }
+    });
 }
 
 #[test]
@@ -158,11 +161,12 @@ fn a_worker_that_alone_was_suspended_is_lost_and_hears_when_it_wakes_that_it_was
         worker.signal(Signal::STOP);
         tensor.push(Some(&bytes(&[1.0; 4])), NO_SETTINGS, false, None).unwrap();
         let error = pull(&tensor, None).unwrap_err();
-        let expected = JobFailure::WorkerLost { rank: 1, loss: Loss::Silent { lease_ms: 1500 } };
+        let expected = JobFailure::WorkerLost { rank: 1, loss: Loss::Silent { lease_ms: 2000 } };
         assert_eq!(error, Error::Failed(expected.clone()), "{way:?}");
         worker.signal(Signal::CONT);
         writeln!(say, "step").unwrap();
-        assert_eq!(heard.next().unwrap(), expected.to_string(), "{way:?}");
+        let error = heard.next().unwrap();
+        assert!(error.contains(&expected.to_string()), "{way:?}: {error}");
     }
 }
 
@@ -187,7 +191,8 @@ fn joining_a_job_that_has_ended_says_how_it_ended() {
     for failed in [None, Some("ValueError: no".to_owned())] {
         let cluster = Cluster::over(Way::Tcp, 1, 1, &[]);
         cluster.join(0).close(failed.clone());
-        cluster.servers[0].wait(seconds(common::DEADLINE)).expect("the job has ended");
+        let ended = cluster.servers[0].wait(seconds(common::DEADLINE));
+        assert_eq!(ended.is_some_and(|outcome| outcome.is_ok()), failed.is_none());
         let expected = match failed {
             None => Refusal::Over,
             Some(what) => JobFailure::WorkerLost { rank: 0, loss: Loss::Failed { what } }.into(),

@@ -116,10 +116,12 @@ impl Dialer {
         until: Instant,
         give_up: &dyn Fn() -> bool,
     ) -> Result<Stream, DialError> {
+        // An attempt shorter than a look at the clock: see `Vigil`.
+        let attempt = ATTEMPT.min(self.patience / 4).max(LOOK_EVERY);
         let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
         let addresses = (&self.address.host[..], self.address.port).to_socket_addrs()?;
         for address in addresses {
-            let left = until.saturating_duration_since(Instant::now()).min(ATTEMPT);
+            let left = until.saturating_duration_since(Instant::now()).min(attempt);
             if left.is_zero() {
                 return Err(io::Error::from(ErrorKind::TimedOut).into());
             }

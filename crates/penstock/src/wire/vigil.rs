@@ -1,14 +1,12 @@
 //! Whether the other end of a connection lives, and showing it that this one does.
 //!
-//! Both ends say something at least every quarter of a lease. A connection on which nothing came for half a lease is given up
+//! Both ends say something at least every quarter of a lease, as often as they look. A connection on which nothing came for half a lease is given up
 //! and made again, which loses nothing; a peer of which nothing came for a whole lease, on any connection, is lost. What counts
 //! is the time that this process lived itself: see [`Lived`].
 
 use penstock_proto::membership::{Lease, Lived};
+use std::cell::Cell;
 use std::time::{Duration, Instant};
-
-/// The least that a pause between two looks may be and still count whole: one attempt to connect takes as long.
-const ATTEMPT_MS: u64 = 1_100;
 
 fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).max(1)
@@ -18,19 +16,21 @@ fn milliseconds(duration: Duration) -> u64 {
 #[derive(Debug)]
 pub(crate) struct LivedClock {
     since: Instant,
-    lived: Lived,
+    lived: Cell<Lived>,
 }
 
 impl LivedClock {
     /// For one that looks at it every eighth of `lease`.
     pub(crate) fn new(lease: Duration) -> Self {
-        let lease = milliseconds(lease);
-        let step = (lease / 4).max(ATTEMPT_MS.min(lease / 2)).max(1);
-        Self { since: Instant::now(), lived: Lived::new(step, 0) }
+        let step = (milliseconds(lease) / 4).max(1);
+        Self { since: Instant::now(), lived: Cell::new(Lived::new(step, 0)) }
     }
 
-    pub(crate) fn now(&mut self) -> u64 {
-        self.lived.until(milliseconds(self.since.elapsed()))
+    pub(crate) fn now(&self) -> u64 {
+        let mut lived = self.lived.get();
+        let now = lived.until(milliseconds(self.since.elapsed()));
+        self.lived.set(lived);
+        now
     }
 }
 
@@ -61,6 +61,11 @@ impl Vigil {
         }
     }
 
+    /// To be called now and then in whatever takes longer than a look: this process lives.
+    pub(crate) fn tick(&self) {
+        self.clock.now();
+    }
+
     /// A connection stands, from now on.
     pub(crate) fn connected(&mut self) {
         self.heard();
@@ -84,12 +89,12 @@ impl Vigil {
         self.peer.has_ended(sign, now)
     }
 
-    /// Whether it is time for a sign of life; asked once, the next is due a quarter of a lease later.
+    /// Whether it is time for a sign of life; asked once, the next is due an eighth of a lease later.
     pub(crate) fn is_time_to_beat(&mut self) -> bool {
         let now = self.clock.now();
         let due = now >= self.next_beat;
         if due {
-            self.next_beat = now + self.lease_ms / 4;
+            self.next_beat = now + self.lease_ms / 8;
         }
         due
     }

@@ -341,7 +341,11 @@ impl Courier {
             return;
         }
         let (flag, fate) = (Arc::clone(&self.flag), Arc::clone(&self.setup.fate));
-        let give_up = move || flag.load(Ordering::Acquire) || fate.check().is_err();
+        let vigil = &self.vigil;
+        let give_up = move || {
+            vigil.tick();
+            flag.load(Ordering::Acquire) || fate.check().is_err()
+        };
         match self.setup.dialer.dial(self.setup.purpose, Instant::now() + ATTEMPT, &give_up) {
             Ok(stream) => {
                 self.wire = Some(Wire {

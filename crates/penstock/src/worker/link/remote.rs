@@ -297,7 +297,7 @@ impl Wire {
             }
             if lock(&records.stream).is_none() {
                 // One that ended before it brought anything is not made again at once.
-                if (heard == before && !pause(stop, PAUSE)) || !self.connect(records, fate, stop) {
+                if (heard == before && !pause(stop, PAUSE)) || !self.connect(records, fate, stop, &vigil) {
                     break;
                 }
                 before = heard;
@@ -325,8 +325,11 @@ impl Wire {
     }
 
     /// One attempt to connect again, with a pause after one that failed; `false` when there will be none.
-    fn connect(&self, records: &Records, fate: &Fate, stop: &OwnedFd) -> bool {
-        let stopped = || !pause(stop, Duration::ZERO);
+    fn connect(&self, records: &Records, fate: &Fate, stop: &OwnedFd, vigil: &Vigil) -> bool {
+        let stopped = || {
+            vigil.tick();
+            !pause(stop, Duration::ZERO)
+        };
         match records.dialer.dial(Purpose::Control, Instant::now() + ATTEMPT, &stopped) {
             Ok(stream) => {
                 let mut again = RecordStream::new(stream, MAX_MESSAGE_BYTES);

@@ -324,7 +324,10 @@ impl Shared {
                 self.fail(format!("it {} on a connection for items", vigil.epitaph()));
                 break;
             }
-            let stop = || self.is_over();
+            let stop = || {
+                vigil.tick();
+                self.is_over()
+            };
             match self.setup.dialer.dial(self.setup.purpose, Instant::now() + ATTEMPT, &stop) {
                 Ok(stream) => {
                     let before = heard;
