@@ -114,6 +114,15 @@ impl Consumer {
         ring.tail.0.load(Ordering::Acquire) == self.head
     }
 
+    /// How many submissions wait here now: as many as the worker says, but never more than fit. One that cannot be true counts as one,
+    /// so that it is found out.
+    pub fn waiting(&self, ring: &Ring) -> u64 {
+        match ring.tail.0.load(Ordering::Acquire).wrapping_sub(self.head) {
+            waiting if waiting > CAPACITY => 1,
+            waiting => waiting,
+        }
+    }
+
     /// Takes the next submission, if there is one.
     pub fn pop(&mut self, ring: &Ring) -> Result<Option<[u64; WORDS]>, Broken> {
         // Pairs with the release store in `push`.
@@ -144,6 +153,7 @@ mod tests {
             producer.push(&ring, [n; WORDS]).unwrap();
         }
         assert_eq!(producer.push(&ring, [0; WORDS]), Err(Full));
+        assert_eq!(consumer.waiting(&ring), CAPACITY);
         assert_eq!(consumer.pop(&ring), Ok(Some([0; WORDS])));
         assert_eq!(producer.push(&ring, [CAPACITY; WORDS]), Ok(()));
     }
@@ -154,6 +164,7 @@ mod tests {
         for claimed in [CAPACITY + 1, u64::MAX] {
             ring.tail.0.store(claimed, Ordering::Relaxed);
             assert!(!consumer.is_empty(&ring));
+            assert_eq!(consumer.waiting(&ring), 1);
             assert_eq!(consumer.pop(&ring), Err(Broken { claimed }));
         }
     }

@@ -77,7 +77,8 @@ pub struct Service {
 impl Service {
     /// Listens on these addresses. `options`: security, certificate and key of the door, and what jobs do not set.
     pub fn start(listen: &[Address], options: Options) -> Result<Self, StartError> {
-        let door = Arc::new(Door::open(listen, &options)?);
+        let door = Arc::new(Door::new(listen, &options)?);
+        door.stand_open();
         let temporary = std::env::temp_dir();
         Directory::remove_left_behind(&temporary, DIRECTORY);
         let directory = Directory::new(&temporary, DIRECTORY)
@@ -133,7 +134,7 @@ impl Service {
             options,
         };
         let share = if job.share > 0.0 { job.share } else { 1.0 };
-        let server = Server::start_behind(config, Some(Arc::clone(&self.door)), Some(share))?;
+        let server = Server::start_behind(config, Arc::clone(&self.door), share)?;
         jobs.insert(job.name, server);
         Ok(())
     }

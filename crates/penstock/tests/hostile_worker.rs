@@ -5,9 +5,9 @@ mod common;
 
 use common::{Cluster, NO_SETTINGS, SECRET, bytes, declare, pull};
 use penstock::worker::{Error, Job};
-use penstock_fabric::layout::page;
+use penstock_fabric::layout::{Count, page};
 use penstock_fabric::region::{Access, Mapping, Part};
-use penstock_fabric::ring::{Producer, Ring};
+use penstock_fabric::ring::{CAPACITY, Producer, Ring};
 use penstock_fabric::socket::Connection;
 use penstock_proto::consistency::Consistency::{Asp, Bsp};
 use penstock_proto::error::{JobFailure, Loss, Refusal};
@@ -17,8 +17,10 @@ use penstock_proto::message::{
 };
 use penstock_proto::submission::Submission;
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{FallocateFlags, OFlags};
 use rustix::net::{RecvFlags, SendFlags};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A client that speaks the protocol by hand.
 struct Raw {
@@ -304,4 +306,110 @@ fn a_declaration_that_is_repeated_brings_the_same_memory_and_costs_nothing() {
         assert_eq!(declare(id), first, "the same model, the same lane");
     }
     assert!(cluster.servers[0].memory_taken() < 16 << 20, "{} bytes", cluster.servers[0].memory_taken());
+}
+
+/// Fills the worker's rings again and again, until `stop`: clocks that say nothing new, which are all in order.
+fn flood(raw: &Raw, stop: &AtomicBool) {
+    // Behind the counts, of which each has a line of its own, every slot holds such a clock from here on.
+    const TAKEN: usize = 64;
+    let rings: Vec<_> = (0..raw.welcome.shards).map(page::ring).collect();
+    for &ring in &rings {
+        let mut producer = Producer::default();
+        for _ in 0..CAPACITY {
+            producer.push(raw.page.at(ring), (Submission::Clock { clock: 0 }).encode()).unwrap();
+        }
+    }
+    while !stop.load(Ordering::Relaxed) {
+        for &ring in &rings {
+            let taken = raw.page.at::<Count>(ring + TAKEN).0.load(Ordering::Relaxed);
+            raw.page.at::<Count>(ring).0.store(taken + CAPACITY, Ordering::Release);
+        }
+        for wakeup in &raw.descriptors[2..] {
+            let _ = rustix::io::write(wakeup, &1u64.to_le_bytes());
+        }
+    }
+}
+
+#[test]
+fn a_worker_that_goes_on_submitting_when_it_is_gone_keeps_no_shard_and_no_stop_waiting() {
+    let mut cluster = Cluster::new(2, 1, &[("on_worker_loss", "continue")]);
+    let job = cluster.join(0);
+    let hostile = Raw::join(&cluster, 1);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| flood(&hostile, &stop));
+        // Its process is gone, as far as the server sees; its memory is not.
+        rustix::net::shutdown(&hostile.connection, rustix::net::Shutdown::Both).unwrap();
+        let tensor = declare(&job, "w", 3000, Bsp);
+        tensor.push(Some(&bytes(&[2.0; 3000])), NO_SETTINGS, false, None).unwrap();
+        job.clock().unwrap();
+        assert_eq!(pull(&tensor, None).unwrap(), (1, vec![2.0; 3000]), "nobody waits for who is gone");
+        cluster.servers[0].stop();
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn a_worker_that_changes_flags_of_the_descriptors_it_shares_makes_no_thread_of_the_server_wait() {
+    let cluster = Cluster::new(2, 1, &[("on_worker_loss", "continue")]);
+    let job = cluster.join(0);
+    let hostile = Raw::join(&cluster, 1);
+    for wakeup in &hostile.descriptors[2..] {
+        // Flags belong to the open file, which the server has too: whoever reads an empty one waits from now on.
+        rustix::fs::fcntl_setfl(wakeup, OFlags::RDWR).unwrap();
+        for _ in 0..20_000 {
+            rustix::io::write(wakeup, &1u64.to_le_bytes()).unwrap();
+            rustix::io::read(wakeup, &mut [0; 8]).unwrap();
+        }
+        // And full: whoever writes waits.
+        rustix::io::write(wakeup, &(u64::MAX - 1).to_le_bytes()).unwrap();
+    }
+    assert_eq!(honest(&job), vec![10.0; 3000]);
+    drop(hostile);
+    job.close(None);
+    assert_eq!(cluster.servers[0].wait(common::seconds(common::DEADLINE)), Some(Ok(())));
+}
+
+fn punch_hole(fd: &OwnedFd, bytes: u64) -> rustix::io::Result<()> {
+    rustix::fs::fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, bytes)
+}
+
+#[test]
+fn a_hole_can_be_punched_only_into_what_is_the_workers_own_and_reads_as_zeros_there() {
+    let cluster = Cluster::new(2, 1, &[("on_worker_loss", "continue")]);
+    let job = cluster.join(0);
+    let tensor = declare(&job, "hollow", 10, Asp);
+    let raw = Raw::join(&cluster, 1);
+    let mut declaration = penstock::worker::Declaration::new("hollow", &[10], penstock_kernels::Rule::Add);
+    declaration.spec.dtype = penstock_kernels::Dtype::F64;
+    declaration.spec.consistency = Asp;
+    let (answer, descriptors) =
+        say(&raw.connection, 2, Ask::Declare { spec: declaration.spec, decided: None });
+    assert!(matches!(answer, Answer::Declared { .. }), "{answer:?}");
+    // The value and the board: refused by the kernel, as every other write.
+    for sealed in [&descriptors[0], &raw.descriptors[1]] {
+        assert_eq!(punch_hole(sealed, 4096).unwrap_err(), rustix::io::Errno::PERM);
+        let more = rustix::fs::fallocate(sealed, FallocateFlags::empty(), 0, 1 << 30);
+        assert_eq!(more.unwrap_err(), rustix::io::Errno::PERM);
+    }
+    // Its lane and its page: holes, but no byte more than they had.
+    let lane = Mapping::new(&[Part { fd: descriptors[1].as_fd(), offset: 0, bytes: 4096 }], Access::Write);
+    let lane = lane.unwrap();
+    lane.at::<Count>(0).0.store(7f64.to_bits(), Ordering::Relaxed);
+    for own in [&descriptors[1], &raw.descriptors[0]] {
+        punch_hole(own, 1 << 20).unwrap();
+        for flags in [FallocateFlags::empty(), FallocateFlags::KEEP_SIZE] {
+            let more = rustix::fs::fallocate(own, flags, 0, 1 << 30);
+            assert_eq!(more.unwrap_err(), rustix::io::Errno::PERM);
+        }
+    }
+    assert_eq!(lane.at::<Count>(0).0.load(Ordering::Relaxed), 0);
+    let push = Submission::Push { tensor: 0, first: 0, count: 1, stamp: 0, settings: NO_SETTINGS };
+    raw.submit(push.encode());
+    tensor.push(Some(&bytes(&[1.0; 10])), NO_SETTINGS, false, None).unwrap();
+    job.clock().unwrap();
+    assert_eq!(pull(&tensor, Some(0)).unwrap().1, vec![1.0; 10], "a hole adds zeros");
+    assert_eq!(honest(&job), vec![10.0; 3000]);
+    drop(raw);
+    job.close(None);
 }

@@ -224,6 +224,31 @@ mod loom_tests {
         });
     }
 
+    /// A thread that sets a row and finds the follower asleep sends it itself, and leaves the follower asleep.
+    #[test]
+    fn who_sends_in_the_followers_place_never_leaves_anothers_set_behind() {
+        let seen = std::sync::Arc::new(Mutex::new(BTreeSet::new()));
+        let all = std::sync::Arc::clone(&seen);
+        loom::model(move || {
+            let shared = Arc::new((Summary::new(), AtomicU64::new(0)));
+            shared.0.announce_follower();
+            let other = Arc::clone(&shared);
+            let second = loom::thread::spawn(move || {
+                other.1.store(1, Ordering::Release);
+                other.0.anyone() && other.0.take_follower()
+            });
+            let stands_in = shared.0.anyone() && shared.0.take_follower();
+            let found = stands_in && {
+                shared.0.announce_follower();
+                shared.1.load(Ordering::Acquire) == 1
+            };
+            let rang = second.join().unwrap();
+            assert!(found || rang, "I-4");
+            seen.lock().unwrap().insert((found, rang));
+        });
+        assert_eq!(*all.lock().unwrap(), BTreeSet::from([(false, true), (true, false), (true, true)]));
+    }
+
     #[test]
     fn the_follower_never_sleeps_over_a_set() {
         loom::model(|| {

@@ -4,8 +4,10 @@
 //! A worker on this host is lost with its connection. One on another host is not: until its lease ends it may connect again,
 //! and repeats the requests that it has no answer to. Each is carried out once: the last answers are kept.
 
+use super::bells::Bells;
 use super::catalog::{Catalog, NewTensor};
 use super::client::{Channel, Client, Received, Worker};
+use super::door::LOOK_AGAIN;
 use super::items;
 use super::proof::Proof;
 use super::shard::{Board, Command, Handle, Report};
@@ -83,6 +85,8 @@ struct Ticket {
 pub(super) struct Control {
     config: ServerConfig,
     listener: Option<Listener>,
+    /// The system had no descriptor left for one more connection.
+    full: bool,
     shards: Shards,
     orders: Receiver<Order>,
     shared: Arc<Shared>,
@@ -99,7 +103,7 @@ pub(super) struct Control {
     /// on this host ring.
     items: Option<items::Handle>,
     sealed: Vec<Sealed>,
-    items_bell: OwnedFd,
+    bells: Bells,
     /// Clients that had not said all when their turn was over.
     unfinished: Vec<u64>,
     tickets: HashMap<u64, Ticket>,
@@ -172,10 +176,10 @@ impl Control {
             account,
             items: None,
             sealed: Vec::new(),
-            items_bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                .map_err(StartError::system("make a wake-up descriptor"))?,
+            bells: Bells::default(),
             config,
             listener,
+            full: false,
             shards,
             orders,
             shared,
@@ -223,6 +227,9 @@ impl Control {
             true => look_every(self.config.options.lease),
             false => Duration::ZERO,
         };
+        if self.full {
+            longest = longest.min(LOOK_AGAIN);
+        }
         // Everything that lies in the sockets is read before leases are judged: after a pause of this process that is much.
         for _ in 0..ROUNDS {
             if !self.take_events(longest) {
@@ -252,6 +259,7 @@ impl Control {
             tv_nsec: i64::from(longest.subsec_nanos()),
         };
         let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout));
+        self.watch_listener(false);
         let full = events.len() == events.capacity();
         for event in events {
             match event.data.u64() {
@@ -341,9 +349,26 @@ impl Control {
     // Connections
 
     fn accept(&mut self) {
-        let accepted = self.listener.as_ref().map(Listener::accept);
-        if let Some(Ok(connection)) = accepted {
-            self.welcome_stranger(Channel::Local(connection));
+        match self.listener.as_ref().map(Listener::accept) {
+            Some(Ok(connection)) => self.welcome_stranger(Channel::Local(connection)),
+            None | Some(Err(Errno::AGAIN | Errno::CONNABORTED)) => {}
+            Some(Err(error)) => {
+                tracing::warn!(%error, "a connection could not be accepted so far");
+                self.watch_listener(true);
+            }
+        }
+    }
+
+    /// While there is no descriptor left the listener is not watched: it would ring all the time for the same connection.
+    fn watch_listener(&mut self, full: bool) {
+        if self.full == full {
+            return;
+        }
+        self.full = full;
+        let mut flags = epoll::EventFlags::empty();
+        flags.set(epoll::EventFlags::IN, !full);
+        if let Some(listener) = &self.listener {
+            let _ = epoll::modify(&self.epoll, listener, epoll::EventData::new_u64(LISTENER), flags);
         }
     }
 
@@ -414,19 +439,22 @@ impl Control {
         }
     }
 
+    /// Has who passes rows on, if there is one, listen to the bells that have come.
+    fn pass_bells(&mut self) {
+        if let Some(items) = &self.items {
+            self.bells.take_new().into_iter().for_each(|bell| items.send(items::Command::Bell(bell)));
+        }
+    }
+
     fn start_items(&mut self) -> Result<items::Handle, StartError> {
-        let copied = |error: std::io::Error| StartError::System {
-            what: "copy a descriptor",
-            reason: error.to_string(),
-        };
         let setup = items::Setup {
-            bell: self.items_bell.as_fd().try_clone_to_owned().map_err(copied)?,
             account: self.account.clone(),
             reports: self.shards.sender.clone(),
             control: Arc::clone(&self.shared),
             lease: self.config.options.lease,
         };
         let items = items::start(setup)?;
+        self.bells.all().for_each(|bell| items.send(items::Command::Bell(bell)));
         for sealed in self.sealed.drain(..) {
             items.send(items::Command::Region(sealed));
         }
@@ -610,6 +638,9 @@ impl Control {
     }
 
     fn go_on_without(&mut self, rank: Rank) {
+        if let (Some(bell), Some(items)) = (self.bells.remove(rank), &self.items) {
+            items.send(items::Command::Silence(bell));
+        }
         let answers = self.tables.join(&self.live());
         self.answer_tables(answers);
         for shard in &self.shards.handles {
@@ -864,8 +895,10 @@ impl Control {
     fn table(&mut self, rank: Rank, request: u64, ask: TableAsk) {
         let live = self.live();
         let local = self.workers.get(&rank).is_some_and(|worker| !worker.is_remote());
-        let asker = Asker { rank, request, local, bell: self.items_bell.as_fd(), live: &live };
-        let (answers, sealed) = self.tables.ask(&asker, ask, &mut self.catalog);
+        let asker = Asker { rank, request, local, live: &live };
+        let (answers, sealed) = self.tables.ask(&asker, ask, &mut self.catalog, &mut self.bells);
+        // Before its region is known there: what it sets from then on it rings for.
+        self.pass_bells();
         if let Some(sealed) = sealed {
             match &self.items {
                 Some(items) => items.send(items::Command::Region(sealed)),

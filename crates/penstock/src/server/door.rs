@@ -36,6 +36,8 @@ const MAX_STRANGERS_A_HOST: usize = 256;
 const MAX_STRANGERS: usize = 2048;
 /// Longest time that a stranger may take.
 const PROVE_WITHIN: Duration = Duration::from_secs(10);
+/// How long nobody is accepted where the system had no descriptor left: there is no event for that.
+pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Connections accepted in one turn.
 const TURN: usize = 64;
 
@@ -51,6 +53,8 @@ struct Job {
 
 struct Hall {
     jobs: Mutex<HashMap<String, Job>>,
+    /// Whether anyone is let in; until then they stand in the kernel's queue.
+    open: AtomicBool,
     stop: AtomicBool,
     wakeup: Wakeup,
 }
@@ -61,7 +65,7 @@ impl Hall {
     }
 }
 
-/// The door: it stands open until it is dropped.
+/// The door.
 pub(crate) struct Door {
     hall: Arc<Hall>,
     shares: Arc<Shares>,
@@ -76,8 +80,8 @@ impl std::fmt::Debug for Door {
 }
 
 impl Door {
-    /// Listens on these addresses.
-    pub(crate) fn open(listen: &[Address], options: &Options) -> Result<Self, StartError> {
+    /// Listens on these addresses, and lets nobody in before it [stands open](Self::stand_open).
+    pub(crate) fn new(listen: &[Address], options: &Options) -> Result<Self, StartError> {
         let files = match (&options.certificate, &options.key) {
             (Some(certificate), Some(key)) => Some((certificate.as_path(), key.as_path())),
             (None, None) => None,
@@ -91,17 +95,21 @@ impl Door {
             .iter()
             .map(|listener| listener.local_addr().map_err(failed))
             .collect::<Result<_, _>>()?;
-        let hall =
-            Arc::new(Hall { jobs: Mutex::default(), stop: AtomicBool::new(false), wakeup: Wakeup::new()? });
+        let hall = Arc::new(Hall {
+            jobs: Mutex::default(),
+            open: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            wakeup: Wakeup::new()?,
+        });
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(StartError::system("make an epoll descriptor"))?;
-        let watch = |fd: rustix::fd::BorrowedFd<'_>, token| {
-            epoll::add(&epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
+        let watch = |fd: rustix::fd::BorrowedFd<'_>, token, flags| {
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(token), flags)
                 .map_err(StartError::system("watch a descriptor"))
         };
-        watch(hall.wakeup.as_fd(), WAKEUP)?;
+        watch(hall.wakeup.as_fd(), WAKEUP, epoll::EventFlags::IN)?;
         for (listener, token) in listeners.iter().zip(LISTENERS..) {
-            watch(listener.as_fd(), token)?;
+            watch(listener.as_fd(), token, epoll::EventFlags::empty())?;
         }
         let keeper = Keeper {
             hall: Arc::clone(&hall),
@@ -112,11 +120,19 @@ impl Door {
             patience: options.lease,
             strangers: HashMap::new(),
             next: 0,
+            accepting: false,
+            full: false,
         };
         let thread = std::thread::Builder::new().name("penstock-door".to_owned()).spawn(move || keeper.run());
         let thread = thread
             .map_err(|error| StartError::System { what: "start a thread", reason: error.to_string() })?;
         Ok(Self { hall, shares: Arc::default(), addresses, thread: Some(thread) })
+    }
+
+    /// Lets in whoever belongs to a job, from now on until it is dropped.
+    pub(crate) fn stand_open(&self) {
+        self.hall.open.store(true, Ordering::Release);
+        self.hall.wakeup.ring();
     }
 
     /// Where it listens.
@@ -244,15 +260,23 @@ struct Keeper {
     patience: Duration,
     strangers: HashMap<u64, Stranger>,
     next: u64,
+    /// Whether the poll watches the listeners.
+    accepting: bool,
+    /// The system had no descriptor or no memory left for one more connection.
+    full: bool,
 }
 
 impl Keeper {
     fn run(mut self) {
         while !self.hall.stop.load(Ordering::Acquire) {
+            self.watch_listeners(self.hall.open.load(Ordering::Acquire) && !self.full);
             let mut events = Vec::with_capacity(64);
             let tick = Timespec { tv_sec: 1, tv_nsec: 0 };
-            let longest = (!self.strangers.is_empty()).then_some(&tick);
+            let soon = Timespec { tv_sec: 0, tv_nsec: i64::from(LOOK_AGAIN.subsec_nanos()) };
+            let longest = if self.strangers.is_empty() { None } else { Some(&tick) };
+            let longest = if self.full { Some(&soon) } else { longest };
             let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), longest);
+            self.full = false;
             for event in events {
                 match event.data.u64() {
                     WAKEUP => Wakeup::clear(self.hall.wakeup.as_fd()),
@@ -261,6 +285,19 @@ impl Keeper {
                 }
             }
             self.strangers.retain(|_, stranger| stranger.since.elapsed() < PROVE_WITHIN);
+        }
+    }
+
+    /// While nobody can be let in the listeners are not watched: they would ring all the time for the same connection.
+    fn watch_listeners(&mut self, accepting: bool) {
+        if self.accepting == accepting {
+            return;
+        }
+        self.accepting = accepting;
+        let mut flags = epoll::EventFlags::empty();
+        flags.set(epoll::EventFlags::IN, accepting);
+        for (listener, token) in self.listeners.iter().zip(LISTENERS..) {
+            let _ = epoll::modify(&self.epoll, listener, epoll::EventData::new_u64(token), flags);
         }
     }
 
@@ -280,9 +317,11 @@ impl Keeper {
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {} // it ended before it was accepted
                 Err(error) => {
-                    // No descriptors left, or a connection that ended before it was accepted.
-                    tracing::warn!(%error, "a connection could not be accepted");
+                    // No descriptor or no memory is left. Who knocks stands in the queue meanwhile.
+                    tracing::warn!(%error, "a connection could not be accepted so far");
+                    self.full = true;
                     return;
                 }
             }

@@ -1,6 +1,7 @@
 //! Passes rows of tables on to workers that share no memory with their producer: one thread for a job on a server, started with the
 //! first such worker. What is sent to whom is [`penstock_proto::items::node`]'s to say.
 
+use super::bells;
 use super::shard::Report;
 use super::tables::Sealed;
 use super::{StartError, Wakeup};
@@ -33,20 +34,25 @@ pub(super) enum Command {
         rank: Rank,
         stream: Stream,
     },
+    /// A worker of this host rings with this from now on.
+    Bell(Arc<OwnedFd>),
+    /// And with this no more.
+    Silence(Arc<OwnedFd>),
     Stop,
 }
 
 /// The control thread's end.
 pub(super) struct Handle {
     commands: Sender<Command>,
-    bell: OwnedFd,
+    /// This process's own: no worker has it.
+    wakeup: Arc<Wakeup>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Handle {
     pub(super) fn send(&self, command: Command) {
         let _ = self.commands.send(command);
-        let _ = rustix::io::write(&self.bell, &1u64.to_le_bytes());
+        self.wakeup.ring();
     }
 }
 
@@ -61,8 +67,6 @@ impl Drop for Handle {
 
 /// What the thread is started with.
 pub(super) struct Setup {
-    /// Rung by producers of this host, and for commands.
-    pub(super) bell: OwnedFd,
     /// The job's.
     pub(super) account: Account,
     pub(super) reports: Sender<Report>,
@@ -73,18 +77,18 @@ pub(super) struct Setup {
 pub(super) fn start(setup: Setup) -> Result<Handle, StartError> {
     let system = StartError::system;
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll descriptor"))?;
-    let data = epoll::EventData::new_u64(BELL);
-    epoll::add(&epoll, &setup.bell, data, epoll::EventFlags::IN).map_err(system("watch a descriptor"))?;
-    let copied =
-        |error: std::io::Error| StartError::System { what: "copy a descriptor", reason: error.to_string() };
-    let bell = setup.bell.as_fd().try_clone_to_owned().map_err(copied)?;
+    let data = epoll::EventData::new_u64(COMMANDS);
+    let wakeup = Arc::new(Wakeup::new()?);
+    epoll::add(&epoll, &*wakeup, data, epoll::EventFlags::IN).map_err(system("watch a descriptor"))?;
     let (commands, inbox) = channel();
     let passer = Passer {
         node: Node::new(Memories { account: setup.account.clone(), charges: BTreeMap::new() }),
         setup,
         inbox,
+        wakeup: Arc::clone(&wakeup),
         epoll,
         wires: BTreeMap::new(),
+        writing: BTreeSet::new(),
         followed: BTreeSet::new(),
         running: true,
     };
@@ -92,10 +96,14 @@ pub(super) fn start(setup: Setup) -> Result<Handle, StartError> {
     let thread = thread.spawn(move || passer.run());
     let thread =
         thread.map_err(|error| StartError::System { what: "start a thread", reason: error.to_string() })?;
-    Ok(Handle { commands, bell, thread: Some(thread) })
+    Ok(Handle { commands, wakeup, thread: Some(thread) })
 }
 
-const BELL: u64 = u64::MAX;
+/// Tokens of the poll; the others are ranks.
+const COMMANDS: u64 = u64::MAX;
+const BELL: u64 = u64::MAX - 1;
+/// Longest sleep while rows of this host are passed on.
+const LONGEST: Duration = Duration::from_secs(1);
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// Memory for rows of producers on other hosts.
@@ -134,9 +142,12 @@ impl Host for Memories {
 struct Passer {
     setup: Setup,
     inbox: Receiver<Command>,
+    wakeup: Arc<Wakeup>,
     epoll: OwnedFd,
     node: Node<Memories>,
     wires: BTreeMap<Rank, ItemWire>,
+    /// Those whose connections the poll watches for room to write.
+    writing: BTreeSet<Rank>,
     /// Regions that producers of this host write.
     followed: BTreeSet<RegionId>,
     running: bool,
@@ -191,19 +202,31 @@ impl Passer {
             }
             any |= sent;
             if !sent {
+                self.watch_output();
                 return any;
             }
         }
     }
 
-    fn wait(&mut self) {
+    /// Watches for room to write where something waits for it, and only there: a socket that has room is ready all the time.
+    fn watch_output(&mut self) {
         for (&rank, wire) in &self.wires {
-            let mut flags = epoll::EventFlags::IN;
-            flags.set(epoll::EventFlags::OUT, wire.holds_output());
-            let _ = epoll::modify(&self.epoll, wire.stream(), epoll::EventData::new_u64(rank.into()), flags);
+            let waits = wire.holds_output();
+            let changed = if waits { self.writing.insert(rank) } else { self.writing.remove(&rank) };
+            if changed {
+                let mut flags = epoll::EventFlags::IN;
+                flags.set(epoll::EventFlags::OUT, waits);
+                let data = epoll::EventData::new_u64(rank.into());
+                let _ = epoll::modify(&self.epoll, wire.stream(), data, flags);
+            }
         }
+    }
+
+    /// Sleeps until something comes. A consumer that takes away what says that this thread sleeps delays others by a second.
+    fn wait(&mut self) {
         // Without anybody at the other end there is nobody to show that this thread lives.
         let longest = look_every(self.setup.lease);
+        let longest = if self.followed.is_empty() { longest } else { longest.min(LONGEST) };
         let longest = Timespec {
             tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(longest.subsec_nanos()),
@@ -223,10 +246,11 @@ impl Passer {
         let any = !events.is_empty();
         for event in events {
             match event.data.u64() {
-                BELL => {
-                    Wakeup::clear(self.setup.bell.as_fd());
+                COMMANDS => {
+                    Wakeup::clear(self.wakeup.as_fd());
                     self.take_commands();
                 }
+                BELL => {}
                 rank => self.hear(rank as Rank),
             }
         }
@@ -245,6 +269,7 @@ impl Passer {
         if let Some(wire) = self.wires.remove(&rank) {
             let _ = epoll::delete(&self.epoll, wire.stream());
         }
+        self.writing.remove(&rank);
         self.node.lost(rank);
         match ended {
             Ended::Connection(error) => {
@@ -262,10 +287,17 @@ impl Passer {
             match command {
                 Command::Stop => self.running = false,
                 Command::Region(sealed) => self.follow(sealed),
+                Command::Bell(bell) => {
+                    if let Err(error) = bells::listen(&self.epoll, &bell, BELL) {
+                        tracing::warn!(%error, "a producer's bell cannot be heard");
+                    }
+                }
+                Command::Silence(bell) => _ = epoll::delete(&self.epoll, &bell),
                 Command::Enter { rank, stream } => {
                     if let Some(old) = self.wires.remove(&rank) {
                         let _ = epoll::delete(&self.epoll, old.stream());
                     }
+                    self.writing.remove(&rank);
                     let data = epoll::EventData::new_u64(rank.into());
                     if epoll::add(&self.epoll, &stream, data, epoll::EventFlags::IN).is_ok() {
                         let account = self.setup.account.peer(rank);

@@ -9,6 +9,7 @@
 //! | [`proof`] | control | what who connected by a Unix socket has proved so far |
 //! | [`budget`] | control | how much memory this server may take |
 //! | [`tables`] | control | which tables of items there are, and the regions that are homed here |
+//! | [`bells`] | control, items | what workers of this host ring who passes rows on with |
 //! | [`items`] | items | passes rows of tables on to other hosts |
 //! | [`memory`] | one a shard | what the shard's machine acts on |
 //! | [`remote`] | one a shard | workers on other hosts: their frames, and what is owed to them |
@@ -17,6 +18,7 @@
 //!
 //! The control thread never waits for a worker, and no shard waits for the control thread.
 
+mod bells;
 mod budget;
 mod catalog;
 mod client;
@@ -153,9 +155,28 @@ impl StartError {
 pub struct Server {
     shared: Arc<Shared>,
     orders: Sender<Order>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Threads,
     job: String,
     door: Option<Arc<Door>>,
+}
+
+/// Threads of a server, which are not left alone: whoever lets go of them waits until they have ended. A shard ends when its
+/// [handle](shard::Handle) goes.
+#[derive(Debug, Default)]
+struct Threads(Vec<JoinHandle<()>>);
+
+impl Threads {
+    fn join(&mut self) {
+        for thread in self.0.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.join();
+    }
 }
 
 /// What the control thread is asked by its own process.
@@ -229,22 +250,40 @@ impl AsFd for Wakeup {
 impl Server {
     /// Starts a server: when this returns, workers can join.
     pub fn start(config: ServerConfig) -> Result<Self, StartError> {
+        check(&config)?;
+        raise_descriptor_limit();
+        // Before the door: a worker of this host that finds an open port finds the socket too.
+        let listener = config.path.as_deref().map(Listener::bind).transpose()?;
         let door = match &config.listen[..] {
             [] => None,
-            listen => Some(Arc::new(Door::open(listen, &config.options)?)),
+            listen => Some(Arc::new(Door::new(listen, &config.options)?)),
         };
-        Self::start_behind(config, door, None)
+        let server = Self::run(config, listener, door, None)?;
+        // Whoever comes before stands in the queue: a door that stood open without a job behind it would refuse them for good.
+        server.door.iter().for_each(|door| door.stand_open());
+        Ok(server)
     }
 
     /// Starts a server behind a door that others may share; `share`: its part of the network, in proportion to the others'.
     pub(crate) fn start_behind(
         config: ServerConfig,
-        door: Option<Arc<Door>>,
-        share: Option<f64>,
+        door: Arc<Door>,
+        share: f64,
     ) -> Result<Self, StartError> {
         check(&config)?;
         raise_descriptor_limit();
         let listener = config.path.as_deref().map(Listener::bind).transpose()?;
+        let (shares, job) = (Arc::clone(door.shares()), job_number(&config.job));
+        // A job that did not start takes no share of the others'.
+        Self::run(config, listener, Some(door), Some(share)).inspect_err(|_| shares.dismiss(job))
+    }
+
+    fn run(
+        config: ServerConfig,
+        listener: Option<Listener>,
+        door: Option<Arc<Door>>,
+        share: Option<f64>,
+    ) -> Result<Self, StartError> {
         let shared = Arc::new(Shared::new()?);
         let (orders, inbox) = channel();
         let place = door.as_ref().map(|door| {
@@ -254,7 +293,8 @@ impl Server {
         });
         // Where jobs share the host, a thread that spins would take what is another's.
         let crowded = crowding(&config) > 1 || share.is_some();
-        let (shards, mut threads) = start_shards(&config, &shared, place.as_ref(), crowded)?;
+        let mut threads = Threads::default();
+        let shards = start_shards(&config, &shared, place.as_ref(), crowded, &mut threads)?;
         let (job, secret) = (config.job.clone(), config.secret);
         // Control, shards, and who passes rows on.
         let most = 2 + u64::from(shard_count(&config));
@@ -262,7 +302,7 @@ impl Server {
         let control = control::Control::new(config, listener, shards, inbox, Arc::clone(&shared), limits)?;
         let thread = std::thread::Builder::new().name("penstock-control".to_owned());
         let thread = thread.spawn(move || control.run());
-        threads.push(
+        threads.0.push(
             thread
                 .map_err(|error| StartError::System { what: "start a thread", reason: error.to_string() })?,
         );
@@ -323,9 +363,7 @@ impl Server {
         }
         let _ = self.orders.send(Order::Stop);
         self.shared.wakeup.ring();
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
+        self.threads.join();
     }
 }
 
@@ -384,20 +422,18 @@ fn crowding(config: &ServerConfig) -> u32 {
     (config.workers + config.servers * shard_count(config)).div_ceil(cores().len() as u32)
 }
 
-type Started = (control::Shards, Vec<JoinHandle<()>>);
-
 fn start_shards(
     config: &ServerConfig,
     shared: &Arc<Shared>,
     place: Option<&Place>,
     crowded: bool,
-) -> Result<Started, StartError> {
+    threads: &mut Threads,
+) -> Result<control::Shards, StartError> {
     let (reports, inbox): (_, Receiver<shard::Report>) = channel();
     let board = shard::Board::new().map_err(StartError::system("make the board"))?;
     let cores = cores();
     let count = shard_count(config);
     let mut handles = Vec::new();
-    let mut threads = Vec::new();
     for index in 0..count {
         let core = (config.index * count + index) as usize % cores.len();
         let setup = shard::Setup {
@@ -414,7 +450,7 @@ fn start_shards(
         };
         let (handle, thread) = shard::start(setup)?;
         handles.push(handle);
-        threads.push(thread);
+        threads.0.push(thread);
     }
-    Ok((control::Shards { handles, reports: inbox, sender: reports, board }, threads))
+    Ok(control::Shards { handles, reports: inbox, sender: reports, board })
 }

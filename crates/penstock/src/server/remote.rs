@@ -18,6 +18,9 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+/// Bytes of a connection that may be past the kernel and not be taken: a frame that is here in part, and what TLS has decrypted.
+const UNDER_WAY: u64 = 2 << 20;
+
 /// What is owed to a worker of one chunk.
 #[derive(Debug, Clone, Copy, Default)]
 struct OwedChunk {
@@ -121,6 +124,8 @@ pub(super) struct Remote {
     contributed: (u64, u64),
     last_sign: Instant,
     vigil: Vigil,
+    /// Bytes of frames that were taken.
+    received: u64,
 }
 
 /// What a look at the connection brought.
@@ -204,6 +209,7 @@ impl Remote {
             contributed: (0, 0),
             last_sign: Instant::now(),
             vigil: Vigil::new(lease),
+            received: 0,
         }
     }
 
@@ -352,6 +358,7 @@ impl Remote {
                     self.contributed.0 += 1;
                 }
                 self.last_sign = Instant::now();
+                self.received += HEADER_BYTES as u64 + u64::from(length);
                 Heard::Submission(submission, wanted)
             }
             Step::Frame(Header { body: Body::Alive, .. }, _) => Heard::Alive,
@@ -367,6 +374,18 @@ impl Remote {
             }
             Step::Broke(what) => Heard::Broke(what),
         }
+    }
+
+    /// Bytes of frames that were taken so far.
+    pub(super) fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// What [`received`](Self::received) will be when everything is taken that has come by now, at most: what the kernel holds, and what
+    /// may stand in buffers here.
+    pub(super) fn standing(&self) -> u64 {
+        let held = self.stream().and_then(|stream| rustix::io::ioctl_fionread(stream).ok());
+        held.map_or(self.received, |held| self.received + held + UNDER_WAY)
     }
 
     fn owed(&mut self, id: TensorId, memory: &Memory) -> &mut Owed {

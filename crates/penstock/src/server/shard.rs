@@ -1,6 +1,7 @@
 //! A shard: one thread that owns its chunks, with one loop. It takes orders, pops submissions, lets the machine of
 //! `penstock-proto` decide, folds in shared memory, publishes, rings for who waits, and sleeps when there is nothing to do.
 
+use super::bells;
 use super::memory::{Event, Memory, Touched};
 use super::remote::{Heard, Remote};
 use super::{Shared, StartError, Wakeup, shares};
@@ -29,7 +30,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Submissions taken from one worker before the next worker's turn.
-const TURN: usize = 16;
+const TURN: u64 = 16;
 /// Frames taken from one worker on another host before the next worker's turn.
 const FRAMES: usize = 32;
 /// Longest sleep while a worker is held back.
@@ -145,6 +146,12 @@ impl Handle {
         let _ = self.commands.send(command);
         self.flag.store(true, Ordering::Release);
         self.wakeup.ring();
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.send(Command::Stop);
     }
 }
 
@@ -344,7 +351,8 @@ impl Loop {
                 continue;
             }
             match self.ports.get_mut((token % CONNECTIONS) as usize) {
-                Some(Some(Port::Local(local))) => Wakeup::clear(local.wakeup.as_fd()),
+                // A worker has rung, which is all there is to know. Its descriptor is never read: see `bells`.
+                Some(Some(Port::Local(_))) => {}
                 Some(Some(Port::Remote(remote))) => {
                     // Errors and hang-ups are found out by reading.
                     remote.ready(flags != epoll::EventFlags::OUT, flags.contains(epoll::EventFlags::OUT));
@@ -439,8 +447,8 @@ impl Loop {
     }
 
     fn join(&mut self, rank: Rank, page: Arc<Mapping>, wakeup: OwnedFd) {
-        let token = epoll::EventData::new_u64(u64::from(rank));
-        if let Err(error) = epoll::add(&self.epoll, &wakeup, token, epoll::EventFlags::IN) {
+        // Never read: see `bells`.
+        if let Err(error) = bells::listen(&self.epoll, &wakeup, u64::from(rank)) {
             self.report(Report::Broke { rank, what: format!("its wake-up cannot be watched: {error}") });
             return;
         }
@@ -465,9 +473,24 @@ impl Loop {
         }
     }
 
-    /// Takes what the worker still submitted, then goes on without it.
+    /// Takes what the worker had submitted until now, then goes on without it. What it submits meanwhile is not waited for: it
+    /// might never end.
     fn remove(&mut self, rank: Rank) {
-        while !self.failed && self.take_turn(rank) {}
+        match self.ports[rank as usize].as_mut() {
+            None => {}
+            Some(Port::Local(local)) => {
+                let stood = local.consumer.waiting(local.page.at(local.ring_at));
+                self.take_local_turn(rank, stood);
+            }
+            Some(Port::Remote(remote)) => {
+                let until = remote.standing();
+                let comes = |port: &Option<Port>| match port {
+                    Some(Port::Remote(remote)) => remote.received() < until,
+                    _ => false,
+                };
+                while !self.failed && comes(&self.ports[rank as usize]) && self.take_remote_turn(rank) {}
+            }
+        }
         self.close_port(rank);
         if self.failed {
             return;
@@ -483,14 +506,14 @@ impl Loop {
     fn take_turn(&mut self, rank: Rank) -> bool {
         match &self.ports[rank as usize] {
             None => false,
-            Some(Port::Local(_)) => self.take_local_turn(rank),
+            Some(Port::Local(_)) => self.take_local_turn(rank, TURN),
             Some(Port::Remote(_)) => self.take_remote_turn(rank),
         }
     }
 
-    fn take_local_turn(&mut self, rank: Rank) -> bool {
+    fn take_local_turn(&mut self, rank: Rank, most: u64) -> bool {
         let mut taken = 0;
-        while taken < TURN && !self.failed && self.has_submission(rank) {
+        while taken < most && !self.failed && self.has_submission(rank) {
             // A tensor, or a lane, is announced here before the worker hears of it, so before it can submit from it.
             self.take_commands();
             match self.pop(rank) {

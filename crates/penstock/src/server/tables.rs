@@ -3,6 +3,7 @@
 //! Rows between workers of this host never pass through the server: it makes a region, gives it to its producer, and once that one has
 //! mapped it seals it against every other writer and gives it to the consumers.
 
+use super::bells::Bells;
 use super::catalog::Catalog;
 use crate::limits;
 use penstock_fabric::items::region::{Layout, WAITERS_BYTES, Waiters, make};
@@ -15,7 +16,7 @@ use penstock_proto::items::control::{PART_BYTES, TableAnswer, TableAsk};
 use penstock_proto::items::registry::{Joined, Registry};
 use penstock_proto::items::spec::MAX_ROW_BYTES;
 use penstock_proto::items::wire::{RegionId, Shape};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, OwnedFd};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -73,8 +74,6 @@ pub(super) struct Asker<'a> {
     pub(super) request: u64,
     /// Whether it is on this host.
     pub(super) local: bool,
-    /// The bell of who passes rows on.
-    pub(super) bell: BorrowedFd<'a>,
     /// Workers that are here or may still come.
     pub(super) live: &'a BTreeSet<Rank>,
 }
@@ -108,6 +107,7 @@ impl Tables {
         asker: &Asker<'_>,
         ask: TableAsk,
         catalog: &mut Catalog,
+        bells: &mut Bells,
     ) -> (Answers, Option<Sealed>) {
         let mut answers = Vec::new();
         let mut sealed = None;
@@ -144,9 +144,9 @@ impl Tables {
             TableAsk::Produced { name, rank, from } => Some(self.produced(&name, rank, from)),
             TableAsk::Region { region, slots, row_bytes, propagation } => {
                 let shape = Shape { slots, row_bytes, propagation };
-                self.region(asker, region, shape, catalog).transpose()
+                self.region(asker, region, shape, catalog, bells).transpose()
             }
-            TableAsk::Mapped { region } => match self.seal(asker, region, &mut answers) {
+            TableAsk::Mapped { region } => match self.seal(asker, region, &mut answers, bells) {
                 Ok(it) => {
                     sealed = it;
                     Some(Ok((TableAnswer::Done, Vec::new())))
@@ -196,6 +196,7 @@ impl Tables {
         id: RegionId,
         shape: Shape,
         catalog: &mut Catalog,
+        bells: &mut Bells,
     ) -> Result<Option<(TableAnswer, Vec<OwnedFd>)>, Refusal> {
         if !asker.local {
             return Err(out_of_turn("a region that is to be mapped on another host"));
@@ -219,7 +220,7 @@ impl Tables {
             homed.waiting.extend(wait);
             return Ok(None);
         }
-        homed.pass(asker.bell).map(Some)
+        homed.pass(bells.of(asker.rank, &self.account)?).map(Some)
     }
 
     fn seal(
@@ -227,6 +228,7 @@ impl Tables {
         asker: &Asker<'_>,
         id: RegionId,
         answers: &mut Answers,
+        bells: &mut Bells,
     ) -> Result<Option<Sealed>, Refusal> {
         let homed = self.regions.get_mut(&id).filter(|_| id.rank == asker.rank);
         let homed = homed.ok_or_else(|| out_of_turn("a region that is another's"))?;
@@ -239,7 +241,8 @@ impl Tables {
             homed.sealed = true;
         }
         for Wait { rank, request, .. } in std::mem::take(&mut homed.waiting) {
-            answers.push((rank, request, homed.pass(asker.bell)));
+            let passed = bells.of(rank, &self.account).and_then(|bell| homed.pass(bell));
+            answers.push((rank, request, passed));
         }
         // Said twice, it is passed on once.
         if !new {
@@ -301,7 +304,7 @@ impl Homed {
         Ok(Self { layout, shape, region, page, waiters, sealed, waiting, _charges: charges })
     }
 
-    fn pass(&self, bell: BorrowedFd<'_>) -> Answered {
+    fn pass(&self, bell: &OwnedFd) -> Answered {
         let descriptors = vec![clone(self.region.fd())?, clone(self.page.fd())?, clone(bell)?];
         Ok((TableAnswer::Region, descriptors))
     }

@@ -33,6 +33,8 @@ pub(crate) struct ItemWire {
     /// Bytes that ever came: it grows while the peer lives.
     heard: u64,
     vigil: Vigil,
+    /// Its turn ended before the node had nothing more to send.
+    behind: bool,
 }
 
 impl From<Broken> for Ended {
@@ -49,7 +51,8 @@ impl ItemWire {
     pub(crate) fn new(stream: Stream, lease: Duration, account: Account) -> Self {
         let (input, output, charge) = (vec![0; READ], Vec::new(), Charge::default());
         let (filled, used, written, heard, vigil) = (0, 0, 0, 0, Vigil::new(lease));
-        Self { stream, account, charge, input, filled, used, output, written, heard, vigil }
+        let behind = false;
+        Self { stream, account, charge, input, filled, used, output, written, heard, vigil, behind }
     }
 
     pub(crate) fn stream(&self) -> &Stream {
@@ -119,6 +122,7 @@ impl ItemWire {
     /// Sends what the peer is to be sent, as far as the connection takes it; whether it took anything.
     pub(crate) fn transmit<H: Host>(&mut self, node: &mut Node<H>, peer: Peer) -> Result<bool, Ended> {
         let mut sent = 0;
+        self.behind = false;
         while sent < TURN {
             if self.written == self.output.len() {
                 self.output.clear();
@@ -137,6 +141,7 @@ impl ItemWire {
                 }
             }
         }
+        self.behind = true;
         Ok(true)
     }
 
@@ -158,8 +163,8 @@ impl ItemWire {
         self.heard
     }
 
-    /// Whether something waits until the connection takes more.
+    /// Whether something waits until the connection takes more, or for its next turn.
     pub(crate) fn holds_output(&self) -> bool {
-        self.written < self.output.len() || self.stream.holds_output()
+        self.behind || self.written < self.output.len() || self.stream.holds_output()
     }
 }

@@ -177,9 +177,10 @@ impl Courier {
     pub(super) fn kick(&self) {
         match self.shared.state.try_lock() {
             Ok(mut state) => {
-                let sent = state.transmit() && state.wire.as_ref().is_some_and(|wire| !wire.holds_output());
-                // Who sets rows from now on must know that nobody looks at them by itself.
+                // First: who sets rows from now on rings, what was set before is found by the look behind it. The other way round
+                // what another thread sets in between would be neither.
                 state.announce();
+                let sent = state.transmit() && state.wire.as_ref().is_some_and(|wire| !wire.holds_output());
                 drop(state);
                 if !sent {
                     self.shared.ring();
@@ -228,7 +229,11 @@ impl Courier {
             if let Some(wire) = wire
                 && matches!(wire.receive(node, HOME), Ok(true))
             {
-                state.transmit();
+                let sent = state.transmit() && state.wire.as_ref().is_some_and(|wire| !wire.holds_output());
+                drop(state);
+                if !sent {
+                    self.shared.ring();
+                }
             }
         }
     }

@@ -1,0 +1,92 @@
+//! The bells of who passes rows on: one for each worker of this host that sets rows, so that what one of them does to its own
+//! (fills its count, clears its flags) no other feels.
+//!
+//! The server never reads them, and never writes them: the worker has the same open file, and could make either wait for ever.
+//! Each ring is an edge in the poll, whatever stands in the count.
+
+use penstock_proto::Rank;
+use penstock_proto::account::{Account, Charge, Resource};
+use penstock_proto::error::Refusal;
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::fd::OwnedFd;
+use rustix::io;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::Arc;
+
+/// All of a job's.
+#[derive(Debug, Default)]
+pub(super) struct Bells {
+    of: BTreeMap<Rank, (Arc<OwnedFd>, Charge)>,
+    /// Those that nobody listens to so far.
+    new: Vec<Arc<OwnedFd>>,
+}
+
+impl Bells {
+    /// A worker's, made when it is first asked for and charged to it.
+    pub(super) fn of(&mut self, rank: Rank, account: &Account) -> Result<&OwnedFd, Refusal> {
+        match self.of.entry(rank) {
+            Entry::Occupied(bell) => Ok(&bell.into_mut().0),
+            Entry::Vacant(place) => {
+                let charge = account.peer(rank).charge(Resource::Descriptors, 1);
+                let charge = charge.map_err(|why| why.refuse("a bell"))?;
+                let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+                let bell = Arc::new(bell.map_err(|errno| Refusal::System {
+                    what: "make a bell".to_owned(),
+                    reason: errno.to_string(),
+                })?);
+                self.new.push(Arc::clone(&bell));
+                Ok(&place.insert((bell, charge)).0)
+            }
+        }
+    }
+
+    /// Those that have come since this was asked last.
+    pub(super) fn take_new(&mut self) -> Vec<Arc<OwnedFd>> {
+        std::mem::take(&mut self.new)
+    }
+
+    /// All, for who begins to listen.
+    pub(super) fn all(&mut self) -> impl Iterator<Item = Arc<OwnedFd>> {
+        self.new.clear();
+        self.of.values().map(|(bell, _)| Arc::clone(bell))
+    }
+
+    /// That of a worker that is gone, not to be listened to any more.
+    pub(super) fn remove(&mut self, rank: Rank) -> Option<Arc<OwnedFd>> {
+        let (bell, _) = self.of.remove(&rank)?;
+        self.new.retain(|new| !Arc::ptr_eq(new, &bell));
+        Some(bell)
+    }
+}
+
+/// Has `epoll` report every ring of a descriptor that another process shares.
+pub(super) fn listen(epoll: &OwnedFd, bell: &OwnedFd, token: u64) -> io::Result<()> {
+    let rung = epoll::EventFlags::IN | epoll::EventFlags::ET;
+    epoll::add(epoll, bell, epoll::EventData::new_u64(token), rung)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::time::Timespec;
+
+    #[test]
+    fn a_bell_that_is_never_read_is_heard_each_time_and_only_then() {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let mut bells = Bells::default();
+        let bell = bells.of(3, &Account::default()).unwrap();
+        listen(&epoll, bell, 7).unwrap();
+        let heard = || {
+            let mut events = Vec::with_capacity(4);
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), Some(&now)).unwrap()
+        };
+        assert_eq!(heard(), 0);
+        for _ in 0..100 {
+            io::write(bell, &1u64.to_le_bytes()).unwrap();
+            assert_eq!(heard(), 1);
+            assert_eq!(heard(), 0);
+        }
+    }
+}

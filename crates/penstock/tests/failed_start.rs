@@ -1,0 +1,45 @@
+//! A server that cannot start leaves nothing behind. A test file of its own, because the limit on descriptors, which belongs to the
+//! process, is lowered for good.
+
+mod common;
+
+use common::{SECRET, options, socket_path};
+use penstock::server::{Server, ServerConfig};
+use rustix::process::{Resource, Rlimit, setrlimit};
+
+fn threads() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    names.filter(|name| name.starts_with("penstock-")).count()
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+fn a_start_that_fails_at_any_step_leaves_no_thread_no_descriptor_and_no_file() {
+    let before = (descriptors(), threads());
+    let (mut failed, mut started) = (0, 0);
+    for room in (0..40).rev() {
+        let path = socket_path();
+        let config = ServerConfig {
+            path: Some(path.clone()),
+            listen: vec!["127.0.0.1:0".parse().unwrap()],
+            job: "job".to_owned(),
+            secret: SECRET,
+            index: 0,
+            servers: 1,
+            workers: 1,
+            options: options(&[("shards", "4")]),
+        };
+        // The server takes all that the hard limit allows, so that is what is lowered.
+        let most = Some(before.0 as u64 + room);
+        setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }).unwrap();
+        let ok = Server::start(config).is_ok();
+        (failed, started) = (failed + usize::from(!ok), started + usize::from(ok));
+        assert_eq!((descriptors(), threads()), before, "room for {room} descriptors, started: {ok}");
+        assert!(!path.exists(), "room for {room} descriptors");
+    }
+    assert!(failed > 10 && started > 0, "{failed} failed, {started} started");
+}

@@ -1,0 +1,125 @@
+//! A server that starts refuses no honest worker for good, and where descriptors run out its threads wait until there are some.
+//!
+//! One test after the other: limits and descriptors belong to the process.
+
+mod common;
+
+use common::{Cluster, SECRET, Way, options, socket_path};
+use penstock::server::{Server, ServerConfig};
+use penstock::worker::{Job, Membership};
+use penstock_fabric::net::endpoint::Endpoint;
+use rustix::fd::OwnedFd;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::fs::File;
+use std::net::TcpListener;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn config(path: Option<PathBuf>, listen: &[String], shards: &str) -> ServerConfig {
+    ServerConfig {
+        path,
+        listen: listen.iter().map(|address| address.parse().unwrap()).collect(),
+        job: "job".to_owned(),
+        secret: SECRET,
+        index: 0,
+        servers: 1,
+        workers: 1,
+        options: options(&[("shards", shards)]),
+    }
+}
+
+fn join(endpoint: &Endpoint) -> Job {
+    let (servers, job) = (vec![endpoint.clone()], "job".to_owned());
+    let membership = Membership { servers, job, secret: SECRET, rank: 0, size: 1 };
+    Job::connect(&membership, options(&[])).unwrap()
+}
+
+#[test]
+fn an_honest_worker_that_comes_while_a_server_starts_is_let_in_when_it_has() {
+    let _alone = alone();
+    for round in 0..20 {
+        // A port that is free now, so that the worker can be there first.
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let path = (round % 2 == 0).then(socket_path);
+        let unix = path.as_ref().map(|path| format!("?unix={}", path.display())).unwrap_or_default();
+        let endpoint: Endpoint = format!("tcp://{free}{unix}").parse().unwrap();
+        std::thread::scope(|scope| {
+            let worker = scope.spawn(|| join(&endpoint));
+            // Many shards: the longer it takes to start, the likelier the worker comes meanwhile.
+            let server = Server::start(config(path, &[free.to_string()], "32")).unwrap();
+            worker.join().unwrap().close(None);
+            assert_eq!(server.wait(Duration::from_secs(30)), Some(Ok(())));
+        });
+    }
+}
+
+/// The threads of this process whose names start so.
+fn threads(prefix: &str) -> Vec<PathBuf> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|entry| entry.path());
+    let named = |task: &PathBuf| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with(prefix))
+    };
+    tasks.filter(named).collect()
+}
+
+/// How often a thread has gone to sleep of its own accord, as its status file says. One that spins never does.
+fn sleeps(status: &File) -> u64 {
+    let mut text = [0; 4096];
+    let length = status.read_at(&mut text, 0).unwrap();
+    let text = std::str::from_utf8(&text[..length]).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line.unwrap().trim().parse().unwrap()
+}
+
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(30);
+    while !done() {
+        assert!(Instant::now() < until, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Every descriptor that the process may still have.
+fn all_descriptors() -> Vec<OwnedFd> {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(400), maximum: limit.maximum }).unwrap();
+    let file = rustix::fs::memfd_create("filler", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let mut all: Vec<OwnedFd> = std::iter::from_fn(|| rustix::io::dup(&file).ok()).collect();
+    all.push(file);
+    all
+}
+
+#[test]
+fn where_descriptors_run_out_the_threads_that_accept_sleep_and_go_on_when_there_are_some() {
+    let _alone = alone();
+    let cluster = Cluster::over(Way::Tcp, 1, 1, &[]);
+    // A thread names itself when it first runs.
+    let mut accepting = Vec::new();
+    wait_until("the server's threads run", || {
+        accepting = [threads("penstock-door"), threads("penstock-contro")].concat();
+        accepting.len() == 2
+    });
+    let accepting: Vec<File> =
+        accepting.iter().map(|task| File::open(task.join("status")).unwrap()).collect();
+    let socket = |family, kind| rustix::net::socket(family, kind, None).unwrap();
+    let by_network = socket(AddressFamily::INET, SocketType::STREAM);
+    let by_file = socket(AddressFamily::UNIX, SocketType::SEQPACKET);
+    let taken = all_descriptors();
+    rustix::net::connect(&by_network, &cluster.servers[0].addresses()[0]).unwrap();
+    rustix::net::connect(&by_file, &SocketAddrUnix::new(&cluster.paths[0]).unwrap()).unwrap();
+    for status in &accepting {
+        let before = sleeps(status);
+        wait_until("a thread that cannot accept spins", || sleeps(status) >= before + 3);
+    }
+    drop((taken, by_network, by_file));
+    cluster.run(|job| job.rank());
+}
