@@ -141,7 +141,10 @@ def spawn_job(tmp_path: Path) -> Iterator[SpawnJob]:
         saved = []
         for rank in range(workers):
             path = Path(f"{folder}/out.{rank}.npz")
-            entry: dict[str, Any] = {"output": logs[f"worker{rank}"].read_text(errors="replace")}
+            entry: dict[str, Any] = {
+                "output": logs[f"worker{rank}"].read_text(errors="replace"),
+                "code": ranks[rank].returncode,
+            }
             if path.exists():
                 with np.load(path) as arrays:
                     entry.update(arrays)

@@ -66,7 +66,9 @@ class Job:
     def clock(self) -> int:
         """Completes an iteration; returns the new clock."""
 
-    def barrier(self, timeout: float | None) -> None: ...
+    def barrier(self, timeout: float | None) -> list[int]:
+        """Waits until every live worker is here; returns who stood here."""
+
     def declare(
         self,
         name: str,
@@ -131,11 +133,14 @@ class Job:
     def abandon(self) -> None:
         """In a forked child: refuses every later call, and says nothing to the servers."""
 
-    def close(self, failed: str | None = None) -> None:
+    def leave(self, timeout: float | None) -> None:
         """
-        Leaves: cleanly, so that the others go on without this worker, or (`failed`: why) as one that
-        failed, so that they hear of it.
+        Leaves cleanly, so that the others go on without this worker: waits until the servers have everything.
+        If that fails it has left as one that failed.
         """
+
+    def fail(self, what: str) -> None:
+        """Leaves because of an error, so that the others hear of it."""
 
 class TableCalls:
     """
@@ -306,6 +311,9 @@ def cpu_features() -> str:
 
 def is_interrupting() -> bool:
     """Whether this thread is inside another call of this module, and thus runs a signal handler."""
+
+def exit_with(code: int) -> None:
+    """When the interpreter has ended, the process ends with this code, whatever the interpreter says."""
 
 def first_nonfinite(dtype: str, data: Any) -> int | None:
     """Index of the first NaN or infinity in a contiguous buffer."""

@@ -12,7 +12,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,8 +60,3 @@ class Line:
             call()
             # What the call held, such as an array, must not live on until the next one.
             del call
-
-
-def unfinished(futures: list[Future[Any]]) -> list[Future[Any]]:
-    """Those that are not done."""
-    return [future for future in futures if not future.done()]

@@ -96,6 +96,16 @@ class BarrierTimeout(DeadlineExceeded):
     """Not every worker came to the barrier in time."""
 
 
+class NotDelivered(DeadlineExceeded):
+    """A server did not take everything that this worker had pushed in time."""
+
+    server: int = -1
+    taken: int = 0
+    """Messages that it took: chunks, and what else the worker told it."""
+    submitted: int = 0
+    """Of how many."""
+
+
 class GetTimeout(DeadlineExceeded):
     """A row was not fresh enough in time; `.missing` holds its producer's rank."""
 

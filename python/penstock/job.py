@@ -22,9 +22,9 @@ from typing import Any, ParamSpec, TypeVar
 
 from . import _core
 from .arrays import ArrayLike, DtypeLike, initial
-from .asynchronous import Line, unfinished
+from .asynchronous import Line
 from .consistency import ASP, BSP, SSP, Consistency, spelled
-from .exceptions import DeclarationConflict, JobClosed, OptionError, TensorNameError
+from .exceptions import DeclarationConflict, JobClosed, OptionError, TensorNameError, WorkerLost
 from .optim import Add, Optimizer
 from .rendezvous.join import join
 from .table import Rows, Table, declare
@@ -409,6 +409,8 @@ class Job:
         ------
         BarrierTimeout
             Not every worker came in time; `.missing` holds their ranks.
+        NotDelivered
+            A server had not taken in time what this worker pushed before; the barrier can be tried again.
         JobClosed
             The job has ended, or this worker was removed from it.
 
@@ -417,6 +419,15 @@ class Job:
         >>> job.barrier(timeout=10)
         """
         self._core.barrier(timeout)
+
+    def _barrier_with_first(self, timeout: float | None, what: str) -> None:
+        """A barrier at which worker 0 must stand too, because it alone does `what`."""
+        if 0 not in self._core.barrier(timeout):
+            raise WorkerLost(
+                f"{what}: worker 0, whose arguments count, has gone",
+                "do it before worker 0 leaves, or start the job anew",
+                rank=0,
+            )
 
     def stats(self) -> dict[str, float]:
         """
@@ -479,17 +490,31 @@ class Job:
         """
         return self._core.clocks()
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """
         Leave the job. The other workers go on without this one. Closing twice does nothing.
 
-        Asynchronous pushes made before are delivered first. Views that pulls returned stay readable, but no
-        longer move. In a signal handler that interrupts a call of this package, the job is closed as soon as
-        that call has ended, which then raises JobClosed.
+        When this returns, the servers have taken everything that this worker pushed and set, asynchronously
+        or not. If it raises, this worker has left as one that failed, and the others hear of it. Views that
+        pulls returned stay readable, but no longer move. A job that has failed is left at once. In a signal
+        handler that interrupts a call of this package, the job is closed as soon as that call has ended, which
+        then raises JobClosed.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait for the servers. Default: the job's `deadline`.
 
         Raises
         ------
-        Nothing.
+        NotDelivered
+            A server had not taken everything in time.
+        DeadlineExceeded
+            A server had, but did not say so, or had not taken rows of a table.
+        JobClosed
+            The job has failed, and no call of this worker has said so before.
+        PenstockError
+            Whatever an asynchronous push failed with since the last `clock`.
 
         Examples
         --------
@@ -497,12 +522,15 @@ class Job:
         >>> job.closed
         True
         """
-        # Each is bounded by its own deadline; its error is its future's to tell. In a signal handler they may
-        # wait for the very call that it interrupts.
-        if not _core.is_interrupting():
-            for future in unfinished(self._pushes):
-                future.exception()
-        self._core.close()
+        try:
+            # Each is bounded by its own deadline. One that failed was not delivered. In a signal handler they
+            # may wait for the very call that it interrupts.
+            if not _core.is_interrupting():
+                self._settle()
+            self._core.leave(timeout)
+        except BaseException as error:
+            self._fail(error)
+            raise
         self._line.end()
         _open_jobs.discard(self)
 
@@ -564,10 +592,9 @@ class Job:
         finished.
         """
         what = f"{type(error).__name__}: {error}"
-        core, closed = self._core, self.closed
+        core = self._core
         self._let_go(f"worker {self.rank} has left because of its own {what}", None)
-        if not closed:
-            core.close(failed=what)
+        core.fail(what)
         self._line.end()
         _open_jobs.discard(self)
 
@@ -588,8 +615,11 @@ class _Gone:
     def __init__(self, rank: int, size: int, why: str, hint: str | None) -> None:
         self.__dict__.update(rank=rank, size=size, why=why, hint=hint)
 
-    def close(self, failed: str | None = None) -> None:
-        """There is nothing to close."""
+    def leave(self, timeout: float | None) -> None:
+        """There is nothing to leave."""
+
+    def fail(self, what: str) -> None:
+        """There is nothing to leave."""
 
     def __getattr__(self, name: str) -> Any:
         raise JobClosed(self.__dict__["why"], self.__dict__["hint"])
@@ -602,17 +632,32 @@ def _after_fork_in_child() -> None:
 
 
 def leave_all(error: BaseException | None) -> None:
-    """Leaves the jobs that are open: politely, or because of an error that ended what used them."""
+    """
+    Leaves the jobs that are open: politely, or because of an error that ended what used them.
+
+    Raises the first error of leaving, once all are left.
+    """
+    failed: BaseException | None = None
     for job in list(_open_jobs):
-        if error is None:
-            job.close()
-        else:
+        if error is not None:
             job._fail(error)
+            continue
+        try:
+            job.close()
+        except BaseException as at_leaving:
+            failed = failed or at_leaving
+    if failed is not None:
+        raise failed
 
 
 def _at_exit() -> None:
     # What ended the script, if an error did; an interactive session goes on after its errors.
-    leave_all(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
+    try:
+        leave_all(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
+    except BaseException as error:
+        # The interpreter would print it, forget it, and end as if all were well.
+        sys.excepthook(type(error), error, error.__traceback__)
+        _core.exit_with(1)
     if "penstock.rendezvous.servers" in sys.modules:
         # Other workers may still train with the server that this process carries.
         from .rendezvous import servers

@@ -480,6 +480,8 @@ class Tensor:
             Not every worker called it in time.
         JobClosed
             The job has ended.
+        WorkerLost
+            Worker 0 left or was lost before it loaded anything, or while it did.
 
         Examples
         --------
@@ -494,7 +496,7 @@ class Tensor:
                 pieces = {-1: self.pull(timeout=timeout).copy()}
             for slot, data in pieces.items():
                 self._core.load(slot, _as_buffer(data), steps, timeout)
-        self._job.barrier(timeout)
+        self._job._barrier_with_first(timeout, f"`{self.name}` was not loaded")
 
     def _pieces(
         self, value: ArrayLike | None, state: Mapping[str, ArrayLike] | None, step: int | None

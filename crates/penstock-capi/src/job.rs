@@ -162,18 +162,25 @@ pub unsafe extern "C" fn penstock_barrier(job: *const penstock_job, timeout: f64
 
 /// Leaves the job, and frees it with all its tensors and tables. The other workers go on without this one.
 ///
+/// When this returns PENSTOCK_OK, the servers have taken everything that this worker pushed and set, or the job had failed
+/// before and an earlier call said so. It waits for that as long as the option `deadline` says; a job that has failed is left at
+/// once. The job is freed in every case.
+///
 /// Where mpirun, srun or torchrun started the job, rank 0 carries the server: its call returns when all others have left.
 /// So nobody may wait for rank 0 before calling, in a barrier of MPI for example; before MPI_Finalize is the right place.
 ///
 /// @param job  NULL: nothing is done.
 ///
 /// A process that ends without this call counts as lost, and its job stops with an error that names it.
+///
+/// Errors: PENSTOCK_DEADLINE_EXCEEDED (a server did not take everything in time; the others are told that this worker failed);
+/// PENSTOCK_JOB_FAILED, PENSTOCK_WORKER_LOST, PENSTOCK_SERVER_LOST, PENSTOCK_SETTINGS_CONFLICT (the job has failed, and no
+/// call of this worker has said so before).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_finish(job: *mut penstock_job) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer; nobody uses the job meanwhile or afterwards.
-        unsafe { leave(job, None) };
-        Ok(())
+        unsafe { leave(job, None) }
     })
 }
 
@@ -192,8 +199,7 @@ pub unsafe extern "C" fn penstock_fail(job: *mut penstock_job, why: *const c_cha
             unsafe { text(why, "why") }?
         };
         // SAFETY: as penstock.h says of every pointer; nobody uses the job meanwhile or afterwards.
-        unsafe { leave(job, Some(why.to_owned())) };
-        Ok(())
+        unsafe { leave(job, Some(why.to_owned())) }
     })
 }
 
@@ -202,13 +208,13 @@ pub unsafe extern "C" fn penstock_fail(job: *mut penstock_job, why: *const c_cha
 /// # Safety
 ///
 /// - `job` is NULL or came from [`penstock_init`], was not freed yet, and nobody uses it or what belongs to it any more.
-unsafe fn leave(job: *mut penstock_job, failed: Option<String>) {
+unsafe fn leave(job: *mut penstock_job, failed: Option<String>) -> Result<(), Failure> {
     if job.is_null() {
-        return;
+        return Ok(());
     }
     // SAFETY: it came from `Box::into_raw` in `penstock_init`, and nobody else has it (the caller's promise).
     let job = unsafe { Box::from_raw(job) };
-    job.joined.leave(failed);
+    Ok(job.joined.leave(failed)?)
 }
 
 impl penstock_job {

@@ -208,7 +208,9 @@ fn status(error: &Error) -> penstock_status {
         Error::BarrierTimeout { .. } => PENSTOCK_BARRIER_TIMEOUT,
         Error::Untrusted { .. } | Error::OtherUser { .. } => PENSTOCK_AUTHENTICATION,
         Error::ConnectTimeout { .. } => PENSTOCK_CONNECT_TIMEOUT,
-        Error::Unanswered { .. } | Error::TableTimeout { .. } => PENSTOCK_DEADLINE_EXCEEDED,
+        Error::Unanswered { .. } | Error::TableTimeout { .. } | Error::NotTaken { .. } => {
+            PENSTOCK_DEADLINE_EXCEEDED
+        }
         Error::Protocol { .. } => PENSTOCK_PROTOCOL,
         _ => PENSTOCK_SYSTEM,
     }

@@ -79,6 +79,11 @@ impl Producer {
         self.tail.wrapping_sub(self.head) < CAPACITY
     }
 
+    /// How many submissions the reader has taken, as it says, of how many that were pushed.
+    pub fn taken(&self, ring: &Ring) -> (u64, u64) {
+        (ring.head.0.load(Ordering::Acquire).min(self.tail), self.tail)
+    }
+
     /// Pushes one submission.
     pub fn push(&mut self, ring: &Ring, words: [u64; WORDS]) -> Result<(), Full> {
         if !self.has_room(ring) {

@@ -49,6 +49,7 @@ fn a_submission_has_its_fields_where_the_page_draws_them() {
         ("clock", Submission::Clock { clock: 10 }),
         ("load", Submission::Load { tensor: 7, first: 8, count: 9, slot: 1, part: 2, steps: 10 }),
         ("zero", Submission::Zero { tensor: 7 }),
+        ("leave", Submission::Leave),
     ];
     let rows = table("## Submission");
     for (kind, submission) in kinds {

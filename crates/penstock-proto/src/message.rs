@@ -105,13 +105,28 @@ pub enum Ask {
     },
     /// About a table of items.
     Table(TableAsk),
-    /// Leaves the job for good: cleanly, or because of an error of its own.
+    /// Leaves the job for good.
     Leave {
-        /// The error.
-        failed: Option<String>,
+        /// Why.
+        how: Departure,
     },
     /// On a network connection: the worker has heard the server's last word (`Left` or `Failed`), which is not repeated then.
     Heard,
+}
+
+/// How a worker leaves.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Departure {
+    /// It is done: everything that it submitted counts. Each shard is told by a last submission
+    /// ([`Leave`](crate::submission::Submission::Leave)), and the answer comes when all have taken theirs.
+    Done,
+    /// Because of an error of its own.
+    Failed {
+        /// The error.
+        what: String,
+    },
+    /// Because it has heard that the job has failed; this server may not have.
+    Heard(JobFailure),
 }
 
 /// A reply to request `id`; 0 is for what nobody asked: the job's failure.
@@ -142,7 +157,10 @@ pub enum Answer {
     /// To `Beat`.
     Alive,
     /// To `Barrier`: all came.
-    BarrierPassed,
+    BarrierPassed {
+        /// Who stood there.
+        ranks: Vec<Rank>,
+    },
     /// To `Missing` and `MissingAtBarrier`.
     Missing {
         /// Their ranks.
@@ -157,7 +175,7 @@ pub enum Answer {
     State,
     /// To `Table`.
     Table(TableAnswer),
-    /// To `Leave`.
+    /// To `Leave`, if it was done: every shard has taken everything that the worker submitted.
     Left,
     /// No.
     Refused(Refusal),

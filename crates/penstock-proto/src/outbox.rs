@@ -97,6 +97,11 @@ impl Outbox {
         self.end - self.next
     }
 
+    /// How many frames were taken, of how many that were submitted.
+    pub fn progress(&self) -> (u64, u64) {
+        (self.taken, self.end - 1)
+    }
+
     /// Whether everything that was submitted was taken.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()

@@ -264,6 +264,7 @@ impl Shard {
                 self.zero(tensor, 0..total, home)
             }
             Submission::Fetch { tensor, .. } => Err(SubmissionRefused::NothingToFetch { tensor }),
+            Submission::Leave => Ok(self.remove(writer, home)?),
         }
     }
 
@@ -279,18 +280,21 @@ impl Shard {
             }
             Submission::Zero { tensor } | Submission::Fetch { tensor, .. } => self.known(tensor).map(drop),
             Submission::Clock { clock } => check_limit("its clock", clock),
+            Submission::Leave => Ok(()),
         }
     }
 
     /// Goes on without `rank`: nothing waits for it any more. What it submitted before stays.
     pub fn remove(&mut self, rank: Rank, home: &mut impl Home) -> Result<(), JobFailure> {
-        if self.clocks.remove(rank) {
-            let waits = |tensor: &&Tensor| tensor.unloaded > 0;
-            if rank == 0
-                && let Some(tensor) = self.tensors.iter().flatten().find(waits)
-            {
-                return Err(JobFailure::NoValue { name: tensor.spec.name.clone() });
-            }
+        let removed = self.clocks.remove(rank);
+        let waits = |tensor: &&Tensor| tensor.unloaded > 0;
+        // Also for who was removed before: a tensor may have been declared since.
+        if rank == 0
+            && let Some(tensor) = self.tensors.iter().flatten().find(waits)
+        {
+            return Err(JobFailure::NoValue { name: tensor.spec.name.clone() });
+        }
+        if removed {
             for id in 0..self.tensors.len() as TensorId {
                 self.recount(id);
                 self.advance_all(id, home)?;

@@ -65,13 +65,15 @@ pub enum Submission {
         /// Comes back when everything was sent. Grows with every fetch.
         ticket: u64,
     },
+    /// The last that comes from this worker: it leaves. Everything before it counts.
+    Leave,
 }
 
 /// A submission that no honest worker writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SubmissionError {
     /// The kind is none of ours.
-    #[error("expected a submission of kind 1 to 5, got {got}")]
+    #[error("expected a submission of kind 1 to 6, got {got}")]
     UnknownKind {
         /// What stood in the kind field.
         got: u32,
@@ -83,6 +85,7 @@ const CLOCK: u32 = 2;
 const LOAD: u32 = 3;
 const ZERO: u32 = 4;
 const FETCH: u32 = 5;
+const LEAVE: u32 = 6;
 
 /// Two halves of a word.
 pub(crate) fn pack(low: u32, high: u32) -> u64 {
@@ -110,6 +113,7 @@ impl Submission {
             Self::Fetch { tensor, state, version, ticket } => {
                 [pack(FETCH, tensor), u64::from(state), version, ticket, 0, 0, 0, 0]
             }
+            Self::Leave => [pack(LEAVE, 0), 0, 0, 0, 0, 0, 0, 0],
         }
     }
 
@@ -130,6 +134,7 @@ impl Submission {
             }
             ZERO => Ok(Self::Zero { tensor }),
             FETCH => Ok(Self::Fetch { tensor, state: words[1] != 0, version: words[2], ticket: words[3] }),
+            LEAVE => Ok(Self::Leave),
             got => Err(SubmissionError::UnknownKind { got }),
         }
     }

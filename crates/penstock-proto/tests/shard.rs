@@ -330,6 +330,27 @@ fn a_worker_that_leaves_after_its_last_push_still_counts_in_that_fold() {
 }
 
 #[test]
+fn who_says_goodbye_is_waited_for_no_more_and_everything_before_counts() {
+    for consistency in [Bsp, Ssp(1), Asp] {
+        let mut rig = Rig::new(2, 2, consistency);
+        rig.push(1, (0, 2), 0, 10.0);
+        rig.submit(1, Submission::Leave);
+        rig.push(0, (0, 2), 0, 1.0);
+        assert_eq!((rig.chunk(0).value, rig.chunk(1).value), (11.0, 11.0), "{consistency}");
+        assert_eq!(rig.progress(), Some(1), "{consistency}");
+        assert!(!rig.shard.clocks().is_live(1));
+    }
+}
+
+#[test]
+fn a_tensor_declared_after_worker_0_said_goodbye_fails_the_job_when_it_is_let_go() {
+    let mut rig = Rig::new(2, 1, Bsp);
+    rig.submit(0, Submission::Leave);
+    rig.shard.declare(W + 1, spec(Bsp), 1, vec![0]);
+    assert_eq!(rig.shard.remove(0, &mut rig.home), Err(JobFailure::NoValue { name: "w".into() }));
+}
+
+#[test]
 fn a_worker_that_left_after_an_iteration_without_push_divides_that_mean_whenever_it_is_taken() {
     let fold = |leaves_first: bool| {
         let mut rig = Rig::with(2, TensorSpec { reduce: Reduce::Mean, ..spec(Bsp) }, 1, vec![0]);

@@ -133,11 +133,16 @@ pub(crate) fn let_go<T: Send>(py: Python<'_>, work: impl FnOnce(&Detached) -> T 
         let _inside = Inside::new();
         work(&Detached(()))
     });
+    let mut unclean = None;
     while let Some((job, failed)) = CLOSING.with_borrow_mut(Vec::pop) {
-        py.detach(|| {
+        let closed = py.detach(|| {
             let _inside = Inside::new();
-            job.on(&Detached(())).close(failed);
+            job.on(&Detached(())).close(failed)
         });
+        unclean = unclean.or(closed.err());
+    }
+    if let Some(error) = unclean {
+        return Err(raise(py, &error));
     }
     match RAISED.take() {
         // Also where the work went on in spite of it: the handler raised, and Python has to hear it.

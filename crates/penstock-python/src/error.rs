@@ -100,6 +100,11 @@ fn shape<'py>(py: Python<'py>, error: &Error) -> Shape<'py> {
         Error::Untrusted { .. } | Error::OtherUser { .. } => named("AuthenticationError"),
         Error::ConnectTimeout { waited, .. } => named("ConnectTimeout").waited(&[], *waited),
         Error::Unanswered { waited, .. } => named("DeadlineExceeded").waited(&[], *waited),
+        Error::NotTaken { server, taken, submitted, waited } => named("NotDelivered")
+            .waited(&[], *waited)
+            .with("server", *server)
+            .with("taken", *taken)
+            .with("submitted", *submitted),
         Error::Protocol { .. } => named("ProtocolError"),
         _ => named("PenstockError"),
     }

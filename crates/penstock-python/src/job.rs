@@ -50,9 +50,8 @@ impl<'a> Quick<'a, CoreJob> {
         self.0.abandon();
     }
 
-    /// The reason stands behind a lock that is held to copy it.
     fn is_closed(&self) -> bool {
-        self.0.check().is_err()
+        self.0.is_closed()
     }
 }
 
@@ -229,9 +228,9 @@ impl Job {
         detached(py, |free| self.job.on(free).clock())
     }
 
-    fn barrier(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+    fn barrier(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Vec<u32>> {
         let timeout = self::timeout(py, timeout)?;
-        detached(py, |free| self.job.on(free).barrier(timeout))
+        detached(py, |free| self.job.on(free).meet(timeout))
     }
 
     #[expect(clippy::too_many_arguments, reason = "the seam is flat; Python's front has names and defaults")]
@@ -355,13 +354,21 @@ impl Job {
         self.job.quick().abandon();
     }
 
-    #[pyo3(signature = (failed=None))]
-    fn close(&self, py: Python<'_>, failed: Option<String>) -> PyResult<()> {
+    fn leave(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let timeout = self::timeout(py, timeout)?;
         if within() {
-            close_later(Arc::clone(&self.job), failed);
+            close_later(Arc::clone(&self.job), None);
             return Ok(());
         }
-        let_go(py, |free| self.job.on(free).close(failed))
+        detached(py, |free| self.job.on(free).leave(timeout))
+    }
+
+    fn fail(&self, py: Python<'_>, what: String) -> PyResult<()> {
+        if within() {
+            close_later(Arc::clone(&self.job), Some(what));
+            return Ok(());
+        }
+        let_go(py, |free| self.job.on(free).fail(&what))
     }
 
     fn __repr__(&self) -> String {

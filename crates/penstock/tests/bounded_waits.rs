@@ -65,7 +65,8 @@ fn a_tensor_that_worker_0_never_gave_a_value_says_so() {
     let w = b.declare(Declaration::new("w", &[4], Rule::Add)).unwrap();
     w.initialize(None, None).unwrap();
     assert!(matches!(w.pull(None, SOON), Err(Error::NoValue { .. })));
-    a.close(None);
+    let error = a.leave(None).unwrap_err();
+    assert!(matches!(error, Error::Failed(JobFailure::NoValue { .. })), "{error}");
     let error = w.pull(None, None).unwrap_err();
     assert!(matches!(error, Error::Failed(JobFailure::NoValue { .. })), "{error}");
 }
@@ -88,7 +89,7 @@ fn a_worker_that_leaves_is_not_waited_for_and_its_last_push_counts() {
     let (_cluster, a, b) = two();
     let (wa, wb) = (declare(&a, "w", 4, Bsp), declare(&b, "w", 4, Bsp));
     wb.push(Some(&bytes(&[5.0; 4])), NO_SETTINGS, false, None).unwrap();
-    b.close(None);
+    b.leave(None).unwrap();
     for iteration in 1..4 {
         wa.push(Some(&bytes(&[1.0; 4])), NO_SETTINGS, false, None).unwrap();
         a.clock().unwrap();
@@ -104,7 +105,7 @@ fn a_worker_that_leaves_is_not_waited_for_and_its_last_push_counts() {
 fn a_worker_that_fails_is_named_to_the_others_with_its_words() {
     let (cluster, a, b) = two();
     let wa = declare(&a, "w", 4, Bsp);
-    b.close(Some("ValueError: no".to_owned()));
+    b.fail("ValueError: no");
     let error = wa.push(None, NO_SETTINGS, false, None).and_then(|_| pull(&wa, None)).unwrap_err();
     let expected =
         JobFailure::WorkerLost { rank: 1, loss: Loss::Failed { what: "ValueError: no".to_owned() } };

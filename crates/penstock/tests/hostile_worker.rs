@@ -110,7 +110,7 @@ fn survives(what: &str, attack: impl FnOnce(&Raw)) {
         (11, vec![2.0; 10]),
         "{what}: nobody waits for a removed worker"
     );
-    job.close(None);
+    job.leave(None).unwrap();
     assert_eq!(cluster.servers[0].wait(common::seconds(common::DEADLINE)), Some(Ok(())), "{what}");
 }
 
@@ -216,7 +216,7 @@ fn strangers_learn_nothing_and_take_no_room() {
     assert_eq!(refused, Refusal::Authentication);
     let job = cluster.join(0);
     assert_eq!(honest(&job), vec![10.0; 3000]);
-    job.close(None);
+    job.leave(None).unwrap();
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn a_worker_that_changes_flags_of_the_descriptors_it_shares_makes_no_thread_of_t
     }
     assert_eq!(honest(&job), vec![10.0; 3000]);
     drop(hostile);
-    job.close(None);
+    job.leave(None).unwrap();
     assert_eq!(cluster.servers[0].wait(common::seconds(common::DEADLINE)), Some(Ok(())));
 }
 
@@ -411,5 +411,5 @@ fn a_hole_can_be_punched_only_into_what_is_the_workers_own_and_reads_as_zeros_th
     assert_eq!(pull(&tensor, Some(0)).unwrap().1, vec![1.0; 10], "a hole adds zeros");
     assert_eq!(honest(&job), vec![10.0; 3000]);
     drop(raw);
-    job.close(None);
+    job.leave(None).unwrap();
 }

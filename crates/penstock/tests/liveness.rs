@@ -86,7 +86,7 @@ fn the_worker_of_another_test() {
             }
         }
     }
-    job.close(None);
+    job.leave(None).unwrap();
     println!("\nworker: done");
 }
 
@@ -178,7 +178,7 @@ fn a_worker_whose_line_was_away_when_the_job_failed_hears_who_was_to_blame() {
     cluster.detour = Some(line.address);
     let b = cluster.join(1);
     line.take_away();
-    a.close(Some("ValueError: no".to_owned()));
+    a.fail("ValueError: no");
     line.give_back();
     let expected =
         JobFailure::WorkerLost { rank: 0, loss: Loss::Failed { what: "ValueError: no".to_owned() } };
@@ -190,7 +190,7 @@ fn a_worker_whose_line_was_away_when_the_job_failed_hears_who_was_to_blame() {
 fn joining_a_job_that_has_ended_says_how_it_ended() {
     for failed in [None, Some("ValueError: no".to_owned())] {
         let cluster = Cluster::over(Way::Tcp, 1, 1, &[]);
-        cluster.join(0).close(failed.clone());
+        cluster.join(0).close(failed.clone()).unwrap();
         let ended = cluster.servers[0].wait(seconds(common::DEADLINE));
         assert_eq!(ended.is_some_and(|outcome| outcome.is_ok()), failed.is_none());
         let expected = match failed {

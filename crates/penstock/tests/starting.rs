@@ -56,7 +56,7 @@ fn an_honest_worker_that_comes_while_a_server_starts_is_let_in_when_it_has() {
             let worker = scope.spawn(|| join(&endpoint));
             // Many shards: the longer it takes to start, the likelier the worker comes meanwhile.
             let server = Server::start(config(path, &[free.to_string()], "32")).unwrap();
-            worker.join().unwrap().close(None);
+            worker.join().unwrap().leave(None).unwrap();
             assert_eq!(server.wait(Duration::from_secs(30)), Some(Ok(())));
         });
     }

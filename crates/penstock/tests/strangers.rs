@@ -104,7 +104,7 @@ fn another_user_that_reaches_a_servers_socket_is_not_heard() {
         let _ = connection.send(&hello, &[], SendFlags::empty());
         assert_eq!(WorkerHandshake::finish(&all_from(&connection)), Err(Refusal::Authentication));
     });
-    cluster.join(0).close(None);
+    cluster.join(0).leave(None).unwrap();
 }
 
 /// What a worker says to a process of its own user that took the socket's name and answers with `answer`.

@@ -203,7 +203,7 @@ fn a_job_that_goes_on_does_not_wait_for_rows_of_the_lost() {
                     }
                     job.clock().unwrap();
                     assert_eq!(get(&table, &[0], None, None).unwrap(), [1.0], "{way:?}");
-                    job.close(None);
+                    job.leave(None).unwrap();
                 });
             }
         });

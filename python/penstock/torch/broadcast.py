@@ -53,7 +53,7 @@ def broadcast(job: Job, name: str, tensors: Sequence[torch.Tensor], timeout: flo
             channel.load(value=full, timeout=timeout)
         piece[:] = channel.pull(slack=0, timeout=timeout)[: len(piece)]
     # Nobody may overwrite the window, in a later call, before everyone has read it.
-    job.barrier(timeout)
+    job._barrier_with_first(timeout, "nothing was broadcast")
     if job.rank != 0:
         _unpack(tensors, stream)
 

@@ -182,7 +182,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     core = shared.tensor._core
                     array = as_array(shared.parameter)
                     core.load(-1, _as_buffer(array), core.steps(self._timeout), self._timeout)
-            self.job.barrier(self._timeout)
+            self.job._barrier_with_first(self._timeout, "the parameters were not published")
             self._pull_all()
         self._note_versions()
 
@@ -277,7 +277,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 state = states.get(shared.parameter, {})
                 if state or everything:
                     self._load_state(shared, state)
-        self.job.barrier(self._timeout)
+        self.job._barrier_with_first(self._timeout, "the optimizer's state was not loaded")
 
     def _load_state(self, shared: Shared, state: dict[str, Any]) -> None:
         core = shared.tensor._core

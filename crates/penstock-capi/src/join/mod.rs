@@ -17,7 +17,7 @@ pub(crate) use error::JoinError;
 use environment::{Environment, Launcher, Place};
 use penstock::options::Options;
 use penstock::server::Server;
-use penstock::worker::{Job, Membership};
+use penstock::worker::{Error, Job, Membership};
 use penstock_fabric::net::endpoint::Endpoint;
 use std::time::Duration;
 
@@ -33,11 +33,12 @@ pub(crate) struct Joined {
 
 impl Joined {
     /// Leaves; who carries the server then stays until the job has ended for all.
-    pub(crate) fn leave(self, failed: Option<String>) {
-        self.job.close(failed);
+    pub(crate) fn leave(self, failed: Option<String>) -> Result<(), Error> {
+        let left = self.job.close(failed);
         if let Some(server) = self.carried {
             while server.wait(LOOK_EVERY).is_none() {}
         }
+        left
     }
 }
 

@@ -113,6 +113,9 @@ pub(super) struct Worker {
     pub(super) signs: u64,
     /// The request that stands at the barrier.
     pub(super) at_barrier: Option<u64>,
+    /// The request to be let go, and how many shards have taken all that the worker submitted.
+    pub(super) leaving: Option<u64>,
+    pub(super) departed: usize,
     /// Its connection; `None` while a worker on another host has none.
     pub(super) client: Option<u64>,
     answers: BTreeMap<u64, Vec<u8>>,
@@ -130,8 +133,19 @@ impl Worker {
         charge: Charge,
     ) -> Self {
         let (answers, client) = (BTreeMap::new(), Some(client));
-        let at_barrier = None;
-        Self { page, session, lease, signs: 0, at_barrier, client, answers, kept: 0, _charge: charge }
+        Self {
+            page,
+            session,
+            lease,
+            signs: 0,
+            at_barrier: None,
+            leaving: None,
+            departed: 0,
+            client,
+            answers,
+            kept: 0,
+            _charge: charge,
+        }
     }
 
     pub(super) fn is_remote(&self) -> bool {

@@ -68,7 +68,7 @@ pub(super) struct Shards {
 }
 
 /// How it ended with a worker on another host, which may come again because it has not heard of it.
-enum Last {
+pub(super) enum Last {
     Left,
     Lost(Loss),
 }
@@ -83,18 +83,18 @@ struct Ticket {
 }
 
 pub(super) struct Control {
-    config: ServerConfig,
+    pub(super) config: ServerConfig,
     listener: Option<Listener>,
     /// The system had no descriptor left for one more connection.
     full: bool,
-    shards: Shards,
+    pub(super) shards: Shards,
     orders: Receiver<Order>,
     shared: Arc<Shared>,
     epoll: OwnedFd,
-    clients: HashMap<u64, Client>,
+    pub(super) clients: HashMap<u64, Client>,
     next_client: u64,
-    workers: HashMap<Rank, Worker>,
-    roster: Roster,
+    pub(super) workers: HashMap<Rank, Worker>,
+    pub(super) roster: Roster,
     /// What the job makes this process keep.
     account: Account,
     catalog: Catalog,
@@ -108,11 +108,11 @@ pub(super) struct Control {
     unfinished: Vec<u64>,
     tickets: HashMap<u64, Ticket>,
     next_ticket: u64,
-    clock: LivedClock,
+    pub(super) clock: LivedClock,
     /// Workers on other hosts that have left or were lost, by their session.
-    departed: HashMap<Rank, (Session, Last)>,
+    pub(super) departed: HashMap<Rank, (Session, Last)>,
     /// Those that have not said that they heard the last word, and until when they may come and ask for it.
-    partings: BTreeMap<Rank, u64>,
+    pub(super) partings: BTreeMap<Rank, u64>,
     /// Whether the process wants the server to end now, whoever has not heard of it.
     stopping: bool,
     ended: Option<Result<(), JobFailure>>,
@@ -120,7 +120,7 @@ pub(super) struct Control {
 }
 
 /// What a request is answered with, at once.
-type Answered = Result<(Answer, Vec<OwnedFd>), Refusal>;
+pub(super) type Answered = Result<(Answer, Vec<OwnedFd>), Refusal>;
 
 /// Says why not, to who has not proved who it is, and hangs up.
 fn refuse(mut channel: Channel, refusal: Refusal) {
@@ -302,6 +302,12 @@ impl Control {
             match report {
                 Report::Failed(failure) => self.end(failure),
                 Report::Broke { rank, what } => self.lose_rank(rank, Loss::Broke { what }),
+                Report::Departed { rank } => {
+                    if let Some(worker) = self.workers.get_mut(&rank) {
+                        worker.departed += 1;
+                        self.let_go(rank);
+                    }
+                }
                 Report::Missing { ticket, ranks } => self.collect(ticket, ranks),
                 Report::Clocks { ticket, clocks } => {
                     if let Some(ticket) = self.tickets.remove(&ticket) {
@@ -312,7 +318,7 @@ impl Control {
         }
     }
 
-    fn end(&mut self, failure: JobFailure) {
+    pub(super) fn end(&mut self, failure: JobFailure) {
         if self.ended.is_none() {
             self.ended = Some(Err(failure));
         }
@@ -342,7 +348,7 @@ impl Control {
         }
     }
 
-    fn lease_ms(&self) -> u64 {
+    pub(super) fn lease_ms(&self) -> u64 {
         self.config.options.lease.as_millis() as u64
     }
 
@@ -521,7 +527,7 @@ impl Control {
     }
 
     /// Answers a worker, now or when it has connected again.
-    fn answer(&mut self, rank: Rank, id: u64, answer: Answered) {
+    pub(super) fn answer(&mut self, rank: Rank, id: u64, answer: Answered) {
         let Some((bytes, descriptors)) = Self::encode(id, answer) else { return };
         let Some(worker) = self.workers.get_mut(&rank) else { return };
         if !worker.keep_answer(id, &bytes) {
@@ -560,7 +566,7 @@ impl Control {
     }
 
     /// The connection is over. A worker on this host is lost with it; one on another host may come again.
-    fn close(&mut self, token: u64, loss: Loss) {
+    pub(super) fn close(&mut self, token: u64, loss: Loss) {
         let Some(client) = self.drop_client(token) else { return };
         if let Some(until) = client.parting.and_then(|rank| self.partings.get_mut(&rank)) {
             *until = (*until).min(self.clock.now() + RETURN_WITHIN_MS);
@@ -578,7 +584,7 @@ impl Control {
         self.lose(rank, loss);
     }
 
-    fn drop_client(&mut self, token: u64) -> Option<Client> {
+    pub(super) fn drop_client(&mut self, token: u64) -> Option<Client> {
         let client = self.clients.remove(&token)?;
         let _ = epoll::delete(&self.epoll, &client.channel);
         Some(client)
@@ -631,13 +637,13 @@ impl Control {
     }
 
     /// Nothing is kept for a worker that has gone.
-    fn forget(&mut self, rank: Rank) {
+    pub(super) fn forget(&mut self, rank: Rank) {
         self.catalog.forget(rank);
         self.tables.forget(rank);
         self.tickets.retain(|_, ticket| ticket.rank != rank);
     }
 
-    fn go_on_without(&mut self, rank: Rank) {
+    pub(super) fn go_on_without(&mut self, rank: Rank) {
         if let (Some(bell), Some(items)) = (self.bells.remove(rank), &self.items) {
             items.send(items::Command::Silence(bell));
         }
@@ -712,7 +718,7 @@ impl Control {
                 self.table(rank, request.id, ask);
                 None
             }
-            Ask::Leave { failed } => self.leave(token, rank, request.id, failed),
+            Ask::Leave { how } => self.leave(token, rank, request.id, how),
         }
     }
 
@@ -925,37 +931,12 @@ impl Control {
         Ok((Answer::State, fds.into_iter().collect()))
     }
 
-    fn leave(&mut self, token: u64, rank: Rank, request: u64, failed: Option<String>) -> Option<Answered> {
-        match failed {
-            Some(what) => self.close(token, Loss::Failed { what }),
-            None => {
-                self.answer(rank, request, Ok((Answer::Left, Vec::new())));
-                let remote = self.workers.remove(&rank).filter(Worker::is_remote);
-                self.forget(rank);
-                if self.roster.leave(rank) {
-                    self.go_on_without(rank);
-                }
-                let Some(worker) = remote else {
-                    self.drop_client(token);
-                    return None;
-                };
-                // Until it has heard the answer it may come again.
-                self.departed.insert(rank, (worker.session, Last::Left));
-                let until = self.clock.now() + self.lease_ms();
-                self.partings.insert(rank, until);
-                if let Some(client) = self.clients.get_mut(&token) {
-                    (client.rank, client.parting) = (None, Some(rank));
-                }
-            }
-        }
-        None
-    }
-
     fn open_barrier(&mut self) {
         let Some(ranks) = self.roster.pass_barrier() else { return };
-        for rank in ranks {
+        for &rank in &ranks {
             if let Some(request) = self.workers.get_mut(&rank).and_then(|worker| worker.at_barrier.take()) {
-                self.answer(rank, request, Ok((Answer::BarrierPassed, Vec::new())));
+                let answer = Answer::BarrierPassed { ranks: ranks.clone() };
+                self.answer(rank, request, Ok((answer, Vec::new())));
             }
         }
     }

@@ -5,6 +5,7 @@
 //! | [`control`] | control | takes workers in, declares tensors, watches leases, ends the job |
 //! | [`shard`] | one a shard | pops submissions, folds, publishes, sleeps |
 //! | [`catalog`] | control | which tensors there are, where their chunks live, what memory is left |
+//! | [`leaving`] | control | lets workers go that are done, once their shards have taken everything |
 //! | [`client`] | control | who is at the other end of a control connection |
 //! | [`proof`] | control | what who connected by a Unix socket has proved so far |
 //! | [`budget`] | control | how much memory this server may take |
@@ -25,6 +26,7 @@ mod client;
 mod control;
 pub(crate) mod door;
 mod items;
+mod leaving;
 mod memory;
 mod proof;
 mod remote;

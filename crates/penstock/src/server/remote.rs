@@ -126,6 +126,8 @@ pub(super) struct Remote {
     vigil: Vigil,
     /// Bytes of frames that were taken.
     received: u64,
+    /// Whether the worker has said goodbye.
+    left: bool,
 }
 
 /// What a look at the connection brought.
@@ -210,6 +212,7 @@ impl Remote {
             last_sign: Instant::now(),
             vigil: Vigil::new(lease),
             received: 0,
+            left: false,
         }
     }
 
@@ -245,6 +248,11 @@ impl Remote {
             owed.folded = true;
             self.due.push_back(Due::Folded { tensor: id });
         }
+    }
+
+    /// The worker has said goodbye: nothing may follow.
+    pub(super) fn let_go(&mut self) {
+        self.left = true;
     }
 
     /// The connection is over; the worker may make another.
@@ -350,6 +358,9 @@ impl Remote {
         let mut judge = Judge { job: *job, rank: *rank, inbox, machine, memory };
         match wire.reader.next(&mut wire.stream, &mut judge) {
             Step::Frame(Header { body: Body::Submission { submission, wanted }, length, .. }, _) => {
+                if self.left {
+                    return Heard::Broke("it went on after it had said goodbye".to_owned());
+                }
                 self.inbox.take();
                 if let Some(place) = &self.place {
                     place.moved.fetch_add(u64::from(length), Ordering::Relaxed);

@@ -85,9 +85,22 @@ pub(super) enum Command {
 #[derive(Debug)]
 pub(super) enum Report {
     Failed(JobFailure),
-    Broke { rank: Rank, what: String },
-    Missing { ticket: u64, ranks: Vec<Rank> },
-    Clocks { ticket: u64, clocks: Vec<i64> },
+    Broke {
+        rank: Rank,
+        what: String,
+    },
+    /// The worker has said goodbye, and everything before that was taken.
+    Departed {
+        rank: Rank,
+    },
+    Missing {
+        ticket: u64,
+        ranks: Vec<Rank>,
+    },
+    Clocks {
+        ticket: u64,
+        clocks: Vec<i64>,
+    },
 }
 
 /// Where all shards of a server show whether they sleep.
@@ -502,6 +515,16 @@ impl Loop {
         }
     }
 
+    /// The worker has said goodbye: nothing more is taken from it, and the control thread hears of it.
+    fn let_go(&mut self, rank: Rank) {
+        match self.ports.get_mut(rank as usize) {
+            // It still has to hear that its goodbye was taken.
+            Some(Some(Port::Remote(remote))) => remote.let_go(),
+            _ => self.close_port(rank),
+        }
+        self.report(Report::Departed { rank });
+    }
+
     /// Takes some submissions of one worker; `false` if there were none.
     fn take_turn(&mut self, rank: Rank) -> bool {
         match &self.ports[rank as usize] {
@@ -630,7 +653,12 @@ impl Loop {
             return Err(format!("it submitted tensor {tensor} without having declared it"));
         }
         match self.machine.submit(rank, submission, &mut self.memory) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                if matches!(submission, Submission::Leave) {
+                    self.let_go(rank);
+                }
+                Ok(())
+            }
             Err(SubmissionRefused::Failure(failure)) => {
                 self.fail(failure);
                 Ok(())

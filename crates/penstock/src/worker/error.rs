@@ -271,6 +271,18 @@ pub enum Error {
         /// How long.
         waited: Duration,
     },
+    /// A server did not take everything that this worker had submitted in time.
+    #[error("server {server} took {taken} of {submitted} messages of this worker within {waited:.1?}")]
+    NotTaken {
+        /// Its number.
+        server: u32,
+        /// How many it took: chunks, and what else the worker told its shards.
+        taken: u64,
+        /// Of how many.
+        submitted: u64,
+        /// How long.
+        waited: Duration,
+    },
     /// The server said what this worker does not understand.
     #[error("server {server} broke the protocol: {what}")]
     Protocol {
@@ -344,6 +356,9 @@ impl Error {
             Self::ConnectTimeout { .. } => {
                 "start the server first, or raise the option `deadline`".to_owned()
             }
+            Self::NotTaken { server, .. } => format!(
+                "look at what server {server} does and at the line to it, or raise `timeout` or the option `deadline`"
+            ),
             Self::Untrusted { .. } => {
                 "give servers certificates of the authority in the option `ca`, or leave `ca` empty: the job's secret proves who is there"
                     .to_owned()

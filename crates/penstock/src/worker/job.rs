@@ -78,7 +78,7 @@ pub(super) struct Inner {
     pub(super) fate: Arc<Fate>,
     pub(super) counters: Counters,
     /// Iterations completed. Read-locked while something is stamped with it, so that none is stamped with the past.
-    clock: RwLock<u64>,
+    pub(super) clock: RwLock<u64>,
     /// The same, for looks that stamp nothing.
     shown_clock: AtomicU64,
     /// Barriers passed: what others did before one must be seen behind it, also on other hosts.
@@ -93,7 +93,7 @@ pub(super) struct Inner {
     /// Where the servers are, and who this worker is to them; `None` with a server in this process.
     membership: Option<(Membership, Session)>,
     /// Connections about items, by server.
-    couriers: Mutex<BTreeMap<u32, Arc<Courier>>>,
+    pub(super) couriers: Mutex<BTreeMap<u32, Arc<Courier>>>,
     /// What chooses slack, by its bounds, and when the iteration began.
     adaptive: Mutex<BTreeMap<Adaptive, Arc<Mutex<Controller>>>>,
     began: Mutex<Option<Instant>>,
@@ -172,7 +172,7 @@ impl Inner {
         Ok(courier)
     }
 
-    fn all_couriers(&self) -> Vec<Arc<Courier>> {
+    pub(super) fn all_couriers(&self) -> Vec<Arc<Courier>> {
         lock(&self.couriers).values().cloned().collect()
     }
 
@@ -193,7 +193,7 @@ impl Inner {
         }
     }
 
-    fn each_table(&self, tell: impl Fn(&TableInner)) {
+    pub(super) fn each_table(&self, tell: impl Fn(&TableInner)) {
         lock(&self.tables).iter().filter_map(Weak::upgrade).for_each(|table| tell(&table));
     }
 
@@ -205,9 +205,11 @@ impl Inner {
         self.links.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The clock, which stands still as long as the guard lives.
-    pub(super) fn clock(&self) -> RwLockReadGuard<'_, u64> {
-        self.clock.read().unwrap_or_else(PoisonError::into_inner)
+    /// The clock, which stands still as long as the guard lives; nor is the job closed meanwhile.
+    pub(super) fn clock(&self) -> Result<RwLockReadGuard<'_, u64>, Error> {
+        let clock = self.clock.read().unwrap_or_else(PoisonError::into_inner);
+        self.fate.check()?;
+        Ok(clock)
     }
 
     pub(super) fn barriers(&self) -> u64 {
@@ -219,11 +221,11 @@ impl Inner {
     }
 }
 
-/// A worker's connection to the servers of its job. Leaves as one that failed when it is dropped without [`Job::close`].
+/// A worker's connection to the servers of its job. Leaves as one that failed when it is dropped without [`Job::leave`].
 pub struct Job {
-    inner: Arc<Inner>,
+    pub(super) inner: Arc<Inner>,
     size: u32,
-    embedded: Mutex<Option<Server>>,
+    pub(super) embedded: Mutex<Option<Server>>,
 }
 
 impl std::fmt::Debug for Job {
@@ -381,10 +383,17 @@ impl Job {
         self.inner.fate.check()
     }
 
+    /// Whether this worker has left the job, is leaving it, or the job has failed.
+    pub fn is_closed(&self) -> bool {
+        self.inner.fate.is_closed()
+    }
+
     /// Completes an iteration; returns the new clock. Tensors that were not pushed in it are thereby passed by.
     pub fn clock(&self) -> Result<u64, Error> {
         self.inner.fate.check()?;
         let mut clock = self.inner.clock.write().unwrap_or_else(PoisonError::into_inner);
+        // Once more: the job may have been closed while this waited for the lock.
+        self.inner.fate.check()?;
         let next = *clock + 1;
         let deadline = self.inner.deadline(None);
         if self.inner.has_tensors.load(Ordering::Relaxed) || self.inner.is_time_to_tell() {
@@ -401,19 +410,24 @@ impl Job {
 
     /// Waits until all workers stand here.
     pub fn barrier(&self, timeout: Option<Duration>) -> Result<(), Error> {
+        self.meet(timeout).map(drop)
+    }
+
+    /// The same; returns who stood there. Workers that have left or were lost did not.
+    pub fn meet(&self, timeout: Option<Duration>) -> Result<Vec<Rank>, Error> {
         self.inner.tell_clock()?;
         let links = self.inner.links();
         let first = links.first().ok_or(Error::Closed)?;
         let deadline = self.inner.deadline(timeout);
         // What was submitted to another host before the barrier must have been taken there before anyone passes it.
-        links.iter().for_each(Link::drain);
+        links.iter().try_for_each(|link| link.drain("take what came before the barrier", deadline))?;
         for courier in self.inner.all_couriers() {
-            courier.flush(deadline)?;
+            courier.flush_all(deadline)?;
         }
         match first.ask(Ask::Barrier, "open the barrier", deadline) {
-            Ok((Answer::BarrierPassed, _)) => {
+            Ok((Answer::BarrierPassed { ranks }, _)) => {
                 self.inner.barriers.fetch_add(1, Ordering::Relaxed);
-                Ok(())
+                Ok(ranks)
             }
             Ok((other, _)) => Err(first.misunderstood(&other)),
             Err(Error::Unanswered { waited, .. }) => {
@@ -472,33 +486,6 @@ impl Job {
     /// nothing is said to the servers. Takes no lock, since any may have been copied while it was held.
     pub fn abandon(&self) {
         self.inner.fate.abandon();
-    }
-
-    /// Leaves the job: cleanly, so that the others go on without this worker, or because it `failed`.
-    pub fn close(&self, failed: Option<String>) {
-        if failed.is_none() {
-            self.inner.each_table(TableInner::leave);
-        }
-        for courier in std::mem::take(&mut *lock(&self.inner.couriers)).into_values() {
-            courier.leave(failed.is_none() && self.inner.fate.check().is_ok());
-        }
-        self.inner.fate.end();
-        let mut links =
-            std::mem::take(&mut *self.inner.links.write().unwrap_or_else(PoisonError::into_inner));
-        for link in &mut links {
-            link.leave(failed.clone());
-        }
-        if let Some(mut server) = lock(&self.embedded).take() {
-            server.stop();
-        }
-    }
-}
-
-impl Drop for Job {
-    fn drop(&mut self) {
-        if self.inner.fate.check().is_ok() {
-            self.close(Some("it dropped the job without closing it".to_owned()));
-        }
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | [`job`] | joining, clock, barrier, leaving |
+//! | [`job`] | joining, clock, barrier |
+//! | [`leaving`] | leaving the job: cleanly, or because of an error |
 //! | [`tensor`] | push, pull, and what they wait for |
 //! | [`table`] | items: set, get, and what they wait for |
 //! | [`link`] | one server: its socket, page and rings, and the thread that keeps the lease |
@@ -10,6 +11,7 @@
 
 mod error;
 mod job;
+mod leaving;
 mod link;
 mod table;
 mod tensor;

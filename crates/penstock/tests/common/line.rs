@@ -1,10 +1,10 @@
-//! A line between workers and a server that breaks: a relay that cuts each connection after some bytes, in the middle of
-//! whatever is under way.
+//! A line between workers and a server: a relay that cuts each connection after some bytes, in the middle of whatever is under
+//! way; or that lets only so much through, until it is told to let more through; or that cuts one connection at one byte.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 
 /// The relay.
 pub(crate) struct Line {
@@ -17,16 +17,46 @@ struct Shared {
     breaking: AtomicBool,
     breaks: AtomicU64,
     ended: AtomicBool,
+    valve: Mutex<Valve>,
+    turned: Condvar,
+}
+
+struct Valve {
+    /// Bytes of each connection that pass towards the server.
+    passes: u64,
+    /// Whether some connection waits for it to be opened.
+    stuck: bool,
+    /// One connection, by number, is cut when so many more bytes have passed, towards the server or from there.
+    cut: Option<(u64, Direction, u64)>,
+}
+
+/// Which way bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    ToServer,
+    ToWorker,
 }
 
 impl Line {
+    /// A line that breaks again and again.
     pub(crate) fn to(target: SocketAddr) -> Self {
+        Self::new(target, true)
+    }
+
+    /// A line that holds.
+    pub(crate) fn holding(target: SocketAddr) -> Self {
+        Self::new(target, false)
+    }
+
+    fn new(target: SocketAddr, breaking: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
-            breaking: AtomicBool::new(true),
+            breaking: AtomicBool::new(breaking),
             breaks: AtomicU64::new(0),
             ended: AtomicBool::new(false),
+            valve: Mutex::new(Valve { passes: u64::MAX, stuck: false, cut: None }),
+            turned: Condvar::new(),
         });
         let relay = Arc::clone(&shared);
         std::thread::spawn(move || {
@@ -37,11 +67,13 @@ impl Line {
                 let (Ok(from), Ok(to)) = (from, TcpStream::connect(target)) else { continue };
                 // Long enough to get through the handshake, and longer each time, so that every frame gets through at last.
                 let bytes = 3_000 + number * 2_777 % 60_000 + number * 1_500;
-                for (mut source, mut sink) in
-                    [(from.try_clone().unwrap(), to.try_clone().unwrap()), (to, from)]
+                let (back, forth) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                for (source, sink, way) in
+                    [(from, forth, Direction::ToServer), (to, back, Direction::ToWorker)]
                 {
+                    let pump = Pump { source, sink, number, way, left: bytes, passed: 0 };
                     let relay = Arc::clone(&relay);
-                    std::thread::spawn(move || pump(&mut source, &mut sink, bytes, &relay));
+                    std::thread::spawn(move || pump.run(&relay));
                 }
             }
         });
@@ -57,31 +89,100 @@ impl Line {
     pub(crate) fn mend(&self) {
         self.shared.breaking.store(false, Ordering::Relaxed);
     }
+
+    /// Of each connection no more than so many bytes reach the server, counted from its beginning.
+    pub(crate) fn let_pass(&self, bytes: u64) {
+        self.shared.valve.lock().unwrap().passes = bytes;
+        self.shared.turned.notify_all();
+    }
+
+    /// Waits until something is held back.
+    pub(crate) fn wait_until_stuck(&self) {
+        let valve = self.shared.valve.lock().unwrap();
+        drop(self.shared.turned.wait_while(valve, |valve| !valve.stuck).unwrap());
+    }
+
+    /// Cuts a connection (0 is the first that was made) when so many more bytes have gone this way.
+    pub(crate) fn cut(&self, connection: u64, way: Direction, after: u64) {
+        self.shared.valve.lock().unwrap().cut = Some((connection, way, after));
+    }
 }
 
 impl Drop for Line {
     fn drop(&mut self) {
         self.shared.ended.store(true, Ordering::Relaxed);
+        self.let_pass(u64::MAX);
         let _ = TcpStream::connect(self.address);
     }
 }
 
-fn pump(from: &mut TcpStream, to: &mut TcpStream, mut left: u64, relay: &Shared) {
-    let mut buffer = [0; 4096];
-    while let Ok(bytes) = from.read(&mut buffer)
-        && bytes > 0
-    {
-        let cut = relay.breaking.load(Ordering::Relaxed) && bytes as u64 >= left;
-        let pass = if cut { left as usize } else { bytes };
-        left = left.saturating_sub(pass as u64);
-        if to.write_all(&buffer[..pass]).is_err() {
-            break;
+/// One way of one connection.
+struct Pump {
+    source: TcpStream,
+    sink: TcpStream,
+    number: u64,
+    way: Direction,
+    /// Bytes until it breaks, if the line breaks.
+    left: u64,
+    passed: u64,
+}
+
+impl Pump {
+    fn run(mut self, relay: &Shared) {
+        let mut buffer = [0; 4096];
+        while let Ok(bytes) = self.source.read(&mut buffer)
+            && bytes > 0
+        {
+            let breaks = relay.breaking.load(Ordering::Relaxed) && bytes as u64 >= self.left;
+            let whole = if breaks { self.left as usize } else { bytes };
+            self.left = self.left.saturating_sub(whole as u64);
+            let pass = self.until_cut(whole, relay);
+            if !self.pass_on(&buffer[..pass], relay) {
+                break;
+            }
+            if breaks || pass < whole {
+                relay.breaks.fetch_add(1, Ordering::Relaxed);
+                break;
+            }
         }
-        if cut {
-            relay.breaks.fetch_add(1, Ordering::Relaxed);
-            break;
-        }
+        let _ = self.source.shutdown(Shutdown::Both);
+        let _ = self.sink.shutdown(Shutdown::Both);
     }
-    let _ = from.shutdown(Shutdown::Both);
-    let _ = to.shutdown(Shutdown::Both);
+
+    /// How many of so many bytes pass before the connection is cut.
+    fn until_cut(&self, bytes: usize, relay: &Shared) -> usize {
+        let mut valve = relay.valve.lock().unwrap();
+        let Some((number, way, left)) = valve.cut else { return bytes };
+        if number != self.number || way != self.way {
+            return bytes;
+        }
+        valve.cut = (left >= bytes as u64).then(|| (number, way, left - bytes as u64));
+        bytes.min(left as usize)
+    }
+
+    fn pass_on(&mut self, mut bytes: &[u8], relay: &Shared) -> bool {
+        while !bytes.is_empty() {
+            let room = match self.way {
+                Direction::ToWorker => bytes.len(),
+                Direction::ToServer => self.wait_for_room(relay).min(bytes.len() as u64) as usize,
+            };
+            let (now, later) = bytes.split_at(room);
+            if self.sink.write_all(now).is_err() {
+                return false;
+            }
+            self.passed += room as u64;
+            bytes = later;
+        }
+        true
+    }
+
+    fn wait_for_room(&self, relay: &Shared) -> u64 {
+        let mut valve = relay.valve.lock().unwrap();
+        while valve.passes <= self.passed {
+            valve.stuck = true;
+            relay.turned.notify_all();
+            valve = relay.turned.wait(valve).unwrap();
+        }
+        valve.passes - self.passed
+    }
 }

@@ -5,7 +5,8 @@ pub(crate) mod cutter;
 mod line;
 pub(crate) mod tenants;
 
-pub(crate) use line::Line;
+#[allow(unused_imports, reason = "each test file uses its part")]
+pub(crate) use line::{Direction, Line};
 use penstock::options::Options;
 use penstock::server::{Server, ServerConfig};
 use penstock::worker::{Declaration, Error, Job, Membership, Tensor};
@@ -49,6 +50,8 @@ pub(crate) enum Way {
     Mixed,
     /// By TCP over a line that breaks again and again.
     Broken,
+    /// Rank 0 by TCP, the others by TCP over a line that holds as long as the test wants.
+    Line,
 }
 
 pub(crate) struct Cluster {
@@ -82,6 +85,7 @@ impl Cluster {
         let running: Vec<Server> = paths.iter().zip(0..).map(start).collect();
         let lines = match way {
             Way::Broken => running.iter().map(|server| Line::to(server.addresses()[0])).collect(),
+            Way::Line => running.iter().map(|server| Line::holding(server.addresses()[0])).collect(),
             _ => Vec::new(),
         };
         Self { servers: running, paths, workers, options, way, lines, detour: None }
@@ -102,6 +106,7 @@ impl Cluster {
             }
             _ if memory => self.paths.iter().cloned().map(Into::into).collect(),
             _ if let Some(detour) = &self.detour => vec![tcp(detour)],
+            Way::Line if rank > 0 => self.lines.iter().map(|line| tcp(&line.address)).collect(),
             Way::Broken => self.lines.iter().map(|line| tcp(&line.address)).collect(),
             _ => self.servers.iter().map(|server| tcp(&server.addresses()[0])).collect(),
         }
@@ -128,7 +133,7 @@ impl Cluster {
                 scope.spawn(move || {
                     let job = self.join(rank);
                     let result = work(&job);
-                    job.close(None);
+                    job.leave(None).unwrap();
                     result
                 })
             };

@@ -62,7 +62,7 @@ pub(crate) fn train(address: SocketAddr) -> Vec<Vec<f64>> {
             seen.extend(pull(&tensor, None).unwrap().1);
             job.clock().unwrap();
         }
-        job.close(None);
+        job.leave(None).unwrap();
         seen
     };
     std::thread::scope(|scope| {

@@ -78,9 +78,17 @@ pub(super) enum Command {
     Stop,
 }
 
+/// How far the shard has taken what it was sent: frames.
+#[derive(Debug, Default)]
+struct Progress {
+    taken: AtomicU64,
+    submitted: AtomicU64,
+}
+
 /// The link's end of a courier.
 pub(super) struct Handle {
     commands: Sender<Command>,
+    progress: Arc<Progress>,
     flag: Arc<AtomicBool>,
     wakeup: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
@@ -91,6 +99,14 @@ impl Handle {
         let _ = self.commands.send(command);
         self.flag.store(true, Ordering::Release);
         let _ = rustix::io::write(&*self.wakeup, &1u64.to_le_bytes());
+    }
+
+    /// How many frames the shard has taken, of how many; there may be more in the ring that are not counted so far.
+    pub(super) fn progress(&self) -> (u64, u64) {
+        let Progress { taken, submitted } = &*self.progress;
+        // The smaller one first: it cannot have grown past the other then.
+        let taken = taken.load(Ordering::Relaxed);
+        (taken, submitted.load(Ordering::Relaxed).max(taken))
     }
 }
 
@@ -122,6 +138,7 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
     let flag = Arc::new(AtomicBool::new(false));
     let wakeup = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
     let rung = wakeup.as_fd().try_clone_to_owned()?;
+    let progress = Arc::new(Progress::default());
     let name = format!("penstock-courier-{}.{}", setup.server, setup.shard);
     let courier = Courier {
         ring_at: page::ring(setup.shard),
@@ -135,11 +152,13 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
         heard: 1,
         mirrors: Mirrors::default(),
         drains: Vec::new(),
+        progress: Arc::clone(&progress),
+        left: false,
         running: true,
         setup,
     };
     let thread = std::thread::Builder::new().name(name).spawn(move || courier.run())?;
-    Ok((Handle { commands, flag, wakeup, thread: Some(thread) }, rung))
+    Ok((Handle { commands, progress, flag, wakeup, thread: Some(thread) }, rung))
 }
 
 /// The chunks of one tensor that the shard is home of, as they are mirrored here.
@@ -306,6 +325,9 @@ struct Courier {
     heard: u64,
     mirrors: Mirrors,
     drains: Vec<Sender<()>>,
+    progress: Arc<Progress>,
+    /// Whether the worker has said goodbye: nothing may follow that.
+    left: bool,
     running: bool,
 }
 
@@ -344,7 +366,7 @@ impl Courier {
         let vigil = &self.vigil;
         let give_up = move || {
             vigil.tick();
-            flag.load(Ordering::Acquire) || fate.check().is_err()
+            flag.load(Ordering::Acquire) || fate.is_over()
         };
         match self.setup.dialer.dial(self.setup.purpose, Instant::now() + ATTEMPT, &give_up) {
             Ok(stream) => {
@@ -365,7 +387,7 @@ impl Courier {
             Err(DialError::Untrusted(reason)) => self.bear_with(reason),
             Err(DialError::Unreachable(error)) => self.bear_with(error.to_string()),
         }
-        if self.setup.fate.check().is_err() {
+        if self.setup.fate.is_over() {
             self.running = false;
         }
     }
@@ -412,6 +434,9 @@ impl Courier {
         if let Err(error) = self.outbox.resume(taken) {
             return self.fail(format!("shard {}: {error}", self.setup.shard));
         }
+        if self.left {
+            return; // nobody looks at what would come
+        }
         for (mirror, tensor) in self.mirrors.tensors.iter().zip(0..) {
             let Some(mirror) = mirror else { continue };
             let wanted = mirror.remote.wanted.load(Ordering::Acquire);
@@ -433,6 +458,11 @@ impl Courier {
         busy |= self.take_submissions();
         busy |= self.receive();
         busy |= self.send();
+        if busy {
+            let (taken, submitted) = self.outbox.progress();
+            self.progress.submitted.store(submitted, Ordering::Relaxed);
+            self.progress.taken.store(taken, Ordering::Relaxed);
+        }
         if self.outbox.is_empty() && !self.drains.is_empty() && self.consumer.is_empty(self.ring()) {
             self.drains.drain(..).for_each(|done| _ = done.send(()));
         }
@@ -556,6 +586,10 @@ impl Courier {
                     1
                 }
                 Submission::Zero { .. } | Submission::Clock { .. } => 1,
+                Submission::Leave => {
+                    self.left = true;
+                    1
+                }
             };
             if frames > 0 {
                 self.outbox.submit(submission, frames as u32);

@@ -55,9 +55,9 @@ impl Link {
             open: Mutex::new(BTreeMap::new()),
             next: AtomicU64::new(1),
             server,
-            leaving: AtomicBool::new(false),
+            left: AtomicBool::new(false),
         });
-        lock(&fate.pages).push(page);
+        fate.rings(page);
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(system("make a descriptor"))?);
         let watch = Watch::new(&board, &welcome);
         let thread = {

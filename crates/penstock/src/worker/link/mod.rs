@@ -3,16 +3,21 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `mod.rs` | submitting, waiting, asking, leaving |
+//! | `mod.rs` | submitting, waiting, asking |
+//! | [`fate`] | whether the job goes on, for everybody who has to do with it |
+//! | [`leaving`] | waiting for what was submitted to be taken; leaving |
 //! | [`local`] | a server on this host: descriptors beside the messages, shards at the other end of the rings |
 //! | [`remote`] | a server on another host: messages on a connection that is made again when it breaks |
 //! | [`courier`] | there, what stands at the other end of each ring |
 
 mod courier;
+mod fate;
+mod leaving;
 mod local;
 mod remote;
 
 pub(super) use courier::RemoteHome;
+pub(super) use fate::Fate;
 
 use super::Error;
 use crate::wait::Patience;
@@ -34,8 +39,8 @@ use rustix::net::SendFlags;
 use rustix::time::Timespec;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -43,70 +48,9 @@ use std::time::{Duration, Instant};
 pub(super) const INTERRUPT_EVERY: Duration = Duration::from_millis(50);
 /// How long a server may take to say whom a wait that was in vain was for.
 pub(super) const ASK_WITHIN: Duration = Duration::from_secs(2);
-/// How long an attempt to leave cleanly may take.
-const LEAVE_WITHIN: Duration = Duration::from_secs(5);
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Asks whether the caller wants to stop waiting.
-pub(super) type Interrupt = Box<dyn Fn() -> bool + Send + Sync>;
-
-/// What all links of a job share.
-#[derive(Default)]
-pub(super) struct Fate {
-    ended: AtomicBool,
-    /// Whether this is a copy of the job in a forked child.
-    abandoned: AtomicBool,
-    failure: Mutex<Option<JobFailure>>,
-    /// The pages to ring when the job fails.
-    pages: Mutex<Vec<Arc<Mapping>>>,
-    /// Set once. It stands behind no lock: it waits for Python's interpreter, and runs signal handlers.
-    interrupt: OnceLock<Interrupt>,
-}
-
-impl Fate {
-    /// Whether the job goes on.
-    pub(super) fn check(&self) -> Result<(), Error> {
-        if !self.ended.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        if self.abandoned.load(Ordering::Acquire) {
-            // The lock may have been copied while it was held.
-            return Err(Error::Closed);
-        }
-        Err(lock(&self.failure).clone().map_or(Error::Closed, Error::Failed))
-    }
-
-    /// In a forked child: the job is the parent's, whose pages are not rung.
-    pub(super) fn abandon(&self) {
-        self.abandoned.store(true, Ordering::Release);
-        self.ended.store(true, Ordering::Release);
-    }
-
-    pub(super) fn fail(&self, failure: JobFailure) {
-        lock(&self.failure).get_or_insert(failure);
-        self.end();
-    }
-
-    pub(super) fn end(&self) {
-        self.ended.store(true, Ordering::Release);
-        for page in lock(&self.pages).iter() {
-            page.at::<Bell>(page::BELL).ring();
-        }
-    }
-
-    pub(super) fn on_interrupt(&self, interrupt: Interrupt) {
-        let _ = self.interrupt.set(interrupt);
-    }
-
-    pub(super) fn check_interrupt(&self) -> Result<(), Error> {
-        match self.interrupt.get() {
-            Some(interrupt) if interrupt() => Err(Error::Interrupted),
-            _ => Ok(()),
-        }
-    }
 }
 
 /// The end of a wait.
@@ -161,8 +105,8 @@ struct Wire {
     open: Mutex<BTreeMap<u64, Open>>,
     next: AtomicU64,
     server: u32,
-    /// Whether this worker has said that it leaves: the server may then hang up.
-    leaving: AtomicBool,
+    /// Whether this worker has left, and the server knows: it may then hang up.
+    left: AtomicBool,
 }
 
 /// How a worker introduces itself.
@@ -175,12 +119,20 @@ pub(super) struct Introduction {
     pub(super) size: u32,
 }
 
+/// The way to one shard.
+#[derive(Default)]
+struct Outlet {
+    producer: Producer,
+    /// Whether the worker has said goodbye, behind which nothing may come.
+    sealed: bool,
+}
+
 pub(super) struct Link {
     pub(super) welcome: Welcome,
     wire: Arc<Wire>,
     board: Arc<Mapping>,
     wakeups: Vec<OwnedFd>,
-    producers: Vec<Mutex<Producer>>,
+    producers: Vec<Mutex<Outlet>>,
     waiters: Mutex<u32>,
     fate: Arc<Fate>,
     stop: Arc<OwnedFd>,
@@ -210,14 +162,22 @@ impl Link {
         deadline: Deadline,
     ) -> Result<(), Error> {
         let ring: &Ring = self.wire.page.at(page::ring(shard));
-        let mut producer = lock(&self.producers[shard as usize]);
+        let mut outlet = lock(&self.producers[shard as usize]);
+        if outlet.sealed {
+            self.fate.check()?;
+            return Err(Error::Closed);
+        }
+        let Outlet { producer, sealed } = &mut *outlet;
+        // What has begun to be submitted is submitted whole, also when the job is being closed.
+        let stands = || self.fate.stands();
         if !producer.has_room(ring)
-            && self.wait(ANYTHING, deadline, || producer.has_room(ring))? == Waited::TimedOut
+            && self.wait_while(stands, ANYTHING, deadline, || producer.has_room(ring))? == Waited::TimedOut
         {
             let (server, waited) = (self.wire.server, deadline.waited());
             return Err(Error::Unanswered { server, what: "take submissions", waited });
         }
         let pushed = producer.push(ring, submission.encode());
+        *sealed = matches!(submission, Submission::Leave);
         debug_assert!(pushed.is_ok(), "there was room");
         if board::must_ring(&self.board, shard) {
             // It fails only when it is full, and then the shard is awake already.
@@ -229,6 +189,17 @@ impl Link {
     /// Waits until `done`, which only the server can bring about by something that happens to `what`.
     pub(super) fn wait(
         &self,
+        what: u32,
+        deadline: Deadline,
+        done: impl FnMut() -> bool,
+    ) -> Result<Waited, Error> {
+        self.wait_while(|| self.fate.check(), what, deadline, done)
+    }
+
+    /// The same, as long as the job `stands`.
+    fn wait_while(
+        &self,
+        stands: impl Fn() -> Result<(), Error>,
         what: u32,
         deadline: Deadline,
         mut done: impl FnMut() -> bool,
@@ -245,7 +216,7 @@ impl Link {
             if done() {
                 return Ok(Waited::Done);
             }
-            self.fate.check()?;
+            stands()?;
             self.fate.check_interrupt()?;
             let left = deadline.left();
             if left.is_zero() {
@@ -258,19 +229,30 @@ impl Link {
     /// Asks the server something and waits for its answer.
     pub(super) fn ask(&self, body: Ask, what: &'static str, deadline: Deadline) -> Result<Answered, Error> {
         self.fate.check()?;
+        let asked = self.wire.ask(body)?;
+        self.hear_answer(asked, || self.fate.check(), what, deadline)
+    }
+
+    /// Waits for an answer, as long as the job `stands`.
+    fn hear_answer(
+        &self,
+        (id, receiver): (u64, Receiver<Answered>),
+        stands: impl Fn() -> Result<(), Error>,
+        what: &'static str,
+        deadline: Deadline,
+    ) -> Result<Answered, Error> {
         let server = self.wire.server;
-        let (id, receiver) = self.wire.ask(body)?;
         let forget = || lock(&self.wire.open).remove(&id);
         loop {
             match receiver.recv_timeout(deadline.left().min(INTERRUPT_EVERY)) {
                 Ok((Answer::Refused(refusal), _)) => return Err(refusal.into()),
                 Ok(answered) => return Ok(answered),
                 Err(RecvTimeoutError::Disconnected) => {
-                    self.fate.check()?;
+                    stands()?;
                     return Err(Error::Closed);
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    let look = self.fate.check().and_then(|()| self.fate.check_interrupt());
+                    let look = stands().and_then(|()| self.fate.check_interrupt());
                     if deadline.left().is_zero() || look.is_err() {
                         forget();
                         look?;
@@ -287,52 +269,6 @@ impl Link {
             server: self.wire.server,
             what: format!("an answer that was not asked for: {answer:?}"),
         }
-    }
-
-    /// Leaves, cleanly or not, and ends the thread.
-    pub(super) fn leave(&mut self, failed: Option<String>) {
-        self.wire.leaving.store(true, Ordering::Release);
-        let clean = failed.is_none();
-        if clean {
-            self.drain();
-        }
-        if let Ok((_, receiver)) = self.wire.ask(Ask::Leave { failed })
-            && clean
-        {
-            // Until the server has taken the last submissions into account.
-            let _ = receiver.recv_timeout(LEAVE_WITHIN);
-        }
-        self.hang_up();
-    }
-
-    /// Waits until servers on other hosts have taken what was submitted: control messages travel on another connection.
-    pub(super) fn drain(&self) {
-        let (done, drained) = channel();
-        for courier in &self.couriers {
-            courier.send(courier::Command::Drain { done: done.clone() });
-        }
-        drop(done);
-        let deadline = Deadline::new(LEAVE_WITHIN);
-        for _ in &self.couriers {
-            if drained.recv_timeout(deadline.left()).is_err() {
-                break;
-            }
-        }
-    }
-
-    fn hang_up(&mut self) {
-        let _ = rustix::io::write(&*self.stop, &1u64.to_le_bytes());
-        self.couriers.clear();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        self.wire.leaving.store(true, Ordering::Release);
-        self.hang_up();
     }
 }
 
@@ -422,6 +358,13 @@ impl Wire {
         Ok((id, receiver))
     }
 
+    /// Says what is not answered.
+    fn say(&self, body: Ask) {
+        if let Ok((id, _)) = self.ask(body) {
+            lock(&self.open).remove(&id);
+        }
+    }
+
     /// Takes one message of the server; `false` when there will be no more.
     fn hear(&self, fate: &Fate, message: &[u8], descriptors: Vec<OwnedFd>) -> bool {
         match decode::<Reply>(message) {
@@ -433,6 +376,8 @@ impl Wire {
             Ok(Reply { id: remote::HELLO, body: Answer::Refused(refusal) }) => self.shut_out(fate, refusal),
             Ok(Reply { id, body }) => {
                 if body == Answer::Left {
+                    // Before anyone looks at what follows: the server may hang up at once.
+                    self.left.store(true, Ordering::Release);
                     self.confirm();
                 }
                 if let Some(open) = lock(&self.open).remove(&id) {
@@ -456,7 +401,7 @@ impl Wire {
     /// The server lets this worker in no more: the job has failed, or it takes the worker for another.
     fn shut_out(&self, fate: &Fate, refusal: Refusal) -> bool {
         match refusal {
-            Refusal::Ended(failure) if !self.leaving.load(Ordering::Acquire) => {
+            Refusal::Ended(failure) if !self.left.load(Ordering::Acquire) => {
                 fate.fail(failure);
                 false
             }
@@ -464,9 +409,9 @@ impl Wire {
         }
     }
 
-    /// The server is lost, unless this worker is leaving it.
+    /// The server is lost, unless this worker has left it.
     fn gone(&self, fate: &Fate, reason: &str) -> bool {
-        if !self.leaving.load(Ordering::Acquire) {
+        if !self.left.load(Ordering::Acquire) {
             fate.fail(lost(self.server, reason));
         }
         false

@@ -175,9 +175,9 @@ impl Link {
             open: Mutex::new(BTreeMap::new()),
             next: AtomicU64::new(1),
             server,
-            leaving: AtomicBool::new(false),
+            left: AtomicBool::new(false),
         });
-        lock(&fate.pages).push(Arc::clone(page.mapping()));
+        fate.rings(Arc::clone(page.mapping()));
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(system("make a descriptor"))?);
         let started =
             |error: std::io::Error| Error::System { what: "start a thread", reason: error.to_string() };

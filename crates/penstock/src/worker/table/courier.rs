@@ -36,8 +36,6 @@ const ATTEMPT: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(50);
 /// Longest wait for the last rows of a producer that is gone.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// Longest wait for what was set to have left, when the worker leaves.
-const LEAVE_WITHIN: Duration = Duration::from_secs(5);
 
 /// Fetches and flushes that have come back, until whoever asked takes them.
 #[derive(Default)]
@@ -244,8 +242,30 @@ impl Courier {
         self.wait(id, deadline, || false)
     }
 
+    /// The same; that it did not happen in time is an error. Goes on while the worker is leaving.
+    pub(in crate::worker) fn flush_all(&self, deadline: Deadline) -> Result<(), Error> {
+        let id = self.with(|node| node.flush(HOME));
+        let fate = &self.shared.setup.fate;
+        if self.wait_while(|| fate.stands(), id, deadline, || false)? {
+            return Ok(());
+        }
+        let (server, waited) = (self.shared.setup.server, deadline.waited());
+        Err(Error::Unanswered { server, what: "take the rows of this worker", waited })
+    }
+
     /// Waits for an answer: `false` if it did not come in time, or `gone` says that it never will.
-    fn wait(&self, number: u64, deadline: Deadline, mut gone: impl FnMut() -> bool) -> Result<bool, Error> {
+    fn wait(&self, number: u64, deadline: Deadline, gone: impl FnMut() -> bool) -> Result<bool, Error> {
+        self.wait_while(|| self.shared.setup.fate.check(), number, deadline, gone)
+    }
+
+    /// The same, as long as the job `stands`.
+    fn wait_while(
+        &self,
+        stands: impl Fn() -> Result<(), Error>,
+        number: u64,
+        deadline: Deadline,
+        mut gone: impl FnMut() -> bool,
+    ) -> Result<bool, Error> {
         let answers = &self.shared.answers;
         let mut patience = Patience::new(true);
         while patience.pause() && !lock(&answers.came).contains(&number) {
@@ -264,7 +284,7 @@ impl Courier {
             came = waited.unwrap_or_else(PoisonError::into_inner).0;
             if !came.contains(&number) {
                 drop(came);
-                self.shared.setup.fate.check()?;
+                stands()?;
                 self.shared.setup.fate.check_interrupt()?;
                 if gone() {
                     return Ok(false);
@@ -279,14 +299,16 @@ impl Courier {
         lock(&self.shared.state).node.traffic(table)
     }
 
-    /// Ends the thread, after what was set has left.
-    pub(in crate::worker) fn leave(&self, clean: bool) {
-        if clean {
-            // First whatever the server has asked for so far must be known here.
-            let _ = self.flush(Deadline::new(LEAVE_WITHIN));
-            lock(&self.shared.state).node.hand_over();
-            let _ = self.flush(Deadline::new(LEAVE_WITHIN));
-        }
+    /// Waits until everything that was set is at the server, also what nobody has asked for so far.
+    pub(in crate::worker) fn hand_over(&self, deadline: Deadline) -> Result<(), Error> {
+        // First whatever the server has asked for so far must be known here.
+        self.flush_all(deadline)?;
+        lock(&self.shared.state).node.hand_over();
+        self.flush_all(deadline)
+    }
+
+    /// Ends the thread.
+    pub(in crate::worker) fn end(&self) {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.ring();
         if let Some(thread) = lock(&self.thread).take() {
@@ -297,7 +319,7 @@ impl Courier {
 
 impl Drop for Courier {
     fn drop(&mut self) {
-        self.leave(false);
+        self.end();
     }
 }
 
@@ -318,7 +340,7 @@ impl Shared {
     }
 
     fn is_over(&self) -> bool {
-        self.stop.load(Ordering::Acquire) || self.setup.fate.check().is_err()
+        self.stop.load(Ordering::Acquire) || self.setup.fate.is_over()
     }
 
     fn run(&self) {

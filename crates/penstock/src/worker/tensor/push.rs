@@ -43,7 +43,7 @@ impl Tensor {
             .map_err(|error| Error::Settings { name: self.spec.name.clone(), error })?;
         let deadline = self.job.deadline(timeout);
         let _turn = self.take_turn(deadline)?;
-        let clock = self.job.clock();
+        let clock = self.job.clock()?;
         let position = *lock(&self.position);
         let mut lane = lock(&self.lane);
         let contribution = position.contribute(*clock, more).map_err(|already| Error::AlreadyPushed {

@@ -112,6 +112,8 @@ impl Tensor {
         }
         lock(&self.lane).write(0, data);
         self.stale.store(true, Ordering::Relaxed);
+        // So that it goes whole, or not at all if the job is being closed.
+        let whole = self.job.clock()?;
         for home in &self.homes {
             let Extent { first, count } = home.extent;
             home.submitted.fetch_add(home.chunks, Ordering::Relaxed);
@@ -121,6 +123,7 @@ impl Tensor {
                 deadline,
             )?;
         }
+        drop(whole);
         drop(turn);
         self.wait_for_lane(deadline)
     }

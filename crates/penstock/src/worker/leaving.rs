@@ -1,0 +1,107 @@
+//! Leaving a job: cleanly, or because of an error.
+
+use super::Error;
+use super::job::{Inner, Job};
+use super::link::{Deadline, Link, lock};
+use super::table::TableInner;
+use penstock_proto::message::Departure;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+impl Job {
+    /// Leaves the job cleanly, so that the others go on without this worker: when this returns, the servers have taken
+    /// everything that it did. Waits at most for `timeout`, else the option `deadline`.
+    ///
+    /// An error means that this worker has left as one that failed: [`Error::NotTaken`] names the server that had not taken
+    /// everything. A failure of the job that no call of this worker has told so far is told here. Leaving twice does nothing.
+    pub fn leave(&self, timeout: Option<Duration>) -> Result<(), Error> {
+        let inner = &self.inner;
+        let deadline = inner.deadline(timeout);
+        let told = inner.fate.was_told();
+        inner.fate.close();
+        let links = inner.take_links();
+        if links.is_empty() {
+            return Ok(());
+        }
+        let result = inner.depart(&links, deadline);
+        let how = match &result {
+            Ok(()) => Departure::Done,
+            Err(error) => Departure::Failed { what: format!("it could not leave cleanly: {error}") },
+        };
+        self.part(links, how);
+        match result {
+            Err(Error::Failed(_)) if told => Ok(()),
+            result => result,
+        }
+    }
+
+    /// Leaves the job because of an error: the others hear of it. Does not wait.
+    pub fn fail(&self, what: &str) {
+        self.inner.fate.close();
+        let links = self.inner.take_links();
+        if links.is_empty() {
+            return;
+        }
+        self.part(links, Departure::Failed { what: what.to_owned() });
+    }
+
+    /// Leaves the job: cleanly ([`Job::leave`]), or because it `failed` ([`Job::fail`]).
+    pub fn close(&self, failed: Option<String>) -> Result<(), Error> {
+        match failed {
+            None => self.leave(None),
+            Some(what) => {
+                self.fail(&what);
+                Ok(())
+            }
+        }
+    }
+
+    /// Ends everything that this worker has. Whoever has not let it go is told why it goes.
+    fn part(&self, links: Vec<Link>, how: Departure) {
+        // What it heard says more than what became of it.
+        let how = self.inner.fate.failure().map_or(how, Departure::Heard);
+        self.inner.fate.end();
+        for courier in std::mem::take(&mut *lock(&self.inner.couriers)).into_values() {
+            courier.end();
+        }
+        for link in links {
+            link.part(how.clone());
+        }
+        if let Some(mut server) = lock(&self.embedded).take() {
+            server.stop();
+        }
+    }
+}
+
+impl Inner {
+    /// Takes the links away from all calls, once none is in the middle of submitting something.
+    fn take_links(&self) -> Vec<Link> {
+        // A push holds the clock from before its first submission to behind its last.
+        let _clock = self.clock.write().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *self.links.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Waits until all servers have taken everything that this worker did, and have let it go.
+    fn depart(&self, links: &[Link], deadline: Deadline) -> Result<(), Error> {
+        self.fate.stands()?;
+        self.each_table(TableInner::leave);
+        for courier in self.all_couriers() {
+            courier.hand_over(deadline)?;
+        }
+        links.iter().try_for_each(|link| link.say_goodbye(deadline))?;
+        // The first server opens barriers: it hears of it last, so that nobody passes one before the others have everything.
+        let Some((first, others)) = links.split_first() else { return Ok(()) };
+        let asked = others.iter().map(Link::ask_to_leave).collect::<Result<Vec<_>, _>>()?;
+        others.iter().zip(asked).try_for_each(|(link, asked)| link.confirm(asked, deadline))?;
+        first.confirm(first.ask_to_leave()?, deadline)
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // In a forked child the job is the parent's, and its locks may have been copied while they were held.
+        if !self.inner.fate.is_abandoned() {
+            self.fail("it dropped the job without closing it");
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Whether the job goes on, for all links of a worker: its calls, and the threads that work for them.
+//!
+//! | | calls | couriers, links' threads, what has begun to be submitted |
+//! |---|---|---|
+//! | running | go on | go on |
+//! | closing: the worker is leaving | are refused, and stop waiting | go on, until what was submitted is taken |
+//! | over: it has left, or the job has failed | are refused | end |
+
+use super::lock;
+use crate::worker::Error;
+use penstock_fabric::doorbell::Bell;
+use penstock_fabric::layout::page;
+use penstock_fabric::region::Mapping;
+use penstock_fabric::sync::Ordering;
+use penstock_proto::error::JobFailure;
+use std::sync::atomic::{AtomicBool, AtomicU8};
+use std::sync::{Arc, Mutex, OnceLock};
+
+const RUNNING: u8 = 0;
+const CLOSING: u8 = 1;
+const OVER: u8 = 2;
+
+/// Asks whether the caller wants to stop waiting.
+type Interrupt = Box<dyn Fn() -> bool + Send + Sync>;
+
+/// What all links of a job share.
+#[derive(Default)]
+pub(in crate::worker) struct Fate {
+    phase: AtomicU8,
+    /// Whether this is a copy of the job in a forked child.
+    abandoned: AtomicBool,
+    failure: Mutex<Option<JobFailure>>,
+    /// Whether a call has failed with it.
+    told: AtomicBool,
+    /// The pages to ring when something changes.
+    pages: Mutex<Vec<Arc<Mapping>>>,
+    /// Set once. It stands behind no lock: it waits for Python's interpreter, and runs signal handlers.
+    interrupt: OnceLock<Interrupt>,
+}
+
+impl Fate {
+    /// Whether a call may go on. An error is for the caller of the library: it counts as told.
+    pub(in crate::worker) fn check(&self) -> Result<(), Error> {
+        match self.phase.load(Ordering::Acquire) {
+            RUNNING => Ok(()),
+            _ => Err(self.tell()),
+        }
+    }
+
+    /// Whether what has begun, or what is left to do on leaving, may go on.
+    pub(in crate::worker) fn stands(&self) -> Result<(), Error> {
+        match self.phase.load(Ordering::Acquire) {
+            OVER => Err(self.tell()),
+            _ => Ok(()),
+        }
+    }
+
+    fn tell(&self) -> Error {
+        if self.abandoned.load(Ordering::Acquire) {
+            // The lock may have been copied while it was held.
+            return Error::Closed;
+        }
+        let Some(failure) = self.failure() else { return Error::Closed };
+        self.told.store(true, Ordering::Relaxed);
+        Error::Failed(failure)
+    }
+
+    /// Whether calls are refused.
+    pub(in crate::worker) fn is_closed(&self) -> bool {
+        self.phase.load(Ordering::Acquire) != RUNNING
+    }
+
+    /// Whether the threads are to end.
+    pub(in crate::worker) fn is_over(&self) -> bool {
+        self.phase.load(Ordering::Acquire) == OVER
+    }
+
+    /// Why the job has failed, if it has.
+    pub(in crate::worker) fn failure(&self) -> Option<JobFailure> {
+        lock(&self.failure).clone()
+    }
+
+    /// Whether a call has failed with the job's failure.
+    pub(in crate::worker) fn was_told(&self) -> bool {
+        self.told.load(Ordering::Relaxed)
+    }
+
+    /// In a forked child: the job is the parent's, whose pages are not rung.
+    pub(in crate::worker) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Release);
+        self.phase.store(OVER, Ordering::Release);
+    }
+
+    /// Whether this is a copy in a forked child.
+    pub(in crate::worker) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Acquire)
+    }
+
+    pub(in crate::worker) fn fail(&self, failure: JobFailure) {
+        lock(&self.failure).get_or_insert(failure);
+        self.end();
+    }
+
+    /// This worker begins to leave: calls are refused, and who waits hears of it.
+    pub(in crate::worker) fn close(&self) {
+        let _ = self.phase.compare_exchange(RUNNING, CLOSING, Ordering::AcqRel, Ordering::Acquire);
+        self.ring();
+    }
+
+    pub(in crate::worker) fn end(&self) {
+        self.phase.store(OVER, Ordering::Release);
+        self.ring();
+    }
+
+    fn ring(&self) {
+        for page in lock(&self.pages).iter() {
+            page.at::<Bell>(page::BELL).ring();
+        }
+    }
+
+    /// From now on the bell of this page is rung too.
+    pub(super) fn rings(&self, page: Arc<Mapping>) {
+        lock(&self.pages).push(page);
+    }
+
+    pub(in crate::worker) fn on_interrupt(&self, interrupt: Interrupt) {
+        let _ = self.interrupt.set(interrupt);
+    }
+
+    pub(in crate::worker) fn check_interrupt(&self) -> Result<(), Error> {
+        match self.interrupt.get() {
+            Some(interrupt) if interrupt() => Err(Error::Interrupted),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Waiting for what was submitted to be taken, and leaving a server.
+//!
+//! Leaving is a protocol. Behind all that it has submitted the worker says goodbye to each shard, in the same ring, so over the
+//! network in the same numbered frames: a shard that has taken the goodbye has taken everything. It then asks the server to let it
+//! go, and the server answers when all its shards have; only then does this worker count as one that left cleanly. The wait
+//! ends with the caller's deadline, with an error that says how much was taken; the server is then told that this worker failed.
+
+use super::courier::Command;
+use super::{Answered, Deadline, INTERRUPT_EVERY, Link, lock};
+use crate::worker::Error;
+use penstock_fabric::layout::page;
+use penstock_fabric::sync::Ordering;
+use penstock_proto::message::{Answer, Ask, Departure};
+use penstock_proto::submission::Submission;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+
+/// A request to be let go that has no answer yet.
+pub(in crate::worker) struct Asked((u64, Receiver<Answered>));
+
+impl Link {
+    /// Waits until a server on another host has taken what was submitted: control messages travel on another connection.
+    pub(in crate::worker) fn drain(&self, what: &'static str, deadline: Deadline) -> Result<(), Error> {
+        let (done, drained) = channel();
+        for courier in &self.couriers {
+            courier.send(Command::Drain { done: done.clone() });
+        }
+        drop(done);
+        let mut open = self.couriers.len();
+        while open > 0 {
+            match drained.recv_timeout(deadline.left().min(INTERRUPT_EVERY)) {
+                Ok(()) => open -= 1,
+                Err(error) => {
+                    self.fate.check()?;
+                    self.fate.check_interrupt()?;
+                    if deadline.left().is_zero() || error == RecvTimeoutError::Disconnected {
+                        return Err(self.not_taken(what, deadline));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Says goodbye to every shard, behind everything that was submitted. Nothing can be submitted afterwards.
+    pub(in crate::worker) fn say_goodbye(&self, deadline: Deadline) -> Result<(), Error> {
+        (0..self.welcome.shards).try_for_each(|shard| self.submit(shard, &Submission::Leave, deadline))
+    }
+
+    /// Asks the server to let this worker go once its shards have taken everything.
+    pub(in crate::worker) fn ask_to_leave(&self) -> Result<Asked, Error> {
+        self.wire.ask(Ask::Leave { how: Departure::Done }).map(Asked)
+    }
+
+    /// Waits until the server has let this worker go.
+    pub(in crate::worker) fn confirm(&self, asked: Asked, deadline: Deadline) -> Result<(), Error> {
+        let what = "confirm that this worker has left";
+        match self.hear_answer(asked.0, || self.fate.stands(), what, deadline) {
+            Ok((Answer::Left, _)) => {
+                // They would try for ever to reach shards that know this worker no more.
+                self.couriers.iter().for_each(|courier| courier.send(Command::Stop));
+                Ok(())
+            }
+            Ok((other, _)) => Err(self.misunderstood(&other)),
+            Err(Error::Unanswered { .. }) => Err(self.not_taken(what, deadline)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The server had not taken everything in time; if it had, it did not say so.
+    fn not_taken(&self, what: &'static str, deadline: Deadline) -> Error {
+        let (server, waited) = (self.wire.server, deadline.waited());
+        let (mut taken, mut submitted) = (0, 0);
+        let mut count = |(some, all): (u64, u64)| (taken, submitted) = (taken + some, submitted + all);
+        if self.is_remote() {
+            self.couriers.iter().for_each(|courier| count(courier.progress()));
+        } else {
+            for (outlet, shard) in self.producers.iter().zip(0..) {
+                // Who holds it is waiting for room in the ring, and will say so itself.
+                let Ok(outlet) = outlet.try_lock() else { continue };
+                count(outlet.producer.taken(self.wire.page.at(page::ring(shard))));
+            }
+        }
+        if taken < submitted {
+            Error::NotTaken { server, taken, submitted, waited }
+        } else {
+            Error::Unanswered { server, what, waited }
+        }
+    }
+
+    /// Ends the link, and tells the server why, unless it has let this worker go: that is not waited for.
+    pub(in crate::worker) fn part(mut self, how: Departure) {
+        if !self.wire.left.swap(true, Ordering::AcqRel) {
+            self.wire.say(Ask::Leave { how });
+        }
+        self.hang_up();
+    }
+
+    pub(super) fn hang_up(&mut self) {
+        let _ = rustix::io::write(&*self.stop, &1u64.to_le_bytes());
+        self.couriers.iter().for_each(|courier| courier.send(Command::Stop));
+        self.couriers.clear();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        lock(&self.wire.open).clear();
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.wire.left.store(true, Ordering::Release);
+        self.hang_up();
+    }
+}

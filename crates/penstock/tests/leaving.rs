@@ -1,0 +1,228 @@
+//! Who leaves cleanly has lost nothing: it waits until the servers have everything, or says what they do not have. Who has seen the
+//! job fail never counts as one that left cleanly, and goes at once.
+
+mod common;
+
+use common::{Cluster, Direction, NO_SETTINGS, Way, bytes, declare, pull, seconds};
+use penstock::worker::{Error, Job, Tensor};
+use penstock_proto::consistency::Consistency::Asp;
+use penstock_proto::error::{JobFailure, Loss};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+/// Elements of the tensors: 512 KiB, which no buffer of a line that is held takes whole.
+const ELEMENTS: u64 = 65_536;
+/// What a line lets through when it is held: all that is said before a tensor's first push, and some chunks of that.
+const HELD: u64 = 100_000;
+const SOON: Option<Duration> = Some(Duration::from_millis(100));
+
+/// Two workers; rank 1 behind a line.
+fn two(servers: u32) -> (Cluster, Job, Job) {
+    let cluster = Cluster::over(Way::Line, 2, servers, &[("chunk_bytes", "8KiB")]);
+    let (a, b) = (cluster.join(0), cluster.join(1));
+    (cluster, a, b)
+}
+
+fn tensors(a: &Job, b: &Job) -> (Tensor, Tensor) {
+    (declare(a, "w", ELEMENTS, Asp), declare(b, "w", ELEMENTS, Asp))
+}
+
+fn push(tensor: &Tensor, value: f64) {
+    let data = bytes(&vec![value; ELEMENTS as usize]);
+    tensor.push(Some(&data), NO_SETTINGS, false, None).unwrap();
+}
+
+fn failed(error: Error) -> JobFailure {
+    match error {
+        Error::Failed(failure) => failure,
+        error => panic!("{error}"),
+    }
+}
+
+/// 48 MiB over a line of 4 MB/s: the leave gave up after 5 s without a word, and behind the barrier a third of the elements had the
+/// update and the others not.
+#[test]
+fn nobody_passes_a_barrier_before_a_worker_that_leaves_has_delivered_everything() {
+    for servers in [1, 2] {
+        let (cluster, a, b) = two(servers);
+        let (wa, wb) = tensors(&a, &b);
+        cluster.lines.last().unwrap().let_pass(HELD);
+        push(&wb, 1.0);
+        std::thread::scope(|scope| {
+            let leaves = scope.spawn(|| b.leave(None));
+            cluster.lines.last().unwrap().wait_until_stuck();
+            // If it let anybody pass, it would let this one pass in time.
+            assert!(matches!(a.barrier(SOON), Err(Error::BarrierTimeout { missing, .. }) if missing == [1]));
+            assert!(!leaves.is_finished());
+            cluster.lines.iter().for_each(|line| line.let_pass(u64::MAX));
+            a.barrier(None).unwrap();
+            assert_eq!(pull(&wa, None).unwrap().1, vec![1.0; ELEMENTS as usize]);
+            leaves.join().unwrap().unwrap();
+        });
+        a.leave(None).unwrap();
+        let ended = |server: &penstock::server::Server| server.wait(seconds(common::DEADLINE));
+        assert!(cluster.servers.iter().all(|server| ended(server) == Some(Ok(()))));
+    }
+}
+
+#[test]
+fn a_leave_that_is_not_taken_in_time_says_how_much_was_and_the_others_hear_of_it() {
+    let (cluster, a, b) = two(2);
+    let (wa, wb) = tensors(&a, &b);
+    cluster.lines[1].let_pass(HELD);
+    push(&wb, 1.0);
+    match b.leave(SOON).unwrap_err() {
+        Error::NotTaken { server: 1, taken, submitted, .. } => assert!(taken < submitted),
+        error => panic!("{error}"),
+    }
+    cluster.lines[1].let_pass(u64::MAX);
+    let lost = failed(
+        wa.pull_into(&mut vec![0; 8 * ELEMENTS as usize], None, None)
+            .map_or_else(|error| error, |_| a.barrier(None).unwrap_err()),
+    );
+    assert!(
+        matches!(&lost, JobFailure::WorkerLost { rank: 1, loss: Loss::Failed { what } } if what.contains("server 1")),
+        "{lost}"
+    );
+    assert!(b.leave(None).is_ok(), "leaving twice does nothing");
+}
+
+#[test]
+fn a_barrier_that_has_to_wait_for_the_line_says_so_and_can_be_tried_again() {
+    let (cluster, a, b) = two(1);
+    let (wa, wb) = tensors(&a, &b);
+    cluster.lines[0].let_pass(HELD);
+    push(&wb, 1.0);
+    cluster.lines[0].wait_until_stuck();
+    assert!(matches!(b.barrier(SOON), Err(Error::NotTaken { server: 0, .. })));
+    cluster.lines[0].let_pass(u64::MAX);
+    std::thread::scope(|scope| {
+        scope.spawn(|| b.barrier(None).unwrap());
+        a.barrier(None).unwrap();
+    });
+    assert_eq!(pull(&wa, None).unwrap().1, vec![1.0; ELEMENTS as usize]);
+}
+
+#[test]
+fn a_failure_that_comes_while_a_worker_leaves_is_told_to_it() {
+    let (cluster, a, b) = two(1);
+    let (_wa, wb) = tensors(&a, &b);
+    cluster.lines[0].let_pass(HELD);
+    push(&wb, 1.0);
+    std::thread::scope(|scope| {
+        let leaves = scope.spawn(|| b.leave(None));
+        cluster.lines[0].wait_until_stuck();
+        a.fail("no");
+        let failure = failed(leaves.join().unwrap().unwrap_err());
+        let expected = JobFailure::WorkerLost { rank: 0, loss: Loss::Failed { what: "no".to_owned() } };
+        assert_eq!(failure, expected);
+    });
+}
+
+#[test]
+fn a_server_that_ends_while_a_worker_leaves_is_no_clean_leave() {
+    for way in [Way::Memory, Way::Tcp] {
+        // The other worker never comes, so the server has no reason of its own to end.
+        let mut cluster = Cluster::over(way, 2, 2, &[]);
+        let job = cluster.join(0);
+        cluster.servers[1].stop();
+        let error = job.leave(None).unwrap_err();
+        let told =
+            matches!(error, Error::Failed(JobFailure::Stopped | JobFailure::ServerLost { server: 1, .. }));
+        assert!(told, "{way:?}: {error}");
+        assert!(
+            matches!(
+                cluster.servers[0].wait(seconds(common::DEADLINE)),
+                Some(Err(JobFailure::Stopped | JobFailure::ServerLost { server: 1, .. }))
+            ),
+            "{way:?}: the server that still stood heard what this worker had heard"
+        );
+    }
+}
+
+/// A job that had failed on one server was left cleanly on another, whose workers ended with exit code 0.
+#[test]
+fn who_has_seen_the_job_fail_leaves_at_once_and_never_cleanly() {
+    for way in [Way::Memory, Way::Tcp] {
+        let mut cluster = Cluster::over(way, 1, 2, &[]);
+        let job = cluster.join(0);
+        let tensor = declare(&job, "w", 4, Asp);
+        cluster.servers[1].stop();
+        let seen = loop {
+            match tensor.push(None, NO_SETTINGS, false, None).and_then(|_| job.clock()) {
+                Ok(_) => {}
+                Err(error) => break failed(error),
+            }
+        };
+        let since = Instant::now();
+        assert_eq!(job.leave(None), Ok(()), "{way:?}: it was told before");
+        // It was five seconds for each server.
+        assert!(since.elapsed() < Duration::from_secs(4), "{way:?}: it took {:?}", since.elapsed());
+        let ended = cluster.servers[0].wait(seconds(common::DEADLINE));
+        assert_eq!(ended, Some(Err(seen)), "{way:?}");
+    }
+}
+
+#[test]
+fn a_failure_that_no_call_has_told_is_told_by_the_leave() {
+    let cluster = Cluster::new(2, 1, &[]);
+    let (a, b) = (cluster.join(0), cluster.join(1));
+    b.fail("no");
+    cluster.servers[0].wait(seconds(common::DEADLINE));
+    let expected = JobFailure::WorkerLost { rank: 1, loss: Loss::Failed { what: "no".to_owned() } };
+    assert_eq!(a.leave(None), Err(Error::Failed(expected)));
+    assert_eq!(a.leave(None), Ok(()), "once");
+}
+
+#[test]
+fn a_call_that_waits_while_another_thread_leaves_ends_as_closed() {
+    let cluster = Cluster::new(2, 1, &[]);
+    let (a, b) = (cluster.join(0), cluster.join(1));
+    let (wa, _wb) = (declare(&a, "w", 4, Asp), declare(&b, "w", 4, Asp));
+    let (begun, begins) = channel();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| {
+            begun.send(()).unwrap();
+            a.barrier(None)
+        });
+        begins.recv().unwrap();
+        a.leave(None).unwrap();
+        assert_eq!(waits.join().unwrap(), Err(Error::Closed));
+    });
+    assert!(matches!(wa.push(None, NO_SETTINGS, false, None), Err(Error::Closed)));
+    assert!(matches!(a.clock(), Err(Error::Closed)));
+    b.leave(None).unwrap();
+}
+
+/// The connection may break at every byte of the request to leave, of its answer, and of the last word.
+#[test]
+fn a_leave_is_exact_wherever_the_control_connection_breaks() {
+    for (direction, most) in [(Direction::ToServer, 14), (Direction::ToWorker, 10)] {
+        for after in 0..most {
+            let (cluster, a, b) = two(1);
+            let (wa, wb) = tensors(&a, &b);
+            push(&wb, 1.0);
+            cluster.lines[0].cut(0, direction, after);
+            b.leave(None).unwrap_or_else(|error| panic!("cut {after} bytes {direction:?}: {error}"));
+            a.barrier(None).unwrap();
+            assert_eq!(pull(&wa, None).unwrap().1, vec![1.0; ELEMENTS as usize]);
+            a.leave(None).unwrap();
+            let ended = cluster.servers[0].wait(seconds(common::DEADLINE));
+            assert_eq!(ended, Some(Ok(())), "cut {after} bytes {direction:?}");
+        }
+    }
+}
+
+/// The last to leave: the server ends with it, and must not before its answer has come.
+#[test]
+fn the_last_to_leave_has_its_answer_though_the_line_breaks() {
+    for after in 0..10 {
+        let cluster = Cluster::over(Way::Line, 2, 1, &[]);
+        let (a, b) = (cluster.join(0), cluster.join(1));
+        a.leave(None).unwrap();
+        cluster.lines[0].cut(0, Direction::ToWorker, after);
+        b.leave(None).unwrap_or_else(|error| panic!("cut {after} bytes: {error}"));
+        let ended = cluster.servers[0].wait(seconds(common::DEADLINE));
+        assert_eq!(ended, Some(Ok(())), "cut {after} bytes");
+    }
+}

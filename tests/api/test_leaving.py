@@ -1,0 +1,98 @@
+"""How a job ends for its processes: exit codes, and what is raised where something would be lost in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def test_a_failure_that_no_call_has_raised_ends_the_script_with_an_error(spawn_job: Any) -> None:
+    """It ended with exit code 0: what fails when the interpreter ends was forgotten."""
+    saved = spawn_job(
+        2,
+        """
+        job = ps.init()
+        if job.rank == 1:
+            raise ValueError("the data is bad")
+        while not job.closed:
+            time.sleep(0.01)
+        print("the script is done")
+        """,
+        fails=True,
+    )
+    assert "the script is done" in saved[0]["output"]
+    assert "WorkerLost: worker 1 was lost: it failed: ValueError: the data is bad" in saved[0]["output"]
+    assert saved[0]["code"] == 1
+
+
+def test_who_catches_the_failure_ends_as_it_likes_and_the_others_hear_of_it_all_the_same(
+    spawn_job: Any,
+) -> None:
+    saved = spawn_job(
+        3,
+        """
+        job = ps.init()
+        w = job.tensor("w", shape=3, consistency=ps.ASP())
+        if job.rank == 2:
+            raise ValueError("the data is bad")
+        try:
+            while True:
+                w.pull()
+                time.sleep(0.001)
+        except ps.WorkerLost as error:
+            assert error.rank == 2
+            if job.rank == 1:
+                raise
+        job.close()
+        print("my own choice")
+        """,
+        fails=True,
+    )
+    assert "my own choice" in saved[0]["output"]
+    assert (saved[0]["code"], saved[1]["code"]) == (0, 1)
+    assert "worker 2 was lost" in saved[1]["output"]
+
+
+def test_a_load_without_worker_0_is_an_error_not_nothing(spawn_job: Any) -> None:
+    """It did nothing and raised nothing."""
+    saved = spawn_job(
+        2,
+        """
+        with ps.init() as job:
+            w = job.tensor("w", shape=3)
+            w.load(np.ones(3, np.float32))
+            if job.rank == 1:
+                try:
+                    w.load(np.full(3, 2, np.float32))
+                except ps.WorkerLost as error:
+                    print("raised for", error.rank)
+                np.testing.assert_array_equal(w.pull(), np.ones(3))
+        """,
+    )
+    assert "raised for 0" in saved[1]["output"]
+
+
+def test_an_asynchronous_push_that_was_not_delivered_is_raised_by_close(spawn_job: Any) -> None:
+    saved = spawn_job(
+        2,
+        """
+        job = ps.init()
+        w = job.tensor("w", shape=3)
+        if job.rank == 0:
+            w.push(np.ones(3, np.float32))
+            job.clock()
+            # The other pushes nothing: the lane stays taken.
+            w.push_async(np.ones(3, np.float32), timeout=0.2)
+            try:
+                job.close()
+            except ps.LaneTimeout:
+                print("not delivered")
+        else:
+            try:
+                job.barrier()
+            except ps.WorkerLost as error:
+                print("lost", error.rank)
+        """,
+        fails=True,
+    )
+    assert "not delivered" in saved[0]["output"]
+    assert "lost 0" in saved[1]["output"]
