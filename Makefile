@@ -18,7 +18,7 @@ LIMIT := timeout --verbose 900
 # What the demo needs beside the package itself, a requirement a line.
 REQUIREMENTS := import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *p["optional-dependencies"]["demo"], sep="\n")
 
-.PHONY: demo build library install test test-env lint format test-rust test-model test-fuzz test-python test-netns fuzz soak bench docs clean help
+.PHONY: demo build library install test test-env lint format test-rust test-model test-miri test-tsan test-fuzz test-python test-netns fuzz soak bench docs clean help
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -98,6 +98,29 @@ test-fuzz: export CARGO_TARGET_DIR := target/fuzz
 test-fuzz: ## the corpus of every fuzzing target, and mutations of it for some seconds (stable; `make fuzz` is the real thing)
 	cargo build $(REPLAY)
 	$(LIMIT) cargo run $(REPLAY) -- 9
+
+# What watches over every load and store: an interpreter, and a compiler that notes them. Tree Borrows, since an atomic load of
+# bytes that are lent to be read is none that Stacked Borrows knows.
+NIGHTLY_HAS = rustup +nightly component list 2>/dev/null | grep -q '^$(1).*(installed)'
+MIRI := MIRIFLAGS="-Zmiri-tree-borrows -Zmiri-disable-isolation" PROPTEST_CASES=2 CARGO_TARGET_DIR=target/miri \
+  timeout --verbose 1800 cargo +nightly miri test --quiet --lib
+test-miri: ## kernels in portable Rust, frames, and memory that others may be writing, under Miri (needs nightly with miri and rust-src)
+	@if ! { $(call NIGHTLY_HAS,miri-) && $(call NIGHTLY_HAS,rust-src); }; then \
+	  echo "SKIPPED: Miri is not installed: rustup toolchain install nightly --component miri --component rust-src"; \
+	else set -e; set -x; \
+	  $(MIRI) -p penstock-kernels -- foreign:: tests::torch tests::promises generic::a_fold generic::accumulate generic::the_first; \
+	  $(MIRI) -p penstock-fabric -- memory:: region:: items:: ring::; \
+	  $(MIRI) -p penstock-proto -- frame:: submission:: record::; fi
+
+# The standard library is compiled with it, so that locks and channels are understood.
+TSAN := RUSTFLAGS="-Zsanitizer=thread --cfg penstock_portable" CARGO_TARGET_DIR=target/tsan TSAN_OPTIONS="halt_on_error=1" \
+  timeout --verbose 2400 cargo +nightly test -Zbuild-std --target $(shell rustc -vV | sed -n 's/^host: //p') --quiet
+test-tsan: ## the promise tests, with real threads, under ThreadSanitizer (needs nightly with rust-src)
+	@if ! $(call NIGHTLY_HAS,rust-src); then \
+	  echo "SKIPPED: ThreadSanitizer needs the standard library's source: rustup toolchain install nightly --component rust-src"; \
+	else set -e; set -x; \
+	  $(TSAN) -p penstock-fabric --lib -- memory:: items::; \
+	  $(TSAN) -p penstock --test staleness_bound --test tables --test network --test bounded_waits; fi
 
 FUZZ_SECONDS ?= 20
 fuzz: ## every fuzzing target under libFuzzer, FUZZ_SECONDS each (needs nightly and cargo-fuzz)

@@ -674,6 +674,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "maps files")]
     fn a_worker_sees_the_extents_of_two_servers_as_one_array() {
         let cut = Cut::new(3 * 4096 + 8, 4096);
         let extents = [Extent { first: 0, count: 2 }, Extent { first: 2, count: 2 }];
@@ -711,6 +712,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "maps files")]
     #[should_panic(expected = "has another home")]
     fn a_shard_is_not_lent_the_chunk_of_another() {
         let layout = layout(4096 * 2, Extent { first: 0, count: 2 });
@@ -751,5 +753,61 @@ mod tests {
     #[should_panic(expected = "is of a chunk that has another home")]
     fn a_shard_does_not_look_at_what_another_receives() {
         received()[1].contribution(4096..8186);
+    }
+
+    /// Rounds of a race: enough to meet it, few enough for an interpreter.
+    const ROUNDS: u8 = if cfg!(miri) { 20 } else { 200 };
+
+    #[test]
+    fn shards_receive_and_look_at_their_chunks_of_one_lane_at_the_same_time() {
+        std::thread::scope(|scope| {
+            for (mut lane, range) in received().into_iter().zip([4096..8186, 0..4096]) {
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        lane.receive(range.clone()).fill(round);
+                        let mut out = vec![0; range.len()];
+                        lane.contribution(range.clone()).copy_to(&mut out);
+                        assert!(out.iter().all(|&byte| byte == round));
+                        lane.folded(0).0.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_value_is_copied_while_somebody_looks_at_the_last() {
+        let mut copy = ValueCopy::new(1000).unwrap();
+        let mapping = Arc::clone(copy.mapping());
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    copy.out().copy_from(Foreign::of(&[round; 1000]));
+                }
+            });
+            for _ in 0..ROUNDS {
+                let mut out = [0; 1000];
+                mapping.foreign(0..1000).copy_to(&mut out);
+                assert!(out.iter().all(|&byte| byte < ROUNDS));
+            }
+        });
+    }
+
+    #[test]
+    fn a_lane_is_written_and_added_to_while_a_home_looks() {
+        let mapping = Mapping::private(4096).unwrap();
+        let mut own = OwnLane { mapping: Arc::clone(&mapping) };
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    own.write(0, Foreign::of(&[round; 1004]));
+                    own.add(Dtype::F32, own.mapping.clone().foreign(4..1004));
+                    own.add(Dtype::F32, Foreign::of(&[0; 1004]));
+                }
+            });
+            for _ in 0..ROUNDS {
+                mapping.foreign(0..1004).copy_to(&mut [0; 1004]);
+            }
+        });
     }
 }

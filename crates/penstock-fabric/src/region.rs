@@ -4,6 +4,8 @@
 //! the memory from under a mapping (no SIGBUS), and a region that only its maker may write is sealed against any writable
 //! mapping that comes later (`F_SEAL_FUTURE_WRITE`): isolation by the kernel. Mappings of 2 MiB and more start on a multiple
 //! of it and ask for huge pages; first touch happens in [`Region::new`], not under a training step, since it costs ten times the copy itself.
+//!
+//! Under Miri, which maps no files, there is private memory only: an allocation.
 
 use crate::layout::{PAGE, Shared, pages};
 use penstock_kernels::Foreign;
@@ -126,6 +128,22 @@ impl Mapping {
     }
 
     /// Private memory of `bytes` zeros that looks like any other mapping.
+    #[cfg(miri)]
+    pub fn private(bytes: usize) -> io::Result<Arc<Self>> {
+        let bytes = pages(bytes.max(1));
+        // SAFETY: the layout is not empty.
+        let base = unsafe { std::alloc::alloc_zeroed(Self::allocation(bytes)) };
+        let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
+        Ok(Arc::new(Self { base, bytes, access: Access::Write }))
+    }
+
+    #[cfg(miri)]
+    fn allocation(bytes: usize) -> std::alloc::Layout {
+        std::alloc::Layout::from_size_align(bytes, PAGE).expect("no allocation is that large")
+    }
+
+    /// Private memory of `bytes` zeros that looks like any other mapping.
+    #[cfg(not(miri))]
     pub fn private(bytes: usize) -> io::Result<Arc<Self>> {
         let mapping = Self::reserve(pages(bytes.max(1)), Access::Write)?;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
@@ -194,6 +212,9 @@ impl Mapping {
 
     /// Brings all pages into memory now, so that no step pays for it; says so where there is no memory left.
     pub fn touch(&self) -> io::Result<()> {
+        if cfg!(miri) {
+            return Ok(());
+        }
         let advice = match self.access {
             Access::Read => Advice::LinuxPopulateRead,
             Access::Write => Advice::LinuxPopulateWrite,
@@ -260,6 +281,15 @@ impl Mapping {
     }
 }
 
+#[cfg(miri)]
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `private` with this layout, and what was lent from it borrowed the mapping or held its `Arc`.
+        unsafe { std::alloc::dealloc(self.base.as_ptr(), Self::allocation(self.bytes)) };
+    }
+}
+
+#[cfg(not(miri))]
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the range was reserved for this mapping, and what was lent from it borrowed the mapping or held its `Arc`.
@@ -275,6 +305,7 @@ mod tests {
     use crate::sync::Ordering;
 
     #[test]
+    #[cfg_attr(miri, ignore = "maps files")]
     fn what_the_maker_writes_a_reader_sees_and_cannot_change() {
         let region = Region::new("test", 3 * PAGE, Writers::Maker).unwrap();
         let part = Part { fd: region.fd(), offset: 0, bytes: 3 * PAGE };
@@ -290,6 +321,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "maps files")]
     #[should_panic(expected = "may only be looked at")]
     fn what_may_only_be_looked_at_gives_out_nothing_that_could_be_stored_to() {
         let region = Region::new("test", PAGE, Writers::Maker).unwrap();
@@ -298,6 +330,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "maps files")]
     fn nobody_can_pull_the_memory_from_under_a_mapping() {
         let region = Region::new("test", PAGE, Writers::Holders).unwrap();
         assert_eq!(rustix::fs::ftruncate(region.fd(), 0).unwrap_err(), Errno::PERM);
@@ -305,6 +338,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "maps files")]
     fn parts_of_several_regions_stand_one_behind_the_other() {
         let (a, b) = (
             Region::new("a", PAGE, Writers::Holders).unwrap(),
@@ -322,6 +356,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "maps files")]
     fn a_part_that_the_region_does_not_have_is_refused() {
         let region = Region::new("test", PAGE, Writers::Holders).unwrap();
         for (offset, bytes) in [(0, 2 * PAGE), (PAGE as u64, PAGE), (u64::MAX - 10, PAGE)] {

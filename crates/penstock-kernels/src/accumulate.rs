@@ -20,7 +20,7 @@ pub fn accumulate(dtype: Dtype, dst: &mut [u8], src: &[u8]) {
 /// [`accumulate`] with the variant `arch`; `None`, with nothing done, where this machine lacks it.
 pub fn accumulate_on(arch: Arch, dtype: Dtype, dst: &mut [u8], src: &[u8]) -> Option<()> {
     let mut dst = ForeignMut::of(dst);
-    arch::on(arch, Accumulate::into_itself(dtype, &mut dst, Foreign::of(src)))
+    arch::compute_on(arch, Accumulate::into_itself(dtype, &mut dst, Foreign::of(src)))
 }
 
 /// [`accumulate`] where others may look at `dst` or write `src` meanwhile. The two may be one.
@@ -29,7 +29,7 @@ pub fn accumulate_on(arch: Arch, dtype: Dtype, dst: &mut [u8], src: &[u8]) -> Op
 ///
 /// As [`accumulate`].
 pub fn accumulate_into(dtype: Dtype, dst: &mut ForeignMut<'_>, src: Foreign<'_>) {
-    arch::on_best(Accumulate::into_itself(dtype, dst, src));
+    arch::compute_on_best(Accumulate::into_itself(dtype, dst, src));
 }
 
 /// `dst = a + b`, likewise.
@@ -38,7 +38,7 @@ pub fn accumulate_into(dtype: Dtype, dst: &mut ForeignMut<'_>, src: Foreign<'_>)
 ///
 /// As [`accumulate`].
 pub fn add_into(dtype: Dtype, dst: &mut ForeignMut<'_>, a: Foreign<'_>, b: Foreign<'_>) {
-    arch::on_best(Accumulate { dtype, dst: dst.part(0..dst.len()), a: Some(a), b });
+    arch::compute_on_best(Accumulate { dtype, dst: dst.part(0..dst.len()), a: Some(a), b });
 }
 
 /// Index of the first element that is NaN or infinite. Any alignment will do.

@@ -63,7 +63,7 @@ pub fn fold(
     value: &mut [u8],
     state: &mut [u8],
 ) -> Result<(), NonFinite> {
-    arch::on_best(Fold { plan, moment: Moment { settings, step }, scale, lanes, value, state })
+    arch::compute_on_best(Fold { plan, moment: Moment { settings, step }, scale, lanes, value, state })
 }
 
 /// [`fold`] with the variant `arch`; `None`, with nothing done, where this machine lacks it. For tests and benchmarks.
@@ -78,7 +78,7 @@ pub fn fold_on(
     value: &mut [u8],
     state: &mut [u8],
 ) -> Option<Result<(), NonFinite>> {
-    arch::on(arch, Fold { plan, moment: Moment { settings, step }, scale, lanes, value, state })
+    arch::compute_on(arch, Fold { plan, moment: Moment { settings, step }, scale, lanes, value, state })
 }
 
 /// Which variant [`fold`] runs on this machine: "avx512", "avx2" or "generic".

@@ -424,7 +424,8 @@ mod tests {
 
     #[test]
     fn copy_to_gives_every_byte_at_every_length() {
-        for len in (0..600).chain([1023, 4096, 32_768, 32_771]) {
+        let lengths = (0..600).chain([1023, 4096, 32_768, 32_771]);
+        for len in lengths.filter(|len| !cfg!(miri) || (*len < 600 && len % 37 == 0)) {
             let source: Vec<u8> = (0..len).map(|i| (i * 31 % 251) as u8).collect();
             let lane = Aligned::new(&source);
             let mut out = vec![0xee; len + 1];
@@ -446,7 +447,9 @@ mod tests {
     fn a_copy_between_any_two_alignments_gives_every_byte_and_no_other() {
         let source: Vec<u8> = (0..700).map(|i| (i * 31 % 251) as u8).collect();
         let from = Aligned::new(&source);
-        for (shift, other, len) in (0..9).flat_map(|a| (0..9).map(move |b| (a, b, 600 + 7 * a + b))) {
+        let step = if cfg!(miri) { 3 } else { 1 };
+        let shifts = || (0..9).step_by(step);
+        for (shift, other, len) in shifts().flat_map(|a| shifts().map(move |b| (a, b, 600 + 7 * a + b))) {
             let mut out = Aligned::new(&[0xee; 700]);
             ForeignMut::of(&mut out[shift..shift + len]).copy_from(Foreign::of(&from[other..other + len]));
             assert_eq!(out[shift..shift + len], source[other..other + len]);

@@ -123,7 +123,7 @@ macro_rules! oracle {
 
             fn adam(settings: &Settings, step: u64, g: Real, w: Real, s: &mut [Real]) -> Real {
                 let [lr, beta1, beta2, eps, _] = settings.0;
-                let correction = |beta: f64| 1.0 - beta.powf((step + 1) as f64);
+                let correction = |beta: f64| 1.0 - libm::pow(beta, (step + 1) as f64);
                 s[0] = lerp(s[0], g, (1.0 - beta1) as Real);
                 s[1] = beta2 as Real * s[1] + (1.0 - beta2) as Real * g * g;
                 if let [_, v, top] = s {

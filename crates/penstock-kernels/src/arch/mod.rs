@@ -3,10 +3,11 @@
 //! `generic` is portable Rust; the others hold the crate's only intrinsics and vector assembly. A token such as `Avx512`
 //! exists only where the processor has what it names, so running with it needs no further check.
 
+use crate::control_word::settled;
 use crate::vector::Isa;
 
 pub(crate) mod generic;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 pub(crate) mod x86_64;
 
 // Elements are read from bytes as little-endian numbers and handed to NumPy as native ones.
@@ -54,8 +55,9 @@ pub(crate) trait Dispatch: Sized {
 }
 
 /// Does the work with the fastest instruction set there is. Detection is cached by the standard library: a load and a test.
+/// With `--cfg penstock_portable`, and under Miri, portably: what watches over memory does not see into assembly.
 pub(crate) fn on_best<D: Dispatch>(work: D) -> D::Output {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(any(miri, penstock_portable))))]
     {
         if let Some(isa) = x86_64::avx512::Avx512::detect() {
             return work.on(isa);
@@ -71,13 +73,23 @@ pub(crate) fn on_best<D: Dispatch>(work: D) -> D::Output {
 pub(crate) fn on<D: Dispatch>(arch: Arch, work: D) -> Option<D::Output> {
     match arch {
         Arch::Generic => Some(work.on(generic::Generic)),
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
         Arch::Avx2 => x86_64::avx2::Avx2::detect().map(|isa| work.on(isa)),
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
         Arch::Avx512 => x86_64::avx512::Avx512::detect().map(|isa| work.on(isa)),
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(any(miri, not(target_arch = "x86_64")))]
         Arch::Avx2 | Arch::Avx512 => None,
     }
+}
+
+/// [`on_best`] for work that computes: under the default control word.
+pub(crate) fn compute_on_best<D: Dispatch>(work: D) -> D::Output {
+    settled(|| on_best(work))
+}
+
+/// [`on`], likewise.
+pub(crate) fn compute_on<D: Dispatch>(arch: Arch, work: D) -> Option<D::Output> {
+    settled(|| on(arch, work))
 }
 
 struct Name;

@@ -25,8 +25,9 @@ impl<S: Real, const AMSGRAD: bool> Adam<S, AMSGRAD> {
     /// `decoupled`: the weight decay shrinks the value itself (AdamW) instead of entering the gradient.
     pub(crate) fn new(at: Moment<'_>, decoupled: bool, maximize: bool) -> Self {
         let [lr, beta1, beta2, eps, decay] = at.settings.0;
-        let t = (at.step + 1) as f64;
-        let step = lr / (1.0 - beta1.powf(t));
+        // Not the standard library's, which is the system's: its last bit is another on another system.
+        let (t, power) = ((at.step + 1) as f64, libm::pow);
+        let step = lr / (1.0 - power(beta1, t));
         Self {
             gradient: Gradient::new(maximize, if decoupled { 0.0 } else { decay }),
             shrinks: decoupled && decay != 0.0,
@@ -35,7 +36,7 @@ impl<S: Real, const AMSGRAD: bool> Adam<S, AMSGRAD> {
             beta2: S::of(beta2),
             rest2: S::of(1.0 - beta2),
             minus_step: S::of(-step),
-            root_correction: S::of((1.0 - beta2.powf(t)).sqrt()),
+            root_correction: S::of((1.0 - power(beta2, t)).sqrt()),
             eps: S::of(eps),
         }
     }

@@ -40,6 +40,23 @@ fn assert_close(got: &[f64], expected: &[f64], what: &str) {
 }
 
 #[test]
+fn the_powers_of_the_bias_correction_have_these_bits_on_every_system() {
+    // As glibc 2.36 has them.
+    let cases = [
+        (0.9, 1.0, 0x3fec_cccc_cccc_cccd),
+        (0.9, 7.0, 0x3fde_9c6a_99d1_cdbf),
+        (0.999, 100.0, 0x3fec_f40e_a930_fdf5),
+        (0.999, 12_345.0, 0x3ed2_2391_fb94_567e),
+        (0.5, 1074.0, 1),
+        (0.999_999, 1e9, 0),
+    ];
+    for (beta, t, bits) in cases {
+        let power = libm::pow(beta, t).to_bits();
+        assert_eq!(power, bits, "{beta} ** {t}: {power:#x}");
+    }
+}
+
+#[test]
 fn four_steps_of_every_rule_give_torch_s_weights_and_state() {
     for (rule, settings, weights, state_of_torch) in TRAJECTORIES {
         let settings = Settings(settings);

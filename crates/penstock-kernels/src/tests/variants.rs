@@ -121,7 +121,7 @@ macro_rules! suite {
             }
 
             proptest! {
-                #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..Default::default() })]
+                #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 3 } else { 400 }, failure_persistence: None, ..Default::default() })]
                 #[test]
                 fn a_fold_gives_the_oracle_s_bits(chunk in chunks().no_shrink()) {
                     if !skipped() {
@@ -166,7 +166,7 @@ macro_rules! suite {
                 }
                 let mut numbers = Numbers { seed: 5, awkward: 10 };
                 for dtype in Dtype::ALL {
-                    for (index, elements) in LENGTHS.into_iter().enumerate() {
+                    for (index, elements) in LENGTHS.into_iter().enumerate().filter(|(_, n)| !cfg!(miri) || *n < 130) {
                         accumulates($arch, dtype, elements, index % 5, &mut numbers);
                     }
                 }
@@ -179,7 +179,8 @@ macro_rules! suite {
                 }
                 for dtype in Dtype::ALL {
                     assert_eq!(first_nonfinite_on($arch, dtype, &[]), Some(None));
-                    for (elements, at) in [(1, 0), (63, 62), (64, 0), (65, 64), (200, 130), (8191, 8190)] {
+                    let places = [(1, 0), (63, 62), (64, 0), (65, 64), (200, 130), (8191, 8190)];
+                    for (elements, at) in places.into_iter().filter(|(n, _)| !cfg!(miri) || *n < 300) {
                         for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
                             finds_the_first($arch, dtype, elements, at, bad);
                         }

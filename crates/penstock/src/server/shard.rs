@@ -195,7 +195,11 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
         failed: false,
         next_vigil: Instant::now(),
     };
-    let thread = std::thread::Builder::new().name(name).spawn(move || run.run());
+    let thread = std::thread::Builder::new().name(name).spawn(move || {
+        // Kernels see to themselves; this is for the numbers that the machine gives them.
+        penstock_kernels::settle_this_thread();
+        run.run();
+    });
     let thread =
         thread.map_err(|error| StartError::System { what: "start a thread", reason: error.to_string() })?;
     Ok((handle, thread))
