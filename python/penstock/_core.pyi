@@ -283,6 +283,12 @@ class Server:
     def wait(self) -> str | None:
         """Blocks until the job has ended; returns None, or why it failed. Honours Ctrl-C."""
 
+    def worker_ended(self, rank: int, how: str | None = None) -> None:
+        """
+        Whoever started a worker saw its process end: `how` ("was killed by SIGKILL"), or None if it ended
+        well.
+        """
+
     def stop(self) -> None: ...
 
 def host_id() -> str:

@@ -331,3 +331,63 @@ def test_a_long_name_of_the_temporary_folder_is_no_hindrance(command, script, tm
     run = command("run", script("print('up')"), TMPDIR=str(deep))
     assert run.ends() == 0
     assert run.out == "[worker 0] up\n"
+
+
+HEARS = """
+    import os, signal
+    import penstock as ps
+    if os.environ["PENSTOCK_RANK"] == "1":
+        {first}
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.signal(signal.SIGTERM, lambda *_: print("told to end before it heard why", flush=True))
+    try:
+        with ps.init(deadline=60, lease=30) as job:
+            job.barrier()
+    except ps.WorkerLost as error:
+        print(f"rank 0 heard of worker {{error.rank}}: {{error}}", flush=True)
+        raise
+"""
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("first", ["", "job = ps.init(deadline=60, lease=30); job.clock()"])
+def test_the_others_hear_at_once_of_a_worker_that_is_killed_before_or_after_it_joined(
+    command, script, nothing_left, transport, first
+):
+    run = command(
+        "run",
+        *("--workers", "2", "--transport", transport, "--lease", "30", "--grace", "40"),
+        script(HEARS.format(first=first)),
+    )
+    assert run.ends() == 137, run.all()
+    assert "rank 0 heard of worker 1: " in run.out, run.all()
+    assert "worker 1 was lost: its process" in run.out, run.all()
+    assert "told to end" not in run.out
+    assert "worker 1 was killed by SIGKILL (first failure" in run.err
+    nothing_left([])
+
+
+def test_a_worker_that_dies_before_it_joins_is_not_waited_for_where_losses_are_allowed(
+    command, script, nothing_left
+):
+    run = command(
+        *("run", "--workers", "2", "--on-worker-loss", "continue"),
+        script(
+            """
+            import os, sys
+            import numpy as np, penstock as ps
+            if os.environ["PENSTOCK_RANK"] == "1":
+                sys.exit(7)
+            with ps.init(deadline=60) as job:
+                w = job.tensor("w", shape=3, reduce="sum")
+                w.push(np.ones(3, np.float32))
+                job.clock()
+                print("alone:", w.pull().tolist(), flush=True)
+                job.barrier()
+            """
+        ),
+    )
+    assert run.ends() == 0, run.all()
+    assert "alone: [1.0, 1.0, 1.0]" in run.out
+    assert "worker 1 ended with exit code 7" in run.err
+    nothing_left([])

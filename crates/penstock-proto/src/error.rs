@@ -182,6 +182,18 @@ pub enum Loss {
         /// In its own words.
         what: String,
     },
+    /// Who started its process saw it end.
+    #[error("its process {how}")]
+    Ended {
+        /// How: `was killed by SIGKILL`.
+        how: String,
+    },
+    /// The workers that came have gone, and it was waited for long enough.
+    #[error("it did not join within {waited_ms} ms after the others had gone")]
+    Absent {
+        /// How long.
+        waited_ms: u64,
+    },
     /// It wrote what no honest worker writes.
     #[error("it broke the protocol: {what}")]
     Broke {

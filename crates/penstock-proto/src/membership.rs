@@ -70,6 +70,21 @@ impl Roster {
         self.end(rank, Member::Lost)
     }
 
+    /// Notes that `rank`, which has not joined, never will: as one that left if its process ended well. `false` if it had joined.
+    pub fn miss(&mut self, rank: Rank, well: bool) -> bool {
+        let Some(member) = self.members.get_mut(rank as usize).filter(|member| **member == Member::Awaited)
+        else {
+            return false;
+        };
+        *member = if well { Member::Left } else { Member::Lost };
+        true
+    }
+
+    /// Ranks that have not joined.
+    pub fn awaited(&self) -> impl Iterator<Item = Rank> + '_ {
+        (0..self.size()).filter(|&rank| self.of(rank) == Member::Awaited)
+    }
+
     fn end(&mut self, rank: Rank, how: Member) -> bool {
         let member = &mut self.members[rank as usize];
         let was_here = *member == Member::Joined;
@@ -163,6 +178,20 @@ impl Lived {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_rank_that_never_comes_is_not_waited_for() {
+        let mut roster = Roster::new(3);
+        roster.join(0, 3).unwrap();
+        assert!(!roster.miss(0, false), "it is here");
+        assert!(roster.miss(1, false) && !roster.miss(1, false) && roster.miss(2, true));
+        assert!(!roster.miss(3, true), "there is no such rank");
+        roster.arrive(0);
+        assert_eq!(roster.pass_barrier(), Some(vec![0]));
+        assert!(roster.join(1, 3).is_err());
+        roster.leave(0);
+        assert!(roster.is_over());
+    }
 
     #[test]
     fn a_rank_joins_once() {

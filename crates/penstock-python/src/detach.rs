@@ -17,7 +17,7 @@ use crate::error::{bad_argument, raise};
 use penstock::worker::{Error, Job};
 use pyo3::prelude::*;
 use std::cell::{Cell, RefCell};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Shows that this thread holds no interpreter.
 pub(crate) struct Detached(());
@@ -77,6 +77,23 @@ where
     #[expect(clippy::disallowed_methods, reason = "this file is the door")]
     pub(crate) fn lock(&self, detached: &Detached) -> MutexGuard<'_, T> {
         self.on(detached).lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: Sync> Core<RwLock<T>>
+where
+    RwLock<T>: Send,
+{
+    /// The inside, beside others that look.
+    #[expect(clippy::disallowed_methods, reason = "this file is the door")]
+    pub(crate) fn read(&self, detached: &Detached) -> RwLockReadGuard<'_, T> {
+        self.on(detached).read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The inside, alone.
+    #[expect(clippy::disallowed_methods, reason = "this file is the door")]
+    pub(crate) fn write(&self, detached: &Detached) -> RwLockWriteGuard<'_, T> {
+        self.on(detached).write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -149,7 +149,7 @@ fn failure<'py>(py: Python<'py>, failure: &JobFailure) -> Shape<'py> {
     let named = |class| Shape::new(py, class);
     match failure {
         JobFailure::WorkerLost { rank, loss } => {
-            let died = matches!(loss, Loss::Died | Loss::Silent { .. });
+            let died = matches!(loss, Loss::Died | Loss::Silent { .. } | Loss::Ended { .. });
             named("WorkerLost").with("rank", *rank).with("died", died)
         }
         JobFailure::ServerLost { server, .. } => named("ServerLost").with("server", *server),

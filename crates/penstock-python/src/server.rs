@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::RwLock;
 use std::time::Duration;
 
 /// Longest sleep between two looks for signals.
@@ -19,7 +19,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// A running server.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Server {
-    server: Core<Mutex<penstock::server::Server>>,
+    server: Core<RwLock<penstock::server::Server>>,
     endpoint: Endpoint,
 }
 
@@ -55,7 +55,7 @@ impl Server {
         let server = let_go(py, |_| {
             let server = penstock::server::Server::start(config)?;
             let endpoint = self::found_at(server.addresses(), socket);
-            Ok((Core::new(Mutex::new(server)), endpoint))
+            Ok((Core::new(RwLock::new(server)), endpoint))
         })?;
         let (server, endpoint) = server.map_err(|error| raise_start(py, &error))?;
         Ok(Self { server, endpoint })
@@ -70,14 +70,20 @@ impl Server {
     fn wait(&self, py: Python<'_>) -> PyResult<Option<String>> {
         loop {
             py.check_signals()?;
-            if let Some(outcome) = let_go(py, |free| self.server.lock(free).wait(LOOK_EVERY))? {
+            if let Some(outcome) = let_go(py, |free| self.server.read(free).wait(LOOK_EVERY))? {
                 return Ok(outcome.err().map(|failure| failure.to_string()));
             }
         }
     }
 
+    /// Its starter saw worker `rank` end: how, or None if it ended well.
+    #[pyo3(signature = (rank, how=None))]
+    fn worker_ended(&self, py: Python<'_>, rank: u32, how: Option<String>) -> PyResult<()> {
+        let_go(py, |free| self.server.read(free).worker_ended(rank, how))
+    }
+
     fn stop(&self, py: Python<'_>) -> PyResult<()> {
-        let_go(py, |free| self.server.lock(free).stop())
+        let_go(py, |free| self.server.write(free).stop())
     }
 
     fn __repr__(&self) -> String {

@@ -12,6 +12,7 @@ The launcher has one thread: it waits for output, for signals and for ends of ch
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import selectors
 import shutil
@@ -170,7 +171,14 @@ class Launch:
     ) -> None:
         report = self._on_report is not None and name.role == "worker"
         try:
-            process = Process(name, [sys.executable, "-u", *command], environment, arrange, report=report)
+            process = Process(
+                name,
+                [sys.executable, "-u", *command],
+                environment,
+                arrange,
+                report=report,
+                told=name.role == "server",
+            )
         except OSError as error:
             raise PenstockError(
                 f"{name} could not be started: {error.strerror or error}",
@@ -246,6 +254,11 @@ class Launch:
         process.close()
         ended = Ended(process.name, process.pid, code, process.stopped, process.tail)
         self._ended.append(ended)
+        if process.name.role == "worker":
+            # One that had not joined is missed by nobody else, one on a network connection not for a lease.
+            how = None if code == 0 else ended.how()
+            for server in self._running("server"):
+                server.tell(json.dumps([process.name.rank, how]).encode())
         if ended.failed and not (self.plan.go_on and process.name.role == "worker"):
             self._wind_down()
 

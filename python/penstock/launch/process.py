@@ -50,6 +50,7 @@ class Process:
         before_exec: Callable[[], None],
         *,
         report: bool = False,
+        told: bool = False,
     ) -> None:
         self.name = name
         self.stopped = False
@@ -58,25 +59,31 @@ class Process:
         self.tail = b""
         reading, writing = os.pipe() if report else (-1, -1)
         self.report_descriptor = reading
+        hearing, self._telling = os.pipe() if told else (-1, -1)
+        given = {"PENSTOCK_REPORT_FD": writing, "PENSTOCK_ENDED_FD": hearing}
+        passed = {name: descriptor for name, descriptor in given.items() if descriptor >= 0}
         try:
             self._popen = subprocess.Popen(
                 command,
-                env={**environment, "PENSTOCK_REPORT_FD": str(writing)} if report else dict(environment),
+                env={**environment, **{name: str(descriptor) for name, descriptor in passed.items()}},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                pass_fds=(writing,) if report else (),
+                pass_fds=tuple(passed.values()),
                 process_group=0,
                 preexec_fn=before_exec,
             )
         except BaseException:
-            if report:
-                os.close(reading)
+            for descriptor in (reading, self._telling):
+                if descriptor >= 0:
+                    os.close(descriptor)
             raise
         finally:
-            if report:
-                os.close(writing)
+            for descriptor in passed.values():
+                os.close(descriptor)
+        if told:
+            os.set_blocking(self._telling, False)
         self.pid = self._popen.pid
         self.streams: dict[int, tuple[Stream, Lines]] = {}
         for pipe, stream in ((self._popen.stdout, "stdout"), (self._popen.stderr, "stderr")):
@@ -115,6 +122,13 @@ class Process:
         except OSError:
             return False
 
+    def tell(self, line: bytes) -> None:
+        """Tells the process something, if it was made to be told: a whole line, or nothing."""
+        # One that does not listen any more, or has not for thousands of lines, need not hear it.
+        if self._telling >= 0:
+            with contextlib.suppress(OSError):
+                os.write(self._telling, line + b"\n")
+
     def send(self, number: signal.Signals) -> None:
         """Signals the process itself, as `kill` would."""
         if self.returncode is None:
@@ -143,3 +157,6 @@ class Process:
         if self.report_descriptor >= 0:
             os.close(self.report_descriptor)
             self.report_descriptor = -1
+        if self._telling >= 0:
+            os.close(self._telling)
+            self._telling = -1

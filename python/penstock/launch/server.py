@@ -4,16 +4,22 @@ A server process: `python -m penstock.launch.server ENDPOINT INDEX SERVERS WORKE
 ENDPOINT is a socket's path, `tcp://HOST:PORT` (port 0: any that is free) or both. The job's name
 (PENSTOCK_JOB), its secret and its options come by environment, never by the command line, which every user of
 the host can read. With PENSTOCK_ANNOUNCE_FD, the endpoint at which workers find the server is written to that
-descriptor, a line, as soon as it listens.
+descriptor, a line, as soon as it listens. From the descriptor in PENSTOCK_ENDED_FD it reads which workers'
+processes have ended, a line of JSON each: [rank, how], where null is a good end.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+import threading
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from penstock import _core
 
 EXIT_JOB_FAILED = 3
 """The server itself is well; the job it served failed (a worker was lost). Its last line says why."""
@@ -27,6 +33,14 @@ def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
     raise _Stopped
 
 
+def hear_of_ends(server: _core.Server, descriptor: int) -> None:
+    """Passes on what whoever started the workers says of their ends."""
+    with os.fdopen(descriptor) as pipe:
+        for line in pipe:
+            rank, how = json.loads(line)
+            server.worker_ended(rank, how)
+
+
 def main() -> int:
     """Serves until the job has ended."""
     from penstock import _core
@@ -35,6 +49,7 @@ def main() -> int:
     endpoint, index, servers, workers = sys.argv[1:]
     job = os.environ.get("PENSTOCK_JOB", "job")
     announce = os.environ.pop("PENSTOCK_ANNOUNCE_FD", "")
+    ended = os.environ.pop("PENSTOCK_ENDED_FD", "")
     secret = os.environ.pop("PENSTOCK_SECRET", "")
     options = {
         option["name"]: os.environ[option["env"]]
@@ -45,6 +60,8 @@ def main() -> int:
         signal.signal(signal.SIGTERM, _stop)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         server = _core.Server(endpoint, job, secret, int(index), int(servers), int(workers), options)
+        if ended:
+            threading.Thread(target=hear_of_ends, args=(server, int(ended)), daemon=True).start()
         if announce:
             with os.fdopen(int(announce), "w") as pipe:
                 pipe.write(f"{server.endpoint}\n")

@@ -108,7 +108,10 @@ fn a_lane_rewritten_while_it_is_folded_never_brings_a_nan_in() {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    assert!(folded >= enough && refused >= enough, "the race was not met: {folded} folded, {refused} refused");
+    assert!(
+        folded >= enough && refused >= enough,
+        "the race was not met: {folded} folded, {refused} refused"
+    );
 }
 
 #[test]

@@ -115,6 +115,10 @@ pub(super) struct Control {
     pub(super) partings: BTreeMap<Rank, u64>,
     /// Whether the process wants the server to end now, whoever has not heard of it.
     stopping: bool,
+    /// Since when those who came have gone, while others are awaited.
+    deserted_since: Option<u64>,
+    /// Whether anybody came.
+    came: bool,
     ended: Option<Result<(), JobFailure>>,
     buffer: Box<[u8; MAX_MESSAGE_BYTES]>,
 }
@@ -194,6 +198,8 @@ impl Control {
             departed: HashMap::new(),
             partings: BTreeMap::new(),
             stopping: false,
+            deserted_since: None,
+            came: false,
             ended: None,
             buffer: Box::new([0; MAX_MESSAGE_BYTES]),
         })
@@ -210,6 +216,11 @@ impl Control {
         }
         for shard in &self.shards.handles {
             shard.send(Command::Stop);
+        }
+        // Those that have not come yet are about to: nobody else would tell them why there is no job.
+        let late_until = self.clock.now() + if outcome.is_err() { RETURN_WITHIN_MS } else { 0 };
+        while !self.stopping && self.roster.awaited().next().is_some() && self.clock.now() < late_until {
+            self.turn();
         }
         // The socket goes before anyone hears of the end: whoever starts the next server finds the path free.
         self.listener = None;
@@ -244,6 +255,7 @@ impl Control {
         self.take_orders();
         self.take_reports();
         self.look_at_leases();
+        self.look_for_the_awaited();
         self.shared.workers.store(self.workers.len() as u32, Ordering::Relaxed);
         self.shared.memory.store(self.account.taken(Resource::Bytes), Ordering::Relaxed);
         if self.ended.is_none() && self.roster.is_over() {
@@ -289,6 +301,7 @@ impl Control {
                 Order::Enter { stream, purpose: Purpose::Items { rank, session }, .. } => {
                     self.attach_items(rank, session, stream);
                 }
+                Order::Gone { rank, how } => self.gone(rank, how),
                 Order::Stop => {
                     self.stopping = true;
                     self.end(JobFailure::Stopped);
@@ -597,6 +610,34 @@ impl Control {
         }
     }
 
+    /// Whoever started a worker saw its process end.
+    fn gone(&mut self, rank: Rank, how: Option<String>) {
+        match how {
+            None if self.roster.miss(rank, true) => self.go_on_without(rank),
+            Some(how) if self.roster.miss(rank, false) => self.note_loss(rank, Loss::Ended { how }),
+            // What it sent before may still be on its way, and counts if the others go on; else nobody need wait for the lease.
+            Some(how) if self.config.options.on_worker_loss == OnWorkerLoss::Stop => {
+                self.lose(rank, Loss::Ended { how });
+            }
+            _ => {}
+        }
+    }
+
+    /// Those who came have gone, and others never came: nobody would end this server.
+    fn look_for_the_awaited(&mut self) {
+        let now = self.clock.now();
+        self.came |= !self.workers.is_empty();
+        let deserted = self.came && self.workers.is_empty();
+        let Some(rank) = self.roster.awaited().next().filter(|_| deserted) else {
+            self.deserted_since = None;
+            return;
+        };
+        let waited_ms = now - *self.deserted_since.get_or_insert(now);
+        if u128::from(waited_ms) > self.config.options.deadline.as_millis() {
+            self.end(JobFailure::WorkerLost { rank, loss: Loss::Absent { waited_ms } });
+        }
+    }
+
     fn lose(&mut self, rank: Rank, loss: Loss) {
         if let Some(worker) = self.workers.remove(&rank) {
             if worker.is_remote() {
@@ -607,9 +648,12 @@ impl Control {
             }
         }
         self.forget(rank);
-        if !self.roster.lose(rank) {
-            return;
+        if self.roster.lose(rank) {
+            self.note_loss(rank, loss);
         }
+    }
+
+    fn note_loss(&mut self, rank: Rank, loss: Loss) {
         tracing::warn!(rank, %loss, "a worker was lost");
         match self.config.options.on_worker_loss {
             OnWorkerLoss::Stop => self.end(JobFailure::WorkerLost { rank, loss }),
@@ -732,6 +776,7 @@ impl Control {
             return self.hello_remote(token, version, session, rank, size);
         };
         if let Some(outcome) = &self.ended {
+            self.roster.miss(rank, false);
             return Ok((last_word(outcome)?, Vec::new()));
         }
         if version != PROTOCOL_VERSION {
@@ -791,6 +836,7 @@ impl Control {
             (None, None) => None,
         };
         if let Some(word) = word {
+            self.roster.miss(rank, false);
             if departed.is_some() || here {
                 self.clients.get_mut(&token).ok_or(Refusal::Authentication)?.parting = Some(rank);
                 let until = self.clock.now() + RETURN_WITHIN_MS;

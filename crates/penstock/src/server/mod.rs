@@ -40,6 +40,7 @@ use penstock_fabric::net::endpoint::Address;
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::net::tls::TlsError;
 use penstock_fabric::socket::{Connection, ListenError, Listener};
+use penstock_proto::Rank;
 use penstock_proto::error::JobFailure;
 use penstock_proto::frame::job_number;
 use penstock_proto::handshake::Purpose;
@@ -191,6 +192,11 @@ enum Order {
         purpose: Purpose,
         long: bool,
     },
+    /// Who started a worker saw its process end: how, or `None` if it ended well.
+    Gone {
+        rank: Rank,
+        how: Option<String>,
+    },
     Stop,
 }
 
@@ -340,6 +346,13 @@ impl Server {
         let _ = self.orders.send(Order::Accept(ours));
         self.shared.wakeup.ring();
         Ok(theirs)
+    }
+
+    /// Who started worker `rank` saw its process end: `how` (`was killed by SIGKILL`), or `None` if it ended well. One that has
+    /// not joined is not waited for any more.
+    pub fn worker_ended(&self, rank: Rank, how: Option<String>) {
+        let _ = self.orders.send(Order::Gone { rank, how });
+        self.shared.wakeup.ring();
     }
 
     /// Waits until the job has ended, at most for `longest`: how it ended, or `None` if it has not.
