@@ -131,6 +131,12 @@ class TwoProducers(PenstockError, ValueError):
     ranks: list[int] = []  # noqa: RUF012
 
 
+class RowTwice(PenstockError, ValueError):
+    """A row comes twice in one set: nobody could say which of its values counts."""
+
+    row: int = -1
+
+
 class ClockBackwards(PenstockError, ValueError):
     """A row was given a smaller clock than it has: versions never fall."""
 

@@ -129,6 +129,7 @@ def test_what_is_refused_is_named_and_changes_nothing(job: ps.Job, table: ps.Tab
         (ps.UnknownRow, lambda: table.set([0, 6], np.ones((2, 3)))),
         (ps.NotProducer, lambda: part.set(2, np.ones(3))),
         (ps.UnknownRow, lambda: part.get(2)),
+        (ps.RowTwice, lambda: table.set([1, 0, 1], np.ones((3, 3)), clock=9)),
         (ps.ClockBackwards, lambda: table.set(0, np.full(3, 9.0), clock=4)),
         (ps.OptionError, lambda: table.set(0, np.full(3, 9.0), clock=-1)),
         (ps.OptionError, lambda: table.get(0, slack=-2)),

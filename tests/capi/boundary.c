@@ -222,6 +222,8 @@ static void rows(penstock_job *job)
     OK(penstock_get_row(table, 0, out, penstock_iteration(job) + 1, 1));
     HOLDS(out[0] == 0);
     REFUSED(PENSTOCK_NOT_PRODUCER, "row 7", penstock_set(table, foreign, 2, values, 1));
+    const uint64_t twice[2] = {2, 2};
+    REFUSED(PENSTOCK_ROW_TWICE, "row 2", penstock_set(table, twice, 2, values, 1));
     OK(penstock_get(table, foreign, 1, out, 0, 0));
     HOLDS(out[0] == 0); /* nothing of a call that was refused is seen */
     REFUSED(PENSTOCK_UNKNOWN_ROW, "row 7", penstock_get_row(table, 7, out, 1, 0));

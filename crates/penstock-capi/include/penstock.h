@@ -103,6 +103,8 @@ typedef enum {
     PENSTOCK_GET_TIMEOUT = 45,
     /// A row was overwritten while it was looked at in place: what was read is worth nothing.
     PENSTOCK_TORN_VIEW = 46,
+    /// A row comes twice in one set.
+    PENSTOCK_ROW_TWICE = 47,
     /// The system refused memory, a thread, a descriptor or a file.
     PENSTOCK_SYSTEM = 60,
     /// An error of Penstock itself. Please report its text.
@@ -382,7 +384,7 @@ penstock_status penstock_barrier(const penstock_job *job,
 /// Where mpirun, srun or torchrun started the job, rank 0 carries the server: its call returns when all others have left.
 /// So nobody may wait for rank 0 before calling, in a barrier of MPI for example; before MPI_Finalize is the right place.
 ///
-/// @param job  NULL: nothing is done.
+/// @param job  NULL: nothing is done. In a child of fork() nothing either: the job is the parent's (PENSTOCK_JOB_CLOSED).
 ///
 /// A process that ends without this call counts as lost, and its job stops with an error that names it.
 penstock_status penstock_finish(penstock_job *job);
@@ -514,8 +516,8 @@ size_t penstock_row_bytes(const penstock_table *table);
 /// @param values  Their values, one behind the other: `count` times penstock_row_bytes().
 /// @param clock   Their version, not below the one that they have: any number that grows, or PENSTOCK_CLOCK_AUTO.
 ///
-/// Errors: PENSTOCK_NOT_PRODUCER, PENSTOCK_UNKNOWN_ROW, PENSTOCK_CLOCK_BACKWARDS, PENSTOCK_BAD_OPTION (the table has
-/// a fold: use penstock_add()), and those of penstock_clock().
+/// Errors: PENSTOCK_NOT_PRODUCER, PENSTOCK_UNKNOWN_ROW, PENSTOCK_ROW_TWICE, PENSTOCK_CLOCK_BACKWARDS, PENSTOCK_BAD_OPTION (the
+/// table has a fold: use penstock_add()), and those of penstock_clock(). Nothing was set.
 penstock_status penstock_set(const penstock_table *table,
                              const uint64_t *rows,
                              size_t count,

@@ -5,7 +5,7 @@ use crate::join::{Joined, join};
 use crate::status::{Failure, penstock_status};
 use crate::table::penstock_table;
 use crate::tensor::penstock_tensor;
-use penstock::worker::Job;
+use penstock::worker::{Error, Job};
 use penstock_proto::spec::TensorSpec;
 use std::ffi::c_char;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn penstock_barrier(job: *const penstock_job, timeout: f64
 /// Where mpirun, srun or torchrun started the job, rank 0 carries the server: its call returns when all others have left.
 /// So nobody may wait for rank 0 before calling, in a barrier of MPI for example; before MPI_Finalize is the right place.
 ///
-/// @param job  NULL: nothing is done.
+/// @param job  NULL: nothing is done. In a child of fork() nothing either: the job is the parent's (PENSTOCK_JOB_CLOSED).
 ///
 /// A process that ends without this call counts as lost, and its job stops with an error that names it.
 ///
@@ -211,6 +211,10 @@ pub unsafe extern "C" fn penstock_fail(job: *mut penstock_job, why: *const c_cha
 unsafe fn leave(job: *mut penstock_job, failed: Option<String>) -> Result<(), Failure> {
     if job.is_null() {
         return Ok(());
+    }
+    // SAFETY: it came from `penstock_init` and was not freed yet (the caller's promise).
+    if let Err(forked @ Error::Forked) = unsafe { &*job }.core().check() {
+        return Err(forked.into()); // the parent's: it stays as it is
     }
     // SAFETY: it came from `Box::into_raw` in `penstock_init`, and nobody else has it (the caller's promise).
     let job = unsafe { Box::from_raw(job) };

@@ -81,6 +81,8 @@ pub enum penstock_status {
     PENSTOCK_GET_TIMEOUT = 45,
     /// A row was overwritten while it was looked at in place: what was read is worth nothing.
     PENSTOCK_TORN_VIEW = 46,
+    /// A row comes twice in one set.
+    PENSTOCK_ROW_TWICE = 47,
     /// The system refused memory, a thread, a descriptor or a file.
     PENSTOCK_SYSTEM = 60,
     /// An error of Penstock itself. Please report its text.
@@ -189,7 +191,7 @@ pub(crate) fn start(error: &StartError) -> penstock_status {
 
 fn status(error: &Error) -> penstock_status {
     match error {
-        Error::Closed => PENSTOCK_JOB_CLOSED,
+        Error::Closed | Error::Forked => PENSTOCK_JOB_CLOSED,
         Error::Failed(failure) => self::failure(failure),
         Error::Refused(refusal) => self::refusal(refusal),
         Error::Options(_) | Error::Slack { .. } | Error::WrongFold { .. } => PENSTOCK_BAD_OPTION,
@@ -202,6 +204,7 @@ fn status(error: &Error) -> penstock_status {
         Error::LaneTimeout { .. } => PENSTOCK_LANE_TIMEOUT,
         Error::UnknownRow { .. } => PENSTOCK_UNKNOWN_ROW,
         Error::NotProducer { .. } => PENSTOCK_NOT_PRODUCER,
+        Error::RowTwice { .. } => PENSTOCK_ROW_TWICE,
         Error::ClockBackwards { .. } => PENSTOCK_CLOCK_BACKWARDS,
         Error::NeverSet { .. } => PENSTOCK_NEVER_SET,
         Error::GetTimeout { .. } | Error::NeverStill { .. } => PENSTOCK_GET_TIMEOUT,

@@ -148,8 +148,8 @@ pub unsafe extern "C" fn penstock_row_bytes(table: *const penstock_table) -> usi
 /// @param values  Their values, one behind the other: `count` times penstock_row_bytes().
 /// @param clock   Their version, not below the one that they have: any number that grows, or PENSTOCK_CLOCK_AUTO.
 ///
-/// Errors: PENSTOCK_NOT_PRODUCER, PENSTOCK_UNKNOWN_ROW, PENSTOCK_CLOCK_BACKWARDS, PENSTOCK_BAD_OPTION (the table has
-/// a fold: use penstock_add()), and those of penstock_clock().
+/// Errors: PENSTOCK_NOT_PRODUCER, PENSTOCK_UNKNOWN_ROW, PENSTOCK_ROW_TWICE, PENSTOCK_CLOCK_BACKWARDS, PENSTOCK_BAD_OPTION (the
+/// table has a fold: use penstock_add()), and those of penstock_clock(). Nothing was set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_set(
     table: *const penstock_table,

@@ -8,6 +8,7 @@
 //! | control | [`socket`] | one datagram a message over a Unix socket, descriptors beside it |
 //! | region | [`region`], [`layout`] | sealed memfds, mapped once, touched once; where everything lies in them |
 //! | memory | [`memory`] | chunks as their home and their readers see them; lanes |
+//! | process | [`forked`] | which process made something: a child of `fork` is another |
 //! | wake-up | [`doorbell`] | spin, yield, then sleep; who sleeps says so |
 //! | submission | [`ring`] | 64 bytes from a worker to a shard, without a system call while the shard is awake |
 //! | publication | [`publish`] | version and payload: writer, reader |
@@ -30,6 +31,8 @@ pub mod publish;
 pub mod ring;
 pub mod sync;
 
+#[cfg(not(loom))]
+pub mod forked;
 #[cfg(not(loom))]
 pub mod layout;
 #[cfg(not(loom))]

@@ -71,7 +71,7 @@ fn start(error: &StartError) -> &'static str {
 fn shape<'py>(py: Python<'py>, error: &Error) -> Shape<'py> {
     let named = |class| Shape::new(py, class);
     match error {
-        Error::Closed => named("JobClosed"),
+        Error::Closed | Error::Forked => named("JobClosed"),
         Error::Failed(failure) => self::failure(py, failure),
         Error::Refused(refusal) => self::refusal(py, refusal),
         Error::Options(_) | Error::Slack { .. } => named("OptionError"),
@@ -83,6 +83,7 @@ fn shape<'py>(py: Python<'py>, error: &Error) -> Shape<'py> {
         Error::NotStill { .. } => named("OptionError"),
         Error::UnknownRow { .. } => named("UnknownRow"),
         Error::NotProducer { .. } => named("NotProducer"),
+        Error::RowTwice { row, .. } => named("RowTwice").with("row", *row),
         Error::ClockBackwards { .. } => named("ClockBackwards"),
         Error::NeverSet { .. } => named("NeverSet"),
         Error::WrongFold { .. } => named("OptionError"),

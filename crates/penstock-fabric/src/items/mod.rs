@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`slot`] | the protocol of one row, and of many at once: two buffers, each with the number of the set that wrote it |
 //! | [`journal`] | which rows were written, for who passes them on |
+//! | [`together`] | whether rows that were looked at one after the other belong together |
 //! | [`waiters`] | how readers that must wait sleep, and are woken by the writer |
 //! | [`memory`] | the same for who sends rows to other hosts |
 //! | [`region`] | where everything lies; the writer's end and the readers' end |
@@ -23,6 +24,7 @@
 
 pub mod journal;
 pub mod slot;
+pub mod together;
 pub mod waiters;
 
 #[cfg(not(loom))]

@@ -320,8 +320,7 @@ impl TableCalls {
     /// Parameters
     /// ----------
     /// rows
-    ///     Which. A row that comes twice gets its last value. Rows that follow each other (a slice) are the
-    ///     quickest.
+    ///     Which, each once. Rows that follow each other (a slice) are the quickest.
     /// values
     ///     Of shape (number of rows, width), or (width,) for one row given as a number; of the table's element
     ///     type. Copied.
@@ -331,7 +330,7 @@ impl TableCalls {
     ///
     /// Raises
     /// ------
-    /// NotProducer, UnknownRow, ClockBackwards, ShapeError, DtypeError
+    /// NotProducer, UnknownRow, RowTwice, ClockBackwards, ShapeError, DtypeError
     ///     Nothing was set.
     /// JobClosed
     ///     The job has ended.

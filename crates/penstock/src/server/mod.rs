@@ -36,6 +36,7 @@ mod tables;
 
 use crate::options::Options;
 use door::Door;
+use penstock_fabric::forked::Maker;
 use penstock_fabric::net::endpoint::Address;
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::net::tls::TlsError;
@@ -156,6 +157,8 @@ impl StartError {
 /// A running server. It is stopped when dropped.
 #[derive(Debug)]
 pub struct Server {
+    /// A child of `fork` has none of the threads, and must not end its parent's.
+    maker: Maker,
     shared: Arc<Shared>,
     orders: Sender<Order>,
     threads: Threads,
@@ -314,7 +317,7 @@ impl Server {
             thread
                 .map_err(|error| StartError::System { what: "start a thread", reason: error.to_string() })?,
         );
-        let mut server = Self { shared, orders, threads, job, door: None };
+        let mut server = Self { maker: Maker::this(), shared, orders, threads, job, door: None };
         if let Some(door) = door {
             if !door.admit(&server.job, secret, server.orders.clone(), Arc::clone(&server.shared)) {
                 let name = server.job.clone();
@@ -372,6 +375,10 @@ impl Server {
 
     /// Ends the job, if it has not ended, and every thread of the server.
     pub fn stop(&mut self) {
+        if !self.maker.is_here() {
+            std::mem::forget((std::mem::take(&mut self.threads), self.door.take()));
+            return;
+        }
         if let Some(door) = self.door.take() {
             door.dismiss(&self.job);
             door.shares().dismiss(job_number(&self.job));

@@ -14,6 +14,9 @@ pub enum Error {
     /// The job was closed by this worker.
     #[error("this job is closed")]
     Closed,
+    /// The process was forked from the one that made the job.
+    #[error("this process was forked from the one whose job it is")]
+    Forked,
     /// The job has failed.
     #[error("the job has ended: {0}")]
     Failed(#[from] JobFailure),
@@ -146,6 +149,14 @@ pub enum Error {
         row: u64,
         /// This worker.
         rank: Rank,
+    },
+    /// A row that comes twice in one set: nobody could say which value counts.
+    #[error("`{name}`: row {row} comes twice in one set")]
+    RowTwice {
+        /// The table.
+        name: String,
+        /// The row.
+        row: u64,
     },
     /// A clock behind the row's.
     #[error("`{name}`: expected a clock of at least {clock} for row {row}, got {got}")]
@@ -312,6 +323,9 @@ impl Error {
             Self::Refused(refusal) => return refusal.hint(),
             Self::Options(error) => return error.hint(),
             Self::Start(error) => return error.hint(),
+            Self::Forked => {
+                "join a job in the process that trains, or start processes without fork (Python: the method `spawn`)".to_owned()
+            }
             Self::Closed => "use it before `close()`, or call `ps.init()` in a new process".to_owned(),
             Self::AlreadyPushed { .. } => {
                 "call `job.clock()` after each iteration, or push with `more=True` until the iteration's last"
@@ -324,6 +338,7 @@ impl Error {
             Self::NotProducer { .. } => {
                 "set only rows that were named in `produce`; for rows of several producers declare a sum and add".to_owned()
             }
+            Self::RowTwice { .. } => "name each row once; to add up what comes twice, declare a sum and add".to_owned(),
             Self::ClockBackwards { .. } => "give clocks that grow: versions never fall".to_owned(),
             Self::NeverSet { .. } => "set the row first, or ask with more slack".to_owned(),
             Self::WrongFold { sum: true, .. } => "use add and get, or declare the table without a sum".to_owned(),

@@ -182,6 +182,14 @@ impl Inner {
         Arc::clone(all.entry(settings).or_insert_with(|| Arc::new(Mutex::new(Controller::new(settings)))))
     }
 
+    /// The most slack that is in force where it is chosen by waiting.
+    fn widest_slack(&self) -> u32 {
+        if self.fate.is_abandoned() {
+            return 0; // whoever held the lock is not in this process
+        }
+        lock(&self.adaptive).values().map(|one| lock(one).slack()).max().unwrap_or(0)
+    }
+
     fn complete_iteration(&self) {
         let all = lock(&self.adaptive);
         if all.is_empty() {
@@ -415,6 +423,7 @@ impl Job {
 
     /// The same; returns who stood there. Workers that have left or were lost did not.
     pub fn meet(&self, timeout: Option<Duration>) -> Result<Vec<Rank>, Error> {
+        self.inner.fate.check()?;
         self.inner.tell_clock()?;
         let links = self.inner.links();
         let first = links.first().ok_or(Error::Closed)?;
@@ -447,6 +456,7 @@ impl Job {
     /// The clocks of all workers as the first server last heard of them; -1 for one that is gone. In a job without tensors it hears
     /// of them ten times a second, and whenever a worker passes a barrier.
     pub fn clocks(&self) -> Result<Vec<i64>, Error> {
+        self.inner.fate.check()?;
         self.inner.tell_clock()?;
         let links = self.inner.links();
         let first = links.first().ok_or(Error::Closed)?;
@@ -478,7 +488,7 @@ impl Job {
             waited: Duration::from_nanos(get(&counters.waited_nanos)),
             max_staleness: get(&counters.max_staleness),
             copies_retried: get(&counters.copies_retried),
-            slack: lock(&self.inner.adaptive).values().map(|one| lock(one).slack()).max().unwrap_or(0),
+            slack: self.inner.widest_slack(),
         }
     }
 

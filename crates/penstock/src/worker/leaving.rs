@@ -13,9 +13,13 @@ impl Job {
     /// everything that it did. Waits at most for `timeout`, else the option `deadline`.
     ///
     /// An error means that this worker has left as one that failed: [`Error::NotTaken`] names the server that had not taken
-    /// everything. A failure of the job that no call of this worker has told so far is told here. Leaving twice does nothing.
+    /// everything. A failure of the job that no call of this worker has told so far is told here. Leaving twice does nothing, and in
+    /// a child of `fork` the job is the parent's: it stays as it is ([`Error::Forked`]).
     pub fn leave(&self, timeout: Option<Duration>) -> Result<(), Error> {
         let inner = &self.inner;
+        if inner.fate.is_abandoned() {
+            return Err(Error::Forked);
+        }
         let deadline = inner.deadline(timeout);
         let told = inner.fate.was_told();
         inner.fate.close();
@@ -37,6 +41,9 @@ impl Job {
 
     /// Leaves the job because of an error: the others hear of it. Does not wait.
     pub fn fail(&self, what: &str) {
+        if self.inner.fate.is_abandoned() {
+            return;
+        }
         self.inner.fate.close();
         let links = self.inner.take_links();
         if links.is_empty() {
@@ -99,9 +106,13 @@ impl Inner {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        // In a forked child the job is the parent's, and its locks may have been copied while they were held.
-        if !self.inner.fate.is_abandoned() {
-            self.fail("it dropped the job without closing it");
+        if self.inner.fate.is_abandoned() {
+            // What it stands for is the parent's: its connections are not ended here, its threads not waited for, and its locks
+            // may have been copied while they were held.
+            std::mem::forget(std::sync::Arc::clone(&self.inner));
+            std::mem::forget(self.embedded.get_mut().map(Option::take));
+            return;
         }
+        self.fail("it dropped the job without closing it");
     }
 }

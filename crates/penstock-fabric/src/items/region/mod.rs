@@ -16,9 +16,10 @@ mod sleep;
 mod tests;
 mod writer;
 
+pub use super::together::Together;
 pub use follower::Follower;
 pub use layout::{Layout, MAX_ROW_BYTES, MAX_SLOTS};
-pub use rows::{Rows, Shown, Together};
+pub use rows::{Rows, Shown};
 pub use sleep::{Seat, WAITERS_BYTES, Waiters};
 pub use writer::{Set, Writer};
 

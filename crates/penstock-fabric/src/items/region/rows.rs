@@ -1,6 +1,7 @@
 //! The readers' end.
 
 use super::super::slot::{Look, Moment, Overtaken, Progress, Sheet, Slot, Spot};
+use super::super::together::{Gathered, Together};
 use super::layout::{CLAIM_BYTES, HEADS, JOURNAL, LINE, Layout, Piece, is_long};
 use crate::memory::bring_near;
 use crate::region::{Access, Mapping, Part};
@@ -16,15 +17,6 @@ use std::sync::Arc;
 pub struct Rows {
     pub(super) mapping: Arc<Mapping>,
     pub(super) layout: Layout,
-}
-
-/// Rows that were looked at together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Together {
-    /// The least version among them.
-    pub version: u64,
-    /// The last set after which they still were the newest.
-    pub as_of: u64,
 }
 
 impl Rows {
@@ -174,7 +166,7 @@ impl Rows {
     /// One attempt to copy the rows from `first` on, which belong together, to `out`.
     pub fn read_run<'o>(&self, first: u32, out: impl Into<ForeignMut<'o>>) -> Result<Together, Overtaken> {
         let mut out = out.into();
-        let mut all = Gathered::new(self);
+        let mut all = Gathered::new(self.progress());
         let bytes = self.layout.row_bytes;
         let place = |slot: u32| (slot - first) as usize * bytes;
         let mut before = 0;
@@ -228,7 +220,7 @@ impl Rows {
         const AHEAD: usize = 8;
         let mut out = out.into();
         let bytes = self.layout.row_bytes;
-        let mut all = Gathered::new(self);
+        let mut all = Gathered::new(self.progress());
         for (at, &slot) in slots.iter().enumerate() {
             if let Some(&next) = slots.get(at + AHEAD) {
                 self.expect(next);
@@ -263,50 +255,6 @@ impl Rows {
         let mut at = Spot::Slot(0);
         let look = self.see(slot, now, |spot| at = spot)?;
         Ok(Shown { rows: self.clone(), slot, spot: at, look })
-    }
-}
-
-/// Looks at several rows, which shall belong together.
-struct Gathered<'a> {
-    rows: &'a Rows,
-    first: Moment,
-    now: Moment,
-    /// All looks were from one moment.
-    strict: bool,
-    version: u64,
-    newest: u64,
-    as_of: u64,
-}
-
-impl<'a> Gathered<'a> {
-    fn new(rows: &'a Rows) -> Self {
-        let first = rows.now();
-        Self { rows, first, now: first, strict: true, version: u64::MAX, newest: 0, as_of: u64::MAX }
-    }
-
-    #[inline]
-    fn look<T>(&mut self, mut look: impl FnMut(Moment) -> Result<T, Overtaken>) -> Result<T, Overtaken> {
-        look(self.now).or_else(|Overtaken| {
-            // The writer came round here. If its sets are of one row each, a later moment will do.
-            (self.now, self.strict) = (self.rows.now(), false);
-            look(self.now)
-        })
-    }
-
-    #[inline]
-    fn take(&mut self, look: Look) {
-        self.version = self.version.min(look.clock.max(self.now.floor));
-        self.newest = self.newest.max(look.number);
-        self.as_of = self.as_of.min(look.as_of);
-    }
-
-    fn together(&self) -> Result<Together, Overtaken> {
-        // Of one moment all rows are within its limit; rows of a mirror must have been current at one common set.
-        let common = self.newest <= self.as_of;
-        if common || (!self.strict && self.rows.progress().belong_together(self.first)) {
-            return Ok(Together { version: self.version, as_of: self.as_of });
-        }
-        Err(Overtaken)
     }
 }
 

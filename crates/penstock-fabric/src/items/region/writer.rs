@@ -351,6 +351,13 @@ pub struct Set<'a> {
 }
 
 impl Set<'_> {
+    /// Whether this set has written the row of `slot`, by itself.
+    #[inline]
+    pub fn has(&self, slot: u32) -> bool {
+        let numbers = self.writer.rows.head(slot).buffers.numbers();
+        self.writer.open.is_some_and(|open| numbers[newest(numbers)] == open.number)
+    }
+
     /// The row of `slot` is `value`, at `clock`.
     pub fn put<'v>(&mut self, slot: u32, clock: u64, value: impl Into<Foreign<'v>>) {
         let number = self.writer.open.map_or(0, |open| open.number);

@@ -9,6 +9,7 @@
 use super::lock;
 use crate::worker::Error;
 use penstock_fabric::doorbell::Bell;
+use penstock_fabric::forked::Maker;
 use penstock_fabric::layout::page;
 use penstock_fabric::region::Mapping;
 use penstock_fabric::sync::Ordering;
@@ -27,8 +28,9 @@ type Interrupt = Box<dyn Fn() -> bool + Send + Sync>;
 #[derive(Default)]
 pub(in crate::worker) struct Fate {
     phase: AtomicU8,
-    /// Whether this is a copy of the job in a forked child.
-    abandoned: AtomicBool,
+    /// A child of `fork` has a copy of all this, and must not use it: the other threads are not there, whatever they held stays locked,
+    /// and the memory and the connections are its parent's.
+    maker: Maker,
     failure: Mutex<Option<JobFailure>>,
     /// Whether a call has failed with it.
     told: AtomicBool,
@@ -41,6 +43,9 @@ pub(in crate::worker) struct Fate {
 impl Fate {
     /// Whether a call may go on. An error is for the caller of the library: it counts as told.
     pub(in crate::worker) fn check(&self) -> Result<(), Error> {
+        if self.is_abandoned() {
+            return Err(Error::Forked);
+        }
         match self.phase.load(Ordering::Acquire) {
             RUNNING => Ok(()),
             _ => Err(self.tell()),
@@ -56,9 +61,9 @@ impl Fate {
     }
 
     fn tell(&self) -> Error {
-        if self.abandoned.load(Ordering::Acquire) {
+        if self.is_abandoned() {
             // The lock may have been copied while it was held.
-            return Error::Closed;
+            return Error::Forked;
         }
         let Some(failure) = self.failure() else { return Error::Closed };
         self.told.store(true, Ordering::Relaxed);
@@ -87,13 +92,13 @@ impl Fate {
 
     /// In a forked child: the job is the parent's, whose pages are not rung.
     pub(in crate::worker) fn abandon(&self) {
-        self.abandoned.store(true, Ordering::Release);
         self.phase.store(OVER, Ordering::Release);
     }
 
     /// Whether this is a copy in a forked child.
+    #[inline]
     pub(in crate::worker) fn is_abandoned(&self) -> bool {
-        self.abandoned.load(Ordering::Acquire)
+        !self.maker.is_here()
     }
 
     pub(in crate::worker) fn fail(&self, failure: JobFailure) {

@@ -227,6 +227,7 @@ impl Table {
     /// The newest versions that are here.
     pub fn versions(&self, rows: &[u64], out: &mut [u64]) -> Result<(), Error> {
         let inner = &*self.inner;
+        inner.job.fate.check()?;
         if out.len() != rows.len() {
             let name = inner.spec.name.clone();
             return Err(Error::WrongSize { name, expected: rows.len() * 8, got: out.len() * 8 });

@@ -63,7 +63,7 @@ struct Remote {
 /// Rows of a call, in its order.
 #[derive(Debug, Clone)]
 pub enum Chosen<'a> {
-    /// One by one; any may come twice.
+    /// One by one; any may come twice, but not where rows are set.
     Each(&'a [u64]),
     /// All of a range, ascending.
     Run(Range<u64>),
@@ -259,7 +259,8 @@ impl Table {
     pub fn stats(&self) -> TableStats {
         let counters = &self.inner.counters;
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let traffic = self.inner.couriers().into_iter().map(|courier| courier.traffic(self.inner.id));
+        let couriers = if self.inner.job.fate.is_abandoned() { Vec::new() } else { self.inner.couriers() };
+        let traffic = couriers.into_iter().map(|courier| courier.traffic(self.inner.id));
         let (sent, received) = traffic.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
         TableStats {
             sets: get(&counters.sets),

@@ -13,7 +13,7 @@ pub(super) const MAX_CLOCK: u64 = FINAL - 1;
 
 impl Table {
     /// Replaces rows: `values` holds them one after the other, and they are seen together or not at all. `clock` is the version that
-    /// they get; without it, the one after this worker's clock. A row may come twice: the last counts.
+    /// they get; without it, the one after this worker's clock. A row that comes twice is refused, and nothing is set.
     pub fn set<'a, 'v>(
         &self,
         rows: impl Into<Chosen<'a>>,
@@ -110,7 +110,7 @@ impl TableInner {
         clock: Option<u64>,
     ) -> Result<(), Error> {
         let clock = clock.unwrap_or_else(|| self.job.shown_clock() + 1);
-        // Everything is judged before anything is written.
+        // Everything is judged before anything is written, but whether a row comes twice: then what was written is dropped.
         if rows.len() == 1 {
             let slot = self.slot(own, &writer, first, clock)?;
             let mut set = writer.begin(1);
@@ -133,6 +133,7 @@ impl TableInner {
                 let value = values.part(at * bytes..(at + 1) * bytes);
                 match self.spec.sum {
                     Some(dtype) => set.add(slot, clock, dtype, value),
+                    None if set.has(slot) => return Err(self.twice(own, slot)),
                     None => set.put(slot, clock, value),
                 }
             }
@@ -162,6 +163,11 @@ impl TableInner {
             return Err(Error::ClockBackwards { name, row, clock: newest, got: clock });
         }
         Ok(slot)
+    }
+
+    fn twice(&self, own: &Own, slot: u32) -> Error {
+        let row = own.produce.nth(slot.into()).unwrap_or_default();
+        Error::RowTwice { name: self.spec.name.clone(), row }
     }
 
     fn foreign(&self, row: u64) -> Error {

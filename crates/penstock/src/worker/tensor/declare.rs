@@ -50,6 +50,7 @@ impl Declaration {
 }
 impl Tensor {
     pub(in crate::worker) fn declare(job: Arc<Inner>, declaration: Declaration) -> Result<Self, Error> {
+        job.fate.check()?;
         job.has_tensors.store(true, Ordering::Relaxed);
         job.tell_clock()?;
         let Declaration { mut spec, consistency, adaptive, timeout } = declaration;

@@ -19,6 +19,7 @@ impl Tensor {
     }
 
     fn requirement(&self, slack: Option<i64>) -> Result<(u64, Requirement), Error> {
+        self.job.fate.check()?;
         let slack = self.check_slack(slack)?;
         let slack = match (slack, &self.adaptive) {
             (None, Some(_)) => self.slack(),
@@ -90,7 +91,6 @@ impl Tensor {
         timeout: Option<Duration>,
     ) -> Result<Deadline, Error> {
         // A look at the clock on the wall costs as much as the whole of a pull in place that need not wait.
-        self.job.fate.check()?;
         let fresh = |home: &HomeShard| {
             self.progress(home) > requirement.version
                 && (!requirement.own_folded || self.lane_is_free(home))

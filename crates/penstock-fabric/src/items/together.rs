@@ -1,0 +1,148 @@
+//! Several rows at once: whether what was seen of each belongs together (I-3).
+
+use super::slot::{Look, Moment, Overtaken, Progress};
+
+/// Rows that were looked at together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Together {
+    /// The least version among them.
+    pub version: u64,
+    /// The last set after which they still were the newest.
+    pub as_of: u64,
+}
+
+/// Looks at several rows, which shall belong together.
+#[derive(Debug)]
+pub struct Gathered<'a> {
+    progress: &'a Progress,
+    first: Moment,
+    now: Moment,
+    /// All looks were from one moment.
+    strict: bool,
+    /// Some row carries a limit of its own: rows come here one by one, and the region's progress says nothing of their sets.
+    apart: bool,
+    version: u64,
+    newest: u64,
+    as_of: u64,
+}
+
+impl<'a> Gathered<'a> {
+    /// None so far.
+    pub fn new(progress: &'a Progress) -> Self {
+        let first = progress.now();
+        let (strict, apart) = (true, false);
+        Self { progress, first, now: first, strict, apart, version: u64::MAX, newest: 0, as_of: u64::MAX }
+    }
+
+    /// Looks at some rows, as of the moment that is given.
+    #[inline]
+    pub fn look<T>(&mut self, mut look: impl FnMut(Moment) -> Result<T, Overtaken>) -> Result<T, Overtaken> {
+        look(self.now).or_else(|Overtaken| {
+            // The writer came round here. If its sets are of one row each, a later moment will do.
+            (self.now, self.strict) = (self.progress.now(), false);
+            look(self.now)
+        })
+    }
+
+    /// What was seen of a row, or of some that one set wrote.
+    #[inline]
+    pub fn take(&mut self, look: Look) {
+        self.version = self.version.min(look.clock.max(self.now.floor));
+        self.newest = self.newest.max(look.number);
+        self.as_of = self.as_of.min(look.as_of);
+        self.apart |= look.as_of > self.now.done;
+    }
+
+    /// All of them, if they belong together.
+    pub fn together(&self) -> Result<Together, Overtaken> {
+        // Of one moment all rows are within its limit; rows of a mirror must have been current at one common set.
+        let common = self.newest <= self.as_of;
+        let alone = || !self.strict && !self.apart && self.progress.belong_together(self.first);
+        if common || alone() {
+            return Ok(Together { version: self.version, as_of: self.as_of });
+        }
+        Err(Overtaken)
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::super::slot::{Slot, Spot, newest, target};
+    use super::*;
+    use crate::sync::{AtomicU64, Ordering};
+    use loom::sync::Arc;
+    use std::collections::BTreeSet;
+    use std::sync::Mutex;
+
+    /// A mirror of two rows that come one by one.
+    struct Mirror {
+        progress: Progress,
+        slots: [Slot; 2],
+        words: [[AtomicU64; 2]; 2],
+    }
+
+    impl Mirror {
+        fn new() -> Arc<Self> {
+            let words = || [AtomicU64::new(0), AtomicU64::new(0)];
+            let slots = [Slot::new(), Slot::new()];
+            Arc::new(Self { progress: Progress::new(), slots, words: [words(), words()] })
+        }
+
+        fn both(&self) -> Result<[u64; 2], Overtaken> {
+            let mut all = Gathered::new(&self.progress);
+            let mut words = [0; 2];
+            for (slot, (word, buffers)) in self.slots.iter().zip(words.iter_mut().zip(&self.words)) {
+                let look = all.look(|now| {
+                    slot.read(None, now.done, |spot| {
+                        let Spot::Slot(buffer) = spot else { unreachable!("there is no sheet") };
+                        *word = buffers[buffer].load(Ordering::Relaxed);
+                    })
+                })?;
+                assert_eq!(*word, look.number, "I-1");
+                all.take(look);
+            }
+            all.together().map(|_| words)
+        }
+    }
+
+    /// As the region's writer refreshes a row; it keeps what it has written itself, as the others of these models.
+    fn refresh(mirror: &Mirror, numbers: &mut [[u64; 2]; 2], row: usize, number: u64) {
+        let to = target(numbers[row], number);
+        mirror.slots[row].buffers.begin(to);
+        mirror.words[row][to].store(number, Ordering::Relaxed);
+        mirror.slots[row].buffers.finish(to, number, number);
+        numbers[row][to] = number;
+        mirror.slots[row].confirm(newest(numbers[row]), number, number);
+    }
+
+    #[test]
+    fn rows_that_come_one_by_one_are_seen_as_one_set_left_them_or_not_at_all() {
+        let seen = std::sync::Arc::new(Mutex::new(BTreeSet::new()));
+        let all = std::sync::Arc::clone(&seen);
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(move || {
+            let mirror = Mirror::new();
+            let writer = Arc::clone(&mirror);
+            let thread = loom::thread::spawn(move || {
+                let mut numbers = [[0; 2]; 2];
+                // Each set wrote both rows.
+                for number in 1..3 {
+                    refresh(&writer, &mut numbers, 0, number);
+                    refresh(&writer, &mut numbers, 1, number);
+                }
+            });
+            let got = mirror.both();
+            if let Ok([one, other]) = got {
+                assert_eq!(one, other, "I-3");
+            }
+            seen.lock().unwrap().insert(got);
+            thread.join().unwrap();
+            assert_eq!(mirror.both(), Ok([2, 2]));
+        });
+        let all = all.lock().unwrap();
+        for expected in [Ok([0, 0]), Ok([1, 1]), Ok([2, 2]), Err(Overtaken)] {
+            assert!(all.contains(&expected), "{expected:?} never came up: {all:?}");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+"""What a child of fork() may do with its parent's job: nothing, and it is told so. Nor does it harm it by ending."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock as ps
+
+PROGRAM = """
+import gc, os, signal, sys, threading
+import numpy as np
+import penstock as ps
+
+job = ps.init()
+mine = slice(2 * job.rank, 2 * job.rank + 2)
+U = job.table("U", rows=2 * job.size, width=3, dtype="f8", produce=mine, consume="all", slack=ps.ASP())
+w = job.tensor("w", np.zeros(1000), consistency=ps.ASP())
+V = job.table("V", rows=2, produce="all", consume="all", fold="sum", propagation="lazy", slack=ps.ASP())
+row = np.empty((2, 3))
+calls = {
+    "set": lambda: U.set(mine, row, clock=0),
+    "set, converted": lambda: U.set([2 * job.rank], [[1, 2, 3]], clock=0),
+    "get": lambda: U.get(mine, clock=0),
+    "get all": lambda: U.get(slice(None), clock=0),
+    "add": lambda: V.add([0], [[1.0]], clock=0),
+    "prefetch": lambda: U.prefetch(slice(None)),
+    "versions": lambda: U.versions([0, 1]),
+    "view": lambda: U.view(mine, clock=0).__enter__(),
+    "push": lambda: w.push(np.ones(1000)),
+    "pull": lambda: w.pull(),
+    "declare": lambda: job.table("W", rows=1, produce="all"),
+    "tensor": lambda: job.tensor("x", np.zeros(1)),
+    "clock": lambda: job.clock(),
+    "barrier": lambda: job.barrier(),
+}
+
+def in_child():
+    signal.alarm(30)  # one that hangs is killed, and its parent sees it
+    for name, call in calls.items():
+        try:
+            call()
+        except ps.JobClosed as error:
+            assert "forked" in str(error) and "spawn" in error.hint, (name, error)
+        else:
+            raise AssertionError(f"{name} was let through")
+
+stop = threading.Event()
+done = 0.0
+
+def busy():
+    global done
+    while not stop.is_set():
+        done += 1
+        U.set(mine, np.full((2, 3), done), clock=0)
+        V.add([0, 1], np.ones((2, 1), "f4"), clock=0)
+        U.get(slice(None), clock=0)
+
+thread = threading.Thread(target=busy)
+thread.start()
+for number in range(12):
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            in_child()
+            if number % 2:
+                job.close()
+            del job, U, V, w, calls
+            gc.collect()
+            code = 0
+        finally:
+            if number % 3:
+                os._exit(code)
+        sys.exit(0)  # through the interpreter's own end
+    status = os.waitpid(child, 0)[1]
+    assert status == 0, f"child {number} ended with {status}"
+stop.set()
+thread.join()
+assert (U.get(mine, clock=0) == done).all()
+w.push(np.ones(1000))
+job.clock()
+job.barrier()
+assert (V.get([0], clock=0) >= done).all()
+job.close()
+"""
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_a_child_of_fork_is_refused_at_once_and_its_parent_goes_on(tmp_path: Path, transport: str) -> None:
+    script = tmp_path / "forks.py"
+    script.write_text(PROGRAM)
+    command = [sys.executable, "-m", "penstock.cli", "run", "--workers", "2", "--transport", transport, str(script)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_a_forked_child_cannot_write_its_parents_rows(job: ps.Job) -> None:
+    table = job.table("U", rows=1, dtype="f8", produce="all")
+    table.set(0, [1.0], clock=1)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            table.set(0, [2.0], clock=1)
+        except ps.JobClosed as error:
+            code = 0 if error.hint else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    np.testing.assert_array_equal(table.get(0, clock=1), [1.0])
+
+
+def test_a_forked_child_may_have_a_job_of_its_own(job: ps.Job) -> None:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with ps.init(deadline=20) as own:
+                table = own.table("U", rows=1, dtype="f8", produce="all")
+                table.set(0, [2.0], clock=1)
+                code = 0 if table.get(0, clock=1)[0] == 2 else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert job.clock() == 1
