@@ -1,9 +1,9 @@
 #!/bin/sh
 # Installs the C interface: install.sh BUILT PREFIX [package]
 #
-#   BUILT    where cargo left libpenstock.so and libpenstock.a, such as target/release
-#   PREFIX   gets include/penstock.h, lib/libpenstock.*, lib/pkgconfig and lib/cmake/penstock
-#   package  for the Python package, which is a zip file: no symbolic links, no static library
+#   BUILT    where cargo left libpenstock.so, libpenstock.a and penstock-server, such as target/release
+#   PREFIX   gets include/penstock.h, lib/libpenstock.*, lib/pkgconfig, lib/cmake/penstock and bin/penstock-server
+#   package  for the Python package, which is a zip file: no symbolic links, no static library, and its own penstock-server
 #
 # What is installed may be moved as a whole: nothing in it names PREFIX.
 set -eu
@@ -38,6 +38,11 @@ else
     ln -sf "$soname" "$lib/libpenstock.so"
     install -m 644 "$built/libpenstock.a" "$lib/libpenstock.a"
     strip --strip-debug "$lib/libpenstock.a"
+    # `make install` builds it; the library is of use without it.
+    if [ -x "$built/penstock-server" ]; then
+        mkdir -p "$prefix/bin"
+        install -m 755 -s "$built/penstock-server" "$prefix/bin/penstock-server"
+    fi
 fi
 fill "$here/penstock.pc.in" "$lib/pkgconfig/penstock.pc" "$rpath"
 fill "$here/penstock-config.cmake.in" "$lib/cmake/penstock/penstock-config.cmake" ""

@@ -145,6 +145,10 @@ class NeverSet(PenstockError, RuntimeError):
     """A worker asks for a version of a row of its own that only itself could have set, and has not."""
 
 
+class TableDropped(PenstockError, RuntimeError):
+    """This worker has dropped the table."""
+
+
 class TornView(PenstockError, RuntimeError):
     """A row was overwritten while it was looked at in place."""
 

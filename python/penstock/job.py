@@ -290,7 +290,8 @@ class Job:
     ) -> Table:
         """
         Declare a table of items. Every worker declares it, alike but for the rows that it produces and
-        consumes; returns when all have.
+        consumes; returns when all have. The same declaration again is the same table; one that failed
+        because another worker was late is made by declaring it again.
 
         Parameters
         ----------
@@ -329,7 +330,9 @@ class Job:
         UnknownRow
             A row is outside the table, or is consumed but produced by nobody.
         DeclarationConflict
-            Workers declare it differently, or this one declares it twice.
+            Workers declare it differently, or this one did before; the error names what differs.
+        TableDropped
+            This worker has dropped a table of this name, and others have not yet.
         TensorNameError, ShapeError, DtypeError, OptionError
             An argument is out of range. Nothing was declared.
         OutOfMemory

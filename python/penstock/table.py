@@ -198,6 +198,33 @@ class Table(_core.TableCalls):
         views = [self._core.view(row, clock, bound, timeout) for row in chosen]
         return View(self.name, views, self._dtype)
 
+    def drop(self, timeout: float | None = None) -> None:
+        """
+        Drop the table. Every worker drops it, as every worker declared it; returns when all have.
+
+        Then the servers' memory of it is free, and its name; this worker's when nothing refers to the table
+        any more. Until the others drop it too, they read what this worker has set so far, and wait for
+        nothing newer of it.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait for the others. Default: the job's `deadline`.
+
+        Raises
+        ------
+        DeadlineExceeded
+            Not every worker dropped it in time; `.missing` holds their ranks. The same call goes on waiting.
+        JobClosed
+            The job has ended.
+
+        Examples
+        --------
+        >>> old = job.table("old", rows=2, produce="all")
+        >>> old.drop()
+        """
+        self._core.drop(timeout)
+
     def stats(self) -> dict[str, float]:
         """
         This worker's counters since it declared the table.

@@ -1,6 +1,7 @@
 /* What the C interface answers to wrong calls, and to right ones that have a corner. Prints the line of each surprise. */
 #include <penstock.h>
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -27,6 +28,59 @@ static void hold(int line, int condition)
 #define OK(call) expect(__LINE__, PENSTOCK_OK, NULL, call)
 #define HOLDS(condition) hold(__LINE__, condition)
 
+static void by_structure(void)
+{
+    struct {
+        penstock_init_options known;
+        uint64_t later;
+    } newer;
+    const char *server = "tcp://a:1,tcp://b:2";
+    penstock_option option = {"shards", "1"};
+    penstock_init_options options = {0};
+    penstock_job *job = NULL;
+    uint64_t clock = 0;
+
+    REFUSED(PENSTOCK_BAD_ARGUMENT, "`options`", penstock_init_with(NULL, &job));
+    REFUSED(PENSTOCK_BAD_ARGUMENT, "`job`", penstock_init_with(&options, NULL));
+    REFUSED(PENSTOCK_BAD_ARGUMENT, "struct_size", penstock_init_with(&options, &job));
+    options.struct_size = sizeof options;
+    options.rank = 1;
+    REFUSED(PENSTOCK_BAD_ARGUMENT, "a size with rank 1", penstock_init_with(&options, &job));
+    options.size = 1;
+    REFUSED(PENSTOCK_JOB_FULL, "rank 1 is outside", penstock_init_with(&options, &job));
+    options.rank = 0;
+    options.deadline = -1;
+    REFUSED(PENSTOCK_BAD_ARGUMENT, "timeout", penstock_init_with(&options, &job));
+    options.deadline = 20;
+    options.secret = "hush";
+    REFUSED(PENSTOCK_BAD_OPTION, "got 4 characters", penstock_init_with(&options, &job));
+    options.secret = NULL;
+    options.server_count = 1;
+    REFUSED(PENSTOCK_BAD_ARGUMENT, "`options->servers`", penstock_init_with(&options, &job));
+    options.servers = &server;
+    REFUSED(PENSTOCK_BAD_ARGUMENT, "one server in each", penstock_init_with(&options, &job));
+    options.server_count = 0;
+    options.count = 1;
+    REFUSED(PENSTOCK_BAD_ARGUMENT, "`options->list`", penstock_init_with(&options, &job));
+    options.list = &option;
+    HOLDS(job == NULL);
+
+    /* A program that is newer than the library, and one that is older. */
+    memset(&newer, 0, sizeof newer);
+    newer.known = options;
+    newer.known.struct_size = sizeof newer;
+    newer.later = 1;
+    REFUSED(PENSTOCK_BAD_ARGUMENT, "does not know", penstock_init_with(&newer.known, &job));
+    newer.later = 0;
+    OK(penstock_init_with(&newer.known, &job));
+    OK(penstock_finish(job));
+    options.struct_size = offsetof(penstock_init_options, deadline);
+    OK(penstock_init_with(&options, &job));
+    HOLDS(penstock_rank(job) == 0 && penstock_size(job) == 1);
+    OK(penstock_clock(job, &clock));
+    OK(penstock_finish(job));
+}
+
 static void joining(void)
 {
     penstock_option option = {"nonsense", "1"};
@@ -48,6 +102,7 @@ static void joining(void)
     option.value = "\xff";
     REFUSED(PENSTOCK_BAD_ARGUMENT, "UTF-8", penstock_init(&options, &job));
     HOLDS(job == NULL);
+    by_structure();
     OK(penstock_finish(NULL));
     OK(penstock_fail(NULL, NULL));
 }
@@ -98,6 +153,8 @@ static void tensors(penstock_job *job)
     options.dtype = 9;
     REFUSED(PENSTOCK_BAD_DTYPE, "got 9", penstock_tensor_create(job, &options, &tensor));
     options.dtype = PENSTOCK_F32;
+    options.consistency = "ssp:auto:3:2";
+    REFUSED(PENSTOCK_BAD_OPTION, "3:2", penstock_tensor_create(job, &options, &tensor));
     options.consistency = "ssp:-1";
     REFUSED(PENSTOCK_BAD_OPTION, "ssp:-1", penstock_tensor_create(job, &options, &tensor));
     options.consistency = NULL;
@@ -200,7 +257,22 @@ static void rows(penstock_job *job)
     options.reserved[0] = 0;
     HOLDS(table == NULL);
     OK(penstock_table_create(job, &options, &table));
-    REFUSED(PENSTOCK_DECLARATION_CONFLICT, "U", penstock_table_create(job, &options, &again));
+    OK(penstock_table_create(job, &options, &again));
+    HOLDS(again == table);
+    options.slack = 2;
+    REFUSED(PENSTOCK_DECLARATION_CONFLICT, "slack: Bound(0) then, Bound(2) now", penstock_table_create(job, &options, &again));
+    options.slack = 0;
+    options.produce_count = 0;
+    REFUSED(PENSTOCK_DECLARATION_CONFLICT, "row 1099511627776", penstock_table_create(job, &options, &again));
+    options.produce_count = 1;
+    options.adaptive_min = 3;
+    REFUSED(PENSTOCK_BAD_OPTION, "at most", penstock_table_create(job, &options, &again));
+    options.adaptive_max = 5;
+    options.slack = 1;
+    REFUSED(PENSTOCK_BAD_ARGUMENT, "adaptive_max", penstock_table_create(job, &options, &again));
+    options.adaptive_min = options.adaptive_max = 0;
+    options.slack = 0;
+    HOLDS(again == table);
     HOLDS(penstock_row_bytes(table) == sizeof(double));
 
     REFUSED(PENSTOCK_BAD_ARGUMENT, "`table`", penstock_set(NULL, some, 2, values, 1));
@@ -256,6 +328,101 @@ static void rows(penstock_job *job)
     REFUSED(PENSTOCK_TORN_VIEW, "row 2 of `U`", penstock_view_end(view));
 }
 
+/* Ranges, versions, a time for each call, counters. */
+static void calls(penstock_job *job)
+{
+    const penstock_range some[2] = {{4, 6}, {0, 2}}, one = {2, 5}, far = {7, 9}, endless = {0, UINT64_MAX}, none = {3, 3};
+    const uint64_t rows[2] = {5, 0}, row = 1, now = penstock_iteration(job);
+    const double values[4] = {40, 50, 0.5, 10};
+    double out[4] = {0};
+    uint64_t versions[4] = {9, 9, 9, 9};
+    penstock_table_options options = {0};
+    penstock_table_counters counters = {0};
+    penstock_job_counters all = {0};
+    penstock_call call = {0};
+    penstock_table *table = NULL, *again = NULL;
+    penstock_view *view = NULL;
+    const void *bytes = NULL;
+
+    options.name = "calls";
+    options.rows = 8;
+    options.row_bytes = sizeof(double);
+    options.produce_ranges = &endless;
+    options.produce_range_count = 1;
+    REFUSED(PENSTOCK_UNKNOWN_ROW, "rows below 8", penstock_table_create(job, &options, &table));
+    options.name = "calls again"; /* the other one has failed for good */
+    options.produce_ranges = some;
+    options.produce_range_count = 2;
+    options.adaptive_max = 4;
+    OK(penstock_table_create(job, &options, &table));
+    OK(penstock_set_ranges(table, some, 2, values, 3));
+    OK(penstock_set_ranges(table, &none, 1, NULL, 3));
+    OK(penstock_set_ranges(table, NULL, 0, NULL, 3));
+    REFUSED(PENSTOCK_BAD_ARGUMENT, "`ranges`", penstock_set_ranges(table, NULL, 1, values, 3));
+    REFUSED(PENSTOCK_BAD_ARGUMENT, "`values`", penstock_set_ranges(table, some, 2, NULL, 3));
+    REFUSED(PENSTOCK_UNKNOWN_ROW, "7 to 9", penstock_set_ranges(table, &far, 1, values, 3));
+    REFUSED(PENSTOCK_UNKNOWN_ROW, "rows below 8", penstock_set_ranges(table, &endless, 1, values, 3));
+    REFUSED(PENSTOCK_NOT_PRODUCER, "row 2", penstock_set_ranges(table, &one, 1, values, 3));
+    REFUSED(PENSTOCK_CLOCK_BACKWARDS, "at least 3", penstock_set_ranges(table, some, 2, values, 2));
+    REFUSED(PENSTOCK_BAD_OPTION, "no sum", penstock_add_ranges(table, some, 2, values, 3));
+    OK(penstock_set_row(table, 1, &values[3], 7));
+
+    REFUSED(PENSTOCK_BAD_ARGUMENT, "struct_size", penstock_get_ranges(table, some, 2, out, 3, 0, &call));
+    call.struct_size = sizeof call;
+    call.versions = versions;
+    OK(penstock_get_ranges(table, some, 2, out, 3, 0, &call));
+    HOLDS(out[0] == 40 && out[1] == 50 && out[2] == 0.5 && out[3] == 10);
+    /* What was not set in an iteration counts as unchanged in it. */
+    HOLDS(versions[0] == now && versions[1] == now && versions[2] == now && versions[3] == 7);
+    OK(penstock_get_ranges(table, some, 1, out, 3, 0, NULL));
+    REFUSED(PENSTOCK_UNKNOWN_ROW, "row 2", penstock_get_ranges(table, &one, 1, out, 3, 0, NULL));
+    REFUSED(PENSTOCK_BAD_ARGUMENT, "5 to 4", penstock_get_ranges(table, (const penstock_range[]){{5, 4}}, 1, out, 3, 0, NULL));
+    OK(penstock_get_with(table, rows, 2, out, 3, 0, &call));
+    HOLDS(out[0] == 50 && out[1] == 0.5 && versions[0] == now && versions[1] == now);
+    OK(penstock_get_with(table, &row, 1, out, 7, 0, &call));
+    HOLDS(out[0] == 10 && versions[0] == 7);
+    OK(penstock_view_begin_with(table, 1, 7, 0, &view, &bytes, &call));
+    HOLDS(versions[0] == 7 && *(const double *)bytes == 10);
+    OK(penstock_view_end(view));
+    call.timeout = -1;
+    REFUSED(PENSTOCK_BAD_ARGUMENT, "timeout", penstock_get_with(table, rows, 2, out, 3, 0, &call));
+
+    REFUSED(PENSTOCK_BAD_ARGUMENT, "struct_size", penstock_table_stats(table, &counters));
+    REFUSED(PENSTOCK_BAD_ARGUMENT, "`counters`", penstock_table_stats(table, NULL));
+    counters.struct_size = offsetof(penstock_table_counters, gets);
+    counters.gets = 77;
+    OK(penstock_table_stats(table, &counters));
+    HOLDS(counters.sets == 2 && counters.rows_set == 5 && counters.gets == 77); /* an older program's structure is shorter */
+    counters.struct_size = sizeof counters;
+    OK(penstock_table_stats(table, &counters));
+    HOLDS(counters.gets >= 4 && counters.slack == 0 && counters.struct_size == sizeof counters);
+    REFUSED(PENSTOCK_BAD_ARGUMENT, "`job`", penstock_job_stats(NULL, &all));
+    all.struct_size = sizeof all;
+    OK(penstock_job_stats(job, &all));
+    HOLDS(all.pushes == 2 && all.pushed_bytes == 48);
+
+    /* Dropped: everything is answered, and the name is free. */
+    REFUSED(PENSTOCK_BAD_ARGUMENT, "`table`", penstock_table_drop(NULL, 0));
+    REFUSED(PENSTOCK_BAD_ARGUMENT, "timeout", penstock_table_drop(table, -1));
+    OK(penstock_view_begin(table, 1, 7, 0, &view, &bytes));
+    OK(penstock_table_drop(table, 0));
+    HOLDS(*(const double *)bytes == 10);
+    OK(penstock_view_end(view));
+    REFUSED(PENSTOCK_TABLE_DROPPED, "`calls again` was dropped", penstock_table_drop(table, 0));
+    REFUSED(PENSTOCK_TABLE_DROPPED, "hint: ", penstock_get_row(table, 1, out, 0, 0));
+    REFUSED(PENSTOCK_TABLE_DROPPED, NULL, penstock_set_row(table, 1, values, 9));
+    REFUSED(PENSTOCK_TABLE_DROPPED, NULL, penstock_add(table, rows, 2, values, 9));
+    REFUSED(PENSTOCK_TABLE_DROPPED, NULL, penstock_get_ranges(table, some, 2, out, 3, 0, NULL));
+    REFUSED(PENSTOCK_TABLE_DROPPED, NULL, penstock_prefetch(table, rows, 2, 0, 0));
+    REFUSED(PENSTOCK_TABLE_DROPPED, NULL, penstock_versions(table, rows, 2, versions));
+    REFUSED(PENSTOCK_TABLE_DROPPED, NULL, penstock_view_begin(table, 1, 7, 0, &view, &bytes));
+    REFUSED(PENSTOCK_TABLE_DROPPED, NULL, penstock_table_stats(table, &counters));
+    HOLDS(penstock_row_bytes(table) == sizeof(double));
+    options.row_bytes = 2 * sizeof(double);
+    OK(penstock_table_create(job, &options, &again));
+    HOLDS(again != table && penstock_row_bytes(again) == 2 * sizeof(double));
+}
+
 static void sums(penstock_job *job)
 {
     const penstock_range all = {0, 2};
@@ -276,6 +443,9 @@ static void sums(penstock_job *job)
     OK(penstock_add(table, twice, 3, parts, PENSTOCK_CLOCK_AUTO));
     OK(penstock_get(table, twice, 2, out, PENSTOCK_CLOCK_AUTO, 0));
     HOLDS(out[0] == 5 && out[1] == 2);
+    OK(penstock_add_ranges(table, &all, 1, parts, PENSTOCK_CLOCK_AUTO));
+    OK(penstock_get_ranges(table, &all, 1, out, PENSTOCK_CLOCK_AUTO, 0, NULL));
+    HOLDS(out[0] == 6 && out[1] == 4);
 }
 
 int main(void)
@@ -288,6 +458,7 @@ int main(void)
         handles(job);
         tensors(job);
         rows(job);
+        calls(job);
         sums(job);
         OK(penstock_finish(job));
     }

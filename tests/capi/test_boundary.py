@@ -10,6 +10,35 @@ import pytest
 from programs import HERE, Runner
 
 BOUNDARY = HERE / "boundary.c"
+REQUESTS = HERE / "requests.c"
+Sanitized = Callable[[Path], Path]
+
+
+@pytest.fixture
+def sanitized(tmp_path: Path, cc: str, flags: list[str], libs: list[str]) -> Sanitized:
+    """Compiles a program with the compiler's sanitizers."""
+
+    def make(source: Path) -> Path:
+        program = tmp_path / source.stem
+        # A pointer that is not aligned is one of the wrong calls, and nobody looks through it.
+        sanitize = [
+            "-fsanitize=address,undefined",
+            "-fno-sanitize=alignment",
+            "-fno-sanitize-recover=all",
+            "-g",
+        ]
+        command = [cc, "-std=c99", *sanitize, "-pthread", *flags, "-o", str(program), str(source), *libs]
+        made = subprocess.run(command, capture_output=True, text=True)
+        if made.returncode != 0:
+            pytest.skip(f"{cc} has no sanitizers here: {made.stderr.splitlines()[-1]}")
+        return program
+
+    return make
+
+
+def pair(rank: int) -> dict[str, str]:
+    """What MPICH's mpiexec tells one of two processes."""
+    return {"PMI_RANK": str(rank), "PMI_SIZE": "2", "ASAN_OPTIONS": "detect_leaks=1"}
 
 
 def test_every_wrong_call_is_answered_with_an_error_that_names_what_is_wrong(
@@ -19,18 +48,22 @@ def test_every_wrong_call_is_answered_with_an_error_that_names_what_is_wrong(
     assert done == (0, "", "")
 
 
-def test_the_sanitizers_find_nothing(
-    tmp_path: Path, cc: str, flags: list[str], libs: list[str], runner: Runner
-) -> None:
-    program = tmp_path / "boundary"
-    # A pointer that is not aligned is one of the wrong calls, and nobody looks through it.
-    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize=alignment", "-fno-sanitize-recover=all", "-g"]
-    command = [cc, "-std=c99", *sanitize, *flags, "-o", str(program), str(BOUNDARY), *libs]
-    made = subprocess.run(command, capture_output=True, text=True)
-    if made.returncode != 0:
-        pytest.skip(f"{cc} has no sanitizers here: {made.stderr.splitlines()[-1]}")
-    done = runner.run([program], ASAN_OPTIONS="detect_leaks=1")
+def test_the_sanitizers_find_nothing(sanitized: Sanitized, runner: Runner) -> None:
+    done = runner.run([sanitized(BOUNDARY)], ASAN_OPTIONS="detect_leaks=1")
     assert done == (0, "", "")
+
+
+def test_requests_are_done_once_in_order_and_say_what_went_wrong(
+    build: Callable[[Path], Path], runner: Runner
+) -> None:
+    assert runner.run([build(REQUESTS)]) == (0, "", "")
+    for done in runner.ranks([build(REQUESTS)], 2, pair):
+        assert done == (0, "", "")
+
+
+def test_the_sanitizers_find_nothing_in_requests(sanitized: Sanitized, runner: Runner) -> None:
+    for done in runner.ranks([sanitized(REQUESTS)], 2, pair):
+        assert done == (0, "", "")
 
 
 def test_threads_set_get_and_fail_at_the_same_time(build: Callable[[Path], Path], runner: Runner) -> None:

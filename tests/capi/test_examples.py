@@ -15,10 +15,11 @@ Build = Callable[[Path], Path]
 EXPECTED = {
     "tensor.c": r"weights 2\.00 -1\.00 0\.50 3\.00\n",
     "lapser.c": r"10000 iterations, at most [0-5] of 5 behind\n",
+    "overlap.c": r"apart by 0\.00\d\d\n",
+    "groups.cpp": r"[12] workers, 1 in its group, sum [12], in the group 1\n",
     "mf.cpp": r"rmse [01]\.\d\d -> 0\.(09|1\d)\n",
 }
 EACH = pytest.mark.parametrize("source", EXPECTED)
-PROGRAM = EXAMPLES / "program.py"
 
 
 def ended_well(done: Done, source: str) -> bool:
@@ -41,13 +42,13 @@ def test_under_mpirun(source: str, build: Build, runner: Runner, mpirun: list[st
 
 @EACH
 def test_under_penstock_run(source: str, build: Build, runner: Runner) -> None:
-    done = runner.run(["penstock", "run", "--workers", "2", PROGRAM, build(EXAMPLES / source)])
+    done = runner.run(["penstock", "run", "--workers", "2", build(EXAMPLES / source)])
     out = done.out.replace("[worker 0] ", "")
     assert ended_well(Done(done.code, out, done.err), source), done
 
 
 def test_over_tcp(build: Build, runner: Runner) -> None:
-    command = ["penstock", "run", "--workers", "2", "--transport", "tcp", PROGRAM]
+    command = ["penstock", "run", "--workers", "2", "--transport", "tcp"]
     done = runner.run([*command, build(EXAMPLES / "tensor.c")])
     assert "weights 2.00 -1.00 0.50 3.00" in done.out, done
 

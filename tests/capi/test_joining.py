@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from programs import HERE, PATIENCE, PERMITTED, Runner
 
-DEADLINE_EXCEEDED, NOT_UNDER_LAUNCHER, BAD_OPTION, JOB_FAILED, WORKER_LOST, SYSTEM = 4, 3, 2, 11, 12, 60
+DEADLINE_EXCEEDED, NOT_UNDER_LAUNCHER, BAD_OPTION, JOB_FULL = 4, 3, 2, 7
+JOB_FAILED, WORKER_LOST, SYSTEM = 11, 12, 60
 
 
 @pytest.fixture
@@ -122,6 +123,44 @@ def test_without_a_runtime_directory_they_meet_in_tmp(joiner: Path, runner: Runn
     nowhere = {"XDG_RUNTIME_DIR": str(runner.runtime / "gone")}
     for done in runner.ranks([joiner, "init", "finish"], 2, lambda rank: {**mpich(rank), **nowhere}):
         assert done == (0, "", "")
+
+
+def test_a_part_of_the_processes_is_a_job_of_its_own(joiner: Path, runner: Runner) -> None:
+    # By the structure: processes 0 and 2 of a launch are a job, 1 and 3 another; then all are a third.
+    words = [
+        ["with", f"half {rank % 2}", str(rank // 2), "2", "say", "barrier", "finish"] for rank in range(4)
+    ]
+    started = [
+        runner.start([joiner, *words[rank], "init", "say", "finish"], **mpich(rank, 4)) for rank in range(4)
+    ]
+    for rank, done in enumerate(map(runner.ends, started)):
+        assert (done.code, done.out) == (0, f"rank {rank // 2} of 2\nrank {rank} of 4\n"), done
+    assert runner.left() == []
+
+
+def test_processes_without_a_launcher_join_by_the_structure(joiner: Path, runner: Runner) -> None:
+    words = lambda rank: [joiner, "with", "by hand", str(rank), "2", "say", "barrier", "finish"]  # noqa: E731
+    started = [runner.start(words(rank)) for rank in range(2)]
+    for rank, done in enumerate(map(runner.ends, started)):
+        assert (done.code, done.out) == (0, f"rank {rank} of 2\n"), done
+
+
+def test_a_process_joins_named_servers_by_the_structure(joiner: Path, runner: Runner) -> None:
+    secret = "5a" * 32
+    socket = runner.runtime / "s"
+    server = runner.start(["penstock-server", "--socket", socket, "--job", "named"], PENSTOCK_SECRET=secret)
+    done = runner.run([joiner, "with", "named", "0", "1", socket, secret, "say", "finish"])
+    assert (done.code, done.out) == (0, "rank 0 of 1\n"), done
+    assert runner.ends(server).code == 0
+    wrong = runner.run([joiner, "with", "named", "0", "1", socket, "hush", "finish"])
+    assert wrong.code == BAD_OPTION, wrong
+    assert "`options->secret` to be 64 hexadecimal digits, got 4 characters" in wrong.out
+
+
+def test_a_rank_outside_the_size_is_refused_by_the_call_that_says_so(joiner: Path, runner: Runner) -> None:
+    done = runner.run([joiner, "with", "small", "2", "2", "finish"])
+    assert done.code == JOB_FULL, done
+    assert "penstock_init_with() says is 2" in done.out
 
 
 REFUSED: dict[str, tuple[Mapping[str, str], int, str]] = {

@@ -34,6 +34,31 @@ def ready(run, workers):
     return numbers + run.children()
 
 
+def test_what_is_executable_and_no_python_script_is_started_as_it_is(command, script, tmp_path):
+    shell = tmp_path / "job"
+    shell.write_text('#!/bin/sh\necho $PENSTOCK_RANK of $PENSTOCK_SIZE, $1; test -n "$PENSTOCK_SERVERS"\n')
+    shell.chmod(0o755)
+    run = command("run", "--workers", "2", str(shell), "--given")
+    assert run.ends() == 0
+    assert sorted(run.out.splitlines()) == [f"[worker {rank}] {rank} of 2, --given" for rank in (0, 1)]
+    # A Python script is Python's, executable or not.
+    python = tmp_path / "train"
+    python.write_text("#!/usr/bin/env python3\nimport penstock as ps\nprint(ps.init().size)\n")
+    python.chmod(0o755)
+    run = command("run", str(python))
+    assert run.ends() == 0
+    assert run.out == "[worker 0] 1\n"
+
+
+def test_a_program_that_may_not_be_executed_is_refused_with_what_to_do(command, tmp_path):
+    program = tmp_path / "program"
+    program.write_bytes(Path("/bin/true").read_bytes())
+    run = command("run", str(program))
+    assert run.ends() == 2
+    assert "cannot be executed" in run.err
+    assert f"hint: `chmod +x {program}`" in run.err
+
+
 def test_every_line_carries_the_name_of_its_worker(command, script):
     name = script("""
         import os, sys

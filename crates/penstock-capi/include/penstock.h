@@ -105,6 +105,10 @@ typedef enum {
     PENSTOCK_TORN_VIEW = 46,
     /// A row comes twice in one set.
     PENSTOCK_ROW_TWICE = 47,
+    /// The table was dropped.
+    PENSTOCK_TABLE_DROPPED = 48,
+    /// There is no such request: it is done, or its job has ended.
+    PENSTOCK_UNKNOWN_REQUEST = 50,
     /// The system refused memory, a thread, a descriptor or a file.
     PENSTOCK_SYSTEM = 60,
     /// An error of Penstock itself. Please report its text.
@@ -183,7 +187,10 @@ typedef enum {
 /// This process as one worker of a job.
 typedef struct penstock_job penstock_job;
 
-/// A table of a job. Freed with its job.
+/// Something that was started: see penstock_start_get().
+typedef struct penstock_request penstock_request;
+
+/// A table of a job. The handle is freed with its job; the table too, or when it is dropped.
 typedef struct penstock_table penstock_table;
 
 /// A tensor of a job. Freed with its job.
@@ -208,6 +215,32 @@ typedef struct {
     /// How many there are.
     size_t count;
 } penstock_options;
+
+/// Who this process is, in which job. Zero all of it, set `struct_size`, then set what should be otherwise.
+typedef struct {
+    /// sizeof(penstock_init_options), so that a library may be newer than the program, or older.
+    size_t struct_size;
+    /// The job's name. NULL: what PENSTOCK_JOB says, else "job". Processes of one launch may have several jobs at a time, by name.
+    const char *job;
+    /// The job's secret, 64 hexadecimal digits, where `servers` are named. NULL: what PENSTOCK_SECRET says.
+    const char *secret;
+    /// Where the servers are, in their order: each as `penstock-server` was told to listen, such as "tcp://10.0.0.1:7700", or the path
+    /// of a socket. NULL: what PENSTOCK_SERVERS says, unless `job` is another job than the environment's: then rank 0 carries the
+    /// server, and the others find it.
+    const char *const *servers;
+    /// How many.
+    size_t server_count;
+    /// This worker's number, from 0 on, where `size` is not 0.
+    uint32_t rank;
+    /// Workers of the job. 0: rank and size are what the environment says.
+    uint32_t size;
+    /// Seconds to wait for the others, here and where no other time is given. 0: the option `deadline`.
+    double deadline;
+    /// Options that count whatever the environment says; see penstock_options.
+    const penstock_option *list;
+    /// How many.
+    size_t count;
+} penstock_init_options;
 
 /// An optimizer: a rule, with its numbers. Zeroed: PENSTOCK_ADD.
 ///
@@ -252,7 +285,8 @@ typedef struct {
     const void *value;
     /// What it does with contributions. Zeroed: adds them.
     penstock_optimizer optimizer;
-    /// "bsp", "ssp:SLACK" or "asp". NULL: the job's option `consistency`, which is "bsp" unless set.
+    /// "bsp", "ssp:SLACK", "ssp:auto:MIN:MAX" (the slack follows waiting, between the two) or "asp". NULL: the job's option
+    /// `consistency`, which is "bsp" unless set.
     const char *consistency;
     /// One of penstock_reduce. 0: the mean.
     uint32_t reduce;
@@ -267,6 +301,25 @@ typedef struct {
     /// For later versions: 0.
     uint64_t reserved[4];
 } penstock_tensor_options;
+
+/// What one call may be told beside its arguments. Zero all of it, set `struct_size`, then set what should be otherwise.
+typedef struct {
+    /// sizeof(penstock_call).
+    size_t struct_size;
+    /// Seconds that this call may wait. 0: as the tensor or the table says.
+    double timeout;
+    /// NULL, or where versions are left. A get leaves that of each value, `count` of them. A pull leaves one: how many updates of each
+    /// live worker the value holds at least. A push leaves one: the iteration that the contribution is of.
+    ///
+    /// Where a producer sets rows all the while that several are got, the version of one may be less than its value's, never more. The
+    /// rows of a worker that has left are at 2^63 - 1: nothing newer will come.
+    uint64_t *versions;
+    /// Of a push: not 0 if another push of this tensor follows in this iteration. It is added to what stands in the lane; the last
+    /// one, with 0, sends the sum.
+    uint32_t more;
+    /// For later versions: 0.
+    uint32_t reserved;
+} penstock_call;
 
 /// Rows `first` to `end` - 1.
 typedef struct {
@@ -311,9 +364,62 @@ typedef struct {
     int64_t slack;
     /// Seconds that this and every later call for the table may wait. 0: the option `deadline`.
     double timeout;
+    /// Least slack, where it follows waiting: see `adaptive_max`.
+    uint32_t adaptive_min;
+    /// Not 0: the slack of reads that name none is chosen between `adaptive_min` and this: as much as waiting makes worth while. Then
+    /// `slack` is 0.
+    uint32_t adaptive_max;
     /// For later versions: 0.
-    uint64_t reserved[4];
+    uint64_t reserved[3];
 } penstock_table_options;
+
+/// What a worker has done since it joined. Set `struct_size` before the call.
+typedef struct {
+    /// sizeof(penstock_job_counters).
+    size_t struct_size;
+    /// Bytes of contributions that left.
+    uint64_t pushed_bytes;
+    /// Bytes of values that were copied out or shown in place.
+    uint64_t pulled_bytes;
+    /// Contributions that left.
+    uint64_t pushes;
+    /// Pulls.
+    uint64_t pulls;
+    /// Seconds spent waiting for the others.
+    double waited;
+    /// Most iterations that a pull was behind.
+    uint64_t max_staleness;
+    /// Copies of chunks that were repeated because their server was writing.
+    uint64_t copies_retried;
+    /// The most slack that is in force where it is chosen by waiting.
+    uint64_t slack;
+} penstock_job_counters;
+
+/// What a worker has done with a table since it declared it. Set `struct_size` before the call.
+typedef struct {
+    /// sizeof(penstock_table_counters).
+    size_t struct_size;
+    /// Calls of set and add.
+    uint64_t sets;
+    /// Rows that they wrote.
+    uint64_t rows_set;
+    /// Calls of get.
+    uint64_t gets;
+    /// Rows that they returned.
+    uint64_t rows_got;
+    /// Seconds that gets waited.
+    double waited;
+    /// Copies that were repeated because the producer came round.
+    uint64_t retries;
+    /// Most clocks that a row was behind what a get asked for without slack.
+    uint64_t max_staleness;
+    /// Bytes sent to other hosts.
+    uint64_t sent_bytes;
+    /// Bytes received from other hosts.
+    uint64_t received_bytes;
+    /// The slack of a get that names none, now; PENSTOCK_SLACK_UNBOUNDED for none.
+    int64_t slack;
+} penstock_table_counters;
 
 #ifdef __cplusplus
 extern "C" {
@@ -350,6 +456,32 @@ const char *penstock_last_error(void);
 /// PENSTOCK_SYSTEM.
 penstock_status penstock_init(const penstock_options *options,
                               penstock_job **job);
+
+/// Joins the job that the program names: rank, size, servers and options by a structure. What it leaves open is as penstock_init()
+/// finds it.
+///
+/// So a communicator of MPI, or any subset of the processes that were started together on one host, can be a job:
+///
+///     penstock_init_options options = {0};
+///     options.struct_size = sizeof options;
+///     options.job = "left half";
+///     MPI_Comm_rank(half, &rank);
+///     MPI_Comm_size(half, &size);
+///     options.rank = (uint32_t)rank;
+///     options.size = (uint32_t)size;
+///     penstock_init_with(&options, &job);
+///
+/// Without servers the job's processes meet by its name: those of one launch, or, without a launcher, those of one parent process.
+/// Every rank from 0 to size - 1 has to call; two jobs at a time have different names. With `size` 1 and without servers it is a job
+/// of this process alone.
+///
+/// @param options  Not NULL.
+/// @param job      Where the job is left; free it with penstock_finish().
+///
+/// Waits at most `deadline`. Errors: PENSTOCK_BAD_ARGUMENT (`struct_size` is not set, or is larger than this library's with something
+/// in what it does not know), PENSTOCK_JOB_FULL (the rank is outside the size), and those of penstock_init().
+penstock_status penstock_init_with(const penstock_init_options *options,
+                                   penstock_job **job);
 
 /// This worker's number, 0 to penstock_size() - 1. UINT32_MAX if `job` is NULL.
 uint32_t penstock_rank(const penstock_job *job);
@@ -443,6 +575,16 @@ penstock_status penstock_push(const penstock_tensor *tensor,
                               const void *data,
                               size_t bytes);
 
+/// penstock_push() with a time to wait of its own, in parts (`more`), and what it is stamped with.
+///
+/// @param call  NULL, or see penstock_call: `timeout`, `more`, `versions` (one).
+///
+/// Errors: as penstock_push().
+penstock_status penstock_push_with(const penstock_tensor *tensor,
+                                   const void *data,
+                                   size_t bytes,
+                                   const penstock_call *call);
+
 /// The lane: memory of the tensor's shape that the servers read. A contribution that is written there and pushed with NULL is
 /// not copied.
 ///
@@ -452,6 +594,13 @@ penstock_status penstock_push(const penstock_tensor *tensor,
 /// Waits until the servers have taken what stands in it. Errors: as penstock_push().
 penstock_status penstock_lane(const penstock_tensor *tensor,
                               void **lane);
+
+/// penstock_lane() with a time to wait of its own.
+///
+/// @param call  NULL, or see penstock_call: `timeout`.
+penstock_status penstock_lane_with(const penstock_tensor *tensor,
+                                   void **lane,
+                                   const penstock_call *call);
 
 /// Copies the value, as fresh as the tensor's consistency asks for.
 ///
@@ -470,6 +619,17 @@ penstock_status penstock_pull_into(const penstock_tensor *tensor,
                                    size_t bytes,
                                    int64_t slack);
 
+/// penstock_pull_into() with a time to wait of its own, and the value's version.
+///
+/// @param call  NULL, or see penstock_call: `timeout`, `versions` (one).
+///
+/// Errors: as penstock_pull_into().
+penstock_status penstock_pull_into_with(const penstock_tensor *tensor,
+                                        void *out,
+                                        size_t bytes,
+                                        int64_t slack,
+                                        const penstock_call *call);
+
 /// Shows the value in place, as fresh as penstock_pull_into() would copy it.
 ///
 /// Under "bsp" without slack that is the servers' own memory where they are on this host: nothing is copied, and the value
@@ -484,6 +644,34 @@ penstock_status penstock_pull(const penstock_tensor *tensor,
                               const void **value,
                               int64_t slack);
 
+/// penstock_pull() with a time to wait of its own, and the value's version.
+///
+/// @param call  NULL, or see penstock_call: `timeout`, `versions` (one).
+///
+/// Errors: as penstock_pull().
+penstock_status penstock_pull_with(const penstock_tensor *tensor,
+                                   const void **value,
+                                   int64_t slack,
+                                   const penstock_call *call);
+
+/// Overwrites the value, as when a run goes on from what was saved. Every worker of the job calls; rank 0's value counts.
+///
+/// The optimizer's state and its steps stay. Every worker's contributions before are in what is overwritten, and every pull behind it
+/// sees the new value.
+///
+/// @param job      The tensor's job.
+/// @param value    On rank 0 the value, of the tensor's shape and dtype; elsewhere it is not looked at.
+/// @param bytes    Its size, penstock_tensor_bytes().
+/// @param timeout  Seconds to wait at each of two barriers; 0: the tensor's.
+///
+/// Errors: PENSTOCK_BAD_SHAPE (on rank 0), PENSTOCK_BARRIER_TIMEOUT (the text names the ranks that did not come), and those of
+/// penstock_clock().
+penstock_status penstock_load(const penstock_job *job,
+                              const penstock_tensor *tensor,
+                              const void *value,
+                              size_t bytes,
+                              double timeout);
+
 /// Sets the learning rate, from this worker's next push on. Under "bsp" all workers set the same.
 ///
 /// @param lr  0 or above.
@@ -497,14 +685,34 @@ penstock_status penstock_set_lr(const penstock_tensor *tensor, double lr);
 /// iterations has all its rows at version t or above: a row that it did not set counts as unchanged. Memory: the rows that
 /// this worker produces or consumes. Returns when all workers have declared it.
 ///
+/// The same declaration again gives the same table; another one of its name is PENSTOCK_DECLARATION_CONFLICT, and the text names what
+/// differs. Where some worker was late (PENSTOCK_DEADLINE_EXCEEDED), the same call may be made again, by all who failed.
+///
 /// @param table  Where the table is left. It belongs to the job: penstock_finish() frees it.
 ///
 /// Errors: PENSTOCK_BAD_NAME, PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_DTYPE, PENSTOCK_BAD_OPTION (the slack), PENSTOCK_UNKNOWN_ROW,
 /// PENSTOCK_TWO_PRODUCERS, PENSTOCK_DECLARATION_CONFLICT, PENSTOCK_OUT_OF_MEMORY, PENSTOCK_DEADLINE_EXCEEDED (the text names
-/// the ranks that have not declared it), PENSTOCK_JOB_CLOSED.
+/// the ranks that have not declared it), PENSTOCK_TABLE_DROPPED (others have not dropped a table of this name yet),
+/// PENSTOCK_JOB_CLOSED.
 penstock_status penstock_table_create(const penstock_job *job,
                                       const penstock_table_options *options,
                                       penstock_table **table);
+
+/// Drops a table. Every worker drops it, as every worker declared it; returns when all have.
+///
+/// Then its memory is free, and its name: another table may be declared with it. Its handle is freed by penstock_finish() only, and
+/// every call with it is answered with PENSTOCK_TABLE_DROPPED from now on, also where the others are late: then the same call goes on
+/// waiting. Until they drop it too, the others read what this worker has set so far, and wait for nothing newer of it. Views of it
+/// stay valid.
+///
+/// No other call for the table may be under way in another thread; a request for it is waited for.
+///
+/// @param timeout  Seconds to wait; 0: the option `deadline`.
+///
+/// Errors: PENSTOCK_DEADLINE_EXCEEDED (the text names the ranks that have not dropped it), PENSTOCK_TABLE_DROPPED (it was dropped
+/// before), and those of penstock_clock().
+penstock_status penstock_table_drop(penstock_table *table,
+                                    double timeout);
 
 /// Bytes of a row. 0 if `table` is NULL.
 size_t penstock_row_bytes(const penstock_table *table);
@@ -560,6 +768,63 @@ penstock_status penstock_get(const penstock_table *table,
                              uint64_t clock,
                              int64_t slack);
 
+/// penstock_set() for ranges of rows: all together, in the order of the ranges.
+///
+/// @param ranges       The ranges; a row stands in one of them only.
+/// @param range_count  How many.
+/// @param values       Their values, one behind the other.
+///
+/// Errors: as penstock_set().
+penstock_status penstock_set_ranges(const penstock_table *table,
+                                    const penstock_range *ranges,
+                                    size_t range_count,
+                                    const void *values,
+                                    uint64_t clock);
+
+/// penstock_add() for ranges of rows: all together, in the order of the ranges.
+///
+/// @param ranges       The ranges; what is given for a row that stands in several adds up.
+/// @param range_count  How many.
+/// @param values       What is added, one behind the other.
+///
+/// Errors: as penstock_add().
+penstock_status penstock_add_ranges(const penstock_table *table,
+                                    const penstock_range *ranges,
+                                    size_t range_count,
+                                    const void *values,
+                                    uint64_t clock);
+
+/// penstock_get() for ranges of rows, with what a single call may be told. A single range costs the least: its rows are found by one
+/// look, and copied at once where they were set so.
+///
+/// @param ranges       The ranges, whose rows this worker consumes or produces.
+/// @param range_count  How many.
+/// @param out          Where their values are copied to, one behind the other, in the order of the ranges.
+/// @param clock, slack As for penstock_get().
+/// @param call         NULL, or see penstock_call: `timeout`, `versions` (one a row).
+///
+/// Errors: as penstock_get().
+penstock_status penstock_get_ranges(const penstock_table *table,
+                                    const penstock_range *ranges,
+                                    size_t range_count,
+                                    void *out,
+                                    uint64_t clock,
+                                    int64_t slack,
+                                    const penstock_call *call);
+
+/// penstock_get() with a time to wait of its own, and the versions of the values.
+///
+/// @param call  NULL, or see penstock_call: `timeout`, `versions` (one a row).
+///
+/// Errors: as penstock_get().
+penstock_status penstock_get_with(const penstock_table *table,
+                                  const uint64_t *rows,
+                                  size_t count,
+                                  void *out,
+                                  uint64_t clock,
+                                  int64_t slack,
+                                  const penstock_call *call);
+
 /// penstock_set() for one row.
 penstock_status penstock_set_row(const penstock_table *table,
                                  uint64_t row,
@@ -609,6 +874,17 @@ penstock_status penstock_view_begin(const penstock_table *table,
                                     penstock_view **view,
                                     const void **bytes);
 
+/// penstock_view_begin() with a time to wait of its own, and the row's version.
+///
+/// @param call  NULL, or see penstock_call: `timeout`, `versions` (one).
+penstock_status penstock_view_begin_with(const penstock_table *table,
+                                         uint64_t row,
+                                         uint64_t clock,
+                                         int64_t slack,
+                                         penstock_view **view,
+                                         const void **bytes,
+                                         const penstock_call *call);
+
 /// Ends a view, and says whether what was read in it counts.
 ///
 /// @param view  NULL: nothing is done.
@@ -616,6 +892,107 @@ penstock_status penstock_view_begin(const penstock_table *table,
 /// Errors: PENSTOCK_TORN_VIEW (the row was overwritten meanwhile: forget what was read, and look again). The view has ended in
 /// either case.
 penstock_status penstock_view_end(penstock_view *view);
+
+/// Starts a get, and returns at once.
+///
+/// Requests go on by themselves, on threads of the library: one for each tensor that has some, and one for each get that has to wait,
+/// at most 64 at one time; gets beyond that stand in a queue, and penstock_wait() carries out the one it is called for. `clock` is that
+/// of this call, whatever penstock_clock() does meanwhile.
+///
+/// @param rows, count, out, clock, slack  As for penstock_get(). `out` must live, and not be used, until the request is done; `rows` may
+///                                        be changed at once.
+/// @param call     NULL, or see penstock_call: `timeout` counts from when the get begins; `versions` (one a row) as `out`.
+/// @param request  Where the request is left. It ends with the penstock_test(), penstock_wait() or penstock_wait_any() that says it is
+///                 done, or with penstock_finish().
+///
+/// Errors: PENSTOCK_BAD_ARGUMENT, PENSTOCK_BAD_OPTION (the slack), PENSTOCK_TABLE_DROPPED, PENSTOCK_SYSTEM (no thread). What the get
+/// itself has to say comes with its end.
+penstock_status penstock_start_get(const penstock_table *table,
+                                   const uint64_t *rows,
+                                   size_t count,
+                                   void *out,
+                                   uint64_t clock,
+                                   int64_t slack,
+                                   const penstock_call *call,
+                                   penstock_request **request);
+
+/// Starts a push, and returns at once. It is of the iteration that this worker is in: penstock_clock() waits until it has left.
+///
+/// Requests for one tensor are carried out in the order in which they were started; other pushes and pulls of it wait for them.
+///
+/// @param data, bytes  As for penstock_push(). `data` must live, and not be changed, until the request is done.
+/// @param call         NULL, or see penstock_call: `timeout`, `more`, and `versions` (one), which must live until the request is done.
+/// @param request      As for penstock_start_get().
+///
+/// Errors: as penstock_start_get(). What the push itself has to say comes with its end.
+penstock_status penstock_start_push(penstock_tensor *tensor,
+                                    const void *data,
+                                    size_t bytes,
+                                    const penstock_call *call,
+                                    penstock_request **request);
+
+/// Starts a pull, and returns at once. How fresh the value is follows from where this worker is in this call: penstock_clock() may be
+/// called before the request is done.
+///
+/// @param out, bytes, slack  As for penstock_pull_into(). `out` must live, and not be used, until the request is done.
+/// @param call               NULL, or see penstock_call: `timeout`, and `versions` (one), which must live until the request is done.
+/// @param request            As for penstock_start_get().
+///
+/// Errors: as penstock_start_get(). What the pull itself has to say comes with its end.
+penstock_status penstock_start_pull(penstock_tensor *tensor,
+                                    void *out,
+                                    size_t bytes,
+                                    int64_t slack,
+                                    const penstock_call *call,
+                                    penstock_request **request);
+
+/// Whether a request is done; does not wait.
+///
+/// @param request  The request: NULL is left where it is done, and its handle is worth nothing any more. One that is NULL is done.
+/// @param done     Where 1 is left, or 0.
+///
+/// Returns what the push, pull or get itself would have returned, where it is done. Errors besides: PENSTOCK_UNKNOWN_REQUEST.
+penstock_status penstock_test(penstock_request **request,
+                              int32_t *done);
+
+/// Waits until a request is done.
+///
+/// @param request  The request: NULL is left where it is done. One that is NULL is done.
+/// @param timeout  Seconds to wait; 0: as long as the push, pull or get itself waits.
+///
+/// Returns what the push, pull or get itself would have returned. Errors besides: PENSTOCK_DEADLINE_EXCEEDED (`timeout` has passed, and
+/// the request goes on: `*request` is not NULL), PENSTOCK_UNKNOWN_REQUEST.
+penstock_status penstock_wait(penstock_request **request,
+                              double timeout);
+
+/// Waits until one of several requests is done. They may be of several tensors, tables and jobs.
+///
+/// @param requests  The requests. NULL is left in the place of the one that is done; those that are NULL already do not count.
+/// @param count     How many places there are.
+/// @param index     Where the place of the one that is done is left; SIZE_MAX if all are NULL.
+/// @param timeout   Seconds to wait; 0: as long as the first of them waits.
+///
+/// Returns what that push, pull or get itself would have returned. Errors besides: PENSTOCK_DEADLINE_EXCEEDED (`timeout` has passed, and
+/// all go on; `*index` is untouched), PENSTOCK_UNKNOWN_REQUEST (`*index` is the place of one that there is not).
+penstock_status penstock_wait_any(penstock_request **requests,
+                                  size_t count,
+                                  size_t *index,
+                                  double timeout);
+
+/// What this worker has done since it joined.
+///
+/// @param counters  Where it is left: as many of its bytes as `counters->struct_size` says.
+///
+/// Errors: PENSTOCK_BAD_ARGUMENT.
+penstock_status penstock_job_stats(const penstock_job *job, penstock_job_counters *counters);
+
+/// What this worker has done with a table since it declared it.
+///
+/// @param counters  Where it is left: as many of its bytes as `counters->struct_size` says.
+///
+/// Errors: PENSTOCK_BAD_ARGUMENT, PENSTOCK_TABLE_DROPPED.
+penstock_status penstock_table_stats(const penstock_table *table,
+                                     penstock_table_counters *counters);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -118,6 +118,84 @@ pub(crate) unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a 
     text.to_str().map_err(|_| Failure::argument(format!("expected `{what}` in UTF-8, got {text:?}")))
 }
 
+/// A text that may be left out.
+///
+/// # Safety
+///
+/// - As for [`text`].
+pub(crate) unsafe fn optional<'a>(pointer: *const c_char, what: &str) -> Result<Option<&'a str>, Failure> {
+    if pointer.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { text(pointer, what) }.map(Some)
+}
+
+/// Longest structure that says how long it is: more than that was not set, or set from something else.
+const LONGEST: usize = 64 * 1024;
+
+fn struct_size(given: usize, what: &str) -> Result<usize, Failure> {
+    if (size_of::<usize>()..=LONGEST).contains(&given) {
+        return Ok(given);
+    }
+    Err(Failure::argument(format!("expected `{what}->struct_size` to be sizeof *{what}, got {given}")))
+}
+
+/// A structure whose first field says how long it is: what a program that is older than this library does not have is zero, and what
+/// one that is newer has beside must be.
+///
+/// # Safety
+///
+/// - A pointer that is not NULL points to a `usize` and as many bytes in all as that says, which nobody changes meanwhile.
+/// - `T` is a C structure that begins with a `usize` and is one where all its bytes are zero.
+pub(crate) unsafe fn sized<T>(pointer: *const T, what: &str) -> Result<T, Failure> {
+    if pointer.is_null() {
+        return Err(null(what));
+    }
+    // SAFETY: it points to a `usize` at least (the caller's promise), wherever that is aligned.
+    let given = struct_size(unsafe { pointer.cast::<usize>().read_unaligned() }, what)?;
+    // SAFETY: so many bytes are there (the caller's promise).
+    let bytes = unsafe { std::slice::from_raw_parts(pointer.cast::<u8>(), given) };
+    let (known, beyond) = bytes.split_at(given.min(size_of::<T>()));
+    if beyond.iter().any(|&byte| byte != 0) {
+        let message = format!(
+            "expected 0 in what this library ({}) does not know of `{what}`, {} bytes of {given}",
+            env!("CARGO_PKG_VERSION"),
+            beyond.len()
+        );
+        return Err(Failure::argument(message));
+    }
+    let mut all = std::mem::MaybeUninit::<T>::zeroed();
+    // SAFETY: `known` is at most as long as `T`, and the two do not overlap.
+    unsafe { std::ptr::copy_nonoverlapping(known.as_ptr(), all.as_mut_ptr().cast::<u8>(), known.len()) };
+    // SAFETY: what was not copied is zero, and `T` is one with any pointers and numbers in it (the caller's promise).
+    Ok(unsafe { all.assume_init() })
+}
+
+/// Leaves a result in a structure whose first field says how long it is: an older program gets less of it, and what a newer one has
+/// beside is zero. `struct_size` stays as the program set it.
+///
+/// # Safety
+///
+/// - A pointer that is not NULL points to a `usize` and as many bytes in all as that says, which nobody else uses meanwhile.
+/// - `T` is a C structure of numbers, without gaps, that begins with a `usize`.
+pub(crate) unsafe fn written<T>(pointer: *mut T, made: T, what: &str) -> Result<(), Failure> {
+    if pointer.is_null() {
+        return Err(null(what));
+    }
+    // SAFETY: it points to a `usize` at least (the caller's promise), wherever that is aligned.
+    let given = struct_size(unsafe { pointer.cast::<usize>().read_unaligned() }, what)?;
+    let head = size_of::<usize>();
+    // SAFETY: so many bytes are there (the caller's promise).
+    let out = unsafe { std::slice::from_raw_parts_mut(pointer.cast::<u8>(), given) };
+    // SAFETY: `made` is a structure of numbers without gaps: all its bytes are set.
+    let bytes = unsafe { std::slice::from_raw_parts((&raw const made).cast::<u8>(), size_of::<T>()) };
+    let common = given.min(bytes.len());
+    out[head..common].copy_from_slice(&bytes[head..common]);
+    out[common..].fill(0);
+    Ok(())
+}
+
 /// A time to wait; 0 for the default.
 pub(crate) fn timeout(seconds: f64) -> Result<Option<Duration>, Failure> {
     if seconds.is_nan() || seconds < 0.0 {
@@ -186,6 +264,37 @@ mod tests {
         // SAFETY: the size is refused, so nothing is looked at.
         let refused = unsafe { array(&raw const one, usize::MAX / 8, "rows") };
         assert!(refused.is_err());
+    }
+
+    #[repr(C)]
+    struct Grown {
+        struct_size: usize,
+        old: u64,
+        new: u64,
+    }
+
+    fn read(size: usize, old: u64, new: u64) -> Result<(u64, u64), Failure> {
+        let grown = Grown { struct_size: size, old, new };
+        // SAFETY: `size` is at most that of the structure.
+        unsafe { sized(&raw const grown, "options") }.map(|it: Grown| (it.old, it.new))
+    }
+
+    #[test]
+    fn what_an_older_program_does_not_have_is_zero() {
+        assert_eq!(read(24, 1, 2).ok(), Some((1, 2)));
+        assert_eq!(read(16, 1, 2).ok(), Some((1, 0)));
+        assert!(read(0, 1, 2).is_err_and(|failure| failure.message.contains("struct_size")));
+        assert!(read(usize::MAX, 1, 2).is_err());
+    }
+
+    #[test]
+    fn what_a_newer_program_has_must_be_zero_where_this_library_does_not_know_it() {
+        let newer = |last| {
+            let newer: [u64; 3] = [24, 1, last];
+            // SAFETY: the structure is as long as it says.
+            unsafe { sized(newer.as_ptr().cast::<[u64; 2]>(), "options") }.is_ok()
+        };
+        assert!(newer(0) && !newer(7));
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! Joining, clock, barrier, leaving.
 
-use crate::boundary::{array, guard, result, shared, text, timeout, value};
-use crate::join::{Joined, join};
+use crate::boundary::{array, guard, optional, result, shared, sized, text, timeout, value};
+use crate::join::{Given, Joined, join};
+use crate::request::Requests;
 use crate::status::{Failure, penstock_status};
 use crate::table::penstock_table;
 use crate::tensor::penstock_tensor;
-use penstock::worker::{Error, Job};
+use penstock::worker::{Error, Job, Table};
+use penstock_proto::message::Secret;
 use penstock_proto::spec::TensorSpec;
 use std::ffi::c_char;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +18,7 @@ pub struct penstock_job {
     /// Handed out, by name. They live as long as the job.
     tensors: Mutex<Vec<Declared>>,
     tables: Mutex<Vec<Arc<penstock_table>>>,
+    requests: Requests,
 }
 
 /// A tensor, and as what it was declared.
@@ -72,15 +75,132 @@ pub unsafe extern "C" fn penstock_init(
         // SAFETY: as penstock.h says of every pointer.
         let job = unsafe { result(job, "job") }?;
         // SAFETY: likewise.
-        let given = unsafe { pairs(options) }?;
-        let joined = join(&given)?;
-        *job = Box::into_raw(Box::new(penstock_job {
-            joined,
-            tensors: Mutex::default(),
-            tables: Mutex::default(),
-        }));
+        let options = match unsafe { options.as_ref() } {
+            // SAFETY: likewise.
+            Some(options) => unsafe { pairs(options.list, options.count) }?,
+            None => Vec::new(),
+        };
+        *job = enter(&Given { options, ..Given::default() })?;
         Ok(())
     })
+}
+
+/// Who this process is, in which job. Zero all of it, set `struct_size`, then set what should be otherwise.
+#[repr(C)]
+pub struct penstock_init_options {
+    /// sizeof(penstock_init_options), so that a library may be newer than the program, or older.
+    pub struct_size: usize,
+    /// The job's name. NULL: what PENSTOCK_JOB says, else "job". Processes of one launch may have several jobs at a time, by name.
+    pub job: *const c_char,
+    /// The job's secret, 64 hexadecimal digits, where `servers` are named. NULL: what PENSTOCK_SECRET says.
+    pub secret: *const c_char,
+    /// Where the servers are, in their order: each as `penstock-server` was told to listen, such as "tcp://10.0.0.1:7700", or the path
+    /// of a socket. NULL: what PENSTOCK_SERVERS says, unless `job` is another job than the environment's: then rank 0 carries the
+    /// server, and the others find it.
+    pub servers: *const *const c_char,
+    /// How many.
+    pub server_count: usize,
+    /// This worker's number, from 0 on, where `size` is not 0.
+    pub rank: u32,
+    /// Workers of the job. 0: rank and size are what the environment says.
+    pub size: u32,
+    /// Seconds to wait for the others, here and where no other time is given. 0: the option `deadline`.
+    pub deadline: f64,
+    /// Options that count whatever the environment says; see penstock_options.
+    pub list: *const penstock_option,
+    /// How many.
+    pub count: usize,
+}
+
+/// Joins the job that the program names: rank, size, servers and options by a structure. What it leaves open is as penstock_init()
+/// finds it.
+///
+/// So a communicator of MPI, or any subset of the processes that were started together on one host, can be a job:
+///
+///     penstock_init_options options = {0};
+///     options.struct_size = sizeof options;
+///     options.job = "left half";
+///     MPI_Comm_rank(half, &rank);
+///     MPI_Comm_size(half, &size);
+///     options.rank = (uint32_t)rank;
+///     options.size = (uint32_t)size;
+///     penstock_init_with(&options, &job);
+///
+/// Without servers the job's processes meet by its name: those of one launch, or, without a launcher, those of one parent process.
+/// Every rank from 0 to size - 1 has to call; two jobs at a time have different names. With `size` 1 and without servers it is a job
+/// of this process alone.
+///
+/// @param options  Not NULL.
+/// @param job      Where the job is left; free it with penstock_finish().
+///
+/// Waits at most `deadline`. Errors: PENSTOCK_BAD_ARGUMENT (`struct_size` is not set, or is larger than this library's with something
+/// in what it does not know), PENSTOCK_JOB_FULL (the rank is outside the size), and those of penstock_init().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_init_with(
+    options: *const penstock_init_options,
+    job: *mut *mut penstock_job,
+) -> penstock_status {
+    guard(|| {
+        // SAFETY: as penstock.h says of every pointer.
+        let job = unsafe { result(job, "job") }?;
+        // SAFETY: likewise; the structure says itself how long it is.
+        let options = unsafe { sized::<penstock_init_options>(options, "options") }?;
+        // SAFETY: likewise.
+        let given = unsafe { options.read() }?;
+        let seconds = options.deadline.to_string();
+        let mut given = given;
+        if timeout(options.deadline)?.is_some() {
+            given.options.push(("deadline", &seconds));
+        }
+        *job = enter(&given)?;
+        Ok(())
+    })
+}
+
+/// Joins, and hands out what came of it.
+fn enter(given: &Given<'_>) -> Result<*mut penstock_job, Failure> {
+    let joined = join(given)?;
+    let (tensors, tables) = (Mutex::default(), Mutex::default());
+    Ok(Box::into_raw(Box::new(penstock_job { joined, tensors, tables, requests: Requests::new() })))
+}
+
+impl penstock_init_options {
+    /// What the program says.
+    ///
+    /// # Safety
+    ///
+    /// - As penstock.h says of every pointer.
+    unsafe fn read<'a>(&self) -> Result<Given<'a>, Failure> {
+        // SAFETY: the caller's promise.
+        let job = unsafe { optional(self.job, "options->job") }?;
+        // SAFETY: likewise.
+        let secret = unsafe { optional(self.secret, "options->secret") }?;
+        if let Some(secret) = secret.filter(|secret| Secret::from_hex(secret).is_none()) {
+            let got = secret.chars().count();
+            let message =
+                format!("expected `options->secret` to be 64 hexadecimal digits, got {got} characters");
+            let hint =
+                "`penstock secret` makes one; give every process of the job, and its servers, the same";
+            return Err(Failure::new(penstock_status::PENSTOCK_BAD_OPTION, message, hint));
+        }
+        // SAFETY: likewise.
+        let servers = unsafe { array(self.servers, self.server_count, "options->servers") }?;
+        // SAFETY: likewise.
+        let servers = servers.iter().map(|&server| unsafe { text(server, "options->servers[]") });
+        let servers = servers.collect::<Result<Vec<&str>, Failure>>()?;
+        if let Some(odd) = servers.iter().find(|server| server.is_empty() || server.contains(',')) {
+            let message = format!("expected one server in each of `options->servers`, got {odd:?}");
+            return Err(Failure::argument(message));
+        }
+        let place = (self.size > 0).then_some((self.rank, self.size));
+        if self.size == 0 && self.rank != 0 {
+            let message = format!("expected a size with rank {}, got 0", self.rank);
+            return Err(Failure::argument(message));
+        }
+        // SAFETY: likewise.
+        let options = unsafe { pairs(self.list, self.count) }?;
+        Ok(Given { job, secret, servers, place, options })
+    }
 }
 
 /// The options' names and values.
@@ -88,11 +208,9 @@ pub unsafe extern "C" fn penstock_init(
 /// # Safety
 ///
 /// - As penstock.h says of every pointer.
-unsafe fn pairs<'a>(options: *const penstock_options) -> Result<Vec<(&'a str, &'a str)>, Failure> {
+unsafe fn pairs<'a>(list: *const penstock_option, count: usize) -> Result<Vec<(&'a str, &'a str)>, Failure> {
     // SAFETY: the caller's promise.
-    let Some(options) = (unsafe { options.as_ref() }) else { return Ok(Vec::new()) };
-    // SAFETY: likewise.
-    let list = unsafe { array(options.list, options.count, "options->list") }?;
+    let list = unsafe { array(list, count, "options->list") }?;
     let pair = |option: &penstock_option| {
         // SAFETY: likewise.
         let name = unsafe { text(option.name, "options->list[].name") }?;
@@ -136,7 +254,9 @@ pub unsafe extern "C" fn penstock_iteration(job: *const penstock_job) -> u64 {
 pub unsafe extern "C" fn penstock_clock(job: *const penstock_job, clock: *mut u64) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
-        let now = unsafe { shared(job, "job") }?.core().clock()?;
+        let job = unsafe { shared(job, "job") }?;
+        job.requests.settle();
+        let now = job.core().clock()?;
         // SAFETY: likewise.
         if let Some(clock) = unsafe { clock.as_mut() } {
             *clock = now;
@@ -217,13 +337,24 @@ unsafe fn leave(job: *mut penstock_job, failed: Option<String>) -> Result<(), Fa
         return Err(forked.into()); // the parent's: it stays as it is
     }
     // SAFETY: it came from `Box::into_raw` in `penstock_init`, and nobody else has it (the caller's promise).
-    let job = unsafe { Box::from_raw(job) };
-    Ok(job.joined.leave(failed)?)
+    let penstock_job { joined, tensors, tables, requests } = *unsafe { Box::from_raw(job) };
+    if failed.is_none() {
+        requests.settle();
+    }
+    let left = joined.leave(failed);
+    requests.end();
+    drop((tensors, tables));
+    Ok(left?)
 }
 
 impl penstock_job {
     pub(crate) fn core(&self) -> &Job {
         &self.joined.job
+    }
+
+    /// What was started.
+    pub(crate) fn requests(&self) -> &Requests {
+        &self.requests
     }
 
     /// The tensor of that name, if it was declared before, alike; `make` makes one that was not.
@@ -247,10 +378,18 @@ impl penstock_job {
         Ok(handle)
     }
 
-    /// Keeps a table as long as the job lives.
-    pub(crate) fn keep(&self, table: penstock_table) -> *mut penstock_table {
+    /// The handle of a table, kept as long as the job lives; `make` makes that of one that has none.
+    pub(crate) fn keep(
+        &self,
+        core: Table,
+        make: impl FnOnce(Table) -> penstock_table,
+    ) -> *mut penstock_table {
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
-        let table = Arc::new(table);
+        let same = |kept: &&Arc<penstock_table>| kept.core().is_ok_and(|table| table.is(&core));
+        if let Some(kept) = tables.iter().find(same) {
+            return handle(kept);
+        }
+        let table = Arc::new(make(core));
         let handle = handle(&table);
         tables.push(table);
         handle

@@ -6,11 +6,15 @@
 //! | file | what |
 //! |---|---|
 //! | [`status`] | what calls return, and the text that belongs to it |
+//! | [`face`] | hints in the words of a C program |
 //! | [`boundary`] | pointers, sizes and panics, judged before anything else happens |
 //! | [`job`] | joining, clock, barrier, leaving |
 //! | [`optimizer`] | what a tensor does with contributions |
 //! | [`tensor`] | push and pull |
 //! | [`table`] | item tables: set, add, get |
+//! | [`call`] | what a single call may be told beside its arguments |
+//! | [`request`] | start, test, wait |
+//! | [`stats`] | counters |
 //! | [`join`] | how a process finds the servers of its job: as `penstock.init()` does in Python |
 #![allow(non_camel_case_types, reason = "these are C's names")]
 #![allow(
@@ -19,6 +23,7 @@
 )]
 
 mod boundary;
+mod face;
 mod join;
 
 // In the order in which penstock.h has them.
@@ -28,9 +33,15 @@ pub mod job;
 
 pub mod optimizer;
 
+pub mod call;
+
 pub mod tensor;
 
 pub mod table;
+
+pub mod request;
+
+pub mod stats;
 
 /// What penstock.h says of threads, as the compiler sees it.
 const _: () = {

@@ -1,5 +1,6 @@
 //! What calls return, and the text that belongs to it.
 
+use crate::face::spoken;
 use crate::join::JoinError;
 use penstock::server::StartError;
 use penstock::worker::Error;
@@ -83,6 +84,10 @@ pub enum penstock_status {
     PENSTOCK_TORN_VIEW = 46,
     /// A row comes twice in one set.
     PENSTOCK_ROW_TWICE = 47,
+    /// The table was dropped.
+    PENSTOCK_TABLE_DROPPED = 48,
+    /// There is no such request: it is done, or its job has ended.
+    PENSTOCK_UNKNOWN_REQUEST = 50,
     /// The system refused memory, a thread, a descriptor or a file.
     PENSTOCK_SYSTEM = 60,
     /// An error of Penstock itself. Please report its text.
@@ -146,7 +151,7 @@ impl Failure {
     /// Keeps the text for `penstock_last_error`.
     pub(crate) fn record(self) -> penstock_status {
         let text = match self.hint {
-            Some(hint) => format!("{}\nhint: {hint}", self.message),
+            Some(hint) => format!("{}\nhint: {}", self.message, spoken(&hint)),
             None => self.message,
         };
         let text = CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default();
@@ -157,7 +162,7 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self { status: status(&error), message: error.to_string(), hint: hint(&error) }
+        Self { status: status(&error), message: error.to_string(), hint: error.hint() }
     }
 }
 
@@ -168,17 +173,6 @@ impl From<JoinError> for Failure {
             error => Self { status: error.status(), message: error.to_string(), hint: error.hint() },
         }
     }
-}
-
-/// The core's hints name Python's calls where C's have other names.
-fn hint(error: &Error) -> Option<String> {
-    let hint = match error {
-        Error::Closed => "use it before penstock_finish()",
-        Error::AlreadyPushed { .. } => "call penstock_clock() after each iteration",
-        Error::WrongSize { .. } => "give a buffer of the size that penstock_tensor_bytes() returns",
-        _ => return error.hint(),
-    };
-    Some(hint.to_owned())
 }
 
 pub(crate) fn start(error: &StartError) -> penstock_status {
@@ -211,9 +205,11 @@ fn status(error: &Error) -> penstock_status {
         Error::BarrierTimeout { .. } => PENSTOCK_BARRIER_TIMEOUT,
         Error::Untrusted { .. } | Error::OtherUser { .. } => PENSTOCK_AUTHENTICATION,
         Error::ConnectTimeout { .. } => PENSTOCK_CONNECT_TIMEOUT,
-        Error::Unanswered { .. } | Error::TableTimeout { .. } | Error::NotTaken { .. } => {
-            PENSTOCK_DEADLINE_EXCEEDED
-        }
+        Error::Dropped { .. } => PENSTOCK_TABLE_DROPPED,
+        Error::Unanswered { .. }
+        | Error::TableTimeout { .. }
+        | Error::NotTaken { .. }
+        | Error::DropTimeout { .. } => PENSTOCK_DEADLINE_EXCEEDED,
         Error::Protocol { .. } => PENSTOCK_PROTOCOL,
         _ => PENSTOCK_SYSTEM,
     }

@@ -1,13 +1,19 @@
 //! Item tables: rows with versions, which some workers produce and others read.
 
 use crate::boundary::{array, array_mut, guard, result, shared, text, timeout, value};
+use crate::call::{Call, penstock_call};
 use crate::job::penstock_job;
+use crate::request::Line;
 use crate::status::{Failure, penstock_status};
 use crate::tensor::{PENSTOCK_SLACK_DEFAULT, PENSTOCK_SLACK_UNBOUNDED, dtype};
-use penstock::worker::{Table, TableDeclaration, View};
+use penstock::worker::{Chosen, Table, TableDeclaration, View};
 use penstock_kernels::Dtype;
+use penstock_proto::adaptive::{Adaptive, ParseAdaptiveError};
 use penstock_proto::items::{Propagation, RowSet, Slack};
+use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_void};
+use std::ops::Range;
+use std::ptr::null;
 use std::time::Duration;
 
 /// The default clock. Of a set or an add: iterations completed, plus one; what is made in iteration t is version t + 1. Of a
@@ -83,16 +89,27 @@ pub struct penstock_table_options {
     pub slack: i64,
     /// Seconds that this and every later call for the table may wait. 0: the option `deadline`.
     pub timeout: f64,
+    /// Least slack, where it follows waiting: see `adaptive_max`.
+    pub adaptive_min: u32,
+    /// Not 0: the slack of reads that name none is chosen between `adaptive_min` and this: as much as waiting makes worth while. Then
+    /// `slack` is 0.
+    pub adaptive_max: u32,
     /// For later versions: 0.
-    pub reserved: [u64; 4],
+    pub reserved: [u64; 3],
 }
 
-/// A table of a job. Freed with its job.
+/// A table of a job. The handle is freed with its job; the table too, or when it is dropped.
 pub struct penstock_table {
-    table: Table,
+    table: UnsafeCell<Option<Table>>,
+    name: String,
     row_bytes: usize,
     timeout: Option<Duration>,
+    /// Gets that were started and are not done.
+    requests: Line,
 }
+
+// SAFETY: `table` is written by `penstock_table_drop` alone, while no other call for the table is under way, as penstock.h says.
+unsafe impl Sync for penstock_table {}
 
 /// A row, looked at in place.
 pub struct penstock_view {
@@ -107,11 +124,15 @@ pub struct penstock_view {
 /// iterations has all its rows at version t or above: a row that it did not set counts as unchanged. Memory: the rows that
 /// this worker produces or consumes. Returns when all workers have declared it.
 ///
+/// The same declaration again gives the same table; another one of its name is PENSTOCK_DECLARATION_CONFLICT, and the text names what
+/// differs. Where some worker was late (PENSTOCK_DEADLINE_EXCEEDED), the same call may be made again, by all who failed.
+///
 /// @param table  Where the table is left. It belongs to the job: penstock_finish() frees it.
 ///
 /// Errors: PENSTOCK_BAD_NAME, PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_DTYPE, PENSTOCK_BAD_OPTION (the slack), PENSTOCK_UNKNOWN_ROW,
 /// PENSTOCK_TWO_PRODUCERS, PENSTOCK_DECLARATION_CONFLICT, PENSTOCK_OUT_OF_MEMORY, PENSTOCK_DEADLINE_EXCEEDED (the text names
-/// the ranks that have not declared it), PENSTOCK_JOB_CLOSED.
+/// the ranks that have not declared it), PENSTOCK_TABLE_DROPPED (others have not dropped a table of this name yet),
+/// PENSTOCK_JOB_CLOSED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_table_create(
     job: *const penstock_job,
@@ -129,7 +150,40 @@ pub unsafe extern "C" fn penstock_table_create(
         let declaration = unsafe { options.read() }?;
         let (row_bytes, timeout) = (declaration.row_bytes as usize, declaration.timeout);
         let core = job.core().table(declaration)?;
-        *table = job.keep(penstock_table { table: core, row_bytes, timeout });
+        *table = job.keep(core, |core| penstock_table {
+            name: core.spec().name.clone(),
+            table: UnsafeCell::new(Some(core)),
+            row_bytes,
+            timeout,
+            requests: job.requests().line(),
+        });
+        Ok(())
+    })
+}
+
+/// Drops a table. Every worker drops it, as every worker declared it; returns when all have.
+///
+/// Then its memory is free, and its name: another table may be declared with it. Its handle is freed by penstock_finish() only, and
+/// every call with it is answered with PENSTOCK_TABLE_DROPPED from now on, also where the others are late: then the same call goes on
+/// waiting. Until they drop it too, the others read what this worker has set so far, and wait for nothing newer of it. Views of it
+/// stay valid.
+///
+/// No other call for the table may be under way in another thread; a request for it is waited for.
+///
+/// @param timeout  Seconds to wait; 0: the option `deadline`.
+///
+/// Errors: PENSTOCK_DEADLINE_EXCEEDED (the text names the ranks that have not dropped it), PENSTOCK_TABLE_DROPPED (it was dropped
+/// before), and those of penstock_clock().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_table_drop(table: *mut penstock_table, timeout: f64) -> penstock_status {
+    guard(|| {
+        // SAFETY: as penstock.h says of every pointer.
+        let table = unsafe { shared(table.cast_const(), "table") }?;
+        table.core()?;
+        table.requests.take_turn();
+        table.core()?.discard(self::timeout(timeout)?)?;
+        // SAFETY: nobody else makes a call for the table meanwhile, as penstock.h says, and no reference to it is left here.
+        drop(unsafe { &mut *table.table.get() }.take());
         Ok(())
     })
 }
@@ -165,7 +219,7 @@ pub unsafe extern "C" fn penstock_set(
         let rows = unsafe { array(rows, count, "rows") }?;
         // SAFETY: likewise; there is a value for each row.
         let values = unsafe { array(values.cast::<u8>(), table.bytes(count)?, "values") }?;
-        table.table.set(rows, values, self::clock(clock))?;
+        table.core()?.set(rows, values, self::clock(clock))?;
         Ok(())
     })
 }
@@ -193,7 +247,7 @@ pub unsafe extern "C" fn penstock_add(
         let rows = unsafe { array(rows, count, "rows") }?;
         // SAFETY: likewise; there is a value for each row.
         let values = unsafe { array(values.cast::<u8>(), table.bytes(count)?, "values") }?;
-        table.table.add(rows, values, self::clock(clock))?;
+        table.core()?.add(rows, values, self::clock(clock))?;
         Ok(())
     })
 }
@@ -229,8 +283,117 @@ pub unsafe extern "C" fn penstock_get(
         let rows = unsafe { array(rows, count, "rows") }?;
         // SAFETY: likewise; there is room for the value of each row.
         let out = unsafe { array_mut(out.cast::<u8>(), table.bytes(count)?, "out") }?;
-        table.table.get(rows, out, self::clock(clock), self::slack(slack)?, table.timeout)?;
+        table.core()?.get(rows, out, self::clock(clock), self::slack(slack)?, table.timeout)?;
         Ok(())
+    })
+}
+
+/// penstock_set() for ranges of rows: all together, in the order of the ranges.
+///
+/// @param ranges       The ranges; a row stands in one of them only.
+/// @param range_count  How many.
+/// @param values       Their values, one behind the other.
+///
+/// Errors: as penstock_set().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_set_ranges(
+    table: *const penstock_table,
+    ranges: *const penstock_range,
+    range_count: usize,
+    values: *const c_void,
+    clock: u64,
+) -> penstock_status {
+    guard(|| {
+        // SAFETY: as penstock.h says of every pointer.
+        let (table, rows) = unsafe { chosen(table, ranges, range_count) }?;
+        // SAFETY: likewise; there is a value for each row.
+        let values = unsafe { array(values.cast::<u8>(), table.bytes(rows.len())?, "values") }?;
+        table.core()?.set(rows.chosen(), values, self::clock(clock))?;
+        Ok(())
+    })
+}
+
+/// penstock_add() for ranges of rows: all together, in the order of the ranges.
+///
+/// @param ranges       The ranges; what is given for a row that stands in several adds up.
+/// @param range_count  How many.
+/// @param values       What is added, one behind the other.
+///
+/// Errors: as penstock_add().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_add_ranges(
+    table: *const penstock_table,
+    ranges: *const penstock_range,
+    range_count: usize,
+    values: *const c_void,
+    clock: u64,
+) -> penstock_status {
+    guard(|| {
+        // SAFETY: as penstock.h says of every pointer.
+        let (table, rows) = unsafe { chosen(table, ranges, range_count) }?;
+        // SAFETY: likewise; there is a value for each row.
+        let values = unsafe { array(values.cast::<u8>(), table.bytes(rows.len())?, "values") }?;
+        table.core()?.add(rows.chosen(), values, self::clock(clock))?;
+        Ok(())
+    })
+}
+
+/// penstock_get() for ranges of rows, with what a single call may be told. A single range costs the least: its rows are found by one
+/// look, and copied at once where they were set so.
+///
+/// @param ranges       The ranges, whose rows this worker consumes or produces.
+/// @param range_count  How many.
+/// @param out          Where their values are copied to, one behind the other, in the order of the ranges.
+/// @param clock, slack As for penstock_get().
+/// @param call         NULL, or see penstock_call: `timeout`, `versions` (one a row).
+///
+/// Errors: as penstock_get().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_get_ranges(
+    table: *const penstock_table,
+    ranges: *const penstock_range,
+    range_count: usize,
+    out: *mut c_void,
+    clock: u64,
+    slack: i64,
+    call: *const penstock_call,
+) -> penstock_status {
+    guard(|| {
+        // SAFETY: as penstock.h says of every pointer.
+        let (table, rows) = unsafe { chosen(table, ranges, range_count) }?;
+        // SAFETY: likewise; there is room for the value of each row.
+        let out = unsafe { array_mut(out.cast::<u8>(), table.bytes(rows.len())?, "out") }?;
+        // SAFETY: likewise.
+        let call = unsafe { Call::read(call, rows.len()) }?;
+        table.get(rows.chosen(), out, self::clock(clock), self::slack(slack)?, call)
+    })
+}
+
+/// penstock_get() with a time to wait of its own, and the versions of the values.
+///
+/// @param call  NULL, or see penstock_call: `timeout`, `versions` (one a row).
+///
+/// Errors: as penstock_get().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_get_with(
+    table: *const penstock_table,
+    rows: *const u64,
+    count: usize,
+    out: *mut c_void,
+    clock: u64,
+    slack: i64,
+    call: *const penstock_call,
+) -> penstock_status {
+    guard(|| {
+        // SAFETY: as penstock.h says of every pointer.
+        let table = unsafe { shared(table, "table") }?;
+        // SAFETY: likewise.
+        let rows = unsafe { array(rows, count, "rows") }?;
+        // SAFETY: likewise; there is room for the value of each row.
+        let out = unsafe { array_mut(out.cast::<u8>(), table.bytes(count)?, "out") }?;
+        // SAFETY: likewise.
+        let call = unsafe { Call::read(call, count) }?;
+        table.get(rows.into(), out, self::clock(clock), self::slack(slack)?, call)
     })
 }
 
@@ -277,7 +440,7 @@ pub unsafe extern "C" fn penstock_prefetch(
         let table = unsafe { shared(table, "table") }?;
         // SAFETY: likewise.
         let rows = unsafe { array(rows, count, "rows") }?;
-        table.table.prefetch(rows, self::clock(clock), self::slack(slack)?)?;
+        table.core()?.prefetch(rows, self::clock(clock), self::slack(slack)?)?;
         Ok(())
     })
 }
@@ -301,7 +464,7 @@ pub unsafe extern "C" fn penstock_versions(
         let rows = unsafe { array(rows, count, "rows") }?;
         // SAFETY: likewise.
         let versions = unsafe { array_mut(versions, count, "versions") }?;
-        table.table.versions(rows, versions)?;
+        table.core()?.versions(rows, versions)?;
         Ok(())
     })
 }
@@ -323,16 +486,37 @@ pub unsafe extern "C" fn penstock_view_begin(
     view: *mut *mut penstock_view,
     bytes: *mut *const c_void,
 ) -> penstock_status {
+    // SAFETY: as penstock.h says of every pointer.
+    unsafe { penstock_view_begin_with(table, row, clock, slack, view, bytes, null()) }
+}
+
+/// penstock_view_begin() with a time to wait of its own, and the row's version.
+///
+/// @param call  NULL, or see penstock_call: `timeout`, `versions` (one).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_view_begin_with(
+    table: *const penstock_table,
+    row: u64,
+    clock: u64,
+    slack: i64,
+    view: *mut *mut penstock_view,
+    bytes: *mut *const c_void,
+    call: *const penstock_call,
+) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
         let table = unsafe { shared(table, "table") }?;
         // SAFETY: likewise.
+        let mut call = unsafe { Call::read(call, 1) }?;
+        // SAFETY: likewise.
         let view = unsafe { result(view, "view") }?;
         // SAFETY: likewise.
         let bytes = unsafe { result(bytes, "bytes") }?;
-        let core = table.table.view(row, self::clock(clock), self::slack(slack)?, table.timeout)?;
+        let (clock, slack) = (self::clock(clock), self::slack(slack)?);
+        let core = table.core()?.view(row, clock, slack, call.timeout.or(table.timeout))?;
         *bytes = core.address().as_ptr().cast_const().cast();
-        let name = table.table.spec().name.clone();
+        call.leave(core.version());
+        let name = table.name.clone();
         *view = Box::into_raw(Box::new(penstock_view { view: core, name, row }));
         Ok(())
     })
@@ -361,11 +545,71 @@ pub unsafe extern "C" fn penstock_view_end(view: *mut penstock_view) -> penstock
     })
 }
 
-fn clock(clock: u64) -> Option<u64> {
+/// Rows that a call names by ranges.
+enum Named {
+    One(Range<u64>),
+    Several(Vec<u64>),
+}
+
+impl Named {
+    fn len(&self) -> usize {
+        self.chosen().len()
+    }
+
+    fn chosen(&self) -> Chosen<'_> {
+        match self {
+            Self::One(range) => range.clone().into(),
+            Self::Several(rows) => rows.into(),
+        }
+    }
+}
+
+/// A table, and rows of it.
+///
+/// # Safety
+///
+/// - As penstock.h says of every pointer.
+unsafe fn chosen<'a>(
+    table: *const penstock_table,
+    ranges: *const penstock_range,
+    count: usize,
+) -> Result<(&'a penstock_table, Named), Failure> {
+    // SAFETY: the caller's promise.
+    let table = unsafe { shared(table, "table") }?;
+    // SAFETY: likewise.
+    let ranges = unsafe { array(ranges, count, "ranges") }?;
+    judge(ranges, "ranges")?;
+    let rows = table.core()?.spec().rows;
+    // Before any memory is taken for them.
+    if let Some(range) = ranges.iter().find(|range| range.end > rows) {
+        let message =
+            format!("`{}`: expected rows below {rows}, got {} to {}", table.name, range.first, range.end);
+        let hint = "ranges end behind their last row";
+        return Err(Failure::new(penstock_status::PENSTOCK_UNKNOWN_ROW, message, hint));
+    }
+    let total = ranges.iter().try_fold(0u64, |sum, range| sum.checked_add(range.end - range.first));
+    table.bytes(total.and_then(|total| usize::try_from(total).ok()).unwrap_or(usize::MAX))?;
+    Ok(match ranges {
+        [range] => (table, Named::One(range.first..range.end)),
+        _ => (table, Named::Several(ranges.iter().flat_map(|range| range.first..range.end).collect())),
+    })
+}
+
+/// A slack as C has it.
+pub(crate) fn spell_slack(slack: Slack) -> i64 {
+    match slack {
+        Slack::Bound(bound) => bound.into(),
+        Slack::Unbounded => PENSTOCK_SLACK_UNBOUNDED,
+    }
+}
+
+/// A clock as the core reads it.
+pub(crate) fn clock(clock: u64) -> Option<u64> {
     (clock != PENSTOCK_CLOCK_AUTO).then_some(clock)
 }
 
-fn slack(slack: i64) -> Result<Option<Slack>, Failure> {
+/// A slack as the core reads it.
+pub(crate) fn slack(slack: i64) -> Result<Option<Slack>, Failure> {
     match slack {
         PENSTOCK_SLACK_DEFAULT => Ok(None),
         PENSTOCK_SLACK_UNBOUNDED => Ok(Some(Slack::Unbounded)),
@@ -378,8 +622,43 @@ fn slack(slack: i64) -> Result<Option<Slack>, Failure> {
 }
 
 impl penstock_table {
+    /// The table, unless it was dropped.
+    #[inline]
+    pub(crate) fn core(&self) -> Result<&Table, Failure> {
+        // SAFETY: nobody drops the table while another call for it is under way, as penstock.h says.
+        let table = unsafe { &*self.table.get() };
+        table.as_ref().ok_or_else(|| penstock::worker::Error::Dropped { name: self.name.clone() }.into())
+    }
+
+    /// Its requests.
+    pub(crate) fn requests(&self) -> &Line {
+        &self.requests
+    }
+
+    /// How long its calls wait.
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        self.timeout
+    }
+
+    /// A get that was told how long to wait, or where to leave versions.
+    fn get(
+        &self,
+        rows: Chosen<'_>,
+        out: &mut [u8],
+        clock: Option<u64>,
+        slack: Option<Slack>,
+        call: Call<'_>,
+    ) -> Result<(), Failure> {
+        let (table, timeout) = (self.core()?, call.timeout.or(self.timeout));
+        match call.versions {
+            Some(versions) => table.get_versions(rows, out, versions, clock, slack, timeout)?,
+            None => table.get(rows, out, clock, slack, timeout)?,
+        };
+        Ok(())
+    }
+
     /// Bytes of `count` rows.
-    fn bytes(&self, count: usize) -> Result<usize, Failure> {
+    pub(crate) fn bytes(&self, count: usize) -> Result<usize, Failure> {
         count.checked_mul(self.row_bytes).ok_or_else(|| {
             Failure::argument(format!(
                 "expected rows that fit into memory, got {count} of {} bytes",
@@ -398,7 +677,7 @@ impl penstock_table_options {
     unsafe fn read(&self) -> Result<TableDeclaration, Failure> {
         // SAFETY: the caller's promise.
         let name = unsafe { text(self.name, "options->name") }?.to_owned();
-        if self.reserved != [0; 4] {
+        if self.reserved != [0; 3] {
             let message = format!("`{name}`: expected 0 in what is reserved: zero the options first");
             return Err(Failure::argument(message));
         }
@@ -428,8 +707,13 @@ impl penstock_table_options {
         let consume = unsafe {
             rows(self.consume, self.consume_count, self.consume_ranges, self.consume_range_count, "consume")
         }?;
+        let adaptive = adaptive(self.adaptive_min, self.adaptive_max, &name)?;
+        if adaptive.is_some() && self.slack != 0 {
+            let message = format!("`{name}`: expected `slack` 0 beside `adaptive_max`, got {}", self.slack);
+            return Err(Failure::argument(message));
+        }
         Ok(TableDeclaration {
-            adaptive: None,
+            adaptive,
             rows: self.rows,
             row_bytes: self.row_bytes,
             element: sum.then(|| element(self.dtype, &name)).transpose()?,
@@ -442,6 +726,18 @@ impl penstock_table_options {
             name,
         })
     }
+}
+
+/// Bounds of a slack that follows waiting; none where both are 0.
+fn adaptive(min: u32, max: u32, name: &str) -> Result<Option<Adaptive>, Failure> {
+    if (min, max) == (0, 0) {
+        return Ok(None);
+    }
+    let bounds = format!("{min}:{max}").parse().map_err(|error: ParseAdaptiveError| {
+        let hint = "`adaptive_min` is at most `adaptive_max`";
+        Failure::new(penstock_status::PENSTOCK_BAD_OPTION, format!("`{name}`: {error}"), hint)
+    })?;
+    Ok(Some(bounds))
 }
 
 /// The element type of a table that sums.
@@ -472,13 +768,17 @@ unsafe fn rows(
     let list = unsafe { array(list, count, what) }?;
     // SAFETY: likewise.
     let ranges = unsafe { array(ranges, range_count, what) }?;
-    if let Some(range) = ranges.iter().find(|range| range.first > range.end) {
-        let message = format!(
-            "expected ranges in `{what}` that end behind their first row, got {} to {}",
-            range.first, range.end
-        );
-        return Err(Failure::argument(message));
-    }
+    judge(ranges, what)?;
     let single = list.iter().map(|&row| row..row.saturating_add(1));
     Ok(RowSet::from_ranges(ranges.iter().map(|range| range.first..range.end).chain(single)))
+}
+
+/// Refuses ranges that end before they begin.
+fn judge(ranges: &[penstock_range], what: &str) -> Result<(), Failure> {
+    let Some(range) = ranges.iter().find(|range| range.first > range.end) else { return Ok(()) };
+    let message = format!(
+        "expected ranges in `{what}` that end behind their first row, got {} to {}",
+        range.first, range.end
+    );
+    Err(Failure::argument(message))
 }

@@ -1,14 +1,18 @@
 //! Push and pull.
 
 use crate::boundary::{array, guard, or, result, shared, text, timeout, value};
+use crate::call::{Call, penstock_call};
 use crate::job::penstock_job;
 use crate::optimizer::penstock_optimizer;
+use crate::request::Line;
 use crate::status::{Failure, penstock_status};
 use penstock::worker::{Declaration, Tensor};
 use penstock_kernels::{Dtype, Settings};
-use penstock_proto::consistency::{Consistency, MAX_SLACK};
+use penstock_proto::adaptive::{Adaptive, ParseAdaptiveError};
+use penstock_proto::consistency::{Consistency, MAX_SLACK, ParseConsistencyError};
 use penstock_proto::spec::{MAX_DIMENSIONS, Reduce, TensorSpec};
 use std::ffi::{c_char, c_void};
+use std::ptr::null;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -47,6 +51,8 @@ pub struct penstock_tensor {
     /// What travels with the next push. Pushes and pulls hold it: they go one after the other.
     settings: Mutex<Settings>,
     timeout: Option<Duration>,
+    /// Requests for it that are not done, which go one after the other.
+    requests: Line,
 }
 
 /// What a tensor is declared to be. Every worker declares the same. Zero all of it, then set what should be otherwise.
@@ -64,7 +70,8 @@ pub struct penstock_tensor_options {
     pub value: *const c_void,
     /// What it does with contributions. Zeroed: adds them.
     pub optimizer: penstock_optimizer,
-    /// "bsp", "ssp:SLACK" or "asp". NULL: the job's option `consistency`, which is "bsp" unless set.
+    /// "bsp", "ssp:SLACK", "ssp:auto:MIN:MAX" (the slack follows waiting, between the two) or "asp". NULL: the job's option
+    /// `consistency`, which is "bsp" unless set.
     pub consistency: *const c_char,
     /// One of penstock_reduce. 0: the mean.
     pub reduce: u32,
@@ -114,7 +121,8 @@ pub unsafe extern "C" fn penstock_tensor_create(
                 let value = unsafe { array(options.value.cast::<u8>(), bytes, "options->value") }?;
                 core.initialize((!options.value.is_null()).then_some(value), wait)?;
             }
-            Ok(penstock_tensor { tensor: core, settings: Mutex::new(settings), timeout: wait })
+            let (settings, requests) = (Mutex::new(settings), job.requests().line());
+            Ok(penstock_tensor { tensor: core, settings, timeout: wait, requests })
         })?;
         Ok(())
     })
@@ -143,14 +151,32 @@ pub unsafe extern "C" fn penstock_push(
     data: *const c_void,
     bytes: usize,
 ) -> penstock_status {
+    // SAFETY: as penstock.h says of every pointer.
+    unsafe { penstock_push_with(tensor, data, bytes, null()) }
+}
+
+/// penstock_push() with a time to wait of its own, in parts (`more`), and what it is stamped with.
+///
+/// @param call  NULL, or see penstock_call: `timeout`, `more`, `versions` (one).
+///
+/// Errors: as penstock_push().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_push_with(
+    tensor: *const penstock_tensor,
+    data: *const c_void,
+    bytes: usize,
+    call: *const penstock_call,
+) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
         let tensor = unsafe { shared(tensor, "tensor") }?;
         // SAFETY: likewise.
         let given = unsafe { array(data.cast::<u8>(), bytes, "data") }?;
-        let data = (!data.is_null()).then_some(given);
-        let settings = tensor.lock();
-        tensor.tensor.push(data, *settings, false, tensor.timeout)?;
+        // SAFETY: likewise.
+        let mut call = unsafe { Call::read(call, 1) }?;
+        tensor.requests.take_turn();
+        let stamp = tensor.push((!data.is_null()).then_some(given), call.more, call.timeout)?;
+        call.leave(stamp);
         Ok(())
     })
 }
@@ -167,12 +193,28 @@ pub unsafe extern "C" fn penstock_lane(
     tensor: *const penstock_tensor,
     lane: *mut *mut c_void,
 ) -> penstock_status {
+    // SAFETY: as penstock.h says of every pointer.
+    unsafe { penstock_lane_with(tensor, lane, null()) }
+}
+
+/// penstock_lane() with a time to wait of its own.
+///
+/// @param call  NULL, or see penstock_call: `timeout`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_lane_with(
+    tensor: *const penstock_tensor,
+    lane: *mut *mut c_void,
+    call: *const penstock_call,
+) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
         let tensor = unsafe { shared(tensor, "tensor") }?;
         // SAFETY: likewise.
         let lane = unsafe { result(lane, "lane") }?;
-        *lane = tensor.tensor.lane(tensor.timeout)?.base().as_ptr().cast();
+        // SAFETY: likewise.
+        let call = unsafe { Call::read(call, 1) }?;
+        tensor.requests.take_turn();
+        *lane = tensor.tensor.lane(call.timeout.or(tensor.timeout))?.base().as_ptr().cast();
         Ok(())
     })
 }
@@ -196,13 +238,33 @@ pub unsafe extern "C" fn penstock_pull_into(
     bytes: usize,
     slack: i64,
 ) -> penstock_status {
+    // SAFETY: as penstock.h says of every pointer.
+    unsafe { penstock_pull_into_with(tensor, out, bytes, slack, null()) }
+}
+
+/// penstock_pull_into() with a time to wait of its own, and the value's version.
+///
+/// @param call  NULL, or see penstock_call: `timeout`, `versions` (one).
+///
+/// Errors: as penstock_pull_into().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_pull_into_with(
+    tensor: *const penstock_tensor,
+    out: *mut c_void,
+    bytes: usize,
+    slack: i64,
+    call: *const penstock_call,
+) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
         let tensor = unsafe { shared(tensor, "tensor") }?;
         // SAFETY: likewise.
         let out = unsafe { crate::boundary::array_mut(out.cast::<u8>(), bytes, "out") }?;
-        let _turn = tensor.lock();
-        tensor.tensor.pull_into(out, pull_slack(slack), tensor.timeout)?;
+        // SAFETY: likewise.
+        let mut call = unsafe { Call::read(call, 1) }?;
+        tensor.requests.take_turn();
+        let version = tensor.pull_into(out, pull_slack(slack), call.timeout)?;
+        call.leave(version);
         Ok(())
     })
 }
@@ -223,20 +285,88 @@ pub unsafe extern "C" fn penstock_pull(
     value: *mut *const c_void,
     slack: i64,
 ) -> penstock_status {
+    // SAFETY: as penstock.h says of every pointer.
+    unsafe { penstock_pull_with(tensor, value, slack, null()) }
+}
+
+/// penstock_pull() with a time to wait of its own, and the value's version.
+///
+/// @param call  NULL, or see penstock_call: `timeout`, `versions` (one).
+///
+/// Errors: as penstock_pull().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_pull_with(
+    tensor: *const penstock_tensor,
+    value: *mut *const c_void,
+    slack: i64,
+    call: *const penstock_call,
+) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
         let tensor = unsafe { shared(tensor, "tensor") }?;
         // SAFETY: likewise.
         let value = unsafe { result(value, "value") }?;
+        // SAFETY: likewise.
+        let mut call = unsafe { Call::read(call, 1) }?;
+        tensor.requests.take_turn();
         let (core, slack, _turn) = (&tensor.tensor, pull_slack(slack), tensor.lock());
-        let memory = if core.stable(slack)? {
-            core.pull(slack, tensor.timeout)?;
-            core.model()
+        let wait = call.timeout.or(tensor.timeout);
+        let (version, memory) = if core.stable(slack)? {
+            (core.pull(slack, wait)?, core.model())
         } else {
-            core.pull_mirror(slack, tensor.timeout)?;
-            core.mirror()?
+            (core.pull_mirror(slack, wait)?, core.mirror()?)
         };
+        call.leave(version);
         *value = memory.base().as_ptr().cast_const().cast();
+        Ok(())
+    })
+}
+
+/// Overwrites the value, as when a run goes on from what was saved. Every worker of the job calls; rank 0's value counts.
+///
+/// The optimizer's state and its steps stay. Every worker's contributions before are in what is overwritten, and every pull behind it
+/// sees the new value.
+///
+/// @param job      The tensor's job.
+/// @param value    On rank 0 the value, of the tensor's shape and dtype; elsewhere it is not looked at.
+/// @param bytes    Its size, penstock_tensor_bytes().
+/// @param timeout  Seconds to wait at each of two barriers; 0: the tensor's.
+///
+/// Errors: PENSTOCK_BAD_SHAPE (on rank 0), PENSTOCK_BARRIER_TIMEOUT (the text names the ranks that did not come), and those of
+/// penstock_clock().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn penstock_load(
+    job: *const penstock_job,
+    tensor: *const penstock_tensor,
+    value: *const c_void,
+    bytes: usize,
+    timeout: f64,
+) -> penstock_status {
+    guard(|| {
+        // SAFETY: as penstock.h says of every pointer.
+        let job = unsafe { shared(job, "job") }?.core();
+        // SAFETY: likewise.
+        let tensor = unsafe { shared(tensor, "tensor") }?;
+        let wait = self::timeout(timeout)?.or(tensor.timeout);
+        let value = if job.rank() == 0 {
+            // SAFETY: likewise.
+            let value = unsafe { array(value.cast::<u8>(), bytes, "value") }?;
+            if bytes != tensor.bytes() {
+                let (name, expected) = (tensor.tensor.spec().name.clone(), tensor.bytes());
+                return Err(penstock::worker::Error::WrongSize { name, expected, got: bytes }.into());
+            }
+            Some(value)
+        } else {
+            None
+        };
+        tensor.requests.take_turn();
+        let _turn = tensor.lock();
+        job.barrier(wait)?;
+        if let Some(value) = value {
+            let steps = tensor.tensor.steps(wait)?;
+            tensor.tensor.load(0, value, steps, wait)?;
+        }
+        job.barrier(wait)?;
         Ok(())
     })
 }
@@ -265,12 +395,27 @@ pub unsafe extern "C" fn penstock_set_lr(tensor: *const penstock_tensor, lr: f64
 }
 
 /// A slack of a tensor, as the core reads it: it judges what is none.
-fn pull_slack(slack: i64) -> Option<i64> {
+pub(crate) fn pull_slack(slack: i64) -> Option<i64> {
     match slack {
         PENSTOCK_SLACK_DEFAULT => None,
         PENSTOCK_SLACK_UNBOUNDED => Some(i64::from(MAX_SLACK)),
         slack => Some(slack),
     }
+}
+
+/// A consistency, and the bounds of its slack where it follows waiting.
+fn consistency(text: &str) -> Result<(Consistency, Option<Adaptive>), Failure> {
+    let refuse = |error: String| {
+        let hint = "such as \"bsp\", \"ssp:4\", \"ssp:auto:0:8\" or \"asp\"";
+        Failure::new(penstock_status::PENSTOCK_BAD_OPTION, error, hint)
+    };
+    let Some(bounds) = text.strip_prefix("ssp:auto:") else {
+        return Ok((text.parse().map_err(|error: ParseConsistencyError| refuse(error.to_string()))?, None));
+    };
+    let adaptive: Adaptive = bounds.parse().map_err(|error: ParseAdaptiveError| refuse(error.to_string()))?;
+    let bound = format!("ssp:{}", adaptive.max);
+    let consistency = bound.parse().map_err(|error: ParseConsistencyError| refuse(error.to_string()))?;
+    Ok((consistency, Some(adaptive)))
 }
 
 /// The element type of a number in C.
@@ -285,6 +430,47 @@ pub(crate) fn dtype(code: u32, what: &str) -> Result<Dtype, Failure> {
 impl penstock_tensor {
     fn bytes(&self) -> usize {
         self.tensor.spec().bytes() as usize
+    }
+
+    /// Contributes, in its turn.
+    pub(crate) fn push(
+        &self,
+        data: Option<&[u8]>,
+        more: bool,
+        timeout: Option<Duration>,
+    ) -> Result<u64, Failure> {
+        let settings = self.lock();
+        Ok(self.tensor.push(data, *settings, more, timeout.or(self.timeout))?)
+    }
+
+    /// Copies the value, in its turn.
+    pub(crate) fn pull_into(
+        &self,
+        out: &mut [u8],
+        slack: Option<i64>,
+        timeout: Option<Duration>,
+    ) -> Result<u64, Failure> {
+        let _turn = self.lock();
+        Ok(self.tensor.pull_into(out, slack, timeout.or(self.timeout))?)
+    }
+
+    /// The same; `begun` is called as soon as it is clear how fresh the value has to be.
+    pub(crate) fn pull_begun(
+        &self,
+        out: &mut [u8],
+        slack: Option<i64>,
+        timeout: Option<Duration>,
+        begun: impl FnOnce(),
+    ) -> Result<u64, Failure> {
+        let _turn = self.lock();
+        let asked = self.tensor.ask(slack);
+        begun();
+        Ok(self.tensor.pull_asked(asked?, out, timeout.or(self.timeout))?)
+    }
+
+    /// Its requests.
+    pub(crate) fn requests(&self) -> &Line {
+        &self.requests
     }
 
     fn lock(&self) -> MutexGuard<'_, Settings> {
@@ -308,16 +494,11 @@ impl penstock_tensor_options {
         }
         // SAFETY: likewise.
         let shape = unsafe { array(self.shape, self.dimensions as usize, "options->shape") }?.to_vec();
-        let consistency = if self.consistency.is_null() {
-            job.core().options().consistency
+        let (consistency, adaptive) = if self.consistency.is_null() {
+            (job.core().options().consistency, None)
         } else {
             // SAFETY: likewise.
-            unsafe { text(self.consistency, "options->consistency") }?.parse::<Consistency>().map_err(
-                |error| {
-                    let hint = "such as \"bsp\", \"ssp:4\" or \"asp\"";
-                    Failure::new(penstock_status::PENSTOCK_BAD_OPTION, error.to_string(), hint)
-                },
-            )?
+            consistency(unsafe { text(self.consistency, "options->consistency") }?)?
         };
         let reduce = match self.reduce {
             0 => Reduce::Mean,
@@ -345,12 +526,8 @@ impl penstock_tensor_options {
             clip: (self.clip != 0.0).then_some(self.clip),
             refuse_nonfinite: self.refuse_nonfinite != 0,
         };
-        let declaration = Declaration {
-            spec,
-            consistency: Some(consistency),
-            adaptive: None,
-            timeout: timeout(self.timeout)?,
-        };
+        let declaration =
+            Declaration { spec, consistency: Some(consistency), adaptive, timeout: timeout(self.timeout)? };
         Ok((declaration, settings))
     }
 }

@@ -93,6 +93,8 @@ fn shape<'py>(py: Python<'py>, error: &Error) -> Shape<'py> {
             .with("version", *version)
             .with("wanted", *wanted),
         Error::NeverStill { row, waited, .. } => named("GetTimeout").waited(&[], *waited).with("row", *row),
+        Error::Dropped { .. } => named("TableDropped"),
+        Error::DropTimeout { missing, waited, .. } => named("DeadlineExceeded").waited(missing, *waited),
         Error::TableTimeout { missing, waited, .. } => named("DeadlineExceeded").waited(missing, *waited),
         Error::PullTimeout { missing, waited, .. } => named("PullTimeout").waited(missing, *waited),
         Error::NoValue { waited, .. } => named("PullTimeout").waited(&[0], *waited),

@@ -336,3 +336,157 @@ fn memory_beyond_the_servers_is_refused_with_the_numbers() {
         assert_eq!(table.produced().len(), 2, "a table of 2^40 rows costs what is produced");
     });
 }
+
+#[test]
+fn a_table_for_which_somebody_was_late_is_made_by_declaring_it_again() {
+    for way in [Way::Memory, Way::Tcp, Way::Mixed] {
+        let cluster = Cluster::over(way, 2, 2, &[("lease", "20")]);
+        let turn = Barrier::new(2);
+        cluster.run(|job| {
+            let soon = Some(Duration::from_millis(30));
+            let given = declaration("U", mine(job), all(job));
+            let hasty = || job.table(TableDeclaration { timeout: soon, ..given.clone() });
+            if job.rank() == 0 {
+                let late = hasty().unwrap_err();
+                assert!(
+                    matches!(&late, Error::TableTimeout { missing, .. } if *missing == [1]),
+                    "{way:?}: {late}"
+                );
+                turn.wait();
+            } else {
+                turn.wait();
+                // All have declared it now, but worker 0 does not wait any more: this one gives up too, if a little later.
+                let late = hasty().unwrap_err();
+                assert!(matches!(&late, Error::Unanswered { .. }), "{way:?}: {late}");
+            }
+            turn.wait();
+            let other = TableDeclaration { produce: RowSet::default(), ..given.clone() };
+            if job.rank() == 0 {
+                let refused = job.table(other).unwrap_err();
+                let twice = |error: &Error| {
+                    matches!(error, Error::Refused(Refusal::Table(TableError::DeclaredTwice { .. })))
+                };
+                assert!(twice(&refused), "{way:?}: worker 1 knows already who produces what: {refused}");
+            }
+            let table = job.table(given.clone()).unwrap();
+            set(&table, &rows(mine(job)), 1.0, Some(1)).unwrap();
+            assert_eq!(get(&table, &rows(all(job)), Some(1), None).unwrap(), [1.0; 8], "{way:?}");
+            job.barrier(None).unwrap();
+        });
+    }
+}
+
+#[test]
+fn the_same_declaration_gives_the_same_table_and_another_is_refused_by_what_differs() {
+    let cluster = Cluster::new(1, 1, &[]);
+    cluster.run(|job| {
+        let given = declaration("U", 0..4, 0..4);
+        let first = job.table(given.clone()).unwrap();
+        set(&first, &[3], 7.0, Some(1)).unwrap();
+        drop(first);
+        // Whoever had a handle: others may wait for its rows.
+        let again = job.table(given.clone()).unwrap();
+        assert_eq!(get(&again, &[3], Some(1), None).unwrap(), [7.0]);
+        let others = [
+            (TableDeclaration { rows: 65, ..given.clone() }, "other rows: 64 then, 65 now"),
+            (
+                TableDeclaration { slack: Slack::Bound(3), ..given.clone() },
+                "other slack: Bound(0) then, Bound(3) now",
+            ),
+            (
+                TableDeclaration { element: Some(Dtype::F32), ..given.clone() },
+                "other elements: Some(F64) then",
+            ),
+            (declaration("U", 0..5, 0..4), "row 4 not among those that are produced then"),
+            (declaration("U", 0..4, 1..4), "row 0 among those that are consumed then"),
+        ];
+        for (other, said) in others {
+            let refused = job.table(other).unwrap_err().to_string();
+            assert!(refused.contains(said), "{refused}");
+        }
+        let all = std::thread::scope(|scope| {
+            let one = || scope.spawn(|| job.table(declaration("V", 0..4, 0..4)).unwrap());
+            [one(), one(), one()].map(|thread| thread.join().unwrap())
+        });
+        set(&all[0], &[1], 5.0, Some(1)).unwrap();
+        assert!(all.iter().all(|table| get(table, &[1], Some(1), None) == Ok(vec![5.0])));
+    });
+}
+
+#[test]
+fn a_table_that_all_have_dropped_gives_back_its_memory_and_its_name() {
+    for way in [Way::Memory, Way::Tcp, Way::Mixed] {
+        for propagation in PROPAGATIONS {
+            // Room for some tables, but not for all that are made one after the other.
+            let cluster = Cluster::over(way, 2, 2, &[("lease", "20"), ("memory", "8MiB")]);
+            cluster.run(|job| {
+                for turn in 1..=12u32 {
+                    let wide = TableDeclaration {
+                        rows: 2 * 1024,
+                        row_bytes: 8 * WIDTH as u32 * turn,
+                        produce: RowSet::from_ranges([
+                            u64::from(job.rank()) * 1024..u64::from(job.rank() + 1) * 1024
+                        ]),
+                        consume: RowSet::from_ranges([0..2 * 1024]),
+                        propagation,
+                        ..declaration("U", 0..0, 0..0)
+                    };
+                    let table = job.table(wide.clone()).unwrap();
+                    let value = f64::from(turn);
+                    let own = u64::from(job.rank()) * 1024;
+                    table.set(&[own], &value.to_le_bytes().repeat(WIDTH * turn as usize), Some(1)).unwrap();
+                    let mut out = vec![0; 8 * WIDTH * turn as usize];
+                    table.get(&[1024 - own], &mut out, Some(1), None, None).unwrap();
+                    assert!(common::numbers(&out).iter().all(|got| *got == value), "{way:?} {propagation}");
+                    table.discard(None).unwrap();
+                    let refused = table.set(&[own], &out, Some(2)).unwrap_err();
+                    assert_eq!(refused, Error::Dropped { name: "U".to_owned() }, "{way:?} {propagation}");
+                    assert!(table.get(&[own], &mut out, None, None, None).is_err());
+                }
+                job.barrier(None).unwrap();
+            });
+        }
+    }
+}
+
+#[test]
+fn who_does_not_drop_a_table_is_named_and_goes_on_reading_what_was_set() {
+    let cluster = Cluster::new(2, 1, &[]);
+    let turn = Barrier::new(2);
+    cluster.run(|job| {
+        let given = declaration("U", mine(job), all(job));
+        let table = job.table(given.clone()).unwrap();
+        set(&table, &rows(mine(job)), 3.0, Some(1)).unwrap();
+        if job.rank() == 0 {
+            let late = table.discard(Some(Duration::from_millis(20))).unwrap_err();
+            assert!(matches!(&late, Error::DropTimeout { missing, .. } if *missing == [1]), "{late}");
+            let again = job.table(given.clone()).unwrap_err();
+            assert_eq!(again, Error::Dropped { name: "U".to_owned() }, "not before all have");
+            turn.wait();
+        } else {
+            turn.wait();
+            // Nothing newer will come of who has dropped it, so nobody waits for that.
+            assert_eq!(get(&table, &rows(0..ROWS), Some(9), None).unwrap(), [3.0; 4]);
+        }
+        table.discard(None).unwrap();
+        let anew = job.table(given.clone()).unwrap();
+        assert_eq!(get(&anew, &rows(all(job)), Some(0), None).unwrap(), [0.0; 8], "a table of its own");
+        job.barrier(None).unwrap();
+    });
+}
+
+#[test]
+fn a_get_tells_the_version_of_each_value() {
+    let cluster = Cluster::new(1, 1, &[]);
+    cluster.run(|job| {
+        let table = job.table(declaration("U", 0..4, 0..4)).unwrap();
+        set(&table, &[0, 2], 1.0, Some(5)).unwrap();
+        set(&table, &[1], 1.0, Some(7)).unwrap();
+        let mut out = vec![0; 8 * WIDTH * 3];
+        let mut versions = [0; 3];
+        let least = table.get_versions(&[1, 0, 3], &mut out, &mut versions, Some(0), None, None).unwrap();
+        assert_eq!((versions, least), ([7, 5, 0], 0));
+        let refused = table.get_versions(&[1, 0, 3], &mut out, &mut versions[..2], Some(0), None, None);
+        assert!(matches!(refused, Err(Error::WrongSize { expected: 24, got: 16, .. })));
+    });
+}

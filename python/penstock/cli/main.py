@@ -75,9 +75,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         0, or what the command says; 2 for a wrong command line, 130 after Ctrl-C.
     """
+    return answered(_dispatch, arguments)
+
+
+def server(arguments: Sequence[str] | None = None) -> int:
+    """Runs `penstock-server`, and returns its exit code; arguments as for `main`."""
+    from penstock.cli import standalone
+
+    return answered(standalone.main, arguments)
+
+
+def answered(entry: Callable[[list[str]], int], arguments: Sequence[str] | None) -> int:
+    """Runs a command; what is wrong is said on standard error."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _dispatch(given)
+        return entry(given)
+    except SystemExit as ended:  # argparse after --help
+        return ended.code if isinstance(ended.code, int) else 0
     except PenstockError as error:
         terminal.error(_message(error), error.hint)
         return terminal.EXIT_USAGE if isinstance(error, OptionError) else 1
@@ -107,10 +121,7 @@ def _dispatch(given: list[str]) -> int:
             f"did you mean `penstock {meant}`?" if meant else f"the commands are {', '.join(COMMANDS)}",
         )
     entry = cast(Callable[[Sequence[str]], int], import_module(COMMANDS[name].module).main)
-    try:
-        return entry(rest)
-    except SystemExit as ended:  # argparse after --help
-        return ended.code if isinstance(ended.code, int) else 0
+    return entry(rest)
 
 
 def _message(error: PenstockError) -> str:

@@ -78,6 +78,20 @@ def environment(given: argparse.Namespace) -> dict[str, str]:
     return {option.env: value for option, value in found.items() if value is not None}
 
 
+def chosen(given: argparse.Namespace) -> dict[str, str]:
+    """
+    What `given` sets, by the options' names, checked.
+
+    Raises
+    ------
+    OptionError
+        An option has a value that it cannot have.
+    """
+    environment(given)
+    found = {name: getattr(given, f"option_{name}", None) for name in table()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def _destination(option: Option) -> str:
     return f"option_{option.name}"
 

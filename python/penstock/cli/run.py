@@ -19,6 +19,7 @@ EXAMPLES = """\
   penstock run --workers 4 train.py --epochs 3
   penstock run --workers 4 --servers 2 --consistency ssp:4 train.py
   penstock run --workers 2 -m my.training --epochs 3
+  penstock run --workers 2 ./program --epochs 3              # C, C++ or a shell script: anything executable
   penstock run --workers 4 --on-worker-loss continue train.py
 
 A script joins its job by `penstock.init()`. It finds its rank in PENSTOCK_RANK and RANK, the number
@@ -33,7 +34,7 @@ def parser() -> terminal.Parser:
         "Starts a script on several workers, with the servers they share, on this machine.",
         EXAMPLES,
     )
-    result.usage = "penstock run [options] (script.py | -m module) ARGS..."
+    result.usage = "penstock run [options] (script.py | -m module | ./program) ARGS..."
     add_job_arguments(result, workers=1)
     result.add_argument(
         "--grace",
@@ -80,7 +81,7 @@ def split(rules: terminal.Parser, arguments: Sequence[str]) -> tuple[list[str], 
     Our own options, and what is the script's: everything from the script or the module on, whatever it looks
     like.
 
-    The second part is what the Python interpreter is given.
+    The second part is what the Python interpreter is given, or a program and its arguments.
     """
     rest = list(arguments)
     head: list[str] = []
@@ -132,8 +133,42 @@ def check_command(command: Sequence[str]) -> None:
         terminal.refuse(
             f"{name!r} is a folder, not a script", "give a Python file, or a folder that holds a __main__.py"
         )
+    if begins_with(name, _ELF) and not os.access(name, os.X_OK):
+        terminal.refuse(f"the program {name!r} cannot be executed", f"`chmod +x {name}`")
+    if is_program(name):
+        return
     if not os.access(name, os.R_OK):
         terminal.refuse(f"the script {name!r} cannot be read", "look at its permissions")
+
+
+_ELF = b"\x7fELF"
+
+
+def begins_with(name: str, head: bytes) -> bool:
+    """Whether a file begins with these bytes, as far as it can be read."""
+    try:
+        with Path(name).open("rb") as file:
+            return file.read(len(head)) == head
+    except OSError:
+        return False
+
+
+def is_program(name: str) -> bool:
+    """
+    Whether a file is started as it is: an executable that is no Python script, whether it is called .py or
+    names Python in its first line.
+    """
+    if (
+        Path(name).suffix in (".py", ".pyz", ".pyc")
+        or not Path(name).is_file()
+        or not os.access(name, os.X_OK)
+    ):
+        return False
+    if not begins_with(name, b"#!"):
+        # One that may be executed and not read is no script; a Python script without a first line is text.
+        return begins_with(name, _ELF) or not os.access(name, os.R_OK)
+    with Path(name).open("rb") as file:
+        return b"python" not in file.readline(256)
 
 
 def make_plan(given: argparse.Namespace, command: Sequence[str], *, grace: float = 5.0) -> Plan:
@@ -150,8 +185,10 @@ def make_plan(given: argparse.Namespace, command: Sequence[str], *, grace: float
     environment = options.environment(given)
     on_loss = options.table()["on_worker_loss"]
     loss = environment.get(on_loss.env) or os.environ.get(on_loss.env) or on_loss.default
+    program = is_program(command[0])
     return Plan(
-        command=command,
+        command=[str(Path(command[0]).absolute()), *command[1:]] if program else command,
+        program=program,
         workers=count(given.workers, "--workers", _core.MAX_WORKERS),
         servers=count(given.servers, "--servers", _core.MAX_SERVERS),
         consistency=given.option_consistency or "",

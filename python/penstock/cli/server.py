@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     given.ca, given.insecure = given.option_ca, given.insecure or given.option_security == "insecure"
     contact = manager.contact(given, required=True)
     token = manager.token(given, "server")
-    settings = chosen(given)
+    settings = options.chosen(given)
     with contextlib.suppress(_Stopped):
         signal.signal(signal.SIGTERM, _stop)
         service = _core.Service(given.listen or [LISTEN], settings, given.advertise)
@@ -73,13 +73,6 @@ def main(arguments: Sequence[str]) -> int:
         finally:
             service.stop()
     return 0
-
-
-def chosen(given: argparse.Namespace) -> dict[str, str]:
-    """The options that were given, by name, checked."""
-    options.environment(given)
-    found = {name: getattr(given, f"option_{name}", None) for name in options.table()}
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def _tell(given: argparse.Namespace, where: str, address: str) -> None:

@@ -44,7 +44,12 @@ class Plan:
     """What to start."""
 
     command: Sequence[str]
-    """Arguments to the Python interpreter: a script's path, or "-m" and a module, and what it is given."""
+    """
+    Arguments to the Python interpreter: a script's path, or "-m" and a module, and what it is given. With
+    `program` a program's path, and what it is given.
+    """
+    program: bool = False
+    """Whether the command is started as it is, and not by the Python interpreter."""
     workers: int = 1
     servers: int = 1
     consistency: str = ""
@@ -155,11 +160,12 @@ class Launch:
         arrange = die_with(os.getpid())
         for index, endpoint in enumerate(endpoints):
             numbers = [str(number) for number in (index, plan.servers, plan.workers)]
-            command = ["-m", "penstock.launch.server", endpoint, *numbers]
+            command = [sys.executable, "-u", "-m", "penstock.launch.server", endpoint, *numbers]
             self._spawn(warden, Name("server", index), command, common, arrange)
         for rank in range(plan.workers):
             environment = {**common, **_worker_environment(rank, plan.workers, endpoints)}
-            self._spawn(warden, Name("worker", rank), plan.command, environment, arrange)
+            command = plan.command if plan.program else [sys.executable, "-u", *plan.command]
+            self._spawn(warden, Name("worker", rank), command, environment, arrange)
 
     def _spawn(
         self,
@@ -173,7 +179,7 @@ class Launch:
         try:
             process = Process(
                 name,
-                [sys.executable, "-u", *command],
+                command,
                 environment,
                 arrange,
                 report=report,

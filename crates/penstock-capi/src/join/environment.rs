@@ -10,6 +10,8 @@ use penstock_proto::message::Secret;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Launcher {
     Penstock,
+    /// None that is known: the program says rank and size itself.
+    Hand,
     Torchrun,
     Mpirun,
     Srun,
@@ -135,7 +137,7 @@ impl Environment<'_> {
                 let (run, restart) = (one("TORCHELASTIC_RUN_ID"), one("TORCHELASTIC_RESTART_COUNT"));
                 Some(format!("{meeting}/{run}/{restart}"))
             }
-            Launcher::Penstock => None,
+            Launcher::Penstock | Launcher::Hand => None,
         }
     }
 }

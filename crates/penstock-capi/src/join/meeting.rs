@@ -2,8 +2,8 @@
 //!
 //! Rank 0 starts a server inside its own process and writes the server's endpoint and the job's secret to a file in a directory
 //! that only this user can enter; the others wait for the file. Its name is made from what the launcher gives all of them,
-//! and from how often this process has called: processes that join two jobs one after the other do not mix them up. When all
-//! have joined, the file is removed.
+//! from the job's name, and from how often this process has joined a job of that name: processes that join two jobs one after the
+//! other do not mix them up, and some of them may have a job of their own in between. When all have joined, the file is removed.
 //!
 //! A file may be left over from processes that were killed and whose launcher had the same name (numbers of processes come
 //! again). So what it says counts only while something listens at the endpoint; and that rank 0 has failed, only for those who
@@ -20,12 +20,13 @@ use penstock_fabric::net::endpoint::{Address, Endpoint};
 use penstock_fabric::socket::Connection;
 use penstock_proto::frame::job_number;
 use penstock_proto::message::Secret;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// First words of the file.
@@ -41,8 +42,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 /// How far apart processes of one launch may begin, for one to hear of another's failure before.
 const APART: Duration = Duration::from_secs(5);
 
-/// Meetings that this process has been at.
-static MEETINGS: AtomicU32 = AtomicU32::new(0);
+/// Meetings that this process has been at, by the job's name.
+static MEETINGS: Mutex<BTreeMap<String, u32>> = Mutex::new(BTreeMap::new());
 
 /// What rank 0 leaves for the others.
 #[derive(Debug, Clone, PartialEq)]
@@ -304,9 +305,14 @@ fn name(environment: &Environment<'_>, place: &Place) -> Result<String, JoinErro
         Some(launch) => launch,
         None => parent()?,
     };
-    let meeting = MEETINGS.fetch_add(1, Ordering::Relaxed);
-    let whole =
-        format!("{}/{:?}/{launch}/{}/{meeting}", penstock::host::id(), place.launcher, environment.job());
+    let job = environment.job();
+    let meeting = {
+        let mut meetings = MEETINGS.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = meetings.entry(job.clone()).or_default();
+        *count += 1;
+        *count
+    };
+    let whole = format!("{}/{:?}/{launch}/{job}/{meeting}", penstock::host::id(), place.launcher);
     Ok(format!("{:016x}.meet", job_number(&whole)))
 }
 

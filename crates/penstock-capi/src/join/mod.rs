@@ -21,6 +21,9 @@ use penstock::worker::{Error, Job, Membership};
 use penstock_fabric::net::endpoint::Endpoint;
 use std::time::Duration;
 
+/// What says rank and size where the program does.
+const OPTIONS: &str = "penstock_init_with()";
+
 /// How often a worker that carries the server looks whether the job has ended, should a wake-up be lost.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -42,23 +45,67 @@ impl Joined {
     }
 }
 
-/// Joins the job that this process was started for; alone, embeds a server.
-pub(crate) fn join(given: &[(&str, &str)]) -> Result<Joined, JoinError> {
-    let set = |name: &str| std::env::var(name).ok();
+/// What a program says of its job itself; what it leaves open, the environment says.
+#[derive(Debug, Default)]
+pub(crate) struct Given<'a> {
+    pub(crate) job: Option<&'a str>,
+    pub(crate) secret: Option<&'a str>,
+    /// Endpoint strings, in the servers' order.
+    pub(crate) servers: Vec<&'a str>,
+    /// Rank and size.
+    pub(crate) place: Option<(u32, u32)>,
+    /// Names and values.
+    pub(crate) options: Vec<(&'a str, &'a str)>,
+}
+
+impl Given<'_> {
+    /// A variable, as if the environment had it.
+    fn get(&self, name: &str) -> Option<String> {
+        match name {
+            "PENSTOCK_JOB" if self.job.is_some() => self.job.map(str::to_owned),
+            "PENSTOCK_SECRET" if self.secret.is_some() => self.secret.map(str::to_owned),
+            "PENSTOCK_SERVERS" if !self.servers.is_empty() => Some(self.servers.join(",")),
+            // The environment's servers were started for the environment's job.
+            "PENSTOCK_SERVERS" if self.job.is_some_and(|job| job != outer_job()) => None,
+            _ => std::env::var(name).ok(),
+        }
+    }
+}
+
+/// The name of the job that the environment speaks of.
+fn outer_job() -> String {
+    Environment(&|name| std::env::var(name).ok()).job()
+}
+
+/// Joins the job that this process was started for, or that it names; alone, embeds a server.
+pub(crate) fn join(given: &Given<'_>) -> Result<Joined, JoinError> {
+    let set = |name: &str| given.get(name);
     let environment = Environment(&set);
-    let options = Options::load(given.iter().copied()).map_err(penstock::worker::Error::from)?;
-    let place = environment.place()?;
+    let options = Options::load(given.options.iter().copied()).map_err(penstock::worker::Error::from)?;
+    let place = match given.place {
+        Some((rank, size)) if rank >= size => {
+            return Err(JoinError::OutOfSize { rank, size, announced_by: OPTIONS });
+        }
+        Some((rank, size)) => {
+            // Who started the processes still says where they meet.
+            let launcher = environment.place().ok().flatten().map_or(Launcher::Hand, |place| place.launcher);
+            let launcher = if launcher == Launcher::Penstock { Launcher::Hand } else { launcher };
+            Some(Place { launcher, rank, size, announced_by: OPTIONS })
+        }
+        None => environment.place()?,
+    };
     let servers = environment.servers();
     if !servers.is_empty() {
         let job = by_names(&environment, &servers, place, options)?;
         return Ok(Joined { job, carried: None });
     }
     if let Some(address) = environment.get("PENSTOCK_MANAGER") {
-        let job = manager::join(&environment, &address, place.as_ref(), given)?;
+        let job = manager::join(&environment, &address, place.as_ref(), &given.options)?;
         return Ok(Joined { job, carried: None });
     }
     match place {
         Some(place) if place.size > 1 => together(&environment, &place, options),
+        Some(_) if given.place.is_some() => Ok(Joined { job: Job::embedded(options)?, carried: None }),
         _ => match environment.several_without_step() {
             Some(tasks) => Err(JoinError::NoStep { tasks }),
             None => Ok(Joined { job: Job::embedded(options)?, carried: None }),

@@ -46,6 +46,18 @@ pub enum TableAsk {
         /// The table.
         name: String,
     },
+    /// This worker uses the table no more; answered when no live worker does. Each server is asked: then it frees what it has of it.
+    Drop {
+        /// The table.
+        name: String,
+        /// Its number.
+        id: TableId,
+    },
+    /// Who has not dropped it, of those who live?
+    Users {
+        /// The table's number.
+        id: TableId,
+    },
     /// Who has not declared it?
     Absent {
         /// The table.
@@ -81,7 +93,7 @@ pub enum TableAsk {
 /// What a server answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TableAnswer {
-    /// To `Begin`, `Rows`, `End`, `Mapped`, `Ready`.
+    /// To `Begin`, `Rows`, `End`, `Mapped`, `Ready`, `Drop`.
     Done,
     /// To `Join`.
     Joined {
@@ -90,7 +102,7 @@ pub enum TableAnswer {
         /// See [`super::registry::Joined`].
         producers: Vec<Producer>,
     },
-    /// To `Absent`.
+    /// To `Absent` and `Users`.
     Absent {
         /// Their ranks.
         ranks: Vec<Rank>,

@@ -41,12 +41,21 @@ pub struct Joined {
 
 #[derive(Debug, Default)]
 struct Declaration {
-    produce: Vec<u8>,
-    consume: Vec<u8>,
+    /// What comes in parts, until it is complete. It does not count before.
+    coming: Option<Coming>,
+    /// Rows that it produces and consumes, once it has told them all.
     sets: Option<(RowSet, RowSet)>,
     home: u32,
     near: bool,
-    /// For the bytes, then for the sets.
+    /// For the sets.
+    charge: Charge,
+}
+
+#[derive(Debug, Default)]
+struct Coming {
+    produce: Vec<u8>,
+    consume: Vec<u8>,
+    /// For the bytes.
     charge: Charge,
 }
 
@@ -57,6 +66,8 @@ struct Table {
     workers: BTreeMap<Rank, Declaration>,
     failed: Option<TableError>,
     _charge: Charge,
+    /// Whether some worker knows who produces what: from then on nobody's rows change.
+    told: bool,
 }
 
 /// All tables of a job.
@@ -64,6 +75,7 @@ struct Table {
 pub struct Registry {
     account: Account,
     tables: BTreeMap<String, Table>,
+    next: TableId,
 }
 
 /// Most bytes of one worker's row sets.
@@ -83,50 +95,58 @@ impl Registry {
         self.tables.contains_key(name)
     }
 
-    /// A worker begins to declare a table, or repeats that it does.
+    /// A worker begins to declare a table, or repeats that it does: a declaration that timed out is made again. It may then name
+    /// other rows than before, unless some worker has been told of the table meanwhile.
     pub fn begin(&mut self, rank: Rank, spec: &TableSpec, home: u32, near: bool) -> Result<(), TableError> {
         spec.check()?;
-        let id = self.tables.len() as TableId;
-        if !self.tables.contains_key(&spec.name) && id >= MAX_TABLES {
-            return Err(TableError::TooManyTables);
-        }
+        let known = self.tables.len();
         let peer = self.account.peer(rank);
         let exhausted = |why: Exhausted| TableError::Exhausted { name: spec.name.clone(), why };
         let table = match self.tables.entry(spec.name.clone()) {
             Entry::Occupied(table) => table.into_mut(),
-            Entry::Vacant(place) => place.insert(Table {
-                id,
-                spec: spec.clone(),
-                workers: BTreeMap::new(),
-                failed: None,
-                _charge: peer.charge(Resource::Bytes, TABLE_BYTES).map_err(exhausted)?,
-            }),
+            Entry::Vacant(_) if known >= MAX_TABLES as usize || self.next == TableId::MAX => {
+                return Err(TableError::TooManyTables);
+            }
+            Entry::Vacant(place) => {
+                let charge = peer.charge(Resource::Bytes, TABLE_BYTES).map_err(exhausted)?;
+                let id = self.next;
+                self.next += 1;
+                place.insert(Table {
+                    id,
+                    spec: spec.clone(),
+                    workers: BTreeMap::new(),
+                    failed: None,
+                    told: false,
+                    _charge: charge,
+                })
+            }
         };
         // A declaration that differs fails for all: the others would wait for this worker for ever.
         if let Err(error) = table.spec.compare(spec) {
             table.failed.get_or_insert_with(|| error.clone());
             return Err(error);
         }
-        if table.workers.get(&rank).is_some_and(|declared| declared.sets.is_some()) {
-            return Err(TableError::DeclaredTwice { name: spec.name.clone() });
-        }
         let charge = peer.charge(Resource::Bytes, TABLE_BYTES).map_err(exhausted)?;
-        table.workers.insert(rank, Declaration { home, near, charge, ..Declaration::default() });
+        let declaration = table.workers.entry(rank).or_default();
+        declaration.coming = Some(Coming { charge, ..Coming::default() });
+        if !table.told {
+            (declaration.home, declaration.near) = (home, near);
+        }
         Ok(())
     }
 
     /// More bytes of a worker's encoded rows.
     pub fn part(&mut self, rank: Rank, name: &str, part: Part, bytes: &[u8]) -> Result<(), TableError> {
-        let declaration = self.open(rank, name)?;
+        let Coming { produce, consume, charge } = self.open(rank, name)?.coming.get_or_insert_default();
         let set = match part {
-            Part::Produce => &mut declaration.produce,
-            Part::Consume => &mut declaration.consume,
+            Part::Produce => produce,
+            Part::Consume => consume,
         };
         if set.len() + bytes.len() > MAX_SET_BYTES {
             return Err(TableError::OutOfTurn { what: "a longer set of rows than any".to_owned() });
         }
         // Where a vector grows it is twice as long, and there twice.
-        let charged = declaration.charge.grow(3 * bytes.len() as u64);
+        let charged = charge.grow(3 * bytes.len() as u64);
         charged.map_err(|why| TableError::Exhausted { name: name.to_owned(), why })?;
         set.extend_from_slice(bytes);
         Ok(())
@@ -134,31 +154,45 @@ impl Registry {
 
     fn open(&mut self, rank: Rank, name: &str) -> Result<&mut Declaration, TableError> {
         let declaration = self.tables.get_mut(name).and_then(|table| table.workers.get_mut(&rank));
-        declaration.filter(|declaration| declaration.sets.is_none()).ok_or_else(|| TableError::OutOfTurn {
+        declaration.filter(|declaration| declaration.coming.is_some()).ok_or_else(|| TableError::OutOfTurn {
             what: format!("rows of table `{name}`, which was not begun"),
         })
     }
 
     /// A worker has told all its rows.
     pub fn end(&mut self, rank: Rank, name: &str) -> Result<(), TableError> {
-        let declaration = self.open(rank, name)?;
-        let sets = [&declaration.produce, &declaration.consume].map(|set| RowSet::decoded_bytes(set));
+        let mut coming = self.open(rank, name)?.coming.take().unwrap_or_default();
+        let sets = [&coming.produce, &coming.consume].map(|set| RowSet::decoded_bytes(set));
         // The sets, and what is made of them when producers and consumers are brought together.
         let needed = 2 * sets.iter().sum::<u64>();
-        let charged = declaration.charge.grow(needed);
+        let charged = coming.charge.grow(needed);
         charged.map_err(|why| TableError::Exhausted { name: name.to_owned(), why })?;
         let decode = |bytes: &[u8]| {
             RowSet::decode(bytes).map_err(|error| TableError::OutOfTurn { what: error.to_string() })
         };
-        let sets = (decode(&declaration.produce)?, decode(&declaration.consume)?);
-        (declaration.produce, declaration.consume) = (Vec::new(), Vec::new());
-        declaration.charge.shrink_to(TABLE_BYTES + needed);
-        declaration.sets = Some(sets);
+        let sets = (decode(&coming.produce)?, decode(&coming.consume)?);
+        let Coming { mut charge, .. } = coming;
+        charge.shrink_to(TABLE_BYTES + needed);
         let Some(table) = self.tables.get_mut(name) else { return Ok(()) };
+        let Some(declaration) = table.workers.get_mut(&rank) else { return Ok(()) };
+        if let Some((produce, consume)) = declaration.sets.as_ref().filter(|_| table.told) {
+            let differs =
+                |before, now, what| TableError::rows_differ(name, before, now, what).map_or(Ok(()), Err);
+            return differs(produce, &sets.0, "produced")
+                .and_then(|()| differs(consume, &sets.1, "consumed"));
+        }
+        (declaration.sets, declaration.charge) = (Some(sets), charge);
         if let Err(error) = table.check(rank) {
             table.failed.get_or_insert(error);
         }
         Ok(())
+    }
+
+    /// All have dropped a table: its name is free.
+    pub fn remove(&mut self, name: &str, id: TableId) {
+        if self.tables.get(name).is_some_and(|table| table.id == id) {
+            self.tables.remove(name);
+        }
     }
 
     /// What to answer a worker that waits for the table: nothing as long as a live worker has not declared it.
@@ -194,7 +228,9 @@ impl Registry {
             };
             concerns(&other, produce).then_some(producer)
         });
-        Some(Ok(Joined { id: table.id, producers: producers.collect() }))
+        let producers = producers.collect();
+        table.told = true;
+        Some(Ok(Joined { id: table.id, producers }))
     }
 
     /// Those who have not declared a table yet.
@@ -294,6 +330,43 @@ mod tests {
     }
 
     #[test]
+    fn who_gave_up_waiting_declares_again_and_gets_the_same_table() {
+        let (mut registry, live) = (Registry::default(), BTreeSet::from([0, 1]));
+        declare(&mut registry, 0, &spec(), &[0], &[1]);
+        assert_eq!(registry.joined(0, "U", &live), None);
+        // It gave up, and asks for other rows: nobody has been told of the first ones.
+        declare(&mut registry, 0, &spec(), &[0, 2], &[1]);
+        declare(&mut registry, 1, &spec(), &[1], &[2]);
+        let joined = registry.joined(1, "U", &live).unwrap().unwrap();
+        assert_eq!(
+            joined.producers.iter().map(|one| (one.rank, one.slots)).collect::<Vec<_>>(),
+            [(0, 2), (1, 1)]
+        );
+        // Now that somebody knows, the same again is the same table, also while it is being told.
+        registry.begin(0, &spec(), 0, true).unwrap();
+        assert!(registry.joined(1, "U", &live).unwrap().is_ok());
+        declare(&mut registry, 0, &spec(), &[0, 2], &[1]);
+        assert_eq!(registry.joined(0, "U", &live).unwrap().unwrap().id, joined.id);
+        registry.begin(0, &spec(), 0, true).unwrap();
+        let refused = registry.end(0, "U").unwrap_err();
+        assert!(matches!(refused, TableError::DeclaredTwice { .. }), "{refused}");
+        assert!(registry.joined(0, "U", &live).unwrap().is_ok(), "what was refused has changed nothing");
+    }
+
+    #[test]
+    fn a_name_that_all_have_dropped_is_free_for_another_table() {
+        let (mut registry, live) = (Registry::default(), BTreeSet::from([0]));
+        declare(&mut registry, 0, &spec(), &[0], &[]);
+        let before = registry.joined(0, "U", &live).unwrap().unwrap().id;
+        registry.remove("U", before + 1);
+        assert!(registry.joined(0, "U", &live).is_some(), "another table's number");
+        registry.remove("U", before);
+        let wider = TableSpec { row_bytes: 16, ..spec() };
+        declare(&mut registry, 0, &wider, &[0], &[]);
+        assert_ne!(registry.joined(0, "U", &live).unwrap().unwrap().id, before);
+    }
+
+    #[test]
     fn a_worker_that_is_gone_is_not_waited_for() {
         let mut registry = Registry::default();
         declare(&mut registry, 0, &spec(), &[0], &[0]);
@@ -325,7 +398,6 @@ mod tests {
         assert_eq!(error, TableError::NoProducer { name: "U".to_owned(), row: 2, rank: 0 });
         let other = TableSpec { row_bytes: 16, ..spec() };
         assert!(matches!(registry.begin(1, &other, 0, true), Err(TableError::Differs { .. })));
-        assert!(matches!(registry.begin(1, &spec(), 0, true), Err(TableError::DeclaredTwice { .. })));
         assert!(matches!(registry.end(1, "V"), Err(TableError::OutOfTurn { .. })));
         let far = TableSpec { name: "F".to_owned(), ..spec() };
         declare(&mut registry, 0, &far, &[10], &[]);

@@ -133,6 +133,23 @@ impl RowSet {
         Self::from_ranges(self.ranges.iter().chain(&other.ranges).cloned())
     }
 
+    /// A row that is in one of two sets only, and whether that is this one; `None` if they are the same.
+    pub fn difference(&self, other: &Self) -> Option<(u64, bool)> {
+        let (mut mine, mut theirs) = (self.ranges.iter(), other.ranges.iter());
+        loop {
+            match (mine.next(), theirs.next()) {
+                (None, None) => return None,
+                (Some(range), None) => return Some((range.start, true)),
+                (None, Some(range)) => return Some((range.start, false)),
+                (Some(a), Some(b)) if a.start != b.start => {
+                    return Some((a.start.min(b.start), a.start < b.start));
+                }
+                (Some(a), Some(b)) if a.end != b.end => return Some((a.end.min(b.end), a.end > b.end)),
+                _ => {}
+            }
+        }
+    }
+
     /// As bytes: for each range its distance from the one before and its length, in seven bits a byte.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -229,6 +246,11 @@ mod tests {
                 prop_assert_eq!(left.nth(place as u64), Some(*row));
             }
             prop_assert_eq!(left.nth(a.len() as u64), None);
+            let differs = a.symmetric_difference(&b).next().is_some();
+            match left.difference(&right) {
+                None => prop_assert!(!differs),
+                Some((row, mine)) => prop_assert_eq!((a.contains(&row), b.contains(&row)), (mine, !mine)),
+            }
             for row in b.difference(&a) {
                 prop_assert!(!left.contains(*row));
             }

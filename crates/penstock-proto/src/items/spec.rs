@@ -1,5 +1,6 @@
 //! What a table is declared to be, and what may be wrong with it.
 
+use super::rows::RowSet;
 use crate::Rank;
 use crate::account::Exhausted;
 use crate::consistency::MAX_SLACK;
@@ -191,11 +192,17 @@ pub enum TableError {
         /// What another said.
         second: String,
     },
-    /// It is declared already by this worker.
-    #[error("table `{name}` is declared already")]
+    /// It was declared by this worker before, but differently.
+    #[error("table `{name}` was declared before by this worker with other {what}: {before} then, {now} now")]
     DeclaredTwice {
         /// The table.
         name: String,
+        /// What differs.
+        what: String,
+        /// What it was.
+        before: String,
+        /// What came.
+        now: String,
     },
     /// There are too many tables.
     #[error("expected at most {MAX_TABLES} tables in a job")]
@@ -206,6 +213,17 @@ pub enum TableError {
         /// What came.
         what: String,
     },
+}
+
+impl TableError {
+    /// A worker's rows of a table, if it declares others now than before. `what`: produced or consumed.
+    pub fn rows_differ(name: &str, before: &RowSet, now: &RowSet, what: &str) -> Option<Self> {
+        let (row, was) = before.difference(now)?;
+        let said =
+            |is: bool| format!("row {row} {}among those that are {what}", if is { "" } else { "not " });
+        let (name, what) = (name.to_owned(), "rows".to_owned());
+        Some(Self::DeclaredTwice { name, what, before: said(was), now: said(!was) })
+    }
 }
 
 impl Hint for TableError {
@@ -219,7 +237,7 @@ impl Hint for TableError {
             Self::NoProducer { .. } => "let some worker produce the row, or do not consume it",
             Self::Differs { .. } => "declare the table alike on every worker, or give it another name",
             Self::Exhausted { why, .. } => why.resource.raised_by(),
-            Self::DeclaredTwice { .. } => "declare a table once in each worker, and keep it",
+            Self::DeclaredTwice { .. } => "declare it alike, give it another name, or drop it first",
             _ => return None,
         };
         Some(hint.to_owned())
@@ -253,6 +271,13 @@ impl TableSpec {
 
     /// Names what differs from another declaration of the same name.
     pub fn compare(&self, other: &Self) -> Result<(), TableError> {
+        self.difference(other).map_or(Ok(()), |(what, first, second)| {
+            Err(TableError::Differs { name: self.name.clone(), what: what.to_owned(), first, second })
+        })
+    }
+
+    /// The first thing in which another declaration of the same name differs, as it is here and there.
+    pub fn difference(&self, other: &Self) -> Option<(&'static str, String, String)> {
         let sum =
             |spec: &Self| spec.sum.map_or_else(|| "None".to_owned(), |dtype| format!("sum of {dtype:?}"));
         let fields = [
@@ -261,12 +286,7 @@ impl TableSpec {
             ("fold", sum(self), sum(other)),
             ("propagation", self.propagation.to_string(), other.propagation.to_string()),
         ];
-        match fields.into_iter().find(|(_, mine, theirs)| mine != theirs) {
-            None => Ok(()),
-            Some((what, first, second)) => {
-                Err(TableError::Differs { name: self.name.clone(), what: what.to_owned(), first, second })
-            }
-        }
+        fields.into_iter().find(|(_, mine, theirs)| mine != theirs)
     }
 }
 

@@ -138,6 +138,20 @@ pub enum Message<'a> {
     },
 }
 
+impl Message<'_> {
+    /// The region that it is about.
+    pub fn region(&self) -> Option<RegionId> {
+        match self {
+            Self::Offer { region, .. }
+            | Self::Subscribe { region, .. }
+            | Self::Fetch { region, .. }
+            | Self::Need { region, .. }
+            | Self::Rows { region, .. } => Some(*region),
+            Self::Flush { .. } | Self::Flushed { .. } => None,
+        }
+    }
+}
+
 /// Bytes that are no message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("expected a message about items, got {bytes} bytes that are none: {what}")]

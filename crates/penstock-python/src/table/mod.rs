@@ -172,6 +172,11 @@ impl Table {
         Ok(View { view: detached(py, |free| self.table.on(free).view(row, clock, slack, timeout))? })
     }
 
+    fn drop(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let timeout = self::timeout(py, timeout)?;
+        detached(py, |free| self.table.on(free).discard(timeout))
+    }
+
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = let_go(py, |free| self.table.on(free).stats())?;
         let dict = PyDict::new(py);

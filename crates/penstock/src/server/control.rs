@@ -692,6 +692,7 @@ impl Control {
             items.send(items::Command::Silence(bell));
         }
         let answers = self.tables.join(&self.live());
+        self.free_tables();
         self.answer_tables(answers);
         for shard in &self.shards.handles {
             shard.send(Command::Remove { rank });
@@ -957,7 +958,18 @@ impl Control {
                 None => self.sealed.push(sealed),
             }
         }
+        self.free_tables();
         self.answer_tables(answers);
+    }
+
+    /// Lets go of tables that all have dropped.
+    fn free_tables(&mut self) {
+        for table in self.tables.free() {
+            self.sealed.retain(|sealed| sealed.id.table != table);
+            if let Some(items) = &self.items {
+                items.send(items::Command::Drop { table });
+            }
+        }
     }
 
     fn answer_tables(&mut self, answers: Answers) {

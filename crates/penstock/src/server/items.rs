@@ -15,6 +15,7 @@ use penstock_fabric::net::stream::Stream;
 use penstock_proto::Rank;
 use penstock_proto::account::{Account, Charge, Resource};
 use penstock_proto::items::node::{Host, Node};
+use penstock_proto::items::spec::TableId;
 use penstock_proto::items::wire::{RegionId, Shape};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
@@ -38,6 +39,10 @@ pub(super) enum Command {
     Bell(Arc<OwnedFd>),
     /// And with this no more.
     Silence(Arc<OwnedFd>),
+    /// All have dropped a table.
+    Drop {
+        table: TableId,
+    },
     Stop,
 }
 
@@ -137,6 +142,10 @@ impl Host for Memories {
     fn answered(&mut self, _: u64) {}
 
     fn flushed(&mut self, _: u64) {}
+
+    fn unmade(&mut self, id: RegionId, _: &Shape) {
+        self.charges.remove(&id);
+    }
 }
 
 struct Passer {
@@ -293,6 +302,10 @@ impl Passer {
                     }
                 }
                 Command::Silence(bell) => _ = epoll::delete(&self.epoll, &bell),
+                Command::Drop { table } => {
+                    self.node.drop_table(table);
+                    self.followed.retain(|id| id.table != table);
+                }
                 Command::Enter { rank, stream } => {
                     if let Some(old) = self.wires.remove(&rank) {
                         let _ = epoll::delete(&self.epoll, old.stream());

@@ -11,11 +11,11 @@ use penstock_fabric::region::Region;
 use penstock_proto::Rank;
 use penstock_proto::account::{Account, Charge, Exhausted, Resource};
 use penstock_proto::error::Refusal;
-use penstock_proto::items::TableError;
 use penstock_proto::items::control::{PART_BYTES, TableAnswer, TableAsk};
 use penstock_proto::items::registry::{Joined, Registry};
-use penstock_proto::items::spec::MAX_ROW_BYTES;
+use penstock_proto::items::spec::{MAX_ROW_BYTES, MAX_TABLES, TableId};
 use penstock_proto::items::wire::{RegionId, Shape};
+use penstock_proto::items::{RowSet, TableError};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -60,6 +60,20 @@ pub(super) struct Tables {
     /// Workers that are ready for a table, and those that wait until all are.
     ready: BTreeMap<String, BTreeSet<Rank>>,
     waiting: Vec<Wait>,
+    /// Tables that some workers use no more.
+    dropped: BTreeMap<TableId, Dropped>,
+    /// Tables that nobody uses any more, until the control thread asks; and for ever, for those who ask late.
+    gone: Vec<TableId>,
+    freed: RowSet,
+}
+
+/// A table that some workers have dropped.
+struct Dropped {
+    name: String,
+    ranks: BTreeSet<Rank>,
+    /// Those who wait until all have.
+    waiting: Vec<Wait>,
+    _charge: Charge,
 }
 
 /// What a request is answered with.
@@ -88,7 +102,8 @@ impl Tables {
     /// A worker has gone: nothing waits for it.
     pub(super) fn forget(&mut self, rank: Rank) {
         let regions = self.regions.values_mut().map(|homed| &mut homed.waiting);
-        for waiting in regions.chain([&mut self.joining, &mut self.waiting]) {
+        let dropped = self.dropped.values_mut().map(|dropped| &mut dropped.waiting);
+        for waiting in regions.chain(dropped).chain([&mut self.joining, &mut self.waiting]) {
             waiting.retain(|wait| wait.rank != rank);
         }
     }
@@ -120,8 +135,10 @@ impl Tables {
             TableAsk::Begin { spec, home, near } => Some(done(self.registry.begin(rank, &spec, home, near))),
             TableAsk::Rows { name, part, bytes } => Some(done(self.registry.part(rank, &name, part, &bytes))),
             TableAsk::End { name } => Some(done(self.registry.end(rank, &name))),
-            TableAsk::Join { name } => match self.wait(asker, &self.joining, name) {
+            TableAsk::Join { name } => match self.wait(asker, &self.joining, name.clone()) {
                 Ok(wait) => {
+                    // Who asks again has given up on what it asked before.
+                    self.joining.retain(|before| wait.is_none() || !before.is_of(rank, &name));
                     self.joining.extend(wait);
                     answers.append(&mut self.join(asker.live));
                     None
@@ -130,6 +147,7 @@ impl Tables {
             },
             TableAsk::Ready { name } => match self.wait(asker, &self.waiting, name.clone()) {
                 Ok(wait) => {
+                    self.waiting.retain(|before| wait.is_none() || !before.is_of(rank, &name));
                     self.ready.entry(name).or_default().insert(rank);
                     self.waiting.extend(wait);
                     answers.append(&mut self.join(asker.live));
@@ -137,6 +155,20 @@ impl Tables {
                 }
                 Err(refusal) => Some(Err(refusal)),
             },
+            TableAsk::Drop { name, id } => match self.discard(asker, name, id) {
+                Ok(true) => Some(done(Ok(()))),
+                Ok(false) => {
+                    answers.append(&mut self.join(asker.live));
+                    None
+                }
+                Err(refusal) => Some(Err(refusal)),
+            },
+            TableAsk::Users { id } => {
+                let dropped = self.dropped.get(&id);
+                let uses = |rank: &&Rank| dropped.is_some_and(|dropped| !dropped.ranks.contains(rank));
+                let ranks = asker.live.iter().filter(uses).copied().collect();
+                Some(Ok((TableAnswer::Absent { ranks }, Vec::new())))
+            }
             TableAsk::Absent { name } => {
                 let ranks = self.registry.missing(&name, asker.live);
                 Some(Ok((TableAnswer::Absent { ranks }, Vec::new())))
@@ -179,7 +211,51 @@ impl Tables {
                 }
             }
         });
+        let unused = |(_, dropped): &(&TableId, &Dropped)| live.is_subset(&dropped.ranks);
+        let unused: Vec<TableId> = self.dropped.iter().filter(unused).map(|(id, _)| *id).collect();
+        for id in unused {
+            let Some(Dropped { name, waiting, .. }) = self.dropped.remove(&id) else { continue };
+            self.registry.remove(&name, id);
+            self.ready.remove(&name);
+            self.gone.push(id);
+            self.freed = self.freed.union(&RowSet::from_rows([id.into()]));
+            for Wait { rank, request, .. } in waiting {
+                answers.push((rank, request, Ok((TableAnswer::Done, Vec::new()))));
+            }
+        }
         answers
+    }
+
+    /// A worker uses a table no more. Whether nobody does.
+    fn discard(&mut self, asker: &Asker<'_>, name: String, id: TableId) -> Result<bool, Refusal> {
+        if self.freed.contains(id.into()) {
+            return Ok(true);
+        }
+        if !self.dropped.contains_key(&id) {
+            if self.dropped.len() >= MAX_TABLES as usize {
+                return Err(out_of_turn("more tables that are dropped than there can be"));
+            }
+            let bytes = (size_of::<Dropped>() + name.len()) as u64;
+            let charge = self.account.peer(asker.rank).charge(Resource::Bytes, bytes);
+            let charge = charge.map_err(|why: Exhausted| why.refuse("a table that is dropped"))?;
+            let (ranks, waiting) = (BTreeSet::new(), Vec::new());
+            self.dropped.insert(id, Dropped { name, ranks, waiting, _charge: charge });
+        }
+        let Some(dropped) = self.dropped.get_mut(&id) else { return Ok(false) };
+        let wait = Wait::new(&self.account, asker, &dropped.waiting, String::new())?;
+        dropped.ranks.insert(asker.rank);
+        dropped.waiting.retain(|before| wait.is_none() || before.rank != asker.rank);
+        dropped.waiting.extend(wait);
+        Ok(false)
+    }
+
+    /// Frees the regions of tables that nobody uses any more; returns which, for whoever passes rows on.
+    pub(super) fn free(&mut self) -> Vec<TableId> {
+        let gone = std::mem::take(&mut self.gone);
+        for id in &gone {
+            self.regions.retain(|region, _| region.table != *id);
+        }
+        gone
     }
 
     fn produced(&self, name: &str, rank: Rank, from: u64) -> Answered {
@@ -217,6 +293,7 @@ impl Tables {
         }
         if !homed.sealed && asker.rank != id.rank {
             let wait = Wait::new(&self.account, asker, &homed.waiting, String::new())?;
+            homed.waiting.retain(|before| wait.is_none() || before.rank != asker.rank);
             homed.waiting.extend(wait);
             return Ok(None);
         }
@@ -255,6 +332,10 @@ impl Tables {
 }
 
 impl Wait {
+    fn is_of(&self, rank: Rank, name: &str) -> bool {
+        self.rank == rank && self.name == name
+    }
+
     /// `None` if it is among those that wait.
     fn new(
         account: &Account,

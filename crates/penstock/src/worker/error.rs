@@ -192,6 +192,22 @@ pub enum Error {
         /// Whether it is a sum.
         sum: bool,
     },
+    /// A table that this worker has dropped.
+    #[error("table `{name}` was dropped")]
+    Dropped {
+        /// The table.
+        name: String,
+    },
+    /// The others did not drop a table in time.
+    #[error("dropping table `{name}` waited {waited:.1?} for workers {missing:?} to drop it too")]
+    DropTimeout {
+        /// The table.
+        name: String,
+        /// Who did not.
+        missing: Vec<Rank>,
+        /// How long.
+        waited: Duration,
+    },
     /// The others did not declare a table in time.
     #[error("table `{name}` waited {waited:.1?} for workers {missing:?} to declare it")]
     TableTimeout {
@@ -348,6 +364,10 @@ impl Error {
             }
             Self::TableTimeout { missing, .. } if !missing.is_empty() => {
                 format!("every worker must declare the table; look at what worker {} does", missing[0])
+            }
+            Self::Dropped { .. } => "declare it again: its name is free when all workers have dropped it".to_owned(),
+            Self::DropTimeout { .. } => {
+                "every worker that declared the table must drop it; call again to go on waiting".to_owned()
             }
             Self::NeverStill { .. } => "read fewer rows at a time, or set them less often".to_owned(),
             Self::NonFinite { .. } => {

@@ -2,7 +2,7 @@
 
 use super::Error;
 use super::link::{ASK_WITHIN, Deadline, Fate, Introduction, Link, lock};
-use super::table::{Courier, CourierSetup, Table, TableDeclaration, TableInner};
+use super::table::{Courier, CourierSetup, Progress, Table, TableDeclaration, TableInner};
 use super::tensor::{Declaration, Tensor};
 use crate::options::{Options, Transport};
 use crate::server::{Server, ServerConfig, StartError};
@@ -19,7 +19,7 @@ use penstock_proto::message::{Answer, Ask, Secret};
 use penstock_proto::submission::Submission;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 /// Who this worker is, and where the servers are.
@@ -97,8 +97,11 @@ pub(super) struct Inner {
     /// What chooses slack, by its bounds, and when the iteration began.
     adaptive: Mutex<BTreeMap<Adaptive, Arc<Mutex<Controller>>>>,
     began: Mutex<Option<Instant>>,
-    /// The tables, which are told of the clock.
-    pub(super) tables: Mutex<Vec<Weak<TableInner>>>,
+    /// The tables, which are told of the clock. They live until they are dropped or the job ends, whoever has a handle: others wait
+    /// for their rows.
+    pub(super) tables: Mutex<Vec<Arc<TableInner>>>,
+    /// By name, how far their declarations have come.
+    pub(super) declared: Mutex<BTreeMap<String, Arc<Progress>>>,
     pub(super) rank: Rank,
     pub(super) options: Options,
 }
@@ -202,7 +205,14 @@ impl Inner {
     }
 
     pub(super) fn each_table(&self, tell: impl Fn(&TableInner)) {
-        lock(&self.tables).iter().filter_map(Weak::upgrade).for_each(|table| tell(&table));
+        lock(&self.tables).iter().for_each(|table| tell(table));
+    }
+
+    /// Lets go of all tables: each knows the job, so both would live for ever.
+    pub(super) fn forget_tables(&self) {
+        let tables = std::mem::take(&mut *lock(&self.tables));
+        let declared = std::mem::take(&mut *lock(&self.declared));
+        drop((tables, declared));
     }
 
     pub(super) fn deadline(&self, timeout: Option<Duration>) -> Deadline {
@@ -329,6 +339,7 @@ impl Job {
             began: Mutex::default(),
             couriers: Mutex::default(),
             tables: Mutex::default(),
+            declared: Mutex::default(),
             links: RwLock::new(links),
             fate,
             counters: Counters::default(),
@@ -471,9 +482,10 @@ impl Job {
         Tensor::declare(Arc::clone(&self.inner), declaration)
     }
 
-    /// Declares a table of items, as all workers do, each with the rows that it produces and consumes.
+    /// Declares a table of items, as all workers do, each with the rows that it produces and consumes. The same declaration again gives
+    /// the same table; one that failed because another worker was late is made again by the same call.
     pub fn table(&self, declaration: TableDeclaration) -> Result<Table, Error> {
-        Table::declare(Arc::clone(&self.inner), declaration)
+        Table::declare(&self.inner, declaration)
     }
 
     /// What this worker has done.

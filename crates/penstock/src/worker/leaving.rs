@@ -77,6 +77,7 @@ impl Job {
         if let Some(mut server) = lock(&self.embedded).take() {
             server.stop();
         }
+        self.inner.forget_tables();
     }
 }
 

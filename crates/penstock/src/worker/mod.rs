@@ -19,4 +19,4 @@ mod tensor;
 pub use error::Error;
 pub use job::{Job, Membership, Stats};
 pub use table::{Chosen, Table, TableDeclaration, TableStats, View};
-pub use tensor::{Declaration, Tensor};
+pub use tensor::{Asked, Declaration, Tensor};

@@ -58,6 +58,9 @@ pub trait Host {
     fn account(&self, _peer: Peer) -> Account {
         Account::default()
     }
+
+    /// The memory that [`Host::make`] made for a region is not needed any more.
+    fn unmade(&mut self, _region: RegionId, _shape: &Shape) {}
 }
 
 /// A peer said what no honest one says.
@@ -184,6 +187,8 @@ pub struct Node<H: Host> {
     /// Counts flushes that were begun: what is taken in a later turn holds all that was finished before.
     turn: u64,
     scratch: Vec<Changed>,
+    /// Tables that all have dropped: what is still under way of them concerns nobody.
+    dropped: RowSet,
 }
 
 impl<H: Host> Node<H> {
@@ -198,6 +203,7 @@ impl<H: Host> Node<H> {
             next: 0,
             turn: 0,
             scratch: Vec::new(),
+            dropped: RowSet::default(),
         }
     }
 
@@ -323,6 +329,30 @@ impl<H: Host> Node<H> {
                 let apart = subscriber.propagation != Propagation::Eager;
                 (subscriber.handing_over, subscriber.dirty) = (apart, true);
             }
+        }
+    }
+
+    /// All workers have dropped a table: its rows are neither kept nor passed on any more, and what a peer still says of them is not
+    /// listened to.
+    pub fn drop_table(&mut self, table: u32) {
+        self.dropped = self.dropped.union(&RowSet::from_rows([table.into()]));
+        self.waiting.retain(|id, _| id.table != table);
+        let ids: Vec<RegionId> = self.regions.keys().filter(|id| id.table == table).copied().collect();
+        for id in ids {
+            let Some(region) = self.regions.remove(&id) else { continue };
+            if region.upstream.as_ref().is_some_and(|upstream| upstream.identity) {
+                self.host.unmade(id, &region.shape);
+            }
+        }
+        let peers: Vec<Peer> = self.peers.keys().copied().collect();
+        for peer in peers {
+            if let Some(connection) = self.peers.get_mut(&peer) {
+                let _ = connection.batch.take_if(|batch| batch.region.table == table);
+                for flush in &mut connection.flushes {
+                    flush.regions.retain(|id, _| id.table != table);
+                }
+            }
+            self.settle(peer);
         }
     }
 
@@ -503,7 +533,13 @@ impl<H: Host> Node<H> {
             true => keep(&self.host.account(peer), "a long message", RowSet::decoded_bytes(record))?,
             false => Kept::default(),
         };
-        match Message::decode(record)? {
+        let message = Message::decode(record)?;
+        if !self.dropped.is_empty()
+            && message.region().is_some_and(|id| self.dropped.contains(id.table.into()))
+        {
+            return Ok(());
+        }
+        match message {
             Message::Offer { region, shape } => self.offered(peer, region, shape),
             Message::Subscribe { region, shape, done, serial, rows } => {
                 if self.regions.contains_key(&region) {

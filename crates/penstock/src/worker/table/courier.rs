@@ -171,6 +171,12 @@ impl Courier {
         Ok(seen)
     }
 
+    /// Nobody uses a table any more.
+    pub(super) fn drop_table(&self, table: u32) {
+        lock(&self.shared.state).own.retain(|id| id.table != table);
+        self.with(|node| node.drop_table(table));
+    }
+
     /// Rows of this worker have changed.
     pub(super) fn kick(&self) {
         match self.shared.state.try_lock() {

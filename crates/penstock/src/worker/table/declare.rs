@@ -46,81 +46,187 @@ pub struct TableDeclaration {
     pub timeout: Option<Duration>,
 }
 
-impl Table {
-    pub(in crate::worker) fn declare(job: Arc<Inner>, declaration: TableDeclaration) -> Result<Self, Error> {
-        let TableDeclaration {
-            name,
-            rows,
-            row_bytes,
-            element,
-            sum,
-            produce,
-            consume,
-            propagation,
-            slack,
-            adaptive,
-            timeout,
-        } = declaration;
-        job.fate.check()?;
+impl TableDeclaration {
+    fn spec(&self) -> TableSpec {
         // A sum of what is no floating-point number is refused by the check, by name.
-        let sum = sum.then_some(element.unwrap_or(Dtype::F16));
-        let spec = TableSpec { name, rows, row_bytes, sum, propagation };
-        let refused = |error: TableError| Error::Refused(Refusal::Table(error));
-        spec.check().map_err(refused)?;
-        let deadline = job.deadline(timeout);
-        let (id, producers) = agree(&job, &spec, &produce, &consume, deadline)?;
-        let layout = |slots| Layout::new(slots, row_bytes);
-        let (mut sources, mut sets, mut own) = (Vec::new(), Vec::new(), None);
-        // First this worker's own region: others may wait for it.
-        if let Some(me) = producers.iter().find(|producer| producer.rank == job.rank) {
-            own = Some(Own::make(&job, id, me, produce.clone(), layout(me.slots), propagation, deadline)?);
+        let sum = self.sum.then_some(self.element.unwrap_or(Dtype::F16));
+        let (name, rows) = (self.name.clone(), self.rows);
+        TableSpec { name, rows, row_bytes: self.row_bytes, sum, propagation: self.propagation }
+    }
+
+    /// Refuses another declaration of the same table by this worker, naming what differs.
+    fn compare(&self, now: &Self) -> Result<(), TableError> {
+        let slack =
+            |it: &Self| it.adaptive.map_or_else(|| format!("{:?}", it.slack), |bounds| bounds.to_string());
+        let fields = [
+            ("elements", format!("{:?}", self.element), format!("{:?}", now.element)),
+            ("slack", slack(self), slack(now)),
+        ];
+        let other = || fields.into_iter().find(|(_, before, now)| before != now);
+        if let Some((what, before, now)) = self.spec().difference(&now.spec()).or_else(other) {
+            let (name, what) = (self.name.clone(), what.to_owned());
+            return Err(TableError::DeclaredTwice { name, what, before, now });
         }
-        for producer in &producers {
-            if let Some(own) = own.as_mut().filter(|_| producer.rank == job.rank) {
-                own.source = sources.len();
+        let rows =
+            |before, now, what| TableError::rows_differ(&self.name, before, now, what).map_or(Ok(()), Err);
+        rows(&self.produce, &now.produce, "produced")?;
+        rows(&self.consume, &now.consume, "consumed")
+    }
+}
+
+/// How far a table's declaration has come in this worker. A call that fails on its way, most often because another worker was late,
+/// leaves here what it has achieved; the next one goes on from there.
+#[derive(Default)]
+pub(in crate::worker) struct Progress {
+    /// Whoever declares the table holds this: a second thread that does so too waits, and gets the same table.
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+enum State {
+    #[default]
+    New,
+    /// All have declared it; this worker has some of what it needs.
+    Agreed(Box<Draft>),
+    /// This worker has all, but not all others may have.
+    Mapped(TableDeclaration, Table),
+    Made(TableDeclaration, Table),
+}
+
+impl Progress {
+    /// Whether it is the declaration of this table, and not of a later one of its name. Nobody is declaring it meanwhile: a table
+    /// that is made is given out at once.
+    pub(super) fn is_of(&self, inner: &Arc<TableInner>) -> bool {
+        let table = |table: &Table| Arc::ptr_eq(&table.inner, inner);
+        matches!(&*lock(&self.state), State::Made(_, made) if table(made))
+    }
+}
+
+/// A table of which not every region is there.
+struct Draft {
+    given: TableDeclaration,
+    id: u32,
+    producers: Vec<Producer>,
+    own: Option<Own>,
+    /// Of the first producers, in their order.
+    sources: Vec<Source>,
+    sets: Vec<RowSet>,
+}
+
+impl State {
+    fn given(&self) -> Option<&TableDeclaration> {
+        match self {
+            Self::New => None,
+            Self::Agreed(draft) => Some(&draft.given),
+            Self::Mapped(given, _) | Self::Made(given, _) => Some(given),
+        }
+    }
+}
+
+impl Table {
+    pub(in crate::worker) fn declare(job: &Arc<Inner>, given: TableDeclaration) -> Result<Self, Error> {
+        job.fate.check()?;
+        let refused = |error: TableError| Error::Refused(Refusal::Table(error));
+        let spec = given.spec();
+        spec.check().map_err(refused)?;
+        let deadline = job.deadline(given.timeout);
+        let progress = Arc::clone(lock(&job.declared).entry(spec.name.clone()).or_default());
+        let mut state = lock(&progress.state);
+        if let Some(before) = state.given() {
+            before.compare(&given).map_err(refused)?;
+        }
+        if let State::Made(_, table) = &*state {
+            table.inner.check()?;
+        }
+        if matches!(*state, State::New) {
+            let (id, producers) = agree(job, &spec, &given.produce, &given.consume, deadline)?;
+            let (sources, sets) = (Vec::new(), Vec::new());
+            *state = State::Agreed(Box::new(Draft { given, id, producers, own: None, sources, sets }));
+        }
+        if let State::Agreed(draft) = &mut *state {
+            draft.map(job, deadline)?;
+            let State::Agreed(draft) = std::mem::take(&mut *state) else { return Err(Error::Closed) };
+            *state = draft.finish(job, spec);
+        }
+        if let State::Mapped(given, table) = &*state {
+            let inner = &table.inner;
+            for courier in inner.couriers() {
+                courier.flush(deadline)?;
+            }
+            inner.get_ready(deadline)?;
+            lock(&job.tables).push(Arc::clone(inner));
+            inner.raise(job.shown_clock());
+            *state = State::Made(given.clone(), table.clone());
+        }
+        // The job may have been closed meanwhile, by another thread.
+        job.fate.check().inspect_err(|_| job.forget_tables())?;
+        match &*state {
+            State::Made(_, table) => Ok(table.clone()),
+            _ => Err(Error::Closed),
+        }
+    }
+}
+
+impl Draft {
+    /// Maps, or subscribes to, what this worker does not have yet.
+    fn map(&mut self, job: &Inner, deadline: Deadline) -> Result<(), Error> {
+        let TableDeclaration { row_bytes, propagation, produce, consume, name, .. } = &self.given;
+        let (row_bytes, propagation) = (*row_bytes, *propagation);
+        let layout = |slots| Layout::new(slots, row_bytes);
+        // First this worker's own region: others may wait for it.
+        if self.own.is_none()
+            && let Some(me) = self.producers.iter().find(|producer| producer.rank == job.rank)
+        {
+            let own = Own::make(job, self.id, me, produce.clone(), layout(me.slots), propagation, deadline)?;
+            self.own = Some(own);
+        }
+        while let Some(producer) = self.producers.get(self.sources.len()) {
+            if let Some(own) = self.own.as_mut().filter(|_| producer.rank == job.rank) {
+                own.source = self.sources.len();
                 let (rows, waiters) = (own.rows.clone(), own.waiters.clone());
                 let gone = AtomicBool::new(false);
-                sources.push(Source { rank: job.rank, rows, waiters, gone, remote: None });
-                sets.push(produce.clone());
+                self.sources.push(Source { rank: job.rank, rows, waiters, gone, remote: None });
+                self.sets.push(produce.clone());
                 continue;
             }
-            let theirs = produced(&job, &spec.name, producer.rank, deadline)?;
+            let theirs = produced(job, name, producer.rank, deadline)?;
             let here = job.links().get(producer.home as usize).is_some_and(|link| !link.is_remote());
             if producer.near && here {
                 let layout = layout(producer.slots);
-                sources.push(Source::map(&job, id, producer, layout, propagation, deadline)?);
-                sets.push(theirs);
+                self.sources.push(Source::map(job, self.id, producer, layout, propagation, deadline)?);
+                self.sets.push(theirs);
                 continue;
             }
             // Only what this worker consumes is mirrored.
-            let wanted = theirs.intersection(&consume);
+            let wanted = theirs.intersection(consume);
             let slots = RowSet::from_rows(wanted.iter().filter_map(|row| theirs.place(row)));
             let shape = Shape { slots: producer.slots, row_bytes, propagation };
-            sources.push(Source::mirror(
-                &job,
-                RegionId { table: id, rank: producer.rank },
-                producer,
-                shape,
-                slots,
-            )?);
-            sets.push(wanted);
+            let id = RegionId { table: self.id, rank: producer.rank };
+            self.sources.push(Source::mirror(job, id, producer, shape, slots)?);
+            self.sets.push(wanted);
         }
+        Ok(())
+    }
+
+    fn finish(self, job: &Arc<Inner>, spec: TableSpec) -> State {
+        let Self { given, id, own, sources, sets, .. } = self;
         let sets: Vec<&RowSet> = sets.iter().collect();
-        let known = consume.union(&produce);
-        let index = super::Index::new(known, &sets);
-        let layout = layout(1);
-        let counters = Counters::default();
-        let adaptive = adaptive.map(|settings| job.adaptive(settings));
-        let inner =
-            TableInner { job, id, spec, layout, slack, adaptive, consume, index, sources, own, counters };
-        let inner = Arc::new(inner);
-        for courier in inner.couriers() {
-            courier.flush(deadline)?;
-        }
-        inner.get_ready(deadline)?;
-        lock(&inner.job.tables).push(Arc::downgrade(&inner));
-        inner.raise(inner.job.shown_clock());
-        Ok(Self { inner })
+        let index = super::Index::new(given.consume.union(&given.produce), &sets);
+        let inner = TableInner {
+            job: Arc::clone(job),
+            id,
+            spec,
+            layout: Layout::new(1, given.row_bytes),
+            slack: given.slack,
+            adaptive: given.adaptive.map(|settings| job.adaptive(settings)),
+            consume: given.consume.clone(),
+            index,
+            sources,
+            own,
+            counters: Counters::default(),
+            dropped: AtomicBool::new(false),
+        };
+        State::Mapped(given, Table { inner: Arc::new(inner) })
     }
 }
 
@@ -136,7 +242,11 @@ impl TableInner {
     }
 }
 
-fn asked(link: &Link, ask: TableAsk, deadline: Deadline) -> Result<(TableAnswer, Vec<OwnedFd>), Error> {
+pub(super) fn asked(
+    link: &Link,
+    ask: TableAsk,
+    deadline: Deadline,
+) -> Result<(TableAnswer, Vec<OwnedFd>), Error> {
     match link.ask(Ask::Table(ask), "answer about a table", deadline)? {
         (Answer::Table(answer), fds) => Ok((answer, fds)),
         (other, _) => Err(link.misunderstood(&other)),

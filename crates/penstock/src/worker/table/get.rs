@@ -138,7 +138,7 @@ impl Table {
         timeout: Option<Duration>,
     ) -> Result<u64, Error> {
         let (inner, rows, out) = (&*self.inner, rows.into(), out.into());
-        inner.job.fate.check()?;
+        inner.check()?;
         inner.check_size(rows.len(), out.len())?;
         let wanted = inner.wanted(clock, slack);
         let Some(first) = rows.first() else { return Ok(0) };
@@ -165,7 +165,7 @@ impl Table {
         slack: Option<Slack>,
     ) -> Result<bool, Error> {
         let (inner, rows, out) = (&*self.inner, rows.into(), out.into());
-        inner.job.fate.check()?;
+        inner.check()?;
         inner.check_size(rows.len(), out.len())?;
         let wanted = inner.wanted(clock, slack);
         let place = match rows.run() {
@@ -201,7 +201,7 @@ impl Table {
     /// Starts what a later get with the same arguments would wait for. Returns at once.
     pub fn prefetch(&self, rows: &[u64], clock: Option<u64>, slack: Option<Slack>) -> Result<(), Error> {
         let inner = &*self.inner;
-        inner.job.fate.check()?;
+        inner.check()?;
         let wanted = inner.wanted(clock, slack);
         let mut places: Vec<Vec<u64>> = vec![Vec::new(); inner.sources.len()];
         for &row in rows {
@@ -224,14 +224,53 @@ impl Table {
         Ok(())
     }
 
+    /// [`Table::get`], and the version of each value. Where a producer sets rows all the while, that of one may be less than its
+    /// value's, never more.
+    pub fn get_versions<'a>(
+        &self,
+        rows: impl Into<Chosen<'a>>,
+        out: &mut [u8],
+        versions: &mut [u64],
+        clock: Option<u64>,
+        slack: Option<Slack>,
+        timeout: Option<Duration>,
+    ) -> Result<u64, Error> {
+        /// Attempts to find all versions as they were before the copy.
+        const ATTEMPTS: usize = 8;
+        let (inner, rows) = (&*self.inner, rows.into());
+        inner.check_versions(rows.len(), versions.len())?;
+        let newest = |row| -> Result<u64, Error> {
+            let versions = inner.places(row)?.iter().map(|&place| inner.version(place));
+            Ok(versions.min().unwrap_or(0))
+        };
+        let mut attempts = 0;
+        loop {
+            // Versions only grow: a value is as new as what was found before it was copied, or newer.
+            for (row, version) in rows.iter().zip(&mut *versions) {
+                *version = newest(row)?;
+            }
+            let least = self.get(rows.clone(), &mut *out, clock, slack, timeout)?;
+            if let [version] = versions
+                && inner.index.is_single()
+            {
+                *version = least; // that of the one value
+                return Ok(least);
+            }
+            attempts += 1;
+            let still = || {
+                rows.iter().zip(&*versions).all(|(row, version)| newest(row).is_ok_and(|now| now == *version))
+            };
+            if attempts == ATTEMPTS || still() {
+                return Ok(least);
+            }
+        }
+    }
+
     /// The newest versions that are here.
     pub fn versions(&self, rows: &[u64], out: &mut [u64]) -> Result<(), Error> {
         let inner = &*self.inner;
-        inner.job.fate.check()?;
-        if out.len() != rows.len() {
-            let name = inner.spec.name.clone();
-            return Err(Error::WrongSize { name, expected: rows.len() * 8, got: out.len() * 8 });
-        }
+        inner.check()?;
+        inner.check_versions(rows.len(), out.len())?;
         for (&row, out) in rows.iter().zip(out) {
             let versions = inner.places(row)?.iter().map(|&place| inner.version(place));
             *out = versions.min().unwrap_or(0);
@@ -249,7 +288,7 @@ impl Table {
         timeout: Option<Duration>,
     ) -> Result<View, Error> {
         let inner = &*self.inner;
-        inner.job.fate.check()?;
+        inner.check()?;
         let wanted = inner.wanted(clock, slack);
         let &[place] = inner.places(row)? else {
             return Err(Error::WrongFold { name: inner.spec.name.clone(), sum: true });
@@ -343,6 +382,13 @@ impl TableInner {
         (self.spec.sum.is_some() && self.is_own(place))
             || source.rows.version(place.slot) >= wanted.version
             || source.is_gone()
+    }
+
+    fn check_versions(&self, rows: usize, got: usize) -> Result<(), Error> {
+        if got == rows {
+            return Ok(());
+        }
+        Err(Error::WrongSize { name: self.spec.name.clone(), expected: rows * 8, got: got * 8 })
     }
 
     fn get_one(
@@ -540,7 +586,13 @@ impl TableInner {
             return Ok(());
         }
         match remote.propagation {
-            Propagation::Eager => _ = remote.courier.flush(deadline)?,
+            Propagation::Eager => {
+                if !remote.courier.flush(deadline)? {
+                    let wanted = Wanted { clock: 0, version: 0, slack: Slack::Unbounded };
+                    let place = Place { source: 0, slot: 0 };
+                    return Err(self.too_late(source, &Stale { row: 0, place }, wanted, deadline));
+                }
+            }
             _ => {
                 let all: Vec<u32> = (0..remote.len).collect();
                 self.fetch(
@@ -584,7 +636,7 @@ impl TableInner {
             tries += 1;
             if tries.is_multiple_of(16) {
                 rustix::thread::sched_yield();
-                self.job.fate.check()?;
+                self.check()?;
                 self.job.fate.check_interrupt()?;
             }
             if tries.is_multiple_of(256) && deadline.left().is_zero() {
@@ -641,7 +693,7 @@ impl TableInner {
             if self.is_fresh(stale.place, wanted) {
                 return Ok(());
             }
-            self.job.fate.check()?;
+            self.check()?;
             self.job.fate.check_interrupt()?;
             let left = deadline.left();
             if left.is_zero() {

@@ -2,6 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | [`discard`] | dropping it, as all do |
 //! | [`declare`] | agreeing with the others on who produces what, and mapping their rows |
 //! | [`index`] | where each row stands |
 //! | [`courier`] | rows to and from other hosts |
@@ -13,11 +14,13 @@
 
 mod courier;
 mod declare;
+mod discard;
 mod get;
 mod index;
 mod set;
 
 pub(super) use courier::{Courier, Setup as CourierSetup};
+pub(super) use declare::Progress;
 pub use declare::TableDeclaration;
 pub use get::View;
 
@@ -220,6 +223,8 @@ pub(super) struct TableInner {
     sources: Vec<Source>,
     own: Option<Own>,
     counters: Counters,
+    /// Whether this worker has dropped it.
+    dropped: AtomicBool,
 }
 
 /// A table of a job.
@@ -238,6 +243,16 @@ impl Table {
     /// Its declaration.
     pub fn spec(&self) -> &TableSpec {
         &self.inner.spec
+    }
+
+    /// Iterations that this worker has completed: the clock of a get that names none.
+    pub fn iteration(&self) -> u64 {
+        self.inner.job.shown_clock()
+    }
+
+    /// Whether this is a handle of the same table.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
     }
 
     /// The slack of a get that names none, now.
@@ -277,6 +292,16 @@ impl Table {
 }
 
 impl TableInner {
+    /// Whether the job goes on, and the table with it.
+    #[inline]
+    fn check(&self) -> Result<(), Error> {
+        self.job.fate.check()?;
+        if self.dropped.load(Ordering::Relaxed) {
+            return Err(Error::Dropped { name: self.spec.name.clone() });
+        }
+        Ok(())
+    }
+
     /// The connections that its rows come and go by.
     fn couriers(&self) -> Vec<&Arc<Courier>> {
         let own = self.own.as_ref().and_then(|own| match &own.bell {

@@ -91,7 +91,7 @@ impl TableInner {
         values: Foreign<'_>,
         add: bool,
     ) -> Result<Option<(u64, &Own)>, Error> {
-        self.job.fate.check()?;
+        self.check()?;
         if self.spec.sum.is_some() != add {
             return Err(Error::WrongFold { name: self.spec.name.clone(), sum: self.spec.sum.is_some() });
         }

@@ -19,6 +19,7 @@ mod push;
 mod state;
 
 pub use declare::Declaration;
+pub use pull::Asked;
 
 use super::Error;
 use super::job::Inner;

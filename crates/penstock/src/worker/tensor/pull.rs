@@ -10,6 +10,13 @@ use penstock_proto::consistency::MAX_SLACK;
 use penstock_proto::worker::Requirement;
 use std::time::{Duration, Instant};
 
+/// What a pull asks for.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked {
+    position: u64,
+    requirement: Requirement,
+}
+
 impl Tensor {
     fn check_slack(&self, slack: Option<i64>) -> Result<Option<u32>, Error> {
         let refuse = |got| Error::Slack { name: self.spec.name.clone(), most: MAX_SLACK, got };
@@ -57,7 +64,25 @@ impl Tensor {
     ) -> Result<u64, Error> {
         let out = out.into();
         self.check_size(out.len())?;
+        self.pull_asked(self.ask(slack)?, out, timeout)
+    }
+
+    /// What a pull would ask for now, for a [`Tensor::pull_asked`] later.
+    pub fn ask(&self, slack: Option<i64>) -> Result<Asked, Error> {
         let (position, requirement) = self.requirement(slack)?;
+        Ok(Asked { position, requirement })
+    }
+
+    /// [`Tensor::pull_into`] as of an earlier moment.
+    pub fn pull_asked<'a>(
+        &self,
+        asked: Asked,
+        out: impl Into<ForeignMut<'a>>,
+        timeout: Option<Duration>,
+    ) -> Result<u64, Error> {
+        let out = out.into();
+        self.check_size(out.len())?;
+        let Asked { position, requirement } = asked;
         let deadline = self.wait_for_version(&requirement, timeout)?;
         self.copy_value(out, position, deadline)
     }

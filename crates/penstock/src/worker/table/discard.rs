@@ -1,0 +1,57 @@
+//! Dropping a table: every worker does, as every worker declared it; then its memory is free everywhere, and its name.
+
+use super::declare::asked;
+use super::{Table, TableInner};
+use crate::worker::Error;
+use crate::worker::link::{ASK_WITHIN, Deadline, lock};
+use penstock_proto::items::control::{TableAnswer, TableAsk};
+use penstock_proto::message::Answer;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+impl Table {
+    /// Drops the table, and waits until all live workers have. From the call on this worker's other calls for it fail, through
+    /// whichever handle; where the wait fails, the same call goes on with it. Memory of this worker is free when no handle is left.
+    pub fn discard(&self, timeout: Option<Duration>) -> Result<(), Error> {
+        let inner = &self.inner;
+        inner.job.fate.check()?;
+        let deadline = inner.job.deadline(timeout);
+        if !inner.dropped.swap(true, Ordering::Relaxed) {
+            // Whoever still waits for a row of this worker is not to wait for ever.
+            inner.leave();
+            lock(&inner.job.tables).retain(|other| !Arc::ptr_eq(other, inner));
+        }
+        inner.discard_everywhere(deadline)?;
+        for courier in inner.couriers() {
+            courier.drop_table(inner.id);
+        }
+        let mut declared = lock(&inner.job.declared);
+        if declared.get(&inner.spec.name).is_some_and(|progress| progress.is_of(inner)) {
+            declared.remove(&inner.spec.name);
+        }
+        Ok(())
+    }
+}
+
+impl TableInner {
+    fn discard_everywhere(&self, deadline: Deadline) -> Result<(), Error> {
+        for link in self.job.links().iter() {
+            let ask = TableAsk::Drop { name: self.spec.name.clone(), id: self.id };
+            match asked(link, ask, deadline) {
+                Ok((TableAnswer::Done, _)) => {}
+                Ok((other, _)) => return Err(link.misunderstood(&Answer::Table(other))),
+                Err(Error::Unanswered { waited, .. }) => {
+                    let users = asked(link, TableAsk::Users { id: self.id }, Deadline::new(ASK_WITHIN));
+                    let missing = match users {
+                        Ok((TableAnswer::Absent { ranks }, _)) => ranks,
+                        _ => Vec::new(),
+                    };
+                    return Err(Error::DropTimeout { name: self.spec.name.clone(), missing, waited });
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
