@@ -61,6 +61,7 @@ def arguments() -> argparse.Namespace:
         help="RANK:SECONDS, that worker sleeps so long on average in each iteration; any:SECONDS, one worker "
         "does, another one each time",
     )
+    add("--clamp", metavar="LOW:HIGH", help="cut predictions to the rating scale; auto: that of the data")
     add("--json", type=Path, help="write what happened to this file")
     add("--quiet", action="store_true", help="no line an iteration")
     given = parser.parse_args()
@@ -69,6 +70,13 @@ def arguments() -> argparse.Namespace:
     automatic, _, most = given.slack.partition(":")
     if not given.slack.isdigit() and (automatic != "auto" or (most and not most.isdigit())):
         parser.error(f"argument --slack: expected a whole number or auto[:MAX], got {given.slack!r}")
+    if given.clamp not in (None, "auto"):
+        try:
+            low, high = map(float, given.clamp.split(":"))
+        except ValueError:
+            low, high = 1.0, 0.0
+        if not low < high:
+            parser.error(f"argument --clamp: expected LOW:HIGH, such as 1:5, or auto, got {given.clamp!r}")
     if given.straggler is not None:
         rank, _, mean = given.straggler.partition(":")
         if not (rank.isdigit() or rank == "any") or not mean.replace(".", "", 1).isdigit():
@@ -94,6 +102,7 @@ class Factorization:
     def __init__(self, job: ps.Job, given: argparse.Namespace, train: Ratings, test: Ratings) -> None:
         self.job, self.given = job, given
         self.mean = float(train.values.mean())
+        self.scale = scale(given.clamp, train)
         values, k = train.values - self.mean, given.latent
         indices = (train.users, train.movies)
         self.count = train.shape
@@ -190,6 +199,8 @@ class Factorization:
         predicted = (self.values[USERS][test.users] * self.values[MOVIES][test.movies]).sum(
             axis=1
         ) + self.mean
+        if self.scale is not None:
+            predicted = np.clip(predicted, *self.scale)
         averaged = max(iteration - self.given.burn_in, 0)
         self.predicted += (predicted - self.predicted) / (averaged + 1)
         columns = ((predicted - test.values) ** 2, (self.predicted - test.values) ** 2, np.ones(len(test)))
@@ -207,6 +218,16 @@ class Factorization:
         if total[2] == 0:
             return float("nan"), float("nan")
         return float(np.sqrt(total[0] / total[2])), float(np.sqrt(total[1] / total[2]))
+
+
+def scale(clamp: str | None, train: Ratings) -> tuple[float, float] | None:
+    """The least and the greatest rating that there can be; None if predictions stay as they are."""
+    if clamp is None:
+        return None
+    if clamp == "auto":
+        return float(train.values.min()), float(train.values.max())
+    low, high = map(float, clamp.split(":"))
+    return low, high
 
 
 def sleeps(given: argparse.Namespace, size: int) -> Iterator[tuple[int, float]]:

@@ -18,7 +18,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ._core import __version__
+try:
+    from ._core import __version__
+except ImportError as error:
+    from .distribution import REMEDY, other
+
+    if (_wrong := other()) is None:
+        raise
+    raise ImportError(f"{_wrong}\nhint: {REMEDY}") from error
 
 if TYPE_CHECKING:
     from . import ray as ray

@@ -500,8 +500,8 @@ class Job:
         When this returns, the servers have taken everything that this worker pushed and set, asynchronously
         or not. If it raises, this worker has left as one that failed, and the others hear of it. Views that
         pulls returned stay readable, but no longer move. A job that has failed is left at once. In a signal
-        handler that interrupts a call of this package, the job is closed as soon as that call has ended, which
-        then raises JobClosed.
+        handler that interrupts a call of this package, the job is closed as soon as that call has ended,
+        which then raises JobClosed.
 
         Parameters
         ----------
@@ -543,7 +543,7 @@ class Job:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
+        if error is None or _ends_well(error):
             self.close()
         else:
             self._fail(error)
@@ -634,6 +634,16 @@ def _after_fork_in_child() -> None:
     _open_jobs.clear()
 
 
+def _ends_well(error: BaseException) -> bool:
+    """
+    Whether what left the block is no failure: `sys.exit()`, and the end of a generator that nobody reads on.
+    Ctrl-C is one: the others would wait for the rest of this worker's iterations.
+    """
+    if isinstance(error, SystemExit):
+        return error.code is None or error.code == 0
+    return isinstance(error, GeneratorExit)
+
+
 def leave_all(error: BaseException | None) -> None:
     """
     Leaves the jobs that are open: politely, or because of an error that ended what used them.
@@ -642,7 +652,7 @@ def leave_all(error: BaseException | None) -> None:
     """
     failed: BaseException | None = None
     for job in list(_open_jobs):
-        if error is not None:
+        if error is not None and not _ends_well(error):
             job._fail(error)
             continue
         try:

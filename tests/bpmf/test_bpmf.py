@@ -217,9 +217,25 @@ def test_rmse_counts_every_test_rating_wherever_it_is(tmp_path: Path) -> None:
     assert len(results) == 1, results
 
 
+def test_clamped_predictions_stay_on_the_rating_scale_and_so_nearer_to_the_ratings(tmp_path: Path) -> None:
+    # Each rating is the least or the greatest there is: a prediction off the scale is further off.
+    lines = [f"{u} {m} {1 if (u * 7 + m * 3) % 5 < 2 else 5}" for u in range(1, 30) for m in range(1, 20)]
+    (tmp_path / "data").write_text("\n".join(lines))
+    given = ("--data", tmp_path / "data", "--latent", 24)
+    free, clamped, automatic, narrow = (
+        float(final(train(1, *given, *clamp)))
+        for clamp in ((), ("--clamp", "1:5"), ("--clamp", "auto"), ("--clamp", "2.99:3.01"))
+    )
+    assert clamped == automatic
+    assert clamped < free
+    assert 1.9 < narrow < 2.1, "each is 2 away from what it is cut to"
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
+        ["--clamp", "5:1"],
+        ["--clamp", "much"],
         ["--data", "nowhere"],
         ["--slack", "much"],
         ["--straggler", "x"],

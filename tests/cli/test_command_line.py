@@ -169,7 +169,8 @@ def test_a_package_that_is_missing_is_named_with_its_extra(capsys, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     assert main(["demo"]) == 1
     assert capsys.readouterr().err == (
-        "error: the demo needs scikit-learn, which is not installed\n\nhint: pip install 'penstock[demo]'\n"
+        "error: the demo needs scikit-learn, which is not installed\n\n"
+        "hint: pip install 'penstock-ps[demo]'\n"
     )
 
 

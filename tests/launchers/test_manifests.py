@@ -20,7 +20,7 @@ MISSING = [
 ]
 if MISSING:
     pytest.skip(
-        f"the manifests were NOT validated: {', '.join(MISSING)} missing; pip install 'penstock[deploy]'",
+        f"the manifests were NOT validated: {', '.join(MISSING)} missing; pip install 'penstock-ps[deploy]'",
         allow_module_level=True,
     )
 

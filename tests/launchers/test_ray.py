@@ -13,7 +13,7 @@ from groups import LINEAR, Group
 import penstock as ps
 
 if importlib.util.find_spec("ray") is None:
-    pytest.skip("Ray is not installed: pip install 'penstock[ray]'", allow_module_level=True)
+    pytest.skip("Ray is not installed: pip install 'penstock-ps[ray]'", allow_module_level=True)
 
 PRELUDE = f"""
 import importlib.util, json, os, sys
@@ -102,9 +102,13 @@ for function in (fails, dies, hangs):
         found[function.__name__] = [type(error).__name__, str(error), error.__notes__[-1],
                                     getattr(error, "rank", None), getattr(error, "missing", None)]
 try:
-    ps.ray.run(fails, workers=50, options={"deadline": 2})
-except ps.DeadlineExceeded as error:
+    ps.ray.run(fails, workers=50)
+except ps.OptionError as error:
     found["many"] = str(error)
+try:
+    ps.ray.run(fails, workers=50, timeout=2)
+except ps.DeadlineExceeded as error:
+    found["late"] = str(error)
 # All that was taken is given back: a job that needs every core gets them.
 def size():
     with ps.init() as job:
@@ -120,7 +124,8 @@ print(json.dumps(found))
     kind, text, _, _, missing = found["hangs"]  # type: ignore[misc]
     assert (kind, missing) == ("DeadlineExceeded", [1])
     assert "for workers 1 to return" in text
-    assert "Ray did not give 1 x {'CPU': 1} and 50 x {'CPU': 1}" in str(found["many"])
+    assert "are 51 CPU, but Ray's cluster has " in str(found["many"])
+    assert "Ray did not give 1 x {'CPU': 1} and 50 x {'CPU': 1}" in str(found["late"])
     assert found["after"] == [3, 3, 3]
 
 

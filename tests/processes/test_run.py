@@ -416,3 +416,70 @@ def test_a_worker_that_dies_before_it_joins_is_not_waited_for_where_losses_are_a
     assert "alone: [1.0, 1.0, 1.0]" in run.out
     assert "worker 1 ended with exit code 7" in run.err
     nothing_left([])
+
+
+def test_an_option_of_ours_behind_the_script_is_pointed_at_and_passed_on(command, script):
+    name = script("import sys; print(sys.argv[1:])")
+    run = command("run", name, "--workers", "2")
+    assert run.ends() == 0
+    assert "['--workers', '2']" in run.out
+    assert run.err == (
+        f"hint: --workers stands behind {name} and is passed to it; if it is meant for penstock: "
+        f"`penstock run --workers 2 {name}`\n"
+    )
+    run = command("run", "--workers", "2", name, "--workers=3", "--lr", "0.1")
+    assert run.ends() == 0
+    assert run.err == ""
+
+
+ALONE = """
+    import sys
+    import penstock as ps
+    with ps.init() as job:
+        job.clock()
+    with ps.init() as job:
+        print("trained", job.size)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hints", "said"),
+    [
+        (["worker.py"], "", "penstock: 1 worker; to start more: penstock run --workers N worker.py\n"),
+        (["-m", "worker"], "", "penstock: 1 worker; to start more: penstock run --workers N -m worker\n"),
+        (["worker.py"], "off", ""),
+        (["-c", "import worker"], "", ""),
+    ],
+)
+def test_a_script_that_trains_alone_says_so_once(tmp_path, script, arguments, hints, said):
+    script(ALONE)
+    ended = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PENSTOCK_HINTS": hints},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.stdout, ended.stderr) == ("trained 1\n", said)
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"), [("sys.exit()", 0), ("sys.exit(0)", 0), ("sys.exit(3)", 3), ("sys.exit('no')", 1)]
+)
+def test_only_an_exit_code_other_than_0_leaves_the_block_as_a_failure(command, script, ending, code):
+    run = command(
+        *("run", "--workers", "2", "--grace", "20"),
+        script(f"""
+        import sys
+        import penstock as ps
+        with ps.init(deadline=60) as job:
+            job.barrier()
+            if job.rank == 1:
+                {ending}
+            job.barrier()
+            print("rank 0 went on")
+        """),
+    )
+    assert run.ends() == code, run.all()
+    assert ("rank 0 went on" in run.out) == (code == 0), run.all()

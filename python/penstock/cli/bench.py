@@ -337,7 +337,7 @@ def _plot_ready(path: Path) -> None:
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         terminal.refuse(f"--plot {path} has no suffix that can be drawn", "use .png, .svg or .pdf")
     if find_spec("matplotlib") is None:
-        terminal.refuse("--plot needs matplotlib, which is not installed", "pip install 'penstock[demo]'")
+        terminal.refuse("--plot needs matplotlib, which is not installed", "pip install 'penstock-ps[demo]'")
 
 
 def _distance() -> float:

@@ -335,7 +335,7 @@ def _digits_ready() -> None:
 
     if find_spec("sklearn") is None:
         terminal.refuse(
-            "the digits come with scikit-learn, which is not installed", "pip install 'penstock[demo]'"
+            "the digits come with scikit-learn, which is not installed", "pip install 'penstock-ps[demo]'"
         )
 
 

@@ -161,7 +161,7 @@ def need(module: str, name: str, extra: str) -> None:
     """Refuses to go on without a package that an extra brings."""
     if importlib.util.find_spec(module) is None:
         raise PenstockError(
-            f"the demo needs {name}, which is not installed", hint=f"pip install 'penstock[{extra}]'"
+            f"the demo needs {name}, which is not installed", hint=f"pip install 'penstock-ps[{extra}]'"
         )
 
 

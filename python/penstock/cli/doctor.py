@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from penstock import distribution
 from penstock.cli import terminal
 from penstock.demo.units import size
 
@@ -34,12 +35,12 @@ _SHARED_MEMORY = "/dev/shm"  # noqa: S108
 _F_ADD_SEALS, _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW, _F_SEAL_FUTURE_WRITE = 1033, 1, 2, 4, 16
 _PACKAGES = (
     ("numpy", "numpy", "needed"),
-    ("torch", "torch", "`penstock.torch`, `penstock demo --torch`: pip install 'penstock[torch]'"),
+    ("torch", "torch", "`penstock.torch`, `penstock demo --torch`: pip install 'penstock-ps[torch]'"),
     ("jax", "jax", "arrays go in and out by DLPack: pip install jax"),
-    ("mpi4py", "mpi4py", "only for the comparison in `penstock bench`: pip install 'penstock[mpi]'"),
-    ("sklearn", "scikit-learn", "`penstock demo`: pip install 'penstock[demo]'"),
-    ("matplotlib", "matplotlib", "plots: pip install 'penstock[demo]'"),
-    ("rich", "rich", "live progress of `penstock demo`: pip install 'penstock[demo]'"),
+    ("mpi4py", "mpi4py", "only for the comparison in `penstock bench`: pip install 'penstock-ps[mpi]'"),
+    ("sklearn", "scikit-learn", "`penstock demo`: pip install 'penstock-ps[demo]'"),
+    ("matplotlib", "matplotlib", "plots: pip install 'penstock-ps[demo]'"),
+    ("rich", "rich", "live progress of `penstock demo`: pip install 'penstock-ps[demo]'"),
 )
 
 
@@ -127,9 +128,12 @@ def core() -> list[Finding]:
                 "core",
                 "problem",
                 f"cannot be loaded: {error}",
-                "install it again: pip install --force-reinstall penstock",
+                "install it again: pip install --force-reinstall penstock-ps",
             )
         ]
+    mixed = distribution.other()
+    if mixed is not None:
+        return [Finding("core", "problem", mixed, distribution.REMEDY)]
     features = _core.cpu_features()
     advice = (
         "the plain variant of the kernels is in use: slower, but right" if features == "generic" else None

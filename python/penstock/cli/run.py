@@ -70,6 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     if not command:
         terminal.refuse("no script was given", "`penstock run --workers 2 train.py`, or `-m module`")
     check_command(command)
+    hint_at_options_behind(rules, head, command)
     plan = make_plan(given, command, grace=seconds(given.grace, "--grace"))
     outcome = Launch(plan, Console(colour=terminal.coloured(sys.stdout))).run()
     tell(outcome)
@@ -102,6 +103,27 @@ def split(rules: terminal.Parser, arguments: Sequence[str]) -> tuple[list[str], 
         if not equals and rules.takes_value(name) and rest:
             head.append(rest.pop(0))
     return head, []
+
+
+def hint_at_options_behind(rules: terminal.Parser, head: Sequence[str], command: Sequence[str]) -> None:
+    """
+    Says that an option of ours behind the script's name is the script's: most who write it there mean ours.
+    Not where it stands before the script too.
+    """
+    ours = {name for name in rules.option_names() if name.startswith("--")} - {"--help", "--module"}
+    given = {word.partition("=")[0] for word in head}
+    words = command[2:] if command[0] == "-m" else command[1:]
+    script = " ".join(command[:2]) if command[0] == "-m" else command[0]
+    for place, word in enumerate(words):
+        name, equals, _ = word.partition("=")
+        if name in ours - given:
+            value = [] if equals or not rules.takes_value(name) else list(words[place + 1 : place + 2])
+            meant = " ".join((word, *value))
+            terminal.note(
+                f"{name} stands behind {script} and is passed to it; "
+                f"if it is meant for penstock: `penstock run {meant} {script}`"
+            )
+            return
 
 
 def check_command(command: Sequence[str]) -> None:

@@ -45,6 +45,11 @@ def warning(message: str) -> None:
     say_to(sys.stderr, f"warning: {message}")
 
 
+def note(message: str) -> None:
+    """Prints a hint about what may not be meant to standard error."""
+    say_to(sys.stderr, f"hint: {message}")
+
+
 def say(text: str = "") -> None:
     """Prints a line to standard output."""
     say_to(sys.stdout, text)

@@ -64,7 +64,8 @@ def run(
     Raises
     ------
     OptionError
-        A number of processes, a resource or an option is out of range. Nothing was started.
+        A number of processes, a resource or an option is out of range, or (without `timeout`) more than the
+        whole cluster has. Nothing was started.
     DeadlineExceeded
         Ray did not give the resources, or the workers did not end, in time. Nothing is left running.
     WorkerLost
@@ -87,9 +88,13 @@ def run(
         ray = importlib.import_module("ray")
     except ImportError as error:
         raise PenstockError(
-            "ps.ray needs Ray, which is not installed", "pip install 'penstock[ray]'"
+            "ps.ray needs Ray, which is not installed", "pip install 'penstock-ps[ray]'"
         ) from error
-    with _cluster(ray), _placement(ray, order, start) as group, contextlib.ExitStack() as cleanup:
+    with contextlib.ExitStack() as cleanup:
+        cleanup.enter_context(_cluster(ray))
+        if timeout is None:
+            _check_fits(ray, order)
+        group = cleanup.enter_context(_placement(ray, order, start))
         serving = [_actor(ray, ServerActor, order.server, group, index) for index in range(servers)]
         cleanup.callback(_end_servers, ray, serving)
         working = [_actor(ray, WorkerActor, order.worker, group, servers + rank) for rank in range(workers)]
@@ -152,6 +157,27 @@ def _cluster(ray: Any) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_fits(ray: Any, order: _Order) -> None:
+    """
+    Refuses what the whole cluster does not have, used or not.
+
+    Raises
+    ------
+    OptionError
+        It asks for more than there is.
+    """
+    total = ray.cluster_resources()
+    for name in sorted({*order.server, *order.worker}):
+        needed = order.servers * order.server.get(name, 0) + order.workers * order.worker.get(name, 0)
+        if needed > total.get(name, 0):
+            raise OptionError(
+                f"{order.servers} x {order.server} for servers and {order.workers} x {order.worker} for "
+                f"workers are {needed:g} {name}, but Ray's cluster has {total.get(name, 0):g}",
+                "ask for less in `resources_per_worker` and `resources_per_server` (a server needs little: "
+                '{"CPU": 0.1}); on a cluster that grows by itself pass a `timeout`: then it is waited for',
+            )
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock import _core
 from penstock.exceptions import JobFull, NotUnderLauncher
-from penstock.rendezvous import environment
+from penstock.rendezvous import alone, environment
 from penstock.rendezvous.environment import Place
 
 
@@ -32,7 +32,10 @@ def join(given: dict[str, str]) -> _core.Job:
             f"SLURM_NTASKS says that {tasks} processes are meant to run, but srun did not start this one",
             "start the script with `srun python ...` in the batch script; to train alone, unset SLURM_NTASKS",
         )
-    return _core.Job.embedded(given)
+    job = _core.Job.embedded(given)
+    if place is None:
+        alone.say()
+    return job
 
 
 def _by_names(servers: list[str], place: Place | None, given: Mapping[str, str]) -> _core.Job:

@@ -26,7 +26,7 @@ from typing import TypeVar
 try:
     import torch
 except ModuleNotFoundError as error:
-    error.add_note("hint: pip install 'penstock[torch]'")
+    error.add_note("hint: pip install 'penstock-ps[torch]'")
     raise
 
 from ..consistency import Consistency
