@@ -12,9 +12,12 @@
  *     Structures and arrays that a call is given are copied; they need not live longer than the call.
  *   - Texts are UTF-8 and end with a zero byte. Times are in seconds; sizes in bytes unless said otherwise.
  *   - Any thread may call anything at any time, but penstock_finish and penstock_fail only when no other call with the
- *     same job, or what belongs to it, is under way. Declarations of one job go one after the other, and so do pushes and
- *     pulls of one tensor; no other call waits for another.
- *   - A handle that was freed must not be used again: nobody looks for that.
+ *     same job, or what belongs to it, is under way, and penstock_table_drop only when none with the same table is.
+ *     Declarations of one job go one after the other, and so do pushes and pulls of one tensor; no other call waits for
+ *     another.
+ *   - A job that was finished must not be used again, nor what belongs to it: nobody looks for that. A table that was
+ *     dropped and a request that is done are noticed.
+ *   - Memory that a penstock_start_... is given must live, and be left alone, until the request is done.
  *   - A child made by fork() must not use what its parent has opened.
  */
 

@@ -441,6 +441,7 @@ impl LentToRead {
 /// Errors: PENSTOCK_BAD_ARGUMENT, PENSTOCK_BAD_OPTION (the slack), PENSTOCK_TABLE_DROPPED, PENSTOCK_SYSTEM (no thread). What the get
 /// itself has to say comes with its end.
 #[unsafe(no_mangle)]
+#[expect(clippy::too_many_arguments, reason = "those of penstock_get(), and what becomes of it")]
 pub unsafe extern "C" fn penstock_start_get(
     table: *const penstock_table,
     rows: *const u64,
