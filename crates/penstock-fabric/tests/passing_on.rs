@@ -4,8 +4,9 @@ use penstock_fabric::items::memory::RegionMemory;
 use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
 use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Overtaken, Unlisted};
 use penstock_proto::items::node::{Host, Node, Peer};
-use penstock_proto::items::wire::{RegionId, Shape};
+use penstock_proto::items::wire::{MAX_MESSAGE_BYTES, RegionId, Shape};
 use penstock_proto::items::{Propagation, RowSet};
+use penstock_proto::record::{self, LENGTH_BYTES};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -179,8 +180,9 @@ impl Net {
         from.transmit(to_peer, &mut bytes, 1 << 20);
         let mut rest = &bytes[..];
         let mut left = most;
-        while let Some((length, tail)) = rest.split_first_chunk::<4>().filter(|_| left > 0) {
-            let (record, tail) = tail.split_at(u32::from_le_bytes(*length) as usize);
+        while let Some((head, tail)) = rest.split_first_chunk::<LENGTH_BYTES>().filter(|_| left > 0) {
+            let length = record::length(head, MAX_MESSAGE_BYTES).unwrap();
+            let (record, tail) = tail.split_at(length);
             to.receive(from_peer, record).unwrap();
             (rest, left) = (tail, left - 1);
         }
