@@ -17,6 +17,9 @@ use penstock_proto::message::MAX_SHARDS;
 /// Smallest unit of mappings.
 pub const PAGE: usize = 4096;
 
+/// A cache line: what loads of contributions are aligned to.
+pub const LINE: usize = 64;
+
 /// `bytes` rounded up to whole pages.
 pub const fn pages(bytes: usize) -> usize {
     bytes.div_ceil(PAGE) * PAGE
@@ -104,12 +107,20 @@ pub struct ModelLayout {
     pub data: usize,
     /// Chunks of the extent.
     pub chunks: u32,
+    /// Shards that there is room for.
+    pub shards: u32,
+    unit: usize,
 }
 
 impl ModelLayout {
-    /// For an extent of `bytes` bytes in `chunks` chunks.
+    /// For an extent of `bytes` bytes in `chunks` chunks, in a region of its own.
     pub fn new(bytes: usize, chunks: u32) -> Self {
-        Self { data: pages(bytes), chunks }
+        Self { data: pages(bytes), chunks, shards: MAX_SHARDS, unit: PAGE }
+    }
+
+    /// The same in a region with others, of a server of `shards` shards: whole cache lines instead of pages.
+    pub fn pooled(bytes: usize, chunks: u32, shards: u32) -> Self {
+        Self { data: bytes.next_multiple_of(LINE), chunks, shards, unit: LINE }
     }
 
     /// Where the progress of `shard` lies, from the end of the values.
@@ -118,13 +129,13 @@ impl ModelLayout {
     }
 
     /// Where the header of the extent's chunk `index` lies, from the end of the values.
-    pub fn header(index: u32) -> usize {
-        MAX_SHARDS as usize * size_of::<Count>() + index as usize * size_of::<ChunkHeader>()
+    pub fn header(&self, index: u32) -> usize {
+        Self::progress(self.shards) + index as usize * size_of::<ChunkHeader>()
     }
 
-    /// Bytes after the values, in whole pages.
+    /// Bytes after the values, in whole pages or lines.
     pub fn tail(&self) -> usize {
-        pages(Self::header(self.chunks))
+        self.header(self.chunks).next_multiple_of(self.unit)
     }
 
     /// Bytes of the region.
@@ -138,15 +149,19 @@ impl ModelLayout {
 pub struct LaneLayout {
     /// Bytes of the contribution, in whole pages; it starts at 0.
     pub data: usize,
+    /// Bytes after the contribution.
+    pub tail: usize,
 }
 
 impl LaneLayout {
-    /// Bytes after the contribution.
-    pub const TAIL: usize = pages(MAX_SHARDS as usize * size_of::<Count>());
-
-    /// For an extent of `bytes` bytes.
+    /// For an extent of `bytes` bytes, in a region of its own.
     pub fn new(bytes: usize) -> Self {
-        Self { data: pages(bytes) }
+        Self { data: pages(bytes), tail: pages(Self::folded(MAX_SHARDS)) }
+    }
+
+    /// The same in a region with others, of a server of `shards` shards: whole cache lines instead of pages.
+    pub fn pooled(bytes: usize, shards: u32) -> Self {
+        Self { data: bytes.next_multiple_of(LINE), tail: Self::folded(shards) }
     }
 
     /// Where the count of `shard` lies, from the end of the contribution.
@@ -156,6 +171,6 @@ impl LaneLayout {
 
     /// Bytes of the region.
     pub fn total(&self) -> usize {
-        self.data + Self::TAIL
+        self.data + self.tail
     }
 }

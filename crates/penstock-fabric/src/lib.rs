@@ -42,4 +42,6 @@ pub mod net;
 #[cfg(not(loom))]
 pub mod region;
 #[cfg(not(loom))]
+pub mod slab;
+#[cfg(not(loom))]
 pub mod socket;

@@ -5,9 +5,10 @@
 //! What is written beside others' eyes, or by more than one thread, is written through [`ForeignMut`] by one owner: a lane by
 //! its [`OwnLane`], what a worker on another host sends by the [`LaneView`] of the shard that is home of it.
 
-use crate::layout::{Count, LaneLayout, ModelLayout};
+use crate::layout::{Count, LINE, LaneLayout, ModelLayout};
 use crate::publish::{ChunkHeader, Published, Publisher, Torn};
 use crate::region::{Access, Mapping, Part, Region, Writers};
+use crate::slab::Slab;
 use crate::sync::Ordering;
 use penstock_kernels::{Dtype, Foreign, ForeignMut};
 use penstock_proto::chunk::Cut;
@@ -25,6 +26,8 @@ pub struct ExtentLayout {
     /// Bytes of optimizer state behind each byte-full chunk.
     state_per_chunk: usize,
     state_per_byte: (usize, usize),
+    /// Of one that lies in a region with others: the server's shards.
+    pooled: Option<u32>,
 }
 
 impl ExtentLayout {
@@ -32,7 +35,23 @@ impl ExtentLayout {
     pub fn new(cut: Cut, extent: Extent, dtype: Dtype, state_per_element: usize) -> Self {
         let state_per_byte = (state_per_element, dtype.size());
         let state_per_chunk = cut.chunk_bytes() as usize / dtype.size() * state_per_element;
-        Self { cut, extent, state_per_chunk, state_per_byte }
+        Self { cut, extent, state_per_chunk, state_per_byte, pooled: None }
+    }
+
+    /// The same, in a region with others, of a server of `shards` shards.
+    #[must_use]
+    pub fn pooled(self, shards: u32) -> Self {
+        Self { pooled: Some(shards), ..self }
+    }
+
+    /// Bytes that the model takes of a region with others, with the optimizer's state behind it.
+    pub fn pooled_bytes(&self) -> usize {
+        self.state_at() + self.state_bytes().next_multiple_of(LINE)
+    }
+
+    /// Where the state lies behind the model, in a region with others.
+    fn state_at(&self) -> usize {
+        self.model().total()
     }
 
     /// Bytes of the extent's values.
@@ -51,12 +70,18 @@ impl ExtentLayout {
 
     /// Layout of the model's region.
     pub fn model(&self) -> ModelLayout {
-        ModelLayout::new(self.bytes(), self.extent.count)
+        match self.pooled {
+            None => ModelLayout::new(self.bytes(), self.extent.count),
+            Some(shards) => ModelLayout::pooled(self.bytes(), self.extent.count, shards),
+        }
     }
 
     /// Layout of a lane.
     pub fn lane(&self) -> LaneLayout {
-        LaneLayout::new(self.bytes())
+        match self.pooled {
+            None => LaneLayout::new(self.bytes()),
+            Some(shards) => LaneLayout::pooled(self.bytes(), shards),
+        }
     }
 
     /// Which chunks of the tensor.
@@ -99,24 +124,53 @@ impl HomeRegions {
 
     /// Splits the chunks: `shard_of` names the shard of each chunk of the extent. The descriptors stay with the caller.
     pub fn split(self, shard_of: &[u32], shards: u32) -> (Vec<HomeMemory>, ModelDescriptors) {
-        assert_eq!(shard_of.len(), self.layout.extent.count as usize, "every chunk has one home");
-        let first = self.layout.extent.first;
-        let memory = |shard: u32| {
-            let homed = shard_of.iter().zip(first..).filter(|(of, _)| **of == shard);
-            let chunks: Vec<u32> = homed.map(|(_, chunk)| chunk).collect();
-            HomeMemory {
-                shard,
-                layout: self.layout,
-                model: Arc::clone(self.model.mapping()),
-                state: self.state.as_ref().map(|state| Arc::clone(state.mapping())),
-                sequences: vec![0; chunks.len()],
-                locals: locals(&chunks, self.layout.extent),
-                chunks,
-            }
-        };
-        let homes = (0..shards).map(memory).collect();
+        let state = self.state.as_ref().map(Region::mapping);
+        let homes = split(self.layout, self.model.mapping(), state, shard_of, shards);
         (homes, ModelDescriptors { model: self.model, state: self.state })
     }
+}
+
+/// The same for an extent that lies in a slab, at byte `at`; `None` if the slab does not have that piece to lend.
+pub fn homes_in(
+    slab: &mut Slab,
+    at: usize,
+    layout: ExtentLayout,
+    shard_of: &[u32],
+    shards: u32,
+) -> Option<Vec<HomeMemory>> {
+    let whole = slab.lend(at..at.checked_add(layout.pooled_bytes())?)?;
+    let model = whole.piece(0..layout.state_at())?;
+    let state = match layout.state_bytes() {
+        0 => None,
+        bytes => Some(whole.piece(layout.state_at()..layout.state_at() + bytes)?),
+    };
+    Some(split(layout, &model, state.as_ref(), shard_of, shards))
+}
+
+/// Splits the chunks of an extent, which nobody else has been given, among its shards.
+fn split(
+    layout: ExtentLayout,
+    model: &Arc<Mapping>,
+    state: Option<&Arc<Mapping>>,
+    shard_of: &[u32],
+    shards: u32,
+) -> Vec<HomeMemory> {
+    assert_eq!(shard_of.len(), layout.extent.count as usize, "every chunk has one home");
+    let first = layout.extent.first;
+    let memory = |shard: u32| {
+        let homed = shard_of.iter().zip(first..).filter(|(of, _)| **of == shard);
+        let chunks: Vec<u32> = homed.map(|(_, chunk)| chunk).collect();
+        HomeMemory {
+            shard,
+            layout,
+            model: Arc::clone(model),
+            state: state.map(Arc::clone),
+            sequences: vec![0; chunks.len()],
+            locals: locals(&chunks, layout.extent),
+            chunks,
+        }
+    };
+    (0..shards).map(memory).collect()
 }
 
 /// The regions' descriptors, to be passed to workers.
@@ -205,7 +259,7 @@ impl HomeMemory {
                 unsafe { std::slice::from_raw_parts_mut(address.as_ptr(), range.len()) }
             }
         };
-        let offset = self.layout.model().data + ModelLayout::header(chunk - self.layout.extent.first);
+        let offset = self.header_at(chunk - self.layout.extent.first);
         HomeChunk { header: Publisher::new(self.model.at(offset), &mut self.sequences[local]), value, state }
     }
 
@@ -252,7 +306,7 @@ impl HomeMemory {
     pub fn expect_after(&self, chunk: u32) {
         let next = chunk - self.layout.extent.first + 1;
         if next < self.layout.extent.count {
-            let header: &ChunkHeader = self.model.at(self.layout.model().data + ModelLayout::header(next));
+            let header: &ChunkHeader = self.model.at(self.header_at(next));
             claim(std::ptr::from_ref(header).cast());
         }
     }
@@ -260,8 +314,13 @@ impl HomeMemory {
     /// Header of a chunk that is homed here, to publish it.
     pub fn header(&mut self, chunk: u32) -> Publisher<'_> {
         let local = self.local(chunk);
-        let offset = self.layout.model().data + ModelLayout::header(chunk - self.layout.extent.first);
+        let offset = self.header_at(chunk - self.layout.extent.first);
         Publisher::new(self.model.at(offset), &mut self.sequences[local])
+    }
+
+    fn header_at(&self, index: u32) -> usize {
+        let layout = self.layout.model();
+        layout.data + layout.header(index)
     }
 
     /// This shard's progress on the tensor: version + 1.
@@ -346,6 +405,26 @@ impl LaneView {
         Ok((0..shards).map(view).collect())
     }
 
+    /// Takes a lane from a slab of its worker's, at byte `at`, likewise: received into if no other process has the slab. `None` if the
+    /// slab does not have that piece to lend.
+    pub fn in_slab(
+        slab: &mut Slab,
+        at: usize,
+        layout: ExtentLayout,
+        shard_of: &Arc<[u32]>,
+        shards: u32,
+    ) -> Option<Vec<Self>> {
+        assert_eq!(shard_of.len(), layout.extent.count as usize, "every chunk has one home");
+        let lane = layout.lane();
+        let mapping = slab.lend(at..at.checked_add(lane.total())?)?;
+        let view = |shard| {
+            let received = Received { shard, layout, shard_of: Arc::clone(shard_of) };
+            let received = slab.is_private().then_some(received);
+            Self { mapping: Arc::clone(&mapping), layout: lane, received }
+        };
+        Some((0..shards).map(view).collect())
+    }
+
     /// Whether it is the lane of a worker on another host.
     pub fn is_private(&self) -> bool {
         self.received.is_some()
@@ -404,8 +483,24 @@ impl LaneView {
 pub struct ServerPart {
     /// Chunks.
     pub extent: Extent,
-    /// The model's region and this worker's lane; `None` for an empty extent.
-    pub regions: Option<(OwnedFd, OwnedFd)>,
+    /// Where its memory is; `None` for an empty extent.
+    pub place: Option<Place>,
+}
+
+/// Where a worker finds a server's part of a tensor.
+#[derive(Debug)]
+pub enum Place {
+    /// In regions of its own: the model's, and this worker's lane.
+    Own(OwnedFd, OwnedFd),
+    /// In slabs that are mapped already, with others.
+    Slabs {
+        /// The server's shards.
+        shards: u32,
+        /// The model's slab, and the byte at which it starts.
+        model: (Arc<Mapping>, usize),
+        /// The lane's.
+        lane: (Arc<Mapping>, usize),
+    },
 }
 
 /// A tensor as a worker sees it: the value of all servers as one array, its lane likewise.
@@ -421,6 +516,9 @@ pub struct WorkerMemory {
 
 #[derive(Debug)]
 struct Tail {
+    /// Of a tensor among others: its server's shards, the slab, and where it starts.
+    slab: Option<(u32, Arc<Mapping>, usize)>,
+    layout: ModelLayout,
     model: Arc<Mapping>,
     lane: Arc<Mapping>,
 }
@@ -434,20 +532,30 @@ impl WorkerMemory {
         let mut lanes = Vec::new();
         let mut tails = Vec::new();
         for part in servers {
-            let Some((model, lane)) = &part.regions else {
-                tails.push(None);
-                continue;
+            let (model, lane) = match &part.place {
+                None => {
+                    tails.push(None);
+                    continue;
+                }
+                Some(Place::Own(model, lane)) => (model, lane),
+                Some(Place::Slabs { shards, model, lane }) if part.extent.count == cut.chunks() => {
+                    let extents = servers.iter().map(|part| part.extent).collect();
+                    return Self::in_slabs(cut, layout(part).pooled(*shards), extents, model, lane);
+                }
+                Some(Place::Slabs { .. }) => return Err(io::Errno::INVAL),
             };
             let (model_layout, lane_layout) = (layout(part).model(), layout(part).lane());
             values.push(Part { fd: model.as_fd(), offset: 0, bytes: model_layout.data });
             lanes.push(Part { fd: lane.as_fd(), offset: 0, bytes: lane_layout.data });
             let tail = |fd, offset: usize, bytes| Part { fd, offset: offset as u64, bytes };
             tails.push(Some(Tail {
+                slab: None,
+                layout: model_layout,
                 model: Mapping::new(
                     &[tail(model.as_fd(), model_layout.data, model_layout.tail())],
                     Access::Read,
                 )?,
-                lane: Mapping::new(&[tail(lane.as_fd(), lane_layout.data, LaneLayout::TAIL)], Access::Write)?,
+                lane: Mapping::new(&[tail(lane.as_fd(), lane_layout.data, lane_layout.tail)], Access::Write)?,
             }));
         }
         let value = Mapping::new(&values, Access::Read)?;
@@ -457,6 +565,41 @@ impl WorkerMemory {
         let own = OwnLane { mapping: Arc::clone(&lane) };
         let extents = servers.iter().map(|part| part.extent).collect();
         Ok((Self { cut, extents, value, lane, tails }, own))
+    }
+
+    /// A tensor that lies whole in slabs of one server.
+    fn in_slabs(
+        cut: Cut,
+        layout: ExtentLayout,
+        extents: Vec<Extent>,
+        (model, model_at): &(Arc<Mapping>, usize),
+        (lane, lane_at): &(Arc<Mapping>, usize),
+    ) -> io::Result<(Self, OwnLane)> {
+        let (model_layout, lane_layout) = (layout.model(), layout.lane());
+        let piece = |slab: &Arc<Mapping>, at: usize, range: Range<usize>| {
+            let (start, end) = (at.checked_add(range.start), at.checked_add(range.end));
+            let aligned = at.is_multiple_of(LINE);
+            let piece = start.zip(end).filter(|_| aligned).and_then(|(start, end)| slab.piece(start..end));
+            piece.ok_or(io::Errno::INVAL)
+        };
+        let tail = Tail {
+            slab: layout.pooled.map(|shards| (shards, Arc::clone(model), *model_at)),
+            layout: model_layout,
+            model: piece(model, *model_at, model_layout.data..model_layout.total())?,
+            lane: piece(lane, *lane_at, lane_layout.data..lane_layout.total())?,
+        };
+        let value = piece(model, *model_at, 0..model_layout.data)?;
+        let lane = piece(lane, *lane_at, 0..lane_layout.data)?;
+        let mut tail = Some(tail);
+        let tails = extents.iter().map(|extent| if extent.count > 0 { tail.take() } else { None }).collect();
+        let own = OwnLane { mapping: Arc::clone(&lane) };
+        Ok((Self { cut, extents, value, lane, tails }, own))
+    }
+
+    /// The optimizer's state at a server, if it lies behind the value in a slab. `layout`: of the extent there.
+    pub fn state_in_slab(&self, server: usize, layout: ExtentLayout) -> Option<StateView> {
+        let (shards, slab, at) = self.tails[server].as_ref()?.slab.as_ref()?;
+        StateView::in_slab(layout.pooled(*shards), slab, *at)
     }
 
     /// How the tensor is cut.
@@ -496,7 +639,7 @@ impl WorkerMemory {
             .position(|extent| extent.chunks().contains(&chunk))
             .expect("extents cover it");
         let tail = self.tails[server].as_ref().expect("an extent with chunks has regions");
-        tail.model.peek(ModelLayout::header(chunk - self.extents[server].first))
+        tail.model.peek(tail.layout.header(chunk - self.extents[server].first))
     }
 
     /// Copies a chunk's value into `out` and says what it got; on [`Torn`], `out` holds nothing of use.
@@ -647,6 +790,13 @@ impl StateView {
         Ok(Self { layout, mapping: Mapping::new(&[Part { fd, offset: 0, bytes }], Access::Read)? })
     }
 
+    /// The state of a tensor that lies in a slab, at byte `at`.
+    fn in_slab(layout: ExtentLayout, slab: &Arc<Mapping>, at: usize) -> Option<Self> {
+        let start = at.checked_add(layout.state_at())?;
+        let mapping = slab.piece(start..start.checked_add(layout.state_bytes())?)?;
+        Some(Self { layout, mapping })
+    }
+
     /// Copies array `slot` of a chunk into `out`; to be called inside [`WorkerMemory::read_beside`].
     pub fn copy_slot(&self, chunk: u32, slot: usize, out: &mut [u8]) {
         let range = self.layout.state(chunk);
@@ -688,7 +838,7 @@ mod tests {
                 descriptors.model().try_clone_to_owned().unwrap(),
                 region.fd().try_clone_to_owned().unwrap(),
             );
-            parts.push(ServerPart { extent, regions: Some(fds) });
+            parts.push(ServerPart { extent, place: Some(Place::Own(fds.0, fds.1)) });
             homes.push((home.into_iter().next().unwrap(), lanes.remove(0)));
         }
         let (worker, mut own) = WorkerMemory::new(cut, Dtype::F32, &parts).unwrap();

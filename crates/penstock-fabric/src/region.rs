@@ -101,6 +101,8 @@ pub struct Mapping {
     base: NonNull<u8>,
     bytes: usize,
     access: Access,
+    /// Of a piece: the mapping that it is a piece of, which unmaps it.
+    whole: Option<Arc<Self>>,
 }
 
 // SAFETY: a mapping is address space, not data: what may be done with it from which thread is decided by the doors in this
@@ -134,7 +136,7 @@ impl Mapping {
         // SAFETY: the layout is not empty.
         let base = unsafe { std::alloc::alloc_zeroed(Self::allocation(bytes)) };
         let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
-        Ok(Arc::new(Self { base, bytes, access: Access::Write }))
+        Ok(Arc::new(Self { base, bytes, access: Access::Write, whole: None }))
     }
 
     #[cfg(miri)]
@@ -184,7 +186,7 @@ impl Mapping {
                 unsafe { mm::munmap(piece.as_ptr().cast(), length) }?;
             }
         }
-        Ok(Self { base, bytes, access })
+        Ok(Self { base, bytes, access, whole: None })
     }
 
     fn fill(&self, at: usize, part: &Part<'_>) -> io::Result<()> {
@@ -212,8 +214,8 @@ impl Mapping {
 
     /// Brings all pages into memory now, so that no step pays for it; says so where there is no memory left.
     pub fn touch(&self) -> io::Result<()> {
-        if cfg!(miri) {
-            return Ok(());
+        if cfg!(miri) || self.whole.is_some() {
+            return Ok(()); // a piece was touched with the rest
         }
         let advice = match self.access {
             Access::Read => Advice::LinuxPopulateRead,
@@ -224,6 +226,15 @@ impl Mapping {
             Err(Errno::INVAL) => Ok(()), // a kernel before 5.14: pages come at first use
             other => other,
         }
+    }
+
+    /// A piece of it, that is seen as a mapping of its own; `None` if it has no such bytes.
+    pub fn piece(self: &Arc<Self>, range: Range<usize>) -> Option<Arc<Self>> {
+        if range.start > range.end || range.end > self.bytes {
+            return None;
+        }
+        let (base, bytes) = (self.pointer(range.clone()), range.len());
+        Some(Arc::new(Self { base, bytes, access: self.access, whole: Some(Arc::clone(self)) }))
     }
 
     /// Bytes.
@@ -284,6 +295,9 @@ impl Mapping {
 #[cfg(miri)]
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.whole.is_some() {
+            return;
+        }
         // SAFETY: allocated in `private` with this layout, and what was lent from it borrowed the mapping or held its `Arc`.
         unsafe { std::alloc::dealloc(self.base.as_ptr(), Self::allocation(self.bytes)) };
     }
@@ -292,6 +306,9 @@ impl Drop for Mapping {
 #[cfg(not(miri))]
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.whole.is_some() {
+            return;
+        }
         // SAFETY: the range was reserved for this mapping, and what was lent from it borrowed the mapping or held its `Arc`.
         let unmapped = unsafe { mm::munmap(self.base.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");

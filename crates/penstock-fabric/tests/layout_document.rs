@@ -2,7 +2,7 @@
 #![cfg(not(loom))]
 
 use penstock_fabric::doorbell::{Bell, Sleeping};
-use penstock_fabric::layout::{Count, page};
+use penstock_fabric::layout::{Count, LaneLayout, ModelLayout, page};
 use penstock_fabric::publish::ChunkHeader;
 use penstock_fabric::ring::{CAPACITY, Ring};
 use penstock_kernels::Settings;
@@ -72,6 +72,13 @@ fn a_submission_has_its_fields_where_the_page_draws_them() {
         };
         assert_eq!(words[3], third, "{kind}: word 3");
     }
+}
+
+#[test]
+fn a_small_tensor_takes_the_lines_that_the_page_gives() {
+    let rows = table("## Slabs");
+    assert_eq!(rows["model"][0].parse(), Ok(ModelLayout::pooled(100, 1, 2).total()));
+    assert_eq!(rows["lane"][0].parse(), Ok(LaneLayout::pooled(100, 2).total()));
 }
 
 #[test]

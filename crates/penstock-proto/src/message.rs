@@ -143,7 +143,8 @@ pub struct Reply {
 pub enum Answer {
     /// To `Hello`. Descriptors: the worker's page, the board, one wake-up (eventfd) a shard.
     Welcome(Welcome),
-    /// To `Declare`. Descriptors, unless this server's extent is empty: the model's region, the worker's lane.
+    /// To `Declare`. Descriptors, on one host and unless this server's extent is empty: the model's region, the worker's lane; of a
+    /// tensor that lies in slabs, those of the two that are new to this worker.
     Declared {
         /// The tensor's number.
         tensor: TensorId,
@@ -153,6 +154,8 @@ pub enum Answer {
         homed: Vec<u32>,
         /// Bytes that each shard was home of before, from which [`crate::placement::shards`] gives the home of each chunk.
         loads: Vec<u64>,
+        /// Where the model and the lane lie, if they share regions with others.
+        slabs: Option<[SlabSpot; 2]>,
     },
     /// To `Beat`.
     Alive,
@@ -181,6 +184,17 @@ pub enum Answer {
     Refused(Refusal),
     /// The job has failed.
     Failed(JobFailure),
+}
+
+/// Where something lies among others in one region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlabSpot {
+    /// The region's number, among those of its kind.
+    pub slab: u32,
+    /// The first byte.
+    pub at: u64,
+    /// Whether the region's descriptor comes with this message.
+    pub new: bool,
 }
 
 /// What a worker learns when it joins.

@@ -29,6 +29,7 @@ mod directory;
 pub mod host;
 mod limits;
 pub mod options;
+mod pools;
 pub mod server;
 pub mod service;
 mod turn;

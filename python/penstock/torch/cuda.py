@@ -23,6 +23,10 @@ from ..tensor import Tensor
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
+#: cudaErrorHostMemoryAlreadyRegistered
+_ALREADY_REGISTERED = 712
+
+
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     if device not in _streams:
         _streams[device] = torch.cuda.Stream(device)
@@ -40,6 +44,9 @@ class PinnedMemory:
         # Portable: the registration holds for every CUDA context of the process.
         cudart: Any = torch.cuda.cudart()
         status = int(cudart.cudaHostRegister(memory.address, memory.nbytes, 1))
+        if status == _ALREADY_REGISTERED:
+            # A small tensor on a page with others, one of which has locked it: copies are as right without.
+            return
         if status != 0:
             raise OutOfMemory(
                 f"CUDA could not page-lock {memory.nbytes} bytes of shared memory (error {status})",

@@ -1,17 +1,19 @@
 //! Which tensors there are, where their chunks live, and what memory is left.
 
+use super::slabs::{Pooled, Slabs};
 use crate::limits;
+use crate::pools::POOLED_BELOW;
 use penstock_fabric::memory::{ExtentLayout, HomeMemory, HomeRegions, LaneView, ModelDescriptors};
 use penstock_fabric::region::Region;
 use penstock_proto::account::{Account, Charge, Exhausted, Resource};
 use penstock_proto::chunk::Cut;
 use penstock_proto::error::Refusal;
-use penstock_proto::message::MAX_TENSORS;
+use penstock_proto::message::{MAX_TENSORS, SlabSpot};
 use penstock_proto::placement::{self, Extent};
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::{Rank, TensorId};
-use rustix::fd::BorrowedFd;
-use std::collections::{BTreeMap, HashMap};
+use rustix::fd::{BorrowedFd, OwnedFd};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// A declared tensor.
@@ -25,15 +27,23 @@ pub(super) struct Entry {
     pub(super) loads: Vec<u64>,
     /// The shard of each chunk of this server's extent.
     shard_of: Arc<[u32]>,
-    /// Workers on other hosts that have their lane: they declare again when they connect again.
-    remote_lanes: Vec<Rank>,
-    /// `None` where this server's extent is empty.
-    pub(super) descriptors: Option<ModelDescriptors>,
+    /// Workers that have their lane: who declares again is given no other.
+    given: BTreeSet<Rank>,
+    held: Held,
     layout: ExtentLayout,
-    /// Lanes of workers on this host: who declares again is given its own again.
-    lanes: BTreeMap<Rank, OwnLane>,
     /// What all of it was charged, for as long as the tensor is there.
     _charges: Vec<Charge>,
+}
+
+/// Where a tensor's memory is.
+#[derive(Debug)]
+enum Held {
+    /// This server's extent is empty.
+    Nowhere,
+    /// In regions of its own; and those of the lanes of workers on this host.
+    Own(ModelDescriptors, BTreeMap<Rank, OwnLane>),
+    /// Among others.
+    Pooled(Pooled),
 }
 
 #[derive(Debug)]
@@ -64,6 +74,7 @@ pub(super) struct Catalog {
     shard_loads: Vec<u64>,
     /// The job's.
     account: Account,
+    slabs: Slabs,
     numbers: HashMap<String, TensorId>,
     entries: HashMap<TensorId, Entry>,
 }
@@ -83,6 +94,7 @@ impl Catalog {
             chunk_bytes,
             server_loads: vec![0; servers as usize],
             shard_loads: vec![0; shards as usize],
+            slabs: Slabs::new(account.clone(), workers),
             account,
             numbers: HashMap::new(),
             entries: HashMap::new(),
@@ -167,118 +179,167 @@ impl Catalog {
         let per_element = spec.rule.slots().len() * spec.dtype.accumulator_size();
         let layout = ExtentLayout::new(cut, extent, spec.dtype, per_element);
         let shards = self.shard_loads.len() as u32;
+        let pooled = cut.bytes() < POOLED_BELOW && extent.count == cut.chunks();
+        let layout = if pooled { layout.pooled(shards) } else { layout };
         let mut homes = Vec::new();
-        let (mut descriptors, mut charges) = (None, Vec::new());
+        let (mut held, mut charges) = (Held::Nowhere, Vec::new());
         let mut homes_of: Arc<[u32]> = Arc::default();
         let mut homed = vec![0; shards as usize];
         let before = self.shard_loads.clone();
         if extent.count > 0 {
-            let needed = self.needed(&layout);
-            charges.push(self.account.charge(Resource::Bytes, needed).map_err(|why| {
-                let (name, available, workers) = (spec.name.clone(), why.left, self.workers);
-                Refusal::OutOfMemory { name, needed, available, workers }
-            })?);
-            let kept = 1 + u64::from(layout.state_bytes() > 0);
-            let refuse = |why: Exhausted| why.refuse(format!("the memory of `{}`", spec.name));
-            charges.push(self.account.charge(Resource::Descriptors, kept).map_err(refuse)?);
-            let mapped = kept + u64::from(self.workers);
-            charges.push(self.account.charge(Resource::Mappings, mapped).map_err(refuse)?);
             let mut loads = self.shard_loads.clone();
             let sizes = extent.chunks().map(|chunk| layout.value(chunk).len() as u64);
             let shard_of = placement::shards(&mut loads, sizes);
-            let regions =
-                HomeRegions::new("penstock-model", layout).map_err(system("make a tensor's memory"))?;
-            let (split, fds) = regions.split(&shard_of, shards);
+            charges.push(self.charge(&spec.name, self.books(&layout))?);
+            let split;
+            (split, held) = if pooled {
+                let (place, split) = self.slabs.place(&spec.name, layout, &shard_of, shards)?;
+                (split, Held::Pooled(place))
+            } else {
+                charges.extend(self.pay(&spec.name, &layout)?);
+                let regions =
+                    HomeRegions::new("penstock-model", layout).map_err(system("make a tensor's memory"))?;
+                let (split, descriptors) = regions.split(&shard_of, shards);
+                (split, Held::Own(descriptors, BTreeMap::new()))
+            };
             self.shard_loads = loads;
             homes_of = shard_of.into();
             homed = split.iter().map(|home| home.chunks().len() as u32).collect();
-            (homes, descriptors) = (split, Some(fds));
+            homes = split;
         }
         self.numbers.insert(spec.name.clone(), id);
-        let (loads, remote_lanes) = (before, Vec::new());
+        let (loads, given) = (before, BTreeSet::new());
         let entry = Entry {
             spec: spec.clone(),
             extents,
             homed,
             loads,
             shard_of: homes_of,
-            remote_lanes,
-            descriptors,
+            given,
+            held,
             layout,
-            lanes: BTreeMap::new(),
             _charges: charges,
         };
         self.entries.insert(id, entry);
         Ok(NewTensor { id, spec, total: cut.chunks(), homes })
     }
 
-    /// Bytes for the extent: value, state, a lane for each worker, and the shards' books.
-    fn needed(&self, layout: &ExtentLayout) -> u64 {
+    /// Pays for a tensor in regions of its own: value, state, and a lane for each worker.
+    fn pay(&self, name: &str, layout: &ExtentLayout) -> Result<[Charge; 3], Refusal> {
         let workers = u64::from(self.workers);
         let lanes = layout.lane().total() as u64 * workers;
-        let chunks = u64::from(layout.extent().count);
-        let books = self.shard_loads.len() as u64 * (BOOK_BYTES + workers * BOOK_BYTES_A_WORKER)
-            + chunks * (CHUNK_BYTES + 8 * workers);
-        layout.model().total() as u64 + layout.state_bytes() as u64 + lanes + books
+        let needed = layout.model().total() as u64 + layout.state_bytes() as u64 + lanes;
+        let regions = 1 + u64::from(layout.state_bytes() > 0);
+        let refuse = |why: Exhausted| why.refuse(format!("the memory of `{name}`"));
+        Ok([
+            self.charge(name, needed)?,
+            self.account.charge(Resource::Descriptors, regions).map_err(refuse)?,
+            self.account.charge(Resource::Mappings, regions + workers).map_err(refuse)?,
+        ])
     }
 
-    /// Takes memory for rows of a table.
-    pub(super) fn take_for_table(&mut self, table: u32, needed: u64) -> Result<Charge, Refusal> {
+    fn charge(&self, name: &str, needed: u64) -> Result<Charge, Refusal> {
         self.account.charge(Resource::Bytes, needed).map_err(|why| {
-            let (name, available, workers) = (format!("table {table}"), why.left, self.workers);
+            let (name, available, workers) = (name.to_owned(), why.left, self.workers);
             Refusal::OutOfMemory { name, needed, available, workers }
         })
     }
 
+    /// Bytes that this server keeps of a tensor beside its memory.
+    fn books(&self, layout: &ExtentLayout) -> u64 {
+        let (workers, chunks) = (u64::from(self.workers), u64::from(layout.extent().count));
+        let homes = chunks.min(self.shard_loads.len() as u64);
+        ENTRY_BYTES
+            + homes * (BOOK_BYTES + workers * BOOK_BYTES_A_WORKER)
+            + chunks * (CHUNK_BYTES + 8 * workers)
+    }
+
+    /// Takes memory for rows of a table.
+    pub(super) fn take_for_table(&mut self, table: u32, needed: u64) -> Result<Charge, Refusal> {
+        self.charge(&format!("table {table}"), needed)
+    }
+
     /// A worker has gone: nobody needs to be given its lanes any more.
     pub(super) fn forget(&mut self, rank: Rank) {
-        self.entries.values_mut().for_each(|entry| _ = entry.lanes.remove(&rank));
-    }
-
-    /// Makes the lane of a worker on another host, for each shard its view; none where this server's extent is empty, or where
-    /// the worker has one.
-    pub(super) fn remote_lane(&mut self, id: TensorId, rank: Rank) -> Result<Vec<LaneView>, Refusal> {
-        let entry = self.entries.get_mut(&id).ok_or(Refusal::UnknownTensor { tensor: id })?;
-        if entry.descriptors.is_none() || entry.remote_lanes.contains(&rank) {
-            return Ok(Vec::new());
+        self.slabs.forget(rank);
+        for entry in self.entries.values_mut() {
+            if let Held::Own(_, lanes) = &mut entry.held {
+                lanes.remove(&rank);
+            }
         }
-        let shards = self.shard_loads.len() as u32;
-        let lanes =
-            LaneView::private(entry.layout, &entry.shard_of, shards).map_err(system("make a lane"))?;
-        entry.remote_lanes.push(rank);
-        Ok(lanes)
     }
 
-    /// Makes the lane of a worker on this host, for each shard its view; none where this server's extent is empty, or where it has one: a
+    /// Makes a worker's lane, for each shard its view; none where this server's extent is empty, or where the worker has one: a
     /// declaration that is repeated costs nothing, and contributions may wait in the first lane.
-    pub(super) fn lane(&mut self, id: TensorId, rank: Rank) -> Result<Vec<LaneView>, Refusal> {
+    pub(super) fn lane(&mut self, id: TensorId, rank: Rank, remote: bool) -> Result<Vec<LaneView>, Refusal> {
         let entry = self.entries.get_mut(&id).ok_or(Refusal::UnknownTensor { tensor: id })?;
-        if entry.descriptors.is_none() || entry.lanes.contains_key(&rank) {
+        if entry.given.contains(&rank) {
             return Ok(Vec::new());
         }
-        let charge = self.account.charge(Resource::Descriptors, 1);
-        let charge = charge.map_err(|why| why.refuse(format!("a lane of `{}`", entry.spec.name)))?;
-        let shards = self.shard_loads.len() as u32;
-        let made = LaneView::new("penstock-lane", entry.layout.lane(), shards);
-        let (lanes, region) = made.map_err(system("make a lane"))?;
-        entry.lanes.insert(rank, OwnLane { region, _descriptor: charge });
+        let (layout, shards) = (entry.layout, self.shard_loads.len() as u32);
+        let lanes = match &mut entry.held {
+            Held::Nowhere => return Ok(Vec::new()),
+            Held::Pooled(place) => self.slabs.lane(*place, rank, remote, layout, &entry.shard_of, shards)?,
+            Held::Own(..) if remote => {
+                LaneView::private(layout, &entry.shard_of, shards).map_err(system("make a lane"))?
+            }
+            Held::Own(_, own) => {
+                let charge = self.account.charge(Resource::Descriptors, 1);
+                let charge = charge.map_err(|why| why.refuse(format!("a lane of `{}`", entry.spec.name)))?;
+                let made = LaneView::new("penstock-lane", layout.lane(), shards);
+                let (lanes, region) = made.map_err(system("make a lane"))?;
+                own.insert(rank, OwnLane { region, _descriptor: charge });
+                lanes
+            }
+        };
+        entry.given.insert(rank);
         Ok(lanes)
+    }
+
+    /// What a worker on this host is given of a tensor: where it lies in slabs, if it does, and descriptors. Nothing for a worker on
+    /// another host, or of an empty extent.
+    pub(super) fn pass(
+        &mut self,
+        id: TensorId,
+        rank: Rank,
+    ) -> Result<(Option<[SlabSpot; 2]>, Vec<OwnedFd>), Refusal> {
+        let entry = self.entries.get(&id).ok_or(Refusal::UnknownTensor { tensor: id })?;
+        match &entry.held {
+            Held::Nowhere => Ok((None, Vec::new())),
+            Held::Pooled(place) => {
+                let passed = self.slabs.pass(*place, rank)?;
+                Ok(passed.map_or((None, Vec::new()), |(spots, fds)| (Some(spots), fds)))
+            }
+            Held::Own(model, lanes) => {
+                let Some(lane) = lanes.get(&rank) else { return Ok((None, Vec::new())) };
+                let fds = [model.model(), lane.region.fd()].map(|fd| fd.try_clone_to_owned());
+                let copied = |error: std::io::Error| Refusal::System {
+                    what: "pass a tensor's memory".to_owned(),
+                    reason: error.to_string(),
+                };
+                Ok((None, fds.into_iter().collect::<Result<_, _>>().map_err(copied)?))
+            }
+        }
     }
 }
 
 impl Entry {
-    /// Descriptors of the model and of a worker's own lane; none for a worker on another host, or an empty extent.
-    pub(super) fn passed_to(&self, rank: Rank) -> Option<[BorrowedFd<'_>; 2]> {
-        let lane = self.lanes.get(&rank)?;
-        Some([self.descriptors.as_ref()?.model(), lane.region.fd()])
+    /// The optimizer's state, if it has a region of its own.
+    pub(super) fn state(&self) -> Option<BorrowedFd<'_>> {
+        match &self.held {
+            Held::Own(descriptors, _) => descriptors.state(),
+            _ => None,
+        }
     }
 }
 
+/// What the control thread keeps of a tensor beside its memory, at most.
+const ENTRY_BYTES: u64 = 1536;
 /// What a shard keeps of a tensor beside its memory, at most; for each worker; and for each chunk.
 const BOOK_BYTES: u64 = 768;
 const BOOK_BYTES_A_WORKER: u64 = 128;
 const CHUNK_BYTES: u64 = 80;
 
-fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> Refusal {
+pub(super) fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> Refusal {
     move |errno| Refusal::System { what: what.to_owned(), reason: limits::explain(errno) }
 }

@@ -97,6 +97,7 @@ pub(super) struct Control {
     pub(super) roster: Roster,
     /// What the job makes this process keep.
     account: Account,
+    _threads: Charge,
     catalog: Catalog,
     tables: Tables,
     /// Who passes rows on, from the first worker that needs it; the regions that it is told of then; and its bell, which producers
@@ -164,6 +165,9 @@ impl Control {
             watch(listener.as_fd(), LISTENER)?;
         }
         let account = Account::new(limits);
+        // The limit leaves room for these, and for who passes rows on.
+        let threads = 1 + shards.handles.len() as u64;
+        let threads = account.charge(Resource::Threads, threads).unwrap_or_default();
         let catalog = Catalog::new(
             config.index,
             config.servers,
@@ -177,6 +181,7 @@ impl Control {
             roster: Roster::new(config.workers),
             catalog,
             tables: Tables::charged_to(&account),
+            _threads: threads,
             account,
             items: None,
             sealed: Vec::new(),
@@ -907,34 +912,27 @@ impl Control {
         }
         let (id, new) = self.catalog.declare(rank, spec, decided)?;
         if let Some(NewTensor { id, spec, total, homes }) = new {
-            for (shard, home) in self.shards.handles.iter().zip(homes) {
+            // A shard that is home of none of it need not know it.
+            let homes = self.shards.handles.iter().zip(homes);
+            for (shard, home) in homes.filter(|(_, home)| !home.chunks().is_empty()) {
                 shard.send(Command::Declare { id, spec: Box::new(spec.clone()), total, home });
             }
         }
         let remote = self.workers.get(&rank).is_some_and(Worker::is_remote);
-        let mut descriptors = Vec::new();
-        if remote {
-            for (shard, lane) in self.shards.handles.iter().zip(self.catalog.remote_lane(id, rank)?) {
-                shard.send(Command::Lane { id, rank, lane });
-            }
-        }
-        if !remote {
-            for (shard, lane) in self.shards.handles.iter().zip(self.catalog.lane(id, rank)?) {
-                shard.send(Command::Lane { id, rank, lane });
-            }
-        }
+        let lanes = self.catalog.lane(id, rank, remote)?;
+        let (slabs, descriptors) = self.catalog.pass(id, rank)?;
         let entry = self.catalog.get(id)?;
-        for fd in entry.passed_to(rank).into_iter().flatten() {
-            descriptors.push(fd.try_clone_to_owned().map_err(|error| Refusal::System {
-                what: "pass a tensor's memory".to_owned(),
-                reason: error.to_string(),
-            })?);
+        for ((shard, lane), homed) in self.shards.handles.iter().zip(lanes).zip(&entry.homed) {
+            if *homed > 0 {
+                shard.send(Command::Lane { id, rank, lane });
+            }
         }
         let answer = Answer::Declared {
             tensor: id,
             extents: entry.extents.clone(),
             homed: entry.homed.clone(),
             loads: entry.loads.clone(),
+            slabs,
         };
         Ok((answer, descriptors))
     }
@@ -980,8 +978,7 @@ impl Control {
 
     fn state(&mut self, tensor: TensorId) -> Answered {
         let entry = self.catalog.get(tensor)?;
-        let state = entry.descriptors.as_ref().and_then(|descriptors| descriptors.state());
-        let fds = state.map(|fd| fd.try_clone_to_owned()).transpose();
+        let fds = entry.state().map(|fd| fd.try_clone_to_owned()).transpose();
         let fds = fds.map_err(|error| Refusal::System {
             what: "pass the state".to_owned(),
             reason: error.to_string(),

@@ -6,6 +6,7 @@
 //! | [`shard`] | one a shard | pops submissions, folds, publishes, sleeps |
 //! | [`catalog`] | control | which tensors there are, where their chunks live, what memory is left |
 //! | [`leaving`] | control | lets workers go that are done, once their shards have taken everything |
+//! | [`slabs`] | control | where small tensors lie together |
 //! | [`client`] | control | who is at the other end of a control connection |
 //! | [`proof`] | control | what who connected by a Unix socket has proved so far |
 //! | [`budget`] | control | how much memory this server may take |
@@ -32,6 +33,7 @@ mod proof;
 mod remote;
 mod shard;
 pub(crate) mod shares;
+mod slabs;
 mod tables;
 
 use crate::options::Options;
@@ -150,7 +152,7 @@ impl StartError {
     }
 
     pub(crate) fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> Self {
-        move |errno| Self::System { what, reason: errno.to_string() }
+        move |errno| Self::System { what, reason: crate::limits::explain(errno) }
     }
 }
 

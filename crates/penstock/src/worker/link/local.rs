@@ -53,6 +53,7 @@ impl Link {
             channel: Channel::Local(connection),
             page: Arc::clone(&page),
             open: Mutex::new(BTreeMap::new()),
+            slabs: Mutex::default(),
             next: AtomicU64::new(1),
             server,
             left: AtomicBool::new(false),

@@ -15,6 +15,7 @@ mod fate;
 mod leaving;
 mod local;
 mod remote;
+mod slabs;
 
 pub(super) use courier::RemoteHome;
 pub(super) use fate::Fate;
@@ -103,6 +104,7 @@ struct Wire {
     channel: Channel,
     page: Arc<Mapping>,
     open: Mutex<BTreeMap<u64, Open>>,
+    slabs: Mutex<slabs::Slabs>,
     next: AtomicU64,
     server: u32,
     /// Whether this worker has left, and the server knows: it may then hang up.
@@ -375,6 +377,10 @@ impl Wire {
             }
             Ok(Reply { id: remote::HELLO, body: Answer::Refused(refusal) }) => self.shut_out(fate, refusal),
             Ok(Reply { id, body }) => {
+                let mut descriptors = descriptors;
+                if let Answer::Declared { slabs: Some(spots), .. } = &body {
+                    lock(&self.slabs).keep(spots, std::mem::take(&mut descriptors));
+                }
                 if body == Answer::Left {
                     // Before anyone looks at what follows: the server may hang up at once.
                     self.left.store(true, Ordering::Release);

@@ -7,17 +7,19 @@ use super::courier::{self, Command, RemoteHome};
 use super::{
     Channel, Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, Wire, judge, lock, system, timespec,
 };
+use crate::limits;
 use crate::wire::Ended as Over;
 use crate::wire::dial::{DialError, Dialer};
 use crate::wire::records::RecordStream;
 use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::Error;
 use penstock_fabric::layout::{board, page};
-use penstock_fabric::memory::{ExtentLayout, HomeRegions, LaneView, StateMirror};
+use penstock_fabric::memory::{ExtentLayout, HomeMemory, HomeRegions, LaneView, Place, StateMirror};
 use penstock_fabric::net::endpoint::Address;
 use penstock_fabric::region::{Region, Writers};
 use penstock_proto::TensorId;
 use penstock_proto::handshake::Purpose;
+use penstock_proto::message::SlabSpot;
 use penstock_proto::message::{
     Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
 };
@@ -173,6 +175,7 @@ impl Link {
             channel: Channel::Remote(Box::new(records)),
             page: Arc::clone(page.mapping()),
             open: Mutex::new(BTreeMap::new()),
+            slabs: Mutex::default(),
             next: AtomicU64::new(1),
             server,
             left: AtomicBool::new(false),
@@ -226,15 +229,15 @@ impl Link {
         !self.couriers.is_empty()
     }
 
-    /// Makes the memory of a tensor on this side of the network, and tells the couriers: descriptors of the model and the
-    /// lane, and what each shard's courier and the tensor tell each other.
+    /// Makes the memory of a tensor on this side of the network, and tells the couriers: where model and lane are, and what each shard's courier and the tensor tell each other.
     pub(in crate::worker) fn mirror(
         &self,
         id: TensorId,
         layout: ExtentLayout,
+        pooled: bool,
         homed: &[u32],
         mut loads: Vec<u64>,
-    ) -> Result<(OwnedFd, OwnedFd, Vec<Arc<RemoteHome>>), Error> {
+    ) -> Result<(Place, Vec<Arc<RemoteHome>>), Error> {
         let server = self.wire.server;
         let sizes = layout.extent().chunks().map(|chunk| layout.value(chunk).len() as u64);
         let shards = self.welcome.shards;
@@ -247,21 +250,45 @@ impl Link {
             let what = "its shards are homes of other chunks than it says".to_owned();
             return Err(Error::Protocol { server, what });
         }
-        let made = || system("make a tensor's memory");
+        let (homes, lanes, place) = if pooled {
+            lock(&self.wire.slabs).mirror(layout.pooled(shards), &shard_of.into(), shards)?
+        } else {
+            Self::mirror_alone(layout, &shard_of, shards)?
+        };
+        let mut remotes = Vec::new();
+        for ((courier, home), lane) in self.couriers.iter().zip(homes).zip(lanes) {
+            let remote = Arc::new(RemoteHome { pulled: AtomicBool::new(true), ..RemoteHome::default() });
+            remotes.push(Arc::clone(&remote));
+            if !home.chunks().is_empty() {
+                courier.send(Command::Declare { id, home, lane, remote });
+            }
+        }
+        Ok((place, remotes))
+    }
+
+    /// The memory of a tensor that has regions of its own: the couriers' ends, and the worker's.
+    fn mirror_alone(
+        layout: ExtentLayout,
+        shard_of: &[u32],
+        shards: u32,
+    ) -> Result<(Vec<HomeMemory>, Vec<LaneView>, Place), Error> {
+        let made =
+            || |errno| Error::System { what: "make a tensor's memory", reason: limits::explain(errno) };
         let (homes, model) =
-            HomeRegions::new("penstock-mirror", layout).map_err(made())?.split(&shard_of, shards);
+            HomeRegions::new("penstock-mirror", layout).map_err(made())?.split(shard_of, shards);
         let (lanes, region) = LaneView::new("penstock-lane", layout.lane(), shards).map_err(made())?;
         let copied =
             |error: std::io::Error| Error::System { what: "copy a descriptor", reason: error.to_string() };
         let model = model.model().try_clone_to_owned().map_err(copied)?;
         let region = region.fd().try_clone_to_owned().map_err(copied)?;
-        let mut remotes = Vec::new();
-        for ((courier, home), lane) in self.couriers.iter().zip(homes).zip(lanes) {
-            let remote = Arc::new(RemoteHome { pulled: AtomicBool::new(true), ..RemoteHome::default() });
-            remotes.push(Arc::clone(&remote));
-            courier.send(Command::Declare { id, home, lane, remote });
-        }
-        Ok((model, region, remotes))
+        Ok((homes, lanes, Place::Own(model, region)))
+    }
+
+    /// Where a tensor lies in the slabs of a server on this host.
+    pub(in crate::worker) fn find(&self, spots: &[SlabSpot; 2]) -> Result<Place, Error> {
+        let place = lock(&self.wire.slabs).find(spots, self.welcome.shards)?;
+        let (server, what) = (self.wire.server, "a tensor came without its slabs".to_owned());
+        place.ok_or(Error::Protocol { server, what })
     }
 
     /// Makes the memory that the optimizer's state of a tensor is received in.

@@ -1,11 +1,13 @@
 //! Declaring a tensor on every server, and mapping its memory.
 
 use super::{HomeShard, Tensor};
+use crate::limits;
+use crate::pools::POOLED_BELOW;
 use crate::turn::Turn;
 use crate::worker::Error;
 use crate::worker::job::Inner;
 use crate::worker::link::{Deadline, Link, lock};
-use penstock_fabric::memory::{ExtentLayout, ServerPart, WorkerMemory};
+use penstock_fabric::memory::{ExtentLayout, Place, ServerPart, WorkerMemory};
 use penstock_kernels::{Dtype, Rule};
 use penstock_proto::TensorId;
 use penstock_proto::adaptive::Adaptive;
@@ -62,7 +64,7 @@ impl Tensor {
         let cut = Cut::new(spec.bytes(), first.welcome.chunk_bytes);
         let (id, extents, homes, parts) = declare_everywhere(&links, &spec, cut, deadline)?;
         let (memory, lane) = WorkerMemory::new(cut, spec.dtype, &parts)
-            .map_err(|errno| Error::System { what: "map a tensor", reason: errno.to_string() })?;
+            .map_err(|errno| Error::System { what: "map a tensor", reason: limits::explain(errno) })?;
         debug_assert_eq!(extents.len(), links.len());
         drop(links);
         count(&job, &homes, &cut);
@@ -110,7 +112,7 @@ fn declare_everywhere(
     for (server, link) in links.iter().enumerate() {
         let ask = Ask::Declare { spec: spec.clone(), decided: decided.clone() };
         let (answer, descriptors) = link.ask(ask, "declare a tensor", deadline)?;
-        let Answer::Declared { tensor, extents, homed, loads } = answer else {
+        let Answer::Declared { tensor, extents, homed, loads, slabs } = answer else {
             return Err(link.misunderstood(&answer));
         };
         let bad = |what: &str| Error::Protocol { server: server as u32, what: what.to_owned() };
@@ -126,15 +128,17 @@ fn declare_everywhere(
             return Err(bad("it does not agree with the first server"));
         }
         let mut descriptors = descriptors.into_iter();
-        let (regions, remotes) = match (extent.count, link.is_remote()) {
+        let (place, remotes) = match (extent.count, link.is_remote()) {
             (0, _) => (None, Vec::new()),
             (_, true) => {
                 let layout = ExtentLayout::new(cut, extent, spec.dtype, 0);
-                let (model, lane, remotes) = link.mirror(tensor, layout, &homed, loads)?;
-                (Some((model, lane)), remotes)
+                let pooled = cut.bytes() < POOLED_BELOW && extent.count == cut.chunks();
+                let (place, remotes) = link.mirror(tensor, layout, pooled, &homed, loads)?;
+                (Some(place), remotes)
             }
+            (_, false) if slabs.is_some() => (slabs.map(|spots| link.find(&spots)).transpose()?, Vec::new()),
             (_, false) => match (descriptors.next(), descriptors.next()) {
-                (Some(model), Some(lane)) => (Some((model, lane)), Vec::new()),
+                (Some(model), Some(lane)) => (Some(Place::Own(model, lane)), Vec::new()),
                 _ => return Err(bad("a tensor came without its memory")),
             },
         };
@@ -143,7 +147,7 @@ fn declare_everywhere(
             let remote = remotes.get(shard as usize).cloned();
             homes.push(HomeShard { server, shard, chunks: u64::from(chunks), extent, submitted, remote });
         }
-        parts.push(ServerPart { extent, regions });
+        parts.push(ServerPart { extent, place });
         decided.get_or_insert((tensor, extents));
     }
     let (id, extents) = decided.ok_or(Error::Closed)?;

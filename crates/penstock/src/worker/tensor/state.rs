@@ -1,6 +1,7 @@
 //! First values, the optimizer's state, and putting them back (checkpoints, `state_dict`).
 
 use super::Tensor;
+use crate::limits;
 use crate::worker::Error;
 use crate::worker::link::{Deadline, Waited, lock};
 use penstock_fabric::memory::{ExtentLayout, StateView};
@@ -145,9 +146,17 @@ impl Tensor {
         self.refresh(deadline)?;
         for (server, extent) in self.extents() {
             let layout = ExtentLayout::new(cut, extent, self.spec.dtype, slots * width);
-            let fd = &self.state_memory(server, layout, deadline)?;
-            let view = StateView::new(layout, fd.as_fd())
-                .map_err(|errno| Error::System { what: "map the state", reason: errno.to_string() })?;
+            let remote = self.homes.iter().any(|home| home.server == server && home.remote.is_some());
+            let view = match self.memory.state_in_slab(server, layout) {
+                Some(view) if !remote => view,
+                _ => {
+                    let fd = &self.state_memory(server, layout, deadline)?;
+                    StateView::new(layout, fd.as_fd()).map_err(|errno| Error::System {
+                        what: "map the state",
+                        reason: limits::explain(errno),
+                    })?
+                }
+            };
             for chunk in extent.chunks() {
                 let range = cut.range(chunk);
                 let part = &mut out[range.start as usize * parts..range.end as usize * parts];
