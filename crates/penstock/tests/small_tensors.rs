@@ -63,7 +63,7 @@ fn declare_many(way: Way, count: u64, options: &[(&str, &str)]) -> (usize, usize
     for index in [1, count as usize / 2, count as usize - 2] {
         trains(&tensors, index);
     }
-    job.close(None);
+    job.close(None).unwrap();
     (grown.0, grown.1, memory)
 }
 
