@@ -1,4 +1,4 @@
-"""How a job ends for its processes: exit codes, and what is raised where something would be lost in silence."""
+"""How a job ends for its processes: exit codes, and errors where something would be lost in silence."""
 
 from __future__ import annotations
 

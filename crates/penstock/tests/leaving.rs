@@ -5,11 +5,13 @@ mod common;
 
 use common::{Cluster, Direction, NO_SETTINGS, Way, bytes, declare, pull, seconds};
 use penstock::worker::{Error, Job, Tensor};
-use penstock_proto::consistency::Consistency::Asp;
+use penstock_proto::consistency::Consistency::{Asp, Bsp};
 use penstock_proto::error::{JobFailure, Loss};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+/// Elements of a chunk.
+const CHUNK: usize = 1024;
 /// Elements of the tensors: 512 KiB, which no buffer of a line that is held takes whole.
 const ELEMENTS: u64 = 65_536;
 /// What a line lets through when it is held: all that is said before a tensor's first push, and some chunks of that.
@@ -197,8 +199,8 @@ fn a_call_that_waits_while_another_thread_leaves_ends_as_closed() {
 /// The connection may break at every byte of the request to leave, of its answer, and of the last word.
 #[test]
 fn a_leave_is_exact_wherever_the_control_connection_breaks() {
-    for (direction, most) in [(Direction::ToServer, 14), (Direction::ToWorker, 10)] {
-        for after in 0..most {
+    for (direction, most) in [(Direction::ToServer, 30), (Direction::ToWorker, 30)] {
+        for after in (0..most).step_by(3) {
             let (cluster, a, b) = two(1);
             let (wa, wb) = tensors(&a, &b);
             push(&wb, 1.0);
@@ -216,7 +218,7 @@ fn a_leave_is_exact_wherever_the_control_connection_breaks() {
 /// The last to leave: the server ends with it, and must not before its answer has come.
 #[test]
 fn the_last_to_leave_has_its_answer_though_the_line_breaks() {
-    for after in 0..10 {
+    for after in (0..30).step_by(3) {
         let cluster = Cluster::over(Way::Line, 2, 1, &[]);
         let (a, b) = (cluster.join(0), cluster.join(1));
         a.leave(None).unwrap();
@@ -224,5 +226,33 @@ fn the_last_to_leave_has_its_answer_though_the_line_breaks() {
         b.leave(None).unwrap_or_else(|error| panic!("cut {after} bytes: {error}"));
         let ended = cluster.servers[0].wait(seconds(common::DEADLINE));
         assert_eq!(ended, Some(Ok(())), "cut {after} bytes");
+    }
+}
+
+/// What docs/consistency.md says of `on_worker_loss=continue`.
+#[test]
+fn the_last_push_of_a_lost_worker_counts_whole_in_each_chunk_or_not_at_all_there() {
+    for consistency in [Asp, Bsp] {
+        let given = [("chunk_bytes", "8KiB"), ("on_worker_loss", "continue")];
+        let cluster = Cluster::over(Way::Line, 2, 1, &given);
+        let (a, b) = (cluster.join(0), cluster.join(1));
+        let wa = declare(&a, "w", ELEMENTS, consistency);
+        let wb = declare(&b, "w", ELEMENTS, consistency);
+        push(&wa, 2.0);
+        cluster.lines[0].let_pass(HELD);
+        push(&wb, 1.0);
+        cluster.lines[0].wait_until_stuck();
+        b.fail("no");
+        a.barrier(None).unwrap();
+        a.clock().unwrap();
+        let value = pull(&wa, None).unwrap().1;
+        for chunk in value.chunks(CHUNK) {
+            assert!([2.0, 3.0].contains(&chunk[0]), "{consistency}: {}", chunk[0]);
+            assert!(
+                chunk.iter().all(|&element| element == chunk[0]),
+                "{consistency}: a chunk has half of it"
+            );
+        }
+        assert!(value.contains(&2.0), "{consistency}: not all of it had come");
     }
 }
