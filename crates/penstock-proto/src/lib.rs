@@ -36,6 +36,7 @@ pub mod error;
 pub mod frame;
 pub mod handshake;
 pub mod items;
+pub mod knot;
 pub mod membership;
 pub mod message;
 pub mod outbox;

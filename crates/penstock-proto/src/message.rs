@@ -86,7 +86,19 @@ pub enum Ask {
     /// On a network connection: the worker lives. Answered at once, so that the worker knows that the server does.
     Beat,
     /// Stands at the barrier; answered when all do.
-    Barrier,
+    Barrier {
+        /// Whether nothing else of this worker can happen meanwhile: see [`crate::knot`].
+        alone: bool,
+    },
+    /// Waits still, and nothing else of this worker can happen meanwhile.
+    Waits {
+        /// Which of its waits.
+        wait: u64,
+        /// For what: a tensor's name.
+        what: String,
+        /// For whom, for all of them; none: it waits no more.
+        ranks: Vec<Rank>,
+    },
     /// Who keeps this tensor from reaching `version`?
     Missing {
         /// The tensor.
@@ -168,6 +180,11 @@ pub enum Answer {
     Missing {
         /// Their ranks.
         ranks: Vec<Rank>,
+    },
+    /// To `Waits`: the circle of waits that this one is part of, if it is.
+    Knot {
+        /// In words.
+        knot: Option<String>,
     },
     /// To `Clocks`: by rank, -1 for one that is not live.
     Clocks {

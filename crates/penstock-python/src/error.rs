@@ -97,6 +97,7 @@ fn shape<'py>(py: Python<'py>, error: &Error) -> Shape<'py> {
         Error::DropTimeout { missing, waited, .. } => named("DeadlineExceeded").waited(missing, *waited),
         Error::TableTimeout { missing, waited, .. } => named("DeadlineExceeded").waited(missing, *waited),
         Error::PullTimeout { missing, waited, .. } => named("PullTimeout").waited(missing, *waited),
+        Error::Knot { missing, waited, .. } => named("PullTimeout").waited(missing, *waited),
         Error::NoValue { waited, .. } => named("PullTimeout").waited(&[0], *waited),
         Error::LaneTimeout { missing, waited, .. } => named("LaneTimeout").waited(missing, *waited),
         Error::BarrierTimeout { missing, waited } => named("BarrierTimeout").waited(missing, *waited),

@@ -24,6 +24,7 @@ use penstock_proto::account::{Account, Charge, Limits, Resource};
 use penstock_proto::error::{JobFailure, Loss, Refusal};
 use penstock_proto::handshake::{Purpose, Session, Verdict, verdict};
 use penstock_proto::items::control::TableAsk;
+use penstock_proto::knot::Knots;
 use penstock_proto::membership::{Lease, Member, Roster};
 use penstock_proto::message::{
     Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
@@ -95,6 +96,7 @@ pub(super) struct Control {
     next_client: u64,
     pub(super) workers: HashMap<Rank, Worker>,
     pub(super) roster: Roster,
+    knots: Knots,
     /// What the job makes this process keep.
     account: Account,
     _threads: Charge,
@@ -179,6 +181,7 @@ impl Control {
         let clock = LivedClock::new(config.options.lease);
         Ok(Self {
             roster: Roster::new(config.workers),
+            knots: Knots::default(),
             catalog,
             tables: Tables::charged_to(&account),
             _threads: threads,
@@ -693,6 +696,7 @@ impl Control {
     }
 
     pub(super) fn go_on_without(&mut self, rank: Rank) {
+        self.knots.end(rank);
         if let (Some(bell), Some(items)) = (self.bells.remove(rank), &self.items) {
             items.send(items::Command::Silence(bell));
         }
@@ -745,16 +749,26 @@ impl Control {
             Ask::Beat => plain(Answer::Alive),
             Ask::Heard => None,
             Ask::Declare { spec, decided } => Some(self.declare(rank, spec, decided)),
-            Ask::Barrier => {
+            Ask::Waits { wait, what, ranks } => {
+                let knot = self.wait_in_circles(rank, wait, what, ranks);
+                plain(Answer::Knot { knot })
+            }
+            Ask::Barrier { alone } => {
                 let waits = self.workers.get_mut(&rank)?.at_barrier.replace(request.id);
                 if waits != Some(request.id) {
                     self.roster.arrive(rank);
+                    if alone {
+                        self.knots.at_barrier(rank);
+                    }
                     self.open_barrier();
                 }
                 None
             }
             Ask::Missing { tensor, version } => self.missing(rank, request.id, tensor, version),
-            Ask::MissingAtBarrier => plain(Answer::Missing { ranks: self.roster.missing_at_barrier() }),
+            Ask::MissingAtBarrier => {
+                self.knots.end(rank); // its wait was in vain
+                plain(Answer::Missing { ranks: self.roster.missing_at_barrier() })
+            }
             Ask::Clocks => {
                 let ticket = match self.ticket(rank, request.id, 1) {
                     Ok(ticket) => ticket,
@@ -986,9 +1000,27 @@ impl Control {
         Ok((Answer::State, fds.into_iter().collect()))
     }
 
+    /// Notes whom a worker still waits for; the circle that the wait is part of.
+    fn wait_in_circles(
+        &mut self,
+        rank: Rank,
+        wait: u64,
+        what: String,
+        mut ranks: Vec<Rank>,
+    ) -> Option<String> {
+        ranks.truncate(self.config.workers as usize);
+        if ranks.is_empty() {
+            self.knots.end(rank);
+            return None;
+        }
+        self.knots.waits(rank, wait, what, ranks);
+        self.knots.find(rank, &self.roster.missing_at_barrier())
+    }
+
     fn open_barrier(&mut self) {
         let Some(ranks) = self.roster.pass_barrier() else { return };
         for &rank in &ranks {
+            self.knots.end(rank);
             if let Some(request) = self.workers.get_mut(&rank).and_then(|worker| worker.at_barrier.take()) {
                 let answer = Answer::BarrierPassed { ranks: ranks.clone() };
                 self.answer(rank, request, Ok((answer, Vec::new())));

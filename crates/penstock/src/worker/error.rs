@@ -246,6 +246,18 @@ pub enum Error {
         /// How long.
         waited: Duration,
     },
+    /// Workers wait for each other in a circle: this wait and theirs would last until their deadlines.
+    #[error("`{name}` waited {waited:.1?} for what cannot come: {knot}")]
+    Knot {
+        /// The tensor.
+        name: String,
+        /// Each worker of the circle, and what it waits for.
+        knot: String,
+        /// Whom this one waits for.
+        missing: Vec<Rank>,
+        /// How long.
+        waited: Duration,
+    },
     /// The others did not come to the barrier in time.
     #[error("the barrier waited {waited:.1?} for workers {missing:?}")]
     BarrierTimeout {
@@ -386,6 +398,10 @@ impl Error {
             }
             Self::PullTimeout { .. } | Self::LaneTimeout { .. } | Self::BarrierTimeout { .. } => {
                 "raise `timeout` or the option `deadline`".to_owned()
+            }
+            Self::Knot { .. } => {
+                "declare the same tensors on every worker, and load states and come to barriers on all of them in the same order"
+                    .to_owned()
             }
             Self::NoValue { .. } => "declare the tensor on worker 0 too".to_owned(),
             Self::ConnectTimeout { .. } => {

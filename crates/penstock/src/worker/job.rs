@@ -69,6 +69,12 @@ pub(super) struct Counters {
     pub(super) copies_retried: AtomicU64,
 }
 
+static THREADS: AtomicU64 = AtomicU64::new(1);
+thread_local! {
+    /// This thread's number, from 1.
+    static THREAD: u64 = THREADS.fetch_add(1, Ordering::Relaxed);
+}
+
 /// What a job's tensors need of it.
 /// How often shards are told the clock in a job without tensors, where they do not need it: often enough for who looks on.
 const TELL_CLOCK: Duration = Duration::from_millis(100);
@@ -102,6 +108,11 @@ pub(super) struct Inner {
     pub(super) tables: Mutex<Vec<Arc<TableInner>>>,
     /// By name, how far their declarations have come.
     pub(super) declared: Mutex<BTreeMap<String, Arc<Progress>>>,
+    /// The thread that used the job first, and whether another has.
+    user: AtomicU64,
+    several: AtomicBool,
+    /// Numbers long waits.
+    pub(super) waits: AtomicU64,
     pub(super) rank: Rank,
     pub(super) options: Options,
 }
@@ -216,7 +227,21 @@ impl Inner {
     }
 
     pub(super) fn deadline(&self, timeout: Option<Duration>) -> Deadline {
-        Deadline::new(timeout.unwrap_or(self.options.deadline))
+        timeout.map_or_else(|| Deadline::default_of(self.options.deadline), Deadline::new)
+    }
+
+    /// Notes which thread uses the job.
+    pub(super) fn touch(&self) {
+        let me = THREAD.with(|number| *number);
+        if self.user.load(Ordering::Relaxed) != me {
+            let first = self.user.compare_exchange(0, me, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+            self.several.fetch_or(!first, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether only one thread has ever used the job: while it waits, nothing else of this worker happens.
+    pub(super) fn is_alone(&self) -> bool {
+        !self.several.load(Ordering::Relaxed)
     }
 
     pub(super) fn links(&self) -> RwLockReadGuard<'_, Vec<Link>> {
@@ -346,6 +371,9 @@ impl Job {
             clock: RwLock::new(0),
             shown_clock: AtomicU64::new(0),
             barriers: AtomicU64::new(0),
+            user: AtomicU64::new(0),
+            several: AtomicBool::new(false),
+            waits: AtomicU64::new(0),
             rank: who.rank,
             options,
         };
@@ -410,6 +438,7 @@ impl Job {
     /// Completes an iteration; returns the new clock. Tensors that were not pushed in it are thereby passed by.
     pub fn clock(&self) -> Result<u64, Error> {
         self.inner.fate.check()?;
+        self.inner.touch();
         let mut clock = self.inner.clock.write().unwrap_or_else(PoisonError::into_inner);
         // Once more: the job may have been closed while this waited for the lock.
         self.inner.fate.check()?;
@@ -439,12 +468,14 @@ impl Job {
         let links = self.inner.links();
         let first = links.first().ok_or(Error::Closed)?;
         let deadline = self.inner.deadline(timeout);
+        self.inner.touch();
+        let alone = deadline.is_default() && self.inner.is_alone();
         // What was submitted to another host before the barrier must have been taken there before anyone passes it.
         links.iter().try_for_each(|link| link.drain("take what came before the barrier", deadline))?;
         for courier in self.inner.all_couriers() {
             courier.flush_all(deadline)?;
         }
-        match first.ask(Ask::Barrier, "open the barrier", deadline) {
+        match first.ask(Ask::Barrier { alone }, "open the barrier", deadline) {
             Ok((Answer::BarrierPassed { ranks }, _)) => {
                 self.inner.barriers.fetch_add(1, Ordering::Relaxed);
                 Ok(ranks)

@@ -59,11 +59,28 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) struct Deadline {
     since: Instant,
     longest: Duration,
+    /// Whether it is the job's, because nobody named another.
+    default: bool,
 }
 
 impl Deadline {
     pub(super) fn new(longest: Duration) -> Self {
-        Self { since: Instant::now(), longest }
+        Self { since: Instant::now(), longest, default: false }
+    }
+
+    /// The job's own.
+    pub(super) fn default_of(longest: Duration) -> Self {
+        Self { default: true, ..Self::new(longest) }
+    }
+
+    /// Whether nobody named another.
+    pub(super) fn is_default(&self) -> bool {
+        self.default
+    }
+
+    /// The same, but at most `longest` after its beginning.
+    pub(super) fn at_most(&self, longest: Duration) -> Self {
+        Self { longest: self.longest.min(longest), ..*self }
     }
 
     pub(super) fn waited(&self) -> Duration {

@@ -53,6 +53,7 @@ impl Declaration {
 impl Tensor {
     pub(in crate::worker) fn declare(job: Arc<Inner>, declaration: Declaration) -> Result<Self, Error> {
         job.fate.check()?;
+        job.touch();
         job.has_tensors.store(true, Ordering::Relaxed);
         job.tell_clock()?;
         let Declaration { mut spec, consistency, adaptive, timeout } = declaration;

@@ -23,7 +23,7 @@ pub use pull::Asked;
 
 use super::Error;
 use super::job::Inner;
-use super::link::{ASK_WITHIN, Deadline, INTERRUPT_EVERY, RemoteHome, Waited, lock};
+use super::link::{ASK_WITHIN, Deadline, INTERRUPT_EVERY, Link, RemoteHome, Waited, lock};
 use crate::turn::{Taken, Turn};
 use penstock_fabric::memory::{OwnLane, ValueCopy, WorkerMemory};
 use penstock_fabric::region::Mapping;
@@ -38,6 +38,10 @@ use penstock_proto::worker::Position;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
+
+/// How long a wait is before it asks whether it is part of a circle, and how often then.
+const LONG: Duration = Duration::from_secs(1);
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// One shard that is home of some of the tensor.
 #[derive(Debug)]
@@ -176,6 +180,59 @@ impl Tensor {
         result
     }
 
+    /// The same, for what others have to do so that the tensor reaches `version`: a wait that has become long asks now and
+    /// then whether it is part of a circle.
+    fn wait_long(
+        &self,
+        deadline: Deadline,
+        version: u64,
+        done: impl Fn(&HomeShard) -> bool,
+    ) -> Result<Waited, Error> {
+        let mut result = self.wait(deadline.at_most(LONG), &done);
+        if result != Ok(Waited::TimedOut) || deadline.left().is_zero() {
+            return result;
+        }
+        // Where another thread, or the caller when its own timeout is over, may still do something, nothing is known.
+        if !deadline.is_default() || !self.job.is_alone() {
+            return self.wait(deadline, &done);
+        }
+        let wait = self.job.waits.fetch_add(1, Ordering::Relaxed);
+        while result == Ok(Waited::TimedOut) && !deadline.left().is_zero() {
+            if let Some(error) = self.find_knot(wait, version, deadline) {
+                return Err(error);
+            }
+            result = self.wait(Deadline::new(LOOK_EVERY.min(deadline.left())), &done);
+        }
+        self.say_wait(wait, Vec::new());
+        result
+    }
+
+    /// The circle of waits that this one is part of.
+    fn find_knot(&self, wait: u64, version: u64, deadline: Deadline) -> Option<Error> {
+        // What this worker has done itself must have arrived, wherever somebody may wait for it.
+        let taken =
+            |link: &Link| link.drain("take what this worker has done", Deadline::new(LOOK_EVERY)).is_ok();
+        if !self.job.links().iter().all(taken) {
+            return None;
+        }
+        let missing = self.missing(version).ok()?;
+        if missing.contains(&self.job.rank) {
+            return None;
+        }
+        let knot = self.say_wait(wait, missing.clone())?;
+        Some(Error::Knot { name: self.spec.name.clone(), knot, missing, waited: deadline.waited() })
+    }
+
+    /// Says to the first server that this wait is still for `ranks`.
+    fn say_wait(&self, wait: u64, ranks: Vec<u32>) -> Option<String> {
+        let ask = Ask::Waits { wait, what: self.spec.name.clone(), ranks };
+        let links = self.job.links();
+        match links.first()?.ask(ask, "say who waits for whom", Deadline::new(ASK_WITHIN)) {
+            Ok((Answer::Knot { knot }, _)) => knot,
+            _ => None,
+        }
+    }
+
     /// Bounds of the slack, where it is chosen by waiting.
     pub fn adaptive(&self) -> Option<Adaptive> {
         self.adaptive.as_ref().map(|(settings, _)| *settings)
@@ -196,7 +253,7 @@ impl Tensor {
         for home in self.homes.iter().filter(|home| home.remote.is_some() && self.progress(home) == 0) {
             self.fetch(home, 0, false, deadline)?;
         }
-        match self.wait(deadline, |home| self.progress(home) > 0)? {
+        match self.wait_long(deadline, 0, |home| self.progress(home) > 0)? {
             Waited::TimedOut => {
                 Err(Error::NoValue { name: self.spec.name.clone(), waited: deadline.waited() })
             }
@@ -208,7 +265,8 @@ impl Tensor {
     }
 
     fn wait_for_lane(&self, deadline: Deadline) -> Result<(), Error> {
-        match self.wait(deadline, |home| self.lane_is_free(home))? {
+        let version = lock(&self.position).at(0);
+        match self.wait_long(deadline, version, |home| self.lane_is_free(home))? {
             Waited::Done => Ok(()),
             Waited::TimedOut => Err(self.lane_timeout(lock(&self.position).at(0), deadline)),
         }

@@ -27,6 +27,7 @@ impl Tensor {
 
     fn requirement(&self, slack: Option<i64>) -> Result<(u64, Requirement), Error> {
         self.job.fate.check()?;
+        self.job.touch();
         let slack = self.check_slack(slack)?;
         let slack = match (slack, &self.adaptive) {
             (None, Some(_)) => self.slack(),
@@ -127,7 +128,7 @@ impl Tensor {
         let old = |home: &HomeShard| self.progress(home) <= requirement.version;
         let others = self.adaptive.as_ref().filter(|_| self.homes.iter().any(old));
         let since = others.map(|_| Instant::now());
-        let waited = self.wait(deadline, fresh)?;
+        let waited = self.wait_long(deadline, requirement.version, fresh)?;
         if let (Some((_, controller)), Some(since)) = (others, since) {
             lock(controller).waited(since.elapsed());
         }

@@ -35,6 +35,7 @@ impl Tensor {
         timeout: Option<Duration>,
     ) -> Result<u64, Error> {
         self.job.fate.check()?;
+        self.job.touch();
         if let Some(data) = data {
             self.check_size(data.len())?;
         }
@@ -52,7 +53,7 @@ impl Tensor {
             iteration: already.iteration,
         })?;
         self.wait_for_value(deadline)?;
-        if self.wait(deadline, |home| self.lane_is_free(home))? == Waited::TimedOut {
+        if self.wait_long(deadline, position.at(0), |home| self.lane_is_free(home))? == Waited::TimedOut {
             return Err(self.lane_timeout(position.at(0), deadline));
         }
         self.check_finite(&lane, data)?;

@@ -26,6 +26,7 @@ impl Tensor {
         timeout: Option<Duration>,
     ) -> Result<(), Error> {
         self.job.fate.check()?;
+        self.job.touch();
         if let Some(value) = value {
             self.check_size(value.len())?;
         }
@@ -54,6 +55,7 @@ impl Tensor {
     ) -> Result<(), Error> {
         let data = data.into();
         self.job.fate.check()?;
+        self.job.touch();
         let bad = |what: String| Err(Error::BadLoad { name: self.spec.name.clone(), what });
         let slots = self.spec.rule.slots().len() as u32;
         if self.job.rank != 0 {
@@ -132,6 +134,7 @@ impl Tensor {
     /// State array `slot`, in the accumulator's type, with all of this worker's pushes folded.
     pub fn state(&self, slot: u32, timeout: Option<Duration>) -> Result<Vec<u8>, Error> {
         self.job.fate.check()?;
+        self.job.touch();
         let slots = self.spec.rule.slots().len();
         if slot as usize >= slots {
             let what = format!("expected one of the optimizer's {slots} state arrays, got number {slot}");
@@ -205,6 +208,7 @@ impl Tensor {
     /// Optimizer steps taken, the least over the chunks, with all of this worker's pushes folded.
     pub fn steps(&self, timeout: Option<Duration>) -> Result<u64, Error> {
         self.job.fate.check()?;
+        self.job.touch();
         let deadline = self.job.deadline(timeout);
         self.wait_for_lane(deadline)?;
         self.refresh(deadline)?;
