@@ -25,12 +25,12 @@ fn both<A: Send, B>(way: Way, first: impl Fn(&Job) -> A + Sync, second: impl Fn(
         let one = scope.spawn(move || {
             let job = cluster.join(0);
             let result = first(&job);
-            job.close(None);
+            let _ = job.close(None);
             result
         });
         let job = cluster.join(1);
         let other = second(&job);
-        job.close(None);
+        let _ = job.close(None);
         (one.join().unwrap(), other)
     })
 }
@@ -49,7 +49,7 @@ fn a_worker_that_alone_came_to_load_a_state_is_named_with_those_that_train_on() 
                 let w = declare(job, "w", 4, Bsp);
                 push(&w);
                 let error = pull(&w, None).unwrap_err();
-                job.close(Some(error.to_string()));
+                let _ = job.close(Some(error.to_string()));
                 error
             },
         );
@@ -69,7 +69,7 @@ fn workers_that_declared_other_tensors_are_named_with_what_each_waits_for() {
         let w = declare(job, "w", 4, Bsp);
         push(&w);
         let error = pull(&w, None).map(drop);
-        job.close(error.as_ref().err().map(ToString::to_string));
+        let _ = job.close(error.as_ref().err().map(ToString::to_string));
         error
     };
     let waits = |job: &Job| {
@@ -77,7 +77,7 @@ fn workers_that_declared_other_tensors_are_named_with_what_each_waits_for() {
         // Worker 0 never declares it, and so never gives it a value.
         let more = job.declare(Declaration::new("more", &[4], Rule::Add)).unwrap();
         let error = more.pull(None, None).map(drop);
-        job.close(error.as_ref().err().map(ToString::to_string));
+        let _ = job.close(error.as_ref().err().map(ToString::to_string));
         error
     };
     let (trained, waited) = both(Way::Memory, trains, waits);
