@@ -9,15 +9,15 @@ use crate::error::{Error, Reason};
 use crate::limits;
 use crate::proto;
 use crate::proto::servers_client::ServersClient;
-use crate::secret::identity;
+use crate::secret::ServerKey;
 use penstock_proto::message::Secret;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::watch;
-use tonic::Response;
 use tonic::transport::Channel;
+use tonic::{Request, Response};
 
 /// Pauses between attempts to reach a manager that is away: the first, doubled up to the last.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
@@ -46,7 +46,7 @@ pub struct HostedJob {
     /// Its name.
     pub name: String,
     /// Its secret.
-    pub secret: [u8; 32],
+    pub secret: Secret,
     /// This server's number among the job's.
     pub index: u32,
     /// Servers of the job.
@@ -102,11 +102,13 @@ impl Agent {
         let (stop, stopped) = watch::channel(false);
         let ended = Ended::default();
         let told = Arc::clone(&ended);
+        let key = ServerKey::draw();
         let session = Session {
             dialer,
             token,
             host,
-            id: identity(),
+            id: key.identity(),
+            key,
             held: BTreeMap::new(),
             blocked: Vec::new(),
             manager: None,
@@ -177,8 +179,9 @@ struct Session {
     dialer: Dialer,
     token: Secret,
     host: Arc<dyn Host>,
-    /// Identity of this server.
+    /// Identity of this server, and what it shows that it is its own with.
     id: String,
+    key: ServerKey,
     held: BTreeMap<String, Held>,
     /// What cannot be hosted while another manager's job of the same name runs here: name and id.
     blocked: Vec<(String, String)>,
@@ -236,13 +239,20 @@ impl Session {
         Ok(ServersClient::new(channel).max_decoding_message_size(limits::REPLY_BYTES))
     }
 
+    /// A request that shows the token and the key.
+    fn request<Q>(&self, sent: Q, timeout: Duration) -> Request<Q> {
+        let mut request = request(Some(&self.token), sent, timeout);
+        self.key.show(request.metadata_mut());
+        request
+    }
+
     async fn register(&mut self, client: &mut ServersClient<Channel>) -> Result<proto::RegisterReply, Error> {
         let sent = proto::RegisterRequest {
             id: self.id.clone(),
             endpoint: self.host.endpoint(),
             memory: self.host.memory(),
         };
-        let reply = self.settle(client.register(request(Some(&self.token), sent, DIAL)), DIAL).await?;
+        let reply = self.settle(client.register(self.request(sent, DIAL)), DIAL).await?;
         self.manager = Some(reply.manager.clone());
         Ok(reply)
     }
@@ -257,7 +267,7 @@ impl Session {
             let said = self.report(&registered.manager);
             let sent = proto::HeartbeatRequest { id: self.id.clone(), hosted: said.clone() };
             let timeout = held_back + DIAL;
-            let call = self.settle(client.heartbeat(request(Some(&self.token), sent, timeout)), timeout);
+            let call = self.settle(client.heartbeat(self.request(sent, timeout)), timeout);
             let wanted = tokio::select! {
                 reply = call => match reply {
                     Ok(reply) => reply.jobs,
@@ -356,7 +366,7 @@ impl Session {
     async fn leave(&self) -> Result<(), Error> {
         let sent = proto::LeaveRequest { id: self.id.clone() };
         let mut client = self.client().await?;
-        self.settle(client.leave(request(Some(&self.token), sent, GOODBYE)), GOODBYE).await.map(|_| ())
+        self.settle(client.leave(self.request(sent, GOODBYE)), GOODBYE).await.map(|_| ())
     }
 
     async fn settle<R>(
@@ -374,7 +384,8 @@ impl Session {
 }
 
 fn read(job: proto::HostedJob) -> Result<HostedJob, String> {
-    let secret = job.secret.try_into().map_err(|_| "the manager sent a secret of another length")?;
+    let secret = job.secret.try_into().map(Secret);
+    let secret = secret.map_err(|_| "the manager sent a secret of another length")?;
     Ok(HostedJob {
         name: job.name,
         secret,
@@ -385,4 +396,16 @@ fn read(job: proto::HostedJob) -> Result<HostedJob, String> {
         share: job.share,
         memory: job.memory,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hosted_job_does_not_show_its_secret() {
+        let job = proto::HostedJob { name: "a".to_owned(), secret: vec![0x5a; 32], ..Default::default() };
+        let shown = format!("{:?}{:?}", job.clone(), read(job).unwrap());
+        assert!(!shown.contains("90") && !shown.contains("5a"), "{shown}");
+    }
 }

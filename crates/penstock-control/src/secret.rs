@@ -3,6 +3,7 @@
 use crate::error::Error;
 use penstock_proto::message::Secret;
 use rustix::rand::{GetRandomFlags, getrandom};
+use sha2::{Digest, Sha256};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -55,6 +56,42 @@ pub(crate) fn authorization(token: &Secret) -> MetadataValue<Ascii> {
     let mut value: MetadataValue<Ascii> = text.parse().expect("hexadecimal digits make a header");
     value.set_sensitive(true);
     value
+}
+
+/// Name of the header in which a server shows its key.
+const SERVER_KEY: &str = "penstock-server-key";
+
+/// What a server, and nobody else, can speak for itself with. Its identity, which everybody may know, is made from the key: so the
+/// manager needs to keep nothing to know whose identity is whose, and the token that all servers share does not let one speak for
+/// another.
+#[derive(Debug, Clone)]
+pub struct ServerKey(Secret);
+
+impl ServerKey {
+    /// A new one.
+    pub fn draw() -> Self {
+        Self(Secret(random()))
+    }
+
+    /// The identity that it is the key of: 32 hexadecimal digits.
+    pub fn identity(&self) -> String {
+        let digest =
+            Sha256::new().chain_update(b"penstock server identity 1 ").chain_update(self.0.0).finalize();
+        hex(&digest[..16])
+    }
+
+    /// Shows it in a request's header.
+    pub fn show(&self, metadata: &mut MetadataMap) {
+        let mut value: MetadataValue<Ascii> =
+            hex(&self.0.0).parse().expect("hexadecimal digits make a header");
+        value.set_sensitive(true);
+        metadata.insert(SERVER_KEY, value);
+    }
+
+    /// The key that a request shows.
+    pub(crate) fn shown(metadata: &MetadataMap) -> Option<Self> {
+        Secret::from_hex(metadata.get(SERVER_KEY)?.to_str().ok()?).map(Self)
+    }
 }
 
 /// Reads a token from a file of 64 hexadecimal digits.
@@ -124,6 +161,18 @@ mod tests {
         metadata.insert("authorization", authorization(&token));
         assert!(same(&bearer(&metadata).unwrap(), &token));
         assert!(!format!("{metadata:?}").contains(&hex(&token.0)));
+    }
+
+    #[test]
+    fn a_servers_key_makes_its_identity_and_no_other_and_is_not_shown() {
+        let (key, other) = (ServerKey::draw(), ServerKey::draw());
+        assert!(is_identity(&key.identity()) && key.identity() != other.identity());
+        assert!(!hex(&key.0.0).contains(&key.identity()));
+        let mut metadata = MetadataMap::new();
+        assert!(ServerKey::shown(&metadata).is_none());
+        key.show(&mut metadata);
+        assert_eq!(ServerKey::shown(&metadata).unwrap().identity(), key.identity());
+        assert!(!format!("{metadata:?}{key:?}").contains(&hex(&key.0.0)));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use penstock_control::agent::Agent;
 use penstock_control::client::{Target, Worker};
 use penstock_control::proto::servers_client::ServersClient;
 use penstock_control::proto::{HeartbeatRequest, HostedJob, HostedStatus, RegisterRequest};
+use penstock_control::secret::ServerKey;
 use penstock_control::{Error, Reason};
 
 #[test]
@@ -64,18 +65,20 @@ fn fall_silent_after_hosting(site: &Site, jobs: usize) {
     runtime.block_on(async {
         let mut client = ServersClient::new(common::channel(&site.address).await);
         let token = site.token("server.token");
-        let id = "5".repeat(32);
+        let key = ServerKey::draw();
+        let id = key.identity();
         let hello = RegisterRequest { id: id.clone(), endpoint: "/silent.sock".to_owned(), memory: 100 };
-        client.register(common::signed(hello, &token)).await.unwrap();
+        client.register(common::signed_by(&key, hello, &token)).await.unwrap();
         let mut hosted = Vec::new();
         while hosted.len() < jobs {
             let said = HeartbeatRequest { id: id.clone(), hosted: hosted.clone() };
-            let told = client.heartbeat(common::signed(said, &token)).await.unwrap().into_inner();
+            let told = client.heartbeat(common::signed_by(&key, said, &token)).await.unwrap().into_inner();
             let status =
                 |job: HostedJob| HostedStatus { name: job.name, id: job.id, ..HostedStatus::default() };
             hosted = told.jobs.into_iter().map(status).collect();
         }
-        client.heartbeat(common::signed(HeartbeatRequest { id, hosted }, &token)).await.unwrap();
+        let said = HeartbeatRequest { id, hosted };
+        client.heartbeat(common::signed_by(&key, said, &token)).await.unwrap();
     });
 }
 

@@ -5,6 +5,9 @@ mod common;
 use common::{DEADLINE, Site, until};
 use penstock_control::client::{Client, JobSpec, Target, Worker};
 use penstock_control::manager::{Config, Manager, StartError, Timing};
+use penstock_control::proto::servers_client::ServersClient;
+use penstock_control::proto::{HeartbeatRequest, LeaveRequest, RegisterRequest};
+use penstock_control::secret::ServerKey;
 use penstock_control::{Error, Reason};
 use penstock_proto::message::Secret;
 use std::sync::Arc;
@@ -279,4 +282,27 @@ fn a_second_manager_is_refused_the_port_and_the_state() {
     assert!(matches!(error, StartError::Listen { in_use: true, .. }), "{error}");
     let error = Manager::start(Config::new("127.0.0.1:0", site.state())).unwrap_err();
     assert!(matches!(error, StartError::State(_)), "{error}");
+}
+
+#[test]
+fn who_has_only_the_servers_token_speaks_for_no_server_but_its_own() {
+    let site = Site::new();
+    let (host, _agent) = site.server("/a.sock", 100);
+    let created = site.create("mnist", |_| {}).unwrap();
+    until("it is hosted", || host.hosts("mnist"));
+    let id = site.client().list_jobs(&site.admin()).unwrap().servers[0].id.clone();
+    let token = site.token("server.token");
+    let own = ServerKey::draw();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut client = ServersClient::new(common::channel(&site.address).await);
+        let refused = |status: tonic::Status| assert!(status.message().contains("key"), "{status:?}");
+        let hello = RegisterRequest { id: id.clone(), endpoint: "/evil.sock".to_owned(), memory: 100 };
+        refused(client.register(common::signed(hello.clone(), &token)).await.unwrap_err());
+        refused(client.register(common::signed_by(&own, hello, &token)).await.unwrap_err());
+        let said = HeartbeatRequest { id: id.clone(), hosted: Vec::new() };
+        refused(client.heartbeat(common::signed_by(&own, said, &token)).await.unwrap_err());
+        refused(client.leave(common::signed_by(&own, LeaveRequest { id }, &token)).await.unwrap_err());
+    });
+    assert_eq!(site.connect("mnist", &created.secret).unwrap().servers, ["/a.sock"]);
 }

@@ -8,7 +8,6 @@ use penstock::options::Options;
 use penstock::service::{JobConfig, JobStatus};
 use penstock_control::agent::{Agent, Host, HostedJob, HostedStatus};
 use penstock_fabric::net::endpoint::{Address, NoEndpoint};
-use penstock_proto::message::Secret;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::{Arc, Mutex};
@@ -42,7 +41,6 @@ impl Host for Guest {
 
     fn create(&self, job: HostedJob) -> Result<(), String> {
         let HostedJob { name, secret, index, servers, workers, options, share, memory } = job;
-        let secret = Secret(secret);
         let job = JobConfig { name, secret, index, servers, workers, options, memory, share };
         self.service.create(job).map_err(|error| error.to_string())
     }

@@ -7,7 +7,7 @@ use crate::error::{Reason, Refusal};
 use crate::limits;
 use crate::proto;
 use crate::proto::servers_server::Servers;
-use crate::secret::is_identity;
+use crate::secret::{ServerKey, is_identity};
 use std::sync::Arc;
 use std::time::Duration;
 use tonic::{Request, Response, Status};
@@ -21,8 +21,8 @@ impl Servers for ServersService {
         request: Request<proto::RegisterRequest>,
     ) -> Result<Response<proto::RegisterReply>, Status> {
         self.0.require_server(&request)?;
+        check_identity(&request, &request.get_ref().id)?;
         let sent = request.into_inner();
-        check_identity(&sent.id)?;
         check_endpoint(&sent.endpoint)?;
         self.0.change(|registry, now| registry.register(now, &sent.id, &sent.endpoint, sent.memory))?;
         tracing::info!(server = sent.id, endpoint = sent.endpoint, "registered");
@@ -39,8 +39,8 @@ impl Servers for ServersService {
         request: Request<proto::HeartbeatRequest>,
     ) -> Result<Response<proto::HeartbeatReply>, Status> {
         self.0.require_server(&request)?;
+        check_identity(&request, &request.get_ref().id)?;
         let sent = request.into_inner();
-        check_identity(&sent.id)?;
         let hosted = sent.hosted.into_iter().take(limits::JOBS).map(read).collect();
         self.0.change(|registry, now| registry.heartbeat(now, &sent.id, hosted))?;
         let until = tokio::time::Instant::now() + self.0.timing.heartbeat;
@@ -63,6 +63,7 @@ impl Servers for ServersService {
         request: Request<proto::LeaveRequest>,
     ) -> Result<Response<proto::LeaveReply>, Status> {
         self.0.require_server(&request)?;
+        check_identity(&request, &request.get_ref().id)?;
         let id = request.into_inner().id;
         self.0.change(|registry, now| {
             registry.leave(now, &id);
@@ -77,10 +78,17 @@ fn milliseconds(span: Duration) -> u32 {
     u32::try_from(span.as_millis()).unwrap_or(u32::MAX)
 }
 
-fn check_identity(id: &str) -> Result<(), Refusal> {
-    match is_identity(id) {
-        true => Ok(()),
-        false => Err(Refusal::new(Reason::Invalid, "expected a server's identity of 32 hexadecimal digits")),
+/// Whether the caller is the server that it names: the token says only that it is some server.
+fn check_identity<T>(request: &Request<T>, id: &str) -> Result<(), Refusal> {
+    if !is_identity(id) {
+        return Err(Refusal::new(Reason::Invalid, "expected a server's identity of 32 hexadecimal digits"));
+    }
+    match ServerKey::shown(request.metadata()) {
+        Some(key) if key.identity() == id => Ok(()),
+        _ => {
+            let message = format!("expected the key that the server {id} has made its identity from");
+            Err(Refusal::new(Reason::Token, message))
+        }
     }
 }
 

@@ -179,6 +179,13 @@ pub async fn channel(address: &str) -> tonic::transport::Channel {
     tonic::transport::Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap()
 }
 
+/// The same of the server whose key this is.
+pub fn signed_by<T>(key: &secret::ServerKey, message: T, token: &Secret) -> tonic::Request<T> {
+    let mut request = signed(message, token);
+    key.show(request.metadata_mut());
+    request
+}
+
 /// A request that shows `token`.
 pub fn signed<T>(message: T, token: &Secret) -> tonic::Request<T> {
     let mut request = tonic::Request::new(message);
