@@ -44,7 +44,7 @@ fn a_worker_is_told_where_its_servers_are_and_what_the_job_says() {
         let job = host.jobs.lock().unwrap()["mnist"].0.clone();
         assert_eq!((job.index, job.servers, job.workers, job.memory), (index as u32, 2, 2, 11));
         assert_eq!((job.share, job.options), (0.5, place.settings.clone()));
-        assert_eq!(job.secret, created.secret.0);
+        assert_eq!(job.secret, created.secret);
     }
     assert_eq!(site.connect("mnist", &created.secret).unwrap().rank, 1);
     assert_eq!(refused(site.connect("mnist", &created.secret)).0, Reason::Full);
@@ -117,7 +117,7 @@ fn a_deleted_job_is_dropped_and_its_name_is_free_for_another() {
     assert_ne!(first.secret, second.secret);
     assert_eq!(refused(site.connect("mnist", &first.secret)).0, Reason::JobSecret);
     site.connect("mnist", &second.secret).unwrap();
-    assert_eq!(host.jobs.lock().unwrap()["mnist"].0.secret, second.secret.0);
+    assert_eq!(host.jobs.lock().unwrap()["mnist"].0.secret, second.secret);
     assert_eq!(refused(site.client().delete_job(&site.admin(), "other")).0, Reason::NoSuchJob);
     assert_eq!(refused(site.client().show_job(&site.admin(), "other")).0, Reason::NoSuchJob);
 }
