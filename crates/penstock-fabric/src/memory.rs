@@ -332,13 +332,13 @@ impl HomeMemory {
 /// Asks for the line at `address` to be brought near, to be read. Any address will do: it is only a hint.
 #[inline]
 pub(crate) fn bring_near(address: *const u8) {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: a prefetch neither faults nor changes anything, whatever the address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(any(miri, not(target_arch = "x86_64")))]
     let _ = address;
 }
 
@@ -346,13 +346,13 @@ pub(crate) fn bring_near(address: *const u8) {
 /// processors that have this instruction; the others take it for none.
 #[inline]
 pub(crate) fn claim(address: *const u8) {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: a prefetch neither faults nor changes anything, whatever the address; where the processor does not know it, it is
     // a no-op by the architecture.
     unsafe {
         std::arch::asm!("prefetchw byte ptr [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(any(miri, not(target_arch = "x86_64")))]
     let _ = address;
 }
 
@@ -906,7 +906,7 @@ mod tests {
     }
 
     /// Rounds of a race: enough to meet it, few enough for an interpreter.
-    const ROUNDS: u8 = if cfg!(miri) { 20 } else { 200 };
+    const ROUNDS: u8 = if cfg!(miri) { 5 } else { 200 };
 
     #[test]
     fn shards_receive_and_look_at_their_chunks_of_one_lane_at_the_same_time() {

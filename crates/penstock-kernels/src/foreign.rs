@@ -201,7 +201,12 @@ impl<'a> ForeignMut<'a> {
     /// If it is not exactly as long as this.
     pub fn copy_from(&mut self, source: Foreign<'_>) {
         assert_eq!(source.len, self.len, "a copy needs as many bytes as there are");
-        arch::on_best(Copy { source, target: self.part(0..self.len) });
+        if self.len < SHORT {
+            // SAFETY: both are good for as many bytes, by the promises that they were made with.
+            unsafe { copy_short(source.base, self.base, self.len) };
+        } else {
+            arch::on_best(Copy { source, target: self.part(0..self.len) });
+        }
     }
 
     /// The same in words of 8 bytes, for what is short: the last one with zeros behind.
@@ -289,6 +294,66 @@ impl<'a> From<&'a mut Vec<u8>> for ForeignMut<'a> {
 impl fmt::Debug for ForeignMut<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ForeignMut").field("base", &self.base).field("len", &self.len).finish()
+    }
+}
+
+/// Bytes from which on it pays to choose the widest instruction set.
+const SHORT: usize = 4096;
+
+/// Copies what is short without choosing an instruction set, which would take longer than the copy.
+///
+/// # Safety
+/// `source` is good for `bytes` loads, `target` for as many stores.
+#[inline]
+unsafe fn copy_short(mut source: *const u8, mut target: *mut u8, mut bytes: usize) {
+    #[cfg(all(target_arch = "x86_64", not(any(miri, penstock_portable))))]
+    if bytes >= 128 && std::arch::is_x86_feature_detected!("avx") {
+        let whole = bytes / 128 * 128;
+        // SAFETY: loads and stores of `whole` bytes, which the caller vouches for; the processor has the instructions (above). The
+        // registers are those that a call may change.
+        unsafe {
+            std::arch::asm!(
+                "2:",
+                "vmovups ymm0, [rsi]",
+                "vmovups ymm1, [rsi + 32]",
+                "vmovups ymm2, [rsi + 64]",
+                "vmovups ymm3, [rsi + 96]",
+                "vmovups [rdi], ymm0",
+                "vmovups [rdi + 32], ymm1",
+                "vmovups [rdi + 64], ymm2",
+                "vmovups [rdi + 96], ymm3",
+                "add rsi, 128",
+                "add rdi, 128",
+                "sub rcx, 128",
+                "jnz 2b",
+                "vzeroupper",
+                inout("rsi") source,
+                inout("rdi") target,
+                inout("rcx") whole => _,
+                clobber_abi("C"),
+                options(nostack),
+            );
+        }
+        bytes -= whole;
+    }
+    if source.cast::<u64>().is_aligned() && target.cast::<u64>().is_aligned() {
+        while bytes >= 8 {
+            // SAFETY: 8 bytes are left, aligned.
+            let word = unsafe { AtomicU64::from_ptr(source.cast_mut().cast()) }.load(Ordering::Relaxed);
+            // SAFETY: likewise.
+            unsafe { AtomicU64::from_ptr(target.cast()) }.store(word, Ordering::Relaxed);
+            (source, target, bytes) = (source.wrapping_add(8), target.wrapping_add(8), bytes - 8);
+        }
+    }
+    while bytes > 0 {
+        let mut word = [0; 8];
+        let word = &mut word[..bytes.min(8)];
+        // SAFETY: as many bytes are left.
+        unsafe { load_words(source, word) };
+        // SAFETY: likewise.
+        unsafe { store_words(target, word) };
+        let done = word.len();
+        (source, target, bytes) = (source.wrapping_add(done), target.wrapping_add(done), bytes - done);
     }
 }
 

@@ -31,7 +31,7 @@ fn get(rows: &Rows, slots: &[u32]) -> (Together, Vec<u8>) {
 
 /// All of them, or a few where an interpreter goes through them.
 fn lengths(all: impl Iterator<Item = u32>) -> impl Iterator<Item = u32> {
-    all.filter(|bytes| !cfg!(miri) || [1, 12, 40, 60, 64, 104, 512].contains(bytes))
+    all.filter(|bytes| !cfg!(miri) || [12, 60, 104].contains(bytes))
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn readers_of_this_process_look_at_rows_while_they_are_written() {
     for bytes in [12, 40, 104, 264] {
         let mut writer = writer(16, bytes);
         let rows = writer.rows().clone();
-        let rounds = if cfg!(miri) { 10 } else { 300 };
+        let rounds = if cfg!(miri) { 4 } else { 300 };
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 for round in 0..rounds {
