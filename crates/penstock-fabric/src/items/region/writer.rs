@@ -253,7 +253,8 @@ impl Writer {
         self.rows.head(slot).buffers.begin(to);
         let at = self.rows.layout.value(slot, from);
         // What is added to stands in the buffer itself, or in another that is not written now.
-        let source = (from != Spot::Slot(to)).then(|| self.rows.mapping.foreign(at..at + bytes));
+        let room = if is_long(at, bytes) { bytes } else { bytes.next_multiple_of(8) };
+        let source = (from != Spot::Slot(to)).then(|| self.rows.mapping.foreign(at..at + room));
         // SAFETY: this is the region's writer, borrowed exclusively.
         let buffer = unsafe { Buffer::new(&self.rows, slot, Spot::Slot(to), bytes) };
         fill(buffer, source);
@@ -333,7 +334,8 @@ impl<'a> Buffer<'a> {
         if !self.long {
             let mut sum = [0; LINE];
             let sum = &mut sum[..self.bytes];
-            before.unwrap_or(self.memory.as_foreign().part(0..self.bytes)).copy_to(sum);
+            // In whole words, as readers look at them.
+            ForeignMut::of(sum).copy_from_words(before.unwrap_or(self.memory.as_foreign()));
             penstock_kernels::accumulate_into(dtype, &mut ForeignMut::of(sum), value);
             self.memory.copy_words_from(Foreign::of(sum));
         } else if let Some(before) = before {
