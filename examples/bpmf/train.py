@@ -199,11 +199,13 @@ class Factorization:
         predicted = (self.values[USERS][test.users] * self.values[MOVIES][test.movies]).sum(
             axis=1
         ) + self.mean
-        if self.scale is not None:
-            predicted = np.clip(predicted, *self.scale)
         averaged = max(iteration - self.given.burn_in, 0)
         self.predicted += (predicted - self.predicted) / (averaged + 1)
-        columns = ((predicted - test.values) ** 2, (self.predicted - test.values) ** 2, np.ones(len(test)))
+        # What is cut comes no further from any rating on the scale.
+        shown = [
+            one if self.scale is None else np.clip(one, *self.scale) for one in (predicted, self.predicted)
+        ]
+        columns = (*((one - test.values) ** 2 for one in shown), np.ones(len(test)))
         errors = np.stack([np.bincount(self.test_block, column, BLOCKS) for column in columns], axis=1)
         errors = errors.astype(np.float64)  # whole numbers where there is no test rating
         blocks = self.blocks[USERS]

@@ -11,6 +11,7 @@ def test_a_failure_that_no_call_has_raised_ends_the_script_with_an_error(spawn_j
         2,
         """
         job = ps.init()
+        job.barrier()
         if job.rank == 1:
             raise ValueError("the data is bad")
         while not job.closed:

@@ -48,13 +48,13 @@ class Pair(NamedTuple):
     two: ps.Tensor
 
 
-def pair(consistency: str = "bsp") -> Pair:
+def pair(consistency: str = "bsp", deadline: str = "20") -> Pair:
     """A server and two workers in this process."""
     folder = tempfile.mkdtemp(prefix="ps-")
     secret, path = secrets.token_hex(32), f"{folder}/0"
     # It lives as long as the process.
     globals()["server"] = _core.Server(path, "job", secret, 0, 1, 2, {})
-    options = {"deadline": "20", "consistency": consistency}
+    options = {"deadline": deadline, "consistency": consistency}
     first, second = (ps.Job(_core.Job.connect([path], "job", secret, rank, 2, options)) for rank in (0, 1))
     one = first.tensor("w", shape=4, reduce="sum")
     two = second.tensor("w", shape=4, reduce="sum")
@@ -125,12 +125,13 @@ def closing_beside_waits_and_looks() -> None:
                     looks(both)
 
         looker = in_thread(look)
-        both.first._core.close()
+        both.first._core.fail("closed in the middle")
         stop.set()
         looker.result()
         assert isinstance(push.exception(), ps.JobClosed)
         assert isinstance(state.exception(), ps.JobClosed)
-        both.second.close()
+        with contextlib.suppress(ps.PenstockError):
+            both.second.close()
 
 
 def a_handler_raises_out_of_every_wait() -> None:
@@ -270,7 +271,7 @@ def forking_in_a_handler() -> None:
 
 def ending_beside_waits() -> None:
     """The interpreter ends while threads wait, some of which only Python's end can end."""
-    both = pair()
+    both = pair(deadline="3")
     stuck_push(both)
     in_thread(lambda: both.second.barrier())
     in_thread(lambda: both.two.pull(slack=0))
