@@ -10,6 +10,8 @@ def test_a_failure_that_no_call_has_raised_ends_the_script_with_an_error(spawn_j
     saved = spawn_job(
         2,
         """
+        import time
+
         job = ps.init()
         job.barrier()
         if job.rank == 1:

@@ -125,7 +125,7 @@ def closing_beside_waits_and_looks() -> None:
                     looks(both)
 
         looker = in_thread(look)
-        both.first._core.fail("closed in the middle")
+        both.first._fail(RuntimeError("closed in the middle"))
         stop.set()
         looker.result()
         assert isinstance(push.exception(), ps.JobClosed)
