@@ -340,6 +340,7 @@ impl Default for Progress {
 
 #[cfg(all(test, loom))]
 mod loom_tests {
+    use super::super::journal::Position;
     use super::*;
     use loom::sync::Arc;
     use std::collections::BTreeSet;
@@ -557,8 +558,9 @@ mod loom_tests {
                 }
             });
             let mut read = Vec::new();
-            let end =
-                shared.0.read_log(0, 2, |at| read.push(shared.1[at as usize % 2].load(Ordering::Relaxed)));
+            let entry = |at: u64| shared.1[at as usize % 2].load(Ordering::Relaxed);
+            let listed = Position::default().advance(&shared.0, 2, entry, |entry| read.push(entry));
+            let end = listed.ok().map(|()| read.len() as u64);
             if let Some(end) = end {
                 assert_eq!(read, (1..=end).collect::<Vec<u64>>());
             }
