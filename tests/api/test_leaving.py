@@ -34,6 +34,7 @@ def test_who_catches_the_failure_ends_as_it_likes_and_the_others_hear_of_it_all_
     saved = spawn_job(
         3,
         """
+        import time
         job = ps.init()
         w = job.tensor("w", shape=3, consistency=ps.ASP())
         if job.rank == 2:
