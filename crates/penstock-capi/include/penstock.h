@@ -516,12 +516,20 @@ penstock_status penstock_barrier(const penstock_job *job,
 
 /// Leaves the job, and frees it with all its tensors and tables. The other workers go on without this one.
 ///
+/// When this returns PENSTOCK_OK, the servers have taken everything that this worker pushed and set, or the job had failed
+/// before and an earlier call said so. It waits for that as long as the option `deadline` says; a job that has failed is left at
+/// once. The job is freed in every case.
+///
 /// Where mpirun, srun or torchrun started the job, rank 0 carries the server: its call returns when all others have left.
 /// So nobody may wait for rank 0 before calling, in a barrier of MPI for example; before MPI_Finalize is the right place.
 ///
 /// @param job  NULL: nothing is done. In a child of fork() nothing either: the job is the parent's (PENSTOCK_JOB_CLOSED).
 ///
 /// A process that ends without this call counts as lost, and its job stops with an error that names it.
+///
+/// Errors: PENSTOCK_DEADLINE_EXCEEDED (a server did not take everything in time; the others are told that this worker failed);
+/// PENSTOCK_JOB_FAILED, PENSTOCK_WORKER_LOST, PENSTOCK_SERVER_LOST, PENSTOCK_SETTINGS_CONFLICT (the job has failed, and no
+/// call of this worker has said so before).
 penstock_status penstock_finish(penstock_job *job);
 
 /// Leaves the job because of an error, and frees it as penstock_finish() does. The other workers are told, and stop or go on
