@@ -6,6 +6,7 @@
 //! | [`placement`] | which servers a job goes to |
 //! | [`store`] | the state directory |
 //! | [`guests`], [`listen`] | connections, and how many of them |
+//! | [`routes`] | which service a call is for |
 //! | [`admin`], [`servers`], [`jobs`] | the three services |
 //!
 //! A manager may be killed at any moment. What it has told anyone is on disk; jobs that run do not notice, for workers
@@ -18,6 +19,7 @@ mod jobs;
 mod listen;
 mod placement;
 mod registry;
+mod routes;
 mod servers;
 mod shared;
 mod store;
@@ -36,6 +38,7 @@ use crate::{limits, tls};
 use guests::Guests;
 use penstock_proto::message::Secret;
 use registry::Registry;
+use routes::Routes;
 use shared::Shared;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -288,6 +291,13 @@ async fn serve(
     let mut stopping = shared.stopping.subscribe();
     let stop = async move { drop(stopping.wait_for(|&stopping| stopping).await) };
     let limited = limits::REQUEST_BYTES;
+    let routes = Routes {
+        health: checks,
+        admin: AdminServer::new(admin::AdminService(Arc::clone(&shared))).max_decoding_message_size(limited),
+        servers: ServersServer::new(servers::ServersService(Arc::clone(&shared)))
+            .max_decoding_message_size(limited),
+        jobs: JobsServer::new(jobs::JobsService(shared)).max_decoding_message_size(limited),
+    };
     let served = Server::builder()
         .timeout(limits::CALL)
         .concurrency_limit_per_connection(limits::CALLS_PER_CONNECTION as usize)
@@ -296,16 +306,7 @@ async fn serve(
         .http2_keepalive_interval(Some(limits::KEEP_ALIVE))
         .http2_keepalive_timeout(Some(limits::KEEP_ALIVE_TIMEOUT))
         .http2_max_header_list_size(limits::HEADER_BYTES)
-        .add_service(checks)
-        .add_service(
-            AdminServer::new(admin::AdminService(Arc::clone(&shared))).max_decoding_message_size(limited),
-        )
-        .add_service(
-            ServersServer::new(servers::ServersService(Arc::clone(&shared)))
-                .max_decoding_message_size(limited),
-        )
-        .add_service(JobsServer::new(jobs::JobsService(shared)).max_decoding_message_size(limited))
-        .serve_with_incoming_shutdown(ReceiverStream::new(incoming), stop)
+        .serve_with_incoming_shutdown(routes, ReceiverStream::new(incoming), stop)
         .await;
     tell(&ended, served.map_err(|error| crate::error::deepest(&error)));
 }
