@@ -60,7 +60,7 @@ $(C_LIBRARY): $(RUST_SOURCES)
 	@touch $@
 
 install: library ## the C interface, below PREFIX (/usr/local) and behind DESTDIR: penstock.h, libpenstock, pkg-config, CMake, penstock-server
-	cargo build --release --quiet -p penstock --bin penstock-server
+	cargo build --release --quiet -p penstock-server
 	crates/penstock-capi/install.sh $(CARGO_OUT)/release $(DESTDIR)$(PREFIX)
 
 test: test-env lint test-rust test-model test-fuzz test-python ## lints, types, and every test but the benchmarks

@@ -6,6 +6,7 @@ mod common;
 use common::cutter::Cutter;
 use common::{Cluster, NO_SETTINGS, SECRET, Way, bytes, declare, pull, seconds, socket_path};
 use penstock::options::Options;
+use penstock::server::{Server, ServerConfig};
 use penstock::worker::{Error, Job, Membership};
 use penstock_fabric::net::endpoint::Endpoint;
 use penstock_proto::consistency::Consistency::Bsp;
@@ -20,6 +21,9 @@ const OPTIONS: [(&str, &str); 2] = [("lease", "2"), ("deadline", "30")];
 /// Where a test that runs itself again as a worker is told the server's endpoint, its rank, and the job's size.
 const ROLE: &str = "PENSTOCK_TEST_WORKER";
 
+/// Where it is told that it is a server: the job's size, and where to listen.
+const SERVER_ROLE: &str = "PENSTOCK_TEST_SERVER";
+
 /// A process that is ended with the test.
 struct Process(Child);
 
@@ -28,12 +32,12 @@ impl Process {
         kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
 
+    /// This test's program as a server; `listen` is `--socket PATH` or `--listen ADDRESS`, or both.
     fn server(listen: &[&str], workers: &str) -> Self {
-        let secret: String = SECRET.0.iter().map(|byte| format!("{byte:02x}")).collect();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_penstock-server"));
-        command.args(listen).args(["--workers", workers, "--lease", "2", "--pin", "off", "--shards", "2"]);
-        command.args(["--memory", "256MiB"]).env("PENSTOCK_SECRET", secret).stderr(Stdio::null());
-        Self(command.spawn().unwrap())
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "the_server_of_another_test", "--nocapture"]);
+        command.env(SERVER_ROLE, format!("{workers} {}", listen.join(" ")));
+        Self(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
     }
 
     /// This test's program as a worker; it says a line for every step, and takes the next when it is told to.
@@ -88,6 +92,27 @@ fn the_worker_of_another_test() {
     }
     job.leave(None).unwrap();
     println!("\nworker: done");
+}
+
+#[test]
+fn the_server_of_another_test() {
+    let Ok(role) = std::env::var(SERVER_ROLE) else { return };
+    let (workers, rest) = role.split_once(' ').unwrap();
+    let words: Vec<&str> = rest.split(' ').collect();
+    let given = |name| words.iter().position(|word| *word == name).map(|at| words[at + 1]);
+    let more = [("pin", "off"), ("shards", "2"), ("memory", "256MiB")];
+    let config = ServerConfig {
+        path: given("--socket").map(Into::into),
+        listen: given("--listen").iter().map(|address| address.parse().unwrap()).collect(),
+        job: "job".to_owned(),
+        secret: SECRET,
+        index: 0,
+        servers: 1,
+        workers: workers.parse().unwrap(),
+        options: Options::load(OPTIONS.into_iter().chain(more)).unwrap(),
+    };
+    let server = Server::start(config).unwrap();
+    while server.wait(Duration::from_secs(60)).is_none() {}
 }
 
 /// Suspends processes for longer than a lease. There is no event to wait for: what is tested is that time passes.

@@ -4,11 +4,11 @@
 
 use std::convert::Infallible;
 use std::task::{Context, Poll};
+use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{BoxFuture, Service};
 use tonic::server::NamedService;
-use tonic::Status;
 
 /// The manager's services behind one connection.
 #[derive(Clone)]
