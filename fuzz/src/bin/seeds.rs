@@ -48,7 +48,7 @@ fn main() {
         Ask::Beat,
         Ask::Barrier { alone: true },
         Ask::Missing { tensor: 1, version: 2 },
-        Ask::Leave { failed: Some("why".to_owned()) },
+        Ask::Leave { how: penstock_proto::message::Departure::Failed { what: "why".to_owned() } },
     ];
     let welcome =
         Welcome { server: 0, servers: 1, shards: 2, chunk_bytes: 32768, lease_ms: 10_000, crowding: 1 };
@@ -89,7 +89,7 @@ fn items() -> Vec<Vec<u8>> {
         let apart = propagation != Propagation::Eager;
         let head = Head { serial: 2, ticket: 1, done: 1, floor: 1, apart, ..Head::default() };
         let mut entries = Vec::new();
-        let entry = Entry { place: 0, number: 1, clock: 1, as_of: 1, value: Some(&[7; 8]) };
+        let entry = Entry { place: 0, number: 1, clock: 1, as_of: 1, count: 1, value: Some(&[7; 8]) };
         let mut encoder = Encoder::rows(&mut entries, region, &Head { last: true, ..head });
         encoder.entry(&entry, apart);
         encoder.end();
