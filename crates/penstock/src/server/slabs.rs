@@ -41,6 +41,9 @@ pub(super) struct Slabs {
     charges: Vec<Charge>,
 }
 
+/// Where a tensor lies: its model and its lane; and the descriptors that its worker does not have yet.
+type Passed = ([SlabSpot; 2], Vec<OwnedFd>);
+
 impl Slabs {
     pub(super) fn new(account: Account, workers: u32) -> Self {
         Self {
@@ -123,11 +126,7 @@ impl Slabs {
     }
 
     /// Where a worker on this host finds a tensor, and the descriptors of slabs that are new to it.
-    pub(super) fn pass(
-        &mut self,
-        place: Pooled,
-        rank: Rank,
-    ) -> Result<Option<([SlabSpot; 2], Vec<OwnedFd>)>, Refusal> {
+    pub(super) fn pass(&mut self, place: Pooled, rank: Rank) -> Result<Option<Passed>, Refusal> {
         let Some(lane) = self.lane_slabs.get(&(rank, place.lane.slab)).and_then(Slab::fd) else {
             return Ok(None);
         };

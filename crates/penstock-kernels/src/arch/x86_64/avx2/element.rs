@@ -167,16 +167,18 @@ store_foreign!(store_foreign_words, __m128i in xmm_reg, "vmovdqu", 16);
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn store_foreign_ph(vector: [__m256; 2], target: *mut u8) {
     let [a, b] = vector;
+    let words = [to_half(a), to_half(b)];
     // SAFETY: the caller's promise.
-    unsafe { store_foreign_words([to_half(a), to_half(b)], target) };
+    unsafe { store_foreign_words(words, target) };
 }
 
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn store_foreign_bf(vector: [__m256; 2], target: *mut u8) {
     let [a, b] = vector;
+    let words = [narrow(a), narrow(b)];
     // SAFETY: the caller's promise.
-    unsafe { store_foreign_words([narrow(a), narrow(b)], target) };
+    unsafe { store_foreign_words(words, target) };
 }
 
 element!(F32, 4, F32s, F32, 2 x 32, load load_ps, load_foreign load_foreign_ps, store store_ps,

@@ -176,16 +176,18 @@ store_foreign!(store_foreign_words, __m256i in ymm_reg, "vmovdqu", 32);
 #[target_feature(enable = "avx512f")]
 unsafe fn store_foreign_ph(vector: [__m512; 4], target: *mut u8) {
     let [a, b, c, d] = vector;
+    let words = [to_half(a), to_half(b), to_half(c), to_half(d)];
     // SAFETY: the caller's promise.
-    unsafe { store_foreign_words([to_half(a), to_half(b), to_half(c), to_half(d)], target) };
+    unsafe { store_foreign_words(words, target) };
 }
 
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn store_foreign_bf(vector: [__m512; 4], target: *mut u8) {
     let [a, b, c, d] = vector;
+    let words = [narrow(a), narrow(b), narrow(c), narrow(d)];
     // SAFETY: the caller's promise.
-    unsafe { store_foreign_words([narrow(a), narrow(b), narrow(c), narrow(d)], target) };
+    unsafe { store_foreign_words(words, target) };
 }
 
 element!(F32, 4, F32s, F32, 4 x 64, load load_ps, load_foreign load_foreign_ps, store store_ps,
