@@ -1,4 +1,4 @@
-"""What a child of fork() may do with its parent's job: nothing, and it is told so. Nor does it harm it by ending."""
+"""What a child of fork() may do with its parent's job: nothing, and it is told so. Nor does its end do harm."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ job.close()
 def test_a_child_of_fork_is_refused_at_once_and_its_parent_goes_on(tmp_path: Path, transport: str) -> None:
     script = tmp_path / "forks.py"
     script.write_text(PROGRAM)
-    command = [sys.executable, "-m", "penstock.cli", "run", "--workers", "2", "--transport", transport, str(script)]
+    run = [sys.executable, "-m", "penstock.cli", "run"]
+    command = [*run, "--workers", "2", "--transport", transport, str(script)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 

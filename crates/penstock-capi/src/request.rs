@@ -441,7 +441,6 @@ impl LentToRead {
 /// Errors: PENSTOCK_BAD_ARGUMENT, PENSTOCK_BAD_OPTION (the slack), PENSTOCK_TABLE_DROPPED, PENSTOCK_SYSTEM (no thread). What the get
 /// itself has to say comes with its end.
 #[unsafe(no_mangle)]
-#[expect(clippy::too_many_arguments, reason = "those of penstock_get(), and what becomes of it")]
 pub unsafe extern "C" fn penstock_start_get(
     table: *const penstock_table,
     rows: *const u64,
@@ -471,7 +470,8 @@ pub unsafe extern "C" fn penstock_start_get(
             *request = handle(line.note());
             return Ok(());
         }
-        let (rows, out, wait) = (rows.to_vec(), Lent::to_write(out), call.timeout.or(table.timeout()));
+        let (rows, out, wait) =
+            (rows.to_vec(), Lent::to_write(out), call.timeout.or_else(|| table.timeout()));
         let versions = call.versions.map(Lent::to_write);
         let work = move |_: Stamp| {
             // SAFETY: the request is being carried out.

@@ -156,7 +156,7 @@ pub(crate) fn let_go<T: Send>(py: Python<'_>, work: impl FnOnce(&Detached) -> T 
             let _inside = Inside::new();
             job.on(&Detached(())).close(failed)
         });
-        unclean = unclean.or(closed.err());
+        unclean = unclean.or_else(|| closed.err());
     }
     if let Some(error) = unclean {
         return Err(raise(py, &error));

@@ -123,7 +123,7 @@ const REGION: RegionId = RegionId { table: 0, rank: 0 };
 fn fetches_of_rows_that_are_never_read(address: SocketAddr) -> Vec<TcpStream> {
     let (control, mut items) = (evil_worker(address), items(address));
     let shape = Shape { slots: 500_000, row_bytes: 1, propagation: Propagation::Lazy };
-    let rows = RowSet::from_ranges([0..500_000]);
+    let rows = RowSet::from_ranges(std::iter::once(0..500_000));
     let begin = [
         message(&Message::Offer { region: REGION, shape }),
         message(&Message::Subscribe { region: REGION, shape, done: 0, serial: 1, rows: rows.clone() }),

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 const NOBODY: u32 = 65534;
 
 /// A thread of another user does `work`; `false`, aloud, where this process may not make one.
+#[expect(clippy::print_stderr, reason = "a skip is said aloud")]
 fn as_nobody(work: impl FnOnce() + Send) -> bool {
     if own_user() != 0 {
         eprintln!("SKIPPED: only root can act as another user");

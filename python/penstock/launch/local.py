@@ -164,8 +164,8 @@ class Launch:
             self._spawn(warden, Name("server", index), command, common, arrange)
         for rank in range(plan.workers):
             environment = {**common, **_worker_environment(rank, plan.workers, endpoints)}
-            command = plan.command if plan.program else [sys.executable, "-u", *plan.command]
-            self._spawn(warden, Name("worker", rank), command, environment, arrange)
+            ours = list(plan.command) if plan.program else [sys.executable, "-u", *plan.command]
+            self._spawn(warden, Name("worker", rank), ours, environment, arrange)
 
     def _spawn(
         self,

@@ -422,8 +422,8 @@ mod tests {
             Encoder::message(&mut record, &message);
             assert_eq!(u32::from_le_bytes(record[..4].try_into().unwrap()) as usize, record.len() - LENGTH);
             assert_eq!(Message::decode(&record[LENGTH..]), Ok(message));
-            for cut in 4..record.len() {
-                assert!(Message::decode(&record[4..cut]).is_err());
+            for cut in LENGTH..record.len() {
+                assert!(Message::decode(&record[LENGTH..cut]).is_err());
             }
         }
     }
@@ -433,7 +433,7 @@ mod tests {
         fn a_damaged_message_is_refused(which in 0usize..7, at in any::<prop::sample::Index>(), bit in 0u8..8) {
             let mut record = Vec::new();
             Encoder::message(&mut record, &messages()[which]);
-            let at = 4 + at.index(record.len() - 4);
+            let at = LENGTH + at.index(record.len() - LENGTH);
             record[at] ^= 1 << bit;
             prop_assert!(Message::decode(&record[LENGTH..]).is_err());
         }
