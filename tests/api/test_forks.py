@@ -1,4 +1,4 @@
-"""What a child of fork() may do with its parent's job: nothing, and it is told so. Nor does its end do harm."""
+"""What a child of fork() may do with its parent's job: nothing, and it is told so. Nor does it harm it."""
 
 from __future__ import annotations
 
