@@ -10,7 +10,8 @@ milliseconds. What must hold:
 
 - every worker that survives says how it ended: by a typed error that names the victim, within a lease and a
   second of the kill; or well, and then with exactly the result of all pushes that count;
-- a push counts in all elements or in none;
+- a push counts in all elements or in none; only the last push of a worker that is lost under `continue` may
+  count in some chunks and not in others (docs/consistency.md);
 - the launcher says that the run failed where it did, and nothing is left: no process, no file.
 
 A schedule that fails prints its seed, which gives the same schedule again.
@@ -98,6 +99,7 @@ class Run:
 
     schedule: Schedule
     killed_at: float = 0.0
+    """By the host's monotonic clock; 0: the moment never came."""
     code: int = 0
     output: str = ""
     marks: dict[int, list[str]] = field(default_factory=dict)
@@ -281,9 +283,11 @@ def judge(seen: Run, slack: float = 1.0) -> list[str]:
             wrong += _judge_error(seen, rank, outcome, slack)
         else:
             wrong += _judge_result(seen, rank, outcome)
-    finals = [seen.outcomes[rank]["digits"] for rank in survivors if "digits" in seen.outcomes.get(rank, {})]
-    if any(digits != finals[0] for digits in finals):
+    finals = [outcome for rank, outcome in seen.outcomes.items() if rank in survivors and "least" in outcome]
+    if any((one["least"], one["most"]) != (finals[0]["least"], finals[0]["most"]) for one in finals):
         wrong.append(f"survivors have different results: {finals}")
+    if not seen.killed_at:
+        wrong.append("the moment to kill never came")
     failed = any("error" in outcome for outcome in seen.outcomes.values())
     if failed and seen.code == 0:
         wrong.append("the launcher says that all went well")
@@ -311,14 +315,16 @@ def _judge_error(seen: Run, rank: int, outcome: dict[str, Any], slack: float) ->
 
 def _judge_result(seen: Run, rank: int, outcome: dict[str, Any]) -> list[str]:
     schedule, wrong = seen.schedule, []
-    if not outcome["even"]:
-        wrong.append(f"worker {rank}: a push is in some elements and not in others")
-    for other, count in enumerate(outcome["digits"]):
+    for other, (least, most) in enumerate(zip(outcome["least"], outcome["most"], strict=True)):
         is_victim = (schedule.role, schedule.victim) == ("worker", other)
-        said = seen.marks.get(other, [])
-        least = ITERATIONS if not is_victim or "barrier" in said else 0
-        if not least <= count <= ITERATIONS:
-            wrong.append(f"worker {rank}: {count} pushes of worker {other}, expected {least} to {ITERATIONS}")
+        # What it had done before a barrier that the others passed with it is in, whole.
+        whole = not is_victim or "barrier" in seen.marks.get(other, [])
+        if most > ITERATIONS or (whole and least < ITERATIONS):
+            wrong.append(f"worker {rank}: {least} to {most} pushes of worker {other}, not {ITERATIONS}")
+        if most - least > is_victim:
+            wrong.append(
+                f"worker {rank}: {least} pushes of worker {other} in some elements, {most} in others"
+            )
     return wrong
 
 

@@ -1,6 +1,6 @@
 //! Knots: workers that wait for each other in a circle, so that none of their waits can end before its deadline.
 //!
-//! - **M-3** Only workers that truly wait for each other in a circle are called a knot.
+//! - **K-1** Only workers that truly wait for each other in a circle are called a knot.
 //!
 //! A worker that has waited for a while says for whom, again and again; one at the barrier waits for whoever is missing there.
 //! It says so only where no other thread of its process could end the wait, and where the wait has no timeout of its own. Each
