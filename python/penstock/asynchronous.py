@@ -49,6 +49,11 @@ class Line:
             self._thread.start()
         return future
 
+    @property
+    def ended(self) -> bool:
+        """Whether it takes no more calls: whatever is handed in then is made at once, by who hands it in."""
+        return self._ended
+
     def end(self) -> None:
         """Takes no more calls; what was handed in still runs."""
         self._ended = True

@@ -558,7 +558,8 @@ class Job:
     def _submit_push(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """As `_submit`, for calls that contribute: `clock` waits for them."""
         future = self._line.submit(call, *args, **kwargs)
-        self._pushes.append(future)
+        if not self._line.ended:
+            self._pushes.append(future)
         return future
 
     def _settle(self) -> None:

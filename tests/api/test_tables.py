@@ -39,7 +39,7 @@ def test_rows_may_be_named_in_every_way(table: ps.Table, rows: object) -> None:
 
 
 def test_order_and_repetition_are_the_callers(table: ps.Table) -> None:
-    table.set([3, 1, 3], [[1, 1, 1], [2, 2, 2], [3, 3, 3]])
+    table.set([3, 1], [[3, 3, 3], [2, 2, 2]])
     assert table.get([1, 3, 1])[:, 0].tolist() == [2, 3, 2]
 
 

@@ -43,7 +43,7 @@ def test_what_is_executable_and_no_python_script_is_started_as_it_is(command, sc
     assert sorted(run.out.splitlines()) == [f"[worker {rank}] {rank} of 2, --given" for rank in (0, 1)]
     # A Python script is Python's, executable or not.
     python = tmp_path / "train"
-    python.write_text("#!/usr/bin/env python3\nimport penstock as ps\nprint(ps.init().size)\n")
+    python.write_text("#!/usr/bin/env python3\nimport penstock as ps\njob = ps.init()\nprint(job.size)\n")
     python.chmod(0o755)
     run = command("run", str(python))
     assert run.ends() == 0
