@@ -2,7 +2,7 @@
 //! has to say so.
 
 use penstock_sim::memory::Sabotage;
-use penstock_sim::{Failure, Scenario};
+use penstock_sim::{Failure, Scenario, items};
 use std::collections::BTreeMap;
 
 /// Which checkers saw it, how often, in `seeds` seeds.
@@ -59,4 +59,48 @@ fn a_version_published_before_its_updates_is_seen() {
 #[test]
 fn a_home_that_does_not_say_how_far_it_came_is_seen() {
     is_seen_by(Sabotage::KeepsSilent, "liveness", 60);
+}
+
+/// The checker of tables sees it in some of these seeds, in these words.
+fn is_seen_in_tables(sabotage: items::Sabotage, seeds: u64, words: &str, least: usize) {
+    let check = |seed| items::Scenario::from_seed(seed).sabotaged(sabotage).check().err();
+    let said: Vec<String> = (0..seeds).filter_map(check).collect();
+    let count = said.iter().filter(|said| said.contains(words)).count();
+    assert!(count >= least, "{sabotage:?} was seen {count} times as {words:?}: {said:#?}");
+}
+
+#[test]
+fn rows_that_are_left_out_are_seen() {
+    is_seen_in_tables(items::Sabotage::LosesRows, 120, "were never like this", 5);
+    is_seen_in_tables(items::Sabotage::LosesRows, 40, "is stuck", 5);
+}
+
+#[test]
+fn rows_that_the_journal_could_not_list_and_that_are_forgotten_are_seen() {
+    is_seen_in_tables(items::Sabotage::ForgetsTheUnlisted, 120, "older than version", 5);
+}
+
+#[test]
+fn a_torn_row_is_seen() {
+    is_seen_in_tables(items::Sabotage::TearsRows, 120, "is torn", 30);
+}
+
+#[test]
+fn a_row_that_falls_back_is_seen() {
+    is_seen_in_tables(items::Sabotage::FallsBack, 120, "fell from set", 5);
+}
+
+#[test]
+fn half_a_set_is_seen() {
+    is_seen_in_tables(items::Sabotage::SplitsSets, 400, "were never like this", 2);
+}
+
+#[test]
+fn a_version_that_is_promised_too_early_is_seen() {
+    is_seen_in_tables(items::Sabotage::PromisesTooMuch, 120, "older than version", 20);
+}
+
+#[test]
+fn a_journal_that_keeps_silent_is_seen() {
+    is_seen_in_tables(items::Sabotage::KeepsSilent, 120, "older than version", 9);
 }

@@ -1,0 +1,171 @@
+//! Memory of the simulated nodes: the real one, beside whose looks the producer goes on; broken on purpose where that is asked for.
+
+use super::producer::Shared;
+use penstock_fabric::items::memory::RegionMemory;
+use penstock_fabric::items::region::Rows;
+use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Overtaken, Unlisted};
+use std::collections::BTreeMap;
+
+/// A promise broken on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sabotage {
+    /// Leaves out rows that came from a peer.
+    LosesRows,
+    /// Takes what the journal could not list for nothing.
+    ForgetsTheUnlisted,
+    /// Mixes a row that came with another.
+    TearsRows,
+    /// Brings back what a row was before.
+    FallsBack,
+    /// Looks at each row as of a moment of its own.
+    SplitsSets,
+    /// Says that its producer has completed one iteration more, and that rows have the version of the next.
+    PromisesTooMuch,
+    /// Tells nobody that rows have changed.
+    KeepsSilent,
+}
+
+pub(super) struct Watched {
+    memory: RegionMemory,
+    /// Who writes it, if nobody here does.
+    producer: Option<Shared>,
+    sabotage: Option<Sabotage>,
+    /// What was written first, by slot.
+    first: BTreeMap<u32, Vec<u8>>,
+    writes: u64,
+}
+
+impl Watched {
+    pub(super) fn new(memory: RegionMemory, producer: Option<Shared>, sabotage: Option<Sabotage>) -> Self {
+        Self { memory, producer, sabotage, first: BTreeMap::new(), writes: 0 }
+    }
+
+    pub(super) fn rows(&self) -> &Rows {
+        self.memory.rows()
+    }
+
+    fn is(&self, sabotage: Sabotage) -> bool {
+        self.sabotage == Some(sabotage)
+    }
+
+    fn meanwhile(&self) {
+        if let Some(producer) = &self.producer {
+            producer.borrow_mut().go_on();
+        }
+    }
+
+    fn moment(&self, now: Moment) -> Moment {
+        if self.is(Sabotage::SplitsSets) { self.memory.now() } else { now }
+    }
+
+    /// What is written for rows that came.
+    fn spoilt(&mut self, slot: u32, value: &[u8]) -> Option<Vec<u8>> {
+        self.writes += 1;
+        let some = self.writes.is_multiple_of(3);
+        let mut value = value.to_vec();
+        let first = self.first.entry(slot).or_insert_with(|| value.clone());
+        match self.sabotage {
+            Some(Sabotage::LosesRows) if some => return None,
+            Some(Sabotage::FallsBack) if some && first.len() == value.len() => value.clone_from(first),
+            Some(Sabotage::TearsRows) if some => {
+                if let Some(last) = value.last_mut() {
+                    *last ^= 0x80;
+                }
+            }
+            _ => {}
+        }
+        Some(value)
+    }
+
+    fn version(&self, version: u64) -> u64 {
+        version + u64::from(self.is(Sabotage::PromisesTooMuch))
+    }
+}
+
+impl Memory for Watched {
+    fn changed(&mut self, changed: &mut Vec<Changed>) -> Result<(), Unlisted> {
+        self.meanwhile();
+        let (before, listed) = (changed.len(), self.memory.changed(changed));
+        match self.sabotage {
+            Some(Sabotage::ForgetsTheUnlisted) => Ok(()),
+            Some(Sabotage::KeepsSilent) => {
+                changed.truncate(before);
+                Ok(())
+            }
+            _ => listed,
+        }
+    }
+
+    fn now(&self) -> Moment {
+        self.meanwhile();
+        self.memory.now()
+    }
+
+    fn look(&self, slot: u32, now: Moment) -> Result<Look, Overtaken> {
+        self.meanwhile();
+        self.memory.look(slot, self.moment(now))
+    }
+
+    fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Overtaken> {
+        self.meanwhile();
+        let look = self.memory.read(slot, self.moment(now), out)?;
+        // As of the moment that was asked for, or so it says.
+        let number = if self.is(Sabotage::SplitsSets) { look.number.min(now.done) } else { look.number };
+        Ok(Look { number, ..look })
+    }
+
+    fn run(&self) -> u32 {
+        self.memory.run()
+    }
+
+    fn read_run(&self, first: u32, now: Moment, out: &mut [u8]) -> Result<Option<Look>, Overtaken> {
+        self.meanwhile();
+        self.memory.read_run(first, self.moment(now), out)
+    }
+
+    fn open(&mut self, number: u64, rows: usize) {
+        self.memory.open(number, rows);
+    }
+
+    fn put(&mut self, slot: u32, number: u64, clock: u64, value: &[u8]) {
+        if let Some(value) = self.spoilt(slot, value) {
+            let clock = self.version(clock);
+            self.memory.put(slot, number, clock, &value);
+        }
+    }
+
+    fn put_run(&mut self, first: u32, number: u64, clock: u64, values: &[u8]) {
+        if let Some(values) = self.spoilt(first, values) {
+            let clock = self.version(clock);
+            self.memory.put_run(first, number, clock, &values);
+        }
+    }
+
+    fn finish(&mut self) {
+        self.memory.finish();
+    }
+
+    fn abort(&mut self) {
+        self.memory.abort();
+    }
+
+    fn refresh(&mut self, slot: u32, number: u64, version: u64, as_of: u64, value: Option<&[u8]>) {
+        let version = self.version(version);
+        match value {
+            None => self.memory.refresh(slot, number, version, as_of, None),
+            Some(value) => {
+                if let Some(value) = self.spoilt(slot, value) {
+                    self.memory.refresh(slot, number, version, as_of, Some(&value));
+                }
+            }
+        }
+    }
+
+    fn raise(&mut self, floor: u64) {
+        self.memory.raise(self.version(floor));
+    }
+
+    fn wake(&mut self) {
+        self.memory.wake();
+    }
+}
