@@ -76,3 +76,302 @@ impl Position {
         Unlisted { until: progress.now().done.wrapping_add(1) as u32 }
     }
 }
+
+/// The node over the journal and a mirror: a producer on one thread, its home and a consumer on the other. What moves rows is the code
+/// that runs; the memory is of models' atomics.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::super::slot::{Slot, Spot, target};
+    use super::*;
+    use crate::sync::AtomicU64;
+    use loom::sync::Arc;
+    use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Overtaken};
+    use penstock_proto::items::node::{Host, Node, Peer};
+    use penstock_proto::items::wire::{MAX_MESSAGE_BYTES, RegionId, Shape};
+    use penstock_proto::items::{Propagation, RowSet};
+    use penstock_proto::record::{self, LENGTH_BYTES};
+    use std::collections::BTreeSet;
+    use std::sync::Mutex;
+
+    const HOME: Peer = 0;
+    const CONSUMER: Peer = 1;
+    const ID: RegionId = RegionId { table: 0, rank: 2 };
+    const SHAPE: Shape = Shape { slots: 2, row_bytes: 8, propagation: Propagation::Eager };
+    /// Entries of the journal: fewer than the sets of a model.
+    const ENTRIES: u64 = 2;
+
+    struct Region {
+        progress: Progress,
+        slots: [Slot; 2],
+        words: [[AtomicU64; 2]; 2],
+        entries: [AtomicU64; ENTRIES as usize],
+    }
+
+    impl Region {
+        fn new() -> Arc<Self> {
+            let two = || [AtomicU64::new(0), AtomicU64::new(0)];
+            let slots = [Slot::new(), Slot::new()];
+            Arc::new(Self { progress: Progress::new(), slots, words: [two(), two()], entries: two() })
+        }
+    }
+
+    /// As the region's writer; it keeps what it has written itself, as the others of these models.
+    struct Producer {
+        region: Arc<Region>,
+        done: u64,
+        logged: u64,
+        numbers: [[u64; 2]; 2],
+    }
+
+    impl Producer {
+        fn new(region: &Arc<Region>) -> Self {
+            Self { region: Arc::clone(region), done: 0, logged: 0, numbers: [[0; 2]; 2] }
+        }
+
+        fn set(&mut self, rows: &[usize]) {
+            let (region, number) = (&self.region, self.done + 1);
+            if rows.len() > 1 {
+                region.progress.begin_several(number);
+            }
+            region.progress.begin_log(self.logged + rows.len() as u64);
+            for &row in rows {
+                let to = target(self.numbers[row], number);
+                region.slots[row].buffers.begin(to);
+                region.words[row][to].store(number, Ordering::Relaxed);
+                region.slots[row].buffers.finish(to, number, number);
+                self.numbers[row][to] = number;
+                let entry = row as u64 | number << 32;
+                region.entries[(self.logged % ENTRIES) as usize].store(entry, Ordering::Relaxed);
+                self.logged += 1;
+            }
+            region.progress.finish_log(self.logged);
+            region.progress.finish(number);
+            self.done = number;
+        }
+    }
+
+    /// Rows as a node sees them: those of the producer, or a mirror.
+    enum Rows {
+        Followed {
+            region: Arc<Region>,
+            position: Position,
+            /// Whether the journal ever came round.
+            unlisted: bool,
+        },
+        Mirror {
+            rows: Vec<Look>,
+            open: Option<(u64, Vec<Look>)>,
+            done: u64,
+        },
+    }
+
+    impl Memory for Rows {
+        fn changed(&mut self, changed: &mut Vec<Changed>) -> Result<(), Unlisted> {
+            let Self::Followed { region, position, unlisted } = self else { return Ok(()) };
+            let before = changed.len();
+            let entry = |at| region.entries[(at % ENTRIES) as usize].load(Ordering::Relaxed);
+            let listed = position.advance(&region.progress, ENTRIES, entry, |entry| {
+                changed.push(Changed { first: entry as u32, count: 1, set: (entry >> 32) as u32 });
+            });
+            if listed.is_err() {
+                changed.truncate(before);
+                *unlisted = true;
+            }
+            listed
+        }
+
+        fn now(&self) -> Moment {
+            match self {
+                Self::Followed { region, .. } => region.progress.now(),
+                Self::Mirror { done, .. } => Moment { done: *done, several: *done, floor: 0 },
+            }
+        }
+
+        fn look(&self, slot: u32, now: Moment) -> Result<Look, Overtaken> {
+            self.read(slot, now, &mut [0; 8])
+        }
+
+        fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Overtaken> {
+            match self {
+                Self::Followed { region, .. } => region.slots[slot as usize].read(None, now.done, |spot| {
+                    let Spot::Slot(buffer) = spot else { unreachable!("there is no sheet") };
+                    let word = region.words[slot as usize][buffer].load(Ordering::Relaxed);
+                    out.copy_from_slice(&word.to_le_bytes());
+                }),
+                Self::Mirror { rows, .. } => Ok(rows[slot as usize]),
+            }
+        }
+
+        fn run(&self) -> u32 {
+            0
+        }
+
+        fn read_run(&self, _: u32, _: Moment, _: &mut [u8]) -> Result<Option<Look>, Overtaken> {
+            Ok(None)
+        }
+
+        fn open(&mut self, number: u64, _: usize) {
+            if let Self::Mirror { rows, open, .. } = self {
+                *open = Some((number, rows.clone()));
+            }
+        }
+
+        fn put(&mut self, slot: u32, number: u64, clock: u64, value: &[u8]) {
+            assert_eq!(value, number.to_le_bytes(), "I-1");
+            if let Self::Mirror { open: Some((_, rows)), .. } = self
+                && number > rows[slot as usize].number
+            {
+                rows[slot as usize] = Look { number, clock, as_of: 0 };
+            }
+        }
+
+        fn put_run(&mut self, first: u32, number: u64, clock: u64, values: &[u8]) {
+            for (slot, value) in (first..).zip(values.chunks(SHAPE.row_bytes as usize)) {
+                self.put(slot, number, clock, value);
+            }
+        }
+
+        fn finish(&mut self) {
+            if let Self::Mirror { rows, open, done } = self
+                && let Some((number, all)) = open.take()
+            {
+                (*rows, *done) = (all, number);
+            }
+        }
+
+        fn abort(&mut self) {
+            if let Self::Mirror { open, .. } = self {
+                *open = None;
+            }
+        }
+
+        fn refresh(&mut self, _: u32, _: u64, _: u64, _: u64, _: Option<&[u8]>) {}
+
+        fn raise(&mut self, _: u64) {}
+
+        fn wake(&mut self) {}
+    }
+
+    struct Here;
+
+    impl Host for Here {
+        type Memory = Rows;
+
+        fn make(&mut self, _: RegionId, _: &Shape) -> Option<Rows> {
+            None
+        }
+
+        fn answered(&mut self, _: u64) {}
+
+        fn flushed(&mut self, _: u64) {}
+    }
+
+    struct Net {
+        home: Node<Here>,
+        consumer: Node<Here>,
+    }
+
+    impl Net {
+        fn new(region: &Arc<Region>, consumed: &[u64]) -> Self {
+            let (mut home, mut consumer) = (Node::new(Here), Node::new(Here));
+            let rows =
+                Rows::Followed { region: Arc::clone(region), position: Position::default(), unlisted: false };
+            home.produce(ID, SHAPE, rows, None);
+            home.connected(CONSUMER);
+            consumer.connected(HOME);
+            let none = Look { number: 0, clock: 0, as_of: 0 };
+            let mirror = Rows::Mirror { rows: vec![none; consumed.len()], open: None, done: 0 };
+            consumer.consume(ID, HOME, SHAPE, RowSet::from_rows(consumed.iter().copied()), mirror);
+            let mut net = Self { home, consumer };
+            net.settle();
+            net
+        }
+
+        fn carry(from: &mut Node<Here>, to_peer: Peer, to: &mut Node<Here>, from_peer: Peer) -> bool {
+            let mut bytes = Vec::new();
+            from.transmit(to_peer, &mut bytes, 1 << 20);
+            let mut rest = &bytes[..];
+            while let Some((head, tail)) = rest.split_first_chunk::<LENGTH_BYTES>() {
+                let length = record::length(head, MAX_MESSAGE_BYTES).expect("it is undamaged");
+                let (record, tail) = tail.split_at(length);
+                to.receive(from_peer, record).unwrap();
+                rest = tail;
+            }
+            !bytes.is_empty()
+        }
+
+        fn pass(&mut self) -> bool {
+            self.home.collect_all();
+            Self::carry(&mut self.home, CONSUMER, &mut self.consumer, HOME)
+        }
+
+        /// Until nothing comes, asked twice.
+        fn settle(&mut self) {
+            Self::carry(&mut self.consumer, HOME, &mut self.home, CONSUMER);
+            let mut silent = 0;
+            while silent < 2 {
+                silent = if self.pass() { 0 } else { silent + 1 };
+            }
+        }
+
+        fn unlisted(&mut self) -> bool {
+            matches!(self.home.memory(ID), Some(Rows::Followed { unlisted: true, .. }))
+        }
+
+        fn seen(&mut self) -> Vec<u64> {
+            match self.consumer.memory(ID) {
+                Some(Rows::Mirror { rows, .. }) => rows.iter().map(|row| row.number).collect(),
+                _ => Vec::new(),
+            }
+        }
+    }
+
+    /// What a consumer of some rows saw once while a producer set, and whether the journal had come round; it sees all in the end.
+    fn seen(sets: &'static [&'static [usize]], consumed: &'static [u64]) -> BTreeSet<(Vec<u64>, bool)> {
+        let seen = std::sync::Arc::new(Mutex::new(BTreeSet::new()));
+        let all = std::sync::Arc::clone(&seen);
+        let mut history = vec![vec![0; 2]];
+        for (set, number) in sets.iter().zip(1..) {
+            let mut rows: Vec<u64> = history[history.len() - 1].clone();
+            set.iter().for_each(|&row| rows[row] = number);
+            history.push(rows);
+        }
+        let consumed_of =
+            |rows: &Vec<u64>| consumed.iter().map(|&row| rows[row as usize]).collect::<Vec<u64>>();
+        let history: Vec<Vec<u64>> = history.iter().map(consumed_of).collect();
+        let mut model = loom::model::Builder::new();
+        // Without a bound it takes minutes; what is asserted to be met is met within it.
+        model.preemption_bound = Some(2);
+        model.check(move || {
+            let region = Region::new();
+            let mut net = Net::new(&region, consumed);
+            let mut producer = Producer::new(&region);
+            let thread = loom::thread::spawn(move || sets.iter().for_each(|set| producer.set(set)));
+            net.pass();
+            let before = net.seen();
+            assert!(history.contains(&before), "N-1: {before:?} never was");
+            seen.lock().unwrap().insert((before, net.unlisted()));
+            thread.join().unwrap();
+            net.settle();
+            assert_eq!(Some(&net.seen()), history.last(), "N-2");
+        });
+        all.lock().unwrap().clone()
+    }
+
+    /// Each of these seen both before the journal came round and after: all that there is to be met.
+    fn each_of<const N: usize>(rows: [Vec<u64>; N]) -> BTreeSet<(Vec<u64>, bool)> {
+        rows.into_iter().flat_map(|rows| [(rows.clone(), false), (rows, true)]).collect()
+    }
+
+    #[test]
+    fn rows_of_a_set_reach_a_mirror_together_and_none_is_lost() {
+        let seen = seen(&[&[0, 1], &[0]], &[0, 1]);
+        assert_eq!(seen, each_of([vec![0, 0], vec![1, 1], vec![2, 1]]));
+    }
+
+    #[test]
+    fn no_row_is_lost_where_the_journal_comes_round() {
+        let seen = seen(&[&[1], &[0], &[0]], &[1]);
+        assert_eq!(seen, each_of([vec![0], vec![1]]));
+    }
+}
