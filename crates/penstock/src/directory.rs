@@ -5,6 +5,7 @@
 //! processes would not do: in a container that shares the directory the process that has one is another, or none.
 
 use crate::wire::random;
+use penstock_fabric::forked::Maker;
 use rustix::fd::OwnedFd;
 use rustix::fs::{FlockOperation, Mode, OFlags, Stat};
 use rustix::io::{self, Errno};
@@ -21,6 +22,7 @@ pub(crate) struct Directory {
     path: PathBuf,
     /// Who holds its lock owns it.
     lock: OwnedFd,
+    maker: Maker,
 }
 
 impl Directory {
@@ -40,7 +42,7 @@ impl Directory {
             };
             let cleaned = rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err();
             if !cleaned && is_ours(&lock, &path)? {
-                return Ok(Self { path, lock });
+                return Ok(Self { path, lock, maker: Maker::this() });
             }
         }
         Err(Errno::EXIST)
@@ -68,7 +70,8 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        if is_ours(&self.lock, &self.path) == Ok(true) {
+        // A forked child shares the lock, and yet it is its parent's.
+        if self.maker.is_here() && is_ours(&self.lock, &self.path) == Ok(true) {
             let _ = std::fs::remove_dir_all(&self.path);
         }
     }

@@ -9,6 +9,7 @@ use crate::host;
 use crate::options::{OptionError, Options};
 use crate::server::door::Door;
 use crate::server::{Server, ServerConfig, StartError};
+use penstock_fabric::forked::Maker;
 use penstock_fabric::net::endpoint::{Address, Endpoint};
 use penstock_proto::error::JobFailure;
 use penstock_proto::frame::job_number;
@@ -72,6 +73,7 @@ pub struct Service {
     options: Options,
     directory: Directory,
     jobs: Mutex<HashMap<String, Server>>,
+    maker: Maker,
 }
 
 impl Service {
@@ -83,7 +85,7 @@ impl Service {
         Directory::remove_left_behind(&temporary, DIRECTORY);
         let directory = Directory::new(&temporary, DIRECTORY)
             .map_err(StartError::system("make a directory for sockets"))?;
-        Ok(Self { door, options, directory, jobs: Mutex::default() })
+        Ok(Self { door, options, directory, jobs: Mutex::default(), maker: Maker::this() })
     }
 
     fn jobs(&self) -> MutexGuard<'_, HashMap<String, Server>> {
@@ -168,6 +170,12 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
+        // In a forked child they are the parent's, of whose threads one may hold the lock, and their sockets stay.
+        if !self.maker.is_here() {
+            let jobs = self.jobs.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(std::mem::take(jobs));
+            return;
+        }
         // Before the directory of their sockets goes.
         self.jobs().clear();
     }

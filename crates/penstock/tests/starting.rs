@@ -1,4 +1,5 @@
-//! A server that starts refuses no honest worker for good, and where descriptors run out its threads wait until there are some.
+//! A server that starts refuses no honest worker for good, and where descriptors run out its threads wait until there are some; a
+//! child of `fork` ends nothing of its parent's.
 //!
 //! One test after the other: limits and descriptors belong to the process.
 
@@ -6,6 +7,7 @@ mod common;
 
 use common::{Cluster, SECRET, Way, options, socket_path};
 use penstock::server::{Server, ServerConfig};
+use penstock::service::{JobConfig, Service};
 use penstock::worker::{Job, Membership};
 use penstock_fabric::net::endpoint::Endpoint;
 use rustix::fd::OwnedFd;
@@ -122,4 +124,56 @@ fn where_descriptors_run_out_the_threads_that_accept_sleep_and_go_on_when_there_
     }
     drop((taken, by_network, by_file));
     cluster.run(|job| job.rank());
+}
+
+/// A forked child that lets go of a copy: how it ended. One that hangs is killed by its alarm.
+fn dropped_in_a_child<T>(copy: T) -> i32 {
+    unsafe extern "C" {
+        safe fn fork() -> i32;
+        safe fn alarm(seconds: u32) -> u32;
+        safe fn _exit(code: i32) -> !;
+        safe fn waitpid(process: i32, status: *mut i32, options: i32) -> i32;
+    }
+    let process = fork();
+    if process == 0 {
+        alarm(20);
+        drop(copy);
+        _exit(0);
+    }
+    std::mem::forget(copy); // the parent's is the caller's
+    let mut status = -1;
+    assert_eq!(waitpid(process, &raw mut status, 0), process);
+    status
+}
+
+#[test]
+fn a_forked_child_lets_go_of_its_parents_service_and_the_service_goes_on() {
+    let _alone = alone();
+    let service = Service::start(&["127.0.0.1:0".parse().unwrap()], options(&[])).unwrap();
+    let create = |name: &str| {
+        let (name, options) = (name.to_owned(), vec![("shards".to_owned(), "1".to_owned())]);
+        let config = JobConfig {
+            name,
+            secret: SECRET,
+            index: 0,
+            servers: 1,
+            workers: 1,
+            options,
+            memory: 0,
+            share: 1.0,
+        };
+        service.create(config).unwrap();
+    };
+    create("before");
+    // SAFETY: the copy is dropped in the child only, whose memory is its own; here it is forgotten, and never used.
+    let copy = unsafe { std::ptr::read(&raw const service) };
+    assert_eq!(dropped_in_a_child(copy), 0, "the child waited for threads that it does not have");
+    create("after");
+    let all = service.endpoint(None);
+    let (here, there) = (Endpoint { tcp: None, ..all.clone() }, Endpoint { unix: None, ..all });
+    for (job, endpoint) in [("before", here), ("after", there)] {
+        let (servers, job) = (vec![endpoint], job.to_owned());
+        let membership = Membership { servers, job, secret: SECRET, rank: 0, size: 1 };
+        Job::connect(&membership, options(&[])).unwrap().leave(None).unwrap();
+    }
 }

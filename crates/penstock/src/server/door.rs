@@ -11,6 +11,7 @@ use crate::options::{Options, Security};
 use crate::wire::dial::PLAIN;
 use crate::wire::random;
 use crate::wire::records::RecordStream;
+use penstock_fabric::forked::Maker;
 use penstock_fabric::net::endpoint::Address;
 use penstock_fabric::net::stream::{Got, Stream};
 use penstock_fabric::net::tls;
@@ -71,6 +72,7 @@ pub(crate) struct Door {
     shares: Arc<Shares>,
     addresses: Vec<SocketAddr>,
     thread: Option<JoinHandle<()>>,
+    maker: Maker,
 }
 
 impl std::fmt::Debug for Door {
@@ -126,7 +128,7 @@ impl Door {
         let thread = std::thread::Builder::new().name("penstock-door".to_owned()).spawn(move || keeper.run());
         let thread = thread
             .map_err(|error| StartError::System { what: "start a thread", reason: error.to_string() })?;
-        Ok(Self { hall, shares: Arc::default(), addresses, thread: Some(thread) })
+        Ok(Self { hall, shares: Arc::default(), addresses, thread: Some(thread), maker: Maker::this() })
     }
 
     /// Lets in whoever belongs to a job, from now on until it is dropped.
@@ -169,6 +171,11 @@ impl Door {
 
 impl Drop for Door {
     fn drop(&mut self) {
+        // In a forked child the thread is the parent's: nobody ends here.
+        if !self.maker.is_here() {
+            std::mem::forget(self.thread.take());
+            return;
+        }
         self.hall.stop.store(true, Ordering::Release);
         self.hall.wakeup.ring();
         if let Some(thread) = self.thread.take() {
