@@ -424,10 +424,10 @@ fn a_table_that_all_have_dropped_gives_back_its_memory_and_its_name() {
                     let wide = TableDeclaration {
                         rows: 2 * 1024,
                         row_bytes: 8 * WIDTH as u32 * turn,
-                        produce: RowSet::from_ranges([
-                            u64::from(job.rank()) * 1024..u64::from(job.rank() + 1) * 1024
-                        ]),
-                        consume: RowSet::from_ranges([0..2 * 1024]),
+                        produce: RowSet::from_ranges(std::iter::once(
+                            u64::from(job.rank()) * 1024..u64::from(job.rank() + 1) * 1024,
+                        )),
+                        consume: RowSet::from_ranges(std::iter::once(0..2 * 1024)),
                         propagation,
                         ..declaration("U", 0..0, 0..0)
                     };
