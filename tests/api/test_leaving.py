@@ -36,10 +36,11 @@ def test_who_catches_the_failure_ends_as_it_likes_and_the_others_hear_of_it_all_
         """
         import time
         job = ps.init()
-        w = job.tensor("w", shape=3, consistency=ps.ASP())
-        if job.rank == 2:
-            raise ValueError("the data is bad")
         try:
+            w = job.tensor("w", shape=3, consistency=ps.ASP())
+            job.barrier()
+            if job.rank == 2:
+                raise ValueError("the data is bad")
             while True:
                 w.pull()
                 time.sleep(0.001)

@@ -89,10 +89,10 @@ def dies():
     job.barrier()
 
 def hangs():
-    job = ps.init()
-    if job.rank == 1:
-        import threading
-        threading.Event().wait()
+    with ps.init() as job:
+        if job.rank == 1:
+            import threading
+            threading.Event().wait()
 
 found = {}
 for function in (fails, dies, hangs):
