@@ -137,7 +137,7 @@ test-python: test-env ## real processes, golden trajectories, the command line, 
 	timeout --verbose 1500 $(BIN)/python -m pytest
 
 KILLS ?= 1000
-soak: test-env ## processes killed at random moments, a thousand times (about an hour); docs/soak.md has the last output
+soak: test-env ## processes killed at random moments, a thousand times (about an hour)
 	$(BIN)/python tests/soak/kills.py --schedules $(KILLS)
 
 bench: test-env ## the benchmark of the README, beside its peers and the machine's limit
