@@ -9,21 +9,11 @@
  * rounds, and in brackets the least and the most. Rows are taken in a scattered order.
  */
 #define _POSIX_C_SOURCE 200809L
-#include <penstock.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include "check.h"
 #include <string.h>
 #include <time.h>
 
 enum { ROWS = 1024, STRIDE = 389, ROUNDS = 31, CALLS = 20000, MOST_BYTES = 65536 };
-
-static void check(penstock_status status)
-{
-    if (status != PENSTOCK_OK) {
-        fprintf(stderr, "error: %s\n", penstock_last_error());
-        exit(1);
-    }
-}
 
 static double now(void)
 {

@@ -7,19 +7,9 @@
  *
  * prints "10000 iterations, at most S of 5 behind" from worker 0, S being what the run has seen.
  */
-#include <penstock.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include "check.h"
 
 enum { WIDTH = 32, SLACK = 5, ITERATIONS = 10000 };
-
-static void check(penstock_status status)
-{
-    if (status != PENSTOCK_OK) {
-        fprintf(stderr, "error: %s\n", penstock_last_error());
-        exit(1);
-    }
-}
 
 int main(void)
 {

@@ -7,20 +7,10 @@
  *
  * prints, from worker 0, how far the cells still are apart after 200 iterations: below 0.01.
  */
-#include <penstock.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include "check.h"
 #include <string.h>
 
 enum { CELLS = 8, ITERATIONS = 200, LEFT = 0, RIGHT = 1 };
-
-static void check(penstock_status status)
-{
-    if (status != PENSTOCK_OK) {
-        fprintf(stderr, "error: %s\n", penstock_last_error());
-        exit(1);
-    }
-}
 
 int main(void)
 {

@@ -6,19 +6,9 @@
  *
  * prints, from worker 0, weights within 0.01 of 2 -1 0.5 3.
  */
-#include <penstock.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include "check.h"
 
 enum { WEIGHTS = 4, ROWS = 32, ITERATIONS = 200 };
-
-static void check(penstock_status status)
-{
-    if (status != PENSTOCK_OK) {
-        fprintf(stderr, "error: %s\n", penstock_last_error());
-        exit(1);
-    }
-}
 
 /* A number between -1 and 1, each worker its own. */
 static float draw(uint32_t *state)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         AlreadyPushed,
         AuthenticationError,
         BarrierTimeout,
+        CircularWait,
         ClockBackwards,
         ConnectTimeout,
         DeadlineExceeded,
@@ -90,6 +91,7 @@ __all__ = [
     "AlreadyPushed",
     "AuthenticationError",
     "BarrierTimeout",
+    "CircularWait",
     "ClockBackwards",
     "ConnectTimeout",
     "DeadlineExceeded",
@@ -149,7 +151,9 @@ def __getattr__(name: str) -> Any:
     if name in ("torch", "ray", "optim", "consistency", "exceptions"):
         return importlib.import_module(f".{name}", __name__)
     if name not in __all__:
-        raise AttributeError(f"module `penstock` has no attribute `{name}`")
+        meant = [known for known in __all__ if known.lower() == name.lower()]
+        hint = f"; did you mean `{meant[0]}`?" if meant else ""
+        raise AttributeError(f"module `penstock` has no attribute `{name}`{hint}")
     home = importlib.import_module(f".{_HOMES.get(name, 'exceptions')}", __name__)
     value = globals()[name] = getattr(home, name)
     return value

@@ -66,8 +66,8 @@ class Job:
     def clock(self) -> int:
         """Completes an iteration; returns the new clock."""
 
-    def barrier(self, timeout: float | None) -> list[int]:
-        """Waits until every live worker is here; returns who stood here."""
+    def barrier(self, timeout: float | None, what: str) -> tuple[list[int], list[int]]:
+        """Waits until every live worker is here; returns who stood here, and who had left the job by then."""
 
     def declare(
         self,
@@ -178,6 +178,7 @@ class Table:
     def versions(self, rows: Any, out: Any) -> None: ...
     def view(self, row: int, clock: int | None, slack: int | None, timeout: float | None) -> View: ...
     def drop(self, timeout: float | None) -> None: ...
+    def is_same(self, other: Table) -> bool: ...
     def stats(self) -> dict[str, float]: ...
 
 @final
@@ -321,6 +322,12 @@ def is_interrupting() -> bool:
 
 def exit_with(code: int) -> None:
     """When the interpreter has ended, the process ends with this code, whatever the interpreter says."""
+
+def leave_at_exit(jobs: Sequence[Job], children: Sequence[int]) -> bool:
+    """
+    When the process ends, leaves the jobs: cleanly if it ends with exit code 0, else as one that failed; then
+    waits for the children. False where not all of it will be done: the system has no room for that.
+    """
 
 def first_nonfinite(dtype: str, data: Any) -> int | None:
     """Index of the first NaN or infinity in a contiguous buffer."""

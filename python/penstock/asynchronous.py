@@ -54,6 +54,11 @@ class Line:
         """Whether it takes no more calls: whatever is handed in then is made at once, by who hands it in."""
         return self._ended
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the calling thread is the one that runs the calls: it cannot wait for them."""
+        return threading.current_thread() is self._thread
+
     def end(self) -> None:
         """Takes no more calls; what was handed in still runs."""
         self._ended = True

@@ -36,6 +36,11 @@ class OptionError(PenstockError, ValueError):
     """An option or argument has no such name, or a value outside its range."""
 
 
+def not_to_be_sent(what: str, hint: str) -> OptionError:
+    """The error of pickling or deep-copying what belongs to one process."""
+    return OptionError(f"{what} belongs to the process that made it, and cannot be copied or sent", hint)
+
+
 class ShapeError(PenstockError, ValueError):
     """
     An array has another shape or layout than expected, or a tensor was declared with a dimension below 1.
@@ -147,6 +152,14 @@ class NeverSet(PenstockError, RuntimeError):
 
 class TableDropped(PenstockError, RuntimeError):
     """This worker has dropped the table."""
+
+
+class CircularWait(PullTimeout, LaneTimeout, BarrierTimeout, GetTimeout):
+    """
+    Workers wait for each other in a circle: this wait would have lasted until its deadline, and theirs too.
+
+    It is the timeout of whatever call it ends; `.missing` holds whom that call waited for.
+    """
 
 
 class TornView(PenstockError, RuntimeError):

@@ -24,7 +24,14 @@ from . import _core
 from .arrays import ArrayLike, DtypeLike, initial
 from .asynchronous import Line
 from .consistency import ASP, BSP, SSP, Consistency, spelled
-from .exceptions import DeclarationConflict, JobClosed, OptionError, TensorNameError, WorkerLost
+from .exceptions import (
+    DeclarationConflict,
+    JobClosed,
+    OptionError,
+    TensorNameError,
+    WorkerLost,
+    not_to_be_sent,
+)
 from .optim import Add, Optimizer
 from .rendezvous.join import join
 from .table import Rows, Table, declare
@@ -110,6 +117,8 @@ class Job:
     def __init__(self, core: _core.Job) -> None:
         self._core = core
         self._tensors: dict[str, tuple[dict[str, Any], Tensor]] = {}
+        # Those that somebody holds.
+        self._tables: weakref.WeakValueDictionary[str, Table] = weakref.WeakValueDictionary()
         self._line = Line("penstock")
         self._pushes: list[Future[Any]] = []
         _open_jobs.add(self)
@@ -234,11 +243,12 @@ class Job:
         declaration: dict[str, Any] = {
             "shape": dimensions,
             "dtype": element,
-            "optimizer": (rule.rule(), rule.flags(), rule.settings()),
+            # What is compared is the rule; what a message shows is how it is written.
+            "optimizer": _Shown((rule.rule(), rule.flags(), rule.settings()), repr(rule)),
             "consistency": spelled(consistency) or self._core.default_consistency,
             "reduce": reduce,
-            "rescale": float(rescale),
-            "clip": clip,
+            "rescale": _number("rescale", rescale),
+            "clip": None if clip is None else _number("clip", clip),
             "refuse_nonfinite": bool(refuse_nonfinite),
         }
         if name in self._tensors and not self.closed:
@@ -253,15 +263,15 @@ class Job:
             declaration["consistency"],
             reduce == "mean",
             declaration["rescale"],
-            clip,
+            declaration["clip"],
             declaration["refuse_nonfinite"],
             timeout,
         )
         if self.rank == 0:
             core.initialize(None if array is None else _as_buffer(array), timeout)
-        tensor = Tensor(self, core, dimensions, element, rule)
-        self._tensors[name] = (declaration, tensor)
-        return tensor
+        # Another thread may have declared it meanwhile: then there is one already.
+        self._tensors.setdefault(name, (declaration, Tensor(self, core, dimensions, element, rule)))
+        return self._same(name, declaration)
 
     def _same(self, name: str, declaration: dict[str, Any]) -> Tensor:
         """The tensor of that name; raises if it was declared differently."""
@@ -357,7 +367,7 @@ class Job:
         >>> U.get(0)
         array([1., 2.])
         """
-        return declare(
+        table = declare(
             self._core,
             name,
             rows=rows,
@@ -370,6 +380,18 @@ class Job:
             slack=slack,
             timeout=timeout,
         )
+        known = self._tables.setdefault(name, table)
+        if not known._core.is_same(table._core):
+            # The one before was dropped.
+            self._tables[name] = known = table
+        for what in ("dtype", "width"):
+            before, now = getattr(known, what), getattr(table, what)
+            if before != now:
+                raise DeclarationConflict(
+                    f"table `{name}` was declared before with {what} {before}, now with {now}",
+                    "give the table another name, or declare it alike",
+                )
+        return known
 
     def clock(self) -> int:
         """
@@ -387,6 +409,8 @@ class Job:
         PenstockError
             What an asynchronous push of this iteration raised. The iteration is not completed; the next call
             tries again.
+        DeadlineExceeded
+            A push of another thread was under way all the time. The iteration is not completed.
         JobClosed
             The job has ended, or this worker was removed from it.
 
@@ -399,7 +423,7 @@ class Job:
             self._settle()
         return self._core.clock()
 
-    def barrier(self, timeout: float | None = None) -> None:
+    def barrier(self, timeout: float | None = None, *, what: str = "") -> None:
         """
         Wait until every live worker is here.
 
@@ -407,11 +431,16 @@ class Job:
         ----------
         timeout
             Seconds to wait. Default: the job's `deadline`.
+        what
+            What it is for, in a word or two: errors call the barrier by it. It need not be the same on all
+            workers.
 
         Raises
         ------
         BarrierTimeout
             Not every worker came in time; `.missing` holds their ranks.
+        CircularWait
+            A worker that is missing waits for this one.
         NotDelivered
             A server had not taken in time what this worker pushed before; the barrier can be tried again.
         JobClosed
@@ -421,15 +450,30 @@ class Job:
         --------
         >>> job.barrier(timeout=10)
         """
-        self._core.barrier(timeout)
+        if isinstance(timeout, str):
+            raise OptionError(
+                f"expected a timeout in seconds, got {timeout!r}",
+                f"a barrier's name: barrier(what={timeout!r})",
+            )
+        self._core.barrier(timeout, what)
 
-    def _barrier_with_first(self, timeout: float | None, what: str) -> None:
-        """A barrier at which worker 0 must stand too, because it alone does `what`."""
-        if 0 not in self._core.barrier(timeout):
+    def _barrier_with_first(self, timeout: float | None, what: str, otherwise: str) -> None:
+        """A barrier for `what`, which worker 0 alone does: it must stand there too. Else: `otherwise`."""
+        if 0 not in self._core.barrier(timeout, what)[0]:
             raise WorkerLost(
-                f"{what}: worker 0, whose arguments count, has gone",
+                f"{otherwise}: worker 0, whose arguments count, has gone",
                 "do it before worker 0 leaves, or start the job anew",
                 rank=0,
+            )
+
+    def _barrier_of_all(self, timeout: float | None, what: str) -> None:
+        """A barrier at the end of `what` every worker must do: none may have left instead."""
+        _, left = self._core.barrier(timeout, what)
+        if left:
+            raise WorkerLost(
+                f"worker {left[0]} left the job without {what}",
+                "every worker must do so, or what this one does has no part in the others' training",
+                rank=left[0],
             )
 
     def stats(self) -> dict[str, float]:
@@ -495,7 +539,8 @@ class Job:
 
     def close(self, timeout: float | None = None) -> None:
         """
-        Leave the job. The other workers go on without this one. Closing twice does nothing.
+        Leave the job. The other workers go on without this one. Closing twice does nothing; while
+        another thread closes it, this one waits for that, and raises what it raises.
 
         When this returns, the servers have taken everything that this worker pushed and set, asynchronously
         or not. If it raises, this worker has left as one that failed, and the others hear of it. Views that
@@ -513,7 +558,8 @@ class Job:
         NotDelivered
             A server had not taken everything in time.
         DeadlineExceeded
-            A server had, but did not say so, or had not taken rows of a table.
+            A server had, but did not say so, or had not taken rows of a table; or a call of another thread
+            was under way all the time.
         JobClosed
             The job has failed, and no call of this worker has said so before.
         PenstockError
@@ -548,6 +594,10 @@ class Job:
         else:
             self._fail(error)
 
+    def __reduce__(self) -> Any:
+        hint = "call ps.init() in the process that is to work on it: each is a worker of its own"
+        raise not_to_be_sent("a job", hint)
+
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"iteration {self.iteration}"
         return f"Job(worker {self.rank} of {self.size}, {state}, {len(self._tensors)} tensors)"
@@ -572,6 +622,15 @@ class Job:
         for error in errors:
             if error is not None:
                 raise error
+
+    def _await_pushes(self) -> None:
+        """Waits for the asynchronous pushes, whose errors `clock` raises."""
+        if self._pushes and not self._line.is_here:
+            self._has_settled()
+
+    def _has_settled(self) -> bool:
+        """Waits for the asynchronous pushes; whether all went well. If not, the next wait raises it."""
+        return all(future.cancelled() or future.exception() is None for future in list(self._pushes))
 
     def _orphan(self) -> None:
         """In a forked child: this is the parent's worker, and the child must neither use nor close it."""
@@ -609,6 +668,32 @@ class Job:
         for _, tensor in self._tensors.values():
             tensor._core = gone
             tensor._stable = False
+
+
+class _Shown:
+    """Something to compare, which a message shows as `text`."""
+
+    def __init__(self, key: object, text: str) -> None:
+        self._key = key
+        self._text = text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Shown) and self._key == other._key
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        return self._text
+
+
+def _number(what: str, value: object) -> float:
+    """`value` as a float; text is none."""
+    try:
+        if not isinstance(value, str | bytes):
+            return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise OptionError(f"expected {what} as a number, got {value!r}")
 
 
 class _Gone:
@@ -666,17 +751,42 @@ def leave_all(error: BaseException | None) -> None:
 
 def _at_exit() -> None:
     # What ended the script, if an error did; an interactive session goes on after its errors.
+    error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
     try:
-        leave_all(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
-    except BaseException as error:
+        # mpi4py ends MPI with the interpreter: that waits for the other ranks, and they for this worker.
+        if error is None and "mpi4py.MPI" not in sys.modules:
+            _leave_at_exit()
+        leave_all(error)
+    except BaseException as failed:
         # The interpreter would print it, forget it, and end as if all were well.
-        sys.excepthook(type(error), error, error.__traceback__)
+        sys.excepthook(type(failed), failed, failed.__traceback__)
         _core.exit_with(1)
     if "penstock.rendezvous.servers" in sys.modules:
         # Other workers may still train with the server that this process carries.
         from .rendezvous import servers
 
         servers.see_off()
+
+
+def _leave_at_exit() -> None:
+    """
+    Leaves the open jobs when the process ends: only then is it known whether it ends well. `sys.exit(3)` and
+    `sys.exit()` look alike until the last function of Python's has run.
+
+    Jobs that have failed, or whose asynchronous pushes have, stay open: there is an error to raise.
+    """
+    jobs = [job for job in _open_jobs if not job.closed and job._has_settled()]
+    if not jobs:
+        return
+    carried = sys.modules.get("penstock.rendezvous.servers")
+    children = [] if carried is None else carried.running()
+    if _core.leave_at_exit([job._core for job in jobs], children):
+        if carried is not None:
+            carried.leave_running()
+        for job in jobs:
+            job._let_go("the interpreter has ended", None)
+            job._line.end()
+            _open_jobs.discard(job)
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -695,9 +805,12 @@ def as_text(options: Mapping[str, Any]) -> dict[str, str]:
             near = difflib.get_close_matches(name, table, n=3)
             raise OptionError(
                 f"there is no option `{name}`",
-                f"did you mean {' or '.join(f'`{other}`' for other in near)}?"
-                if near
-                else f"there are {', '.join(table)}",
+                _PLACES.get(name)
+                or (
+                    f"did you mean {' or '.join(f'`{other}`' for other in near)}?"
+                    if near
+                    else f"there are {', '.join(table)}"
+                ),
             )
     text = {name: _spell(value) for name, value in options.items() if value is not None}
     for name, option in table.items():
@@ -705,6 +818,17 @@ def as_text(options: Mapping[str, Any]) -> dict[str, str]:
         if name not in text and value:
             text[name] = value
     return text
+
+
+_BY_THE_LAUNCHER = (
+    "whoever starts the processes says it: `penstock run --workers 2 train.py`, torchrun, mpirun, srun; "
+    "a process that was started alone is a job of one worker"
+)
+_PLACES = dict.fromkeys(
+    ["workers", "num_workers", "size", "world_size", "rank", "servers", "num_servers", "job", "secret"],
+    _BY_THE_LAUNCHER,
+)
+"""Names that look like options: what they would set is said by who starts the processes."""
 
 
 def _spell(value: Any) -> str:

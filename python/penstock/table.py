@@ -25,7 +25,15 @@ import numpy as np
 from . import _core
 from .arrays import DTYPES, Array, ArrayLike, contribution
 from .consistency import ASP, BSP, SSP, check_slack
-from .exceptions import DtypeError, OptionError, ShapeError, TensorNameError, TornView, UnknownRow
+from .exceptions import (
+    DtypeError,
+    OptionError,
+    ShapeError,
+    TensorNameError,
+    TornView,
+    UnknownRow,
+    not_to_be_sent,
+)
 
 Rows: TypeAlias = Any
 """
@@ -64,6 +72,9 @@ class Table(_core.TableCalls):
         self._dtype = dtype
         self._fold = fold
         self._propagation = propagation
+
+    def __reduce__(self) -> Any:
+        raise not_to_be_sent(f"table `{self.name}`", "send copies of its rows: `table.get(rows)`")
 
     @property
     def name(self) -> str:

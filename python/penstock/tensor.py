@@ -17,12 +17,22 @@ import numpy as np
 
 from .arrays import DTYPES, Array, ArrayLike, as_array, contribution, is_plain
 from .consistency import Consistency, check_slack, parse
-from .exceptions import DtypeError, OptionError, SettingsError, ShapeError
+from .exceptions import DtypeError, OptionError, SettingsError, ShapeError, not_to_be_sent
 from .optim import Optimizer
 
 if TYPE_CHECKING:
     from . import _core
     from .job import Job
+
+
+class _TheLane:
+    """Stands for what stands in the lane. Not None: that is what a gradient is that nobody has computed."""
+
+    def __repr__(self) -> str:
+        return "<the lane>"
+
+
+_LANE = _TheLane()
 
 
 class Tensor:
@@ -134,8 +144,8 @@ class Tensor:
         """
         This worker's own registered gradient buffer: fill it, then `push()` moves no byte.
 
-        Waits until the servers have taken what stands in it. Call it before each filling: what is written
-        between a push and the next call may be folded instead of what was pushed.
+        Waits until the servers have taken what stands in it, asynchronous pushes too. Call it before each
+        filling: what is written between a push and the next call may be folded instead of what was pushed.
 
         Returns
         -------
@@ -156,13 +166,14 @@ class Tensor:
         >>> w.push()
         0
         """
+        self._job._await_pushes()
         memory = self._core.lane()
         if self._lane is None:
             self._lane = self._array_over(memory)
             self._lane_address = self._lane.__array_interface__["data"][0]
         return self._lane
 
-    def push(self, grad: ArrayLike | None = None, *, more: bool = False, timeout: float | None = None) -> int:
+    def push(self, grad: ArrayLike = _LANE, *, more: bool = False, timeout: float | None = None) -> int:
         """
         Contribute this worker's gradient for the iteration it is in.
 
@@ -174,7 +185,8 @@ class Tensor:
         grad
             Array of the tensor's `shape` and `dtype`, or any object that speaks the buffer protocol, DLPack
             or `__array__`; lists of numbers are converted. It is copied once, unless it is the array that
-            `lane()` returned: then nothing is copied. Default: the lane.
+            `lane()` returned: then nothing is copied. Default: the lane. None is refused: where there is no
+            gradient, there is nothing to push.
         more
             Keep the contribution in the lane: the pushes that follow in the same iteration are added to it,
             and the first without `more` sends the sum. Default False.
@@ -211,8 +223,13 @@ class Tensor:
         >>> w.push(np.ones(3, dtype=np.float32))
         0
         """
-        data = None if grad is None or grad is self._lane else self._outgoing(grad)
-        return self._core.push(data, self._optimizer._packed, more, timeout)
+        return self._push(grad, self._optimizer._packed, more, timeout)
+
+    def _push(self, grad: ArrayLike, settings: Any, more: bool, timeout: float | None) -> int:
+        # There is no `_lane` before the first `lane()`: None must not be taken for it.
+        in_lane = grad is _LANE or (grad is self._lane and grad is not None)
+        data = None if in_lane else self._outgoing(grad)
+        return self._core.push(data, settings, more, timeout)
 
     def pull(
         self, out: ArrayLike | None = None, *, slack: int | None = None, timeout: float | None = None
@@ -279,7 +296,7 @@ class Tensor:
 
     def pushpull(
         self,
-        grad: ArrayLike | None = None,
+        grad: ArrayLike = _LANE,
         out: ArrayLike | None = None,
         *,
         slack: int | None = None,
@@ -315,23 +332,35 @@ class Tensor:
         >>> w.pushpull(np.ones(3, dtype=np.float32))
         array([1., 1., 1.], dtype=float32)
         """
+        return self._pushpull(grad, self._optimizer._packed, out, slack, timeout)
+
+    def _pushpull(
+        self,
+        grad: ArrayLike,
+        settings: Any,
+        out: ArrayLike | None,
+        slack: int | None,
+        timeout: float | None,
+    ) -> Array:
         # Judged before the push: a call that raises for its arguments must not leave half of itself behind.
         target = None if out is None else self._incoming(out)
         if slack is not None:
             slack = check_slack(slack)
-        self.push(grad, timeout=timeout)
+        self._push(grad, settings, False, timeout)
         return self.pull(target, slack=slack, timeout=timeout)
 
     def push_async(
-        self, grad: ArrayLike | None = None, *, more: bool = False, timeout: float | None = None
+        self, grad: ArrayLike = _LANE, *, more: bool = False, timeout: float | None = None
     ) -> Future[int]:
         """
-        `push`, on the job's own thread, after the asynchronous calls made before it.
+        `push`, on the job's own thread, after the asynchronous calls made before it. The optimizer's numbers
+        are those of now.
 
         Parameters
         ----------
         grad, more, timeout
-            As for `push`. Leave `grad` as it is until the future is done.
+            As for `push`. Leave `grad` as it is until the future is done; `lane()`, `load` and
+            `optimizer_state` wait for it, a `pull` does not and may not see it yet.
 
         Returns
         -------
@@ -348,7 +377,7 @@ class Tensor:
         >>> w.push_async(np.ones(3, dtype=np.float32)).result()
         0
         """
-        return self._job._submit_push(self.push, grad, more=more, timeout=timeout)
+        return self._job._submit_push(self._push, grad, self._optimizer._packed, more, timeout)
 
     def pull_async(
         self, out: ArrayLike | None = None, *, slack: int | None = None, timeout: float | None = None
@@ -379,7 +408,7 @@ class Tensor:
 
     def pushpull_async(
         self,
-        grad: ArrayLike | None = None,
+        grad: ArrayLike = _LANE,
         out: ArrayLike | None = None,
         *,
         slack: int | None = None,
@@ -407,7 +436,7 @@ class Tensor:
         >>> w.pushpull_async(np.ones(3, dtype=np.float32)).result()
         array([1., 1., 1.], dtype=float32)
         """
-        return self._job._submit_push(self.pushpull, grad, out, slack=slack, timeout=timeout)
+        return self._job._submit_push(self._pushpull, grad, self._optimizer._packed, out, slack, timeout)
 
     def optimizer_state(self, *, timeout: float | None = None) -> dict[str, Array]:
         """
@@ -436,6 +465,7 @@ class Tensor:
         >>> sorted(job.tensor("v", shape=3, optimizer=ps.Adam()).optimizer_state())
         ['exp_avg', 'exp_avg_sq', 'step']
         """
+        self._job._await_pushes()
         accumulator = self._accumulator()
         state: dict[str, Array] = {
             slot: np.frombuffer(self._core.state(index, timeout), dtype=accumulator)
@@ -488,7 +518,9 @@ class Tensor:
         >>> w.load(value=np.zeros(3, dtype=np.float32))
         """
         pieces, steps = self._pieces(value, state, step)
-        self._job.barrier(timeout)
+        what = f"load of {self.name}"
+        self._job._await_pushes()
+        self._job.barrier(timeout, what=what)
         if self._job.rank == 0 and (pieces or steps is not None):
             if steps is None:
                 steps = self._core.steps(timeout)
@@ -496,7 +528,7 @@ class Tensor:
                 pieces = {-1: self.pull(timeout=timeout).copy()}
             for slot, data in pieces.items():
                 self._core.load(slot, _as_buffer(data), steps, timeout)
-        self._job._barrier_with_first(timeout, f"`{self.name}` was not loaded")
+        self._job._barrier_with_first(timeout, what, f"`{self.name}` was not loaded")
 
     def _pieces(
         self, value: ArrayLike | None, state: Mapping[str, ArrayLike] | None, step: int | None
@@ -537,6 +569,9 @@ class Tensor:
         """Memory of the host."""
         return (1, 0)
 
+    def __reduce__(self) -> Any:
+        raise not_to_be_sent(f"tensor `{self.name}`", "send a copy of its value: `tensor.pull().copy()`")
+
     def __repr__(self) -> str:
         return (
             f"Tensor({self.name!r}, shape={self._shape}, dtype={self._dtype.name}, "
@@ -564,6 +599,12 @@ class Tensor:
 
     def _outgoing(self, grad: ArrayLike) -> Any:
         """`grad` as the core takes it; None if it is the lane's memory."""
+        if grad is None:
+            raise DtypeError(
+                f"`{self.name}`: expected a gradient, got None",
+                "leave out the push where there is no gradient (a torch parameter has none before "
+                "`backward`); push() without an argument contributes what stands in the lane",
+            )
         array = contribution(grad, self.name, self._shape, self._dtype)
         if self._lane is not None and array.__array_interface__["data"][0] == self._lane_address:
             return None

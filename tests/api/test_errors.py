@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import secrets
+import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +51,29 @@ def test_a_push_that_does_not_fit_is_refused(w: ps.Tensor, gradient: Any, error:
     with pytest.raises(error, match=says) as caught:
         w.push(gradient)
     assert isinstance(caught.value, ps.PenstockError)
+
+
+# The gradient of the iteration before stood in the lane, and counted once more.
+@pytest.mark.parametrize("call", ["push", "pushpull", "push_async", "pushpull_async"])
+def test_a_gradient_that_nobody_has_computed_is_not_the_one_in_the_lane(job: ps.Job, call: str) -> None:
+    w = job.tensor("w", shape=3)
+    w.push(ONE)
+    job.clock()
+
+    def contribute(*gradient: Any) -> Any:
+        result = getattr(w, call)(*gradient)
+        return result.result() if call.endswith("async") else result
+
+    with pytest.raises(ps.DtypeError, match=r"gradient.*None") as caught:
+        contribute(None)
+    assert "leave out the push" in str(caught.value.hint)
+    if call.endswith("async"):
+        with pytest.raises(ps.DtypeError):
+            job.clock()  # hears of it too
+    np.testing.assert_array_equal(w.pull(), ONE)
+    w.lane()[:] = 2
+    contribute()
+    np.testing.assert_array_equal(w.pull(), [3, 3, 3])
 
 
 @pytest.mark.parametrize(
@@ -171,6 +196,82 @@ def test_the_same_declaration_gives_the_same_tensor_and_another_is_a_conflict(jo
         with pytest.raises(ps.DeclarationConflict):
             job.tensor("w", **other)
     np.testing.assert_array_equal(w.pull(), [1, 2, 3])
+    with pytest.raises(ps.DeclarationConflict, match=r"with optimizer SGD\(lr=0.5.* now with Adam\(lr="):
+        job.tensor("w", shape=3, optimizer=ps.Adam())
+
+
+@pytest.mark.parametrize("number", ["clip", "rescale"])
+@pytest.mark.parametrize("value", ["1", b"1", [1.0, 2.0], object()], ids=["text", "bytes", "list", "object"])
+def test_a_number_of_a_declaration_is_a_number(job: ps.Job, number: str, value: Any) -> None:
+    with pytest.raises(ps.OptionError, match=f"expected {number} as a number"):
+        job.tensor("w", **{"shape": 3, number: value})
+    job.tensor("w", shape=3, clip=np.float32(1), rescale=np.int64(2))
+
+
+class _Interrupted:
+    """A core whose declarations are interrupted when nearly everything is done."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def declare(self, *arguments: Any) -> Any:
+        return _Interrupted(self._core.declare(*arguments))
+
+    def initialize(self, *arguments: Any) -> None:
+        self._core.initialize(*arguments)
+        raise KeyboardInterrupt
+
+
+# What was declared again had a second end of its own in the same lane: the first value was given once more,
+# over what had been contributed meanwhile.
+def test_a_tensor_whose_declaration_was_interrupted_is_the_same_when_it_is_declared_again(
+    job: ps.Job,
+) -> None:
+    core = job._core
+    job._core = _Interrupted(core)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        job.tensor("w", [1.0, 2.0, 3.0])
+    job._core = core
+    w = job.tensor("w", [9.0, 9.0, 9.0])
+    np.testing.assert_array_equal(w.pull(), [1, 2, 3])
+    w.push(ONE)
+    job.clock()
+    np.testing.assert_array_equal(w.pull(), [2, 3, 4])
+
+
+def test_threads_that_declare_a_tensor_together_have_one(job: ps.Job) -> None:
+    start, found = threading.Barrier(4), []
+
+    def declare() -> None:
+        start.wait()
+        found.append(job.tensor("w", shape=100, optimizer=ps.SGD(0.5)))
+
+    threads = [threading.Thread(target=declare) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert all(tensor is found[0] for tensor in found)
+
+
+def test_what_belongs_to_one_process_says_so_when_it_is_sent(job: ps.Job) -> None:
+    table = job.table("U", rows=2, produce="all", consume="all")
+    for thing, says in ((job, "ps.init"), (job.tensor("w", shape=3), "pull"), (table, "get")):
+        for send in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(ps.OptionError, match="belongs to the process") as caught:
+                send(thing)
+            assert says in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("name", ["workers", "rank", "size"])
+def test_who_a_process_is_its_launcher_says(name: str) -> None:
+    with pytest.raises(ps.OptionError, match=f"no option `{name}`") as caught:
+        ps.init(**{name: 2})
+    assert "penstock run" in str(caught.value.hint)
 
 
 def test_a_tensor_larger_than_the_servers_memory_is_refused_with_what_it_needs() -> None:
@@ -292,6 +393,20 @@ def test_a_wait_names_whom_it_waits_for(server: Path) -> None:
         assert isinstance(at_push.value, TimeoutError)
 
 
+def test_a_barrier_is_called_by_what_it_is_for(server: Path) -> None:
+    with ps.init() as job:
+        with pytest.raises(ps.BarrierTimeout, match=r"^the barrier `epoch 3` waited .* for workers"):
+            job.barrier(timeout=0.05, what="epoch 3")
+        with pytest.raises(ps.OptionError, match="timeout in seconds") as caught:
+            job.barrier("epoch 3")  # type: ignore[arg-type]
+        assert "barrier(what='epoch 3')" in str(caught.value.hint)
+
+
+def test_a_name_in_other_letters_is_guessed() -> None:
+    with pytest.raises(AttributeError, match="did you mean `SGD`"):
+        _ = ps.sgd  # type: ignore[attr-defined]
+
+
 def test_a_second_server_on_the_same_socket_is_refused(server: Path) -> None:
     with pytest.raises(ps.AddressInUse):
         _core.Server(str(server), "job", secrets.token_hex(32), 0, 1, 2, {})
@@ -359,6 +474,8 @@ def test_every_error_shows_its_hint_on_a_line_of_its_own_and_survives_pickling(k
         (ps.ShapeError, ValueError),
         (ps.DtypeError, TypeError),
         (ps.PullTimeout, TimeoutError),
+        (ps.CircularWait, ps.PullTimeout),
+        (ps.CircularWait, ps.BarrierTimeout),
         (ps.JobClosed, RuntimeError),
         (ps.WorkerLost, ps.JobClosed),
         (ps.OutOfMemory, MemoryError),

@@ -102,3 +102,26 @@ def test_an_asynchronous_push_that_was_not_delivered_is_raised_by_close(spawn_jo
     )
     assert "not delivered" in saved[0]["output"]
     assert "lost 0" in saved[1]["output"]
+
+
+def test_a_script_that_ends_with_an_exit_code_has_not_left_well(spawn_job: Any) -> None:
+    """Nobody but the worker itself says so here. It said goodbye as one that is done."""
+    saved = spawn_job(
+        3,
+        """
+        job = ps.init()
+        job.barrier()
+        if job.rank == 1:
+            raise SystemExit(3)
+        try:
+            job.barrier()
+            job.barrier()
+        except ps.WorkerLost as error:
+            print("lost", error.rank, error)
+        """,
+        fails=True,
+    )
+    assert [one["code"] for one in saved] == [0, 3, 0]
+    for rank in (0, 2):
+        assert "lost 1" in saved[rank]["output"], saved[rank]["output"]
+        assert "its process ended with exit code 3" in saved[rank]["output"]

@@ -132,6 +132,53 @@ def test_a_tensor_declared_differently_by_two_workers_is_refused_to_the_second(s
         np.testing.assert_array_equal(result["w"], np.ones(3))
 
 
+def test_a_child_that_inherits_a_workers_place_is_told_so(spawn_job: Any) -> None:
+    saved = spawn_job(
+        1,
+        """
+        import concurrent.futures, multiprocessing
+        with ps.init() as job:
+            context = multiprocessing.get_context("spawn")
+            with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+                error = pool.submit(ps.init).exception()
+            assert isinstance(error, ps.JobFull), error
+            print("said:", error, "|", error.hint)
+            save(parent=os.getpid())
+        """,
+    )
+    assert f"was started by process {saved[0]['parent']} with its environment" in saved[0]["output"]
+    assert "a child process takes part in no job by itself" in saved[0]["output"]
+
+
+# The server was blamed, and the memory that it had passed was lost for good.
+def test_a_worker_without_descriptors_says_so_and_can_declare_again(spawn_job: Any) -> None:
+    saved = spawn_job(
+        1,
+        """
+        import resource
+        with ps.init() as job:
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            for elements in (3, 1 << 20):         # in a slab, and in regions of its own
+                names = [f"a{elements}", f"b{elements}"]
+                resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, hard))
+                try:
+                    job.tensor(names[0], shape=elements)
+                except ps.PenstockError as error:
+                    assert type(error) is ps.PenstockError and "ulimit -n" in str(error), error
+                    print("said:", error)
+                finally:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                for name in reversed(names):      # the second lies where the first does
+                    w = job.tensor(name, shape=elements)
+                    w.push(np.ones(elements, np.float32))
+                    np.testing.assert_array_equal(w.pull(), np.ones(elements))
+                job.clock()
+            save(fine=1)
+        """,
+    )
+    assert saved[0]["output"].count("said:") == 2
+
+
 def test_workers_that_disagree_about_the_learning_rate_are_stopped_with_both_named(spawn_job: Any) -> None:
     saved = spawn_job(
         2,

@@ -151,6 +151,22 @@ def test_what_is_refused_is_named_and_changes_nothing(job: ps.Job, table: ps.Tab
     assert table.versions(0).tolist() == [5]
 
 
+def test_the_same_declaration_gives_the_same_table(job: ps.Job) -> None:
+    def declare() -> ps.Table:
+        return job.table("t", rows=2, width=2, dtype="i4", produce="all", consume="all")
+
+    first = declare()
+    assert declare() is first
+    for other in ({"dtype": "u4", "width": 2}, {"dtype": "i8", "width": 1}):
+        with pytest.raises(ps.DeclarationConflict, match=r"declared before with (dtype|width)"):
+            job.table("t", rows=2, produce="all", consume="all", **other)
+    first.drop()
+    second = declare()
+    assert second is not first
+    second.set(0, [3, 4])
+    assert second.get(0).tolist() == [3, 4]
+
+
 def test_declarations_are_judged(job: ps.Job, table: ps.Table) -> None:
     declare = job.table
     wrong = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import math
+import threading
 from typing import Any
 
 import ml_dtypes
@@ -164,6 +165,40 @@ def test_asynchronous_calls_run_in_order_and_carry_the_iteration_they_were_made_
     out = np.empty_like(one)
     assert w.pull_async(out).result(10) is out
     assert value.result(10)[0] == 21 == out[0]
+
+
+def test_an_asynchronous_push_takes_the_settings_of_its_call_and_lane_and_load_wait_for_it(
+    job: ps.Job,
+) -> None:
+    """They were those of the moment when the job's thread came to it; the next filling was folded instead."""
+    go_on = threading.Event()
+    w = job.tensor("w", shape=4, optimizer=ps.SGD(1.0))
+    job._submit(go_on.wait)  # the calls that follow stand in line
+    one = np.ones(4, np.float32)
+    first = w.push_async(one)
+    w.set_lr(100.0)
+    go_on.set()
+    job.clock()
+    assert first.result(10) == 0
+    np.testing.assert_array_equal(w.pull(), -one)
+
+    go_on.clear()
+    w.set_lr(1.0)
+    job._submit(go_on.wait)
+    w.lane()[:] = 1
+    w.push_async()
+    threading.Timer(0.1, go_on.set).start()
+    w.lane()[:] = 100
+    job.clock()
+    np.testing.assert_array_equal(w.pull(), -2 * one)
+
+    go_on.clear()
+    job._submit(go_on.wait)
+    w.push_async(one)
+    threading.Timer(0.1, go_on.set).start()
+    w.load(7 * one)
+    job.clock()
+    np.testing.assert_array_equal(w.pull(), 7 * one)
 
 
 def test_an_asynchronous_push_that_fails_tells_its_future_and_the_clock(job: ps.Job) -> None:

@@ -1,32 +1,7 @@
 /* What the C interface answers to wrong calls, and to right ones that have a corner. Prints the line of each surprise. */
-#include <penstock.h>
+#include "expect.h"
 #include <math.h>
 #include <stddef.h>
-#include <stdio.h>
-#include <string.h>
-
-static int surprises = 0;
-
-static void expect(int line, penstock_status expected, const char *text, penstock_status got)
-{
-    const char *said = got == PENSTOCK_OK ? "" : penstock_last_error();
-    if (got != expected || (text && !strstr(said, text))) {
-        printf("line %d: expected status %d and \"%s\", got %d: %s\n", line, (int)expected, text ? text : "", (int)got, said);
-        surprises++;
-    }
-}
-
-static void hold(int line, int condition)
-{
-    if (!condition) {
-        printf("line %d: does not hold\n", line);
-        surprises++;
-    }
-}
-
-#define REFUSED(status, text, call) expect(__LINE__, status, text, call)
-#define OK(call) expect(__LINE__, PENSTOCK_OK, NULL, call)
-#define HOLDS(condition) hold(__LINE__, condition)
 
 static void by_structure(void)
 {
@@ -260,7 +235,7 @@ static void rows(penstock_job *job)
     OK(penstock_table_create(job, &options, &again));
     HOLDS(again == table);
     options.slack = 2;
-    REFUSED(PENSTOCK_DECLARATION_CONFLICT, "slack: Bound(0) then, Bound(2) now", penstock_table_create(job, &options, &again));
+    REFUSED(PENSTOCK_DECLARATION_CONFLICT, "slack: 0 then, 2 now", penstock_table_create(job, &options, &again));
     options.slack = 0;
     options.produce_count = 0;
     REFUSED(PENSTOCK_DECLARATION_CONFLICT, "row 1099511627776", penstock_table_create(job, &options, &again));

@@ -1,33 +1,8 @@
 /* What is started, tested and waited for, alone and beside other workers. Prints the line of each surprise. */
-#include <penstock.h>
+#include "expect.h"
 #include <pthread.h>
-#include <stdio.h>
-#include <string.h>
 
 enum { ROWS = 100 };
-
-static int surprises = 0;
-
-static void expect(int line, penstock_status expected, const char *text, penstock_status got)
-{
-    const char *said = got == PENSTOCK_OK ? "" : penstock_last_error();
-    if (got != expected || (text && !strstr(said, text))) {
-        printf("line %d: expected status %d and \"%s\", got %d: %s\n", line, (int)expected, text ? text : "", (int)got, said);
-        surprises++;
-    }
-}
-
-static void hold(int line, int condition)
-{
-    if (!condition) {
-        printf("line %d: does not hold\n", line);
-        surprises++;
-    }
-}
-
-#define REFUSED(status, text, call) expect(__LINE__, status, text, call)
-#define OK(call) expect(__LINE__, PENSTOCK_OK, NULL, call)
-#define HOLDS(condition) hold(__LINE__, condition)
 
 static void wrong_calls(penstock_table *table, penstock_tensor *tensor)
 {
@@ -161,7 +136,7 @@ static void tensors(penstock_job *job, penstock_tensor *tensor, uint64_t rank)
         hasty.struct_size = sizeof hasty;
         hasty.timeout = 0.02;
         OK(penstock_push(tensor, one, sizeof one));
-        REFUSED(PENSTOCK_PULL_TIMEOUT, "[1]", penstock_pull_into_with(tensor, out, sizeof out, 0, &hasty));
+        REFUSED(PENSTOCK_PULL_TIMEOUT, "1]", penstock_pull_into_with(tensor, out, sizeof out, 0, &hasty));
     }
     OK(penstock_barrier(job, 0));
     if (rank == 1)

@@ -66,6 +66,26 @@ def test_the_sanitizers_find_nothing_in_requests(sanitized: Sanitized, runner: R
         assert done == (0, "", "")
 
 
+def test_what_was_started_keeps_what_was_so_then_and_nothing_waits_longer_than_it_says(
+    build: Callable[[Path], Path], runner: Runner
+) -> None:
+    for done in runner.ranks([build(HERE / "started.c")], 2, pair):
+        assert done == (0, "", "")
+
+
+def test_a_push_that_never_leaves_is_an_error_of_the_clock_and_of_the_end(
+    build: Callable[[Path], Path], runner: Runner
+) -> None:
+    for done in runner.ranks([build(HERE / "started.c"), "stuck"], 2, pair):
+        assert done == (0, "", "")
+
+
+def test_a_forked_child_is_told_so_by_every_call_and_may_have_a_job_of_its_own(
+    build: Callable[[Path], Path], runner: Runner
+) -> None:
+    assert runner.run([build(HERE / "forked.c")]) == (0, "", "")
+
+
 def test_threads_set_get_and_fail_at_the_same_time(build: Callable[[Path], Path], runner: Runner) -> None:
     done = runner.run([build(HERE / "threads.c")])
     assert done == (0, "", "")

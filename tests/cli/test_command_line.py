@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock.cli import run
 from penstock.cli.main import COMMANDS, main
 
 Refused = Callable[..., tuple[str, str]]
@@ -75,8 +76,8 @@ def test_a_command_that_was_mistyped_is_guessed(refused):
 
 
 def test_a_script_that_does_not_exist_is_refused(refused, unstarted):
-    error, hint = refused("run", "trian.py")
-    assert error == "the script 'trian.py' does not exist"
+    error, hint = refused("run", "other_name.py")
+    assert error == "the script 'other_name.py' does not exist"
     assert "the path is taken from" in hint
 
 
@@ -183,3 +184,57 @@ def test_the_launcher_loads_no_package_that_it_does_not_need():
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert run.stderr.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        (["run", "-np", "2", "train.py"], "unknown option -np", "`--workers 2`"),
+        (["run", "--nproc-per-node", "2", "train.py"], "unknown option --nproc-per-node", "`--workers 2`"),
+        (["run", "--nproc_per_node=3", "train.py"], "unknown option --nproc_per_node", "`--workers 3`"),
+        (["run", "--num-servers", "2", "train.py"], "unknown option --num-servers", "`--servers 2`"),
+        (
+            ["run", "python", "train.py", "--lr", "1"],
+            "starts Python itself",
+            "run [options] train.py --lr 1`",
+        ),
+        (["run", "python3.11"], "starts Python itself", "run [options] train.py`"),
+        (["run", "2", "train.py"], "'2' is not a script", "`penstock run --workers 2 train.py`"),
+        (["run", "train", "--lr", "1"], "'train' does not exist", "`penstock run train.py --lr 1`"),
+        (["run", "tarin.py"], "'tarin.py' does not exist", "`penstock run train.py`"),
+        (["run", "json.tool"], "'json.tool' does not exist", "`penstock run -m json.tool`"),
+        (["run", "env", "-i"], "'env' does not exist", "/env -i`"),
+        (["train.py", "-n", "2"], "there is no command 'train.py'", "`penstock run train.py -n 2`"),
+    ],
+)
+def test_what_another_launcher_would_take_gets_what_to_write_here(refused, unstarted, arguments, error, hint):
+    said = refused(*arguments)
+    assert error in said[0]
+    assert hint in said[1]
+
+
+@pytest.mark.parametrize(
+    ("source", "head", "behind", "meant"),
+    [
+        ("print()", "", "-n 2", "--workers 2"),
+        ("print()", "", "-np 2", "--workers 2"),
+        ("print()", "", "--nproc-per-node=4", "--workers 4"),
+        ("print()", "--pin off", "--workers 2", "--workers 2"),
+        # A script's own options.
+        ("parser.add_argument('-n', type=int)", "", "-n 2", None),
+        ("parser.add_argument('--workers')", "", "--workers 2", None),
+        ("print()", "--workers 3", "-n 2", None),
+        ("print()", "-n3", "-n 2", None),
+        ("print()", "", "-n name", None),
+        ("print()", "", "--number 3 -s 4 -c x", None),
+    ],
+)
+def test_an_option_behind_the_script_is_pointed_at_unless_it_is_the_scripts_own(
+    capsys, tmp_path, monkeypatch, source, head, behind, meant
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(source)
+    command = ["own.py", *behind.split()]
+    run.hint_at_options_behind(run.parser(), head.split(), command)
+    said = capsys.readouterr().err
+    assert (f"`penstock run {meant} own.py`" in said) if meant else said == ""

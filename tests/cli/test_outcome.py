@@ -96,6 +96,28 @@ def test_the_message_names_rank_end_and_process():
     )
 
 
+CIRCLE = b"""Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    job.barrier()
+penstock.exceptions.CircularWait: the barrier waited 1.8s for what cannot come: worker 0 waits ...
+hint: do the same things in the same order on every worker
+"""
+
+
+def test_an_error_that_says_what_to_do_gets_no_other_hint():
+    # Going on without a worker that waits in a circle would leave the mistake where it is.
+    outcome = Outcome(1, failure=ended("worker", 1, 1, CIRCLE), others=True)
+    assert "hint: do the same things" in outcome.detail()
+    assert outcome.hint() is None
+    assert Outcome(1, failure=ended("worker", 0, 1, LOST), others=True).hint() is None
+    assert "--on-worker-loss" in Outcome(1, failure=ended("worker", 1, 1, OWN), others=True).hint()
+
+
+def test_a_worker_that_waited_in_a_circle_is_the_cause_and_not_a_consequence():
+    first = ended("worker", 1, 1, CIRCLE)
+    assert first_cause([ended("worker", 0, 1, LOST), first]) is first
+
+
 def test_a_worker_that_was_alone_stops_no_others():
     assert (
         Outcome(1, failure=ended("worker", 0, 1, OWN)).message()

@@ -65,10 +65,10 @@ class Started:
         """Signals the launcher."""
         self._popen.send_signal(number)
 
-    def ends(self) -> int:
+    def ends(self, patience: float = PATIENCE) -> int:
         """Waits for the end; the exit code."""
         try:
-            code = self._popen.wait(PATIENCE)
+            code = self._popen.wait(patience)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the launcher did not end\n{self.all()}") from None
         for reader in self._readers:

@@ -8,6 +8,7 @@ What hangs is ended by faulthandler's watchdog, which needs no interpreter, and 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import os
@@ -48,12 +49,18 @@ class Pair(NamedTuple):
     two: ps.Tensor
 
 
+def keep(server: Any) -> None:
+    """Open jobs are left when the process ends: the server must outlive the interpreter."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
+
+
 def pair(consistency: str = "bsp", deadline: str = "20") -> Pair:
     """A server and two workers in this process."""
     folder = tempfile.mkdtemp(prefix="ps-")
     secret, path = secrets.token_hex(32), f"{folder}/0"
     # It lives as long as the process.
     globals()["server"] = _core.Server(path, "job", secret, 0, 1, 2, {})
+    keep(globals()["server"])
     options = {"deadline": deadline, "consistency": consistency}
     first, second = (ps.Job(_core.Job.connect([path], "job", secret, rank, 2, options)) for rank in (0, 1))
     one = first.tensor("w", shape=4, reduce="sum")
@@ -283,6 +290,7 @@ def dropping_beside_a_wait() -> None:
     folder = tempfile.mkdtemp(prefix="ps-")
     secret, path = secrets.token_hex(32), f"{folder}/0"
     globals()["server"] = _core.Server(path, "job", secret, 0, 1, 2, {})
+    keep(globals()["server"])
     for _ in range(5):
         job = _core.Job.connect([path], "job", secret, 0, 2, {"deadline": "20"})
         tensor = job.declare(
@@ -298,6 +306,7 @@ def dropping_beside_a_wait() -> None:
         globals()["server"].stop()
         secret, path = secrets.token_hex(32), f"{path}0"
         globals()["server"] = _core.Server(path, "job", secret, 0, 1, 2, {})
+        keep(globals()["server"])
 
 
 def everything_at_once() -> None:

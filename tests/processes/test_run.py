@@ -12,6 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from launching import command_line
+
+from penstock.launch.warden import Warden
 
 SLEEPER = """
     import os, signal, subprocess, sys, time
@@ -483,3 +486,247 @@ def test_only_an_exit_code_other_than_0_leaves_the_block_as_a_failure(command, s
     )
     assert run.ends() == code, run.all()
     assert ("rank 0 went on" in run.out) == (code == 0), run.all()
+
+
+def test_workers_that_wait_in_a_circle_are_told_so_with_what_to_do_and_nothing_else(command, script):
+    run = command(
+        *("run", "--workers", "2"),
+        script(
+            """
+            import penstock as ps
+            with ps.init() as job:
+                for name in ("T", "U") if job.rank == 0 else ("U", "T"):
+                    job.table(name, rows=4, produce="all" if job.rank == 0 else None)
+            """
+        ),
+    )
+    assert run.ends() == 1
+    assert "CircularWait: the declaration of table" in run.err
+    for rank, name in ((0, "T"), (1, "U")):
+        assert f"worker {rank} declares table `{name}` and waits for workers [{1 - rank}]" in run.err
+    assert run.err.rstrip().splitlines()[-1].startswith("    hint: "), "the error's own is the last"
+
+
+def test_a_thread_that_has_not_used_the_job_yet_may_end_a_wait(command, script):
+    run = command(
+        *("run", "--workers", "2"),
+        script(
+            """
+            import threading, time
+            import numpy as np, penstock as ps
+            ones = np.ones(3, np.float32)
+            with ps.init() as job:
+                w = job.tensor("w", shape=3, reduce="sum")
+                if job.rank == 0:
+                    # Longer than it takes to find a circle: nothing tells that none was found.
+                    later = threading.Timer(4, w.push, (ones,))
+                    later.start()
+                    job.barrier()
+                    later.join()
+                else:
+                    w.push(ones)
+                    print(w.pull().tolist())
+                    job.barrier()
+            """
+        ),
+    )
+    assert run.ends() == 0, run.all()
+    assert "[2.0, 2.0, 2.0]" in run.out
+
+
+def test_a_worker_that_left_its_process_group_is_killed_all_the_same(command, script, nothing_left):
+    run = command(
+        *("run", "--workers", "2", "--grace", "1"),
+        script(
+            """
+            import os, signal, sys, time
+            if os.environ["PENSTOCK_RANK"] == "1":
+                sys.exit(7)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            os.setpgid(0, os.getpgid(os.getppid()))
+            while True:
+                time.sleep(1)
+            """
+        ),
+    )
+    assert run.ends() == 7, run.all()
+    assert "worker 0 did not end by itself and was killed" in run.err
+    nothing_left([])
+
+
+def test_a_warden_that_somebody_stopped_is_not_waited_for_without_end(tmp_path):
+    warden = Warden(str(tmp_path))
+    os.kill(warden._pid, signal.SIGSTOP)
+    warden.dismiss()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(warden._pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("sys.exit(0)", 0),
+        ("sys.exit(3)", 3),
+        ("raise SystemExit(3)", 3),
+        ("raise ValueError('no')", 1),
+        ("os._exit(3)", 3),
+    ],
+)
+def test_how_a_script_ends_says_whether_a_job_that_it_left_open_is_left_well(command, script, ending, code):
+    """`sys.exit(3)` was a clean leave: the others trained on with what there was."""
+    run = command(
+        *("run", "--workers", "2", "--grace", "40"),
+        script(f"""
+        import os, sys
+        import penstock as ps
+        job = ps.init(deadline=60)
+        job.barrier()
+        if job.rank == 1:
+            {ending}
+        job.barrier()
+        print("rank 0 went on")
+        """),
+    )
+    assert run.ends() == code, run.all()
+    assert ("rank 0 went on" in run.out) == (code == 0), run.all()
+    assert ("WorkerLost: the job has ended: worker 1 was lost" in run.err) == (code != 0), run.all()
+
+
+def test_a_process_ends_while_a_thread_of_its_own_waits_in_a_call(command, script):
+    """
+    The interpreter's end stopped that thread for ever in the middle of its wait, which holds what leaving
+    needs. The last handler holds the interpreter while the thread wants to look for signals.
+    """
+    run = command(
+        *("run", "--workers", "2", "--deadline", "300"),
+        script("""
+        import atexit, threading, time
+        atexit.register(sum, range(10_000_000))
+        import penstock as ps
+        job = ps.init()
+        if job.rank == 0:
+            threading.Thread(target=job.barrier, daemon=True).start()
+            time.sleep(0.3)
+        else:
+            time.sleep(1.5)
+            job.barrier()
+            print("worker 1 went on")
+        """),
+    )
+    assert run.ends() == 0, run.all()
+    assert "worker 1 went on" in run.out, run.all()
+
+
+def test_a_server_that_fails_is_the_cause_where_workers_may_fail(command, script):
+    run = command(
+        *("run", "--workers", "2", "--on-worker-loss", "continue", "--grace", "40"),
+        script("""
+        import os, pathlib, signal, sys
+        import penstock as ps
+        job = ps.init(deadline=60)
+        job.barrier()
+        if job.rank == 1:
+            sys.exit(1)
+        job.barrier()  # worker 1 is gone
+        for process in pathlib.Path("/proc").iterdir():
+            try:
+                parent = int((process / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                if parent == os.getppid() and b"launch.server" in (process / "cmdline").read_bytes():
+                    os.kill(int(process.name), signal.SIGKILL)
+            except (OSError, ValueError):
+                pass
+        while True:
+            job.barrier()
+        """),
+    )
+    assert run.ends() != 0, run.all()
+    assert "server 0 was killed by SIGKILL" in run.err, run.all()
+    assert "worker 1 ended with exit code 1 (first failure" not in run.err, run.all()
+
+
+def test_whoever_fails_after_it_has_left_fails_the_others_too(command, script):
+    run = command(
+        *("run", "--workers", "2", "--grace", "40"),
+        script("""
+        import sys, time
+        import penstock as ps
+        with ps.init(deadline=60) as job:
+            if job.rank == 1:
+                job.close()
+                sys.exit("the results cannot be written")
+            while True:
+                job.clock()
+                job.barrier()
+                time.sleep(0.01)
+        """),
+    )
+    assert run.ends() == 1, run.all()
+    assert "worker 1 was lost: its process ended with exit code 1" in run.err, run.all()
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_server_that_ends_before_the_workers_join_is_named(
+    command, script, tmp_path, nothing_left, transport, number
+):
+    """They waited for it, and were told to end without a word. One that was told to stop was no failure."""
+    run = command(
+        *("run", "--workers", "2", "--servers", "2", "--transport", transport, "--grace", "60"),
+        script("""
+        import pathlib, time
+        import penstock as ps
+        print("ready", flush=True)
+        while not pathlib.Path("go").exists():
+            time.sleep(0.01)
+        try:
+            ps.init(deadline=60)
+        except ps.ServerLost as error:
+            print("lost", error.server, flush=True)
+            raise
+        """),
+    )
+    run.until("ready", 2)
+    servers = [pid for pid in run.children() if "penstock.launch.server" in command_line(pid)]
+    victim = next(pid for pid in servers if "/s1" in command_line(pid))
+    os.kill(victim, number)
+    (tmp_path / "go").touch()
+    code = run.ends()
+    assert code == 128 + number, run.all()
+    assert run.out.count("lost 1") == 2, run.all()
+    how = "killed by SIGKILL" if number == signal.SIGKILL else "stopped by SIGTERM"
+    assert f"server 1 was {how} (first failure" in run.err, run.all()
+    nothing_left([])
+
+
+@pytest.mark.parametrize(
+    "ending", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)"], ids=["killed", "ended"]
+)
+@pytest.mark.parametrize("loss", ["stop", "continue"])
+def test_over_tcp_too_the_launcher_says_at_once_that_a_worker_has_ended(command, script, ending, loss):
+    """The others waited for the lease: its connections might have come back."""
+    run = command(
+        *("run", "--workers", "2", "--transport", "tcp", "--on-worker-loss", loss),
+        *("--lease", "50", "--deadline", "100", "--grace", "80"),
+        script(f"""
+        import os, signal, time
+        import numpy as np, penstock as ps
+        with ps.init() as job:
+            w = job.tensor("w", shape=5, reduce="sum", consistency="asp")
+            job.barrier()
+            if job.rank == 1:
+                w.push(np.ones(5, np.float32))
+                w.lane()  # what was pushed has been taken
+                {ending}
+            began = time.monotonic()
+            try:
+                job.barrier()
+                print("went on with", w.pull().tolist(), flush=True)
+            except ps.WorkerLost as error:
+                print("lost", error.rank, flush=True)
+            print("late" if time.monotonic() - began > 25 else "soon", flush=True)
+        """),
+    )
+    run.ends()
+    expected = "lost 1" if loss == "stop" else "went on with [1.0, 1.0, 1.0, 1.0, 1.0]"
+    assert expected in run.out, run.all()
+    assert "soon" in run.out, run.all()

@@ -135,6 +135,8 @@ def run(schedule: Schedule) -> Run:
 def _conduct(seen: Run, folder: Path, token: str, line: socket.socket) -> None:
     schedule = seen.schedule
     arguments = ["--workers", str(schedule.workers), "--servers", str(schedule.servers)]
+    # Those who are still starting when somebody is killed shall come as far as to hear of it.
+    arguments += ["--grace", str(DEADLINE)]
     arguments += ["--on-worker-loss", schedule.loss, "--lease", str(LEASE), "--deadline", str(DEADLINE)]
     if schedule.transport == "tcp":
         arguments += ["--transport", "tcp"]

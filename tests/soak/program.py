@@ -27,8 +27,6 @@ def main() -> None:
     folder, iterations, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     rank = int(os.environ["PENSTOCK_RANK"])
     chance = random.Random(f"{seed} {rank}")
-    # Where the others go on, rows of one that dies before it declares them have no producer.
-    tables = os.environ.get("PENSTOCK_ON_WORKER_LOSS") != "continue"
     line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     line.connect(os.environ["SOAK_SOCKET"])
 
@@ -52,22 +50,20 @@ def main() -> None:
         mark("joined")
         tensor = job.tensor("w", shape=ELEMENTS, dtype="f8", reduce="sum")
         mine = slice(rank, rank + 1)
-        if tables:
-            table = job.table("t", rows=job.size, width=4, dtype="f8", produce=mine, consume="all")
+        table = job.table("t", rows=job.size, width=4, dtype="f8", produce=mine, consume="all")
         mark("declared")
         for iteration in range(iterations):
             tensor.pull()
             mark("pulled")
             tensor.push(np.full(ELEMENTS, float(BASE**rank)))
             mark("pushed")
-            if tables:
-                table.set(mine, np.full((1, 4), iteration + 1.0))
+            table.set(mine, np.full((1, 4), iteration + 1.0))
             job.clock()
             mark("clocked")
         job.barrier()
         mark("barrier")
         value = np.array(tensor.pull())
-        rows = table.get(slice(None), slack=job.size + iterations)[:, 0].tolist() if tables else []
+        rows = table.get(slice(None), slack=job.size + iterations)[:, 0].tolist()
         job.barrier()
         mark("leaving")
         job.close()

@@ -142,3 +142,78 @@ def test_a_stale_synchronous_job_learns_and_ends_with_all_updates_everywhere(two
     for result in saved:
         assert result["after"] < 0.9 * result["before"]
         assert result["stale"] <= 3
+
+
+def test_every_load_after_the_start_gives_all_workers_rank_0s_values(two: Any) -> None:
+    saved = two(
+        """
+        results = {}
+        with ps.init() as job:
+            for name, make in MAKERS.items():
+                model = net(0)
+                model, optimizer = ps.torch.distribute(model, make(model.parameters()))
+                for seed in (5, 7, 7, 9):
+                    model.load_state_dict(net(seed + 10 * job.rank).state_dict())
+                    results[f"{name} {seed}"] = flat(model.first)
+                    results[f"{name} {seed}/rank 0's"] = flat(net(seed).first)
+                job.barrier()
+        save(**results)
+        """
+    )
+    expected = {key: value for key, value in saved[1].items() if key.endswith("/rank 0's")}
+    assert len(expected) == 9  # three optimizers, three seeds
+    for key, value in expected.items():
+        np.testing.assert_array_equal(saved[1][key.removesuffix("/rank 0's")], value, err_msg=key)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        # The same bytes, which would be read as each other.
+        (
+            "model.register_buffer('count', torch.rand(2))",
+            "worker 1 has count: float32 (2,), worker 0 has count: int64 ()",
+        ),
+        ("del model.count, model.mean, model.frozen", "worker 0 has frozen.weight: float32 (16, 16)"),
+    ],
+)
+def test_models_that_differ_in_what_is_not_trained_are_refused_by_the_first_difference(
+    two: Any, change: str, told: str
+) -> None:
+    saved = two(
+        f"""
+        job = ps.init()
+        model = net(0)
+        if job.rank == 1:
+            {change}
+        try:
+            ps.torch.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            job.barrier()                                # rank 0 has all that it needs, and hears of it here
+        except ps.PenstockError as error:
+            save(error=np.array(str(error)))
+            raise
+        """,
+        fails=True,
+    )
+    for one in saved:
+        assert "DeclarationConflict" in one["output"]
+        assert told in str(one["error"])
+
+
+def test_whoever_leaves_without_distributing_is_named_by_the_others(spawn_job: Any) -> None:
+    """They waited until it was done with training apart, and went on without it as if that were right."""
+    saved = spawn_job(
+        2,
+        SETUP
+        + """
+model = torch.nn.Linear(6, 3)
+with ps.init() as job:
+    if job.rank == 0:
+        try:
+            ps.torch.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), job=job)
+        except ps.WorkerLost as error:
+            print("without", error.rank, error)
+""",
+    )
+    assert "without 1" in saved[0]["output"], saved[0]["output"]
+    assert "left the job without distributing" in saved[0]["output"]

@@ -497,11 +497,13 @@ uint64_t penstock_iteration(const penstock_job *job);
 
 /// Completes an iteration.
 ///
-/// A tensor that was not pushed in it counts as passed by; a row that was not set in it counts as unchanged.
+/// A tensor that was not pushed in it counts as passed by; a row that was not set in it counts as unchanged. Waits until every push that
+/// was started has left, so that it is of the iteration in which it was started; at most as long as the option `deadline` says.
 ///
 /// @param clock  NULL, or where the new clock is left: iterations that this worker has completed.
 ///
-/// Errors: PENSTOCK_JOB_CLOSED, PENSTOCK_JOB_FAILED, PENSTOCK_WORKER_LOST, PENSTOCK_SERVER_LOST,
+/// Errors: PENSTOCK_DEADLINE_EXCEEDED (a push that was started has not left in time: the clock is as it was), that of a push that was
+/// started and failed, if its request was neither tested nor waited for (once; the clock is as it was), PENSTOCK_JOB_CLOSED, PENSTOCK_JOB_FAILED, PENSTOCK_WORKER_LOST, PENSTOCK_SERVER_LOST,
 /// PENSTOCK_SETTINGS_CONFLICT.
 penstock_status penstock_clock(const penstock_job *job,
                                uint64_t *clock);
@@ -527,7 +529,8 @@ penstock_status penstock_barrier(const penstock_job *job,
 ///
 /// A process that ends without this call counts as lost, and its job stops with an error that names it.
 ///
-/// Errors: PENSTOCK_DEADLINE_EXCEEDED (a server did not take everything in time; the others are told that this worker failed);
+/// Errors: PENSTOCK_DEADLINE_EXCEEDED (a push that was started has not left in time, or a server did not take everything; the others are
+/// told that this worker failed);
 /// PENSTOCK_JOB_FAILED, PENSTOCK_WORKER_LOST, PENSTOCK_SERVER_LOST, PENSTOCK_SETTINGS_CONFLICT (the job has failed, and no
 /// call of this worker has said so before).
 penstock_status penstock_finish(penstock_job *job);
@@ -579,8 +582,8 @@ size_t penstock_tensor_bytes(const penstock_tensor *tensor);
 /// @param data   The contribution, of the tensor's shape and dtype. NULL: what stands in the lane (see penstock_lane()).
 /// @param bytes  Its size, penstock_tensor_bytes(); 0 where `data` is NULL.
 ///
-/// Waits until the servers have taken the worker's previous contribution. Errors: PENSTOCK_BAD_SHAPE,
-/// PENSTOCK_ALREADY_PUSHED, PENSTOCK_NON_FINITE, PENSTOCK_LANE_TIMEOUT (the text names the ranks that are waited for),
+/// Waits until requests that were started before are done and the servers have taken the worker's previous contribution. Errors:
+/// PENSTOCK_BAD_SHAPE, PENSTOCK_DEADLINE_EXCEEDED (requests or another thread's call were not done in time), PENSTOCK_ALREADY_PUSHED, PENSTOCK_NON_FINITE, PENSTOCK_LANE_TIMEOUT (the text names the ranks that are waited for),
 /// PENSTOCK_PULL_TIMEOUT (rank 0 has given no value), and those of penstock_clock().
 penstock_status penstock_push(const penstock_tensor *tensor,
                               const void *data,
@@ -623,8 +626,9 @@ penstock_status penstock_lane_with(const penstock_tensor *tensor,
 /// @param slack  Iterations that this one read may lack at most: 0 or above, PENSTOCK_SLACK_DEFAULT (the tensor's own) or
 ///               PENSTOCK_SLACK_UNBOUNDED.
 ///
-/// Waits where needed. Errors: PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_OPTION (the slack), PENSTOCK_PULL_TIMEOUT (the text names the
-/// ranks that are waited for; `out` may hold anything), and those of penstock_clock().
+/// Waits where needed, behind requests that were started before. Errors: PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_OPTION (the slack),
+/// PENSTOCK_PULL_TIMEOUT (the text names the ranks that are waited for; `out` may hold anything), PENSTOCK_DEADLINE_EXCEEDED (requests or
+/// another thread's call were not done in time), and those of penstock_clock().
 penstock_status penstock_pull_into(const penstock_tensor *tensor,
                                    void *out,
                                    size_t bytes,
@@ -683,12 +687,14 @@ penstock_status penstock_load(const penstock_job *job,
                               size_t bytes,
                               double timeout);
 
-/// Sets the learning rate, from this worker's next push on. Under "bsp" all workers set the same.
+/// Sets the learning rate, from this worker's next push on; one that was started before has the rate that was set then. Under "bsp" all
+/// workers set the same.
 ///
 /// @param lr  0 or above.
 ///
 /// Errors: PENSTOCK_BAD_SETTINGS (the rate is out of its range, or the tensor's rule has none).
-penstock_status penstock_set_lr(const penstock_tensor *tensor, double lr);
+penstock_status penstock_set_lr(const penstock_tensor *tensor,
+                                double lr);
 
 /// Declares a table. Every worker of the job declares every table; it may declare that it produces and consumes no rows.
 ///
@@ -907,8 +913,8 @@ penstock_status penstock_view_end(penstock_view *view);
 /// Starts a get, and returns at once.
 ///
 /// Requests go on by themselves, on threads of the library: one for each tensor that has some, and one for each get that has to wait,
-/// at most 64 at one time; gets beyond that stand in a queue, and penstock_wait() carries out the one it is called for. `clock` is that
-/// of this call, whatever penstock_clock() does meanwhile.
+/// at most 64 at one time; gets beyond that stand in a queue, and who tests them or waits for them carries them out. `clock` is that of
+/// this call, whatever penstock_clock() does meanwhile.
 ///
 /// @param rows, count, out, clock, slack  As for penstock_get(). `out` must live, and not be used, until the request is done; `rows` may
 ///                                        be changed at once.
@@ -927,9 +933,11 @@ penstock_status penstock_start_get(const penstock_table *table,
                                    const penstock_call *call,
                                    penstock_request **request);
 
-/// Starts a push, and returns at once. It is of the iteration that this worker is in: penstock_clock() waits until it has left.
+/// Starts a push, and returns at once. It is of the iteration that this worker is in: penstock_clock() waits until it has left. The
+/// learning rate is that of this call.
 ///
-/// Requests for one tensor are carried out in the order in which they were started; other pushes and pulls of it wait for them.
+/// Requests for one tensor are carried out in the order in which they were started; other pushes and pulls of it wait for those that were
+/// started before.
 ///
 /// @param data, bytes  As for penstock_push(). `data` must live, and not be changed, until the request is done.
 /// @param call         NULL, or see penstock_call: `timeout`, `more`, and `versions` (one), which must live until the request is done.

@@ -4,6 +4,8 @@
 //! each of which refuses NULL by the argument's name.
 
 use crate::status::{Failure, penstock_status};
+use penstock::worker::Error;
+use penstock_fabric::forked::Maker;
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -39,6 +41,25 @@ fn null(what: &str) -> Failure {
 pub(crate) unsafe fn shared<'a, T>(pointer: *const T, what: &str) -> Result<&'a T, Failure> {
     // SAFETY: the caller's promise.
     unsafe { pointer.as_ref() }.ok_or_else(|| null(what))
+}
+
+/// What a program is given a handle of.
+pub(crate) trait Made {
+    /// The process that made it.
+    fn maker(&self) -> &Maker;
+}
+
+/// What a handle points to, in the process that made it. In a child of `fork` it is the parent's: no lock of it is touched there, since
+/// it may have been copied while somebody held it.
+///
+/// # Safety
+///
+/// - As for [`shared`].
+#[inline]
+pub(crate) unsafe fn here<'a, T: Made>(pointer: *const T, what: &str) -> Result<&'a T, Failure> {
+    // SAFETY: the caller's promise.
+    let made = unsafe { shared(pointer, what) }?;
+    if made.maker().is_here() { Ok(made) } else { Err(Error::Forked.into()) }
 }
 
 /// Where a call leaves a result.

@@ -1,21 +1,27 @@
 //! Joining, clock, barrier, leaving.
 
-use crate::boundary::{array, guard, optional, result, shared, sized, text, timeout, value};
+use crate::boundary::{Made, array, guard, here, optional, result, shared, sized, text, timeout, value};
 use crate::join::{Given, Joined, join};
-use crate::request::Requests;
+use crate::request::{Requests, Turns};
 use crate::status::{Failure, penstock_status};
 use crate::table::penstock_table;
 use crate::tensor::penstock_tensor;
+use penstock::turn::Turn;
 use penstock::worker::{Error, Job, Table};
+use penstock_fabric::forked::Maker;
 use penstock_proto::message::Secret;
 use penstock_proto::spec::TensorSpec;
 use std::ffi::c_char;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// This process as one worker of a job.
 pub struct penstock_job {
     joined: Joined,
-    /// Handed out, by name. They live as long as the job.
+    maker: Maker,
+    /// Of those who declare a tensor.
+    declaring: Turn,
+    /// Handed out, by name. They live as long as the job. Locked for looks, never across a wait.
     tensors: Mutex<Vec<Declared>>,
     tables: Mutex<Vec<Arc<penstock_table>>>,
     requests: Requests,
@@ -160,8 +166,14 @@ pub unsafe extern "C" fn penstock_init_with(
 /// Joins, and hands out what came of it.
 fn enter(given: &Given<'_>) -> Result<*mut penstock_job, Failure> {
     let joined = join(given)?;
-    let (tensors, tables) = (Mutex::default(), Mutex::default());
-    Ok(Box::into_raw(Box::new(penstock_job { joined, tensors, tables, requests: Requests::new() })))
+    Ok(Box::into_raw(Box::new(penstock_job {
+        joined,
+        maker: Maker::this(),
+        declaring: Turn::default(),
+        tensors: Mutex::default(),
+        tables: Mutex::default(),
+        requests: Requests::new(),
+    })))
 }
 
 impl penstock_init_options {
@@ -244,18 +256,20 @@ pub unsafe extern "C" fn penstock_iteration(job: *const penstock_job) -> u64 {
 
 /// Completes an iteration.
 ///
-/// A tensor that was not pushed in it counts as passed by; a row that was not set in it counts as unchanged.
+/// A tensor that was not pushed in it counts as passed by; a row that was not set in it counts as unchanged. Waits until every push that
+/// was started has left, so that it is of the iteration in which it was started; at most as long as the option `deadline` says.
 ///
 /// @param clock  NULL, or where the new clock is left: iterations that this worker has completed.
 ///
-/// Errors: PENSTOCK_JOB_CLOSED, PENSTOCK_JOB_FAILED, PENSTOCK_WORKER_LOST, PENSTOCK_SERVER_LOST,
+/// Errors: PENSTOCK_DEADLINE_EXCEEDED (a push that was started has not left in time: the clock is as it was), that of a push that was
+/// started and failed, if its request was neither tested nor waited for (once; the clock is as it was), PENSTOCK_JOB_CLOSED, PENSTOCK_JOB_FAILED, PENSTOCK_WORKER_LOST, PENSTOCK_SERVER_LOST,
 /// PENSTOCK_SETTINGS_CONFLICT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_clock(job: *const penstock_job, clock: *mut u64) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
-        let job = unsafe { shared(job, "job") }?;
-        job.requests.settle();
+        let job = unsafe { here(job, "job") }?;
+        job.requests.settle("the clock", job.core().options().deadline)?;
         let now = job.core().clock()?;
         // SAFETY: likewise.
         if let Some(clock) = unsafe { clock.as_mut() } {
@@ -275,7 +289,7 @@ pub unsafe extern "C" fn penstock_barrier(job: *const penstock_job, timeout: f64
     guard(|| {
         let wait = self::timeout(timeout)?;
         // SAFETY: as penstock.h says of every pointer.
-        unsafe { shared(job, "job") }?.core().barrier(wait)?;
+        unsafe { here(job, "job") }?.core().barrier(wait)?;
         Ok(())
     })
 }
@@ -293,7 +307,8 @@ pub unsafe extern "C" fn penstock_barrier(job: *const penstock_job, timeout: f64
 ///
 /// A process that ends without this call counts as lost, and its job stops with an error that names it.
 ///
-/// Errors: PENSTOCK_DEADLINE_EXCEEDED (a server did not take everything in time; the others are told that this worker failed);
+/// Errors: PENSTOCK_DEADLINE_EXCEEDED (a push that was started has not left in time, or a server did not take everything; the others are
+/// told that this worker failed);
 /// PENSTOCK_JOB_FAILED, PENSTOCK_WORKER_LOST, PENSTOCK_SERVER_LOST, PENSTOCK_SETTINGS_CONFLICT (the job has failed, and no
 /// call of this worker has said so before).
 #[unsafe(no_mangle)]
@@ -337,14 +352,24 @@ unsafe fn leave(job: *mut penstock_job, failed: Option<String>) -> Result<(), Fa
         return Err(forked.into()); // the parent's: it stays as it is
     }
     // SAFETY: it came from `Box::into_raw` in `penstock_init`, and nobody else has it (the caller's promise).
-    let penstock_job { joined, tensors, tables, requests } = *unsafe { Box::from_raw(job) };
-    if failed.is_none() {
-        requests.settle();
-    }
-    let left = joined.leave(failed);
+    let penstock_job { joined, tensors, tables, requests, .. } = *unsafe { Box::from_raw(job) };
+    let settled = if failed.is_none() {
+        requests.settle("leaving the job", joined.job.options().deadline).map(Some)
+    } else {
+        Ok(None)
+    };
+    // What was started and has not left is lost, so the others hear that this worker failed.
+    let failed = failed.or_else(|| settled.as_ref().err().map(|late| late.message.clone()));
+    let left = joined.leave(failed, settled.as_ref().ok().copied().flatten());
     requests.end();
     drop((tensors, tables));
-    Ok(left?)
+    settled.and_then(|_| left.map_err(Failure::from))
+}
+
+impl Made for penstock_job {
+    fn maker(&self) -> &Maker {
+        &self.maker
+    }
 }
 
 impl penstock_job {
@@ -357,25 +382,45 @@ impl penstock_job {
         &self.requests
     }
 
-    /// The tensor of that name, if it was declared before, alike; `make` makes one that was not.
+    /// The tensor of that name, if it was declared before, alike; `make` makes one that was not, in the time that is left to it.
     pub(crate) fn tensor(
         &self,
         spec: &TensorSpec,
-        make: impl FnOnce() -> Result<penstock_tensor, Failure>,
+        wait: Option<Duration>,
+        make: impl FnOnce(Option<Duration>) -> Result<penstock_tensor, Failure>,
     ) -> Result<*mut penstock_tensor, Failure> {
-        let mut tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(before) = tensors.iter().find(|before| before.spec.name == spec.name) {
-            if before.spec == *spec {
-                return Ok(handle(&before.tensor));
-            }
-            let message = format!("`{}` was declared differently before", spec.name);
-            let hint = "give the tensor another name, or declare it alike";
-            return Err(Failure::new(penstock_status::PENSTOCK_DECLARATION_CONFLICT, message, hint));
+        if let Some(before) = self.declared(spec)? {
+            return Ok(before);
         }
-        let tensor = Arc::new(make()?);
+        let what = format!("declaring `{}`", spec.name);
+        let turns = Turns { turn: &self.declaring, requests: None, what: &what };
+        let (_turn, left) = turns.take(wait, self.core().options().deadline)?;
+        // Another thread may have declared it meanwhile.
+        if let Some(before) = self.declared(spec)? {
+            return Ok(before);
+        }
+        let tensor = Arc::new(make(left)?);
         let handle = handle(&tensor);
-        tensors.push(Declared { spec: spec.clone(), tensor });
+        self.tensors().push(Declared { spec: spec.clone(), tensor });
         Ok(handle)
+    }
+
+    fn tensors(&self) -> MutexGuard<'_, Vec<Declared>> {
+        self.tensors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The tensor of that name, if it was declared before, alike.
+    fn declared(&self, spec: &TensorSpec) -> Result<Option<*mut penstock_tensor>, Failure> {
+        let tensors = self.tensors();
+        let Some(before) = tensors.iter().find(|before| before.spec.name == spec.name) else {
+            return Ok(None);
+        };
+        if before.spec == *spec {
+            return Ok(Some(handle(&before.tensor)));
+        }
+        let message = format!("`{}` was declared differently before", spec.name);
+        let hint = "give the tensor another name, or declare it alike";
+        Err(Failure::new(penstock_status::PENSTOCK_DECLARATION_CONFLICT, message, hint))
     }
 
     /// The handle of a table, kept as long as the job lives; `make` makes that of one that has none.

@@ -7,6 +7,7 @@ use penstock::worker::Error;
 use penstock_fabric::socket::ListenError;
 use penstock_proto::error::{JobFailure, Refusal};
 use penstock_proto::items::TableError;
+use penstock_proto::knot::Goal;
 use penstock_proto::spec::SpecError;
 use std::any::Any;
 use std::cell::RefCell;
@@ -97,7 +98,7 @@ pub enum penstock_status {
 use penstock_status::*;
 
 /// Why a call failed, as it is told to a C program.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Failure {
     pub(crate) status: penstock_status,
     pub(crate) message: String,
@@ -202,12 +203,16 @@ fn status(error: &Error) -> penstock_status {
         Error::ClockBackwards { .. } => PENSTOCK_CLOCK_BACKWARDS,
         Error::NeverSet { .. } => PENSTOCK_NEVER_SET,
         Error::GetTimeout { .. } | Error::NeverStill { .. } => PENSTOCK_GET_TIMEOUT,
-        Error::BarrierTimeout { .. } => PENSTOCK_BARRIER_TIMEOUT,
+        Error::Knot { goal: Goal::Barrier { .. }, .. } | Error::BarrierTimeout { .. } => {
+            PENSTOCK_BARRIER_TIMEOUT
+        }
         Error::Untrusted { .. } | Error::OtherUser { .. } => PENSTOCK_AUTHENTICATION,
         Error::ConnectTimeout { .. } => PENSTOCK_CONNECT_TIMEOUT,
         Error::Dropped { .. } => PENSTOCK_TABLE_DROPPED,
         Error::Unanswered { .. }
+        | Error::InLine { .. }
         | Error::TableTimeout { .. }
+        | Error::Knot { .. }
         | Error::NotTaken { .. }
         | Error::DropTimeout { .. } => PENSTOCK_DEADLINE_EXCEEDED,
         Error::Protocol { .. } => PENSTOCK_PROTOCOL,

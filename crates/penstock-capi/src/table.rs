@@ -1,12 +1,13 @@
 //! Item tables: rows with versions, which some workers produce and others read.
 
-use crate::boundary::{array, array_mut, guard, result, shared, text, timeout, value};
+use crate::boundary::{Made, array, array_mut, guard, here, result, shared, text, timeout, value};
 use crate::call::{Call, penstock_call};
 use crate::job::penstock_job;
-use crate::request::Line;
+use crate::request::{Line, later};
 use crate::status::{Failure, penstock_status};
 use crate::tensor::{PENSTOCK_SLACK_DEFAULT, PENSTOCK_SLACK_UNBOUNDED, dtype};
 use penstock::worker::{Chosen, Table, TableDeclaration, View};
+use penstock_fabric::forked::Maker;
 use penstock_kernels::Dtype;
 use penstock_proto::adaptive::{Adaptive, ParseAdaptiveError};
 use penstock_proto::items::{Propagation, RowSet, Slack};
@@ -14,7 +15,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_void};
 use std::ops::Range;
 use std::ptr::null;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The default clock. Of a set or an add: iterations completed, plus one; what is made in iteration t is version t + 1. Of a
 /// get: iterations completed.
@@ -103,13 +104,20 @@ pub struct penstock_table {
     table: UnsafeCell<Option<Table>>,
     name: String,
     row_bytes: usize,
-    timeout: Option<Duration>,
+    timeout: Duration,
+    maker: Maker,
     /// Gets that were started and are not done.
     requests: Line,
 }
 
 // SAFETY: `table` is written by `penstock_table_drop` alone, while no other call for the table is under way, as penstock.h says.
 unsafe impl Sync for penstock_table {}
+
+impl Made for penstock_table {
+    fn maker(&self) -> &Maker {
+        &self.maker
+    }
+}
 
 /// A row, looked at in place.
 pub struct penstock_view {
@@ -141,7 +149,7 @@ pub unsafe extern "C" fn penstock_table_create(
 ) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
-        let job = unsafe { shared(job, "job") }?;
+        let job = unsafe { here(job, "job") }?;
         // SAFETY: likewise.
         let options = unsafe { shared(options, "options") }?;
         // SAFETY: likewise.
@@ -154,7 +162,8 @@ pub unsafe extern "C" fn penstock_table_create(
             name: core.spec().name.clone(),
             table: UnsafeCell::new(Some(core)),
             row_bytes,
-            timeout,
+            timeout: timeout.unwrap_or_else(|| job.core().options().deadline),
+            maker: Maker::this(),
             requests: job.requests().line(),
         });
         Ok(())
@@ -178,10 +187,13 @@ pub unsafe extern "C" fn penstock_table_create(
 pub unsafe extern "C" fn penstock_table_drop(table: *mut penstock_table, timeout: f64) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
-        let table = unsafe { shared(table.cast_const(), "table") }?;
-        table.core()?;
-        table.requests.take_turn();
-        table.core()?.discard(self::timeout(timeout)?)?;
+        let table = unsafe { here(table.cast_const(), "table") }?;
+        let core = table.core()?;
+        let wait = self::timeout(timeout)?.unwrap_or(table.timeout);
+        let since = Instant::now();
+        let until = later(since, wait);
+        table.requests.take_turn(&format!("dropping table `{}`", table.name), since, until)?;
+        core.discard(Some(until.saturating_duration_since(Instant::now())))?;
         // SAFETY: nobody else makes a call for the table meanwhile, as penstock.h says, and no reference to it is left here.
         drop(unsafe { &mut *table.table.get() }.take());
         Ok(())
@@ -214,13 +226,8 @@ pub unsafe extern "C" fn penstock_set(
 ) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
-        let table = unsafe { shared(table, "table") }?;
-        // SAFETY: likewise.
-        let rows = unsafe { array(rows, count, "rows") }?;
-        // SAFETY: likewise; there is a value for each row.
-        let values = unsafe { array(values.cast::<u8>(), table.bytes(count)?, "values") }?;
-        table.core()?.set(rows, values, self::clock(clock))?;
-        Ok(())
+        let (table, rows, values) = unsafe { listed(table, rows, count, values) }?;
+        Ok(table.core()?.set(rows, values, self::clock(clock))?)
     })
 }
 
@@ -242,13 +249,8 @@ pub unsafe extern "C" fn penstock_add(
 ) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
-        let table = unsafe { shared(table, "table") }?;
-        // SAFETY: likewise.
-        let rows = unsafe { array(rows, count, "rows") }?;
-        // SAFETY: likewise; there is a value for each row.
-        let values = unsafe { array(values.cast::<u8>(), table.bytes(count)?, "values") }?;
-        table.core()?.add(rows, values, self::clock(clock))?;
-        Ok(())
+        let (table, rows, values) = unsafe { listed(table, rows, count, values) }?;
+        Ok(table.core()?.add(rows, values, self::clock(clock))?)
     })
 }
 
@@ -276,16 +278,8 @@ pub unsafe extern "C" fn penstock_get(
     clock: u64,
     slack: i64,
 ) -> penstock_status {
-    guard(|| {
-        // SAFETY: as penstock.h says of every pointer.
-        let table = unsafe { shared(table, "table") }?;
-        // SAFETY: likewise.
-        let rows = unsafe { array(rows, count, "rows") }?;
-        // SAFETY: likewise; there is room for the value of each row.
-        let out = unsafe { array_mut(out.cast::<u8>(), table.bytes(count)?, "out") }?;
-        table.core()?.get(rows, out, self::clock(clock), self::slack(slack)?, table.timeout)?;
-        Ok(())
-    })
+    // SAFETY: as penstock.h says of every pointer.
+    unsafe { penstock_get_with(table, rows, count, out, clock, slack, null()) }
 }
 
 /// penstock_set() for ranges of rows: all together, in the order of the ranges.
@@ -305,11 +299,8 @@ pub unsafe extern "C" fn penstock_set_ranges(
 ) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
-        let (table, rows) = unsafe { chosen(table, ranges, range_count) }?;
-        // SAFETY: likewise; there is a value for each row.
-        let values = unsafe { array(values.cast::<u8>(), table.bytes(rows.len())?, "values") }?;
-        table.core()?.set(rows.chosen(), values, self::clock(clock))?;
-        Ok(())
+        let (table, rows, values) = unsafe { ranged(table, ranges, range_count, values) }?;
+        Ok(table.core()?.set(rows.chosen(), values, self::clock(clock))?)
     })
 }
 
@@ -330,11 +321,8 @@ pub unsafe extern "C" fn penstock_add_ranges(
 ) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
-        let (table, rows) = unsafe { chosen(table, ranges, range_count) }?;
-        // SAFETY: likewise; there is a value for each row.
-        let values = unsafe { array(values.cast::<u8>(), table.bytes(rows.len())?, "values") }?;
-        table.core()?.add(rows.chosen(), values, self::clock(clock))?;
-        Ok(())
+        let (table, rows, values) = unsafe { ranged(table, ranges, range_count, values) }?;
+        Ok(table.core()?.add(rows.chosen(), values, self::clock(clock))?)
     })
 }
 
@@ -386,13 +374,7 @@ pub unsafe extern "C" fn penstock_get_with(
 ) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
-        let table = unsafe { shared(table, "table") }?;
-        // SAFETY: likewise.
-        let rows = unsafe { array(rows, count, "rows") }?;
-        // SAFETY: likewise; there is room for the value of each row.
-        let out = unsafe { array_mut(out.cast::<u8>(), table.bytes(count)?, "out") }?;
-        // SAFETY: likewise.
-        let call = unsafe { Call::read(call, count) }?;
+        let Get { table, rows, out, call } = unsafe { Get::read(table, rows, count, out, call) }?;
         table.get(rows.into(), out, self::clock(clock), self::slack(slack)?, call)
     })
 }
@@ -437,7 +419,7 @@ pub unsafe extern "C" fn penstock_prefetch(
 ) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
-        let table = unsafe { shared(table, "table") }?;
+        let table = unsafe { here(table, "table") }?;
         // SAFETY: likewise.
         let rows = unsafe { array(rows, count, "rows") }?;
         table.core()?.prefetch(rows, self::clock(clock), self::slack(slack)?)?;
@@ -459,7 +441,7 @@ pub unsafe extern "C" fn penstock_versions(
 ) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
-        let table = unsafe { shared(table, "table") }?;
+        let table = unsafe { here(table, "table") }?;
         // SAFETY: likewise.
         let rows = unsafe { array(rows, count, "rows") }?;
         // SAFETY: likewise.
@@ -505,7 +487,7 @@ pub unsafe extern "C" fn penstock_view_begin_with(
 ) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
-        let table = unsafe { shared(table, "table") }?;
+        let table = unsafe { here(table, "table") }?;
         // SAFETY: likewise.
         let mut call = unsafe { Call::read(call, 1) }?;
         // SAFETY: likewise.
@@ -513,7 +495,7 @@ pub unsafe extern "C" fn penstock_view_begin_with(
         // SAFETY: likewise.
         let bytes = unsafe { result(bytes, "bytes") }?;
         let (clock, slack) = (self::clock(clock), self::slack(slack)?);
-        let core = table.core()?.view(row, clock, slack, call.timeout.or(table.timeout))?;
+        let core = table.core()?.view(row, clock, slack, Some(call.timeout.unwrap_or(table.timeout)))?;
         *bytes = core.address().as_ptr().cast_const().cast();
         call.leave(core.version());
         let name = table.name.clone();
@@ -575,7 +557,7 @@ unsafe fn chosen<'a>(
     count: usize,
 ) -> Result<(&'a penstock_table, Named), Failure> {
     // SAFETY: the caller's promise.
-    let table = unsafe { shared(table, "table") }?;
+    let table = unsafe { here(table, "table") }?;
     // SAFETY: likewise.
     let ranges = unsafe { array(ranges, count, "ranges") }?;
     judge(ranges, "ranges")?;
@@ -593,6 +575,78 @@ unsafe fn chosen<'a>(
         [range] => (table, Named::One(range.first..range.end)),
         _ => (table, Named::Several(ranges.iter().flat_map(|range| range.first..range.end).collect())),
     })
+}
+
+/// A table, rows of it, and a value for each.
+///
+/// # Safety
+///
+/// - As penstock.h says of every pointer.
+unsafe fn listed<'a>(
+    table: *const penstock_table,
+    rows: *const u64,
+    count: usize,
+    values: *const c_void,
+) -> Result<(&'a penstock_table, &'a [u64], &'a [u8]), Failure> {
+    // SAFETY: the caller's promise.
+    let table = unsafe { here(table, "table") }?;
+    // SAFETY: likewise.
+    let rows = unsafe { array(rows, count, "rows") }?;
+    // SAFETY: likewise.
+    let values = unsafe { array(values.cast::<u8>(), table.bytes(count)?, "values") }?;
+    Ok((table, rows, values))
+}
+
+/// The same for ranges of rows.
+///
+/// # Safety
+///
+/// - As penstock.h says of every pointer.
+unsafe fn ranged<'a>(
+    table: *const penstock_table,
+    ranges: *const penstock_range,
+    count: usize,
+    values: *const c_void,
+) -> Result<(&'a penstock_table, Named, &'a [u8]), Failure> {
+    // SAFETY: the caller's promise.
+    let (table, rows) = unsafe { chosen(table, ranges, count) }?;
+    // SAFETY: likewise.
+    let values = unsafe { array(values.cast::<u8>(), table.bytes(rows.len())?, "values") }?;
+    Ok((table, rows, values))
+}
+
+/// What a get is given.
+pub(crate) struct Get<'a> {
+    pub(crate) table: &'a penstock_table,
+    pub(crate) rows: &'a [u64],
+    /// Room for the value of each row.
+    pub(crate) out: &'a mut [u8],
+    pub(crate) call: Call<'a>,
+}
+
+impl Get<'_> {
+    /// Its arguments, checked.
+    ///
+    /// # Safety
+    ///
+    /// - As penstock.h says of every pointer.
+    pub(crate) unsafe fn read(
+        table: *const penstock_table,
+        rows: *const u64,
+        count: usize,
+        out: *mut c_void,
+        call: *const penstock_call,
+    ) -> Result<Self, Failure> {
+        // SAFETY: the caller's promise.
+        let table = unsafe { here(table, "table") }?;
+        // SAFETY: likewise.
+        let rows = unsafe { array(rows, count, "rows") }?;
+        // SAFETY: likewise.
+        let out = unsafe { array_mut(out.cast::<u8>(), table.bytes(count)?, "out") }?;
+        // SAFETY: likewise.
+        let call = unsafe { Call::read(call, count) }?;
+        Ok(Self { table, rows, out, call })
+    }
 }
 
 /// A slack as C has it.
@@ -636,7 +690,7 @@ impl penstock_table {
     }
 
     /// How long its calls wait.
-    pub(crate) fn timeout(&self) -> Option<Duration> {
+    pub(crate) fn timeout(&self) -> Duration {
         self.timeout
     }
 
@@ -649,7 +703,7 @@ impl penstock_table {
         slack: Option<Slack>,
         call: Call<'_>,
     ) -> Result<(), Failure> {
-        let (table, timeout) = (self.core()?, call.timeout.or(self.timeout));
+        let (table, timeout) = (self.core()?, Some(call.timeout.unwrap_or(self.timeout)));
         match call.versions {
             Some(versions) => table.get_versions(rows, out, versions, clock, slack, timeout)?,
             None => table.get(rows, out, clock, slack, timeout)?,

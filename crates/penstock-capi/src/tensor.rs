@@ -1,19 +1,21 @@
 //! Push and pull.
 
-use crate::boundary::{array, guard, or, result, shared, text, timeout, value};
+use crate::boundary::{Made, array, guard, here, or, result, shared, text, timeout, value};
 use crate::call::{Call, penstock_call};
 use crate::job::penstock_job;
 use crate::optimizer::penstock_optimizer;
-use crate::request::Line;
+use crate::request::{Line, Turns};
 use crate::status::{Failure, penstock_status};
+use penstock::turn::{Taken, Turn};
 use penstock::worker::{Declaration, Tensor};
+use penstock_fabric::forked::Maker;
 use penstock_kernels::{Dtype, Settings};
 use penstock_proto::adaptive::{Adaptive, ParseAdaptiveError};
 use penstock_proto::consistency::{Consistency, MAX_SLACK, ParseConsistencyError};
 use penstock_proto::spec::{MAX_DIMENSIONS, Reduce, TensorSpec};
 use std::ffi::{c_char, c_void};
 use std::ptr::null;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// The slack of the tensor or table itself.
@@ -47,10 +49,17 @@ pub enum penstock_reduce {
 
 /// A tensor of a job. Freed with its job.
 pub struct penstock_tensor {
-    tensor: Tensor,
-    /// What travels with the next push. Pushes and pulls hold it: they go one after the other.
+    tensor: Arc<Tensor>,
+    /// Its name, as errors have it.
+    name: String,
+    /// What travels with the next push; copied when one is called or started.
     settings: Mutex<Settings>,
+    /// Of pushes and pulls: they go one after the other.
+    turn: Turn,
     timeout: Option<Duration>,
+    /// The option `deadline`.
+    deadline: Duration,
+    maker: Maker,
     /// Requests for it that are not done, which go one after the other.
     requests: Line,
 }
@@ -105,24 +114,32 @@ pub unsafe extern "C" fn penstock_tensor_create(
 ) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
-        let job = unsafe { shared(job, "job") }?;
+        let job = unsafe { here(job, "job") }?;
         // SAFETY: likewise.
         let options = unsafe { shared(options, "options") }?;
         // SAFETY: likewise.
         let tensor = unsafe { result(tensor, "tensor") }?;
         // SAFETY: likewise.
         let (declaration, settings) = unsafe { options.read(job) }?;
-        let (spec, wait) = (declaration.spec.clone(), declaration.timeout);
-        *tensor = job.tensor(&spec, || {
-            let core = job.core().declare(declaration)?;
+        let (spec, timeout) = (declaration.spec.clone(), declaration.timeout);
+        *tensor = job.tensor(&spec, timeout, |wait| {
+            let core = job.core().declare(Declaration { timeout: wait, ..declaration })?;
             if job.core().rank() == 0 {
                 let bytes = if options.value.is_null() { 0 } else { core.spec().bytes() as usize };
                 // SAFETY: likewise; `value` holds as many elements as the shape says.
                 let value = unsafe { array(options.value.cast::<u8>(), bytes, "options->value") }?;
                 core.initialize((!options.value.is_null()).then_some(value), wait)?;
             }
-            let (settings, requests) = (Mutex::new(settings), job.requests().line());
-            Ok(penstock_tensor { tensor: core, settings, timeout: wait, requests })
+            Ok(penstock_tensor {
+                name: format!("`{}`", core.spec().name),
+                tensor: core,
+                settings: Mutex::new(settings),
+                turn: Turn::default(),
+                timeout,
+                deadline: job.core().options().deadline,
+                maker: Maker::this(),
+                requests: job.requests().line(),
+            })
         })?;
         Ok(())
     })
@@ -142,8 +159,8 @@ pub unsafe extern "C" fn penstock_tensor_bytes(tensor: *const penstock_tensor) -
 /// @param data   The contribution, of the tensor's shape and dtype. NULL: what stands in the lane (see penstock_lane()).
 /// @param bytes  Its size, penstock_tensor_bytes(); 0 where `data` is NULL.
 ///
-/// Waits until the servers have taken the worker's previous contribution. Errors: PENSTOCK_BAD_SHAPE,
-/// PENSTOCK_ALREADY_PUSHED, PENSTOCK_NON_FINITE, PENSTOCK_LANE_TIMEOUT (the text names the ranks that are waited for),
+/// Waits until requests that were started before are done and the servers have taken the worker's previous contribution. Errors:
+/// PENSTOCK_BAD_SHAPE, PENSTOCK_DEADLINE_EXCEEDED (requests or another thread's call were not done in time), PENSTOCK_ALREADY_PUSHED, PENSTOCK_NON_FINITE, PENSTOCK_LANE_TIMEOUT (the text names the ranks that are waited for),
 /// PENSTOCK_PULL_TIMEOUT (rank 0 has given no value), and those of penstock_clock().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_push(
@@ -169,14 +186,15 @@ pub unsafe extern "C" fn penstock_push_with(
 ) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
-        let tensor = unsafe { shared(tensor, "tensor") }?;
+        let tensor = unsafe { here(tensor, "tensor") }?;
         // SAFETY: likewise.
         let given = unsafe { array(data.cast::<u8>(), bytes, "data") }?;
         // SAFETY: likewise.
         let mut call = unsafe { Call::read(call, 1) }?;
-        tensor.requests.take_turn();
-        let stamp = tensor.push((!data.is_null()).then_some(given), call.more, call.timeout)?;
-        call.leave(stamp);
+        let settings = tensor.settings();
+        let (_turn, wait) = tensor.take_turn(call.timeout)?;
+        let data = (!data.is_null()).then_some(given);
+        call.leave(tensor.tensor.push(data, settings, call.more, wait)?);
         Ok(())
     })
 }
@@ -208,13 +226,13 @@ pub unsafe extern "C" fn penstock_lane_with(
 ) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
-        let tensor = unsafe { shared(tensor, "tensor") }?;
+        let tensor = unsafe { here(tensor, "tensor") }?;
         // SAFETY: likewise.
         let lane = unsafe { result(lane, "lane") }?;
         // SAFETY: likewise.
         let call = unsafe { Call::read(call, 1) }?;
-        tensor.requests.take_turn();
-        *lane = tensor.tensor.lane(call.timeout.or(tensor.timeout))?.base().as_ptr().cast();
+        let (_turn, wait) = tensor.take_turn(call.timeout)?;
+        *lane = tensor.tensor.lane(wait)?.base().as_ptr().cast();
         Ok(())
     })
 }
@@ -229,8 +247,9 @@ pub unsafe extern "C" fn penstock_lane_with(
 /// @param slack  Iterations that this one read may lack at most: 0 or above, PENSTOCK_SLACK_DEFAULT (the tensor's own) or
 ///               PENSTOCK_SLACK_UNBOUNDED.
 ///
-/// Waits where needed. Errors: PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_OPTION (the slack), PENSTOCK_PULL_TIMEOUT (the text names the
-/// ranks that are waited for; `out` may hold anything), and those of penstock_clock().
+/// Waits where needed, behind requests that were started before. Errors: PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_OPTION (the slack),
+/// PENSTOCK_PULL_TIMEOUT (the text names the ranks that are waited for; `out` may hold anything), PENSTOCK_DEADLINE_EXCEEDED (requests or
+/// another thread's call were not done in time), and those of penstock_clock().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_pull_into(
     tensor: *const penstock_tensor,
@@ -257,14 +276,13 @@ pub unsafe extern "C" fn penstock_pull_into_with(
 ) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
-        let tensor = unsafe { shared(tensor, "tensor") }?;
+        let tensor = unsafe { here(tensor, "tensor") }?;
         // SAFETY: likewise.
         let out = unsafe { crate::boundary::array_mut(out.cast::<u8>(), bytes, "out") }?;
         // SAFETY: likewise.
         let mut call = unsafe { Call::read(call, 1) }?;
-        tensor.requests.take_turn();
-        let version = tensor.pull_into(out, pull_slack(slack), call.timeout)?;
-        call.leave(version);
+        let (_turn, wait) = tensor.take_turn(call.timeout)?;
+        call.leave(tensor.tensor.pull_into(out, pull_slack(slack), wait)?);
         Ok(())
     })
 }
@@ -303,14 +321,13 @@ pub unsafe extern "C" fn penstock_pull_with(
 ) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
-        let tensor = unsafe { shared(tensor, "tensor") }?;
+        let tensor = unsafe { here(tensor, "tensor") }?;
         // SAFETY: likewise.
         let value = unsafe { result(value, "value") }?;
         // SAFETY: likewise.
         let mut call = unsafe { Call::read(call, 1) }?;
-        tensor.requests.take_turn();
-        let (core, slack, _turn) = (&tensor.tensor, pull_slack(slack), tensor.lock());
-        let wait = call.timeout.or(tensor.timeout);
+        let (_turn, wait) = tensor.take_turn(call.timeout)?;
+        let (core, slack) = (&tensor.tensor, pull_slack(slack));
         let (version, memory) = if core.stable(slack)? {
             (core.pull(slack, wait)?, core.model())
         } else {
@@ -344,9 +361,9 @@ pub unsafe extern "C" fn penstock_load(
 ) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
-        let job = unsafe { shared(job, "job") }?.core();
+        let job = unsafe { here(job, "job") }?.core();
         // SAFETY: likewise.
-        let tensor = unsafe { shared(tensor, "tensor") }?;
+        let tensor = unsafe { here(tensor, "tensor") }?;
         let wait = self::timeout(timeout)?.or(tensor.timeout);
         let value = if job.rank() == 0 {
             // SAFETY: likewise.
@@ -359,8 +376,7 @@ pub unsafe extern "C" fn penstock_load(
         } else {
             None
         };
-        tensor.requests.take_turn();
-        let _turn = tensor.lock();
+        let _turn = tensor.take_turn(wait)?;
         job.barrier(wait)?;
         if let Some(value) = value {
             let steps = tensor.tensor.steps(wait)?;
@@ -371,7 +387,8 @@ pub unsafe extern "C" fn penstock_load(
     })
 }
 
-/// Sets the learning rate, from this worker's next push on. Under "bsp" all workers set the same.
+/// Sets the learning rate, from this worker's next push on; one that was started before has the rate that was set then. Under "bsp" all
+/// workers set the same.
 ///
 /// @param lr  0 or above.
 ///
@@ -380,8 +397,8 @@ pub unsafe extern "C" fn penstock_load(
 pub unsafe extern "C" fn penstock_set_lr(tensor: *const penstock_tensor, lr: f64) -> penstock_status {
     guard(|| {
         // SAFETY: as penstock.h says of every pointer.
-        let tensor = unsafe { shared(tensor, "tensor") }?;
-        let mut settings = tensor.lock();
+        let tensor = unsafe { here(tensor, "tensor") }?;
+        let mut settings = lock(&tensor.settings);
         let mut changed = *settings;
         changed.0[0] = lr;
         let spec = tensor.tensor.spec();
@@ -427,55 +444,75 @@ pub(crate) fn dtype(code: u32, what: &str) -> Result<Dtype, Failure> {
     })
 }
 
+impl Made for penstock_tensor {
+    fn maker(&self) -> &Maker {
+        &self.maker
+    }
+}
+
 impl penstock_tensor {
     fn bytes(&self) -> usize {
         self.tensor.spec().bytes() as usize
     }
 
-    /// Contributes, in its turn.
-    pub(crate) fn push(
+    /// What travels with a push that is called or started now.
+    pub(crate) fn settings(&self) -> Settings {
+        *lock(&self.settings)
+    }
+
+    /// Iterations that its worker has completed.
+    pub(crate) fn iteration(&self) -> u64 {
+        self.tensor.iteration()
+    }
+
+    /// A turn at pushing and pulling, behind what was started before, and what is left of the call's time.
+    fn take_turn(&self, wait: Option<Duration>) -> Result<(Taken<'_>, Option<Duration>), Failure> {
+        self.wait_behind(Some(&self.requests), wait)
+    }
+
+    fn wait_behind<'a>(
+        &'a self,
+        requests: Option<&'a Line>,
+        wait: Option<Duration>,
+    ) -> Result<(Taken<'a>, Option<Duration>), Failure> {
+        let turns = Turns { turn: &self.turn, requests, what: &self.name };
+        turns.take(wait.or(self.timeout), self.deadline)
+    }
+
+    /// A push that was started, when its turn among requests has come.
+    pub(crate) fn push_started(
         &self,
         data: Option<&[u8]>,
+        settings: Settings,
         more: bool,
         timeout: Option<Duration>,
     ) -> Result<u64, Failure> {
-        let settings = self.lock();
-        Ok(self.tensor.push(data, *settings, more, timeout.or(self.timeout))?)
+        let (_turn, wait) = self.wait_behind(None, timeout)?;
+        Ok(self.tensor.push(data, settings, more, wait)?)
     }
 
-    /// Copies the value, in its turn.
-    pub(crate) fn pull_into(
+    /// A pull that was started at `clock`, likewise.
+    pub(crate) fn pull_started(
         &self,
+        clock: u64,
         out: &mut [u8],
         slack: Option<i64>,
         timeout: Option<Duration>,
     ) -> Result<u64, Failure> {
-        let _turn = self.lock();
-        Ok(self.tensor.pull_into(out, slack, timeout.or(self.timeout))?)
-    }
-
-    /// The same; `begun` is called as soon as it is clear how fresh the value has to be.
-    pub(crate) fn pull_begun(
-        &self,
-        out: &mut [u8],
-        slack: Option<i64>,
-        timeout: Option<Duration>,
-        begun: impl FnOnce(),
-    ) -> Result<u64, Failure> {
-        let _turn = self.lock();
-        let asked = self.tensor.ask(slack);
-        begun();
-        Ok(self.tensor.pull_asked(asked?, out, timeout.or(self.timeout))?)
+        let (_turn, wait) = self.wait_behind(None, timeout)?;
+        // Pushes that were started before are in it; none behind it has begun.
+        Ok(self.tensor.pull_asked(self.tensor.ask_as_of(clock, slack)?, out, wait)?)
     }
 
     /// Its requests.
     pub(crate) fn requests(&self) -> &Line {
         &self.requests
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, Settings> {
-        self.settings.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// Held for a look or a change, never across a wait.
+fn lock(settings: &Mutex<Settings>) -> MutexGuard<'_, Settings> {
+    settings.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl penstock_tensor_options {

@@ -9,6 +9,7 @@
 //! | region | [`region`], [`layout`] | sealed memfds, mapped once, touched once; where everything lies in them |
 //! | memory | [`memory`] | chunks as their home and their readers see them; lanes |
 //! | process | [`forked`] | which process made something: a child of `fork` is another |
+//! | process | [`signals`] | which signal has asked this one to end |
 //! | wake-up | [`doorbell`] | spin, yield, then sleep; who sleeps says so |
 //! | submission | [`ring`] | 64 bytes from a worker to a shard, without a system call while the shard is awake |
 //! | publication | [`publish`] | version and payload: writer, reader |
@@ -41,6 +42,8 @@ pub mod memory;
 pub mod net;
 #[cfg(not(loom))]
 pub mod region;
+#[cfg(not(loom))]
+pub mod signals;
 #[cfg(not(loom))]
 pub mod slab;
 #[cfg(not(loom))]

@@ -451,18 +451,6 @@ impl LaneView {
         unsafe { std::slice::from_raw_parts_mut(address.as_ptr(), range.len()) }
     }
 
-    /// What stands in the lane at the bytes `range` of the extent, for this process, the worker's own, to send it.
-    ///
-    /// # Safety
-    /// Nobody writes the range while the slice lives. A worker's lane is not written between its push and the fold of what
-    /// was pushed: [`OwnLane`] is asked only after waiting for that, and whoever was given the lane's address was told so.
-    pub unsafe fn bytes(&self, range: Range<usize>) -> &[u8] {
-        self.check(&range);
-        let address = self.mapping.pointer(range.clone());
-        // SAFETY: inside the mapping (`pointer`), and it stands still by the caller's word.
-        unsafe { std::slice::from_raw_parts(address.as_ptr(), range.len()) }
-    }
-
     /// The contribution to the bytes `range` of the extent.
     ///
     /// # Panics

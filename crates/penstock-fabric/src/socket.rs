@@ -23,6 +23,15 @@ pub struct Connection {
     fd: OwnedFd,
 }
 
+/// What came beside a message.
+#[derive(Debug, Default)]
+pub struct Received {
+    /// The descriptors, in the sender's order.
+    pub descriptors: Vec<OwnedFd>,
+    /// Whether there were more: this process has as many as it may have, and the kernel has closed the others.
+    pub cut: bool,
+}
+
 /// Who is at the other end, as the kernel says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
@@ -99,23 +108,23 @@ impl Connection {
     /// Receives a message into `buffer`, and how long it is: 0 when the other end has closed. Descriptors are refused.
     pub fn receive(&self, buffer: &mut [u8; MAX_MESSAGE_BYTES], flags: RecvFlags) -> io::Result<usize> {
         let mut none = RecvAncillaryBuffer::new(&mut []);
-        self.receive_into(buffer, &mut none, flags)
+        Ok(self.receive_into(buffer, &mut none, flags)?.0)
     }
 
-    /// Receives a message and the descriptors beside it.
+    /// Receives a message and the descriptors beside it, as far as this process has room for them.
     pub fn receive_with_descriptors(
         &self,
         buffer: &mut [u8; MAX_MESSAGE_BYTES],
         flags: RecvFlags,
-    ) -> io::Result<(usize, Vec<OwnedFd>)> {
+    ) -> io::Result<(usize, Received)> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut beside = RecvAncillaryBuffer::new(&mut space);
-        let length = self.receive_into(buffer, &mut beside, flags)?;
+        let (length, cut) = self.receive_into(buffer, &mut beside, flags)?;
         let rights = beside.drain().filter_map(|message| match message {
             RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
             _ => None,
         });
-        Ok((length, rights.flatten().collect()))
+        Ok((length, Received { descriptors: rights.flatten().collect(), cut }))
     }
 
     fn receive_into(
@@ -123,7 +132,7 @@ impl Connection {
         buffer: &mut [u8; MAX_MESSAGE_BYTES],
         beside: &mut RecvAncillaryBuffer<'_>,
         flags: RecvFlags,
-    ) -> io::Result<usize> {
+    ) -> io::Result<(usize, bool)> {
         let flags = flags | RecvFlags::CMSG_CLOEXEC;
         let mut slices = [IoSliceMut::new(buffer)];
         let mut receive = || io::retry_on_intr(|| rustix::net::recvmsg(&self.fd, &mut slices, beside, flags));
@@ -136,7 +145,7 @@ impl Connection {
         if received.flags.contains(ReturnFlags::TRUNC) {
             return Err(Errno::MSGSIZE);
         }
-        Ok(received.bytes)
+        Ok((received.bytes, received.flags.contains(ReturnFlags::CTRUNC)))
     }
 }
 
@@ -363,14 +372,14 @@ mod tests {
         let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
         a.send(b"one", &[a.as_fd(), b.as_fd()], SendFlags::empty()).unwrap();
         a.send(b"two", &[a.as_fd()], SendFlags::empty()).unwrap();
-        let (length, descriptors) = b.receive_with_descriptors(&mut buffer, RecvFlags::empty()).unwrap();
-        assert_eq!((&buffer[..length], descriptors.len()), (&b"one"[..], 2));
+        let (length, came) = b.receive_with_descriptors(&mut buffer, RecvFlags::empty()).unwrap();
+        assert_eq!((&buffer[..length], came.descriptors.len(), came.cut), (&b"one"[..], 2, false));
         assert_eq!(
             b.receive(&mut buffer, RecvFlags::empty()),
             Ok(3),
             "and one that has no room for them drops them"
         );
-        drop((a, descriptors)); // which are other ends of the same sockets
+        drop((a, came)); // which are other ends of the same sockets
         assert_eq!(b.receive(&mut buffer, RecvFlags::empty()), Ok(0));
     }
 

@@ -2,9 +2,10 @@
 
 use penstock_fabric::items::memory::RegionMemory;
 use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
+use penstock_proto::account::{Account, Limits, Resource};
 use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Overtaken, Unlisted};
-use penstock_proto::items::node::{Host, Node, Peer};
-use penstock_proto::items::wire::{MAX_MESSAGE_BYTES, RegionId, Shape};
+use penstock_proto::items::node::{Broken, Host, Node, Peer};
+use penstock_proto::items::wire::{Encoder, MAX_MESSAGE_BYTES, Message, RegionId, Shape};
 use penstock_proto::items::{Propagation, RowSet};
 use penstock_proto::record::{self, LENGTH_BYTES};
 use std::cell::RefCell;
@@ -123,6 +124,8 @@ impl Memory for Watched {
 #[derive(Default)]
 struct Here {
     flushed: BTreeSet<u64>,
+    /// What peers make this node keep.
+    account: Account,
 }
 
 impl Host for Here {
@@ -130,6 +133,10 @@ impl Host for Here {
 
     fn make(&mut self, _: RegionId, shape: &Shape) -> Option<Watched> {
         Some(Watched { memory: mirror(shape.slots), between: Rc::default() })
+    }
+
+    fn account(&self, peer: Peer) -> Account {
+        self.account.peer(peer)
     }
 
     fn answered(&mut self, _: u64) {}
@@ -308,4 +315,84 @@ fn a_flush_does_not_wait_for_a_batch_whose_producer_was_lost_in_the_middle() {
     net.home.lost(PRODUCER);
     assert!(net.flushes(1));
     assert_eq!(net.seen_by(1), vec![0; ROWS as usize], "I-3");
+}
+
+#[test]
+fn what_a_consumer_asks_of_a_producer_costs_the_consumer_and_not_the_producer() {
+    const SLOTS: u32 = 64;
+    for propagation in [Propagation::Bounded, Propagation::Lazy, Propagation::Eager] {
+        let mut net = Net::new(SLOTS, propagation);
+        let producer = writer(SLOTS);
+        let shape = net.shape;
+        let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
+        net.join(PRODUCER).produce(ID, shape, memory, Some(HOME));
+        net.consume(1);
+        net.settle();
+        // Greedy: other rows, versions and fetches again and again, while the producer reads nothing.
+        let home = &mut net.home;
+        let say = |home: &mut Node<Here>, message: &Message<'_>| {
+            let mut bytes = Vec::new();
+            Encoder::message(&mut bytes, message);
+            home.receive(1, &bytes[LENGTH_BYTES..]).unwrap();
+        };
+        for turn in 1..2_000u64 {
+            let rows = RowSet::from_rows((turn % 2..SLOTS.into()).step_by(2));
+            say(home, &Message::Subscribe { region: ID, shape, done: 0, serial: turn, rows });
+            if propagation == Propagation::Bounded {
+                say(home, &Message::Need { region: ID, versions: (turn..turn + 512).collect() });
+            }
+            if turn % 10 == 0 && propagation == Propagation::Lazy {
+                let places = RowSet::from_rows([turn % 16]);
+                say(home, &Message::Fetch { region: ID, ticket: turn, version: turn, places });
+                home.collect_all();
+                home.transmit(1, &mut Vec::new(), 1 << 20);
+            }
+        }
+        assert_eq!(net.home.host().account.peer(PRODUCER).taken(Resource::Bytes), 0, "{propagation}");
+        let mut bytes = Vec::new();
+        net.home.transmit(PRODUCER, &mut bytes, usize::MAX);
+        assert!(bytes.len() < 64 << 10, "{propagation}: {} bytes of what was wanted meanwhile", bytes.len());
+        assert!(net.home.overdrawn().is_none());
+    }
+}
+
+fn say(home: &mut Node<Here>, peer: Peer, message: &Message<'_>) -> Result<(), Broken> {
+    let mut bytes = Vec::new();
+    Encoder::message(&mut bytes, message);
+    home.receive(peer, &bytes[LENGTH_BYTES..])
+}
+
+#[test]
+fn who_asks_for_flushes_and_reads_no_answer_is_charged_for_them_and_lost() {
+    const LIMIT: u64 = 1 << 20;
+    let account = Account::new(Limits::NONE.with(Resource::Bytes, LIMIT));
+    let mut home = Node::new(Here { account: account.clone(), ..Here::default() });
+    home.connected(1);
+    let asked = (1..LIMIT).find(|&id| say(&mut home, 1, &Message::Flush { id }).is_err());
+    assert!(asked.is_some(), "it is lost before its answers take more than the whole job has");
+    assert!(account.taken(Resource::Bytes) > LIMIT / 2, "the answers were charged");
+    home.lost(1);
+    assert_eq!(account.taken(Resource::Bytes), 0);
+}
+
+#[test]
+fn who_offers_its_rows_again_and_again_is_told_once_what_is_wanted() {
+    const SLOTS: u32 = 4096;
+    let mut net = Net::new(SLOTS, Propagation::Lazy);
+    let producer = writer(SLOTS);
+    let shape = net.shape;
+    let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
+    net.join(PRODUCER).produce(ID, shape, memory, Some(HOME));
+    net.consume(1);
+    net.settle();
+    // Every other row takes as many bytes as a subscription can.
+    let rows = RowSet::from_rows((0..SLOTS.into()).step_by(2));
+    say(&mut net.home, 1, &Message::Subscribe { region: ID, shape, done: 0, serial: 9, rows }).unwrap();
+    for _ in 0..1000 {
+        say(&mut net.home, PRODUCER, &Message::Offer { region: ID, shape }).unwrap();
+    }
+    let mut bytes = Vec::new();
+    net.home.transmit(PRODUCER, &mut bytes, usize::MAX);
+    assert!(!bytes.is_empty(), "it is told");
+    assert!(bytes.len() < 64 << 10, "{} bytes of what is wanted", bytes.len());
 }

@@ -3,6 +3,10 @@
 //! A job has one account with a limit for each [`Resource`]; each of its workers has an account within it. What is kept holds a
 //! [`Charge`], which gives back when it is dropped: so what is counted is what is there, and nothing can be forgotten. Charges are
 //! made where something is declared or queued, never for each chunk or row that passes.
+//!
+//! No worker takes what another needs: of what a job shares, a worker has at most [four times](SHARE) what is left to the others, so
+//! who asks without end is refused while they still get theirs; and what the job itself declares leaves
+//! [a part](KEPT_FOR_WORKERS) of the memory, the descriptors and the mappings to its workers.
 
 use crate::Rank;
 use crate::error::Refusal;
@@ -29,6 +33,11 @@ pub enum Resource {
 
 impl Resource {
     const COUNT: usize = 5;
+
+    /// Whether a job's declarations and its workers take of the same: the others only one of both takes.
+    fn is_shared(self) -> bool {
+        matches!(self, Self::Bytes | Self::Descriptors | Self::Mappings)
+    }
 
     /// What raises the limit.
     pub fn raised_by(self) -> &'static str {
@@ -91,6 +100,12 @@ impl Default for Account {
     }
 }
 
+/// How many times as much as it leaves to the others one worker may have.
+pub const SHARE: u64 = 4;
+
+/// The part of its bytes, descriptors and mappings that a job leaves to its workers, whatever it declares: one of so many.
+pub const KEPT_FOR_WORKERS: u64 = 16;
+
 /// Most entries that may wait for one worker: more than it has threads, and few enough that they cost little.
 pub const PEER_ENTRIES: u64 = 1 << 16;
 
@@ -112,6 +127,8 @@ impl Account {
         if let Some(ledger) = peers.get(&rank).and_then(Weak::upgrade) {
             return Self(ledger);
         }
+        // One that nobody uses any more still takes its place, and that of its ledger.
+        peers.retain(|_, ledger| ledger.strong_count() > 0);
         let account = Self::within(Some(self.clone()), limits);
         peers.insert(rank, Arc::downgrade(&account.0));
         account
@@ -124,13 +141,23 @@ impl Account {
     }
 
     fn take(&self, resource: Resource, amount: u64) -> Result<(), Exhausted> {
+        let left = self.left(resource);
+        if amount > left {
+            let (asked, limit) = (amount, self.limit(resource));
+            return Err(Exhausted { resource, asked, left, limit });
+        }
+        self.enter(resource, amount)
+    }
+
+    /// Notes what was taken here and in the accounts that this one is within, as far as their limits allow.
+    fn enter(&self, resource: Resource, amount: u64) -> Result<(), Exhausted> {
         let most = self.0.limits.0[resource as usize];
         let add = |taken: u64| taken.checked_add(amount).filter(|&sum| sum <= most);
         let taken = &self.0.taken[resource as usize];
         if let Err(taken) = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
             return Err(Exhausted { resource, asked: amount, left: most.saturating_sub(taken), limit: most });
         }
-        let up = self.0.within.as_ref().map_or(Ok(()), |within| within.take(resource, amount));
+        let up = self.0.within.as_ref().map_or(Ok(()), |within| within.enter(resource, amount));
         if up.is_err() {
             taken.fetch_sub(amount, Ordering::Relaxed);
         }
@@ -149,10 +176,33 @@ impl Account {
         self.0.taken[resource as usize].load(Ordering::Relaxed)
     }
 
-    /// What is left, here and in the accounts that this one is within.
+    /// What may still be taken: of what is left here, and in the accounts that this one is within, as much as leaves the others
+    /// theirs.
     pub fn left(&self, resource: Resource) -> u64 {
-        let here = self.0.limits.0[resource as usize].saturating_sub(self.taken(resource));
-        self.0.within.as_ref().map_or(here, |within| here.min(within.left(resource)))
+        let here = self.unused(resource);
+        let most = match &self.0.within {
+            // Of x it would have taken + x, and leave the others what there is without x.
+            Some(within) => {
+                let shared = u128::from(within.unused(resource)) * u128::from(SHARE);
+                let more = shared.saturating_sub(self.taken(resource).into()) / u128::from(SHARE + 1);
+                u64::try_from(more).unwrap_or(u64::MAX)
+            }
+            None if resource.is_shared() => {
+                here.saturating_sub(self.0.limits.0[resource as usize] / KEPT_FOR_WORKERS)
+            }
+            None => here,
+        };
+        here.min(most)
+    }
+
+    fn unused(&self, resource: Resource) -> u64 {
+        self.0.limits.0[resource as usize].saturating_sub(self.taken(resource))
+    }
+
+    /// The least of the limits here and in the accounts that this one is within.
+    fn limit(&self, resource: Resource) -> u64 {
+        let here = self.0.limits.0[resource as usize];
+        self.0.within.as_ref().map_or(here, |within| here.min(within.limit(resource)))
     }
 }
 
@@ -221,23 +271,68 @@ mod tests {
 
     #[test]
     fn what_is_dropped_is_given_back_to_every_account_that_it_was_taken_of() {
-        let job = Account::new(Limits::NONE.with(Bytes, 100));
+        let job = Account::new(Limits::NONE.with(Bytes, 160));
         let worker = job.peer(3);
         let charge = worker.charge(Bytes, 60).unwrap();
-        assert_eq!((job.left(Bytes), worker.taken(Bytes)), (40, 60));
+        assert_eq!((job.left(Bytes), worker.taken(Bytes)), (90, 60));
         drop(charge);
         assert_eq!((job.taken(Bytes), worker.taken(Bytes)), (0, 0));
     }
 
     #[test]
     fn a_refusal_takes_nothing_and_says_what_was_asked_and_left() {
-        let job = Account::new(Limits::NONE.with(Bytes, 100));
-        let kept = job.peer(0).charge(Bytes, 90).unwrap();
-        let refused = job.peer(1).charge(Bytes, 11).unwrap_err();
-        assert_eq!(refused, Exhausted { resource: Bytes, asked: 11, left: 10, limit: 100 });
+        let job = Account::new(Limits::NONE.with(Bytes, 160));
+        let kept = job.charge(Bytes, 150).unwrap();
+        let refused = job.peer(1).charge(Bytes, 9).unwrap_err();
+        assert_eq!(refused, Exhausted { resource: Bytes, asked: 9, left: 8, limit: 160 });
         assert_eq!(job.peer(1).taken(Bytes), 0, "nor within the worker's own account");
         assert!(job.charge(Bytes, u64::MAX).is_err(), "a sum that would wrap is refused");
         drop(kept);
+    }
+
+    #[test]
+    fn who_takes_all_it_gets_leaves_the_others_theirs() {
+        let job = Account::new(Limits::NONE.with(Bytes, 1600));
+        let declared = job.charge(Bytes, 1501).unwrap_err();
+        assert_eq!(declared.left, 1500, "what the job declares leaves its workers a part");
+        let greedy = job.peer(0);
+        let mut taken = Vec::new();
+        while let Ok(charge) = greedy.charge(Bytes, 1) {
+            taken.push(charge);
+        }
+        assert_eq!(greedy.taken(Bytes), 1280, "four times what is left");
+        assert_eq!(greedy.charge(Bytes, 1).unwrap_err().left, 0);
+        assert_eq!(job.peer(1).left(Bytes), 256);
+        let _its = job.peer(1).charge(Bytes, 256).unwrap();
+        assert!(job.peer(2).charge(Bytes, 51).is_ok(), "and so on");
+    }
+
+    // A job that declared tensors until it was refused had no descriptor left for the worker that came then.
+    #[test]
+    fn what_a_job_declares_leaves_its_workers_descriptors_and_mappings_too() {
+        for resource in [Bytes, Resource::Descriptors, Resource::Mappings] {
+            let job = Account::new(Limits::NONE.with(resource, 240));
+            let mut declared = Vec::new();
+            while let Ok(charge) = job.charge(resource, 2) {
+                declared.push(charge);
+            }
+            assert_eq!(job.taken(resource), 224, "{resource}");
+            assert!(
+                job.peer(1).charge(resource, 3).is_ok(),
+                "{resource}: the next worker gets what it needs"
+            );
+        }
+    }
+
+    #[test]
+    fn ranks_that_nobody_uses_any_more_take_no_memory() {
+        let job = Account::default();
+        let here = job.peer(0);
+        for rank in 1..1000 {
+            drop(job.peer(rank));
+        }
+        assert!(job.0.peers.lock().unwrap().len() <= 2);
+        drop(here);
     }
 
     #[test]

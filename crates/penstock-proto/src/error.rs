@@ -12,6 +12,31 @@ pub trait Hint {
     fn hint(&self) -> Option<String>;
 }
 
+/// Most bytes of a text in which somebody says what went wrong: so whoever is told why a job failed is told in one message.
+pub const MAX_TEXT_BYTES: usize = 1024;
+
+/// Cuts what is longer than `most` bytes, and says so. What is left are letters: line ends become spaces, and no other character
+/// rules a terminal or a log that a peer's words are shown in.
+pub fn shorten(text: &mut String, most: usize) {
+    const CUT: &str = " ...";
+    if text.contains(char::is_control) {
+        *text = text.chars().map(harmless).collect();
+    }
+    if text.len() > most {
+        let end = (0..=most - CUT.len()).rev().find(|&at| text.is_char_boundary(at));
+        text.truncate(end.unwrap_or(0));
+        text.push_str(CUT);
+    }
+}
+
+fn harmless(letter: char) -> char {
+    match letter {
+        '\n' | '\r' | '\t' => ' ',
+        letter if letter.is_control() => char::REPLACEMENT_CHARACTER,
+        letter => letter,
+    }
+}
+
 /// Why a server refused a request. The job is as it was before the request, in every case.
 #[derive(Debug, Clone, PartialEq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -202,6 +227,19 @@ pub enum Loss {
     },
 }
 
+impl Loss {
+    /// The same in so few words that it fits into any message.
+    #[must_use]
+    pub fn brief(mut self) -> Self {
+        if let Self::Failed { what: text } | Self::Broke { what: text } | Self::Ended { how: text } =
+            &mut self
+        {
+            shorten(text, MAX_TEXT_BYTES);
+        }
+        self
+    }
+}
+
 /// Why a job ended before its workers were done.
 #[derive(Debug, Clone, PartialEq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -254,9 +292,30 @@ pub enum JobFailure {
         /// How it was noticed.
         reason: String,
     },
-    /// The server was told to stop.
-    #[error("the server was stopped")]
-    Stopped,
+    /// A server was told to stop.
+    #[error("server {server} was stopped")]
+    Stopped {
+        /// Its number.
+        server: u32,
+    },
+}
+
+impl JobFailure {
+    /// The same in so few words that it fits into any message.
+    #[must_use]
+    pub fn brief(mut self) -> Self {
+        match &mut self {
+            Self::WorkerLost { rank, loss } => {
+                return Self::WorkerLost { rank: *rank, loss: loss.clone().brief() };
+            }
+            Self::ServerLost { reason: text, .. }
+            | Self::NonFinite { name: text, .. }
+            | Self::SettingsConflict { name: text, .. }
+            | Self::NoValue { name: text } => shorten(text, MAX_TEXT_BYTES),
+            _ => {}
+        }
+        self
+    }
 }
 
 impl Hint for JobFailure {
@@ -273,7 +332,49 @@ impl Hint for JobFailure {
             }
             Self::NoValue { .. } => "look at worker 0's own output; start the job anew".to_owned(),
             Self::ServerLost { server, .. } => format!("look at server {server}'s own output"),
-            Self::Stopped => return None,
+            Self::Stopped { .. } => return None,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handshake::{MAX_HANDSHAKE_BYTES, Verdict, verdict};
+
+    #[test]
+    fn the_longest_failure_is_told_in_any_message_and_says_that_it_was_cut() {
+        let what = "\u{1f6b0}".repeat(1 << 16);
+        for loss in
+            [Loss::Failed { what: what.clone() }, Loss::Ended { how: what.clone() }, Loss::Broke { what }]
+        {
+            let failure = JobFailure::WorkerLost { rank: 1, loss }.brief();
+            assert!(failure.to_string().ends_with(" ..."));
+            assert!(verdict(&Verdict::Refused(failure.clone().into())).len() < MAX_HANDSHAKE_BYTES);
+            assert_eq!(failure.clone().brief(), failure, "what is brief stays as it is");
+        }
+        let lost = JobFailure::ServerLost { server: 1, reason: "it closed the connection".to_owned() };
+        assert_eq!(lost.clone().brief(), lost);
+    }
+
+    // They went as they were into the logs of the servers and onto the terminals of all other workers.
+    #[test]
+    fn last_words_rule_no_terminal_and_make_no_line_of_their_own_in_a_log() {
+        let evil = "all is well\n\u{1b}[2Jserver 0: done\u{7}\u{9b}31m".to_owned();
+        let lost = |loss| JobFailure::WorkerLost { rank: 1, loss };
+        for failure in [
+            lost(Loss::Failed { what: evil.clone() }),
+            lost(Loss::Ended { how: evil.clone() }),
+            lost(Loss::Broke { what: evil.clone() }),
+            JobFailure::ServerLost { server: 1, reason: evil.clone() },
+            JobFailure::NoValue { name: evil.clone() },
+        ] {
+            let told = failure.brief().to_string();
+            assert!(!told.contains(char::is_control), "{told:?}");
+            assert!(told.contains("all is well \u{fffd}[2Jserver 0"), "{told:?}");
+        }
+        let mut long = "\u{7}".repeat(1000);
+        shorten(&mut long, 1000);
+        assert!(long.len() <= 1000, "it is cut as it is told, {} bytes", long.len());
     }
 }

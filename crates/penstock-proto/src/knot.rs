@@ -2,31 +2,103 @@
 //!
 //! - **K-1** Only workers that truly wait for each other in a circle are called a knot.
 //!
-//! A worker that has waited for a while says for whom, again and again; one at the barrier waits for whoever is missing there.
-//! It says so only where no other thread of its process could end the wait, and where the wait has no timeout of its own. Each
-//! of these waits needs *every* worker that it names. So once all members of a circle wait at one and the same time, none of
-//! them can act any more; that they did is known when each has said the same again twice since the last of them began, having
-//! asked the shards in between whom it waits for.
+//! A worker that has waited for a while says for what, again and again. It says so only while no other thread of its process
+//! could end the wait, and where the wait has no timeout of its own; where that is so no more, it takes back what it said. Each
+//! of these waits needs *every* worker that it is for: those that are missing at the barrier, those that have not declared the
+//! table, those that it names itself. So once all members of a circle wait at one and the same time, none of them can act any
+//! more; that they did is known when each has said the same again twice since the last of them began, having asked in between
+//! whom it waits for.
 //!
 //! Pure state, held by the first server's control thread. Memory: one entry a worker.
 
 use crate::Rank;
+use crate::error::shorten;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 /// Longest name of what is waited for.
 const MAX_WHAT: usize = 600;
+/// Most ranks, and most groups of workers that wait for the same, that the words of a knot tell one by one.
+const MAX_TOLD: usize = 16;
 
-#[derive(Debug)]
-enum For {
+/// What a worker waits for.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Goal {
     /// Whoever is missing at the barrier.
-    Barrier,
-    /// These, for something; which of the worker's waits it is.
-    Ranks { wait: u64, what: String, ranks: Vec<Rank> },
+    Barrier {
+        /// What it is for, as the program says; empty where it does not.
+        what: String,
+    },
+    /// Whoever has not declared the table.
+    Table {
+        /// Its name.
+        name: String,
+    },
+    /// Whoever has not dropped the table.
+    Drop {
+        /// Its name.
+        name: String,
+        /// Its number.
+        id: u32,
+    },
+    /// These, all of them.
+    Ranks {
+        /// For what, in words.
+        what: String,
+        /// Whom it waits for.
+        ranks: Vec<Rank>,
+    },
+}
+
+impl Goal {
+    /// Cuts what a peer may have made too long.
+    fn cut(&mut self) {
+        let (Self::Barrier { what: text }
+        | Self::Table { name: text }
+        | Self::Drop { name: text, .. }
+        | Self::Ranks { what: text, .. }) = self;
+        shorten(text, MAX_WHAT);
+    }
+
+    /// What those who wait for it do.
+    fn says(&self, several: bool) -> String {
+        let s = if several { "" } else { "s" };
+        match self {
+            Self::Ranks { what, .. } => format!("wait{s} for {what} of"),
+            Self::Barrier { .. } => format!("stand{s} at {self} and wait{s} for"),
+            Self::Table { name } => format!("declare{s} table `{name}` and wait{s} for"),
+            Self::Drop { name, .. } => format!("drop{s} table `{name}` and wait{s} for"),
+        }
+    }
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Barrier { what } if what.is_empty() => f.write_str("the barrier"),
+            Self::Barrier { what } => write!(f, "the barrier `{what}`"),
+            Self::Table { name } => write!(f, "the declaration of table `{name}`"),
+            Self::Drop { name, .. } => write!(f, "the drop of table `{name}`"),
+            Self::Ranks { what, .. } => f.write_str(what),
+        }
+    }
+}
+
+/// A circle of waits.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Knot {
+    /// Who waits for what of whom.
+    pub words: String,
+    /// Whom the worker that asks waits for.
+    pub ranks: Vec<Rank>,
 }
 
 #[derive(Debug)]
 struct Wait {
-    goal: For,
+    /// Which of the worker's waits it is.
+    number: u64,
+    goal: Goal,
     /// The numbers of the first look, of the last, and of the one before it.
     first: u64,
     last: u64,
@@ -41,70 +113,92 @@ pub struct Knots {
 }
 
 impl Knots {
-    /// `rank` stands at the barrier, and nothing else happens in its process.
-    pub fn at_barrier(&mut self, rank: Rank) {
+    /// `rank` still waits for `goal`, and nothing else happens in its process; `number` numbers its waits.
+    pub fn waits(&mut self, rank: Rank, number: u64, mut goal: Goal) {
         self.looks += 1;
         let look = self.looks;
-        self.waits.insert(rank, Wait { goal: For::Barrier, first: look, last: look, before: look });
-    }
-
-    /// `rank` still waits for `ranks`, all of them; `wait` numbers its waits.
-    pub fn waits(&mut self, rank: Rank, wait: u64, mut what: String, ranks: Vec<Rank>) {
-        self.looks += 1;
-        let look = self.looks;
-        let end = (0..=what.len().min(MAX_WHAT)).rev().find(|&at| what.is_char_boundary(at));
-        what.truncate(end.unwrap_or(0));
+        goal.cut();
         let (first, before) = match self.waits.get(&rank) {
-            Some(Wait { goal: For::Ranks { wait: same, .. }, first, last, .. }) if *same == wait => {
-                (*first, *last)
-            }
+            Some(same) if same.number == number => (same.first, same.last),
             _ => (look, look),
         };
-        self.waits.insert(rank, Wait { goal: For::Ranks { wait, what, ranks }, first, last: look, before });
+        self.waits.insert(rank, Wait { number, goal, first, last: look, before });
     }
 
-    /// `rank` waits no more.
+    /// `rank` waits no more, or something else may happen in its process.
     pub fn end(&mut self, rank: Rank) {
         self.waits.remove(&rank);
     }
 
-    /// The knot that `rank` is in, if it is in one: what each member waits for.
-    pub fn find(&self, rank: Rank, missing_at_barrier: &[Rank]) -> Option<String> {
-        let needs = |wait: &Wait| match &wait.goal {
-            For::Barrier => missing_at_barrier.to_vec(),
-            For::Ranks { ranks, .. } => ranks.clone(),
-        };
-        let mut members: BTreeSet<Rank> = self.waits.keys().copied().collect();
+    /// The knot that `rank` is in, if it is in one. `needs` says whom a worker's wait is for, now.
+    pub fn find(&self, rank: Rank, needs: impl Fn(Rank, &Goal) -> Vec<Rank>) -> Option<Knot> {
+        let own = needs(rank, &self.waits.get(&rank)?.goal);
+        // Most long waits are for a worker that computes: nothing more is looked at then.
+        if !own.iter().any(|needed| self.waits.contains_key(needed)) {
+            return None;
+        }
+        let mut members: BTreeMap<Rank, Vec<Rank>> =
+            self.waits.iter().map(|(&rank, wait)| (rank, needs(rank, &wait.goal))).collect();
         loop {
-            let held = |rank: &Rank| needs(&self.waits[rank]).iter().any(|needed| members.contains(needed));
-            let rest: BTreeSet<Rank> = members.iter().copied().filter(held).collect();
-            if rest.len() == members.len() {
+            let held =
+                |needed: &[Rank], all: &BTreeMap<_, _>| needed.iter().any(|rank| all.contains_key(rank));
+            let free: Vec<Rank> =
+                members.iter().filter(|(_, needed)| !held(needed, &members)).map(|(&rank, _)| rank).collect();
+            if free.is_empty() {
                 break;
             }
-            members = rest;
+            free.iter().for_each(|rank| _ = members.remove(rank));
         }
-        if !members.contains(&rank) {
+        if !members.contains_key(&rank) {
             return None;
         }
-        let began = members.iter().map(|member| self.waits[member].first).max()?;
-        let confirmed = |member: &Rank| {
-            let wait = &self.waits[member];
-            matches!(wait.goal, For::Barrier) || wait.before > began
-        };
-        if !members.iter().all(confirmed) {
-            return None;
-        }
-        let say = |member: &Rank| {
-            let wait = &self.waits[member];
-            let ranks = needs(wait);
-            match &wait.goal {
-                For::Barrier => {
-                    format!("worker {member} stands at the barrier and waits for workers {ranks:?}")
+        let began = members.keys().map(|member| self.waits[member].first).max()?;
+        let confirmed = members.keys().all(|member| self.waits[member].before > began);
+        confirmed.then(|| Knot { words: self.words(rank, members), ranks: own })
+    }
+
+    /// Who waits for what of whom; those that wait for the same together, and of many some, the one that asks among them.
+    fn words(&self, asks: Rank, members: BTreeMap<Rank, Vec<Rank>>) -> String {
+        let mut groups: Vec<(&Goal, Vec<Rank>, Vec<Rank>)> = Vec::new();
+        for (rank, needed) in members {
+            let goal = &self.waits[&rank].goal;
+            match groups.iter_mut().find(|(same, who, _)| *same == goal && !needed.contains(&who[0])) {
+                Some((_, who, all)) => {
+                    who.push(rank);
+                    all.extend(needed);
                 }
-                For::Ranks { what, .. } => format!("worker {member} waits for `{what}` of workers {ranks:?}"),
+                None => groups.push((goal, vec![rank], needed)),
             }
+        }
+        let say = |(goal, who, needed): (&Goal, Vec<Rank>, Vec<Rank>)| {
+            let needed: BTreeSet<Rank> = needed.into_iter().collect();
+            let needed: Vec<Rank> = needed.into_iter().collect();
+            let subject = match &who[..] {
+                [one] => format!("worker {one}"),
+                several => format!("workers {}", told(several)),
+            };
+            format!("{subject} {} workers {}", goal.says(who.len() > 1), told(&needed))
         };
-        Some(members.iter().map(say).collect::<Vec<_>>().join("; "))
+        if let Some(own) = groups.iter().position(|(_, who, _)| who.contains(&asks)) {
+            groups.swap(own, own.min(MAX_TOLD - 1));
+        }
+        let more = groups.len().saturating_sub(MAX_TOLD);
+        let mut said: Vec<String> = groups.into_iter().take(MAX_TOLD).map(say).collect();
+        if more > 0 {
+            said.push(format!("and so on, {more} more"));
+        }
+        said.join("; ")
+    }
+}
+
+/// The first of `ranks`, and how many there are.
+fn told(ranks: &[Rank]) -> String {
+    match ranks.get(..MAX_TOLD) {
+        Some(first) if ranks.len() > MAX_TOLD => {
+            let first: Vec<String> = first.iter().map(ToString::to_string).collect();
+            format!("[{}, ...] ({} of them)", first.join(", "), ranks.len())
+        }
+        _ => format!("{ranks:?}"),
     }
 }
 
@@ -112,8 +206,16 @@ impl Knots {
 mod tests {
     use super::*;
 
-    fn say(knots: &mut Knots, rank: Rank, wait: u64, ranks: &[Rank]) {
-        knots.waits(rank, wait, "w".to_owned(), ranks.to_vec());
+    fn say(knots: &mut Knots, rank: Rank, number: u64, ranks: &[Rank]) {
+        knots.waits(rank, number, Goal::Ranks { what: "`w`".to_owned(), ranks: ranks.to_vec() });
+    }
+
+    fn find(knots: &Knots, rank: Rank, missing: &[Rank]) -> Option<String> {
+        let needs = |_, goal: &Goal| match goal {
+            Goal::Ranks { ranks, .. } => ranks.clone(),
+            _ => missing.to_vec(),
+        };
+        knots.find(rank, needs).map(|knot| knot.words)
     }
 
     #[test]
@@ -122,27 +224,81 @@ mod tests {
         say(&mut knots, 0, 1, &[1]);
         say(&mut knots, 0, 1, &[1]);
         say(&mut knots, 1, 1, &[0]);
-        assert_eq!(knots.find(1, &[]), None);
+        assert_eq!(find(&knots, 1, &[]), None);
         say(&mut knots, 0, 1, &[1]);
         say(&mut knots, 1, 1, &[0]);
-        assert_eq!(knots.find(1, &[]), None, "neither has asked the shards since both wait");
+        assert_eq!(find(&knots, 1, &[]), None, "neither has asked the shards since both wait");
         say(&mut knots, 0, 1, &[1]);
         say(&mut knots, 1, 1, &[0]);
-        let knot = knots.find(1, &[]).unwrap();
+        let knot = find(&knots, 1, &[]).unwrap();
         assert_eq!(knot, "worker 0 waits for `w` of workers [1]; worker 1 waits for `w` of workers [0]");
         knots.end(0);
-        assert_eq!(knots.find(1, &[]), None);
+        assert_eq!(find(&knots, 1, &[]), None);
     }
 
     #[test]
     fn a_wait_for_who_stands_at_the_barrier_that_this_worker_is_missing_at_is_a_knot() {
         let mut knots = Knots::default();
-        knots.at_barrier(0);
         for _ in 0..3 {
+            knots.waits(0, 3, Goal::Barrier { what: "epoch".to_owned() });
             say(&mut knots, 1, 7, &[0]);
         }
-        assert!(knots.find(1, &[1]).unwrap().starts_with("worker 0 stands at the barrier"));
-        assert_eq!(knots.find(1, &[2]), None, "worker 2 may come");
+        assert!(find(&knots, 1, &[1]).unwrap().starts_with("worker 0 stands at the barrier `epoch` and"));
+        assert_eq!(find(&knots, 1, &[2]), None, "worker 2 may come");
+    }
+
+    #[test]
+    fn a_worker_that_takes_back_that_it_only_waits_is_in_no_knot() {
+        let mut knots = Knots::default();
+        for _ in 0..3 {
+            knots.waits(0, 3, Goal::Barrier { what: String::new() });
+            say(&mut knots, 1, 7, &[0]);
+        }
+        knots.end(0); // another thread of it uses the job
+        say(&mut knots, 1, 7, &[0]);
+        assert_eq!(find(&knots, 1, &[1]), None);
+        knots.waits(0, 3, Goal::Barrier { what: String::new() });
+        say(&mut knots, 1, 7, &[0]);
+        assert_eq!(find(&knots, 1, &[1]), None, "it says so anew, and not yet twice");
+    }
+
+    #[test]
+    fn workers_that_declare_tables_in_different_orders_are_a_knot_and_named_together() {
+        let mut knots = Knots::default();
+        for _ in 0..3 {
+            for rank in 0..4 {
+                let name = if rank < 2 { "T" } else { "U" }.to_owned();
+                knots.waits(rank, 1, Goal::Table { name });
+            }
+        }
+        let needs = |_, goal: &Goal| match goal {
+            Goal::Table { name } if name == "T" => vec![2, 3],
+            _ => vec![0, 1],
+        };
+        let expected = "workers [0, 1] declare table `T` and wait for workers [2, 3]; \
+                        workers [2, 3] declare table `U` and wait for workers [0, 1]";
+        assert_eq!(knots.find(3, needs).unwrap(), Knot { words: expected.to_owned(), ranks: vec![0, 1] });
+    }
+
+    #[test]
+    fn a_knot_of_the_largest_job_fits_a_message() {
+        let mut knots = Knots::default();
+        let all = crate::message::MAX_WORKERS;
+        for _ in 0..3 {
+            for rank in 0..all {
+                let what = format!("`{rank}{}`", "w".repeat(700));
+                knots.waits(rank, 1, Goal::Ranks { what, ranks: (0..all).filter(|&r| r != rank).collect() });
+            }
+        }
+        let needs = |_, goal: &Goal| match goal {
+            Goal::Ranks { ranks, .. } => ranks.clone(),
+            _ => Vec::new(),
+        };
+        let knot = knots.find(all - 1, needs).unwrap();
+        assert!(knot.words.contains(&format!("worker {} waits", all - 1)), "the one that asks is named");
+        assert!(knot.words.len() < 20_000 && knot.words.ends_with("; and so on, 1008 more"));
+        let answer = crate::message::Answer::Knot { knot: Some(knot) };
+        crate::message::encode(&crate::message::Reply { id: 1, body: answer }).unwrap();
     }
 
     #[test]
@@ -151,11 +307,11 @@ mod tests {
         for wait in 0..9 {
             say(&mut knots, 0, wait, &[1]);
             say(&mut knots, 1, 5, &[0]);
-            assert_eq!(knots.find(1, &[]), None, "worker 0's wait is another one every time");
+            assert_eq!(find(&knots, 1, &[]), None, "worker 0's wait is another one every time");
         }
         for _ in 0..5 {
             say(&mut knots, 0, 9, &[2]);
-            assert_eq!(knots.find(1, &[]), None, "worker 2 computes, and then pushes");
+            assert_eq!(find(&knots, 1, &[]), None, "worker 2 computes, and then pushes");
         }
     }
 }

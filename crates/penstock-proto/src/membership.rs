@@ -8,6 +8,7 @@
 
 use crate::Rank;
 use crate::error::Refusal;
+use std::collections::BTreeSet;
 
 /// What is known of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +21,29 @@ pub enum Member {
     Left,
     /// Died, fell silent or broke the protocol.
     Lost,
+}
+
+/// Who a job's workers are by now, for what all of them do together.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Crew {
+    /// Workers that are here or may still come.
+    pub live: BTreeSet<Rank>,
+    /// Those that closed the job.
+    pub left: BTreeSet<Rank>,
+    /// Those that died, fell silent or broke the protocol.
+    pub lost: BTreeSet<Rank>,
+}
+
+impl Crew {
+    /// These are here, and nobody has gone.
+    pub fn of(live: impl IntoIterator<Item = Rank>) -> Self {
+        Self { live: live.into_iter().collect(), ..Self::default() }
+    }
+
+    /// Whether a worker of this job has left or was lost.
+    pub fn is_gone(&self, rank: Rank) -> bool {
+        self.left.contains(&rank) || self.lost.contains(&rank)
+    }
 }
 
 /// The workers of a job, and their barrier.
@@ -40,24 +64,42 @@ impl Roster {
         self.members.len() as u32
     }
 
-    /// What is known of `rank`.
+    /// What is known of `rank`. One that there is not never comes.
     pub fn of(&self, rank: Rank) -> Member {
-        self.members[rank as usize]
+        self.members.get(rank as usize).copied().unwrap_or(Member::Lost)
+    }
+
+    /// Whether [`Self::join`] would take `rank` in: to be asked before anything is kept for it.
+    pub fn may_join(&self, rank: Rank, size: u32) -> Result<(), Refusal> {
+        if size != self.size() {
+            return Err(Refusal::SizeMismatch { expected: self.size(), got: size });
+        }
+        match self.members.get(rank as usize) {
+            None => Err(Refusal::RankOutOfRange { rank, size }),
+            Some(Member::Awaited) => Ok(()),
+            Some(_) => Err(Refusal::RankTaken { rank }),
+        }
+    }
+
+    /// All workers, by what is known of them.
+    pub fn crew(&self) -> Crew {
+        let mut crew = Crew::default();
+        for (member, rank) in self.members.iter().zip(0..) {
+            let whose = match member {
+                Member::Awaited | Member::Joined => &mut crew.live,
+                Member::Left => &mut crew.left,
+                Member::Lost => &mut crew.lost,
+            };
+            whose.insert(rank);
+        }
+        crew
     }
 
     /// Takes `rank` in, which says that the job has `size` workers.
     pub fn join(&mut self, rank: Rank, size: u32) -> Result<(), Refusal> {
-        if size != self.size() {
-            return Err(Refusal::SizeMismatch { expected: self.size(), got: size });
-        }
-        match self.members.get_mut(rank as usize) {
-            None => Err(Refusal::RankOutOfRange { rank, size }),
-            Some(member) if *member == Member::Awaited => {
-                *member = Member::Joined;
-                Ok(())
-            }
-            Some(_) => Err(Refusal::RankTaken { rank }),
-        }
+        self.may_join(rank, size)?;
+        self.members[rank as usize] = Member::Joined;
+        Ok(())
     }
 
     /// Notes that `rank` closed the job; `false` if it was not here.
@@ -80,18 +122,24 @@ impl Roster {
         true
     }
 
+    /// Notes that `rank`, which had left, has failed after all: it is lost. `false` if it had not left.
+    pub fn disown(&mut self, rank: Rank) -> bool {
+        let Some(member) = self.members.get_mut(rank as usize).filter(|member| **member == Member::Left)
+        else {
+            return false;
+        };
+        *member = Member::Lost;
+        true
+    }
+
     /// Ranks that have not joined.
     pub fn awaited(&self) -> impl Iterator<Item = Rank> + '_ {
         (0..self.size()).filter(|&rank| self.of(rank) == Member::Awaited)
     }
 
     fn end(&mut self, rank: Rank, how: Member) -> bool {
-        let member = &mut self.members[rank as usize];
-        let was_here = *member == Member::Joined;
-        if was_here {
-            *member = how;
-        }
-        was_here
+        let here = self.members.get_mut(rank as usize).filter(|member| **member == Member::Joined);
+        here.map(|member| *member = how).is_some()
     }
 
     /// Whether every worker has come and gone.
@@ -106,7 +154,9 @@ impl Roster {
 
     /// Notes that `rank` stands at the barrier.
     pub fn arrive(&mut self, rank: Rank) {
-        self.at_barrier[rank as usize] = true;
+        if let Some(stands) = self.at_barrier.get_mut(rank as usize) {
+            *stands = true;
+        }
     }
 
     /// Ranks that the barrier waits for: those that may still come to it.
@@ -186,11 +236,24 @@ mod tests {
         assert!(!roster.miss(0, false), "it is here");
         assert!(roster.miss(1, false) && !roster.miss(1, false) && roster.miss(2, true));
         assert!(!roster.miss(3, true), "there is no such rank");
+        assert!(!roster.lose(3) && !roster.leave(3) && roster.of(3) == Member::Lost);
         roster.arrive(0);
         assert_eq!(roster.pass_barrier(), Some(vec![0]));
         assert!(roster.join(1, 3).is_err());
         roster.leave(0);
         assert!(roster.is_over());
+    }
+
+    #[test]
+    fn who_leaves_and_then_fails_is_lost() {
+        let mut roster = Roster::new(3);
+        roster.join(0, 3).unwrap();
+        assert!(!roster.disown(0) && !roster.disown(1) && !roster.disown(3), "none of these has left");
+        roster.leave(0);
+        assert!(roster.disown(0) && !roster.disown(0));
+        roster.miss(1, true);
+        let crew = Crew { live: [2].into(), left: [1].into(), lost: [0].into() };
+        assert_eq!(roster.crew(), crew);
     }
 
     #[test]

@@ -4,9 +4,10 @@
 //! [`postcard`] of the types below, at most [`MAX_MESSAGE_BYTES`]. File descriptors travel beside the message, in the order named at each reply. Nothing that
 //! happens once per iteration goes this way but barriers.
 
-use crate::error::{JobFailure, Refusal};
+use crate::error::{JobFailure, MAX_TEXT_BYTES, Refusal, shorten};
 use crate::handshake::Session;
 use crate::items::control::{TableAnswer, TableAsk};
+use crate::knot::{Goal, Knot};
 use crate::placement::Extent;
 use crate::spec::TensorSpec;
 use crate::{Rank, TensorId};
@@ -86,18 +87,13 @@ pub enum Ask {
     /// On a network connection: the worker lives. Answered at once, so that the worker knows that the server does.
     Beat,
     /// Stands at the barrier; answered when all do.
-    Barrier {
-        /// Whether nothing else of this worker can happen meanwhile: see [`crate::knot`].
-        alone: bool,
-    },
-    /// Waits still, and nothing else of this worker can happen meanwhile.
+    Barrier,
+    /// Waits still, and nothing else of this worker can happen meanwhile: see [`crate::knot`].
     Waits {
         /// Which of its waits.
         wait: u64,
-        /// For what: a tensor's name.
-        what: String,
-        /// For whom, for all of them; none: it waits no more.
-        ranks: Vec<Rank>,
+        /// For what; none: it waits no more, or something else may happen.
+        goal: Option<Goal>,
     },
     /// Who keeps this tensor from reaching `version`?
     Missing {
@@ -141,6 +137,21 @@ pub enum Departure {
     Heard(JobFailure),
 }
 
+impl Departure {
+    /// The same in so few words that it fits into a message, and so does what the others are told of it.
+    #[must_use]
+    pub fn brief(self) -> Self {
+        match self {
+            Self::Done => Self::Done,
+            Self::Failed { mut what } => {
+                shorten(&mut what, MAX_TEXT_BYTES);
+                Self::Failed { what }
+            }
+            Self::Heard(failure) => Self::Heard(failure.brief()),
+        }
+    }
+}
+
 /// A reply to request `id`; 0 is for what nobody asked: the job's failure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Reply {
@@ -175,6 +186,8 @@ pub enum Answer {
     BarrierPassed {
         /// Who stood there.
         ranks: Vec<Rank>,
+        /// Who had left the job, and was not waited for.
+        left: Vec<Rank>,
     },
     /// To `Missing` and `MissingAtBarrier`.
     Missing {
@@ -183,8 +196,8 @@ pub enum Answer {
     },
     /// To `Waits`: the circle of waits that this one is part of, if it is.
     Knot {
-        /// In words.
-        knot: Option<String>,
+        /// The circle.
+        knot: Option<Knot>,
     },
     /// To `Clocks`: by rank, -1 for one that is not live.
     Clocks {

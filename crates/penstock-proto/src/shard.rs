@@ -278,7 +278,12 @@ impl Shard {
                 self.check_load(writer, tensor, first, count, (slot, part))?;
                 check_limit("the steps of a load", steps)
             }
-            Submission::Zero { tensor } | Submission::Fetch { tensor, .. } => self.known(tensor).map(drop),
+            Submission::Zero { tensor } => self.known(tensor).map(drop),
+            Submission::Fetch { tensor, version, .. } => {
+                self.known(tensor)?;
+                // The push of the last clock makes the version behind it.
+                check_limit("the clock that a fetch asks for", version.saturating_sub(1))
+            }
             Submission::Clock { clock } => check_limit("its clock", clock),
             Submission::Leave => Ok(()),
         }

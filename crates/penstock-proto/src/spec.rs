@@ -21,6 +21,16 @@ pub enum Reduce {
     Mean,
 }
 
+/// As Python and messages say it.
+impl std::fmt::Display for Reduce {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Sum => "sum",
+            Self::Mean => "mean",
+        })
+    }
+}
+
 /// A tensor's declaration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TensorSpec {
@@ -165,14 +175,15 @@ impl TensorSpec {
 
     /// The first setting in which `other` differs, as (what, ours, theirs); `None` if they agree.
     pub fn difference(&self, other: &Self) -> Option<(&'static str, String, String)> {
+        let none_or = |number: Option<f64>| number.map_or_else(|| "none".to_owned(), |it| it.to_string());
         let pairs = [
             ("shape", format!("{:?}", self.shape), format!("{:?}", other.shape)),
             ("dtype", self.dtype.name().to_owned(), other.dtype.name().to_owned()),
-            ("optimizer", format!("{:?}", self.rule), format!("{:?}", other.rule)),
+            ("optimizer", self.rule.to_string(), other.rule.to_string()),
             ("consistency", self.consistency.to_string(), other.consistency.to_string()),
-            ("reduce", format!("{:?}", self.reduce), format!("{:?}", other.reduce)),
+            ("reduce", self.reduce.to_string(), other.reduce.to_string()),
             ("rescale", self.rescale.to_string(), other.rescale.to_string()),
-            ("clip", format!("{:?}", self.clip), format!("{:?}", other.clip)),
+            ("clip", none_or(self.clip), none_or(other.clip)),
             ("refuse_nonfinite", self.refuse_nonfinite.to_string(), other.refuse_nonfinite.to_string()),
         ];
         pairs.into_iter().find(|(_, ours, theirs)| ours != theirs)
@@ -228,5 +239,11 @@ pub(crate) mod tests {
         assert_eq!(ours.difference(&ours.clone()), None);
         let theirs = TensorSpec { dtype: Dtype::F64, ..ours.clone() };
         assert_eq!(ours.difference(&theirs), Some(("dtype", "float32".into(), "float64".into())));
+        let sgd = Rule::Sgd { momentum: true, nesterov: true, maximize: false };
+        let theirs = TensorSpec { rule: sgd, ..ours.clone() };
+        let expected = ("optimizer", "Add".into(), "SGD with momentum and nesterov".into());
+        assert_eq!(ours.difference(&theirs), Some(expected));
+        let theirs = TensorSpec { clip: Some(1.5), ..ours.clone() };
+        assert_eq!(ours.difference(&theirs), Some(("clip", "none".into(), "1.5".into())));
     }
 }

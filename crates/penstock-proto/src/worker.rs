@@ -68,11 +68,6 @@ impl Position {
         }
     }
 
-    /// Whether contributions announced with `more` wait for their last.
-    pub fn is_open(&self) -> bool {
-        self.open
-    }
-
     /// What a pull at `clock` with its own `slack` (or the tensor's) has to wait for.
     pub fn requirement(&self, clock: u64, slack: Option<u32>, consistency: Consistency) -> Requirement {
         let position = self.at(clock);

@@ -493,6 +493,10 @@ fn a_number_that_could_overflow_is_refused() {
             SubmissionRefused::TooLarge { what: "the steps of a load", limit: MAX_CLOCK, got }
         );
     }
+    let fetch = |version| Submission::Fetch { tensor: W, state: false, version, ticket: 1 };
+    assert!(rig.shard.judge(0, &fetch(MAX_CLOCK + 1)).is_ok());
+    let refused = rig.shard.judge(0, &fetch(u64::MAX)).unwrap_err();
+    assert!(matches!(refused, SubmissionRefused::TooLarge { limit: MAX_CLOCK, .. }), "{refused}");
     rig.clock(0, MAX_CLOCK);
     rig.submit(0, load(0, 1, 0, MAX_CLOCK));
     rig.push(0, (0, 1), MAX_CLOCK, 1.0);

@@ -17,7 +17,9 @@ use crate::error::{bad_argument, raise};
 use penstock::worker::{Error, Job};
 use pyo3::prelude::*;
 use std::cell::{Cell, RefCell};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 
 /// Shows that this thread holds no interpreter.
 pub(crate) struct Detached(());
@@ -30,6 +32,14 @@ pub(crate) struct Quick<'a, T>(pub(crate) &'a T);
 
 /// A job to be closed, and why if it failed.
 type Closing = (Arc<Core<Job>>, Option<String>);
+
+/// Whether the interpreter is about to end, or has ended: waits go on without it.
+static ENDED: AtomicBool = AtomicBool::new(false);
+/// Threads that are in the middle of a wait and look whether it shall end.
+static LOOKING: Mutex<usize> = Mutex::new(0);
+static LOOKED: Condvar = Condvar::new();
+/// Longest wait for such threads when the interpreter is about to end: one that runs a signal handler may take its time.
+const LAST_LOOKS: Duration = Duration::from_secs(5);
 
 thread_local! {
     /// Whether this thread is inside a call of the core.
@@ -113,6 +123,39 @@ impl Drop for Inside {
     }
 }
 
+/// A look at the interpreter in the middle of a wait, and of its locks. An interpreter that ends stops for ever whoever comes back to
+/// it, so none begins once that is near, and it is waited for those that have begun.
+struct Look;
+
+impl Look {
+    #[expect(clippy::disallowed_methods, reason = "nobody waits under this lock")]
+    fn new() -> Option<Self> {
+        let mut looking = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
+        (!ENDED.load(Ordering::Relaxed)).then(|| {
+            *looking += 1;
+            Self
+        })
+    }
+}
+
+impl Drop for Look {
+    #[expect(clippy::disallowed_methods, reason = "nobody waits under this lock")]
+    fn drop(&mut self) {
+        *LOOKING.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        LOOKED.notify_all();
+    }
+}
+
+/// From here on no wait looks at the interpreter, which is about to end; so no thread is stopped in the middle of one.
+#[expect(clippy::disallowed_methods, reason = "this file is the door")]
+pub(crate) fn about_to_end(py: Python<'_>) {
+    py.detach(|| {
+        let looking = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
+        ENDED.store(true, Ordering::Relaxed);
+        let _ = LOOKED.wait_timeout_while(looking, LAST_LOOKS, |looking| *looking > 0);
+    });
+}
+
 /// Asked by every wait now and then: runs pending signal handlers; whether the wait shall end.
 #[expect(clippy::disallowed_methods, reason = "this file is the door")]
 pub(crate) fn interrupted() -> bool {
@@ -124,8 +167,30 @@ pub(crate) fn interrupted() -> bool {
             true
         }
     };
+    let Some(_look) = Look::new() else { return false };
     // An interpreter that is ending gives nobody back to Python.
     Python::try_attach(look).unwrap_or(true)
+}
+
+/// Asked by long waits: whether nothing else can happen in this process. Any other thread of Python's could use the job, whether it
+/// has before or not; and what an alarm is set for may end the wait.
+#[expect(clippy::disallowed_methods, reason = "this file is the door")]
+pub(crate) fn alone() -> bool {
+    let look = |py: Python<'_>| -> PyResult<bool> {
+        let threads = py.import("sys")?.call_method0("_current_frames")?.len()?;
+        let signal = py.import("signal")?;
+        let alarm = signal.call_method1("getitimer", (signal.getattr("ITIMER_REAL")?,))?;
+        let (left, _): (f64, f64) = alarm.extract()?;
+        Ok(threads <= 1 && left == 0.0)
+    };
+    let Some(_look) = Look::new() else { return false };
+    Python::try_attach(|py| look(py).unwrap_or(false)).unwrap_or(false)
+}
+
+/// Runs `work` when the interpreter has ended, for good: there is nobody to let go of, and no signal handler.
+pub(crate) fn at_exit<T>(work: impl FnOnce(&Detached) -> T) -> T {
+    ENDED.store(true, Ordering::Relaxed);
+    work(&Detached(()))
 }
 
 /// Whether this thread is inside a call of the core, and thus runs a signal handler.

@@ -45,6 +45,20 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     shape(py, error).build(&error.to_string(), error.hint()).unwrap_or_else(|failed| failed)
 }
 
+/// The name of what [`raise`] would give for an error of leaving, where there is no interpreter.
+pub(crate) fn class_of(error: &Error) -> &'static str {
+    match error {
+        Error::Failed(JobFailure::WorkerLost { .. }) => "WorkerLost",
+        Error::Failed(JobFailure::ServerLost { .. }) => "ServerLost",
+        Error::Failed(JobFailure::SettingsConflict { .. }) => "SettingsConflict",
+        Error::Failed(_) => "JobFailed",
+        Error::NotTaken { .. } => "NotDelivered",
+        Error::Unanswered { .. } | Error::InLine { .. } => "DeadlineExceeded",
+        Error::Protocol { .. } => "ProtocolError",
+        _ => "PenstockError",
+    }
+}
+
 /// The exception for an option.
 pub(crate) fn raise_option(py: Python<'_>, error: &OptionError) -> PyErr {
     Shape::new(py, "OptionError").build(&error.to_string(), error.hint()).unwrap_or_else(|failed| failed)
@@ -97,13 +111,15 @@ fn shape<'py>(py: Python<'py>, error: &Error) -> Shape<'py> {
         Error::DropTimeout { missing, waited, .. } => named("DeadlineExceeded").waited(missing, *waited),
         Error::TableTimeout { missing, waited, .. } => named("DeadlineExceeded").waited(missing, *waited),
         Error::PullTimeout { missing, waited, .. } => named("PullTimeout").waited(missing, *waited),
-        Error::Knot { missing, waited, .. } => named("PullTimeout").waited(missing, *waited),
+        Error::Knot { missing, waited, .. } => named("CircularWait").waited(missing, *waited),
         Error::NoValue { waited, .. } => named("PullTimeout").waited(&[0], *waited),
         Error::LaneTimeout { missing, waited, .. } => named("LaneTimeout").waited(missing, *waited),
-        Error::BarrierTimeout { missing, waited } => named("BarrierTimeout").waited(missing, *waited),
+        Error::BarrierTimeout { missing, waited, .. } => named("BarrierTimeout").waited(missing, *waited),
         Error::Untrusted { .. } | Error::OtherUser { .. } => named("AuthenticationError"),
         Error::ConnectTimeout { waited, .. } => named("ConnectTimeout").waited(&[], *waited),
-        Error::Unanswered { waited, .. } => named("DeadlineExceeded").waited(&[], *waited),
+        Error::Unanswered { waited, .. } | Error::InLine { waited, .. } => {
+            named("DeadlineExceeded").waited(&[], *waited)
+        }
         Error::NotTaken { server, taken, submitted, waited } => named("NotDelivered")
             .waited(&[], *waited)
             .with("server", *server)

@@ -1,6 +1,6 @@
 //! A job as a Python object.
 
-use crate::detach::{Core, Quick, close_later, detached, finish, interrupted, let_go, within};
+use crate::detach::{Core, Quick, alone, close_later, detached, finish, interrupted, let_go, within};
 use crate::error::{bad_argument, raise_option};
 use crate::table::Table;
 use crate::tensor::Tensor;
@@ -56,9 +56,15 @@ impl<'a> Quick<'a, CoreJob> {
 }
 
 impl Job {
+    /// What outlives the Python object.
+    pub(crate) fn core(&self) -> Arc<Core<CoreJob>> {
+        Arc::clone(&self.job)
+    }
+
     fn new(py: Python<'_>, join: impl FnOnce() -> Result<CoreJob, Error> + Send) -> PyResult<Self> {
         let joined = detached(py, |_| {
             let job = join()?;
+            job.on_alone(Box::new(alone));
             let numbers = (job.servers(), job.shards(), job.chunk_bytes());
             Ok((Core::new(job), numbers))
         });
@@ -228,9 +234,10 @@ impl Job {
         detached(py, |free| self.job.on(free).clock())
     }
 
-    fn barrier(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Vec<u32>> {
+    fn barrier(&self, py: Python<'_>, timeout: Option<f64>, what: &str) -> PyResult<(Vec<u32>, Vec<u32>)> {
         let timeout = self::timeout(py, timeout)?;
-        detached(py, |free| self.job.on(free).meet(timeout))
+        let met = detached(py, |free| self.job.on(free).meet(what, timeout))?;
+        Ok((met.ranks, met.left))
     }
 
     #[expect(clippy::too_many_arguments, reason = "the seam is flat; Python's front has names and defaults")]

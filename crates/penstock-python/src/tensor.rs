@@ -15,11 +15,11 @@ use std::sync::Arc;
 /// A tensor of a job.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Tensor {
-    tensor: Core<CoreTensor>,
+    tensor: Core<Arc<CoreTensor>>,
 }
 
 impl Tensor {
-    pub(crate) fn new(tensor: CoreTensor) -> Self {
+    pub(crate) fn new(tensor: Arc<CoreTensor>) -> Self {
         Self { tensor: Core::new(tensor) }
     }
 
@@ -33,7 +33,7 @@ impl Tensor {
 }
 
 /// Facts that stand since the declaration, and one atomic number.
-impl<'a> Quick<'a, CoreTensor> {
+impl<'a> Quick<'a, Arc<CoreTensor>> {
     fn spec(&self) -> &'a TensorSpec {
         self.0.spec()
     }

@@ -44,11 +44,6 @@ impl Marks {
         Self { iterations, groups: (u64::from(workers) * iterations).div_ceil(DIGITS) }
     }
 
-    /// Elements that a chunk needs to tell of every update.
-    pub fn least_elements(&self) -> u64 {
-        self.groups
-    }
-
     fn place(&self, rank: Rank, stamp: u64) -> (u64, u64) {
         let update = u64::from(rank) * self.iterations + stamp;
         (update / DIGITS, update % DIGITS)

@@ -28,11 +28,12 @@
 mod directory;
 pub mod host;
 mod limits;
+mod notes;
 pub mod options;
 mod pools;
 pub mod server;
 pub mod service;
-mod turn;
+pub mod turn;
 mod wait;
 mod wire;
 pub mod worker;

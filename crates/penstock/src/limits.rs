@@ -30,6 +30,17 @@ pub(crate) fn explain(errno: Errno) -> String {
     }
 }
 
+/// The same of an error of the standard library's.
+pub(crate) fn explain_io(error: &std::io::Error) -> String {
+    error.raw_os_error().map_or_else(|| error.to_string(), |code| explain(Errno::from_raw_os_error(code)))
+}
+
+/// Whether it is this process, or this host, that has no more of something: nobody else is to blame.
+pub(crate) fn is_own(error: &std::io::Error) -> bool {
+    let own = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].map(Errno::raw_os_error);
+    error.raw_os_error().is_some_and(|code| own.contains(&code))
+}
+
 fn mapped() -> u64 {
     fs::read_to_string("/proc/self/maps").map_or(0, |maps| maps.lines().count() as u64)
 }

@@ -3,12 +3,17 @@
 
 mod common;
 
-use common::{Cluster, NO_SETTINGS, bytes, declare, pull};
-use penstock::worker::{Declaration, Error, Job};
+use common::{Cluster, NO_SETTINGS, Way, bytes, declare, pull};
+use penstock::worker::{Declaration, Error, Job, TableDeclaration};
+use penstock_fabric::net::endpoint::Endpoint;
+use penstock_fabric::socket::Listener;
 use penstock_kernels::Rule;
-use penstock_proto::consistency::Consistency::Bsp;
+use penstock_proto::consistency::Consistency::{Asp, Bsp};
 use penstock_proto::error::{JobFailure, Loss, Refusal};
-use std::time::Duration;
+use penstock_proto::items::{Propagation, RowSet, Slack};
+use std::cell::Cell;
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
 
 const SOON: Option<Duration> = Some(Duration::from_millis(50));
 
@@ -84,6 +89,38 @@ fn a_server_that_is_not_there_is_named_with_its_path() {
     }
 }
 
+/// Joins as rank 1 a job of two servers of which the second is not heard of, while worker 0 fails; what it is told.
+fn join_while_the_job_fails(way: Way, second: impl FnOnce() -> Endpoint) -> Error {
+    let cluster = Cluster::over(way, 2, 2, &[]);
+    let first = cluster.join(0);
+    let mut membership = cluster.membership(1);
+    membership.servers[1] = second();
+    std::thread::scope(|scope| {
+        let latecomer = scope.spawn(|| cluster.try_join(&membership).unwrap_err());
+        while first.clocks().unwrap()[1] < 0 {
+            std::thread::yield_now();
+        }
+        first.fail("no");
+        latecomer.join().unwrap()
+    })
+}
+
+// A worker that had joined some of the servers waited for the others as long as `deadline` said, though it had heard that there
+// was no job any more.
+#[test]
+fn whoever_waits_for_a_further_server_hears_that_the_job_has_failed() {
+    let failed = |error: Error| {
+        assert!(matches!(error, Error::Failed(JobFailure::WorkerLost { rank: 0, .. })), "{error}");
+    };
+    failed(join_while_the_job_fails(Way::Memory, || common::socket_path().into()));
+    let path = common::socket_path();
+    let _never_answers = Listener::bind(&path).unwrap();
+    failed(join_while_the_job_fails(Way::Memory, || path.into()));
+    let never_answers = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = || format!("tcp://{}", never_answers.local_addr().unwrap()).parse().unwrap();
+    failed(join_while_the_job_fails(Way::Tcp, address));
+}
+
 #[test]
 fn a_worker_that_leaves_is_not_waited_for_and_its_last_push_counts() {
     let (_cluster, a, b) = two();
@@ -132,7 +169,8 @@ fn a_server_that_stops_is_noticed_by_every_wait() {
         let at_barrier = scope.spawn(|| a.barrier(None).unwrap_err());
         cluster.servers[0].stop();
         for error in [waiting.join().unwrap(), at_barrier.join().unwrap()] {
-            let stopped = matches!(error, Error::Failed(JobFailure::Stopped | JobFailure::ServerLost { .. }));
+            let stopped =
+                matches!(error, Error::Failed(JobFailure::Stopped { .. } | JobFailure::ServerLost { .. }));
             assert!(stopped, "{error}");
         }
     });
@@ -172,4 +210,101 @@ fn a_tensor_that_does_not_fit_says_how_much_it_needs_and_leaves_the_job_as_it_wa
     small.push(Some(&bytes(&[1.0; 1000])), NO_SETTINGS, false, None).unwrap();
     assert_eq!(pull(&small, None).unwrap(), (1, vec![1.0; 1000]));
     assert!(job.declare(Declaration::new("large", &[100], Rule::Add)).is_ok(), "the name is free");
+}
+
+thread_local! {
+    /// Whether this thread's waits are interrupted.
+    static INTERRUPTED: Cell<bool> = const { Cell::new(false) };
+}
+
+// A thread behind another's push or declaration waited on a lock: deaf to Ctrl-C, and as long as the other did, whatever its own
+// deadline.
+#[test]
+fn whoever_waits_behind_another_thread_can_be_interrupted_and_waits_no_longer_than_it_wants() {
+    let cluster = Cluster::new(2, 1, &[]);
+    let interrupt = Box::new(|| INTERRUPTED.get());
+    let joined = Job::connect_interruptibly(&cluster.membership(0), cluster.options.clone(), Some(interrupt));
+    let (a, b) = (joined.unwrap(), cluster.join(1));
+    let (wa, wb) = (declare(&a, "w", 4, Bsp), declare(&b, "w", 4, Bsp));
+    let one = bytes(&[1.0; 4]);
+    wa.push(Some(&one), NO_SETTINGS, false, None).unwrap();
+    a.clock().unwrap();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| wa.push(Some(&one), NO_SETTINGS, false, None));
+        // Until the push is inside, nobody stands at the barrier.
+        while !matches!(a.barrier(SOON).unwrap_err(), Error::InLine { .. }) {}
+        INTERRUPTED.set(true);
+        assert_eq!(a.clock().unwrap_err(), Error::Interrupted);
+        INTERRUPTED.set(false);
+        wb.push(Some(&one), NO_SETTINGS, false, None).unwrap();
+        assert_eq!(waits.join().unwrap(), Ok(1));
+    });
+    let table = |timeout| {
+        let mut declaration = common_table("t");
+        declaration.timeout = timeout;
+        a.table(declaration)
+    };
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| table(None).unwrap());
+        while !matches!(table(SOON).unwrap_err(), Error::InLine { .. }) {}
+        INTERRUPTED.set(true);
+        assert_eq!(table(None).unwrap_err(), Error::Interrupted);
+        INTERRUPTED.set(false);
+        b.table(common_table("t")).unwrap();
+        waits.join().unwrap();
+    });
+}
+
+/// A table whose rows nobody has.
+fn common_table(name: &str) -> TableDeclaration {
+    TableDeclaration {
+        name: name.to_owned(),
+        rows: 4,
+        row_bytes: 8,
+        element: None,
+        sum: false,
+        produce: RowSet::default(),
+        consume: RowSet::default(),
+        propagation: Propagation::Eager,
+        slack: Slack::Bound(0),
+        adaptive: None,
+        timeout: None,
+    }
+}
+
+// It held what every other thread needs, the job's clock and the way to the shard, as long as its own deadline allowed: a close that
+// was to take a second took those thirty.
+#[test]
+fn a_call_that_waits_for_room_keeps_no_other_longer_than_that_one_wants() {
+    let cluster = Cluster::over(Way::Line, 2, 1, &[]);
+    let (a, b) = (cluster.join(0), cluster.join(1));
+    let (_wa, wb) = (declare(&a, "w", 4, Asp), declare(&b, "w", 4, Asp));
+    pull(&wb, None).unwrap();
+    let began = Instant::now();
+    cluster.lines[0].let_pass(0);
+    std::thread::scope(|scope| {
+        // Each is a word to every shard, and none is waited for.
+        let fills = scope.spawn(|| {
+            loop {
+                if let Err(error) = b.clock() {
+                    return error;
+                }
+            }
+        });
+        while !matches!(b.barrier(SOON).unwrap_err(), Error::InLine { .. }) {}
+        let pulled = wb.pull_into(&mut [0; 32], Some(0), SOON).unwrap_err();
+        assert!(matches!(pulled, Error::Unanswered { .. } | Error::PullTimeout { .. }), "{pulled}");
+        let left = b.leave(SOON).unwrap_err();
+        assert!(matches!(left, Error::InLine { .. }), "{left}");
+        assert_eq!(fills.join().unwrap(), Error::Closed);
+    });
+    assert!(began.elapsed() < common::seconds(common::DEADLINE) * 2 / 3, "nobody waited for its deadline");
+    cluster.lines[0].let_pass(u64::MAX);
+    // What it asked before it gave up arrives first: it stood at a barrier.
+    let error = loop {
+        if let Err(error) = a.barrier(None) {
+            break error;
+        }
+    };
+    assert!(matches!(error, Error::Failed(JobFailure::WorkerLost { rank: 1, .. })), "{error}");
 }

@@ -3,14 +3,19 @@
 
 mod common;
 
-use common::NO_SETTINGS;
 use common::tenants::{
-    EVIL, GOOD, PLAIN, dial, enter, evil_shard, evil_worker, frame, hear, say, service, train,
+    EVIL, GOOD, PLAIN, SESSION, dial, enter, evil_shard, evil_worker, frame, hear, say, service, train,
 };
+use common::{Cluster, NO_SETTINGS, SECRET, Way};
 use penstock::service::Service;
 use penstock_proto::error::Refusal;
 use penstock_proto::frame::{Body, Header, Notice, job_number};
 use penstock_proto::handshake::{MAX_HANDSHAKE_BYTES, Purpose, WorkerHandshake};
+use penstock_proto::items::control::{PART_BYTES, TableAsk};
+use penstock_proto::items::registry::Part;
+use penstock_proto::items::spec::{Propagation, TableSpec};
+use penstock_proto::items::wire::{Encoder, Message};
+use penstock_proto::message::{Answer, Ask, Departure, PROTOCOL_VERSION, Reply, Request, decode, encode};
 use penstock_proto::submission::Submission;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -182,4 +187,99 @@ fn a_worker_that_never_reads_what_it_is_sent_holds_up_nobody_else() {
         }
     }
     assert!(train(address) == honest);
+}
+
+fn hello(rank: u32) -> Vec<u8> {
+    let hello = Ask::Hello { version: PROTOCOL_VERSION, session: SESSION, rank, size: 2 };
+    encode(&Request { id: 1, settled: 1, body: hello }).unwrap()
+}
+
+fn asks(control: &mut TcpStream, id: u64, body: Ask) -> Option<Answer> {
+    say(control, &encode(&Request { id, settled: id, body }).unwrap());
+    decode::<Reply>(&hear(control)?).ok().map(|reply| reply.body)
+}
+
+/// Another worker that speaks by hand.
+fn raw_worker(address: SocketAddr, rank: u32) -> TcpStream {
+    let mut control = enter(address, "job", SECRET, Purpose::Control).unwrap();
+    say(&mut control, &hello(rank));
+    let reply: Reply = decode(&hear(&mut control).unwrap()).unwrap();
+    assert!(matches!(reply.body, Answer::Welcome(_)), "{reply:?}");
+    control
+}
+
+#[test]
+fn who_was_lost_is_not_listened_to_about_rows_either() {
+    let cluster = Cluster::over(Way::Tcp, 2, 1, &[("on_worker_loss", "continue")]);
+    let address = cluster.servers[0].addresses()[0];
+    let job = cluster.join(0);
+    let mut control = raw_worker(address, 1);
+    let mut items = enter(address, "job", SECRET, Purpose::Items { rank: 1, session: SESSION }).unwrap();
+    items.set_read_timeout(Some(common::seconds(common::DEADLINE))).unwrap();
+    let mut flush = Vec::new();
+    Encoder::message(&mut flush, &Message::Flush { id: 1 });
+    let mut is_heard = || {
+        let said = items.write_all(&flush).is_ok();
+        said && matches!(items.read(&mut [0; 64]), Ok(bytes) if bytes > 0)
+    };
+    assert!(is_heard());
+    let how = Departure::Failed { what: "no".to_owned() };
+    say(&mut control, &encode(&Request { id: 2, settled: 2, body: Ask::Leave { how } }).unwrap());
+    let until = Instant::now() + common::seconds(common::DEADLINE);
+    while is_heard() {
+        assert!(Instant::now() < until, "it is answered as ever");
+    }
+    job.leave(None).unwrap();
+}
+
+#[test]
+fn who_comes_again_and_again_after_the_end_keeps_no_server() {
+    let cluster = Cluster::over(Way::Tcp, 2, 1, &[("lease", "3")]);
+    let address = cluster.servers[0].addresses()[0];
+    let (_control, mut other) = (raw_worker(address, 0), raw_worker(address, 1));
+    let how = Departure::Failed { what: "no".to_owned() };
+    say(&mut other, &encode(&Request { id: 2, settled: 2, body: Ask::Leave { how } }).unwrap());
+    // Neither says that it has heard of it. They take turns, a second apart, so that one or the other is always waited for.
+    let since = Instant::now();
+    let until = since + common::seconds(common::DEADLINE);
+    while cluster.servers[0].wait(Duration::from_millis(20)).is_none() {
+        assert!(Instant::now() < until, "the server does not end");
+        let both = since.elapsed() > Duration::from_secs(1);
+        for rank in if both { 0..2 } else { 1..2 } {
+            if let Ok(mut again) = enter(address, "job", SECRET, Purpose::Control) {
+                say(&mut again, &hello(rank));
+                let _ = hear(&mut again);
+            }
+        }
+    }
+}
+
+#[test]
+fn who_takes_all_the_memory_that_it_gets_leaves_the_other_workers_some() {
+    let cluster = Cluster::over(Way::Tcp, 2, 1, &[("memory", "16MiB"), ("on_worker_loss", "continue")]);
+    let address = cluster.servers[0].addresses()[0];
+    let (mut greedy, mut honest) = (raw_worker(address, 0), raw_worker(address, 1));
+    let begin = |name: &str| {
+        let (name, propagation) = (name.to_owned(), Propagation::Eager);
+        let spec = TableSpec { name, rows: 1 << 40, row_bytes: 8, sum: None, propagation };
+        Ask::Table(TableAsk::Begin { spec, home: 0, near: false })
+    };
+    let rows = |name: &str, bytes: usize| {
+        let (name, part) = (name.to_owned(), Part::Produce);
+        Ask::Table(TableAsk::Rows { name, part, bytes: vec![1; bytes] })
+    };
+    let mut id = 2;
+    let mut bytes = PART_BYTES;
+    asks(&mut greedy, id, begin("U")).unwrap();
+    // To the last byte that it gets.
+    while bytes > 0 {
+        id += 1;
+        if let Some(Answer::Refused(_)) = asks(&mut greedy, id, rows("U", bytes)) {
+            bytes /= 2;
+        }
+    }
+    for (id, body) in [(2, begin("V")), (3, rows("V", PART_BYTES))] {
+        let answer = asks(&mut honest, id, body);
+        assert!(matches!(answer, Some(Answer::Table(_))), "{answer:?}");
+    }
 }

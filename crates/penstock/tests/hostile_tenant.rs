@@ -3,7 +3,9 @@
 
 mod common;
 
-use common::tenants::{EVIL, SESSION, enter, evil_shard, evil_worker, frame, hear, say, service_with, train};
+use common::tenants::{
+    EVIL, SESSION, enter, evil_shard, evil_worker, frame, hear, say, service_with, train, train_for,
+};
 use penstock_kernels::{Dtype, Rule};
 use penstock_proto::consistency::Consistency::Bsp;
 use penstock_proto::handshake::Purpose;
@@ -15,9 +17,12 @@ use penstock_proto::items::wire::{Encoder, Message, RegionId, Shape};
 use penstock_proto::message::{Ask, Request, encode};
 use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::submission::Submission;
+use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::time::{ClockId, clock_gettime};
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -25,6 +30,11 @@ const MIB: u64 = 1 << 20;
 const QUOTA: u64 = 64 * MIB;
 /// What there may be beside it: stacks, buffers, what is under way, and this test's own.
 const MARGIN: u64 = 64 * MIB;
+
+/// Descriptors that the process may have. One of several jobs may have a quarter.
+const PROCESS_DESCRIPTORS: u64 = 1024;
+/// What the attacker's connections and the other tenant take, at both ends: all live in this process.
+const OWN_DESCRIPTORS: usize = 64;
 
 /// A number that the kernel shows of this process, in KiB there.
 fn status(name: &str) -> u64 {
@@ -51,8 +61,8 @@ fn beside(what: &str, attack: Attack) -> Vec<Vec<f64>> {
     let seen = train(address);
     let peak = status("VmHWM");
     assert!(peak <= before + QUOTA + MARGIN, "{what}: {} MiB resident, {} before", peak / MIB, before / MIB);
-    // One who declares no more than its quota of tensors needs no more descriptors than there are kinds of memory.
-    assert!(count("/proc/self/fd") < descriptors + 3000, "{what}: {} descriptors", count("/proc/self/fd"));
+    let most = descriptors + (PROCESS_DESCRIPTORS / 4) as usize + OWN_DESCRIPTORS;
+    assert!(count("/proc/self/fd") <= most, "{what}: {} descriptors", count("/proc/self/fd"));
     assert!(count("/proc/self/task") < threads + 8, "{what}: {} threads", count("/proc/self/task"));
     let since = Instant::now();
     service.delete("evil");
@@ -135,7 +145,10 @@ fn fetches_of_rows_that_are_never_read(address: SocketAddr) -> Vec<TcpStream> {
 
 fn flushes_whose_answers_are_never_read(address: SocketAddr) -> Vec<TcpStream> {
     let (control, mut items) = (evil_worker(address), items(address));
-    pour(&mut items, (1..300_000).map(|id| message(&Message::Flush { id })));
+    // Each answer is as long as the question: as many of them as do not fit, whatever else there may be.
+    let flush = message(&Message::Flush { id: u64::MAX });
+    let block = flush.repeat((MIB as usize).div_ceil(flush.len()));
+    pour(&mut items, (0..2 * (QUOTA + MARGIN) / MIB).map(|_| block.clone()));
     vec![control, items]
 }
 
@@ -154,6 +167,20 @@ fn subscriptions_that_decode_to_many_times_their_bytes(address: SocketAddr) -> V
         message(&Message::Subscribe { region, shape, done: 0, serial: 1, rows: rows.clone() })
     };
     pour(&mut items, (0..64).map(subscribe));
+    vec![control, items]
+}
+
+fn needs_of_rows_that_nobody_offers(address: SocketAddr) -> Vec<TcpStream> {
+    let (control, mut items) = (evil_worker(address), items(address));
+    let shape = Shape { slots: 1, row_bytes: 1, propagation: Propagation::Bounded };
+    let rows = RowSet::from_ranges(std::iter::once(0..1));
+    let ask = |table| {
+        let region = RegionId { table, rank: 1 };
+        let subscribe = Message::Subscribe { region, shape, done: 0, serial: 1, rows: rows.clone() };
+        let versions = (0..1024).map(|version| version + (1 << 20)).collect();
+        [message(&subscribe), message(&Message::Need { region, versions })].concat()
+    };
+    pour(&mut items, (0..60_000).map(ask));
     vec![control, items]
 }
 
@@ -195,6 +222,12 @@ fn questions_that_every_shard_is_asked(address: SocketAddr) -> Vec<TcpStream> {
     vec![control]
 }
 
+fn tensors_with_a_region_each(address: SocketAddr) -> Vec<TcpStream> {
+    let mut control = evil_worker(address);
+    pour(&mut control, (2..5_000).map(|id| request(id, tensor(&format!("t{id}"), 64 * 1024, Rule::Add))));
+    vec![control]
+}
+
 fn tiny_tensors_without_end(address: SocketAddr) -> Vec<TcpStream> {
     let mut control = evil_worker(address);
     pour(&mut control, (2..5_000).map(|id| request(id, tensor(&format!("t{id}"), 1, Rule::Add))));
@@ -210,19 +243,91 @@ fn a_declaration_repeated(address: SocketAddr) -> Vec<TcpStream> {
 /// One test, not one for each: they count what the whole process keeps.
 #[test]
 fn whatever_a_tenant_asks_the_process_keeps_no_more_than_its_quota_and_the_other_does_not_notice() {
-    let attacks: [(&str, Attack); 9] = [
+    let attacks: [(&str, Attack); 11] = [
         ("states", fetches_of_a_state_that_are_never_read),
         ("rows", fetches_of_rows_that_are_never_read),
         ("flushes", flushes_whose_answers_are_never_read),
         ("subscriptions", subscriptions_that_decode_to_many_times_their_bytes),
+        ("needs", needs_of_rows_that_nobody_offers),
         ("declarations of rows", declarations_of_rows_without_end),
         ("waits", waits_for_a_table_without_end),
         ("questions", questions_that_every_shard_is_asked),
+        ("tensors", tensors_with_a_region_each),
         ("tiny tensors", tiny_tensors_without_end),
         ("a declaration repeated", a_declaration_repeated),
     ];
+    // The service takes all that it may have: so that is lowered.
+    let most = Some(PROCESS_DESCRIPTORS);
+    setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }).unwrap();
     let alone = train(service_with(QUOTA).1);
     for (what, attack) in attacks {
         assert!(beside(what, attack) == alone, "{what}: the honest tenant saw other values");
     }
+}
+
+/// Processor time that the attacker's own thread may take, in parts of one processor. What the service spends on it is not capped.
+const CAP: f64 = 0.1;
+/// Iterations of the other tenant's two workers, and runs of each kind, which take turns.
+const MEASURED: u64 = 3_000;
+const RUNS: usize = 9;
+
+/// Asks the control thread, and all shards by it, and submits to a shard, until `stop`.
+fn flood(address: SocketAddr, stop: &AtomicBool) {
+    let (mut control, mut shard) = (evil_worker(address), evil_shard(address));
+    shard.set_nonblocking(true).unwrap();
+    let own_time = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
+    let (began, used, mut sequence) = (Instant::now(), own_time(), 0);
+    let mut id = 2;
+    let mut unsent: Vec<u8> = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        asked(&mut control, id, Ask::Clocks);
+        id += 1;
+        if unsent.is_empty() {
+            for _ in 0..64 {
+                sequence += 1;
+                unsent.extend(frame("evil", sequence, Submission::Clock { clock: 0 }).encode());
+            }
+        }
+        match shard.write(&unsent) {
+            Ok(sent) => drop(unsent.drain(..sent)),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
+        }
+        let _ = shard.read(&mut [0; 4096]);
+        while (own_time() - used).as_secs_f64() > CAP * began.elapsed().as_secs_f64() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+#[expect(clippy::print_stdout, reason = "what it measures is read by a person")]
+#[ignore = "a measurement: cargo test --release -p penstock --test hostile_tenant -- --ignored --nocapture"]
+fn how_long_the_other_tenant_takes_beside_an_attacker_of_little_processor_time() {
+    let timed = |attacked: bool| {
+        let (_service, address) = service_with(QUOTA);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            attacked.then(|| scope.spawn(|| flood(address, &stop)));
+            let since = Instant::now();
+            train_for(address, MEASURED);
+            stop.store(true, Ordering::Relaxed);
+            since.elapsed().as_secs_f64()
+        })
+    };
+    let mut ratios = Vec::new();
+    for run in 0..RUNS {
+        let (alone, beside) = (timed(false), timed(true));
+        println!(
+            "run {run}: alone {alone:.3} s, beside the attacker {beside:.3} s: {:.2} times",
+            beside / alone
+        );
+        ratios.push(beside / alone);
+    }
+    ratios.sort_by(f64::total_cmp);
+    println!(
+        "beside an attacker with {CAP} of a processor: {:.2} times as long ({:.2} to {:.2})",
+        ratios[RUNS / 2],
+        ratios[0],
+        ratios[RUNS - 1]
+    );
 }

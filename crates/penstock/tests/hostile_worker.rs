@@ -3,17 +3,19 @@
 
 mod common;
 
-use common::{Cluster, NO_SETTINGS, SECRET, bytes, declare, pull};
+use common::{Cluster, NO_SETTINGS, SECRET, bytes, declare, pull, seconds};
 use penstock::worker::{Error, Job};
 use penstock_fabric::layout::{Count, page};
 use penstock_fabric::region::{Access, Mapping, Part};
 use penstock_fabric::ring::{CAPACITY, Producer, Ring};
 use penstock_fabric::socket::Connection;
 use penstock_proto::consistency::Consistency::{Asp, Bsp};
-use penstock_proto::error::{JobFailure, Loss, Refusal};
+use penstock_proto::error::{JobFailure, Loss, MAX_TEXT_BYTES, Refusal};
 use penstock_proto::handshake::{Purpose, SOCKET_BINDING, WorkerHandshake};
+use penstock_proto::items::control::TableAsk;
 use penstock_proto::message::{
-    Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Secret, Welcome, decode, encode,
+    Answer, Ask, Departure, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Secret, Welcome, decode,
+    encode,
 };
 use penstock_proto::submission::Submission;
 use rustix::fd::{AsFd, OwnedFd};
@@ -34,8 +36,8 @@ fn say(connection: &Connection, id: u64, body: Ask) -> (Answer, Vec<OwnedFd>) {
     let bytes = encode(&Request { id, settled: 0, body }).unwrap();
     connection.send(&bytes, &[], SendFlags::empty()).unwrap();
     let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
-    let (length, descriptors) = connection.receive_with_descriptors(&mut buffer, RecvFlags::empty()).unwrap();
-    (decode::<Reply>(&buffer[..length]).unwrap().body, descriptors)
+    let (length, came) = connection.receive_with_descriptors(&mut buffer, RecvFlags::empty()).unwrap();
+    (decode::<Reply>(&buffer[..length]).unwrap().body, came.descriptors)
 }
 
 fn hello(rank: u32, size: u32) -> Ask {
@@ -412,4 +414,112 @@ fn a_hole_can_be_punched_only_into_what_is_the_workers_own_and_reads_as_zeros_th
     assert_eq!(honest(&job), vec![10.0; 3000]);
     drop(raw);
     job.leave(None).unwrap();
+}
+
+/// Two workers, one of which says these last words; what the other hears.
+fn heard_beside(last: Departure) -> JobFailure {
+    let cluster = Cluster::new(2, 1, &[]);
+    let job = cluster.join(0);
+    let hostile = Raw::join(&cluster, 1);
+    let request = Request { id: 2, settled: 0, body: Ask::Leave { how: last } };
+    hostile.connection.send(&encode(&request).unwrap(), &[], SendFlags::empty()).unwrap();
+    match job.barrier(None).unwrap_err() {
+        Error::Failed(failure) => failure,
+        error => panic!("{error}"),
+    }
+}
+
+#[test]
+fn who_says_that_another_was_lost_says_it_under_its_own_name() {
+    let lies = [
+        JobFailure::WorkerLost { rank: 0, loss: Loss::Died },
+        JobFailure::NonFinite { rank: 0, name: "w".to_owned() },
+        JobFailure::ServerLost { server: 3, reason: "it burnt down".to_owned() },
+        JobFailure::Stopped { server: 0 },
+    ];
+    for lie in lies {
+        let heard = heard_beside(Departure::Heard(lie.clone()));
+        let JobFailure::WorkerLost { rank: 1, loss: Loss::Failed { what } } = &heard else {
+            panic!("{heard}")
+        };
+        assert!(what.ends_with(&lie.to_string()), "{what}");
+    }
+}
+
+// The first server is left last: who has left it well is not lost because another says so.
+#[test]
+fn who_has_left_well_is_not_lost_on_anothers_word() {
+    for (workers, liar, loss) in
+        [(3, 2, Loss::Ended { how: "was killed by SIGSEGV".to_owned() }), (2, 0, Loss::Died)]
+    {
+        let cluster = Cluster::new(workers, 2, &[]);
+        // Somebody else who is there, or nobody.
+        let _there = (liar != 0).then(|| cluster.join(0));
+        cluster.join(1).leave(None).unwrap();
+        let hostile = Raw::join(&cluster, liar);
+        let lie = JobFailure::WorkerLost { rank: 1, loss };
+        let request = Request { id: 2, settled: 0, body: Ask::Leave { how: Departure::Heard(lie.clone()) } };
+        hostile.connection.send(&encode(&request).unwrap(), &[], SendFlags::empty()).unwrap();
+        let ended = cluster.servers[0].wait(seconds(common::DEADLINE));
+        let Some(Err(JobFailure::WorkerLost { rank, loss: Loss::Failed { what } })) = ended else {
+            panic!("{ended:?}")
+        };
+        assert!(rank == liar && what.ends_with(&lie.to_string()), "{rank}: {what}");
+    }
+}
+
+#[test]
+fn last_words_as_long_as_a_message_are_cut_and_still_heard() {
+    let heard = heard_beside(Departure::Failed { what: "x".repeat(MAX_MESSAGE_BYTES - 16) });
+    let JobFailure::WorkerLost { rank: 1, loss: Loss::Failed { what } } = &heard else { panic!("{heard}") };
+    assert!(what.len() <= MAX_TEXT_BYTES && what.ends_with("..."), "{} bytes", what.len());
+}
+
+#[test]
+fn an_honest_worker_with_much_to_say_is_heard_too() {
+    let cluster = Cluster::new(2, 1, &[]);
+    let (job, other) = (cluster.join(0), cluster.join(1));
+    other.fail(&"x".repeat(1 << 20));
+    let error = job.barrier(None).unwrap_err();
+    assert!(
+        matches!(&error, Error::Failed(JobFailure::WorkerLost { rank: 1, loss: Loss::Failed { what } }) if what.starts_with("xxx")),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_end_of_a_worker_that_there_is_not_ends_nothing() {
+    let cluster = Cluster::new(1, 1, &[]);
+    let job = cluster.join(0);
+    cluster.servers[0].worker_ended(99, Some("was killed by SIGKILL".to_owned()));
+    cluster.servers[0].worker_ended(u32::MAX, None);
+    assert_eq!(honest(&job), vec![10.0; 3000]);
+    job.leave(None).unwrap();
+    assert_eq!(cluster.servers[0].wait(common::seconds(common::DEADLINE)), Some(Ok(())));
+}
+
+#[test]
+fn a_hello_with_a_rank_that_there_is_not_is_refused_as_often_as_it_is_said() {
+    let cluster = Cluster::new(1, 1, &[]);
+    let connection = Connection::connect(&cluster.paths[0]).unwrap();
+    prove(&connection);
+    for rank in 1..1000 {
+        let (answer, descriptors) = say(&connection, u64::from(rank), hello(rank, 1));
+        let refused = Answer::Refused(Refusal::RankOutOfRange { rank, size: 1 });
+        assert!(answer == refused && descriptors.is_empty(), "{answer:?}");
+    }
+    assert_eq!(honest(&cluster.join(0)), vec![10.0; 3000]);
+}
+
+#[test]
+fn only_a_table_that_it_has_declared_can_a_worker_drop() {
+    let cluster = Cluster::new(1, 1, &[]);
+    let raw = Raw::join(&cluster, 0);
+    let before = cluster.servers[0].memory_taken();
+    for id in (0..1000).step_by(2) {
+        let ask = TableAsk::Drop { name: "nobody's".to_owned(), id };
+        let (answer, _) = say(&raw.connection, 2 + u64::from(id), Ask::Table(ask));
+        assert!(matches!(answer, Answer::Refused(Refusal::Table(_))), "{answer:?}");
+    }
+    assert_eq!(cluster.servers[0].memory_taken(), before);
 }

@@ -1,13 +1,16 @@
-//! Workers that wait for each other in a circle are told so within seconds, each wait with its worker and its tensor; a program
-//! that is only slow, or whose other threads go on, never is.
+//! Workers that wait for each other in a circle are told so within seconds, each wait with its worker and what it is for; a
+//! program that is only slow, or whose other threads go on, never is.
 
 mod common;
 
 use common::{Cluster, NO_SETTINGS, Way, bytes, declare, pull};
-use penstock::worker::{Declaration, Error, Job, Tensor};
+use penstock::worker::{Declaration, Error, Job, Table, TableDeclaration, Tensor};
 use penstock_kernels::Rule;
 use penstock_proto::consistency::Consistency::Bsp;
-use penstock_proto::error::JobFailure;
+use penstock_proto::error::Refusal;
+use penstock_proto::items::{Propagation, RowSet, Slack, TableError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Longer than a wait takes to find that it is part of a circle. Nothing tells that something was *not* found.
@@ -15,6 +18,23 @@ const LONG: Duration = Duration::from_millis(3500);
 
 fn push(tensor: &Tensor) {
     tensor.push(Some(&bytes(&[1.0; 4])), NO_SETTINGS, false, None).unwrap();
+}
+
+fn table(job: &Job, name: &str, rows: u64) -> Result<Table, Error> {
+    let all = || RowSet::from_ranges(std::iter::once(0..rows));
+    job.table(TableDeclaration {
+        name: name.to_owned(),
+        rows,
+        row_bytes: 8,
+        element: None,
+        sum: false,
+        produce: if job.rank() == 0 { all() } else { RowSet::default() },
+        consume: all(),
+        propagation: Propagation::Eager,
+        slack: Slack::Bound(0),
+        adaptive: None,
+        timeout: None,
+    })
 }
 
 /// Runs both workers, each in its own thread and with all that it does.
@@ -35,60 +55,121 @@ fn both<A: Send, B>(way: Way, first: impl Fn(&Job) -> A + Sync, second: impl Fn(
     })
 }
 
+/// The same, with workers that have no other threads than the one that waits; returns what the circle was said to be to whoever
+/// heard of it first. The other hears that this one has failed with it.
+fn knot(
+    way: Way,
+    first: impl Fn(&Job) -> Result<(), Error> + Sync,
+    second: impl Fn(&Job) -> Result<(), Error> + Sync,
+) -> String {
+    fn alone(job: &Job, work: impl Fn(&Job) -> Result<(), Error>) -> Error {
+        job.on_alone(Box::new(|| true));
+        let error = work(job).expect_err("it waits in a circle");
+        let _ = job.close(Some(error.to_string()));
+        error
+    }
+    let since = Instant::now();
+    let (one, other) = both(way, |job| alone(job, &first), |job| alone(job, &second));
+    assert!(since.elapsed() < Duration::from_secs(15), "{way:?}: {:?}", since.elapsed());
+    match (one, other) {
+        (Error::Knot { knot, missing, .. }, other) => {
+            assert_eq!(missing, [1], "{way:?}");
+            assert!(other.to_string().contains(&knot), "{way:?}: {other}");
+            knot
+        }
+        (other, Error::Knot { knot, missing, .. }) => {
+            assert_eq!(missing, [0], "{way:?}");
+            assert!(other.to_string().contains(&knot), "{way:?}: {other}");
+            knot
+        }
+        neither => panic!("{way:?}: {neither:?}"),
+    }
+}
+
+fn trains(job: &Job) -> Result<(), Error> {
+    let w = declare(job, "w", 4, Bsp);
+    push(&w);
+    pull(&w, None).map(drop)
+}
+
 #[test]
 fn a_worker_that_alone_came_to_load_a_state_is_named_with_those_that_train_on() {
     for way in [Way::Memory, Way::Tcp] {
-        let since = Instant::now();
-        let (loads, trains) = both(
-            way,
-            |job| {
-                declare(job, "w", 4, Bsp);
-                job.barrier(None).unwrap_err()
-            },
-            |job| {
-                let w = declare(job, "w", 4, Bsp);
-                push(&w);
-                let error = pull(&w, None).unwrap_err();
-                let _ = job.close(Some(error.to_string()));
-                error
-            },
-        );
-        let Error::Knot { knot, missing, .. } = &trains else { panic!("{way:?}: {trains}") };
-        assert_eq!(*missing, [0]);
-        let expected =
-            "worker 0 stands at the barrier and waits for workers [1]; worker 1 waits for `w` of workers [0]";
-        assert_eq!(knot, expected, "{way:?}");
-        assert!(matches!(loads, Error::Failed(JobFailure::WorkerLost { rank: 1, .. })), "{way:?}: {loads}");
-        assert!(since.elapsed() < Duration::from_secs(15), "{way:?}: {:?}", since.elapsed());
+        let loads = |job: &Job| {
+            declare(job, "w", 4, Bsp);
+            job.meet("load", None).map(drop)
+        };
+        let expected = "worker 0 stands at the barrier `load` and waits for workers [1]; worker 1 waits for `w` of workers [0]";
+        assert_eq!(knot(way, loads, trains), expected, "{way:?}");
     }
 }
 
 #[test]
 fn workers_that_declared_other_tensors_are_named_with_what_each_waits_for() {
-    let trains = |job: &Job| {
-        let w = declare(job, "w", 4, Bsp);
-        push(&w);
-        let error = pull(&w, None).map(drop);
-        let _ = job.close(error.as_ref().err().map(ToString::to_string));
-        error
-    };
     let waits = |job: &Job| {
         declare(job, "w", 4, Bsp);
         // Worker 0 never declares it, and so never gives it a value.
         let more = job.declare(Declaration::new("more", &[4], Rule::Add)).unwrap();
-        let error = more.pull(None, None).map(drop);
-        let _ = job.close(error.as_ref().err().map(ToString::to_string));
-        error
+        more.pull(None, None).map(drop)
     };
-    let (trained, waited) = both(Way::Memory, trains, waits);
-    let errors = [trained.unwrap_err().to_string(), waited.unwrap_err().to_string()];
     let expected = "worker 0 waits for `w` of workers [1]; worker 1 waits for `more` of workers [0]";
-    assert!(errors.iter().all(|error| error.contains(expected)), "{errors:?}");
+    assert_eq!(knot(Way::Memory, trains, waits), expected);
+}
+
+#[test]
+fn workers_that_declare_tables_in_different_orders_are_named_with_the_tables() {
+    for way in [Way::Memory, Way::Tcp] {
+        let expected = "worker 0 declares table `T` and waits for workers [1]; \
+                        worker 1 declares table `U` and waits for workers [0]";
+        assert_eq!(
+            knot(way, |job| table(job, "T", 4).map(drop), |job| table(job, "U", 4).map(drop)),
+            expected
+        );
+    }
+}
+
+#[test]
+fn a_table_that_only_one_worker_declares_drops_or_sets_is_named_with_what_the_other_waits_for() {
+    let declares = |job: &Job| table(job, "T", 4).map(drop);
+    let expected = "worker 0 declares table `T` and waits for workers [1]; worker 1 stands at the barrier and waits for workers [0]";
+    assert_eq!(knot(Way::Memory, declares, |job| job.barrier(None)), expected);
+
+    let drops = |job: &Job| table(job, "T", 4)?.discard(None);
+    let stays = |job: &Job| {
+        let _table = table(job, "T", 4)?;
+        job.barrier(None)
+    };
+    let expected = "worker 0 drops table `T` and waits for workers [1]; worker 1 stands at the barrier and waits for workers [0]";
+    assert_eq!(knot(Way::Memory, drops, stays), expected);
+
+    let sets_nothing = stays;
+    let gets = |job: &Job| table(job, "T", 4)?.get(&[3], &mut [0; 8][..], Some(1), None, None).map(drop);
+    let expected = "worker 0 stands at the barrier and waits for workers [1]; worker 1 waits for row 3 of table `T` of workers [0]";
+    assert_eq!(knot(Way::Memory, sets_nothing, gets), expected);
+}
+
+#[test]
+fn a_worker_that_declares_a_table_otherwise_is_told_so_and_with_it_those_who_wait() {
+    let declares = |rows| {
+        move |job: &Job| {
+            let refused = table(job, "T", rows).unwrap_err();
+            // Whoever was refused goes on to something else; the others wait for the table no more.
+            job.barrier(None).unwrap();
+            refused
+        }
+    };
+    let since = Instant::now();
+    let (one, other) = both(Way::Memory, declares(4), declares(5));
+    for error in [one, other] {
+        let Error::Refused(Refusal::Table(TableError::Differs { .. })) = error else { panic!("{error}") };
+    }
+    assert!(since.elapsed() < Duration::from_secs(15), "{:?}", since.elapsed());
 }
 
 #[test]
 fn a_worker_that_computes_for_long_and_one_whose_other_thread_goes_on_are_in_no_circle() {
     let slow = |job: &Job| {
+        job.on_alone(Box::new(|| true));
         let w = declare(job, "w", 4, Bsp);
         job.barrier(None).unwrap();
         push(&w);
@@ -106,5 +187,55 @@ fn a_worker_that_computes_for_long_and_one_whose_other_thread_goes_on_are_in_no_
         })
     };
     let (one, other) = both(Way::Memory, slow, goes_on);
+    assert_eq!(one, other);
+}
+
+/// One thread waits; another, of which the job has never heard, then does what the other worker waits for.
+fn waits_at_the_barrier(job: &Job, begins: impl Fn() + Sync) -> (u64, Vec<f64>) {
+    let w = declare(job, "w", 4, Bsp);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            begins();
+            std::thread::sleep(LONG);
+            push(&w);
+        });
+        job.barrier(None).unwrap();
+        other.join().unwrap();
+    });
+    pull(&w, None).unwrap()
+}
+
+fn pulls_first(job: &Job, after: Duration) -> (u64, Vec<f64>) {
+    job.on_alone(Box::new(|| true));
+    let w = declare(job, "w", 4, Bsp);
+    std::thread::sleep(after);
+    push(&w);
+    let value = pull(&w, None).unwrap();
+    job.barrier(None).unwrap();
+    value
+}
+
+#[test]
+fn a_worker_whose_other_thread_has_not_used_the_job_yet_is_in_no_circle() {
+    let (one, other) = both(
+        Way::Memory,
+        |job| waits_at_the_barrier(job, || ()), // it says nothing of its threads: the process has others
+        |job| pulls_first(job, Duration::ZERO),
+    );
+    assert_eq!(one, other);
+}
+
+#[test]
+fn a_worker_that_starts_another_thread_while_it_waits_takes_back_that_it_is_alone() {
+    let starts_one = |job: &Job| {
+        let alone = Arc::new(AtomicBool::new(true));
+        let asked = Arc::clone(&alone);
+        job.on_alone(Box::new(move || asked.load(Ordering::Relaxed)));
+        waits_at_the_barrier(job, || {
+            std::thread::sleep(Duration::from_secs(2)); // it has said so by then
+            alone.store(false, Ordering::Relaxed);
+        })
+    };
+    let (one, other) = both(Way::Memory, starts_one, |job| pulls_first(job, Duration::from_secs(2)));
     assert_eq!(one, other);
 }

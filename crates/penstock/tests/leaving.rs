@@ -4,10 +4,13 @@
 mod common;
 
 use common::{Cluster, Direction, NO_SETTINGS, Way, bytes, declare, pull, seconds};
-use penstock::worker::{Error, Job, Tensor};
+use penstock::worker::{Declaration, Error, Job, Tensor};
+use penstock_kernels::{Rule, Settings};
 use penstock_proto::consistency::Consistency::{Asp, Bsp};
 use penstock_proto::error::{JobFailure, Loss};
+use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// Elements of a chunk.
@@ -25,7 +28,7 @@ fn two(servers: u32) -> (Cluster, Job, Job) {
     (cluster, a, b)
 }
 
-fn tensors(a: &Job, b: &Job) -> (Tensor, Tensor) {
+fn tensors(a: &Job, b: &Job) -> (Arc<Tensor>, Arc<Tensor>) {
     (declare(a, "w", ELEMENTS, Asp), declare(b, "w", ELEMENTS, Asp))
 }
 
@@ -129,13 +132,15 @@ fn a_server_that_ends_while_a_worker_leaves_is_no_clean_leave() {
         let job = cluster.join(0);
         cluster.servers[1].stop();
         let error = job.leave(None).unwrap_err();
-        let told =
-            matches!(error, Error::Failed(JobFailure::Stopped | JobFailure::ServerLost { server: 1, .. }));
+        let told = matches!(
+            error,
+            Error::Failed(JobFailure::Stopped { .. } | JobFailure::ServerLost { server: 1, .. })
+        );
         assert!(told, "{way:?}: {error}");
         assert!(
             matches!(
                 cluster.servers[0].wait(seconds(common::DEADLINE)),
-                Some(Err(JobFailure::Stopped | JobFailure::ServerLost { server: 1, .. }))
+                Some(Err(JobFailure::Stopped { .. } | JobFailure::ServerLost { server: 1, .. }))
             ),
             "{way:?}: the server that still stood heard what this worker had heard"
         );
@@ -158,8 +163,8 @@ fn who_has_seen_the_job_fail_leaves_at_once_and_never_cleanly() {
         };
         let since = Instant::now();
         assert_eq!(job.leave(None), Ok(()), "{way:?}: it was told before");
-        // It was five seconds for each server.
-        assert!(since.elapsed() < Duration::from_secs(4), "{way:?}: it took {:?}", since.elapsed());
+        // Well below the deadline of 30 s, however busy the machine is.
+        assert!(since.elapsed() < Duration::from_secs(15), "{way:?}: it took {:?}", since.elapsed());
         let ended = cluster.servers[0].wait(seconds(common::DEADLINE));
         assert_eq!(ended, Some(Err(seen)), "{way:?}");
     }
@@ -254,5 +259,92 @@ fn the_last_push_of_a_lost_worker_counts_whole_in_each_chunk_or_not_at_all_there
             );
         }
         assert!(value.contains(&2.0), "{consistency}: not all of it had come");
+    }
+}
+
+/// Only the home of the tensor sees that the workers disagree; the other server hears of it from the workers, and from all of them.
+#[test]
+fn what_all_workers_have_heard_of_one_server_another_ends_with_in_the_same_words() {
+    for way in [Way::Memory, Way::Tcp] {
+        let cluster = Cluster::over(way, 2, 2, &[]);
+        let jobs = [cluster.join(0), cluster.join(1)];
+        let rule = Rule::Sgd { momentum: false, nesterov: false, maximize: false };
+        let tensors = jobs.each_ref().map(|job| job.declare(Declaration::new("w", &[10], rule)).unwrap());
+        tensors.iter().for_each(|tensor| tensor.initialize(None, None).unwrap());
+        let one = 1f32.to_le_bytes().repeat(10);
+        for (tensor, rate) in tensors.iter().zip([0.1, 0.2]) {
+            let settings = Settings([rate, 0.0, 0.0, 0.0, 0.0]);
+            let pushed = tensor.push(Some(&one), settings, false, None);
+            assert!(matches!(pushed, Ok(_) | Err(Error::Failed(_))), "{pushed:?}");
+        }
+        let told = jobs.each_ref().map(|job| {
+            let failure = failed(job.barrier(None).unwrap_err());
+            job.leave(None).unwrap();
+            failure
+        });
+        let expected = matches!(told[0], JobFailure::SettingsConflict { first: 0, second: 1, .. });
+        assert!(expected, "{way:?}: {}, {}", told[0], told[1]);
+        assert_eq!(told[0], told[1]);
+        for server in &cluster.servers {
+            assert_eq!(server.wait(seconds(common::DEADLINE)), Some(Err(told[0].clone())), "{way:?}");
+        }
+    }
+}
+
+// It was taken for done: it said goodbye, because its interpreter ended, and the others trained on with what there was.
+#[test]
+fn who_has_left_and_then_ends_badly_is_lost_as_long_as_others_are_there() {
+    for way in [Way::Memory, Way::Tcp] {
+        let cluster = Cluster::over(way, 3, 1, &[]);
+        let (a, b, c) = (cluster.join(0), cluster.join(1), cluster.join(2));
+        b.leave(None).unwrap();
+        c.leave(None).unwrap();
+        cluster.servers[0].worker_ended(2, None);
+        assert_eq!(a.clocks().unwrap(), [0, -1, -1], "{way:?}");
+        cluster.servers[0].worker_ended(1, Some("ended with exit code 3".to_owned()));
+        while a.check().is_ok() {
+            std::thread::yield_now();
+        }
+        let failure = failed(a.check().unwrap_err());
+        let expected = Loss::Ended { how: "ended with exit code 3".to_owned() };
+        assert_eq!(failure, JobFailure::WorkerLost { rank: 1, loss: expected }, "{way:?}");
+    }
+}
+
+/// It said that all was well while the first had not done anything yet, and the process could end.
+#[test]
+fn who_leaves_beside_another_thread_waits_for_that_one_and_hears_what_it_heard() {
+    for taken in [true, false] {
+        let (cluster, a, b) = two(1);
+        let (_wa, wb) = tensors(&a, &b);
+        let (says, waits) = channel();
+        b.on_interrupt(Box::new(move || {
+            let _ = says.send(thread::current().name().map(str::to_owned));
+            false
+        }));
+        let until = |name: &str| while waits.recv().unwrap().as_deref() != Some(name) {};
+        let line = cluster.lines.last().unwrap();
+        line.let_pass(HELD);
+        push(&wb, 1.0);
+        thread::scope(|scope| {
+            let leave = |name: &str| {
+                let thread = thread::Builder::new().name(name.to_owned());
+                thread.spawn_scoped(scope, || b.leave(None)).unwrap()
+            };
+            let first = leave("first");
+            until("first");
+            assert!(matches!(b.leave(SOON), Err(Error::InLine { .. })));
+            let second = leave("second");
+            until("second");
+            if taken {
+                line.let_pass(u64::MAX);
+            } else {
+                a.fail("enough");
+            }
+            let (first, second) = (first.join().unwrap(), second.join().unwrap());
+            assert_eq!(first.is_ok(), taken, "{first:?}");
+            assert_eq!(first, second);
+        });
+        assert_eq!(b.leave(None), Ok(()), "once");
     }
 }

@@ -32,6 +32,24 @@ impl Process {
         kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
 
+    /// Stops or kills it, and waits until none of its threads runs.
+    fn halt(&self, signal: Signal) {
+        self.signal(signal);
+        let halted = |stat: String| {
+            stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['T', 'Z', 'X']))
+        };
+        let runs = || {
+            let threads =
+                std::fs::read_dir(format!("/proc/{}/task", self.0.id())).into_iter().flatten().flatten();
+            threads
+                .filter_map(|thread| std::fs::read_to_string(thread.path().join("stat")).ok())
+                .any(|stat| !halted(stat))
+        };
+        while runs() {
+            std::thread::yield_now();
+        }
+    }
+
     /// This test's program as a server; `listen` is `--socket PATH` or `--listen ADDRESS`, or both.
     fn server(listen: &[&str], workers: &str) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
@@ -137,7 +155,7 @@ fn a_server_that_is_stopped_is_named_within_its_lease_by_shared_memory_and_by_tc
         });
         let tensor = declare(&a, "w", 4, Bsp);
         tensor.push(Some(&bytes(&[1.0; 4])), NO_SETTINGS, false, None).unwrap();
-        server.signal(Signal::STOP);
+        server.halt(Signal::STOP);
         let since = Instant::now();
         match pull(&tensor, None).unwrap_err() {
             Error::Failed(JobFailure::ServerLost { server: 0, reason }) => {
@@ -145,10 +163,72 @@ fn a_server_that_is_stopped_is_named_within_its_lease_by_shared_memory_and_by_tc
             }
             error => panic!("{error}"),
         }
-        // Lease + 1 s, and room for a machine that has other things to do.
-        assert!(since.elapsed() < LEASE + Duration::from_secs(4), "{:?}", since.elapsed());
+        // A lease and a little, not the deadline of 30 s, however busy the machine is.
+        assert!(since.elapsed() < Duration::from_secs(15), "{:?}", since.elapsed());
         server.signal(Signal::CONT);
     }
+}
+
+#[test]
+fn a_server_that_is_suspended_or_killed_while_a_worker_leaves_is_named_and_ends_the_leave() {
+    for signal in [Signal::STOP, Signal::KILL] {
+        let (path, port) = (socket_path(), port());
+        for (listen, endpoint) in [
+            (["--socket", path.to_str().unwrap()], Endpoint::from(path.clone())),
+            (["--listen", &port], format!("tcp://{port}").parse().unwrap()),
+        ] {
+            let server = Process::server(&listen, "2");
+            let (a, _b) = std::thread::scope(|scope| {
+                let b = scope.spawn(|| join(&endpoint, 1, 2));
+                (join(&endpoint, 0, 2), b.join().unwrap())
+            });
+            declare(&a, "w", 4, Bsp);
+            // Nobody answers the leave any more: it surely waits.
+            server.halt(signal);
+            let since = Instant::now();
+            let error = a.leave(None).unwrap_err();
+            assert!(
+                matches!(error, Error::Failed(JobFailure::ServerLost { server: 0, .. })),
+                "{endpoint}, {signal:?}: {error}"
+            );
+            assert!(
+                since.elapsed() < Duration::from_secs(15),
+                "{endpoint}, {signal:?}: {:?}",
+                since.elapsed()
+            );
+        }
+    }
+}
+
+#[test]
+fn of_forty_workers_one_that_pauses_for_less_than_the_lease_holds_up_the_others_and_nobody_is_lost() {
+    const WORKERS: u32 = 40;
+    let cluster = Cluster::over(Way::Mixed, WORKERS, 1, &[("lease", "20"), ("deadline", "60")]);
+    let last = WORKERS - 1;
+    // Its own lease is 2 s: when it wakes it blames nobody either.
+    let endpoints = cluster.endpoints(last);
+    let (worker, mut say, mut heard) = Process::worker(&endpoints[0], last, WORKERS);
+    std::thread::scope(|scope| {
+        let train = |rank| {
+            let job = cluster.join(rank);
+            let tensor = declare(&job, "w", 4, Bsp);
+            tensor.push(Some(&bytes(&[1.0; 4])), NO_SETTINGS, false, None).unwrap();
+            job.clock().unwrap();
+            let (version, value) = pull(&tensor, None).unwrap();
+            job.leave(None).unwrap();
+            (version, value)
+        };
+        let others: Vec<_> = (0..last).map(|rank| scope.spawn(move || train(rank))).collect();
+        assert_eq!(heard.next().unwrap(), "here");
+        suspend(&[&worker]);
+        writeln!(say, "step").unwrap();
+        assert_eq!(heard.next().unwrap(), "step 1");
+        drop(say);
+        assert_eq!(heard.next().unwrap(), "done");
+        for other in others {
+            assert_eq!(other.join().unwrap(), (1, vec![f64::from(WORKERS); 4]));
+        }
+    });
 }
 
 #[test]

@@ -3,11 +3,16 @@
 mod common;
 
 use common::{Cluster, Way};
-use penstock::worker::{Declaration, Error, Job, Tensor};
+use penstock::worker::{Declaration, Error, Job, TableDeclaration, Tensor};
+use penstock_fabric::layout::Count;
 use penstock_kernels::{Rule, Settings};
 use penstock_proto::consistency::Consistency;
 use penstock_proto::error::Refusal;
+use penstock_proto::items::{Propagation, RowSet, Slack};
 use penstock_proto::message::Secret;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 const ITERATIONS: u64 = 12;
 /// Elements of the tensors: of several chunks, of one, of one element.
@@ -19,7 +24,7 @@ fn gradient(rank: u32, clock: u64, elements: u64) -> Vec<u8> {
     (0..elements).flat_map(|index| value(index).to_le_bytes()).collect()
 }
 
-fn declare(job: &Job, name: &str, elements: u64, consistency: Consistency) -> Tensor {
+fn declare(job: &Job, name: &str, elements: u64, consistency: Consistency) -> Arc<Tensor> {
     let rule = Rule::Sgd { momentum: true, nesterov: false, maximize: false };
     let mut declaration = Declaration::new(name, &[elements], rule);
     declaration.consistency = Some(consistency);
@@ -28,7 +33,7 @@ fn declare(job: &Job, name: &str, elements: u64, consistency: Consistency) -> Te
     tensor
 }
 
-fn value(tensor: &Tensor) -> Vec<u8> {
+fn value(tensor: &Arc<Tensor>) -> Vec<u8> {
     let mut out = vec![0; tensor.spec().bytes() as usize];
     tensor.pull_into(&mut out, None, None).unwrap();
     out
@@ -36,7 +41,7 @@ fn value(tensor: &Tensor) -> Vec<u8> {
 
 /// Trains, and returns every value that this worker saw at the end of an iteration, and the optimizer's state.
 fn train(job: &Job) -> Vec<Vec<u8>> {
-    let tensors: Vec<Tensor> = SIZES
+    let tensors: Vec<Arc<Tensor>> = SIZES
         .iter()
         .map(|&elements| declare(job, &format!("w{elements}"), elements, Consistency::Bsp))
         .collect();
@@ -85,6 +90,42 @@ fn a_line_that_breaks_again_and_again_loses_and_repeats_nothing() {
     assert!(results(Way::Broken, 2, 2) == expected);
 }
 
+/// A thread that goes on writing the lane spoils its worker's contribution, but what is sent of it is one thing: it was the frame's
+/// checksum that did not fit, over which a connection was given up and made again until the thread paused.
+#[test]
+fn a_lane_that_is_written_while_it_is_sent_costs_no_connection() {
+    const ELEMENTS: u64 = 1 << 18;
+    let cluster = Cluster::over(Way::Line, 2, 1, &[("chunk_bytes", "8KiB")]);
+    let connections = || cluster.lines[0].connections();
+    let made = cluster.run(|job| {
+        let tensor = declare(job, "w", ELEMENTS, Consistency::Bsp);
+        value(&tensor);
+        let before = connections();
+        let stop = AtomicBool::new(false);
+        let lane = tensor.lane(None).unwrap();
+        let word = |at| &lane.at::<Count>(at).0;
+        std::thread::scope(|scope| {
+            if job.rank() == 1 {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        (0..lane.len())
+                            .step_by(4096)
+                            .for_each(|at| _ = word(at).fetch_add(1, Ordering::Relaxed));
+                    }
+                });
+            }
+            for _ in 0..ITERATIONS {
+                tensor.push(None, SGD, false, None).unwrap();
+                value(&tensor);
+                job.clock().unwrap();
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        (before, connections())
+    });
+    assert_eq!(made[1].0, made[1].1);
+}
+
 #[test]
 fn a_wrong_secret_and_a_job_that_does_not_exist_are_refused_alike() {
     let cluster = Cluster::over(Way::Tcp, 1, 1, &[]);
@@ -131,4 +172,62 @@ fn what_is_loaded_before_a_barrier_is_seen_by_every_host_behind_it() {
             assert!(tensor.state(0, None).unwrap() == before);
         });
     }
+}
+
+/// Ticks of the processor that threads of this name have used. No other test of this program has tables.
+fn ticks(thread: &str) -> u64 {
+    let used = |task: std::path::PathBuf| {
+        let is_it = std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim_end() == thread);
+        let stat = std::fs::read_to_string(task.join("stat")).ok().filter(|_| is_it)?;
+        let fields: Vec<u64> =
+            stat.rsplit(") ").next()?.split(' ').map(|field| field.parse().unwrap_or(0)).collect();
+        Some(fields[11] + fields[12]) // utime, stime
+    };
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    tasks.filter_map(|task| used(task.unwrap().path())).sum()
+}
+
+#[test]
+fn rows_for_a_consumer_that_takes_none_wait_without_using_a_processor() {
+    const ROWS: u64 = 64;
+    const BYTES: usize = 256 << 10;
+    let cluster = Cluster::over(Way::Line, 2, 1, &[("lease", "60")]);
+    let (a, b) = (cluster.join(0), cluster.join(1));
+    let all = || RowSet::from_ranges(std::iter::once(0..ROWS));
+    let declare = |job: &Job| {
+        job.table(TableDeclaration {
+            name: "U".to_owned(),
+            rows: ROWS,
+            row_bytes: BYTES as u32,
+            element: None,
+            sum: false,
+            produce: if job.rank() == 0 { all() } else { RowSet::default() },
+            consume: if job.rank() == 0 { RowSet::default() } else { all() },
+            propagation: Propagation::Eager,
+            slack: Slack::Bound(0),
+            adaptive: None,
+            timeout: None,
+        })
+        .unwrap()
+    };
+    let (u, v) = std::thread::scope(|scope| {
+        let v = scope.spawn(|| declare(&b));
+        (declare(&a), v.join().unwrap())
+    });
+    cluster.lines[0].deafen(true);
+    let rows: Vec<u64> = (0..ROWS).collect();
+    u.set(&rows, &vec![7u8; BYTES * ROWS as usize][..], Some(1)).unwrap();
+    // 16 MiB: more than sockets take. There is no event for "nothing happens": the time is what is measured.
+    std::thread::sleep(Duration::from_secs(1));
+    let before = ticks("penstock-items");
+    assert!(before > 0, "it has passed rows on");
+    std::thread::sleep(Duration::from_secs(1));
+    let used = ticks("penstock-items") - before;
+    assert!(used < 50, "it used {used} hundredths of a second in one");
+    cluster.lines[0].deafen(false);
+    let mut out = vec![0; BYTES * ROWS as usize];
+    v.get(&rows, &mut out[..], Some(1), None, None).unwrap();
+    assert!(out.iter().all(|&byte| byte == 7));
+    a.leave(None).unwrap();
+    b.leave(None).unwrap();
 }

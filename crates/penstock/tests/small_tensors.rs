@@ -9,6 +9,7 @@ use penstock::worker::{Declaration, Job, Tensor};
 use penstock_kernels::{Dtype, Rule, Settings};
 use penstock_proto::consistency::Consistency::{Asp, Bsp};
 use std::fs;
+use std::sync::Arc;
 use std::time::Instant;
 
 fn mappings() -> usize {
@@ -25,7 +26,7 @@ fn resident() -> u64 {
 }
 
 /// Tensor `index` of a series of 4 bytes to 1 KiB, whose rule keeps an array of state.
-fn small(job: &Job, index: u64) -> Tensor {
+fn small(job: &Job, index: u64) -> Arc<Tensor> {
     let rule = Rule::Sgd { momentum: true, nesterov: false, maximize: false };
     let mut declaration = Declaration::new(&format!("t{index}"), &[1 + index % 256], rule);
     declaration.consistency = Some(Asp);
@@ -36,7 +37,7 @@ fn small(job: &Job, index: u64) -> Tensor {
 }
 
 /// Whether a push of ones, with a step of one, changed this tensor, its state, and no neighbour.
-fn trains(tensors: &[Tensor], index: usize) {
+fn trains(tensors: &[Arc<Tensor>], index: usize) {
     let one = |tensor: &Tensor| [1.0f32.to_le_bytes()].concat().repeat(tensor.spec().bytes() as usize / 4);
     let tensor = &tensors[index];
     let step = Settings([1.0, 0.5, 0.0, 0.0, 0.0]);
@@ -57,7 +58,7 @@ fn declare_many(way: Way, count: u64, options: &[(&str, &str)]) -> (usize, usize
     let cluster = Cluster::over(way, 1, 1, options);
     let job = cluster.join(0);
     let (mapped, open, memory) = (mappings(), descriptors(), resident());
-    let tensors: Vec<Tensor> = (0..count).map(|index| small(&job, index)).collect();
+    let tensors: Vec<Arc<Tensor>> = (0..count).map(|index| small(&job, index)).collect();
     let grown = (mappings().saturating_sub(mapped), descriptors().saturating_sub(open));
     let memory = resident().saturating_sub(memory);
     for index in [1, count as usize / 2, count as usize - 2] {
@@ -81,7 +82,7 @@ fn small_tensors_of_two_workers_keep_their_lanes_apart() {
     for way in [Way::Memory, Way::Tcp, Way::Mixed] {
         let cluster = Cluster::over(way, 2, 2, &[]);
         let seen = cluster.run(|job| {
-            let tensors: Vec<Tensor> = (0..40)
+            let tensors: Vec<Arc<Tensor>> = (0..40)
                 .map(|index| {
                     let mut declaration = Declaration::new(&format!("t{index}"), &[1 + index], Rule::Add);
                     declaration.spec.dtype = Dtype::F64;

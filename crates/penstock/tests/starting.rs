@@ -5,12 +5,14 @@
 
 mod common;
 
-use common::{Cluster, SECRET, Way, options, socket_path};
+use common::{Cluster, NO_SETTINGS, SECRET, Way, bytes, declare, options, pull, socket_path};
 use penstock::server::{Server, ServerConfig};
 use penstock::service::{JobConfig, Service};
-use penstock::worker::{Job, Membership};
+use penstock::worker::{Error, Job, Membership};
 use penstock_fabric::net::endpoint::Endpoint;
-use rustix::fd::OwnedFd;
+use penstock_proto::consistency::Consistency::Bsp;
+use penstock_proto::error::{JobFailure, Loss};
+use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::File;
@@ -124,6 +126,45 @@ fn where_descriptors_run_out_the_threads_that_accept_sleep_and_go_on_when_there_
     }
     drop((taken, by_network, by_file));
     cluster.run(|job| job.rank());
+}
+
+/// Ends every connection by TCP that this process has.
+fn cut_all(descriptors: &[i32]) {
+    for &number in descriptors {
+        // SAFETY: it is looked at for this line only; if its owner has closed it meanwhile, the number is bad or a socket's of this test.
+        let fd = unsafe { BorrowedFd::borrow_raw(number) };
+        let is_tcp = rustix::net::sockopt::socket_domain(fd) == Ok(AddressFamily::INET);
+        if is_tcp && rustix::net::getpeername(fd).is_ok() {
+            let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
+        }
+    }
+}
+
+// The server was called lost, to the other workers too.
+#[test]
+fn a_worker_that_cannot_connect_again_for_want_of_descriptors_blames_itself() {
+    let _alone = alone();
+    let cluster = Cluster::over(Way::Tcp, 1, 1, &[("lease", "1")]);
+    let job = cluster.join(0);
+    let w = declare(&job, "w", 4, Bsp);
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let open: Vec<i32> = open.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(3), maximum: limit.maximum }).unwrap();
+    cut_all(&open);
+    let trained = || {
+        w.push(Some(&bytes(&[1.0; 4])), NO_SETTINGS, false, None)?;
+        job.clock()?;
+        pull(&w, None)
+    };
+    let error = std::iter::repeat_with(trained).find_map(Result::err).unwrap();
+    setrlimit(Resource::Nofile, limit).unwrap();
+    match error {
+        Error::Failed(JobFailure::WorkerLost { rank: 0, loss: Loss::Failed { what } }) => {
+            assert!(what.contains("server 0") && what.contains("ulimit -n"), "{what}");
+        }
+        error => panic!("{error}"),
+    }
 }
 
 /// A forked child that lets go of a copy: how it ended. One that hangs is killed by its alarm.

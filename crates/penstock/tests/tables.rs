@@ -9,7 +9,8 @@ use penstock_proto::error::Refusal;
 use penstock_proto::items::{Propagation, RowSet, Slack, TableError};
 use std::ops::Range;
 use std::sync::Barrier;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 const WIDTH: usize = 5;
 const ROWS: u64 = 4;
@@ -357,7 +358,10 @@ fn a_table_for_which_somebody_was_late_is_made_by_declaring_it_again() {
                 turn.wait();
                 // All have declared it now, but worker 0 does not wait any more: this one gives up too, if a little later.
                 let late = hasty().unwrap_err();
-                assert!(matches!(&late, Error::Unanswered { .. }), "{way:?}: {late}");
+                assert!(
+                    matches!(&late, Error::TableTimeout { missing, .. } if *missing == [0]),
+                    "{way:?}: {late}"
+                );
             }
             turn.wait();
             let other = TableDeclaration { produce: RowSet::default(), ..given.clone() };
@@ -389,13 +393,10 @@ fn the_same_declaration_gives_the_same_table_and_another_is_refused_by_what_diff
         assert_eq!(get(&again, &[3], Some(1), None).unwrap(), [7.0]);
         let others = [
             (TableDeclaration { rows: 65, ..given.clone() }, "other rows: 64 then, 65 now"),
-            (
-                TableDeclaration { slack: Slack::Bound(3), ..given.clone() },
-                "other slack: Bound(0) then, Bound(3) now",
-            ),
+            (TableDeclaration { slack: Slack::Bound(3), ..given.clone() }, "other slack: 0 then, 3 now"),
             (
                 TableDeclaration { element: Some(Dtype::F32), ..given.clone() },
-                "other elements: Some(F64) then",
+                "other elements: float64 then, float32 now",
             ),
             (declaration("U", 0..5, 0..4), "row 4 not among those that are produced then"),
             (declaration("U", 0..4, 1..4), "row 0 among those that are consumed then"),
@@ -447,6 +448,63 @@ fn a_table_that_all_have_dropped_gives_back_its_memory_and_its_name() {
             });
         }
     }
+}
+
+/// A thread that looked at the table on its way to be told that it is dropped kept its name from being free, for ever.
+#[test]
+fn a_name_is_free_again_though_other_threads_declare_the_table_while_it_is_dropped() {
+    let cluster = Cluster::new(1, 1, &[]);
+    let job = cluster.join(0);
+    let (over, dropped) = (AtomicBool::new(false), Error::Dropped { name: "U".to_owned() });
+    let again = || match job.table(declaration("U", 0..4, 0..4)) {
+        Err(error) if error == dropped => None,
+        made => Some(made.unwrap()),
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    again();
+                }
+            });
+        }
+        let mut refused = 0;
+        for _ in 0..400 {
+            let began = Instant::now();
+            let table = loop {
+                match again() {
+                    Some(table) => break Some(table),
+                    None if began.elapsed() > Duration::from_secs(10) => break None,
+                    None => {}
+                }
+            };
+            let Some(table) = table else {
+                refused += 1;
+                break;
+            };
+            table.discard(None).unwrap();
+        }
+        over.store(true, Ordering::Relaxed);
+        assert_eq!(refused, 0, "nobody has the table, and its name is taken");
+    });
+    job.leave(None).unwrap();
+}
+
+/// One that ended between the server's seal and its answer mapped memory that was sealed against it, again and again.
+#[test]
+fn a_declaration_that_ends_anywhere_on_its_way_is_made_by_the_same_call() {
+    let cluster = Cluster::new(1, 1, &[]);
+    let job = cluster.join(0);
+    for turn in 0..400 {
+        let given = declaration("U", 0..4, 0..4);
+        let hasty = Some(Duration::from_micros(5 * (1 + turn % 80)));
+        let made = job.table(TableDeclaration { timeout: hasty, ..given.clone() });
+        let table = made.or_else(|_| job.table(given)).unwrap();
+        set(&table, &[1], 3.0, Some(1)).unwrap();
+        assert_eq!(get(&table, &[1], Some(1), None).unwrap(), [3.0]);
+        table.discard(None).unwrap();
+    }
+    job.leave(None).unwrap();
 }
 
 #[test]

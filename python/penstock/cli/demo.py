@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.demo.alone import Single
     from penstock.demo.data import Digits
     from penstock.demo.gloo import Peer
+    from penstock.demo.judging import Curve
     from penstock.demo.progress import PlainConsole, Progress
 
 EXAMPLES = """\
@@ -32,7 +33,7 @@ EXAMPLES = """\
   penstock demo --workers 4 --consistency ssp:4 --optimizer adam
   penstock demo --torch --epochs 5 --json result.json --plot curves.png"""
 
-EPOCHS = 40
+EPOCHS = 20
 PEERS = ("auto", "gloo", "none")
 TORCH_EPOCHS = 10
 BATCH = 128
@@ -114,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
     if code != 0:
         return code
     seconds = time.monotonic() - start
-    if state.parameters is None or state.epoch != settings.epochs:
+    if settings.epochs not in state.album.pictures:
         raise PenstockError(
             "the workers ended without a result", hint="this is a defect of Penstock; please report it"
         )
@@ -169,7 +170,7 @@ def announce(settings: Settings, plan: Plan, digits: Digits) -> None:
     """What will be done."""
     from penstock.demo.plot import count
 
-    what = "a small CNN in PyTorch" if settings.torch else "a 64-512-512-10 perceptron in NumPy"
+    what = "a small CNN in " + ("PyTorch" if settings.torch else "NumPy")
     terminal.say(
         f"handwritten digits: {len(digits.train_y)} to learn, {len(digits.test_y)} to test; {what}\n"
         f"{count(plan.workers, 'worker')}, {count(plan.servers, 'server')}, {mode(plan)}, "
@@ -213,43 +214,51 @@ def compare(
     """The same training in this process alone, and what came of both."""
     from penstock.demo import alone, gloo, plot
 
-    single = alone.train(settings, digits, on_epoch=lambda _: None)
-    assert state.parameters is not None
-    difference = alone.largest_difference(state.parameters, single.parameters)
+    terminal.say("\nonce more by a single process ...")
+    single = alone.train(settings, digits)
+    curve = state.album.judged(settings, digits)
+    differences = [
+        alone.largest_difference(state.album.pictures[epoch], single.album.pictures[epoch])
+        for epoch in (curve.epochs[0], curve.epochs[-1])
+    ]
     peer = None
     if given.peer == "gloo" or (given.peer == "auto" and gloo.is_there()):
-        terminal.say("\nonce more by Gloo's all-reduce ...")
+        terminal.say("once more by Gloo's all-reduce ...")
         with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
             peer = gloo.train(settings, digits, Path(folder))
-    table(plan, settings, state, single, peer, difference)
+    table(plan, settings, state, curve, single, peer, differences)
     result = {
-        "final_accuracy": state.curve.accuracy[-1],
+        "final_accuracy": curve.accuracy[-1],
         "single_process_accuracy": single.curve.accuracy[-1],
         "workers": plan.workers,
         "servers": plan.servers,
         "consistency": mode(plan),
         "seconds": seconds,
         "max_staleness": state.max_staleness,
-        "max_difference": difference,
+        "max_difference": differences[-1],
+        "first_difference": differences[0],
         "optimizer": settings.optimizer,
         "epochs": settings.epochs,
         "steps": state.steps,
         "batch": settings.batch,
         "seed": settings.seed,
-        "model": "cnn" if settings.torch else "mlp",
+        "model": "cnn-torch" if settings.torch else "cnn-numpy",
         "training_seconds": state.training_seconds,
         "single_process_seconds": single.seconds,
+        "single_process_threads": single.threads,
+        "single_process_threaded_samples_per_second": single.threaded_rate,
         "gloo_seconds": peer.seconds if peer else None,
         "gloo_accuracy": peer.accuracy if peer else None,
         "samples_per_second": state.samples_per_second,
         "bytes_moved": sum(seen.moved for seen in state.workers),
         "staleness": [dict(sorted(seen.staleness.items())) for seen in state.workers],
-        "accuracy": state.curve.accuracy,
-        "loss": state.curve.loss,
+        "judged_epochs": curve.epochs,
+        "accuracy": curve.accuracy,
+        "loss": curve.loss,
         "single_process_curves": {"accuracy": single.curve.accuracy, "loss": single.curve.loss},
     }
     if given.plot:
-        plot.draw(Path(given.plot), settings, plan.servers, mode(plan), state.curve, single.curve)
+        plot.draw(Path(given.plot), settings, plan.servers, mode(plan), curve, single.curve)
         terminal.say(f"curves: {given.plot}")
     if given.json:
         write_json(Path(given.json), result)
@@ -258,14 +267,20 @@ def compare(
 
 
 def table(
-    plan: Plan, settings: Settings, state: Progress, single: Single, peer: Peer | None, difference: float
+    plan: Plan,
+    settings: Settings,
+    state: Progress,
+    curve: Curve,
+    single: Single,
+    peer: Peer | None,
+    differences: list[float],
 ) -> None:
     """The comparison at the end."""
     from penstock.demo.units import size
 
-    seen = settings.epochs * (state.steps // settings.epochs) * settings.batch * settings.workers
+    seen = state.steps * settings.batch * settings.workers
     moved = size(sum(one.moved for one in state.workers))
-    ours = (state.curve.accuracy[-1], state.curve.loss[-1], state.training_seconds, moved)
+    ours = (curve.accuracy[-1], curve.loss[-1], state.training_seconds, moved)
     columns = [
         ("", "accuracy, test", "loss, training", "training time", "samples/s", "bytes moved"),
         ("penstock", *figures(*ours, seen)),
@@ -273,12 +288,17 @@ def table(
     if peer is not None:
         columns.append(("gloo", *figures(peer.accuracy, peer.loss, peer.seconds, "", seen)))
     alone = (single.curve.accuracy[-1], single.curve.loss[-1], single.seconds, "-")
-    columns.append(("single process", *figures(*alone, seen)))
+    columns.append(("one process", *figures(*alone, seen)))
+    if single.threaded_rate is not None:
+        columns.append((f"{single.threads} BLAS threads", *[""] * 3, f"{single.threaded_rate:,.0f}", ""))
     terminal.say()
     for name, *values in zip(*columns, strict=True):
-        terminal.say(f"{name:<16}" + "".join(f"{value:>16}" for value in values))
+        terminal.say(f"{name:<16}" + "".join(f"{value:>16}" for value in values).rstrip())
     exact = " (same sums in another order)" if mode(plan) == "bsp" else ""
-    terminal.say(f"\nlargest difference of a parameter: {difference:.2g}{exact}")
+    terminal.say(
+        f"\nlargest difference of a parameter: after epoch {curve.epochs[0]} {differences[0]:.1g}, "
+        f"at the end {differences[-1]:.1g}{exact}"
+    )
     if mode(plan) != "bsp":
         terminal.say(f"most iterations that a read was behind: {state.max_staleness}")
         if any(one.staleness for one in state.workers):

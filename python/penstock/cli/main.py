@@ -115,6 +115,8 @@ def _dispatch(given: list[str]) -> int:
         terminal.say(f"penstock {__version__}")
         return 0
     if name not in COMMANDS:
+        if name.endswith(".py") or name in ("-n", "-m", "--workers"):
+            terminal.refuse(f"there is no command {name!r}", f"to start it: `penstock run {' '.join(given)}`")
         meant = terminal.near(name, COMMANDS)
         terminal.refuse(
             f"there is no command {name!r}",

@@ -6,8 +6,11 @@ import argparse
 import importlib.util
 import math
 import os
+import re
+import shutil
 import sys
 from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from penstock.cli import options, terminal
@@ -25,6 +28,17 @@ EXAMPLES = """\
 A script joins its job by `penstock.init()`. It finds its rank in PENSTOCK_RANK and RANK, the number
 of workers in PENSTOCK_SIZE and WORLD_SIZE. The exit code is 0, or that of the first process that
 failed (128 + signal for a killed one), or 130 after Ctrl-C."""
+
+
+FOREIGN = dict.fromkeys(
+    (
+        *("-np", "--np", "--nproc", "--nprocs", "--num-proc", "--num-processes", "--num_processes"),
+        *("--nproc-per-node", "--nproc_per_node", "--ntasks", "--num-workers", "--num_workers", "--nworkers"),
+        *("--world-size", "--world_size", "-w"),
+    ),
+    "--workers",
+) | dict.fromkeys(("--num-servers", "--num_servers", "--nservers", "--ps"), "--servers")
+"""What other launchers call our options."""
 
 
 def parser() -> terminal.Parser:
@@ -89,6 +103,11 @@ def split(rules: terminal.Parser, arguments: Sequence[str]) -> tuple[list[str], 
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
+        if name in FOREIGN:
+            number = value or (rest[0] if rest and rest[0].isdecimal() else "N")
+            terminal.refuse(
+                f"unknown option {name}", f"it is called {FOREIGN[name]}: `{FOREIGN[name]} {number}`"
+            )
         if word in ("-m", "--module"):
             if not rest:
                 terminal.refuse("-m needs the name of a module", "`penstock run -m my.training`")
@@ -108,22 +127,61 @@ def split(rules: terminal.Parser, arguments: Sequence[str]) -> tuple[list[str], 
 def hint_at_options_behind(rules: terminal.Parser, head: Sequence[str], command: Sequence[str]) -> None:
     """
     Says that an option of ours behind the script's name is the script's: most who write it there mean ours.
-    Not where it stands before the script too.
+    Not where it stands before the script too, nor where the script speaks of it: then it is its own.
     """
-    ours = {name for name in rules.option_names() if name.startswith("--")} - {"--help", "--module"}
     given = {word.partition("=")[0] for word in head}
+    ours = {name for name in rules.option_names() if name.startswith("--")} - {"--help", "--module"} - given
     words = command[2:] if command[0] == "-m" else command[1:]
     script = " ".join(command[:2]) if command[0] == "-m" else command[0]
+    source = source_of(command)
     for place, word in enumerate(words):
-        name, equals, _ = word.partition("=")
-        if name in ours - given:
-            value = [] if equals or not rules.takes_value(name) else list(words[place + 1 : place + 2])
-            meant = " ".join((word, *value))
-            terminal.note(
-                f"{name} stands behind {script} and is passed to it; "
-                f"if it is meant for penstock: `penstock run {meant} {script}`"
-            )
-            return
+        name, equals, value = word.partition("=")
+        number = value or "".join(words[place + 1 : place + 2])
+        if name in ours and name not in source:
+            meant = f"{word} {number}" if number and not equals and rules.takes_value(name) else word
+        elif name in _SHORT and source and name not in source and number.isdecimal() and not _counts(head):
+            meant = f"--workers {number}"
+        else:
+            continue
+        terminal.note(
+            f"{name} stands behind {script} and is passed to it; "
+            f"if it is meant for penstock: `penstock run {meant} {script}`"
+        )
+        return
+
+
+_SHORT = {"-n", "-np", "--nproc-per-node", "--nproc_per_node"}
+"""Names of the number of workers that say little by themselves: looked at in scripts that can be read."""
+
+
+def _counts(head: Sequence[str]) -> bool:
+    """Whether our own options say how many workers there are."""
+    return any(word.startswith(("-n", "--workers")) for word in head)
+
+
+def source_of(command: Sequence[str]) -> str:
+    """The text of a script or a module; nothing where it cannot be read, or is none."""
+    path: str | None = command[0]
+    if path == "-m":
+        found = _find(command[1])
+        inside = found.submodule_search_locations if found else None
+        path = f"{inside[0]}/__main__.py" if inside else (found.origin if found else None)
+    if path is None or Path(path).suffix != ".py":
+        return ""
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _find(module: str) -> ModuleSpec | None:
+    sys.path.insert(0, str(Path.cwd()))  # where `python -m` looks first
+    try:
+        return importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    finally:
+        sys.path.pop(0)
 
 
 def check_command(command: Sequence[str]) -> None:
@@ -131,14 +189,7 @@ def check_command(command: Sequence[str]) -> None:
     name = command[0]
     if name == "-m":
         module = command[1]
-        sys.path.insert(0, str(Path.cwd()))  # where `python -m` looks first
-        try:
-            found = importlib.util.find_spec(module)
-        except (ImportError, ValueError):
-            found = None
-        finally:
-            sys.path.pop(0)
-        if found is None:
+        if _find(module) is None:
             terminal.refuse(
                 f"there is no module {module!r}",
                 "give its name as in `import`, from a folder where Python finds it",
@@ -147,6 +198,7 @@ def check_command(command: Sequence[str]) -> None:
     if (Path(name) / "__main__.py").is_file():
         return
     if not Path(name).exists():
+        check_name(name, command[1:])
         terminal.refuse(
             f"the script {name!r} does not exist",
             f"the path is taken from {str(Path.cwd())!r}; options of `penstock run` stand before the script",
@@ -161,6 +213,32 @@ def check_command(command: Sequence[str]) -> None:
         return
     if not os.access(name, os.R_OK):
         terminal.refuse(f"the script {name!r} cannot be read", "look at its permissions")
+
+
+def check_name(name: str, arguments: Sequence[str]) -> None:
+    """Refuses what is no path of a script but a command, a module or a number, with what to write."""
+    rest = " ".join(["", *arguments])
+    missing = f"the script {name!r} does not exist"
+    if re.fullmatch(r"python[0-9.]*", name):
+        terminal.refuse(
+            f"{name!r} is not a script: penstock starts Python itself",
+            f"`penstock run [options]{rest or ' train.py'}`",
+        )
+    if name.isdecimal():
+        terminal.refuse(
+            f"{name!r} is not a script", f"for the number of workers: `penstock run --workers {name}{rest}`"
+        )
+    if Path(f"{name}.py").is_file():
+        terminal.refuse(missing, f"did you mean `penstock run {name}.py{rest}`?")
+    if "/" not in name and (found := shutil.which(name)):
+        terminal.refuse(missing, f"for the program: `penstock run {found}{rest}`")
+    if re.fullmatch(r"\w+(\.\w+)*", name) and not name.endswith(".py") and _find(name):
+        terminal.refuse(missing, f"for the module: `penstock run -m {name}{rest}`")
+    folder = Path(name).parent
+    if folder.is_dir() and (
+        meant := terminal.near(Path(name).name, (one.name for one in folder.glob("*.py")))
+    ):
+        terminal.refuse(missing, f"did you mean `penstock run {folder / meant}{rest}`?")
 
 
 _ELF = b"\x7fELF"

@@ -1,19 +1,21 @@
 """
 `penstock-server`: a server for one job, that whoever starts its workers starts too.
 
-The same command as the one that `make install` puts beside the C library, for hosts that have the Python
-package.
+The same command as the one that `make install` puts beside the C library (`crates/penstock-server`), for
+hosts that have the Python package; `tests/cli/test_standalone.py` runs over both.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
+from penstock import __version__
 from penstock.cli import options, terminal
 from penstock.cli.run import count
 
@@ -41,6 +43,7 @@ def parser() -> terminal.Parser:
         "Homes the chunks of one job. The job's secret is read from PENSTOCK_SECRET (64 hexadecimal digits).",
         EXAMPLES,
     )
+    result.add_argument("-V", "--version", action="version", version=f"penstock-server {__version__}")
     result.add_argument("--socket", metavar="PATH", help="path of a Unix socket, for workers on this host")
     result.add_argument(
         "--listen",
@@ -52,6 +55,7 @@ def parser() -> terminal.Parser:
     for name, what in (("workers", "workers of the job"), ("servers", "servers of the job")):
         result.add_argument(f"--{name}", default="1", metavar="N", help=f"{what} (default 1)")
     result.add_argument("--index", default="0", metavar="N", help="this server's number, from 0 (default 0)")
+    result.add_argument("--consistency", dest="option_consistency", metavar="VALUE", help="the job's default")
     options.add_to(result)
     return result
 
@@ -63,16 +67,14 @@ def main(arguments: Sequence[str]) -> int:
     given = parser().parse_args(arguments)
     if not given.socket and not given.listen:
         terminal.refuse("expected --socket or --listen", "`penstock-server --help` shows both")
-    secret = os.environ.pop("PENSTOCK_SECRET", "")
-    if not secret:
-        terminal.refuse("PENSTOCK_SECRET is not set", "`export PENSTOCK_SECRET=$(penstock secret)`")
+    endpoint = _endpoint(given.socket, given.listen or [])
+    secret = _secret(os.environ.pop("PENSTOCK_SECRET", ""))
     workers = count(given.workers, "--workers", _core.MAX_WORKERS)
     servers = count(given.servers, "--servers", _core.MAX_SERVERS)
-    index = count(str(int(given.index) + 1) if given.index.isdigit() else given.index, "--index", servers) - 1
+    index = _index(given.index, servers)
     settings = options.chosen(given)
     with contextlib.suppress(_Stopped):
         signal.signal(signal.SIGTERM, _stop)
-        endpoint = _endpoint(given.socket, given.listen or [])
         server = _core.Server(endpoint, given.job, secret, index, servers, workers, settings)
         try:
             failure = server.wait()
@@ -82,6 +84,27 @@ def main(arguments: Sequence[str]) -> int:
             terminal.error(failure)
             return 1
     return 0
+
+
+def _secret(text: str) -> str:
+    hint = "`export PENSTOCK_SECRET=$(openssl rand -hex 32)`, the same for servers and workers"
+    if not text:
+        terminal.refuse("PENSTOCK_SECRET is not set", hint)
+    if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
+        terminal.refuse(
+            f"expected 64 hexadecimal digits in PENSTOCK_SECRET, got {len(text)} characters", hint
+        )
+    return text
+
+
+def _index(text: str, servers: int) -> int:
+    """This server's number among `servers`."""
+    if not (text.isascii() and text.isdigit() and int(text) < servers):
+        terminal.refuse(
+            f"expected --index below {servers}, the number of servers, got {text!r}",
+            f"give a number from 0 to {servers - 1}",
+        )
+    return int(text)
 
 
 def _endpoint(socket: str | None, listen: Sequence[str]) -> str:

@@ -22,7 +22,8 @@ from penstock.bench import ranks
 from penstock.bench.systems.crew import Crew, rank_command
 from penstock.demo import model
 from penstock.demo.data import Array, Digits, epoch_batches
-from penstock.demo.learner import Alone, Learner
+from penstock.demo.judging import judge, scorer
+from penstock.demo.learner import Alone, Learner, Taken
 from penstock.demo.settings import Settings
 
 if TYPE_CHECKING:
@@ -105,8 +106,7 @@ class GlooRank:
                 mine = batch[self.rank]
                 learner.step(digits.train_x[mine], digits.train_y[mine])
         end = time.time()
-        accuracy, _ = model.judge(learner.scores(digits.test_x), digits.test_y)
-        _, loss = model.judge(learner.scores(digits.train_x), digits.train_y)
+        accuracy, loss = judge(scorer(settings), learner.parameters(), digits)
         return {"begin": begin, "end": end, "accuracy": accuracy, "loss": loss}
 
 
@@ -122,9 +122,9 @@ class Averaged(Alone):
         self._flat = np.empty(sum(value.size for value in self._parameters.values()), np.float32)
         self._tensor = torch.from_numpy(self._flat)
 
-    def step(self, x: Array, y: Array) -> int:
+    def step(self, x: Array, y: Array) -> Taken:
         """Takes one step."""
-        gradients = model.gradients(self._parameters, x, y)
+        gradients, scores = model.gradients(self._parameters, x, y)
         np.concatenate([gradient.ravel() for gradient in gradients.values()], out=self._flat)
         self._all_reduce(self._tensor)
         self._flat *= self._share
@@ -133,7 +133,7 @@ class Averaged(Alone):
             averaged = self._flat[start : start + gradient.size].reshape(gradient.shape)
             self._steps[name](self._parameters[name], averaged)
             start += gradient.size
-        return 0
+        return Taken(*model.judge(scores, y), staleness=0)
 
 
 def _distributed(settings: Settings) -> TorchAlone:

@@ -5,6 +5,7 @@ loop trains both.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -18,17 +19,28 @@ if TYPE_CHECKING:
     from penstock import Job
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A step that was taken, and how the model stood before it."""
+
+    accuracy: float
+    loss: float
+    """Both on the step's own samples, by the scores that its gradient came from."""
+    staleness: int | None = None
+    """Iterations that its parameters were behind; None if unknown."""
+
+
 class Learner(Protocol):
     """A model that learns from batches."""
 
-    def step(self, x: Array, y: Array) -> int | None:
-        """Takes one step; returns how many iterations behind its parameters were, None if unknown."""
+    def step(self, x: Array, y: Array) -> Taken:
+        """Takes one step."""
 
     def parameters(self) -> model.Parameters:
-        """The parameters as they are now, as float32 arrays of its own."""
+        """The parameters as the last step has left them, as float32 arrays of its own."""
 
-    def scores(self, x: Array) -> Array:
-        """Scores (samples, 10) by the parameters as they are now."""
+    def now(self) -> model.Parameters:
+        """The parameters as the next step will see them, likewise: nobody is waited for on top."""
 
 
 class Alone:
@@ -38,19 +50,18 @@ class Alone:
         self._parameters = model.initial(settings.seed)
         self._steps = {name: stepper(settings.rule) for name in self._parameters}
 
-    def step(self, x: Array, y: Array) -> int:
+    def step(self, x: Array, y: Array) -> Taken:
         """Takes one step."""
-        for name, gradient in model.gradients(self._parameters, x, y).items():
+        gradients, scores = model.gradients(self._parameters, x, y)
+        for name, gradient in gradients.items():
             self._steps[name](self._parameters[name], gradient)
-        return 0
+        return Taken(*model.judge(scores, y), staleness=0)
 
     def parameters(self) -> model.Parameters:
         """The parameters as they are now."""
         return {name: value.copy() for name, value in self._parameters.items()}
 
-    def scores(self, x: Array) -> Array:
-        """Scores by the parameters as they are now."""
-        return model.logits(self._parameters, x)[0]
+    now = parameters
 
 
 class Shared:
@@ -65,14 +76,15 @@ class Shared:
             for name, value in model.initial(settings.seed).items()
         }
 
-    def step(self, x: Array, y: Array) -> int:
+    def step(self, x: Array, y: Array) -> Taken:
         """Takes one step; under BSP nothing is copied: the arrays are the server's own memory."""
         values = {name: tensor.pull() for name, tensor in self._tensors.items()}
         staleness = max(tensor.staleness for tensor in self._tensors.values())
-        for name, gradient in model.gradients(values, x, y).items():
+        gradients, scores = model.gradients(values, x, y)
+        for name, gradient in gradients.items():
             self._tensors[name].push(gradient)
         self._job.clock()
-        return staleness
+        return Taken(*model.judge(scores, y), staleness)
 
     def parameters(self) -> model.Parameters:
         """
@@ -81,6 +93,6 @@ class Shared:
         """
         return {name: np.array(tensor.pull(slack=0)) for name, tensor in self._tensors.items()}
 
-    def scores(self, x: Array) -> Array:
-        """Scores by the parameters as this worker sees them now."""
-        return model.logits({name: tensor.pull() for name, tensor in self._tensors.items()}, x)[0]
+    def now(self) -> model.Parameters:
+        """The parameters as this worker sees them now."""
+        return {name: np.array(tensor.pull()) for name, tensor in self._tensors.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from penstock.demo.alone import Curve
+from penstock.demo.judging import Curve
 from penstock.demo.settings import Settings
 
 _SHARED, _ALONE, _INK, _FAINT = "#0b6e99", "#e07a1f", "#222222", "#d9d9d9"
@@ -30,17 +30,18 @@ def draw(path: Path, settings: Settings, servers: int, consistency: str, shared:
             (left, shared.accuracy, alone.accuracy),
             (right, shared.loss, alone.loss),
         ):
-            epochs = range(1, len(ours) + 1)
             # The wide pale line stays visible under the thin one where the two agree.
             axes.plot(
-                range(1, len(theirs) + 1),
+                alone.epochs,
                 theirs,
                 color=_ALONE,
                 linewidth=5,
                 alpha=0.45,
                 label="single process",
             )
-            axes.plot(epochs, ours, color=_SHARED, linewidth=1.8, marker="o", markersize=3, label=label)
+            axes.plot(
+                shared.epochs, ours, color=_SHARED, linewidth=1.8, marker="o", markersize=3, label=label
+            )
             axes.set_xlabel("epoch")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.grid(color=_FAINT, linewidth=0.6)
@@ -52,7 +53,7 @@ def draw(path: Path, settings: Settings, servers: int, consistency: str, shared:
             loc="left",
             fontsize=12,
         )
-        left.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        left.yaxis.set_major_formatter(PercentFormatter(1.0))
         left.legend(loc="lower right", frameon=False)
         right.set_title("loss on the training samples", loc="left", fontsize=12)
         right.set_yscale("log")
@@ -60,7 +61,7 @@ def draw(path: Path, settings: Settings, servers: int, consistency: str, shared:
         right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         right.yaxis.set_minor_formatter(NullFormatter())
         right.set_ylabel("mean cross entropy")
-        what = "a small CNN" if settings.torch else "a perceptron"
+        what = "a small CNN in " + ("PyTorch" if settings.torch else "NumPy")
         figure.suptitle(
             f"Handwritten digits: {what}, {settings.optimizer}, {settings.batch} samples a worker and step",
             fontsize=13,

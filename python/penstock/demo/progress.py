@@ -12,9 +12,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.demo import model
-from penstock.demo.alone import Curve
 from penstock.demo.data import steps_per_epoch
+from penstock.demo.judging import Album
 from penstock.demo.settings import Settings
 from penstock.demo.units import size
 from penstock.launch.console import Console, Name, Stream
@@ -47,8 +46,10 @@ class Progress:
         self.settings = settings
         self.steps = settings.epochs * steps_per_epoch(samples, settings.batch, settings.workers)
         self.workers = [Seen() for _ in range(settings.workers)]
-        self.curve = Curve()
-        self.parameters: model.Parameters | None = None
+        self.epoch = 0
+        self.accuracy = self.loss = 0.0
+        """Of the first worker's batches in the last epoch, each before its step."""
+        self.album = Album(settings.epochs)
 
     def take(self, rank: int, line: bytes) -> bool:
         """Takes a report; whether it ended an epoch."""
@@ -62,15 +63,10 @@ class Progress:
         if "parameters" in report:
             from penstock.demo.worker import unpacked
 
-            self.parameters = unpacked(report["parameters"])
+            self.album.pictures[report["after"]] = unpacked(report["parameters"])
         if "epoch" in report:
-            self.curve.add(report["accuracy"], report["loss"])
+            self.epoch, self.accuracy, self.loss = report["epoch"], report["accuracy"], report["loss"]
         return "epoch" in report
-
-    @property
-    def epoch(self) -> int:
-        """Epochs that are complete."""
-        return len(self.curve.accuracy)
 
     @property
     def max_staleness(self) -> int:
@@ -122,7 +118,7 @@ class PlainConsole(Console):
         self.write(
             "stdout",
             f"epoch {progress.epoch:3}/{progress.settings.epochs}   "
-            f"accuracy {progress.curve.accuracy[-1]:.3f}   loss {progress.curve.loss[-1]:.3f}   "
+            f"accuracy {progress.accuracy:.3f}   loss {progress.loss:.3f}   "
             f"{progress.samples_per_second:,.0f} samples/s   clocks {clocks}   "
             f"staleness at most {progress.max_staleness}   moved {size(moved)}\n".encode(),
         )
@@ -177,11 +173,10 @@ class LiveConsole(PlainConsole):
         from rich.text import Text
 
         progress = self.progress
-        curve = progress.curve
         done = min(seen.clock for seen in progress.workers)
         head = Table.grid(padding=(0, 2))
         accuracy = (
-            f"accuracy {curve.accuracy[-1]:.3f}  loss {curve.loss[-1]:.3f}" if curve.accuracy else "starting"
+            f"accuracy {progress.accuracy:.3f}  loss {progress.loss:.3f}" if progress.epoch else "starting"
         )
         head.add_row(
             Text(f"epoch {progress.epoch}/{progress.settings.epochs}"),

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from penstock.demo.data import Array
-from penstock.demo.model import DIGITS, Parameters
+from penstock.demo.learner import Taken
+from penstock.demo.model import DIGITS, Parameters, judge
 from penstock.demo.settings import Settings
 
 if TYPE_CHECKING:
@@ -46,22 +47,20 @@ class TorchAlone:
             self._model.parameters(), **settings.rule.settings
         )
 
-    def step(self, x: Array, y: Array) -> int | None:
+    def step(self, x: Array, y: Array) -> Taken:
         """Takes one step."""
         self._optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(self._model(torch.from_numpy(x)), torch.from_numpy(y))
-        loss.backward()
+        scores = self._model(torch.from_numpy(x))
+        nn.functional.cross_entropy(scores, torch.from_numpy(y)).backward()
         self._optimizer.step()
-        return None
+        return Taken(*judge(scores.detach().numpy(), y))
 
     def parameters(self) -> Parameters:
         """The parameters as they are now."""
-        return {name: value.detach().numpy().copy() for name, value in self._model.named_parameters()}
+        named = self._model.named_parameters()
+        return {name.removeprefix("module."): value.detach().numpy().copy() for name, value in named}
 
-    def scores(self, x: Array) -> Array:
-        """Scores by the parameters as they are now."""
-        with torch.no_grad():
-            return np.asarray(self._model(torch.from_numpy(x)).numpy())
+    now = parameters
 
 
 class TorchShared(TorchAlone):
@@ -72,3 +71,11 @@ class TorchShared(TorchAlone):
 
         super().__init__(settings)
         self._model, self._optimizer = penstock.torch.distribute(self._model, self._optimizer, job=job)
+
+
+def scores(parameters: Parameters, x: Array) -> Array:
+    """Scores of pictures by given parameters."""
+    judged = network(seed=0)
+    judged.load_state_dict({name: torch.from_numpy(value) for name, value in parameters.items()})
+    with torch.no_grad():
+        return np.asarray(judged(torch.from_numpy(x)).numpy())

@@ -21,6 +21,7 @@ import numpy as np
 import penstock as ps
 from penstock.demo import model
 from penstock.demo.data import Digits, epoch_batches
+from penstock.demo.judging import Album, mean
 from penstock.demo.learner import Learner, Shared
 from penstock.demo.settings import Settings
 
@@ -82,32 +83,34 @@ class Reports:
 
 
 def train(job: ps.Job, learner: Learner, settings: Settings, digits: Digits, reports: Reports) -> None:
-    """The training loop; rank 0 also judges the model after each epoch."""
+    """
+    The training loop. Rank 0 tells after each epoch how its own batches went, and keeps parameters, which it
+    sends when all is done: what is judged while others wait would be counted as training.
+    """
     samples = len(digits.train_y)
+    album = Album(settings.epochs)
     reports.send(begin=time.time())
-    for epoch in range(settings.epochs):
-        for batch in epoch_batches(samples, settings.batch, settings.workers, settings.seed, epoch):
+    for epoch in range(1, settings.epochs + 1):
+        steps = []
+        for batch in epoch_batches(samples, settings.batch, settings.workers, settings.seed, epoch - 1):
             mine = batch[job.rank]
-            reports.step(len(mine), learner.step(digits.train_x[mine], digits.train_y[mine]))
-        if epoch + 1 < settings.epochs:
-            reports.send(**({"epoch": epoch + 1, **judged(learner, digits)} if job.rank == 0 else {}))
+            steps.append(learner.step(digits.train_x[mine], digits.train_y[mine]))
+            reports.step(len(mine), steps[-1].staleness)
+        if job.rank == 0:
+            accuracy, loss = mean(step.accuracy for step in steps), mean(step.loss for step in steps)
+            reports.send(epoch=epoch, accuracy=accuracy, loss=loss)
+            if epoch < settings.epochs and album.wants(epoch):
+                album.pictures[epoch] = learner.now()
     end = time.time()
     job.barrier()
-    final: dict[str, Any] = {"end": end, "staleness": reports.staleness}
+    reports.send(end=end, staleness=reports.staleness)
     if job.rank == 0:
         # Every worker has completed every iteration: from here on all see the same parameters, whatever the
         # consistency.
-        parameters = learner.parameters()
-        final |= {"epoch": settings.epochs, **judged(learner, digits), "parameters": packed(parameters)}
-    reports.send(**final)
+        album.pictures[settings.epochs] = learner.parameters()
+        for epoch, parameters in album.pictures.items():
+            reports.send(after=epoch, parameters=packed(parameters))
     job.barrier()
-
-
-def judged(learner: Learner, digits: Digits) -> dict[str, float]:
-    """Accuracy on the test samples, loss on the training samples."""
-    accuracy, _ = model.judge(learner.scores(digits.test_x), digits.test_y)
-    _, loss = model.judge(learner.scores(digits.train_x), digits.train_y)
-    return {"accuracy": accuracy, "loss": loss}
 
 
 def packed(parameters: model.Parameters) -> str:

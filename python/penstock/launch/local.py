@@ -113,6 +113,7 @@ class Launch:
         self._broken_pipe = False
         self._stages: list[Stage] = []
         self._reports: dict[int, bytes] = {}
+        self._directory = Path()
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> Outcome:
@@ -125,6 +126,7 @@ class Launch:
             A process could not be started. What had been started is ended.
         """
         directory = _private_directory(self.plan.servers)
+        self._directory = Path(directory)
         warden = Warden(directory)
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self._selector.close)
@@ -266,7 +268,31 @@ class Launch:
             for server in self._running("server"):
                 server.tell(json.dumps([process.name.rank, how]).encode())
         if ended.failed and not (self.plan.go_on and process.name.role == "worker"):
+            self._note_the_loss()
             self._wind_down()
+
+    def _note_the_loss(self) -> None:
+        """
+        Notes beside the servers' sockets who is lost, for workers that have not joined yet: a server that has
+        ended tells nobody, and to them looks like one that is about to start.
+        """
+        cause = self._cause()
+        if cause is None or cause.is_consequence:
+            return
+        for index in range(self.plan.servers):
+            note = self._directory / f"s{index}.lost"
+            # Without a note they hear less; a full disk is no failure of the run's own.
+            with contextlib.suppress(OSError):
+                if not note.exists():
+                    part = note.with_suffix(".part")
+                    part.write_text(f"{cause.name.role} {cause.name.rank}\n{cause.how()}\n")
+                    part.rename(note)
+
+    def _cause(self) -> Ended | None:
+        """What failed first: no worker where the run goes on without workers, and a server failed."""
+        servers = [one for one in self._ended if one.name.role == "server"]
+        cause = first_cause(servers) if self.plan.go_on else None
+        return cause or first_cause(self._ended)
 
     def _wind_down(self) -> None:
         """
@@ -379,7 +405,7 @@ class Launch:
         finished = any(one.name.role == "worker" and one.returncode == 0 for one in self._ended)
         if self.plan.go_on and finished and lost == failed:
             return Outcome(0, lost=tuple(lost), hung=tuple(self._hung))
-        failure = first_cause(self._ended)
+        failure = self._cause()
         if failure is None:
             return Outcome(0 if not self._hung else 128 + signal.SIGKILL, hung=tuple(self._hung), notes=notes)
         return Outcome(

@@ -12,7 +12,7 @@ import signal
 from dataclasses import dataclass, field
 
 from penstock.launch.console import Name
-from penstock.launch.server import EXIT_JOB_FAILED
+from penstock.launch.server import EXIT_JOB_FAILED, EXIT_STOPPED
 
 _CONSEQUENCES = (
     "WorkerLost",
@@ -62,6 +62,8 @@ class Ended:
         """The end in words."""
         if self.returncode < 0:
             return f"was killed by {signal_name(-self.returncode)}"
+        if self.name.role == "server" and self.returncode == EXIT_STOPPED:
+            return "was stopped by SIGTERM"
         return f"ended with exit code {self.returncode}"
 
 
@@ -124,6 +126,8 @@ class Outcome:
             -signal.SIGFPE,
         ):
             return "run it with PYTHONFAULTHANDLER=1 in the environment to see where it crashed"
+        if _has_hint(self.failure.tail):
+            return None
         if self.failure.is_consequence:
             return (
                 "it failed because another process of the job had stopped answering; "
@@ -175,6 +179,11 @@ def traceback_of(tail: bytes) -> str:
         half = _TRACEBACK_LINES // 2
         found = [*found[:half], f"... {len(found) - 2 * half} lines ...", *found[-half:]]
     return "\n".join(found)
+
+
+def _has_hint(tail: bytes) -> bool:
+    """Whether the error that ended a process says itself what to do."""
+    return any(line.startswith("hint: ") for line in traceback_of(tail).splitlines())
 
 
 def _last_error(tail: bytes) -> str | None:

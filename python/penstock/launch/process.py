@@ -137,9 +137,10 @@ class Process:
     def kill_group(self) -> None:
         """Kills the process and what it started."""
         if self.returncode is None:
-            # The group is gone only when the process has not come as far as to make it, or its exec failed.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+            # The group is not there when the process has not come as far as to make it, or has left it.
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> int:
         """Waits for the end and takes what stayed behind in the group with it."""

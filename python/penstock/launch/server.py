@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 EXIT_JOB_FAILED = 3
 """The server itself is well; the job it served failed (a worker was lost). Its last line says why."""
+EXIT_STOPPED = 128 + signal.SIGTERM
+"""It was told to end, by whomever, before its job was over."""
 
 
 class _Stopped(BaseException):
-    """The launcher said that the job is over."""
+    """Somebody told this process to end. The launcher does so when no worker is left."""
 
 
 def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -67,10 +69,12 @@ def main() -> int:
                 pipe.write(f"{server.endpoint}\n")
         try:
             reason = server.wait()
+            # It has ended by itself: how, is said below, even if it is told to stop just now.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         finally:
             server.stop()
     except _Stopped:
-        return 0
+        return EXIT_STOPPED
     except PenstockError as error:
         hint = f"\nhint: {error.hint}" if error.hint else ""
         sys.stderr.write(f"error: {str(error).split(chr(10) + 'hint: ')[0]}{hint}\n")

@@ -15,6 +15,7 @@ import select
 import shutil
 import signal
 import time
+from pathlib import Path
 
 _SETTLE_SECONDS = 2.0
 """How long the warden waits for killed processes to end before it removes the directory under them."""
@@ -45,6 +46,12 @@ class Warden:
         """All is cleaned up: the warden ends."""
         self._tell("done\n")
         os.close(self._pipe)
+        ended = _leader(self._pid)
+        if ended >= 0:
+            # One that somebody stopped would be waited for without end. There is nothing left for it to do.
+            if not select.select([ended], (), (), _SETTLE_SECONDS)[0]:
+                os.kill(self._pid, signal.SIGKILL)
+            os.close(ended)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
 
@@ -61,8 +68,11 @@ def _watch(reading: int, directory: str) -> None:
         signal.signal(number, signal.SIG_IGN if number != signal.SIGCHLD else signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     # Descriptors of the launcher that stayed open here would keep its readers waiting after its end.
-    os.closerange(0, reading)
-    os.closerange(reading + 1, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") > 0 else 65536)
+    # As many as there are, not as there could be: a container may allow a billion, which takes minutes.
+    for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        if descriptor != reading:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
     held = b""
     groups: dict[int, int] = {}
     while data := os.read(reading, 65536):

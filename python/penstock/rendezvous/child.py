@@ -32,7 +32,11 @@ def main() -> int:
         _watch(parent, directory, finished)
         from penstock.launch import server
 
-        return server.main()
+        try:
+            return server.main()
+        finally:
+            # It ends anyway: another signal would end it in the middle of cleaning up.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
     finally:
         finished.set()
         _remove(directory)

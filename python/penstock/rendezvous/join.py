@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 
 from penstock import _core
@@ -88,7 +89,24 @@ def _by_each_other(place: Place, given: Mapping[str, str]) -> _core.Job:
 
 def connect(servers: Sequence[str], secret: str, rank: int, size: int, given: Mapping[str, str]) -> _core.Job:
     """Joins by the servers' endpoint strings."""
-    return _core.Job.connect(servers, environment.job_name(), secret, rank, size, given)
+    try:
+        return _core.Job.connect(servers, environment.job_name(), secret, rank, size, given)
+    except JobFull as error:
+        raise _of_a_child(error) or error from None
+
+
+def _of_a_child(error: JobFull) -> JobFull | None:
+    """The same with the likely cause, where a worker's own child process wanted to join with its place."""
+    parent = getattr(sys.modules.get("multiprocessing"), "parent_process", lambda: None)()
+    if parent is None:
+        return None
+    return JobFull(
+        f"{error}; this process ({os.getpid()}) was started by process {parent.pid} with its environment",
+        "a child process takes part in no job by itself: leave `ps.init()` to the process that the launcher "
+        "started (under `if __name__ == '__main__':` where the start method is `spawn`), or take "
+        "PENSTOCK_SERVERS, PENSTOCK_MANAGER and PENSTOCK_RANK out of the child's environment, "
+        "and it is a job of its own",
+    )
 
 
 def _default(name: str) -> str:

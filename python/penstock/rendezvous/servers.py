@@ -28,8 +28,9 @@ _GRACE_SECONDS = 5.0
 _LINE_LIMIT = 4096
 
 _running: list[Server] = []
-# In a forked child: the parent's, kept so that they are not taken for finished.
-_of_parent: list[Server] = []
+# Those that somebody else waits for: in a forked child the parent's, at the interpreter's end all. Kept, so
+# that they are not taken for finished.
+_of_others: list[Server] = []
 
 
 class Server:
@@ -174,6 +175,17 @@ def see_off() -> None:
         _running[0].wait()
 
 
+def running() -> list[int]:
+    """The process numbers of the servers that this process carries."""
+    return [server.pid for server in _running]
+
+
+def leave_running() -> None:
+    """From now on whoever ends the process waits for them, and they remove what is theirs."""
+    _of_others.extend(_running)
+    _running.clear()
+
+
 def socket_directory() -> str:
     """
     A fresh directory that only this user can enter, with a path short enough for sockets and free of commas.
@@ -190,7 +202,7 @@ def _how(code: int) -> str:
 
 
 def _after_fork_in_child() -> None:
-    _of_parent.extend(_running)
+    _of_others.extend(_running)
     _running.clear()
 
 

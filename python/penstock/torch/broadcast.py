@@ -3,36 +3,48 @@ Once, at the start: what no optimizer owns (buffers, frozen parameters) goes fro
 byte.
 
 It goes through one small tensor that is filled again and again, so that shared memory holds a window of it,
-not all.
+not all. Before, every worker compares the names, shapes and types of its own with rank 0's: lists that differ
+would be read as each other's bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import itertools
+import zlib
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
 from ..arrays import Array
+from ..exceptions import DeclarationConflict
 from ..job import Job
 from ..optim import Add
+from ..tensor import Tensor
 
 WINDOW_BYTES = 16 << 20
 """
 Bytes that go at a time. More would cost shared memory (twice this for each worker), less a pair of barriers
 each.
 """
+LIST_BYTES = 16 << 10
+"""Room for rank 0's list, compressed; of a longer one only the digest goes."""
+_DIGEST_BYTES = 32
 
 
-def broadcast(job: Job, name: str, tensors: Sequence[torch.Tensor], timeout: float | None = None) -> None:
+def broadcast(job: Job, name: str, named: Mapping[str, torch.Tensor], timeout: float | None = None) -> None:
     """
-    Overwrites `tensors`, which every worker lists alike, with rank 0's. Collective.
+    Overwrites the tensors, which every worker names alike and in one order, with rank 0's. Collective.
 
-    Raises DeclarationConflict where the workers' lists differ in bytes, BarrierTimeout where a worker does
-    not come.
+    Raises DeclarationConflict where the workers' lists differ, BarrierTimeout where a worker does not come.
     """
+    if job.size == 1:
+        return
+    _agree(job, f"{name}/list", named, timeout)
+    tensors = list(named.values())
     total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    if job.size == 1 or total == 0:
+    if total == 0:
         return
     # float32 is only the coat: values are set and read, never computed with, so every bit pattern survives.
     padded = -(-total // 4) * 4
@@ -41,21 +53,60 @@ def broadcast(job: Job, name: str, tensors: Sequence[torch.Tensor], timeout: flo
         _pack(tensors, stream)
     words = stream.view(np.float32)
     window = min(len(words), WINDOW_BYTES // 4)
-    # The list's length is part of the name's declaration: the first window's shape shows most differences.
-    channel = job.tensor(
-        name, words[:window], optimizer=Add(), consistency="bsp", reduce="sum", timeout=timeout
-    )
+    channel, loaded = _channel(job, name, words[:window], timeout)
     for start in range(0, len(words), window):
         piece = words[start : start + window]
-        if start > 0:
+        if start > 0 or not loaded:
             full = np.zeros(window, dtype=np.float32)
             full[: len(piece)] = piece
             channel.load(value=full, timeout=timeout)
         piece[:] = channel.pull(slack=0, timeout=timeout)[: len(piece)]
     # Nobody may overwrite the window, in a later call, before everyone has read it.
-    job._barrier_with_first(timeout, "nothing was broadcast")
+    job._barrier_with_first(timeout, name, "nothing was broadcast")
     if job.rank != 0:
         _unpack(tensors, stream)
+
+
+def _channel(job: Job, name: str, value: Array, timeout: float | None) -> tuple[Tensor, bool]:
+    """The tensor that something goes through; whether it holds `value` already: not if it was used before."""
+    before = name in job._tensors
+    channel = job.tensor(name, value, optimizer=Add(), consistency="bsp", reduce="sum", timeout=timeout)
+    return channel, not before
+
+
+def _agree(job: Job, name: str, named: Mapping[str, torch.Tensor], timeout: float | None) -> None:
+    """Refuses, with the first difference, another list than rank 0's."""
+    mine = [
+        f"{label}: {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+        for label, tensor in named.items()
+    ]
+    text = "\n".join(mine).encode()
+    digest = hashlib.sha256(text).digest()
+    packed = zlib.compress(text)
+    page = np.zeros(LIST_BYTES, dtype=np.uint8)
+    page[:_DIGEST_BYTES] = np.frombuffer(digest, dtype=np.uint8)
+    if len(packed) <= LIST_BYTES - _DIGEST_BYTES:
+        page[_DIGEST_BYTES:][: len(packed)] = np.frombuffer(packed, dtype=np.uint8)
+    channel, loaded = _channel(job, name, page.view(np.float32), timeout)
+    if not loaded:
+        channel.load(value=page.view(np.float32), timeout=timeout)
+    theirs = channel.pull(slack=0, timeout=timeout).view(np.uint8).tobytes()
+    if theirs[:_DIGEST_BYTES] == digest:
+        return
+    told = zlib.decompressobj().decompress(theirs[_DIGEST_BYTES:]) if theirs[_DIGEST_BYTES] else b""
+    raise DeclarationConflict(
+        f"`{name}` differs: {_difference(job.rank, mine, told.decode().splitlines())}",
+        "build the same model on every worker, with the same parameters frozen and the same buffers",
+    )
+
+
+def _difference(rank: int, mine: list[str], theirs: list[str]) -> str:
+    """Where two lists begin to differ."""
+    if not theirs:
+        return f"worker {rank} has other tensors than worker 0: {len(mine)} of them, first {mine[:1]}"
+    pairs = itertools.zip_longest(mine, theirs, fillvalue="nothing more")
+    here, there = next(pair for pair in pairs if pair[0] != pair[1])
+    return f"worker {rank} has {here}, worker 0 has {there}"
 
 
 def _pack(tensors: Sequence[torch.Tensor], stream: Array) -> None:

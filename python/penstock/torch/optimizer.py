@@ -78,6 +78,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._broadcast_rest()
         self._load_first_states(self._shared.values())
         self._pull_all()
+        if job.size > 1:
+            job._barrier_of_all(timeout, "distributing its model and optimizer")
         self._ready = True
         model.register_load_state_dict_post_hook(lambda *_: self.publish())
 
@@ -174,15 +176,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
             The job has ended.
         """
         if not self._by_server:
-            broadcast(self.job, f"{self._prefix}/parameters", self._mine(), self._timeout)
+            broadcast(self.job, f"{self._prefix}/parameters", self._labelled(self._mine()), self._timeout)
         else:
-            self.job.barrier(self._timeout)
+            what = f"{self._prefix}: publish"
+            self.job.barrier(self._timeout, what=what)
             if self.job.rank == 0:
                 for shared in self._shared.values():
                     core = shared.tensor._core
                     array = as_array(shared.parameter)
                     core.load(-1, _as_buffer(array), core.steps(self._timeout), self._timeout)
-            self.job._barrier_with_first(self._timeout, "the parameters were not published")
+            self.job._barrier_with_first(self._timeout, what, "the parameters were not published")
             self._pull_all()
         self._note_versions()
 
@@ -271,13 +274,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Puts torch's states onto the servers, rank 0's. With `everything`, parameters without state start
         anew.
         """
-        self.job.barrier(self._timeout)
+        what = f"{self._prefix}: load of a state"
+        self.job.barrier(self._timeout, what=what)
         if self.job.rank == 0:
             for shared in self._shared.values():
                 state = states.get(shared.parameter, {})
                 if state or everything:
                     self._load_state(shared, state)
-        self.job._barrier_with_first(self._timeout, "the optimizer's state was not loaded")
+        self.job._barrier_with_first(self._timeout, what, "the optimizer's state was not loaded")
 
     def _load_state(self, shared: Shared, state: dict[str, Any]) -> None:
         core = shared.tensor._core
@@ -355,11 +359,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         What the servers hold no value of: frozen parameters, buffers; all parameters where they step here.
         """
         owned = {id(shared.parameter) for shared in self._shared.values()} if self._by_server else set()
-        rest: dict[int, torch.Tensor] = {}
-        for tensor in [*self._model.parameters(), *self._mine(), *self._model.buffers()]:
-            if id(tensor) not in owned:
-                rest[id(tensor)] = tensor
-        broadcast(self.job, f"{self._prefix}/start", list(rest.values()), self._timeout)
+        all_of_it = [*self._model.parameters(), *self._mine(), *self._model.buffers()]
+        rest = {id(tensor): tensor for tensor in all_of_it if id(tensor) not in owned}
+        broadcast(self.job, f"{self._prefix}/start", self._labelled(rest.values()), self._timeout)
+
+    def _labelled(self, tensors: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The tensors by their names in the model, those that it does not name by their place in the list."""
+        names = {id(tensor): name for name, tensor in self._model.named_buffers()}
+        names.update(self._names)
+        return {names.get(id(tensor), f"tensor {place}"): tensor for place, tensor in enumerate(tensors)}
 
     @torch.no_grad()
     def _pull_all(self, which: Iterable[Shared] | None = None) -> None:

@@ -35,9 +35,15 @@ pub(crate) struct Joined {
 }
 
 impl Joined {
-    /// Leaves; who carries the server then stays until the job has ended for all.
-    pub(crate) fn leave(self, failed: Option<String>) -> Result<(), Error> {
-        let left = self.job.close(failed);
+    /// Leaves, within the time; who carries the server then stays until the job has ended for all.
+    pub(crate) fn leave(self, failed: Option<String>, wait: Option<Duration>) -> Result<(), Error> {
+        let left = match failed {
+            None => self.job.leave(wait),
+            Some(what) => {
+                self.job.fail(&what);
+                Ok(())
+            }
+        };
         if let Some(server) = self.carried {
             while server.wait(LOOK_EVERY).is_none() {}
         }

@@ -70,12 +70,6 @@ impl Client {
         })
     }
 
-    /// With another deadline for each call but [`Client::connect`], which is given its own.
-    #[must_use]
-    pub fn with_timeout(self, timeout: Duration) -> Self {
-        Self { timeout, ..self }
-    }
-
     /// With waits that end when `interrupted` says so.
     #[must_use]
     pub fn with_interrupt(self, interrupted: Interrupted) -> Self {

@@ -101,11 +101,6 @@ impl Stream {
         &self.socket
     }
 
-    /// Whether it is under TLS.
-    pub fn is_encrypted(&self) -> bool {
-        self.tls.is_some()
-    }
-
     /// Goes on with the TLS handshake; whether it is done.
     pub fn is_ready(&mut self) -> io::Result<bool> {
         let Self { socket, tls } = self;

@@ -102,4 +102,34 @@ impl Rule {
             Self::AdamW { .. } => "AdamW",
         }
     }
+
+    /// What is set of what it may be declared with, as the optimizers' arguments are called.
+    fn flags(&self) -> impl Iterator<Item = &'static str> {
+        let (momentum, nesterov, centered, amsgrad, maximize) = match *self {
+            Self::Add | Self::Replace => (false, false, false, false, false),
+            Self::Sgd { momentum, nesterov, maximize } => (momentum, nesterov, false, false, maximize),
+            Self::Adagrad { maximize } => (false, false, false, false, maximize),
+            Self::RmsProp { momentum, centered, maximize } => (momentum, false, centered, false, maximize),
+            Self::Adam { amsgrad, maximize } | Self::AdamW { amsgrad, maximize } => {
+                (false, false, false, amsgrad, maximize)
+            }
+        };
+        let flags = [
+            (momentum, "momentum"),
+            (nesterov, "nesterov"),
+            (centered, "centered"),
+            (amsgrad, "amsgrad"),
+            (maximize, "maximize"),
+        ];
+        flags.into_iter().filter_map(|(is_set, name)| is_set.then_some(name))
+    }
+}
+
+/// As messages say it: `SGD with momentum and nesterov`.
+impl std::fmt::Display for Rule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())?;
+        let mut before = " with ";
+        self.flags().try_for_each(|flag| write!(f, "{}{flag}", std::mem::replace(&mut before, " and ")))
+    }
 }

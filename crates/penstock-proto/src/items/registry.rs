@@ -4,6 +4,7 @@ use super::rows::RowSet;
 use super::spec::{MAX_OWN_ROWS, MAX_TABLES, TableError, TableId, TableSpec};
 use crate::Rank;
 use crate::account::{Account, Charge, Exhausted, Resource};
+use crate::membership::Crew;
 use serde::{Deserialize, Serialize};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -188,6 +189,11 @@ impl Registry {
         Ok(())
     }
 
+    /// Whether a table of this name has the number, and `rank` has declared it.
+    pub fn is(&self, name: &str, id: TableId, rank: Rank) -> bool {
+        self.tables.get(name).is_some_and(|table| table.id == id && table.workers.contains_key(&rank))
+    }
+
     /// All have dropped a table: its name is free.
     pub fn remove(&mut self, name: &str, id: TableId) {
         if self.tables.get(name).is_some_and(|table| table.id == id) {
@@ -196,21 +202,21 @@ impl Registry {
     }
 
     /// What to answer a worker that waits for the table: nothing as long as a live worker has not declared it.
-    pub fn joined(
-        &mut self,
-        rank: Rank,
-        name: &str,
-        live: &BTreeSet<Rank>,
-    ) -> Option<Result<Joined, TableError>> {
+    ///
+    /// Rows that nobody produces count as those of a worker that was lost before it declared the table, if there is one: where the others
+    /// may go on without it, they go on without its rows.
+    pub fn joined(&mut self, rank: Rank, name: &str, crew: &Crew) -> Option<Result<Joined, TableError>> {
         let table = self.tables.get_mut(name)?;
         if let Some(error) = &table.failed {
             return Some(Err(error.clone()));
         }
         let declared = |rank: &Rank| table.workers.get(rank).is_some_and(|worker| worker.sets.is_some());
-        if !live.iter().all(declared) {
+        if !crew.live.iter().all(declared) {
             return None;
         }
-        if let Err(error) = table.check_consumers() {
+        if !table.told
+            && let Err(error) = table.settle_orphans(crew)
+        {
             table.failed = Some(error.clone());
             return Some(Err(error));
         }
@@ -276,18 +282,52 @@ impl Table {
         Ok(())
     }
 
-    fn check_consumers(&self) -> Result<(), TableError> {
-        let sets = || self.workers.iter().filter_map(|(rank, worker)| Some((*rank, worker.sets.as_ref()?)));
-        let produced = sets().fold(RowSet::default(), |all, (_, (produce, _))| all.union(produce));
-        for (rank, (_, consume)) in sets() {
-            if produced.intersection(consume).len() == consume.len() {
-                continue;
-            }
-            if let Some(row) = consume.iter().find(|&row| !produced.contains(row)) {
-                return Err(TableError::NoProducer { name: self.spec.name.clone(), row, rank });
-            }
-        }
+    /// Gives rows that are consumed and that nobody produces to a worker that was lost; without any they are refused.
+    fn settle_orphans(&mut self, crew: &Crew) -> Result<(), TableError> {
+        let Some((rank, row)) = self.orphan() else { return Ok(()) };
+        let undeclared = |rank: &&Rank| self.workers.get(*rank).is_none_or(|worker| worker.sets.is_none());
+        let orphans = self.orphans();
+        let heir = crew.lost.iter().find(undeclared).copied().filter(|_| orphans.len() <= MAX_OWN_ROWS);
+        let Some(heir) = heir else {
+            let gone: BTreeSet<Rank> = crew.left.union(&crew.lost).filter(undeclared).copied().collect();
+            let (name, gone) = (self.spec.name.clone(), gone.into_iter().collect());
+            return Err(TableError::NoProducer { name, row, rank, gone });
+        };
+        // At the home of a consumer that can map them, if there is one.
+        let consumes = |worker: &&Declaration| {
+            worker.sets.as_ref().is_some_and(|(_, consume)| !consume.intersection(&orphans).is_empty())
+        };
+        let consumers = || self.workers.values().filter(consumes);
+        let host = consumers().find(|worker| worker.near).or_else(|| consumers().next());
+        let (home, near) = host.map_or((0, false), |worker| (worker.home, worker.near));
+        let sets = Some((orphans, RowSet::default()));
+        self.workers.insert(heir, Declaration { sets, home, near, ..Declaration::default() });
         Ok(())
+    }
+
+    fn sets(&self) -> impl Iterator<Item = (Rank, &(RowSet, RowSet))> {
+        self.workers.iter().filter_map(|(rank, worker)| Some((*rank, worker.sets.as_ref()?)))
+    }
+
+    fn produced(&self) -> RowSet {
+        self.sets().fold(RowSet::default(), |all, (_, (produce, _))| all.union(produce))
+    }
+
+    /// The first row that is consumed and that nobody produces, and who consumes it.
+    fn orphan(&self) -> Option<(Rank, u64)> {
+        let produced = self.produced();
+        self.sets().find_map(|(rank, (_, consume))| {
+            let whole = produced.intersection(consume).len() == consume.len();
+            let orphan = || consume.iter().find(|&row| !produced.contains(row));
+            Some((rank, (!whole).then(orphan).flatten()?))
+        })
+    }
+
+    /// All of them.
+    fn orphans(&self) -> RowSet {
+        let produced = self.produced();
+        let consumed = self.sets().fold(RowSet::default(), |all, (_, (_, consume))| all.union(consume));
+        consumed.without(&produced)
     }
 }
 
@@ -314,11 +354,11 @@ mod tests {
 
     #[test]
     fn a_worker_is_told_of_the_producers_that_concern_it_once_all_have_declared() {
-        let (mut registry, live) = (Registry::default(), BTreeSet::from([0, 1, 2]));
+        let (mut registry, live) = (Registry::default(), Crew::of([0, 1, 2]));
         declare(&mut registry, 0, &spec(), &[0, 1, 2], &[5]);
         declare(&mut registry, 1, &spec(), &[5, 6], &[]);
         assert_eq!(registry.joined(0, "U", &live), None);
-        assert_eq!(registry.missing("U", &live), [2]);
+        assert_eq!(registry.missing("U", &live.live), [2]);
         declare(&mut registry, 2, &spec(), &[], &[0, 6]);
         let ranks = |joined: Option<Result<Joined, TableError>>| -> Vec<Rank> {
             joined.unwrap().unwrap().producers.iter().map(|producer| producer.rank).collect()
@@ -331,7 +371,7 @@ mod tests {
 
     #[test]
     fn who_gave_up_waiting_declares_again_and_gets_the_same_table() {
-        let (mut registry, live) = (Registry::default(), BTreeSet::from([0, 1]));
+        let (mut registry, live) = (Registry::default(), Crew::of([0, 1]));
         declare(&mut registry, 0, &spec(), &[0], &[1]);
         assert_eq!(registry.joined(0, "U", &live), None);
         // It gave up, and asks for other rows: nobody has been told of the first ones.
@@ -355,7 +395,7 @@ mod tests {
 
     #[test]
     fn a_name_that_all_have_dropped_is_free_for_another_table() {
-        let (mut registry, live) = (Registry::default(), BTreeSet::from([0]));
+        let (mut registry, live) = (Registry::default(), Crew::of([0]));
         declare(&mut registry, 0, &spec(), &[0], &[]);
         let before = registry.joined(0, "U", &live).unwrap().unwrap().id;
         registry.remove("U", before + 1);
@@ -370,12 +410,36 @@ mod tests {
     fn a_worker_that_is_gone_is_not_waited_for() {
         let mut registry = Registry::default();
         declare(&mut registry, 0, &spec(), &[0], &[0]);
-        assert!(registry.joined(0, "U", &BTreeSet::from([0])).unwrap().is_ok());
+        assert!(registry.joined(0, "U", &Crew::of([0])).unwrap().is_ok());
+    }
+
+    #[test]
+    fn rows_of_one_that_was_lost_before_it_declared_them_are_its_all_the_same() {
+        let mut registry = Registry::default();
+        declare(&mut registry, 0, &spec(), &[0, 1], &[0, 1, 2, 4]);
+        declare(&mut registry, 2, &spec(), &[4, 5], &[0, 6]);
+        let crew = Crew { lost: [1].into(), ..Crew::of([0, 2]) };
+        let heir = |rank| Producer { rank: 1, slots: 2, home: rank, near: true };
+        for rank in [0, 2] {
+            let producers = registry.joined(rank, "U", &crew).unwrap().unwrap().producers;
+            assert!(producers.contains(&heir(0)), "{rank}: {producers:?}");
+        }
+        assert_eq!(registry.produced("U", 1), Some(RowSet::from_rows([2, 6]).encode()));
+    }
+
+    #[test]
+    fn who_left_without_declaring_a_table_is_named_where_its_rows_are_missing() {
+        let mut registry = Registry::default();
+        declare(&mut registry, 0, &spec(), &[0], &[0, 1]);
+        let crew = Crew { left: [2].into(), ..Crew::of([0]) };
+        let error = registry.joined(0, "U", &crew).unwrap().unwrap_err();
+        assert_eq!(error, TableError::NoProducer { name: "U".to_owned(), row: 1, rank: 0, gone: vec![2] });
+        assert!(error.to_string().contains("workers [2] went before they declared the table"), "{error}");
     }
 
     #[test]
     fn all_hear_of_two_producers_of_a_row_and_a_sum_may_have_them() {
-        let (mut registry, live) = (Registry::default(), BTreeSet::from([0, 1]));
+        let (mut registry, live) = (Registry::default(), Crew::of([0, 1]));
         declare(&mut registry, 0, &spec(), &[3, 4], &[]);
         declare(&mut registry, 1, &spec(), &[4], &[]);
         for rank in [0, 1] {
@@ -391,17 +455,17 @@ mod tests {
 
     #[test]
     fn declarations_that_make_no_sense_are_refused_by_name() {
-        let (mut registry, live) = (Registry::default(), BTreeSet::from([0, 1]));
+        let (mut registry, live) = (Registry::default(), Crew::of([0, 1]));
         declare(&mut registry, 0, &spec(), &[1], &[2]);
         declare(&mut registry, 1, &spec(), &[], &[]);
         let error = registry.joined(1, "U", &live).unwrap().unwrap_err();
-        assert_eq!(error, TableError::NoProducer { name: "U".to_owned(), row: 2, rank: 0 });
+        assert_eq!(error, TableError::NoProducer { name: "U".to_owned(), row: 2, rank: 0, gone: Vec::new() });
         let other = TableSpec { row_bytes: 16, ..spec() };
         assert!(matches!(registry.begin(1, &other, 0, true), Err(TableError::Differs { .. })));
         assert!(matches!(registry.end(1, "V"), Err(TableError::OutOfTurn { .. })));
         let far = TableSpec { name: "F".to_owned(), ..spec() };
         declare(&mut registry, 0, &far, &[10], &[]);
-        let error = registry.joined(0, "F", &BTreeSet::from([0])).unwrap().unwrap_err();
+        let error = registry.joined(0, "F", &Crew::of([0])).unwrap().unwrap_err();
         assert!(matches!(error, TableError::RowOutOfRange { got: 10, .. }));
     }
 }

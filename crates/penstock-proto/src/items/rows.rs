@@ -133,6 +133,31 @@ impl RowSet {
         Self::from_ranges(self.ranges.iter().chain(&other.ranges).cloned())
     }
 
+    /// Rows of this set that are not in the other.
+    pub fn without(&self, other: &Self) -> Self {
+        let mut left = Vec::new();
+        let mut others = other.ranges.iter().peekable();
+        for range in &self.ranges {
+            let mut start = range.start;
+            while others.next_if(|other| other.end <= start).is_some() {}
+            // One that reaches beyond this range is looked at again for the next.
+            while let Some(other) = others.peek().filter(|other| other.start < range.end) {
+                if start < other.start {
+                    left.push(start..other.start);
+                }
+                start = other.end.min(range.end);
+                if other.end > range.end {
+                    break;
+                }
+                others.next();
+            }
+            if start < range.end {
+                left.push(start..range.end);
+            }
+        }
+        Self::from_sorted(left)
+    }
+
     /// A row that is in one of two sets only, and whether that is this one; `None` if they are the same.
     pub fn difference(&self, other: &Self) -> Option<(u64, bool)> {
         let (mut mine, mut theirs) = (self.ranges.iter(), other.ranges.iter());

@@ -169,7 +169,10 @@ pub enum TableError {
         second: Rank,
     },
     /// A worker consumes what nobody produces.
-    #[error("table `{name}`: worker {rank} consumes row {row}, which no worker produces")]
+    #[error(
+        "table `{name}`: worker {rank} consumes row {row}, which no worker produces{}",
+        without(.gone)
+    )]
     NoProducer {
         /// The table.
         name: String,
@@ -177,6 +180,8 @@ pub enum TableError {
         row: u64,
         /// The consumer.
         rank: Rank,
+        /// Workers that went before they declared the table.
+        gone: Vec<Rank>,
     },
     /// Two workers declare different tables of one name.
     #[error(
@@ -215,6 +220,14 @@ pub enum TableError {
     },
 }
 
+/// Who went without saying which rows it produces.
+fn without(gone: &[Rank]) -> String {
+    match gone {
+        [] => String::new(),
+        gone => format!("; workers {gone:?} went before they declared the table"),
+    }
+}
+
 impl TableError {
     /// A worker's rows of a table, if it declares others now than before. `what`: produced or consumed.
     pub fn rows_differ(name: &str, before: &RowSet, now: &RowSet, what: &str) -> Option<Self> {
@@ -233,6 +246,9 @@ impl Hint for TableError {
             Self::BadRowBytes { .. } => "make rows shorter; what is larger is a tensor",
             Self::TwoProducers { .. } => {
                 "divide the rows so that each has one producer, or declare the table with fold=\"sum\" and use add"
+            }
+            Self::NoProducer { gone, .. } if !gone.is_empty() => {
+                "every worker must declare the table; look at why those went"
             }
             Self::NoProducer { .. } => "let some worker produce the row, or do not consume it",
             Self::Differs { .. } => "declare the table alike on every worker, or give it another name",
@@ -278,8 +294,9 @@ impl TableSpec {
 
     /// The first thing in which another declaration of the same name differs, as it is here and there.
     pub fn difference(&self, other: &Self) -> Option<(&'static str, String, String)> {
-        let sum =
-            |spec: &Self| spec.sum.map_or_else(|| "None".to_owned(), |dtype| format!("sum of {dtype:?}"));
+        let sum = |spec: &Self| {
+            spec.sum.map_or_else(|| "none".to_owned(), |dtype| format!("sum of {}", dtype.name()))
+        };
         let fields = [
             ("rows", self.rows.to_string(), other.rows.to_string()),
             ("bytes of a row", self.row_bytes.to_string(), other.row_bytes.to_string()),

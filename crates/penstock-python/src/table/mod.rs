@@ -53,6 +53,10 @@ impl<'a> Quick<'a, CoreTable> {
         self.0.consumed()
     }
 
+    fn is(&self, other: &Core<CoreTable>) -> bool {
+        self.0.is(other.quick().0)
+    }
+
     /// Another handle.
     pub(super) fn share(&self) -> Core<CoreTable> {
         Core::new(self.0.clone())
@@ -170,6 +174,11 @@ impl Table {
     ) -> PyResult<View> {
         let (timeout, slack) = (self::timeout(py, timeout)?, self::slack(py, slack)?);
         Ok(View { view: detached(py, |free| self.table.on(free).view(row, clock, slack, timeout))? })
+    }
+
+    /// Whether it is a handle of the same table.
+    fn is_same(&self, other: &Bound<'_, Self>) -> bool {
+        self.table.quick().is(&other.get().table)
     }
 
     fn drop(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {

@@ -296,18 +296,24 @@ impl Catalog {
         Ok(lanes)
     }
 
-    /// What a worker on this host is given of a tensor: where it lies in slabs, if it does, and descriptors. Nothing for a worker on
-    /// another host, or of an empty extent.
+    /// Whether a worker has declared a tensor before.
+    pub(super) fn is_given(&self, id: TensorId, rank: Rank) -> bool {
+        self.entries.get(&id).is_some_and(|entry| entry.given.contains(&rank))
+    }
+
+    /// What a worker on this host is given of a tensor: where it lies in slabs, if it does, and descriptors; all of them where it
+    /// declares the tensor `again`, since it may have had no room for them. Nothing for a worker on another host, or of an empty extent.
     pub(super) fn pass(
         &mut self,
         id: TensorId,
         rank: Rank,
+        again: bool,
     ) -> Result<(Option<[SlabSpot; 2]>, Vec<OwnedFd>), Refusal> {
         let entry = self.entries.get(&id).ok_or(Refusal::UnknownTensor { tensor: id })?;
         match &entry.held {
             Held::Nowhere => Ok((None, Vec::new())),
             Held::Pooled(place) => {
-                let passed = self.slabs.pass(*place, rank)?;
+                let passed = self.slabs.pass(*place, rank, again)?;
                 Ok(passed.map_or((None, Vec::new()), |(spots, fds)| (Some(spots), fds)))
             }
             Held::Own(model, lanes) => {

@@ -56,6 +56,25 @@ fn loss(ended: Ended) -> Loss {
     }
 }
 
+/// Why a message did not go.
+#[derive(Debug, PartialEq)]
+pub(super) enum Unsent {
+    /// For what the worker did: it is lost.
+    Lost(Loss),
+    /// For what the system has no more of, which is nobody's fault here.
+    System(Errno),
+}
+
+impl From<Errno> for Unsent {
+    fn from(errno: Errno) -> Self {
+        match errno {
+            Errno::PIPE | Errno::CONNRESET => Self::Lost(Loss::Died),
+            Errno::AGAIN => Self::Lost(Loss::Broke { what: "it does not read its answers".to_owned() }),
+            errno => Self::System(errno),
+        }
+    }
+}
+
 impl Channel {
     pub(super) fn receive(&mut self, buffer: &mut [u8; MAX_MESSAGE_BYTES]) -> Received {
         match self {
@@ -77,15 +96,12 @@ impl Channel {
     }
 
     /// Sends without waiting. A worker that does not read its answers is lost; one whose connection has ended may return.
-    pub(super) fn send(&mut self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), Loss> {
+    pub(super) fn send(&mut self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), Unsent> {
         match self {
             Self::Local(connection) => {
-                connection.send(message, descriptors, SendFlags::DONTWAIT).map_err(|errno| match errno {
-                    Errno::PIPE | Errno::CONNRESET => Loss::Died,
-                    _ => Loss::Broke { what: "it does not read its answers".to_owned() },
-                })
+                connection.send(message, descriptors, SendFlags::DONTWAIT).map_err(Unsent::from)
             }
-            Self::Remote(records) => records.send(message).map_err(loss),
+            Self::Remote(records) => records.send(message).map_err(|ended| Unsent::Lost(loss(ended))),
         }
     }
 }
@@ -116,6 +132,8 @@ pub(super) struct Worker {
     /// The request to be let go, and how many shards have taken all that the worker submitted.
     pub(super) leaving: Option<u64>,
     pub(super) departed: usize,
+    /// How its process ended, and how many connections that carry what it did have not.
+    pub(super) ending: Option<(String, usize)>,
     /// Its connection; `None` while a worker on another host has none.
     pub(super) client: Option<u64>,
     answers: BTreeMap<u64, Vec<u8>>,
@@ -141,6 +159,7 @@ impl Worker {
             at_barrier: None,
             leaving: None,
             departed: 0,
+            ending: None,
             client,
             answers,
             kept: 0,
@@ -183,5 +202,27 @@ impl Worker {
             self.kept -= self.answers.insert(request, bytes.to_vec()).map_or(0, |before| before.len());
         }
         self.answers.len() <= MOST_KEPT && self.kept <= MOST_KEPT_BYTES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_system_has_no_more_of_is_not_blamed_on_who_asked() {
+        for errno in [Errno::TOOMANYREFS, Errno::NOBUFS, Errno::NOMEM, Errno::MFILE] {
+            assert_eq!(Unsent::from(errno), Unsent::System(errno));
+        }
+    }
+
+    #[test]
+    fn who_reads_no_answer_is_lost_for_that() {
+        let (ours, theirs) = Connection::pair().unwrap();
+        let mut channel = Channel::Local(ours);
+        let unsent = std::iter::repeat_with(|| channel.send(&[7; 4096], &[])).find_map(Result::err);
+        assert!(matches!(unsent, Some(Unsent::Lost(Loss::Broke { .. }))), "{unsent:?}");
+        drop(theirs);
+        assert_eq!(channel.send(b"answer", &[]), Err(Unsent::Lost(Loss::Died)));
     }
 }

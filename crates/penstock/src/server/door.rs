@@ -15,7 +15,7 @@ use penstock_fabric::forked::Maker;
 use penstock_fabric::net::endpoint::Address;
 use penstock_fabric::net::stream::{Got, Stream};
 use penstock_fabric::net::tls;
-use penstock_proto::error::{JobFailure, Loss, Refusal};
+use penstock_proto::error::Refusal;
 use penstock_proto::handshake::{MAX_HANDSHAKE_BYTES, Purpose, ServerHandshake, Verdict, verdict};
 use penstock_proto::message::Secret;
 use rustix::event::epoll;
@@ -182,17 +182,6 @@ impl Drop for Door {
             let _ = thread.join();
         }
     }
-}
-
-/// A failure that fits into a handshake, whatever a worker had to say about its own.
-fn brief(mut failure: JobFailure) -> JobFailure {
-    if let JobFailure::WorkerLost { loss: Loss::Failed { what } | Loss::Broke { what }, .. } = &mut failure
-        && what.len() > MAX_HANDSHAKE_BYTES / 2
-    {
-        let end = (0..=MAX_HANDSHAKE_BYTES / 2).rev().find(|&at| what.is_char_boundary(at));
-        what.truncate(end.unwrap_or(0));
-    }
-    failure
 }
 
 fn bind(address: &Address) -> Result<TcpListener, StartError> {
@@ -468,7 +457,7 @@ impl Keeper {
         let said = match outcome {
             None => Verdict::Accepted,
             Some(Ok(())) => Verdict::Refused(Refusal::Over),
-            Some(Err(failure)) => Verdict::Refused(Refusal::Ended(brief(failure))),
+            Some(Err(failure)) => Verdict::Refused(Refusal::Ended(failure)),
         };
         let sent = records.send(&verdict(&said));
         if said != Verdict::Accepted {

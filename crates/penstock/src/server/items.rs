@@ -35,10 +35,18 @@ pub(super) enum Command {
         rank: Rank,
         stream: Stream,
     },
+    /// A worker has gone: what it says from now on is not listened to.
+    Leave {
+        rank: Rank,
+    },
     /// A worker of this host rings with this from now on.
     Bell(Arc<OwnedFd>),
     /// And with this no more.
     Silence(Arc<OwnedFd>),
+    /// The process of a worker has ended: the control thread wants to know when all that it sent has come.
+    AwaitEnd {
+        rank: Rank,
+    },
     /// All have dropped a table.
     Drop {
         table: TableId,
@@ -95,6 +103,7 @@ pub(super) fn start(setup: Setup) -> Result<Handle, StartError> {
         wires: BTreeMap::new(),
         writing: BTreeSet::new(),
         followed: BTreeSet::new(),
+        ending: BTreeSet::new(),
         running: true,
     };
     let thread = std::thread::Builder::new().name("penstock-items".to_owned());
@@ -159,6 +168,8 @@ struct Passer {
     writing: BTreeSet<Rank>,
     /// Regions that producers of this host write.
     followed: BTreeSet<RegionId>,
+    /// Workers whose processes have ended, but not their connections.
+    ending: BTreeSet<Rank>,
     running: bool,
 }
 
@@ -274,20 +285,36 @@ impl Passer {
         }
     }
 
-    fn end(&mut self, rank: Rank, ended: Ended) {
+    fn part(&mut self, rank: Rank) {
         if let Some(wire) = self.wires.remove(&rank) {
             let _ = epoll::delete(&self.epoll, wire.stream());
         }
         self.writing.remove(&rank);
         self.node.lost(rank);
+    }
+
+    fn end(&mut self, rank: Rank, ended: Ended) {
+        self.part(rank);
         match ended {
             Ended::Connection(error) => {
                 tracing::debug!(rank, %error, "a worker's connection for items ended")
             }
             Ended::Peer(what) => {
-                let _ = self.setup.reports.send(Report::Broke { rank, what });
-                self.setup.control.wakeup.ring();
+                self.report(Report::Broke { rank, what });
             }
+        }
+        self.tell_end(rank);
+    }
+
+    fn report(&self, report: Report) {
+        let _ = self.setup.reports.send(report);
+        self.setup.control.wakeup.ring();
+    }
+
+    /// Tells that a connection has ended which was awaited to.
+    fn tell_end(&mut self, rank: Rank) {
+        if !self.wires.contains_key(&rank) && self.ending.remove(&rank) {
+            self.report(Report::Ended { rank });
         }
     }
 
@@ -302,9 +329,18 @@ impl Passer {
                     }
                 }
                 Command::Silence(bell) => _ = epoll::delete(&self.epoll, &bell),
+                Command::AwaitEnd { rank } => {
+                    self.ending.insert(rank);
+                    self.tell_end(rank);
+                }
                 Command::Drop { table } => {
                     self.node.drop_table(table);
                     self.followed.retain(|id| id.table != table);
+                }
+                Command::Leave { rank } => {
+                    // What it sent before it went is there already.
+                    self.hear(rank);
+                    self.part(rank);
                 }
                 Command::Enter { rank, stream } => {
                     if let Some(old) = self.wires.remove(&rank) {

@@ -8,28 +8,83 @@ use super::control::{Answered, Control, Last};
 use crate::options::OnWorkerLoss;
 use penstock_proto::Rank;
 use penstock_proto::error::{JobFailure, Loss};
+use penstock_proto::membership::Member;
 use penstock_proto::message::{Answer, Departure};
+
+/// How long who knows better than a worker that has heard of a failure may take to say so, in milliseconds.
+const HEARSAY_WITHIN_MS: u64 = 2_000;
 
 impl Control {
     pub(super) fn leave(&mut self, token: u64, rank: Rank, request: u64, how: Departure) -> Option<Answered> {
-        match how {
+        match how.brief() {
             Departure::Done => {
                 self.workers.get_mut(&rank)?.leaving = Some(request);
                 self.let_go(rank);
             }
             Departure::Failed { what } => self.close(token, Loss::Failed { what }),
-            Departure::Heard(failure) => self.hear_of(token, failure),
+            Departure::Heard(failure) => self.hear_of(token, rank, failure),
         }
         None
     }
 
     /// A worker has heard that the job has failed, from another server or because it lost one. Here nobody may know.
-    fn hear_of(&mut self, token: u64, failure: JobFailure) {
+    fn hear_of(&mut self, token: u64, rank: Rank, failure: JobFailure) {
         let us = matches!(failure, JobFailure::ServerLost { server, .. } if server == self.config.index);
-        match self.config.options.on_worker_loss {
-            OnWorkerLoss::Stop if !us => self.end(failure),
-            _ => self.close(token, Loss::Failed { what: failure.to_string() }),
+        if us || self.config.options.on_worker_loss == OnWorkerLoss::Continue {
+            return self.close(token, Loss::Failed { what: format!("it heard: {failure}") });
         }
+        // It says nothing more, and needs to be told nothing.
+        self.drop_client(token);
+        if let Some(worker) = self.workers.get_mut(&rank) {
+            worker.client = None;
+        }
+        self.hearsay.insert(rank, (self.clock.now() + HEARSAY_WITHIN_MS, failure));
+        self.judge_hearsay();
+    }
+
+    /// Ends the job for what workers have heard elsewhere, if that can be so or all who are here say so. Else whoever knows better has
+    /// some time to say it itself; then it is one worker's word against another, and stands with the name of the one that said it.
+    pub(super) fn judge_hearsay(&mut self) {
+        let heard = || self.hearsay.values().map(|(_, failure)| failure);
+        let all = self.workers.keys().all(|rank| self.hearsay.contains_key(rank))
+            && self.roster.awaited().next().is_none();
+        let believed = |failure: &&JobFailure| self.may_be(failure) || all && self.can_be(failure);
+        if let Some(failure) = heard().find(believed) {
+            return self.end(failure.clone());
+        }
+        let now = self.clock.now();
+        let late = self.hearsay.iter().find(|(_, (until, _))| now >= *until);
+        if let Some((rank, what)) = late.map(|(&rank, (_, failure))| (rank, format!("it heard: {failure}"))) {
+            self.lose_rank(rank, Loss::Failed { what });
+        }
+    }
+
+    /// Whether this server knows nothing against it. Of other servers it knows nothing at all.
+    fn may_be(&self, failure: &JobFailure) -> bool {
+        match failure {
+            JobFailure::ServerLost { server, .. } => *server < self.config.servers,
+            JobFailure::Stopped { server } => *server != self.config.index && *server < self.config.servers,
+            JobFailure::WorkerLost { rank, .. } => {
+                let silent = self.workers.get(rank).is_none_or(|worker| worker.client.is_none());
+                let came = *rank < self.config.workers && self.roster.of(*rank) != Member::Awaited;
+                self.config.servers > 1 && silent && came && !self.has_let_go(*rank)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether it can be if all who are here say so. Of who has been let go only its end can be heard later, where who started it saw it.
+    fn can_be(&self, failure: &JobFailure) -> bool {
+        match failure {
+            JobFailure::WorkerLost { loss: Loss::Ended { .. }, .. } => true,
+            JobFailure::WorkerLost { rank, .. } => !self.has_let_go(*rank),
+            _ => true,
+        }
+    }
+
+    /// Whether a worker is known to have left well: the first server is left last, so who has left it has left all others.
+    fn has_let_go(&self, rank: Rank) -> bool {
+        self.config.index == 0 && self.roster.of(rank) == Member::Left
     }
 
     /// Lets a worker go that has asked for it, once all shards have taken what it submitted.

@@ -234,6 +234,23 @@ impl Shared {
     }
 }
 
+/// Held by the control thread: should it end before the job has, whoever waits for the server hears that it is gone.
+struct LastWill {
+    shared: Arc<Shared>,
+    index: u32,
+}
+
+impl Drop for LastWill {
+    fn drop(&mut self) {
+        let mut outcome = self.shared.outcome.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        outcome.get_or_insert_with(|| {
+            let reason = "its control thread panicked, which is a mistake of Penstock's".to_owned();
+            Err(JobFailure::ServerLost { server: self.index, reason })
+        });
+        self.shared.ended.notify_all();
+    }
+}
+
 /// An eventfd: what a thread that sleeps on descriptors is woken with.
 #[derive(Debug)]
 struct Wakeup(OwnedFd);
@@ -308,13 +325,17 @@ impl Server {
         let crowded = crowding(&config) > 1 || share.is_some();
         let mut threads = Threads::default();
         let shards = start_shards(&config, &shared, place.as_ref(), crowded, &mut threads)?;
-        let (job, secret) = (config.job.clone(), config.secret);
+        let (job, secret, index) = (config.job.clone(), config.secret, config.index);
         // Control, shards, and who passes rows on.
         let most = 2 + u64::from(shard_count(&config));
         let limits = budget::limits(config.options.memory, most, share.is_some());
         let control = control::Control::new(config, listener, shards, inbox, Arc::clone(&shared), limits)?;
         let thread = std::thread::Builder::new().name("penstock-control".to_owned());
-        let thread = thread.spawn(move || control.run());
+        let last_will = LastWill { shared: Arc::clone(&shared), index };
+        let thread = thread.spawn(move || {
+            let _last_will = last_will;
+            control.run();
+        });
         threads.0.push(
             thread
                 .map_err(|error| StartError::System { what: "start a thread", reason: error.to_string() })?,
@@ -477,4 +498,23 @@ fn start_shards(
         threads.0.push(thread);
     }
     Ok(control::Shards { handles, reports: inbox, sender: reports, board })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_whose_control_thread_panics_has_ended_for_who_waits_for_it() {
+        let shared = Arc::new(Shared::new().unwrap());
+        let last_will = LastWill { shared: Arc::clone(&shared), index: 3 };
+        let thread = std::thread::spawn(move || {
+            let _last_will = last_will;
+            panic!("a mistake");
+        });
+        assert!(thread.join().is_err());
+        assert!(matches!(shared.outcome(), Some(Err(JobFailure::ServerLost { server: 3, .. }))));
+        drop(LastWill { shared: Arc::clone(&shared), index: 4 });
+        assert!(matches!(shared.outcome(), Some(Err(JobFailure::ServerLost { server: 3, .. }))), "it stays");
+    }
 }

@@ -10,7 +10,7 @@ use crate::wire::vigil::Vigil;
 use penstock_fabric::net::stream::Stream;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::outbox::Inbox;
-use penstock_proto::shard::Shard;
+use penstock_proto::shard::{Shard, SubmissionRefused};
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
 use std::collections::VecDeque;
@@ -128,6 +128,8 @@ pub(super) struct Remote {
     received: u64,
     /// Whether the worker has said goodbye.
     left: bool,
+    /// Whether the worker's process has ended, and the control thread waits for its connection to.
+    ending: bool,
 }
 
 /// What a look at the connection brought.
@@ -165,7 +167,11 @@ impl Places for Judge<'_> {
         let Body::Submission { submission, .. } = header.body else {
             return Err("it sent a shard's frame".to_owned());
         };
-        self.machine.judge(self.rank, &submission).map_err(|error| error.to_string())?;
+        match self.machine.judge(self.rank, &submission) {
+            // It breaks nothing, but the job has failed by it: the machine says so by type when it takes the frame.
+            Ok(()) | Err(SubmissionRefused::Failure(_)) => {}
+            Err(refused) => return Err(refused.to_string()),
+        }
         let (Submission::Push { tensor, first, count, .. } | Submission::Load { tensor, first, count, .. }) =
             submission
         else {
@@ -213,6 +219,7 @@ impl Remote {
             vigil: Vigil::new(lease),
             received: 0,
             left: false,
+            ending: false,
         }
     }
 
@@ -253,6 +260,16 @@ impl Remote {
     /// The worker has said goodbye: nothing may follow.
     pub(super) fn let_go(&mut self) {
         self.left = true;
+    }
+
+    /// The worker's process has ended: no other connection comes when this one is over.
+    pub(super) fn await_end(&mut self) {
+        self.ending = true;
+    }
+
+    /// Whether that has come to pass; once.
+    pub(super) fn take_end(&mut self) -> bool {
+        self.wire.is_none() && std::mem::take(&mut self.ending)
     }
 
     /// The connection is over; the worker may make another.

@@ -70,6 +70,10 @@ pub(super) enum Command {
     Remove {
         rank: Rank,
     },
+    /// The process of a worker on another host has ended: the control thread wants to know when all that it sent has come.
+    AwaitEnd {
+        rank: Rank,
+    },
     Missing {
         ticket: u64,
         id: TensorId,
@@ -91,6 +95,10 @@ pub(super) enum Report {
     },
     /// The worker has said goodbye, and everything before that was taken.
     Departed {
+        rank: Rank,
+    },
+    /// A worker's process has ended, and so has its connection: nothing more comes of it.
+    Ended {
         rank: Rank,
     },
     Missing {
@@ -310,6 +318,7 @@ impl Loop {
         }
         if self.networked {
             busy |= self.send();
+            self.tell_ends();
         }
         busy
     }
@@ -396,6 +405,17 @@ impl Loop {
         }
     }
 
+    /// Tells of the connections that were awaited to end.
+    fn tell_ends(&mut self) {
+        for rank in 0..self.ports.len() as Rank {
+            if let Some(Port::Remote(remote)) = &mut self.ports[rank as usize]
+                && remote.take_end()
+            {
+                self.report(Report::Ended { rank });
+            }
+        }
+    }
+
     /// Sends what is due to workers on other hosts.
     fn send(&mut self) -> bool {
         let mut busy = false;
@@ -444,6 +464,10 @@ impl Loop {
             }
             Command::Lane { id, rank, lane } => self.memory.give_lane(id, rank, lane),
             Command::Remove { rank } => self.remove(rank),
+            Command::AwaitEnd { rank } => match self.ports.get_mut(rank as usize) {
+                Some(Some(Port::Remote(remote))) => remote.await_end(),
+                _ => self.report(Report::Ended { rank }),
+            },
             Command::Missing { ticket, id, version } => {
                 let ranks = self.machine.missing(id, version);
                 self.report(Report::Missing { ticket, ranks });

@@ -68,14 +68,16 @@ impl Slabs {
     ) -> Result<(Pooled, Vec<HomeMemory>), Refusal> {
         let (model_bytes, lane_bytes) = (layout.pooled_bytes(), layout.lane().total());
         if let Some(wanted) = self.lanes.wants(lane_bytes) {
-            let bytes = self.pay(name, wanted, Plan::least(lane_bytes), u64::from(self.workers))?;
+            let (bytes, paid) = self.pay(name, wanted, Plan::least(lane_bytes), u64::from(self.workers))?;
             self.lanes.add(bytes);
+            self.charges.extend(paid);
         }
         if let Some(wanted) = self.models.wants(model_bytes) {
-            let bytes = self.pay(name, wanted, Plan::least(model_bytes), 1)?;
+            let (bytes, paid) = self.pay(name, wanted, Plan::least(model_bytes), 1)?;
             let slab = Slab::new("penstock-models", bytes, Writers::Maker);
             self.model_slabs.push(slab.map_err(system("make a slab for tensors"))?);
             self.models.add(bytes);
+            self.charges.extend(paid);
         }
         let (model, lane) = (self.models.take(model_bytes), self.lanes.take(lane_bytes));
         let slab = &mut self.model_slabs[model.slab];
@@ -83,8 +85,15 @@ impl Slabs {
         Ok((Pooled { model, lane }, homes))
     }
 
-    /// Pays for a slab in `copies`, of `wanted` bytes or of the `least` where there is not as much: how many it has.
-    fn pay(&mut self, name: &str, wanted: usize, least: usize, copies: u64) -> Result<usize, Refusal> {
+    /// Pays for a slab in `copies`, of `wanted` bytes or of the `least` where there is not as much: how many it has, and what is
+    /// given back unless it is made.
+    fn pay(
+        &self,
+        name: &str,
+        wanted: usize,
+        least: usize,
+        copies: u64,
+    ) -> Result<(usize, [Charge; 3]), Refusal> {
         let pay = |bytes: usize| self.account.charge(Resource::Bytes, bytes as u64 * copies);
         let (bytes, paid) = match pay(wanted) {
             Ok(paid) => (wanted, paid),
@@ -93,8 +102,7 @@ impl Slabs {
         let refuse = |why: Exhausted| why.refuse(format!("the memory of `{name}`"));
         let descriptors = self.account.charge(Resource::Descriptors, copies).map_err(refuse)?;
         let mappings = self.account.charge(Resource::Mappings, copies).map_err(refuse)?;
-        self.charges.extend([paid, descriptors, mappings]);
-        Ok(bytes)
+        Ok((bytes, [paid, descriptors, mappings]))
     }
 
     fn out_of_memory(&self, name: &str, why: Exhausted) -> Refusal {
@@ -125,8 +133,8 @@ impl Slabs {
         views.ok_or_else(taken)
     }
 
-    /// Where a worker on this host finds a tensor, and the descriptors of slabs that are new to it.
-    pub(super) fn pass(&mut self, place: Pooled, rank: Rank) -> Result<Option<Passed>, Refusal> {
+    /// Where a worker on this host finds a tensor, and the descriptors of slabs that are new to it, or of both if it asks `again`.
+    pub(super) fn pass(&mut self, place: Pooled, rank: Rank, again: bool) -> Result<Option<Passed>, Refusal> {
         let Some(lane) = self.lane_slabs.get(&(rank, place.lane.slab)).and_then(Slab::fd) else {
             return Ok(None);
         };
@@ -134,7 +142,7 @@ impl Slabs {
         let mut descriptors = Vec::new();
         let mut spots = Vec::new();
         for (kind, spot, fd) in [(Kind::Model, place.model, model), (Kind::Lane, place.lane, lane)] {
-            let new = !self.passed.contains(&(rank, kind, spot.slab));
+            let new = again || !self.passed.contains(&(rank, kind, spot.slab));
             if new {
                 let copied = fd.try_clone_to_owned().map_err(|error| Refusal::System {
                     what: "pass a slab of tensors".to_owned(),

@@ -16,6 +16,7 @@ use penstock_proto::items::registry::{Joined, Registry};
 use penstock_proto::items::spec::{MAX_ROW_BYTES, MAX_TABLES, TableId};
 use penstock_proto::items::wire::{RegionId, Shape};
 use penstock_proto::items::{RowSet, TableError};
+use penstock_proto::membership::Crew;
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -65,6 +66,10 @@ pub(super) struct Tables {
     /// Tables that nobody uses any more, until the control thread asks; and for ever, for those who ask late.
     gone: Vec<TableId>,
     freed: RowSet,
+    /// What those numbers were charged, here and where rows are passed on.
+    freed_charge: Charge,
+    /// Whether this is the first server, which has the book.
+    first: bool,
 }
 
 /// A table that some workers have dropped.
@@ -88,15 +93,16 @@ pub(super) struct Asker<'a> {
     pub(super) request: u64,
     /// Whether it is on this host.
     pub(super) local: bool,
-    /// Workers that are here or may still come.
-    pub(super) live: &'a BTreeSet<Rank>,
+    /// Who is here, and who is not any more.
+    pub(super) crew: &'a Crew,
 }
 
 impl Tables {
     /// Whatever is kept is charged to this job's account.
-    pub(super) fn charged_to(account: &Account) -> Self {
+    pub(super) fn charged_to(account: &Account, first: bool) -> Self {
         let (account, registry) = (account.clone(), Registry::charged_to(account.clone()));
-        Self { account, registry, ..Self::default() }
+        let freed_charge = account.charge(Resource::Bytes, 0).unwrap_or_default();
+        Self { account, registry, freed_charge, first, ..Self::default() }
     }
 
     /// A worker has gone: nothing waits for it.
@@ -123,16 +129,23 @@ impl Tables {
         ask: TableAsk,
         catalog: &mut Catalog,
         bells: &mut Bells,
-    ) -> (Answers, Option<Sealed>) {
+    ) -> (Answers, Vec<Sealed>) {
         let mut answers = Vec::new();
-        let mut sealed = None;
+        let mut sealed = Vec::new();
         let rank = asker.rank;
         let done = |result: Result<(), TableError>| match result {
             Ok(()) => Ok((TableAnswer::Done, Vec::new())),
             Err(error) => Err(Refusal::Table(error)),
         };
         let answer = match ask {
-            TableAsk::Begin { spec, home, near } => Some(done(self.registry.begin(rank, &spec, home, near))),
+            TableAsk::Begin { spec, home, near } => {
+                let begun = self.registry.begin(rank, &spec, home, near);
+                if begun.is_err() {
+                    // Those who declared it otherwise wait for this one, and are told now.
+                    answers.append(&mut self.join(asker.crew));
+                }
+                Some(done(begun))
+            }
             TableAsk::Rows { name, part, bytes } => Some(done(self.registry.part(rank, &name, part, &bytes))),
             TableAsk::End { name } => Some(done(self.registry.end(rank, &name))),
             TableAsk::Join { name } => match self.wait(asker, &self.joining, name.clone()) {
@@ -140,7 +153,7 @@ impl Tables {
                     // Who asks again has given up on what it asked before.
                     self.joining.retain(|before| wait.is_none() || !before.is_of(rank, &name));
                     self.joining.extend(wait);
-                    answers.append(&mut self.join(asker.live));
+                    answers.append(&mut self.join(asker.crew));
                     None
                 }
                 Err(refusal) => Some(Err(refusal)),
@@ -150,7 +163,7 @@ impl Tables {
                     self.waiting.retain(|before| wait.is_none() || !before.is_of(rank, &name));
                     self.ready.entry(name).or_default().insert(rank);
                     self.waiting.extend(wait);
-                    answers.append(&mut self.join(asker.live));
+                    answers.append(&mut self.join(asker.crew));
                     None
                 }
                 Err(refusal) => Some(Err(refusal)),
@@ -158,29 +171,32 @@ impl Tables {
             TableAsk::Drop { name, id } => match self.discard(asker, name, id) {
                 Ok(true) => Some(done(Ok(()))),
                 Ok(false) => {
-                    answers.append(&mut self.join(asker.live));
+                    answers.append(&mut self.join(asker.crew));
                     None
                 }
                 Err(refusal) => Some(Err(refusal)),
             },
             TableAsk::Users { id } => {
-                let dropped = self.dropped.get(&id);
-                let uses = |rank: &&Rank| dropped.is_some_and(|dropped| !dropped.ranks.contains(rank));
-                let ranks = asker.live.iter().filter(uses).copied().collect();
+                let ranks = self.users(id, &asker.crew.live);
                 Some(Ok((TableAnswer::Absent { ranks }, Vec::new())))
             }
             TableAsk::Absent { name } => {
-                let ranks = self.registry.missing(&name, asker.live);
+                let ranks = self.undeclared(&name, &asker.crew.live);
                 Some(Ok((TableAnswer::Absent { ranks }, Vec::new())))
             }
             TableAsk::Produced { name, rank, from } => Some(self.produced(&name, rank, from)),
             TableAsk::Region { region, slots, row_bytes, propagation } => {
                 let shape = Shape { slots, row_bytes, propagation };
-                self.region(asker, region, shape, catalog, bells).transpose()
+                let answer = self.region(asker, region, shape, catalog, bells).transpose();
+                // One that went before it had mapped its rows will not write to them any more.
+                if answer.is_none() && asker.crew.is_gone(region.rank) {
+                    sealed.extend(self.abandoned(region, &mut answers, bells));
+                }
+                answer
             }
             TableAsk::Mapped { region } => match self.seal(asker, region, &mut answers, bells) {
                 Ok(it) => {
-                    sealed = it;
+                    sealed.extend(it);
                     Some(Ok((TableAnswer::Done, Vec::new())))
                 }
                 Err(refusal) => Some(Err(refusal)),
@@ -191,8 +207,8 @@ impl Tables {
     }
 
     /// Answers those who wait for tables that all live workers have declared, or are ready for.
-    pub(super) fn join(&mut self, live: &BTreeSet<Rank>) -> Answers {
-        let mut answers = Vec::new();
+    pub(super) fn join(&mut self, crew: &Crew) -> Answers {
+        let (live, mut answers) = (&crew.live, Vec::new());
         self.waiting.retain(|Wait { rank, request, name, .. }| {
             let all = self.ready.get(name).is_some_and(|ready| live.is_subset(ready));
             if all {
@@ -201,7 +217,7 @@ impl Tables {
             !all
         });
         self.joining.retain(|Wait { rank, request, name, .. }| {
-            match self.registry.joined(*rank, name, live) {
+            match self.registry.joined(*rank, name, crew) {
                 None => true,
                 Some(joined) => {
                     let answer = joined
@@ -219,6 +235,7 @@ impl Tables {
             self.ready.remove(&name);
             self.gone.push(id);
             self.freed = self.freed.union(&RowSet::from_rows([id.into()]));
+            self.freed_charge.shrink_to(self.freed_bytes());
             for Wait { rank, request, .. } in waiting {
                 answers.push((rank, request, Ok((TableAnswer::Done, Vec::new()))));
             }
@@ -226,12 +243,38 @@ impl Tables {
         answers
     }
 
+    /// Who has not declared a table, or, when all have, is not ready for it.
+    pub(super) fn undeclared(&self, name: &str, live: &BTreeSet<Rank>) -> Vec<Rank> {
+        let missing = self.registry.missing(name, live);
+        if !missing.is_empty() {
+            return missing;
+        }
+        let ready = self.ready.get(name);
+        live.iter().filter(|rank| !ready.is_some_and(|ready| ready.contains(rank))).copied().collect()
+    }
+
+    /// Who still uses a table that others have dropped.
+    pub(super) fn users(&self, id: TableId, live: &BTreeSet<Rank>) -> Vec<Rank> {
+        let dropped = self.dropped.get(&id);
+        let uses = |rank: &&Rank| dropped.is_some_and(|dropped| !dropped.ranks.contains(rank));
+        live.iter().filter(uses).copied().collect()
+    }
+
     /// A worker uses a table no more. Whether nobody does.
     fn discard(&mut self, asker: &Asker<'_>, name: String, id: TableId) -> Result<bool, Refusal> {
         if self.freed.contains(id.into()) {
             return Ok(true);
         }
+        // Other servers do not know the name; no table is freed there before all live workers have said so.
+        if self.first && !self.registry.is(&name, id, asker.rank) {
+            return Err(out_of_turn("a table that it has not declared"));
+        }
         if !self.dropped.contains_key(&id) {
+            // Paid now, for when it is freed: numbers that follow each other take no more than one.
+            let freed = self.freed_bytes() + FREED_COPIES * FREED_BYTES;
+            let more = freed.saturating_sub(self.freed_charge.amount());
+            let charged = self.freed_charge.grow(more);
+            charged.map_err(|why: Exhausted| why.refuse("the number of a table that is dropped"))?;
             if self.dropped.len() >= MAX_TABLES as usize {
                 return Err(out_of_turn("more tables that are dropped than there can be"));
             }
@@ -247,6 +290,11 @@ impl Tables {
         dropped.waiting.retain(|before| wait.is_none() || before.rank != asker.rank);
         dropped.waiting.extend(wait);
         Ok(false)
+    }
+
+    /// Bytes of the numbers of tables that are gone, and of those that may be the next.
+    fn freed_bytes(&self) -> u64 {
+        FREED_COPIES * (self.freed.kept_bytes() + self.dropped.len() as u64 * FREED_BYTES)
     }
 
     /// Frees the regions of tables that nobody uses any more; returns which, for whoever passes rows on.
@@ -307,10 +355,42 @@ impl Tables {
         answers: &mut Answers,
         bells: &mut Bells,
     ) -> Result<Option<Sealed>, Refusal> {
-        let homed = self.regions.get_mut(&id).filter(|_| id.rank == asker.rank);
-        let homed = homed.ok_or_else(|| out_of_turn("a region that is another's"))?;
+        if id.rank != asker.rank {
+            return Err(out_of_turn("a region that is another's"));
+        }
+        self.seal_region(id, answers, bells)
+    }
+
+    /// A producer has gone: what it had not mapped by then it never will, and whoever waits for it is given it as it is.
+    pub(super) fn abandon(&mut self, rank: Rank, bells: &mut Bells) -> (Answers, Vec<Sealed>) {
+        let (mut answers, mut sealed) = (Vec::new(), Vec::new());
+        let open = self.regions.iter().filter(|(id, homed)| id.rank == rank && !homed.sealed);
+        for id in open.map(|(id, _)| *id).collect::<Vec<_>>() {
+            sealed.extend(self.abandoned(id, &mut answers, bells));
+        }
+        (answers, sealed)
+    }
+
+    fn abandoned(&mut self, id: RegionId, answers: &mut Answers, bells: &mut Bells) -> Option<Sealed> {
+        self.seal_region(id, answers, bells).unwrap_or_else(|refusal| {
+            tracing::warn!(rank = id.rank, table = id.table, %refusal, "rows of a worker that has gone cannot be passed on");
+            None
+        })
+    }
+
+    /// Seals a region against every other writer, and gives it to those who wait for it; what is passed on, unless it was sealed before.
+    fn seal_region(
+        &mut self,
+        id: RegionId,
+        answers: &mut Answers,
+        bells: &mut Bells,
+    ) -> Result<Option<Sealed>, Refusal> {
+        let homed = self.regions.get_mut(&id).ok_or_else(|| out_of_turn("a region that there is not"))?;
         let new = !homed.sealed;
+        let mut passed_on = None;
         if new {
+            // Before it is sealed: where there is no descriptor left, whoever says it again finds everything still to be done.
+            passed_on = Some(clone(homed.region.fd())?);
             homed.region.seal().map_err(|errno| Refusal::System {
                 what: "seal a table's memory".to_owned(),
                 reason: errno.to_string(),
@@ -322,12 +402,8 @@ impl Tables {
             answers.push((rank, request, passed));
         }
         // Said twice, it is passed on once.
-        if !new {
-            return Ok(None);
-        }
-        let region = clone(homed.region.fd())?;
         let (layout, shape, waiters) = (homed.layout, homed.shape, homed.waiters.clone());
-        Ok(Some(Sealed { id, region, layout, shape, waiters }))
+        Ok(passed_on.map(|region| Sealed { id, region, layout, shape, waiters }))
     }
 }
 
@@ -357,6 +433,11 @@ impl Wait {
         Ok(Some(Self { rank, request, name, _charges: charges }))
     }
 }
+
+/// Where numbers of tables that are gone are kept: here, where rows are passed on, and one while it is made anew.
+const FREED_COPIES: u64 = 3;
+/// Bytes of a number that follows no other.
+const FREED_BYTES: u64 = 32;
 
 /// Entries that a wait for a table counts for: all are looked at when one may have become possible.
 const WAIT_ENTRIES: u64 = 256;

@@ -3,6 +3,7 @@
 use super::Ended;
 use super::random;
 use super::records::RecordStream;
+use crate::limits;
 use crate::options::{Options, Security};
 use penstock_fabric::net::endpoint::Address;
 use penstock_fabric::net::stream::Stream;
@@ -33,6 +34,8 @@ pub(crate) enum DialError {
     Refused(Refusal),
     /// Its certificate is not trusted, or it does not speak TLS: there is no use in trying again either.
     Untrusted(String),
+    /// This process or host has no more of what a connection needs: why. The other end is not to blame.
+    Lacking(String),
     /// It could not be reached now.
     Unreachable(io::Error),
     /// The caller gave up.
@@ -41,7 +44,11 @@ pub(crate) enum DialError {
 
 impl From<io::Error> for DialError {
     fn from(error: io::Error) -> Self {
-        Self::Unreachable(error)
+        if limits::is_own(&error) {
+            Self::Lacking(limits::explain_io(&error))
+        } else {
+            Self::Unreachable(error)
+        }
     }
 }
 

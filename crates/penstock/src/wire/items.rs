@@ -30,6 +30,8 @@ pub(crate) struct ItemWire {
     used: usize,
     output: Vec<u8>,
     written: usize,
+    /// Of what `output` is longer than any connection's.
+    output_charge: Charge,
     /// Bytes that ever came: it grows while the peer lives.
     heard: u64,
     vigil: Vigil,
@@ -51,8 +53,21 @@ impl ItemWire {
     pub(crate) fn new(stream: Stream, lease: Duration, account: Account) -> Self {
         let (input, output, charge) = (vec![0; READ], Vec::new(), Charge::default());
         let (filled, used, written, heard, vigil) = (0, 0, 0, 0, Vigil::new(lease));
-        let behind = false;
-        Self { stream, account, charge, input, filled, used, output, written, heard, vigil, behind }
+        let (behind, output_charge) = (false, Charge::default());
+        Self {
+            stream,
+            account,
+            charge,
+            input,
+            filled,
+            used,
+            output,
+            written,
+            output_charge,
+            heard,
+            vigil,
+            behind,
+        }
     }
 
     pub(crate) fn stream(&self) -> &Stream {
@@ -125,9 +140,9 @@ impl ItemWire {
         self.behind = false;
         while sent < TURN {
             if self.written == self.output.len() {
-                self.output.clear();
-                self.written = 0;
+                self.empty_output();
                 node.transmit(peer, &mut self.output, WRITE);
+                self.pay_for_output()?;
                 if self.output.is_empty() {
                     self.stream.flush()?;
                     return Ok(sent > 0);
@@ -145,13 +160,32 @@ impl ItemWire {
         Ok(true)
     }
 
+    /// What was written is not kept: a row may have been long, and the next ones are short.
+    fn empty_output(&mut self) {
+        self.output.clear();
+        self.written = 0;
+        if self.output.capacity() > 2 * WRITE {
+            (self.output, self.output_charge) = (Vec::new(), Charge::default());
+        }
+    }
+
+    fn pay_for_output(&mut self) -> Result<(), Ended> {
+        let more = self.output.capacity().saturating_sub(2 * WRITE) as u64;
+        if more > self.output_charge.amount() {
+            self.output_charge = Charge::default();
+            let charge = self.account.charge(Resource::Bytes, more);
+            self.output_charge = charge.map_err(|why| Ended::Peer(format!("for rows on their way {why}")))?;
+        }
+        Ok(())
+    }
+
     /// Sends a sign of life when it is time, unless something else is on its way; an error if the peer is silent.
     pub(crate) fn keep_vigil(&mut self) -> Result<(), Ended> {
         if self.vigil.is_silent(self.heard) {
             return Err(io::Error::from(io::ErrorKind::TimedOut).into());
         }
         if self.vigil.is_time_to_beat() && self.written == self.output.len() {
-            self.output.clear();
+            self.empty_output();
             self.output.extend_from_slice(&record::length_bytes(0));
             self.written = self.stream.write(&[IoSlice::new(&self.output)])?;
         }
@@ -166,5 +200,87 @@ impl ItemWire {
     /// Whether something waits until the connection takes more, or for its next turn.
     pub(crate) fn holds_output(&self) -> bool {
         self.behind || self.written < self.output.len() || self.stream.holds_output()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_fabric::items::memory::RegionMemory;
+    use penstock_fabric::items::region::{Layout, Waiters, Writer};
+    use penstock_proto::account::Limits;
+    use penstock_proto::items::RowSet;
+    use penstock_proto::items::spec::{MAX_ROW_BYTES, Propagation};
+    use penstock_proto::items::wire::{Encoder, Message, RegionId, Shape};
+    use std::io::Read;
+    use std::net::{TcpListener, TcpStream};
+
+    struct Nobody;
+
+    impl Host for Nobody {
+        type Memory = RegionMemory;
+
+        fn make(&mut self, _: RegionId, _: &Shape) -> Option<RegionMemory> {
+            None
+        }
+
+        fn answered(&mut self, _: u64) {}
+
+        fn flushed(&mut self, _: u64) {}
+    }
+
+    const PEER: Peer = 1;
+    const LEASE: Duration = Duration::from_secs(30);
+
+    /// A node whose one row, as long as a row may be, somebody wants.
+    fn node_with_a_long_row() -> Node<Nobody> {
+        let (region, row_bytes) = (RegionId { table: 0, rank: 0 }, MAX_ROW_BYTES);
+        let shape = Shape { slots: 1, row_bytes, propagation: Propagation::Eager };
+        let mut writer = Writer::private(Layout::new(1, row_bytes)).unwrap();
+        let mut set = writer.begin(1);
+        set.put(0, 1, &vec![7; row_bytes as usize]);
+        set.finish();
+        let mut node = Node::new(Nobody);
+        let memory = RegionMemory::followed(writer.rows().clone(), Waiters::private().unwrap());
+        node.produce(region, shape, memory, None);
+        node.connected(PEER);
+        let mut message = Vec::new();
+        let rows = RowSet::from_rows([0]);
+        Encoder::message(&mut message, &Message::Subscribe { region, shape, done: 0, serial: 1, rows });
+        node.receive(PEER, &message[LENGTH_BYTES..]).unwrap();
+        node
+    }
+
+    #[test]
+    fn a_long_row_is_paid_for_while_it_is_on_its_way_and_its_room_is_given_back() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let stream = Stream::plain(listener.accept().unwrap().0, LEASE).unwrap();
+        let account = Account::new(Limits::NONE.with(Resource::Bytes, 1 << 30));
+        let mut wire = ItemWire::new(stream, LEASE, account.peer(PEER));
+        let mut node = node_with_a_long_row();
+        wire.transmit(&mut node, PEER).unwrap();
+        assert!(wire.holds_output(), "nobody reads it");
+        assert!(account.taken(Resource::Bytes) >= u64::from(MAX_ROW_BYTES) - 2 * WRITE as u64);
+        let reader = std::thread::spawn(move || theirs.read_to_end(&mut Vec::new()).unwrap());
+        while wire.holds_output() {
+            wire.transmit(&mut node, PEER).unwrap();
+            std::thread::yield_now();
+        }
+        assert_eq!(account.taken(Resource::Bytes), 0);
+        assert!(wire.output.capacity() <= 2 * WRITE, "{} bytes are kept", wire.output.capacity());
+        drop(wire);
+        assert!(reader.join().unwrap() > MAX_ROW_BYTES as usize);
+    }
+
+    #[test]
+    fn who_cannot_pay_for_a_row_on_its_way_is_lost() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let _theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let stream = Stream::plain(listener.accept().unwrap().0, LEASE).unwrap();
+        let account = Account::new(Limits::NONE.with(Resource::Bytes, 1 << 20));
+        let mut wire = ItemWire::new(stream, LEASE, account.peer(PEER));
+        let ended = wire.transmit(&mut node_with_a_long_row(), PEER).unwrap_err();
+        assert!(matches!(ended, Ended::Peer(_)), "{ended:?}");
     }
 }

@@ -7,6 +7,8 @@ use std::io::{self, IoSlice, IoSliceMut};
 
 /// Bytes that wait for a peer at most: one that does not read its answers is not waited for.
 const MOST_HELD: usize = 4 << 20;
+/// Bytes that have gone and are still kept before those that wait: to move those up for each message would cost more.
+const MOST_GONE: usize = 64 << 10;
 
 /// A stream of records.
 #[derive(Debug)]
@@ -57,9 +59,19 @@ impl RecordStream {
         if self.held.len() - self.at > MOST_HELD {
             return Err(Ended::Peer("it does not read its answers".to_owned()));
         }
+        self.forget_gone();
         self.held.extend_from_slice(&record(message));
         self.flush()?;
         Ok(())
+    }
+
+    /// Gives back what has gone: a reader that is always a little behind never lets all of it go. Only where at least as much
+    /// has gone as waits, so that no byte is moved more often than it was sent.
+    fn forget_gone(&mut self) {
+        if self.at > MOST_GONE && self.at >= self.held.len() - self.at {
+            self.held.drain(..self.at);
+            self.at = 0;
+        }
     }
 
     /// Goes on with what is held; whether the socket took it all.
@@ -78,5 +90,37 @@ impl RecordStream {
     /// Whether something waits for the socket.
     pub(crate) fn holds_output(&self) -> bool {
         self.at < self.held.len() || self.stream.holds_output()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
+    // What had gone was kept until everything had.
+    #[test]
+    fn what_has_gone_is_not_kept_for_a_reader_that_is_always_a_little_behind() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut reader = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let stream = Stream::plain(listener.accept().unwrap().0, Duration::from_secs(30)).unwrap();
+        let mut records = RecordStream::new(stream, 1 << 20);
+        let message = vec![7; 64 << 10];
+        let (mut sent, mut read) = (0, 0);
+        let mut bytes = vec![0; 64 << 10];
+        while read < 4 * MOST_HELD {
+            // Until the kernel takes no more: from here on something always waits.
+            while records.held.len() - records.at < MOST_HELD / 4 {
+                records.send(&message).unwrap();
+                sent += message.len();
+            }
+            read += reader.read(&mut bytes).unwrap();
+            records.flush().unwrap();
+            assert!(records.holds_output(), "it is always behind");
+        }
+        assert!(sent > read);
+        assert!(records.held.capacity() <= 2 * MOST_HELD, "{} bytes are kept", records.held.capacity());
     }
 }

@@ -4,6 +4,8 @@
 //! and made again, which loses nothing; a peer of which nothing came for a whole lease, on any connection, is lost. What counts
 //! is the time that this process lived itself: see [`Lived`].
 
+use penstock_proto::Rank;
+use penstock_proto::error::{JobFailure, Loss};
 use penstock_proto::membership::{Lease, Lived};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -47,6 +49,8 @@ pub(crate) struct Vigil {
     connection: Lease,
     peer: Lease,
     next_beat: u64,
+    /// What this process lacked when it wanted to connect again.
+    lack: Option<String>,
 }
 
 impl Vigil {
@@ -58,6 +62,7 @@ impl Vigil {
             connection: Lease::new(lease_ms / 2, 0),
             peer: Lease::new(lease_ms, 0),
             next_beat: 0,
+            lack: None,
         }
     }
 
@@ -70,6 +75,12 @@ impl Vigil {
     pub(crate) fn connected(&mut self) {
         self.heard();
         self.next_beat = 0;
+        self.lack = None;
+    }
+
+    /// The last attempt to connect failed at what this process has no more of, or did not.
+    pub(crate) fn lacks(&mut self, lack: Option<String>) {
+        self.lack = lack;
     }
 
     /// The connection counts as one on which something has just come.
@@ -97,6 +108,18 @@ impl Vigil {
             self.next_beat = now + self.lease_ms / 8;
         }
         due
+    }
+
+    /// Why the job ends when the peer, a part of `server`, is gone: for a `reason` that is the server's, unless it is worker `rank`,
+    /// this one, that could not come back.
+    pub(crate) fn verdict(&self, server: u32, rank: Rank, reason: String) -> JobFailure {
+        match &self.lack {
+            None => JobFailure::ServerLost { server, reason },
+            Some(lack) => {
+                let what = format!("it could not connect to server {server} again: {lack}");
+                JobFailure::WorkerLost { rank, loss: Loss::Failed { what } }
+            }
+        }
     }
 
     /// What to say of a peer that is gone.

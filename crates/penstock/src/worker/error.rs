@@ -1,10 +1,12 @@
 //! What a worker's calls can fail with. Nothing that was refused has changed anything.
 
+use crate::limits;
 use crate::options::OptionError;
 use crate::server::StartError;
 use penstock_kernels::SettingsError;
 use penstock_proto::Rank;
 use penstock_proto::error::{Hint, JobFailure, Refusal};
+use penstock_proto::knot::Goal;
 use std::time::Duration;
 
 /// Why a call of a worker failed.
@@ -247,10 +249,10 @@ pub enum Error {
         waited: Duration,
     },
     /// Workers wait for each other in a circle: this wait and theirs would last until their deadlines.
-    #[error("`{name}` waited {waited:.1?} for what cannot come: {knot}")]
+    #[error("{goal} waited {waited:.1?} for what cannot come: {knot}")]
     Knot {
-        /// The tensor.
-        name: String,
+        /// What this one waits for.
+        goal: Goal,
         /// Each worker of the circle, and what it waits for.
         knot: String,
         /// Whom this one waits for.
@@ -259,8 +261,10 @@ pub enum Error {
         waited: Duration,
     },
     /// The others did not come to the barrier in time.
-    #[error("the barrier waited {waited:.1?} for workers {missing:?}")]
+    #[error("{barrier} waited {waited:.1?} for workers {missing:?}")]
     BarrierTimeout {
+        /// Which barrier, in words.
+        barrier: String,
         /// Who did not come.
         missing: Vec<Rank>,
         /// How long.
@@ -322,6 +326,14 @@ pub enum Error {
         /// How long.
         waited: Duration,
     },
+    /// Another thread of this worker was in the way for too long.
+    #[error("{what} waited {waited:.1?} for another thread of this worker, which waits itself")]
+    InLine {
+        /// What could not begin.
+        what: String,
+        /// How long.
+        waited: Duration,
+    },
     /// The server said what this worker does not understand.
     #[error("server {server} broke the protocol: {what}")]
     Protocol {
@@ -344,6 +356,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// What the system said when `what` was tried, with the limit that was reached, if it was one.
+    pub(crate) fn system<E: Into<std::io::Error>>(what: &'static str) -> impl Fn(E) -> Self {
+        move |error| Self::System { what, reason: limits::explain_io(&error.into()) }
+    }
+
     /// What the user can do about it.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
@@ -399,16 +416,22 @@ impl Error {
             Self::PullTimeout { .. } | Self::LaneTimeout { .. } | Self::BarrierTimeout { .. } => {
                 "raise `timeout` or the option `deadline`".to_owned()
             }
+            Self::InLine { .. } => {
+                "look at what this worker's other threads wait for, or raise `timeout` or the option `deadline`".to_owned()
+            }
             Self::Knot { .. } => {
-                "declare the same tensors on every worker, and load states and come to barriers on all of them in the same order"
+                "all workers must do alike, in the same order: declare tensors and tables, train as many iterations, load states, come to barriers"
                     .to_owned()
             }
             Self::NoValue { .. } => "declare the tensor on worker 0 too".to_owned(),
             Self::ConnectTimeout { .. } => {
                 "start the server first, or raise the option `deadline`".to_owned()
             }
-            Self::NotTaken { server, .. } => format!(
+            Self::NotTaken { server, .. } | Self::Unanswered { server, .. } => format!(
                 "look at what server {server} does and at the line to it, or raise `timeout` or the option `deadline`"
+            ),
+            Self::Protocol { server, .. } => format!(
+                "give every worker and server the same version of Penstock, and every worker the servers in the same order; if that is so, look at what server {server} says"
             ),
             Self::Untrusted { .. } => {
                 "give servers certificates of the authority in the option `ca`, or leave `ca` empty: the job's secret proves who is there"
@@ -422,5 +445,20 @@ impl Error {
             _ => return None,
         };
         Some(hint)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_for_a_server_or_does_not_understand_it_is_told_where_to_look() {
+        let silent =
+            Error::Unanswered { server: 3, what: "open the barrier", waited: Duration::from_secs(60) };
+        let strange = Error::Protocol { server: 3, what: "it named too few extents".to_owned() };
+        for error in [silent, strange] {
+            assert!(error.hint().is_some_and(|hint| hint.contains("server 3")), "{error}");
+        }
     }
 }

@@ -1,12 +1,16 @@
 //! A job, as one of its workers holds it.
 
 use super::Error;
-use super::link::{ASK_WITHIN, Deadline, Fate, Introduction, Link, lock};
+use super::circle::{Circle, Company};
+use super::leaving::Leaving;
+use super::link::{ASK_WITHIN, Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, lock};
 use super::table::{Courier, CourierSetup, Progress, Table, TableDeclaration, TableInner};
-use super::tensor::{Declaration, Tensor};
+use super::tensor::{Declaration, Progress as TensorProgress, Tensor};
+use crate::limits;
 use crate::options::{Options, Transport};
 use crate::server::{Server, ServerConfig, StartError};
 use crate::service::socket_of;
+use crate::turn::{Floor, Place};
 use crate::wire::dial::Dialer;
 use crate::wire::random;
 use penstock_fabric::net::endpoint::Endpoint;
@@ -15,7 +19,8 @@ use penstock_fabric::sync::Ordering;
 use penstock_proto::Rank;
 use penstock_proto::adaptive::{Adaptive, Controller};
 use penstock_proto::handshake::{Purpose, Session};
-use penstock_proto::message::{Answer, Ask, Secret};
+use penstock_proto::knot::Goal;
+use penstock_proto::message::{Answer, Ask, Departure, Secret};
 use penstock_proto::submission::Submission;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -58,6 +63,15 @@ pub struct Stats {
     pub slack: u32,
 }
 
+/// Who was at a barrier.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Meeting {
+    /// Workers that stood there.
+    pub ranks: Vec<Rank>,
+    /// Workers that had left the job by then. Those that are in neither list were lost.
+    pub left: Vec<Rank>,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) pushed_bytes: AtomicU64,
@@ -69,24 +83,18 @@ pub(super) struct Counters {
     pub(super) copies_retried: AtomicU64,
 }
 
-static THREADS: AtomicU64 = AtomicU64::new(1);
-thread_local! {
-    /// This thread's number, from 1.
-    static THREAD: u64 = THREADS.fetch_add(1, Ordering::Relaxed);
-}
-
-/// What a job's tensors need of it.
 /// How often shards are told the clock in a job without tensors, where they do not need it: often enough for who looks on.
 const TELL_CLOCK: Duration = Duration::from_millis(100);
 
+/// What a job's tensors need of it.
 pub(super) struct Inner {
     pub(super) links: RwLock<Vec<Link>>,
     pub(super) fate: Arc<Fate>,
     pub(super) counters: Counters,
-    /// Iterations completed. Read-locked while something is stamped with it, so that none is stamped with the past.
-    pub(super) clock: RwLock<u64>,
-    /// The same, for looks that stamp nothing.
-    shown_clock: AtomicU64,
+    /// Iterations completed.
+    clock: AtomicU64,
+    /// Shared while something is stamped with the clock, so that none is stamped with the past; the clock moves for who is alone.
+    pub(super) stamping: Floor,
     /// Barriers passed: what others did before one must be seen behind it, also on other hosts.
     barriers: AtomicU64,
     /// Bytes that each shard is home of, by server.
@@ -108,9 +116,10 @@ pub(super) struct Inner {
     pub(super) tables: Mutex<Vec<Arc<TableInner>>>,
     /// By name, how far their declarations have come.
     pub(super) declared: Mutex<BTreeMap<String, Arc<Progress>>>,
-    /// The thread that used the job first, and whether another has.
-    user: AtomicU64,
-    several: AtomicBool,
+    /// The same of tensors. They live until the job ends, whoever has a handle: the servers give this worker no second lane.
+    pub(super) tensors: Mutex<BTreeMap<String, Arc<TensorProgress>>>,
+    /// Whether other threads may use the job while one waits.
+    pub(super) company: Company,
     /// Numbers long waits.
     pub(super) waits: AtomicU64,
     pub(super) rank: Rank,
@@ -142,12 +151,27 @@ impl Inner {
     }
 
     /// Tells the shards the clock, if they do not know it.
-    pub(super) fn tell_clock(&self) -> Result<(), Error> {
-        let clock = self.clock.write().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn tell_clock(&self, deadline: Deadline) -> Result<(), Error> {
+        let _alone = self.stop_clock("telling the servers the clock", deadline)?;
         if self.untold.swap(false, Ordering::Relaxed) {
-            self.submit_clock(*clock, self.deadline(None))?;
+            self.submit_clock(self.shown_clock(), deadline)?;
         }
         Ok(())
+    }
+
+    /// Waits until nothing is being stamped, so that the clock may move.
+    fn stop_clock(&self, what: &str, deadline: Deadline) -> Result<Place<'_>, Error> {
+        self.stamping.alone(|| self.look(what, deadline))
+    }
+
+    /// How long who stands in line behind other threads of this worker may sleep until it looks again.
+    pub(super) fn look(&self, what: &str, deadline: Deadline) -> Result<Duration, Error> {
+        self.fate.look()?;
+        let left = deadline.left();
+        if left.is_zero() {
+            return Err(Error::InLine { what: what.to_owned(), waited: deadline.waited() });
+        }
+        Ok(left.min(INTERRUPT_EVERY))
     }
 
     /// Whether a worker is no longer waited for.
@@ -176,6 +200,7 @@ impl Inner {
         let dialer = Dialer::new(address.ok_or_else(nowhere)?, job, *secret, &self.options);
         let setup = CourierSetup {
             server,
+            rank: *rank,
             purpose: Purpose::Items { rank: *rank, session: *session },
             dialer: dialer.map_err(StartError::from)?,
             fate: Arc::clone(&self.fate),
@@ -219,11 +244,12 @@ impl Inner {
         lock(&self.tables).iter().for_each(|table| tell(table));
     }
 
-    /// Lets go of all tables: each knows the job, so both would live for ever.
-    pub(super) fn forget_tables(&self) {
+    /// Lets go of all tables and tensors: each knows the job, so both would live for ever.
+    pub(super) fn forget_all(&self) {
         let tables = std::mem::take(&mut *lock(&self.tables));
         let declared = std::mem::take(&mut *lock(&self.declared));
-        drop((tables, declared));
+        let tensors = std::mem::take(&mut *lock(&self.tensors));
+        drop((tables, declared, tensors));
     }
 
     pub(super) fn deadline(&self, timeout: Option<Duration>) -> Deadline {
@@ -231,28 +257,20 @@ impl Inner {
     }
 
     /// Notes which thread uses the job.
+    #[inline]
     pub(super) fn touch(&self) {
-        let me = THREAD.with(|number| *number);
-        if self.user.load(Ordering::Relaxed) != me {
-            let first = self.user.compare_exchange(0, me, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-            self.several.fetch_or(!first, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether only one thread has ever used the job: while it waits, nothing else of this worker happens.
-    pub(super) fn is_alone(&self) -> bool {
-        !self.several.load(Ordering::Relaxed)
+        self.company.touch();
     }
 
     pub(super) fn links(&self) -> RwLockReadGuard<'_, Vec<Link>> {
         self.links.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The clock, which stands still as long as the guard lives; nor is the job closed meanwhile.
-    pub(super) fn clock(&self) -> Result<RwLockReadGuard<'_, u64>, Error> {
-        let clock = self.clock.read().unwrap_or_else(PoisonError::into_inner);
+    /// The clock, which stands still as long as the place is held; nor is the job closed meanwhile.
+    pub(super) fn clock(&self, deadline: Deadline) -> Result<(u64, Place<'_>), Error> {
+        let place = self.stamping.share(|| self.look("stamping what was submitted", deadline))?;
         self.fate.check()?;
-        Ok(clock)
+        Ok((self.shown_clock(), place))
     }
 
     pub(super) fn barriers(&self) -> u64 {
@@ -260,7 +278,7 @@ impl Inner {
     }
 
     pub(super) fn shown_clock(&self) -> u64 {
-        self.shown_clock.load(Ordering::Relaxed)
+        self.clock.load(Ordering::Relaxed)
     }
 }
 
@@ -269,6 +287,7 @@ pub struct Job {
     pub(super) inner: Arc<Inner>,
     size: u32,
     pub(super) embedded: Mutex<Option<Server>>,
+    pub(super) leaving: Leaving,
 }
 
 impl std::fmt::Debug for Job {
@@ -299,22 +318,17 @@ impl Job {
         let Membership { secret, rank, size, .. } = *membership;
         let deadline = Deadline::new(options.deadline);
         let who = Introduction { job: membership.job.clone(), secret, session: session()?, rank, size };
+        fate.expect_notes(membership.servers.iter().filter(|at| is_here(at)).filter_map(note).collect());
         let mut links = Vec::new();
-        for (endpoint, server) in membership.servers.iter().zip(0..) {
-            links.push(join(endpoint, &membership.job, &who, server, &options, &fate, deadline)?);
+        if let Err(error) = join_all(&mut links, membership, &who, &options, &fate, deadline) {
+            // Those that took this worker in would name it alone.
+            let failed = Departure::Failed { what: format!("it could not join: {error}") };
+            let how = fate.failure().map_or(failed, Departure::Heard);
+            fate.end();
+            links.into_iter().for_each(|link| link.part(how.clone()));
+            return Err(error);
         }
-        match links.first() {
-            Some(first) if first.welcome.servers as usize == links.len() => {}
-            Some(first) => {
-                let what = format!(
-                    "the job has {} servers, this worker was told of {}",
-                    first.welcome.servers,
-                    links.len()
-                );
-                return Err(Error::Protocol { server: 0, what });
-            }
-            None => return Err(Error::Protocol { server: 0, what: "no server was named".to_owned() }),
-        }
+        fate.expect_notes(Vec::new());
         let membership = Some((membership.clone(), who.session));
         Ok(Self::new(links, fate, &who, options, None, membership))
     }
@@ -322,8 +336,7 @@ impl Job {
     /// A job of one worker, with a server in this process.
     pub fn embedded(options: Options) -> Result<Self, Error> {
         let secret = random::bytes();
-        let secret =
-            secret.map_err(|errno| Error::System { what: "make a secret", reason: errno.to_string() })?;
+        let secret = secret.map_err(Error::system("make a secret"))?;
         let job = "embedded".to_owned();
         let who = Introduction { job, secret: Secret(secret), session: session()?, rank: 0, size: 1 };
         let config = ServerConfig {
@@ -337,9 +350,7 @@ impl Job {
             options: options.clone(),
         };
         let server = Server::start(config)?;
-        let connection = server.connect();
-        let connection =
-            connection.map_err(|errno| Error::System { what: "make a socket", reason: errno.to_string() })?;
+        let connection = server.connect().map_err(Error::system("make a socket"))?;
         let fate = Arc::new(Fate::default());
         let link = Link::join(connection, &who, 0, &fate, Deadline::new(options.deadline))?;
         Ok(Self::new(vec![link], fate, &who, options, Some(server), None))
@@ -365,24 +376,31 @@ impl Job {
             couriers: Mutex::default(),
             tables: Mutex::default(),
             declared: Mutex::default(),
+            tensors: Mutex::default(),
             links: RwLock::new(links),
             fate,
             counters: Counters::default(),
-            clock: RwLock::new(0),
-            shown_clock: AtomicU64::new(0),
+            clock: AtomicU64::new(0),
+            stamping: Floor::default(),
             barriers: AtomicU64::new(0),
-            user: AtomicU64::new(0),
-            several: AtomicBool::new(false),
+            company: Company::default(),
             waits: AtomicU64::new(0),
             rank: who.rank,
             options,
         };
-        Self { inner: Arc::new(inner), size: who.size, embedded: Mutex::new(embedded) }
+        let (inner, embedded) = (Arc::new(inner), Mutex::new(embedded));
+        Self { inner, size: who.size, embedded, leaving: Leaving::default() }
     }
 
     /// `interrupt` is asked now and then, in every wait, whether to give up. The first one given counts.
     pub fn on_interrupt(&self, interrupt: Box<dyn Fn() -> bool + Send + Sync>) {
         self.inner.fate.on_interrupt(interrupt);
+    }
+
+    /// `alone` is asked, in long waits, whether no thread but the calling one could use the job: then workers that wait for each
+    /// other in a circle are told so. The first one given counts; without any, whether the process has other threads.
+    pub fn on_alone(&self, alone: Box<dyn Fn() -> bool + Send + Sync>) {
+        self.inner.company.on_alone(alone);
     }
 
     /// This worker's number.
@@ -439,18 +457,17 @@ impl Job {
     pub fn clock(&self) -> Result<u64, Error> {
         self.inner.fate.check()?;
         self.inner.touch();
-        let mut clock = self.inner.clock.write().unwrap_or_else(PoisonError::into_inner);
-        // Once more: the job may have been closed while this waited for the lock.
-        self.inner.fate.check()?;
-        let next = *clock + 1;
         let deadline = self.inner.deadline(None);
+        let _alone = self.inner.stop_clock("completing the iteration", deadline)?;
+        // Once more: the job may have been closed while this waited for its turn.
+        self.inner.fate.check()?;
+        let next = self.inner.shown_clock() + 1;
         if self.inner.has_tensors.load(Ordering::Relaxed) || self.inner.is_time_to_tell() {
             self.inner.submit_clock(next, deadline)?;
         } else {
             self.inner.untold.store(true, Ordering::Relaxed);
         }
-        *clock = next;
-        self.inner.shown_clock.store(next, Ordering::Relaxed);
+        self.inner.clock.store(next, Ordering::Relaxed);
         self.inner.each_table(|table| table.raise(next));
         self.inner.complete_iteration();
         Ok(next)
@@ -458,27 +475,29 @@ impl Job {
 
     /// Waits until all workers stand here.
     pub fn barrier(&self, timeout: Option<Duration>) -> Result<(), Error> {
-        self.meet(timeout).map(drop)
+        self.meet("", timeout).map(drop)
     }
 
-    /// The same; returns who stood there. Workers that have left or were lost did not.
-    pub fn meet(&self, timeout: Option<Duration>) -> Result<Vec<Rank>, Error> {
+    /// The same; returns who stood there. Workers that have left or were lost did not. Errors call the barrier by `what` it is for.
+    pub fn meet(&self, what: &str, timeout: Option<Duration>) -> Result<Meeting, Error> {
         self.inner.fate.check()?;
-        self.inner.tell_clock()?;
+        let deadline = self.inner.deadline(timeout);
+        self.inner.tell_clock(deadline)?;
         let links = self.inner.links();
         let first = links.first().ok_or(Error::Closed)?;
-        let deadline = self.inner.deadline(timeout);
         self.inner.touch();
-        let alone = deadline.is_default() && self.inner.is_alone();
         // What was submitted to another host before the barrier must have been taken there before anyone passes it.
         links.iter().try_for_each(|link| link.drain("take what came before the barrier", deadline))?;
         for courier in self.inner.all_couriers() {
             courier.flush_all(deadline)?;
         }
-        match first.ask(Ask::Barrier { alone }, "open the barrier", deadline) {
-            Ok((Answer::BarrierPassed { ranks }, _)) => {
+        let goal = Goal::Barrier { what: what.to_owned() };
+        let mut circle = Circle::new(&self.inner, deadline);
+        let look = || circle.look(|| Ok(Some(goal.clone())));
+        match first.ask_while(Ask::Barrier, "open the barrier", deadline, look) {
+            Ok((Answer::BarrierPassed { ranks, left }, _)) => {
                 self.inner.barriers.fetch_add(1, Ordering::Relaxed);
-                Ok(ranks)
+                Ok(Meeting { ranks, left })
             }
             Ok((other, _)) => Err(first.misunderstood(&other)),
             Err(Error::Unanswered { waited, .. }) => {
@@ -487,7 +506,9 @@ impl Job {
                     (Answer::Missing { ranks: missing }, _) if missing.is_empty() => {
                         Err(Error::Unanswered { server: 0, what: "open the barrier", waited })
                     }
-                    (Answer::Missing { ranks: missing }, _) => Err(Error::BarrierTimeout { missing, waited }),
+                    (Answer::Missing { ranks: missing }, _) => {
+                        Err(Error::BarrierTimeout { barrier: goal.to_string(), missing, waited })
+                    }
                     (other, _) => Err(first.misunderstood(&other)),
                 }
             }
@@ -499,18 +520,20 @@ impl Job {
     /// of them ten times a second, and whenever a worker passes a barrier.
     pub fn clocks(&self) -> Result<Vec<i64>, Error> {
         self.inner.fate.check()?;
-        self.inner.tell_clock()?;
+        let deadline = self.inner.deadline(None);
+        self.inner.tell_clock(deadline)?;
         let links = self.inner.links();
         let first = links.first().ok_or(Error::Closed)?;
-        match first.ask(Ask::Clocks, "tell the clocks", self.inner.deadline(None))? {
+        match first.ask(Ask::Clocks, "tell the clocks", deadline)? {
             (Answer::Clocks { clocks }, _) => Ok(clocks),
             (other, _) => Err(first.misunderstood(&other)),
         }
     }
 
-    /// Declares a tensor, as all workers do.
-    pub fn declare(&self, declaration: Declaration) -> Result<Tensor, Error> {
-        Tensor::declare(Arc::clone(&self.inner), declaration)
+    /// Declares a tensor, as all workers do. The same declaration again gives the same tensor, from whichever thread; one that failed
+    /// on its way goes on from there.
+    pub fn declare(&self, declaration: Declaration) -> Result<Arc<Tensor>, Error> {
+        Tensor::declare(&self.inner, declaration)
     }
 
     /// Declares a table of items, as all workers do, each with the rows that it produces and consumes. The same declaration again gives
@@ -544,7 +567,39 @@ impl Job {
 
 /// What identifies this process to the servers over reconnects.
 fn session() -> Result<Session, Error> {
-    random::bytes().map_err(|errno| Error::System { what: "draw a session", reason: errno.to_string() })
+    random::bytes().map_err(Error::system("draw a session"))
+}
+
+/// Joins the servers one by one; with an error `links` has those that were joined before.
+fn join_all(
+    links: &mut Vec<Link>,
+    membership: &Membership,
+    who: &Introduction,
+    options: &Options,
+    fate: &Arc<Fate>,
+    deadline: Deadline,
+) -> Result<(), Error> {
+    for (endpoint, server) in membership.servers.iter().zip(0..) {
+        links.push(join(endpoint, &membership.job, who, server, options, fate, deadline)?);
+    }
+    let what = match links.first() {
+        Some(first) if first.welcome.servers as usize == links.len() => return Ok(()),
+        Some(first) => {
+            format!("the job has {} servers, this worker was told of {}", first.welcome.servers, links.len())
+        }
+        None => "no server was named".to_owned(),
+    };
+    Err(Error::Protocol { server: 0, what })
+}
+
+/// Whether a server is on this host.
+fn is_here(endpoint: &Endpoint) -> bool {
+    endpoint.host.as_ref().is_none_or(|host| *host == crate::host::id())
+}
+
+/// Where it is noted who is lost before this worker has joined.
+fn note(endpoint: &Endpoint) -> Option<std::path::PathBuf> {
+    endpoint.unix.as_deref().map(crate::notes::beside)
 }
 
 /// Joins a server: by shared memory if it is on this host, else by the network.
@@ -557,7 +612,7 @@ fn join(
     fate: &Arc<Fate>,
     deadline: Deadline,
 ) -> Result<Link, Error> {
-    let here = endpoint.host.as_ref().is_none_or(|host| *host == crate::host::id());
+    let here = is_here(endpoint);
     let forced = options.transport == Transport::Tcp && endpoint.tcp.is_some();
     let local = endpoint.unix.as_deref().filter(|_| here && !forced);
     let local = local.map(|path| socket_of(path, job));
@@ -590,9 +645,13 @@ fn reach(path: &std::path::Path, server: u32, deadline: Deadline, fate: &Fate) -
             Err(rustix::io::Errno::NOENT | rustix::io::Errno::CONNREFUSED | rustix::io::Errno::AGAIN)
                 if !deadline.left().is_zero() =>
             {
-                fate.check_interrupt()?;
+                // It fails while this worker waits for a later server, if another that it has joined says so.
+                fate.look()?;
                 std::thread::sleep(pause.min(deadline.left()));
                 pause = (pause * 2).min(Duration::from_millis(10));
+            }
+            Err(errno) if limits::is_own(&errno.into()) => {
+                return Err(Error::system("make a socket")(errno));
             }
             Err(errno) => {
                 let (path, reason) = (path.display().to_string(), errno.to_string());

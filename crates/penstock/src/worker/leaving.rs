@@ -2,18 +2,27 @@
 
 use super::Error;
 use super::job::{Inner, Job};
-use super::link::{Deadline, Link, lock};
+use super::link::{ASK_WITHIN, Deadline, INTERRUPT_EVERY, Link, lock};
 use super::table::TableInner;
+use crate::turn::Turn;
 use penstock_proto::message::Departure;
-use std::sync::PoisonError;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+/// One thread leaves; others that want to meanwhile wait for it, and hear what became of it.
+#[derive(Debug, Default)]
+pub(super) struct Leaving {
+    turn: Turn,
+    error: Mutex<Option<Error>>,
+}
 
 impl Job {
     /// Leaves the job cleanly, so that the others go on without this worker: when this returns, the servers have taken
     /// everything that it did. Waits at most for `timeout`, else the option `deadline`.
     ///
     /// An error means that this worker has left as one that failed: [`Error::NotTaken`] names the server that had not taken
-    /// everything. A failure of the job that no call of this worker has told so far is told here. Leaving twice does nothing, and in
+    /// everything. A failure of the job that no call of this worker has told so far is told here. Leaving twice does nothing; while
+    /// another thread leaves, this one waits for it and returns the same ([`Error::InLine`] where its own time is up before). In
     /// a child of `fork` the job is the parent's: it stays as it is ([`Error::Forked`]).
     pub fn leave(&self, timeout: Option<Duration>) -> Result<(), Error> {
         let inner = &self.inner;
@@ -23,28 +32,38 @@ impl Job {
         let deadline = inner.deadline(timeout);
         let told = inner.fate.was_told();
         inner.fate.close();
+        let mut stood = false;
+        let _turn = self.leaving.turn.take(|| {
+            stood = true;
+            inner.look_at_leave(deadline)
+        })?;
+        let settled = inner.settle(deadline);
         let links = inner.take_links();
         if links.is_empty() {
-            return Ok(());
+            return lock(&self.leaving.error).clone().filter(|_| stood).map_or(Ok(()), Err);
         }
-        let result = inner.depart(&links, deadline);
+        let result = settled.and_then(|()| inner.depart(&links, deadline));
         let how = match &result {
             Ok(()) => Departure::Done,
             Err(error) => Departure::Failed { what: format!("it could not leave cleanly: {error}") },
         };
         self.part(links, how);
-        match result {
+        let result = match result {
             Err(Error::Failed(_)) if told => Ok(()),
             result => result,
-        }
+        };
+        *lock(&self.leaving.error) = result.clone().err();
+        result
     }
 
-    /// Leaves the job because of an error: the others hear of it. Does not wait.
+    /// Leaves the job because of an error: the others hear of it. Does not wait for them.
     pub fn fail(&self, what: &str) {
         if self.inner.fate.is_abandoned() {
             return;
         }
         self.inner.fate.close();
+        // What has begun to be submitted goes whole where it can.
+        let _ = self.inner.settle(Deadline::new(ASK_WITHIN));
         let links = self.inner.take_links();
         if links.is_empty() {
             return;
@@ -66,7 +85,7 @@ impl Job {
     /// Ends everything that this worker has. Whoever has not let it go is told why it goes.
     fn part(&self, links: Vec<Link>, how: Departure) {
         // What it heard says more than what became of it.
-        let how = self.inner.fate.failure().map_or(how, Departure::Heard);
+        let how = self.inner.fate.failure().map_or(how, Departure::Heard).brief();
         self.inner.fate.end();
         for courier in std::mem::take(&mut *lock(&self.inner.couriers)).into_values() {
             courier.end();
@@ -77,15 +96,33 @@ impl Job {
         if let Some(mut server) = lock(&self.embedded).take() {
             server.stop();
         }
-        self.inner.forget_tables();
+        self.inner.forget_all();
     }
 }
 
 impl Inner {
-    /// Takes the links away from all calls, once none is in the middle of submitting something.
+    /// Waits until no call is in the middle of submitting something. After an error it never ends what it has begun.
+    fn settle(&self, deadline: Deadline) -> Result<(), Error> {
+        let look = || {
+            self.fate.stands()?;
+            self.look_at_leave(deadline)
+        };
+        // A push shares the clock from before its first submission to behind its last.
+        self.stamping.alone(look).map(drop).inspect_err(|_| self.fate.end())
+    }
+
+    /// How long who waits for others to let it leave may sleep until it looks again.
+    fn look_at_leave(&self, deadline: Deadline) -> Result<Duration, Error> {
+        self.fate.check_interrupt()?;
+        let left = deadline.left();
+        if left.is_zero() {
+            return Err(Error::InLine { what: "leaving the job".to_owned(), waited: deadline.waited() });
+        }
+        Ok(left.min(INTERRUPT_EVERY))
+    }
+
+    /// Takes the links away from all calls: those that wait have heard that they are to end.
     fn take_links(&self) -> Vec<Link> {
-        // A push holds the clock from before its first submission to behind its last.
-        let _clock = self.clock.write().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *self.links.write().unwrap_or_else(PoisonError::into_inner))
     }
 

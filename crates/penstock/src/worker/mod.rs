@@ -7,8 +7,10 @@
 //! | [`tensor`] | push, pull, and what they wait for |
 //! | [`table`] | items: set, get, and what they wait for |
 //! | [`link`] | one server: its socket, page and rings, and the thread that keeps the lease |
+//! | [`circle`] | whether a long wait is part of a circle of waits |
 //! | [`error`] | what can go wrong, for whom, and what to do |
 
+mod circle;
 mod error;
 mod job;
 mod leaving;
@@ -17,6 +19,6 @@ mod table;
 mod tensor;
 
 pub use error::Error;
-pub use job::{Job, Membership, Stats};
+pub use job::{Job, Meeting, Membership, Stats};
 pub use table::{Chosen, Table, TableDeclaration, TableStats, View};
 pub use tensor::{Asked, Declaration, Tensor};

@@ -16,6 +16,7 @@ struct Shared {
     /// Whether connections still break.
     breaking: AtomicBool,
     breaks: AtomicU64,
+    connections: AtomicU64,
     ended: AtomicBool,
     valve: Mutex<Valve>,
     turned: Condvar,
@@ -26,6 +27,8 @@ struct Valve {
     passes: u64,
     /// Whether some connection waits for it to be opened.
     stuck: bool,
+    /// Whether what the server sends is left where it is: its sockets fill.
+    deaf: bool,
     /// One connection, by number, is cut when so many more bytes have passed, towards the server or from there.
     cut: Option<(u64, Direction, u64)>,
 }
@@ -54,8 +57,9 @@ impl Line {
         let shared = Arc::new(Shared {
             breaking: AtomicBool::new(breaking),
             breaks: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
             ended: AtomicBool::new(false),
-            valve: Mutex::new(Valve { passes: u64::MAX, stuck: false, cut: None }),
+            valve: Mutex::new(Valve { passes: u64::MAX, stuck: false, deaf: false, cut: None }),
             turned: Condvar::new(),
         });
         let relay = Arc::clone(&shared);
@@ -64,6 +68,7 @@ impl Line {
                 if relay.ended.load(Ordering::Relaxed) {
                     return;
                 }
+                relay.connections.fetch_add(1, Ordering::Relaxed);
                 let (Ok(from), Ok(to)) = (from, TcpStream::connect(target)) else { continue };
                 // Long enough to get through the handshake, and longer each time, so that every frame gets through at last.
                 let bytes = 3_000 + number * 2_777 % 60_000 + number * 1_500;
@@ -85,6 +90,11 @@ impl Line {
         self.shared.breaks.load(Ordering::Relaxed)
     }
 
+    /// How many connections were made over it.
+    pub(crate) fn connections(&self) -> u64 {
+        self.shared.connections.load(Ordering::Relaxed)
+    }
+
     /// From now on it holds.
     pub(crate) fn mend(&self) {
         self.shared.breaking.store(false, Ordering::Relaxed);
@@ -93,6 +103,12 @@ impl Line {
     /// Of each connection no more than so many bytes reach the server, counted from its beginning.
     pub(crate) fn let_pass(&self, bytes: u64) {
         self.shared.valve.lock().unwrap().passes = bytes;
+        self.shared.turned.notify_all();
+    }
+
+    /// Whether what the server sends is left where it is.
+    pub(crate) fn deafen(&self, deaf: bool) {
+        self.shared.valve.lock().unwrap().deaf = deaf;
         self.shared.turned.notify_all();
     }
 
@@ -112,6 +128,7 @@ impl Drop for Line {
     fn drop(&mut self) {
         self.shared.ended.store(true, Ordering::Relaxed);
         self.let_pass(u64::MAX);
+        self.deafen(false);
         let _ = TcpStream::connect(self.address);
     }
 }
@@ -163,7 +180,11 @@ impl Pump {
     fn pass_on(&mut self, mut bytes: &[u8], relay: &Shared) -> bool {
         while !bytes.is_empty() {
             let room = match self.way {
-                Direction::ToWorker => bytes.len(),
+                Direction::ToWorker => {
+                    let valve = relay.valve.lock().unwrap();
+                    drop(relay.turned.wait_while(valve, |valve| valve.deaf).unwrap());
+                    bytes.len()
+                }
                 Direction::ToServer => self.wait_for_room(relay).min(bytes.len() as u64) as usize,
             };
             let (now, later) = bytes.split_at(room);

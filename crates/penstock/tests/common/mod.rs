@@ -16,6 +16,7 @@ use penstock_proto::consistency::Consistency;
 use penstock_proto::message::Secret;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -144,7 +145,7 @@ impl Cluster {
 }
 
 /// A float64 tensor of `elements` zeros to which contributions are added.
-pub(crate) fn declare(job: &Job, name: &str, elements: u64, consistency: Consistency) -> Tensor {
+pub(crate) fn declare(job: &Job, name: &str, elements: u64, consistency: Consistency) -> Arc<Tensor> {
     let mut declaration = Declaration::new(name, &[elements], Rule::Add);
     declaration.spec.dtype = Dtype::F64;
     declaration.consistency = Some(consistency);

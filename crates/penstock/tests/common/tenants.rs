@@ -52,11 +52,16 @@ pub(crate) fn join(address: SocketAddr, job: &str, secret: Secret, rank: u32) ->
 
 /// Both workers of the honest job, to their end: every value that they saw.
 pub(crate) fn train(address: SocketAddr) -> Vec<Vec<f64>> {
+    train_for(address, ITERATIONS)
+}
+
+/// The same for so many iterations.
+pub(crate) fn train_for(address: SocketAddr, iterations: u64) -> Vec<Vec<f64>> {
     let work = |rank: u32| {
         let job = join(address, "good", GOOD, rank).unwrap();
         let tensor = declare(&job, "w", ELEMENTS, Bsp);
         let mut seen = Vec::new();
-        for clock in 0..ITERATIONS {
+        for clock in 0..iterations {
             let value = f64::from(rank + 1) / (clock + 3) as f64;
             tensor.push(Some(&bytes(&[value; ELEMENTS as usize])), NO_SETTINGS, false, None).unwrap();
             seen.extend(pull(&tensor, None).unwrap().1);

@@ -175,6 +175,7 @@ fn a_view_says_when_the_writer_has_come_round() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "maps files")]
 fn a_region_that_was_sealed_has_one_writer() {
     let layout = Layout::new(4, 32);
     let region = make(&layout).unwrap();
@@ -187,6 +188,7 @@ fn a_region_that_was_sealed_has_one_writer() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "maps files")]
 fn a_sleeper_is_woken_by_its_row_and_not_by_another() {
     let mut writer = writer(2, 8);
     let (waiters, region) = Waiters::make().unwrap();

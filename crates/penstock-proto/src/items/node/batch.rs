@@ -221,8 +221,9 @@ pub(super) fn bounded<M: Memory>(
     for slot in slots.into_iter().flatten() {
         let place = subscriber.rows.place(slot.into()).unwrap_or(0) as usize;
         let (version, number) = subscriber.have[place];
-        let at = subscriber.needs.partition_point(|&need| need <= version);
-        let Some(&need) = subscriber.needs.get(at) else { continue };
+        let needs = &subscriber.needs.versions;
+        let at = needs.partition_point(|&need| need <= version);
+        let Some(&need) = needs.get(at) else { continue };
         let start = batch.values.len();
         batch.values.resize(start + row_bytes, 0);
         match region.memory.read(slot, now, &mut batch.values[start..]) {

@@ -20,22 +20,21 @@
 //! - **N-5** A connection that breaks loses nothing: a subscription names what the subscriber has.
 
 mod batch;
+mod incoming;
+mod outgoing;
 mod subscriber;
 
 use super::memory::{Changed, Memory};
 use super::rows::RowSet;
 use super::spec::Propagation;
-use super::wire::{Encoder, Entries, Entry, Head, Malformed, Message, RegionId, Shape};
+use super::wire::{Encoder, Malformed, Message, RegionId, Shape};
 use crate::account::{Account, Charge, Exhausted, Resource};
-use batch::{Batch, Due, bounded, collect, eager, fetched, whole};
+use batch::{Batch, collect};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use subscriber::{Pending, Subscriber};
+use subscriber::Subscriber;
 
 /// Who is at the other end of a connection: a rank at a server, a server's number at a worker.
 pub type Peer = u32;
-
-/// Most subscriptions of one peer to regions whose producer has not come yet.
-const MAX_WAITING: usize = 1 << 16;
 
 /// Most versions that a need may name: one for each consumer.
 const MOST_NEEDS: usize = crate::message::MAX_WORKERS as usize;
@@ -130,8 +129,25 @@ fn keep(account: &Account, what: &'static str, bytes: u64) -> Result<Kept, Broke
 
 /// Bytes of what is kept for a subscription or a fetch, beside its rows.
 const ENTRY_BYTES: u64 = 512;
+/// Bytes of what is kept for each version that somebody needs: here, and among those that are needed of the source.
+const NEED_BYTES: u64 = 3 * size_of::<u64>() as u64;
 /// Bytes of messages for a peer that are not charged: what is always under way.
 const FREE_BYTES: u64 = 64 * 1024;
+
+/// Versions that are needed, ascending, and what they were charged.
+#[derive(Debug, Default)]
+struct Needs {
+    versions: Vec<u64>,
+    _kept: Charge,
+}
+
+impl Needs {
+    fn new(account: &Account, versions: Vec<u64>) -> Result<Self, Broken> {
+        let charge = account.charge(Resource::Bytes, versions.len() as u64 * NEED_BYTES);
+        let kept = charge.map_err(|why| Broken::Exhausted { what: "versions that it needs", why })?;
+        Ok(Self { versions, _kept: kept })
+    }
+}
 
 /// A flush that waits until some regions' rows have been sent.
 #[derive(Debug)]
@@ -148,6 +164,10 @@ struct Flush {
 struct Connection {
     account: Account,
     messages: Vec<u8>,
+    /// Bytes of the messages that another peer has paid for: it is for its sake that they are said.
+    relayed: u64,
+    /// Regions of this peer's of which others want something else than it knows.
+    wanted: BTreeSet<RegionId>,
     /// What of the messages, here and on their way, was charged.
     unread: Charge,
     batch: Option<Batch>,
@@ -168,7 +188,7 @@ struct Waiting {
     done: u64,
     serial: u64,
     rows: RowSet,
-    needs: Vec<u64>,
+    needs: Needs,
     /// Ticket, version, places.
     fetches: Vec<(u64, u64, RowSet, Kept)>,
     kept: Kept,
@@ -274,11 +294,6 @@ impl<H: Host> Node<H> {
         }
     }
 
-    /// Whether there is a connection to a peer.
-    pub fn is_connected(&self, peer: Peer) -> bool {
-        self.peers.contains_key(&peer)
-    }
-
     /// Whether somebody has subscribed to a region.
     pub fn is_wanted(&self, region: RegionId) -> bool {
         self.regions.get(&region).is_some_and(|region| !region.subscribers.is_empty())
@@ -304,7 +319,7 @@ impl<H: Host> Node<H> {
         let (peer, places, heard) = (upstream.peer, upstream.places(&slots), upstream.heard);
         upstream.fetches.insert(ticket, (version, slots, kept));
         if heard {
-            self.say(peer, &Message::Fetch { region: id, ticket, version, places });
+            self.relay_to(peer, &Message::Fetch { region: id, ticket, version, places });
         }
         Some(ticket)
     }
@@ -378,6 +393,38 @@ impl<H: Host> Node<H> {
         }
     }
 
+    /// Says what others want of a source's rows. They have paid for it: a source that is slow to read is not lost for their sake.
+    fn relay_to(&mut self, source: Peer, message: &Message<'_>) {
+        if let Some(connection) = self.peers.get_mut(&source) {
+            let before = connection.messages.len();
+            Encoder::message(&mut connection.messages, message);
+            connection.relayed += (connection.messages.len() - before) as u64;
+        }
+    }
+
+    /// What is wanted of a region has changed. Its source is told when it is next sent something: once, however often it changes.
+    fn want(&mut self, id: RegionId) {
+        let upstream = self.regions.get(&id).and_then(|region| region.upstream.as_ref());
+        let connection = upstream.and_then(|upstream| self.peers.get_mut(&upstream.peer));
+        connection.map(|connection| connection.wanted.insert(id));
+    }
+
+    /// Tells a source what is wanted of its regions now.
+    fn say_wanted(&mut self, source: Peer) {
+        let Some(connection) = self.peers.get_mut(&source) else { return };
+        for id in std::mem::take(&mut connection.wanted) {
+            let upstream = self.regions.get(&id).and_then(|region| region.upstream.as_ref());
+            match upstream.filter(|upstream| upstream.peer == source) {
+                Some(upstream) if upstream.heard => {
+                    let versions = upstream.needs.clone();
+                    self.relay_to(source, &Message::Need { region: id, versions });
+                }
+                Some(_) => self.resume(id),
+                None => {}
+            }
+        }
+    }
+
     /// A peer that does not read what it is sent, and for which no more can be kept: it is to be taken for lost.
     pub fn overdrawn(&mut self) -> Option<(Peer, Broken)> {
         self.peers.iter_mut().find_map(|(peer, connection)| Some((*peer, connection.overdrawn.take()?)))
@@ -396,7 +443,7 @@ impl<H: Host> Node<H> {
         let (peer, shape, done, serial) = (upstream.peer, upstream.shape, upstream.done, upstream.serial);
         upstream.heard = self.peers.contains_key(&peer);
         let rows = upstream.rows.clone();
-        self.say(peer, &Message::Subscribe { region: id, shape, done, serial, rows });
+        self.relay_to(peer, &Message::Subscribe { region: id, shape, done, serial, rows });
     }
 
     /// Says again what the source needs to know, on a new connection.
@@ -414,10 +461,10 @@ impl<H: Host> Node<H> {
             return;
         }
         if !needs.is_empty() {
-            self.say(peer, &Message::Need { region: id, versions: needs });
+            self.relay_to(peer, &Message::Need { region: id, versions: needs });
         }
         for (ticket, version, places) in fetches {
-            self.say(peer, &Message::Fetch { region: id, ticket, version, places });
+            self.relay_to(peer, &Message::Fetch { region: id, ticket, version, places });
         }
     }
 
@@ -428,7 +475,7 @@ impl<H: Host> Node<H> {
             // One that expects other rows than there are hears of nothing; its own wait ends it.
             drop(kept);
             let _ = self.enter(id, peer, shape, done, serial, rows);
-            if !needs.is_empty() {
+            if !needs.versions.is_empty() {
                 let _ = self.needed(id, peer, needs);
             }
             for (ticket, version, places, kept) in fetches {
@@ -452,8 +499,8 @@ impl<H: Host> Node<H> {
         if shape != region.shape || rows.end() > u64::from(shape.slots) || rows.is_empty() {
             return Err(Broken::Nonsense("a subscription to other rows than there are"));
         }
-        // The rows, also as what is wanted of the source; which of them have changed; and what it has of each.
-        let bytes = ENTRY_BYTES + 2 * rows.kept_bytes() + (rows.len() + 1024) * size_of::<Changed>() as u64;
+        // The rows, also as what is wanted of the source and said to it; which of them have changed; and what it has of each.
+        let bytes = ENTRY_BYTES + 3 * rows.kept_bytes() + (rows.len() + 1024) * size_of::<Changed>() as u64;
         let bounded = shape.propagation == Propagation::Bounded;
         let had = if bounded { rows.len() * size_of::<(u64, u64)>() as u64 } else { 0 };
         region.subscribers.remove(&peer);
@@ -477,7 +524,7 @@ impl<H: Host> Node<H> {
             until: Some(region.heard),
             dirty: true,
             have,
-            needs: Vec::new(),
+            needs: Needs::default(),
             fetches: VecDeque::new(),
             handing_over: false,
             _kept: kept,
@@ -491,8 +538,8 @@ impl<H: Host> Node<H> {
             upstream.serial += 1;
             upstream.synced = false;
             region.memory.abort();
-            upstream.receiving = false;
-            self.resume(id);
+            (upstream.receiving, upstream.heard) = (false, false);
+            self.want(id);
         } else if upstream.synced {
             region.subscribers.values_mut().for_each(|subscriber| subscriber.ready = true);
         }
@@ -504,10 +551,10 @@ impl<H: Host> Node<H> {
             return;
         };
         if upstream.needs != needs {
-            let (peer, heard) = (upstream.peer, upstream.heard);
-            upstream.needs.clone_from(&needs);
-            if heard {
-                self.say(peer, &Message::Need { region: id, versions: needs });
+            upstream.needs = needs;
+            // Before the source has heard of the subscription it is told with that.
+            if upstream.heard {
+                self.want(id);
             }
         }
     }
@@ -518,397 +565,10 @@ impl<H: Host> Node<H> {
         if region.shape.propagation == Propagation::Bounded
             && region.upstream.as_ref().is_some_and(|up| up.identity)
         {
-            let needs = region.subscribers.values().flat_map(|subscriber| subscriber.needs.iter().copied());
+            let needs =
+                region.subscribers.values().flat_map(|subscriber| subscriber.needs.versions.iter().copied());
             let needs: BTreeSet<u64> = needs.collect();
             self.set_needs(id, needs.into_iter().collect());
-        }
-    }
-
-    // What comes
-
-    /// Takes a message, without its length, of a peer. On an error the peer is to be taken for lost.
-    pub fn receive(&mut self, peer: Peer, record: &[u8]) -> Result<(), Broken> {
-        // A long message that is no rows is a set of rows, which takes more memory than it has bytes.
-        let _decoded = match record.len() > FREE_BYTES as usize && !Message::is_rows(record) {
-            true => keep(&self.host.account(peer), "a long message", RowSet::decoded_bytes(record))?,
-            false => Kept::default(),
-        };
-        let message = Message::decode(record)?;
-        if !self.dropped.is_empty()
-            && message.region().is_some_and(|id| self.dropped.contains(id.table.into()))
-        {
-            return Ok(());
-        }
-        match message {
-            Message::Offer { region, shape } => self.offered(peer, region, shape),
-            Message::Subscribe { region, shape, done, serial, rows } => {
-                if self.regions.contains_key(&region) {
-                    return self.enter(region, peer, shape, done, serial, rows);
-                }
-                let bytes = ENTRY_BYTES + rows.kept_bytes();
-                let kept = keep(&self.host.account(peer), "a subscription", bytes)?;
-                let waiting = self.waiting.entry(region).or_default();
-                waiting.retain(|waiting| waiting.peer != peer);
-                let (needs, fetches) = (Vec::new(), Vec::new());
-                waiting.push(Waiting { peer, shape, done, serial, rows, needs, fetches, kept });
-                if self.waiting.len() > MAX_WAITING {
-                    return Err(Broken::Nonsense("more subscriptions than any worker has"));
-                }
-                Ok(())
-            }
-            Message::Fetch { region, ticket, version, places } => {
-                let account = self.host.account(peer);
-                if let Some(waiting) = self.is_waiting(region, peer) {
-                    let kept = keep(&account, "a fetch", ENTRY_BYTES + places.kept_bytes())?;
-                    waiting.fetches.push((ticket, version, places, kept));
-                    return Ok(());
-                }
-                self.wanted(region, peer, ticket, version, &places)
-            }
-            Message::Need { region, versions } => {
-                if versions.len() > MOST_NEEDS {
-                    return Err(Broken::Nonsense("needs of more consumers than a job has workers"));
-                }
-                if let Some(waiting) = self.is_waiting(region, peer) {
-                    waiting.needs = versions;
-                    return Ok(());
-                }
-                self.needed(region, peer, versions)
-            }
-            Message::Rows { region, head, entries } => self.rows(peer, region, &head, entries),
-            Message::Flush { id } => self.begin_flush(id, peer, true),
-            Message::Flushed { id } => {
-                if self.flushing.remove(&id).is_some() {
-                    self.host.flushed(id);
-                }
-                Ok(())
-            }
-        }
-    }
-
-    fn is_waiting(&mut self, id: RegionId, peer: Peer) -> Option<&mut Waiting> {
-        self.waiting.get_mut(&id)?.iter_mut().find(|waiting| waiting.peer == peer)
-    }
-
-    fn wanted(
-        &mut self,
-        id: RegionId,
-        peer: Peer,
-        ticket: u64,
-        version: u64,
-        places: &RowSet,
-    ) -> Result<(), Broken> {
-        let account = self.host.account(peer);
-        let subscriber = self.subscriber(id, peer)?;
-        if places.end() > subscriber.rows.len() {
-            return Err(Broken::Nonsense("a fetch of rows that it has not subscribed to"));
-        }
-        // A few bytes may name any number of rows, which stand here one by one.
-        let bytes = ENTRY_BYTES + places.len() * size_of::<u32>() as u64;
-        let kept = keep(&account, "a fetch", bytes)?;
-        let slots: Option<Vec<u32>> =
-            places.iter().map(|place| subscriber.rows.nth(place).map(|slot| slot as u32)).collect();
-        let slots = slots.ok_or(Broken::Nonsense("a fetch of rows that it has not subscribed to"))?;
-        let pending =
-            Pending { ticket, version, slots, fresh: 0, relayed: None, answered: false, _kept: kept };
-        subscriber.fetches.push_back(pending);
-        subscriber.dirty = true;
-        Ok(())
-    }
-
-    fn needed(&mut self, id: RegionId, peer: Peer, needs: Vec<u64>) -> Result<(), Broken> {
-        let subscriber = self.subscriber(id, peer)?;
-        if subscriber.propagation != Propagation::Bounded || !needs.is_sorted() {
-            return Err(Broken::Nonsense("needs where there are none, or in no order"));
-        }
-        subscriber.needs = needs;
-        (subscriber.all, subscriber.dirty) = (true, true);
-        self.merge_needs(id);
-        Ok(())
-    }
-
-    fn subscriber(&mut self, id: RegionId, peer: Peer) -> Result<&mut Subscriber, Broken> {
-        let region = self.regions.get_mut(&id);
-        let subscriber = region.and_then(|region| region.subscribers.get_mut(&peer));
-        subscriber.ok_or(Broken::Nonsense("a question about rows that it has not subscribed to"))
-    }
-
-    fn offered(&mut self, peer: Peer, id: RegionId, shape: Shape) -> Result<(), Broken> {
-        if id.rank != peer {
-            return Err(Broken::Nonsense("an offer of another worker's rows"));
-        }
-        match self.regions.get(&id) {
-            Some(region) if region.upstream.is_none() || region.shape != shape => {
-                return Err(Broken::Nonsense("an offer of rows that are here"));
-            }
-            Some(_) => {}
-            None => {
-                let memory = self.host.make(id, &shape);
-                let memory =
-                    memory.ok_or(Broken::Nonsense("an offer of more rows than there is memory for"))?;
-                let upstream = Upstream::new(peer, shape, RowSet::default(), true);
-                self.regions.insert(id, Region::new(memory, shape, Some(upstream), None));
-                self.admit(id);
-                return Ok(());
-            }
-        }
-        self.resume(id);
-        Ok(())
-    }
-
-    fn rows(&mut self, peer: Peer, id: RegionId, head: &Head, entries: &[u8]) -> Result<(), Broken> {
-        let region = self.regions.get_mut(&id).ok_or(Broken::Nonsense("rows that were not asked for"))?;
-        region.traffic.1 += entries.len() as u64;
-        let Region { memory, shape, upstream, subscribers, .. } = region;
-        let upstream = upstream.as_mut().filter(|upstream| upstream.peer == peer);
-        let upstream = upstream.ok_or(Broken::Nonsense("rows that were not asked for"))?;
-        let exact = shape.propagation == Propagation::Eager;
-        // Rows for an earlier subscription may still come after another was made.
-        if head.serial != upstream.serial {
-            return Ok(());
-        }
-        if head.apart == exact {
-            return Err(Broken::Nonsense("rows by themselves where sets are sent, or the other way round"));
-        }
-        if head.first {
-            upstream.receiving = true;
-            if exact {
-                memory.open(head.done, 2);
-            }
-        }
-        if !upstream.receiving {
-            return Err(Broken::Nonsense("a batch without its beginning"));
-        }
-        for entry in Entries::new(entries, shape.row_bytes, head.apart) {
-            let Entry { place, count, number, clock, as_of, value } = entry?;
-            let row_of =
-                |place: u64| upstream.rows.nth(place).ok_or(Broken::Nonsense("a row that was not asked for"));
-            let row = row_of(place.into())?;
-            let slot = if upstream.identity { row as u32 } else { place };
-            let value = match value {
-                _ if head.apart && count == 1 => {
-                    memory.refresh(slot, number, clock, as_of, value);
-                    let changed = Changed { first: slot, count: 1, set: 0 };
-                    subscribers.values_mut().for_each(|subscriber| subscriber.note(&[changed]));
-                    continue;
-                }
-                Some(value) if !head.apart && number <= head.done => value,
-                _ => return Err(Broken::Nonsense("a row of a set that is not finished")),
-            };
-            let follow = u64::from(count) - 1;
-            if count == 1 {
-                memory.put(slot, number, clock, value);
-            } else if row_of(u64::from(place) + follow)? == row + follow {
-                memory.put_run(slot, number, clock, value);
-            } else {
-                return Err(Broken::Nonsense("rows at once that do not follow each other"));
-            }
-        }
-        if !head.last {
-            return Ok(());
-        }
-        upstream.receiving = false;
-        if exact {
-            memory.finish();
-            memory.raise(head.floor);
-            (upstream.done, upstream.synced) = (head.done, true);
-            subscribers.values_mut().for_each(|subscriber| subscriber.ready = true);
-        }
-        subscribers.values_mut().for_each(|subscriber| subscriber.dirty = true);
-        memory.wake();
-        if head.apart && upstream.fetches.remove(&head.ticket).is_some() {
-            for pending in subscribers.values_mut().flat_map(|subscriber| &mut subscriber.fetches) {
-                pending.answered |= pending.relayed == Some(head.ticket);
-            }
-            self.host.answered(head.ticket);
-        }
-        Ok(())
-    }
-
-    // What goes
-
-    /// Rows on this host have changed.
-    pub fn collect_all(&mut self) {
-        let Self { regions, scratch, .. } = self;
-        for region in regions.values_mut().filter(|region| !region.subscribers.is_empty()) {
-            collect(region, scratch);
-        }
-    }
-
-    /// Regions of which a peer may have to be sent something, each with the turn in which that is taken.
-    fn unsent(&self, peer: Peer) -> BTreeMap<RegionId, u64> {
-        let sending = self.peers.get(&peer).and_then(|peer| peer.batch.as_ref());
-        let due = |region: &Region<H::Memory>| region.subscribers.get(&peer).is_some_and(Subscriber::is_due);
-        let dirty = self.regions.iter().filter(|(_, region)| due(region)).map(|(id, _)| (*id, self.turn));
-        sending.map(|batch| (batch.region, batch.turn)).into_iter().chain(dirty).collect()
-    }
-
-    /// Answers flushes that are through.
-    fn settle(&mut self, peer: Peer) {
-        let Some(connection) = self.peers.get_mut(&peer) else { return };
-        let Connection { flushes, messages, .. } = connection;
-        flushes.retain(|flush| {
-            let through = flush.regions.is_empty();
-            if through {
-                let message = match flush.asked {
-                    true => Message::Flushed { id: flush.id },
-                    false => Message::Flush { id: flush.id },
-                };
-                Encoder::message(messages, &message);
-            }
-            !through
-        });
-    }
-
-    /// Appends to `out` what a peer is to be sent, until it holds about `limit` bytes; whether there may be more.
-    pub fn transmit(&mut self, peer: Peer, out: &mut Vec<u8>, limit: usize) -> bool {
-        loop {
-            let Some(connection) = self.peers.get_mut(&peer) else { return false };
-            // What was taken before has gone: whoever takes it takes no more until then.
-            if out.is_empty() {
-                connection.unread.shrink_to(0);
-                connection.note_messages();
-            }
-            out.append(&mut connection.messages);
-            while let Some(batch) = &mut connection.batch {
-                if out.len() >= limit {
-                    return true;
-                }
-                let (before, id) = (out.len(), batch.region);
-                let (last, turn) = (batch.send(out), batch.turn);
-                if let Some(region) = self.regions.get_mut(&id) {
-                    region.traffic.0 += (out.len() - before) as u64;
-                }
-                if last {
-                    (connection.batch, connection.under_way) = (None, Charge::default());
-                    self.sent(peer, id, turn);
-                    break;
-                }
-            }
-            let Some(connection) = self.peers.get_mut(&peer) else { return false };
-            if !connection.messages.is_empty() {
-                continue;
-            }
-            if out.len() >= limit {
-                return true;
-            }
-            match self.next_batch(peer) {
-                Some(batch) => {
-                    let Some(connection) = self.peers.get_mut(&peer) else { return false };
-                    match connection.account.charge(Resource::Bytes, batch.kept_bytes()) {
-                        Ok(charge) => (connection.batch, connection.under_way) = (Some(batch), charge),
-                        Err(why) => {
-                            connection.overdrawn = Some(Broken::Exhausted { what: "rows on their way", why });
-                            return false;
-                        }
-                    }
-                }
-                // A fetch may have been relayed to this very peer.
-                None => {
-                    let more = self.peers.get(&peer).is_some_and(|peer| !peer.messages.is_empty());
-                    if !more {
-                        return false;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Peers for which there are messages that no call of [`Node::transmit`] has taken: one peer's turn may bring some for another.
-    pub fn waiting_peers(&self) -> impl Iterator<Item = Peer> + '_ {
-        self.peers.iter().filter(|(_, peer)| !peer.messages.is_empty()).map(|(peer, _)| *peer)
-    }
-
-    /// What was due to a peer of a region in some turn has been sent. What is not finished yet is not due.
-    fn sent(&mut self, peer: Peer, id: RegionId, turn: u64) {
-        let subscriber = self.regions.get(&id).and_then(|region| region.subscribers.get(&peer));
-        if subscriber.is_some_and(|subscriber| subscriber.handing_over) {
-            return;
-        }
-        if let Some(connection) = self.peers.get_mut(&peer) {
-            let waits = |wanted: &u64| *wanted > turn;
-            let regions = connection.flushes.iter_mut().map(|flush| &mut flush.regions);
-            regions.for_each(|regions| regions.retain(|region, wanted| *region != id || waits(wanted)));
-        }
-        self.settle(peer);
-    }
-
-    /// The next batch for a peer. Regions take turns.
-    fn next_batch(&mut self, peer: Peer) -> Option<Batch> {
-        let turn = self.peers.get(&peer)?.turn;
-        let dirty = |region: &Region<H::Memory>| {
-            region.subscribers.get(&peer).is_some_and(|it| it.dirty && it.ready || !it.fetches.is_empty())
-        };
-        let ids = self.regions.iter().filter(|(_, region)| dirty(region)).map(|(id, _)| *id);
-        let (before, after): (Vec<RegionId>, Vec<RegionId>) = ids.partition(|id| Some(*id) <= turn);
-        for id in after.into_iter().chain(before) {
-            match self.batch(peer, id) {
-                Due::Rows(batch) => {
-                    self.peers.get_mut(&peer)?.turn = Some(id);
-                    return Some(batch);
-                }
-                Due::Nothing => self.sent(peer, id, self.turn),
-                Due::Unknown => {}
-            }
-        }
-        None
-    }
-
-    fn batch(&mut self, peer: Peer, id: RegionId) -> Due {
-        let Self { regions, scratch, turn, .. } = self;
-        let Some(region) = regions.get_mut(&id) else { return Due::Nothing };
-        if let Some(batch) = fetched(region, peer, id) {
-            return Due::Rows(batch);
-        }
-        let due = match whole(region, peer, id) {
-            Some(batch) => Due::Rows(batch),
-            None if region.subscribers.get(&peer).is_some_and(|it| it.handing_over) => Due::Unknown,
-            None => match region.shape.propagation {
-                Propagation::Eager => eager(region, peer, id, scratch),
-                Propagation::Bounded => bounded(region, peer, id, scratch).map_or(Due::Nothing, Due::Rows),
-                Propagation::Lazy => {
-                    collect(region, scratch);
-                    if let Some(subscriber) = region.subscribers.get_mut(&peer) {
-                        (subscriber.changed, subscriber.all, subscriber.until) = (Vec::new(), false, None);
-                        subscriber.dirty = false;
-                    }
-                    Due::Nothing
-                }
-            },
-        };
-        match due {
-            Due::Rows(batch) => Due::Rows(Batch { turn: *turn, ..batch }),
-            due => {
-                self.relay(peer, id);
-                due
-            }
-        }
-    }
-
-    /// Asks the source for what a peer fetches and is not fresh enough here.
-    fn relay(&mut self, peer: Peer, id: RegionId) {
-        let Some(region) = self.regions.get_mut(&id) else { return };
-        let Region { subscribers, upstream: Some(upstream), .. } = region else { return };
-        let Some(subscriber) = subscribers.get_mut(&peer) else { return };
-        let _ = upstream;
-        let open = subscriber.fetches.iter().enumerate().filter(|(_, pending)| pending.relayed.is_none());
-        let asks: Vec<(usize, u64, RowSet)> = open
-            .map(|(at, pending)| {
-                (at, pending.version, RowSet::from_rows(pending.slots.iter().map(|&slot| slot.into())))
-            })
-            .collect();
-        let account = self.host.account(peer);
-        for (at, version, slots) in asks {
-            // Where it cannot be kept it is asked for later.
-            let Ok(kept) = keep(&account, "a fetch", ENTRY_BYTES + slots.kept_bytes()) else { return };
-            let ticket = self.fetch_slots(id, slots, version, kept);
-            if let Some(pending) = self
-                .regions
-                .get_mut(&id)
-                .and_then(|region| region.subscribers.get_mut(&peer)?.fetches.get_mut(at))
-            {
-                pending.relayed = ticket;
-            }
         }
     }
 }
@@ -920,9 +580,14 @@ impl<M> Region<M> {
 }
 
 impl Connection {
-    /// Charges the messages for it that are longer than what is always under way.
+    /// Whether there is something to say to it, apart from rows.
+    fn has_messages(&self) -> bool {
+        !self.messages.is_empty() || !self.wanted.is_empty()
+    }
+
+    /// Charges the messages for its own sake that are longer than what is always under way.
     fn note_messages(&mut self) {
-        let bytes = self.messages.len() as u64;
+        let bytes = self.messages.len() as u64 - self.relayed;
         let more = bytes.saturating_sub(FREE_BYTES).saturating_sub(self.unread.amount());
         if more > 0
             && let Err(why) = self.unread.grow(more)

@@ -44,7 +44,7 @@ pub(super) struct Subscriber {
     /// Bounded: version and number that it was sent, by place.
     pub(super) have: Vec<(u64, u64)>,
     /// Bounded: versions needed by those behind it, ascending.
-    pub(super) needs: Vec<u64>,
+    pub(super) needs: super::Needs,
     pub(super) fetches: VecDeque<Pending>,
     /// Whether all rows are to be sent, whatever the propagation: their producer leaves.
     pub(super) handing_over: bool,

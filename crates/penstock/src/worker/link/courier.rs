@@ -2,7 +2,7 @@
 //!
 //! A courier stands in for the shard: it pops the same submissions from the same ring, keeps a mirror of the chunks that the
 //! shard is home of, publishes in it, counts and rings as a shard would. So everything above it is the same with and without
-//! a network. Its frames are read from the lane where they stand; values are received beside the mirror, verified, and then
+//! a network. Its frames are copied out of the lane, each once; values are received beside the mirror, verified, and then
 //! published in it, so that no reader ever sees half a chunk or a damaged one.
 
 use super::Fate;
@@ -18,15 +18,16 @@ use penstock_fabric::publish::Published;
 use penstock_fabric::region::Mapping;
 use penstock_fabric::ring::{Consumer, Ring};
 use penstock_fabric::sync::Ordering;
-use penstock_proto::TensorId;
-use penstock_proto::error::JobFailure;
+use penstock_kernels::Foreign;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice, job_number};
 use penstock_proto::handshake::Purpose;
 use penstock_proto::outbox::{Due, Outbox};
 use penstock_proto::submission::Submission;
+use penstock_proto::{Rank, TensorId};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::time::Timespec;
+use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -95,10 +96,16 @@ pub(super) struct Handle {
 }
 
 impl Handle {
+    /// Sends a command, and wakes the courier unless it may wait: what is declared is first named by a submission, and the courier
+    /// takes its commands before it looks at one. So who declares many tensors wakes nobody for each.
     pub(super) fn send(&self, command: Command) {
+        let may_wait = matches!(command, Command::Declare { .. });
         let _ = self.commands.send(command);
+        // Pairs with the acquire load in `take_commands`: who sees a submission that the ring has published since sees this too.
         self.flag.store(true, Ordering::Release);
-        let _ = rustix::io::write(&*self.wakeup, &1u64.to_le_bytes());
+        if !may_wait {
+            let _ = rustix::io::write(&*self.wakeup, &1u64.to_le_bytes());
+        }
     }
 
     /// How many frames the shard has taken, of how many; there may be more in the ring that are not counted so far.
@@ -122,6 +129,8 @@ impl Drop for Handle {
 /// What a courier is started with.
 pub(super) struct Setup {
     pub(super) server: u32,
+    /// This worker's.
+    pub(super) rank: Rank,
     pub(super) shard: u32,
     pub(super) purpose: Purpose,
     pub(super) crowded: bool,
@@ -219,6 +228,57 @@ struct Mirrors {
     stage: Vec<u8>,
 }
 
+/// The frames of one batch, what they carry of lanes copied out. A lane is read once, so what its checksum was taken of is what is
+/// sent, whatever a thread of the worker's writes there meanwhile; and nothing here takes for a slice what others may write.
+#[derive(Default)]
+struct Outgoing {
+    headers: SmallVec<[[u8; HEADER_BYTES]; BATCH]>,
+    /// Where the payload of each frame ends.
+    ends: SmallVec<[usize; BATCH]>,
+    /// It only grows: as long as the longest batch was.
+    payloads: Vec<u8>,
+}
+
+impl Outgoing {
+    fn clear(&mut self) {
+        self.headers.clear();
+        self.ends.clear();
+    }
+
+    fn len(&self) -> usize {
+        self.headers.len()
+    }
+
+    /// Bytes of payloads.
+    fn bytes(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    fn push(&mut self, header: Header, payload: Option<Foreign<'_>>) {
+        let start = self.bytes();
+        let end = start + payload.map_or(0, |lane| lane.len());
+        if self.payloads.len() < end {
+            self.payloads.resize(end, 0);
+        }
+        let header = match payload {
+            Some(lane) => {
+                let copy = &mut self.payloads[start..end];
+                lane.copy_to(copy);
+                header.with_payload(copy)
+            }
+            None => header,
+        };
+        self.headers.push(header.encode());
+        self.ends.push(end);
+    }
+
+    fn frames(&self) -> SmallVec<[([u8; HEADER_BYTES], &[u8]); BATCH]> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        let payloads = starts.zip(&self.ends).map(|(start, &end)| &self.payloads[start..end]);
+        self.headers.iter().copied().zip(payloads).collect()
+    }
+}
+
 impl Mirrors {
     fn get(&self, id: TensorId) -> Option<&Mirror> {
         self.tensors.get(id as usize)?.as_ref()
@@ -228,16 +288,13 @@ impl Mirrors {
         self.tensors.get_mut(id as usize)?.as_mut()
     }
 
-    /// The frame that is due: its header and its payload.
-    fn frame(&self, due: &Due) -> Option<(Header, &[u8])> {
+    /// The frame that is due: its header, and its payload where it stands in the lane.
+    fn frame(&self, due: &Due) -> Option<(Header, Option<Foreign<'_>>)> {
         let of = |id: TensorId, first: u32, count: u32| {
             let mirror = self.get(id)?;
             let chunk = *mirror.home.chunks().get(mirror.locals(first, count).start + due.index as usize)?;
-            let range = mirror.home.range(chunk);
-            // SAFETY: this chunk was pushed or loaded and is not folded, or it would not be due: until then this process writes
-            // nothing there (`OwnLane`, whose owner waits for the fold), and who has the lane's address was told so.
-            let payload = unsafe { mirror.lane.bytes(range) };
-            Some((mirror, chunk, payload))
+            let payload = mirror.lane.contribution(mirror.home.range(chunk));
+            Some((mirror, chunk, Some(payload)))
         };
         let bare = |submission, wanted| {
             Header::bare(self.job, due.sequence, Body::Submission { submission, wanted })
@@ -247,14 +304,14 @@ impl Mirrors {
                 let (mirror, chunk, payload) = of(tensor, first, count)?;
                 let submission = Submission::Push { tensor, first: chunk, count: 1, stamp, settings };
                 let wanted = mirror.remote.wants.load(Ordering::Relaxed);
-                (bare(submission, wanted).with_payload(payload), payload)
+                (bare(submission, wanted), payload)
             }
             Submission::Load { tensor, first, count, slot, part, steps } => {
                 let (_, chunk, payload) = of(tensor, first, count)?;
                 let submission = Submission::Load { tensor, first: chunk, count: 1, slot, part, steps };
-                (bare(submission, false).with_payload(payload), payload)
+                (bare(submission, false), payload)
             }
-            other => (bare(other, false), &[]),
+            other => (bare(other, false), None),
         })
     }
 }
@@ -303,6 +360,7 @@ struct Wire {
     stream: Stream,
     reader: FrameReader<Stage>,
     writer: FrameWriter,
+    outgoing: Outgoing,
     readable: bool,
     writable: bool,
     /// Whether the shard has said how many frames it has taken: before that nothing is sent.
@@ -350,7 +408,8 @@ impl Courier {
     }
 
     fn fail(&mut self, reason: String) {
-        self.setup.fate.fail(JobFailure::ServerLost { server: self.setup.server, reason });
+        let (server, rank) = (self.setup.server, self.setup.rank);
+        self.setup.fate.fail(self.vigil.verdict(server, rank, reason));
         self.running = false;
     }
 
@@ -374,6 +433,7 @@ impl Courier {
                     stream,
                     reader: FrameReader::new(),
                     writer: FrameWriter::default(),
+                    outgoing: Outgoing::default(),
                     readable: true,
                     writable: true,
                     resumed: false,
@@ -385,6 +445,10 @@ impl Courier {
             // Whether the job has ended there, the link's own thread hears with the reason.
             Err(DialError::Refused(refusal)) => self.bear_with(refusal.to_string()),
             Err(DialError::Untrusted(reason)) => self.bear_with(reason),
+            Err(DialError::Lacking(lack)) => {
+                self.vigil.lacks(Some(lack.clone()));
+                self.bear_with(lack);
+            }
             Err(DialError::Unreachable(error)) => self.bear_with(error.to_string()),
         }
         if self.setup.fate.is_over() {
@@ -711,25 +775,51 @@ impl Courier {
 
     /// Sends one batch: `None` if nothing is due, else whether the socket took it whole.
     fn send_batch(outbox: &mut Outbox, mirrors: &Mirrors, wire: &mut Wire) -> std::io::Result<Option<bool>> {
-        let mut frames: Vec<([u8; HEADER_BYTES], &[u8])> = Vec::with_capacity(BATCH);
-        let mut bytes = 0;
-        while frames.len() < BATCH && bytes < BATCH_BYTES {
+        let outgoing = &mut wire.outgoing;
+        outgoing.clear();
+        while outgoing.len() < BATCH && outgoing.bytes() < BATCH_BYTES {
             let Some(due) = outbox.due() else { break };
             let Some((header, payload)) = mirrors.frame(&due) else {
                 return Err(std::io::Error::other("a submission of a tensor that was not declared"));
             };
-            bytes += payload.len();
-            frames.push((header.encode(), payload));
+            outgoing.push(header, payload);
             outbox.sent();
         }
         // Whatever is sent is a sign of life.
         let beats = std::mem::take(&mut wire.beat);
-        if frames.is_empty() && beats {
-            frames.push((Header::bare(mirrors.job, 0, Body::Alive).encode(), &[]));
+        if outgoing.len() == 0 && beats {
+            outgoing.push(Header::bare(mirrors.job, 0, Body::Alive), None);
         }
-        if frames.is_empty() {
+        if outgoing.len() == 0 {
             return Ok(None);
         }
-        wire.writer.send(&mut wire.stream, &frames).map(Some)
+        wire.writer.send(&mut wire.stream, &outgoing.frames()).map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_proto::submission::Submission;
+
+    #[test]
+    fn what_is_sent_of_a_lane_is_what_its_checksum_was_taken_of() {
+        let lane = [const { AtomicU64::new(1) }; 8];
+        // SAFETY: the lane outlives it, and only atomics touch it.
+        let foreign = unsafe { Foreign::new(lane.as_ptr().cast(), size_of_val(&lane)) };
+        let submission = Submission::Clock { clock: 1 };
+        let header = Header::bare(1, 1, Body::Submission { submission, wanted: false });
+        let mut outgoing = Outgoing::default();
+        for _ in 0..2 {
+            outgoing.clear();
+            outgoing.push(header, Some(foreign));
+            outgoing.push(header, None);
+            lane.iter().for_each(|word| _ = word.fetch_add(1, Ordering::Relaxed));
+            let frames = outgoing.frames();
+            let payload = frames[0].1;
+            assert_eq!(payload.len(), size_of_val(&lane));
+            assert_eq!(header.with_payload(payload).encode(), frames[0].0);
+            assert!(frames[1].1.is_empty() && frames[1].0 == header.encode());
+        }
     }
 }

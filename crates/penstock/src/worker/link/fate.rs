@@ -7,6 +7,7 @@
 //! | over: it has left, or the job has failed | are refused | end |
 
 use super::lock;
+use crate::notes;
 use crate::worker::Error;
 use penstock_fabric::doorbell::Bell;
 use penstock_fabric::forked::Maker;
@@ -14,6 +15,7 @@ use penstock_fabric::layout::page;
 use penstock_fabric::region::Mapping;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::error::JobFailure;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -36,6 +38,8 @@ pub(in crate::worker) struct Fate {
     told: AtomicBool,
     /// The pages to ring when something changes.
     pages: Mutex<Vec<Arc<Mapping>>>,
+    /// Where whoever started the job notes who is lost, as long as this worker joins.
+    notes: Mutex<Vec<PathBuf>>,
     /// Set once. It stands behind no lock: it waits for Python's interpreter, and runs signal handlers.
     interrupt: OnceLock<Interrupt>,
 }
@@ -130,6 +134,20 @@ impl Fate {
 
     pub(in crate::worker) fn on_interrupt(&self, interrupt: Interrupt) {
         let _ = self.interrupt.set(interrupt);
+    }
+
+    /// As long as this worker joins, whoever started the job may note there who is lost: a server that never answers says nothing.
+    pub(in crate::worker) fn expect_notes(&self, paths: Vec<PathBuf>) {
+        *lock(&self.notes) = paths;
+    }
+
+    /// Whether a call may go on waiting: the job goes on, and the caller was not interrupted.
+    pub(in crate::worker) fn look(&self) -> Result<(), Error> {
+        if let Some(failure) = lock(&self.notes).iter().find_map(|path| notes::read(path)) {
+            self.fail(failure);
+        }
+        self.check()?;
+        self.check_interrupt()
     }
 
     pub(in crate::worker) fn check_interrupt(&self) -> Result<(), Error> {

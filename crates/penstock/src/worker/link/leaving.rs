@@ -6,7 +6,7 @@
 //! ends with the caller's deadline, with an error that says how much was taken; the server is then told that this worker failed.
 
 use super::courier::Command;
-use super::{Answered, Deadline, INTERRUPT_EVERY, Link, lock};
+use super::{Deadline, Heard, INTERRUPT_EVERY, Link, lock};
 use crate::worker::Error;
 use penstock_fabric::layout::page;
 use penstock_fabric::sync::Ordering;
@@ -15,7 +15,7 @@ use penstock_proto::submission::Submission;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 
 /// A request to be let go that has no answer yet.
-pub(in crate::worker) struct Asked((u64, Receiver<Answered>));
+pub(in crate::worker) struct Asked((u64, Receiver<Heard>));
 
 impl Link {
     /// Waits until a server on another host has taken what was submitted: control messages travel on another connection.
@@ -75,9 +75,7 @@ impl Link {
             self.couriers.iter().for_each(|courier| count(courier.progress()));
         } else {
             for (outlet, shard) in self.producers.iter().zip(0..) {
-                // Who holds it is waiting for room in the ring, and will say so itself.
-                let Ok(outlet) = outlet.try_lock() else { continue };
-                count(outlet.producer.taken(self.wire.page.at(page::ring(shard))));
+                count(lock(outlet).producer.taken(self.wire.page.at(page::ring(shard))));
             }
         }
         if taken < submitted {

@@ -1,14 +1,14 @@
 //! A server on this host: a Unix socket, and shared memory whose descriptors come beside its messages.
 
 use super::{
-    Channel, Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, Wire, judge, lock, lost, system, timespec,
+    Channel, Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, Wire, judge, lock, lost, timespec,
 };
 use crate::wire::random;
 use crate::wire::vigil::{LivedClock, look_every};
 use crate::worker::Error;
 use penstock_fabric::layout::{Count, board, page};
 use penstock_fabric::region::{Access, Mapping, Part};
-use penstock_fabric::socket::{Connection, own_user};
+use penstock_fabric::socket::{Connection, Received, own_user};
 use penstock_fabric::sync::Ordering;
 use penstock_proto::handshake::{Purpose, SOCKET_BINDING, WorkerHandshake};
 use penstock_proto::membership::Lease;
@@ -44,11 +44,11 @@ impl Link {
         let mut map = |bytes, access| {
             let fd = descriptors.next().ok_or_else(|| bad("its welcome lacks descriptors"))?;
             Mapping::new(&[Part { fd: fd.as_fd(), offset: 0, bytes }], access)
-                .map_err(system("map a server's page"))
+                .map_err(Error::system("map a server's page"))
         };
         let page = map(page::bytes(welcome.shards), Access::Write)?;
         let board = map(board::BYTES, Access::Read)?;
-        page.touch().map_err(system("touch a page"))?;
+        page.touch().map_err(Error::system("touch a page"))?;
         let wire = Arc::new(Wire {
             channel: Channel::Local(connection),
             page: Arc::clone(&page),
@@ -56,18 +56,18 @@ impl Link {
             slabs: Mutex::default(),
             next: AtomicU64::new(1),
             server,
+            rank: who.rank,
             left: AtomicBool::new(false),
         });
         fate.rings(page);
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(system("make a descriptor"))?);
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(Error::system("make a descriptor"))?);
         let watch = Watch::new(&board, &welcome);
         let thread = {
             let (wire, fate, stop) = (Arc::clone(&wire), Arc::clone(fate), Arc::clone(&stop));
             let thread = std::thread::Builder::new().name(format!("penstock-link-{server}"));
             thread.spawn(move || wire.listen(&fate, &stop, watch))
         };
-        let thread =
-            thread.map_err(|error| Error::System { what: "start a thread", reason: error.to_string() })?;
+        let thread = thread.map_err(Error::system("start a thread"))?;
         Ok(Self {
             producers: (0..welcome.shards).map(|_| Mutex::default()).collect(),
             welcome,
@@ -95,11 +95,12 @@ impl Introducing<'_> {
     /// Proves that this worker belongs to the job, has the server prove the same, and asks to be let in. Nothing is said to a
     /// socket of another user: whoever may write where the socket stands can put one of its own there.
     fn run(&self, who: &Introduction) -> Result<(Welcome, Vec<OwnedFd>), Error> {
-        let peer = self.connection.peer().map_err(system("ask who is at the other end of a socket"))?;
+        let peer =
+            self.connection.peer().map_err(Error::system("ask who is at the other end of a socket"))?;
         if peer.uid != own_user() {
             return Err(Error::OtherUser { server: self.server, expected: own_user(), got: peer.uid });
         }
-        let nonce = random::bytes().map_err(system("draw a nonce"))?;
+        let nonce = random::bytes().map_err(Error::system("draw a nonce"))?;
         let (handshake, hello) = WorkerHandshake::start(&who.job, who.secret, Purpose::Control, nonce)?;
         self.say(&hello)?;
         let (challenge, _) = self.hear()?;
@@ -128,29 +129,37 @@ impl Introducing<'_> {
         match self.connection.send(message, &[], SendFlags::empty()) {
             // It has hung up. Why, its last words say.
             Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
-            Err(errno) => Err(system("send to a server")(errno)),
+            Err(errno) => Err(Error::system("send to a server")(errno)),
         }
     }
 
     fn hear(&self) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
         let &Self { connection, server, deadline, fate } = self;
         while !readable(connection, deadline.left().min(INTERRUPT_EVERY))? {
-            fate.check_interrupt()?;
+            fate.look()?;
             if deadline.left().is_zero() {
                 let waited = deadline.waited();
                 return Err(Error::Unanswered { server, what: "welcome this worker", waited });
             }
         }
         let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
-        let (length, descriptors) = match take(connection, &mut buffer, RecvFlags::empty()) {
-            Err(Errno::CONNRESET | Errno::PIPE) => (0, Vec::new()),
-            received => received.map_err(system("receive from a server"))?,
+        let (length, came) = match take(connection, &mut buffer, RecvFlags::empty()) {
+            Err(Errno::CONNRESET | Errno::PIPE) => (0, Received::default()),
+            received => received.map_err(Error::system("receive from a server"))?,
         };
         if length == 0 {
             return Err(Error::Failed(lost(server, "it ended before it welcomed this worker")));
         }
-        Ok((buffer[..length].to_vec(), descriptors))
+        if came.cut {
+            return Err(no_room());
+        }
+        Ok((buffer[..length].to_vec(), came.descriptors))
     }
+}
+
+/// Descriptors came beside a message, and this process had no room for all of them.
+pub(super) fn no_room() -> Error {
+    Error::system("take the memory that a server passes")(Errno::MFILE)
 }
 
 /// Takes one message. A server that hangs up while a request lies unread resets the connection, and the reset is told before
@@ -159,7 +168,7 @@ fn take(
     connection: &Connection,
     buffer: &mut [u8; MAX_MESSAGE_BYTES],
     flags: RecvFlags,
-) -> rustix::io::Result<(usize, Vec<OwnedFd>)> {
+) -> rustix::io::Result<(usize, Received)> {
     match connection.receive_with_descriptors(buffer, flags) {
         Err(Errno::CONNRESET) => connection.receive_with_descriptors(buffer, flags),
         received => received,
@@ -209,7 +218,7 @@ fn readable(connection: &Connection, longest: Duration) -> Result<bool, Error> {
     match poll(&mut fds, Some(&timespec(longest))) {
         Ok(ready) => Ok(ready > 0),
         Err(rustix::io::Errno::INTR) => Ok(false),
-        Err(errno) => Err(system("wait for a server")(errno)),
+        Err(errno) => Err(Error::system("wait for a server")(errno)),
     }
 }
 
@@ -247,7 +256,7 @@ impl Wire {
     fn receive(&self, connection: &Connection, fate: &Fate, buffer: &mut [u8; MAX_MESSAGE_BYTES]) -> bool {
         match take(connection, buffer, RecvFlags::DONTWAIT) {
             Ok((0, _)) => self.gone(fate, "it closed the connection"),
-            Ok((length, descriptors)) => self.hear(fate, &buffer[..length], descriptors),
+            Ok((length, came)) => self.hear(fate, &buffer[..length], came),
             Err(rustix::io::Errno::AGAIN) => true,
             Err(errno) => self.gone(fate, &errno.to_string()),
         }

@@ -26,8 +26,9 @@ use penstock_fabric::doorbell::{ANYTHING, Bell};
 use penstock_fabric::layout::{board, page};
 use penstock_fabric::region::Mapping;
 use penstock_fabric::ring::{Producer, Ring};
-use penstock_fabric::socket::Connection;
+use penstock_fabric::socket::{Connection, Received};
 use penstock_fabric::sync::Ordering;
+use penstock_proto::Rank;
 use penstock_proto::error::{JobFailure, Refusal};
 use penstock_proto::handshake::Session;
 use penstock_proto::message::{
@@ -101,11 +102,14 @@ pub(super) enum Waited {
 
 type Answered = (Answer, Vec<OwnedFd>);
 
+/// An answer, or why this process could not take it.
+type Heard = Result<Answered, Error>;
+
 /// A request that has no answer yet.
 struct Open {
     /// As it was sent: on a connection that was made again it is repeated.
     bytes: Vec<u8>,
-    answer: SyncSender<Answered>,
+    answer: SyncSender<Heard>,
 }
 
 /// How messages come and go.
@@ -124,6 +128,8 @@ struct Wire {
     slabs: Mutex<slabs::Slabs>,
     next: AtomicU64,
     server: u32,
+    /// This worker's.
+    rank: Rank,
     /// Whether this worker has left, and the server knows: it may then hang up.
     left: AtomicBool,
 }
@@ -138,7 +144,7 @@ pub(super) struct Introduction {
     pub(super) size: u32,
 }
 
-/// The way to one shard.
+/// The way to one shard. Locked to look or to write, never while its thread waits.
 #[derive(Default)]
 struct Outlet {
     producer: Producer,
@@ -160,10 +166,6 @@ pub(super) struct Link {
     couriers: Vec<courier::Handle>,
 }
 
-fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
-    move |errno| Error::System { what, reason: errno.to_string() }
-}
-
 impl Link {
     fn bell(&self) -> &Bell {
         self.wire.page.at(page::BELL)
@@ -173,7 +175,7 @@ impl Link {
         self.welcome.crowding > 1
     }
 
-    /// Tells a shard something; waits for room in its ring.
+    /// Tells a shard something; waits for room in its ring, as others may beside it.
     pub(super) fn submit(
         &self,
         shard: u32,
@@ -181,28 +183,40 @@ impl Link {
         deadline: Deadline,
     ) -> Result<(), Error> {
         let ring: &Ring = self.wire.page.at(page::ring(shard));
+        let has_room = || lock(&self.producers[shard as usize]).producer.has_room(ring);
+        // What has begun to be submitted is submitted whole, also when the job is being closed. A question is no part of it.
+        let stands = || match submission {
+            Submission::Fetch { .. } => self.fate.check(),
+            _ => self.fate.stands(),
+        };
+        while !self.try_submit(ring, shard, submission)? {
+            if self.wait_while(stands, ANYTHING, deadline, has_room)? == Waited::TimedOut {
+                let (server, waited) = (self.wire.server, deadline.waited());
+                return Err(Error::Unanswered { server, what: "take submissions", waited });
+            }
+        }
+        if board::must_ring(&self.board, shard) {
+            // It fails only when it is full, and then the shard is awake already.
+            let _ = rustix::io::write(&self.wakeups[shard as usize], &1u64.to_le_bytes());
+        }
+        Ok(())
+    }
+
+    /// Tells a shard something if there is room in its ring.
+    fn try_submit(&self, ring: &Ring, shard: u32, submission: &Submission) -> Result<bool, Error> {
         let mut outlet = lock(&self.producers[shard as usize]);
         if outlet.sealed {
             self.fate.check()?;
             return Err(Error::Closed);
         }
         let Outlet { producer, sealed } = &mut *outlet;
-        // What has begun to be submitted is submitted whole, also when the job is being closed.
-        let stands = || self.fate.stands();
-        if !producer.has_room(ring)
-            && self.wait_while(stands, ANYTHING, deadline, || producer.has_room(ring))? == Waited::TimedOut
-        {
-            let (server, waited) = (self.wire.server, deadline.waited());
-            return Err(Error::Unanswered { server, what: "take submissions", waited });
+        if !producer.has_room(ring) {
+            return Ok(false);
         }
         let pushed = producer.push(ring, submission.encode());
-        *sealed = matches!(submission, Submission::Leave);
         debug_assert!(pushed.is_ok(), "there was room");
-        if board::must_ring(&self.board, shard) {
-            // It fails only when it is full, and then the shard is awake already.
-            let _ = rustix::io::write(&self.wakeups[shard as usize], &1u64.to_le_bytes());
-        }
-        Ok(())
+        *sealed = matches!(submission, Submission::Leave);
+        Ok(true)
     }
 
     /// Waits until `done`, which only the server can bring about by something that happens to `what`.
@@ -252,11 +266,24 @@ impl Link {
         self.hear_answer(asked, || self.fate.check(), what, deadline)
     }
 
+    /// The same, for what may take long: `look` is asked now and then, and ends the wait by its error.
+    pub(super) fn ask_while(
+        &self,
+        body: Ask,
+        what: &'static str,
+        deadline: Deadline,
+        mut look: impl FnMut() -> Result<(), Error>,
+    ) -> Result<Answered, Error> {
+        self.fate.check()?;
+        let asked = self.wire.ask(body)?;
+        self.hear_answer(asked, || self.fate.check().and_then(|()| look()), what, deadline)
+    }
+
     /// Waits for an answer, as long as the job `stands`.
     fn hear_answer(
         &self,
-        (id, receiver): (u64, Receiver<Answered>),
-        stands: impl Fn() -> Result<(), Error>,
+        (id, receiver): (u64, Receiver<Heard>),
+        mut stands: impl FnMut() -> Result<(), Error>,
         what: &'static str,
         deadline: Deadline,
     ) -> Result<Answered, Error> {
@@ -264,8 +291,8 @@ impl Link {
         let forget = || lock(&self.wire.open).remove(&id);
         loop {
             match receiver.recv_timeout(deadline.left().min(INTERRUPT_EVERY)) {
-                Ok((Answer::Refused(refusal), _)) => return Err(refusal.into()),
-                Ok(answered) => return Ok(answered),
+                Ok(Ok((Answer::Refused(refusal), _))) => return Err(refusal.into()),
+                Ok(heard) => return heard,
                 Err(RecvTimeoutError::Disconnected) => {
                     stands()?;
                     return Err(Error::Closed);
@@ -348,7 +375,7 @@ fn timespec(duration: Duration) -> Timespec {
 
 impl Wire {
     /// Sends a request; the answer comes through the receiver.
-    fn ask(&self, body: Ask) -> Result<(u64, Receiver<Answered>), Error> {
+    fn ask(&self, body: Ask) -> Result<(u64, Receiver<Heard>), Error> {
         let (answer, receiver) = sync_channel(1);
         let protocol = |error: penstock_proto::message::MessageError| Error::Protocol {
             server: self.server,
@@ -369,7 +396,7 @@ impl Wire {
                 Ok(()) | Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {}
                 Err(errno) => {
                     lock(&self.open).remove(&id);
-                    return Err(Error::System { what: "send to a server", reason: errno.to_string() });
+                    return Err(Error::system("send to a server")(errno));
                 }
             },
             Channel::Remote(records) => records.send(&bytes),
@@ -385,7 +412,7 @@ impl Wire {
     }
 
     /// Takes one message of the server; `false` when there will be no more.
-    fn hear(&self, fate: &Fate, message: &[u8], descriptors: Vec<OwnedFd>) -> bool {
+    fn hear(&self, fate: &Fate, message: &[u8], came: Received) -> bool {
         match decode::<Reply>(message) {
             Ok(Reply { body: Answer::Failed(failure), .. }) => {
                 fate.fail(failure);
@@ -394,7 +421,7 @@ impl Wire {
             }
             Ok(Reply { id: remote::HELLO, body: Answer::Refused(refusal) }) => self.shut_out(fate, refusal),
             Ok(Reply { id, body }) => {
-                let mut descriptors = descriptors;
+                let Received { mut descriptors, cut } = came;
                 if let Answer::Declared { slabs: Some(spots), .. } = &body {
                     lock(&self.slabs).keep(spots, std::mem::take(&mut descriptors));
                 }
@@ -404,7 +431,8 @@ impl Wire {
                     self.confirm();
                 }
                 if let Some(open) = lock(&self.open).remove(&id) {
-                    let _ = open.answer.try_send((body, descriptors));
+                    let heard = if cut { Err(local::no_room()) } else { Ok((body, descriptors)) };
+                    let _ = open.answer.try_send(heard);
                 }
                 true
             }

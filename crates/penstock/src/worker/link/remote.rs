@@ -4,10 +4,7 @@
 //! answers every sign of life, so that silence is noticed at both ends: after a lease without a word it counts as lost.
 
 use super::courier::{self, Command, RemoteHome};
-use super::{
-    Channel, Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, Wire, judge, lock, system, timespec,
-};
-use crate::limits;
+use super::{Channel, Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, Wire, judge, lock, timespec};
 use crate::wire::Ended as Over;
 use crate::wire::dial::{DialError, Dialer};
 use crate::wire::records::RecordStream;
@@ -17,6 +14,8 @@ use penstock_fabric::layout::{board, page};
 use penstock_fabric::memory::{ExtentLayout, HomeMemory, HomeRegions, LaneView, Place, StateMirror};
 use penstock_fabric::net::endpoint::Address;
 use penstock_fabric::region::{Region, Writers};
+use penstock_fabric::socket::Received;
+use penstock_fabric::sync::Ordering;
 use penstock_proto::TensorId;
 use penstock_proto::handshake::Purpose;
 use penstock_proto::message::SlabSpot;
@@ -69,18 +68,24 @@ fn seconds(lease_ms: u64) -> Duration {
 /// Dials until the server answers or the deadline has passed.
 fn reach(dialer: &Dialer, server: u32, deadline: Deadline, fate: &Fate) -> Result<RecordStream, Error> {
     loop {
-        let interrupted = || fate.check_interrupt().is_err();
+        let gives_up = || fate.look().is_err();
         let until = Instant::now() + deadline.left().min(dialer.attempt());
-        let error = match dialer.dial(Purpose::Control, until, &interrupted) {
+        let error = match dialer.dial(Purpose::Control, until, &gives_up) {
             Ok(stream) => return Ok(RecordStream::new(stream, MAX_MESSAGE_BYTES)),
             Err(DialError::Refused(refusal)) => return Err(refusal.into()),
             Err(DialError::Untrusted(reason)) => {
                 return Err(Error::Untrusted { server, address: dialer.address().to_string(), reason });
             }
-            Err(DialError::GivenUp) => return Err(Error::Interrupted),
+            Err(DialError::GivenUp) => {
+                fate.check()?;
+                return Err(Error::Interrupted);
+            }
+            Err(DialError::Lacking(reason)) => {
+                return Err(Error::System { what: "make a connection to a server", reason });
+            }
             Err(DialError::Unreachable(error)) => error,
         };
-        fate.check_interrupt()?;
+        fate.look()?;
         if deadline.left().is_zero() {
             let (path, reason) = (dialer.address().to_string(), error.to_string());
             return Err(Error::ConnectTimeout { server, path, reason, waited: deadline.waited() });
@@ -112,6 +117,7 @@ fn introduce(
         if deadline.left().is_zero() {
             return Err(Error::Unanswered { server, what: "welcome this worker", waited: deadline.waited() });
         }
+        fate.look()?;
         std::thread::sleep(PAUSE.min(deadline.left()));
     }
 }
@@ -138,7 +144,7 @@ fn welcome(
                 return Err(Error::Protocol { server, what });
             }
         }
-        fate.check_interrupt()?;
+        fate.look()?;
         if attempt.left().is_zero() {
             return Ok(None);
         }
@@ -167,7 +173,8 @@ impl Link {
         // The server's cores are not ours: here a courier a shard and the worker itself want one.
         let cores = std::thread::available_parallelism().map_or(1, usize::from) as u32;
         welcome.crowding = (welcome.shards + 1).div_ceil(cores);
-        let region = |name, bytes| Region::new(name, bytes, Writers::Holders).map_err(system("make a page"));
+        let region =
+            |name, bytes| Region::new(name, bytes, Writers::Holders).map_err(Error::system("make a page"));
         let page = region("penstock-page", page::bytes(welcome.shards))?;
         let board = region("penstock-board", board::BYTES)?;
         let records = Records { dialer: Arc::clone(&dialer), hello, stream: Mutex::new(Some(records)) };
@@ -178,12 +185,12 @@ impl Link {
             slabs: Mutex::default(),
             next: AtomicU64::new(1),
             server,
+            rank: who.rank,
             left: AtomicBool::new(false),
         });
         fate.rings(Arc::clone(page.mapping()));
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(system("make a descriptor"))?);
-        let started =
-            |error: std::io::Error| Error::System { what: "start a thread", reason: error.to_string() };
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(Error::system("make a descriptor"))?);
+        let started = Error::system::<std::io::Error>("start a thread");
         let (mut couriers, mut wakeups) = (Vec::new(), Vec::new());
         // Shards have even loads, so the interfaces have if the shards take turns on them.
         let mut ways = vec![Arc::clone(&dialer)];
@@ -191,6 +198,7 @@ impl Link {
         for (shard, dialer) in (0..welcome.shards).zip(ways.iter().cycle()) {
             let setup = courier::Setup {
                 server,
+                rank: who.rank,
                 shard,
                 purpose: Purpose::Shard { rank: who.rank, session: who.session, shard },
                 crowded: welcome.crowding > 1,
@@ -200,7 +208,7 @@ impl Link {
                 board: Arc::clone(board.mapping()),
                 fate: Arc::clone(fate),
             };
-            let (courier, wakeup) = courier::start(setup).map_err(started)?;
+            let (courier, wakeup) = courier::start(setup).map_err(&started)?;
             couriers.push(courier);
             wakeups.push(wakeup);
         }
@@ -208,7 +216,7 @@ impl Link {
             let (wire, fate, stop) = (Arc::clone(&wire), Arc::clone(fate), Arc::clone(&stop));
             let lease = seconds(welcome.lease_ms);
             let thread = std::thread::Builder::new().name(format!("penstock-link-{server}"));
-            thread.spawn(move || wire.listen_remote(&fate, &stop, lease)).map_err(started)?
+            thread.spawn(move || wire.listen_remote(&fate, &stop, lease)).map_err(&started)?
         };
         Ok(Self {
             producers: (0..welcome.shards).map(|_| Mutex::default()).collect(),
@@ -272,23 +280,20 @@ impl Link {
         shard_of: &[u32],
         shards: u32,
     ) -> Result<(Vec<HomeMemory>, Vec<LaneView>, Place), Error> {
-        let made =
-            || |errno| Error::System { what: "make a tensor's memory", reason: limits::explain(errno) };
+        let made = || Error::system("make a tensor's memory");
         let (homes, model) =
             HomeRegions::new("penstock-mirror", layout).map_err(made())?.split(shard_of, shards);
         let (lanes, region) = LaneView::new("penstock-lane", layout.lane(), shards).map_err(made())?;
-        let copied =
-            |error: std::io::Error| Error::System { what: "copy a descriptor", reason: error.to_string() };
-        let model = model.model().try_clone_to_owned().map_err(copied)?;
-        let region = region.fd().try_clone_to_owned().map_err(copied)?;
+        let copied = Error::system::<std::io::Error>("copy a descriptor");
+        let model = model.model().try_clone_to_owned().map_err(&copied)?;
+        let region = region.fd().try_clone_to_owned().map_err(&copied)?;
         Ok((homes, lanes, Place::Own(model, region)))
     }
 
     /// Where a tensor lies in the slabs of a server on this host.
-    pub(in crate::worker) fn find(&self, spots: &[SlabSpot; 2]) -> Result<Place, Error> {
-        let place = lock(&self.wire.slabs).find(spots, self.welcome.shards)?;
-        let (server, what) = (self.wire.server, "a tensor came without its slabs".to_owned());
-        place.ok_or(Error::Protocol { server, what })
+    /// `None` if their descriptors have not come: there was no room for them when they were passed.
+    pub(in crate::worker) fn find(&self, spots: &[SlabSpot; 2]) -> Result<Option<Place>, Error> {
+        lock(&self.wire.slabs).find(spots, self.welcome.shards)
     }
 
     /// Makes the memory that the optimizer's state of a tensor is received in.
@@ -298,14 +303,11 @@ impl Link {
         layout: ExtentLayout,
     ) -> Result<OwnedFd, Error> {
         let (state, region) =
-            StateMirror::new("penstock-state", layout).map_err(system("make a state's memory"))?;
+            StateMirror::new("penstock-state", layout).map_err(Error::system("make a state's memory"))?;
         for courier in &self.couriers {
             courier.send(Command::State { id, state: state.clone() });
         }
-        region
-            .fd()
-            .try_clone_to_owned()
-            .map_err(|error| Error::System { what: "copy a descriptor", reason: error.to_string() })
+        region.fd().try_clone_to_owned().map_err(Error::system("copy a descriptor"))
     }
 }
 
@@ -319,12 +321,16 @@ impl Wire {
         let (mut heard, mut before) = (1, 0);
         loop {
             if vigil.is_gone(heard) {
-                self.gone(fate, &format!("it {}", vigil.epitaph()));
+                if !self.left.load(Ordering::Acquire) {
+                    let reason = format!("it {}", vigil.epitaph());
+                    fate.fail(vigil.verdict(self.server, self.rank, reason));
+                }
                 break;
             }
             if lock(&records.stream).is_none() {
                 // One that ended before it brought anything is not made again at once.
-                if (heard == before && !pause(stop, PAUSE)) || !self.connect(records, fate, stop, &vigil) {
+                if (heard == before && !pause(stop, PAUSE)) || !self.connect(records, fate, stop, &mut vigil)
+                {
                     break;
                 }
                 before = heard;
@@ -352,12 +358,13 @@ impl Wire {
     }
 
     /// One attempt to connect again, with a pause after one that failed; `false` when there will be none.
-    fn connect(&self, records: &Records, fate: &Fate, stop: &OwnedFd, vigil: &Vigil) -> bool {
+    fn connect(&self, records: &Records, fate: &Fate, stop: &OwnedFd, vigil: &mut Vigil) -> bool {
         let stopped = || {
             vigil.tick();
             !pause(stop, Duration::ZERO)
         };
-        match records.dialer.dial(Purpose::Control, Instant::now() + ATTEMPT, &stopped) {
+        let dialled = records.dialer.dial(Purpose::Control, Instant::now() + ATTEMPT, &stopped);
+        match dialled {
             Ok(stream) => {
                 let mut again = RecordStream::new(stream, MAX_MESSAGE_BYTES);
                 let mut stream = lock(&records.stream);
@@ -376,6 +383,10 @@ impl Wire {
                 self.gone(fate, &format!("its certificate is not trusted: {reason}"))
             }
             Err(DialError::GivenUp) => false,
+            Err(DialError::Lacking(lack)) => {
+                vigil.lacks(Some(lack));
+                pause(stop, PAUSE)
+            }
             Err(DialError::Unreachable(_)) => pause(stop, PAUSE),
         }
     }
@@ -398,7 +409,7 @@ impl Wire {
                 }
             };
             count += 1;
-            if !self.hear(fate, &message, Vec::new()) {
+            if !self.hear(fate, &message, Received::default()) {
                 return Err(Ended);
             }
         }
@@ -412,14 +423,15 @@ struct Ended;
 fn wait(records: &Records, stop: &OwnedFd, longest: Duration) -> bool {
     // The descriptor is kept while the poll lasts, though a caller may find the connection broken meanwhile.
     let (socket, flags) = match &*lock(&records.stream) {
-        None => (None, PollFlags::IN),
+        None => return pause(stop, Duration::ZERO),
         Some(open) => {
             let mut flags = PollFlags::IN;
             flags.set(PollFlags::OUT, open.holds_output());
             (open.stream().as_fd().try_clone_to_owned().ok(), flags)
         }
     };
-    let Some(socket) = socket else { return pause(stop, Duration::ZERO) };
+    // Where there is no descriptor to be had, what comes is found a little later.
+    let Some(socket) = socket else { return pause(stop, longest.min(PAUSE)) };
     let mut fds = [PollFd::new(stop, PollFlags::IN), PollFd::new(&socket, flags)];
     let _ = poll(&mut fds, Some(&timespec(longest)));
     fds[0].revents().is_empty()

@@ -1,8 +1,6 @@
 //! Slabs of small tensors, as a worker has them: those of a server on this host, which come once beside the first tensor in them, or its
 //! own for the mirrors of a server on another host.
 
-use super::system;
-use crate::limits;
 use crate::pools::{Plan, Spot};
 use crate::worker::Error;
 use penstock_fabric::memory::{ExtentLayout, HomeMemory, LaneView, Place, homes_in};
@@ -27,12 +25,11 @@ impl Shelf {
     fn get(&mut self, slab: u32, access: Access) -> Result<Option<Arc<Mapping>>, Error> {
         let Some(arrived) = self.0.get_mut(&slab) else { return Ok(None) };
         if let Arrived::Descriptor(fd) = arrived {
-            let failed =
-                |errno| Error::System { what: "map a slab of tensors", reason: limits::explain(errno) };
-            let bytes = rustix::fs::fstat(&*fd).map_err(failed)?.st_size as usize;
+            let failed = || Error::system::<rustix::io::Errno>("map a slab of tensors");
+            let bytes = rustix::fs::fstat(&*fd).map_err(failed())?.st_size as usize;
             let mapping =
-                Mapping::new(&[Part { fd: fd.as_fd(), offset: 0, bytes }], access).map_err(failed)?;
-            mapping.touch().map_err(failed)?;
+                Mapping::new(&[Part { fd: fd.as_fd(), offset: 0, bytes }], access).map_err(failed())?;
+            mapping.touch().map_err(failed())?;
             *arrived = Arrived::Mapped(mapping);
         }
         match arrived {
@@ -52,7 +49,7 @@ struct Mirrors {
 impl Mirrors {
     fn take(&mut self, bytes: usize, writers: Writers, access: Access) -> Result<Spot, Error> {
         if let Some(wanted) = self.plan.wants(bytes) {
-            let made = || system("make a slab for mirrors");
+            let made = || Error::system::<rustix::io::Errno>("make a slab for mirrors");
             let slab = Slab::new("penstock-mirrors", wanted, writers).map_err(made())?;
             let mapped = slab.mapped(access).ok_or(Error::Closed)?.map_err(made())?;
             mapped.touch().map_err(made())?;
@@ -80,7 +77,8 @@ impl Slabs {
             if spot.new
                 && let Some(fd) = descriptors.next()
             {
-                shelf.0.insert(spot.slab, Arrived::Descriptor(fd));
+                // It may come again: whoever declares a tensor again is passed its slabs again.
+                shelf.0.entry(spot.slab).or_insert(Arrived::Descriptor(fd));
             }
         }
     }

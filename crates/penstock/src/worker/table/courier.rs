@@ -4,6 +4,7 @@
 //! One thread listens. Whoever sets, fetches or asks sends by itself where nobody is in its way: a row is on the wire when the
 //! call returns.
 
+use crate::limits;
 use crate::wait::Patience;
 use crate::wire::Ended;
 use crate::wire::dial::{DialError, Dialer};
@@ -13,6 +14,7 @@ use crate::worker::Error;
 use crate::worker::link::{Deadline, Fate, INTERRUPT_EVERY, lock};
 use penstock_fabric::items::memory::RegionMemory;
 use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
+use penstock_proto::Rank;
 use penstock_proto::account::Account;
 use penstock_proto::error::JobFailure;
 use penstock_proto::handshake::Purpose;
@@ -96,6 +98,8 @@ impl State {
 /// What a courier is started with.
 pub(in crate::worker) struct Setup {
     pub(in crate::worker) server: u32,
+    /// This worker's.
+    pub(in crate::worker) rank: Rank,
     pub(in crate::worker) purpose: Purpose,
     pub(in crate::worker) dialer: Dialer,
     pub(in crate::worker) fate: Arc<Fate>,
@@ -116,10 +120,6 @@ pub(in crate::worker) struct Courier {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
-    move |errno| Error::System { what, reason: errno.to_string() }
-}
-
 impl Courier {
     pub(in crate::worker) fn start(setup: Setup) -> Result<Self, Error> {
         let answers = Arc::new(Answers::default());
@@ -128,7 +128,7 @@ impl Courier {
         let shared = Arc::new(Shared {
             state: Mutex::new(State { node, wire: None, own: Vec::new() }),
             answers,
-            wakeup: wakeup.map_err(system("make a descriptor"))?,
+            wakeup: wakeup.map_err(Error::system("make a descriptor"))?,
             stop: AtomicBool::new(false),
             setup,
         });
@@ -137,8 +137,7 @@ impl Courier {
             let shared = Arc::clone(&shared);
             thread.spawn(move || shared.run())
         };
-        let thread =
-            thread.map_err(|error| Error::System { what: "start a thread", reason: error.to_string() })?;
+        let thread = thread.map_err(Error::system("start a thread"))?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 
@@ -165,7 +164,7 @@ impl Courier {
         let made = || -> rustix::io::Result<(Writer, Waiters)> {
             Ok((Writer::private(Layout::new(rows.len() as u32, shape.row_bytes))?, Waiters::private()?))
         };
-        let (writer, waiters) = made().map_err(system("make a table's memory"))?;
+        let (writer, waiters) = made().map_err(Error::system("make a table's memory"))?;
         let seen = (writer.rows().clone(), waiters.clone());
         self.with(|node| node.consume(id, HOME, shape, rows, RegionMemory::mirror(writer, waiters)));
         Ok(seen)
@@ -354,7 +353,9 @@ impl Shared {
         let mut heard = 0;
         while !self.is_over() {
             if vigil.is_gone(heard) {
-                self.fail(format!("it {} on a connection for items", vigil.epitaph()));
+                let reason = format!("it {} on a connection for items", vigil.epitaph());
+                let Setup { server, rank, fate, .. } = &self.setup;
+                fate.fail(vigil.verdict(*server, *rank, reason));
                 break;
             }
             let stop = || {
@@ -366,10 +367,14 @@ impl Shared {
                     let before = heard;
                     match stream.as_fd().try_clone_to_owned() {
                         Ok(socket) => {
+                            vigil.lacks(None);
                             let wire = ItemWire::new(stream, self.setup.lease, Account::default());
                             heard += self.serve(wire, &socket);
                         }
-                        Err(error) => tracing::warn!(%error, "a connection for items could not be used"),
+                        Err(error) => {
+                            tracing::warn!(%error, "a connection for items could not be used");
+                            vigil.lacks(Some(limits::explain_io(&error)));
+                        }
                     }
                     // One that ended before it brought anything is not made again at once.
                     if heard == before {
@@ -385,6 +390,11 @@ impl Shared {
                     self.fail(format!("its certificate is not trusted: {reason}"));
                 }
                 Err(DialError::GivenUp) => break,
+                Err(DialError::Lacking(lack)) => {
+                    tracing::info!(lack, "a connection for items could not be made");
+                    vigil.lacks(Some(lack));
+                    self.pause(PAUSE);
+                }
                 Err(DialError::Unreachable(error)) => {
                     tracing::info!(%error, "a connection for items could not be made");
                     self.pause(PAUSE);

@@ -2,7 +2,9 @@
 //! what it needs of them.
 
 use super::{Bell, Counters, Own, Remote, Source, Table, TableInner};
+use crate::turn::Turn;
 use crate::worker::Error;
+use crate::worker::circle::Circle;
 use crate::worker::job::Inner;
 use crate::worker::link::{ASK_WITHIN, Deadline, Link, lock};
 use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
@@ -13,10 +15,11 @@ use penstock_proto::items::control::{PART_BYTES, TableAnswer, TableAsk};
 use penstock_proto::items::registry::{Part, Producer};
 use penstock_proto::items::wire::{RegionId, Shape};
 use penstock_proto::items::{Propagation, RowSet, Slack, TableError, TableSpec};
+use penstock_proto::knot::Goal;
 use penstock_proto::message::{Answer, Ask};
 use rustix::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 /// How a worker declares a table.
@@ -56,12 +59,13 @@ impl TableDeclaration {
 
     /// Refuses another declaration of the same table by this worker, naming what differs.
     fn compare(&self, now: &Self) -> Result<(), TableError> {
-        let slack =
-            |it: &Self| it.adaptive.map_or_else(|| format!("{:?}", it.slack), |bounds| bounds.to_string());
-        let fields = [
-            ("elements", format!("{:?}", self.element), format!("{:?}", now.element)),
-            ("slack", slack(self), slack(now)),
-        ];
+        let slack = |it: &Self| match (it.adaptive, it.slack) {
+            (Some(bounds), _) => format!("auto:{bounds}"),
+            (None, Slack::Bound(slack)) => slack.to_string(),
+            (None, Slack::Unbounded) => "unbounded".to_owned(),
+        };
+        let elements = |it: &Self| it.element.map_or("another", Dtype::name).to_owned();
+        let fields = [("elements", elements(self), elements(now)), ("slack", slack(self), slack(now))];
         let other = || fields.into_iter().find(|(_, before, now)| before != now);
         if let Some((what, before, now)) = self.spec().difference(&now.spec()).or_else(other) {
             let (name, what) = (self.name.clone(), what.to_owned());
@@ -78,8 +82,12 @@ impl TableDeclaration {
 /// leaves here what it has achieved; the next one goes on from there.
 #[derive(Default)]
 pub(in crate::worker) struct Progress {
-    /// Whoever declares the table holds this: a second thread that does so too waits, and gets the same table.
+    /// Of whoever declares the table: a second thread that does so too waits, and gets the same table.
+    turn: Turn,
+    /// Locked only by who has the turn.
     state: Mutex<State>,
+    /// The table, once it is made: who drops it asks without a turn, while others may declare it again.
+    made: OnceLock<Weak<TableInner>>,
 }
 
 #[derive(Default)]
@@ -94,11 +102,9 @@ enum State {
 }
 
 impl Progress {
-    /// Whether it is the declaration of this table, and not of a later one of its name. Nobody is declaring it meanwhile: a table
-    /// that is made is given out at once.
+    /// Whether it is the declaration of this table, and not of a later one of its name.
     pub(super) fn is_of(&self, inner: &Arc<TableInner>) -> bool {
-        let table = |table: &Table| Arc::ptr_eq(&table.inner, inner);
-        matches!(&*lock(&self.state), State::Made(_, made) if table(made))
+        self.made.get().is_some_and(|made| std::ptr::eq(made.as_ptr(), Arc::as_ptr(inner)))
     }
 }
 
@@ -108,6 +114,8 @@ struct Draft {
     id: u32,
     producers: Vec<Producer>,
     own: Option<Own>,
+    /// Whether `own` is mapped for good: its home has sealed it then, and gives it to the others.
+    sealed: bool,
     /// Of the first producers, in their order.
     sources: Vec<Source>,
     sets: Vec<RowSet>,
@@ -126,11 +134,13 @@ impl State {
 impl Table {
     pub(in crate::worker) fn declare(job: &Arc<Inner>, given: TableDeclaration) -> Result<Self, Error> {
         job.fate.check()?;
+        job.touch();
         let refused = |error: TableError| Error::Refused(Refusal::Table(error));
         let spec = given.spec();
         spec.check().map_err(refused)?;
         let deadline = job.deadline(given.timeout);
         let progress = Arc::clone(lock(&job.declared).entry(spec.name.clone()).or_default());
+        let _turn = progress.turn.take(|| job.look(&format!("declaring table `{}`", spec.name), deadline))?;
         let mut state = lock(&progress.state);
         if let Some(before) = state.given() {
             before.compare(&given).map_err(refused)?;
@@ -141,7 +151,8 @@ impl Table {
         if matches!(*state, State::New) {
             let (id, producers) = agree(job, &spec, &given.produce, &given.consume, deadline)?;
             let (sources, sets) = (Vec::new(), Vec::new());
-            *state = State::Agreed(Box::new(Draft { given, id, producers, own: None, sources, sets }));
+            let (own, sealed) = (None, false);
+            *state = State::Agreed(Box::new(Draft { given, id, producers, own, sealed, sources, sets }));
         }
         if let State::Agreed(draft) = &mut *state {
             draft.map(job, deadline)?;
@@ -156,10 +167,11 @@ impl Table {
             inner.get_ready(deadline)?;
             lock(&job.tables).push(Arc::clone(inner));
             inner.raise(job.shown_clock());
+            let _ = progress.made.set(Arc::downgrade(inner));
             *state = State::Made(given.clone(), table.clone());
         }
         // The job may have been closed meanwhile, by another thread.
-        job.fate.check().inspect_err(|_| job.forget_tables())?;
+        job.fate.check().inspect_err(|_| job.forget_all())?;
         match &*state {
             State::Made(_, table) => Ok(table.clone()),
             _ => Err(Error::Closed),
@@ -174,11 +186,16 @@ impl Draft {
         let (row_bytes, propagation) = (*row_bytes, *propagation);
         let layout = |slots| Layout::new(slots, row_bytes);
         // First this worker's own region: others may wait for it.
-        if self.own.is_none()
-            && let Some(me) = self.producers.iter().find(|producer| producer.rank == job.rank)
-        {
-            let own = Own::make(job, self.id, me, produce.clone(), layout(me.slots), propagation, deadline)?;
-            self.own = Some(own);
+        if let Some(me) = self.producers.iter().find(|producer| producer.rank == job.rank) {
+            if self.own.is_none() {
+                let (id, rows, layout) = ((&name[..], self.id), produce.clone(), layout(me.slots));
+                self.own = Some(Own::make(job, id, me, rows, layout, propagation, deadline)?);
+            }
+            // Kept before it is sealed, behind which nobody can map it for writing again.
+            if me.near && !self.sealed {
+                seal(job, RegionId { table: self.id, rank: me.rank }, me, deadline)?;
+                self.sealed = true;
+            }
         }
         while let Some(producer) = self.producers.get(self.sources.len()) {
             if let Some(own) = self.own.as_mut().filter(|_| producer.rank == job.rank) {
@@ -193,7 +210,14 @@ impl Draft {
             let here = job.links().get(producer.home as usize).is_some_and(|link| !link.is_remote());
             if producer.near && here {
                 let layout = layout(producer.slots);
-                self.sources.push(Source::map(job, self.id, producer, layout, propagation, deadline)?);
+                self.sources.push(Source::map(
+                    job,
+                    (name, self.id),
+                    producer,
+                    layout,
+                    propagation,
+                    deadline,
+                )?);
                 self.sets.push(theirs);
                 continue;
             }
@@ -235,9 +259,12 @@ impl TableInner {
     fn get_ready(&self, deadline: Deadline) -> Result<(), Error> {
         let links = self.job.links();
         let first = links.first().ok_or(Error::Closed)?;
-        match asked(first, TableAsk::Ready { name: self.spec.name.clone() }, deadline)? {
-            (TableAnswer::Done, _) => Ok(()),
-            (other, _) => Err(first.misunderstood(&Answer::Table(other))),
+        let name = self.spec.name.clone();
+        let goal = Goal::Table { name: name.clone() };
+        match asked_together(&self.job, first, TableAsk::Ready { name }, &goal, deadline) {
+            Ok((TableAnswer::Done, _)) => Ok(()),
+            Ok((other, _)) => Err(first.misunderstood(&Answer::Table(other))),
+            Err(error) => Err(whose_fault(first, &self.spec.name, error)),
         }
     }
 }
@@ -248,6 +275,22 @@ pub(super) fn asked(
     deadline: Deadline,
 ) -> Result<(TableAnswer, Vec<OwnedFd>), Error> {
     match link.ask(Ask::Table(ask), "answer about a table", deadline)? {
+        (Answer::Table(answer), fds) => Ok((answer, fds)),
+        (other, _) => Err(link.misunderstood(&other)),
+    }
+}
+
+/// The same, for what is answered when all have asked it.
+pub(super) fn asked_together(
+    job: &Inner,
+    link: &Link,
+    ask: TableAsk,
+    goal: &Goal,
+    deadline: Deadline,
+) -> Result<(TableAnswer, Vec<OwnedFd>), Error> {
+    let mut circle = Circle::new(job, deadline);
+    let look = || circle.look(|| Ok(Some(goal.clone())));
+    match link.ask_while(Ask::Table(ask), "answer about a table", deadline, look)? {
         (Answer::Table(answer), fds) => Ok((answer, fds)),
         (other, _) => Err(link.misunderstood(&other)),
     }
@@ -273,21 +316,24 @@ fn agree(
         }
     }
     asked(first, TableAsk::End { name: name() }, deadline)?;
-    match asked(first, TableAsk::Join { name: name() }, deadline) {
+    let goal = Goal::Table { name: name() };
+    match asked_together(job, first, TableAsk::Join { name: name() }, &goal, deadline) {
         Ok((TableAnswer::Joined { id, producers }, _)) => Ok((id, producers)),
         Ok((other, _)) => Err(first.misunderstood(&Answer::Table(other))),
-        Err(Error::Unanswered { waited, .. }) => {
-            let absent = TableAsk::Absent { name: name() };
-            match asked(first, absent, Deadline::new(ASK_WITHIN))? {
-                (TableAnswer::Absent { ranks: missing }, _) if !missing.is_empty() => {
-                    Err(Error::TableTimeout { name: name(), missing, waited })
-                }
-                _ => {
-                    Err(Error::Unanswered { server: 0, what: "make a table that all have declared", waited })
-                }
-            }
+        Err(error) => Err(whose_fault(first, &spec.name, error)),
+    }
+}
+
+/// Says whom a wait for all was for, which ended with `error`.
+fn whose_fault(first: &Link, name: &str, error: Error) -> Error {
+    let Error::Unanswered { waited, .. } = error else { return error };
+    let absent = TableAsk::Absent { name: name.to_owned() };
+    match asked(first, absent, Deadline::new(ASK_WITHIN)) {
+        Ok((TableAnswer::Absent { ranks: missing }, _)) if !missing.is_empty() => {
+            Error::TableTimeout { name: name.to_owned(), missing, waited }
         }
-        Err(error) => Err(error),
+        Ok(_) => Error::Unanswered { server: 0, what: "make a table that all have declared", waited },
+        Err(error) => error,
     }
 }
 
@@ -315,7 +361,7 @@ fn produced(job: &Inner, name: &str, rank: u32, deadline: Deadline) -> Result<Ro
 /// The descriptors of a region on this host.
 fn region(
     job: &Inner,
-    id: RegionId,
+    (name, id): (&str, RegionId),
     producer: &Producer,
     layout: Layout,
     propagation: Propagation,
@@ -329,23 +375,33 @@ fn region(
         row_bytes: layout.row_bytes() as u32,
         propagation,
     };
-    match asked(home, ask, deadline)? {
-        (TableAnswer::Region, fds) => fds.try_into().map_err(|_| Error::Protocol {
+    match asked(home, ask, deadline) {
+        Ok((TableAnswer::Region, fds)) => fds.try_into().map_err(|_| Error::Protocol {
             server: producer.home,
             what: "a region came without its descriptors".to_owned(),
         }),
-        (other, _) => Err(home.misunderstood(&Answer::Table(other))),
+        Ok((other, _)) => Err(home.misunderstood(&Answer::Table(other))),
+        // A consumer's is answered when the producer has mapped it.
+        Err(Error::Unanswered { waited, .. }) if id.rank != job.rank => {
+            Err(Error::TableTimeout { name: name.to_owned(), missing: vec![id.rank], waited })
+        }
+        Err(error) => Err(error),
     }
 }
 
-fn system(errno: rustix::io::Errno) -> Error {
-    Error::System { what: "map a table's memory", reason: errno.to_string() }
+/// Tells the home of this worker's region that it is mapped.
+fn seal(job: &Inner, region: RegionId, me: &Producer, deadline: Deadline) -> Result<(), Error> {
+    let links = job.links();
+    let home = links.get(me.home as usize).ok_or(Error::Closed)?;
+    asked(home, TableAsk::Mapped { region }, deadline).map(drop)
 }
+
+const MAP: &str = "map a table's memory";
 
 impl Own {
     fn make(
         job: &Inner,
-        table: u32,
+        (name, table): (&str, u32),
         me: &Producer,
         produce: RowSet,
         layout: Layout,
@@ -354,20 +410,17 @@ impl Own {
     ) -> Result<Self, Error> {
         let id = RegionId { table, rank: me.rank };
         if !me.near {
-            let writer = Writer::private(layout).map_err(system)?;
-            let waiters = Waiters::private().map_err(system)?;
+            let writer = Writer::private(layout).map_err(Error::system(MAP))?;
+            let waiters = Waiters::private().map_err(Error::system(MAP))?;
             let (rows, courier) = (writer.rows().clone(), job.courier(me.home)?);
             let shape = Shape { slots: me.slots, row_bytes: layout.row_bytes() as u32, propagation };
             courier.produce(id, shape, rows.clone(), waiters.clone());
             let bell = Bell::Courier(courier);
             return Ok(Self { source: 0, produce, writer: Mutex::new(writer), rows, waiters, bell });
         }
-        let [memory, page, bell] = region(job, id, me, layout, propagation, deadline)?;
-        let writer = Writer::shared(layout, memory.as_fd()).map_err(system)?;
-        let waiters = Waiters::open(page.as_fd()).map_err(system)?;
-        let links = job.links();
-        let home = links.get(me.home as usize).ok_or(Error::Closed)?;
-        asked(home, TableAsk::Mapped { region: id }, deadline)?;
+        let [memory, page, bell] = region(job, (name, id), me, layout, propagation, deadline)?;
+        let writer = Writer::shared(layout, memory.as_fd()).map_err(Error::system(MAP))?;
+        let waiters = Waiters::open(page.as_fd()).map_err(Error::system(MAP))?;
         let rows = writer.rows().clone();
         Ok(Self { source: 0, produce, writer: Mutex::new(writer), rows, waiters, bell: Bell::Home(bell) })
     }
@@ -377,16 +430,16 @@ impl Source {
     /// Looks at the rows in their producer's own memory.
     fn map(
         job: &Inner,
-        table: u32,
+        (name, table): (&str, u32),
         producer: &Producer,
         layout: Layout,
         propagation: Propagation,
         deadline: Deadline,
     ) -> Result<Self, Error> {
         let id = RegionId { table, rank: producer.rank };
-        let [memory, page, _] = region(job, id, producer, layout, propagation, deadline)?;
-        let rows = Rows::open(layout, memory.as_fd()).map_err(system)?;
-        let waiters = Waiters::open(page.as_fd()).map_err(system)?;
+        let [memory, page, _] = region(job, (name, id), producer, layout, propagation, deadline)?;
+        let rows = Rows::open(layout, memory.as_fd()).map_err(Error::system(MAP))?;
+        let waiters = Waiters::open(page.as_fd()).map_err(Error::system(MAP))?;
         Ok(Self { rank: producer.rank, rows, waiters, gone: AtomicBool::new(false), remote: None })
     }
 

@@ -1,10 +1,11 @@
 //! Dropping a table: every worker does, as every worker declared it; then its memory is free everywhere, and its name.
 
-use super::declare::asked;
+use super::declare::{asked, asked_together};
 use super::{Table, TableInner};
 use crate::worker::Error;
 use crate::worker::link::{ASK_WITHIN, Deadline, lock};
 use penstock_proto::items::control::{TableAnswer, TableAsk};
+use penstock_proto::knot::Goal;
 use penstock_proto::message::Answer;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,6 +17,7 @@ impl Table {
     pub fn discard(&self, timeout: Option<Duration>) -> Result<(), Error> {
         let inner = &self.inner;
         inner.job.fate.check()?;
+        inner.job.touch();
         let deadline = inner.job.deadline(timeout);
         if !inner.dropped.swap(true, Ordering::Relaxed) {
             // Whoever still waits for a row of this worker is not to wait for ever.
@@ -36,9 +38,10 @@ impl Table {
 
 impl TableInner {
     fn discard_everywhere(&self, deadline: Deadline) -> Result<(), Error> {
+        let goal = Goal::Drop { name: self.spec.name.clone(), id: self.id };
         for link in self.job.links().iter() {
             let ask = TableAsk::Drop { name: self.spec.name.clone(), id: self.id };
-            match asked(link, ask, deadline) {
+            match asked_together(&self.job, link, ask, &goal, deadline) {
                 Ok((TableAnswer::Done, _)) => {}
                 Ok((other, _)) => return Err(link.misunderstood(&Answer::Table(other))),
                 Err(Error::Unanswered { waited, .. }) => {

@@ -3,12 +3,14 @@
 use super::{Chosen, FINAL, Needs, Place, Remote, Source, Table, TableInner};
 use crate::wait::Patience;
 use crate::worker::Error;
+use crate::worker::circle::Circle;
 use crate::worker::link::{Deadline, INTERRUPT_EVERY, lock};
 use penstock_fabric::items::region::{Rows, Shown, Together};
 use penstock_fabric::items::slot::Overtaken;
 use penstock_fabric::region::Mapping;
 use penstock_kernels::{Foreign, ForeignMut};
 use penstock_proto::items::{Propagation, RowSet, Slack};
+use penstock_proto::knot::Goal;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
@@ -688,6 +690,7 @@ impl TableInner {
         }
         let seat = source.waiters.seat();
         let mut looked = Instant::now();
+        let mut circle = Circle::new(&self.job, deadline);
         loop {
             let rings = seat.as_ref().map(|seat| seat.announce(slot, wanted.version));
             if self.is_fresh(stale.place, wanted) {
@@ -704,6 +707,10 @@ impl TableInner {
                 // More readers sleep on this host than the page has lines: this one looks again by itself.
                 _ => std::thread::sleep(left.min(WITHOUT_LINE)),
             }
+            // What comes by the network may be on its way: only in its producer's own memory is a row surely what it is.
+            if local && source.rank != self.job.rank {
+                circle.look(|| Ok(Some(self.goal(source, stale))))?;
+            }
             if looked.elapsed() > LOOK_FOR_PRODUCER {
                 looked = Instant::now();
                 if self.job.is_gone(source.rank)? {
@@ -712,6 +719,11 @@ impl TableInner {
                 }
             }
         }
+    }
+
+    fn goal(&self, source: &Source, stale: &Stale) -> Goal {
+        let what = format!("row {} of table `{}`", stale.row, self.spec.name);
+        Goal::Ranks { what, ranks: vec![source.rank] }
     }
 
     /// A producer is gone: what it set before may still be on its way from its home.

@@ -295,6 +295,7 @@ impl TableInner {
     /// Whether the job goes on, and the table with it.
     #[inline]
     fn check(&self) -> Result<(), Error> {
+        self.job.touch();
         self.job.fate.check()?;
         if self.dropped.load(Ordering::Relaxed) {
             return Err(Error::Dropped { name: self.spec.name.clone() });

@@ -1,21 +1,21 @@
 //! Declaring a tensor on every server, and mapping its memory.
 
 use super::{HomeShard, Tensor};
-use crate::limits;
 use crate::pools::POOLED_BELOW;
 use crate::turn::Turn;
 use crate::worker::Error;
 use crate::worker::job::Inner;
 use crate::worker::link::{Deadline, Link, lock};
-use penstock_fabric::memory::{ExtentLayout, Place, ServerPart, WorkerMemory};
+use penstock_fabric::memory::{ExtentLayout, OwnLane, Place, ServerPart, WorkerMemory};
 use penstock_kernels::{Dtype, Rule};
-use penstock_proto::TensorId;
 use penstock_proto::adaptive::Adaptive;
 use penstock_proto::chunk::Cut;
 use penstock_proto::consistency::Consistency;
+use penstock_proto::error::Refusal;
 use penstock_proto::message::{Answer, Ask};
 use penstock_proto::placement::Extent;
 use penstock_proto::spec::{Reduce, TensorSpec};
+use penstock_proto::{Rank, TensorId};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -50,36 +50,189 @@ impl Declaration {
         Self { spec, consistency: None, adaptive: None, timeout: None }
     }
 }
+
+/// How far a tensor's declaration has come in this worker. A call that fails on its way leaves here what it has achieved, and the next
+/// goes on from there: a worker has one lane of a tensor, so there is one that counts what stands in it.
+#[derive(Default)]
+pub(in crate::worker) struct Progress {
+    /// Of whoever declares the tensor: a second thread that does so too waits, and gets the same tensor.
+    turn: Turn,
+    /// Locked only by who has the turn.
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+enum State {
+    #[default]
+    New,
+    /// The first servers may have declared it.
+    Begun(Box<Draft>),
+    Made(Arc<Tensor>),
+}
+
+impl State {
+    /// What stands, because a server has said so.
+    fn decided(&self) -> Option<(&TensorSpec, Option<Adaptive>)> {
+        match self {
+            Self::New => None,
+            Self::Begun(draft) => draft.decided.as_ref().map(|_| (&draft.spec, draft.adaptive)),
+            Self::Made(tensor) => Some((&tensor.spec, tensor.adaptive())),
+        }
+    }
+
+    /// Refuses another declaration of the same tensor, naming what differs.
+    fn compare(&self, rank: Rank, now: &TensorSpec, adaptive: Option<Adaptive>) -> Result<(), Refusal> {
+        let Some((before, bounds)) = self.decided() else { return Ok(()) };
+        let spelled = |spec: &TensorSpec, bounds: Option<Adaptive>| {
+            bounds.map_or_else(|| spec.consistency.to_string(), |bounds| format!("ssp:auto:{bounds}"))
+        };
+        let (ours, theirs) = (spelled(before, bounds), spelled(now, adaptive));
+        let other = (ours != theirs).then_some(("consistency", ours, theirs));
+        match other.or_else(|| before.difference(now)) {
+            None => Ok(()),
+            Some((what, expected, got)) => {
+                let (name, what) = (now.name.clone(), what.to_owned());
+                Err(Refusal::Conflict { name, rank, what, expected, got })
+            }
+        }
+    }
+}
+
+/// A tensor that not every server has declared.
+struct Draft {
+    spec: TensorSpec,
+    adaptive: Option<Adaptive>,
+    /// What the first server has decided.
+    decided: Option<(TensorId, Vec<Extent>)>,
+    homes: Vec<HomeShard>,
+    /// Of the first servers, in their order.
+    parts: Vec<ServerPart>,
+}
+
 impl Tensor {
-    pub(in crate::worker) fn declare(job: Arc<Inner>, declaration: Declaration) -> Result<Self, Error> {
+    pub(in crate::worker) fn declare(job: &Arc<Inner>, declaration: Declaration) -> Result<Arc<Self>, Error> {
         job.fate.check()?;
         job.touch();
-        job.has_tensors.store(true, Ordering::Relaxed);
-        job.tell_clock()?;
         let Declaration { mut spec, consistency, adaptive, timeout } = declaration;
         spec.consistency = consistency.unwrap_or(job.options.consistency);
-        spec.check().map_err(penstock_proto::error::Refusal::from)?;
+        spec.check().map_err(Refusal::from)?;
         let deadline = job.deadline(timeout);
+        job.has_tensors.store(true, Ordering::Relaxed);
+        job.tell_clock(deadline)?;
+        let progress = Arc::clone(lock(&job.tensors).entry(spec.name.clone()).or_default());
+        let _turn = progress.turn.take(|| job.look(&format!("declaring `{}`", spec.name), deadline))?;
+        let mut state = lock(&progress.state);
+        state.compare(job.rank, &spec, adaptive)?;
+        if let State::Made(tensor) = &*state {
+            return Ok(Arc::clone(tensor));
+        }
+        if state.decided().is_none() {
+            *state = State::Begun(Box::new(Draft::new(spec, adaptive)));
+        }
+        let State::Begun(draft) = &mut *state else { return Err(Error::Closed) };
+        let memory = draft.go_on(job, deadline)?;
+        let State::Begun(draft) = std::mem::take(&mut *state) else { return Err(Error::Closed) };
+        let tensor = Arc::new(draft.finish(job, memory)?);
+        *state = State::Made(Arc::clone(&tensor));
+        // The job may have been closed meanwhile, by another thread.
+        job.fate.check().inspect_err(|_| job.forget_all())?;
+        Ok(tensor)
+    }
+}
+
+impl Draft {
+    fn new(spec: TensorSpec, adaptive: Option<Adaptive>) -> Self {
+        Self { spec, adaptive, decided: None, homes: Vec::new(), parts: Vec::new() }
+    }
+
+    /// Asks the first server, which decides, then tells the others, as far as they were not told; then maps what they gave.
+    fn go_on(&mut self, job: &Inner, deadline: Deadline) -> Result<(WorkerMemory, OwnLane), Error> {
         let links = job.links();
         let first = links.first().ok_or(Error::Closed)?;
-        let cut = Cut::new(spec.bytes(), first.welcome.chunk_bytes);
-        let (id, extents, homes, parts) = declare_everywhere(&links, &spec, cut, deadline)?;
-        let (memory, lane) = WorkerMemory::new(cut, spec.dtype, &parts)
-            .map_err(|errno| Error::System { what: "map a tensor", reason: limits::explain(errno) })?;
-        debug_assert_eq!(extents.len(), links.len());
-        drop(links);
-        count(&job, &homes, &cut);
-        let adaptive = adaptive.map(|settings| (settings, job.adaptive(settings)));
-        Ok(Self {
-            job,
+        let cut = Cut::new(self.spec.bytes(), first.welcome.chunk_bytes);
+        while let Some(link) = links.get(self.parts.len()) {
+            self.declare(link, links.len(), cut, deadline)?;
+        }
+        WorkerMemory::new(cut, self.spec.dtype, &self.parts).map_err(Error::system("map a tensor"))
+    }
+
+    /// Has the next server declare it.
+    fn declare(&mut self, link: &Link, servers: usize, cut: Cut, deadline: Deadline) -> Result<(), Error> {
+        let server = self.parts.len();
+        let ask = || Ask::Declare { spec: self.spec.clone(), decided: self.decided.clone() };
+        let (mut answer, mut descriptors) = link.ask(ask(), "declare a tensor", deadline)?;
+        if let Answer::Declared { slabs: Some(spots), .. } = &answer
+            && !link.is_remote()
+            && link.find(spots)?.is_none()
+        {
+            // They were passed with another tensor, and lost. Who declares again is passed them again.
+            (answer, descriptors) = link.ask(ask(), "declare a tensor", deadline)?;
+        }
+        let Answer::Declared { tensor, extents, homed, loads, slabs } = answer else {
+            return Err(link.misunderstood(&answer));
+        };
+        let bad = |what: &str| Error::Protocol { server: server as u32, what: what.to_owned() };
+        let total: u64 = extents.iter().map(|extent| u64::from(extent.count)).sum();
+        let extent = *extents.get(server).ok_or_else(|| bad("it named too few extents"))?;
+        if extents.len() != servers
+            || total != u64::from(cut.chunks())
+            || homed.len() != link.welcome.shards as usize
+        {
+            return Err(bad("its extents do not cover the tensor"));
+        }
+        if self.decided.as_ref().is_some_and(|decided| *decided != (tensor, extents.clone())) {
+            return Err(bad("it does not agree with the first server"));
+        }
+        self.decided.get_or_insert((tensor, extents));
+        let mut descriptors = descriptors.into_iter();
+        let (place, remotes) = match (extent.count, link.is_remote()) {
+            (0, _) => (None, Vec::new()),
+            (_, true) => {
+                let layout = ExtentLayout::new(cut, extent, self.spec.dtype, 0);
+                let pooled = cut.bytes() < POOLED_BELOW && extent.count == cut.chunks();
+                let (place, remotes) = link.mirror(tensor, layout, pooled, &homed, loads)?;
+                (Some(place), remotes)
+            }
+            (_, false) if let Some(spots) = slabs => {
+                let place = link.find(&spots)?.ok_or_else(|| bad("a tensor came without its slabs"))?;
+                (Some(place), Vec::new())
+            }
+            (_, false) => match (descriptors.next(), descriptors.next()) {
+                (Some(model), Some(lane)) => (Some(Place::Own(model, lane)), Vec::new()),
+                _ => return Err(bad("a tensor came without its memory")),
+            },
+        };
+        for (&chunks, shard) in homed.iter().zip(0..).filter(|(chunks, _)| **chunks > 0) {
+            let submitted = AtomicU64::new(0);
+            let remote = remotes.get(shard as usize).cloned();
+            self.homes.push(HomeShard {
+                server,
+                shard,
+                chunks: u64::from(chunks),
+                extent,
+                submitted,
+                remote,
+            });
+        }
+        self.parts.push(ServerPart { extent, place });
+        Ok(())
+    }
+
+    fn finish(self, job: &Arc<Inner>, (memory, lane): (WorkerMemory, OwnLane)) -> Result<Tensor, Error> {
+        let Self { spec, adaptive, decided, homes, .. } = self;
+        let (id, _) = decided.ok_or(Error::Closed)?;
+        count(job, &homes, &memory.cut());
+        Ok(Tensor {
+            job: Arc::clone(job),
             id,
-            adaptive,
+            adaptive: adaptive.map(|settings| (settings, job.adaptive(settings))),
             spec,
             memory,
             homes,
             position: Mutex::default(),
             lane_turn: Turn::default(),
             lane: Mutex::new(lane),
+            is_given: AtomicBool::new(false),
             has_value: AtomicBool::new(false),
             stale: AtomicBool::new(false),
             seen_barriers: AtomicU64::new(0),
@@ -96,61 +249,4 @@ fn count(job: &Inner, homes: &[HomeShard], cut: &Cut) {
         let bytes = (home.chunks * u64::from(cut.chunk_bytes())).min(cut.bytes());
         homed[home.server][home.shard as usize] += bytes;
     }
-}
-
-type Declared = (TensorId, Vec<Extent>, Vec<HomeShard>, Vec<ServerPart>);
-
-/// Asks the first server, which decides, then tells the others.
-fn declare_everywhere(
-    links: &[Link],
-    spec: &TensorSpec,
-    cut: Cut,
-    deadline: Deadline,
-) -> Result<Declared, Error> {
-    let mut decided: Option<(TensorId, Vec<Extent>)> = None;
-    let mut homes = Vec::new();
-    let mut parts = Vec::new();
-    for (server, link) in links.iter().enumerate() {
-        let ask = Ask::Declare { spec: spec.clone(), decided: decided.clone() };
-        let (answer, descriptors) = link.ask(ask, "declare a tensor", deadline)?;
-        let Answer::Declared { tensor, extents, homed, loads, slabs } = answer else {
-            return Err(link.misunderstood(&answer));
-        };
-        let bad = |what: &str| Error::Protocol { server: server as u32, what: what.to_owned() };
-        let total: u64 = extents.iter().map(|extent| u64::from(extent.count)).sum();
-        let extent = *extents.get(server).ok_or_else(|| bad("it named too few extents"))?;
-        if extents.len() != links.len()
-            || total != u64::from(cut.chunks())
-            || homed.len() != link.welcome.shards as usize
-        {
-            return Err(bad("its extents do not cover the tensor"));
-        }
-        if decided.as_ref().is_some_and(|decided| *decided != (tensor, extents.clone())) {
-            return Err(bad("it does not agree with the first server"));
-        }
-        let mut descriptors = descriptors.into_iter();
-        let (place, remotes) = match (extent.count, link.is_remote()) {
-            (0, _) => (None, Vec::new()),
-            (_, true) => {
-                let layout = ExtentLayout::new(cut, extent, spec.dtype, 0);
-                let pooled = cut.bytes() < POOLED_BELOW && extent.count == cut.chunks();
-                let (place, remotes) = link.mirror(tensor, layout, pooled, &homed, loads)?;
-                (Some(place), remotes)
-            }
-            (_, false) if slabs.is_some() => (slabs.map(|spots| link.find(&spots)).transpose()?, Vec::new()),
-            (_, false) => match (descriptors.next(), descriptors.next()) {
-                (Some(model), Some(lane)) => (Some(Place::Own(model, lane)), Vec::new()),
-                _ => return Err(bad("a tensor came without its memory")),
-            },
-        };
-        for (&chunks, shard) in homed.iter().zip(0..).filter(|(chunks, _)| **chunks > 0) {
-            let submitted = AtomicU64::new(0);
-            let remote = remotes.get(shard as usize).cloned();
-            homes.push(HomeShard { server, shard, chunks: u64::from(chunks), extent, submitted, remote });
-        }
-        parts.push(ServerPart { extent, place });
-        decided.get_or_insert((tensor, extents));
-    }
-    let (id, extents) = decided.ok_or(Error::Closed)?;
-    Ok((id, extents, homes, parts))
 }

@@ -19,17 +19,20 @@ mod push;
 mod state;
 
 pub use declare::Declaration;
+pub(super) use declare::Progress;
 pub use pull::Asked;
 
 use super::Error;
+use super::circle::{Circle, LOOK_EVERY};
 use super::job::Inner;
-use super::link::{ASK_WITHIN, Deadline, INTERRUPT_EVERY, Link, RemoteHome, Waited, lock};
+use super::link::{ASK_WITHIN, Deadline, INTERRUPT_EVERY, RemoteHome, Waited, lock};
 use crate::turn::{Taken, Turn};
 use penstock_fabric::memory::{OwnLane, ValueCopy, WorkerMemory};
 use penstock_fabric::region::Mapping;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::TensorId;
 use penstock_proto::adaptive::{Adaptive, Controller};
+use penstock_proto::knot::Goal;
 use penstock_proto::message::{Answer, Ask};
 use penstock_proto::placement::Extent;
 use penstock_proto::spec::TensorSpec;
@@ -38,10 +41,6 @@ use penstock_proto::worker::Position;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
-
-/// How long a wait is before it asks whether it is part of a circle, and how often then.
-const LONG: Duration = Duration::from_secs(1);
-const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// One shard that is home of some of the tensor.
 #[derive(Debug)]
@@ -73,6 +72,8 @@ pub struct Tensor {
     lane_turn: Turn,
     /// Locked only by who has its turn.
     lane: Mutex<OwnLane>,
+    /// Whether this worker has given the tensor its first value, which is given once.
+    is_given: AtomicBool,
     /// Whether the tensor was seen to have a value; it never loses it.
     has_value: AtomicBool,
     /// Whether this worker has loaded something that its own mirror does not show yet. Other hosts only, as below.
@@ -128,8 +129,7 @@ impl Tensor {
 
     fn mirrored(&self) -> Result<&Mirror, Error> {
         if self.mirror.get().is_none() {
-            let copy = ValueCopy::new(self.spec.bytes() as usize)
-                .map_err(|errno| Error::System { what: "make a mirror", reason: errno.to_string() })?;
+            let copy = ValueCopy::new(self.spec.bytes() as usize).map_err(Error::system("make a mirror"))?;
             let mapping = Arc::clone(copy.mapping());
             let _ = self.mirror.set(Mirror { mapping, copy: Mutex::new(copy) });
         }
@@ -138,9 +138,12 @@ impl Tensor {
 
     /// Least version that all homes have published; `None` before the tensor has a value.
     pub fn version(&self) -> Option<u64> {
-        let links = self.job.links();
-        let _ = &links;
         self.homes.iter().map(|home| self.progress(home)).min()?.checked_sub(1)
+    }
+
+    /// Iterations that this worker has completed.
+    pub fn iteration(&self) -> u64 {
+        self.job.shown_clock()
     }
 
     /// How many iterations the last pull was behind this worker.
@@ -188,49 +191,25 @@ impl Tensor {
         version: u64,
         done: impl Fn(&HomeShard) -> bool,
     ) -> Result<Waited, Error> {
-        let mut result = self.wait(deadline.at_most(LONG), &done);
-        if result != Ok(Waited::TimedOut) || deadline.left().is_zero() {
-            return result;
-        }
-        // Where another thread, or the caller when its own timeout is over, may still do something, nothing is known.
-        if !deadline.is_default() || !self.job.is_alone() {
-            return self.wait(deadline, &done);
-        }
-        let wait = self.job.waits.fetch_add(1, Ordering::Relaxed);
-        while result == Ok(Waited::TimedOut) && !deadline.left().is_zero() {
-            if let Some(error) = self.find_knot(wait, version, deadline) {
-                return Err(error);
+        let mut circle = Circle::new(&self.job, deadline);
+        loop {
+            let result = self.wait(deadline.at_most(deadline.waited() + LOOK_EVERY), &done);
+            if result != Ok(Waited::TimedOut) || deadline.left().is_zero() {
+                return result;
             }
-            result = self.wait(Deadline::new(LOOK_EVERY.min(deadline.left())), &done);
+            circle.look(|| self.goal(version))?;
         }
-        self.say_wait(wait, Vec::new());
-        result
     }
 
-    /// The circle of waits that this one is part of.
-    fn find_knot(&self, wait: u64, version: u64, deadline: Deadline) -> Option<Error> {
+    /// Whom the wait for `version` is for; nobody in particular if it is for this worker itself.
+    fn goal(&self, version: u64) -> Result<Option<Goal>, Error> {
         // What this worker has done itself must have arrived, wherever somebody may wait for it.
-        let taken =
-            |link: &Link| link.drain("take what this worker has done", Deadline::new(LOOK_EVERY)).is_ok();
-        if !self.job.links().iter().all(taken) {
-            return None;
+        for link in self.job.links().iter() {
+            link.drain("take what this worker has done", Deadline::new(LOOK_EVERY))?;
         }
-        let missing = self.missing(version).ok()?;
-        if missing.contains(&self.job.rank) {
-            return None;
-        }
-        let knot = self.say_wait(wait, missing.clone())?;
-        Some(Error::Knot { name: self.spec.name.clone(), knot, missing, waited: deadline.waited() })
-    }
-
-    /// Says to the first server that this wait is still for `ranks`.
-    fn say_wait(&self, wait: u64, ranks: Vec<u32>) -> Option<String> {
-        let ask = Ask::Waits { wait, what: self.spec.name.clone(), ranks };
-        let links = self.job.links();
-        match links.first()?.ask(ask, "say who waits for whom", Deadline::new(ASK_WITHIN)) {
-            Ok((Answer::Knot { knot }, _)) => knot,
-            _ => None,
-        }
+        let ranks = self.missing(version)?;
+        let waits = !ranks.is_empty() && !ranks.contains(&self.job.rank);
+        Ok(waits.then(|| Goal::Ranks { what: format!("`{}`", self.spec.name), ranks }))
     }
 
     /// Bounds of the slack, where it is chosen by waiting.

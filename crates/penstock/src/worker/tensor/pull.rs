@@ -26,6 +26,11 @@ impl Tensor {
     }
 
     fn requirement(&self, slack: Option<i64>) -> Result<(u64, Requirement), Error> {
+        self.requirement_at(None, slack)
+    }
+
+    /// The same for a worker whose clock was less, or is the job's.
+    fn requirement_at(&self, clock: Option<u64>, slack: Option<i64>) -> Result<(u64, Requirement), Error> {
         self.job.fate.check()?;
         self.job.touch();
         let slack = self.check_slack(slack)?;
@@ -34,7 +39,7 @@ impl Tensor {
             _ => slack,
         };
         let position = *lock(&self.position);
-        let clock = self.job.shown_clock();
+        let clock = clock.unwrap_or_else(|| self.job.shown_clock());
         Ok((position.at(clock), position.requirement(clock, slack, self.spec.consistency)))
     }
 
@@ -71,6 +76,12 @@ impl Tensor {
     /// What a pull would ask for now, for a [`Tensor::pull_asked`] later.
     pub fn ask(&self, slack: Option<i64>) -> Result<Asked, Error> {
         let (position, requirement) = self.requirement(slack)?;
+        Ok(Asked { position, requirement })
+    }
+
+    /// What a pull would have asked for when this worker's clock was `clock`; all that it has pushed so far counts.
+    pub fn ask_as_of(&self, clock: u64, slack: Option<i64>) -> Result<Asked, Error> {
+        let (position, requirement) = self.requirement_at(Some(clock), slack)?;
         Ok(Asked { position, requirement })
     }
 

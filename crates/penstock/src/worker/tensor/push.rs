@@ -44,10 +44,10 @@ impl Tensor {
             .map_err(|error| Error::Settings { name: self.spec.name.clone(), error })?;
         let deadline = self.job.deadline(timeout);
         let _turn = self.take_turn(deadline)?;
-        let clock = self.job.clock()?;
+        let (clock, _stands_still) = self.job.clock(deadline)?;
         let position = *lock(&self.position);
         let mut lane = lock(&self.lane);
-        let contribution = position.contribute(*clock, more).map_err(|already| Error::AlreadyPushed {
+        let contribution = position.contribute(clock, more).map_err(|already| Error::AlreadyPushed {
             name: self.spec.name.clone(),
             rank: self.job.rank,
             iteration: already.iteration,

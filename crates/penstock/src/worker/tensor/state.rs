@@ -1,7 +1,7 @@
 //! First values, the optimizer's state, and putting them back (checkpoints, `state_dict`).
 
 use super::Tensor;
-use crate::limits;
+use crate::turn::Taken;
 use crate::worker::Error;
 use crate::worker::link::{Deadline, Waited, lock};
 use penstock_fabric::memory::{ExtentLayout, StateView};
@@ -14,7 +14,8 @@ use rustix::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 impl Tensor {
-    /// Worker 0: gives the tensor its value (`None`: zeros). Other workers: nothing.
+    /// Worker 0: gives the tensor its first value (`None`: zeros), and waits until it stands. Once it is given, what is given again does
+    /// not count: others may have contributed to it. Other workers: nothing.
     pub fn initialize(&self, value: Option<&[u8]>, timeout: Option<Duration>) -> Result<(), Error> {
         self.initialize_from(value.map(Foreign::of), timeout)
     }
@@ -34,15 +35,27 @@ impl Tensor {
             return Ok(());
         }
         let deadline = self.job.deadline(timeout);
+        self.give(value, deadline)?;
+        self.wait_for_value(deadline)
+    }
+
+    /// Submits the first value, unless it was. Where that fails on its way it may be done again: without all of it nobody contributes.
+    fn give(&self, value: Option<Foreign<'_>>, deadline: Deadline) -> Result<(), Error> {
+        let turn = self.take_turn(deadline)?;
+        if self.is_given.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         match value {
-            Some(value) => self.load_lane(value, 0, 0, 0, deadline)?,
+            Some(value) => self.submit_load(&turn, value, 0, 0, 0, deadline)?,
             None => {
+                let _whole = self.job.clock(deadline)?;
                 for home in &self.homes {
                     self.tell(home, &Submission::Zero { tensor: self.id }, deadline)?;
                 }
             }
         }
-        self.wait_for_value(deadline)
+        self.is_given.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Worker 0, while nobody pushes: overwrites the value (`slot` 0) or state array `slot` - 1, and the step count.
@@ -109,6 +122,20 @@ impl Tensor {
         deadline: Deadline,
     ) -> Result<(), Error> {
         let turn = self.take_turn(deadline)?;
+        self.submit_load(&turn, data, slot, part, steps, deadline)?;
+        drop(turn);
+        self.wait_for_lane(deadline)
+    }
+
+    fn submit_load(
+        &self,
+        _turn: &Taken<'_>,
+        data: Foreign<'_>,
+        slot: u32,
+        part: u32,
+        steps: u64,
+        deadline: Deadline,
+    ) -> Result<(), Error> {
         let position = *lock(&self.position);
         if self.wait(deadline, |home| self.lane_is_free(home))? == Waited::TimedOut {
             return Err(self.lane_timeout(position.at(0), deadline));
@@ -116,19 +143,17 @@ impl Tensor {
         lock(&self.lane).write(0, data);
         self.stale.store(true, Ordering::Relaxed);
         // So that it goes whole, or not at all if the job is being closed.
-        let whole = self.job.clock()?;
+        let _whole = self.job.clock(deadline)?;
         for home in &self.homes {
             let Extent { first, count } = home.extent;
-            home.submitted.fetch_add(home.chunks, Ordering::Relaxed);
             self.tell(
                 home,
                 &Submission::Load { tensor: self.id, first, count, slot, part, steps },
                 deadline,
             )?;
+            home.submitted.fetch_add(home.chunks, Ordering::Relaxed);
         }
-        drop(whole);
-        drop(turn);
-        self.wait_for_lane(deadline)
+        Ok(())
     }
 
     /// State array `slot`, in the accumulator's type, with all of this worker's pushes folded.
@@ -154,10 +179,7 @@ impl Tensor {
                 Some(view) if !remote => view,
                 _ => {
                     let fd = &self.state_memory(server, layout, deadline)?;
-                    StateView::new(layout, fd.as_fd()).map_err(|errno| Error::System {
-                        what: "map the state",
-                        reason: limits::explain(errno),
-                    })?
+                    StateView::new(layout, fd.as_fd()).map_err(Error::system("map the state"))?
                 }
             };
             for chunk in extent.chunks() {

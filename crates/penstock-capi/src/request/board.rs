@@ -1,0 +1,219 @@
+//! The board: what is known of every request, under one lock.
+//!
+//! A child of `fork` has a board of its own: the parent's may have been copied while it was locked, and its threads are not there.
+//! Numbers go on where the parent's were at the fork, so a handle of the parent's is known for one.
+
+use super::crew::Crew;
+use crate::status::Failure;
+use penstock::worker::Error;
+use penstock_fabric::forked::Maker;
+use std::collections::{BTreeMap, VecDeque};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Carries a request out, at most until then; `None`: it is not done, and may be gone on with.
+pub(super) type Work = Box<dyn FnMut(Option<Instant>) -> Option<Result<(), Failure>> + Send>;
+
+pub(super) enum State {
+    /// It stands in a queue.
+    Queued(Work),
+    Running,
+    Done(Result<(), Failure>),
+}
+
+/// How many were started, how many of those are done, and how many have failed since somebody looked.
+#[derive(Default)]
+pub(super) struct Count {
+    started: AtomicU64,
+    done: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl Count {
+    pub(super) fn started(&self) -> u64 {
+        self.started.load(Ordering::Relaxed)
+    }
+
+    /// How many of the first `started` are not done: where they are done in order, or where these are all.
+    pub(super) fn left(&self, started: u64) -> u64 {
+        // Pairs with the release in `Entry::finish`: what they did is seen behind it.
+        started.saturating_sub(self.done.load(Ordering::Acquire))
+    }
+
+    /// Whether some have failed since this was asked last.
+    pub(super) fn take_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed) > 0 && self.failed.swap(0, Ordering::Relaxed) > 0
+    }
+}
+
+pub(super) struct Entry {
+    pub(super) job: u64,
+    pub(super) state: State,
+    /// A get: the order does not matter, so whoever waits for it may carry it out.
+    pub(super) free: bool,
+    /// Whether it stands in its crew's queue; it may, although somebody else has taken it.
+    pub(super) queued: bool,
+    /// Those for the same tensor or table, and the job's pushes if it is one.
+    counts: Vec<Arc<Count>>,
+}
+
+impl Entry {
+    pub(super) fn new(job: u64, work: Work, free: bool, counts: Vec<Arc<Count>>) -> Self {
+        for count in &counts {
+            count.started.fetch_add(1, Ordering::Relaxed);
+        }
+        Self { job, state: State::Queued(work), free, queued: free, counts }
+    }
+
+    pub(super) fn done(job: u64) -> Self {
+        Self { job, state: State::Done(Ok(())), free: true, queued: false, counts: Vec::new() }
+    }
+
+    /// Why it failed, of one that this count counts.
+    pub(super) fn failure(&self, counted: &Arc<Count>) -> Option<&Failure> {
+        match &self.state {
+            State::Done(Err(failure)) if self.counts.iter().any(|count| Arc::ptr_eq(count, counted)) => {
+                Some(failure)
+            }
+            _ => None,
+        }
+    }
+
+    /// A get that no thread has taken up.
+    pub(super) fn waits(&self) -> bool {
+        self.free && matches!(self.state, State::Queued(_))
+    }
+
+    /// Takes it up, if nobody has.
+    pub(super) fn begin(&mut self) -> Option<Work> {
+        match std::mem::replace(&mut self.state, State::Running) {
+            State::Queued(work) => Some(work),
+            other => {
+                self.state = other;
+                None
+            }
+        }
+    }
+
+    /// It is done; what stood there before is returned.
+    pub(super) fn finish(&mut self, result: Result<(), Failure>) -> State {
+        for count in &self.counts {
+            count.failed.fetch_add(result.is_err().into(), Ordering::Relaxed);
+            count.done.fetch_add(1, Ordering::Release);
+        }
+        std::mem::replace(&mut self.state, State::Done(result))
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Board {
+    pub(super) requests: BTreeMap<u64, Entry>,
+    pub(super) crews: BTreeMap<u64, Crew>,
+    /// By tensor: what was started and not taken up. One that is here has a thread, or will have.
+    pub(super) lines: BTreeMap<u64, VecDeque<u64>>,
+}
+
+/// The board, and what is rung beside it.
+pub(super) struct Desk {
+    maker: Maker,
+    /// The last number of a forefather of this process.
+    before: u64,
+    board: Mutex<Board>,
+    /// A request is done, or one that was taken up is free again.
+    pub(super) changed: Condvar,
+    /// There is work, or a job is over.
+    pub(super) work: Condvar,
+}
+
+static DESK: AtomicPtr<Desk> = AtomicPtr::new(ptr::null_mut());
+static LAST: AtomicU64 = AtomicU64::new(0);
+
+/// A number that this process and its forefathers have not used.
+pub(super) fn number() -> u64 {
+    desk(); // what is numbered before a process has a desk is its forefathers'
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
+}
+
+/// This process's.
+pub(super) fn desk() -> &'static Desk {
+    // Pairs with the release below: who sees the address sees what stands there.
+    let found = DESK.load(Ordering::Acquire);
+    // SAFETY: what is put there is never freed, and never written to but through its locks.
+    if let Some(desk) = unsafe { found.as_ref() }.filter(|desk| desk.maker.is_here()) {
+        return desk;
+    }
+    let (board, changed, work) = (Mutex::default(), Condvar::new(), Condvar::new());
+    let desk = Desk { maker: Maker::this(), before: LAST.load(Ordering::Relaxed), board, changed, work };
+    let made = Box::into_raw(Box::new(desk));
+    match DESK.compare_exchange(found, made, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: as above; a parent's desk is left as it is.
+        Ok(_) => unsafe { &*made },
+        Err(other) => {
+            // SAFETY: it came from `Box::into_raw` above, and nobody else has seen it.
+            drop(unsafe { Box::from_raw(made) });
+            // SAFETY: as above; another thread of this process has put it there.
+            unsafe { &*other }
+        }
+    }
+}
+
+pub(super) fn board() -> MutexGuard<'static, Board> {
+    desk().board.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether a request was started by the process that this one was forked from.
+pub(super) fn check_forked(id: u64) -> Result<(), Failure> {
+    if id <= desk().before { Err(Error::Forked.into()) } else { Ok(()) }
+}
+
+/// Sleeps until something is done, at most until `until`; `false` if that has passed.
+pub(super) fn sleep(
+    board: MutexGuard<'static, Board>,
+    until: Option<Instant>,
+) -> (MutexGuard<'static, Board>, bool) {
+    let changed = &desk().changed;
+    let Some(until) = until else {
+        return (changed.wait(board).unwrap_or_else(PoisonError::into_inner), true);
+    };
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return (board, false);
+    }
+    (changed.wait_timeout(board, left).unwrap_or_else(PoisonError::into_inner).0, true)
+}
+
+/// Waits until none is `left`; how many are, if that is not so in time.
+pub(super) fn wait_for_none(left: impl Fn() -> u64, until: Instant) -> Result<(), u64> {
+    let mut board = board();
+    loop {
+        let now = left();
+        if now == 0 {
+            return Ok(());
+        }
+        let (woken, in_time) = sleep(board, Some(until));
+        board = woken;
+        if !in_time {
+            return Err(now);
+        }
+    }
+}
+
+impl Board {
+    /// Takes a request off the board, if it is done.
+    pub(super) fn take(&mut self, id: u64) -> Option<Result<(), Failure>> {
+        if !matches!(self.requests.get(&id)?.state, State::Done(_)) {
+            return None;
+        }
+        match self.requests.remove(&id)?.state {
+            State::Done(result) => Some(result),
+            _ => None,
+        }
+    }
+
+    /// Whether a request is a get that no thread has taken up.
+    pub(super) fn waits(&self, id: u64) -> bool {
+        self.requests.get(&id).is_some_and(Entry::waits)
+    }
+}

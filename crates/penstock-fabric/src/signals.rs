@@ -1,0 +1,37 @@
+//! Signals that ask a process to end, for a program whose threads look now and then whether they should.
+
+use std::sync::atomic::{AtomicI32, Ordering};
+
+/// What has come.
+static ASKED: AtomicI32 = AtomicI32::new(0);
+
+/// A signal that asks a process to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// Ctrl-C.
+    Interrupt,
+    /// SIGTERM: its starter's, the usual end of what runs for ever.
+    Terminate,
+}
+
+extern "C" fn note(signal: libc::c_int) {
+    // Nothing but this store: a handler may have interrupted anything.
+    ASKED.store(signal, Ordering::Relaxed);
+}
+
+/// From now on SIGINT and SIGTERM end nothing by themselves: [`asked`] tells of them.
+pub fn listen() {
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: the handler is a function of this signature that calls nothing, so it may run at any moment on any thread.
+        unsafe { libc::signal(signal, note as extern "C" fn(libc::c_int) as libc::sighandler_t) };
+    }
+}
+
+/// Which one has come, if any.
+pub fn asked() -> Option<Ending> {
+    match ASKED.load(Ordering::Relaxed) {
+        libc::SIGINT => Some(Ending::Interrupt),
+        libc::SIGTERM => Some(Ending::Terminate),
+        _ => None,
+    }
+}

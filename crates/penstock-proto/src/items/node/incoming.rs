@@ -1,0 +1,223 @@
+//! What peers say: subscriptions, needs, fetches, rows.
+
+use super::subscriber::{Pending, Subscriber};
+use super::{
+    Broken, ENTRY_BYTES, FREE_BYTES, Host, Kept, MOST_NEEDS, Needs, Node, Peer, Region, Upstream, Waiting,
+    keep,
+};
+use crate::items::memory::Changed;
+use crate::items::memory::Memory;
+use crate::items::rows::RowSet;
+use crate::items::spec::Propagation;
+use crate::items::wire::{Entries, Entry, Head, Message, RegionId, Shape};
+
+impl<H: Host> Node<H> {
+    /// Takes a message, without its length, of a peer. On an error the peer is to be taken for lost.
+    pub fn receive(&mut self, peer: Peer, record: &[u8]) -> Result<(), Broken> {
+        self.take(peer, record)?;
+        // Nothing more is taken of who has asked for more than it can pay for.
+        let overdrawn = self.peers.get_mut(&peer).and_then(|connection| connection.overdrawn.take());
+        overdrawn.map_or(Ok(()), Err)
+    }
+
+    pub(super) fn take(&mut self, peer: Peer, record: &[u8]) -> Result<(), Broken> {
+        // A long message that is no rows is a set of rows, which takes more memory than it has bytes.
+        let _decoded = match record.len() > FREE_BYTES as usize && !Message::is_rows(record) {
+            true => keep(&self.host.account(peer), "a long message", RowSet::decoded_bytes(record))?,
+            false => Kept::default(),
+        };
+        let message = Message::decode(record)?;
+        if !self.dropped.is_empty()
+            && message.region().is_some_and(|id| self.dropped.contains(id.table.into()))
+        {
+            return Ok(());
+        }
+        match message {
+            Message::Offer { region, shape } => self.offered(peer, region, shape),
+            Message::Subscribe { region, shape, done, serial, rows } => {
+                if self.regions.contains_key(&region) {
+                    return self.enter(region, peer, shape, done, serial, rows);
+                }
+                let bytes = ENTRY_BYTES + rows.kept_bytes();
+                let kept = keep(&self.host.account(peer), "a subscription", bytes)?;
+                let waiting = self.waiting.entry(region).or_default();
+                waiting.retain(|waiting| waiting.peer != peer);
+                let (needs, fetches) = (Needs::default(), Vec::new());
+                waiting.push(Waiting { peer, shape, done, serial, rows, needs, fetches, kept });
+                Ok(())
+            }
+            Message::Fetch { region, ticket, version, places } => {
+                let account = self.host.account(peer);
+                if let Some(waiting) = self.is_waiting(region, peer) {
+                    let kept = keep(&account, "a fetch", ENTRY_BYTES + places.kept_bytes())?;
+                    waiting.fetches.push((ticket, version, places, kept));
+                    return Ok(());
+                }
+                self.wanted(region, peer, ticket, version, &places)
+            }
+            Message::Need { region, versions } => {
+                if versions.len() > MOST_NEEDS {
+                    return Err(Broken::Nonsense("needs of more consumers than a job has workers"));
+                }
+                let needs = Needs::new(&self.host.account(peer), versions)?;
+                if let Some(waiting) = self.is_waiting(region, peer) {
+                    waiting.needs = needs;
+                    return Ok(());
+                }
+                self.needed(region, peer, needs)
+            }
+            Message::Rows { region, head, entries } => self.rows(peer, region, &head, entries),
+            Message::Flush { id } => self.begin_flush(id, peer, true),
+            Message::Flushed { id } => {
+                if self.flushing.remove(&id).is_some() {
+                    self.host.flushed(id);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn is_waiting(&mut self, id: RegionId, peer: Peer) -> Option<&mut Waiting> {
+        self.waiting.get_mut(&id)?.iter_mut().find(|waiting| waiting.peer == peer)
+    }
+
+    pub(super) fn wanted(
+        &mut self,
+        id: RegionId,
+        peer: Peer,
+        ticket: u64,
+        version: u64,
+        places: &RowSet,
+    ) -> Result<(), Broken> {
+        let account = self.host.account(peer);
+        let subscriber = self.subscriber(id, peer)?;
+        if places.end() > subscriber.rows.len() {
+            return Err(Broken::Nonsense("a fetch of rows that it has not subscribed to"));
+        }
+        // A few bytes may name any number of rows, which stand here one by one.
+        let bytes = ENTRY_BYTES + places.len() * size_of::<u32>() as u64;
+        let kept = keep(&account, "a fetch", bytes)?;
+        let slots: Option<Vec<u32>> =
+            places.iter().map(|place| subscriber.rows.nth(place).map(|slot| slot as u32)).collect();
+        let slots = slots.ok_or(Broken::Nonsense("a fetch of rows that it has not subscribed to"))?;
+        let pending =
+            Pending { ticket, version, slots, fresh: 0, relayed: None, answered: false, _kept: kept };
+        subscriber.fetches.push_back(pending);
+        subscriber.dirty = true;
+        Ok(())
+    }
+
+    pub(super) fn needed(&mut self, id: RegionId, peer: Peer, needs: Needs) -> Result<(), Broken> {
+        let subscriber = self.subscriber(id, peer)?;
+        if subscriber.propagation != Propagation::Bounded || !needs.versions.is_sorted() {
+            return Err(Broken::Nonsense("needs where there are none, or in no order"));
+        }
+        subscriber.needs = needs;
+        (subscriber.all, subscriber.dirty) = (true, true);
+        self.merge_needs(id);
+        Ok(())
+    }
+
+    fn subscriber(&mut self, id: RegionId, peer: Peer) -> Result<&mut Subscriber, Broken> {
+        let region = self.regions.get_mut(&id);
+        let subscriber = region.and_then(|region| region.subscribers.get_mut(&peer));
+        subscriber.ok_or(Broken::Nonsense("a question about rows that it has not subscribed to"))
+    }
+
+    fn offered(&mut self, peer: Peer, id: RegionId, shape: Shape) -> Result<(), Broken> {
+        if id.rank != peer {
+            return Err(Broken::Nonsense("an offer of another worker's rows"));
+        }
+        match self.regions.get(&id) {
+            Some(region) if region.upstream.is_none() || region.shape != shape => {
+                return Err(Broken::Nonsense("an offer of rows that are here"));
+            }
+            // However often it offers them before it reads what is wanted, it is told once.
+            Some(_) => {
+                if let Some(upstream) = self.regions.get_mut(&id).and_then(|region| region.upstream.as_mut())
+                {
+                    upstream.heard = false;
+                }
+                self.want(id);
+            }
+            None => {
+                let memory = self.host.make(id, &shape);
+                let memory =
+                    memory.ok_or(Broken::Nonsense("an offer of more rows than there is memory for"))?;
+                let upstream = Upstream::new(peer, shape, RowSet::default(), true);
+                self.regions.insert(id, Region::new(memory, shape, Some(upstream), None));
+                self.admit(id);
+            }
+        }
+        Ok(())
+    }
+
+    fn rows(&mut self, peer: Peer, id: RegionId, head: &Head, entries: &[u8]) -> Result<(), Broken> {
+        let region = self.regions.get_mut(&id).ok_or(Broken::Nonsense("rows that were not asked for"))?;
+        region.traffic.1 += entries.len() as u64;
+        let Region { memory, shape, upstream, subscribers, .. } = region;
+        let upstream = upstream.as_mut().filter(|upstream| upstream.peer == peer);
+        let upstream = upstream.ok_or(Broken::Nonsense("rows that were not asked for"))?;
+        let exact = shape.propagation == Propagation::Eager;
+        // Rows for an earlier subscription may still come after another was made.
+        if head.serial != upstream.serial {
+            return Ok(());
+        }
+        if head.apart == exact {
+            return Err(Broken::Nonsense("rows by themselves where sets are sent, or the other way round"));
+        }
+        if head.first {
+            upstream.receiving = true;
+            if exact {
+                memory.open(head.done, 2);
+            }
+        }
+        if !upstream.receiving {
+            return Err(Broken::Nonsense("a batch without its beginning"));
+        }
+        for entry in Entries::new(entries, shape.row_bytes, head.apart) {
+            let Entry { place, count, number, clock, as_of, value } = entry?;
+            let row_of =
+                |place: u64| upstream.rows.nth(place).ok_or(Broken::Nonsense("a row that was not asked for"));
+            let row = row_of(place.into())?;
+            let slot = if upstream.identity { row as u32 } else { place };
+            let value = match value {
+                _ if head.apart && count == 1 => {
+                    memory.refresh(slot, number, clock, as_of, value);
+                    let changed = Changed { first: slot, count: 1, set: 0 };
+                    subscribers.values_mut().for_each(|subscriber| subscriber.note(&[changed]));
+                    continue;
+                }
+                Some(value) if !head.apart && number <= head.done => value,
+                _ => return Err(Broken::Nonsense("a row of a set that is not finished")),
+            };
+            let follow = u64::from(count) - 1;
+            if count == 1 {
+                memory.put(slot, number, clock, value);
+            } else if row_of(u64::from(place) + follow)? == row + follow {
+                memory.put_run(slot, number, clock, value);
+            } else {
+                return Err(Broken::Nonsense("rows at once that do not follow each other"));
+            }
+        }
+        if !head.last {
+            return Ok(());
+        }
+        upstream.receiving = false;
+        if exact {
+            memory.finish();
+            memory.raise(head.floor);
+            (upstream.done, upstream.synced) = (head.done, true);
+            subscribers.values_mut().for_each(|subscriber| subscriber.ready = true);
+        }
+        subscribers.values_mut().for_each(|subscriber| subscriber.dirty = true);
+        memory.wake();
+        if head.apart && upstream.fetches.remove(&head.ticket).is_some() {
+            for pending in subscribers.values_mut().flat_map(|subscriber| &mut subscriber.fetches) {
+                pending.answered |= pending.relayed == Some(head.ticket);
+            }
+            self.host.answered(head.ticket);
+        }
+        Ok(())
+    }
+}

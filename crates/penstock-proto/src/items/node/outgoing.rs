@@ -1,0 +1,195 @@
+//! What peers are sent: rows that they lack, answers, what is passed on.
+
+use super::batch::{Batch, Due, bounded, collect, eager, fetched, whole};
+use super::subscriber::Subscriber;
+use super::{Broken, Connection, ENTRY_BYTES, Host, Node, Peer, Region, keep};
+use crate::account::{Charge, Resource};
+use crate::items::rows::RowSet;
+use crate::items::spec::Propagation;
+use crate::items::wire::{Encoder, Message, RegionId};
+use std::collections::BTreeMap;
+
+impl<H: Host> Node<H> {
+    /// Rows on this host have changed.
+    pub fn collect_all(&mut self) {
+        let Self { regions, scratch, .. } = self;
+        for region in regions.values_mut().filter(|region| !region.subscribers.is_empty()) {
+            collect(region, scratch);
+        }
+    }
+
+    /// Regions of which a peer may have to be sent something, each with the turn in which that is taken.
+    pub(super) fn unsent(&self, peer: Peer) -> BTreeMap<RegionId, u64> {
+        let sending = self.peers.get(&peer).and_then(|peer| peer.batch.as_ref());
+        let due = |region: &Region<H::Memory>| region.subscribers.get(&peer).is_some_and(Subscriber::is_due);
+        let dirty = self.regions.iter().filter(|(_, region)| due(region)).map(|(id, _)| (*id, self.turn));
+        sending.map(|batch| (batch.region, batch.turn)).into_iter().chain(dirty).collect()
+    }
+
+    /// Answers flushes that are through.
+    pub(super) fn settle(&mut self, peer: Peer) {
+        let Some(connection) = self.peers.get_mut(&peer) else { return };
+        let Connection { flushes, messages, .. } = connection;
+        flushes.retain(|flush| {
+            let through = flush.regions.is_empty();
+            if through {
+                let message = match flush.asked {
+                    true => Message::Flushed { id: flush.id },
+                    false => Message::Flush { id: flush.id },
+                };
+                Encoder::message(messages, &message);
+            }
+            !through
+        });
+        connection.note_messages();
+    }
+
+    /// Appends to `out` what a peer is to be sent, until it holds about `limit` bytes; whether there may be more.
+    pub fn transmit(&mut self, peer: Peer, out: &mut Vec<u8>, limit: usize) -> bool {
+        loop {
+            self.say_wanted(peer);
+            let Some(connection) = self.peers.get_mut(&peer) else { return false };
+            // What was taken before has gone: whoever takes it takes no more until then.
+            if out.is_empty() {
+                connection.unread.shrink_to(0);
+                connection.note_messages();
+            }
+            out.append(&mut connection.messages);
+            connection.relayed = 0;
+            while let Some(batch) = &mut connection.batch {
+                if out.len() >= limit {
+                    return true;
+                }
+                let (before, id) = (out.len(), batch.region);
+                let (last, turn) = (batch.send(out), batch.turn);
+                if let Some(region) = self.regions.get_mut(&id) {
+                    region.traffic.0 += (out.len() - before) as u64;
+                }
+                if last {
+                    (connection.batch, connection.under_way) = (None, Charge::default());
+                    self.sent(peer, id, turn);
+                    break;
+                }
+            }
+            let Some(connection) = self.peers.get_mut(&peer) else { return false };
+            if connection.has_messages() {
+                continue;
+            }
+            if out.len() >= limit {
+                return true;
+            }
+            match self.next_batch(peer) {
+                Some(batch) => {
+                    let Some(connection) = self.peers.get_mut(&peer) else { return false };
+                    match connection.account.charge(Resource::Bytes, batch.kept_bytes()) {
+                        Ok(charge) => (connection.batch, connection.under_way) = (Some(batch), charge),
+                        Err(why) => {
+                            connection.overdrawn = Some(Broken::Exhausted { what: "rows on their way", why });
+                            return false;
+                        }
+                    }
+                }
+                // A fetch may have been relayed to this very peer.
+                None => {
+                    let more = self.peers.get(&peer).is_some_and(Connection::has_messages);
+                    if !more {
+                        return false;
+                    }
+                }
+            }
+        }
+    }
+
+    /// What was due to a peer of a region in some turn has been sent. What is not finished yet is not due.
+    fn sent(&mut self, peer: Peer, id: RegionId, turn: u64) {
+        let subscriber = self.regions.get(&id).and_then(|region| region.subscribers.get(&peer));
+        if subscriber.is_some_and(|subscriber| subscriber.handing_over) {
+            return;
+        }
+        if let Some(connection) = self.peers.get_mut(&peer) {
+            let waits = |wanted: &u64| *wanted > turn;
+            let regions = connection.flushes.iter_mut().map(|flush| &mut flush.regions);
+            regions.for_each(|regions| regions.retain(|region, wanted| *region != id || waits(wanted)));
+        }
+        self.settle(peer);
+    }
+
+    /// The next batch for a peer. Regions take turns.
+    fn next_batch(&mut self, peer: Peer) -> Option<Batch> {
+        let turn = self.peers.get(&peer)?.turn;
+        let dirty = |region: &Region<H::Memory>| {
+            region.subscribers.get(&peer).is_some_and(|it| it.dirty && it.ready || !it.fetches.is_empty())
+        };
+        let ids = self.regions.iter().filter(|(_, region)| dirty(region)).map(|(id, _)| *id);
+        let (before, after): (Vec<RegionId>, Vec<RegionId>) = ids.partition(|id| Some(*id) <= turn);
+        for id in after.into_iter().chain(before) {
+            match self.batch(peer, id) {
+                Due::Rows(batch) => {
+                    self.peers.get_mut(&peer)?.turn = Some(id);
+                    return Some(batch);
+                }
+                Due::Nothing => self.sent(peer, id, self.turn),
+                Due::Unknown => {}
+            }
+        }
+        None
+    }
+
+    fn batch(&mut self, peer: Peer, id: RegionId) -> Due {
+        let Self { regions, scratch, turn, .. } = self;
+        let Some(region) = regions.get_mut(&id) else { return Due::Nothing };
+        if let Some(batch) = fetched(region, peer, id) {
+            return Due::Rows(batch);
+        }
+        let due = match whole(region, peer, id) {
+            Some(batch) => Due::Rows(batch),
+            None if region.subscribers.get(&peer).is_some_and(|it| it.handing_over) => Due::Unknown,
+            None => match region.shape.propagation {
+                Propagation::Eager => eager(region, peer, id, scratch),
+                Propagation::Bounded => bounded(region, peer, id, scratch).map_or(Due::Nothing, Due::Rows),
+                Propagation::Lazy => {
+                    collect(region, scratch);
+                    if let Some(subscriber) = region.subscribers.get_mut(&peer) {
+                        (subscriber.changed, subscriber.all, subscriber.until) = (Vec::new(), false, None);
+                        subscriber.dirty = false;
+                    }
+                    Due::Nothing
+                }
+            },
+        };
+        match due {
+            Due::Rows(batch) => Due::Rows(Batch { turn: *turn, ..batch }),
+            due => {
+                self.relay(peer, id);
+                due
+            }
+        }
+    }
+
+    /// Asks the source for what a peer fetches and is not fresh enough here.
+    fn relay(&mut self, peer: Peer, id: RegionId) {
+        let Some(region) = self.regions.get_mut(&id) else { return };
+        let Region { subscribers, upstream: Some(upstream), .. } = region else { return };
+        let Some(subscriber) = subscribers.get_mut(&peer) else { return };
+        let _ = upstream;
+        let open = subscriber.fetches.iter().enumerate().filter(|(_, pending)| pending.relayed.is_none());
+        let asks: Vec<(usize, u64, RowSet)> = open
+            .map(|(at, pending)| {
+                (at, pending.version, RowSet::from_rows(pending.slots.iter().map(|&slot| slot.into())))
+            })
+            .collect();
+        let account = self.host.account(peer);
+        for (at, version, slots) in asks {
+            // Where it cannot be kept it is asked for later.
+            let Ok(kept) = keep(&account, "a fetch", ENTRY_BYTES + slots.kept_bytes()) else { return };
+            let ticket = self.fetch_slots(id, slots, version, kept);
+            if let Some(pending) = self
+                .regions
+                .get_mut(&id)
+                .and_then(|region| region.subscribers.get_mut(&peer)?.fetches.get_mut(at))
+            {
+                pending.relayed = ticket;
+            }
+        }
+    }
+}

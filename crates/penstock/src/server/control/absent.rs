@@ -1,0 +1,189 @@
+//! Who goes: connections that end, workers that are lost, leases.
+
+use super::{Control, HELLO_WITHIN_MS, Last, RETURN_WITHIN_MS};
+use crate::options::OnWorkerLoss;
+use crate::server::client::{Channel, Client, Worker};
+use crate::server::items;
+use crate::server::shard::Command;
+use penstock_proto::Rank;
+use penstock_proto::error::{JobFailure, Loss};
+use penstock_proto::message::{Answer, Reply, encode};
+use rustix::event::epoll;
+
+impl Control {
+    /// The connection is over. A worker on this host is lost with it; one on another host may come again.
+    pub(in crate::server) fn close(&mut self, token: u64, loss: Loss) {
+        let Some(client) = self.drop_client(token) else { return };
+        if let Some(until) = client.parting.and_then(|rank| self.partings.get_mut(&rank)) {
+            *until = (*until).min(self.clock.now() + RETURN_WITHIN_MS);
+        }
+        let Some(rank) = client.rank else { return };
+        let may_return = matches!(client.channel, Channel::Remote(_)) && loss == Loss::Died;
+        if let Some(worker) = self.workers.get_mut(&rank)
+            && may_return
+        {
+            if worker.client == Some(token) {
+                worker.client = None;
+                self.look_at_end(rank);
+            }
+            return;
+        }
+        self.lose(rank, loss);
+    }
+
+    pub(in crate::server) fn drop_client(&mut self, token: u64) -> Option<Client> {
+        let client = self.clients.remove(&token)?;
+        let _ = epoll::delete(&self.epoll, &client.channel);
+        Some(client)
+    }
+
+    pub(in crate::server) fn lose_rank(&mut self, rank: Rank, loss: Loss) {
+        match self.workers.get(&rank).and_then(|worker| worker.client) {
+            Some(token) if matches!(loss, Loss::Broke { .. }) => self.close(token, loss),
+            _ => self.lose(rank, loss),
+        }
+    }
+
+    /// Whoever started a worker saw its process end.
+    pub(super) fn gone(&mut self, rank: Rank, how: Option<String>) {
+        if rank >= self.config.workers {
+            tracing::warn!(rank, workers = self.config.workers, "a worker ended that this job does not have");
+            return;
+        }
+        match how {
+            None if self.roster.miss(rank, true) => self.go_on_without(rank),
+            Some(how) if self.roster.miss(rank, false) => self.note_loss(rank, Loss::Ended { how }),
+            // It said goodbye as one that is done, but it was not: the others would take what there is for the whole.
+            Some(how) if self.roster.disown(rank) => self.note_loss(rank, Loss::Ended { how }),
+            // Where the others go on, what it sent before counts, and may still be on its way.
+            Some(how) if self.config.options.on_worker_loss == OnWorkerLoss::Stop => {
+                self.lose(rank, Loss::Ended { how });
+            }
+            how => self.await_end(rank, how),
+        }
+    }
+
+    /// The process of a worker has ended that has not left. On this host that ends its connection, which is enough; on another it is lost
+    /// as soon as all that it sent has come.
+    fn await_end(&mut self, rank: Rank, how: Option<String>) {
+        // Said twice, each connection that ends counts once all the same.
+        let awaited = |worker: &&mut Worker| worker.is_remote() && worker.ending.is_none();
+        let Some(worker) = self.workers.get_mut(&rank).filter(awaited) else { return };
+        let how = how.unwrap_or_else(|| "ended without closing the job".to_owned());
+        let shards = &self.shards.handles;
+        worker.ending = Some((how, shards.len() + usize::from(self.items.is_some())));
+        shards.iter().for_each(|shard| shard.send(Command::AwaitEnd { rank }));
+        if let Some(items) = &self.items {
+            items.send(items::Command::AwaitEnd { rank });
+        }
+    }
+
+    /// Whether the last connection of a worker has ended whose process has.
+    pub(super) fn look_at_end(&mut self, rank: Rank) {
+        let ended = |worker: &Worker| match &worker.ending {
+            Some((how, 0)) if worker.client.is_none() => Some(how.clone()),
+            _ => None,
+        };
+        if let Some(how) = self.workers.get(&rank).and_then(ended) {
+            self.lose(rank, Loss::Ended { how });
+        }
+    }
+
+    /// Those who came have gone, and others never came: nobody would end this server.
+    pub(super) fn look_for_the_awaited(&mut self) {
+        let now = self.clock.now();
+        self.came |= !self.workers.is_empty();
+        let deserted = self.came && self.workers.is_empty();
+        let Some(rank) = self.roster.awaited().next().filter(|_| deserted) else {
+            self.deserted_since = None;
+            return;
+        };
+        let waited_ms = now - *self.deserted_since.get_or_insert(now);
+        if u128::from(waited_ms) > self.config.options.deadline.as_millis() {
+            self.end(JobFailure::WorkerLost { rank, loss: Loss::Absent { waited_ms } });
+        }
+    }
+
+    fn lose(&mut self, rank: Rank, loss: Loss) {
+        let loss = loss.brief();
+        if let Some(worker) = self.workers.remove(&rank) {
+            if worker.is_remote() {
+                self.departed.insert(rank, (worker.session, Last::Lost(loss.clone())));
+            }
+            if let Some(token) = worker.client {
+                self.dismiss(token, rank, &loss);
+            }
+        }
+        self.forget(rank);
+        if self.roster.lose(rank) {
+            self.note_loss(rank, loss);
+        }
+    }
+
+    fn note_loss(&mut self, rank: Rank, loss: Loss) {
+        tracing::warn!(rank, %loss, "a worker was lost");
+        match self.config.options.on_worker_loss {
+            OnWorkerLoss::Stop => self.end(JobFailure::WorkerLost { rank, loss }),
+            OnWorkerLoss::Continue => self.go_on_without(rank),
+        }
+    }
+
+    /// Tells a worker that is lost, and may not know it, why: it was suspended and wakes, or its line was silent.
+    fn dismiss(&mut self, token: u64, rank: Rank, loss: &Loss) {
+        let failure = JobFailure::WorkerLost { rank, loss: loss.clone() };
+        let reply = Reply { id: 0, body: Answer::Failed(failure) };
+        let until = self.clock.now() + RETURN_WITHIN_MS;
+        match (self.clients.get_mut(&token), encode(&reply)) {
+            (Some(client), Ok(bytes)) if matches!(loss, Loss::Silent { .. }) => {
+                let sent = client.channel.send(&bytes, &[]).is_ok();
+                if sent && matches!(client.channel, Channel::Remote(_)) {
+                    (client.rank, client.parting) = (None, Some(rank));
+                    self.partings.insert(rank, until);
+                    return self.watch(token);
+                }
+            }
+            _ => {}
+        }
+        self.drop_client(token);
+    }
+
+    /// Nothing is kept for a worker that has gone, nor is it listened to.
+    pub(in crate::server) fn forget(&mut self, rank: Rank) {
+        if let Some(items) = &self.items {
+            items.send(items::Command::Leave { rank });
+        }
+        self.catalog.forget(rank);
+        self.tables.forget(rank);
+        self.tickets.retain(|_, ticket| ticket.rank != rank);
+    }
+
+    pub(in crate::server) fn go_on_without(&mut self, rank: Rank) {
+        self.knots.end(rank);
+        if let (Some(bell), Some(items)) = (self.bells.remove(rank), &self.items) {
+            items.send(items::Command::Silence(bell));
+        }
+        self.table_without(rank);
+        for shard in &self.shards.handles {
+            shard.send(Command::Remove { rank });
+        }
+        self.open_barrier();
+    }
+
+    pub(super) fn look_at_leases(&mut self) {
+        let (now, lease_ms) = (self.clock.now(), self.lease_ms());
+        if self.ended.is_none() {
+            let silent = |(&rank, worker): (&Rank, &mut Worker)| worker.is_silent(now).then_some(rank);
+            let silent: Vec<Rank> = self.workers.iter_mut().filter_map(silent).collect();
+            for rank in silent {
+                self.lose_rank(rank, Loss::Silent { lease_ms });
+            }
+        }
+        self.partings.retain(|_, until| now <= *until);
+        let partings = &self.partings;
+        self.clients.retain(|_, client| match (client.rank, client.parting) {
+            (None, Some(rank)) => partings.contains_key(&rank),
+            (None, None) => now.saturating_sub(client.since) <= HELLO_WITHIN_MS,
+            (Some(_), _) => true,
+        });
+    }
+}

@@ -1,0 +1,240 @@
+//! Who comes: strangers, their proofs, and workers that say hello.
+
+use super::{Answered, Control, LISTENER, Last, MAX_STRANGERS, RETURN_WITHIN_MS, last_word, plain, refuse};
+use crate::server::client::{Channel, Client, Worker};
+use crate::server::crowding;
+use crate::server::proof::Proof;
+use crate::server::shard::Command;
+use penstock_fabric::layout::page;
+use penstock_fabric::net::stream::Stream;
+use penstock_fabric::region::{Mapping, Region, Writers};
+use penstock_fabric::socket::Listener;
+use penstock_proto::Rank;
+use penstock_proto::account::{Charge, Resource};
+use penstock_proto::error::{JobFailure, Refusal};
+use penstock_proto::handshake::Session;
+use penstock_proto::membership::Lease;
+use penstock_proto::message::{Answer, Ask, PROTOCOL_VERSION, Request, Welcome};
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::io::Errno;
+use std::sync::Arc;
+
+impl Control {
+    pub(super) fn accept(&mut self) {
+        match self.listener.as_ref().map(Listener::accept) {
+            Some(Ok(connection)) => self.welcome_stranger(Channel::Local(connection)),
+            None | Some(Err(Errno::AGAIN | Errno::CONNABORTED)) => {}
+            Some(Err(error)) => {
+                tracing::warn!(%error, "a connection could not be accepted so far");
+                self.watch_listener(true);
+            }
+        }
+    }
+
+    /// While there is no descriptor left the listener is not watched: it would ring all the time for the same connection.
+    pub(super) fn watch_listener(&mut self, full: bool) {
+        if self.full == full {
+            return;
+        }
+        self.full = full;
+        let mut flags = epoll::EventFlags::empty();
+        flags.set(epoll::EventFlags::IN, !full);
+        if let Some(listener) = &self.listener {
+            let _ = epoll::modify(&self.epoll, listener, epoll::EventData::new_u64(LISTENER), flags);
+        }
+    }
+
+    pub(super) fn welcome_stranger(&mut self, channel: Channel) {
+        let strangers = self.clients.values().filter(|client| client.rank.is_none()).count();
+        if strangers >= MAX_STRANGERS {
+            return;
+        }
+        let proof = match &channel {
+            Channel::Remote(_) => Proof::Given,
+            Channel::Local(connection) if connection.is_own_users() == Ok(true) => Proof::Wanted,
+            // Another user of this host, or nobody knows who. Nothing of it is read.
+            Channel::Local(_) => return refuse(channel, Refusal::Authentication),
+        };
+        let token = self.next_client;
+        self.next_client += 1;
+        let flags = epoll::EventFlags::IN;
+        if epoll::add(&self.epoll, &channel, epoll::EventData::new_u64(token), flags).is_ok() {
+            let since = self.clock.now();
+            self.clients.insert(token, Client { channel, since, proof, rank: None, parting: None });
+        }
+    }
+
+    /// Hears who has not proved to belong to the job. `false` if it has, and its message is a request.
+    pub(super) fn examine(&mut self, token: u64, words: &[u8]) -> bool {
+        let Some(client) = self.clients.get_mut(&token).filter(|client| !client.proof.is_given()) else {
+            return false;
+        };
+        match client.proof.hear(words, self.config.secret) {
+            Ok(answer) => self.send(token, &answer, &[]),
+            Err(refusal) => {
+                if let Some(client) = self.clients.remove(&token) {
+                    let _ = epoll::delete(&self.epoll, &client.channel);
+                    refuse(client.channel, refusal);
+                }
+            }
+        }
+        true
+    }
+
+    /// Passes a worker's connection on to the shard that it is for.
+    pub(super) fn attach(&mut self, rank: Rank, session: Session, shard: u32, stream: Stream, long: bool) {
+        let known =
+            self.workers.get(&rank).is_some_and(|worker| worker.is_remote() && worker.session == session);
+        if let Some(handle) = self.shards.handles.get(shard as usize)
+            && known
+        {
+            handle.send(Command::Attach { rank, stream, long });
+        }
+    }
+
+    /// Answers who has not said hello.
+    pub(super) fn ask_stranger(&mut self, token: u64, request: Request) -> Option<Answered> {
+        match request.body {
+            Ask::Hello { version, session, rank, size } => {
+                Some(self.hello(token, version, session, rank, size))
+            }
+            // It has left, and the answer was lost with a connection.
+            Ask::Leave { .. } if self.clients.get(&token)?.parting.is_some() => plain(Answer::Left),
+            _ if self.clients.get(&token)?.parting.is_some() => None,
+            _ => Some(Err(Refusal::Authentication)),
+        }
+    }
+
+    fn hello(&mut self, token: u64, version: u32, session: Session, rank: Rank, size: u32) -> Answered {
+        let system = |what: &str| {
+            let what = what.to_owned();
+            move |errno: Errno| Refusal::System { what, reason: errno.to_string() }
+        };
+        let client = self.clients.get(&token).ok_or(Refusal::Authentication)?;
+        let Channel::Local(_) = &client.channel else {
+            return self.hello_remote(token, version, session, rank, size);
+        };
+        if let Some(outcome) = &self.ended {
+            self.roster.miss(rank, false);
+            return Ok((last_word(outcome)?, Vec::new()));
+        }
+        if version != PROTOCOL_VERSION {
+            return Err(Refusal::ProtocolVersion { expected: PROTOCOL_VERSION, got: version });
+        }
+        // Before anything is kept for a rank that there may not be.
+        self.roster.may_join(rank, size)?;
+        let shards = self.shards.handles.len() as u32;
+        let charge = self.charge_descriptors(rank, shards + 1)?;
+        let page = Region::new("penstock-page", page::bytes(shards), Writers::Holders)
+            .map_err(system("make a page"))?;
+        let clone = |fd: BorrowedFd<'_>| fd.try_clone_to_owned();
+        let mut descriptors = Vec::with_capacity(shards as usize + 2);
+        let mut wakeups = Vec::with_capacity(shards as usize);
+        let copied = (|| -> std::io::Result<()> {
+            descriptors.push(clone(page.fd())?);
+            descriptors.push(clone(self.shards.board.region().fd())?);
+            for _ in 0..shards {
+                let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+                descriptors.push(clone(wakeup.as_fd())?);
+                wakeups.push(wakeup);
+            }
+            Ok(())
+        })();
+        copied.map_err(|error| Refusal::System {
+            what: "pass descriptors".to_owned(),
+            reason: error.to_string(),
+        })?;
+        // Last, because it cannot be taken back: a rank joins once.
+        self.roster.join(rank, size)?;
+        for (shard, wakeup) in self.shards.handles.iter().zip(wakeups) {
+            shard.send(Command::Join { rank, page: Arc::clone(page.mapping()), wakeup });
+        }
+        let page = Some(Arc::clone(page.mapping()));
+        Ok((Answer::Welcome(self.enroll(token, rank, session, page, charge)), descriptors))
+    }
+
+    /// A worker on another host, whose connection has proved that it knows the secret: for the first time, or again.
+    fn hello_remote(
+        &mut self,
+        token: u64,
+        version: u32,
+        session: Session,
+        rank: Rank,
+        size: u32,
+    ) -> Answered {
+        if version != PROTOCOL_VERSION {
+            return Err(Refusal::ProtocolVersion { expected: PROTOCOL_VERSION, got: version });
+        }
+        let departed =
+            self.departed.get(&rank).filter(|(theirs, _)| *theirs == session).map(|(_, last)| last);
+        let here = self.workers.get(&rank).is_some_and(|worker| worker.session == session);
+        let word = match (&self.ended, departed) {
+            (_, Some(Last::Left)) => Some(Ok(Answer::Welcome(self.welcome()))), // it will say again that it leaves
+            (Some(outcome), _) => Some(last_word(outcome)),
+            (None, Some(Last::Lost(loss))) => {
+                Some(Ok(Answer::Failed(JobFailure::WorkerLost { rank, loss: loss.clone() })))
+            }
+            (None, None) => None,
+        };
+        if let Some(word) = word {
+            self.roster.miss(rank, false);
+            if departed.is_some() || here {
+                self.clients.get_mut(&token).ok_or(Refusal::Authentication)?.parting = Some(rank);
+                let until = self.clock.now() + RETURN_WITHIN_MS;
+                self.partings.entry(rank).or_insert(until);
+            }
+            return word.map(|word| (word, Vec::new()));
+        }
+        let again = |worker: &&mut Worker| worker.is_remote() && worker.session == session;
+        if let Some(worker) = self.workers.get_mut(&rank).filter(again) {
+            worker.signs += 1;
+            if let Some(old) = worker.client.replace(token) {
+                self.drop_client(old);
+            }
+            self.clients.get_mut(&token).ok_or(Refusal::Authentication)?.rank = Some(rank);
+            return Ok((Answer::Welcome(self.welcome()), Vec::new()));
+        }
+        self.roster.may_join(rank, size)?;
+        let charge = self.charge_descriptors(rank, self.shards.handles.len() as u32 + 2)?;
+        self.roster.join(rank, size)?;
+        for shard in &self.shards.handles {
+            shard.send(Command::JoinRemote { rank });
+        }
+        Ok((Answer::Welcome(self.enroll(token, rank, session, None, charge)), Vec::new()))
+    }
+
+    /// Connections and wake-ups of a worker, for as long as it is here.
+    fn charge_descriptors(&self, rank: Rank, count: u32) -> Result<Charge, Refusal> {
+        let charge = self.account.peer(rank).charge(Resource::Descriptors, count.into());
+        charge.map_err(|why| why.refuse("another worker's connections"))
+    }
+
+    fn enroll(
+        &mut self,
+        token: u64,
+        rank: Rank,
+        session: Session,
+        page: Option<Arc<Mapping>>,
+        descriptors: Charge,
+    ) -> Welcome {
+        let lease = Lease::new(self.lease_ms(), self.clock.now());
+        let worker = Worker::new(page, session, lease, token, descriptors);
+        self.workers.insert(rank, worker);
+        if let Some(client) = self.clients.get_mut(&token) {
+            client.rank = Some(rank);
+        }
+        self.welcome()
+    }
+
+    fn welcome(&self) -> Welcome {
+        Welcome {
+            server: self.config.index,
+            servers: self.config.servers,
+            shards: self.shards.handles.len() as u32,
+            chunk_bytes: self.config.options.chunk_bytes,
+            lease_ms: self.config.options.lease.as_millis() as u64,
+            crowding: crowding(&self.config),
+        }
+    }
+}

@@ -1,0 +1,384 @@
+//! The control thread: takes workers in, declares tensors, watches leases, ends the job. It waits for descriptors only, and
+//! what it sends it sends without waiting: a worker that does not read its answers is lost, not waited for.
+//!
+//! A worker on this host is lost with its connection. One on another host is not: until its lease ends it may connect again,
+//! and repeats the requests that it has no answer to. Each is carried out once: the last answers are kept.
+
+mod absent;
+mod entry;
+mod requests;
+mod tables;
+
+use super::bells::Bells;
+use super::catalog::Catalog;
+use super::client::{Channel, Client, Worker};
+use super::door::LOOK_AGAIN;
+use super::shard::{Board, Command, Handle, Report};
+use super::tables::{Sealed, Tables};
+use super::{Order, ServerConfig, Shared, StartError, Wakeup, items};
+use crate::wire::records::RecordStream;
+use crate::wire::vigil::{LivedClock, look_every};
+use penstock_fabric::layout::board;
+use penstock_fabric::socket::Listener;
+use penstock_proto::Rank;
+use penstock_proto::account::{Account, Charge, Limits, Resource};
+use penstock_proto::error::{JobFailure, Loss, Refusal};
+use penstock_proto::handshake::{Purpose, Session, Verdict, verdict};
+use penstock_proto::knot::Knots;
+use penstock_proto::membership::Roster;
+use penstock_proto::message::{Answer, MAX_MESSAGE_BYTES, Reply, encode};
+use rustix::event::epoll;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::time::Timespec;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::Duration;
+
+/// Connections that have not said who they are. One more is closed at once: strangers get no room to pile up.
+const MAX_STRANGERS: usize = 256;
+/// Longest time that a connection may take to say who it is, in milliseconds.
+const HELLO_WITHIN_MS: u64 = 10_000;
+/// How long a worker whose connection broke while it was told the last word may take to come and ask for it, in milliseconds.
+const RETURN_WITHIN_MS: u64 = 2_000;
+/// Looks at the sockets in one turn, before leases are judged: enough for one at every worker's.
+const ROUNDS: usize = 32;
+
+/// Requests taken of one client before others get their turn.
+const REQUESTS: usize = 64;
+/// Entries that a question to the shards counts for: every shard keeps it until it answers.
+const TICKET_ENTRIES: u64 = 256;
+
+const LISTENER: u64 = u64::MAX;
+const WAKEUP: u64 = u64::MAX - 1;
+
+/// The control thread's end of the shards.
+#[derive(Debug)]
+pub(super) struct Shards {
+    pub(super) handles: Vec<Handle>,
+    pub(super) reports: Receiver<Report>,
+    /// For other threads that report.
+    pub(super) sender: Sender<Report>,
+    pub(super) board: Board,
+}
+
+/// How it ended with a worker on another host, which may come again because it has not heard of it.
+pub(super) enum Last {
+    Left,
+    Lost(Loss),
+}
+
+/// A question that all shards answer.
+struct Ticket {
+    rank: Rank,
+    request: u64,
+    open: usize,
+    ranks: Vec<Rank>,
+    _entries: Charge,
+}
+
+pub(super) struct Control {
+    pub(super) config: ServerConfig,
+    listener: Option<Listener>,
+    /// The system had no descriptor left for one more connection.
+    full: bool,
+    pub(super) shards: Shards,
+    orders: Receiver<Order>,
+    shared: Arc<Shared>,
+    epoll: OwnedFd,
+    pub(super) clients: HashMap<u64, Client>,
+    next_client: u64,
+    pub(super) workers: HashMap<Rank, Worker>,
+    pub(super) roster: Roster,
+    knots: Knots,
+    /// What the job makes this process keep.
+    account: Account,
+    _threads: Charge,
+    catalog: Catalog,
+    tables: Tables,
+    /// Who passes rows on, from the first worker that needs it; the regions that it is told of then; and its bell, which producers
+    /// on this host ring.
+    items: Option<items::Handle>,
+    sealed: Vec<Sealed>,
+    bells: Bells,
+    /// Clients that had not said all when their turn was over.
+    unfinished: Vec<u64>,
+    tickets: HashMap<u64, Ticket>,
+    next_ticket: u64,
+    pub(super) clock: LivedClock,
+    /// Workers on other hosts that have left or were lost, by their session.
+    pub(super) departed: HashMap<Rank, (Session, Last)>,
+    /// Those that have not said that they heard the last word, and until when they may come and ask for it.
+    pub(super) partings: BTreeMap<Rank, u64>,
+    /// What workers that have left have heard elsewhere of the job's failure, and until when others may know better.
+    pub(super) hearsay: BTreeMap<Rank, (u64, JobFailure)>,
+    /// Whether the process wants the server to end now, whoever has not heard of it.
+    stopping: bool,
+    /// Since when those who came have gone, while others are awaited.
+    deserted_since: Option<u64>,
+    /// Whether anybody came.
+    came: bool,
+    ended: Option<Result<(), JobFailure>>,
+    buffer: Box<[u8; MAX_MESSAGE_BYTES]>,
+}
+
+/// What a request is answered with, at once.
+pub(super) type Answered = Result<(Answer, Vec<OwnedFd>), Refusal>;
+
+/// Says why not, to who has not proved who it is, and hangs up.
+fn refuse(mut channel: Channel, refusal: Refusal) {
+    tracing::debug!(%refusal, "a stranger was refused");
+    let _ = channel.send(&verdict(&Verdict::Refused(refusal)), &[]);
+}
+
+fn plain(answer: Answer) -> Option<Answered> {
+    Some(Ok((answer, Vec::new())))
+}
+
+/// What a worker is told that comes when the job has ended.
+fn last_word(outcome: &Result<(), JobFailure>) -> Result<Answer, Refusal> {
+    match outcome {
+        Ok(()) => Err(Refusal::Over),
+        Err(failure) => Ok(Answer::Failed(failure.clone())),
+    }
+}
+
+impl Control {
+    pub(super) fn new(
+        config: ServerConfig,
+        listener: Option<Listener>,
+        shards: Shards,
+        orders: Receiver<Order>,
+        shared: Arc<Shared>,
+        limits: Limits,
+    ) -> Result<Self, StartError> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(StartError::system("make an epoll descriptor"))?;
+        let watch = |fd: BorrowedFd<'_>, token| {
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
+                .map_err(StartError::system("watch a descriptor"))
+        };
+        watch(shared.wakeup.as_fd(), WAKEUP)?;
+        if let Some(listener) = &listener {
+            watch(listener.as_fd(), LISTENER)?;
+        }
+        let account = Account::new(limits);
+        // The limit leaves room for these, and for who passes rows on.
+        let threads = 1 + shards.handles.len() as u64;
+        let threads = account.charge(Resource::Threads, threads).unwrap_or_default();
+        let catalog = Catalog::new(
+            config.index,
+            config.servers,
+            shards.handles.len() as u32,
+            config.workers,
+            config.options.chunk_bytes,
+            account.clone(),
+        );
+        let clock = LivedClock::new(config.options.lease);
+        Ok(Self {
+            roster: Roster::new(config.workers),
+            knots: Knots::default(),
+            catalog,
+            tables: Tables::charged_to(&account, config.index == 0),
+            _threads: threads,
+            account,
+            items: None,
+            sealed: Vec::new(),
+            bells: Bells::default(),
+            config,
+            listener,
+            full: false,
+            shards,
+            orders,
+            shared,
+            epoll,
+            clients: HashMap::new(),
+            next_client: 0,
+            workers: HashMap::new(),
+            unfinished: Vec::new(),
+            tickets: HashMap::new(),
+            next_ticket: 0,
+            clock,
+            departed: HashMap::new(),
+            partings: BTreeMap::new(),
+            hearsay: BTreeMap::new(),
+            stopping: false,
+            deserted_since: None,
+            came: false,
+            ended: None,
+            buffer: Box::new([0; MAX_MESSAGE_BYTES]),
+        })
+    }
+
+    pub(super) fn run(mut self) {
+        while self.ended.is_none() {
+            self.turn();
+        }
+        let outcome = self.ended.clone().unwrap_or(Ok(()));
+        self.items = None;
+        if let Err(failure) = &outcome {
+            self.tell_all(failure);
+        }
+        for shard in &self.shards.handles {
+            shard.send(Command::Stop);
+        }
+        // Those that have not come yet are about to: nobody else would tell them why there is no job.
+        let late_until = self.clock.now() + if outcome.is_err() { RETURN_WITHIN_MS } else { 0 };
+        while !self.stopping && self.roster.awaited().next().is_some() && self.clock.now() < late_until {
+            self.turn();
+        }
+        // The socket goes before anyone hears of the end: whoever starts the next server finds the path free.
+        self.listener = None;
+        // Who has no connection just now, or had one that broke, comes again and is told how the job ended: in its lease, and not
+        // again and again.
+        let until = self.clock.now() + self.lease_ms() + RETURN_WITHIN_MS;
+        while !self.stopping && !self.partings.is_empty() && self.clock.now() < until {
+            self.turn();
+        }
+        *self.shared.outcome.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(outcome);
+        self.shared.ended.notify_all();
+    }
+
+    fn turn(&mut self) {
+        self.shards.board.beat(board::CONTROL);
+        let mut longest = match self.unfinished.is_empty() {
+            true => look_every(self.config.options.lease),
+            false => Duration::ZERO,
+        };
+        if self.full || !self.hearsay.is_empty() {
+            longest = longest.min(LOOK_AGAIN);
+        }
+        // Everything that lies in the sockets is read before leases are judged: after a pause of this process that is much.
+        for _ in 0..ROUNDS {
+            if !self.take_events(longest) {
+                break;
+            }
+            longest = Duration::ZERO;
+        }
+        // What TLS has decrypted already rings no more.
+        for client in std::mem::take(&mut self.unfinished) {
+            self.serve(client);
+        }
+        self.take_orders();
+        self.take_reports();
+        self.look_at_leases();
+        self.judge_hearsay();
+        self.look_for_the_awaited();
+        self.shared.workers.store(self.workers.len() as u32, Ordering::Relaxed);
+        self.shared.memory.store(self.account.taken(Resource::Bytes), Ordering::Relaxed);
+        if self.ended.is_none() && self.roster.is_over() {
+            self.ended = Some(Ok(()));
+        }
+    }
+
+    /// Waits for events, at most for `longest`, and takes them; whether there may be more.
+    fn take_events(&mut self, longest: Duration) -> bool {
+        let mut events = Vec::with_capacity(64);
+        let timeout = Timespec {
+            tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(longest.subsec_nanos()),
+        };
+        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout));
+        self.watch_listener(false);
+        let full = events.len() == events.capacity();
+        for event in events {
+            match event.data.u64() {
+                LISTENER => self.accept(),
+                WAKEUP => Wakeup::clear(self.shared.wakeup.as_fd()),
+                client => self.serve(client),
+            }
+        }
+        full
+    }
+
+    fn take_orders(&mut self) {
+        while let Ok(order) = self.orders.try_recv() {
+            match order {
+                Order::Accept(connection) => self.welcome_stranger(Channel::Local(connection)),
+                Order::Enter { stream, purpose: Purpose::Control, .. } => {
+                    self.welcome_stranger(Channel::Remote(Box::new(RecordStream::new(
+                        stream,
+                        MAX_MESSAGE_BYTES,
+                    ))));
+                }
+                // Whoever comes to work when the job has ended hears of it on the control connection.
+                Order::Enter { .. } if self.ended.is_some() => {}
+                Order::Enter { stream, purpose: Purpose::Shard { rank, session, shard }, long } => {
+                    self.attach(rank, session, shard, stream, long);
+                }
+                Order::Enter { stream, purpose: Purpose::Items { rank, session }, .. } => {
+                    self.attach_items(rank, session, stream);
+                }
+                Order::Gone { rank, how } => self.gone(rank, how),
+                Order::Stop => {
+                    self.stopping = true;
+                    self.end(JobFailure::Stopped { server: self.config.index });
+                }
+            }
+        }
+    }
+
+    fn take_reports(&mut self) {
+        while let Ok(report) = self.shards.reports.try_recv() {
+            match report {
+                Report::Failed(failure) => self.end(failure),
+                Report::Broke { rank, what } => self.lose_rank(rank, Loss::Broke { what }),
+                Report::Departed { rank } => {
+                    if let Some(worker) = self.workers.get_mut(&rank) {
+                        worker.departed += 1;
+                        self.let_go(rank);
+                    }
+                }
+                Report::Ended { rank } => {
+                    if let Some((_, open)) =
+                        self.workers.get_mut(&rank).and_then(|worker| worker.ending.as_mut())
+                    {
+                        *open = open.saturating_sub(1);
+                        self.look_at_end(rank);
+                    }
+                }
+                Report::Missing { ticket, ranks } => self.collect(ticket, ranks),
+                Report::Clocks { ticket, clocks } => {
+                    if let Some(ticket) = self.tickets.remove(&ticket) {
+                        self.answer(ticket.rank, ticket.request, Ok((Answer::Clocks { clocks }, Vec::new())));
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn end(&mut self, failure: JobFailure) {
+        if self.ended.is_none() {
+            self.ended = Some(Err(failure.brief()));
+        }
+    }
+
+    fn tell_all(&mut self, failure: &JobFailure) {
+        let reply = Reply { id: 0, body: Answer::Failed(failure.clone()) };
+        let Ok(bytes) = encode(&reply) else { return };
+        let until = self.clock.now() + self.lease_ms();
+        for (&rank, worker) in &self.workers {
+            if worker.is_remote() && !self.hearsay.contains_key(&rank) {
+                self.partings.insert(rank, until);
+            }
+        }
+        let told: Vec<u64> = self
+            .clients
+            .iter()
+            .filter(|(_, client)| client.rank.is_some())
+            .map(|(&token, _)| token)
+            .collect();
+        for token in told {
+            let Some(client) = self.clients.get_mut(&token) else { continue };
+            client.parting = client.rank;
+            // One that cannot be told now is told when it comes again.
+            let _ = client.channel.send(&bytes, &[]);
+            self.watch(token);
+        }
+    }
+
+    pub(super) fn lease_ms(&self) -> u64 {
+        self.config.options.lease.as_millis() as u64
+    }
+}

@@ -1,0 +1,310 @@
+//! What workers ask, and their answers.
+
+use super::{Answered, Control, REQUESTS, TICKET_ENTRIES, Ticket, plain};
+use crate::limits;
+use crate::server::catalog::{NewTensor, system};
+use crate::server::client::{Channel, Received, Unsent, Worker};
+use crate::server::shard::Command;
+use penstock_proto::account::Resource;
+use penstock_proto::error::{Loss, Refusal};
+use penstock_proto::knot::{Goal, Knot};
+use penstock_proto::membership::Member;
+use penstock_proto::message::{Answer, Ask, Reply, Request, decode, encode};
+use penstock_proto::{Rank, TensorId};
+use rustix::event::epoll;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+
+impl Control {
+    /// Takes what a client asks; of one that asks without end some, so that the others, and the end of the job, get their turn.
+    pub(super) fn serve(&mut self, token: u64) {
+        for _ in 0..REQUESTS {
+            let Some(client) = self.clients.get_mut(&token) else { return };
+            let message = match client.channel.receive(&mut self.buffer) {
+                Received::Message(message) => message,
+                Received::Nothing => return self.watch(token),
+                Received::End(loss) => return self.close(token, loss),
+            };
+            if self.examine(token, &message) {
+                continue;
+            }
+            match decode::<Request>(&message) {
+                Err(error) => return self.close(token, Loss::Broke { what: error.to_string() }),
+                Ok(request) => self.take(token, request),
+            }
+        }
+        if !self.unfinished.contains(&token) {
+            self.unfinished.push(token);
+        }
+    }
+
+    fn take(&mut self, token: u64, request: Request) {
+        let id = request.id;
+        let Some(client) = self.clients.get(&token) else { return };
+        if let (Some(rank), Ask::Heard) = (client.parting, &request.body) {
+            self.partings.remove(&rank);
+            self.drop_client(token);
+            return;
+        }
+        let Some(rank) = client.rank else {
+            if let Some(answer) = self.ask_stranger(token, request) {
+                self.answer_client(token, id, answer);
+            }
+            return;
+        };
+        if self.ended.is_some() {
+            return; // it was told so, and nothing else is answered
+        }
+        if let Some(worker) = self.workers.get_mut(&rank) {
+            worker.signs += 1;
+            worker.settle(request.settled);
+            if let Some(bytes) = worker.answered(id) {
+                return self.send(token, &bytes, &[]);
+            }
+        }
+        if request.body == Ask::Beat {
+            return self.answer_client(token, id, Ok((Answer::Alive, Vec::new())));
+        }
+        if let Some(answer) = self.ask(token, rank, request) {
+            self.answer(rank, id, answer);
+        }
+    }
+
+    fn encode(id: u64, answer: Answered) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
+        let (body, descriptors) = answer.unwrap_or_else(|refusal| (Answer::Refused(refusal), Vec::new()));
+        match encode(&Reply { id, body }) {
+            Ok(bytes) => Some((bytes, descriptors)),
+            // Whoever asked hears at least that, and waits for nothing.
+            Err(error) => {
+                tracing::warn!(%error, "an answer cannot be sent");
+                let (what, reason) = ("answer".to_owned(), error.to_string());
+                let body = Answer::Refused(Refusal::System { what, reason });
+                encode(&Reply { id, body }).ok().map(|bytes| (bytes, Vec::new()))
+            }
+        }
+    }
+
+    /// Answers a worker, now or when it has connected again.
+    pub(in crate::server) fn answer(&mut self, rank: Rank, id: u64, answer: Answered) {
+        let Some((bytes, descriptors)) = Self::encode(id, answer) else { return };
+        let Some(worker) = self.workers.get_mut(&rank) else { return };
+        if !worker.keep_answer(id, &bytes) {
+            return self.lose_rank(rank, Loss::Broke { what: "it settles none of its answers".to_owned() });
+        }
+        if let Some(token) = worker.client {
+            self.deliver(token, id, &bytes, &descriptors);
+        }
+    }
+
+    fn answer_client(&mut self, token: u64, id: u64, answer: Answered) {
+        if let Some((bytes, descriptors)) = Self::encode(id, answer) {
+            self.deliver(token, id, &bytes, &descriptors);
+        }
+    }
+
+    /// Sends an answer. Where the system passes no descriptors on, the worker is told so instead, and may ask again.
+    fn deliver(&mut self, token: u64, id: u64, bytes: &[u8], descriptors: &[OwnedFd]) {
+        let beside: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+        match self.try_send(token, bytes, &beside) {
+            Err(Unsent::System(errno)) if !beside.is_empty() => {
+                tracing::warn!(%errno, "descriptors cannot be passed on");
+                let refusal = system("the descriptors of an answer")(errno);
+                if let Some((bytes, _)) = Self::encode(id, Err(refusal)) {
+                    self.send(token, &bytes, &[]);
+                }
+            }
+            sent => self.conclude(token, sent),
+        }
+    }
+
+    pub(super) fn send(&mut self, token: u64, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
+        let sent = self.try_send(token, bytes, descriptors);
+        self.conclude(token, sent);
+    }
+
+    fn try_send(&mut self, token: u64, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), Unsent> {
+        self.clients.get_mut(&token).map_or(Ok(()), |client| client.channel.send(bytes, descriptors))
+    }
+
+    /// Who cannot be told something waits for it in vain, and is lost, whoever is to blame.
+    fn conclude(&mut self, token: u64, sent: Result<(), Unsent>) {
+        match sent {
+            Ok(()) => self.watch(token),
+            Err(Unsent::Lost(loss)) => self.close(token, loss),
+            Err(Unsent::System(errno)) => {
+                let what =
+                    format!("the server's system did not take an answer to it: {}", limits::explain(errno));
+                self.close(token, Loss::Failed { what });
+            }
+        }
+    }
+
+    /// Waits for room to write where something waits for it.
+    pub(super) fn watch(&self, token: u64) {
+        if let Some(client) = self.clients.get(&token)
+            && let Channel::Remote(records) = &client.channel
+        {
+            let mut flags = epoll::EventFlags::IN;
+            flags.set(epoll::EventFlags::OUT, records.holds_output());
+            let _ = epoll::modify(&self.epoll, &client.channel, epoll::EventData::new_u64(token), flags);
+        }
+    }
+
+    /// Answers a worker's request, now or later.
+    fn ask(&mut self, token: u64, rank: Rank, request: Request) -> Option<Answered> {
+        match request.body {
+            Ask::Hello { .. } => Some(Err(Refusal::Malformed { what: "it said hello twice".to_owned() })),
+            Ask::Beat => plain(Answer::Alive),
+            Ask::Heard => None,
+            Ask::Declare { spec, decided } => Some(self.declare(rank, spec, decided)),
+            Ask::Waits { wait, goal } => {
+                let knot = self.wait_in_circles(rank, wait, goal);
+                plain(Answer::Knot { knot })
+            }
+            Ask::Barrier => {
+                let waits = self.workers.get_mut(&rank)?.at_barrier.replace(request.id);
+                if waits != Some(request.id) {
+                    self.roster.arrive(rank);
+                    self.open_barrier();
+                }
+                None
+            }
+            Ask::Missing { tensor, version } => self.missing(rank, request.id, tensor, version),
+            Ask::MissingAtBarrier => {
+                self.knots.end(rank); // its wait was in vain
+                plain(Answer::Missing { ranks: self.roster.missing_at_barrier() })
+            }
+            Ask::Clocks => {
+                let ticket = match self.ticket(rank, request.id, 1) {
+                    Ok(ticket) => ticket,
+                    Err(refusal) => return Some(Err(refusal)),
+                };
+                self.shards.handles[0].send(Command::Clocks { ticket });
+                None
+            }
+            Ask::State { tensor } => Some(self.state(tensor)),
+            Ask::Table(ask) => {
+                self.table(rank, request.id, ask);
+                None
+            }
+            Ask::Leave { how } => self.leave(token, rank, request.id, how),
+        }
+    }
+
+    fn declare(
+        &mut self,
+        rank: Rank,
+        spec: penstock_proto::spec::TensorSpec,
+        decided: Option<(TensorId, Vec<penstock_proto::placement::Extent>)>,
+    ) -> Answered {
+        if matches!(self.roster.of(0), Member::Left | Member::Lost) && !self.catalog.knows(&spec.name) {
+            return Err(Refusal::NoValue { name: spec.name });
+        }
+        let (id, new) = self.catalog.declare(rank, spec, decided)?;
+        if let Some(NewTensor { id, spec, total, homes }) = new {
+            // A shard that is home of none of it need not know it.
+            let homes = self.shards.handles.iter().zip(homes);
+            for (shard, home) in homes.filter(|(_, home)| !home.chunks().is_empty()) {
+                shard.send(Command::Declare { id, spec: Box::new(spec.clone()), total, home });
+            }
+        }
+        let remote = self.workers.get(&rank).is_some_and(Worker::is_remote);
+        let again = self.catalog.is_given(id, rank);
+        let lanes = self.catalog.lane(id, rank, remote)?;
+        let entry = self.catalog.get(id)?;
+        // Before anything else can fail: a worker is given a lane once.
+        for ((shard, lane), homed) in self.shards.handles.iter().zip(lanes).zip(&entry.homed) {
+            if *homed > 0 {
+                shard.send(Command::Lane { id, rank, lane });
+            }
+        }
+        let (slabs, descriptors) = self.catalog.pass(id, rank, again)?;
+        let entry = self.catalog.get(id)?;
+        let answer = Answer::Declared {
+            tensor: id,
+            extents: entry.extents.clone(),
+            homed: entry.homed.clone(),
+            loads: entry.loads.clone(),
+            slabs,
+        };
+        Ok((answer, descriptors))
+    }
+
+    fn state(&mut self, tensor: TensorId) -> Answered {
+        let entry = self.catalog.get(tensor)?;
+        let fds = entry.state().map(|fd| fd.try_clone_to_owned()).transpose();
+        let fds = fds.map_err(|error| Refusal::System {
+            what: "pass the state".to_owned(),
+            reason: error.to_string(),
+        })?;
+        Ok((Answer::State, fds.into_iter().collect()))
+    }
+
+    /// Notes what a worker still waits for; the circle that the wait is part of.
+    fn wait_in_circles(&mut self, rank: Rank, wait: u64, goal: Option<Goal>) -> Option<Knot> {
+        let Some(mut goal) = goal else {
+            self.knots.end(rank);
+            return None;
+        };
+        if let Goal::Ranks { ranks, .. } = &mut goal {
+            ranks.truncate(self.config.workers as usize);
+        }
+        self.knots.waits(rank, wait, goal);
+        let (live, missing) = (self.roster.crew().live, self.roster.missing_at_barrier());
+        let stands = |rank| self.workers.get(&rank).is_some_and(|worker| worker.at_barrier.is_some());
+        self.knots.find(rank, |rank, goal| match goal {
+            Goal::Barrier { .. } if stands(rank) => missing.clone(),
+            Goal::Barrier { .. } => Vec::new(),
+            Goal::Table { name } => self.tables.undeclared(name, &live),
+            Goal::Drop { id, .. } => self.tables.users(*id, &live),
+            Goal::Ranks { ranks, .. } => ranks.clone(),
+        })
+    }
+
+    pub(super) fn open_barrier(&mut self) {
+        let Some(ranks) = self.roster.pass_barrier() else { return };
+        let left: Vec<Rank> = self.roster.crew().left.into_iter().collect();
+        for &rank in &ranks {
+            self.knots.end(rank);
+            if let Some(request) = self.workers.get_mut(&rank).and_then(|worker| worker.at_barrier.take()) {
+                let answer = Answer::BarrierPassed { ranks: ranks.clone(), left: left.clone() };
+                self.answer(rank, request, Ok((answer, Vec::new())));
+            }
+        }
+    }
+
+    fn ticket(&mut self, rank: Rank, request: u64, open: usize) -> Result<u64, Refusal> {
+        let charge = self.account.peer(rank).charge(Resource::Entries, TICKET_ENTRIES);
+        let entries = charge.map_err(|why| why.refuse("another question to the shards"))?;
+        self.next_ticket += 1;
+        let ticket = Ticket { rank, request, open, ranks: Vec::new(), _entries: entries };
+        self.tickets.insert(self.next_ticket, ticket);
+        Ok(self.next_ticket)
+    }
+
+    fn missing(&mut self, rank: Rank, request: u64, id: TensorId, version: u64) -> Option<Answered> {
+        if let Err(refusal) = self.catalog.get(id) {
+            return Some(Err(refusal));
+        }
+        let ticket = match self.ticket(rank, request, self.shards.handles.len()) {
+            Ok(ticket) => ticket,
+            Err(refusal) => return Some(Err(refusal)),
+        };
+        for shard in &self.shards.handles {
+            shard.send(Command::Missing { ticket, id, version });
+        }
+        None
+    }
+
+    pub(super) fn collect(&mut self, number: u64, ranks: Vec<Rank>) {
+        let Some(ticket) = self.tickets.get_mut(&number) else { return };
+        ticket.ranks.extend(ranks);
+        ticket.open -= 1;
+        if ticket.open == 0 {
+            let Ticket { rank, request, mut ranks, .. } =
+                self.tickets.remove(&number).expect("it was just there");
+            ranks.sort_unstable();
+            ranks.dedup();
+            self.answer(rank, request, Ok((Answer::Missing { ranks }, Vec::new())));
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! What concerns tables of rows: their requests, and who passes rows on.
+
+use super::Control;
+use crate::server::tables::{Answers, Asker, Sealed};
+use crate::server::{StartError, items};
+use penstock_fabric::net::stream::Stream;
+use penstock_proto::Rank;
+use penstock_proto::handshake::Session;
+use penstock_proto::items::control::TableAsk;
+use penstock_proto::message::Answer;
+use std::sync::Arc;
+
+impl Control {
+    /// Passes a worker's connection on to who passes rows on.
+    pub(super) fn attach_items(&mut self, rank: Rank, session: Session, stream: Stream) {
+        if self.workers.get(&rank).is_none_or(|worker| worker.session != session) {
+            return;
+        }
+        if self.items.is_none() {
+            match self.start_items() {
+                Ok(items) => self.items = Some(items),
+                Err(error) => {
+                    tracing::warn!(%error, "rows of tables cannot be passed on");
+                    return;
+                }
+            }
+        }
+        if let Some(items) = &self.items {
+            items.send(items::Command::Enter { rank, stream });
+        }
+    }
+
+    /// Has who passes rows on, if there is one, listen to the bells that have come.
+    fn pass_bells(&mut self) {
+        if let Some(items) = &self.items {
+            self.bells.take_new().into_iter().for_each(|bell| items.send(items::Command::Bell(bell)));
+        }
+    }
+
+    fn start_items(&mut self) -> Result<items::Handle, StartError> {
+        let setup = items::Setup {
+            account: self.account.clone(),
+            reports: self.shards.sender.clone(),
+            control: Arc::clone(&self.shared),
+            lease: self.config.options.lease,
+        };
+        let items = items::start(setup)?;
+        self.bells.all().for_each(|bell| items.send(items::Command::Bell(bell)));
+        for sealed in self.sealed.drain(..) {
+            items.send(items::Command::Region(sealed));
+        }
+        Ok(items)
+    }
+
+    pub(super) fn table(&mut self, rank: Rank, request: u64, ask: TableAsk) {
+        let crew = self.roster.crew();
+        let local = self.workers.get(&rank).is_some_and(|worker| !worker.is_remote());
+        let asker = Asker { rank, request, local, crew: &crew };
+        let (answers, sealed) = self.tables.ask(&asker, ask, &mut self.catalog, &mut self.bells);
+        // Before its region is known there: what it sets from then on it rings for.
+        self.pass_bells();
+        self.pass_regions(sealed);
+        self.free_tables();
+        self.answer_tables(answers);
+    }
+
+    /// Nothing waits for a worker that has gone, nor for rows that it had not mapped.
+    pub(super) fn table_without(&mut self, rank: Rank) {
+        let (mut answers, sealed) = self.tables.abandon(rank, &mut self.bells);
+        self.pass_bells();
+        self.pass_regions(sealed);
+        answers.append(&mut self.tables.join(&self.roster.crew()));
+        self.free_tables();
+        self.answer_tables(answers);
+    }
+
+    fn pass_regions(&mut self, sealed: Vec<Sealed>) {
+        for sealed in sealed {
+            match &self.items {
+                Some(items) => items.send(items::Command::Region(sealed)),
+                None => self.sealed.push(sealed),
+            }
+        }
+    }
+
+    /// Lets go of tables that all have dropped.
+    pub(super) fn free_tables(&mut self) {
+        for table in self.tables.free() {
+            self.sealed.retain(|sealed| sealed.id.table != table);
+            if let Some(items) = &self.items {
+                items.send(items::Command::Drop { table });
+            }
+        }
+    }
+
+    pub(super) fn answer_tables(&mut self, answers: Answers) {
+        for (rank, request, answer) in answers {
+            self.answer(rank, request, answer.map(|(answer, fds)| (Answer::Table(answer), fds)));
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Whether a long wait is part of a circle of waits ([`penstock_proto::knot`]): what a worker says of it, and when.
+//!
+//! A wait is said only while nothing else of this worker can happen: while the caller named no timeout of its own, after which
+//! it would do something else, and while no other thread could use the job. The second is looked at every time, and what was
+//! said is taken back once it is so no more.
+
+use super::Error;
+use super::job::Inner;
+use super::link::{ASK_WITHIN, Deadline};
+use penstock_fabric::sync::Ordering;
+use penstock_proto::knot::{Goal, Knot};
+use penstock_proto::message::{Answer, Ask};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::{Duration, Instant};
+
+/// How long a wait is before it asks whether it is part of a circle, and how often then.
+const LONG: Duration = Duration::from_secs(1);
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// Says whether no thread but the calling one could use the job.
+pub(super) type Alone = Box<dyn Fn() -> bool + Send + Sync>;
+
+static THREADS: AtomicU64 = AtomicU64::new(1);
+thread_local! {
+    /// This thread's number, from 1.
+    static THREAD: u64 = THREADS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The threads that use a job, or may.
+#[derive(Default)]
+pub(super) struct Company {
+    /// The thread that used the job first, and whether another has.
+    first: AtomicU64,
+    several: AtomicBool,
+    alone: OnceLock<Alone>,
+}
+
+impl Company {
+    /// Notes which thread uses the job.
+    #[inline]
+    pub(super) fn touch(&self) {
+        let me = THREAD.with(|number| *number);
+        if self.first.load(Ordering::Relaxed) != me {
+            let first = self.first.compare_exchange(0, me, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+            self.several.fetch_or(!first, Ordering::Relaxed);
+        }
+    }
+
+    /// From now on `alone` is asked; the first one given counts.
+    pub(super) fn on_alone(&self, alone: Alone) {
+        let _ = self.alone.set(alone);
+    }
+
+    /// Whether nothing else of this worker can happen while the calling thread waits. A thread that has not used the job yet may.
+    fn is_alone(&self) -> bool {
+        !self.several.load(Ordering::Relaxed) && self.alone.get().map_or_else(is_only_thread, |alone| alone())
+    }
+}
+
+/// Whether this process has no threads but the calling one and those of this library, which are known by their names. Where that
+/// cannot be told, it has.
+fn is_only_thread() -> bool {
+    // What a request of the C interface does in its thread, the program wanted to be done. The kernel keeps 15 bytes of a name.
+    let is_ours = |name: &str| name.starts_with("penstock-") && !name.starts_with("penstock-reques");
+    let name = |path: &std::path::Path| std::fs::read_to_string(path.join("comm")).unwrap_or_default();
+    let me = rustix::thread::gettid().as_raw_nonzero().to_string();
+    // A thread has the name of whoever started it until it takes its own.
+    if is_ours(&name("/proc/self".as_ref())) {
+        return false;
+    }
+    let Ok(mut tasks) = std::fs::read_dir("/proc/self/task") else { return false };
+    tasks.all(|task| task.is_ok_and(|task| task.file_name() == *me || is_ours(&name(&task.path()))))
+}
+
+/// One wait.
+pub(super) struct Circle<'a> {
+    job: &'a Inner,
+    deadline: Deadline,
+    looked: Instant,
+    /// Its number, once it was said.
+    said: Option<u64>,
+}
+
+impl<'a> Circle<'a> {
+    /// A wait that begins now.
+    pub(super) fn new(job: &'a Inner, deadline: Deadline) -> Self {
+        Self { job, deadline, looked: Instant::now(), said: None }
+    }
+
+    /// Asked by the wait now and then: where it has become long, says what it is for. An error if it is part of a circle.
+    pub(super) fn look(&mut self, goal: impl FnOnce() -> Result<Option<Goal>, Error>) -> Result<(), Error> {
+        let pause = if self.said.is_some() { LOOK_EVERY } else { LONG };
+        if self.looked.elapsed() < pause || !self.deadline.is_default() {
+            return Ok(());
+        }
+        let found = self.ask(goal);
+        self.looked = Instant::now();
+        found
+    }
+
+    fn ask(&mut self, goal: impl FnOnce() -> Result<Option<Goal>, Error>) -> Result<(), Error> {
+        if !self.job.company.is_alone() {
+            return self.end();
+        }
+        // A server that does not answer now may do so the next time.
+        let Some(goal) = patient(goal())?.flatten() else { return Ok(()) };
+        let waits = &self.job.waits;
+        let wait = *self.said.get_or_insert_with(|| waits.fetch_add(1, Ordering::Relaxed));
+        match self.say(wait, Some(goal.clone()))? {
+            Some(Knot { words, ranks }) => {
+                let (knot, missing) = (words, ranks);
+                Err(Error::Knot { goal, knot, missing, waited: self.deadline.waited() })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Says that it waits no more, or not alone.
+    fn end(&mut self) -> Result<(), Error> {
+        self.said.take().map_or(Ok(()), |wait| self.say(wait, None).map(drop))
+    }
+
+    fn say(&self, wait: u64, goal: Option<Goal>) -> Result<Option<Knot>, Error> {
+        // The wait may hold them, and who leaves the job may wait for them: a second lock would then never come.
+        let Ok(links) = self.job.links.try_read() else { return Ok(None) };
+        let first = links.first().ok_or(Error::Closed)?;
+        let asked = first.ask(Ask::Waits { wait, goal }, "say who waits for whom", Deadline::new(ASK_WITHIN));
+        match patient(asked)? {
+            Some((Answer::Knot { knot }, _)) => Ok(knot),
+            Some((other, _)) => Err(first.misunderstood(&other)),
+            None => Ok(None),
+        }
+    }
+}
+
+impl Drop for Circle<'_> {
+    fn drop(&mut self) {
+        // Whatever comes of it, the wait has ended: the next one has another number.
+        let _ = self.end();
+    }
+}
+
+/// What ends a wait, and what only was not answered in time.
+fn patient<T>(asked: Result<T, Error>) -> Result<Option<T>, Error> {
+    match asked {
+        Ok(answer) => Ok(Some(answer)),
+        Err(Error::Unanswered { .. } | Error::NotTaken { .. } | Error::Refused(_)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,111 @@
+//! A tensor is one tensor of its worker, however often and from wherever it is declared: one lane, one count of what stands in it, one
+//! first value.
+
+mod common;
+
+use common::{Cluster, NO_SETTINGS, Way, bytes, declare, pull};
+use penstock::worker::{Declaration, Error};
+use penstock_kernels::{Dtype, Rule};
+use penstock_proto::consistency::Consistency::{Asp, Bsp, Ssp};
+use penstock_proto::error::Refusal;
+use std::sync::Arc;
+use std::time::Duration;
+
+const SOON: Option<Duration> = Some(Duration::from_millis(50));
+
+/// What each is declared as where it is `declare`d.
+fn declaration(elements: u64) -> Declaration {
+    let mut declaration = Declaration::new("w", &[elements], Rule::Add);
+    declaration.spec.dtype = Dtype::F64;
+    declaration.consistency = Some(Bsp);
+    declaration
+}
+
+// The second had a count of its own, which said that the lane was free: what stood there was overwritten, and 10 was folded twice or
+// 1 lost.
+#[test]
+fn a_tensor_that_is_declared_twice_has_one_lane() {
+    for way in [Way::Memory, Way::Tcp] {
+        let cluster = Cluster::over(way, 2, 1, &[]);
+        let (a, b) = (cluster.join(0), cluster.join(1));
+        let (first, theirs) = (declare(&a, "w", 4, Bsp), declare(&b, "w", 4, Bsp));
+        let second = declare(&a, "w", 4, Bsp);
+        first.push(Some(&bytes(&[1.0; 4])), NO_SETTINGS, false, None).unwrap();
+        let again = second.push(Some(&bytes(&[10.0; 4])), NO_SETTINGS, false, SOON);
+        assert!(matches!(again, Err(Error::AlreadyPushed { .. })), "{again:?}");
+        a.clock().unwrap();
+        let early = second.push(Some(&bytes(&[10.0; 4])), NO_SETTINGS, false, SOON);
+        assert!(matches!(early, Err(Error::LaneTimeout { .. })), "{early:?}");
+        theirs.push(Some(&bytes(&[2.0; 4])), NO_SETTINGS, false, None).unwrap();
+        assert_eq!(pull(&second, None).unwrap(), (1, vec![3.0; 4]));
+        assert!(Arc::ptr_eq(&first, &second));
+    }
+}
+
+#[test]
+fn threads_that_declare_a_tensor_together_have_one() {
+    let cluster = Cluster::new(1, 2, &[]);
+    let job = cluster.join(0);
+    let tensors: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| declare(&job, "w", 100_000, Bsp))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(tensors.iter().all(|tensor| Arc::ptr_eq(tensor, &tensors[0])));
+    assert_eq!(job.balance().iter().flatten().sum::<u64>(), 25 * 32 * 1024, "it counts once");
+}
+
+#[test]
+fn a_declaration_that_a_server_did_not_answer_goes_on_where_it_got_stuck() {
+    let cluster = Cluster::over(Way::Line, 2, 2, &[("chunk_bytes", "8KiB")]);
+    let (a, b) = (cluster.join(0), cluster.join(1));
+    let theirs = declare(&a, "w", 100_000, Bsp);
+    cluster.lines[1].let_pass(0);
+    let mut asked = declaration(100_000);
+    asked.timeout = SOON;
+    let stuck = b.declare(asked).unwrap_err();
+    assert!(matches!(stuck, Error::Unanswered { server: 1, .. }), "{stuck}");
+    let other = b.declare(declaration(7)).unwrap_err();
+    assert!(matches!(&other, Error::Refused(Refusal::Conflict { what, .. }) if what == "shape"), "{other}");
+    cluster.lines[1].let_pass(u64::MAX);
+    let ours = b.declare(declaration(100_000)).unwrap();
+    for (tensor, value) in [(&theirs, 1.0), (&ours, 2.0)] {
+        tensor.push(Some(&bytes(&vec![value; 100_000])), NO_SETTINGS, false, None).unwrap();
+    }
+    assert_eq!(pull(&ours, None).unwrap(), (1, vec![3.0; 100_000]));
+    assert_eq!(b.balance().iter().flatten().sum::<u64>(), 98 * 8 * 1024);
+}
+
+// Worker 0 was interrupted while it waited for its value to stand, and declared the tensor again: that overwrote what others had
+// contributed meanwhile.
+#[test]
+fn a_first_value_is_given_once() {
+    let cluster = Cluster::new(2, 1, &[]);
+    let (a, b) = (cluster.join(0), cluster.join(1));
+    let mut asked = declaration(4);
+    asked.consistency = Some(Asp);
+    let ours = a.declare(asked.clone()).unwrap();
+    let value = bytes(&[5.0; 4]);
+    // In time or not, it is on its way.
+    let _ = ours.initialize(Some(&value), Some(Duration::ZERO));
+    let theirs = b.declare(asked.clone()).unwrap();
+    theirs.push(Some(&bytes(&[1.0; 4])), NO_SETTINGS, false, None).unwrap();
+    theirs.lane(None).unwrap();
+    a.declare(asked).unwrap().initialize(Some(&value), None).unwrap();
+    assert_eq!(pull(&ours, None).unwrap().1, vec![6.0; 4]);
+}
+
+#[test]
+fn another_declaration_of_a_tensor_is_refused_with_what_differs() {
+    let cluster = Cluster::new(1, 1, &[]);
+    let job = cluster.join(0);
+    declare(&job, "w", 4, Bsp);
+    let mut other = declaration(4);
+    other.consistency = Some(Ssp(8));
+    other.adaptive = Some("0:8".parse().unwrap());
+    match job.declare(other).unwrap_err() {
+        Error::Refused(Refusal::Conflict { what, expected, got, .. }) => {
+            assert_eq!((&what[..], &expected[..], &got[..]), ("consistency", "bsp", "ssp:auto:0:8"));
+        }
+        error => panic!("{error}"),
+    }
+}

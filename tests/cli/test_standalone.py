@@ -1,0 +1,139 @@
+"""`penstock-server` is one command: in the Python package, and the one that needs no Python."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+ROOT = Path(__file__).parents[2]
+SECRET = "5e" * 32
+WAIT = 60.0
+"""Seconds that a process may take. Nothing is judged by time: this only ends a test that hangs."""
+
+
+def native() -> Path | None:
+    """The one without Python, built of the sources that are here."""
+    if not shutil.which("cargo"):
+        return None
+    subprocess.run(["cargo", "build", "--quiet", "-p", "penstock-server"], cwd=ROOT, check=True)
+    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "penstock-server"
+
+
+@pytest.fixture(params=["python", "native"], scope="module")
+def server(request: pytest.FixtureRequest) -> str:
+    """The command."""
+    if request.param == "python":
+        return str(Path(sys.executable).parent / "penstock-server")
+    path = native()
+    if path is None:
+        pytest.skip("there is no cargo to build the penstock-server without Python")
+    return str(path)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's, without a job's."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    return {**kept, **more}
+
+
+def run(server: str, *words: str, **more: str) -> tuple[int, str, str]:
+    """Exit code, output, errors."""
+    done = subprocess.run(
+        [server, *words], env=environment(**more), capture_output=True, text=True, timeout=WAIT
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_it_says_its_version(server: str) -> None:
+    assert run(server, "--version") == (0, f"penstock-server {penstock.__version__}\n", "")
+    assert run(server, "-V") == (0, f"penstock-server {penstock.__version__}\n", "")
+
+
+def test_its_help_names_every_option(server: str) -> None:
+    code, out, _ = run(server, "--help")
+    assert code == 0
+    for name in ("socket", "listen", "job", "workers", "servers", "index", "consistency", "lease", "shards"):
+        assert f"--{name}" in out
+
+
+HELP = "`penstock-server --help` lists what it takes"
+EXPORT = "`export PENSTOCK_SECRET=$(openssl rand -hex 32)`, the same for servers and workers"
+REFUSED: dict[tuple[str, ...], tuple[str, str]] = {
+    (): ("expected --socket or --listen", "`penstock-server --help` shows both"),
+    ("--socket", "s", "--workers", "0"): (
+        "--workers is 0, but has to be at least 1",
+        "give a number from 1 to 1024",
+    ),
+    ("--socket", "s", "--workers", "many"): (
+        "--workers 'many' is not a whole number",
+        "give a number from 1 to 1024",
+    ),
+    ("--socket", "s", "--servers", "2", "--index", "2"): (
+        "expected --index below 2, the number of servers, got '2'",
+        "give a number from 0 to 1",
+    ),
+    ("--socket", "s", "--index", "-1"): (
+        "expected --index below 1, the number of servers, got '-1'",
+        "give a number from 0 to 0",
+    ),
+    ("--nonsense-entirely",): ("unknown option --nonsense-entirely", HELP),
+    ("--socket", "s", "--worker", "2"): ("unknown option --worker", "did you mean --workers?"),
+    ("--socket", "s", "there"): ("unexpected argument 'there'", HELP),
+    ("--socket",): ("argument --socket: expected one argument", HELP),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
+def test_a_wrong_command_line_is_refused_in_the_same_words(server: str, words: tuple[str, ...]) -> None:
+    message, hint = REFUSED[words]
+    got = run(server, *words, PENSTOCK_SECRET=SECRET)
+    assert got == (2, "", f"error: {message}\n\nhint: {hint}\n")
+
+
+def test_a_secret_that_is_none_is_refused(server: str) -> None:
+    missing = f"error: PENSTOCK_SECRET is not set\n\nhint: {EXPORT}\n"
+    assert run(server, "--socket", "s") == (2, "", missing)
+    short = "error: expected 64 hexadecimal digits in PENSTOCK_SECRET, got 4 characters"
+    assert run(server, "--socket", "s", PENSTOCK_SECRET="hush") == (2, "", f"{short}\n\nhint: {EXPORT}\n")
+
+
+def test_an_option_that_cannot_be_is_refused_before_anything_is_started(server: str, tmp_path: Path) -> None:
+    socket = tmp_path / "s"
+    code, out, err = run(server, "--socket", str(socket), "--lease", "soon", PENSTOCK_SECRET=SECRET)
+    assert (code, out) == (2, "")
+    assert "`lease`" in err
+    assert "hint: " in err
+    assert not socket.exists()
+    code, out, err = run(server, "--listen", "nowhere", PENSTOCK_SECRET=SECRET)
+    assert (code, out) == (2, "")
+    assert "nowhere" in err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_is_an_orderly_end(server: str, tmp_path: Path, number: signal.Signals, code: int) -> None:
+    socket = tmp_path / "s"
+    process = subprocess.Popen(
+        [server, "--socket", str(socket)],
+        env=environment(PENSTOCK_SECRET=SECRET),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + WAIT
+    while not socket.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=WAIT)
+    assert (process.returncode, out, err) == (code, "", "")
+    assert not socket.exists()
