@@ -70,13 +70,18 @@ pub struct Producer {
 pub struct Full;
 
 impl Producer {
-    /// Whether a push would find room.
-    pub fn has_room(&mut self, ring: &Ring) -> bool {
-        if self.tail.wrapping_sub(self.head) >= CAPACITY {
+    /// Whether `count` pushes would find room.
+    pub fn has_room(&mut self, ring: &Ring, count: u64) -> bool {
+        if self.free() < count {
             // Pairs with the release store in `pop`: the shard has copied what it counts as taken.
             self.head = ring.head.0.load(Ordering::Acquire);
         }
-        self.tail.wrapping_sub(self.head) < CAPACITY
+        self.free() >= count
+    }
+
+    /// Slots that the reader had taken when last looked at. A count of its that cannot be true frees none.
+    fn free(&self) -> u64 {
+        CAPACITY.saturating_sub(self.tail.wrapping_sub(self.head))
     }
 
     /// How many submissions the reader has taken, as it says, of how many that were pushed.
@@ -86,7 +91,7 @@ impl Producer {
 
     /// Pushes one submission.
     pub fn push(&mut self, ring: &Ring, words: [u64; WORDS]) -> Result<(), Full> {
-        if !self.has_room(ring) {
+        if !self.has_room(ring, 1) {
             return Err(Full);
         }
         for (shared, word) in ring.slot(self.tail).0.iter().zip(words) {
@@ -160,6 +165,7 @@ mod tests {
         assert_eq!(producer.push(&ring, [0; WORDS]), Err(Full));
         assert_eq!(consumer.waiting(&ring), CAPACITY);
         assert_eq!(consumer.pop(&ring), Ok(Some([0; WORDS])));
+        assert!(producer.has_room(&ring, 1) && !producer.has_room(&ring, 2));
         assert_eq!(producer.push(&ring, [CAPACITY; WORDS]), Ok(()));
     }
 

@@ -138,6 +138,7 @@ impl Roster {
     }
 
     fn end(&mut self, rank: Rank, how: Member) -> bool {
+        self.withdraw(rank);
         let here = self.members.get_mut(rank as usize).filter(|member| **member == Member::Joined);
         here.map(|member| *member = how).is_some()
     }
@@ -156,6 +157,13 @@ impl Roster {
     pub fn arrive(&mut self, rank: Rank) {
         if let Some(stands) = self.at_barrier.get_mut(rank as usize) {
             *stands = true;
+        }
+    }
+
+    /// Notes that `rank` stands at the barrier no more.
+    pub fn withdraw(&mut self, rank: Rank) {
+        if let Some(stands) = self.at_barrier.get_mut(rank as usize) {
+            *stands = false;
         }
     }
 

@@ -102,8 +102,11 @@ pub enum Ask {
         /// The version waited for.
         version: u64,
     },
-    /// Whom does the barrier wait for?
-    MissingAtBarrier,
+    /// Stands at the barrier no more, unless it has opened: then that is answered first. Whom did the barrier wait for?
+    Withdraw {
+        /// The request that came to the barrier. It is answered with `Missing` as well.
+        barrier: u64,
+    },
     /// The clocks of all workers.
     Clocks,
     /// The optimizer's state of a tensor.
@@ -189,7 +192,7 @@ pub enum Answer {
         /// Who had left the job, and was not waited for.
         left: Vec<Rank>,
     },
-    /// To `Missing` and `MissingAtBarrier`.
+    /// To `Missing` and `Withdraw`.
     Missing {
         /// Their ranks.
         ranks: Vec<Rank>,

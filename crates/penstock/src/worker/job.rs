@@ -3,14 +3,14 @@
 use super::Error;
 use super::circle::{Circle, Company};
 use super::leaving::Leaving;
-use super::link::{ASK_WITHIN, Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, lock};
+use super::link::{Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, Met, lock};
 use super::table::{Courier, CourierSetup, Progress, Table, TableDeclaration, TableInner};
 use super::tensor::{Declaration, Progress as TensorProgress, Tensor};
 use crate::limits;
 use crate::options::{Options, Transport};
 use crate::server::{Server, ServerConfig, StartError};
 use crate::service::socket_of;
-use crate::turn::{Floor, Place};
+use crate::turn::{Floor, Place, Turn};
 use crate::wire::dial::Dialer;
 use crate::wire::random;
 use penstock_fabric::net::endpoint::Endpoint;
@@ -95,6 +95,8 @@ pub(super) struct Inner {
     clock: AtomicU64,
     /// Shared while something is stamped with the clock, so that none is stamped with the past; the clock moves for who is alone.
     pub(super) stamping: Floor,
+    /// Of the threads of this worker that come to a barrier.
+    meeting: Turn,
     /// Barriers passed: what others did before one must be seen behind it, also on other hosts.
     barriers: AtomicU64,
     /// Bytes that each shard is home of, by server.
@@ -152,10 +154,12 @@ impl Inner {
 
     /// Tells the shards the clock, if they do not know it.
     pub(super) fn tell_clock(&self, deadline: Deadline) -> Result<(), Error> {
-        let _alone = self.stop_clock("telling the servers the clock", deadline)?;
-        if self.untold.swap(false, Ordering::Relaxed) {
-            self.submit_clock(self.shown_clock(), deadline)?;
+        if !self.untold.load(Ordering::SeqCst) {
+            return Ok(());
         }
+        let _alone = self.stop_clock("telling the servers the clock", deadline)?;
+        self.submit_clock(self.shown_clock(), deadline)?;
+        self.untold.store(false, Ordering::SeqCst);
         Ok(())
     }
 
@@ -382,6 +386,7 @@ impl Job {
             counters: Counters::default(),
             clock: AtomicU64::new(0),
             stamping: Floor::default(),
+            meeting: Turn::default(),
             barriers: AtomicU64::new(0),
             company: Company::default(),
             waits: AtomicU64::new(0),
@@ -462,10 +467,16 @@ impl Job {
         // Once more: the job may have been closed while this waited for its turn.
         self.inner.fate.check()?;
         let next = self.inner.shown_clock() + 1;
-        if self.inner.has_tensors.load(Ordering::Relaxed) || self.inner.is_time_to_tell() {
+        if self.inner.has_tensors.load(Ordering::SeqCst) || self.inner.is_time_to_tell() {
             self.inner.submit_clock(next, deadline)?;
         } else {
-            self.inner.untold.store(true, Ordering::Relaxed);
+            // Noted before it is looked once more whether there is a tensor, as whoever declares the first notes that before it looks
+            // here: one of the two sees the other.
+            self.inner.untold.store(true, Ordering::SeqCst);
+            if self.inner.has_tensors.load(Ordering::SeqCst) {
+                self.inner.submit_clock(next, deadline)?;
+                self.inner.untold.store(false, Ordering::SeqCst);
+            }
         }
         self.inner.clock.store(next, Ordering::Relaxed);
         self.inner.each_table(|table| table.raise(next));
@@ -473,7 +484,8 @@ impl Job {
         Ok(next)
     }
 
-    /// Waits until all workers stand here.
+    /// Waits until all workers stand here. After an error this worker stands here no more, so nobody passes the barrier as if it had.
+    /// Threads of one worker that come at once pass one barrier after another.
     pub fn barrier(&self, timeout: Option<Duration>) -> Result<(), Error> {
         self.meet("", timeout).map(drop)
     }
@@ -482,10 +494,11 @@ impl Job {
     pub fn meet(&self, what: &str, timeout: Option<Duration>) -> Result<Meeting, Error> {
         self.inner.fate.check()?;
         let deadline = self.inner.deadline(timeout);
+        self.inner.touch();
+        let _turn = self.inner.meeting.take(|| self.inner.look("standing at the barrier", deadline))?;
         self.inner.tell_clock(deadline)?;
         let links = self.inner.links();
         let first = links.first().ok_or(Error::Closed)?;
-        self.inner.touch();
         // What was submitted to another host before the barrier must have been taken there before anyone passes it.
         links.iter().try_for_each(|link| link.drain("take what came before the barrier", deadline))?;
         for courier in self.inner.all_couriers() {
@@ -494,25 +507,17 @@ impl Job {
         let goal = Goal::Barrier { what: what.to_owned() };
         let mut circle = Circle::new(&self.inner, deadline);
         let look = || circle.look(|| Ok(Some(goal.clone())));
-        match first.ask_while(Ask::Barrier, "open the barrier", deadline, look) {
-            Ok((Answer::BarrierPassed { ranks, left }, _)) => {
+        match first.meet(deadline, look)? {
+            Met::Passed { ranks, left } => {
                 self.inner.barriers.fetch_add(1, Ordering::Relaxed);
                 Ok(Meeting { ranks, left })
             }
-            Ok((other, _)) => Err(first.misunderstood(&other)),
-            Err(Error::Unanswered { waited, .. }) => {
-                let missing = Deadline::new(ASK_WITHIN);
-                match first.ask(Ask::MissingAtBarrier, "say whom the barrier waits for", missing)? {
-                    (Answer::Missing { ranks: missing }, _) if missing.is_empty() => {
-                        Err(Error::Unanswered { server: 0, what: "open the barrier", waited })
-                    }
-                    (Answer::Missing { ranks: missing }, _) => {
-                        Err(Error::BarrierTimeout { barrier: goal.to_string(), missing, waited })
-                    }
-                    (other, _) => Err(first.misunderstood(&other)),
-                }
+            Met::InVain { missing } if missing.is_empty() => {
+                Err(Error::Unanswered { server: 0, what: "open the barrier", waited: deadline.waited() })
             }
-            Err(error) => Err(error),
+            Met::InVain { missing } => {
+                Err(Error::BarrierTimeout { barrier: goal.to_string(), missing, waited: deadline.waited() })
+            }
         }
     }
 

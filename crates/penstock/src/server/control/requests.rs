@@ -169,10 +169,7 @@ impl Control {
                 None
             }
             Ask::Missing { tensor, version } => self.missing(rank, request.id, tensor, version),
-            Ask::MissingAtBarrier => {
-                self.knots.end(rank); // its wait was in vain
-                plain(Answer::Missing { ranks: self.roster.missing_at_barrier() })
-            }
+            Ask::Withdraw { barrier } => plain(Answer::Missing { ranks: self.withdraw(rank, barrier) }),
             Ask::Clocks => {
                 let ticket = match self.ticket(rank, request.id, 1) {
                     Ok(ticket) => ticket,
@@ -258,6 +255,21 @@ impl Control {
             Goal::Drop { id, .. } => self.tables.users(*id, &live),
             Goal::Ranks { ranks, .. } => ranks.clone(),
         })
+    }
+
+    /// Takes a worker back from the barrier; whom that waits for, if it has not opened meanwhile.
+    fn withdraw(&mut self, rank: Rank, barrier: u64) -> Vec<Rank> {
+        let stands =
+            self.workers.get_mut(&rank).and_then(|worker| worker.at_barrier.take_if(|at| *at == barrier));
+        if stands.is_none() {
+            return Vec::new();
+        }
+        self.knots.end(rank); // its wait was in vain
+        let ranks = self.roster.missing_at_barrier();
+        self.roster.withdraw(rank);
+        // An answer to the one request that has none: repeated on another connection, it is not taken for a new one.
+        self.answer(rank, barrier, Ok((Answer::Missing { ranks: ranks.clone() }, Vec::new())));
+        ranks
     }
 
     pub(super) fn open_barrier(&mut self) {

@@ -4,12 +4,14 @@
 //! | file | what |
 //! |---|---|
 //! | `mod.rs` | submitting, waiting, asking |
+//! | [`barrier`] | standing at the barrier, and going away from it |
 //! | [`fate`] | whether the job goes on, for everybody who has to do with it |
 //! | [`leaving`] | waiting for what was submitted to be taken; leaving |
 //! | [`local`] | a server on this host: descriptors beside the messages, shards at the other end of the rings |
 //! | [`remote`] | a server on another host: messages on a connection that is made again when it breaks |
 //! | [`courier`] | there, what stands at the other end of each ring |
 
+mod barrier;
 mod courier;
 mod fate;
 mod leaving;
@@ -17,6 +19,7 @@ mod local;
 mod remote;
 mod slabs;
 
+pub(super) use barrier::Met;
 pub(super) use courier::RemoteHome;
 pub(super) use fate::Fate;
 
@@ -148,6 +151,8 @@ pub(super) struct Introduction {
 #[derive(Default)]
 struct Outlet {
     producer: Producer,
+    /// Slots that are kept for those who have a [`Room`].
+    kept: u64,
     /// Whether the worker has said goodbye, behind which nothing may come.
     sealed: bool,
 }
@@ -182,41 +187,50 @@ impl Link {
         submission: &Submission,
         deadline: Deadline,
     ) -> Result<(), Error> {
-        let ring: &Ring = self.wire.page.at(page::ring(shard));
-        let has_room = || lock(&self.producers[shard as usize]).producer.has_room(ring);
-        // What has begun to be submitted is submitted whole, also when the job is being closed. A question is no part of it.
+        // A clock that has begun to be told is told to all, also when the job is being closed. A question is no part of it.
         let stands = || match submission {
             Submission::Fetch { .. } => self.fate.check(),
             _ => self.fate.stands(),
         };
-        while !self.try_submit(ring, shard, submission)? {
-            if self.wait_while(stands, ANYTHING, deadline, has_room)? == Waited::TimedOut {
+        self.room_while(stands, shard, 1, deadline)?.submit(submission);
+        Ok(())
+    }
+
+    /// Waits for room for `count` submissions in a shard's ring, at most [`CAPACITY`], which is then kept: they do not wait. Who
+    /// wants room in several rings asks for it in the shards' order, so that no two keep what the other wants.
+    pub(super) fn room(&self, shard: u32, count: u64, deadline: Deadline) -> Result<Room<'_>, Error> {
+        self.room_while(|| self.fate.check(), shard, count, deadline)
+    }
+
+    fn room_while(
+        &self,
+        stands: impl Fn() -> Result<(), Error>,
+        shard: u32,
+        count: u64,
+        deadline: Deadline,
+    ) -> Result<Room<'_>, Error> {
+        let outlet = &self.producers[shard as usize];
+        let ring: &Ring = self.wire.page.at(page::ring(shard));
+        let has_room = |outlet: &mut Outlet| outlet.producer.has_room(ring, outlet.kept + count);
+        loop {
+            {
+                let mut outlet = lock(outlet);
+                if outlet.sealed {
+                    self.fate.check()?;
+                    return Err(Error::Closed);
+                }
+                if has_room(&mut outlet) {
+                    outlet.kept += count;
+                    return Ok(Room { link: self, shard, left: count });
+                }
+            }
+            if self.wait_while(&stands, ANYTHING, deadline, || has_room(&mut lock(outlet)))?
+                == Waited::TimedOut
+            {
                 let (server, waited) = (self.wire.server, deadline.waited());
                 return Err(Error::Unanswered { server, what: "take submissions", waited });
             }
         }
-        if board::must_ring(&self.board, shard) {
-            // It fails only when it is full, and then the shard is awake already.
-            let _ = rustix::io::write(&self.wakeups[shard as usize], &1u64.to_le_bytes());
-        }
-        Ok(())
-    }
-
-    /// Tells a shard something if there is room in its ring.
-    fn try_submit(&self, ring: &Ring, shard: u32, submission: &Submission) -> Result<bool, Error> {
-        let mut outlet = lock(&self.producers[shard as usize]);
-        if outlet.sealed {
-            self.fate.check()?;
-            return Err(Error::Closed);
-        }
-        let Outlet { producer, sealed } = &mut *outlet;
-        if !producer.has_room(ring) {
-            return Ok(false);
-        }
-        let pushed = producer.push(ring, submission.encode());
-        debug_assert!(pushed.is_ok(), "there was room");
-        *sealed = matches!(submission, Submission::Leave);
-        Ok(true)
     }
 
     /// Waits until `done`, which only the server can bring about by something that happens to `what`.
@@ -283,30 +297,50 @@ impl Link {
     fn hear_answer(
         &self,
         (id, receiver): (u64, Receiver<Heard>),
-        mut stands: impl FnMut() -> Result<(), Error>,
+        stands: impl FnMut() -> Result<(), Error>,
         what: &'static str,
         deadline: Deadline,
     ) -> Result<Answered, Error> {
-        let server = self.wire.server;
-        let forget = || lock(&self.wire.open).remove(&id);
+        let heard = self.listen(&receiver, stands, || self.fate.check_interrupt(), deadline);
+        match heard {
+            Ok(Some(answered)) => Ok(answered),
+            Ok(None) | Err(_) => {
+                self.forget(id);
+                heard?;
+                Err(Error::Unanswered { server: self.wire.server, what, waited: deadline.waited() })
+            }
+        }
+    }
+
+    /// The same; `None` when the time is up, and nothing is forgotten. `patient` is asked as well, until an answer is there.
+    fn listen(
+        &self,
+        receiver: &Receiver<Heard>,
+        mut stands: impl FnMut() -> Result<(), Error>,
+        patient: impl Fn() -> Result<(), Error>,
+        deadline: Deadline,
+    ) -> Result<Option<Answered>, Error> {
         loop {
             match receiver.recv_timeout(deadline.left().min(INTERRUPT_EVERY)) {
                 Ok(Ok((Answer::Refused(refusal), _))) => return Err(refusal.into()),
-                Ok(heard) => return heard,
+                Ok(heard) => return heard.map(Some),
                 Err(RecvTimeoutError::Disconnected) => {
                     stands()?;
                     return Err(Error::Closed);
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    let look = stands().and_then(|()| self.fate.check_interrupt());
-                    if deadline.left().is_zero() || look.is_err() {
-                        forget();
-                        look?;
-                        return Err(Error::Unanswered { server, what, waited: deadline.waited() });
+                    stands()?;
+                    patient()?;
+                    if deadline.left().is_zero() {
+                        return Ok(None);
                     }
                 }
             }
         }
+    }
+
+    fn forget(&self, id: u64) {
+        lock(&self.wire.open).remove(&id);
     }
 
     /// The answer was not of the kind that was asked for.
@@ -314,6 +348,42 @@ impl Link {
         Error::Protocol {
             server: self.wire.server,
             what: format!("an answer that was not asked for: {answer:?}"),
+        }
+    }
+}
+
+/// Room in a shard's ring that is kept for what is going to be submitted. What of it was not used is given back when this is dropped.
+pub(super) struct Room<'a> {
+    link: &'a Link,
+    shard: u32,
+    left: u64,
+}
+
+impl Room<'_> {
+    /// Tells the shard something, without waiting. Nothing is told once the worker has said goodbye, for which it waits until
+    /// nobody is in the middle of submitting something.
+    pub(super) fn submit(&mut self, submission: &Submission) {
+        let Link { wire, board, wakeups, producers, .. } = self.link;
+        {
+            let mut outlet = lock(&producers[self.shard as usize]);
+            debug_assert!(self.left > 0 && !outlet.sealed, "room was kept for it");
+            let pushed = outlet.producer.push(wire.page.at(page::ring(self.shard)), submission.encode());
+            debug_assert!(pushed.is_ok(), "there was room");
+            outlet.kept -= 1;
+            outlet.sealed = matches!(submission, Submission::Leave);
+        }
+        self.left -= 1;
+        if board::must_ring(board, self.shard) {
+            // It fails only when it is full, and then the shard is awake already.
+            let _ = rustix::io::write(&wakeups[self.shard as usize], &1u64.to_le_bytes());
+        }
+    }
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        if self.left > 0 {
+            lock(&self.link.producers[self.shard as usize]).kept -= self.left;
         }
     }
 }

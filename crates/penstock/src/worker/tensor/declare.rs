@@ -117,7 +117,7 @@ impl Tensor {
         spec.consistency = consistency.unwrap_or(job.options.consistency);
         spec.check().map_err(Refusal::from)?;
         let deadline = job.deadline(timeout);
-        job.has_tensors.store(true, Ordering::Relaxed);
+        job.has_tensors.store(true, Ordering::SeqCst);
         job.tell_clock(deadline)?;
         let progress = Arc::clone(lock(&job.tensors).entry(spec.name.clone()).or_default());
         let _turn = progress.turn.take(|| job.look(&format!("declaring `{}`", spec.name), deadline))?;

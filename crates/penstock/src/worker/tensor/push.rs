@@ -1,18 +1,23 @@
 //! Pushes: contributions on their way into the lane and from there to the homes.
 
-use super::Tensor;
+use super::{HomeShard, Tensor};
 use crate::worker::Error;
-use crate::worker::link::{Deadline, Waited, lock};
+use crate::worker::link::{Deadline, Link, Room, Waited, lock};
 use penstock_fabric::memory::OwnLane;
+use penstock_fabric::ring::CAPACITY;
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::{Foreign, Settings};
 use penstock_proto::submission::Submission;
-use penstock_proto::worker::Contribution;
 use std::time::Duration;
 
 /// Bytes that are copied into the lane before the shards hear of them: they fold the first while the next are copied.
 /// Small enough to stay in a core's second cache until a shard reads it.
 const WINDOW: usize = 256 * 1024;
+
+/// Most submissions to one shard that a push is made of: half of what its ring holds, so that the next push finds room while this
+/// one is folded. The windows of a tensor that would need more are larger.
+const MOST: usize = CAPACITY as usize / 2;
+
 impl Tensor {
     /// Contributes `data`, or what stands in the lane. With `more`, it stays in the lane and later contributions of the same
     /// iteration are added to it. Returns the clock that it is stamped with.
@@ -57,10 +62,23 @@ impl Tensor {
             return Err(self.lane_timeout(position.at(0), deadline));
         }
         self.check_finite(&lane, data)?;
+        let copied = data.filter(|_| !contribution.adds);
+        let window = if copied.is_some() { self.window() } else { self.whole() };
+        let links = self.job.links();
+        // Nothing has happened before there is room for all of it, and nothing waits from then on: it counts whole, or not at all.
+        let mut rooms = match contribution.leaves {
+            true => self.make_room(&links, window, deadline)?,
+            false => Vec::new(),
+        };
+        if let Some(data) = data.filter(|_| contribution.adds) {
+            lane.add(self.spec.dtype, data);
+        }
         if contribution.leaves {
             self.ask_for_result(contribution.stamp);
+            self.deliver(&mut lane, copied, window, contribution.stamp, settings, &mut rooms);
+        } else if let Some(data) = copied {
+            lane.write(0, data);
         }
-        self.deliver(&mut lane, data, contribution, settings, deadline)?;
         lock(&self.position).contributed(contribution);
         Ok(contribution.stamp)
     }
@@ -90,38 +108,63 @@ impl Tensor {
         }
     }
 
+    /// Bytes of all chunks, were the last one full.
+    fn whole(&self) -> usize {
+        (self.spec.bytes() as usize).next_multiple_of(self.memory.cut().chunk_bytes() as usize)
+    }
+
+    /// Bytes, a multiple of the chunks', that are copied before the shards hear of them.
+    fn window(&self) -> usize {
+        let chunk_bytes = self.memory.cut().chunk_bytes() as usize;
+        WINDOW.max((self.spec.bytes() as usize).div_ceil(MOST)).next_multiple_of(chunk_bytes)
+    }
+
+    /// Waits until each home has room for all that a push in windows of so many bytes tells it.
+    fn make_room<'a>(
+        &self,
+        links: &'a [Link],
+        window: usize,
+        deadline: Deadline,
+    ) -> Result<Vec<Room<'a>>, Error> {
+        let chunk_bytes = u64::from(self.memory.cut().chunk_bytes());
+        let room = |home: &HomeShard| {
+            let (first, count) = (u64::from(home.extent.first), u64::from(home.extent.count));
+            let (begin, end) = (first * chunk_bytes, (first + count) * chunk_bytes);
+            let windows = end.div_ceil(window as u64) - begin / window as u64;
+            links.get(home.server).ok_or(Error::Closed)?.room(home.shard, windows, deadline)
+        };
+        self.homes.iter().map(room).collect()
+    }
+
+    /// Copies `data` into the lane, if there is any, and tells the homes that it is there, window by window.
     fn deliver(
         &self,
         lane: &mut OwnLane,
         data: Option<Foreign<'_>>,
-        contribution: Contribution,
+        window: usize,
+        stamp: u64,
         settings: Settings,
-        deadline: Deadline,
-    ) -> Result<(), Error> {
+        rooms: &mut [Room<'_>],
+    ) {
         let bytes = self.spec.bytes() as usize;
         let chunk_bytes = self.memory.cut().chunk_bytes() as usize;
-        match data {
-            Some(data) if contribution.adds => lane.add(self.spec.dtype, data),
-            Some(data) if !contribution.leaves => lane.write(0, data),
-            Some(data) => {
-                let window = WINDOW.max(chunk_bytes) / chunk_bytes * chunk_bytes;
-                self.count_submitted();
-                for start in (0..bytes).step_by(window) {
-                    let end = (start + window).min(bytes);
-                    lane.write(start, data.part(start..end));
-                    self.submit(start..end, contribution.stamp, settings, deadline)?;
-                }
-                self.count_push(bytes);
-                return Ok(());
+        self.count_submitted();
+        for start in (0..bytes).step_by(window) {
+            let end = (start + window).min(bytes);
+            if let Some(data) = data {
+                lane.write(start, data.part(start..end));
             }
-            None => {}
+            let (begin, end) = ((start / chunk_bytes) as u32, end.div_ceil(chunk_bytes) as u32);
+            for (home, room) in self.homes.iter().zip(&mut *rooms) {
+                let first = begin.max(home.extent.first);
+                let last = end.min(home.extent.first + home.extent.count);
+                if first < last {
+                    let (tensor, count) = (self.id, last - first);
+                    room.submit(&Submission::Push { tensor, first, count, stamp, settings });
+                }
+            }
         }
-        if contribution.leaves {
-            self.count_submitted();
-            self.submit(0..bytes, contribution.stamp, settings, deadline)?;
-            self.count_push(bytes);
-        }
-        Ok(())
+        self.count_push(bytes);
     }
 
     fn count_submitted(&self) {
@@ -133,32 +176,5 @@ impl Tensor {
     fn count_push(&self, bytes: usize) {
         self.job.counters.pushes.fetch_add(1, Ordering::Relaxed);
         self.job.counters.pushed_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-    }
-
-    /// Tells the homes that the bytes `range` of the lane are ready.
-    fn submit(
-        &self,
-        range: std::ops::Range<usize>,
-        stamp: u64,
-        settings: Settings,
-        deadline: Deadline,
-    ) -> Result<(), Error> {
-        let chunk_bytes = self.memory.cut().chunk_bytes() as usize;
-        let (begin, end) = ((range.start / chunk_bytes) as u32, range.end.div_ceil(chunk_bytes) as u32);
-        let links = self.job.links();
-        for home in &self.homes {
-            let first = begin.max(home.extent.first);
-            let last = end.min(home.extent.first + home.extent.count);
-            if first < last {
-                let (tensor, count) = (self.id, last - first);
-                let link = links.get(home.server).ok_or(Error::Closed)?;
-                link.submit(
-                    home.shard,
-                    &Submission::Push { tensor, first, count, stamp, settings },
-                    deadline,
-                )?;
-            }
-        }
-        Ok(())
     }
 }

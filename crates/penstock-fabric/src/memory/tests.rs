@@ -1,0 +1,157 @@
+use super::*;
+use crate::publish::{Published, Torn};
+use crate::region::Mapping;
+use crate::sync::Ordering;
+use penstock_kernels::{Dtype, Foreign};
+use penstock_proto::chunk::Cut;
+use penstock_proto::placement::Extent;
+use std::sync::Arc;
+
+fn layout(bytes: u64, extent: Extent) -> ExtentLayout {
+    ExtentLayout::new(Cut::new(bytes, 4096), extent, Dtype::Bf16, 8)
+}
+
+#[test]
+fn the_last_chunk_of_an_extent_may_be_short_and_its_state_with_it() {
+    let layout = layout(4096 * 2 + 10, Extent { first: 1, count: 2 });
+    assert_eq!(layout.bytes(), 4096 + 10);
+    assert_eq!(layout.value(2), 4096..4106);
+    assert_eq!(layout.state(2), 4096 / 2 * 8..4096 / 2 * 8 + 5 * 8);
+    assert_eq!(layout.state_bytes(), layout.state(2).end);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "maps files")]
+fn a_worker_sees_the_extents_of_two_servers_as_one_array() {
+    let cut = Cut::new(3 * 4096 + 8, 4096);
+    let extents = [Extent { first: 0, count: 2 }, Extent { first: 2, count: 2 }];
+    let mut parts = Vec::new();
+    let mut homes = Vec::new();
+    for extent in extents {
+        let layout = ExtentLayout::new(cut, extent, Dtype::F32, 0);
+        let (home, descriptors) = HomeRegions::new("w", layout).unwrap().split(&[0, 0], 1);
+        let (mut lanes, region) = LaneView::new("lane", layout.lane(), 1).unwrap();
+        let fds =
+            (descriptors.model().try_clone_to_owned().unwrap(), region.fd().try_clone_to_owned().unwrap());
+        parts.push(ServerPart { extent, place: Some(Place::Own(fds.0, fds.1)) });
+        homes.push((home.into_iter().next().unwrap(), lanes.remove(0)));
+    }
+    let (worker, mut own) = WorkerMemory::new(cut, Dtype::F32, &parts).unwrap();
+    let mut chunk = homes[1].0.chunk(3);
+    chunk.header.begin();
+    chunk.value.fill(9);
+    assert_eq!(worker.read_chunk(3, &mut [0; 8]), Err(Torn));
+    homes[1].0.header(3).publish(Published { version: 5, steps: 4 });
+    let mut out = [0; 8];
+    assert_eq!(worker.read_chunk(3, &mut out), Ok(Published { version: 5, steps: 4 }));
+    assert_eq!(out, [9; 8]);
+    own.write(3 * 4096, Foreign::of(&[7; 8]));
+    homes[1].1.contribution(4096..4104).copy_to(&mut out);
+    assert_eq!(out, [7; 8]);
+    let lane = worker.lane().foreign(3 * 4096..3 * 4096 + 8);
+    own.write(3 * 4096 + 4, lane.part(0..4));
+    own.write(3 * 4096 + 2, lane.part(0..6));
+    own.write(3 * 4096, lane);
+    homes[1].1.contribution(4096..4104).copy_to(&mut out);
+    assert_eq!(out, [7; 8]);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "maps files")]
+#[should_panic(expected = "has another home")]
+fn a_shard_is_not_lent_the_chunk_of_another() {
+    let layout = layout(4096 * 2, Extent { first: 0, count: 2 });
+    let (mut homes, _) = HomeRegions::new("w", layout).unwrap().split(&[0, 1], 2);
+    homes[0].chunk(1);
+}
+
+fn received() -> Vec<LaneView> {
+    let layout = layout(4096 * 3 - 6, Extent { first: 1, count: 2 });
+    LaneView::private(layout, &Arc::from([1, 0]), 2).unwrap()
+}
+
+#[test]
+fn what_is_received_stands_in_the_lane() {
+    let mut lanes = received();
+    lanes[1].receive(0..4096).fill(3);
+    lanes[0].receive(4096..8186).fill(4);
+    let mut out = [0; 4096];
+    lanes[1].contribution(0..4096).copy_to(&mut out);
+    assert_eq!(out, [3; 4096]);
+    lanes[0].contribution(4096..8186).copy_to(&mut out[..4090]);
+    assert_eq!(out[..4090], [4; 4090]);
+}
+
+#[test]
+#[should_panic(expected = "is of a chunk that has another home")]
+fn a_shard_receives_nothing_for_another_s_chunk() {
+    received()[0].receive(0..4096);
+}
+
+#[test]
+#[should_panic(expected = "is of a chunk that has another home")]
+fn a_shard_receives_nothing_across_the_end_of_its_chunk() {
+    received()[1].receive(4000..4100);
+}
+
+#[test]
+#[should_panic(expected = "is of a chunk that has another home")]
+fn a_shard_does_not_look_at_what_another_receives() {
+    received()[1].contribution(4096..8186);
+}
+
+/// Rounds of a race: enough to meet it, few enough for an interpreter.
+const ROUNDS: u8 = if cfg!(miri) { 5 } else { 200 };
+
+#[test]
+fn shards_receive_and_look_at_their_chunks_of_one_lane_at_the_same_time() {
+    std::thread::scope(|scope| {
+        for (mut lane, range) in received().into_iter().zip([4096..8186, 0..4096]) {
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    lane.receive(range.clone()).fill(round);
+                    let mut out = vec![0; range.len()];
+                    lane.contribution(range.clone()).copy_to(&mut out);
+                    assert!(out.iter().all(|&byte| byte == round));
+                    lane.folded(0).0.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_value_is_copied_while_somebody_looks_at_the_last() {
+    let mut copy = ValueCopy::new(1000).unwrap();
+    let mapping = Arc::clone(copy.mapping());
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for round in 0..ROUNDS {
+                copy.out().copy_from(Foreign::of(&[round; 1000]));
+            }
+        });
+        for _ in 0..ROUNDS {
+            let mut out = [0; 1000];
+            mapping.foreign(0..1000).copy_to(&mut out);
+            assert!(out.iter().all(|&byte| byte < ROUNDS));
+        }
+    });
+}
+
+#[test]
+fn a_lane_is_written_and_added_to_while_a_home_looks() {
+    let mapping = Mapping::private(4096).unwrap();
+    let mut own = OwnLane { mapping: Arc::clone(&mapping) };
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for round in 0..ROUNDS {
+                own.write(0, Foreign::of(&[round; 1004]));
+                own.add(Dtype::F32, own.mapping.clone().foreign(4..1004));
+                own.add(Dtype::F32, Foreign::of(&[0; 1004]));
+            }
+        });
+        for _ in 0..ROUNDS {
+            mapping.foreign(0..1004).copy_to(&mut [0; 1004]);
+        }
+    });
+}

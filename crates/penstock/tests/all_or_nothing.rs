@@ -1,0 +1,132 @@
+//! A call that ends with an error has done nothing: no half of an update is left behind, and nobody passes a barrier with a worker
+//! that was told it did not.
+
+mod common;
+
+use common::{Cluster, NO_SETTINGS, Way, bytes, declare, pull};
+use penstock::worker::{Declaration, Error, Job};
+use penstock_proto::consistency::Consistency::{Asp, Bsp};
+use std::cell::Cell;
+use std::time::Duration;
+
+const SOON: Option<Duration> = Some(Duration::from_millis(50));
+
+thread_local! {
+    /// Whether this thread's waits are interrupted.
+    static INTERRUPTED: Cell<bool> = const { Cell::new(false) };
+}
+
+fn interruptible(cluster: &Cluster, rank: u32) -> Job {
+    let interrupt = Box::new(|| INTERRUPTED.get());
+    Job::connect_interruptibly(&cluster.membership(rank), cluster.options.clone(), Some(interrupt)).unwrap()
+}
+
+fn misses(error: Error, rank: u32) {
+    let Error::BarrierTimeout { missing, .. } = error else { panic!("{error}") };
+    assert_eq!(missing, [rank]);
+}
+
+// Its windows were submitted one by one, each waiting for room: a deadline in the middle left the first ones submitted, which the
+// next push of the same iteration submitted again.
+#[test]
+fn a_push_that_finds_no_room_in_time_has_pushed_nothing() {
+    let cluster =
+        Cluster::over(Way::Line, 2, 1, &[("deadline", "1"), ("shards", "1"), ("chunk_bytes", "64KiB")]);
+    let (a, b) = (cluster.join(0), cluster.join(1));
+    // 32 windows.
+    let elements = 1 << 20;
+    let (wa, wb) = (declare(&a, "w", elements, Asp), declare(&b, "w", elements, Asp));
+    let ones = bytes(&vec![1.0; elements as usize]);
+    pull(&wb, None).unwrap();
+    let mut passes = 0;
+    cluster.lines[0].let_pass(passes);
+    // Each is a word to the shard, until the ring is full of them.
+    while b.clock().is_ok() {}
+    for _ in 0..8 {
+        let error = wb.push(Some(&ones), NO_SETTINGS, false, SOON).unwrap_err();
+        assert!(matches!(error, Error::Unanswered { .. }), "{error}");
+        // A few words more fit, and not all.
+        passes += 300;
+        cluster.lines[0].let_pass(passes);
+    }
+    cluster.lines[0].let_pass(u64::MAX);
+    let patient = Some(common::seconds(common::DEADLINE));
+    wb.push(Some(&ones), NO_SETTINGS, false, patient).unwrap();
+    b.leave(patient).unwrap();
+    assert_eq!(pull(&wa, Some(0)).unwrap().1, vec![1.0; elements as usize]);
+}
+
+// Larger than a ring's worth of windows.
+#[test]
+fn a_tensor_of_any_size_is_pushed_in_as_many_submissions_as_find_room_at_once() {
+    let cluster = Cluster::new(1, 1, &[("memory", "2GiB"), ("shards", "1")]);
+    let job = cluster.join(0);
+    let elements = (96 << 20) / 8 + 1;
+    let w = declare(&job, "w", elements, Bsp);
+    let ones = bytes(&vec![1.0; elements as usize]);
+    w.push(Some(&ones), NO_SETTINGS, false, None).unwrap();
+    job.clock().unwrap();
+    w.push(Some(&ones), NO_SETTINGS, false, None).unwrap();
+    assert!(pull(&w, None).unwrap().1.iter().all(|&value| value == 2.0));
+    job.leave(None).unwrap();
+}
+
+// It stood there still: the next of the others passed, and from then on everybody's barriers were off by one.
+#[test]
+fn whoever_waited_at_a_barrier_in_vain_stands_there_no_more() {
+    for way in [Way::Memory, Way::Tcp] {
+        let cluster = Cluster::over(way, 2, 1, &[]);
+        let (a, b) = (interruptible(&cluster, 0), cluster.join(1));
+        misses(a.barrier(SOON).unwrap_err(), 1);
+        misses(b.barrier(SOON).unwrap_err(), 0);
+        INTERRUPTED.set(true);
+        assert_eq!(a.barrier(None).unwrap_err(), Error::Interrupted);
+        INTERRUPTED.set(false);
+        misses(b.barrier(SOON).unwrap_err(), 0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| b.barrier(None).unwrap());
+            a.barrier(None).unwrap();
+        });
+        misses(b.barrier(SOON).unwrap_err(), 0);
+    }
+}
+
+// The second took the first's place, and the first was never answered.
+#[test]
+fn threads_of_one_worker_pass_one_barrier_after_another() {
+    let cluster = Cluster::new(2, 1, &[]);
+    let (a, b) = (cluster.join(0), cluster.join(1));
+    std::thread::scope(|scope| {
+        let both = [(); 2].map(|()| scope.spawn(|| a.barrier(None)));
+        b.barrier(None).unwrap();
+        b.barrier(None).unwrap();
+        for thread in both {
+            thread.join().unwrap().unwrap();
+        }
+    });
+}
+
+// Each took the clock for itself alone, behind the push that waited for what the others would do only after the barrier.
+#[test]
+fn a_push_that_waits_keeps_no_other_thread_from_barriers_clocks_and_declarations() {
+    let cluster = Cluster::new(2, 1, &[]);
+    let (a, b) = (cluster.join(0), cluster.join(1));
+    let (wa, wb) = (declare(&a, "w", 4, Bsp), declare(&b, "w", 4, Bsp));
+    let one = bytes(&[1.0; 4]);
+    wa.push(Some(&one), NO_SETTINGS, false, None).unwrap();
+    a.clock().unwrap();
+    let waited = a.stats().waited;
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| wa.push(Some(&one), NO_SETTINGS, false, None));
+        // Until it is seen to wait.
+        while a.stats().waited == waited {
+            std::thread::yield_now();
+        }
+        scope.spawn(|| b.barrier(None).unwrap());
+        a.barrier(None).unwrap();
+        assert_eq!(a.clocks().unwrap().len(), 2);
+        a.declare(Declaration::new("v", &[4], penstock_kernels::Rule::Add)).unwrap();
+        wb.push(Some(&one), NO_SETTINGS, false, None).unwrap();
+        assert_eq!(waits.join().unwrap(), Ok(1));
+    });
+}
