@@ -323,7 +323,7 @@ def is_interrupting() -> bool:
 def exit_with(code: int) -> None:
     """When the interpreter has ended, the process ends with this code, whatever the interpreter says."""
 
-def leave_at_exit(jobs: Sequence[Job], children: Sequence[int]) -> bool:
+def leave_at_exit(jobs: Sequence[Job], children: Sequence[tuple[int, str]]) -> bool:
     """
     When the process ends, leaves the jobs: cleanly if it ends with exit code 0, else as one that failed; then
     waits for the children. False where not all of it will be done: the system has no room for that.

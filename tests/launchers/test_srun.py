@@ -166,6 +166,37 @@ def test_the_process_that_carries_the_server_waits_for_the_other_workers(
         os.close(writing)
 
 
+OPEN = """
+    import signal
+    import penstock as ps
+
+    job = ps.init()
+    job.barrier()
+    print("there", flush=True)
+    if job.rank == 1:
+        signal.pause()
+"""
+
+
+def test_a_process_that_ends_with_its_job_open_removes_what_a_killed_server_left(
+    group: Group, secret: str, port: int, script
+) -> None:
+    path = script(OPEN)
+    first, second = (
+        group.start([sys.executable, path], **by_hand(2, port, secret)(rank)) for rank in range(2)
+    )
+    for process in (first, second):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "there\n"
+    with pytest.raises(subprocess.TimeoutExpired):
+        first.wait(1.0)  # long enough for the interpreter to have ended; the process waits for its server
+    (server,) = group.servers()
+    os.kill(server, signal.SIGKILL)
+    group.ends(first)
+    assert not list(group.scratch.glob("penstock-*"))
+    second.kill()
+
+
 STUCK = """
     import signal
     import numpy as np

@@ -10,13 +10,17 @@ use penstock::worker::{Error, Job};
 use pyo3::prelude::*;
 use std::ffi::{c_int, c_void};
 use std::io::Write;
-use std::ptr::{null_mut, without_provenance_mut};
+use std::path::PathBuf;
+use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 static CODE: AtomicI32 = AtomicI32::new(0);
 /// Whether a job could not be left cleanly when the process ended.
 static FAILED: AtomicBool = AtomicBool::new(false);
+
+/// A process of a server that this one has started, and the server's directory.
+type Child = (c_int, PathBuf);
 
 unsafe extern "C" {
     /// As `atexit`, but the function is given the exit code, and this argument. Of the GNU C library; the last one given is called first.
@@ -37,17 +41,17 @@ pub(crate) fn exit_with(_py: Python<'_>, code: i32) {
     }
 }
 
-/// When the process ends, leaves the jobs: cleanly if it ends with exit code 0, else as one that failed. Then waits for the children.
-/// `false` where not all of it will be done: the C library has no room for that.
+/// When the process ends, leaves the jobs: cleanly if it ends with exit code 0, else as one that failed. Then waits for the children,
+/// and removes the directory of each. `false` where not all of it will be done: the C library has no room for that.
 #[pyfunction]
 pub(crate) fn leave_at_exit(
     py: Python<'_>,
     jobs: Vec<PyRef<'_, crate::job::Job>>,
-    children: Vec<i32>,
+    children: Vec<Child>,
 ) -> bool {
     // What is registered last is done first.
     let jobs = jobs.iter().map(|job| Box::into_raw(Box::new(job.core())).cast());
-    let children = children.iter().map(|&child| without_provenance_mut(child as usize));
+    let children = children.into_iter().map(|child| Box::into_raw(Box::new(child)).cast());
     let mut room = register(conclude, null_mut());
     for child in children {
         room = room && register(see_off, child);
@@ -81,9 +85,13 @@ extern "C" fn part(status: c_int, job: *mut c_void) {
 }
 
 extern "C" fn see_off(_status: c_int, child: *mut c_void) {
+    // SAFETY: it is what `leave_at_exit` made, which gave it to this one call.
+    let (child, directory) = *unsafe { Box::from_raw(child.cast::<Child>()) };
     let interrupted = || std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted;
     // SAFETY: no pointer is given.
-    while unsafe { libc::waitpid(child.addr() as c_int, null_mut(), 0) } < 0 && interrupted() {}
+    while unsafe { libc::waitpid(child, null_mut(), 0) } < 0 && interrupted() {}
+    // It does so itself, unless it was killed.
+    let _ = std::fs::remove_dir_all(directory);
 }
 
 extern "C" fn conclude(_status: c_int, _: *mut c_void) {

@@ -175,13 +175,13 @@ def see_off() -> None:
         _running[0].wait()
 
 
-def running() -> list[int]:
-    """The process numbers of the servers that this process carries."""
-    return [server.pid for server in _running]
+def running() -> list[tuple[int, str]]:
+    """The process number and the directory of each server that this process carries."""
+    return [(server.pid, server._directory) for server in _running]
 
 
 def leave_running() -> None:
-    """From now on whoever ends the process waits for them, and they remove what is theirs."""
+    """From now on whoever ends the process waits for them, and removes what is theirs."""
     _of_others.extend(_running)
     _running.clear()
 
