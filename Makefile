@@ -137,8 +137,10 @@ test-python: test-env ## real processes, golden trajectories, the command line, 
 	timeout --verbose 1500 $(BIN)/python -m pytest
 
 KILLS ?= 1000
-soak: test-env ## processes killed at random moments, a thousand times (about an hour)
+CUTS ?= 500
+soak: test-env ## processes killed at random moments, a thousand times, and connections cut, five hundred (about an hour; docs/soak.md)
 	$(BIN)/python tests/soak/kills.py --schedules $(KILLS)
+	PENSTOCK_CUTS=$(CUTS) cargo test --quiet -p penstock --test cuts -- --nocapture
 
 bench: test-env ## the benchmark of the README, beside its peers and the machine's limit
 	$(BIN)/penstock bench pushpull --workers 2 --size 64MiB

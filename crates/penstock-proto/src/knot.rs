@@ -1,4 +1,5 @@
-//! Knots: workers that wait for each other in a circle, so that none of their waits can end before its deadline.
+//! Knots, which others call deadlocks: workers that wait for each other in a circle, so that none of their waits can end before its
+//! deadline.
 //!
 //! - **K-1** Only workers that truly wait for each other in a circle are called a knot.
 //!

@@ -2,7 +2,7 @@
 //! barrier, leave), several times: every worker ends with the same bits as over a line that holds, and the server counts
 //! nobody lost.
 //!
-//! `PENSTOCK_CUTS=500 cargo test -p penstock --release --test cuts` plays as many schedules of each kind, from the seed
+//! `PENSTOCK_CUTS=500 cargo test -p penstock --test cuts` plays as many schedules of each kind, from the seed
 //! `PENSTOCK_CUTS_SEED` (0) on; a failure names its own.
 
 mod common;
