@@ -5,6 +5,7 @@ mod common;
 
 use common::{Cluster, NO_SETTINGS, Way, bytes, declare, pull};
 use penstock::worker::{Declaration, Error, Job};
+use penstock_kernels::{Foreign, Rule};
 use penstock_proto::consistency::Consistency::{Asp, Bsp};
 use std::cell::Cell;
 use std::time::Duration;
@@ -125,8 +126,72 @@ fn a_push_that_waits_keeps_no_other_thread_from_barriers_clocks_and_declarations
         scope.spawn(|| b.barrier(None).unwrap());
         a.barrier(None).unwrap();
         assert_eq!(a.clocks().unwrap().len(), 2);
-        a.declare(Declaration::new("v", &[4], penstock_kernels::Rule::Add)).unwrap();
+        a.declare(Declaration::new("v", &[4], Rule::Add)).unwrap();
         wb.push(Some(&one), NO_SETTINGS, false, None).unwrap();
         assert_eq!(waits.join().unwrap(), Ok(1));
     });
+}
+
+// It was told that the barrier was in vain, though the server came to hear first that it stood there, and opened.
+#[test]
+fn a_barrier_that_opened_while_the_server_said_nothing_is_passed_by_the_next_call() {
+    let cluster = Cluster::over(Way::Line, 2, 1, &[]);
+    let (a, b) = (cluster.join(0), cluster.join(1));
+    cluster.lines[0].let_pass(0);
+    let error = b.barrier(SOON).unwrap_err();
+    assert!(matches!(error, Error::Unanswered { .. }), "{error}");
+    std::thread::scope(|scope| {
+        scope.spawn(|| a.barrier(None).unwrap());
+        // Nearly always it stands there before it is heard that the other one came, and went.
+        for _ in 0..200 {
+            a.clocks().unwrap();
+        }
+        cluster.lines[0].let_pass(u64::MAX);
+        b.barrier(None).unwrap();
+    });
+    misses(b.barrier(SOON).unwrap_err(), 0);
+}
+
+// The first server had the clock, the second's ring was full: the next push was stamped with a past that the first knew better.
+#[test]
+fn a_clock_that_is_not_told_to_all_is_told_to_none() {
+    let cluster = Cluster::over(Way::Line, 2, 2, &[("deadline", "1"), ("shards", "1")]);
+    let (a, b) = (cluster.join(0), cluster.join(1));
+    let elements = 1 << 16;
+    let (wa, wb) = (declare(&a, "w", elements, Asp), declare(&b, "w", elements, Asp));
+    pull(&wb, None).unwrap();
+    cluster.lines[1].let_pass(0);
+    while b.clock().is_ok() {}
+    cluster.lines[1].let_pass(u64::MAX);
+    let patient = Some(common::seconds(common::DEADLINE));
+    wb.push(Some(&bytes(&vec![1.0; elements as usize])), NO_SETTINGS, false, patient).unwrap();
+    b.leave(patient).unwrap();
+    assert_eq!(pull(&wa, Some(0)).unwrap().1, vec![1.0; elements as usize]);
+}
+
+// What it had told the servers was noted before all of them were told, so another thread waited for nothing.
+#[test]
+fn threads_that_pull_and_look_at_the_state_of_a_server_elsewhere_get_all_of_it() {
+    let cluster = Cluster::over(Way::Tcp, 1, 1, &[("shards", "4"), ("chunk_bytes", "4KiB")]);
+    let job = cluster.join(0);
+    let elements = 1 << 15;
+    let rule = Rule::Sgd { momentum: true, nesterov: false, maximize: false };
+    let w = job.declare(Declaration::new("w", &[elements], rule)).unwrap();
+    w.initialize(None, None).unwrap();
+    for round in 1..40u32 {
+        let fill = (round as f32).to_le_bytes().repeat(elements as usize);
+        w.load(0, Foreign::of(&fill), 0, None).unwrap();
+        w.load(1, Foreign::of(&fill), 0, None).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let mut out = vec![0; fill.len()];
+                    w.pull_into(&mut out, None, None).unwrap();
+                    assert!(out == fill, "the value of round {round}");
+                    assert!(w.state(0, None).unwrap() == fill, "the state of round {round}");
+                });
+            }
+        });
+    }
+    job.leave(None).unwrap();
 }

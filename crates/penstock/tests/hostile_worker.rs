@@ -468,6 +468,34 @@ fn who_has_left_well_is_not_lost_on_anothers_word() {
     }
 }
 
+// What its own shards find out a server believed of whoever was left.
+#[test]
+fn the_last_worker_there_is_blames_nobody_for_what_the_only_server_did_not_see() {
+    let cluster = Cluster::new(2, 1, &[]);
+    cluster.join(0).leave(None).unwrap();
+    let hostile = Raw::join(&cluster, 1);
+    let lie = JobFailure::NonFinite { name: "w".to_owned(), rank: 0 };
+    let request = Request { id: 2, settled: 0, body: Ask::Leave { how: Departure::Heard(lie) } };
+    hostile.connection.send(&encode(&request).unwrap(), &[], SendFlags::empty()).unwrap();
+    let ended = cluster.servers[0].wait(seconds(common::DEADLINE));
+    let blamed = matches!(ended, Some(Err(JobFailure::WorkerLost { rank: 1, loss: Loss::Failed { .. } })));
+    assert!(blamed, "{ended:?}");
+}
+
+// It heard only that the connection had ended, took the server for lost, and told other servers so.
+#[test]
+fn who_broke_the_protocol_is_told_what_it_did() {
+    let cluster = Cluster::new(2, 1, &[]);
+    let _other = cluster.join(0);
+    let hostile = Raw::join(&cluster, 1);
+    hostile.submit([u64::MAX; 8]);
+    let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
+    let length = hostile.connection.receive(&mut buffer, RecvFlags::empty()).unwrap();
+    let heard = decode::<Reply>(&buffer[..length]).unwrap().body;
+    let told = matches!(&heard, Answer::Failed(JobFailure::WorkerLost { rank: 1, loss: Loss::Broke { .. } }));
+    assert!(told, "{heard:?}");
+}
+
 #[test]
 fn last_words_as_long_as_a_message_are_cut_and_still_heard() {
     let heard = heard_beside(Departure::Failed { what: "x".repeat(MAX_MESSAGE_BYTES - 16) });

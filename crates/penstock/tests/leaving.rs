@@ -170,6 +170,15 @@ fn who_has_seen_the_job_fail_leaves_at_once_and_never_cleanly() {
     }
 }
 
+// A thread that trains died of it, or nobody looked at what came of an asynchronous pull: the process ended with 0.
+#[test]
+fn a_failure_that_only_another_thread_was_told_is_told_by_the_leave() {
+    let (_cluster, a, b) = two(1);
+    b.fail("no");
+    std::thread::scope(|scope| scope.spawn(|| a.barrier(None).unwrap_err()).join()).unwrap();
+    failed(a.leave(None).unwrap_err());
+}
+
 #[test]
 fn a_failure_that_no_call_has_told_is_told_by_the_leave() {
     let cluster = Cluster::new(2, 1, &[]);

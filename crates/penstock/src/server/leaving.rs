@@ -66,8 +66,8 @@ impl Control {
             JobFailure::Stopped { server } => *server != self.config.index && *server < self.config.servers,
             JobFailure::WorkerLost { rank, .. } => {
                 let silent = self.workers.get(rank).is_none_or(|worker| worker.client.is_none());
-                let came = *rank < self.config.workers && self.roster.of(*rank) != Member::Awaited;
-                self.config.servers > 1 && silent && came && !self.has_let_go(*rank)
+                let here = !matches!(self.roster.of(*rank), Member::Awaited | Member::Left);
+                self.config.servers > 1 && *rank < self.config.workers && silent && here
             }
             _ => false,
         }
@@ -78,7 +78,8 @@ impl Control {
         match failure {
             JobFailure::WorkerLost { loss: Loss::Ended { .. }, .. } => true,
             JobFailure::WorkerLost { rank, .. } => !self.has_let_go(*rank),
-            _ => true,
+            // What a tensor's home finds out, this server has found out itself where there is no other.
+            _ => self.config.servers > 1,
         }
     }
 

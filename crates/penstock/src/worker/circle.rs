@@ -136,8 +136,10 @@ impl<'a> Circle<'a> {
 
 impl Drop for Circle<'_> {
     fn drop(&mut self) {
-        // Whatever comes of it, the wait has ended: the next one has another number.
-        let _ = self.end();
+        // Whatever comes of it, the wait has ended: the next one has another number. Of a job that has failed nobody would hear here.
+        if !self.job.fate.is_closed() {
+            let _ = self.end();
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use super::Error;
 use super::circle::{Circle, Company};
 use super::leaving::Leaving;
-use super::link::{Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, Met, lock};
+use super::link::{Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, Met, Room, lock};
 use super::table::{Courier, CourierSetup, Progress, Table, TableDeclaration, TableInner};
 use super::tensor::{Declaration, Progress as TensorProgress, Tensor};
 use crate::limits;
@@ -22,6 +22,7 @@ use penstock_proto::handshake::{Purpose, Session};
 use penstock_proto::knot::Goal;
 use penstock_proto::message::{Answer, Ask, Departure, Secret};
 use penstock_proto::submission::Submission;
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
@@ -134,12 +135,13 @@ impl Inner {
         self.links().first().is_some_and(Link::crowded)
     }
 
+    /// Tells all shards, or none.
     fn submit_clock(&self, clock: u64, deadline: Deadline) -> Result<(), Error> {
-        for link in self.links().iter() {
-            for shard in 0..link.welcome.shards {
-                link.submit(shard, &Submission::Clock { clock }, deadline)?;
-            }
-        }
+        let links = self.links();
+        let shards = links.iter().flat_map(|link| (0..link.welcome.shards).map(move |shard| (link, shard)));
+        let rooms = shards.map(|(link, shard)| link.room(shard, 1, deadline));
+        let rooms = rooms.collect::<Result<SmallVec<[Room<'_>; 8]>, _>>()?;
+        rooms.into_iter().for_each(|mut room| room.submit(&Submission::Clock { clock }));
         Ok(())
     }
 
@@ -178,13 +180,17 @@ impl Inner {
         Ok(left.min(INTERRUPT_EVERY))
     }
 
-    /// Whether a worker is no longer waited for.
-    pub(super) fn is_gone(&self, rank: Rank) -> Result<bool, Error> {
+    /// Whether a worker is no longer waited for, if the server says so in time.
+    pub(super) fn is_gone(&self, rank: Rank, deadline: Deadline) -> Result<bool, Error> {
         let links = self.links();
         let first = links.first().ok_or(Error::Closed)?;
-        match first.ask(Ask::Clocks, "tell the clocks", self.deadline(None))? {
-            (Answer::Clocks { clocks }, _) => Ok(clocks.get(rank as usize).is_some_and(|&clock| clock < 0)),
-            (other, _) => Err(first.misunderstood(&other)),
+        match first.ask(Ask::Clocks, "tell the clocks", deadline) {
+            Ok((Answer::Clocks { clocks }, _)) => {
+                Ok(clocks.get(rank as usize).is_some_and(|&clock| clock < 0))
+            }
+            Ok((other, _)) => Err(first.misunderstood(&other)),
+            Err(Error::Unanswered { .. }) => Ok(false),
+            Err(error) => Err(error),
         }
     }
 
@@ -502,7 +508,7 @@ impl Job {
         // What was submitted to another host before the barrier must have been taken there before anyone passes it.
         links.iter().try_for_each(|link| link.drain("take what came before the barrier", deadline))?;
         for courier in self.inner.all_couriers() {
-            courier.flush_all(deadline)?;
+            courier.deliver(deadline)?;
         }
         let goal = Goal::Barrier { what: what.to_owned() };
         let mut circle = Circle::new(&self.inner, deadline);

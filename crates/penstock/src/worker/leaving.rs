@@ -21,7 +21,7 @@ impl Job {
     /// everything that it did. Waits at most for `timeout`, else the option `deadline`.
     ///
     /// An error means that this worker has left as one that failed: [`Error::NotTaken`] names the server that had not taken
-    /// everything. A failure of the job that no call of this worker has told so far is told here. Leaving twice does nothing; while
+    /// everything. A failure of the job that no call of this thread has told so far is told here. Leaving twice does nothing; while
     /// another thread leaves, this one waits for it and returns the same ([`Error::InLine`] where its own time is up before). In
     /// a child of `fork` the job is the parent's: it stays as it is ([`Error::Forked`]).
     pub fn leave(&self, timeout: Option<Duration>) -> Result<(), Error> {

@@ -13,22 +13,26 @@ use rustix::event::epoll;
 impl Control {
     /// The connection is over. A worker on this host is lost with it; one on another host may come again.
     pub(in crate::server) fn close(&mut self, token: u64, loss: Loss) {
-        let Some(client) = self.drop_client(token) else { return };
-        if let Some(until) = client.parting.and_then(|rank| self.partings.get_mut(&rank)) {
-            *until = (*until).min(self.clock.now() + RETURN_WITHIN_MS);
-        }
-        let Some(rank) = client.rank else { return };
+        let Some(client) = self.clients.get(&token) else { return };
+        let Some(rank) = client.rank else {
+            self.drop_client(token);
+            return;
+        };
         let may_return = matches!(client.channel, Channel::Remote(_)) && loss == Loss::Died;
         if let Some(worker) = self.workers.get_mut(&rank)
             && may_return
         {
-            if worker.client == Some(token) {
-                worker.client = None;
+            let current = worker.client.take_if(|client| *client == token).is_some();
+            self.drop_client(token);
+            if current {
                 self.look_at_end(rank);
             }
             return;
         }
         self.lose(rank, loss);
+        if self.clients.get(&token).is_some_and(|client| client.parting.is_none()) {
+            self.drop_client(token);
+        }
     }
 
     pub(in crate::server) fn drop_client(&mut self, token: u64) -> Option<Client> {
@@ -50,6 +54,8 @@ impl Control {
             tracing::warn!(rank, workers = self.config.workers, "a worker ended that this job does not have");
             return;
         }
+        // Nobody comes again to hear the last word.
+        self.partings.remove(&rank);
         match how {
             None if self.roster.miss(rank, true) => self.go_on_without(rank),
             Some(how) if self.roster.miss(rank, false) => self.note_loss(rank, Loss::Ended { how }),
@@ -128,13 +134,13 @@ impl Control {
         }
     }
 
-    /// Tells a worker that is lost, and may not know it, why: it was suspended and wakes, or its line was silent.
+    /// Tells a worker that is lost, and may not know it, why: it was suspended and wakes, its line was silent, or it broke the protocol.
     fn dismiss(&mut self, token: u64, rank: Rank, loss: &Loss) {
         let failure = JobFailure::WorkerLost { rank, loss: loss.clone() };
         let reply = Reply { id: 0, body: Answer::Failed(failure) };
         let until = self.clock.now() + RETURN_WITHIN_MS;
         match (self.clients.get_mut(&token), encode(&reply)) {
-            (Some(client), Ok(bytes)) if matches!(loss, Loss::Silent { .. }) => {
+            (Some(client), Ok(bytes)) if matches!(loss, Loss::Silent { .. } | Loss::Broke { .. }) => {
                 let sent = client.channel.send(&bytes, &[]).is_ok();
                 if sent && matches!(client.channel, Channel::Remote(_)) {
                     (client.rank, client.parting) = (None, Some(rank));

@@ -1,8 +1,9 @@
 //! Standing at the barrier, and going away from it: whoever is told that the barrier was in vain stands there no more, so that the
 //! others do not pass it as if it had come. The server answers in order, so what it says of going away comes behind the opening,
-//! where that was quicker.
+//! where that was quicker. While a server says nothing it is in doubt which of the two it heard first: the next call hears that out, and
+//! has passed if the barrier did open.
 
-use super::{ASK_WITHIN, Answered, Deadline, Heard, Link};
+use super::{ASK_WITHIN, Answered, Deadline, Heard, Link, lock};
 use crate::worker::Error;
 use penstock_proto::Rank;
 use penstock_proto::message::{Answer, Ask};
@@ -33,32 +34,46 @@ impl Link {
         mut look: impl FnMut() -> Result<(), Error>,
     ) -> Result<Met, Error> {
         self.fate.check()?;
+        let mut stands = || self.fate.check().and_then(|()| look());
+        let patient = || self.fate.check_interrupt();
+        if let Some(opens) = lock(&self.doubtful).take() {
+            match self.listen(&opens, &mut stands, patient, deadline) {
+                Ok(Some(passed @ (Answer::BarrierPassed { .. }, _))) => return self.passed(passed),
+                Ok(Some(_)) => {}
+                unheard => {
+                    *lock(&self.doubtful) = Some(opens);
+                    return unheard.map(|_| Met::InVain { missing: Vec::new() });
+                }
+            }
+        }
         let (barrier, opens) = self.wire.ask(Ask::Barrier)?;
-        let stands = || self.fate.check().and_then(|()| look());
-        let why = match self.listen(&opens, stands, || self.fate.check_interrupt(), deadline) {
+        let why = match self.listen(&opens, stands, patient, deadline) {
             Ok(Some(answered)) => return self.passed(answered),
             Ok(None) => None,
             Err(error) => Some(error),
         };
-        let withdrawn = self.withdraw(barrier);
-        let opened = opens.try_recv();
-        self.forget(barrier);
-        match (opened, why) {
-            (_, Some(why @ (Error::Interrupted | Error::Closed | Error::Failed(_)))) => Err(why),
-            (Ok(Ok(answered @ (Answer::BarrierPassed { .. }, _))), _) => self.passed(answered),
-            (_, Some(why)) => Err(why),
-            (_, None) => Ok(Met::InVain { missing: withdrawn? }),
+        let missing = self.withdraw(barrier)?;
+        match opens.try_recv() {
+            Ok(Ok(passed @ (Answer::BarrierPassed { .. }, _)))
+                if matches!(why, None | Some(Error::Knot { .. })) =>
+            {
+                return self.passed(passed);
+            }
+            Err(_) if missing.is_none() => *lock(&self.doubtful) = Some(opens),
+            _ => {}
         }
+        why.map_or_else(|| Ok(Met::InVain { missing: missing.unwrap_or_default() }), Err)
     }
 
-    /// Goes away from the barrier; whom it waited for. Whoever was interrupted is not asked again: this is short.
-    fn withdraw(&self, barrier: u64) -> Result<Vec<Rank>, Error> {
+    /// Goes away from the barrier; whom it waited for, `None` if the server does not say so now. Whoever was interrupted is not asked
+    /// again: this is short.
+    fn withdraw(&self, barrier: u64) -> Result<Option<Vec<Rank>>, Error> {
         let (_, answer): (u64, Receiver<Heard>) = self.wire.ask(Ask::Withdraw { barrier })?;
         // A request that is not waited for any longer stays open: on another connection it is said again.
         match self.listen(&answer, || self.fate.check(), || Ok(()), Deadline::new(ASK_WITHIN))? {
-            Some((Answer::Missing { ranks }, _)) => Ok(ranks),
+            Some((Answer::Missing { ranks }, _)) => Ok(Some(ranks)),
             Some((other, _)) => Err(self.misunderstood(&other)),
-            None => Ok(Vec::new()),
+            None => Ok(None),
         }
     }
 

@@ -181,8 +181,8 @@ struct Mirror {
     /// The least of them, and how many chunks have it.
     least: u64,
     lagging: usize,
-    /// The last fetch that has not come back.
-    open: Option<Submission>,
+    /// The last fetch of the value that has not come back, and the last of the state.
+    open: [Option<Submission>; 2],
 }
 
 impl Mirror {
@@ -202,21 +202,42 @@ impl Mirror {
         true
     }
 
-    /// Notes a fetch that is to be repeated if the connection breaks. It stands for those before it too.
-    fn expect(&mut self, fetch: Submission) {
-        let mut fetch = fetch;
-        if let Some(Submission::Fetch { version: before, state: false, .. }) = self.open
-            && let Submission::Fetch { version, state: false, .. } = &mut fetch
-        {
+    /// Notes a fetch that is to be repeated if the connection breaks. It stands for those of its kind before it too.
+    fn expect(&mut self, mut fetch: Submission) {
+        let Submission::Fetch { version, state, .. } = &mut fetch else { return };
+        let open = &mut self.open[usize::from(*state)];
+        if let Some(Submission::Fetch { version: before, .. }) = *open {
             *version = before.max(*version);
         }
-        self.open = Some(fetch);
+        *open = Some(fetch);
+    }
+
+    /// Notes that fetches up to `ticket` have come back.
+    fn fetched(&mut self, ticket: u64) {
+        for open in &mut self.open {
+            let late = |fetch: &Submission| ticket_of(fetch) > ticket;
+            *open = open.filter(late);
+        }
+    }
+
+    /// What is to be repeated, in the order in which it was asked for.
+    fn unfetched(&self) -> impl Iterator<Item = Submission> {
+        let mut open = self.open;
+        open.sort_by_key(|fetch| fetch.as_ref().map(ticket_of));
+        open.into_iter().flatten()
     }
 
     /// Local indices of the chunks among `first..first + count`.
     fn locals(&self, first: u32, count: u32) -> std::ops::Range<usize> {
         let at = |chunk: u32| self.home.chunks().partition_point(|&homed| homed < chunk);
         at(first)..at(first.saturating_add(count))
+    }
+}
+
+fn ticket_of(fetch: &Submission) -> u64 {
+    match fetch {
+        Submission::Fetch { ticket, .. } => *ticket,
+        _ => 0,
     }
 }
 
@@ -508,7 +529,7 @@ impl Courier {
                 let (version, ticket) = (wanted - 1, mirror.remote.fetched.load(Ordering::Relaxed));
                 self.outbox.submit(Submission::Fetch { tensor, state: false, version, ticket }, 1);
             }
-            if let Some(fetch) = mirror.open {
+            for fetch in mirror.unfetched() {
                 self.outbox.submit(fetch, 1);
             }
         }
@@ -612,7 +633,7 @@ impl Courier {
                         versions,
                         least: 0,
                         lagging: chunks,
-                        open: None,
+                        open: [None; 2],
                     };
                     self.mirrors.tensors[index] = Some(mirror);
                 }
@@ -732,9 +753,7 @@ impl Courier {
                 self.tell(tensor);
             }
             Notice::Fetched { ticket, .. } => {
-                if matches!(mirror.open, Some(Submission::Fetch { ticket: open, .. }) if open <= ticket) {
-                    mirror.open = None;
-                }
+                mirror.fetched(ticket);
                 // Pairs with the acquire load in the worker's pull.
                 mirror.remote.fetched.fetch_max(ticket, Ordering::Release);
                 self.tell(tensor);

@@ -16,8 +16,9 @@ use penstock_fabric::region::Mapping;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::error::JobFailure;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU8};
+use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::ThreadId;
 
 const RUNNING: u8 = 0;
 const CLOSING: u8 = 1;
@@ -34,8 +35,8 @@ pub(in crate::worker) struct Fate {
     /// and the memory and the connections are its parent's.
     maker: Maker,
     failure: Mutex<Option<JobFailure>>,
-    /// Whether a call has failed with it.
-    told: AtomicBool,
+    /// The threads in which a call has failed with it.
+    told: Mutex<Vec<ThreadId>>,
     /// The pages to ring when something changes.
     pages: Mutex<Vec<Arc<Mapping>>>,
     /// Where whoever started the job notes who is lost, as long as this worker joins.
@@ -70,7 +71,11 @@ impl Fate {
             return Error::Forked;
         }
         let Some(failure) = self.failure() else { return Error::Closed };
-        self.told.store(true, Ordering::Relaxed);
+        let me = std::thread::current().id();
+        let mut told = lock(&self.told);
+        if !told.contains(&me) {
+            told.push(me);
+        }
         Error::Failed(failure)
     }
 
@@ -89,9 +94,9 @@ impl Fate {
         lock(&self.failure).clone()
     }
 
-    /// Whether a call has failed with the job's failure.
+    /// Whether a call of this thread has failed with the job's failure. What another thread was told, its end may have hidden.
     pub(in crate::worker) fn was_told(&self) -> bool {
-        self.told.load(Ordering::Relaxed)
+        lock(&self.told).contains(&std::thread::current().id())
     }
 
     /// In a forked child: the job is the parent's, whose pages are not rung.

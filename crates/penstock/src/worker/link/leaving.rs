@@ -43,7 +43,11 @@ impl Link {
 
     /// Says goodbye to every shard, behind everything that was submitted. Nothing can be submitted afterwards.
     pub(in crate::worker) fn say_goodbye(&self, deadline: Deadline) -> Result<(), Error> {
-        (0..self.welcome.shards).try_for_each(|shard| self.submit(shard, &Submission::Leave, deadline))
+        (0..self.welcome.shards).try_for_each(|shard| {
+            let mut room = self.room_while(|| self.fate.stands(), shard, 1, deadline)?;
+            room.submit(&Submission::Leave);
+            Ok(())
+        })
     }
 
     /// Asks the server to let this worker go once its shards have taken everything.

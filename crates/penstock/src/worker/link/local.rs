@@ -75,6 +75,7 @@ impl Link {
             board,
             wakeups: descriptors.collect(),
             waiters: Mutex::new(0),
+            doubtful: Mutex::default(),
             fate: Arc::clone(fate),
             stop,
             thread: Some(thread),

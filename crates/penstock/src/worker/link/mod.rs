@@ -164,6 +164,8 @@ pub(super) struct Link {
     wakeups: Vec<OwnedFd>,
     producers: Vec<Mutex<Outlet>>,
     waiters: Mutex<u32>,
+    /// The answer to a barrier of which it is not known whether this worker has passed it.
+    doubtful: Mutex<Option<Receiver<Heard>>>,
     fate: Arc<Fate>,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
@@ -180,24 +182,9 @@ impl Link {
         self.welcome.crowding > 1
     }
 
-    /// Tells a shard something; waits for room in its ring, as others may beside it.
-    pub(super) fn submit(
-        &self,
-        shard: u32,
-        submission: &Submission,
-        deadline: Deadline,
-    ) -> Result<(), Error> {
-        // A clock that has begun to be told is told to all, also when the job is being closed. A question is no part of it.
-        let stands = || match submission {
-            Submission::Fetch { .. } => self.fate.check(),
-            _ => self.fate.stands(),
-        };
-        self.room_while(stands, shard, 1, deadline)?.submit(submission);
-        Ok(())
-    }
-
-    /// Waits for room for `count` submissions in a shard's ring, at most [`CAPACITY`], which is then kept: they do not wait. Who
-    /// wants room in several rings asks for it in the shards' order, so that no two keep what the other wants.
+    /// Waits for room for `count` submissions in a shard's ring, at most [`CAPACITY`](penstock_fabric::ring::CAPACITY), which is then kept: they do not wait. What
+    /// several shards are told by one call is told to all or to none: the call first asks for room at each, in the servers' and
+    /// shards' order, so that no two calls keep what the other wants.
     pub(super) fn room(&self, shard: u32, count: u64, deadline: Deadline) -> Result<Room<'_>, Error> {
         self.room_while(|| self.fate.check(), shard, count, deadline)
     }

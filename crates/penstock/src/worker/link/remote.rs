@@ -225,6 +225,7 @@ impl Link {
             board: Arc::clone(board.mapping()),
             wakeups,
             waiters: Mutex::new(0),
+            doubtful: Mutex::default(),
             fate: Arc::clone(fate),
             stop,
             thread: Some(thread),

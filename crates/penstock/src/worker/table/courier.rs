@@ -247,11 +247,15 @@ impl Courier {
         self.wait(id, deadline, || false)
     }
 
-    /// The same; that it did not happen in time is an error. Goes on while the worker is leaving.
-    pub(in crate::worker) fn flush_all(&self, deadline: Deadline) -> Result<(), Error> {
+    /// The same; that it did not happen in time is an error.
+    pub(in crate::worker) fn deliver(&self, deadline: Deadline) -> Result<(), Error> {
+        self.deliver_while(|| self.shared.setup.fate.check(), deadline)
+    }
+
+    /// The same, as long as the job `stands`.
+    fn deliver_while(&self, stands: impl Fn() -> Result<(), Error>, deadline: Deadline) -> Result<(), Error> {
         let id = self.with(|node| node.flush(HOME));
-        let fate = &self.shared.setup.fate;
-        if self.wait_while(|| fate.stands(), id, deadline, || false)? {
+        if self.wait_while(stands, id, deadline, || false)? {
             return Ok(());
         }
         let (server, waited) = (self.shared.setup.server, deadline.waited());
@@ -306,10 +310,11 @@ impl Courier {
 
     /// Waits until everything that was set is at the server, also what nobody has asked for so far.
     pub(in crate::worker) fn hand_over(&self, deadline: Deadline) -> Result<(), Error> {
+        let stands = || self.shared.setup.fate.stands();
         // First whatever the server has asked for so far must be known here.
-        self.flush_all(deadline)?;
+        self.deliver_while(stands, deadline)?;
         lock(&self.shared.state).node.hand_over();
-        self.flush_all(deadline)
+        self.deliver_while(stands, deadline)
     }
 
     /// Ends the thread.

@@ -561,7 +561,7 @@ impl TableInner {
         let gone = || {
             if looked.elapsed() > LOOK_FOR_PRODUCER {
                 looked = Instant::now();
-                match self.job.is_gone(source.rank) {
+                match self.is_lost(source, deadline) {
                     Ok(gone) => source.gone.fetch_or(gone, Ordering::Relaxed),
                     Err(error) => {
                         lost = Err(error);
@@ -713,12 +713,18 @@ impl TableInner {
             }
             if looked.elapsed() > LOOK_FOR_PRODUCER {
                 looked = Instant::now();
-                if self.job.is_gone(source.rank)? {
+                if self.is_lost(source, deadline)? {
                     self.hear_out(source, deadline)?;
                     source.gone.store(true, Ordering::Relaxed);
                 }
             }
         }
+    }
+
+    /// Whether the servers wait for a producer no longer. A server that does not say so now is asked again at the next look: meanwhile
+    /// the row may come.
+    fn is_lost(&self, source: &Source, deadline: Deadline) -> Result<bool, Error> {
+        self.job.is_gone(source.rank, deadline.at_most(deadline.waited() + LOOK_FOR_PRODUCER))
     }
 
     fn goal(&self, source: &Source, stale: &Stale) -> Goal {

@@ -25,7 +25,7 @@ pub use pull::Asked;
 use super::Error;
 use super::circle::{Circle, LOOK_EVERY};
 use super::job::Inner;
-use super::link::{ASK_WITHIN, Deadline, INTERRUPT_EVERY, RemoteHome, Waited, lock};
+use super::link::{ASK_WITHIN, Deadline, INTERRUPT_EVERY, Link, RemoteHome, Room, Waited, lock};
 use crate::turn::{Taken, Turn};
 use penstock_fabric::memory::{OwnLane, ValueCopy, WorkerMemory};
 use penstock_fabric::region::Mapping;
@@ -38,6 +38,7 @@ use penstock_proto::placement::Extent;
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::submission::Submission;
 use penstock_proto::worker::Position;
+use smallvec::SmallVec;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -56,6 +57,9 @@ struct HomeShard {
     /// Of a server on another host: what the courier and the tensor tell each other.
     remote: Option<Arc<RemoteHome>>,
 }
+
+/// Room at each home, in their order.
+type Rooms<'a> = SmallVec<[Room<'a>; 4]>;
 
 /// A tensor of a job.
 pub struct Tensor {
@@ -76,10 +80,13 @@ pub struct Tensor {
     is_given: AtomicBool,
     /// Whether the tensor was seen to have a value; it never loses it.
     has_value: AtomicBool,
-    /// Whether this worker has loaded something that its own mirror does not show yet. Other hosts only, as below.
-    stale: AtomicBool,
-    /// Barriers passed when the value was last fetched.
+    /// How often this worker has loaded something. Of interest for other hosts only, as below.
+    loads: AtomicU64,
+    /// The same, and barriers passed, when the value was last fetched from every home.
+    seen_loads: AtomicU64,
     seen_barriers: AtomicU64,
+    /// Of those who have the optimizer's state sent: there is one place for it.
+    state_turn: Turn,
     staleness: AtomicU64,
     mirror: OnceLock<Mirror>,
 }
@@ -315,8 +322,12 @@ impl Tensor {
     /// Asks a home on another host to send what has changed, once it has `version`, or the optimizer's state.
     fn fetch(&self, home: &HomeShard, version: u64, state: bool, deadline: Deadline) -> Result<(), Error> {
         let Some(remote) = &home.remote else { return Ok(()) };
+        let links = self.job.links();
+        let mut room = links.get(home.server).ok_or(Error::Closed)?.room(home.shard, 1, deadline)?;
+        // A ticket that was never told would be waited for without end.
         let ticket = remote.ticket.fetch_add(1, Ordering::Relaxed) + 1;
-        self.tell(home, &Submission::Fetch { tensor: self.id, state, version, ticket }, deadline)
+        room.submit(&Submission::Fetch { tensor: self.id, state, version, ticket });
+        Ok(())
     }
 
     /// Whether everything that was asked of a home on another host has come.
@@ -344,8 +355,14 @@ impl Tensor {
         }
     }
 
-    fn tell(&self, home: &HomeShard, submission: &Submission, deadline: Deadline) -> Result<(), Error> {
-        let links = self.job.links();
-        links.get(home.server).ok_or(Error::Closed)?.submit(home.shard, submission, deadline)
+    /// Waits until there is room at each home for as many submissions as `count` says.
+    fn rooms<'a>(
+        &self,
+        links: &'a [Link],
+        count: impl Fn(&HomeShard) -> u64,
+        deadline: Deadline,
+    ) -> Result<Rooms<'a>, Error> {
+        let link = |home: &HomeShard| links.get(home.server).ok_or(Error::Closed);
+        self.homes.iter().map(|home| link(home)?.room(home.shard, count(home), deadline)).collect()
     }
 }

@@ -166,8 +166,9 @@ impl Tensor {
             return Ok(());
         }
         let barriers = self.job.barriers();
-        let others = self.seen_barriers.swap(barriers, Ordering::Relaxed) != barriers;
-        let own = self.stale.swap(false, Ordering::Relaxed);
+        let others = self.seen_barriers.load(Ordering::Acquire) != barriers;
+        let loads = self.loads.load(Ordering::Acquire);
+        let own = self.seen_loads.load(Ordering::Acquire) != loads;
         for (home, remote) in remotes {
             remote.pulled.store(true, Ordering::Relaxed);
             let comes = self.progress(home) > requirement.version
@@ -176,6 +177,9 @@ impl Tensor {
                 self.fetch(home, requirement.version, false, deadline)?;
             }
         }
+        // Noted once every home has been told: who sees it sees the tickets, and waits for them.
+        self.seen_barriers.fetch_max(barriers, Ordering::Release);
+        self.seen_loads.fetch_max(loads, Ordering::Release);
         Ok(())
     }
 

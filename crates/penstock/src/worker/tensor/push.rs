@@ -1,6 +1,6 @@
 //! Pushes: contributions on their way into the lane and from there to the homes.
 
-use super::{HomeShard, Tensor};
+use super::{HomeShard, Rooms, Tensor};
 use crate::worker::Error;
 use crate::worker::link::{Deadline, Link, Room, Waited, lock};
 use penstock_fabric::memory::OwnLane;
@@ -68,7 +68,7 @@ impl Tensor {
         // Nothing has happened before there is room for all of it, and nothing waits from then on: it counts whole, or not at all.
         let mut rooms = match contribution.leaves {
             true => self.make_room(&links, window, deadline)?,
-            false => Vec::new(),
+            false => Rooms::new(),
         };
         if let Some(data) = data.filter(|_| contribution.adds) {
             lane.add(self.spec.dtype, data);
@@ -125,15 +125,14 @@ impl Tensor {
         links: &'a [Link],
         window: usize,
         deadline: Deadline,
-    ) -> Result<Vec<Room<'a>>, Error> {
+    ) -> Result<Rooms<'a>, Error> {
         let chunk_bytes = u64::from(self.memory.cut().chunk_bytes());
-        let room = |home: &HomeShard| {
+        let windows = |home: &HomeShard| {
             let (first, count) = (u64::from(home.extent.first), u64::from(home.extent.count));
             let (begin, end) = (first * chunk_bytes, (first + count) * chunk_bytes);
-            let windows = end.div_ceil(window as u64) - begin / window as u64;
-            links.get(home.server).ok_or(Error::Closed)?.room(home.shard, windows, deadline)
+            end.div_ceil(window as u64) - begin / window as u64
         };
-        self.homes.iter().map(room).collect()
+        self.rooms(links, windows, deadline)
     }
 
     /// Copies `data` into the lane, if there is any, and tells the homes that it is there, window by window.

@@ -49,8 +49,9 @@ impl Tensor {
             Some(value) => self.submit_load(&turn, value, 0, 0, 0, deadline)?,
             None => {
                 let _whole = self.job.clock(deadline)?;
-                for home in &self.homes {
-                    self.tell(home, &Submission::Zero { tensor: self.id }, deadline)?;
+                let links = self.job.links();
+                for mut room in self.rooms(&links, |_| 1, deadline)? {
+                    room.submit(&Submission::Zero { tensor: self.id });
                 }
             }
         }
@@ -140,19 +141,17 @@ impl Tensor {
         if self.wait(deadline, |home| self.lane_is_free(home))? == Waited::TimedOut {
             return Err(self.lane_timeout(position.at(0), deadline));
         }
-        lock(&self.lane).write(0, data);
-        self.stale.store(true, Ordering::Relaxed);
         // So that it goes whole, or not at all if the job is being closed.
         let _whole = self.job.clock(deadline)?;
-        for home in &self.homes {
+        let links = self.job.links();
+        let rooms = self.rooms(&links, |_| 1, deadline)?;
+        lock(&self.lane).write(0, data);
+        for (home, mut room) in self.homes.iter().zip(rooms) {
             let Extent { first, count } = home.extent;
-            self.tell(
-                home,
-                &Submission::Load { tensor: self.id, first, count, slot, part, steps },
-                deadline,
-            )?;
+            room.submit(&Submission::Load { tensor: self.id, first, count, slot, part, steps });
             home.submitted.fetch_add(home.chunks, Ordering::Relaxed);
         }
+        self.loads.fetch_add(1, Ordering::Release);
         Ok(())
     }
 
@@ -166,6 +165,8 @@ impl Tensor {
             return Err(Error::BadLoad { name: self.spec.name.clone(), what });
         }
         let deadline = self.job.deadline(timeout);
+        let what = || format!("looking at the state of `{}`", self.spec.name);
+        let _turn = self.state_turn.take(|| self.job.look(&what(), deadline))?;
         self.wait_for_lane(deadline)?;
         let cut = self.memory.cut();
         let width = self.spec.dtype.accumulator_size();
