@@ -103,6 +103,7 @@ class Job:
         rows: int,
         row_bytes: int,
         element: str,
+        holds: str,
         adds: bool,
         produce: Sequence[tuple[int, int]],
         consume: Sequence[tuple[int, int]],

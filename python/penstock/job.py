@@ -384,13 +384,6 @@ class Job:
         if not known._core.is_same(table._core):
             # The one before was dropped.
             self._tables[name] = known = table
-        for what in ("dtype", "width"):
-            before, now = getattr(known, what), getattr(table, what)
-            if before != now:
-                raise DeclarationConflict(
-                    f"table `{name}` was declared before with {what} {before}, now with {now}",
-                    "give the table another name, or declare it alike",
-                )
         return known
 
     def clock(self) -> int:

@@ -140,6 +140,9 @@ class Replace(Optimizer):
     """
     value = the reduced contributions: an all-reduce.
 
+    Under BSP; elsewhere contributions are folded one by one, so that each replaces the one before: only with
+    `reduce="sum"`, as the last word of whoever came last, never as a mean.
+
     Examples
     --------
     >>> Replace().rule()

@@ -15,6 +15,7 @@ s returns a version >= t - s: slack 0 is BSP, more is SSP, `ps.ASP()` asks for n
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -437,6 +438,14 @@ def element_type(dtype: Any, fold: str | None) -> np.dtype[Any]:
     return found
 
 
+def _words(element: np.dtype[Any], width: int) -> str:
+    """What a row holds, to be compared with what other workers say: at most 256 bytes."""
+    words = f"{width} x {element.name if element.names is None else element.descr}"
+    if len(words.encode()) <= 256 and words.isprintable():
+        return words
+    return f"{width} x a structure ({hashlib.sha256(words.encode()).hexdigest()[:16]})"
+
+
 def declare(
     core: _core.Job,
     name: str,
@@ -469,6 +478,7 @@ def declare(
         rows,
         width * element.itemsize,
         element.name,
+        _words(element, width),
         fold == "sum",
         declared_ranges(produce, rows, "produce"),
         declared_ranges(consume, rows, "consume"),

@@ -132,6 +132,27 @@ def test_a_tensor_declared_differently_by_two_workers_is_refused_to_the_second(s
         np.testing.assert_array_equal(result["w"], np.ones(3))
 
 
+def test_rows_that_two_workers_take_for_something_else_are_refused_to_both(spawn_job: Any) -> None:
+    saved = spawn_job(
+        2,
+        """
+        with ps.init() as job:
+            for number, pair in enumerate([("i4", "f4"), ("f2", "i2"), ("M8[s]", "M8[ms]")]):
+                try:
+                    job.table(f"t{number}", rows=2, dtype=pair[job.rank], produce=[job.rank], consume="all")
+                except ps.DeclarationConflict as error:
+                    print("refused:", error)
+                else:
+                    raise SystemExit(f"{pair} was not refused")
+            save(done=True)
+        """,
+    )
+    for result in saved:
+        assert result["output"].count("refused: ") == 3
+        assert "elements" in result["output"]
+        assert "1 x int32" in result["output"]
+
+
 def test_a_child_that_inherits_a_workers_place_is_told_so(spawn_job: Any) -> None:
     saved = spawn_job(
         1,

@@ -158,7 +158,7 @@ def test_the_same_declaration_gives_the_same_table(job: ps.Job) -> None:
     first = declare()
     assert declare() is first
     for other in ({"dtype": "u4", "width": 2}, {"dtype": "i8", "width": 1}):
-        with pytest.raises(ps.DeclarationConflict, match=r"declared before with (dtype|width)"):
+        with pytest.raises(ps.DeclarationConflict, match=r"with other elements: 2 x int32 then"):
             job.table("t", rows=2, produce="all", consume="all", **other)
     first.drop()
     second = declare()

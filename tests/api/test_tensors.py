@@ -322,3 +322,15 @@ def test_what_is_pushed_is_what_is_added_for_any_shape_and_dtype(job: ps.Job, da
         w.push(contribution)
         job.clock()
     np.testing.assert_array_equal(w.pull(), value + sum(pushed, np.zeros(shape, dtype)))
+
+
+@pytest.mark.parametrize("consistency", ["ssp:0", "ssp:4", "asp"])
+def test_a_mean_that_replaces_the_value_needs_all_contributions_together(
+    job: ps.Job, consistency: str
+) -> None:
+    with pytest.raises(ps.SettingsError, match="expected bsp where contributions replace the value"):
+        job.tensor("w", shape=2, optimizer=ps.Replace(), consistency=consistency)
+    w = job.tensor("w", shape=2, optimizer=ps.Replace(), consistency=consistency, reduce="sum")
+    w.push(np.full(2, 3, np.float32))
+    job.clock()
+    assert w.pull(slack=0).tolist() == [3, 3]

@@ -771,6 +771,7 @@ impl penstock_table_options {
             rows: self.rows,
             row_bytes: self.row_bytes,
             element: sum.then(|| element(self.dtype, &name)).transpose()?,
+            holds: String::new(),
             sum,
             produce,
             consume,

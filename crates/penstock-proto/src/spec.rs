@@ -92,6 +92,16 @@ pub enum SpecError {
         /// What came.
         got: f64,
     },
+    /// Each contribution would replace the value by a part of itself.
+    #[error(
+        "`{name}`: expected bsp where contributions replace the value by their mean, got {consistency}: nothing is averaged there"
+    )]
+    ReplacesAlone {
+        /// The tensor.
+        name: String,
+        /// The consistency that was asked for.
+        consistency: Consistency,
+    },
 }
 
 impl TensorSpec {
@@ -128,7 +138,18 @@ impl TensorSpec {
     pub fn check(&self) -> Result<(), SpecError> {
         self.check_name()?;
         self.check_shape()?;
-        self.check_numbers()
+        self.check_numbers()?;
+        self.check_replacement()
+    }
+
+    /// Where contributions are folded one by one each has its share of the mean, so that their sum is one: of which the last alone would stay.
+    fn check_replacement(&self) -> Result<(), SpecError> {
+        let means = self.rule == Rule::Replace && self.reduce == Reduce::Mean;
+        if means && !self.consistency.folds_together() {
+            let (name, consistency) = (self.name.clone(), self.consistency);
+            return Err(SpecError::ReplacesAlone { name, consistency });
+        }
+        Ok(())
     }
 
     fn check_name(&self) -> Result<(), SpecError> {

@@ -25,6 +25,7 @@ fn declaration(timeout: Option<Duration>) -> TableDeclaration {
         rows: 2,
         row_bytes: ROW_BYTES,
         element: Some(Dtype::F64),
+        holds: String::new(),
         sum: false,
         produce: RowSet::from_rows([0]),
         consume: RowSet::from_rows([0, 1]),
@@ -66,7 +67,14 @@ impl Raw {
     fn declare(&self) {
         let (name, propagation) = ("U".to_owned(), Propagation::Eager);
         let sum = None;
-        let spec = TableSpec { name: name.clone(), rows: 2, row_bytes: ROW_BYTES, sum, propagation };
+        let spec = TableSpec {
+            name: name.clone(),
+            rows: 2,
+            row_bytes: ROW_BYTES,
+            sum,
+            propagation,
+            holds: String::new(),
+        };
         let bytes = RowSet::from_rows([1]).encode();
         let asks = [
             TableAsk::Begin { spec, home: 0, near: true },

@@ -265,6 +265,7 @@ fn common_table(name: &str) -> TableDeclaration {
         rows: 4,
         row_bytes: 8,
         element: None,
+        holds: String::new(),
         sum: false,
         produce: RowSet::default(),
         consume: RowSet::default(),

@@ -45,6 +45,7 @@ fn work(job: &Job) -> Vec<Vec<u8>> {
         rows: size * ROWS,
         row_bytes: ROW_BYTES,
         element: None,
+        holds: String::new(),
         sum: false,
         produce: RowSet::from_ranges([rows(rank, 1)]),
         consume: RowSet::from_ranges([rows(0, size)]),

@@ -261,7 +261,8 @@ fn who_takes_all_the_memory_that_it_gets_leaves_the_other_workers_some() {
     let (mut greedy, mut honest) = (raw_worker(address, 0), raw_worker(address, 1));
     let begin = |name: &str| {
         let (name, propagation) = (name.to_owned(), Propagation::Eager);
-        let spec = TableSpec { name, rows: 1 << 40, row_bytes: 8, sum: None, propagation };
+        let spec =
+            TableSpec { name, rows: 1 << 40, row_bytes: 8, sum: None, propagation, holds: String::new() };
         Ask::Table(TableAsk::Begin { spec, home: 0, near: false })
     };
     let rows = |name: &str, bytes: usize| {

@@ -186,7 +186,7 @@ fn needs_of_rows_that_nobody_offers(address: SocketAddr) -> Vec<TcpStream> {
 
 fn table(name: &str) -> TableSpec {
     let (name, propagation) = (name.to_owned(), Propagation::Eager);
-    TableSpec { name, rows: 1 << 40, row_bytes: 8, sum: None, propagation }
+    TableSpec { name, rows: 1 << 40, row_bytes: 8, sum: None, propagation, holds: String::new() }
 }
 
 fn declarations_of_rows_without_end(address: SocketAddr) -> Vec<TcpStream> {

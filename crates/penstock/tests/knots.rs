@@ -27,6 +27,7 @@ fn table(job: &Job, name: &str, rows: u64) -> Result<Table, Error> {
         rows,
         row_bytes: 8,
         element: None,
+        holds: String::new(),
         sum: false,
         produce: if job.rank() == 0 { all() } else { RowSet::default() },
         consume: all(),

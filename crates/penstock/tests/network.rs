@@ -200,6 +200,7 @@ fn rows_for_a_consumer_that_takes_none_wait_without_using_a_processor() {
             rows: ROWS,
             row_bytes: BYTES as u32,
             element: None,
+            holds: String::new(),
             sum: false,
             produce: if job.rank() == 0 { all() } else { RowSet::default() },
             consume: if job.rank() == 0 { RowSet::default() } else { all() },

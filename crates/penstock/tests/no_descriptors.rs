@@ -96,6 +96,7 @@ fn table(job: &Job, name: &str, timeout: &str) -> Result<Table, Error> {
         rows: 4,
         row_bytes: 8,
         element: Some(Dtype::F64),
+        holds: String::new(),
         sum: false,
         produce,
         consume: all,

@@ -23,6 +23,7 @@ fn declaration(name: &str, produce: Range<u64>, consume: Range<u64>) -> TableDec
         rows: 64,
         row_bytes: 8 * WIDTH as u32,
         element: Some(Dtype::F64),
+        holds: String::new(),
         sum: false,
         produce: RowSet::from_ranges([produce]),
         consume: RowSet::from_ranges([consume]),

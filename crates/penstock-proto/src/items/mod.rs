@@ -25,4 +25,4 @@ pub mod wire;
 pub const FINAL: u64 = u64::MAX >> 1;
 
 pub use rows::RowSet;
-pub use spec::{Propagation, Slack, TableError, TableId, TableSpec};
+pub use spec::{MAX_HOLDS_BYTES, Propagation, Slack, TableError, TableId, TableSpec};

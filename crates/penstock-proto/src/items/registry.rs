@@ -127,6 +127,9 @@ impl Registry {
             table.failed.get_or_insert_with(|| error.clone());
             return Err(error);
         }
+        if table.spec.holds.is_empty() {
+            table.spec.holds.clone_from(&spec.holds);
+        }
         let charge = peer.charge(Resource::Bytes, TABLE_BYTES).map_err(exhausted)?;
         let declaration = table.workers.entry(rank).or_default();
         declaration.coming = Some(Coming { charge, ..Coming::default() });
@@ -338,7 +341,7 @@ mod tests {
 
     fn spec() -> TableSpec {
         let (name, propagation) = ("U".to_owned(), Propagation::Eager);
-        TableSpec { name, rows: 10, row_bytes: 8, sum: None, propagation }
+        TableSpec { name, rows: 10, row_bytes: 8, sum: None, propagation, holds: String::new() }
     }
 
     fn declare(registry: &mut Registry, rank: Rank, spec: &TableSpec, produce: &[u64], consume: &[u64]) {

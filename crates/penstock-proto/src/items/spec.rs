@@ -92,7 +92,12 @@ pub struct TableSpec {
     pub sum: Option<Dtype>,
     /// Who moves the rows.
     pub propagation: Propagation,
+    /// What a row holds, in the program's words: their elements' type, and how many. Empty where it does not say.
+    pub holds: String,
 }
+
+/// Longest words for what a row holds.
+pub const MAX_HOLDS_BYTES: usize = 256;
 
 /// Why a declaration is no declaration of a table, or no one's turn.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
@@ -264,6 +269,10 @@ impl TableSpec {
     /// Judges a declaration, foreign or our own.
     pub fn check(&self) -> Result<(), TableError> {
         let name = &self.name;
+        if self.holds.len() > MAX_HOLDS_BYTES || self.holds.chars().any(char::is_control) {
+            let what = format!("{} bytes of words for what a row holds", self.holds.len());
+            return Err(TableError::OutOfTurn { what });
+        }
         let fits = (1..=crate::spec::MAX_NAME_BYTES).contains(&name.len());
         if !fits || name.chars().any(char::is_control) {
             return Err(TableError::BadName { got: name.chars().take(80).collect() });
@@ -302,8 +311,11 @@ impl TableSpec {
             ("bytes of a row", self.row_bytes.to_string(), other.row_bytes.to_string()),
             ("fold", sum(self), sum(other)),
             ("propagation", self.propagation.to_string(), other.propagation.to_string()),
+            ("elements", self.holds.clone(), other.holds.clone()),
         ];
-        fields.into_iter().find(|(_, mine, theirs)| mine != theirs)
+        // Who does not say what a row holds takes it for what the others say.
+        let known = usize::from(!self.holds.is_empty() && !other.holds.is_empty());
+        fields.into_iter().take(4 + known).find(|(_, mine, theirs)| mine != theirs)
     }
 }
 

@@ -33,6 +33,9 @@ pub struct TableDeclaration {
     pub row_bytes: u32,
     /// What its elements are; needed for a sum.
     pub element: Option<Dtype>,
+    /// What a row holds, in the program's words, at most [`MAX_HOLDS_BYTES`](penstock_proto::items::MAX_HOLDS_BYTES) of them: compared with
+    /// what others say. Empty where it does not say.
+    pub holds: String,
     /// Whether any number of producers may add to a row.
     pub sum: bool,
     /// Rows that this worker produces.
@@ -54,7 +57,8 @@ impl TableDeclaration {
         // A sum of what is no floating-point number is refused by the check, by name.
         let sum = self.sum.then_some(self.element.unwrap_or(Dtype::F16));
         let (name, rows) = (self.name.clone(), self.rows);
-        TableSpec { name, rows, row_bytes: self.row_bytes, sum, propagation: self.propagation }
+        let holds = self.holds.clone();
+        TableSpec { name, rows, row_bytes: self.row_bytes, sum, propagation: self.propagation, holds }
     }
 
     /// Refuses another declaration of the same table by this worker, naming what differs.
