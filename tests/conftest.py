@@ -60,6 +60,12 @@ class SpawnJob(Protocol):
     ) -> list[dict[str, Any]]: ...
 
 
+def pytest_collection_finish() -> None:
+    """Whatever imported torch has done so. Its threads wait by spinning: on two cores, for the servers' turn."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
 @pytest.fixture
 def job() -> Iterator[ps.Job]:
     """A job of one worker, with its server in this process."""
