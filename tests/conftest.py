@@ -60,6 +60,12 @@ class SpawnJob(Protocol):
     ) -> list[dict[str, Any]]: ...
 
 
+def pytest_collection_finish() -> None:
+    """What imports torch has done so. Its threads wait by spinning, where the servers' should run."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
 @pytest.fixture
 def job() -> Iterator[ps.Job]:
     """A job of one worker, with its server in this process."""
@@ -69,8 +75,22 @@ def job() -> Iterator[ps.Job]:
 
 
 @pytest.fixture
-def spawn_job(tmp_path: Path) -> Iterator[SpawnJob]:
+def spawn_job() -> Iterator[SpawnJob]:
     """Jobs of real processes; whatever is left of them is killed by its pid, and shown if the test failed."""
+    with spawning() as spawn:
+        yield spawn
+
+
+@pytest.fixture(scope="module")
+def spawn_shared_job() -> Iterator[SpawnJob]:
+    """As `spawn_job`, for jobs that several tests of a module look at: what starts slowly starts once."""
+    with spawning() as spawn:
+        yield spawn
+
+
+@contextlib.contextmanager
+def spawning() -> Iterator[SpawnJob]:
+    """What both fixtures do."""
     started: list[subprocess.Popen[bytes]] = []
     folders = contextlib.ExitStack()
 
@@ -151,10 +171,12 @@ def spawn_job(tmp_path: Path) -> Iterator[SpawnJob]:
             saved.append(entry)
         return saved
 
-    yield spawn
-    for process in started:
-        _kill(process)
-    folders.close()
+    try:
+        yield spawn
+    finally:
+        for process in started:
+            _kill(process)
+        folders.close()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -70,11 +70,28 @@ def dtype_name(dtype: DtypeLike) -> str:
     except TypeError:
         found = None
     if found is None:
+        wanted = _native(dtype)
         raise DtypeError(
-            f"expected dtype {_EXPECTED}, got {dtype!r}",
-            "convert the array first: nothing is cast in silence",
+            f"expected dtype {_EXPECTED}, got {dtype!r}{_foreign(dtype)}",
+            f"convert the array first, `x.astype({wanted!r})`: nothing is cast in silence"
+            if wanted
+            else "convert the array first: nothing is cast in silence",
         )
     return found
+
+
+def _native(dtype: DtypeLike) -> str:
+    """The name of this machine's element type, if `dtype` is one of the other byte order; else ""."""
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        return ""
+    return "" if found.isnative else found.newbyteorder("=").str
+
+
+def _foreign(dtype: DtypeLike) -> str:
+    """What a message adds behind an element type of the other byte order."""
+    return ", which is of the other byte order" if _native(dtype) else ""
 
 
 def shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:
@@ -111,9 +128,10 @@ def as_array(value: ArrayLike) -> Array:
     Raises
     ------
     DtypeError
-        It does not hold numbers, or is a sparse torch tensor.
+        It does not hold numbers, is a masked array, or a sparse torch tensor.
     """
     if isinstance(value, np.ndarray):
+        refuse_mask(value)
         return value
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
@@ -127,6 +145,64 @@ def as_array(value: ArrayLike) -> Array:
     if array.dtype == object:
         raise DtypeError(f"expected an array of numbers, got {type(value).__name__}")
     return array
+
+
+def refuse_mask(value: object) -> None:
+    """Raises DtypeError for a masked array: what stands below the mask would be taken for numbers."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise DtypeError(
+            "expected an array whose every element counts, got a masked array",
+            "say what the masked elements are, such as `x.filled(0)`",
+        )
+
+
+def target(out: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """
+    The array over `out`'s own memory, to be written to.
+
+    Raises
+    ------
+    ShapeError, DtypeError
+        What would be written would not reach `out`, or does not fit it.
+    """
+    array = _own_memory(out)
+    if array is None:
+        raise ShapeError(
+            f"`{name}`: expected as `out` a C-contiguous array on the host that can be filled, got "
+            f"{type(out).__name__}",
+            "give a NumPy array (numpy.empty makes one), a torch tensor on the CPU, or what has the buffer "
+            "protocol",
+        )
+    if array.shape != shape:
+        raise ShapeError(f"`{name}` has shape {shape}, got `out` of shape {array.shape}")
+    if array.dtype != dtype:
+        raise DtypeError(
+            f"`{name}` has dtype {dtype.name}, got `out` of dtype {array.dtype.name}{_foreign(array.dtype)}",
+            f"make it with dtype={dtype.name!r}",
+        )
+    if not array.flags.c_contiguous or not array.flags.writeable:
+        lacks = "is read-only" if array.flags.c_contiguous else f"has strides {array.strides}"
+        raise ShapeError(
+            f"expected `out` to be writable and C-contiguous; it {lacks}", "pass numpy.empty_like(...)"
+        )
+    return array
+
+
+def _own_memory(out: Any) -> Array | None:
+    """The array over the very memory of `out`; None if there is none, or it may be a copy's."""
+    if isinstance(out, np.ndarray):
+        refuse_mask(out)
+        return out
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(out, torch.Tensor):
+        # What has to be copied on the way, from a device or for its layout, lies elsewhere.
+        array = _from_torch(out, torch)
+        return array if array.__array_interface__["data"][0] == out.data_ptr() else None
+    try:
+        # Not through `__array__`: whether what it returns is a copy, nobody can see.
+        return np.asarray(memoryview(out))
+    except (TypeError, ValueError):
+        return None
 
 
 def _from_torch(tensor: Any, torch: Any) -> Array:
@@ -170,8 +246,8 @@ def contribution(value: ArrayLike, name: str, shape: tuple[int, ...], dtype: np.
         raise ShapeError(f"`{name}` has shape {shape}, got {array.shape}")
     if array.dtype != dtype:
         raise DtypeError(
-            f"`{name}` has dtype {dtype.name}, got {array.dtype.name}",
-            f"convert it: `.astype({dtype.name!r})`",
+            f"`{name}` has dtype {dtype.name}, got {array.dtype.name}{_foreign(array.dtype)}",
+            f"convert it: `x.astype({(_native(array.dtype) or dtype.name)!r})`",
         )
     return array if array.flags.c_contiguous else np.ascontiguousarray(array).reshape(shape)
 

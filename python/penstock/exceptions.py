@@ -7,7 +7,8 @@ it on a line of its own. Unless an error's own text says otherwise, the state is
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 
 class PenstockError(Exception):
@@ -39,6 +40,26 @@ class OptionError(PenstockError, ValueError):
 def not_to_be_sent(what: str, hint: str) -> OptionError:
     """The error of pickling or deep-copying what belongs to one process."""
     return OptionError(f"{what} belongs to the process that made it, and cannot be copied or sent", hint)
+
+
+class Sealed:
+    """
+    Objects without attributes of the caller's own: one that is misspelled, or that a method sets, would be
+    taken and do nothing.
+    """
+
+    __slots__ = ()
+    _set_by: ClassVar[Mapping[str, str]] = {}
+    """What to do instead, by attribute."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            super().__setattr__(name, value)
+        except AttributeError:
+            error = AttributeError(f"a {type(self).__name__} has no attribute `{name}` that can be set")
+            if name in self._set_by:
+                error.add_note(f"hint: {self._set_by[name]}")
+            raise error from None
 
 
 class ShapeError(PenstockError, ValueError):

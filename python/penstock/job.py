@@ -14,11 +14,12 @@ import ctypes
 import difflib
 import os
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from . import _core
 from .arrays import ArrayLike, DtypeLike, initial
@@ -28,6 +29,7 @@ from .exceptions import (
     DeclarationConflict,
     JobClosed,
     OptionError,
+    Sealed,
     TensorNameError,
     WorkerLost,
     not_to_be_sent,
@@ -104,7 +106,7 @@ def current() -> Job:
     return jobs[0]
 
 
-class Job:
+class Job(Sealed):
     """
     One worker's end of a job. Made by `init`; a context manager that closes it.
 
@@ -114,9 +116,18 @@ class Job:
     ...     w = job.tensor("w", shape=(2, 3))
     """
 
+    __slots__ = ("__weakref__", "_core", "_line", "_pushes", "_tables", "_tensors", "_unsent")
+    _set_by: ClassVar[Mapping[str, str]] = {
+        "deadline": "give ps.init(deadline=...), or a call its own timeout",
+        "iteration": "job.clock() completes one",
+    }
+
     def __init__(self, core: _core.Job) -> None:
         self._core = core
-        self._tensors: dict[str, tuple[dict[str, Any], Tensor]] = {}
+        # With the optimizer that each was declared with: its own may have other numbers by now.
+        self._tensors: dict[str, tuple[Optimizer, Tensor]] = {}
+        # Those with a contribution that waits for the last of its parts.
+        self._unsent: set[str] = set()
         # Those that somebody holds.
         self._tables: weakref.WeakValueDictionary[str, Table] = weakref.WeakValueDictionary()
         self._line = Line("penstock")
@@ -240,19 +251,7 @@ class Job:
             )
         rule = (optimizer or Add()).copy()
         array, dimensions, element = initial(value, name, shape, dtype)
-        declaration: dict[str, Any] = {
-            "shape": dimensions,
-            "dtype": element,
-            # What is compared is the rule; what a message shows is how it is written.
-            "optimizer": _Shown((rule.rule(), rule.flags(), rule.settings()), repr(rule)),
-            "consistency": spelled(consistency) or self._core.default_consistency,
-            "reduce": reduce,
-            "rescale": _number("rescale", rescale),
-            "clip": None if clip is None else _number("clip", clip),
-            "refuse_nonfinite": bool(refuse_nonfinite),
-        }
-        if name in self._tensors and not self.closed:
-            return self._same(name, declaration)
+        # Declared again, it gives the same tensor, or says what differs.
         core = self._core.declare(
             name,
             dimensions,
@@ -260,28 +259,25 @@ class Job:
             rule.rule(),
             rule.flags(),
             rule.settings(),
-            declaration["consistency"],
+            spelled(consistency),
             reduce == "mean",
-            declaration["rescale"],
-            declaration["clip"],
-            declaration["refuse_nonfinite"],
+            _number("rescale", rescale),
+            None if clip is None else _number("clip", clip),
+            bool(refuse_nonfinite),
             timeout,
         )
-        if self.rank == 0:
+        if self.rank == 0 and name not in self._tensors:
             core.initialize(None if array is None else _as_buffer(array), timeout)
         # Another thread may have declared it meanwhile: then there is one already.
-        self._tensors.setdefault(name, (declaration, Tensor(self, core, dimensions, element, rule)))
-        return self._same(name, declaration)
-
-    def _same(self, name: str, declaration: dict[str, Any]) -> Tensor:
-        """The tensor of that name; raises if it was declared differently."""
-        before, tensor = self._tensors[name]
-        for what, expected in before.items():
-            if declaration[what] != expected:
-                raise DeclarationConflict(
-                    f"`{name}` was declared before with {what} {expected}, now with {declaration[what]}",
-                    "give the tensor another name, or declare it alike",
-                )
+        first, tensor = self._tensors.setdefault(
+            name, (rule.copy(), Tensor(self, core, dimensions, element, rule))
+        )
+        # The numbers travel with pushes, so the core does not compare them.
+        if first != rule:
+            raise DeclarationConflict(
+                f"`{name}` was declared before with optimizer {first!r}, now with {rule!r}",
+                "give the tensor another name, or declare it alike",
+            )
         return tensor
 
     def table(
@@ -390,7 +386,8 @@ class Job:
         """
         Complete an iteration.
 
-        First waits for the asynchronous pushes made before, so that they carry this iteration's stamp.
+        First waits for the asynchronous pushes made before, so that they carry this iteration's stamp. Warns
+        of what was pushed with `more=True` and not sent: it is lost.
 
         Returns
         -------
@@ -414,7 +411,9 @@ class Job:
         """
         if self._pushes:
             self._settle()
-        return self._core.clock()
+        clock = self._core.clock()
+        self._warn_of_unsent("the iteration has ended")
+        return clock
 
     def barrier(self, timeout: float | None = None, *, what: str = "") -> None:
         """
@@ -536,10 +535,11 @@ class Job:
         another thread closes it, this one waits for that, and raises what it raises.
 
         When this returns, the servers have taken everything that this worker pushed and set, asynchronously
-        or not. If it raises, this worker has left as one that failed, and the others hear of it. Views that
-        pulls returned stay readable, but no longer move. A job that has failed is left at once. In a signal
-        handler that interrupts a call of this package, the job is closed as soon as that call has ended,
-        which then raises JobClosed.
+        or not. Pushes with `more=True` that no last one followed are lost: it warns of them. If it raises,
+        this worker has left as one that failed, and the others hear of it. Views that pulls returned stay
+        readable, but no longer move. A job that has failed is left at once. In a signal handler that
+        interrupts a call of this package, the job is closed as soon as that call has ended, which then raises
+        JobClosed.
 
         Parameters
         ----------
@@ -575,6 +575,19 @@ class Job:
             raise
         self._line.end()
         _open_jobs.discard(self)
+        self._warn_of_unsent("the job was closed")
+
+    def _warn_of_unsent(self, since: str) -> None:
+        """Says what was pushed in part, now that its last part cannot come any more."""
+        if not self._unsent:
+            return
+        names = ", ".join(f"`{name}`" for name in sorted(self._unsent))
+        self._unsent = set()
+        warnings.warn(
+            f"{names}: {since}, and what was pushed with more=True is lost; the last push of an iteration "
+            f"leaves out `more`, and push() without an argument sends what stands in the lane",
+            stacklevel=3,
+        )
 
     def __enter__(self) -> Job:
         return self
@@ -661,22 +674,6 @@ class Job:
         for _, tensor in self._tensors.values():
             tensor._core = gone
             tensor._stable = False
-
-
-class _Shown:
-    """Something to compare, which a message shows as `text`."""
-
-    def __init__(self, key: object, text: str) -> None:
-        self._key = key
-        self._text = text
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Shown) and self._key == other._key
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __str__(self) -> str:
-        return self._text
 
 
 def _number(what: str, value: object) -> float:

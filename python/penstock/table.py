@@ -17,18 +17,19 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from . import _core
-from .arrays import DTYPES, Array, ArrayLike, contribution
+from .arrays import DTYPES, Array, ArrayLike, contribution, refuse_mask, target
 from .consistency import ASP, BSP, SSP, check_slack
 from .exceptions import (
     DtypeError,
     OptionError,
+    Sealed,
     ShapeError,
     TensorNameError,
     TornView,
@@ -46,7 +47,7 @@ _UNBOUNDED = -1
 _MAX_CLOCK = 2**62
 
 
-class Table(_core.TableCalls):
+class Table(Sealed, _core.TableCalls):
     """
     A table of a job. Made by `Job.table`.
 
@@ -57,6 +58,11 @@ class Table(_core.TableCalls):
     >>> U.get(1, clock=1)
     array([3., 4.])
     """
+
+    __slots__ = ("__weakref__", "_core", "_dtype", "_fold", "_propagation", "_rows", "_width")
+    _set_by: ClassVar[Mapping[str, str]] = {
+        "slack": "give get(slack=...), or declare the table with another slack"
+    }
 
     def __init__(
         self,
@@ -146,9 +152,9 @@ class Table(_core.TableCalls):
         bound = None if slack is None else slack_of(slack)
         clock = None if clock is None else _clock(clock)
         chosen, shape = self._chosen(rows)
-        target = np.empty(shape, self._dtype) if out is None else self._check(out, shape)
-        self._core.get(chosen, _bytes(target), clock, bound, timeout)
-        return target
+        array = np.empty(shape, self._dtype) if out is None else target(out, self.name, shape, self._dtype)
+        self._core.get(chosen, _bytes(array), clock, bound, timeout)
+        return array
 
     def prefetch(
         self, rows: Rows, clock: int | None = None, slack: int | SSP | ASP | BSP | None = None
@@ -261,18 +267,11 @@ class Table(_core.TableCalls):
 
     def _chosen(self, rows: Rows) -> tuple[Array, tuple[int, ...]]:
         """The rows that are meant, and the shape of their values."""
-        if type(rows) is int:
-            return _one(rows, self._rows), (self._width,)
+        row = _number(rows)
+        if row is not None:
+            return _one(row, self._rows), (self._width,)
         chosen = chosen_rows(rows, self._rows)
         return chosen, (len(chosen), self._width)
-
-    def _check(self, out: Array, shape: tuple[int, ...]) -> Array:
-        if not isinstance(out, np.ndarray) or out.shape != shape or not out.flags.c_contiguous:
-            got = f"shape {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
-            raise ShapeError(f"`{self.name}`: expected a C-contiguous `out` of shape {shape}, got {got}")
-        if out.dtype != self._dtype:
-            raise DtypeError(f"`{self.name}`: expected an `out` of {self._dtype.name}, got {out.dtype.name}")
-        return out
 
 
 class View:
@@ -338,6 +337,17 @@ def _clock(clock: object) -> int:
     return number
 
 
+def _number(rows: Rows) -> int | None:
+    """The row, if it is given as a number: a Python one, NumPy's, or an array without dimensions."""
+    if isinstance(rows, bool | np.bool_) or getattr(rows, "shape", ()) != ():
+        return None
+    refuse_mask(rows)
+    try:
+        return operator.index(rows)
+    except TypeError:
+        return None
+
+
 def _one(row: int, rows: int) -> Array:
     if 0 <= row < rows:
         return np.array([row], np.uint64)
@@ -365,6 +375,7 @@ def chosen_rows(rows: Rows, count: int) -> Array:
     if isinstance(rows, range):
         array: Array = np.arange(rows.start, rows.stop, rows.step, dtype=np.int64)
     else:
+        refuse_mask(rows)
         array = np.asarray(rows)
         if array.dtype == np.uint64 and array.ndim == 1 and array.flags.c_contiguous:
             return array  # the core checks the rest
@@ -431,6 +442,11 @@ def element_type(dtype: Any, fold: str | None) -> np.dtype[Any]:
         raise DtypeError(f"expected an element type such as float32, got {dtype!r}") from None
     if found.hasobject or found.itemsize == 0:
         raise DtypeError(f"expected an element type of a fixed size, got {found}")
+    if not found.isnative:
+        raise DtypeError(
+            f"expected an element type of this machine's byte order, got {dtype!r}",
+            f"declare the table with {found.newbyteorder('=').str!r}, and convert with `x.astype`",
+        )
     if fold == "sum" and found not in (np.dtype(np.float32), np.dtype(np.float64)):
         raise DtypeError(
             f"expected float32 or float64 for a sum, got {found.name}", "declare the table with such a dtype"

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from .arrays import DTYPES, Array, ArrayLike, as_array, contribution, is_plain
+from .arrays import DTYPES, Array, ArrayLike, contribution, target
 from .consistency import Consistency, check_slack, parse
-from .exceptions import DtypeError, OptionError, SettingsError, ShapeError, not_to_be_sent
+from .exceptions import DtypeError, OptionError, Sealed, SettingsError, not_to_be_sent
 from .optim import Optimizer
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class _TheLane:
 _LANE = _TheLane()
 
 
-class Tensor:
+class Tensor(Sealed):
     """
     A shared array. Made by `Job.tensor`.
 
@@ -49,6 +49,27 @@ class Tensor:
     >>> w.pull()
     array([1., 1., 1.], dtype=float32)
     """
+
+    __slots__ = (
+        "__weakref__",
+        "_core",
+        "_dtype",
+        "_job",
+        "_lane",
+        "_lane_address",
+        "_mirror",
+        "_model",
+        "_optimizer",
+        "_shape",
+        "_stable",
+    )
+    _set_by: ClassVar[Mapping[str, str]] = {
+        "lr": "tensor.set_lr(...) changes the learning rate, tensor.optimizer has the other numbers",
+        "optimizer": "its numbers can be changed, such as tensor.optimizer.lr = 0.1",
+        "value": "tensor.load(value=...) overwrites the value",
+        "slack": "give pull(slack=...), or declare the tensor with another consistency",
+        "consistency": "give pull(slack=...), or declare the tensor with another consistency",
+    }
 
     def __init__(
         self, job: Job, core: _core.Tensor, shape: tuple[int, ...], dtype: str, optimizer: Optimizer
@@ -189,7 +210,8 @@ class Tensor:
             gradient, there is nothing to push.
         more
             Keep the contribution in the lane: the pushes that follow in the same iteration are added to it,
-            and the first without `more` sends the sum. Default False.
+            and the first without `more` sends the sum; `push()` adds nothing and sends it. What is not sent
+            before `Job.clock` or `Job.close` is lost, with a warning. Default False.
         timeout
             Seconds to wait for the lane to be free. Default: the job's `deadline`.
 
@@ -229,7 +251,13 @@ class Tensor:
         # There is no `_lane` before the first `lane()`: None must not be taken for it.
         in_lane = grad is _LANE or (grad is self._lane and grad is not None)
         data = None if in_lane else self._outgoing(grad)
-        return self._core.push(data, settings, more, timeout)
+        stamp = self._core.push(data, settings, more, timeout)
+        unsent = self._job._unsent
+        if more:
+            unsent.add(self.name)
+        elif unsent:
+            unsent.discard(self.name)
+        return stamp
 
     def pull(
         self, out: ArrayLike | None = None, *, slack: int | None = None, timeout: float | None = None
@@ -254,14 +282,16 @@ class Tensor:
         numpy.ndarray
             `out`, where it was given. Otherwise a read-only array of the tensor's shape and dtype: under BSP
             the model's own memory, which stands still until this worker's next push of the tensor; else this
-            worker's mirror, which stands still until its next pull. Copy it to keep it longer.
+            worker's mirror, which stands still until its next pull. Copy it to keep it longer, and before
+            `torch.from_numpy`: torch writes through it whatever the array says, and writing to memory that is
+            mapped read-only ends the process.
 
         Raises
         ------
         ShapeError, DtypeError
-            `out` has another shape, layout or dtype, or cannot be written.
+            `out` has another shape, layout or dtype, cannot be written, or is no array over its own memory.
         OptionError
-            `slack` is below 0.
+            `slack` is no whole number from 0 on.
         PullTimeout
             The value was not fresh enough in time; `.missing` holds the ranks that it waits for.
         JobClosed
@@ -279,15 +309,15 @@ class Tensor:
         >>> w.pull(out=np.empty(3, dtype=np.float32), slack=0)
         array([0., 0., 0.], dtype=float32)
         """
+        if slack is not None:
+            slack = check_slack(slack)
         if out is None and self._stable and not slack:
             self._core.pull(None, timeout)
             return self._model if self._model is not None else self._model_view()
-        if slack is not None:
-            slack = check_slack(slack)
         if out is not None:
-            target = self._incoming(out)
-            self._core.pull_into(_as_buffer(target), slack, timeout)
-            return target
+            array = self._incoming(out)
+            self._core.pull_into(_as_buffer(array), slack, timeout)
+            return array
         if self._core.stable(slack):
             self._core.pull(slack, timeout)
             return self._model_view()
@@ -343,11 +373,11 @@ class Tensor:
         timeout: float | None,
     ) -> Array:
         # Judged before the push: a call that raises for its arguments must not leave half of itself behind.
-        target = None if out is None else self._incoming(out)
+        array = None if out is None else self._incoming(out)
         if slack is not None:
             slack = check_slack(slack)
         self._push(grad, settings, False, timeout)
-        return self.pull(target, slack=slack, timeout=timeout)
+        return self.pull(array, slack=slack, timeout=timeout)
 
     def push_async(
         self, grad: ArrayLike = _LANE, *, more: bool = False, timeout: float | None = None
@@ -505,7 +535,8 @@ class Tensor:
         ShapeError, DtypeError
             An array does not fit. The tensor is as it was.
         SettingsError
-            The optimizer keeps no state of that name, or `step` is below 0. The tensor is as it was.
+            The optimizer keeps no state of that name, or `step` is no whole number from 0 on. The tensor is
+            as it was.
         BarrierTimeout
             Not every worker called it in time.
         JobClosed
@@ -535,12 +566,13 @@ class Tensor:
     ) -> tuple[dict[int, Array], int | None]:
         """What `load` writes, by slot (-1: the value), and the step count; all checked."""
         pieces: dict[int, Array] = {}
+        step = None if step is None else self._steps(step)
         if value is not None:
             pieces[-1] = contribution(value, self.name, self._shape, self._dtype)
         slots = self._core.slots
         for name, array in (state or {}).items():
             if name == "step":
-                step = int(array) if step is None else step
+                step = self._steps(array) if step is None else step
             elif name in slots:
                 where = f"{name} of {self.name}"
                 pieces[slots.index(name)] = contribution(array, where, self._shape, self._accumulator())
@@ -548,9 +580,19 @@ class Tensor:
                 raise SettingsError(
                     f"the optimizer of `{self.name}` keeps {', '.join(slots) or 'no state'}, got `{name}`"
                 )
-        if step is not None and step < 0:
-            raise SettingsError(f"expected a step count of 0 or above for `{self.name}`, got {step}")
         return pieces, step
+
+    def _steps(self, given: Any) -> int:
+        """`given`, a number in whatever an optimizer's state has it in, as a step count."""
+        try:
+            steps = int(given)
+            if steps == given and 0 <= steps < 2**63 and not isinstance(given, str | bytes):
+                return steps
+        except (TypeError, ValueError, OverflowError):
+            pass
+        raise SettingsError(
+            f"expected for `{self.name}` a step count, a whole number of 0 or above, got {given!r}"
+        )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """A pulled copy. `copy=False` is refused: the value moves on."""
@@ -612,25 +654,7 @@ class Tensor:
 
     def _incoming(self, out: ArrayLike) -> Array:
         """The array over `out`'s own memory; raises unless it can be filled."""
-        contiguous = out.is_contiguous() if hasattr(out, "is_contiguous") else True
-        on_host = getattr(getattr(out, "device", None), "type", "cpu") == "cpu"
-        if is_plain(out) or not contiguous or not on_host:
-            raise ShapeError(
-                f"expected `out` to be a C-contiguous array on the host, got {type(out).__name__}"
-            )
-        array = as_array(out)
-        if array.shape != self._shape:
-            raise ShapeError(f"`{self.name}` has shape {self._shape}, got `out` of shape {array.shape}")
-        if array.dtype != self._dtype:
-            raise DtypeError(
-                f"`{self.name}` has dtype {self._dtype.name}, got `out` of dtype {array.dtype.name}"
-            )
-        if not array.flags.c_contiguous or not array.flags.writeable:
-            lacks = "is read-only" if array.flags.c_contiguous else f"has strides {array.strides}"
-            raise ShapeError(
-                f"expected `out` to be writable and C-contiguous; it {lacks}", "pass numpy.empty_like(...)"
-            )
-        return array
+        return target(out, self.name, self._shape, self._dtype)
 
 
 def _as_buffer(array: Array) -> Any:

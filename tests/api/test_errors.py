@@ -101,7 +101,33 @@ def test_a_pull_into_memory_that_is_read_only_is_refused(w: ps.Tensor) -> None:
         w.pull(out=out)
 
 
-@pytest.mark.parametrize("slack", [-1, 1.5, "1", 1 << 31, True])
+class Copied:
+    """What shows NumPy a copy of itself each time, and does not say so."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self.array.copy()
+
+
+# The value went into the copy, and the pull returned as if all were well.
+def test_an_out_that_shows_a_copy_of_itself_is_refused(job: ps.Job, w: ps.Tensor) -> None:
+    table = job.table("table", rows=3, width=3, produce="all", consume="all")
+    out = Copied(np.zeros(3, np.float32))
+    for call in (
+        lambda: w.pull(out=out),
+        lambda: w.pull(out=out, slack=0),
+        lambda: w.pushpull(ONE, out=out),
+        lambda: w.pull_async(out=out).result(10),
+        lambda: table.get(0, clock=0, out=out),
+    ):
+        with pytest.raises(ps.ShapeError, match="got Copied"):
+            call()
+    np.testing.assert_array_equal(w.pull(), [1, 2, 3])
+
+
+@pytest.mark.parametrize("slack", [-1, 1.5, "", [], "1", 1 << 31, True])
 def test_a_slack_that_counts_no_iterations_is_refused(w: ps.Tensor, slack: Any) -> None:
     for call in (lambda: w.pull(slack=slack), lambda: w.pushpull(ONE, slack=slack), lambda: ps.SSP(slack)):
         with pytest.raises(ps.OptionError, match="slack"):
@@ -196,7 +222,9 @@ def test_the_same_declaration_gives_the_same_tensor_and_another_is_a_conflict(jo
         with pytest.raises(ps.DeclarationConflict):
             job.tensor("w", **other)
     np.testing.assert_array_equal(w.pull(), [1, 2, 3])
-    with pytest.raises(ps.DeclarationConflict, match=r"with optimizer SGD\(lr=0.5.* now with Adam\(lr="):
+    with pytest.raises(ps.DeclarationConflict, match=r"with optimizer SGD\(lr=0.5.* now with SGD\(lr=0.125"):
+        job.tensor("w", shape=3, optimizer=ps.SGD(0.125))
+    with pytest.raises(ps.DeclarationConflict, match=r"with optimizer SGD, worker 0 declares it with Adam"):
         job.tensor("w", shape=3, optimizer=ps.Adam())
 
 
@@ -441,6 +469,92 @@ def test_a_forked_child_cannot_use_its_parents_job_and_does_it_no_harm(job: ps.J
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
     np.testing.assert_array_equal(w.pushpull(ONE), [2, 3, 4])
+
+
+# What stands below a mask was taken for numbers.
+def test_a_masked_array_is_refused_wherever_it_comes_in(job: ps.Job, w: ps.Tensor) -> None:
+    masked = np.ma.array(ONE, mask=[0, 1, 0])
+    table = job.table("table", rows=3, width=3, produce="all", consume="all")
+    for call in (
+        lambda: w.push(masked),
+        lambda: w.load(value=masked),
+        lambda: w.pull(out=masked),
+        lambda: job.tensor("masked", masked),
+        lambda: table.set(0, masked),
+        lambda: table.set(np.ma.array([0, 1], mask=[1, 0]), np.ones((2, 3), np.float32)),
+        lambda: table.get(0, clock=0, out=masked),
+        lambda: table.get(np.ma.array(0, mask=True), clock=0),
+    ):
+        with pytest.raises(ps.DtypeError, match="masked") as caught:
+            call()
+        assert "filled" in str(caught.value.hint)
+    np.testing.assert_array_equal(w.pull(), [1, 2, 3])
+
+
+def test_an_array_of_the_other_byte_order_is_refused_as_that(job: ps.Job, w: ps.Tensor) -> None:
+    swapped = ONE.astype(ONE.dtype.newbyteorder())
+    table = job.table("table", rows=3, width=3, produce="all", consume="all")
+    for call in (
+        lambda: w.push(swapped),
+        lambda: w.load(value=swapped),
+        lambda: w.pull(out=swapped),
+        lambda: job.tensor("swapped", swapped),
+        lambda: job.tensor("swapped", shape=3, dtype=swapped.dtype),
+        lambda: job.table("swapped", rows=3, dtype=swapped.dtype, produce="all"),
+        lambda: table.set(0, swapped),
+        lambda: table.get(0, clock=0, out=swapped),
+    ):
+        with pytest.raises(ps.DtypeError, match="byte order") as caught:
+            call()
+        assert ONE.dtype.str in str(caught.value.hint) or "float32" in str(caught.value.hint)
+
+
+# 2.7 steps were 2.
+@pytest.mark.parametrize("step", [2.7, -1, "3", None, np.nan, 2**64], ids=str)
+def test_a_step_count_is_a_whole_number(job: ps.Job, step: Any) -> None:
+    w = job.tensor("w", shape=3, optimizer=ps.Adam())
+    with pytest.raises(ps.SettingsError, match="step count"):
+        w.load(value=ONE, state={"step": step})
+    if step is not None:
+        with pytest.raises(ps.SettingsError, match="step count"):
+            w.load(value=ONE, step=step)
+    np.testing.assert_array_equal(w.pull(), np.zeros(3))
+    w.load(state={"step": np.float32(2.0)})
+    assert w.optimizer_state()["step"] == 2
+
+
+# `w.lr = 0.1` was taken, and changed nothing.
+def test_an_attribute_that_would_do_nothing_cannot_be_set(job: ps.Job, w: ps.Tensor) -> None:
+    table = job.table("table", rows=3, produce="all")
+    for of, name, hint in (
+        (w, "lr", "set_lr"),
+        (w, "optimizer", "optimizer.lr"),
+        (w, "foo", None),
+        (table, "foo", None),
+        (table, "slack", "get"),
+        (job, "foo", None),
+        (job, "deadline", "init"),
+    ):
+        with pytest.raises(AttributeError, match=f"no attribute `{name}`") as caught:
+            setattr(of, name, 0.1)
+        notes = getattr(caught.value, "__notes__", [])
+        assert not notes if hint is None else hint in notes[0]
+
+
+# The parts were gone without a word.
+def test_parts_of_a_push_that_no_last_one_follows_are_lost_with_a_warning() -> None:
+    with ps.init(deadline=20) as job:
+        v, w = job.tensor("v", shape=3), job.tensor("w", shape=3)
+        w.push(ONE, more=True)
+        v.push(ONE, more=True)
+        v.push()
+        with pytest.warns(UserWarning, match="^`w`: .*more=True"):
+            job.clock()
+        np.testing.assert_array_equal([v.pull(), w.pull()], [ONE, 0 * ONE])
+        assert job.clock() == 2
+        w.push_async(ONE, more=True)
+        with pytest.warns(UserWarning, match="closed.*more=True"):
+            job.close()
 
 
 def test_a_job_left_by_an_error_is_no_longer_usable() -> None:

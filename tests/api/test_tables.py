@@ -35,7 +35,7 @@ def test_rows_may_be_named_in_every_way(table: ps.Table, rows: object) -> None:
     mask = np.array([False, True, False, False, True, False])
     assert table.get(mask)[:, 0].tolist() == [1, 4]
     assert table.get(1).tolist() == [1, 1, 1]
-    assert table.get(np.int64(4)).shape == (1, 3)
+    assert table.get(np.int64(4)).shape == table.get(np.array(4)).shape == (3,)
 
 
 def test_order_and_repetition_are_the_callers(table: ps.Table) -> None:

@@ -306,11 +306,11 @@ def test_jax_arrays_come_in(job: ps.Job, dtype: str) -> None:
     np.testing.assert_array_equal(w.pull().astype(np.float32), np.full(3, 2))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_what_is_pushed_is_what_is_added_for_any_shape_and_dtype(job: ps.Job, data: Any) -> None:
     dtype = data.draw(st.sampled_from([np.float32, np.float64, np.float16]))
-    shape = data.draw(arrays.array_shapes(max_dims=4, max_side=40))
+    shape = data.draw(arrays.array_shapes(max_dims=4, max_side=16))
     # Whole numbers: every sum is exact, in every order.
     numbers = st.integers(-500, 500).map(float)
     value = data.draw(arrays.arrays(dtype, shape, elements=numbers))

@@ -158,7 +158,7 @@ static void tensors(penstock_job *job)
     OK(penstock_tensor_create(job, &options, &same));
     HOLDS(tensor == same && penstock_tensor_bytes(tensor) == sizeof start);
     options.clip = 1;
-    REFUSED(PENSTOCK_DECLARATION_CONFLICT, "`w`", penstock_tensor_create(job, &options, &same));
+    REFUSED(PENSTOCK_DECLARATION_CONFLICT, "`w` was declared before with clip none", penstock_tensor_create(job, &options, &same));
 
     REFUSED(PENSTOCK_BAD_ARGUMENT, "`tensor`", penstock_push(NULL, gradient, sizeof gradient));
     REFUSED(PENSTOCK_BAD_ARGUMENT, "`data`", penstock_push(tensor, NULL, sizeof gradient));

@@ -9,11 +9,11 @@ from pathlib import Path
 
 MAIN = """
 import os, signal
-from penstock.launch import server
+from penstock.launch import ending, server
 from penstock.rendezvous import child
 
 def serve():
-    signal.signal(signal.SIGTERM, server._stop)
+    ending.stop_at_sigterm()
     return 0
 
 def remove(directory, real=child._remove):

@@ -54,6 +54,23 @@ class Net(nn.Module):  # type: ignore[misc,name-defined]
         return self.last(h * self.scale)
 
 
+# A script that threw away what `distribute` returned trained in each worker by itself, without a word.
+@pytest.mark.parametrize("name", ["sgd", "nadam"])
+def test_the_original_optimizer_cannot_be_stepped_while_the_job_is_open(name: str) -> None:
+    model = nn.Linear(6, 2)
+    original = OPTIMIZERS[name](model.parameters())
+    before = model.weight.detach().clone()
+    with ps.init(deadline=20):
+        _, optimizer = ps.torch.distribute(model, original)
+        model(torch.ones(3, 6)).sum().backward()
+        with pytest.raises(ps.OptionError, match="steps in this worker alone"):
+            original.step()
+        assert torch.equal(model.weight, before)
+        optimizer.step()
+        assert not torch.equal(model.weight, before)
+    original.step()
+
+
 def batches(steps: int, parts: int = 1) -> Iterator[list[Any]]:
     generator = torch.Generator().manual_seed(7)
     for _ in range(steps):

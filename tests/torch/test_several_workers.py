@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -51,39 +53,99 @@ MAKERS = {
 """
 
 
+# What the first tests look at. One pair of processes does all of it: each would import torch, for seconds.
+TOGETHER = """
+def takes_the_steps(job):
+    for name, make in MAKERS.items():
+        model = net(job.rank)                                    # rank 0's parameters and buffers count
+        model, optimizer = ps.torch.distribute(model, make(model.parameters()))
+        train(model, optimizer, range(8), slice(4 * job.rank, 4 * job.rank + 4))
+        # A checkpoint that rank 0 alone saves, and that everyone goes on from.
+        state = copy.deepcopy(optimizer.state_dict()) if job.rank == 0 else None
+        job.barrier()
+        train(model, optimizer, range(8, 10), slice(4 * job.rank, 4 * job.rank + 4))
+        yield name, flat(model)
+        plain = net(0)
+        alone = make(plain.parameters())
+        train(plain, alone, range(8), slice(None))
+        if state:
+            alone.load_state_dict(state)
+        train(plain, alone, range(8, 10), slice(None))
+        yield name + "/plain", flat(plain)
+
+def with_and_without(job):
+    for name, make in MAKERS.items():
+        model = net(0)
+        model, optimizer = ps.torch.distribute(model, make(model.parameters()))
+        for step in range(4):
+            x, y = batch(step)
+            optimizer.zero_grad()
+            if step != 2 or job.rank == 0:                       # once, worker 1 has nothing to contribute
+                torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        yield name, flat(model.first)
+        model.load_state_dict(net(5 + job.rank).state_dict())
+        yield name + "/loaded", flat(model.first)
+    yield "expected", flat(net(5).first)
+
+def stale_synchronous(job):
+    model = net(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    model, optimizer = ps.torch.distribute(model, optimizer, consistency=ps.SSP(3))
+    def loss():
+        with torch.no_grad():
+            return float(sum(torch.nn.functional.mse_loss(model(x), y) for x, y in map(batch, range(20))))
+    yield "before", loss()
+    train(model, optimizer, [step % 20 for step in range(60)], slice(4 * job.rank, 4 * job.rank + 4))
+    yield "stale", max(shared.tensor.staleness for shared in optimizer._delivery)
+    job.barrier()
+    for shared in optimizer._delivery:
+        shared.tensor.pull(out=shared.parameter, slack=0)
+    yield "after", loss()
+    yield "model", flat(model)
+
+def every_load(job):
+    for name, make in MAKERS.items():
+        model = net(0)
+        model, optimizer = ps.torch.distribute(model, make(model.parameters()))
+        for seed in (5, 7, 7, 9):
+            model.load_state_dict(net(seed + 10 * job.rank).state_dict())
+            yield f"{name} {seed}", flat(model.first)
+            yield f"{name} {seed}/rank 0's", flat(net(seed).first)
+        job.barrier()
+
+torch.set_num_threads(1)
+with ps.init() as job:
+    parts = (takes_the_steps, with_and_without, stale_synchronous, every_load)
+    save(**{f"{part.__name__}: {key}": value for part in parts for key, value in part(job)})
+"""
+
+Part = Callable[[str], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def part(spawn_shared_job: Any) -> Part:
+    """What each worker saved in one function of TOGETHER."""
+    saved = spawn_shared_job(2, SETUP + TOGETHER, servers=2)
+
+    def part(name: str) -> list[dict[str, Any]]:
+        head = f"{name}: "
+        return [
+            {key.removeprefix(head): value for key, value in one.items() if key.startswith(head)}
+            for one in saved
+        ]
+
+    return part
+
+
 @pytest.fixture
 def two(spawn_job: Any) -> Any:
     """Runs a script after SETUP in two workers."""
-    import textwrap
-
     return lambda script, **options: spawn_job(2, SETUP + textwrap.dedent(script), **options)
 
 
-def test_two_workers_take_the_steps_of_one_process_on_both_batches(two: Any) -> None:
-    saved = two(
-        """
-        results = {}
-        with ps.init() as job:
-            for name, make in MAKERS.items():
-                model = net(job.rank)                            # rank 0's parameters and buffers count
-                model, optimizer = ps.torch.distribute(model, make(model.parameters()))
-                train(model, optimizer, range(8), slice(4 * job.rank, 4 * job.rank + 4))
-                # A checkpoint that rank 0 alone saves, and that everyone goes on from.
-                state = copy.deepcopy(optimizer.state_dict()) if job.rank == 0 else None
-                job.barrier()
-                train(model, optimizer, range(8, 10), slice(4 * job.rank, 4 * job.rank + 4))
-                results[name] = flat(model)
-                plain = net(0)
-                alone = make(plain.parameters())
-                train(plain, alone, range(8), slice(None))
-                if state:
-                    alone.load_state_dict(state)
-                train(plain, alone, range(8, 10), slice(None))
-                results[name + "/plain"] = flat(plain)
-            save(**results)
-        """,
-        servers=2,
-    )
+def test_two_workers_take_the_steps_of_one_process_on_both_batches(part: Part) -> None:
+    saved = part("takes_the_steps")
     for name in ("sgd", "adamw", "nadam"):
         np.testing.assert_array_equal(saved[0][name], saved[1][name], err_msg=name)
         np.testing.assert_allclose(
@@ -91,75 +153,24 @@ def test_two_workers_take_the_steps_of_one_process_on_both_batches(two: Any) -> 
         )
 
 
-def test_workers_with_and_without_a_gradient_and_loads_after_the_start(two: Any) -> None:
-    saved = two(
-        """
-        results = {}
-        with ps.init() as job:
-            for name, make in MAKERS.items():
-                model = net(0)
-                model, optimizer = ps.torch.distribute(model, make(model.parameters()))
-                for step in range(4):
-                    x, y = batch(step)
-                    optimizer.zero_grad()
-                    if step != 2 or job.rank == 0:               # once, worker 1 has nothing to contribute
-                        torch.nn.functional.mse_loss(model(x), y).backward()
-                    optimizer.step()
-                results[name] = flat(model.first)
-                model.load_state_dict(net(5 + job.rank).state_dict())
-                results[name + "/loaded"] = flat(model.first)
-            results["expected"] = flat(net(5).first)
-            save(**results)
-        """
-    )
+def test_workers_with_and_without_a_gradient_and_loads_after_the_start(part: Part) -> None:
+    saved = part("with_and_without")
     for name in ("sgd", "adamw", "nadam"):
         np.testing.assert_array_equal(saved[0][name], saved[1][name], err_msg=name)
         for result in saved:
             np.testing.assert_array_equal(result[f"{name}/loaded"], result["expected"], err_msg=name)
 
 
-def test_a_stale_synchronous_job_learns_and_ends_with_all_updates_everywhere(two: Any) -> None:
-    saved = two(
-        """
-        with ps.init() as job:
-            model = net(0)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-            model, optimizer = ps.torch.distribute(model, optimizer, consistency=ps.SSP(3))
-            def loss():
-                with torch.no_grad():
-                    losses = [torch.nn.functional.mse_loss(model(x), y) for x, y in map(batch, range(20))]
-                return float(sum(losses))
-            before = loss()
-            train(model, optimizer, [step % 20 for step in range(60)], slice(4 * job.rank, 4 * job.rank + 4))
-            stale = max(shared.tensor.staleness for shared in optimizer._delivery)
-            job.barrier()
-            for shared in optimizer._delivery:
-                shared.tensor.pull(out=shared.parameter, slack=0)
-            save(before=before, after=loss(), model=flat(model), stale=stale)
-        """
-    )
+def test_a_stale_synchronous_job_learns_and_ends_with_all_updates_everywhere(part: Part) -> None:
+    saved = part("stale_synchronous")
     np.testing.assert_array_equal(saved[0]["model"], saved[1]["model"])
     for result in saved:
         assert result["after"] < 0.9 * result["before"]
         assert result["stale"] <= 3
 
 
-def test_every_load_after_the_start_gives_all_workers_rank_0s_values(two: Any) -> None:
-    saved = two(
-        """
-        results = {}
-        with ps.init() as job:
-            for name, make in MAKERS.items():
-                model = net(0)
-                model, optimizer = ps.torch.distribute(model, make(model.parameters()))
-                for seed in (5, 7, 7, 9):
-                    model.load_state_dict(net(seed + 10 * job.rank).state_dict())
-                    results[f"{name} {seed}"] = flat(model.first)
-                    results[f"{name} {seed}/rank 0's"] = flat(net(seed).first)
-                job.barrier()
-        save(**results)
-        """
-    )
+def test_every_load_after_the_start_gives_all_workers_rank_0s_values(part: Part) -> None:
+    saved = part("every_load")
     expected = {key: value for key, value in saved[1].items() if key.endswith("/rank 0's")}
     assert len(expected) == 9  # three optimizers, three seeds
     for key, value in expected.items():

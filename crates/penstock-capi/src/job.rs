@@ -7,10 +7,9 @@ use crate::status::{Failure, penstock_status};
 use crate::table::penstock_table;
 use crate::tensor::penstock_tensor;
 use penstock::turn::Turn;
-use penstock::worker::{Error, Job, Table};
+use penstock::worker::{Declaration, Error, Job, Table, Tensor};
 use penstock_fabric::forked::Maker;
 use penstock_proto::message::Secret;
-use penstock_proto::spec::TensorSpec;
 use std::ffi::c_char;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,16 +20,10 @@ pub struct penstock_job {
     maker: Maker,
     /// Of those who declare a tensor.
     declaring: Turn,
-    /// Handed out, by name. They live as long as the job. Locked for looks, never across a wait.
-    tensors: Mutex<Vec<Declared>>,
+    /// Handed out. They live as long as the job. Locked for looks, never across a wait.
+    tensors: Mutex<Vec<Arc<penstock_tensor>>>,
     tables: Mutex<Vec<Arc<penstock_table>>>,
     requests: Requests,
-}
-
-/// A tensor, and as what it was declared.
-struct Declared {
-    spec: TensorSpec,
-    tensor: Arc<penstock_tensor>,
 }
 
 /// An option: one of those that `penstock run --help` lists.
@@ -382,45 +375,33 @@ impl penstock_job {
         &self.requests
     }
 
-    /// The tensor of that name, if it was declared before, alike; `make` makes one that was not, in the time that is left to it.
+    /// The handle of the tensor, as the core declares it or finds it declared before; `make` makes that of one that has none, in the
+    /// time that is left to it.
     pub(crate) fn tensor(
         &self,
-        spec: &TensorSpec,
-        wait: Option<Duration>,
-        make: impl FnOnce(Option<Duration>) -> Result<penstock_tensor, Failure>,
+        declaration: Declaration,
+        make: impl FnOnce(Arc<Tensor>, Option<Duration>) -> Result<penstock_tensor, Failure>,
     ) -> Result<*mut penstock_tensor, Failure> {
-        if let Some(before) = self.declared(spec)? {
-            return Ok(before);
+        let (what, wait) = (format!("declaring `{}`", declaration.spec.name), declaration.timeout);
+        let core = self.core().declare(declaration)?;
+        let kept = || self.tensors().iter().find(|kept| kept.is(&core)).map(handle);
+        if let Some(kept) = kept() {
+            return Ok(kept);
         }
-        let what = format!("declaring `{}`", spec.name);
         let turns = Turns { turn: &self.declaring, requests: None, what: &what };
         let (_turn, left) = turns.take(wait, self.core().options().deadline)?;
-        // Another thread may have declared it meanwhile.
-        if let Some(before) = self.declared(spec)? {
-            return Ok(before);
+        // Another thread may have made it meanwhile.
+        if let Some(kept) = kept() {
+            return Ok(kept);
         }
-        let tensor = Arc::new(make(left)?);
+        let tensor = Arc::new(make(Arc::clone(&core), left)?);
         let handle = handle(&tensor);
-        self.tensors().push(Declared { spec: spec.clone(), tensor });
+        self.tensors().push(tensor);
         Ok(handle)
     }
 
-    fn tensors(&self) -> MutexGuard<'_, Vec<Declared>> {
+    fn tensors(&self) -> MutexGuard<'_, Vec<Arc<penstock_tensor>>> {
         self.tensors.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The tensor of that name, if it was declared before, alike.
-    fn declared(&self, spec: &TensorSpec) -> Result<Option<*mut penstock_tensor>, Failure> {
-        let tensors = self.tensors();
-        let Some(before) = tensors.iter().find(|before| before.spec.name == spec.name) else {
-            return Ok(None);
-        };
-        if before.spec == *spec {
-            return Ok(Some(handle(&before.tensor)));
-        }
-        let message = format!("`{}` was declared differently before", spec.name);
-        let hint = "give the tensor another name, or declare it alike";
-        Err(Failure::new(penstock_status::PENSTOCK_DECLARATION_CONFLICT, message, hint))
     }
 
     /// The handle of a table, kept as long as the job lives; `make` makes that of one that has none.

@@ -121,9 +121,8 @@ pub unsafe extern "C" fn penstock_tensor_create(
         let tensor = unsafe { result(tensor, "tensor") }?;
         // SAFETY: likewise.
         let (declaration, settings) = unsafe { options.read(job) }?;
-        let (spec, timeout) = (declaration.spec.clone(), declaration.timeout);
-        *tensor = job.tensor(&spec, timeout, |wait| {
-            let core = job.core().declare(Declaration { timeout: wait, ..declaration })?;
+        let timeout = declaration.timeout;
+        *tensor = job.tensor(declaration, |core, wait| {
             if job.core().rank() == 0 {
                 let bytes = if options.value.is_null() { 0 } else { core.spec().bytes() as usize };
                 // SAFETY: likewise; `value` holds as many elements as the shape says.
@@ -451,6 +450,11 @@ impl Made for penstock_tensor {
 }
 
 impl penstock_tensor {
+    /// Whether it is a handle of this tensor.
+    pub(crate) fn is(&self, core: &Arc<Tensor>) -> bool {
+        Arc::ptr_eq(&self.tensor, core)
+    }
+
     fn bytes(&self) -> usize {
         self.tensor.spec().bytes() as usize
     }

@@ -2,6 +2,7 @@
 
 use crate::account::Exhausted;
 use crate::items::TableError;
+use crate::knot::{CANNOT_COME, REMEDY};
 use crate::spec::SpecError;
 use crate::{Rank, TensorId};
 use serde::{Deserialize, Serialize};
@@ -321,6 +322,10 @@ impl JobFailure {
 impl Hint for JobFailure {
     fn hint(&self) -> Option<String> {
         Some(match self {
+            // Going on without it would only hide that the workers do not do alike.
+            Self::WorkerLost { loss: Loss::Failed { what }, .. } if what.contains(CANNOT_COME) => {
+                REMEDY.to_owned()
+            }
             Self::WorkerLost { rank, .. } => format!(
                 "look at worker {rank}'s own output; with the option `on_worker_loss=continue` the others go on without it"
             ),
@@ -355,6 +360,17 @@ mod tests {
         }
         let lost = JobFailure::ServerLost { server: 1, reason: "it closed the connection".to_owned() };
         assert_eq!(lost.clone().brief(), lost);
+    }
+
+    // The others were told to go on without the worker that had noticed the circle first.
+    #[test]
+    fn who_is_lost_because_of_a_circle_leads_to_the_circle() {
+        let what = format!("CircularWait: the barrier waited 1.6s {CANNOT_COME}: worker 0 waits for `a`");
+        let hint = |what| JobFailure::WorkerLost { rank: 1, loss: Loss::Failed { what } }.hint();
+        assert_eq!(hint(what).as_deref(), Some(REMEDY));
+        assert!(
+            hint("ValueError: none".to_owned()).is_some_and(|hint| hint.contains("worker 1's own output"))
+        );
     }
 
     // They went as they were into the logs of the servers and onto the terminals of all other workers.

@@ -7,14 +7,13 @@ import contextlib
 import json
 import os
 import resource
-import signal
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from penstock.cli import terminal
 from penstock.exceptions import PenstockError
+from penstock.launch.ending import Stopped, stop_at_sigterm
 
 LISTEN = "127.0.0.1:7701"
 """Where a manager listens, and is looked for, unless it is said."""
@@ -35,14 +34,6 @@ INSECURE = (
     "--insecure: tokens and the secrets of jobs cross the network as plain text. "
     "Whoever can listen there can read and change every job"
 )
-
-
-class _Stopped(BaseException):
-    """SIGTERM: an orderly end."""
-
-
-def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise _Stopped
 
 
 def parser() -> terminal.Parser:
@@ -77,8 +68,8 @@ def main(arguments: Sequence[str]) -> int:
     key = given.key or os.environ.get("PENSTOCK_KEY") or None
     plain = insecure(given)
     _more_descriptors()
-    with contextlib.suppress(_Stopped):
-        signal.signal(signal.SIGTERM, _stop)
+    with contextlib.suppress(Stopped):
+        stop_at_sigterm()
         manager = _core.Manager(given.listen, given.state, certificate, key, plain)
         try:
             _tell(given, manager.address, encrypted=certificate is not None, plain=plain)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import signal
 from collections.abc import Sequence
-from types import FrameType
-from typing import NoReturn
 
 from penstock.cli import manager, options, terminal
+from penstock.launch.ending import Stopped, stop_at_sigterm
 
 LISTEN = "127.0.0.1:0"
 
@@ -22,14 +20,6 @@ EXAMPLES = """\
 
 It hosts every job that the manager gives it, each apart from the others, until it is stopped. The
 server token comes from --server-token-file or PENSTOCK_SERVER_TOKEN."""
-
-
-class _Stopped(BaseException):
-    """SIGTERM: an orderly end."""
-
-
-def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise _Stopped
 
 
 def parser() -> terminal.Parser:
@@ -64,8 +54,8 @@ def main(arguments: Sequence[str]) -> int:
     contact = manager.contact(given, required=True)
     token = manager.token(given, "server")
     settings = options.chosen(given)
-    with contextlib.suppress(_Stopped):
-        signal.signal(signal.SIGTERM, _stop)
+    with contextlib.suppress(Stopped):
+        stop_at_sigterm()
         service = _core.Service(given.listen or [LISTEN], settings, given.advertise)
         try:
             _tell(given, service.endpoint, contact.address)

@@ -10,14 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 from collections.abc import Sequence
-from types import FrameType
-from typing import NoReturn
 
 from penstock import __version__
 from penstock.cli import options, terminal
 from penstock.cli.run import count
+from penstock.launch.ending import Stopped, stop_at_sigterm
 
 EXAMPLES = """\
   export PENSTOCK_SECRET=$(penstock secret)
@@ -26,14 +24,6 @@ EXAMPLES = """\
 
 Workers find it by PENSTOCK_SERVERS=tcp://10.0.0.1:7700, or by the socket's path. It ends with the job.
 For a server that many jobs share: `penstock server`."""
-
-
-class _Stopped(BaseException):
-    """SIGTERM: an orderly end."""
-
-
-def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise _Stopped
 
 
 def parser() -> terminal.Parser:
@@ -73,8 +63,8 @@ def main(arguments: Sequence[str]) -> int:
     servers = count(given.servers, "--servers", _core.MAX_SERVERS)
     index = _index(given.index, servers)
     settings = options.chosen(given)
-    with contextlib.suppress(_Stopped):
-        signal.signal(signal.SIGTERM, _stop)
+    with contextlib.suppress(Stopped):
+        stop_at_sigterm()
         server = _core.Server(endpoint, given.job, secret, index, servers, workers, settings)
         try:
             failure = server.wait()

@@ -15,8 +15,9 @@ import os
 import signal
 import sys
 import threading
-from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
+
+from penstock.launch.ending import Stopped, stop_at_sigterm
 
 if TYPE_CHECKING:
     from penstock import _core
@@ -25,14 +26,6 @@ EXIT_JOB_FAILED = 3
 """The server itself is well; the job it served failed (a worker was lost). Its last line says why."""
 EXIT_STOPPED = 128 + signal.SIGTERM
 """It was told to end, by whomever, before its job was over."""
-
-
-class _Stopped(BaseException):
-    """Somebody told this process to end. The launcher does so when no worker is left."""
-
-
-def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise _Stopped
 
 
 def hear_of_ends(server: _core.Server, descriptor: int) -> None:
@@ -59,7 +52,7 @@ def main() -> int:
         if os.environ.get(option["env"])
     }
     try:
-        signal.signal(signal.SIGTERM, _stop)
+        stop_at_sigterm()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         server = _core.Server(endpoint, job, secret, int(index), int(servers), int(workers), options)
         if ended:
@@ -73,7 +66,7 @@ def main() -> int:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         finally:
             server.stop()
-    except _Stopped:
+    except Stopped:
         return EXIT_STOPPED
     except PenstockError as error:
         hint = f"\nhint: {error.hint}" if error.hint else ""

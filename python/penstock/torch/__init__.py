@@ -91,7 +91,8 @@ def distribute(
     Returns
     -------
     (model, optimizer)
-        The same model, and a torch.optim.Optimizer that has the original's parameter groups.
+        The same model, and a torch.optim.Optimizer that has the original's parameter groups. Step this one:
+        the original's `step` raises OptionError while the job is open.
 
     Raises
     ------

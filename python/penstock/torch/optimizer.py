@@ -67,6 +67,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._rules: list[GroupRule | NoRule] = []
         self._versions: dict[int, int] = {}
         self._warned = False
+        self._stepping = False
         self._ready = False
         super().__init__(cast(Any, list(optimizer.param_groups)), optimizer.defaults)
         self.param_groups = optimizer.param_groups
@@ -81,6 +82,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if job.size > 1:
             job._barrier_of_all(timeout, "distributing its model and optimizer")
         self._ready = True
+        optimizer.register_step_pre_hook(self._refuse_original)
         model.register_load_state_dict_post_hook(lambda *_: self.publish())
 
     def __repr__(self) -> str:
@@ -390,8 +392,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 continue
             shared.folds += 1
             shared.parameter.grad = average
-        self._original.step()
+        self._stepping = True
+        try:
+            self._original.step()
+        finally:
+            self._stepping = False
         self._note_versions()
+
+    def _refuse_original(self, *_: Any) -> None:
+        """Before each step of the original: whoever takes one by hand trains apart from the others."""
+        if not self._stepping and not self.job.closed:
+            raise OptionError(
+                "the optimizer that was given to `distribute` steps in this worker alone, apart from others",
+                "step the one that it returned: model, optimizer = ps.torch.distribute(model, optimizer)",
+            )
 
     def _note_versions(self) -> None:
         self._versions = {key: shared.parameter._version for key, shared in self._shared.items()}

@@ -6,7 +6,7 @@ use crate::server::StartError;
 use penstock_kernels::SettingsError;
 use penstock_proto::Rank;
 use penstock_proto::error::{Hint, JobFailure, Refusal};
-use penstock_proto::knot::Goal;
+use penstock_proto::knot::{CANNOT_COME, Goal, REMEDY};
 use std::time::Duration;
 
 /// Why a call of a worker failed.
@@ -249,7 +249,7 @@ pub enum Error {
         waited: Duration,
     },
     /// Workers wait for each other in a circle: this wait and theirs would last until their deadlines.
-    #[error("{goal} waited {waited:.1?} for what cannot come: {knot}")]
+    #[error("{goal} waited {waited:.1?} {}: {knot}", CANNOT_COME)]
     Knot {
         /// What this one waits for.
         goal: Goal,
@@ -419,10 +419,7 @@ impl Error {
             Self::InLine { .. } => {
                 "look at what this worker's other threads wait for, or raise `timeout` or the option `deadline`".to_owned()
             }
-            Self::Knot { .. } => {
-                "all workers must do alike, in the same order: declare tensors and tables, train as many iterations, load states, come to barriers"
-                    .to_owned()
-            }
+            Self::Knot { .. } => REMEDY.to_owned(),
             Self::NoValue { .. } => "declare the tensor on worker 0 too".to_owned(),
             Self::ConnectTimeout { .. } => {
                 "start the server first, or raise the option `deadline`".to_owned()
