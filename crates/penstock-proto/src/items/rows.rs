@@ -83,6 +83,11 @@ impl RowSet {
         self.ranges.last().map_or(0, |range| range.end)
     }
 
+    /// The smallest row.
+    pub fn first(&self) -> Option<u64> {
+        self.ranges.first().map(|range| range.start)
+    }
+
     /// The place of a row among all, ascending.
     pub fn place(&self, row: u64) -> Option<u64> {
         let after = self.ranges.partition_point(|range| range.start <= row);
