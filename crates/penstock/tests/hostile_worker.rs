@@ -3,87 +3,23 @@
 
 mod common;
 
-use common::{Cluster, NO_SETTINGS, SECRET, bytes, declare, pull, seconds};
+use common::raw::{Raw, exchange, hello, prove, say};
+use common::{Cluster, NO_SETTINGS, bytes, declare, pull, seconds};
 use penstock::worker::{Error, Job};
 use penstock_fabric::layout::{Count, page};
 use penstock_fabric::region::{Access, Mapping, Part};
-use penstock_fabric::ring::{CAPACITY, Producer, Ring};
+use penstock_fabric::ring::{CAPACITY, Producer};
 use penstock_fabric::socket::Connection;
 use penstock_proto::consistency::Consistency::{Asp, Bsp};
 use penstock_proto::error::{JobFailure, Loss, MAX_TEXT_BYTES, Refusal};
-use penstock_proto::handshake::{Purpose, SOCKET_BINDING, WorkerHandshake};
+use penstock_proto::handshake::{Purpose, WorkerHandshake};
 use penstock_proto::items::control::TableAsk;
-use penstock_proto::message::{
-    Answer, Ask, Departure, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Secret, Welcome, decode,
-    encode,
-};
+use penstock_proto::message::{Answer, Ask, Departure, MAX_MESSAGE_BYTES, Request, Secret, encode};
 use penstock_proto::submission::Submission;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::net::{RecvFlags, SendFlags};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// A client that speaks the protocol by hand.
-struct Raw {
-    connection: Connection,
-    welcome: Welcome,
-    page: Arc<Mapping>,
-    descriptors: Vec<OwnedFd>,
-}
-
-fn say(connection: &Connection, id: u64, body: Ask) -> (Answer, Vec<OwnedFd>) {
-    let bytes = encode(&Request { id, settled: 0, body }).unwrap();
-    connection.send(&bytes, &[], SendFlags::empty()).unwrap();
-    let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
-    let (length, came) = connection.receive_with_descriptors(&mut buffer, RecvFlags::empty()).unwrap();
-    (decode::<Reply>(&buffer[..length]).unwrap().body, came.descriptors)
-}
-
-fn hello(rank: u32, size: u32) -> Ask {
-    Ask::Hello { version: PROTOCOL_VERSION, session: [0; 16], rank, size }
-}
-
-fn exchange(connection: &Connection, words: &[u8]) -> Vec<u8> {
-    connection.send(words, &[], SendFlags::empty()).unwrap();
-    let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
-    let length = connection.receive(&mut buffer, RecvFlags::empty()).unwrap();
-    buffer[..length].to_vec()
-}
-
-/// Proves that it knows the job's secret.
-fn prove(connection: &Connection) {
-    let (handshake, hello) = WorkerHandshake::start("job", SECRET, Purpose::Control, [5; 32]).unwrap();
-    let challenge = exchange(connection, &hello);
-    let proof = handshake.answer(&challenge, &SOCKET_BINDING).unwrap();
-    WorkerHandshake::finish(&exchange(connection, &proof)).unwrap();
-}
-
-impl Raw {
-    fn join(cluster: &Cluster, rank: u32) -> Self {
-        let connection = Connection::connect(&cluster.paths[0]).unwrap();
-        prove(&connection);
-        let (answer, descriptors) = say(&connection, 1, hello(rank, cluster.workers));
-        let Answer::Welcome(welcome) = answer else { panic!("{answer:?}") };
-        let part = Part { fd: descriptors[0].as_fd(), offset: 0, bytes: page::bytes(welcome.shards) };
-        let page = Mapping::new(&[part], Access::Write).unwrap();
-        Self { connection, welcome, page, descriptors }
-    }
-
-    fn submit(&self, words: [u64; 8]) {
-        for shard in 0..self.welcome.shards {
-            let ring: &Ring = self.page.at(page::ring(shard));
-            Producer::default().push(ring, words).unwrap();
-            rustix::io::write(&self.descriptors[2 + shard as usize], &1u64.to_le_bytes()).unwrap();
-        }
-    }
-
-    /// Waits until the server has hung up.
-    fn wait_for_the_end(&self) {
-        let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
-        while matches!(self.connection.receive(&mut buffer, RecvFlags::empty()), Ok(length) if length > 0) {}
-    }
-}
 
 /// Ten iterations of an honest worker under ASP, which waits for nobody.
 fn honest(job: &Job) -> Vec<f64> {
