@@ -344,7 +344,6 @@ fn who_fails_beside_another_thread_that_leaves_has_not_left_well_and_both_return
 
 #[test]
 fn of_a_leave_and_a_failure_at_once_the_server_hears_one() {
-    let mut heard = [0, 0];
     for _ in 0..40 {
         let cluster = Cluster::new(1, 1, &[]);
         let job = cluster.join(0);
@@ -355,18 +354,13 @@ fn of_a_leave_and_a_failure_at_once_the_server_hears_one() {
             leaves.join().unwrap()
         });
         match cluster.servers[0].wait(seconds(common::DEADLINE)) {
-            Some(Ok(())) => {
-                assert_eq!(left, Ok(()));
-                heard[0] += 1;
-            }
+            Some(Ok(())) => assert_eq!(left, Ok(())),
             Some(Err(JobFailure::WorkerLost { rank: 0, loss: Loss::Failed { what } })) if what == "no" => {
                 assert!(matches!(left, Ok(()) | Err(Error::Closed)), "{left:?}");
-                heard[1] += 1;
             }
             ended => panic!("{ended:?}, {left:?}"),
         }
     }
-    assert_eq!(heard.iter().sum::<i32>(), 40);
 }
 
 /// It said that all was well while the first had not done anything yet, and the process could end.
