@@ -554,7 +554,8 @@ class Job(Sealed):
             A server had, but did not say so, or had not taken rows of a table; or a call of another thread
             was under way all the time.
         JobClosed
-            The job has failed, and no call of this worker has said so before.
+            The job has failed, and no call of this worker has said so before; or another thread of this
+            worker failed it meanwhile.
         PenstockError
             Whatever an asynchronous push failed with since the last `clock`.
 

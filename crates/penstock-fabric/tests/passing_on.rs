@@ -281,6 +281,30 @@ fn who_subscribes_while_a_set_is_logged_but_not_finished_gets_its_row() {
     assert_eq!((net.seen_by(1), net.seen_by(2)), (vec![0, 5], vec![0, 5]), "N-2");
 }
 
+// A worker offered rows of tables that there are not, and they stayed when it went.
+#[test]
+fn rows_of_who_has_gone_are_kept_as_long_as_somebody_who_is_here_has_asked_for_them() {
+    let mut net = Net::new(2, Propagation::Lazy);
+    let producer = writer(2);
+    let shape = net.shape;
+    let memory = || Watched { memory: followed(producer.rows()), between: Rc::default() };
+    net.join(PRODUCER).produce(ID, shape, memory(), Some(HOME));
+    net.settle();
+    net.home.lost(PRODUCER);
+    assert!(net.home.memory(ID).is_some(), "it may come again");
+    assert_eq!(net.home.forget(PRODUCER), BTreeSet::from([ID]), "nobody has asked for them");
+    assert!(net.home.memory(ID).is_none());
+
+    let mut net = Net::new(2, Propagation::Lazy);
+    net.home.produce(ID, shape, memory(), None);
+    [1, 2].into_iter().for_each(|rank| net.consume(rank));
+    net.settle();
+    assert_eq!(net.home.forget(PRODUCER), BTreeSet::new());
+    net.home.lost(1);
+    assert_eq!(net.home.forget(2), BTreeSet::new(), "the other may come again, and finds them");
+    assert_eq!(net.home.forget(1), BTreeSet::from([ID]));
+}
+
 #[test]
 fn a_flush_does_not_wait_for_a_set_whose_producer_died_inside() {
     let mut net = Net::new(2, Propagation::Eager);

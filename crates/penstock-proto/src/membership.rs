@@ -40,6 +40,11 @@ impl Crew {
         Self { live: live.into_iter().collect(), ..Self::default() }
     }
 
+    /// All workers, whatever became of them.
+    pub fn size(&self) -> u32 {
+        (self.live.len() + self.left.len() + self.lost.len()) as u32
+    }
+
     /// Whether a worker of this job has left or was lost.
     pub fn is_gone(&self, rank: Rank) -> bool {
         self.left.contains(&rank) || self.lost.contains(&rank)

@@ -3,18 +3,13 @@
 
 mod common;
 
-use common::{Cluster, SECRET, Way, seconds};
+use common::raw::Raw;
+use common::{Cluster, Way, seconds};
 use penstock::worker::{Error, TableDeclaration};
-use penstock_fabric::socket::Connection;
 use penstock_kernels::Dtype;
-use penstock_proto::handshake::{Purpose, SOCKET_BINDING, WorkerHandshake};
 use penstock_proto::items::control::{TableAnswer, TableAsk};
-use penstock_proto::items::registry::Part;
 use penstock_proto::items::{Propagation, RowSet, Slack, TableSpec};
-use penstock_proto::message::{
-    Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, decode, encode,
-};
-use rustix::net::{RecvFlags, SendFlags};
+use penstock_proto::message::{Answer, Ask};
 use std::time::Duration;
 
 const ROW_BYTES: u32 = 16;
@@ -36,60 +31,20 @@ fn declaration(timeout: Option<Duration>) -> TableDeclaration {
     }
 }
 
-/// Worker 1, which speaks the protocol by hand.
-struct Raw(Connection);
-
-impl Raw {
-    fn join(cluster: &Cluster) -> Self {
-        let raw = Self(Connection::connect(&cluster.paths[0]).unwrap());
-        let (handshake, hello) = WorkerHandshake::start("job", SECRET, Purpose::Control, [5; 32]).unwrap();
-        let proof = handshake.answer(&raw.exchange(&hello), &SOCKET_BINDING).unwrap();
-        WorkerHandshake::finish(&raw.exchange(&proof)).unwrap();
-        let hello =
-            Ask::Hello { version: PROTOCOL_VERSION, session: [0; 16], rank: 1, size: cluster.workers };
-        assert!(matches!(raw.ask(1, hello), Answer::Welcome(_)));
-        raw
-    }
-
-    fn exchange(&self, words: &[u8]) -> Vec<u8> {
-        self.0.send(words, &[], SendFlags::empty()).unwrap();
-        let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
-        let (length, _) = self.0.receive_with_descriptors(&mut buffer, RecvFlags::empty()).unwrap();
-        buffer[..length].to_vec()
-    }
-
-    fn ask(&self, id: u64, body: Ask) -> Answer {
-        let request = encode(&Request { id, settled: 0, body }).unwrap();
-        decode::<Reply>(&self.exchange(&request)).unwrap().body
-    }
-
-    /// Declares that it produces row 1, and waits until all have declared. It maps nothing.
-    fn declare(&self) {
-        let (name, propagation) = ("U".to_owned(), Propagation::Eager);
-        let sum = None;
-        let spec = TableSpec {
-            name: name.clone(),
-            rows: 2,
-            row_bytes: ROW_BYTES,
-            sum,
-            propagation,
-            holds: String::new(),
-        };
-        let bytes = RowSet::from_rows([1]).encode();
-        let asks = [
-            TableAsk::Begin { spec, home: 0, near: true },
-            TableAsk::Rows { name: name.clone(), part: Part::Produce, bytes },
-            TableAsk::End { name: name.clone() },
-            TableAsk::Join { name },
-        ];
-        for (ask, id) in asks.into_iter().zip(2..) {
-            let last = self.ask(id, Ask::Table(ask));
-            assert!(
-                matches!(last, Answer::Table(TableAnswer::Done | TableAnswer::Joined { .. })),
-                "{last:?}"
-            );
-        }
-    }
+/// Worker 1 declares that it produces row 1, and waits until all have declared. It maps nothing.
+fn declare(raw: &Raw) {
+    let (name, propagation) = ("U".to_owned(), Propagation::Eager);
+    let spec = TableSpec {
+        name: name.clone(),
+        rows: 2,
+        row_bytes: ROW_BYTES,
+        sum: None,
+        propagation,
+        holds: String::new(),
+    };
+    let next = raw.declare(&spec, &RowSet::from_rows([1]), &RowSet::default());
+    let last = raw.ask(next, Ask::Table(TableAsk::Join { name }));
+    assert!(matches!(last, Answer::Table(TableAnswer::Joined { .. })), "{last:?}");
 }
 
 /// Where the others may go on without a worker, they go on without its rows: nothing newer can come.
@@ -113,7 +68,7 @@ fn reads_nothing_of_worker_1(way: Way, prepare: impl FnOnce(&Cluster)) {
 #[test]
 fn a_producer_that_is_lost_before_it_maps_its_rows_is_not_waited_for() {
     for way in [Way::Memory, Way::Tcp] {
-        reads_nothing_of_worker_1(way, |cluster| Raw::join(cluster).declare());
+        reads_nothing_of_worker_1(way, |cluster| declare(&Raw::join(cluster, 1)));
     }
 }
 
@@ -121,7 +76,7 @@ fn a_producer_that_is_lost_before_it_maps_its_rows_is_not_waited_for() {
 #[test]
 fn rows_of_a_worker_that_is_lost_before_it_declares_them_are_as_it_left_them() {
     for way in [Way::Memory, Way::Tcp] {
-        reads_nothing_of_worker_1(way, |cluster| drop(Raw::join(cluster)));
+        reads_nothing_of_worker_1(way, |cluster| drop(Raw::join(cluster, 1)));
         let killed = |cluster: &Cluster| {
             cluster.servers[0].worker_ended(1, Some("was killed by SIGKILL".to_owned()));
         };
@@ -134,10 +89,10 @@ fn rows_of_a_worker_that_is_lost_before_it_declares_them_are_as_it_left_them() {
 fn who_waits_for_a_producer_that_maps_nothing_hears_its_name() {
     let cluster = Cluster::new(2, 1, &[]);
     let job = cluster.join(0);
-    let raw = Raw::join(&cluster);
+    let raw = Raw::join(&cluster, 1);
     std::thread::scope(|scope| {
         let declaring = scope.spawn(|| job.table(declaration(Some(Duration::from_secs(1)))).unwrap_err());
-        raw.declare();
+        declare(&raw);
         let error = declaring.join().unwrap();
         assert!(matches!(&error, Error::TableTimeout { missing, .. } if *missing == [1]), "{error}");
     });

@@ -3,87 +3,23 @@
 
 mod common;
 
-use common::{Cluster, NO_SETTINGS, SECRET, bytes, declare, pull, seconds};
+use common::raw::{Raw, exchange, hear, hello, prove, say};
+use common::{Cluster, NO_SETTINGS, bytes, declare, pull, seconds};
 use penstock::worker::{Error, Job};
 use penstock_fabric::layout::{Count, page};
 use penstock_fabric::region::{Access, Mapping, Part};
-use penstock_fabric::ring::{CAPACITY, Producer, Ring};
+use penstock_fabric::ring::{CAPACITY, Producer};
 use penstock_fabric::socket::Connection;
 use penstock_proto::consistency::Consistency::{Asp, Bsp};
 use penstock_proto::error::{JobFailure, Loss, MAX_TEXT_BYTES, Refusal};
-use penstock_proto::handshake::{Purpose, SOCKET_BINDING, WorkerHandshake};
+use penstock_proto::handshake::{Purpose, WorkerHandshake};
 use penstock_proto::items::control::TableAsk;
-use penstock_proto::message::{
-    Answer, Ask, Departure, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Secret, Welcome, decode,
-    encode,
-};
+use penstock_proto::message::{Answer, Ask, Departure, MAX_MESSAGE_BYTES, Request, Secret, encode};
 use penstock_proto::submission::Submission;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::net::{RecvFlags, SendFlags};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// A client that speaks the protocol by hand.
-struct Raw {
-    connection: Connection,
-    welcome: Welcome,
-    page: Arc<Mapping>,
-    descriptors: Vec<OwnedFd>,
-}
-
-fn say(connection: &Connection, id: u64, body: Ask) -> (Answer, Vec<OwnedFd>) {
-    let bytes = encode(&Request { id, settled: 0, body }).unwrap();
-    connection.send(&bytes, &[], SendFlags::empty()).unwrap();
-    let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
-    let (length, came) = connection.receive_with_descriptors(&mut buffer, RecvFlags::empty()).unwrap();
-    (decode::<Reply>(&buffer[..length]).unwrap().body, came.descriptors)
-}
-
-fn hello(rank: u32, size: u32) -> Ask {
-    Ask::Hello { version: PROTOCOL_VERSION, session: [0; 16], rank, size }
-}
-
-fn exchange(connection: &Connection, words: &[u8]) -> Vec<u8> {
-    connection.send(words, &[], SendFlags::empty()).unwrap();
-    let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
-    let length = connection.receive(&mut buffer, RecvFlags::empty()).unwrap();
-    buffer[..length].to_vec()
-}
-
-/// Proves that it knows the job's secret.
-fn prove(connection: &Connection) {
-    let (handshake, hello) = WorkerHandshake::start("job", SECRET, Purpose::Control, [5; 32]).unwrap();
-    let challenge = exchange(connection, &hello);
-    let proof = handshake.answer(&challenge, &SOCKET_BINDING).unwrap();
-    WorkerHandshake::finish(&exchange(connection, &proof)).unwrap();
-}
-
-impl Raw {
-    fn join(cluster: &Cluster, rank: u32) -> Self {
-        let connection = Connection::connect(&cluster.paths[0]).unwrap();
-        prove(&connection);
-        let (answer, descriptors) = say(&connection, 1, hello(rank, cluster.workers));
-        let Answer::Welcome(welcome) = answer else { panic!("{answer:?}") };
-        let part = Part { fd: descriptors[0].as_fd(), offset: 0, bytes: page::bytes(welcome.shards) };
-        let page = Mapping::new(&[part], Access::Write).unwrap();
-        Self { connection, welcome, page, descriptors }
-    }
-
-    fn submit(&self, words: [u64; 8]) {
-        for shard in 0..self.welcome.shards {
-            let ring: &Ring = self.page.at(page::ring(shard));
-            Producer::default().push(ring, words).unwrap();
-            rustix::io::write(&self.descriptors[2 + shard as usize], &1u64.to_le_bytes()).unwrap();
-        }
-    }
-
-    /// Waits until the server has hung up.
-    fn wait_for_the_end(&self) {
-        let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
-        while matches!(self.connection.receive(&mut buffer, RecvFlags::empty()), Ok(length) if length > 0) {}
-    }
-}
 
 /// Ten iterations of an honest worker under ASP, which waits for nobody.
 fn honest(job: &Job) -> Vec<f64> {
@@ -449,18 +385,18 @@ fn who_says_that_another_was_lost_says_it_under_its_own_name() {
 // The first server is left last: who has left it well is not lost because another says so.
 #[test]
 fn who_has_left_well_is_not_lost_on_anothers_word() {
-    for (workers, liar, loss) in
-        [(3, 2, Loss::Ended { how: "was killed by SIGSEGV".to_owned() }), (2, 0, Loss::Died)]
-    {
+    let ended = || Loss::Ended { how: "was killed by SIGSEGV".to_owned() };
+    // The other server does not know who has left the first: it waits for what the others heard.
+    for (workers, liar, loss, server) in [(3, 2, ended(), 0), (3, 2, ended(), 1), (2, 0, Loss::Died, 0)] {
         let cluster = Cluster::new(workers, 2, &[]);
         // Somebody else who is there, or nobody.
         let _there = (liar != 0).then(|| cluster.join(0));
         cluster.join(1).leave(None).unwrap();
-        let hostile = Raw::join(&cluster, liar);
+        let hostile = Raw::join_at(&cluster, server, liar);
         let lie = JobFailure::WorkerLost { rank: 1, loss };
         let request = Request { id: 2, settled: 0, body: Ask::Leave { how: Departure::Heard(lie.clone()) } };
         hostile.connection.send(&encode(&request).unwrap(), &[], SendFlags::empty()).unwrap();
-        let ended = cluster.servers[0].wait(seconds(common::DEADLINE));
+        let ended = cluster.servers[server].wait(seconds(common::DEADLINE));
         let Some(Err(JobFailure::WorkerLost { rank, loss: Loss::Failed { what } })) = ended else {
             panic!("{ended:?}")
         };
@@ -489,9 +425,7 @@ fn who_broke_the_protocol_is_told_what_it_did() {
     let _other = cluster.join(0);
     let hostile = Raw::join(&cluster, 1);
     hostile.submit([u64::MAX; 8]);
-    let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
-    let length = hostile.connection.receive(&mut buffer, RecvFlags::empty()).unwrap();
-    let heard = decode::<Reply>(&buffer[..length]).unwrap().body;
+    let heard = hear(&hostile.connection).0.body;
     let told = matches!(&heard, Answer::Failed(JobFailure::WorkerLost { rank: 1, loss: Loss::Broke { .. } }));
     assert!(told, "{heard:?}");
 }

@@ -320,6 +320,58 @@ fn who_has_left_and_then_ends_badly_is_lost_as_long_as_others_are_there() {
     }
 }
 
+// The leave said that all was well, whatever the other thread had told the servers, or went on for as long as its line was held.
+#[test]
+fn who_fails_beside_another_thread_that_leaves_has_not_left_well_and_both_return() {
+    for servers in [1, 2] {
+        let (cluster, a, b) = two(servers);
+        let (_wa, wb) = tensors(&a, &b);
+        let (says, waits) = channel();
+        b.on_interrupt(Box::new(move || {
+            let _ = says.send(());
+            false
+        }));
+        cluster.lines.last().unwrap().let_pass(HELD);
+        push(&wb, 1.0);
+        while waits.try_recv().is_ok() {}
+        thread::scope(|scope| {
+            let leaves = scope.spawn(|| b.leave(None));
+            waits.recv().unwrap();
+            let since = Instant::now();
+            b.fail("no");
+            assert_eq!(leaves.join().unwrap(), Err(Error::Closed), "{servers} servers");
+            // Well below the deadline of 30 s, however busy the machine is.
+            assert!(since.elapsed() < Duration::from_secs(15), "{:?}", since.elapsed());
+        });
+        cluster.lines.iter().for_each(|line| line.let_pass(u64::MAX));
+        let failure = failed(a.barrier(None).unwrap_err());
+        let expected = JobFailure::WorkerLost { rank: 1, loss: Loss::Failed { what: "no".to_owned() } };
+        assert_eq!(failure, expected, "{servers} servers");
+        assert_eq!(b.leave(None), Ok(()), "once");
+    }
+}
+
+#[test]
+fn of_a_leave_and_a_failure_at_once_the_server_hears_one() {
+    for _ in 0..40 {
+        let cluster = Cluster::new(1, 1, &[]);
+        let job = cluster.join(0);
+        let _w = declare(&job, "w", 4, Asp);
+        let left = thread::scope(|scope| {
+            let leaves = scope.spawn(|| job.leave(None));
+            job.fail("no");
+            leaves.join().unwrap()
+        });
+        match cluster.servers[0].wait(seconds(common::DEADLINE)) {
+            Some(Ok(())) => assert_eq!(left, Ok(())),
+            Some(Err(JobFailure::WorkerLost { rank: 0, loss: Loss::Failed { what } })) if what == "no" => {
+                assert!(matches!(left, Ok(()) | Err(Error::Closed)), "{left:?}");
+            }
+            ended => panic!("{ended:?}, {left:?}"),
+        }
+    }
+}
+
 /// It said that all was well while the first had not done anything yet, and the process could end.
 #[test]
 fn who_leaves_beside_another_thread_waits_for_that_one_and_hears_what_it_heard() {

@@ -3,15 +3,25 @@
 
 mod common;
 
-use common::{Cluster, NO_SETTINGS, Way, bytes, declare, pull, seconds};
+use common::{Cluster, NO_SETTINGS, Way, bytes, declare, pull, raw, seconds};
 use penstock::worker::{Declaration, Error, Job, Table, TableDeclaration};
 use penstock_kernels::{Dtype, Rule};
 use penstock_proto::consistency::Consistency::Bsp;
 use penstock_proto::error::Refusal;
-use penstock_proto::items::{Propagation, RowSet, Slack};
+use penstock_proto::items::control::{TableAnswer, TableAsk};
+use penstock_proto::items::wire::RegionId;
+use penstock_proto::items::{Propagation, RowSet, Slack, TableSpec};
+use penstock_proto::message::{Answer, Ask};
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::File;
+use std::io::IoSlice;
+use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 /// Held by the test that has lowered the limit, or has taken all descriptors.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -85,6 +95,99 @@ fn a_declaration_that_failed_for_want_of_descriptors_is_made_by_the_same_call_wh
         }
         assert!((1..8).contains(&failed), "{failed} declarations of {elements} elements failed");
     }
+}
+
+/// Gives up what lets this thread, and those that it starts, have more descriptors under way than a process may have open.
+fn without_privileges() {
+    use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
+    let CapabilitySets { effective, permitted, inheritable } = capabilities(None).unwrap();
+    let effective = effective - CapabilitySet::SYS_ADMIN - CapabilitySet::SYS_RESOURCE;
+    set_capabilities(None, CapabilitySets { effective, permitted, inheritable }).unwrap();
+}
+
+/// As many descriptors on their way as the system lets a user have, and more.
+fn descriptors_under_way() -> Vec<(UnixStream, UnixStream)> {
+    let file = File::open("/dev/null").unwrap();
+    let descriptors = [file.as_fd(); 250];
+    let mut pairs = Vec::new();
+    loop {
+        let (sender, receiver) = UnixStream::pair().unwrap();
+        let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(250))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        let sent = sendmsg(&sender, &[IoSlice::new(b"x")], &mut control, SendFlags::DONTWAIT);
+        pairs.push((sender, receiver));
+        match sent {
+            Ok(_) => assert!(pairs.len() < 1000, "the system passes on whatever it is given"),
+            Err(Errno::TOOMANYREFS) => return pairs,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+// It had joined all the same, was lost, and the rank was taken for good.
+#[test]
+fn a_worker_whose_descriptors_cannot_be_passed_on_has_not_joined_and_may_try_again() {
+    let _alone = alone();
+    // The server's threads have the rights of who starts them.
+    thread::spawn(|| {
+        without_privileges();
+        let cluster = Cluster::new(1, 1, &[]);
+        let connections = [raw::enter(&cluster, 0), raw::enter(&cluster, 0)];
+        let limit = getrlimit(Resource::Nofile);
+        let allow =
+            |current| setrlimit(Resource::Nofile, Rlimit { current, maximum: limit.maximum }).unwrap();
+        allow(Some(512));
+        let under_way = descriptors_under_way();
+        let (refused, _) = raw::say(&connections[0], 1, raw::hello(0, 1));
+        drop(under_way);
+        allow(limit.current);
+        assert!(matches!(&refused, Answer::Refused(Refusal::System { .. })), "{refused:?}");
+        drop(connections);
+        let job = cluster.join(0);
+        declare(&job, "w", 10, Bsp);
+        job.leave(None).unwrap();
+        assert_eq!(cluster.servers[0].wait(seconds(common::DEADLINE)), Some(Ok(())));
+    })
+    .join()
+    .unwrap();
+}
+
+// Nobody tried again: who waited for its rows did so until the deadline.
+#[test]
+fn rows_of_a_lost_producer_that_could_not_be_sealed_at_first_are_sealed_later() {
+    let _alone = alone();
+    let cluster = Cluster::new(2, 1, &[("on_worker_loss", "continue")]);
+    let (consumer, producer) = (raw::Raw::join(&cluster, 0), raw::Raw::join(&cluster, 1));
+    set_socket_timeout(&consumer.connection, Timeout::Recv, Some(seconds("20"))).unwrap();
+    let (name, propagation) = ("U".to_owned(), Propagation::Eager);
+    let spec =
+        TableSpec { name: name.clone(), rows: 4, row_bytes: 8, sum: None, propagation, holds: String::new() };
+    let (all, none) = (RowSet::from_rows(0..4), RowSet::default());
+    let next = consumer.declare(&spec, &none, &all);
+    producer.declare(&spec, &all, &none);
+    let ask = |raw: &raw::Raw, id, ask| raw.ask(id, Ask::Table(ask));
+    let joined = ask(&consumer, next, TableAsk::Join { name });
+    assert!(matches!(joined, Answer::Table(TableAnswer::Joined { .. })), "{joined:?}");
+    let region = RegionId { table: 0, rank: 1 };
+    let region = TableAsk::Region { region, slots: 4, row_bytes: 8, propagation };
+    assert_eq!(ask(&producer, 9, region.clone()), Answer::Table(TableAnswer::Region));
+    raw::tell(&consumer.connection, next + 1, Ask::Table(region));
+    ask(&consumer, next + 2, TableAsk::Users { id: 0 });
+    // No number below is free, whatever is closed now.
+    let limit = getrlimit(Resource::Nofile);
+    let allow = |current| setrlimit(Resource::Nofile, Rlimit { current, maximum: limit.maximum }).unwrap();
+    allow(Some(3));
+    drop(producer);
+    let mut id = next + 3;
+    let lost = |answer| matches!(answer, Answer::Clocks { clocks } if clocks[1] < 0);
+    while !lost(consumer.ask(id, Ask::Clocks)) {
+        id += 1;
+    }
+    allow(limit.current);
+    let (reply, descriptors) = raw::hear(&consumer.connection);
+    assert_eq!((reply.id, reply.body), (next + 1, Answer::Table(TableAnswer::Region)));
+    assert_eq!(descriptors.len(), 3);
 }
 
 /// All rows are rank 0's.

@@ -2,6 +2,7 @@
 
 use super::rows::RowSet;
 use super::spec::{MAX_OWN_ROWS, MAX_TABLES, TableError, TableId, TableSpec};
+use super::wire::{RegionId, Shape};
 use crate::Rank;
 use crate::account::{Account, Charge, Exhausted, Resource};
 use crate::membership::Crew;
@@ -31,6 +32,17 @@ pub struct Producer {
     pub near: bool,
 }
 
+/// Rows that nobody produces, as those of a worker that was lost before it declared their table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inherited {
+    /// The table.
+    pub name: String,
+    /// The worker.
+    pub rank: Rank,
+    /// Its rows.
+    pub rows: RowSet,
+}
+
 /// What a worker learns of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Joined {
@@ -46,6 +58,8 @@ struct Declaration {
     coming: Option<Coming>,
     /// Rows that it produces and consumes, once it has told them all.
     sets: Option<(RowSet, RowSet)>,
+    /// Those that it produces, encoded: consumers ask for them part by part.
+    encoded: Vec<u8>,
     home: u32,
     near: bool,
     /// For the sets.
@@ -76,7 +90,10 @@ struct Table {
 pub struct Registry {
     account: Account,
     tables: BTreeMap<String, Table>,
+    /// Their names, by number.
+    names: BTreeMap<TableId, String>,
     next: TableId,
+    inherited: Vec<Inherited>,
 }
 
 /// Most bytes of one worker's row sets.
@@ -112,6 +129,7 @@ impl Registry {
                 let charge = peer.charge(Resource::Bytes, TABLE_BYTES).map_err(exhausted)?;
                 let id = self.next;
                 self.next += 1;
+                self.names.insert(id, spec.name.clone());
                 place.insert(Table {
                     id,
                     spec: spec.clone(),
@@ -175,8 +193,10 @@ impl Registry {
             RowSet::decode(bytes).map_err(|error| TableError::OutOfTurn { what: error.to_string() })
         };
         let sets = (decode(&coming.produce)?, decode(&coming.consume)?);
-        let Coming { mut charge, .. } = coming;
-        charge.shrink_to(TABLE_BYTES + needed);
+        let mut charge = std::mem::take(&mut coming.charge);
+        let mut encoded = coming.produce;
+        encoded.shrink_to_fit();
+        charge.shrink_to(TABLE_BYTES + needed + encoded.len() as u64);
         let Some(table) = self.tables.get_mut(name) else { return Ok(()) };
         let Some(declaration) = table.workers.get_mut(&rank) else { return Ok(()) };
         if let Some((produce, consume)) = declaration.sets.as_ref().filter(|_| table.told) {
@@ -185,7 +205,7 @@ impl Registry {
             return differs(produce, &sets.0, "produced")
                 .and_then(|()| differs(consume, &sets.1, "consumed"));
         }
-        (declaration.sets, declaration.charge) = (Some(sets), charge);
+        (declaration.sets, declaration.encoded, declaration.charge) = (Some(sets), encoded, charge);
         if let Err(error) = table.check(rank) {
             table.failed.get_or_insert(error);
         }
@@ -201,7 +221,17 @@ impl Registry {
     pub fn remove(&mut self, name: &str, id: TableId) {
         if self.tables.get(name).is_some_and(|table| table.id == id) {
             self.tables.remove(name);
+            self.names.remove(&id);
         }
+    }
+
+    /// What a region at server `home` holds, for who is on its producer's host; `None` if no worker was told of such a region.
+    pub fn shape(&self, region: RegionId, home: u32) -> Option<Shape> {
+        let table = self.tables.get(self.names.get(&region.table)?).filter(|table| table.told)?;
+        let declared = table.workers.get(&region.rank).filter(|it| it.near && it.home == home)?;
+        let (produce, _) = declared.sets.as_ref().filter(|(produce, _)| !produce.is_empty())?;
+        let TableSpec { row_bytes, propagation, .. } = table.spec;
+        Some(Shape { slots: produce.len() as u32, row_bytes, propagation })
     }
 
     /// What to answer a worker that waits for the table: nothing as long as a live worker has not declared it.
@@ -217,11 +247,14 @@ impl Registry {
         if !crew.live.iter().all(declared) {
             return None;
         }
-        if !table.told
-            && let Err(error) = table.settle_orphans(crew)
-        {
-            table.failed = Some(error.clone());
-            return Some(Err(error));
+        if !table.told {
+            match table.settle_orphans(crew) {
+                Ok(inherited) => self.inherited.extend(inherited),
+                Err(error) => {
+                    table.failed = Some(error.clone());
+                    return Some(Err(error));
+                }
+            }
         }
         let consume = table.workers.get(&rank)?.sets.as_ref().map(|(_, consume)| consume)?;
         let concerns = |other: &Rank, produce: &RowSet| {
@@ -250,9 +283,14 @@ impl Registry {
     }
 
     /// Rows that `producer` produces, encoded.
-    pub fn produced(&self, name: &str, producer: Rank) -> Option<Vec<u8>> {
+    pub fn produced(&self, name: &str, producer: Rank) -> Option<&[u8]> {
         let declared = self.tables.get(name)?.workers.get(&producer)?;
-        declared.sets.as_ref().map(|(produce, _)| produce.encode())
+        declared.sets.as_ref().map(|_| &declared.encoded[..])
+    }
+
+    /// Rows that were given to workers that were lost, since this was asked last.
+    pub fn take_inherited(&mut self) -> Vec<Inherited> {
+        std::mem::take(&mut self.inherited)
     }
 }
 
@@ -277,7 +315,7 @@ impl Table {
         let others = self.workers.iter().filter(|(other, _)| **other != rank);
         for (&other, declared) in others {
             let Some((theirs, _)) = &declared.sets else { continue };
-            if let Some(row) = theirs.intersection(produce).iter().next() {
+            if let Some(row) = theirs.intersection(produce).first() {
                 let (first, second) = (rank.min(other), rank.max(other));
                 return Err(TableError::TwoProducers { name: name(), row, first, second });
             }
@@ -285,9 +323,10 @@ impl Table {
         Ok(())
     }
 
-    /// Gives rows that are consumed and that nobody produces to a worker that was lost; without any they are refused.
-    fn settle_orphans(&mut self, crew: &Crew) -> Result<(), TableError> {
-        let Some((rank, row)) = self.orphan() else { return Ok(()) };
+    /// Gives rows that are consumed and that nobody produces to a worker that was lost, and says which; without such a worker they are
+    /// refused.
+    fn settle_orphans(&mut self, crew: &Crew) -> Result<Option<Inherited>, TableError> {
+        let Some((rank, row)) = self.orphan() else { return Ok(None) };
         let undeclared = |rank: &&Rank| self.workers.get(*rank).is_none_or(|worker| worker.sets.is_none());
         let orphans = self.orphans();
         let heir = crew.lost.iter().find(undeclared).copied().filter(|_| orphans.len() <= MAX_OWN_ROWS);
@@ -303,9 +342,10 @@ impl Table {
         let consumers = || self.workers.values().filter(consumes);
         let host = consumers().find(|worker| worker.near).or_else(|| consumers().next());
         let (home, near) = host.map_or((0, false), |worker| (worker.home, worker.near));
-        let sets = Some((orphans, RowSet::default()));
-        self.workers.insert(heir, Declaration { sets, home, near, ..Declaration::default() });
-        Ok(())
+        let inherited = Inherited { name: self.spec.name.clone(), rank: heir, rows: orphans.clone() };
+        let (encoded, sets) = (orphans.encode(), Some((orphans, RowSet::default())));
+        self.workers.insert(heir, Declaration { sets, encoded, home, near, ..Declaration::default() });
+        Ok(Some(inherited))
     }
 
     fn sets(&self) -> impl Iterator<Item = (Rank, &(RowSet, RowSet))> {
@@ -319,11 +359,7 @@ impl Table {
     /// The first row that is consumed and that nobody produces, and who consumes it.
     fn orphan(&self) -> Option<(Rank, u64)> {
         let produced = self.produced();
-        self.sets().find_map(|(rank, (_, consume))| {
-            let whole = produced.intersection(consume).len() == consume.len();
-            let orphan = || consume.iter().find(|&row| !produced.contains(row));
-            Some((rank, (!whole).then(orphan).flatten()?))
-        })
+        self.sets().find_map(|(rank, (_, consume))| Some((rank, consume.without(&produced).first()?)))
     }
 
     /// All of them.
@@ -369,7 +405,54 @@ mod tests {
         assert_eq!(ranks(registry.joined(0, "U", &live)), [0, 1]);
         assert_eq!(ranks(registry.joined(1, "U", &live)), [1]);
         assert_eq!(ranks(registry.joined(2, "U", &live)), [0, 1]);
-        assert_eq!(registry.produced("U", 1), Some(RowSet::from_rows([5, 6]).encode()));
+        assert_eq!(registry.produced("U", 1), Some(&RowSet::from_rows([5, 6]).encode()[..]));
+    }
+
+    // Each part that was asked for was cut out of the whole set, encoded anew: the thread that keeps the leases did nothing else.
+    #[test]
+    fn rows_that_are_asked_for_part_by_part_were_encoded_once() {
+        let (mut registry, account) = (Registry::default(), Account::default());
+        registry.account = account.clone();
+        declare(&mut registry, 0, &spec(), &[0, 2, 4], &[]);
+        let first = registry.produced("U", 0).map(<[u8]>::as_ptr);
+        assert_eq!(registry.produced("U", 0).map(<[u8]>::as_ptr), first);
+        let kept = account.taken(Resource::Bytes);
+        declare(&mut registry, 0, &spec(), &[0, 2, 4], &[]);
+        assert_eq!(account.taken(Resource::Bytes), kept, "what stands again is charged once");
+        registry.remove("U", 0);
+        assert_eq!((account.taken(Resource::Bytes), registry.produced("U", 0)), (0, None));
+    }
+
+    // They were looked at one by one.
+    #[test]
+    fn a_row_without_a_producer_is_found_behind_two_billion_that_have_one() {
+        let mut registry = Registry::default();
+        let wide = TableSpec { rows: 1 << 40, ..spec() };
+        registry.begin(0, &wide, 0, true).unwrap();
+        for (part, end) in [(Part::Produce, MAX_OWN_ROWS - 1), (Part::Consume, MAX_OWN_ROWS)] {
+            let bytes = RowSet::from_ranges(std::iter::once(0..end)).encode();
+            registry.part(0, "U", part, &bytes).unwrap();
+        }
+        registry.end(0, "U").unwrap();
+        let error = registry.joined(0, "U", &Crew::of([0])).unwrap().unwrap_err();
+        assert!(matches!(error, TableError::NoProducer { row, .. } if row == MAX_OWN_ROWS - 1), "{error}");
+    }
+
+    #[test]
+    fn only_a_region_that_workers_were_told_of_has_a_shape() {
+        let (mut registry, live) = (Registry::default(), Crew::of([0, 1]));
+        declare(&mut registry, 0, &spec(), &[0, 1, 2], &[]);
+        let at = |table, rank| RegionId { table, rank };
+        assert_eq!(registry.shape(at(0, 0), 0), None, "nobody was told");
+        declare(&mut registry, 1, &spec(), &[], &[0]);
+        assert!(registry.joined(1, "U", &live).unwrap().is_ok());
+        let shape = Shape { slots: 3, row_bytes: 8, propagation: Propagation::Eager };
+        assert_eq!(registry.shape(at(0, 0), 0), Some(shape));
+        for (region, home) in [(at(0, 0), 1), (at(0, 1), 1), (at(0, 2), 0), (at(1, 0), 0)] {
+            assert_eq!(registry.shape(region, home), None, "{region:?} at server {home}");
+        }
+        registry.remove("U", 0);
+        assert_eq!(registry.shape(at(0, 0), 0), None, "it was dropped");
     }
 
     #[test]
@@ -427,7 +510,10 @@ mod tests {
             let producers = registry.joined(rank, "U", &crew).unwrap().unwrap().producers;
             assert!(producers.contains(&heir(0)), "{rank}: {producers:?}");
         }
-        assert_eq!(registry.produced("U", 1), Some(RowSet::from_rows([2, 6]).encode()));
+        let rows = RowSet::from_rows([2, 6]);
+        assert_eq!(registry.produced("U", 1), Some(&rows.encode()[..]));
+        let inherited = Inherited { name: "U".to_owned(), rank: 1, rows };
+        assert_eq!(registry.take_inherited(), [inherited], "whoever looks on is told of it, once");
     }
 
     #[test]

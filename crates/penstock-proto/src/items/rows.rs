@@ -1,5 +1,6 @@
 //! Sets of rows: sorted ranges of 64-bit keys. What a worker produces or consumes of a table is one.
 
+use std::fmt;
 use std::ops::Range;
 
 /// A set of rows.
@@ -81,6 +82,11 @@ impl RowSet {
     /// One more than the largest row; 0 without any.
     pub fn end(&self) -> u64 {
         self.ranges.last().map_or(0, |range| range.end)
+    }
+
+    /// The smallest row.
+    pub fn first(&self) -> Option<u64> {
+        self.ranges.first().map(|range| range.start)
     }
 
     /// The place of a row among all, ascending.
@@ -220,6 +226,26 @@ impl RowSet {
     }
 }
 
+/// For people: the first ranges.
+impl fmt::Display for RowSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, range) in self.ranges.iter().take(SHOWN).enumerate() {
+            f.write_str(if at > 0 { ", " } else { "" })?;
+            match range.end - range.start {
+                1 => write!(f, "{}", range.start)?,
+                _ => write!(f, "{} to {}", range.start, range.end - 1)?,
+            }
+        }
+        match self.ranges.len().saturating_sub(SHOWN) {
+            0 => Ok(()),
+            more => write!(f, " and {more} ranges more"),
+        }
+    }
+}
+
+/// Ranges that are shown to people.
+const SHOWN: usize = 8;
+
 /// Appends a number in seven bits a byte, the lowest first.
 pub(crate) fn push(bytes: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
@@ -256,6 +282,13 @@ mod tests {
     fn rows() -> impl Strategy<Value = BTreeSet<u64>> {
         let row = prop_oneof![0..60u64, (1 << 40)..(1 << 40) + 20u64, Just(u64::MAX - 1)];
         prop::collection::btree_set(row, 0..40)
+    }
+
+    #[test]
+    fn people_are_shown_some_ranges() {
+        assert_eq!(RowSet::from_rows([1, 2, 3, 7]).to_string(), "1 to 3, 7");
+        let many = RowSet::from_rows((0..20).step_by(2)).to_string();
+        assert_eq!(many, "0, 2, 4, 6, 8, 10, 12, 14 and 2 ranges more");
     }
 
     proptest! {

@@ -254,11 +254,6 @@ impl Catalog {
             + chunks * (CHUNK_BYTES + 8 * workers)
     }
 
-    /// Takes memory for rows of a table.
-    pub(super) fn take_for_table(&mut self, table: u32, needed: u64) -> Result<Charge, Refusal> {
-        self.charge(&format!("table {table}"), needed)
-    }
-
     /// A worker has gone: nobody needs to be given its lanes any more.
     pub(super) fn forget(&mut self, rank: Rank) {
         self.slabs.forget(rank);

@@ -3,8 +3,8 @@
 
 use super::bells;
 use super::shard::Report;
-use super::tables::Sealed;
-use super::{StartError, Wakeup};
+use super::tables::{Paid, Sealed};
+use super::{Obituary, StartError, Wakeup};
 use crate::wait::Patience;
 use crate::wire::Ended;
 use crate::wire::items::ItemWire;
@@ -21,8 +21,8 @@ use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::time::Timespec;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -59,13 +59,30 @@ pub(super) struct Handle {
     commands: Sender<Command>,
     /// This process's own: no worker has it.
     wakeup: Arc<Wakeup>,
+    kept: Kept,
     thread: Option<JoinHandle<()>>,
+}
+
+/// Regions that are kept here, for the control thread: of producers on other hosts it knows nothing.
+#[derive(Clone, Default)]
+struct Kept(Arc<Mutex<BTreeSet<RegionId>>>);
+
+impl Kept {
+    fn change(&self, change: impl FnOnce(&mut BTreeSet<RegionId>)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
 }
 
 impl Handle {
     pub(super) fn send(&self, command: Command) {
         let _ = self.commands.send(command);
         self.wakeup.ring();
+    }
+
+    /// Whether rows of a table are kept there.
+    pub(super) fn has(&self, table: TableId) -> bool {
+        let kept = self.kept.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.range(RegionId { table, rank: 0 }..).next().is_some_and(|id| id.table == table)
     }
 }
 
@@ -85,6 +102,8 @@ pub(super) struct Setup {
     pub(super) reports: Sender<Report>,
     pub(super) control: Arc<super::Shared>,
     pub(super) lease: Duration,
+    /// The server's number.
+    pub(super) server: u32,
 }
 
 pub(super) fn start(setup: Setup) -> Result<Handle, StartError> {
@@ -94,23 +113,31 @@ pub(super) fn start(setup: Setup) -> Result<Handle, StartError> {
     let wakeup = Arc::new(Wakeup::new()?);
     epoll::add(&epoll, &*wakeup, data, epoll::EventFlags::IN).map_err(system("watch a descriptor"))?;
     let (commands, inbox) = channel();
+    let (control, reports) = (Arc::clone(&setup.control), setup.reports.clone());
+    let obituary = Obituary { thread: "passes rows on", server: setup.server, reports, control };
+    let kept = Kept::default();
+    let memories = Memories { account: setup.account.clone(), charges: BTreeMap::new(), kept: kept.clone() };
     let passer = Passer {
-        node: Node::new(Memories { account: setup.account.clone(), charges: BTreeMap::new() }),
+        node: Node::new(memories),
+        kept: kept.clone(),
         setup,
         inbox,
         wakeup: Arc::clone(&wakeup),
         epoll,
         wires: BTreeMap::new(),
         writing: BTreeSet::new(),
-        followed: BTreeSet::new(),
+        followed: BTreeMap::new(),
         ending: BTreeSet::new(),
         running: true,
     };
     let thread = std::thread::Builder::new().name("penstock-items".to_owned());
-    let thread = thread.spawn(move || passer.run());
+    let thread = thread.spawn(move || {
+        let _obituary = obituary;
+        passer.run();
+    });
     let thread =
         thread.map_err(|error| StartError::System { what: "start a thread", reason: error.to_string() })?;
-    Ok(Handle { commands, wakeup, thread: Some(thread) })
+    Ok(Handle { commands, wakeup, kept, thread: Some(thread) })
 }
 
 /// Tokens of the poll; the others are ranks.
@@ -124,6 +151,7 @@ const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 struct Memories {
     account: Account,
     charges: BTreeMap<RegionId, [Charge; 2]>,
+    kept: Kept,
 }
 
 impl Host for Memories {
@@ -141,6 +169,7 @@ impl Host for Memories {
         let writer = Writer::private(layout).ok()?;
         let memory = RegionMemory::mirror(writer, Waiters::private().ok()?);
         self.charges.insert(id, [bytes, mappings]);
+        self.kept.change(|kept| _ = kept.insert(id));
         Some(memory)
     }
 
@@ -154,6 +183,7 @@ impl Host for Memories {
 
     fn unmade(&mut self, id: RegionId, _: &Shape) {
         self.charges.remove(&id);
+        self.kept.change(|kept| _ = kept.remove(&id));
     }
 }
 
@@ -166,8 +196,9 @@ struct Passer {
     wires: BTreeMap<Rank, ItemWire>,
     /// Those whose connections the poll watches for room to write.
     writing: BTreeSet<Rank>,
-    /// Regions that producers of this host write.
-    followed: BTreeSet<RegionId>,
+    /// Regions that producers of this host write, and what they were charged.
+    followed: BTreeMap<RegionId, Arc<Paid>>,
+    kept: Kept,
     /// Workers whose processes have ended, but not their connections.
     ending: BTreeSet<Rank>,
     running: bool,
@@ -187,7 +218,7 @@ impl Passer {
                 continue;
             }
             // Who sets rows from now on rings; what was set before is found by another look.
-            for id in &self.followed {
+            for id in self.followed.keys() {
                 if self.node.is_wanted(*id)
                     && let Some(memory) = self.node.memory(*id)
                 {
@@ -335,12 +366,16 @@ impl Passer {
                 }
                 Command::Drop { table } => {
                     self.node.drop_table(table);
-                    self.followed.retain(|id| id.table != table);
+                    self.followed.retain(|id, _| id.table != table);
+                    self.kept.change(|kept| kept.retain(|id| id.table != table));
                 }
                 Command::Leave { rank } => {
                     // What it sent before it went is there already.
                     self.hear(rank);
                     self.part(rank);
+                    let unused = self.node.forget(rank);
+                    self.followed.retain(|id, _| !unused.contains(id));
+                    self.kept.change(|kept| kept.retain(|id| !unused.contains(id)));
                 }
                 Command::Enter { rank, stream } => {
                     if let Some(old) = self.wires.remove(&rank) {
@@ -361,11 +396,15 @@ impl Passer {
     }
 
     fn follow(&mut self, sealed: Sealed) {
-        let Sealed { id, region, layout, shape, waiters } = sealed;
+        let Sealed { id, region, layout, shape, waiters, charges } = sealed;
+        if self.followed.contains_key(&id) {
+            return; // its producer went before anybody else on this host asked: nothing was set
+        }
         match Rows::open(layout, region.as_fd()) {
             Ok(rows) => {
                 self.node.produce(id, shape, RegionMemory::followed(rows, waiters), None);
-                self.followed.insert(id);
+                self.followed.insert(id, charges);
+                self.kept.change(|kept| _ = kept.insert(id));
             }
             Err(error) => tracing::warn!(%error, "rows of a table cannot be passed on"),
         }

@@ -251,6 +251,27 @@ impl Drop for LastWill {
     }
 }
 
+/// Held by a thread that the job cannot do without: should it panic, the job ends at once, and with what was to blame.
+struct Obituary {
+    /// What the thread does.
+    thread: &'static str,
+    server: u32,
+    reports: Sender<shard::Report>,
+    control: Arc<Shared>,
+}
+
+impl Drop for Obituary {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let reason =
+                format!("the thread that {} panicked, which is a mistake of Penstock's", self.thread);
+            let failure = JobFailure::ServerLost { server: self.server, reason };
+            let _ = self.reports.send(shard::Report::Failed(failure));
+            self.control.wakeup.ring();
+        }
+    }
+}
+
 /// An eventfd: what a thread that sleeps on descriptors is woken with.
 #[derive(Debug)]
 struct Wakeup(OwnedFd);
@@ -483,6 +504,7 @@ fn start_shards(
         let core = (config.index * count + index) as usize % cores.len();
         let setup = shard::Setup {
             index,
+            server: config.index,
             job: config.job.clone(),
             workers: config.workers,
             crowded,
@@ -516,5 +538,27 @@ mod tests {
         assert!(matches!(shared.outcome(), Some(Err(JobFailure::ServerLost { server: 3, .. }))));
         drop(LastWill { shared: Arc::clone(&shared), index: 4 });
         assert!(matches!(shared.outcome(), Some(Err(JobFailure::ServerLost { server: 3, .. }))), "it stays");
+    }
+
+    // Of who passes rows on nobody knew that it was gone: workers waited for rows until their deadline.
+    #[test]
+    fn a_thread_that_panics_ends_the_job_with_the_server_and_the_reason() {
+        let (control, (reports, inbox)) = (Arc::new(Shared::new().unwrap()), channel());
+        let obituary = |thread| {
+            let (reports, control) = (reports.clone(), Arc::clone(&control));
+            Obituary { thread, server: 3, reports, control }
+        };
+        let held = obituary("passes rows on");
+        let thread = std::thread::spawn(move || {
+            let _held = held;
+            panic!("a mistake");
+        });
+        assert!(thread.join().is_err());
+        let Ok(shard::Report::Failed(JobFailure::ServerLost { server: 3, reason })) = inbox.try_recv() else {
+            panic!("the job goes on");
+        };
+        assert!(reason.contains("passes rows on panicked"), "{reason}");
+        drop(obituary("ends well"));
+        assert!(inbox.try_recv().is_err());
     }
 }

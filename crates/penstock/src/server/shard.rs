@@ -4,7 +4,7 @@
 use super::bells;
 use super::memory::{Event, Memory, Touched};
 use super::remote::{Heard, Remote};
-use super::{Shared, StartError, Wakeup, shares};
+use super::{Obituary, Shared, StartError, Wakeup, shares};
 use crate::wait::Patience;
 use crate::wire::vigil::look_every;
 use penstock_fabric::doorbell::{self, ANYTHING, Bell, Sleeping};
@@ -139,6 +139,8 @@ impl Board {
 /// What a shard is started with.
 pub(super) struct Setup {
     pub(super) index: u32,
+    /// The server's number.
+    pub(super) server: u32,
     /// The job's name.
     pub(super) job: String,
     pub(super) workers: u32,
@@ -187,6 +189,8 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
     let name = format!("penstock-shard-{}", setup.index);
     let ports = (0..setup.workers).map(|_| None).collect();
     let memory = Memory::new(setup.index);
+    let (control, reports) = (Arc::clone(&setup.control), setup.reports.clone());
+    let obituary = Obituary { thread: "folds", server: setup.server, reports, control };
     let machine = Shard::new(setup.workers);
     let run = Loop {
         setup,
@@ -204,6 +208,7 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
         next_vigil: Instant::now(),
     };
     let thread = std::thread::Builder::new().name(name).spawn(move || {
+        let _obituary = obituary;
         // Kernels see to themselves; this is for the numbers that the machine gives them.
         penstock_kernels::settle_this_thread();
         run.run();

@@ -2,9 +2,12 @@
 //!
 //! Rows between workers of this host never pass through the server: it makes a region, gives it to its producer, and once that one has
 //! mapped it seals it against every other writer and gives it to the consumers.
+//!
+//! Only the first server knows which tables there are. So that workers cannot fill any server with what there is not, who makes a region
+//! be pays for it, and it goes with the last of those who asked for it; who passes rows on keeps what others still want.
 
 use super::bells::Bells;
-use super::catalog::Catalog;
+use super::items;
 use crate::limits;
 use penstock_fabric::items::region::{Layout, WAITERS_BYTES, Waiters, make};
 use penstock_fabric::region::Region;
@@ -12,14 +15,15 @@ use penstock_proto::Rank;
 use penstock_proto::account::{Account, Charge, Exhausted, Resource};
 use penstock_proto::error::Refusal;
 use penstock_proto::items::control::{PART_BYTES, TableAnswer, TableAsk};
-use penstock_proto::items::registry::{Joined, Registry};
-use penstock_proto::items::spec::{MAX_ROW_BYTES, MAX_TABLES, TableId};
+use penstock_proto::items::registry::{Inherited, Joined, Registry};
+use penstock_proto::items::spec::{MAX_ROW_BYTES, TableId};
 use penstock_proto::items::wire::{RegionId, Shape};
 use penstock_proto::items::{RowSet, TableError};
 use penstock_proto::membership::Crew;
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// A region that is homed here, of a producer on this host.
 struct Homed {
@@ -29,10 +33,15 @@ struct Homed {
     page: Region,
     waiters: Waiters,
     sealed: bool,
-    /// Consumers that wait until it is.
+    /// Workers that are here and have asked for it.
+    askers: BTreeSet<Rank>,
+    /// Consumers that wait until it is sealed.
     waiting: Vec<Wait>,
-    _charges: [Charge; 3],
+    charges: Arc<Paid>,
 }
+
+/// What a region's bytes, descriptors and mappings were charged: to who asked for it first.
+pub(super) type Paid = [Charge; 3];
 
 /// A request that waits: whose, its number, the table's name.
 struct Wait {
@@ -49,6 +58,7 @@ pub(super) struct Sealed {
     pub(super) layout: Layout,
     pub(super) shape: Shape,
     pub(super) waiters: Waiters,
+    pub(super) charges: Arc<Paid>,
 }
 
 #[derive(Default)]
@@ -68,6 +78,8 @@ pub(super) struct Tables {
     freed: RowSet,
     /// What those numbers were charged, here and where rows are passed on.
     freed_charge: Charge,
+    /// Whether the region of a producer that has gone could not be sealed so far.
+    unsealed: bool,
     /// Whether this is the first server, which has the book.
     first: bool,
 }
@@ -95,6 +107,8 @@ pub(super) struct Asker<'a> {
     pub(super) local: bool,
     /// Who is here, and who is not any more.
     pub(super) crew: &'a Crew,
+    /// Who passes rows on, if there is one.
+    pub(super) passer: Option<&'a items::Handle>,
 }
 
 impl Tables {
@@ -105,13 +119,18 @@ impl Tables {
         Self { account, registry, freed_charge, first, ..Self::default() }
     }
 
-    /// A worker has gone: nothing waits for it.
+    /// A worker has gone: nothing waits for it, and what only it wanted is not kept any more.
     pub(super) fn forget(&mut self, rank: Rank) {
         let regions = self.regions.values_mut().map(|homed| &mut homed.waiting);
         let dropped = self.dropped.values_mut().map(|dropped| &mut dropped.waiting);
         for waiting in regions.chain(dropped).chain([&mut self.joining, &mut self.waiting]) {
             waiting.retain(|wait| wait.rank != rank);
         }
+        self.regions.values_mut().for_each(|homed| _ = homed.askers.remove(&rank));
+        self.regions.retain(|_, homed| !homed.askers.is_empty());
+        self.dropped.values_mut().for_each(|dropped| _ = dropped.ranks.remove(&rank));
+        self.dropped.retain(|_, dropped| !dropped.ranks.is_empty());
+        self.freed_charge.shrink_to(self.freed_bytes());
     }
 
     /// A request that waits for a table that was begun; `None` if it waits already.
@@ -127,7 +146,6 @@ impl Tables {
         &mut self,
         asker: &Asker<'_>,
         ask: TableAsk,
-        catalog: &mut Catalog,
         bells: &mut Bells,
     ) -> (Answers, Vec<Sealed>) {
         let mut answers = Vec::new();
@@ -187,7 +205,7 @@ impl Tables {
             TableAsk::Produced { name, rank, from } => Some(self.produced(&name, rank, from)),
             TableAsk::Region { region, slots, row_bytes, propagation } => {
                 let shape = Shape { slots, row_bytes, propagation };
-                let answer = self.region(asker, region, shape, catalog, bells).transpose();
+                let answer = self.region(asker, region, shape, &mut answers, bells).transpose();
                 // One that went before it had mapped its rows will not write to them any more.
                 if answer.is_none() && asker.crew.is_gone(region.rank) {
                     sealed.extend(self.abandoned(region, &mut answers, bells));
@@ -227,6 +245,14 @@ impl Tables {
                 }
             }
         });
+        for Inherited { name, rank, rows } in self.registry.take_inherited() {
+            tracing::warn!(
+                table = name,
+                rank,
+                %rows,
+                "nobody produces these rows; they count as those of a worker that was lost before it declared the table, and stay zero"
+            );
+        }
         let unused = |(_, dropped): &(&TableId, &Dropped)| live.is_subset(&dropped.ranks);
         let unused: Vec<TableId> = self.dropped.iter().filter(unused).map(|(id, _)| *id).collect();
         for id in unused {
@@ -265,19 +291,22 @@ impl Tables {
         if self.freed.contains(id.into()) {
             return Ok(true);
         }
-        // Other servers do not know the name; no table is freed there before all live workers have said so.
         if self.first && !self.registry.is(&name, id, asker.rank) {
             return Err(out_of_turn("a table that it has not declared"));
         }
+        // Other servers do not know the name. Where something is there of the table, it is freed when all live workers have said so.
+        if !self.first && !self.dropped.contains_key(&id) && !self.has(id, asker.passer) {
+            return Ok(true);
+        }
+        // Before anything is kept for it: the waits of a worker bound the tables that it can name.
+        let among = self.dropped.get(&id).map_or(&[][..], |dropped| &dropped.waiting);
+        let wait = Wait::new(&self.account, asker, among, String::new())?;
         if !self.dropped.contains_key(&id) {
             // Paid now, for when it is freed: numbers that follow each other take no more than one.
             let freed = self.freed_bytes() + FREED_COPIES * FREED_BYTES;
             let more = freed.saturating_sub(self.freed_charge.amount());
             let charged = self.freed_charge.grow(more);
             charged.map_err(|why: Exhausted| why.refuse("the number of a table that is dropped"))?;
-            if self.dropped.len() >= MAX_TABLES as usize {
-                return Err(out_of_turn("more tables that are dropped than there can be"));
-            }
             let bytes = (size_of::<Dropped>() + name.len()) as u64;
             let charge = self.account.peer(asker.rank).charge(Resource::Bytes, bytes);
             let charge = charge.map_err(|why: Exhausted| why.refuse("a table that is dropped"))?;
@@ -285,11 +314,16 @@ impl Tables {
             self.dropped.insert(id, Dropped { name, ranks, waiting, _charge: charge });
         }
         let Some(dropped) = self.dropped.get_mut(&id) else { return Ok(false) };
-        let wait = Wait::new(&self.account, asker, &dropped.waiting, String::new())?;
         dropped.ranks.insert(asker.rank);
         dropped.waiting.retain(|before| wait.is_none() || before.rank != asker.rank);
         dropped.waiting.extend(wait);
         Ok(false)
+    }
+
+    /// Whether anything of a table is here.
+    fn has(&self, table: TableId, passer: Option<&items::Handle>) -> bool {
+        let first = self.regions.range(RegionId { table, rank: 0 }..).next();
+        first.is_some_and(|(id, _)| id.table == table) || passer.is_some_and(|passer| passer.has(table))
     }
 
     /// Bytes of the numbers of tables that are gone, and of those that may be the next.
@@ -319,7 +353,7 @@ impl Tables {
         asker: &Asker<'_>,
         id: RegionId,
         shape: Shape,
-        catalog: &mut Catalog,
+        answers: &mut Answers,
         bells: &mut Bells,
     ) -> Result<Option<(TableAnswer, Vec<OwnedFd>)>, Refusal> {
         if !asker.local {
@@ -328,17 +362,31 @@ impl Tables {
         if shape.slots == 0 || !(1..=MAX_ROW_BYTES).contains(&shape.row_bytes) {
             return Err(out_of_turn("a region without rows, or with too long ones"));
         }
+        let none = self.first && self.registry.shape(id, 0) != Some(shape);
+        if none || self.freed.contains(id.table.into()) {
+            return Err(out_of_turn(&no_region(id, shape)));
+        }
         let layout = Layout::new(shape.slots, shape.row_bytes);
+        // Its producer knows best what it holds: who named something else before is told so.
+        let wrong = |homed: &Homed| homed.shape != shape && !homed.askers.contains(&id.rank);
+        if asker.rank == id.rank && self.regions.get(&id).is_some_and(wrong) {
+            for Wait { rank, request, .. } in
+                self.regions.remove(&id).into_iter().flat_map(|homed| homed.waiting)
+            {
+                answers.push((rank, request, Err(out_of_turn(OTHER_ROWS))));
+            }
+        }
         let homed = match self.regions.entry(id) {
             Entry::Occupied(homed) => homed.into_mut(),
             Entry::Vacant(place) => {
                 let peer = self.account.peer(asker.rank);
-                place.insert(Homed::make(id, shape, layout, catalog, &peer)?)
+                place.insert(Homed::make(id, shape, layout, asker.crew.size(), &peer)?)
             }
         };
         if homed.shape != shape {
-            return Err(out_of_turn("a region with other rows than it has"));
+            return Err(out_of_turn(OTHER_ROWS));
         }
+        homed.askers.insert(asker.rank);
         if !homed.sealed && asker.rank != id.rank {
             let wait = Wait::new(&self.account, asker, &homed.waiting, String::new())?;
             homed.waiting.retain(|before| wait.is_none() || before.rank != asker.rank);
@@ -373,9 +421,28 @@ impl Tables {
 
     fn abandoned(&mut self, id: RegionId, answers: &mut Answers, bells: &mut Bells) -> Option<Sealed> {
         self.seal_region(id, answers, bells).unwrap_or_else(|refusal| {
-            tracing::warn!(rank = id.rank, table = id.table, %refusal, "rows of a worker that has gone cannot be passed on");
+            if !std::mem::replace(&mut self.unsealed, true) {
+                tracing::warn!(rank = id.rank, table = id.table, %refusal, "rows of a worker that has gone cannot be passed on so far");
+            }
             None
         })
+    }
+
+    /// Whether a region is to be [sealed again](Self::seal_again).
+    pub(super) fn is_unsealed(&self) -> bool {
+        self.unsealed
+    }
+
+    /// Seals what could not be sealed when its producer went: the system may have descriptors again.
+    pub(super) fn seal_again(&mut self, crew: &Crew, bells: &mut Bells) -> (Answers, Vec<Sealed>) {
+        let (mut answers, mut sealed) = (Vec::new(), Vec::new());
+        let open = self.regions.iter().filter(|(id, homed)| !homed.sealed && crew.is_gone(id.rank));
+        let open: Vec<RegionId> = open.map(|(id, _)| *id).collect();
+        for &id in &open {
+            sealed.extend(self.abandoned(id, &mut answers, bells));
+        }
+        self.unsealed = open.iter().any(|id| self.regions.get(id).is_some_and(|homed| !homed.sealed));
+        (answers, sealed)
     }
 
     /// Seals a region against every other writer, and gives it to those who wait for it; what is passed on, unless it was sealed before.
@@ -403,7 +470,8 @@ impl Tables {
         }
         // Said twice, it is passed on once.
         let (layout, shape, waiters) = (homed.layout, homed.shape, homed.waiters.clone());
-        Ok(passed_on.map(|region| Sealed { id, region, layout, shape, waiters }))
+        let charges = Arc::clone(&homed.charges);
+        Ok(passed_on.map(|region| Sealed { id, region, layout, shape, waiters, charges }))
     }
 }
 
@@ -447,13 +515,16 @@ impl Homed {
         id: RegionId,
         shape: Shape,
         layout: Layout,
-        catalog: &mut Catalog,
+        workers: u32,
         peer: &Account,
     ) -> Result<Self, Refusal> {
         let bytes = (layout.total() + WAITERS_BYTES) as u64;
         let refuse = |why: Exhausted| why.refuse(format!("the memory of table {}", id.table));
         let charges = [
-            catalog.take_for_table(id.table, bytes)?,
+            peer.charge(Resource::Bytes, bytes).map_err(|why| {
+                let (name, needed, available) = (format!("table {}", id.table), why.asked, why.left);
+                Refusal::OutOfMemory { name, needed, available, workers }
+            })?,
             peer.charge(Resource::Descriptors, 3).map_err(refuse)?,
             peer.charge(Resource::Mappings, 3).map_err(refuse)?,
         ];
@@ -462,8 +533,8 @@ impl Homed {
             let (what, reason) = ("make a table's memory".to_owned(), limits::explain(errno));
             Refusal::System { what, reason }
         })?;
-        let (sealed, waiting) = (false, Vec::new());
-        Ok(Self { layout, shape, region, page, waiters, sealed, waiting, _charges: charges })
+        let (sealed, askers, waiting, charges) = (false, BTreeSet::new(), Vec::new(), Arc::new(charges));
+        Ok(Self { layout, shape, region, page, waiters, sealed, askers, waiting, charges })
     }
 
     fn pass(&self, bell: &OwnedFd) -> Answered {
@@ -477,6 +548,15 @@ fn clone(fd: impl AsFd) -> Result<OwnedFd, Refusal> {
         what: "pass a table's memory".to_owned(),
         reason: error.to_string(),
     })
+}
+
+const OTHER_ROWS: &str = "a region with other rows than it has";
+
+fn no_region(RegionId { table, rank }: RegionId, shape: Shape) -> String {
+    let Shape { slots, row_bytes, .. } = shape;
+    format!(
+        "a region of {slots} rows of {row_bytes} bytes that worker {rank} does not have here in table {table}"
+    )
 }
 
 fn out_of_turn(what: &str) -> Refusal {

@@ -6,14 +6,19 @@ use super::link::{ASK_WITHIN, Deadline, INTERRUPT_EVERY, Link, lock};
 use super::table::TableInner;
 use crate::turn::Turn;
 use penstock_proto::message::Departure;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// One thread leaves; others that want to meanwhile wait for it, and hear what became of it.
+/// One thread leaves; others that want to meanwhile wait for it, and hear what became of it. Only that thread tells the servers how.
 #[derive(Debug, Default)]
 pub(super) struct Leaving {
     turn: Turn,
     error: Mutex<Option<Error>>,
+    /// Whether who has the turn wants to leave cleanly.
+    cleanly: AtomicBool,
+    /// Why this worker fails, for the thread that leaves meanwhile.
+    failing: Mutex<Option<String>>,
 }
 
 impl Job {
@@ -22,8 +27,9 @@ impl Job {
     ///
     /// An error means that this worker has left as one that failed: [`Error::NotTaken`] names the server that had not taken
     /// everything. A failure of the job that no call of this thread has told so far is told here. Leaving twice does nothing; while
-    /// another thread leaves, this one waits for it and returns the same ([`Error::InLine`] where its own time is up before). In
-    /// a child of `fork` the job is the parent's: it stays as it is ([`Error::Forked`]).
+    /// another thread leaves, this one waits for it and returns the same ([`Error::InLine`] where its own time is up before); where
+    /// another thread fails the job meanwhile ([`Job::fail`]) this one has not left cleanly ([`Error::Closed`]). In a child of `fork` the
+    /// job is the parent's: it stays as it is ([`Error::Forked`]).
     pub fn leave(&self, timeout: Option<Duration>) -> Result<(), Error> {
         let inner = &self.inner;
         if inner.fate.is_abandoned() {
@@ -37,15 +43,19 @@ impl Job {
             stood = true;
             inner.look_at_leave(deadline)
         })?;
+        self.leaving.cleanly.store(true, Ordering::Relaxed);
         let settled = inner.settle(deadline);
         let links = inner.take_links();
         if links.is_empty() {
             return lock(&self.leaving.error).clone().filter(|_| stood).map_or(Ok(()), Err);
         }
         let result = settled.and_then(|()| inner.depart(&links, deadline));
+        let failing = || lock(&self.leaving.failing).take();
         let how = match &result {
             Ok(()) => Departure::Done,
-            Err(error) => Departure::Failed { what: format!("it could not leave cleanly: {error}") },
+            Err(error) => Departure::Failed {
+                what: failing().unwrap_or_else(|| format!("it could not leave cleanly: {error}")),
+            },
         };
         self.part(links, how);
         let result = match result {
@@ -56,18 +66,33 @@ impl Job {
         result
     }
 
-    /// Leaves the job because of an error: the others hear of it. Does not wait for them.
+    /// Leaves the job because of an error: the others hear of it. Does not wait for them. A thread that leaves meanwhile
+    /// ([`Job::leave`]) and has not been let go by all servers leaves as one that failed, and tells them this instead.
     pub fn fail(&self, what: &str) {
-        if self.inner.fate.is_abandoned() {
+        let inner = &self.inner;
+        if inner.fate.is_abandoned() {
             return;
         }
-        self.inner.fate.close();
+        inner.fate.close();
+        let deadline = Deadline::new(ASK_WITHIN);
+        let turn = self.leaving.turn.take(|| {
+            // Whoever leaves cleanly is to give that up, and to say why.
+            if self.leaving.cleanly.load(Ordering::Relaxed) {
+                lock(&self.leaving.failing).get_or_insert_with(|| what.to_owned());
+                inner.fate.end();
+            }
+            inner.look_at_leave(deadline)
+        });
+        // Whoever does not end in time has the links, or takes them and says it.
+        let Ok(_turn) = turn else { return };
         // What has begun to be submitted goes whole where it can.
-        let _ = self.inner.settle(Deadline::new(ASK_WITHIN));
-        let links = self.inner.take_links();
+        let _ = inner.settle(deadline);
+        let links = inner.take_links();
         if links.is_empty() {
             return;
         }
+        // For who comes to leave while this goes on.
+        *lock(&self.leaving.error) = Some(inner.fate.failure().map_or(Error::Closed, Error::Failed));
         self.part(links, Departure::Failed { what: what.to_owned() });
     }
 

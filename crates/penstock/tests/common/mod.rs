@@ -3,6 +3,7 @@
 
 pub(crate) mod cutter;
 mod line;
+pub(crate) mod raw;
 pub(crate) mod tenants;
 
 #[allow(unused_imports, reason = "each test file uses its part")]

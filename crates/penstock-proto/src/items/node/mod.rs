@@ -111,6 +111,8 @@ struct Region<M> {
     /// The peer that is told of rows that are produced here.
     home: Option<Peer>,
     subscribers: BTreeMap<Peer, Subscriber>,
+    /// Who has subscribed, its producer apart, and has not gone for good: one whose connection broke comes again.
+    asked: BTreeSet<Peer>,
     /// Low half of the number of the last set that the journal told of.
     heard: u32,
     /// Bytes of rows that were sent and that came.
@@ -209,6 +211,8 @@ pub struct Node<H: Host> {
     scratch: Vec<Changed>,
     /// Tables that all have dropped: what is still under way of them concerns nobody.
     dropped: RowSet,
+    /// Peers that have gone for good.
+    gone: BTreeSet<Peer>,
 }
 
 impl<H: Host> Node<H> {
@@ -224,6 +228,7 @@ impl<H: Host> Node<H> {
             turn: 0,
             scratch: Vec::new(),
             dropped: RowSet::default(),
+            gone: BTreeSet::new(),
         }
     }
 
@@ -352,19 +357,36 @@ impl<H: Host> Node<H> {
     pub fn drop_table(&mut self, table: u32) {
         self.dropped = self.dropped.union(&RowSet::from_rows([table.into()]));
         self.waiting.retain(|id, _| id.table != table);
-        let ids: Vec<RegionId> = self.regions.keys().filter(|id| id.table == table).copied().collect();
+        let ids = self.regions.keys().filter(|id| id.table == table).copied().collect();
+        self.remove(&ids);
+    }
+
+    /// A worker has gone for good. What it produced is kept as long as somebody who is here has asked for it, and no longer: nobody knows
+    /// here which tables there are. Returns what is not kept any more.
+    pub fn forget(&mut self, rank: Peer) -> BTreeSet<RegionId> {
+        self.gone.insert(rank);
+        self.regions.values_mut().for_each(|region| _ = region.asked.remove(&rank));
+        let unused =
+            |(id, region): &(&RegionId, &Region<_>)| self.gone.contains(&id.rank) && region.asked.is_empty();
+        let ids = self.regions.iter().filter(unused).map(|(id, _)| *id).collect();
+        self.remove(&ids);
+        ids
+    }
+
+    /// Neither keeps nor passes on the rows of some regions any more.
+    fn remove(&mut self, ids: &BTreeSet<RegionId>) {
         for id in ids {
-            let Some(region) = self.regions.remove(&id) else { continue };
+            let Some(region) = self.regions.remove(id) else { continue };
             if region.upstream.as_ref().is_some_and(|upstream| upstream.identity) {
-                self.host.unmade(id, &region.shape);
+                self.host.unmade(*id, &region.shape);
             }
         }
         let peers: Vec<Peer> = self.peers.keys().copied().collect();
         for peer in peers {
             if let Some(connection) = self.peers.get_mut(&peer) {
-                let _ = connection.batch.take_if(|batch| batch.region.table == table);
+                let _ = connection.batch.take_if(|batch| ids.contains(&batch.region));
                 for flush in &mut connection.flushes {
-                    flush.regions.retain(|id, _| id.table != table);
+                    flush.regions.retain(|id, _| !ids.contains(id));
                 }
             }
             self.settle(peer);
@@ -530,6 +552,9 @@ impl<H: Host> Node<H> {
             _kept: kept,
         };
         region.subscribers.insert(peer, subscriber);
+        if peer != id.rank {
+            region.asked.insert(peer);
+        }
         let Some(upstream) = &mut region.upstream else { return Ok(()) };
         let wanted = region.subscribers.values().fold(RowSet::default(), |all, other| all.union(&other.rows));
         if wanted != upstream.rows {
@@ -575,7 +600,8 @@ impl<H: Host> Node<H> {
 
 impl<M> Region<M> {
     fn new(memory: M, shape: Shape, upstream: Option<Upstream>, home: Option<Peer>) -> Self {
-        Self { memory, shape, upstream, home, subscribers: BTreeMap::new(), heard: 0, traffic: (0, 0) }
+        let (subscribers, asked) = (BTreeMap::new(), BTreeSet::new());
+        Self { memory, shape, upstream, home, subscribers, asked, heard: 0, traffic: (0, 0) }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Who comes: strangers, their proofs, and workers that say hello.
 
 use super::{Answered, Control, LISTENER, Last, MAX_STRANGERS, RETURN_WITHIN_MS, last_word, plain, refuse};
-use crate::server::client::{Channel, Client, Worker};
+use crate::server::client::{Channel, Client, Unsent, Worker};
 use crate::server::crowding;
 use crate::server::proof::Proof;
 use crate::server::shard::Command;
@@ -16,7 +16,7 @@ use penstock_proto::handshake::Session;
 use penstock_proto::membership::Lease;
 use penstock_proto::message::{Answer, Ask, PROTOCOL_VERSION, Request, Welcome};
 use rustix::event::{EventfdFlags, epoll, eventfd};
-use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::sync::Arc;
 
@@ -97,7 +97,7 @@ impl Control {
     pub(super) fn ask_stranger(&mut self, token: u64, request: Request) -> Option<Answered> {
         match request.body {
             Ask::Hello { version, session, rank, size } => {
-                Some(self.hello(token, version, session, rank, size))
+                self.hello(token, request.id, (version, session, rank, size)).transpose()
             }
             // It has left, and the answer was lost with a connection.
             Ask::Leave { .. } if self.clients.get(&token)?.parting.is_some() => plain(Answer::Left),
@@ -106,18 +106,25 @@ impl Control {
         }
     }
 
-    fn hello(&mut self, token: u64, version: u32, session: Session, rank: Rank, size: u32) -> Answered {
+    /// A worker on this host. It has joined once its descriptors are on their way: where the system passes none on it is told so, and
+    /// the rank is free for its next try.
+    fn hello(
+        &mut self,
+        token: u64,
+        request: u64,
+        (version, session, rank, size): (u32, Session, Rank, u32),
+    ) -> Result<Option<(Answer, Vec<OwnedFd>)>, Refusal> {
         let system = |what: &str| {
             let what = what.to_owned();
             move |errno: Errno| Refusal::System { what, reason: errno.to_string() }
         };
         let client = self.clients.get(&token).ok_or(Refusal::Authentication)?;
         let Channel::Local(_) = &client.channel else {
-            return self.hello_remote(token, version, session, rank, size);
+            return self.hello_remote(token, version, session, rank, size).map(Some);
         };
         if let Some(outcome) = &self.ended {
             self.roster.miss(rank, false);
-            return Ok((last_word(outcome)?, Vec::new()));
+            return Ok(Some((last_word(outcome)?, Vec::new())));
         }
         if version != PROTOCOL_VERSION {
             return Err(Refusal::ProtocolVersion { expected: PROTOCOL_VERSION, got: version });
@@ -145,13 +152,22 @@ impl Control {
             what: "pass descriptors".to_owned(),
             reason: error.to_string(),
         })?;
+        let welcome = Self::encode(request, Ok((Answer::Welcome(self.welcome()), Vec::new())));
+        let (welcome, _) = welcome.ok_or(Refusal::Authentication)?;
+        let beside: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+        let sent = self.try_send(token, &welcome, &beside);
+        if let Err(Unsent::System(errno)) = sent {
+            tracing::warn!(rank, %errno, "a worker cannot join: the system does not pass its descriptors on");
+            return Err(system("pass the descriptors of a worker that joins")(errno));
+        }
         // Last, because it cannot be taken back: a rank joins once.
         self.roster.join(rank, size)?;
         for (shard, wakeup) in self.shards.handles.iter().zip(wakeups) {
             shard.send(Command::Join { rank, page: Arc::clone(page.mapping()), wakeup });
         }
-        let page = Some(Arc::clone(page.mapping()));
-        Ok((Answer::Welcome(self.enroll(token, rank, session, page, charge)), descriptors))
+        self.enroll(token, rank, session, Some(Arc::clone(page.mapping())), charge);
+        self.conclude(token, sent);
+        Ok(None)
     }
 
     /// A worker on another host, whose connection has proved that it knows the secret: for the first time, or again.
@@ -201,7 +217,8 @@ impl Control {
         for shard in &self.shards.handles {
             shard.send(Command::JoinRemote { rank });
         }
-        Ok((Answer::Welcome(self.enroll(token, rank, session, None, charge)), Vec::new()))
+        self.enroll(token, rank, session, None, charge);
+        Ok((Answer::Welcome(self.welcome()), Vec::new()))
     }
 
     /// Connections and wake-ups of a worker, for as long as it is here.
@@ -217,14 +234,13 @@ impl Control {
         session: Session,
         page: Option<Arc<Mapping>>,
         descriptors: Charge,
-    ) -> Welcome {
+    ) {
         let lease = Lease::new(self.lease_ms(), self.clock.now());
         let worker = Worker::new(page, session, lease, token, descriptors);
         self.workers.insert(rank, worker);
         if let Some(client) = self.clients.get_mut(&token) {
             client.rank = Some(rank);
         }
-        self.welcome()
     }
 
     fn welcome(&self) -> Welcome {

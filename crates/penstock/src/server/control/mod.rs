@@ -47,6 +47,8 @@ const ROUNDS: usize = 32;
 
 /// Requests taken of one client before others get their turn.
 const REQUESTS: usize = 64;
+/// Longest time that one client's requests take before others get their turn; the last of them may take longer.
+const REQUESTS_WITHIN: Duration = Duration::from_millis(10);
 /// Entries that a question to the shards counts for: every shard keeps it until it answers.
 const TICKET_ENTRIES: u64 = 256;
 
@@ -246,7 +248,7 @@ impl Control {
             true => look_every(self.config.options.lease),
             false => Duration::ZERO,
         };
-        if self.full || !self.hearsay.is_empty() {
+        if self.full || !self.hearsay.is_empty() || self.tables.is_unsealed() {
             longest = longest.min(LOOK_AGAIN);
         }
         // Everything that lies in the sockets is read before leases are judged: after a pause of this process that is much.
@@ -265,6 +267,7 @@ impl Control {
         self.look_at_leases();
         self.judge_hearsay();
         self.look_for_the_awaited();
+        self.seal_again();
         self.shared.workers.store(self.workers.len() as u32, Ordering::Relaxed);
         self.shared.memory.store(self.account.taken(Resource::Bytes), Ordering::Relaxed);
         if self.ended.is_none() && self.roster.is_over() {

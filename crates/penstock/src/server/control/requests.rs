@@ -1,10 +1,11 @@
 //! What workers ask, and their answers.
 
-use super::{Answered, Control, REQUESTS, TICKET_ENTRIES, Ticket, plain};
+use super::{Answered, Control, REQUESTS, REQUESTS_WITHIN, TICKET_ENTRIES, Ticket, plain};
 use crate::limits;
 use crate::server::catalog::{NewTensor, system};
 use crate::server::client::{Channel, Received, Unsent, Worker};
 use crate::server::shard::Command;
+use penstock_fabric::layout::board;
 use penstock_proto::account::Resource;
 use penstock_proto::error::{Loss, Refusal};
 use penstock_proto::knot::{Goal, Knot};
@@ -13,11 +14,18 @@ use penstock_proto::message::{Answer, Ask, Reply, Request, decode, encode};
 use penstock_proto::{Rank, TensorId};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
 impl Control {
     /// Takes what a client asks; of one that asks without end some, so that the others, and the end of the job, get their turn.
     pub(super) fn serve(&mut self, token: u64) {
+        let since = Instant::now();
         for _ in 0..REQUESTS {
+            // However long each of them takes, this thread lives.
+            self.shards.board.beat(board::CONTROL);
+            if since.elapsed() > REQUESTS_WITHIN {
+                break;
+            }
             let Some(client) = self.clients.get_mut(&token) else { return };
             let message = match client.channel.receive(&mut self.buffer) {
                 Received::Message(message) => message,
@@ -69,7 +77,7 @@ impl Control {
         }
     }
 
-    fn encode(id: u64, answer: Answered) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
+    pub(super) fn encode(id: u64, answer: Answered) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
         let (body, descriptors) = answer.unwrap_or_else(|refusal| (Answer::Refused(refusal), Vec::new()));
         match encode(&Reply { id, body }) {
             Ok(bytes) => Some((bytes, descriptors)),
@@ -121,12 +129,17 @@ impl Control {
         self.conclude(token, sent);
     }
 
-    fn try_send(&mut self, token: u64, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), Unsent> {
+    pub(super) fn try_send(
+        &mut self,
+        token: u64,
+        bytes: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), Unsent> {
         self.clients.get_mut(&token).map_or(Ok(()), |client| client.channel.send(bytes, descriptors))
     }
 
     /// Who cannot be told something waits for it in vain, and is lost, whoever is to blame.
-    fn conclude(&mut self, token: u64, sent: Result<(), Unsent>) {
+    pub(super) fn conclude(&mut self, token: u64, sent: Result<(), Unsent>) {
         match sent {
             Ok(()) => self.watch(token),
             Err(Unsent::Lost(loss)) => self.close(token, loss),

@@ -43,6 +43,7 @@ impl Control {
             reports: self.shards.sender.clone(),
             control: Arc::clone(&self.shared),
             lease: self.config.options.lease,
+            server: self.config.index,
         };
         let items = items::start(setup)?;
         self.bells.all().for_each(|bell| items.send(items::Command::Bell(bell)));
@@ -55,8 +56,8 @@ impl Control {
     pub(super) fn table(&mut self, rank: Rank, request: u64, ask: TableAsk) {
         let crew = self.roster.crew();
         let local = self.workers.get(&rank).is_some_and(|worker| !worker.is_remote());
-        let asker = Asker { rank, request, local, crew: &crew };
-        let (answers, sealed) = self.tables.ask(&asker, ask, &mut self.catalog, &mut self.bells);
+        let asker = Asker { rank, request, local, crew: &crew, passer: self.items.as_ref() };
+        let (answers, sealed) = self.tables.ask(&asker, ask, &mut self.bells);
         // Before its region is known there: what it sets from then on it rings for.
         self.pass_bells();
         self.pass_regions(sealed);
@@ -74,12 +75,27 @@ impl Control {
         self.answer_tables(answers);
     }
 
+    /// Seals what could not be sealed when its producer went.
+    pub(super) fn seal_again(&mut self) {
+        if self.tables.is_unsealed() {
+            let (answers, sealed) = self.tables.seal_again(&self.roster.crew(), &mut self.bells);
+            self.pass_bells();
+            self.pass_regions(sealed);
+            self.answer_tables(answers);
+        }
+    }
+
     fn pass_regions(&mut self, sealed: Vec<Sealed>) {
         for sealed in sealed {
             match &self.items {
                 Some(items) => items.send(items::Command::Region(sealed)),
                 None => self.sealed.push(sealed),
             }
+        }
+        if self.items.is_none() {
+            // Whoever is still to come for rows finds nothing of those who went before, and needs nothing.
+            let crew = self.roster.crew();
+            self.sealed.retain(|sealed| !crew.is_gone(sealed.id.rank));
         }
     }
 
