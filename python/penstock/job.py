@@ -546,7 +546,8 @@ class Job:
         or not. If it raises, this worker has left as one that failed, and the others hear of it. Views that
         pulls returned stay readable, but no longer move. A job that has failed is left at once. In a signal
         handler that interrupts a call of this package, the job is closed as soon as that call has ended,
-        which then raises JobClosed.
+        which then raises JobClosed; where that call closes a job, it first does so to the end, and what the
+        handler closes beside it comes after. A handler that raises ends even that: this worker has failed.
 
         Parameters
         ----------
