@@ -408,7 +408,7 @@ class Job:
         ------
         PenstockError
             What an asynchronous push of this iteration raised. The iteration is not completed; the next call
-            tries again.
+            tries again, and raises what the next one that failed did.
         DeadlineExceeded
             A push of another thread was under way all the time. The iteration is not completed.
         JobClosed
@@ -614,15 +614,14 @@ class Job:
         return future
 
     def _settle(self) -> None:
-        """Waits for the asynchronous pushes; raises what the first failed one raised."""
+        """Waits for the asynchronous pushes; raises what one raised, the next time what the next did."""
         pushes = list(self._pushes)
-        errors = [future.exception() for future in pushes if not future.cancelled()]
+        failed = [future for future in pushes if not future.cancelled() and future.exception() is not None]
         # Forgotten only now: a signal handler that raised must not leave some that nobody waits for.
-        settled = set(map(id, pushes))
+        settled = set(map(id, pushes)) - set(map(id, failed[1:]))
         self._pushes = [future for future in self._pushes if id(future) not in settled]
-        for error in errors:
-            if error is not None:
-                raise error
+        if failed:
+            failed[0].result()
 
     def _await_pushes(self) -> None:
         """Waits for the asynchronous pushes, whose errors `clock` raises."""
