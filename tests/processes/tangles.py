@@ -81,9 +81,15 @@ class Apart:
         )
         self.pair = joined(path, secret, {"deadline": deadline})
 
-    def stop_for(self, seconds: float) -> None:
-        """From now on it answers nobody, for a while."""
+    def stop(self) -> None:
+        """Behind this it answers nobody."""
         self.server.send_signal(signal.SIGSTOP)
+        # Told when the last of its threads has stopped.
+        os.waitpid(self.server.pid, os.WUNTRACED)
+
+    def stop_for(self, seconds: float) -> None:
+        """The same, for a while."""
+        self.stop()
         threading.Timer(seconds, self.server.send_signal, (signal.SIGCONT,)).start()
 
     def kill(self) -> None:
@@ -329,7 +335,7 @@ def a_handler_closes_a_job_and_raises() -> None:
         raise Handled
 
     signal.signal(signal.SIGALRM, closes_and_raises)
-    apart.server.send_signal(signal.SIGSTOP)
+    apart.stop()
     signal.setitimer(signal.ITIMER_REAL, BUSY)
     error = error_of(other.first.barrier)
     assert isinstance(error, ps.NotDelivered), error
@@ -351,7 +357,7 @@ def a_handler_raises_twice() -> None:
         raise raised[-1]
 
     signal.signal(signal.SIGALRM, handler)
-    apart.server.send_signal(signal.SIGSTOP)
+    apart.stop()
     signal.setitimer(signal.ITIMER_REAL, BUSY, BUSY)
     error = error_of(other.first.barrier)
     assert error is raised[1], error
