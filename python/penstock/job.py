@@ -398,7 +398,7 @@ class Job(Sealed):
         ------
         PenstockError
             What an asynchronous push of this iteration raised. The iteration is not completed; the next call
-            tries again.
+            tries again, and raises what the next one that failed did.
         DeadlineExceeded
             A push of another thread was under way all the time. The iteration is not completed.
         JobClosed
@@ -539,7 +539,8 @@ class Job(Sealed):
         this worker has left as one that failed, and the others hear of it. Views that pulls returned stay
         readable, but no longer move. A job that has failed is left at once. In a signal handler that
         interrupts a call of this package, the job is closed as soon as that call has ended, which then raises
-        JobClosed.
+        JobClosed; where that call closes a job, it first does so to the end, and what the handler closes
+        beside it comes after. A handler that raises ends even that: this worker has failed.
 
         Parameters
         ----------
@@ -620,15 +621,14 @@ class Job(Sealed):
         return future
 
     def _settle(self) -> None:
-        """Waits for the asynchronous pushes; raises what the first failed one raised."""
+        """Waits for the asynchronous pushes; raises what one raised, the next time what the next did."""
         pushes = list(self._pushes)
-        errors = [future.exception() for future in pushes if not future.cancelled()]
+        failed = [future for future in pushes if not future.cancelled() and future.exception() is not None]
         # Forgotten only now: a signal handler that raised must not leave some that nobody waits for.
-        settled = set(map(id, pushes))
+        settled = set(map(id, pushes)) - set(map(id, failed[1:]))
         self._pushes = [future for future in self._pushes if id(future) not in settled]
-        for error in errors:
-            if error is not None:
-                raise error
+        if failed:
+            failed[0].result()
 
     def _await_pushes(self) -> None:
         """Waits for the asynchronous pushes, whose errors `clock` raises."""

@@ -210,6 +210,16 @@ def test_an_asynchronous_push_that_fails_tells_its_future_and_the_clock(job: ps.
     assert job.clock() == 1, "the iteration was not completed by the failed call"
 
 
+def test_the_clock_tells_of_each_asynchronous_push_that_failed(job: ps.Job) -> None:
+    """It told of the first. The iteration was then completed without what the others had to contribute."""
+    for name in ("a", "b", "c"):
+        job.tensor(name, shape=3).push_async(np.ones(3 if name == "b" else 4, np.float32))
+    for name in ("a", "c"):
+        with pytest.raises(ps.ShapeError, match=f"`{name}`"):
+            job.clock()
+    assert job.clock() == 1
+
+
 def test_the_learning_rate_of_a_push_is_the_one_it_was_made_with(job: ps.Job) -> None:
     w = job.tensor("w", shape=3, optimizer=ps.SGD(1.0))
     one = np.ones(3, np.float32)

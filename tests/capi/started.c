@@ -105,6 +105,33 @@ static void a_push_that_fails(penstock_job *job, penstock_tensor *w)
     REFUSED(PENSTOCK_BAD_SHAPE, "", penstock_wait(&push, 0));
 }
 
+/* Each of several is told, once, whichever way: the clock told of one, and the others were lost; and where one failed later, it told
+ * again of one whose request still lay there. */
+static void pushes_that_fail(penstock_job *job)
+{
+    enum { SOME = 4 };
+    static const char *const names[SOME] = {"f0", "f1", "f2", "f3"};
+    penstock_tensor *tensors[SOME];
+    penstock_request *pushes[SOME], *again = NULL;
+    int at;
+
+    for (at = 0; at < SOME; at++) {
+        tensors[at] = declare(job, names[at]);
+        OK(penstock_start_push(tensors[at], one, sizeof one[0], NULL, &pushes[at]));
+    }
+    REFUSED(PENSTOCK_BAD_SHAPE, "`f1`", penstock_wait(&pushes[1], 0));
+    REFUSED(PENSTOCK_BAD_SHAPE, "`f0`", penstock_clock(job, NULL));
+    REFUSED(PENSTOCK_BAD_SHAPE, "`f2`", penstock_clock(job, NULL));
+    OK(penstock_start_push(tensors[1], one, sizeof one[0], NULL, &again));
+    REFUSED(PENSTOCK_BAD_SHAPE, "`f3`", penstock_clock(job, NULL));
+    REFUSED(PENSTOCK_BAD_SHAPE, "`f1`", penstock_clock(job, NULL));
+    OK(penstock_clock(job, NULL));
+    for (at = 0; at < SOME; at++)
+        REFUSED(at == 1 ? PENSTOCK_OK : PENSTOCK_BAD_SHAPE, NULL, penstock_wait(&pushes[at], 0));
+    REFUSED(PENSTOCK_BAD_SHAPE, "`f1`", penstock_wait(&again, 0));
+    OK(penstock_clock(job, NULL));
+}
+
 /* Gets go on, however many tensors wait, and however many gets. */
 static void gets_beside(penstock_job *job, penstock_table *table, uint64_t rank)
 {
@@ -226,6 +253,7 @@ int main(int count, char **words)
     pulls_and_the_clock(job, w, rank);
     gets_beside(job, table, rank);
     a_push_that_fails(job, w);
+    pushes_that_fail(job);
     OK(penstock_finish(job));
     return surprises != 0;
 }

@@ -2,6 +2,7 @@
 Threads, signals, forks and ends that get in each other's way: one program for each, named as the argument.
 
 Two workers and their server share this process, so that one thread decides when the other worker goes on.
+Where closing has to wait, the server has a process of its own, which is stopped for a while.
 What hangs is ended by faulthandler's watchdog, which needs no interpreter, and says where every thread is.
 """
 
@@ -15,6 +16,7 @@ import os
 import random
 import secrets
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -54,14 +56,58 @@ def keep(server: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
 
 
+def meeting() -> tuple[str, str]:
+    """A socket's path, and a secret."""
+    return f"{tempfile.mkdtemp(prefix='ps-')}/0", secrets.token_hex(32)
+
+
 def pair(consistency: str = "bsp", deadline: str = "20") -> Pair:
     """A server and two workers in this process."""
-    folder = tempfile.mkdtemp(prefix="ps-")
-    secret, path = secrets.token_hex(32), f"{folder}/0"
+    path, secret = meeting()
     # It lives as long as the process.
     globals()["server"] = _core.Server(path, "job", secret, 0, 1, 2, {})
     keep(globals()["server"])
-    options = {"deadline": deadline, "consistency": consistency}
+    return joined(path, secret, {"deadline": deadline, "consistency": consistency})
+
+
+class Apart:
+    """A server in a process of its own, and two workers in this one."""
+
+    def __init__(self, deadline: str = "20") -> None:
+        path, secret = meeting()
+        command = [sys.executable, "-m", "penstock.launch.server", path, "0", "1", "2"]
+        self.server = subprocess.Popen(
+            command, env={**os.environ, "PENSTOCK_SECRET": secret}, stderr=subprocess.PIPE, text=True
+        )
+        self.pair = joined(path, secret, {"deadline": deadline})
+
+    def stop(self) -> None:
+        """Behind this it answers nobody."""
+        self.server.send_signal(signal.SIGSTOP)
+        # Told when the last of its threads has stopped.
+        os.waitpid(self.server.pid, os.WUNTRACED)
+
+    def stop_for(self, seconds: float) -> None:
+        """The same, for a while."""
+        self.stop()
+        threading.Timer(seconds, self.server.send_signal, (signal.SIGCONT,)).start()
+
+    def kill(self) -> None:
+        """Its workers hear of it."""
+        self.server.kill()
+        self.server.communicate()
+        for job in self.pair[:2]:
+            with contextlib.suppress(ps.PenstockError):
+                job.close()
+
+    def ends(self) -> str:
+        """What it has to say when all workers have left: nothing, if all left well."""
+        _, said = self.server.communicate()
+        return said
+
+
+def joined(path: str, secret: str, options: dict[str, str]) -> Pair:
+    """Two workers that join."""
     first, second = (ps.Job(_core.Job.connect([path], "job", secret, rank, 2, options)) for rank in (0, 1))
     one = first.tensor("w", shape=4, reduce="sum")
     two = second.tensor("w", shape=4, reduce="sum")
@@ -87,6 +133,15 @@ def in_thread(call: Callable[[], Any]) -> Future[Any]:
 
     threading.Thread(target=run, daemon=True).start()
     return future
+
+
+def error_of(call: Callable[[], Any]) -> BaseException | None:
+    """What a call raises."""
+    try:
+        call()
+    except BaseException as error:
+        return error
+    return None
 
 
 def for_a_while(call: Callable[[], Any]) -> int:
@@ -206,6 +261,109 @@ def a_handler_closes_the_job() -> None:
         both.second.close()
         return
     raise AssertionError("the push went on")
+
+
+def a_handler_closes_what_closes() -> None:
+    """SIGTERM comes again and again while the job is closed: it was left as failed, and the others ended."""
+    apart = Apart()
+    both = apart.pair
+    both.one.push(ONES)
+    closed: list[bool] = []
+
+    def closes(_number: int, _frame: object) -> None:
+        both.first.close()
+        closed.append(both.first.closed)
+
+    signal.signal(signal.SIGALRM, closes)
+    apart.stop_for(2 * BUSY)
+    signal.setitimer(signal.ITIMER_REAL, BUSY / 3, BUSY / 3)
+    both.first.close()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert len(closed) > 1, closed
+    assert all(closed), closed
+    both.two.push(ONES)
+    both.second.clock()
+    both.second.close()
+    assert not apart.ends()
+
+
+def a_handler_closes_several_jobs_again_and_again() -> None:
+    """The first to be closed was interrupted by those that stood behind it, and each by the next signal."""
+    stuck, apart, beside = pair(), Apart(), Apart()
+    stuck.one.push(ONES)
+    stuck.first.clock()
+    closes = [apart.pair.first, apart.pair.second, beside.pair.first, beside.pair.second]
+    times = []
+
+    def handler(_number: int, _frame: object) -> None:
+        times.append(1)
+        for job in closes:
+            job.close()
+
+    signal.signal(signal.SIGALRM, handler)
+    apart.stop_for(3 * BUSY)
+    beside.stop_for(4 * BUSY)
+    signal.setitimer(signal.ITIMER_REAL, BUSY / 3, BUSY / 3)
+    error = error_of(lambda: stuck.one.push(ONES))
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert isinstance(error, ps.JobClosed), error
+    assert error.__context__ is None, error.__context__
+    assert len(times) > 1, times
+    assert not apart.ends()
+    assert not beside.ends()
+
+
+def a_handler_closes_another_job_than_the_one_that_closes() -> None:
+    """That one is left in peace; then the other one is closed."""
+    apart, other = Apart(), pair()
+    apart.stop_for(2 * BUSY)
+    signal.signal(signal.SIGALRM, lambda *_: other.first.close())
+    signal.setitimer(signal.ITIMER_REAL, BUSY)
+    apart.pair.first.close()
+    assert other.first.closed
+    apart.pair.second.close()
+    assert not apart.ends()
+    other.second.close()
+
+
+def a_handler_closes_a_job_and_raises() -> None:
+    """Where closing fails too, the call says both; what the handler raised came out of some later call."""
+    apart, other = Apart(deadline="2"), pair()
+
+    def closes_and_raises(_number: int, _frame: object) -> None:
+        apart.pair.first.close()
+        raise Handled
+
+    signal.signal(signal.SIGALRM, closes_and_raises)
+    apart.stop()
+    signal.setitimer(signal.ITIMER_REAL, BUSY)
+    error = error_of(other.first.barrier)
+    assert isinstance(error, ps.NotDelivered), error
+    assert isinstance(error.__context__, Handled), error.__context__
+    looks(other)
+    apart.kill()
+
+
+def a_handler_raises_twice() -> None:
+    """Once out of the wait, once out of the closing that it asked for: both are heard."""
+    apart, other = Apart(), pair()
+    raised: list[Handled] = []
+
+    def handler(_number: int, _frame: object) -> None:
+        apart.pair.first.close()
+        raised.append(Handled(len(raised)))
+        if len(raised) == 2:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        raise raised[-1]
+
+    signal.signal(signal.SIGALRM, handler)
+    apart.stop()
+    signal.setitimer(signal.ITIMER_REAL, BUSY, BUSY)
+    error = error_of(other.first.barrier)
+    assert error is raised[1], error
+    assert error.__context__ is raised[0], error.__context__
+    looks(other)
+    apart.kill()
 
 
 def a_handler_calls_what_waits() -> None:
@@ -359,6 +517,11 @@ PROGRAMS = {
         a_handler_raises_out_of_every_wait,
         standing_in_line_for_the_lane,
         a_handler_closes_the_job,
+        a_handler_closes_what_closes,
+        a_handler_closes_several_jobs_again_and_again,
+        a_handler_closes_another_job_than_the_one_that_closes,
+        a_handler_closes_a_job_and_raises,
+        a_handler_raises_twice,
         a_handler_calls_what_waits,
         forking_beside_a_push_that_waits,
         forking_in_a_handler,

@@ -503,8 +503,8 @@ uint64_t penstock_iteration(const penstock_job *job);
 /// @param clock  NULL, or where the new clock is left: iterations that this worker has completed.
 ///
 /// Errors: PENSTOCK_DEADLINE_EXCEEDED (a push that was started has not left in time: the clock is as it was), that of a push that was
-/// started and failed, if its request was neither tested nor waited for (once; the clock is as it was), PENSTOCK_JOB_CLOSED, PENSTOCK_JOB_FAILED, PENSTOCK_WORKER_LOST, PENSTOCK_SERVER_LOST,
-/// PENSTOCK_SETTINGS_CONFLICT.
+/// started and failed, if its request was neither tested nor waited for (once, and of several in as many calls; the clock is as it was),
+/// PENSTOCK_JOB_CLOSED, PENSTOCK_JOB_FAILED, PENSTOCK_WORKER_LOST, PENSTOCK_SERVER_LOST, PENSTOCK_SETTINGS_CONFLICT.
 penstock_status penstock_clock(const penstock_job *job,
                                uint64_t *clock);
 
@@ -530,7 +530,7 @@ penstock_status penstock_barrier(const penstock_job *job,
 /// A process that ends without this call counts as lost, and its job stops with an error that names it.
 ///
 /// Errors: PENSTOCK_DEADLINE_EXCEEDED (a push that was started has not left in time, or a server did not take everything; the others are
-/// told that this worker failed);
+/// told that this worker failed); that of a push that was started and failed, of which no call has told (the others are told, too);
 /// PENSTOCK_JOB_FAILED, PENSTOCK_WORKER_LOST, PENSTOCK_SERVER_LOST, PENSTOCK_SETTINGS_CONFLICT (the job has failed, and no
 /// call of this worker has said so before).
 penstock_status penstock_finish(penstock_job *job);

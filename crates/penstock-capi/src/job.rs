@@ -255,8 +255,8 @@ pub unsafe extern "C" fn penstock_iteration(job: *const penstock_job) -> u64 {
 /// @param clock  NULL, or where the new clock is left: iterations that this worker has completed.
 ///
 /// Errors: PENSTOCK_DEADLINE_EXCEEDED (a push that was started has not left in time: the clock is as it was), that of a push that was
-/// started and failed, if its request was neither tested nor waited for (once; the clock is as it was), PENSTOCK_JOB_CLOSED, PENSTOCK_JOB_FAILED, PENSTOCK_WORKER_LOST, PENSTOCK_SERVER_LOST,
-/// PENSTOCK_SETTINGS_CONFLICT.
+/// started and failed, if its request was neither tested nor waited for (once, and of several in as many calls; the clock is as it was),
+/// PENSTOCK_JOB_CLOSED, PENSTOCK_JOB_FAILED, PENSTOCK_WORKER_LOST, PENSTOCK_SERVER_LOST, PENSTOCK_SETTINGS_CONFLICT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_clock(job: *const penstock_job, clock: *mut u64) -> penstock_status {
     guard(|| {
@@ -301,7 +301,7 @@ pub unsafe extern "C" fn penstock_barrier(job: *const penstock_job, timeout: f64
 /// A process that ends without this call counts as lost, and its job stops with an error that names it.
 ///
 /// Errors: PENSTOCK_DEADLINE_EXCEEDED (a push that was started has not left in time, or a server did not take everything; the others are
-/// told that this worker failed);
+/// told that this worker failed); that of a push that was started and failed, of which no call has told (the others are told, too);
 /// PENSTOCK_JOB_FAILED, PENSTOCK_WORKER_LOST, PENSTOCK_SERVER_LOST, PENSTOCK_SETTINGS_CONFLICT (the job has failed, and no
 /// call of this worker has said so before).
 #[unsafe(no_mangle)]

@@ -11,12 +11,15 @@
 //!   (`clippy.toml` beside `Cargo.toml`).
 //!
 //! A signal handler runs inside the wait that it interrupts, under the locks of that wait. A call of the core that it makes
-//! is refused ([`within`]); a job that it closes is closed when the wait has ended ([`close_later`]).
+//! is refused ([`within`]); a job that it closes is closed when the wait has ended ([`close_later`]). Closing itself is not ended
+//! by that, since a job that is left in the middle of leaving has failed for everybody: only what a handler raises ends it.
 
 use crate::error::{bad_argument, raise};
 use penstock::worker::{Error, Job};
 use pyo3::prelude::*;
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
@@ -47,7 +50,9 @@ thread_local! {
     /// What a signal handler raised meanwhile.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
     /// Jobs that a signal handler closed meanwhile.
-    static CLOSING: RefCell<Vec<Closing>> = const { RefCell::new(Vec::new()) };
+    static TO_CLOSE: RefCell<VecDeque<Closing>> = const { RefCell::new(VecDeque::new()) };
+    /// The job that this thread closes right now. Compared, never followed.
+    static CLOSES: Cell<*const Core<Job>> = const { Cell::new(ptr::null()) };
 }
 
 impl<T: Send> Core<T> {
@@ -123,6 +128,22 @@ impl Drop for Inside {
     }
 }
 
+/// While it lives, this thread closes a job.
+struct Closes;
+
+impl Closes {
+    fn new(job: &Arc<Core<Job>>) -> Self {
+        CLOSES.set(Arc::as_ptr(job));
+        Self
+    }
+}
+
+impl Drop for Closes {
+    fn drop(&mut self) {
+        CLOSES.set(ptr::null());
+    }
+}
+
 /// A look at the interpreter in the middle of a wait, and of its locks. An interpreter that ends stops for ever whoever comes back to
 /// it, so none begins once that is near, and it is waited for those that have begun.
 struct Look;
@@ -159,11 +180,16 @@ pub(crate) fn about_to_end(py: Python<'_>) {
 /// Asked by every wait now and then: runs pending signal handlers; whether the wait shall end.
 #[expect(clippy::disallowed_methods, reason = "this file is the door")]
 pub(crate) fn interrupted() -> bool {
+    // Where something is dropped nobody could be told what a handler raises: it runs afterwards.
+    if !WITHIN.get() {
+        return false;
+    }
     let look = |py: Python<'_>| match py.check_signals() {
-        Ok(()) => CLOSING.with_borrow(|closing| !closing.is_empty()),
+        Ok(()) => CLOSES.get().is_null() && TO_CLOSE.with_borrow(|jobs| !jobs.is_empty()),
         Err(error) => {
-            // What was there is dropped outside the borrow: that may run any code of Python's.
-            drop(RAISED.replace(Some(error)));
+            // Outside the borrow: letting go of errors may run any code of Python's.
+            let error = behind(py, error, RAISED.take());
+            RAISED.set(Some(error));
             true
         }
     };
@@ -198,9 +224,32 @@ pub(crate) fn within() -> bool {
     WITHIN.get()
 }
 
-/// Closes a job as soon as the call that this thread is inside has ended.
+/// Closes a job as soon as the call that this thread is inside has ended; nothing more if that is what this thread does already.
 pub(crate) fn close_later(job: Arc<Core<Job>>, failed: Option<String>) {
-    CLOSING.with_borrow_mut(|closing| closing.push((job, failed)));
+    if ptr::eq(CLOSES.get(), Arc::as_ptr(&job)) {
+        return;
+    }
+    TO_CLOSE.with_borrow_mut(|jobs| {
+        if !jobs.iter().any(|(other, _)| Arc::ptr_eq(other, &job)) {
+            jobs.push_back((job, failed));
+        }
+    });
+}
+
+/// Runs `work`, which closes the job.
+pub(crate) fn closing<T>(job: &Arc<Core<Job>>, free: &Detached, work: impl FnOnce(&Job) -> T) -> T {
+    let _closes = Closes::new(job);
+    work(job.on(free))
+}
+
+/// `error`, and what came before it, as where a `finally` raises. One that has a history keeps it.
+fn behind(py: Python<'_>, error: PyErr, before: Option<PyErr>) -> PyErr {
+    if let Some(before) = before.filter(|before| !before.value(py).is(error.value(py)))
+        && error.context(py).is_none()
+    {
+        error.set_context(py, Some(before));
+    }
+    error
 }
 
 /// Runs `work` without the interpreter; refuses to do so inside another call.
@@ -215,22 +264,19 @@ pub(crate) fn let_go<T: Send>(py: Python<'_>, work: impl FnOnce(&Detached) -> T 
         let _inside = Inside::new();
         work(&Detached(()))
     });
-    let mut unclean = None;
-    while let Some((job, failed)) = CLOSING.with_borrow_mut(Vec::pop) {
+    // Also where the work went on in spite of it: the handler raised, and Python has to hear it.
+    let mut told = RAISED.take();
+    while let Some((job, failed)) = TO_CLOSE.with_borrow_mut(VecDeque::pop_front) {
         let closed = py.detach(|| {
             let _inside = Inside::new();
-            job.on(&Detached(())).close(failed)
+            closing(&job, &Detached(()), |job| job.close(failed))
         });
-        unclean = unclean.or_else(|| closed.err());
+        let unclean = closed.err().filter(|error| !matches!(error, Error::Interrupted));
+        for error in [RAISED.take(), unclean.map(|error| raise(py, &error))].into_iter().flatten() {
+            told = Some(behind(py, error, told));
+        }
     }
-    if let Some(error) = unclean {
-        return Err(raise(py, &error));
-    }
-    match RAISED.take() {
-        // Also where the work went on in spite of it: the handler raised, and Python has to hear it.
-        Some(raised) => Err(raised),
-        None => Ok(result),
-    }
+    told.map_or(Ok(result), Err)
 }
 
 /// Runs `work` without the interpreter and turns its error into Python's.

@@ -1,6 +1,8 @@
 //! A job as a Python object.
 
-use crate::detach::{Core, Quick, alone, close_later, detached, finish, interrupted, let_go, within};
+use crate::detach::{
+    Core, Quick, alone, close_later, closing, detached, finish, interrupted, let_go, within,
+};
 use crate::error::{bad_argument, raise_option};
 use crate::table::Table;
 use crate::tensor::Tensor;
@@ -369,7 +371,7 @@ impl Job {
             close_later(Arc::clone(&self.job), None);
             return Ok(());
         }
-        detached(py, |free| self.job.on(free).leave(timeout))
+        detached(py, |free| closing(&self.job, free, |job| job.leave(timeout)))
     }
 
     fn fail(&self, py: Python<'_>, what: String) -> PyResult<()> {
@@ -377,7 +379,7 @@ impl Job {
             close_later(Arc::clone(&self.job), Some(what));
             return Ok(());
         }
-        let_go(py, |free| self.job.on(free).fail(&what))
+        let_go(py, |free| closing(&self.job, free, |job| job.fail(&what)))
     }
 
     fn __repr__(&self) -> String {

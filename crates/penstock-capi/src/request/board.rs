@@ -23,7 +23,7 @@ pub(super) enum State {
     Done(Result<(), Failure>),
 }
 
-/// How many were started, how many of those are done, and how many have failed since somebody looked.
+/// How many were started, how many of those are done, and how many have failed of which nobody has been told.
 #[derive(Default)]
 pub(super) struct Count {
     started: AtomicU64,
@@ -42,9 +42,10 @@ impl Count {
         started.saturating_sub(self.done.load(Ordering::Acquire))
     }
 
-    /// Whether some have failed since this was asked last.
-    pub(super) fn take_failed(&self) -> bool {
-        self.failed.load(Ordering::Relaxed) > 0 && self.failed.swap(0, Ordering::Relaxed) > 0
+    /// Whether some have failed of which nobody has been told. Counted under the board's lock; [`Count::left`] comes first, behind
+    /// which those that are done are seen to have failed.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed) > 0
     }
 }
 
@@ -55,6 +56,8 @@ pub(super) struct Entry {
     pub(super) free: bool,
     /// Whether it stands in its crew's queue; it may, although somebody else has taken it.
     pub(super) queued: bool,
+    /// Whether it has failed and nobody has been told.
+    untold: bool,
     /// Those for the same tensor or table, and the job's pushes if it is one.
     counts: Vec<Arc<Count>>,
 }
@@ -64,21 +67,22 @@ impl Entry {
         for count in &counts {
             count.started.fetch_add(1, Ordering::Relaxed);
         }
-        Self { job, state: State::Queued(work), free, queued: free, counts }
+        Self { job, state: State::Queued(work), free, queued: free, untold: false, counts }
     }
 
     pub(super) fn done(job: u64) -> Self {
-        Self { job, state: State::Done(Ok(())), free: true, queued: false, counts: Vec::new() }
+        let state = State::Done(Ok(()));
+        Self { job, state, free: true, queued: false, untold: false, counts: Vec::new() }
     }
 
-    /// Why it failed, of one that this count counts.
-    pub(super) fn failure(&self, counted: &Arc<Count>) -> Option<&Failure> {
-        match &self.state {
-            State::Done(Err(failure)) if self.counts.iter().any(|count| Arc::ptr_eq(count, counted)) => {
-                Some(failure)
+    /// Somebody is told what became of it.
+    fn tell(&mut self) -> &State {
+        if std::mem::take(&mut self.untold) {
+            for count in &self.counts {
+                count.failed.fetch_sub(1, Ordering::Relaxed);
             }
-            _ => None,
         }
+        &self.state
     }
 
     /// A get that no thread has taken up.
@@ -99,8 +103,9 @@ impl Entry {
 
     /// It is done; what stood there before is returned.
     pub(super) fn finish(&mut self, result: Result<(), Failure>) -> State {
+        self.untold = result.is_err();
         for count in &self.counts {
-            count.failed.fetch_add(result.is_err().into(), Ordering::Relaxed);
+            count.failed.fetch_add(self.untold.into(), Ordering::Relaxed);
             count.done.fetch_add(1, Ordering::Release);
         }
         std::mem::replace(&mut self.state, State::Done(result))
@@ -206,8 +211,19 @@ impl Board {
         if !matches!(self.requests.get(&id)?.state, State::Done(_)) {
             return None;
         }
-        match self.requests.remove(&id)?.state {
+        let mut entry = self.requests.remove(&id)?;
+        entry.tell();
+        match entry.state {
             State::Done(result) => Some(result),
+            _ => None,
+        }
+    }
+
+    /// Why the first one failed, of those that this count counts, of which nobody has been told; somebody is now.
+    pub(super) fn tell_failure(&mut self, counted: &Arc<Count>) -> Option<Failure> {
+        let counts = |entry: &Entry| entry.counts.iter().any(|count| Arc::ptr_eq(count, counted));
+        match self.requests.values_mut().find(|entry| entry.untold && counts(entry))?.tell() {
+            State::Done(result) => result.clone().err(),
             _ => None,
         }
     }

@@ -72,7 +72,7 @@ impl Requests {
     }
 
     /// Waits until every push that was started has left, so that it is of the iteration in which it was. Returns what is left of the
-    /// time. A push that failed, and whose request nobody has tested or waited for, is an error here, once.
+    /// time. A push that failed, and whose request nobody has tested or waited for, is an error here, once, and one in each call.
     pub(crate) fn settle(&self, what: &str, wait: Duration) -> Result<Duration, Failure> {
         // Those of several tensors are done in any order.
         let left = || self.pushes.left(self.pushes.started());
@@ -84,12 +84,9 @@ impl Requests {
         self.untold().map_or_else(|| Ok(wait.saturating_sub(since.elapsed())), Err)
     }
 
-    /// Why the first push failed whose request still lies on the board.
+    /// Why the first push failed of those whose requests lie on the board and of which nobody has been told.
     fn untold(&self) -> Option<Failure> {
-        if !self.pushes.take_failed() {
-            return None;
-        }
-        board().requests.values().find_map(|entry| entry.failure(&self.pushes)).cloned()
+        if self.pushes.has_failed() { board().tell_failure(&self.pushes) } else { None }
     }
 
     /// The job is over, and its calls return: nothing of the program's memory is touched behind this, and its requests are gone.

@@ -321,7 +321,7 @@ impl Progress {
         self.done.store(number, Ordering::Release);
     }
 
-    /// For the writer: `floor` iterations are complete.
+    /// For the writer: `floor` iterations are complete, no fewer than it said before.
     pub fn raise(&self, floor: u64) {
         self.floor.store(floor, Ordering::Release);
     }

@@ -174,6 +174,18 @@ fn a_view_says_when_the_writer_has_come_round() {
     assert!(!shown.is_valid());
 }
 
+/// Two threads of a producer complete iterations and declare, or drop, at once; the later of them may know of fewer iterations. The
+/// floor fell then, and whoever waited for a row of a producer that had left waited until the deadline.
+#[test]
+fn a_floor_never_falls() {
+    let mut writer = writer(1, 8);
+    let rows = writer.rows().clone();
+    for (floor, stands) in [(2, 2), (1, 2), (u64::MAX, u64::MAX), (3, u64::MAX), (0, u64::MAX)] {
+        writer.raise(floor);
+        assert_eq!(rows.floor(), stands, "after {floor}");
+    }
+}
+
 #[test]
 #[cfg_attr(miri, ignore = "maps files")]
 fn a_region_that_was_sealed_has_one_writer() {

@@ -232,9 +232,12 @@ impl Writer {
         }
     }
 
-    /// The producer has completed `floor` iterations.
+    /// The producer has completed `floor` iterations. Nothing falls where somebody comes late with fewer: one thread of the producer
+    /// may have read its clock before another completed an iteration, or left.
     pub fn raise(&mut self, floor: u64) {
-        self.rows.progress().raise(floor);
+        if floor > self.rows.floor() {
+            self.rows.progress().raise(floor);
+        }
     }
 
     fn write(
