@@ -12,6 +12,7 @@
 //! | [`placement`] | which server and shard is a chunk's home |
 //! | [`spec`] | what a tensor is declared to be |
 //! | [`submission`] | the 64 bytes by which a worker tells a shard that its lane is ready |
+//! | [`numbered`] | what is kept by a tensor's number |
 //! | [`shard`] | the home's machine: contribution in, fold due, publish out |
 //! | [`worker`] | the worker's machine: stamps, and what a pull has to wait for |
 //! | [`items`] | tables of rows with a producer and consumers |
@@ -39,6 +40,7 @@ pub mod items;
 pub mod knot;
 pub mod membership;
 pub mod message;
+pub mod numbered;
 pub mod outbox;
 pub mod placement;
 pub mod record;

@@ -17,6 +17,7 @@
 
 use crate::clock::{Clocks, MAX_CLOCK};
 use crate::error::JobFailure;
+use crate::numbered::Numbered;
 use crate::spec::TensorSpec;
 use crate::submission::Submission;
 use crate::{Rank, TensorId};
@@ -194,7 +195,7 @@ struct Tensor {
 #[derive(Debug)]
 pub struct Shard {
     clocks: Clocks,
-    tensors: Vec<Option<Tensor>>,
+    tensors: Numbered<Tensor>,
     /// Writers of the fold at hand; kept to allocate once.
     writers: Vec<Rank>,
 }
@@ -204,7 +205,7 @@ impl Shard {
     pub fn new(workers: u32) -> Self {
         Self {
             clocks: Clocks::new(workers),
-            tensors: Vec::new(),
+            tensors: Numbered::default(),
             writers: Vec::with_capacity(workers as usize),
         }
     }
@@ -234,11 +235,7 @@ impl Shard {
             lagging: 0,
             chunks,
         };
-        let index = id as usize;
-        if self.tensors.len() <= index {
-            self.tensors.resize_with(index + 1, || None);
-        }
-        self.tensors[index] = Some(tensor);
+        self.tensors.insert(id, tensor);
     }
 
     /// Takes a submission of `writer`, which is live.
@@ -292,15 +289,16 @@ impl Shard {
     /// Goes on without `rank`: nothing waits for it any more. What it submitted before stays.
     pub fn remove(&mut self, rank: Rank, home: &mut impl Home) -> Result<(), JobFailure> {
         let removed = self.clocks.remove(rank);
-        let waits = |tensor: &&Tensor| tensor.unloaded > 0;
+        let waits = |(_, tensor): &(TensorId, &Tensor)| tensor.unloaded > 0;
         // Also for who was removed before: a tensor may have been declared since.
         if rank == 0
-            && let Some(tensor) = self.tensors.iter().flatten().find(waits)
+            && let Some((_, tensor)) = self.tensors.iter().find(waits)
         {
             return Err(JobFailure::NoValue { name: tensor.spec.name.clone() });
         }
         if removed {
-            for id in 0..self.tensors.len() as TensorId {
+            for place in 0..self.tensors.len() {
+                let Some(id) = self.tensors.number(place) else { break };
                 self.recount(id);
                 self.advance_all(id, home)?;
             }
@@ -310,7 +308,7 @@ impl Shard {
 
     /// Live workers that keep the tensor here from reaching `version`.
     pub fn missing(&self, id: TensorId, version: u64) -> Vec<Rank> {
-        let Some(Some(tensor)) = self.tensors.get(id as usize) else { return Vec::new() };
+        let Some(tensor) = self.tensors.get(id) else { return Vec::new() };
         if tensor.unloaded > 0 {
             return vec![0];
         }
@@ -323,8 +321,7 @@ impl Shard {
     }
 
     fn known(&self, id: TensorId) -> Result<&Tensor, SubmissionRefused> {
-        let tensor = self.tensors.get(id as usize).and_then(Option::as_ref);
-        tensor.ok_or(SubmissionRefused::UnknownTensor { got: id })
+        self.tensors.get(id).ok_or(SubmissionRefused::UnknownTensor { got: id })
     }
 
     fn check_range(&self, id: TensorId, first: u32, count: u32) -> Result<&Tensor, SubmissionRefused> {
@@ -411,7 +408,7 @@ impl Shard {
         home: &mut impl Home,
     ) -> Result<(), SubmissionRefused> {
         let Self { clocks, tensors, writers } = self;
-        let tensor = tensors[id as usize].as_mut().expect("check_push knows it");
+        let tensor = tensors.get_mut(id).expect("check_push knows it");
         tensor.settings[writer as usize] = settings;
         tensor.pushed[writer as usize] = stamp + 1;
         let locals = tensor.locals(first, count);
@@ -445,9 +442,10 @@ impl Shard {
             expected_at_least: error.expected_at_least,
             got: error.got,
         })?;
-        for id in 0..self.tensors.len() as TensorId {
+        for place in 0..self.tensors.len() {
+            let Some(id) = self.tensors.number(place) else { break };
             // A tensor that the worker pushed whole stands where the push left it; only what it left out moves now.
-            if self.tensors[id as usize].as_ref().is_some_and(|tensor| !tensor.pushed_whole(writer, clock)) {
+            if self.tensors.get(id).is_some_and(|tensor| !tensor.pushed_whole(writer, clock)) {
                 self.advance_all(id, home)?;
             }
         }
@@ -462,7 +460,7 @@ impl Shard {
         (slot, part, steps): (u32, u32, u64),
         home: &mut impl Home,
     ) -> Result<(), SubmissionRefused> {
-        let tensor = self.tensors[id as usize].as_mut().expect("check_load knows it");
+        let tensor = self.tensors.get_mut(id).expect("check_load knows it");
         let unloaded = tensor.unloaded;
         for local in tensor.locals(chunks.start, chunks.end - chunks.start) {
             let chunk = tensor.chunks[local];
@@ -489,7 +487,7 @@ impl Shard {
         chunks: std::ops::Range<u32>,
         home: &mut impl Home,
     ) -> Result<(), SubmissionRefused> {
-        let tensor = self.tensors[id as usize].as_mut().expect("check_load knows it");
+        let tensor = self.tensors.get_mut(id).expect("check_load knows it");
         for local in tensor.locals(chunks.start, chunks.end - chunks.start) {
             let state = &mut tensor.states[local];
             if !std::mem::replace(&mut state.loaded, true) {
@@ -509,7 +507,7 @@ impl Shard {
     /// Moves every chunk of the tensor as far as clocks and contributions allow.
     fn advance_all(&mut self, id: TensorId, home: &mut impl Home) -> Result<(), JobFailure> {
         let Self { clocks, tensors, writers } = self;
-        let Some(tensor) = tensors[id as usize].as_mut() else { return Ok(()) };
+        let Some(tensor) = tensors.get_mut(id) else { return Ok(()) };
         let mut result = Ok(());
         for local in 0..tensor.chunks.len() {
             let mut step = Step { id, clocks, writers, home };
@@ -530,7 +528,7 @@ impl Shard {
     /// After the set of live workers changed: who of them has arrived at each chunk.
     fn recount(&mut self, id: TensorId) {
         let Self { clocks, tensors, .. } = self;
-        let Some(tensor) = tensors[id as usize].as_mut() else { return };
+        let Some(tensor) = tensors.get_mut(id) else { return };
         for local in 0..tensor.chunks.len() {
             tensor.states[local].arrived = tensor.arrivals(clocks, local);
         }

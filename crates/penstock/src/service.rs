@@ -18,7 +18,12 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How long who creates a job waits for the last one of that name, which was deleted, to end.
+const ENDS_WITHIN: Duration = Duration::from_secs(1);
+/// Time between two looks at whether it has.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 /// One job, as a service is told to home it.
 #[derive(Debug, Clone)]
@@ -73,6 +78,8 @@ pub struct Service {
     options: Options,
     directory: Directory,
     jobs: Mutex<HashMap<String, Server>>,
+    /// Jobs that were deleted and whose threads have not all ended.
+    ending: Mutex<HashMap<String, Server>>,
     maker: Maker,
 }
 
@@ -85,11 +92,33 @@ impl Service {
         Directory::remove_left_behind(&temporary, DIRECTORY);
         let directory = Directory::new(&temporary, DIRECTORY)
             .map_err(StartError::system("make a directory for sockets"))?;
-        Ok(Self { door, options, directory, jobs: Mutex::default(), maker: Maker::this() })
+        Ok(Self {
+            door,
+            options,
+            directory,
+            jobs: Mutex::default(),
+            ending: Mutex::default(),
+            maker: Maker::this(),
+        })
     }
 
     fn jobs(&self) -> MutexGuard<'_, HashMap<String, Server>> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Those that are ending still; who has ended is let go.
+    fn ending(&self) -> MutexGuard<'_, HashMap<String, Server>> {
+        let mut ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
+        ending.retain(|_, server| !server.has_stopped());
+        ending
+    }
+
+    /// Waits for the last job of this name to end whole: its socket, and its connections behind the door, go by the name.
+    fn wait_for_end(&self, name: &str) {
+        let until = Instant::now() + ENDS_WITHIN;
+        while self.ending().contains_key(name) && Instant::now() < until {
+            std::thread::sleep(LOOK_AGAIN);
+        }
     }
 
     /// Where it listens.
@@ -115,8 +144,9 @@ impl Service {
 
     /// Homes a job from now on.
     pub fn create(&self, job: JobConfig) -> Result<(), CreateError> {
+        self.wait_for_end(&job.name);
         let mut jobs = self.jobs();
-        if jobs.contains_key(&job.name) {
+        if jobs.contains_key(&job.name) || self.ending().contains_key(&job.name) {
             return Err(StartError::JobExists { name: job.name }.into());
         }
         let given = job.options.iter().map(|(name, value)| (&name[..], &value[..]));
@@ -141,11 +171,13 @@ impl Service {
         Ok(())
     }
 
-    /// Ends a job and forgets it; `false` if there was none.
+    /// Ends a job and forgets it; `false` if there was none. Its threads end by and by: who directs many jobs waits for none of them.
     pub fn delete(&self, name: &str) -> bool {
-        let server = self.jobs().remove(name);
-        // Stopped outside the lock: it waits for the job's threads.
-        server.is_some()
+        let mut jobs = self.jobs();
+        let Some(mut server) = jobs.remove(name) else { return false };
+        server.begin_to_stop();
+        self.ending().insert(name.to_owned(), server);
+        true
     }
 
     /// How every job fares, by name.
@@ -173,11 +205,14 @@ impl Drop for Service {
         // In a forked child they are the parent's, of whose threads one may hold the lock, and their sockets stay.
         if !self.maker.is_here() {
             let jobs = self.jobs.get_mut().unwrap_or_else(PoisonError::into_inner);
-            std::mem::forget(std::mem::take(jobs));
+            let ending = self.ending.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget((std::mem::take(jobs), std::mem::take(ending)));
             return;
         }
-        // Before the directory of their sockets goes.
+        // Before the directory of their sockets goes; all at once.
+        self.jobs().values_mut().for_each(Server::begin_to_stop);
         self.jobs().clear();
+        self.ending().clear();
     }
 }
 

@@ -6,8 +6,9 @@ mod common;
 use common::tenants::{
     EVIL, GOOD, PLAIN, SESSION, dial, enter, evil_shard, evil_worker, frame, hear, say, service, train,
 };
-use common::{Cluster, NO_SETTINGS, SECRET, Way};
-use penstock::service::Service;
+use common::{Cluster, NO_SETTINGS, SECRET, Way, bytes, declare, pull};
+use penstock::service::{JobConfig, Service};
+use penstock_proto::consistency::Consistency::Ssp;
 use penstock_proto::error::Refusal;
 use penstock_proto::frame::{Body, Header, Notice, job_number};
 use penstock_proto::handshake::{MAX_HANDSHAKE_BYTES, Purpose, WorkerHandshake};
@@ -17,8 +18,10 @@ use penstock_proto::items::spec::{Propagation, TableSpec};
 use penstock_proto::items::wire::{Encoder, Message};
 use penstock_proto::message::{Answer, Ask, Departure, PROTOCOL_VERSION, Reply, Request, decode, encode};
 use penstock_proto::submission::Submission;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use rustix::net;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -74,6 +77,55 @@ fn thousands_of_half_open_connections_keep_nobody_out() {
     let half_open: Vec<TcpStream> = (0..3000).map_while(|_| TcpStream::connect(address).ok()).collect();
     assert!(half_open.len() > 1000, "only {} connections came about", half_open.len());
     assert!(train(address) == alone);
+}
+
+/// A connection from another address of this host.
+fn dial_from(from: Ipv4Addr, address: SocketAddr) -> TcpStream {
+    let socket = net::socket(net::AddressFamily::INET, net::SocketType::STREAM, None).unwrap();
+    net::bind(&socket, &SocketAddrV4::new(from, 0)).unwrap();
+    net::connect(&socket, &address).unwrap();
+    socket.into()
+}
+
+// The host with a handful of workers had more strangers than any of those, and lost them.
+#[test]
+fn silent_connections_from_thousands_of_addresses_do_not_push_out_workers_that_come() {
+    raise_descriptor_limit();
+    let (_service, address) = service();
+    let came = || {
+        // Whoever is refused now was let in when all before had been: the door's queue is short.
+        let mut last = dial(address);
+        last.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        hangs_up(last);
+    };
+    let silent = |hosts: Range<u32>| -> Vec<TcpStream> {
+        let from = |n: u32| {
+            if n.is_multiple_of(60) {
+                came();
+            }
+            dial_from(Ipv4Addr::from_bits(0x7f01_0000 + n), address)
+        };
+        let all = hosts.map(from).collect();
+        came();
+        all
+    };
+    let _before = silent(0..2040);
+    let mut honest: Vec<_> = (0..4)
+        .map(|_| {
+            let mut stream = dial(address);
+            stream.write_all(&[PLAIN]).unwrap();
+            let (handshake, hello) = WorkerHandshake::start("good", GOOD, Purpose::Control, [5; 32]).unwrap();
+            say(&mut stream, &hello);
+            let proof = handshake.answer(&hear(&mut stream).unwrap(), &[0; 32]).unwrap();
+            (stream, proof)
+        })
+        .collect();
+    let _after = silent(2040..2140);
+    for (stream, proof) in &mut honest {
+        say(stream, proof);
+        let verdict = hear(stream).expect("it was pushed out");
+        assert_eq!(WorkerHandshake::finish(&verdict), Ok(()));
+    }
 }
 
 fn raise_descriptor_limit() {
@@ -187,6 +239,91 @@ fn a_worker_that_never_reads_what_it_is_sent_holds_up_nobody_else() {
         }
     }
     assert!(train(address) == honest);
+}
+
+/// Says that it lives, and nothing else, as fast as it can until it is told to stop: 20 seconds at most, so that a test which waits for
+/// the flood's end fails.
+fn flood(mut shard: TcpStream, job: &str, stop: &AtomicBool) {
+    let alive = Header::bare(job_number(job), 0, Body::Alive).encode().repeat(1 << 14);
+    let until = Instant::now() + Duration::from_secs(20);
+    shard.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+    while !stop.load(Ordering::Relaxed) && Instant::now() < until {
+        // A write that was cut short would break a frame in two: what is left of it goes first.
+        let mut rest = &alive[..];
+        while !rest.is_empty() && !stop.load(Ordering::Relaxed) && Instant::now() < until {
+            match shard.write(rest) {
+                Ok(bytes) => rest = &rest[bytes..],
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+// Such a frame counted as nothing: a shard read them as long as they came, and neither its orders nor its other workers.
+#[test]
+fn signs_of_life_without_end_keep_no_service_from_stopping() {
+    let (first, address) = service();
+    let alone = train(address);
+    drop(first);
+    let (service, address) = service();
+    let _control = evil_worker(address);
+    let shard = evil_shard(address);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| flood(shard, "evil", &stop));
+        assert!(train(address) == alone);
+        let since = Instant::now();
+        assert!(service.delete("evil"));
+        let told = since.elapsed();
+        // Its name is free again at once.
+        let job = JobConfig {
+            name: "evil".to_owned(),
+            secret: EVIL,
+            index: 0,
+            servers: 1,
+            workers: 1,
+            options: Vec::new(),
+            memory: 16 << 20,
+            share: 1.0,
+        };
+        service.create(job).unwrap();
+        drop(service);
+        let stopped = since.elapsed();
+        stop.store(true, Ordering::Relaxed);
+        assert!(told < Duration::from_secs(1), "it took {told:?} to delete a job");
+        assert!(stopped < Duration::from_secs(5), "it took {stopped:?} to stop");
+    });
+}
+
+#[test]
+fn who_says_without_end_that_it_lives_holds_up_no_other_worker_of_its_job_and_can_be_lost() {
+    let cluster = Cluster::over(Way::Tcp, 2, 1, &[("on_worker_loss", "continue"), ("shards", "1")]);
+    let address = cluster.servers[0].addresses()[0];
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let job = cluster.join(0);
+        let mut control = raw_worker(address, 1);
+        let purpose = Purpose::Shard { rank: 1, session: SESSION, shard: 0 };
+        let shard = enter(address, "job", SECRET, purpose).unwrap();
+        let tensor = declare(&job, "w", 8, Ssp(1 << 20));
+        scope.spawn(|| flood(shard, "job", &stop));
+        let since = Instant::now();
+        let step = || {
+            tensor.push(Some(&bytes(&[1.0; 8])), NO_SETTINGS, false, None).unwrap();
+            job.clock().unwrap();
+            pull(&tensor, None).unwrap()
+        };
+        (0..20).for_each(|_| _ = step());
+        let how = Departure::Failed { what: "no".to_owned() };
+        say(&mut control, &encode(&Request { id: 2, settled: 2, body: Ask::Leave { how } }).unwrap());
+        // Without the other nobody holds the clock back.
+        while step().0 < 20 {}
+        let took = since.elapsed();
+        stop.store(true, Ordering::Relaxed);
+        assert!(took < Duration::from_secs(15), "it took {took:?}");
+        job.leave(None).unwrap();
+    });
 }
 
 fn hello(rank: u32) -> Vec<u8> {

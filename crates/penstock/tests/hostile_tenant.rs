@@ -6,6 +6,7 @@ mod common;
 use common::tenants::{
     EVIL, SESSION, enter, evil_shard, evil_worker, frame, hear, say, service_with, train, train_for,
 };
+use penstock::service::{JobConfig, Service};
 use penstock_kernels::{Dtype, Rule};
 use penstock_proto::consistency::Consistency::Bsp;
 use penstock_proto::handshake::Purpose;
@@ -14,7 +15,8 @@ use penstock_proto::items::registry::Part;
 use penstock_proto::items::rows::RowSet;
 use penstock_proto::items::spec::{Propagation, TableSpec};
 use penstock_proto::items::wire::{Encoder, Message, RegionId, Shape};
-use penstock_proto::message::{Ask, Request, encode};
+use penstock_proto::message::{Ask, MAX_TENSORS, Request, encode};
+use penstock_proto::placement::Extent;
 use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::submission::Submission;
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -50,9 +52,21 @@ fn count(directory: &str) -> usize {
 /// What an attacker does, and keeps open.
 type Attack = fn(SocketAddr) -> Vec<TcpStream>;
 
-/// The honest tenant's values while `attack` goes on and stays.
-fn beside(what: &str, attack: Attack) -> Vec<Vec<f64>> {
+/// The same service as the others', where it is the `index`th of two servers of the attacker's job.
+fn service_that_is(index: u32) -> (Service, SocketAddr) {
     let (service, address) = service_with(QUOTA);
+    assert!(service.delete("evil"));
+    let given = [("chunk_bytes", "4KiB"), ("shards", "2"), ("lease", "5"), ("pin", "off")];
+    let options = given.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+    let (name, servers, workers, memory, share) = ("evil".to_owned(), 2, 2, QUOTA, 1.0);
+    service
+        .create(JobConfig { name, secret: EVIL, index, servers, workers, options, memory, share })
+        .unwrap();
+    (service, address)
+}
+
+/// The honest tenant's values while `attack` goes on and stays.
+fn beside(what: &str, (service, address): (Service, SocketAddr), attack: Attack) -> Vec<Vec<f64>> {
     // From here on the peak is counted anew.
     fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = status("VmRSS");
@@ -65,7 +79,7 @@ fn beside(what: &str, attack: Attack) -> Vec<Vec<f64>> {
     assert!(count("/proc/self/fd") <= most, "{what}: {} descriptors", count("/proc/self/fd"));
     assert!(count("/proc/self/task") < threads + 8, "{what}: {} threads", count("/proc/self/task"));
     let since = Instant::now();
-    service.delete("evil");
+    assert!(service.delete("evil"));
     drop(service);
     assert!(since.elapsed() < Duration::from_secs(2), "{what}: it took {:?} to stop", since.elapsed());
     drop(open);
@@ -240,6 +254,44 @@ fn a_declaration_repeated(address: SocketAddr) -> Vec<TcpStream> {
     vec![control]
 }
 
+/// A tensor of two chunks, as a worker tells a server that is not the first.
+fn decided(name: &str, id: u32, extents: [(u32, u32); 2]) -> Ask {
+    let Ask::Declare { spec, .. } = tensor(name, 2048, Rule::Add) else { unreachable!() };
+    let extents = extents.map(|(first, count)| Extent { first, count }).to_vec();
+    Ask::Declare { spec, decided: Some((id, extents)) }
+}
+
+// Such a number was an index: everything below it was allocated.
+fn a_tensor_with_the_largest_number(address: SocketAddr) -> Vec<TcpStream> {
+    let mut control = evil_worker(address);
+    let last = MAX_TENSORS - 1;
+    asked(&mut control, 2, decided("w", last, [(0, 0), (0, 2)]));
+    let mut shard = evil_shard(address);
+    // What is owed to a worker is kept by number too. Its submission is taken when something of it comes back.
+    let submissions = [
+        Submission::Zero { tensor: last },
+        Submission::Fetch { tensor: last, state: false, version: 0, ticket: 1 },
+    ];
+    for (submission, sequence) in submissions.into_iter().zip(1..) {
+        shard.write_all(&frame("evil", sequence, submission).encode()).unwrap();
+    }
+    shard.read_exact(&mut [0; 4096]).unwrap();
+    vec![control, shard]
+}
+
+// Nothing of them is homed here, so nothing was charged.
+fn names_of_tensors_that_are_elsewhere(address: SocketAddr) -> Vec<TcpStream> {
+    let mut control = evil_worker(address);
+    let mut answers = control.try_clone().unwrap();
+    // Read, or the worker would be lost for that.
+    let reader = std::thread::spawn(move || while matches!(answers.read(&mut [0; 1 << 16]), Ok(1..)) {});
+    let ask = |id: u64| request(id, decided(&format!("{id:0512}"), id as u32, [(0, 2), (2, 0)]));
+    pour(&mut control, (2..100_000).map(ask));
+    control.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    reader.join().unwrap();
+    vec![control]
+}
+
 /// One test, not one for each: they count what the whole process keeps.
 #[test]
 fn whatever_a_tenant_asks_the_process_keeps_no_more_than_its_quota_and_the_other_does_not_notice() {
@@ -260,8 +312,21 @@ fn whatever_a_tenant_asks_the_process_keeps_no_more_than_its_quota_and_the_other
     let most = Some(PROCESS_DESCRIPTORS);
     setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }).unwrap();
     let alone = train(service_with(QUOTA).1);
+    let elsewhere: [(&str, Attack); 2] = [
+        ("the largest number", a_tensor_with_the_largest_number),
+        ("names", names_of_tensors_that_are_elsewhere),
+    ];
     for (what, attack) in attacks {
-        assert!(beside(what, attack) == alone, "{what}: the honest tenant saw other values");
+        assert!(
+            beside(what, service_with(QUOTA), attack) == alone,
+            "{what}: the honest tenant saw other values"
+        );
+    }
+    for (what, attack) in elsewhere {
+        assert!(
+            beside(what, service_that_is(1), attack) == alone,
+            "{what}: the honest tenant saw other values"
+        );
     }
 }
 

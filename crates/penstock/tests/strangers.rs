@@ -9,7 +9,7 @@ use penstock::worker::{Error, Job, Membership};
 use penstock_fabric::socket::{Connection, Listener, own_user};
 use penstock_proto::error::Refusal;
 use penstock_proto::handshake::{Purpose, SOCKET_BINDING, ServerHandshake, WorkerHandshake};
-use penstock_proto::message::{MAX_MESSAGE_BYTES, Secret};
+use penstock_proto::message::{Answer, MAX_MESSAGE_BYTES, Reply, Secret, decode};
 use rustix::fs::Mode;
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::Uid;
@@ -137,4 +137,53 @@ fn who_does_not_know_the_secret_does_not_learn_it_from_a_worker() {
         said_to(|hello| ServerHandshake::start(hello).unwrap().challenge(SECRET, [2; 32], [0; 32]));
     assert!(!contains(&said, &SECRET.0), "{said:?}");
     assert_eq!(error, Error::Refused(Refusal::Authentication));
+}
+
+/// What a local connection says and hears, one message each.
+fn ask(connection: &Connection, words: &[u8]) -> Vec<u8> {
+    connection.send(words, &[], SendFlags::empty()).unwrap();
+    let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
+    let length = connection.receive(&mut buffer, RecvFlags::empty()).unwrap();
+    buffer[..length].to_vec()
+}
+
+// The last of them kept every worker out, who took the server for lost.
+#[test]
+fn connections_that_do_not_say_who_they_are_keep_no_worker_out() {
+    let cluster = Cluster::new(1, 1, &[]);
+    let connect = || Connection::connect(&cluster.paths[0]);
+    let silent: Vec<Connection> = (0..300)
+        .map(|_| {
+            loop {
+                // The queue may be full for a moment.
+                match connect() {
+                    Ok(connection) => break connection,
+                    Err(_) => std::thread::yield_now(),
+                }
+            }
+        })
+        .collect();
+    cluster.join(0).leave(None).unwrap();
+    drop(silent);
+}
+
+#[test]
+fn who_has_proved_to_belong_to_the_job_and_says_no_more_keeps_no_worker_out_either() {
+    let cluster = Cluster::new(1, 1, &[]);
+    let proved = || {
+        let connection = Connection::connect(&cluster.paths[0]).unwrap();
+        let (handshake, hello) = WorkerHandshake::start("job", SECRET, Purpose::Control, [1; 32]).unwrap();
+        let proof = handshake.answer(&ask(&connection, &hello), &SOCKET_BINDING).unwrap();
+        WorkerHandshake::finish(&ask(&connection, &proof)).unwrap();
+        connection
+    };
+    let first = proved();
+    let others: Vec<Connection> = (0..280).map(|_| proved()).collect();
+    // The oldest was told to come again.
+    let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
+    let length = first.receive(&mut buffer, RecvFlags::empty()).unwrap();
+    let reply: Reply = decode(&buffer[..length]).unwrap();
+    assert_eq!(reply.body, Answer::Refused(Refusal::Busy));
+    cluster.join(0).leave(None).unwrap();
+    drop(others);
 }

@@ -15,6 +15,9 @@ use std::time::Duration;
 /// Bytes of plaintext that wait for encryption at most.
 const TLS_BUFFER: usize = 256 * 1024;
 
+/// Looks at a socket, in one read under TLS, that bring no plaintext: a record of 16 KiB takes a few.
+const MOST_LOOKS: u32 = 64;
+
 /// What a connection is tied to: the TLS exporter's 32 bytes (RFC 9266), zeros without TLS.
 pub type Binding = [u8; 32];
 
@@ -139,6 +142,7 @@ impl Stream {
     /// Reads what is there into `parts`, in order.
     pub fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Got> {
         let Self { socket, tls } = self;
+        let mut looks = 0;
         loop {
             let result = match tls {
                 None => socket.read_vectored(parts),
@@ -152,7 +156,12 @@ impl Stream {
                 Err(error) => return Err(error),
             }
             let Some(tls) = tls else { return Ok(Got::Nothing) };
-            // The plaintext is used up: more of the socket.
+            // The plaintext is used up: more of the socket, but not without end. Records may be empty, one after the other; what is left
+            // rings again.
+            looks += 1;
+            if looks > MOST_LOOKS {
+                return Ok(Got::Nothing);
+            }
             match tls.read_tls(socket) {
                 Ok(0) => return Ok(Got::End),
                 Ok(_) => {}

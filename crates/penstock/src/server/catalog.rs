@@ -182,7 +182,9 @@ impl Catalog {
         let pooled = cut.bytes() < POOLED_BELOW && extent.count == cut.chunks();
         let layout = if pooled { layout.pooled(shards) } else { layout };
         let mut homes = Vec::new();
-        let (mut held, mut charges) = (Held::Nowhere, Vec::new());
+        // Also where nothing of it is homed here.
+        let mut charges = vec![self.charge(&spec.name, self.books(&spec, &extents, &layout))?];
+        let mut held = Held::Nowhere;
         let mut homes_of: Arc<[u32]> = Arc::default();
         let mut homed = vec![0; shards as usize];
         let before = self.shard_loads.clone();
@@ -190,7 +192,6 @@ impl Catalog {
             let mut loads = self.shard_loads.clone();
             let sizes = extent.chunks().map(|chunk| layout.value(chunk).len() as u64);
             let shard_of = placement::shards(&mut loads, sizes);
-            charges.push(self.charge(&spec.name, self.books(&layout))?);
             let split;
             (split, held) = if pooled {
                 let (place, split) = self.slabs.place(&spec.name, layout, &shard_of, shards)?;
@@ -246,10 +247,16 @@ impl Catalog {
     }
 
     /// Bytes that this server keeps of a tensor beside its memory.
-    fn books(&self, layout: &ExtentLayout) -> u64 {
+    fn books(&self, spec: &TensorSpec, extents: &[Extent], layout: &ExtentLayout) -> u64 {
         let (workers, chunks) = (u64::from(self.workers), u64::from(layout.extent().count));
-        let homes = chunks.min(self.shard_loads.len() as u64);
+        let shards = self.shard_loads.len();
+        let homes = chunks.min(shards as u64);
+        // The name is kept with the number, with the specification, and with that of each home.
+        let names = (2 + homes) * spec.name.len() as u64;
+        let lists = size_of_val(extents) + shards * (size_of::<u64>() + size_of::<u32>());
         ENTRY_BYTES
+            + names
+            + lists as u64
             + homes * (BOOK_BYTES + workers * BOOK_BYTES_A_WORKER)
             + chunks * (CHUNK_BYTES + 8 * workers)
     }
@@ -334,11 +341,11 @@ impl Entry {
     }
 }
 
-/// What the control thread keeps of a tensor beside its memory, at most.
+/// What the control thread keeps of a tensor beside its memory, its name and its lists, at most.
 const ENTRY_BYTES: u64 = 1536;
 /// What a shard keeps of a tensor beside its memory, at most; for each worker; and for each chunk.
 const BOOK_BYTES: u64 = 768;
-const BOOK_BYTES_A_WORKER: u64 = 128;
+const BOOK_BYTES_A_WORKER: u64 = 320;
 const CHUNK_BYTES: u64 = 80;
 
 pub(super) fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> Refusal {

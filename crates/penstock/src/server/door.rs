@@ -2,8 +2,8 @@
 //! and passes those that did to the job's control thread.
 //!
 //! Strangers get little: a deadline, a bounded number of places (one host cannot take those of another: where there is no room
-//! left the host with the most strangers loses its oldest), and no thread of any job. A job that does not exist is answered
-//! like a wrong secret.
+//! left the network with the most strangers loses its oldest, and where each has few, whoever has said nothing for longest), and
+//! no thread of any job. A job that does not exist is answered like a wrong secret.
 
 use super::shares::{LONG, Shares};
 use super::{Order, Shared, StartError, Wakeup};
@@ -35,6 +35,10 @@ use std::time::{Duration, Instant};
 const MAX_STRANGERS_A_HOST: usize = 256;
 /// The same, of all hosts.
 const MAX_STRANGERS: usize = 2048;
+/// Strangers of one network that are few: as many as workers that start at once have.
+const FEW: usize = 64;
+/// Who has said nothing for so long is no worker that comes: its first words follow at once, but for a lost packet.
+const SILENT: Duration = Duration::from_secs(1);
 /// Longest time that a stranger may take.
 const PROVE_WITHIN: Duration = Duration::from_secs(10);
 /// How long nobody is accepted where the system had no descriptor left: there is no event for that.
@@ -195,6 +199,14 @@ fn bind(address: &Address) -> Result<TcpListener, StartError> {
     Ok(listener)
 }
 
+/// What of an address somebody was given: of IPv6 the first half, in which everyone has as many as it likes.
+fn network(host: IpAddr) -> IpAddr {
+    match host {
+        IpAddr::V4(_) => host,
+        IpAddr::V6(host) => IpAddr::V6((host.to_bits() & (u128::MAX << 64)).into()),
+    }
+}
+
 /// How far a stranger has come.
 enum Phase {
     /// Nothing was said: with or without TLS?
@@ -324,24 +336,39 @@ impl Keeper {
         }
     }
 
-    /// Where there is no room, the oldest stranger of the host that has the most goes.
+    /// Where there is no room somebody goes.
     fn make_room(&mut self, host: IpAddr) {
-        let mut counts: HashMap<IpAddr, usize> = HashMap::new();
-        for stranger in self.strangers.values() {
-            *counts.entry(stranger.host).or_default() += 1;
-        }
-        let crowded = match counts.get(&host) {
-            Some(&own) if own >= MAX_STRANGERS_A_HOST => Some(host),
-            _ if self.strangers.len() >= MAX_STRANGERS => {
-                counts.into_iter().max_by_key(|&(_, count)| count).map(|(host, _)| host)
+        let all = || self.strangers.iter().map(|(token, stranger)| (*token, stranger));
+        let oldest = match all().filter(|(_, stranger)| stranger.host == host).count() {
+            own if own >= MAX_STRANGERS_A_HOST => {
+                all().filter(|(_, stranger)| stranger.host == host).map(|(token, _)| token).min()
             }
+            _ if self.strangers.len() >= MAX_STRANGERS => self.most_dispensable(),
             _ => None,
         };
-        let of = |stranger: &Stranger| Some(stranger.host) == crowded;
-        if let Some(&oldest) = self.strangers.iter().filter(|(_, one)| of(one)).map(|(token, _)| token).min()
-        {
+        if let Some(oldest) = oldest {
             self.strangers.remove(&oldest);
         }
+    }
+
+    /// The oldest stranger of the network that has the most; where each has few, the oldest that is silent, or the oldest of all: who has many
+    /// addresses must not push out the one host with a handful of workers.
+    fn most_dispensable(&self) -> Option<u64> {
+        let mut counts: HashMap<IpAddr, usize> = HashMap::new();
+        for stranger in self.strangers.values() {
+            *counts.entry(network(stranger.host)).or_default() += 1;
+        }
+        let (crowded, most) = counts.into_iter().max_by_key(|&(_, count)| count)?;
+        let oldest = |of: &dyn Fn(&Stranger) -> bool| {
+            self.strangers.iter().filter(|(_, stranger)| of(stranger)).map(|(token, _)| *token).min()
+        };
+        if most > FEW {
+            return oldest(&|stranger| network(stranger.host) == crowded);
+        }
+        let silent = |stranger: &Stranger| {
+            matches!(stranger.phase, Phase::Silent(_)) && stranger.since.elapsed() >= SILENT
+        };
+        oldest(&silent).or_else(|| oldest(&|_| true))
     }
 
     fn hear(&mut self, token: u64) {
@@ -470,5 +497,18 @@ impl Keeper {
             let _ = job.orders.send(Order::Enter { stream: records.into_stream(), purpose, long });
             job.control.wakeup.ring();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_one_ipv6_network_are_one() {
+        let of = |host: &str| network(host.parse().unwrap());
+        assert_eq!(of("2001:db8:1:2:3::4"), of("2001:db8:1:2:ffff::1"));
+        assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
+        assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
     }
 }

@@ -145,6 +145,8 @@ const COMMANDS: u64 = u64::MAX;
 const BELL: u64 = u64::MAX - 1;
 /// Longest sleep while rows of this host are passed on.
 const LONGEST: Duration = Duration::from_secs(1);
+/// Times that all that there is to send is sent before what comes is heard again.
+const ROUNDS: usize = 16;
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// Memory for rows of producers on other hosts.
@@ -208,9 +210,10 @@ impl Passer {
     fn run(mut self) {
         let mut patience = Patience::new(true);
         while self.running {
+            // Who has just been busy looks again for a while: a wake-up costs more than a look. What comes is heard also where there is
+            // always something to send.
             let sent = self.transmit_all();
-            // Who has just been busy looks again for a while: a wake-up costs more than a look.
-            if sent || self.look(Some(&NOW)) {
+            if self.look(Some(&NOW)) || sent {
                 patience = Patience::new(true);
                 continue;
             }
@@ -232,10 +235,10 @@ impl Passer {
         }
     }
 
-    /// Sends what there is to send; whether anything was.
+    /// Sends what there is to send, not without end: rows may be set as fast as they go. Whether anything was.
     fn transmit_all(&mut self) -> bool {
         let mut any = false;
-        loop {
+        for _ in 0..ROUNDS {
             self.node.collect_all();
             let mut sent = false;
             let mut lost = Vec::new();
@@ -253,10 +256,11 @@ impl Passer {
             }
             any |= sent;
             if !sent {
-                self.watch_output();
-                return any;
+                break;
             }
         }
+        self.watch_output();
+        any
     }
 
     /// Watches for room to write where something waits for it, and only there: a socket that has room is ready all the time.

@@ -4,6 +4,7 @@ use penstock_fabric::memory::{HomeMemory, LaneView};
 use penstock_fabric::publish::Published;
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::{Foreign, Plan};
+use penstock_proto::numbered::Numbered;
 use penstock_proto::shard::{Fold, Home, NonFiniteFrom};
 use penstock_proto::{Rank, TensorId};
 use smallvec::SmallVec;
@@ -29,7 +30,7 @@ pub(super) enum Touched {
 /// A shard's memory.
 pub(super) struct Memory {
     shard: u32,
-    tensors: Vec<Option<TensorMemory>>,
+    tensors: Numbered<TensorMemory>,
     touched: Option<Touched>,
     /// Kept only while some worker is on another host.
     events: Option<Vec<Event>>,
@@ -45,7 +46,7 @@ struct TensorMemory {
 
 impl Memory {
     pub(super) fn new(shard: u32) -> Self {
-        Self { shard, tensors: Vec::new(), touched: None, events: None }
+        Self { shard, tensors: Numbered::default(), touched: None, events: None }
     }
 
     /// From now on events are kept for [`Memory::events`].
@@ -74,13 +75,9 @@ impl Memory {
     }
 
     pub(super) fn declare(&mut self, id: TensorId, plan: Plan, home: HomeMemory, workers: u32) {
-        let index = id as usize;
-        if self.tensors.len() <= index {
-            self.tensors.resize_with(index + 1, || None);
-        }
         let lanes = (0..workers).map(|_| None).collect();
         let published = vec![Published { version: 0, steps: 0 }; home.chunks().len()];
-        self.tensors[index] = Some(TensorMemory { plan, home, lanes, published });
+        self.tensors.insert(id, TensorMemory { plan, home, lanes, published });
     }
 
     /// A worker's own second declaration brings no second lane, nor may it: contributions may wait in the first.
@@ -93,8 +90,7 @@ impl Memory {
     }
 
     pub(super) fn has_lane(&self, id: TensorId, rank: Rank) -> bool {
-        let tensor = self.tensors.get(id as usize).and_then(Option::as_ref);
-        tensor.is_some_and(|tensor| tensor.lanes[rank as usize].is_some())
+        self.tensors.get(id).is_some_and(|tensor| tensor.lanes[rank as usize].is_some())
     }
 
     /// The lane of a worker that has one.
@@ -103,12 +99,12 @@ impl Memory {
     }
 
     fn look(&self, id: TensorId) -> &TensorMemory {
-        self.tensors[id as usize].as_ref().expect("it was asked whether it is declared")
+        self.tensors.get(id).expect("it was asked whether it is declared")
     }
 
     /// Where the chunk lies in a lane, if it is homed here.
     pub(super) fn homed(&self, id: TensorId, chunk: u32) -> Option<Range<usize>> {
-        let tensor = self.tensors.get(id as usize)?.as_ref()?;
+        let tensor = self.tensors.get(id)?;
         tensor.home.find(chunk).map(|_| tensor.home.range(chunk))
     }
 
@@ -141,7 +137,7 @@ impl Memory {
     }
 
     fn tensor(&mut self, id: TensorId) -> &mut TensorMemory {
-        self.tensors[id as usize].as_mut().expect("the machine acts on declared tensors")
+        self.tensors.get_mut(id).expect("the machine acts on declared tensors")
     }
 
     fn touch(&mut self, id: TensorId) {

@@ -423,13 +423,23 @@ impl Server {
             std::mem::forget((std::mem::take(&mut self.threads), self.door.take()));
             return;
         }
+        self.begin_to_stop();
+        self.threads.join();
+    }
+
+    /// The same without waiting: nobody is let in any more, and the threads end by and by.
+    pub(crate) fn begin_to_stop(&mut self) {
         if let Some(door) = self.door.take() {
             door.dismiss(&self.job);
             door.shares().dismiss(job_number(&self.job));
         }
         let _ = self.orders.send(Order::Stop);
         self.shared.wakeup.ring();
-        self.threads.join();
+    }
+
+    /// Whether all its threads have ended.
+    pub(crate) fn has_stopped(&self) -> bool {
+        self.threads.0.iter().all(JoinHandle::is_finished)
     }
 }
 

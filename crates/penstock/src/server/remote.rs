@@ -9,6 +9,7 @@ use crate::wire::frames::{BATCH, BATCH_BYTES, FrameReader, FrameWriter, Places, 
 use crate::wire::vigil::Vigil;
 use penstock_fabric::net::stream::Stream;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
+use penstock_proto::numbered::Numbered;
 use penstock_proto::outbox::Inbox;
 use penstock_proto::shard::{Shard, SubmissionRefused};
 use penstock_proto::submission::Submission;
@@ -44,7 +45,8 @@ struct Owed {
     returned: Option<u64>,
     /// The optimizer's state, if it is asked for.
     state: Option<OwedState>,
-    /// Whether the count of folded contributions has moved.
+    /// Contributions that were folded, and whether that is due to be told.
+    count: u64,
     folded: bool,
 }
 
@@ -117,9 +119,8 @@ pub(super) struct Remote {
     inbox: Inbox,
     /// What the worker was last told of it.
     told: Option<u64>,
-    owed: Vec<Owed>,
+    owed: Numbered<Owed>,
     due: VecDeque<Due>,
-    folded: Vec<u64>,
     /// Contributions that came, and how many of them were folded.
     contributed: (u64, u64),
     last_sign: Instant,
@@ -211,9 +212,8 @@ impl Remote {
             wire: None,
             inbox: Inbox::default(),
             told: None,
-            owed: Vec::new(),
+            owed: Numbered::default(),
             due: VecDeque::new(),
-            folded: Vec::new(),
             contributed: (0, 0),
             last_sign: Instant::now(),
             vigil: Vigil::new(lease),
@@ -248,7 +248,7 @@ impl Remote {
         self.vigil.connected();
         self.told = None;
         self.due.clear();
-        for (owed, id) in self.owed.iter_mut().zip(0..) {
+        for (id, owed) in self.owed.iter_mut() {
             owed.chunks.fill(OwedChunk::default());
             (owed.open, owed.ticket) = (0, None);
             (owed.returned, owed.state) = (None, None);
@@ -373,20 +373,25 @@ impl Remote {
         let Self { job, rank, wire, inbox, .. } = self;
         let Some(wire) = wire.as_mut().filter(|wire| wire.readable) else { return Heard::Nothing };
         let mut judge = Judge { job: *job, rank: *rank, inbox, machine, memory };
-        match wire.reader.next(&mut wire.stream, &mut judge) {
-            Step::Frame(Header { body: Body::Submission { submission, wanted }, length, .. }, _) => {
+        let step = wire.reader.next(&mut wire.stream, &mut judge);
+        if let Step::Frame(header, _) = &step {
+            // Whatever the frame says, its bytes have come.
+            let bytes = HEADER_BYTES as u64 + u64::from(header.length);
+            self.received += bytes;
+            if let Some(place) = &self.place {
+                place.moved.fetch_add(bytes, Ordering::Relaxed);
+            }
+        }
+        match step {
+            Step::Frame(Header { body: Body::Submission { submission, wanted }, .. }, _) => {
                 if self.left {
                     return Heard::Broke("it went on after it had said goodbye".to_owned());
                 }
                 self.inbox.take();
-                if let Some(place) = &self.place {
-                    place.moved.fetch_add(u64::from(length), Ordering::Relaxed);
-                }
                 if matches!(submission, Submission::Push { .. } | Submission::Load { .. }) {
                     self.contributed.0 += 1;
                 }
                 self.last_sign = Instant::now();
-                self.received += HEADER_BYTES as u64 + u64::from(length);
                 Heard::Submission(submission, wanted)
             }
             Step::Frame(Header { body: Body::Alive, .. }, _) => Heard::Alive,
@@ -417,16 +422,16 @@ impl Remote {
     }
 
     fn owed(&mut self, id: TensorId, memory: &Memory) -> &mut Owed {
-        let index = id as usize;
-        if self.owed.len() <= index {
-            self.owed.resize_with(index + 1, Owed::default);
-            self.folded.resize(index + 1, 0);
+        if self.owed.get(id).is_none() {
+            let chunks = vec![OwedChunk::default(); memory.chunks(id)];
+            self.owed.insert(id, Owed { chunks, ..Owed::default() });
         }
-        let owed = &mut self.owed[index];
-        if owed.chunks.is_empty() {
-            owed.chunks.resize(memory.chunks(id), OwedChunk::default());
-        }
-        owed
+        self.known(id)
+    }
+
+    /// The same of a tensor of which something was owed before.
+    fn known(&mut self, id: TensorId) -> &mut Owed {
+        self.owed.get_mut(id).expect("what is due was owed")
     }
 
     /// The worker wants this chunk's `version` as soon as it is published.
@@ -470,7 +475,7 @@ impl Remote {
 
     /// A chunk was published.
     pub(super) fn published(&mut self, id: TensorId, local: usize, memory: &Memory) {
-        if self.wire.is_some() && self.owed.get(id as usize).is_some_and(|owed| owed.open > 0) {
+        if self.wire.is_some() && self.owed.get(id).is_some_and(|owed| owed.open > 0) {
             self.settle(id, local, memory);
         }
     }
@@ -479,7 +484,7 @@ impl Remote {
     pub(super) fn folded(&mut self, id: TensorId, count: u64, memory: &Memory) {
         let owed = self.owed(id, memory);
         let new = !std::mem::replace(&mut owed.folded, true);
-        let before = std::mem::replace(&mut self.folded[id as usize], count);
+        let before = std::mem::replace(&mut owed.count, count);
         self.contributed.1 += count - before;
         if new {
             self.due.push_back(Due::Folded { tensor: id });
@@ -509,7 +514,7 @@ impl Remote {
     }
 
     fn give_back(&mut self, id: TensorId, ticket: u64) {
-        let returned = &mut self.owed[id as usize].returned;
+        let returned = &mut self.known(id).returned;
         match returned {
             Some(before) => *before = ticket.max(*before),
             None => {
@@ -566,6 +571,7 @@ impl Remote {
         }
         self.told = Some(self.inbox.count());
         if let Some(place) = &self.place {
+            let bytes = bytes + frames.len() * HEADER_BYTES;
             place.moved.fetch_add(bytes as u64, Ordering::Relaxed);
         }
         let Some(wire) = &mut self.wire else { return Ok(None) };
@@ -576,7 +582,7 @@ impl Remote {
         match due {
             Due::Value { tensor, local } => {
                 let (published, sequence) = memory.published(tensor, local);
-                let owed = &mut self.owed[tensor as usize];
+                let owed = self.known(tensor);
                 let chunk = &mut owed.chunks[local];
                 chunk.queued = false;
                 if published.version + 1 < chunk.wanted {
@@ -596,11 +602,12 @@ impl Remote {
                 Some((Notice::State { tensor, chunk }, state))
             }
             Due::Folded { tensor } => {
-                self.owed[tensor as usize].folded = false;
-                Some((Notice::Folded { tensor, count: self.folded[tensor as usize] }, &[]))
+                let owed = self.known(tensor);
+                owed.folded = false;
+                Some((Notice::Folded { tensor, count: owed.count }, &[]))
             }
             Due::Fetched { tensor } => {
-                let ticket = self.owed[tensor as usize].returned.take()?;
+                let ticket = self.known(tensor).returned.take()?;
                 Some((Notice::Fetched { tensor, ticket }, &[]))
             }
         }
@@ -608,7 +615,7 @@ impl Remote {
 
     /// The chunk whose state is sent now. The rest goes to the end of the queue, behind what others wait for.
     fn next_of_state(&mut self, id: TensorId, memory: &Memory) -> Option<usize> {
-        let owed = &mut self.owed[id as usize];
+        let owed = self.known(id);
         let OwedState { next, left, ticket } = owed.state.take()?;
         if left > 1 {
             let chunks = owed.chunks.len();

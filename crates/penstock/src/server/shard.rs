@@ -534,7 +534,11 @@ impl Loop {
                     Some(Port::Remote(remote)) => remote.received() < until,
                     _ => false,
                 };
-                while !self.failed && comes(&self.ports[rank as usize]) && self.take_remote_turn(rank) {}
+                while self.running
+                    && !self.failed
+                    && comes(&self.ports[rank as usize])
+                    && self.take_remote_turn(rank)
+                {}
             }
         }
         self.close_port(rank);
@@ -569,7 +573,7 @@ impl Loop {
 
     fn take_local_turn(&mut self, rank: Rank, most: u64) -> bool {
         let mut taken = 0;
-        while taken < most && !self.failed && self.has_submission(rank) {
+        while taken < most && self.running && !self.failed && self.has_submission(rank) {
             // A tensor, or a lane, is announced here before the worker hears of it, so before it can submit from it.
             self.take_commands();
             match self.pop(rank) {
@@ -599,13 +603,14 @@ impl Loop {
         if self.hold_back(rank) {
             return false;
         }
-        while taken < FRAMES && !self.failed {
+        while taken < FRAMES && self.running && !self.failed {
             // As above: what a frame names was announced here before the worker could name it.
             self.take_commands();
             let Some(Some(Port::Remote(remote))) = self.ports.get_mut(rank as usize) else { return true };
             match remote.hear(&self.machine, &mut self.memory) {
                 Heard::Nothing => break,
-                Heard::Alive => {}
+                // It costs a look like any other frame: who says nothing else must not have all of them.
+                Heard::Alive => taken += 1,
                 Heard::Broke(what) => {
                     self.drop_worker(rank, what);
                     return true;

@@ -28,8 +28,11 @@ const TOTAL: f64 = 1024.0 * 1024.0;
 const LARGEST: f64 = 208.0 * 1024.0;
 /// Round trips from here on are long.
 pub(crate) const LONG: Duration = Duration::from_millis(5);
-/// No connection gets less: a chunk must get through.
+/// No connection gets less where its job is alone: a chunk must get through.
 const LEAST: f64 = 16.0 * 1024.0;
+/// No connection gets less beside another job: about what the kernel needs for one packet. So a job keeps to its share with as many
+/// connections as this goes into it: 128 where two jobs share alike.
+const FLOOR: f64 = 4.0 * 1024.0;
 
 /// Time between two looks at what jobs get.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -37,6 +40,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const FULL: f64 = 0.95;
 /// What is left of that most after each look, so that a slower link is learnt.
 const FADE: f64 = 0.995;
+/// A job that moves less than this part of all has no part in the link at that look: connections say that they live.
+const IDLE: f64 = 0.01;
 /// Largest change of a correction at one look: small, since what comes of it is seen at the next.
 const STEP: f64 = 1.08;
 /// Largest correction of a share, either way.
@@ -138,7 +143,7 @@ impl Shares {
         // While shares are corrected, less may be moved because of just that: it is no slower link.
         let corrected = tenants.values().any(|tenant| (tenant.correction - 1.0).abs() > 0.1);
         *most = (if corrected { *most } else { *most * FADE }).max(total);
-        let active = |job: &u64| got.get(job).is_some_and(|&rate| rate > 0.0);
+        let active = |job: &u64| got.get(job).is_some_and(|&rate| rate > total * IDLE);
         let shares: f64 = tenants.iter().filter(|(job, _)| active(job)).map(|(_, tenant)| tenant.share).sum();
         let full = total > *most * FULL;
         let mut changed = false;
@@ -173,7 +178,8 @@ impl Shares {
         let own = tenants.get(&job).filter(|tenant| tenant.connections > 0)?;
         // Where one job's would be larger than may be, all shrink alike: the proportions are what counts.
         let most = connected().map(each).fold(0.0, f64::max);
-        Some((each(own) * (LARGEST / most).min(1.0)).max(LEAST) as usize)
+        let least = if connected().count() > 1 { FLOOR } else { LEAST };
+        Some((each(own) * (LARGEST / most).min(1.0)).max(least) as usize)
     }
 }
 
@@ -212,6 +218,21 @@ mod tests {
         shares.count(2, -8);
         assert_eq!(shares.buffer(1), Some(LARGEST as usize), "and is again");
         assert_eq!(shares.buffer(2), None);
+    }
+
+    // No connection had less than 16 KiB: with 512 of them a job had twenty times as much under way as the other.
+    #[test]
+    fn a_hundred_connections_have_no_more_under_way_than_another_jobs_two() {
+        let shares = Shares::default();
+        shares.admit(1, 1.0);
+        shares.admit(2, 1.0);
+        shares.count(1, 2);
+        for greedy in [8, 100, (TOTAL / 2.0 / FLOOR) as i32] {
+            shares.count(2, greedy);
+            let (a, b) = (2 * shares.buffer(1).unwrap(), greedy as usize * shares.buffer(2).unwrap());
+            assert!(b <= TOTAL as usize / 2 && b <= 2 * a, "{a} and {b} bytes with {greedy} connections");
+            shares.count(2, -greedy);
+        }
     }
 
     #[test]
@@ -266,6 +287,22 @@ mod tests {
             }
         }
         assert!(least > 0.75, "{least}");
+    }
+
+    #[test]
+    fn signs_of_life_alone_take_nothing_of_another_jobs_share() {
+        let shares = Shares::default();
+        let (busy, idle) = (shares.admit(1, 1.0), shares.admit(2, 1.0));
+        shares.count(1, 2);
+        shares.count(2, 2);
+        let before = shares.buffer(1);
+        let mut most = 0.0;
+        for _ in 0..200 {
+            busy.fetch_add(10_000_000, Ordering::Relaxed);
+            idle.fetch_add(4 * 128, Ordering::Relaxed);
+            shares.correct(&mut most, 0.1);
+        }
+        assert_eq!(shares.buffer(1), before);
     }
 
     #[test]

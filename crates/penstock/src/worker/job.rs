@@ -18,6 +18,7 @@ use penstock_fabric::socket::Connection;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::Rank;
 use penstock_proto::adaptive::{Adaptive, Controller};
+use penstock_proto::error::Refusal;
 use penstock_proto::handshake::{Purpose, Session};
 use penstock_proto::knot::Goal;
 use penstock_proto::message::{Answer, Ask, Departure, Secret};
@@ -613,6 +614,9 @@ fn note(endpoint: &Endpoint) -> Option<std::path::PathBuf> {
     endpoint.unix.as_deref().map(crate::notes::beside)
 }
 
+/// Pause before a server is asked again that had no room to listen.
+const BUSY: Duration = Duration::from_millis(20);
+
 /// Joins a server: by shared memory if it is on this host, else by the network.
 fn join(
     endpoint: &Endpoint,
@@ -630,11 +634,11 @@ fn join(
     match (local.as_deref(), &endpoint.tcp) {
         (Some(path), None) => {
             let connection = reach(path, server, deadline, fate)?;
-            Link::join(connection, who, server, fate, deadline)
+            join_here(path, connection, who, server, fate, deadline)
         }
         // The server may be in a container that shares the network but not the file system.
         (Some(path), Some(_)) if let Ok(connection) = Connection::connect(path) => {
-            Link::join(connection, who, server, fate, deadline)
+            join_here(path, connection, who, server, fate, deadline)
         }
         (_, Some(address)) => {
             let dialer = Dialer::new(address.clone(), job, who.secret, options).map_err(StartError::from)?;
@@ -643,6 +647,27 @@ fn join(
         (None, None) => {
             let what = "its socket is on another host, and it has no network address".to_owned();
             Err(Error::Protocol { server, what })
+        }
+    }
+}
+
+/// Joins a server of this host, again and again where it has no room to listen: many stand before it then, who may be no workers.
+fn join_here(
+    path: &std::path::Path,
+    mut connection: Connection,
+    who: &Introduction,
+    server: u32,
+    fate: &Arc<Fate>,
+    deadline: Deadline,
+) -> Result<Link, Error> {
+    loop {
+        match Link::join(connection, who, server, fate, deadline) {
+            Err(Error::Refused(Refusal::Busy)) if !deadline.left().is_zero() => {
+                fate.look()?;
+                std::thread::sleep(BUSY.min(deadline.left()));
+                connection = reach(path, server, deadline, fate)?;
+            }
+            joined => return joined,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::subscriber::{candidates, merged};
 use super::{Peer, Region};
+use crate::account::{Account, Charge, Exhausted, Resource};
 use crate::items::FINAL;
 use crate::items::memory::{Changed, Look, Memory, Moment, Overtaken, Unlisted};
 use crate::items::spec::Propagation;
@@ -11,6 +12,28 @@ use crate::items::wire::{BATCH_BYTES, Encoder, Entry, Head, RegionId};
 const ATTEMPTS: usize = 8;
 /// Most bytes of rows that are sent as one entry.
 const RUN_BYTES: usize = 64 * 1024;
+
+/// Bytes that are charged at once for rows of a batch.
+const STEP_BYTES: usize = 256 * 1024;
+
+/// Why a batch was not taken whole.
+#[derive(Debug)]
+enum Halt {
+    Overtaken,
+    Exhausted(Exhausted),
+}
+
+impl From<Overtaken> for Halt {
+    fn from(_: Overtaken) -> Self {
+        Self::Overtaken
+    }
+}
+
+impl From<Exhausted> for Halt {
+    fn from(why: Exhausted) -> Self {
+        Self::Exhausted(why)
+    }
+}
 
 /// Rows of a batch that follow each other and carry the same.
 #[derive(Debug, Clone, Copy)]
@@ -35,18 +58,41 @@ pub(super) struct Batch {
     pub(super) next: usize,
     pub(super) value: usize,
     pub(super) row_bytes: usize,
+    /// Of values and rows: charged before they are taken.
+    charge: Charge,
 }
 
 impl Batch {
-    pub(super) fn new(region: RegionId, row_bytes: usize, rows: usize) -> Self {
-        let head = Head::default();
-        let (values, next, value) = (Vec::with_capacity(rows * row_bytes), 0, 0);
-        Self { region, head, turn: 0, rows: Vec::new(), values, next, value, row_bytes }
+    /// For so many rows, most likely, charged to `account` as they are taken.
+    fn new(region: RegionId, row_bytes: usize, rows: usize, account: &Account) -> Result<Self, Exhausted> {
+        let (head, charge) = (Head::default(), account.charge(Resource::Bytes, 0)?);
+        let room = (rows * row_bytes).min(STEP_BYTES);
+        let (values, next, value) = (Vec::with_capacity(room), 0, 0);
+        Ok(Self { region, head, turn: 0, rows: Vec::new(), values, next, value, row_bytes, charge })
     }
 
     /// Bytes that it takes.
-    pub(super) fn kept_bytes(&self) -> u64 {
-        (self.values.len() + self.rows.len() * size_of::<Sent>()) as u64
+    fn kept_bytes(&self) -> usize {
+        self.values.len() + self.rows.len() * size_of::<Sent>()
+    }
+
+    /// Makes room for the values of `rows` more rows, where it is paid for; where it begins.
+    fn room(&mut self, rows: u32) -> Result<usize, Exhausted> {
+        let start = self.values.len();
+        let bytes = rows as usize * self.row_bytes;
+        let needed = (self.kept_bytes() + bytes + size_of::<Sent>()) as u64;
+        if let Some(more) = needed.checked_sub(self.charge.amount()).filter(|&more| more > 0) {
+            // What is left may be enough where a whole step is not there.
+            self.charge.grow(more.max(STEP_BYTES as u64)).or_else(|_| self.charge.grow(more))?;
+        }
+        self.values.resize(start + bytes, 0);
+        Ok(start)
+    }
+
+    /// All of it is taken: what was paid too much is given back.
+    fn whole(mut self, head: Head) -> Self {
+        self.charge.shrink_to(self.kept_bytes() as u64);
+        Self { head, ..self }
     }
 
     /// Appends a row by itself, whose value stands in `values` if it is sent.
@@ -75,14 +121,13 @@ impl Batch {
         mut place: u32,
         now: Moment,
         after: u64,
-    ) -> Result<(), Overtaken> {
+    ) -> Result<(), Halt> {
         let (run, from) = (memory.run(), self.rows.len());
         let mut slot = slots.start;
         while slot < slots.end {
-            let start = self.values.len();
             let whole = run > 0 && slot.is_multiple_of(run) && slots.end - slot >= run;
             let mut count = if whole { run } else { 1 };
-            self.values.resize(start + count as usize * self.row_bytes, 0);
+            let start = self.room(count)?;
             let together = if whole { memory.read_run(slot, now, &mut self.values[start..])? } else { None };
             let look = match together {
                 Some(look) => look,
@@ -138,6 +183,8 @@ pub(super) enum Due {
     Nothing,
     /// That cannot be told yet.
     Unknown,
+    /// More than the peer can pay for.
+    Unpaid(Exhausted),
 }
 
 /// Passes on to the subscribers which rows have changed.
@@ -163,6 +210,7 @@ pub(super) fn eager<M: Memory>(
     region: &mut Region<M>,
     peer: Peer,
     id: RegionId,
+    account: &Account,
     scratch: &mut Vec<Changed>,
 ) -> Due {
     let row_bytes = region.shape.row_bytes as usize;
@@ -178,13 +226,18 @@ pub(super) fn eager<M: Memory>(
             slots = merged(slots);
         }
         let rows: u32 = slots.iter().map(|range| range.end - range.start).sum();
-        let mut batch = Batch::new(id, row_bytes, rows as usize);
+        let mut batch = match Batch::new(id, row_bytes, rows as usize, account) {
+            Ok(batch) => batch,
+            Err(why) => return Due::Unpaid(why),
+        };
         let taken = slots.iter().try_for_each(|range| {
             let place = subscriber.rows.place(range.start.into()).unwrap_or(0) as u32;
             batch.take(&region.memory, range.clone(), place, now, subscriber.done)
         });
-        if taken.is_err() {
-            continue;
+        match taken {
+            Ok(()) => {}
+            Err(Halt::Overtaken) => continue,
+            Err(Halt::Exhausted(why)) => return Due::Unpaid(why),
         }
         subscriber.dirty = !subscriber.changed.is_empty() || subscriber.all;
         let nothing = batch.rows.is_empty() && subscriber.floor == now.floor && subscriber.done == now.done;
@@ -193,8 +246,8 @@ pub(super) fn eager<M: Memory>(
         }
         subscriber.begun = true;
         (subscriber.done, subscriber.floor) = (now.done, now.floor);
-        batch.head = Head { serial: subscriber.serial, done: now.done, floor: now.floor, ..Head::default() };
-        return Due::Rows(batch);
+        let head = Head { serial: subscriber.serial, done: now.done, floor: now.floor, ..Head::default() };
+        return Due::Rows(batch.whole(head));
     }
     // Overtaken again and again: what was to be sent is looked for anew, at the next turn.
     if let Some(subscriber) = region.subscribers.get_mut(&peer) {
@@ -208,15 +261,16 @@ pub(super) fn bounded<M: Memory>(
     region: &mut Region<M>,
     peer: Peer,
     id: RegionId,
+    account: &Account,
     scratch: &mut Vec<Changed>,
-) -> Option<Batch> {
+) -> Result<Option<Batch>, Exhausted> {
     let row_bytes = region.shape.row_bytes as usize;
     let now = region.memory.now();
     collect(region, scratch);
-    let subscriber = region.subscribers.get_mut(&peer)?;
+    let Some(subscriber) = region.subscribers.get_mut(&peer) else { return Ok(None) };
     subscriber.floor = now.floor;
     let slots = candidates(subscriber, now);
-    let mut batch = Batch::new(id, row_bytes, 0);
+    let mut batch = Batch::new(id, row_bytes, 0, account)?;
     let mut again = Vec::new();
     for slot in slots.into_iter().flatten() {
         let place = subscriber.rows.place(slot.into()).unwrap_or(0) as usize;
@@ -224,8 +278,7 @@ pub(super) fn bounded<M: Memory>(
         let needs = &subscriber.needs.versions;
         let at = needs.partition_point(|&need| need <= version);
         let Some(&need) = needs.get(at) else { continue };
-        let start = batch.values.len();
-        batch.values.resize(start + row_bytes, 0);
+        let start = batch.room(1)?;
         match region.memory.read(slot, now, &mut batch.values[start..]) {
             Ok(look) if look.clock >= need => {
                 let value = look.number != number;
@@ -243,38 +296,52 @@ pub(super) fn bounded<M: Memory>(
     }
     subscriber.dirty = !again.is_empty() || !subscriber.changed.is_empty() || subscriber.all;
     subscriber.changed.append(&mut again);
-    batch.head = Head { serial: subscriber.serial, apart: true, ..Head::default() };
-    (!batch.rows.is_empty()).then_some(batch)
+    let head = Head { serial: subscriber.serial, apart: true, ..Head::default() };
+    Ok((!batch.rows.is_empty()).then(|| batch.whole(head)))
 }
 
 /// All rows of a producer that leaves, once.
-pub(super) fn whole<M: Memory>(region: &mut Region<M>, peer: Peer, id: RegionId) -> Option<Batch> {
+pub(super) fn whole<M: Memory>(
+    region: &mut Region<M>,
+    peer: Peer,
+    id: RegionId,
+    account: &Account,
+) -> Result<Option<Batch>, Exhausted> {
     let row_bytes = region.shape.row_bytes as usize;
-    let subscriber = region.subscribers.get_mut(&peer).filter(|subscriber| subscriber.handing_over)?;
+    let subscriber = region.subscribers.get_mut(&peer).filter(|subscriber| subscriber.handing_over);
+    let Some(subscriber) = subscriber else { return Ok(None) };
     for _ in 0..ATTEMPTS {
         let now = region.memory.now();
-        let mut batch = Batch::new(id, row_bytes, subscriber.rows.len() as usize);
+        let mut batch = Batch::new(id, row_bytes, subscriber.rows.len() as usize, account)?;
         let taken = subscriber.rows.iter().zip(0..).try_for_each(|(slot, place)| {
-            let start = batch.values.len();
-            batch.values.resize(start + row_bytes, 0);
+            let start = batch.room(1)?;
             let look = region.memory.read(slot as u32, now, &mut batch.values[start..])?;
             batch.push(place, look, true);
-            Ok::<(), Overtaken>(())
+            Ok(())
         });
-        if taken.is_ok() {
-            subscriber.handing_over = false;
-            batch.head = Head { serial: subscriber.serial, apart: true, ..Head::default() };
-            return Some(batch);
+        match taken {
+            Ok(()) => {
+                subscriber.handing_over = false;
+                let head = Head { serial: subscriber.serial, apart: true, ..Head::default() };
+                return Ok(Some(batch.whole(head)));
+            }
+            Err(Halt::Overtaken) => {}
+            Err(Halt::Exhausted(why)) => return Err(why),
         }
     }
-    None
+    Ok(None)
 }
 
 /// The answer to a subscriber's first fetch that can be answered.
-pub(super) fn fetched<M: Memory>(region: &mut Region<M>, peer: Peer, id: RegionId) -> Option<Batch> {
+pub(super) fn fetched<M: Memory>(
+    region: &mut Region<M>,
+    peer: Peer,
+    id: RegionId,
+    account: &Account,
+) -> Result<Option<Batch>, Exhausted> {
     let row_bytes = region.shape.row_bytes as usize;
     let memory = &region.memory;
-    let subscriber = region.subscribers.get_mut(&peer)?;
+    let Some(subscriber) = region.subscribers.get_mut(&peer) else { return Ok(None) };
     let here = region.upstream.is_none();
     for at in 0..subscriber.fetches.len() {
         let pending = &mut subscriber.fetches[at];
@@ -294,19 +361,20 @@ pub(super) fn fetched<M: Memory>(region: &mut Region<M>, peer: Peer, id: RegionI
         }
         for _ in 0..ATTEMPTS {
             let now = memory.now();
-            let mut batch = Batch::new(id, row_bytes, pending.slots.len());
+            let mut batch = Batch::new(id, row_bytes, pending.slots.len(), account)?;
             let taken = pending.slots.iter().try_for_each(|&slot| {
-                let start = batch.values.len();
-                batch.values.resize(start + row_bytes, 0);
+                let start = batch.room(1)?;
                 let look = memory.read(slot, now, &mut batch.values[start..])?;
                 let place = subscriber.rows.place(slot.into()).unwrap_or(0) as u32;
                 batch.push(place, look, true);
-                Ok::<(), Overtaken>(())
+                Ok(())
             });
             let newest = batch.rows.iter().map(|sent| sent.look.number).max().unwrap_or(0);
             let as_of = batch.rows.iter().map(|sent| sent.look.as_of).min().unwrap_or(0);
-            if taken.is_err() {
-                continue;
+            match taken {
+                Ok(()) => {}
+                Err(Halt::Overtaken) => continue,
+                Err(Halt::Exhausted(why)) => return Err(why),
             }
             if newest > as_of {
                 if std::mem::take(&mut pending.answered) {
@@ -315,10 +383,10 @@ pub(super) fn fetched<M: Memory>(region: &mut Region<M>, peer: Peer, id: RegionI
                 break;
             }
             let (serial, ticket) = (subscriber.serial, pending.ticket);
-            batch.head = Head { serial, ticket, apart: true, ..Head::default() };
+            let head = Head { serial, ticket, apart: true, ..Head::default() };
             subscriber.fetches.remove(at);
-            return Some(batch);
+            return Ok(Some(batch.whole(head)));
         }
     }
-    None
+    Ok(None)
 }

@@ -173,8 +173,6 @@ struct Connection {
     /// What of the messages, here and on their way, was charged.
     unread: Charge,
     batch: Option<Batch>,
-    /// Of the rows on their way.
-    under_way: Charge,
     /// Why the peer is to be taken for lost.
     overdrawn: Option<Broken>,
     flushes: Vec<Flush>,

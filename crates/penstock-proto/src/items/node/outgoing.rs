@@ -3,7 +3,7 @@
 use super::batch::{Batch, Due, bounded, collect, eager, fetched, whole};
 use super::subscriber::Subscriber;
 use super::{Broken, Connection, ENTRY_BYTES, Host, Node, Peer, Region, keep};
-use crate::account::{Charge, Resource};
+use crate::account::{Account, Exhausted};
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
 use crate::items::wire::{Encoder, Message, RegionId};
@@ -66,7 +66,7 @@ impl<H: Host> Node<H> {
                     region.traffic.0 += (out.len() - before) as u64;
                 }
                 if last {
-                    (connection.batch, connection.under_way) = (None, Charge::default());
+                    connection.batch = None;
                     self.sent(peer, id, turn);
                     break;
                 }
@@ -79,18 +79,17 @@ impl<H: Host> Node<H> {
                 return true;
             }
             match self.next_batch(peer) {
-                Some(batch) => {
+                Ok(Some(batch)) => {
                     let Some(connection) = self.peers.get_mut(&peer) else { return false };
-                    match connection.account.charge(Resource::Bytes, batch.kept_bytes()) {
-                        Ok(charge) => (connection.batch, connection.under_way) = (Some(batch), charge),
-                        Err(why) => {
-                            connection.overdrawn = Some(Broken::Exhausted { what: "rows on their way", why });
-                            return false;
-                        }
-                    }
+                    connection.batch = Some(batch);
+                }
+                Err(why) => {
+                    let Some(connection) = self.peers.get_mut(&peer) else { return false };
+                    connection.overdrawn = Some(Broken::Exhausted { what: "rows on their way", why });
+                    return false;
                 }
                 // A fetch may have been relayed to this very peer.
-                None => {
+                Ok(None) => {
                     let more = self.peers.get(&peer).is_some_and(Connection::has_messages);
                     if !more {
                         return false;
@@ -114,39 +113,49 @@ impl<H: Host> Node<H> {
         self.settle(peer);
     }
 
-    /// The next batch for a peer. Regions take turns.
-    fn next_batch(&mut self, peer: Peer) -> Option<Batch> {
-        let turn = self.peers.get(&peer)?.turn;
+    /// The next batch for a peer, which is charged to it before a value is taken. Regions take turns.
+    fn next_batch(&mut self, peer: Peer) -> Result<Option<Batch>, Exhausted> {
+        let Some(connection) = self.peers.get(&peer) else { return Ok(None) };
+        let (turn, account) = (connection.turn, connection.account.clone());
         let dirty = |region: &Region<H::Memory>| {
             region.subscribers.get(&peer).is_some_and(|it| it.dirty && it.ready || !it.fetches.is_empty())
         };
         let ids = self.regions.iter().filter(|(_, region)| dirty(region)).map(|(id, _)| *id);
         let (before, after): (Vec<RegionId>, Vec<RegionId>) = ids.partition(|id| Some(*id) <= turn);
         for id in after.into_iter().chain(before) {
-            match self.batch(peer, id) {
+            match self.batch(peer, id, &account) {
                 Due::Rows(batch) => {
-                    self.peers.get_mut(&peer)?.turn = Some(id);
-                    return Some(batch);
+                    if let Some(connection) = self.peers.get_mut(&peer) {
+                        connection.turn = Some(id);
+                    }
+                    return Ok(Some(batch));
                 }
+                Due::Unpaid(why) => return Err(why),
                 Due::Nothing => self.sent(peer, id, self.turn),
                 Due::Unknown => {}
             }
         }
-        None
+        Ok(None)
     }
 
-    fn batch(&mut self, peer: Peer, id: RegionId) -> Due {
+    fn batch(&mut self, peer: Peer, id: RegionId, account: &Account) -> Due {
         let Self { regions, scratch, turn, .. } = self;
         let Some(region) = regions.get_mut(&id) else { return Due::Nothing };
-        if let Some(batch) = fetched(region, peer, id) {
-            return Due::Rows(batch);
+        match fetched(region, peer, id, account) {
+            Ok(Some(batch)) => return Due::Rows(batch),
+            Ok(None) => {}
+            Err(why) => return Due::Unpaid(why),
         }
-        let due = match whole(region, peer, id) {
-            Some(batch) => Due::Rows(batch),
-            None if region.subscribers.get(&peer).is_some_and(|it| it.handing_over) => Due::Unknown,
-            None => match region.shape.propagation {
-                Propagation::Eager => eager(region, peer, id, scratch),
-                Propagation::Bounded => bounded(region, peer, id, scratch).map_or(Due::Nothing, Due::Rows),
+        let due = match whole(region, peer, id, account) {
+            Ok(Some(batch)) => Due::Rows(batch),
+            Err(why) => Due::Unpaid(why),
+            Ok(None) if region.subscribers.get(&peer).is_some_and(|it| it.handing_over) => Due::Unknown,
+            Ok(None) => match region.shape.propagation {
+                Propagation::Eager => eager(region, peer, id, account, scratch),
+                Propagation::Bounded => match bounded(region, peer, id, account, scratch) {
+                    Ok(batch) => batch.map_or(Due::Nothing, Due::Rows),
+                    Err(why) => Due::Unpaid(why),
+                },
                 Propagation::Lazy => {
                     collect(region, scratch);
                     if let Some(subscriber) = region.subscribers.get_mut(&peer) {
@@ -158,7 +167,10 @@ impl<H: Host> Node<H> {
             },
         };
         match due {
-            Due::Rows(batch) => Due::Rows(Batch { turn: *turn, ..batch }),
+            Due::Rows(mut batch) => {
+                batch.turn = *turn;
+                Due::Rows(batch)
+            }
             due => {
                 self.relay(peer, id);
                 due

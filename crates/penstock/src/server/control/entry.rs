@@ -14,11 +14,24 @@ use penstock_proto::account::{Charge, Resource};
 use penstock_proto::error::{JobFailure, Refusal};
 use penstock_proto::handshake::Session;
 use penstock_proto::membership::Lease;
-use penstock_proto::message::{Answer, Ask, PROTOCOL_VERSION, Request, Welcome};
+use penstock_proto::message::{Answer, Ask, PROTOCOL_VERSION, Reply, Request, Welcome, encode};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::sync::Arc;
+
+/// Hangs up on who may try again. On the network that says as much by itself.
+fn turn_away(mut channel: Channel, proved: bool) {
+    match (&channel, proved) {
+        (Channel::Remote(_), _) => {}
+        (Channel::Local(_), false) => refuse(channel, Refusal::Busy),
+        (Channel::Local(_), true) => {
+            if let Ok(bytes) = encode(&Reply { id: 0, body: Answer::Refused(Refusal::Busy) }) {
+                let _ = channel.send(&bytes, &[]);
+            }
+        }
+    }
+}
 
 impl Control {
     pub(super) fn accept(&mut self) {
@@ -46,16 +59,16 @@ impl Control {
     }
 
     pub(super) fn welcome_stranger(&mut self, channel: Channel) {
-        let strangers = self.clients.values().filter(|client| client.rank.is_none()).count();
-        if strangers >= MAX_STRANGERS {
-            return;
-        }
         let proof = match &channel {
             Channel::Remote(_) => Proof::Given,
             Channel::Local(connection) if connection.is_own_users() == Ok(true) => Proof::Wanted,
             // Another user of this host, or nobody knows who. Nothing of it is read.
             Channel::Local(_) => return refuse(channel, Refusal::Authentication),
         };
+        let strangers = self.clients.values().filter(|client| client.rank.is_none()).count();
+        if strangers >= MAX_STRANGERS && !self.make_room() {
+            return turn_away(channel, matches!(proof, Proof::Given));
+        }
         let token = self.next_client;
         self.next_client += 1;
         let flags = epoll::EventFlags::IN;
@@ -63,6 +76,20 @@ impl Control {
             let since = self.clock.now();
             self.clients.insert(token, Client { channel, since, proof, rank: None, parting: None });
         }
+    }
+
+    /// Makes room for a stranger: the oldest goes that has not proved that it belongs to the job, or else the oldest that has not said hello.
+    /// `false` where there is none: those that are left wait for the job's last word.
+    fn make_room(&mut self) -> bool {
+        let strangers =
+            self.clients.iter().filter(|(_, client)| client.rank.is_none() && client.parting.is_none());
+        let Some(token) = strangers.map(|(token, client)| (client.proof.is_given(), *token)).min() else {
+            return false;
+        };
+        if let Some(Client { channel, proof, .. }) = self.drop_client(token.1) {
+            turn_away(channel, proof.is_given());
+        }
+        true
     }
 
     /// Hears who has not proved to belong to the job. `false` if it has, and its message is a request.

@@ -36,7 +36,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
-/// Connections that have not said who they are. One more is closed at once: strangers get no room to pile up.
+/// Connections that have not said who they are. For one more another goes: strangers get no room to pile up.
 const MAX_STRANGERS: usize = 256;
 /// Longest time that a connection may take to say who it is, in milliseconds.
 const HELLO_WITHIN_MS: u64 = 10_000;
