@@ -709,6 +709,51 @@ def test_a_worker_that_left_its_process_group_is_killed_all_the_same(command, sc
     nothing_left([])
 
 
+@pytest.mark.parametrize(
+    ("refused", "number", "said", "hint"),
+    [
+        ("os.fork", "EAGAIN", "the warden, a process that cleans up after the launcher, ", "penstock doctor"),
+        ("tempfile.mkdtemp", "ENOSPC", "the run's private directory could not be made: No space", "TMPDIR"),
+        (
+            "subprocess.Popen",
+            "EAGAIN",
+            "server 0 could not be started: Resource temporarily",
+            "penstock doctor",
+        ),
+        ("socket.socketpair", "EMFILE", "no signals can be received: Too many open files", "penstock doctor"),
+    ],
+)
+def test_what_the_system_refuses_is_an_error_with_a_hint_and_leaves_nothing_behind(
+    script, tmp_path, nothing_left, refused, number, said, hint
+):
+    """A refused fork was a bare traceback, and the directory stayed."""
+    (tmp_path / "t").mkdir(exist_ok=True)
+    # In a process of its own. A limit on processes would not bind root.
+    program = script(f"""
+        import errno, os, socket, subprocess, sys, tempfile
+        from penstock.cli.main import main
+        def refuse(*_arguments, **_more):
+            raise OSError(errno.{number}, os.strerror(errno.{number}))
+        {refused} = refuse
+        sys.exit(main(["run", "worker.py"]))
+    """)
+    ended = subprocess.run(
+        [sys.executable, program],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path / "t")},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stderr.startswith(f"error: {said}"), ended.stderr
+    assert "hint: " in ended.stderr
+    assert hint in ended.stderr
+    assert "Traceback" not in ended.stderr
+    nothing_left([])
+
+
 def test_a_warden_that_somebody_stopped_is_not_waited_for_without_end(script, tmp_path):
     # In a process of its own: a warden is forked, and a library that another test imported may have threads.
     program = script("""

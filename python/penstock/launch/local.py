@@ -37,6 +37,8 @@ from penstock.launch.warden import Warden
 SOCKET_PATH_LIMIT = 107
 """Bytes of a Unix socket's path (sun_path, less its end)."""
 
+_ROOM = "TMPDIR=FOLDER in the environment names a folder that has room and can be written"
+
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -130,15 +132,19 @@ class Launch:
         Raises
         ------
         PenstockError
-            A process could not be started. What had been started is ended.
+            A process, or what the run itself needs, could not be had. What had been started is ended.
         """
-        directory = _private_directory(self.plan.servers)
-        self._directory = Path(directory)
-        warden = Warden(directory)
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self._console.release)
             cleanup.callback(self._selector.close)
+            with _named("the run's private directory could not be made", _ROOM):
+                directory = _private_directory(self.plan.servers)
+            self._directory = Path(directory)
+            cleanup.callback(shutil.rmtree, directory, ignore_errors=True)
+            with _named("the warden, a process that cleans up after the launcher, could not be started"):
+                warden = Warden(directory)
             cleanup.callback(warden.dismiss)
+            # Once more: it goes while the warden is still there, for a launcher that is killed just then.
             cleanup.callback(shutil.rmtree, directory, ignore_errors=True)
             cleanup.callback(self._finish)
             cleanup.enter_context(self._signals())
@@ -152,8 +158,9 @@ class Launch:
 
     def _start(self, warden: Warden, directory: str) -> None:
         plan = self.plan
-        for name, content in plan.files.items():
-            Path(directory, name).write_bytes(content)
+        with _named("the run's private directory could not be filled", _ROOM):
+            for name, content in plan.files.items():
+                Path(directory, name).write_bytes(content)
         common = {
             **os.environ,
             **plan.environment,
@@ -187,7 +194,7 @@ class Launch:
         arrange: Callable[[], None],
     ) -> None:
         report = self._on_report is not None and name.role == "worker"
-        try:
+        with _named(f"{name} could not be started"):
             process = Process(
                 name,
                 command,
@@ -196,11 +203,6 @@ class Launch:
                 report=report,
                 told=name.role == "server",
             )
-        except OSError as error:
-            raise PenstockError(
-                f"{name} could not be started: {error.strerror or error}",
-                hint="`penstock doctor` shows the limits of this host (processes, open files, memory)",
-            ) from error
         warden.guard(process.pid)
         self._processes.append(process)
         for descriptor in process.descriptors():
@@ -399,7 +401,8 @@ class Launch:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         """While the run lasts, signals become events."""
-        receiving, sending = socket.socketpair()
+        with _named("no signals can be received"):
+            receiving, sending = socket.socketpair()
         receiving.setblocking(False)
         sending.setblocking(False)
         # Under nohup, SIGHUP stays ignored.
@@ -477,6 +480,17 @@ class Launch:
             hung=tuple(self._hung),
             notes=notes,
         )
+
+
+@contextlib.contextmanager
+def _named(
+    what: str, hint: str = "`penstock doctor` shows the limits of this host (processes, open files, memory)"
+) -> Iterator[None]:
+    """What the system refuses inside is an error that says what for."""
+    try:
+        yield
+    except OSError as error:
+        raise PenstockError(f"{what}: {error.strerror or error}", hint) from error
 
 
 def _worker_environment(rank: int, size: int, endpoints: Sequence[str]) -> dict[str, str]:
