@@ -14,10 +14,12 @@ import ctypes
 import difflib
 import os
 import sys
+import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
@@ -28,6 +30,7 @@ from .consistency import ASP, BSP, SSP, Consistency, spelled
 from .exceptions import (
     DeclarationConflict,
     JobClosed,
+    NotDelivered,
     OptionError,
     Sealed,
     TensorNameError,
@@ -545,12 +548,16 @@ class Job(Sealed):
         Parameters
         ----------
         timeout
-            Seconds to wait for the servers. Default: the job's `deadline`.
+            Seconds to wait in all. Default: for each asynchronous push its own, for the servers the job's
+            `deadline`.
 
         Raises
         ------
+        OptionError
+            `timeout` is no number of seconds. The job is as it was.
         NotDelivered
-            A server had not taken everything in time.
+            A server had not taken everything in time, or an asynchronous push was still under way, which ends
+            with the job.
         DeadlineExceeded
             A server had, but did not say so, or had not taken rows of a table; or a call of another thread
             was under way all the time.
@@ -566,11 +573,18 @@ class Job(Sealed):
         >>> job.closed
         True
         """
+        if timeout is not None:
+            timeout = _number("a timeout", timeout)
+            if not timeout >= 0:
+                raise OptionError(f"expected a timeout of 0 seconds or more, got {timeout}")
+        begun = time.monotonic()
         try:
-            # Each is bounded by its own deadline. One that failed was not delivered. In a signal handler they
-            # may wait for the very call that it interrupts.
-            if not _core.is_interrupting():
-                self._settle()
+            # One that failed was not delivered. In a signal handler they may wait for the very call that it
+            # interrupts.
+            if self._pushes and not _core.is_interrupting():
+                self._settle(timeout)
+                if timeout is not None:
+                    timeout = max(0.0, begun + timeout - time.monotonic())
             self._core.leave(timeout)
         except BaseException as error:
             self._fail(error)
@@ -620,15 +634,28 @@ class Job(Sealed):
             self._pushes.append(future)
         return future
 
-    def _settle(self) -> None:
-        """Waits for the asynchronous pushes; raises what one raised, the next time what the next did."""
+    def _settle(self, timeout: float | None = None) -> None:
+        """
+        Waits for the asynchronous pushes; raises what one that failed raised, the next time what the next
+        did. Without a timeout each is bounded by its own deadline.
+        """
         pushes = list(self._pushes)
-        failed = [future for future in pushes if not future.cancelled() and future.exception() is not None]
+        if timeout is not None:
+            # Not by the futures' own timeouts: a signal handler may raise the same error.
+            wait([one for one in pushes if not one.cancelled()], min(timeout, threading.TIMEOUT_MAX))
+        over = pushes if timeout is None else [future for future in pushes if future.done()]
+        failed = [future for future in over if not future.cancelled() and future.exception() is not None]
         # Forgotten only now: a signal handler that raised must not leave some that nobody waits for.
         settled = set(map(id, pushes)) - set(map(id, failed[1:]))
         self._pushes = [future for future in self._pushes if id(future) not in settled]
         if failed:
             failed[0].result()
+        if late := len(pushes) - len(over):
+            raise NotDelivered(
+                f"worker {self.rank} waited {timeout} s for its asynchronous pushes: not done: {late}",
+                "look at what the other workers do, or raise `timeout`",
+                waited=timeout,
+            )
 
     def _await_pushes(self) -> None:
         """Waits for the asynchronous pushes, whose errors `clock` raises."""

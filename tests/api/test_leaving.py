@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+import penstock as ps
+
 
 def test_a_failure_that_no_call_has_raised_ends_the_script_with_an_error(spawn_job: Any) -> None:
     """It ended with exit code 0: what fails when the interpreter ends was forgotten."""
@@ -102,6 +106,51 @@ def test_an_asynchronous_push_that_was_not_delivered_is_raised_by_close(spawn_jo
     )
     assert "not delivered" in saved[0]["output"]
     assert "lost 0" in saved[1]["output"]
+
+
+def test_the_timeout_of_close_bounds_its_wait_for_asynchronous_pushes_which_end_with_it(
+    spawn_job: Any,
+) -> None:
+    """It waited for each push's own deadline."""
+    saved = spawn_job(
+        2,
+        """
+        import time
+
+        job = ps.init()
+        w = job.tensor("w", shape=3)
+        if job.rank == 0:
+            w.push(np.ones(3, np.float32))
+            job.clock()
+            # The other pushes nothing: the lane stays taken, and no push ends before the deadline.
+            pushes = [w.push_async(np.ones(3, np.float32)) for _ in range(2)]
+            begun = time.monotonic()
+            try:
+                job.close(timeout=0.2)
+            except ps.NotDelivered as error:
+                print("not delivered:", error)
+            ended = [type(push.exception()).__name__ for push in pushes]
+            print("ended with the job:", ended, "before the deadline:", time.monotonic() - begun < 60)
+        else:
+            try:
+                job.barrier()
+            except ps.WorkerLost as error:
+                print("lost", error.rank)
+        """,
+        options={"deadline": "60"},
+        fails=True,
+    )
+    assert "not delivered: " in saved[0]["output"], saved[0]["output"]
+    assert "ended with the job: ['JobClosed', 'JobClosed'] before the deadline: True" in saved[0]["output"]
+    assert "lost 0" in saved[1]["output"]
+
+
+@pytest.mark.parametrize("timeout", ["soon", float("nan"), -1])
+def test_a_timeout_of_close_that_is_none_leaves_the_job_as_it_was(job: ps.Job, timeout: Any) -> None:
+    """The job was left as one that failed."""
+    with pytest.raises(ps.OptionError):
+        job.close(timeout=timeout)
+    assert job.clock() == 1
 
 
 def test_a_script_that_ends_with_an_exit_code_has_not_left_well(spawn_job: Any) -> None:

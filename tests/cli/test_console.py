@@ -62,7 +62,8 @@ def test_a_stream_whose_reader_has_gone_is_remembered_and_stops_nothing(capfd):
         os.dup2(kept, 1)
         os.close(kept)
         os.close(writing)
-    assert console.closed == "stdout"
+    assert console.is_closed("stdout")
+    assert not console.is_closed("stderr")
     console.emit(Name("worker", 0), "stderr", [b"kept"])
     assert capfd.readouterr().err == "[worker 0] kept\n"
 

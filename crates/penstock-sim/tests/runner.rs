@@ -30,6 +30,17 @@ fn a_run_that_fails_exits_nonzero_and_names_its_seed() {
 }
 
 #[test]
+fn tables_have_seeds_of_their_own_which_are_played_alone_too() {
+    let output = run(&["--tables", "--seeds", "0..20"]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(text(&output.stdout).starts_with("20 seeds hold: "), "{output:?}");
+    let one = text(&run(&["--tables", "--seed", "7", "-v"]).stdout);
+    assert!(one.contains("seed: 7") && one.contains("propagation: "), "{one}");
+    assert_eq!(one, text(&run(&["--tables", "--seed", "7", "-v"]).stdout));
+    assert!(!run(&["--tables", "--sabotage", "folds-twice"]).status.success(), "that is for jobs");
+}
+
+#[test]
 fn seeds_that_are_no_range_are_refused() {
     for bad in ["5", "5..5", "9..3", "a..b"] {
         let output = run(&["--seeds", bad]);

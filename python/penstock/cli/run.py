@@ -86,8 +86,11 @@ def main(arguments: Sequence[str]) -> int:
     check_command(command)
     hint_at_options_behind(rules, head, command)
     plan = make_plan(given, command, grace=seconds(given.grace, "--grace"))
-    outcome = Launch(plan, Console(colour=terminal.coloured(sys.stdout))).run()
-    tell(outcome)
+    console = Console(colour=terminal.coloured(sys.stdout))
+    outcome = Launch(plan, console).run()
+    # Whoever took nothing until now would be waited for once more.
+    if not console.is_waiting("stderr"):
+        tell(outcome)
     return outcome.code
 
 

@@ -6,7 +6,8 @@ their process groups. If the launcher is killed outright, the kernel kills its c
 and the warden, a small process that waits on a pipe from the launcher, kills their groups and removes the
 directory. Shared memory has no name (memfd), so it goes with the last process that maps it.
 
-The launcher has one thread: it waits for output, for signals and for ends of children at one place.
+The launcher has one thread: it waits for output, for its reader, for signals and for ends of children at one
+place. Where nobody reads, the processes wait at their pipes; signals and ends are seen all the same.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pathlib import Path
 from types import FrameType
 
 from penstock.exceptions import PenstockError
-from penstock.launch.console import Console, Name
+from penstock.launch.console import Console, Name, Outlet, Stream
 from penstock.launch.outcome import Ended, Outcome, first_cause, traceback_of
 from penstock.launch.process import Process, die_with
 from penstock.launch.server import EXIT_JOB_FAILED
@@ -35,6 +36,8 @@ from penstock.launch.warden import Warden
 
 SOCKET_PATH_LIMIT = 107
 """Bytes of a Unix socket's path (sun_path, less its end)."""
+
+_ROOM = "TMPDIR=FOLDER in the environment names a folder that has room and can be written"
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -113,6 +116,12 @@ class Launch:
         self._broken_pipe = False
         self._stages: list[Stage] = []
         self._reports: dict[int, bytes] = {}
+        self._pipes: dict[int, Process] = {}
+        """Pipes that have not ended, and whose they are."""
+        self._full: set[Stream] = set()
+        """Streams that keep so much that what is shown there is not read."""
+        self._outlets: dict[int, Outlet] = {}
+        """What waits for a reader, by descriptor."""
         self._directory = Path()
         self._selector = selectors.DefaultSelector()
 
@@ -123,28 +132,35 @@ class Launch:
         Raises
         ------
         PenstockError
-            A process could not be started. What had been started is ended.
+            A process, or what the run itself needs, could not be had. What had been started is ended.
         """
-        directory = _private_directory(self.plan.servers)
-        self._directory = Path(directory)
-        warden = Warden(directory)
         with contextlib.ExitStack() as cleanup:
+            cleanup.callback(self._console.release)
             cleanup.callback(self._selector.close)
+            with _named("the run's private directory could not be made", _ROOM):
+                directory = _private_directory(self.plan.servers)
+            self._directory = Path(directory)
+            cleanup.callback(shutil.rmtree, directory, ignore_errors=True)
+            with _named("the warden, a process that cleans up after the launcher, could not be started"):
+                warden = Warden(directory)
             cleanup.callback(warden.dismiss)
+            # Once more: it goes while the warden is still there, for a launcher that is killed just then.
             cleanup.callback(shutil.rmtree, directory, ignore_errors=True)
             cleanup.callback(self._finish)
             cleanup.enter_context(self._signals())
             self._start(warden, directory)
             while any(process.returncode is None for process in self._processes):
                 self._step(warden)
+            self._write_the_rest()
         return self._outcome()
 
     # Starting
 
     def _start(self, warden: Warden, directory: str) -> None:
         plan = self.plan
-        for name, content in plan.files.items():
-            Path(directory, name).write_bytes(content)
+        with _named("the run's private directory could not be filled", _ROOM):
+            for name, content in plan.files.items():
+                Path(directory, name).write_bytes(content)
         common = {
             **os.environ,
             **plan.environment,
@@ -178,7 +194,7 @@ class Launch:
         arrange: Callable[[], None],
     ) -> None:
         report = self._on_report is not None and name.role == "worker"
-        try:
+        with _named(f"{name} could not be started"):
             process = Process(
                 name,
                 command,
@@ -187,14 +203,10 @@ class Launch:
                 report=report,
                 told=name.role == "server",
             )
-        except OSError as error:
-            raise PenstockError(
-                f"{name} could not be started: {error.strerror or error}",
-                hint="`penstock doctor` shows the limits of this host (processes, open files, memory)",
-            ) from error
         warden.guard(process.pid)
         self._processes.append(process)
         for descriptor in process.descriptors():
+            self._pipes[descriptor] = process
             self._selector.register(descriptor, selectors.EVENT_READ, process)
 
     # Listening
@@ -206,15 +218,19 @@ class Launch:
         if self._idle_seconds is not None:
             timeout = self._idle_seconds if timeout is None else min(timeout, self._idle_seconds)
         for key, _ in self._selector.select(timeout):
-            if isinstance(key.data, Process):
-                self._listen(key.data, key.fd)
+            if isinstance(key.data, Outlet):
+                key.data.flush()
+            elif isinstance(key.data, Process):
+                # Another pipe may just have filled it.
+                if not self._console.is_full(key.data.shown_as(key.fd)):
+                    self._listen(key.data, key.fd)
             else:
                 self._signalled(key.fd)
         for process in self._processes:
             if process.returncode is None and process.has_ended():
                 self._bury(process, warden)
         self._end_of_workers()
-        if self._console.closed == "stdout" and not self._broken_pipe:
+        if self._console.is_closed("stdout") and not self._broken_pipe:
             self._broken_pipe = True
             self._stop_workers(signal.SIGTERM)
         for stage in [stage for stage in self._stages if stage.after <= time.monotonic()]:
@@ -222,20 +238,46 @@ class Launch:
             stage.act()
         if self._on_idle is not None:
             self._on_idle()
+        self._attend()
 
-    def _listen(self, process: Process, descriptor: int) -> bool:
-        """Takes what a pipe holds; false at its end or when there is nothing now."""
+    def _attend(self) -> None:
+        """Watches the outlets that wait for their readers, and the pipes whose output they take."""
+        waiting = {outlet.descriptor: outlet for outlet in self._console.waiting()}
+        for descriptor in self._outlets.keys() - waiting.keys():
+            self._selector.unregister(descriptor)
+        for descriptor in waiting.keys() - self._outlets.keys():
+            self._selector.register(descriptor, selectors.EVENT_WRITE, waiting[descriptor])
+        self._outlets = waiting
+        streams: tuple[Stream, ...] = ("stdout", "stderr")
+        full = {stream for stream in streams if self._console.is_full(stream)}
+        if full == self._full:
+            return
+        for descriptor, process in self._pipes.items():
+            stream = process.shown_as(descriptor)
+            if stream in full - self._full:
+                self._selector.unregister(descriptor)
+            elif stream in self._full - full:
+                self._selector.register(descriptor, selectors.EVENT_READ, process)
+        self._full = full
+
+    def _end_pipe(self, descriptor: int) -> None:
+        """Nothing more is read from the pipe."""
+        if self._pipes.pop(descriptor).shown_as(descriptor) not in self._full:
+            self._selector.unregister(descriptor)
+
+    def _listen(self, process: Process, descriptor: int) -> int:
+        """Takes what a pipe holds; how many bytes: 0 at its end or when there is nothing now."""
         data = process.read(descriptor)
         if data is None:
-            return False
+            return 0
         if not data:
-            self._selector.unregister(descriptor)
+            self._end_pipe(descriptor)
         if descriptor == process.report_descriptor:
             self._report(process.name.rank, data)
         else:
             stream, lines = process.streams[descriptor]
             self._console.emit(process.name, stream, lines.feed(data) if data else lines.rest())
-        return bool(data)
+        return len(data)
 
     def _report(self, rank: int, data: bytes) -> None:
         *lines, self._reports[rank] = (self._reports.get(rank, b"") + data).split(b"\n")
@@ -247,16 +289,17 @@ class Launch:
 
     def _bury(self, process: Process, warden: Warden) -> None:
         """An ended process: its last output, what it left behind, and whether it failed."""
-        # What it wrote is in the pipes by now; what a child of its own may still write is not waited for.
+        # What it wrote is in the pipes by now, and is taken however much waits for a reader. What a child of
+        # its own may still write is not waited for.
         for descriptor in process.descriptors():
-            if descriptor in self._selector.get_map():
-                while self._listen(process, descriptor):
-                    pass
-                if descriptor in self._selector.get_map():
-                    self._selector.unregister(descriptor)
-                    if descriptor in process.streams:
-                        stream, lines = process.streams[descriptor]
-                        self._console.emit(process.name, stream, lines.rest())
+            left = process.pending(descriptor) if descriptor in self._pipes else 0
+            while left > 0 and (taken := self._listen(process, descriptor)) > 0:
+                left -= taken
+            if descriptor in self._pipes:
+                self._end_pipe(descriptor)
+                if descriptor in process.streams:
+                    stream, lines = process.streams[descriptor]
+                    self._console.emit(process.name, stream, lines.rest())
         code = process.reap()
         warden.release(process.pid)
         process.close()
@@ -358,7 +401,8 @@ class Launch:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         """While the run lasts, signals become events."""
-        receiving, sending = socket.socketpair()
+        with _named("no signals can be received"):
+            receiving, sending = socket.socketpair()
         receiving.setblocking(False)
         sending.setblocking(False)
         # Under nohup, SIGHUP stays ignored.
@@ -379,16 +423,37 @@ class Launch:
             sending.close()
 
     def _signalled(self, descriptor: int) -> None:
-        for byte in os.read(descriptor, 4096):
-            if byte in _FORWARDED:
-                number = signal.Signals(byte)
-                if self._interrupted is None:
-                    self._interrupted = number
-                    self._stop_workers(number)
-                else:
-                    self._stages = [Stage(0.0, self._kill_all)]
+        for number in _asked(descriptor):
+            if self._interrupted is None:
+                self._interrupted = number
+                self._stop_workers(number)
+            else:
+                self._stages = [Stage(0.0, self._kill_all)]
 
     # The end
+
+    def _write_the_rest(self) -> None:
+        """
+        When all processes have ended: writes what waits for its reader, for as long as there is one, or until
+        a signal comes. Where a signal has ended the run, a reader that takes nothing has the grace.
+        """
+        while waiting := self._console.waiting():
+            self._attend()
+            timeout = None
+            if self._interrupted is not None:
+                since = max(outlet.stuck_since for outlet in waiting)
+                timeout = since + self.plan.grace - time.monotonic()
+                if timeout <= 0:
+                    return
+            for key, _ in self._selector.select(timeout):
+                if isinstance(key.data, Outlet):
+                    key.data.flush()
+                elif asked := _asked(key.fd):
+                    if self._outcome().code == 0:
+                        self._interrupted = asked[0]
+                    return
+        if self._console.is_closed("stdout") and self._outcome().code == 0:
+            self._broken_pipe = True
 
     def _outcome(self) -> Outcome:
         if self._interrupted is not None:
@@ -415,6 +480,17 @@ class Launch:
             hung=tuple(self._hung),
             notes=notes,
         )
+
+
+@contextlib.contextmanager
+def _named(
+    what: str, hint: str = "`penstock doctor` shows the limits of this host (processes, open files, memory)"
+) -> Iterator[None]:
+    """What the system refuses inside is an error that says what for."""
+    try:
+        yield
+    except OSError as error:
+        raise PenstockError(f"{what}: {error.strerror or error}", hint) from error
 
 
 def _worker_environment(rank: int, size: int, endpoints: Sequence[str]) -> dict[str, str]:
@@ -454,6 +530,11 @@ def _private_directory(servers: int) -> str:
     if longest > SOCKET_PATH_LIMIT or "," in base:
         base = "/tmp"  # noqa: S108 (a fresh directory of mode 0700 is made in it)
     return tempfile.mkdtemp(prefix="penstock-", dir=base)  # 0700
+
+
+def _asked(descriptor: int) -> list[signal.Signals]:
+    """The signals that have come, of those that end a run."""
+    return [signal.Signals(byte) for byte in os.read(descriptor, 4096) if byte in _FORWARDED]
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:

@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import subprocess
+import sys
+import termios
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -96,6 +99,10 @@ class Process:
         """All pipes that come from the process."""
         return [*self.streams, *([self.report_descriptor] if self.report_descriptor >= 0 else [])]
 
+    def shown_as(self, descriptor: int) -> Stream:
+        """Where what comes through a pipe is shown. A report may be shown, too."""
+        return self.streams[descriptor][0] if descriptor in self.streams else "stdout"
+
     def read(self, descriptor: int) -> bytes | None:
         """What has come through a pipe: b"" at its end, None when there is nothing now."""
         try:
@@ -105,6 +112,10 @@ class Process:
         if descriptor in self.streams and self.streams[descriptor][0] == "stderr":
             self.tail = (self.tail + data)[-TAIL_BYTES:]
         return data
+
+    def pending(self, descriptor: int) -> int:
+        """How many bytes a pipe holds now."""
+        return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
 
     def has_ended(self) -> bool:
         """

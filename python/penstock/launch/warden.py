@@ -26,7 +26,12 @@ class Warden:
 
     def __init__(self, directory: str) -> None:
         reading, self._pipe = os.pipe()
-        self._pid = os.fork()
+        try:
+            self._pid = os.fork()
+        except OSError:
+            os.close(reading)
+            os.close(self._pipe)
+            raise
         if self._pid == 0:
             try:
                 _watch(reading, directory)

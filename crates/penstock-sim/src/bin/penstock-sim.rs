@@ -3,9 +3,9 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool")]
 
 use clap::Parser;
-use penstock_sim::Scenario;
 use penstock_sim::history::{Observation, Tally};
 use penstock_sim::memory::Sabotage;
+use penstock_sim::{Scenario, items};
 use std::ops::Range;
 use std::process::ExitCode;
 
@@ -19,9 +19,12 @@ struct Arguments {
     /// Run the seeds N up to, not including, M; stop at the first that fails.
     #[arg(long, value_name = "N..M", value_parser = seeds)]
     seeds: Option<Range<u64>>,
-    /// Print the scenario, and one line for everything that happens.
+    /// Print the scenario, and (but for tables) one line for everything that happens.
     #[arg(short, long)]
     verbose: bool,
+    /// Run tables of items instead, which have seeds of their own.
+    #[arg(long, conflicts_with = "sabotage")]
+    tables: bool,
     /// Break a promise on purpose, to see a checker at work.
     #[arg(long, value_enum)]
     sabotage: Option<Sabotage>,
@@ -36,11 +39,26 @@ fn seeds(text: &str) -> Result<Range<u64>, String> {
 }
 
 fn main() -> ExitCode {
-    let Arguments { seed, seeds, verbose, sabotage } = Arguments::parse();
+    let Arguments { seed, seeds, verbose, tables, sabotage } = Arguments::parse();
     let seeds = seeds.unwrap_or_else(|| seed..seed.saturating_add(1));
+    let held =
+        if tables { run_tables(seeds.clone(), verbose) } else { run_jobs(seeds.clone(), verbose, sabotage) };
+    match held {
+        Ok(tally) => println!("{} seeds hold: {tally}", seeds.end - seeds.start),
+        Err((seed, failure)) => {
+            let tables = if tables { "--tables " } else { "" };
+            eprintln!("seed {seed}: {failure}\nhint: replay it with `penstock-sim {tables}--seed {seed} -v`");
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// What happened in all jobs, or the first seed that fails, and how.
+fn run_jobs(seeds: Range<u64>, verbose: bool, sabotage: Option<Sabotage>) -> Result<String, (u64, String)> {
     let mut tally = Tally::default();
     let mut print = |at: u64, observation: &Observation<'_>| println!("{at:>8} {observation}");
-    for seed in seeds.clone() {
+    for seed in seeds {
         let scenario = Scenario { sabotage, ..Scenario::from_seed(seed) };
         let checked = if verbose {
             println!("{scenario:#?}");
@@ -48,14 +66,20 @@ fn main() -> ExitCode {
         } else {
             scenario.check()
         };
-        match checked {
-            Ok(outcome) => tally.merge(&outcome.tally),
-            Err(failure) => {
-                eprintln!("seed {seed}: {failure}\nhint: replay it with `penstock-sim --seed {seed} -v`");
-                return ExitCode::FAILURE;
-            }
-        }
+        tally.merge(&checked.map_err(|failure| (seed, failure.to_string()))?.tally);
     }
-    println!("{} seeds hold: {tally}", seeds.end - seeds.start);
-    ExitCode::SUCCESS
+    Ok(tally.to_string())
+}
+
+/// Likewise, for tables.
+fn run_tables(seeds: Range<u64>, verbose: bool) -> Result<String, (u64, String)> {
+    let mut tally = items::Tally::default();
+    for seed in seeds {
+        let scenario = items::Scenario::from_seed(seed);
+        if verbose {
+            println!("{scenario:#?}");
+        }
+        tally.merge(&scenario.check().map_err(|failure| (seed, failure))?);
+    }
+    Ok(tally.to_string())
 }

@@ -26,6 +26,7 @@ use penstock_proto::record::{self, LENGTH_BYTES};
 use producer::{After, Producer, Shared};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
 use std::rc::Rc;
 
 /// All that a seed decides.
@@ -73,6 +74,27 @@ pub struct Tally {
     pub bytes: u64,
     /// Most clocks that a row was behind.
     pub staleness: u64,
+}
+
+impl Tally {
+    /// Adds what happened in another run.
+    pub fn merge(&mut self, other: &Self) {
+        self.reads += other.reads;
+        self.waits += other.waits;
+        self.cuts += other.cuts;
+        self.bytes += other.bytes;
+        self.staleness = self.staleness.max(other.staleness);
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { reads, waits, cuts, bytes, staleness } = self;
+        write!(
+            out,
+            "{reads} reads, {waits} waits, {cuts} cuts, {bytes} bytes, at most {staleness} clocks behind"
+        )
+    }
 }
 
 impl Scenario {
@@ -488,10 +510,7 @@ mod tests {
         for seed in 0..1500 {
             let scenario = Scenario::from_seed(seed);
             let tally = scenario.check().unwrap_or_else(|what| panic!("seed {seed}: {what}\n{scenario:?}"));
-            all.reads += tally.reads;
-            all.waits += tally.waits;
-            all.cuts += tally.cuts;
-            all.staleness = all.staleness.max(tally.staleness);
+            all.merge(&tally);
         }
         // A simulation that never met a wait or a cut proves nothing.
         assert!(all.reads > 5_000 && all.waits > 2_500 && all.cuts > 250 && all.staleness == 8, "{all:?}");
