@@ -225,9 +225,22 @@ def _from_torch(tensor: Any, torch: Any) -> Array:
 
 
 def is_plain(value: object) -> bool:
-    """Whether `value` is plain Python numbers, which have no element type of their own."""
+    """
+    Whether `value` is plain Python numbers, in lists or not, which have no element type of their own.
+
+    Not a list of arrays, nor one with NumPy's numbers in it.
+    """
     # Exactly these: NumPy's float64 scalar is a Python float too, but it knows its element type.
-    return type(value) in (list, tuple, float, int)
+    if type(value) not in _LISTS:
+        return type(value) in _NUMBERS
+    inside = set(map(type, value))  # type: ignore[call-overload]
+    if inside <= _LISTS:
+        return all(map(is_plain, value))  # type: ignore[call-overload]
+    return inside <= _NUMBERS
+
+
+_LISTS = {list, tuple}
+_NUMBERS = {bool, int, float, complex}
 
 
 def contribution(value: ArrayLike, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -237,19 +250,70 @@ def contribution(value: ArrayLike, name: str, shape: tuple[int, ...], dtype: np.
     Raises
     ------
     ShapeError, DtypeError
-        It has another shape or element type; lists of numbers are converted.
+        It has another shape or element type; plain numbers are converted, if the element type can hold them.
     """
     array = as_array(value)
-    if is_plain(value) and array.dtype.kind in "iuf":
-        array = array.astype(dtype)
     if array.shape != shape:
         raise ShapeError(f"`{name}` has shape {shape}, got {array.shape}")
+    if array.dtype != dtype and is_plain(value):
+        array = _of_numbers(array, name, dtype)
     if array.dtype != dtype:
         raise DtypeError(
             f"`{name}` has dtype {dtype.name}, got {array.dtype.name}{_foreign(array.dtype)}",
-            f"convert it: `x.astype({(_native(array.dtype) or dtype.name)!r})`",
+            _conversion(value, _native(array.dtype) or dtype.name),
         )
     return array if array.flags.c_contiguous else np.ascontiguousarray(array).reshape(shape)
+
+
+def _conversion(value: object, dtype: str) -> str:
+    # A list goes there in one step: on the way through float64, 2**64 - 1 beside 0 would lose bits.
+    how = f"numpy.array(x, {dtype!r})" if type(value) in _LISTS else f"x.astype({dtype!r})"
+    return f"convert it: `{how}`"
+
+
+def _of_numbers(array: Array, name: str, dtype: np.dtype[Any]) -> Array:
+    """
+    Plain numbers as `dtype`: rounded, where it is one of floating point, else exactly; as they came, where
+    they are of a kind that `dtype` does not take.
+
+    Raises
+    ------
+    DtypeError
+        One is too large, or below zero where nothing is.
+    """
+    kinds = _TAKES.get("f" if _is_float(dtype) else dtype.kind, "")
+    if not array.size and kinds:
+        return array.astype(dtype)  # an empty list is float64 to NumPy
+    if array.dtype.kind not in kinds:
+        return array
+    with np.errstate(all="ignore"):
+        converted = array.astype(dtype)
+        if dtype.kind in "iu":
+            # And back. The sign as well: where it turned, the way back turns it again.
+            lost = (converted.astype(array.dtype) != array) | ((converted < 0) != (array < 0))
+        else:
+            lost = np.isfinite(array) & ~np.isfinite(converted)
+    if lost.any():
+        raise DtypeError(
+            f"`{name}` has dtype {dtype.name}, which cannot hold {array[lost][0]}",
+            "nothing is cast in silence: convert it with NumPy, or declare another dtype",
+        )
+    return converted
+
+
+_TAKES = {"b": "b", "i": "iu", "u": "iu", "f": "iuf", "c": "iufc"}
+"""Kinds of plain numbers that elements of a kind can hold."""
+
+
+def _is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether it is a real floating point type; those of ml_dtypes are not of NumPy's kind `f`."""
+    if dtype.kind == "V" and dtype.names is None and dtype.type is not np.void:
+        try:
+            ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+        except ValueError:
+            return False
+        return True
+    return dtype.kind == "f"
 
 
 def initial(
@@ -275,8 +339,9 @@ def initial(
     array = as_array(value)
     if dtype is not None:
         wanted = dtype_name(dtype)
-    elif is_plain(value) and array.dtype.kind in "iuf":
+    elif array.dtype.kind in "iuf" and is_plain(value):
         wanted = "float32"
+        array = _of_numbers(array, name, DTYPES[wanted])
     else:
         wanted = dtype_name(array.dtype)
     if shape is not None and shape_of(shape) != array.shape:
@@ -287,5 +352,9 @@ def initial(
     if array.dtype.kind not in "iufV" and array.dtype != DTYPES["bfloat16"]:
         raise DtypeError(f"`{name}`: expected real numbers, got dtype {array.dtype.name}")
     # `reshape`: NumPy would make a 0-d array one-dimensional.
-    contiguous = np.ascontiguousarray(array, dtype=DTYPES[wanted]).reshape(array.shape)
+    try:
+        contiguous = np.ascontiguousarray(array, dtype=DTYPES[wanted]).reshape(array.shape)
+    except (TypeError, ValueError):
+        # Bytes and structures are of kind V too, like the real numbers of ml_dtypes.
+        raise DtypeError(f"`{name}`: expected real numbers, got dtype {array.dtype}") from None
     return contiguous, contiguous.shape, wanted

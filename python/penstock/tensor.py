@@ -549,7 +549,7 @@ class Tensor(Sealed):
         >>> w.load(value=np.zeros(3, dtype=np.float32))
         """
         pieces, steps = self._pieces(value, state, step)
-        what = f"load of {self.name}"
+        what = f"load of {self.name} (every worker calls it)"
         self._job._await_pushes()
         self._job.barrier(timeout, what=what)
         if self._job.rank == 0 and (pieces or steps is not None):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,6 +71,62 @@ def test_every_element_type_of_a_fixed_size_comes_back(job: ps.Job, dtype: objec
     assert got.dtype == table.dtype
     assert (got == value).all()
     assert (table.get(1) == value[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers"),
+    [
+        ("i4", [1.7]),
+        ("i4", [1.0]),
+        ("i4", [2**31]),
+        ("i4", [2**40]),
+        ("i4", [True]),
+        ("i8", [2**63]),
+        ("u1", [-1]),
+        ("u1", [256]),
+        ("u8", [-1]),
+        ("?", [7]),
+        ("f2", [70000]),
+        ("bfloat16", [1e300]),
+        ("f8", [1j]),
+        ("U4", [1]),
+        ([("a", "f4"), ("b", "i4")], [1]),
+        # They have an element type of their own: a list of them is no list of plain numbers.
+        ("f4", [np.float64(1.5)]),
+        ("i4", [np.int64(1)]),
+    ],
+)
+def test_plain_numbers_that_a_row_cannot_hold_are_refused(
+    job: ps.Job, dtype: Any, numbers: list[Any]
+) -> None:
+    table = job.table("n", rows=2, width=1, dtype=dtype, produce="all", consume="all")
+    for rows, values in ((0, numbers), ([0, 1], [numbers, numbers])):
+        with pytest.raises(ps.DtypeError) as caught:
+            table.set(rows, values, clock=1)
+        assert caught.value.hint
+    assert table.versions([0, 1]).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers"),
+    [
+        ("i4", [-(2**31), 2**31 - 1]),
+        ("u1", [0, 255]),
+        ("u8", [2**63, 2**64 - 1]),
+        ("i8", [-(2**63), 2**63 - 1]),
+        ("?", [True, False]),
+        ("f4", [1, 0.5]),
+        ("f4", [math.inf, -math.inf]),
+        ("bfloat16", [1, 0.5]),
+        ("c8", [1, 1j]),
+    ],
+)
+def test_plain_numbers_become_what_a_row_holds(job: ps.Job, dtype: Any, numbers: list[Any]) -> None:
+    table = job.table("n", rows=1, width=2, dtype=dtype, produce="all", consume="all")
+    table.set(0, numbers, clock=1)
+    assert table.get(0).tolist() == numbers
+    table.set([0], (tuple(numbers),), clock=2)
+    assert table.get([0]).tolist() == [numbers]
 
 
 def test_a_sum_adds_up_and_its_own_rows_are_read_at_once(job: ps.Job) -> None:

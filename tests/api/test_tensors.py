@@ -54,6 +54,30 @@ def test_plain_numbers_are_float32_and_converted_when_pushed(job: ps.Job) -> Non
     np.testing.assert_array_equal(w.pull(), [[2, 3], [4, 4.5]])
 
 
+def test_a_list_of_arrays_keeps_their_element_type(job: ps.Job) -> None:
+    assert job.tensor("w", [np.zeros(2), np.ones(2)]).dtype == np.float64
+    v = job.tensor("v", shape=(2, 2))
+    with pytest.raises(ps.DtypeError, match="has dtype float32, got float64") as caught:
+        v.push([np.zeros(2), np.ones(2)])
+    assert caught.value.hint == "convert it: `numpy.array(x, 'float32')`"
+    v.push([np.zeros(2, np.float32), np.ones(2, np.float32)])
+
+
+def test_a_number_that_is_too_large_is_refused_and_does_not_become_infinite(job: ps.Job) -> None:
+    with pytest.raises(ps.DtypeError, match=r"which cannot hold 1e\+300"):
+        job.tensor("w", [1.0, 1e300])
+    w = job.tensor("w", shape=2)
+    with pytest.raises(ps.DtypeError, match=r"which cannot hold 1e\+300"):
+        w.push([1.0, 1e300])
+
+
+@pytest.mark.parametrize("value", [np.zeros(3, "V4"), np.zeros(3, [("a", "f4"), ("b", "f4")])])
+def test_what_holds_no_numbers_is_refused_as_a_value(job: ps.Job, value: Any) -> None:
+    for dtype in (None, "float32"):
+        with pytest.raises(ps.DtypeError):
+            job.tensor("w", value, dtype=dtype)
+
+
 def test_a_dtype_that_is_named_converts_the_value(job: ps.Job) -> None:
     assert job.tensor("w", np.arange(3), dtype="float64").dtype == np.float64
     assert job.tensor("v", np.ones(3), dtype=ml_dtypes.bfloat16).dtype == ml_dtypes.bfloat16

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import warnings
+from pathlib import Path
+
 import pytest
 
 import penstock as ps
+from penstock import _core
 from penstock.rendezvous import environment, slurm
 
 STEP = {
@@ -30,6 +35,9 @@ TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "MASTER_ADDR": "a", "MASTER_PORT": "
         ({**STEP, **OPEN_MPI}, ("mpirun", 1, 2)),
         ({**STEP, **TORCHRUN}, ("torchrun", 5, 8)),
         ({**TORCHRUN, "PENSTOCK_RANK": "1", "PENSTOCK_SIZE": "3"}, ("penstock", 1, 3)),
+        # Anybody's RANK, and a meeting place that is exported everywhere, say nothing of this process.
+        ({"RANK": "1"}, None),
+        ({"MASTER_ADDR": "a", "MASTER_PORT": "1"}, None),
         # A batch script and an allocation have Slurm's count, but are one process.
         ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}, None),
     ],
@@ -43,6 +51,10 @@ def test_the_place_of_a_process_is_what_its_own_launcher_says(variables, expecte
     ("variables", "error", "says"),
     [
         ({"WORLD_SIZE": "4"}, ps.NotUnderLauncher, "RANK does not say which"),
+        # Each of them trained alone, as rank 0 of 1, and ended with 0.
+        ({"PENSTOCK_RANK": "1"}, ps.NotUnderLauncher, "number 1 of several, but PENSTOCK_SIZE is not set"),
+        ({**OPEN_MPI, "PENSTOCK_RANK": "1"}, ps.NotUnderLauncher, "PENSTOCK_SIZE is not set"),
+        ({"RANK": "1", "MASTER_ADDR": "a"}, ps.NotUnderLauncher, "WORLD_SIZE is not set"),
         ({"RANK": "x", "WORLD_SIZE": "4"}, ps.OptionError, "RANK to be a whole number, got `x`"),
         ({"PENSTOCK_RANK": "-1", "PENSTOCK_SIZE": "4"}, ps.OptionError, "whole number"),
     ],
@@ -102,6 +114,8 @@ def test_the_tasks_of_a_step_agree_on_where_they_meet_and_two_steps_meet_elsewhe
     [
         ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT do not say where they meet"),
         ({"PENSTOCK_RANK": "0", "PENSTOCK_SIZE": "2"}, "nothing says where they meet"),
+        ({"PENSTOCK_RENDEZVOUS": "h:1"}, "PENSTOCK_RANK and PENSTOCK_SIZE are not set"),
+        ({"PENSTOCK_RENDEZVOUS": "h:1", "PENSTOCK_RANK": "1"}, "PENSTOCK_SIZE is not set"),
         ({"SLURM_NTASKS": "3"}, "srun did not start this one"),
         ({**STEP, "SLURM_JOB_ID": "1"}, "PENSTOCK_SECRET is not set"),
         ({"PENSTOCK_MANAGER": "h:1"}, "PENSTOCK_JOB is not set"),
@@ -122,4 +136,55 @@ def test_a_rank_outside_the_size_is_refused_before_anybody_is_waited_for(monkeyp
     for name, value in {"RANK": "4", "WORLD_SIZE": "4", "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ps.JobFull, match="rank 4 is outside the job's size, which WORLD_SIZE says is 4"):
+        ps.init()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("CONSISTENY", "CONSISTENCY"),
+        ("SERVER", "SERVERS"),
+        ("RENDEZVOUZ", "RENDEZVOUS"),
+        ("DEADLNE", "DEADLINE"),
+    ],
+)
+def test_a_variable_that_is_nearly_one_of_ours_is_refused_with_the_one_that_was_meant(
+    name: str, meant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"PENSTOCK_{name}", "asp")
+    with pytest.raises(ps.OptionError, match=f"PENSTOCK_{name} sets nothing") as caught:
+        ps.init()
+    assert f"did you mean PENSTOCK_{meant}?" in str(caught.value.hint)
+
+
+def test_a_variable_that_nobody_reads_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="PENSTOCK_TIMEOUT sets nothing"):
+        environment.check_names({"PENSTOCK_TIMEOUT": "5"})
+
+
+def test_every_variable_that_the_package_reads_or_kubernetes_makes_is_known() -> None:
+    package = Path(ps.__file__).parent
+    read = {
+        name
+        for path in package.rglob("*.py")
+        for name in re.findall(r"""["'](PENSTOCK_[A-Z_]+)["']""", path.read_text())
+    }
+    assert {"PENSTOCK_RANK", "PENSTOCK_REPORT_FD"} < read
+    read |= {str(option["env"]) for option in _core.options()}
+    made = {
+        "PENSTOCK_PORT",
+        "PENSTOCK_PORT_7701_TCP_ADDR",
+        "PENSTOCK_SERVICE_PORT_GRPC",
+        "PENSTOCK_MANAGER_PORT",
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        environment.check_names(dict.fromkeys(read | made, "x"))
+
+
+def test_a_topology_that_is_none_is_refused_where_one_process_is_alone_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PENSTOCK_TOPOLOGY", "ccc")
+    with pytest.raises(ps.OptionError, match="got `ccc`"):
         ps.init()

@@ -5,6 +5,9 @@ else close.
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -187,10 +190,12 @@ def test_a_schedule_made_before_works_on_the_distributed_optimizer(job: ps.Job) 
     schedule = torch.optim.lr_scheduler.ExponentialLR(original, 0.5)
     _, optimizer = ps.torch.distribute(model, original, job=job)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch counts the steps of the original, which are taken elsewhere
-        schedule.step()
-    model(torch.ones(5, 6)).sum().backward()
-    optimizer.step()
+        # torch looked at the original's steps, and warned that the schedule had gone first.
+        warnings.simplefilter("error")
+        for _ in range(2):
+            model(torch.ones(5, 6)).sum().backward()
+            optimizer.step()
+            schedule.step()
     assert next(iter(optimizer._delivery)).tensor.optimizer.lr == 0.025
 
 
@@ -471,12 +476,63 @@ def test_a_sparse_gradient_is_refused_with_what_to_do(job: ps.Job) -> None:
         (lambda p: torch.optim.SGD(p), {"overlap": 0}),
         (lambda p: torch.optim.SGD(p), {"overlap": True}),
         (lambda p: list(p), {}),
+        (lambda p: torch.optim.LBFGS(p), {}),
     ],
 )
 def test_what_cannot_be_distributed_is_refused(job: ps.Job, make: Make, options: dict[str, Any]) -> None:
     model = net()
     with pytest.raises(ps.OptionError):
         ps.torch.distribute(model, make(model.parameters()), job=job, **options)
+
+
+@pytest.mark.parametrize("how", ["pickled", "copied"])
+def test_a_copy_of_the_model_is_an_ordinary_model(job: ps.Job, how: str) -> None:
+    """It could not be pickled, and loading into a deep copy published the original, a collective call."""
+    model, optimizer = ps.torch.distribute(
+        plain := net(), torch.optim.SGD(plain.parameters(), lr=0.1), job=job
+    )
+    train(model, optimizer, steps=1)
+    if how == "pickled":
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        other = torch.load(file, weights_only=False)
+    else:
+        other = copy.deepcopy(model)
+    assert_close(other, model)
+    barriers = []
+    optimizer.publish = lambda: barriers.append(1)
+    other.load_state_dict(net().state_dict())
+    assert not barriers
+    model.load_state_dict(model.state_dict())
+    assert barriers
+    for call in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(ps.OptionError, match="belongs to the process") as caught:
+            call(optimizer)
+        assert "state_dict" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("overlap", [False, 1])
+def test_a_model_converted_after_distribute_is_said_to_be(job: ps.Job, overlap: Any) -> None:
+    model = nn.Linear(4, 2)
+    _, optimizer = ps.torch.distribute(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), job=job, overlap=overlap
+    )
+    before = model.weight.detach().clone()
+    model.double()
+    said = "`model/(weight|bias)` was distributed as float32 and is float64 now"
+    with pytest.raises(ps.DtypeError, match=said) as caught:
+        model(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
+        optimizer.step()
+    assert "before `distribute`" in str(caught.value.hint)
+    with pytest.raises(ps.DtypeError, match=said):
+        optimizer.publish()
+    assert optimizer.job.stats()["iteration"] == 0
+    model.float()
+    optimizer.zero_grad()
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(model.weight.detach(), before - 0.1)
 
 
 def test_fused_and_foreach_are_the_same_steps(job: ps.Job) -> None:

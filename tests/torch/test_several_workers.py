@@ -228,3 +228,24 @@ with ps.init() as job:
     )
     assert "without 1" in saved[0]["output"], saved[0]["output"]
     assert "left the job without distributing" in saved[0]["output"]
+
+
+def test_a_load_on_one_worker_alone_says_that_every_worker_must(spawn_job: Any) -> None:
+    saved = spawn_job(
+        2,
+        SETUP
+        + """
+model = net(0)
+with ps.init(deadline=3) as job:
+    model, optimizer = ps.torch.distribute(model, MAKERS["sgd"](model.parameters()), job=job)
+    try:
+        if job.rank == 0:
+            model.load_state_dict(net(5).state_dict())
+        train(model, optimizer, range(3), slice(None))
+    except ps.DeadlineExceeded as error:
+        print("told", error)
+""",
+    )
+    # Whoever is told first leaves, and the other may then go on alone.
+    outputs = saved[0]["output"] + saved[1]["output"]
+    assert "publish (every worker calls it, or model.load_state_dict)` and waits for workers [1]" in outputs

@@ -15,11 +15,15 @@ processes.
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock import _core
 from penstock.exceptions import NotUnderLauncher, OptionError
 
 Launcher = Literal["penstock", "torchrun", "mpirun", "srun"]
@@ -47,6 +51,32 @@ HOW_TO_GIVE_ONE = (
 )
 _SECRET_DIGITS = 64
 
+NAMES = (
+    "PENSTOCK_ADDRESS",
+    "PENSTOCK_ADMIN_TOKEN",
+    "PENSTOCK_ANNOUNCE_FD",
+    "PENSTOCK_DIRECTORY",
+    "PENSTOCK_ENDED_FD",
+    "PENSTOCK_HINTS",
+    "PENSTOCK_JOB",
+    "PENSTOCK_MANAGER",
+    "PENSTOCK_PARENT",
+    "PENSTOCK_RANK",
+    "PENSTOCK_RENDEZVOUS",
+    "PENSTOCK_REPORT_FD",
+    "PENSTOCK_SECRET",
+    "PENSTOCK_SERVERS",
+    "PENSTOCK_SERVER_TOKEN",
+    "PENSTOCK_SIZE",
+    "PENSTOCK_TOPOLOGY",
+)
+"""What Penstock reads of the environment beside the options."""
+_OF_TESTS = ("PENSTOCK_BENCH_", "PENSTOCK_TEST_", "PENSTOCK_BLESS", "PENSTOCK_CUTS")
+_OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_|$)")
+"""Kubernetes gives each pod such variables for each service, so for one that is named penstock, too."""
+_NEAR = 0.8
+"""Likeness from which on a name is taken for another one misspelled."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -68,10 +98,13 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
     OptionError
         A variable is no whole number.
     NotUnderLauncher
-        A variable says that there are several processes, and none says which of them this is.
+        A variable says that there are several processes, and none says which of them this is; or which it is,
+        and none of how many.
     """
     for launcher, rank_name, size_names in _VARIABLES:
         size_name = next((name for name in size_names if environment.get(name)), None)
+        if launcher == "penstock" and size_name is None:
+            _refuse_half(rank_name, size_names[0], environment)
         if size_name is None or (launcher == "srun" and not _is_step(environment)):
             continue
         if not environment.get(rank_name):
@@ -84,7 +117,66 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
             continue
         rank, size = whole_number(rank_name, environment), whole_number(size_name, environment)
         return Place(launcher, rank, size, size_name)
+    # `RANK` alone is anybody's name; beside torchrun's meeting place it is torchrun's.
+    if environment.get("MASTER_ADDR") or environment.get("MASTER_PORT"):
+        _refuse_half("RANK", "WORLD_SIZE", environment)
     return None
+
+
+def _refuse_half(rank_name: str, size_name: str, environment: Mapping[str, str]) -> None:
+    """Refuses a rank without a size: each process would train alone, as rank 0 of 1."""
+    if environment.get(rank_name) and not environment.get(size_name):
+        raise NotUnderLauncher(
+            f"{rank_name} says that this process is number {environment[rank_name]} of several, but "
+            f"{size_name} is not set",
+            f"set {size_name} to the number of processes, alike for all; to train alone, unset {rank_name}",
+        )
+
+
+def refuse_meeting_alone(environment: Mapping[str, str] = os.environ) -> None:
+    """
+    Refuses a meeting place where nothing says how many meet; for a process that has no `place`.
+
+    Raises
+    ------
+    NotUnderLauncher
+        There is one.
+    """
+    if environment.get("PENSTOCK_RENDEZVOUS"):
+        raise NotUnderLauncher(
+            "PENSTOCK_RENDEZVOUS says where processes meet, but PENSTOCK_RANK and PENSTOCK_SIZE are not set",
+            "set PENSTOCK_SIZE to the number of processes, alike for all, and PENSTOCK_RANK to this one's, "
+            "from 0, or let a launcher do so; to train alone, unset PENSTOCK_RENDEZVOUS",
+        )
+
+
+def check_names(environment: Mapping[str, str] = os.environ) -> None:
+    """
+    Looks for variables that begin with PENSTOCK_ and that nobody reads: warns, because others may use the
+    prefix.
+
+    Raises
+    ------
+    OptionError
+        One is nearly the name of one that is read.
+    """
+    mine = [name for name in environment if name.startswith("PENSTOCK_")]
+    if not mine:
+        return
+    known = {*NAMES, *(str(option["env"]) for option in _core.options())}
+    short = {name.removeprefix("PENSTOCK_"): name for name in known}
+    for name in mine:
+        if name in known or name.startswith(_OF_TESTS) or _OF_KUBERNETES.search(name):
+            continue
+        near = difflib.get_close_matches(name.removeprefix("PENSTOCK_"), short, n=1, cutoff=_NEAR)
+        if near:
+            raise OptionError(
+                f"the environment variable {name} sets nothing: Penstock reads none of that name",
+                f"did you mean {short[near[0]]}? If not, unset it, or give it another name",
+            )
+        warnings.warn(
+            f"the environment variable {name} sets nothing: Penstock reads none of that name", stacklevel=4
+        )
 
 
 def several_without_step(environment: Mapping[str, str] = os.environ) -> str | None:

@@ -18,6 +18,7 @@ def join(given: dict[str, str]) -> _core.Job:
 
     Errors are those of `penstock.init`.
     """
+    environment.check_names()
     place = environment.place()
     servers = environment.servers()
     manager = os.environ.get("PENSTOCK_MANAGER", "")
@@ -33,6 +34,10 @@ def join(given: dict[str, str]) -> _core.Job:
             f"SLURM_NTASKS says that {tasks} processes are meant to run, but srun did not start this one",
             "start the script with `srun python ...` in the batch script; to train alone, unset SLURM_NTASKS",
         )
+    if place is None:
+        environment.refuse_meeting_alone()
+    # It would be of no use here, but elsewhere; and what it says may be wrong.
+    environment.topology()
     job = _core.Job.embedded(given)
     if place is None:
         alone.say()
@@ -104,8 +109,8 @@ def _of_a_child(error: JobFull) -> JobFull | None:
         f"{error}; this process ({os.getpid()}) was started by process {parent.pid} with its environment",
         "a child process takes part in no job by itself: leave `ps.init()` to the process that the launcher "
         "started (under `if __name__ == '__main__':` where the start method is `spawn`), or take "
-        "PENSTOCK_SERVERS, PENSTOCK_MANAGER and PENSTOCK_RANK out of the child's environment, "
-        "and it is a job of its own",
+        "PENSTOCK_SERVERS, PENSTOCK_MANAGER, PENSTOCK_RENDEZVOUS, PENSTOCK_RANK and PENSTOCK_SIZE out of the "
+        "child's environment, and it is a job of its own",
     )
 
 

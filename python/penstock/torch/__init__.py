@@ -97,8 +97,9 @@ def distribute(
     Raises
     ------
     OptionError
-        `overlap` is none; the optimizer is `differentiable` or `capturable`; the servers cannot take its
-        steps and the consistency is not BSP; parameters live neither on the CPU nor on a CUDA device.
+        `overlap` is none; the optimizer is `differentiable` or `capturable`, or its step needs a closure
+        (LBFGS); the servers cannot take its steps and the consistency is not BSP; parameters live neither on
+        the CPU nor on a CUDA device.
     DtypeError
         A parameter is neither float32, float64, float16 nor bfloat16.
     DeclarationConflict
@@ -112,7 +113,8 @@ def distribute(
     -----
     A parameter that several modules share is one tensor; a frozen one is none until it is unfrozen; one that
     no gradient reached is not contributed to, and torch's rule for `grad is None` holds. Buffers (batch
-    statistics) stay local after the start. A script that changes `p.grad` before `step()` changes its own
+    statistics) stay local after the start. Convert and move the model before; a copy of it, or one that was
+    saved whole, is an ordinary model. A script that changes `p.grad` before `step()` changes its own
     contribution, before the average.
 
     Examples

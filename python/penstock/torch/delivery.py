@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from ..exceptions import OptionError
+from ..exceptions import DtypeError, OptionError, PenstockError, ShapeError
 from ..optim import Settings
 from ..tensor import Tensor
 from .rules import GroupRule, NoRule
@@ -56,6 +56,31 @@ class Shared:
     folds: int = 0
     """Updates that this process has applied; counted where its own optimizer steps."""
     handles: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._place = (self.parameter.dtype, self.parameter.device, self.parameter.shape)
+
+    def check(self) -> None:
+        """Raises DtypeError, OptionError or ShapeError if the parameter is no longer what the tensor is."""
+        dtype, device, shape = self._place
+        now = self.parameter
+        if now.dtype is dtype and now.device == device and now.shape == shape:
+            return
+        if now.dtype is not dtype:
+            error: type[PenstockError] = DtypeError
+            what = f"was distributed as {_word(dtype)} and is {_word(now.dtype)} now"
+        elif now.device != device:
+            error, what = OptionError, f"was distributed on {device} and is on {now.device} now"
+        else:
+            error, what = (
+                ShapeError,
+                f"was distributed with shape {tuple(shape)}, and has {tuple(now.shape)} now",
+            )
+        raise error(
+            f"parameter `{self.name}` {what}",
+            "what converts or moves a model, such as `model.double()` or `model.to(...)`, belongs before "
+            "`distribute`",
+        )
 
     def remember(self) -> None:
         """Notes the gradient and the numbers as they are."""
@@ -134,6 +159,7 @@ class Delivery:
         gradient, carry = shared.parameter.grad, shared.carry
         if gradient is None and carry is None:
             return
+        shared.check()
         shared.group.refresh()
         if gradient is None:
             gradient, carry = carry, None
@@ -143,6 +169,11 @@ class Delivery:
         shared.transfer.send(dense(gradient, shared.name))
         shared.carry = None
         shared.left = True
+
+    def check(self) -> None:
+        """Raises DtypeError, OptionError or ShapeError if a parameter is no longer what its tensor is."""
+        for shared in self._all:
+            shared.check()
 
     def finish(self) -> None:
         """Sends what has not left, in `step()`; learns."""
@@ -201,6 +232,10 @@ class Delivery:
         for shared in self._all:
             shared.expected = self._count
         self._lessons = 1 if self._learns else 0
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _left_already(shared: Shared, what: str) -> OptionError:

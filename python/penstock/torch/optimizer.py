@@ -7,6 +7,7 @@ schedulers work on either, and what they change travels with the next push.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -17,7 +18,7 @@ import torch
 
 from ..arrays import as_array
 from ..consistency import BSP, Consistency, parse, spelled
-from ..exceptions import OptionError, SettingsError
+from ..exceptions import OptionError, SettingsError, not_to_be_sent
 from ..job import Job
 from ..tensor import _as_buffer
 from .broadcast import broadcast
@@ -55,6 +56,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._declaration = declaration
         self._timeout = timeout
         self._by_server = has_rule(optimizer)
+        _refuse_closure(optimizer)
         if not self._by_server and self._consistency != BSP():
             raise OptionError(
                 f"{type(optimizer).__name__} steps in each worker, on averaged gradients: it needs ps.BSP(), "
@@ -83,7 +85,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             job._barrier_of_all(timeout, "distributing its model and optimizer")
         self._ready = True
         optimizer.register_step_pre_hook(self._refuse_original)
-        model.register_load_state_dict_post_hook(lambda *_: self.publish())
+        model.register_load_state_dict_post_hook(_AfterLoad(self))
+
+    def __reduce__(self) -> Any:
+        raise not_to_be_sent(
+            "the optimizer that `distribute` returned",
+            "save `optimizer.state_dict()`, and `model.state_dict()` beside it",
+        )
 
     def __repr__(self) -> str:
         where = "by the servers" if self._by_server else "here, on gradients that the servers average"
@@ -122,7 +130,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         OptionError
             A gradient or a learning rate was changed after the gradient had left; pass `overlap=False`.
         DtypeError
-            A gradient is sparse.
+            A gradient is sparse, or the model was converted after `distribute`.
         SettingsError
             A parameter group holds a number that is out of range, or changed a flag.
         NonFiniteError, LaneTimeout, PullTimeout, JobClosed
@@ -132,6 +140,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._delivery.check()
         self._warn_of_changes()
         self._take_in()
         self._delivery.finish()
@@ -140,6 +149,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._pull_all()
         else:
             self._step_here()
+        # What a scheduler looks at that was made of the original: whether that has been stepped before it.
+        cast(Any, self._original)._opt_called = True
         self._delivery.next_iteration()
         return loss
 
@@ -174,13 +185,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ------
         BarrierTimeout
             Not every worker called it in time.
+        DtypeError
+            The model was converted after `distribute`.
         JobClosed
             The job has ended.
         """
+        self._delivery.check()
+        what = f"{self._prefix}: publish (every worker calls it, or model.load_state_dict)"
         if not self._by_server:
+            if self.job.size > 1:
+                self.job.barrier(self._timeout, what=what)
             broadcast(self.job, f"{self._prefix}/parameters", self._labelled(self._mine()), self._timeout)
         else:
-            what = f"{self._prefix}: publish"
             self.job.barrier(self._timeout, what=what)
             if self.job.rank == 0:
                 for shared in self._shared.values():
@@ -276,7 +292,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Puts torch's states onto the servers, rank 0's. With `everything`, parameters without state start
         anew.
         """
-        what = f"{self._prefix}: load of a state"
+        what = f"{self._prefix}: the optimizer's state"
+        if everything:
+            what = f"{self._prefix}: load of a state (every worker calls optimizer.load_state_dict)"
         self.job.barrier(self._timeout, what=what)
         if self.job.rank == 0:
             for shared in self._shared.values():
@@ -423,6 +441,35 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     stacklevel=4,
                 )
                 return
+
+
+def _refuse_closure(optimizer: torch.optim.Optimizer) -> None:
+    """Raises OptionError for an optimizer that evaluates the model again and again within one step."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        name = type(optimizer).__name__
+        raise OptionError(
+            f"the step of {name} needs a closure: it evaluates the model several times, and `distribute` "
+            "averages gradients over the workers once a step",
+            f"use an optimizer that steps on the gradients it is given; {name} is for one process",
+        )
+
+
+class _AfterLoad:
+    """
+    The model's hook behind `load_state_dict`. A copy of the model, pickled or not, is nobody's: its hook does
+    nothing.
+    """
+
+    def __init__(self, optimizer: DistributedOptimizer | None = None) -> None:
+        self._optimizer = optimizer
+
+    def __call__(self, *_: Any) -> None:
+        if self._optimizer is not None:
+            self._optimizer.publish()
+
+    def __reduce__(self) -> Any:
+        return _AfterLoad, ()
 
 
 def _check_same_flags(
