@@ -305,7 +305,7 @@ class Launch:
         process.close()
         ended = Ended(process.name, process.pid, code, process.stopped, process.tail)
         self._ended.append(ended)
-        if process.name.role == "worker":
+        if process.name.role == "worker" and not self._has_lost_a_server():
             # One that had not joined is missed by nobody else, one on a network connection not for a lease.
             how = None if code == 0 else ended.how()
             for server in self._running("server"):
@@ -313,6 +313,10 @@ class Launch:
         if ended.failed and not (self.plan.go_on and process.name.role == "worker"):
             self._note_the_loss()
             self._wind_down()
+
+    def _has_lost_a_server(self) -> bool:
+        """Whether a server has failed: workers that fail then do so because of it."""
+        return any(one.failed for one in self._ended if one.name.role == "server")
 
     def _note_the_loss(self) -> None:
         """

@@ -162,7 +162,12 @@ impl Inner {
         // The first server opens barriers: it hears of it last, so that nobody passes one before the others have everything.
         let Some((first, others)) = links.split_first() else { return Ok(()) };
         let asked = others.iter().map(Link::ask_to_leave).collect::<Result<Vec<_>, _>>()?;
-        others.iter().zip(asked).try_for_each(|(link, asked)| link.confirm(asked, deadline))?;
+        for ((link, asked), server) in others.iter().zip(asked).zip(1..) {
+            link.confirm(asked, deadline)?;
+            // It would be taken for lost: it listens to this worker no more, however long the first server takes.
+            let courier = lock(&self.couriers).remove(&server);
+            courier.inspect(|courier| courier.end());
+        }
         first.confirm(first.ask_to_leave()?, deadline)
     }
 }
