@@ -90,6 +90,90 @@ assert (V.get([0], clock=0) >= done).all()
 job.close()
 """
 
+# The other thread makes what is made at the first such call, and lets go of the interpreter meanwhile: it is
+# made to, since it has been asked for it in a call of C's, and the main thread then keeps the interpreter.
+IN_A_FIRST_CALL = """
+import ctypes, functools, os, signal, sys, threading, time
+import numpy as np
+import penstock as ps
+
+keep = ctypes.PyDLL(None).usleep  # microseconds, in which nobody else gets the interpreter
+job = ps.init()
+U = job.table("U", rows=1, dtype="f8", produce="all")
+U.set(slice(1), np.ones((1, 1)), clock=0)
+
+class Slow:
+    __index__ = functools.partial(keep, 300_000)
+
+begun = False
+
+def first():
+    global begun
+    begun = True
+    U.set(slice(Slow(), 1), np.full((1, 1), 2.0), clock=np.int64(0))  # no clock as the core takes it
+
+sys.setswitchinterval(0.1)
+thread = threading.Thread(target=first)
+thread.start()
+while not begun:
+    time.sleep(0)
+keep(20_000)
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    try:
+        U.set([0], [[3.0]], clock=0)
+    except ps.JobClosed:
+        os._exit(0)
+    os._exit(1)
+assert os.waitpid(child, 0)[1] == 0
+thread.join()
+assert U.get(0, clock=0)[0] == 2
+job.close()
+"""
+
+# Another thread's wait looks at the interpreter while the main thread keeps it, and forks.
+IN_A_LOOK = """
+import atexit, ctypes, os, signal, sys, threading, time
+
+began = None
+
+@atexit.register
+def judge():  # what is registered first is run last
+    if began is not None:
+        os._exit(0 if time.monotonic() - began < 4 else 3)
+
+import penstock as ps
+
+job = ps.init()
+if job.rank == 1:
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.05)
+    job.barrier()
+    sys.exit()
+thread = threading.Thread(target=job.barrier)
+thread.start()
+time.sleep(0.3)
+sys.setswitchinterval(1000)  # nobody is asked to let go
+ctypes.PyDLL(None).usleep(300_000)
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    os.environ.clear()  # which say that it is a worker of its parent's job
+    own = ps.init(deadline=20)
+
+    @atexit.register
+    def begin():
+        global began
+        began = time.monotonic()
+
+    sys.exit()
+status = os.waitpid(child, 0)[1]
+open(sys.argv[1], "x").close()
+thread.join()
+assert status == 0, status
+"""
+
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_a_child_of_fork_is_refused_at_once_and_its_parent_goes_on(tmp_path: Path, transport: str) -> None:
@@ -98,6 +182,23 @@ def test_a_child_of_fork_is_refused_at_once_and_its_parent_goes_on(tmp_path: Pat
     run = [sys.executable, "-m", "penstock.cli", "run"]
     command = [*run, "--workers", "2", "--transport", transport, str(script)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_a_child_that_is_forked_in_another_threads_first_call_is_refused_at_once(tmp_path: Path) -> None:
+    script = tmp_path / "first.py"
+    script.write_text(IN_A_FIRST_CALL)
+    ended = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_a_child_with_a_job_of_its_own_ends_without_its_parents_threads(tmp_path: Path) -> None:
+    script = tmp_path / "look.py"
+    script.write_text(IN_A_LOOK)
+    run = [sys.executable, "-m", "penstock.cli", "run", "--workers", "2", str(script), str(tmp_path / "done")]
+    ended = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 

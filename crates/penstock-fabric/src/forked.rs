@@ -5,8 +5,7 @@
 
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use std::ptr;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 const PAGE: usize = 4096;
 
@@ -24,8 +23,7 @@ static LAST: AtomicU64 = AtomicU64::new(0);
 impl Maker {
     /// This process.
     pub fn this() -> Self {
-        static WORD: OnceLock<Option<&'static AtomicU64>> = OnceLock::new();
-        let word = *WORD.get_or_init(wiped_in_children);
+        let word = word();
         let number = match word.map(|word| (word, word.load(Ordering::Relaxed))) {
             None => process(),
             Some((word, 0)) => {
@@ -54,6 +52,24 @@ impl Default for Maker {
 
 fn process() -> u64 {
     rustix::process::getpid().as_raw_nonzero().get().unsigned_abs().into()
+}
+
+/// The first word of this process's page; `None` where the kernel has no such page.
+fn word() -> Option<&'static AtomicU64> {
+    /// Its address stands for none.
+    static NONE: AtomicU64 = AtomicU64::new(0);
+    // No cell that is filled once: a child that was made while another thread fills it would wait for that thread for ever.
+    static WORD: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
+    let address = |word: &'static AtomicU64| ptr::from_ref(word).cast_mut();
+    let mut found = WORD.load(Ordering::Acquire);
+    if found.is_null() {
+        let made = address(wiped_in_children().unwrap_or(&NONE));
+        // Who comes second leaves its page alone: there are at most as many as threads that began at once.
+        let set = WORD.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire);
+        found = set.map_or_else(|other| other, |_| made);
+    }
+    // SAFETY: it came from a reference that lives as long as the process.
+    (found != address(&NONE)).then(|| unsafe { &*found })
 }
 
 /// The first word of a new page that is all zeros in every child; `None` where the kernel has none.

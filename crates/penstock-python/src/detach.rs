@@ -20,9 +20,9 @@ use pyo3::prelude::*;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
 
 /// Shows that this thread holds no interpreter.
 pub(crate) struct Detached(());
@@ -38,11 +38,12 @@ type Closing = (Arc<Core<Job>>, Option<String>);
 
 /// Whether the interpreter is about to end, or has ended: waits go on without it.
 static ENDED: AtomicBool = AtomicBool::new(false);
-/// Threads that are in the middle of a wait and look whether it shall end.
-static LOOKING: Mutex<usize> = Mutex::new(0);
-static LOOKED: Condvar = Condvar::new();
+/// The process, and above that how many of its threads are in the middle of a wait and look whether it shall end. No lock: a child
+/// of `fork` may have a job of its own, and it has a copy of this, but none of the threads that it counts.
+static LOOKING: AtomicU64 = AtomicU64::new(0);
 /// Longest wait for such threads when the interpreter is about to end: one that runs a signal handler may take its time.
 const LAST_LOOKS: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 thread_local! {
     /// Whether this thread is inside a call of the core.
@@ -146,24 +147,39 @@ impl Drop for Closes {
 
 /// A look at the interpreter in the middle of a wait, and of its locks. An interpreter that ends stops for ever whoever comes back to
 /// it, so none begins once that is near, and it is waited for those that have begun.
-struct Look;
+struct Look {
+    /// Whose: a signal handler that runs in it may fork.
+    process: u32,
+}
 
 impl Look {
-    #[expect(clippy::disallowed_methods, reason = "nobody waits under this lock")]
     fn new() -> Option<Self> {
-        let mut looking = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
-        (!ENDED.load(Ordering::Relaxed)).then(|| {
-            *looking += 1;
-            Self
-        })
+        let look = Self { process: std::process::id() };
+        look.count(|looking| looking + 1);
+        // Either this sees that the end is near, or who ends sees this look: both are in one order with what they write first.
+        (!ENDED.load(Ordering::SeqCst)).then_some(look)
+    }
+
+    /// Of this process.
+    fn looking() -> u64 {
+        let looking = LOOKING.load(Ordering::SeqCst);
+        if looking as u32 == std::process::id() { looking >> 32 } else { 0 }
+    }
+
+    fn count(&self, change: impl Fn(u64) -> u64) {
+        let process = u64::from(self.process);
+        let _ = LOOKING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |looking| {
+            let here = if looking as u32 == self.process { looking >> 32 } else { 0 };
+            Some(change(here) << 32 | process)
+        });
     }
 }
 
 impl Drop for Look {
-    #[expect(clippy::disallowed_methods, reason = "nobody waits under this lock")]
     fn drop(&mut self) {
-        *LOOKING.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        LOOKED.notify_all();
+        if self.process == std::process::id() {
+            self.count(|looking| looking - 1);
+        }
     }
 }
 
@@ -171,9 +187,11 @@ impl Drop for Look {
 #[expect(clippy::disallowed_methods, reason = "this file is the door")]
 pub(crate) fn about_to_end(py: Python<'_>) {
     py.detach(|| {
-        let looking = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
-        ENDED.store(true, Ordering::Relaxed);
-        let _ = LOOKED.wait_timeout_while(looking, LAST_LOOKS, |looking| *looking > 0);
+        ENDED.store(true, Ordering::SeqCst);
+        let began = Instant::now();
+        while Look::looking() > 0 && began.elapsed() < LAST_LOOKS {
+            std::thread::sleep(LOOK_AGAIN);
+        }
     });
 }
 

@@ -144,7 +144,7 @@ fn cut_all(descriptors: &[i32]) {
 #[test]
 fn a_worker_that_cannot_connect_again_for_want_of_descriptors_blames_itself() {
     let _alone = alone();
-    let cluster = Cluster::over(Way::Tcp, 1, 1, &[("lease", "1")]);
+    let cluster = Cluster::over(Way::Tcp, 1, 1, &[("lease", "3")]);
     let job = cluster.join(0);
     let w = declare(&job, "w", 4, Bsp);
     let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();

@@ -10,9 +10,8 @@ use penstock_proto::items::Slack;
 use penstock_proto::items::spec::is_slack;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyInt, PySlice, PyType};
+use pyo3::types::{PyInt, PySlice, PyString, PyType};
 use smallvec::SmallVec;
 use std::mem::MaybeUninit;
 use std::time::Duration;
@@ -29,6 +28,21 @@ pub(crate) struct TableCalls {
     keys: [Py<PyAny>; 2],
     ndarray: Py<PyType>,
     empty: Py<PyAny>,
+    names: Names,
+}
+
+/// Names that are looked up. Each table has its own: see `clippy.toml` on what would make them once for all.
+struct Names {
+    dtype: Py<PyString>,
+    write: Py<PyString>,
+    read: Py<PyString>,
+}
+
+impl Names {
+    fn new(py: Python<'_>) -> Self {
+        let name = |name| PyString::intern(py, name).unbind();
+        Self { dtype: name("dtype"), write: name("_write"), read: name("_read") }
+    }
 }
 
 /// The quick calls: they give up where they would have to wait.
@@ -149,7 +163,8 @@ impl TableCalls {
     /// Whether it is an array of the table's element type, by which it has as many bytes as it should.
     fn is_plain(&self, array: &Bound<'_, PyAny>) -> bool {
         let Some(plain) = &self.plain else { return false };
-        self.is_array(array) && array.getattr(intern!(array.py(), "dtype")).is_ok_and(|dtype| dtype.is(plain))
+        self.is_array(array)
+            && array.getattr(self.names.dtype.bind(array.py())).is_ok_and(|dtype| dtype.is(plain))
     }
 
     fn is_array(&self, object: &Bound<'_, PyAny>) -> bool {
@@ -171,7 +186,7 @@ impl TableCalls {
             return whole.then(|| Rows::Run(found.start as u64..found.stop as u64));
         }
         if self.is_array(rows) {
-            let dtype = rows.getattr(intern!(py, "dtype")).ok()?;
+            let dtype = rows.getattr(self.names.dtype.bind(py)).ok()?;
             if self.keys.iter().any(|key| dtype.is(key)) {
                 return Held::new(rows, false)?.keys().map(Rows::Each);
             }
@@ -216,6 +231,21 @@ impl TableCalls {
             })?;
         }
         Ok(true)
+    }
+
+    /// Also what is not taken as it is.
+    fn write_as_given(
+        slf: &Bound<'_, Self>,
+        rows: &Bound<'_, PyAny>,
+        values: &Bound<'_, PyAny>,
+        clock: Option<&Bound<'_, PyAny>>,
+        add: bool,
+    ) -> PyResult<()> {
+        let calls = Bound::get(slf);
+        if !calls.write(rows, values, clock, add)? {
+            slf.call_method1(calls.names.write.bind(slf.py()), (rows, values, clock, add))?;
+        }
+        Ok(())
     }
 
     fn terms(
@@ -294,10 +324,10 @@ impl TableCalls {
         _others: &Bound<'_, PyAny>,
     ) -> PyResult<Self> {
         let py = rows.py();
-        let numpy = py.import(intern!(py, "numpy"))?;
-        let kind: String = dtype.getattr(intern!(py, "kind"))?.extract()?;
-        let key = |name: &str| numpy.call_method1(intern!(py, "dtype"), (name,)).map(Bound::unbind);
-        let ndarray = numpy.getattr(intern!(py, "ndarray"))?;
+        let numpy = py.import("numpy")?;
+        let kind: String = dtype.getattr("kind")?.extract()?;
+        let key = |name: &str| numpy.call_method1("dtype", (name,)).map(Bound::unbind);
+        let ndarray = numpy.getattr("ndarray")?;
         Ok(Self {
             table: core.get().table.quick().share(),
             width,
@@ -308,7 +338,8 @@ impl TableCalls {
                 .cast_into::<PyType>()
                 .map_err(|error| PyTypeError::new_err(error.to_string()))?
                 .unbind(),
-            empty: numpy.getattr(intern!(py, "empty"))?.unbind(),
+            empty: numpy.getattr("empty")?.unbind(),
+            names: Names::new(py),
         })
     }
 
@@ -345,10 +376,7 @@ impl TableCalls {
         values: &Bound<'_, PyAny>,
         clock: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        if !Bound::get(slf).write(rows, values, clock, false)? {
-            slf.call_method1(intern!(slf.py(), "_write"), (rows, values, clock, false))?;
-        }
-        Ok(())
+        Self::write_as_given(slf, rows, values, clock, false)
     }
 
     /// Add to rows of a table with fold="sum". Arguments, visibility and errors are those of `set`; a row that
@@ -374,10 +402,7 @@ impl TableCalls {
         values: &Bound<'_, PyAny>,
         clock: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        if !Bound::get(slf).write(rows, values, clock, true)? {
-            slf.call_method1(intern!(slf.py(), "_write"), (rows, values, clock, true))?;
-        }
-        Ok(())
+        Self::write_as_given(slf, rows, values, clock, true)
     }
 
     /// Copy rows that this worker consumes or produces, each at a version >= clock - slack.
@@ -432,12 +457,10 @@ impl TableCalls {
         out: Option<&Bound<'py, PyAny>>,
         timeout: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        match Bound::get(slf).read(rows, out, Self::terms(clock, slack, timeout))? {
+        let calls = Bound::get(slf);
+        match calls.read(rows, out, Self::terms(clock, slack, timeout))? {
             Some(out) => Ok(out),
-            None => {
-                let arguments = (rows, clock, slack, out, timeout);
-                slf.call_method1(intern!(slf.py(), "_read"), arguments)
-            }
+            None => slf.call_method1(calls.names.read.bind(slf.py()), (rows, clock, slack, out, timeout)),
         }
     }
 }
