@@ -121,6 +121,24 @@ fn whoever_waits_for_a_further_server_hears_that_the_job_has_failed() {
     failed(join_while_the_job_fails(Way::Tcp, address));
 }
 
+// It said that it could not join, and was itself named to the others.
+#[test]
+fn whoever_finds_a_server_gone_while_it_joins_names_it_to_the_others() {
+    let cluster = Cluster::new(2, 2, &[]);
+    let first = cluster.join(0);
+    let path = common::socket_path();
+    let hangs_up = Listener::bind(&path).unwrap();
+    let mut membership = cluster.membership(1);
+    membership.servers[1] = path.into();
+    std::thread::scope(|scope| {
+        scope.spawn(|| while hangs_up.accept().map(drop).is_err() {});
+        let error = cluster.try_join(&membership).unwrap_err();
+        assert!(matches!(error, Error::Failed(JobFailure::ServerLost { server: 1, .. })), "{error:?}");
+    });
+    let error = first.barrier(None).unwrap_err();
+    assert!(matches!(error, Error::Failed(JobFailure::ServerLost { server: 1, .. })), "{error}");
+}
+
 #[test]
 fn a_worker_that_leaves_is_not_waited_for_and_its_last_push_counts() {
     let (_cluster, a, b) = two();

@@ -333,8 +333,11 @@ impl Job {
         let mut links = Vec::new();
         if let Err(error) = join_all(&mut links, membership, &who, &options, &fate, deadline) {
             // Those that took this worker in would name it alone.
-            let failed = Departure::Failed { what: format!("it could not join: {error}") };
-            let how = fate.failure().map_or(failed, Departure::Heard);
+            let how = match (fate.failure(), &error) {
+                (Some(failure), _) => Departure::Heard(failure),
+                (None, Error::Failed(failure)) => Departure::Heard(failure.clone()),
+                _ => Departure::Failed { what: format!("it could not join: {error}") },
+            };
             fate.end();
             links.into_iter().for_each(|link| link.part(how.clone()));
             return Err(error);
