@@ -198,6 +198,10 @@ impl Tensor {
         version: u64,
         done: impl Fn(&HomeShard) -> bool,
     ) -> Result<Waited, Error> {
+        // A wait that is none looks at no clock.
+        if self.homes.iter().all(&done) {
+            return Ok(Waited::Done);
+        }
         let mut circle = Circle::new(&self.job, deadline);
         loop {
             let result = self.wait(deadline.at_most(deadline.waited() + LOOK_EVERY), &done);
