@@ -165,7 +165,7 @@ def target(out: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
     ShapeError, DtypeError
         What would be written would not reach `out`, or does not fit it.
     """
-    array = _own_memory(out)
+    array = out if type(out) is np.ndarray else _own_memory(out)
     if array is None:
         raise ShapeError(
             f"`{name}`: expected as `out` a C-contiguous array on the host that can be filled, got "
@@ -180,8 +180,9 @@ def target(out: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
             f"`{name}` has dtype {dtype.name}, got `out` of dtype {array.dtype.name}{_foreign(array.dtype)}",
             f"make it with dtype={dtype.name!r}",
         )
-    if not array.flags.c_contiguous or not array.flags.writeable:
-        lacks = "is read-only" if array.flags.c_contiguous else f"has strides {array.strides}"
+    flags = array.flags
+    if not flags.c_contiguous or not flags.writeable:
+        lacks = "is read-only" if flags.c_contiguous else f"has strides {array.strides}"
         raise ShapeError(
             f"expected `out` to be writable and C-contiguous; it {lacks}", "pass numpy.empty_like(...)"
         )
@@ -252,7 +253,7 @@ def contribution(value: ArrayLike, name: str, shape: tuple[int, ...], dtype: np.
     ShapeError, DtypeError
         It has another shape or element type; plain numbers are converted, if the element type can hold them.
     """
-    array = as_array(value)
+    array = value if type(value) is np.ndarray else as_array(value)
     if array.shape != shape:
         raise ShapeError(f"`{name}` has shape {shape}, got {array.shape}")
     if array.dtype != dtype and is_plain(value):

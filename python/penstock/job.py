@@ -415,7 +415,8 @@ class Job(Sealed):
         if self._pushes:
             self._settle()
         clock = self._core.clock()
-        self._warn_of_unsent("the iteration has ended")
+        if self._unsent:
+            self._warn_of_unsent("the iteration has ended")
         return clock
 
     def barrier(self, timeout: float | None = None, *, what: str = "") -> None:
@@ -594,7 +595,7 @@ class Job(Sealed):
         self._warn_of_unsent("the job was closed")
 
     def _warn_of_unsent(self, since: str) -> None:
-        """Says what was pushed in part, now that its last part cannot come any more."""
+        """Says what was pushed in part, if anything, now that its last part cannot come any more."""
         if not self._unsent:
             return
         names = ", ".join(f"`{name}`" for name in sorted(self._unsent))

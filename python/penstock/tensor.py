@@ -59,7 +59,9 @@ class Tensor(Sealed):
         "_lane_address",
         "_mirror",
         "_model",
+        "_name",
         "_optimizer",
+        "_plain",
         "_shape",
         "_stable",
     )
@@ -76,8 +78,11 @@ class Tensor(Sealed):
     ) -> None:
         self._job = job
         self._core = core
+        self._name = core.name
         self._shape = shape
         self._dtype = DTYPES[dtype]
+        # Whether the core reads its arrays as they are: see `_as_buffer`.
+        self._plain = shape != () and dtype != "bfloat16"
         self._optimizer = optimizer
         # Asked once: whether a pull that names no slack may hand out the model itself.
         self._stable = core.stable(None)
@@ -89,7 +94,7 @@ class Tensor(Sealed):
     @property
     def name(self) -> str:
         """The tensor's key."""
-        return self._core.name
+        return self._name
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -254,9 +259,9 @@ class Tensor(Sealed):
         stamp = self._core.push(data, settings, more, timeout)
         unsent = self._job._unsent
         if more:
-            unsent.add(self.name)
+            unsent.add(self._name)
         elif unsent:
-            unsent.discard(self.name)
+            unsent.discard(self._name)
         return stamp
 
     def pull(
@@ -311,12 +316,12 @@ class Tensor(Sealed):
         """
         if slack is not None:
             slack = check_slack(slack)
-        if out is None and self._stable and not slack:
+        elif out is None and self._stable:
             self._core.pull(None, timeout)
             return self._model if self._model is not None else self._model_view()
         if out is not None:
             array = self._incoming(out)
-            self._core.pull_into(_as_buffer(array), slack, timeout)
+            self._core.pull_into(array if self._plain else _as_buffer(array), slack, timeout)
             return array
         if self._core.stable(slack):
             self._core.pull(slack, timeout)
@@ -647,14 +652,14 @@ class Tensor(Sealed):
                 "leave out the push where there is no gradient (a torch parameter has none before "
                 "`backward`); push() without an argument contributes what stands in the lane",
             )
-        array = contribution(grad, self.name, self._shape, self._dtype)
+        array = contribution(grad, self._name, self._shape, self._dtype)
         if self._lane is not None and array.__array_interface__["data"][0] == self._lane_address:
             return None
-        return _as_buffer(array)
+        return array if self._plain else _as_buffer(array)
 
     def _incoming(self, out: ArrayLike) -> Array:
         """The array over `out`'s own memory; raises unless it can be filled."""
-        return target(out, self.name, self._shape, self._dtype)
+        return target(out, self._name, self._shape, self._dtype)
 
 
 def _as_buffer(array: Array) -> Any:

@@ -45,9 +45,14 @@ static LOOKING: AtomicU64 = AtomicU64::new(0);
 const LAST_LOOKS: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
+/// This thread is inside a call of the core.
+const WITHIN: u8 = 1;
+/// A signal handler raised, or closed a job, and Python has not heard it.
+const UNHEARD: u8 = 2;
+
 thread_local! {
-    /// Whether this thread is inside a call of the core.
-    static WITHIN: Cell<bool> = const { Cell::new(false) };
+    /// The two above. All that a call looks at in which nothing happens: each look at what belongs to a thread costs nanoseconds.
+    static HERE: Cell<u8> = const { Cell::new(0) };
     /// What a signal handler raised meanwhile.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
     /// Jobs that a signal handler closed meanwhile.
@@ -114,19 +119,24 @@ where
 }
 
 /// While it lives, this thread is inside a call of the core.
-struct Inside;
+struct Inside<'a>(&'a Cell<u8>);
 
-impl Inside {
-    fn new() -> Self {
-        WITHIN.set(true);
-        Self
+impl<'a> Inside<'a> {
+    fn new(here: &'a Cell<u8>) -> Self {
+        here.set(here.get() | WITHIN);
+        Self(here)
     }
 }
 
-impl Drop for Inside {
+impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        WITHIN.set(false);
+        self.0.set(self.0.get() & !WITHIN);
     }
+}
+
+/// Notes that there is something which Python has to hear.
+fn unheard() {
+    HERE.set(HERE.get() | UNHEARD);
 }
 
 /// While it lives, this thread closes a job.
@@ -199,7 +209,7 @@ pub(crate) fn about_to_end(py: Python<'_>) {
 #[expect(clippy::disallowed_methods, reason = "this file is the door")]
 pub(crate) fn interrupted() -> bool {
     // Where something is dropped nobody could be told what a handler raises: it runs afterwards.
-    if !WITHIN.get() {
+    if !within() {
         return false;
     }
     let look = |py: Python<'_>| match py.check_signals() {
@@ -208,6 +218,7 @@ pub(crate) fn interrupted() -> bool {
             // Outside the borrow: letting go of errors may run any code of Python's.
             let error = behind(py, error, RAISED.take());
             RAISED.set(Some(error));
+            unheard();
             true
         }
     };
@@ -239,7 +250,7 @@ pub(crate) fn at_exit<T>(work: impl FnOnce(&Detached) -> T) -> T {
 
 /// Whether this thread is inside a call of the core, and thus runs a signal handler.
 pub(crate) fn within() -> bool {
-    WITHIN.get()
+    HERE.get() & WITHIN != 0
 }
 
 /// Closes a job as soon as the call that this thread is inside has ended; nothing more if that is what this thread does already.
@@ -252,6 +263,7 @@ pub(crate) fn close_later(job: Arc<Core<Job>>, failed: Option<String>) {
             jobs.push_back((job, failed));
         }
     });
+    unheard();
 }
 
 /// Runs `work`, which closes the job.
@@ -273,28 +285,45 @@ fn behind(py: Python<'_>, error: PyErr, before: Option<PyErr>) -> PyErr {
 /// Runs `work` without the interpreter; refuses to do so inside another call.
 #[expect(clippy::disallowed_methods, reason = "this file is the door")]
 pub(crate) fn let_go<T: Send>(py: Python<'_>, work: impl FnOnce(&Detached) -> T + Send) -> PyResult<T> {
-    if WITHIN.get() {
-        let message = "a signal handler called penstock while this thread waits inside another call of it";
-        let hint = "let the handler raise, set a flag, or call job.close()";
-        return Err(bad_argument(py, "PenstockError", message, Some(hint)));
-    }
-    let result = py.detach(|| {
-        let _inside = Inside::new();
-        work(&Detached(()))
-    });
-    // Also where the work went on in spite of it: the handler raised, and Python has to hear it.
+    HERE.with(|here| {
+        if here.get() & WITHIN != 0 {
+            return Err(inside_another(py));
+        }
+        let inside = Inside::new(here);
+        let result = py.detach(|| work(&Detached(())));
+        drop(inside);
+        // Also where the work went on in spite of it: the handler raised, and Python has to hear it.
+        if here.get() & UNHEARD != 0 {
+            hear(py, here)?;
+        }
+        Ok(result)
+    })
+}
+
+#[cold]
+fn inside_another(py: Python<'_>) -> PyErr {
+    let message = "a signal handler called penstock while this thread waits inside another call of it";
+    let hint = "let the handler raise, set a flag, or call job.close()";
+    bad_argument(py, "PenstockError", message, Some(hint))
+}
+
+/// Does what signal handlers left to do in a call, and raises what they raised.
+#[cold]
+#[expect(clippy::disallowed_methods, reason = "this file is the door")]
+fn hear(py: Python<'_>, here: &Cell<u8>) -> PyResult<()> {
     let mut told = RAISED.take();
     while let Some((job, failed)) = TO_CLOSE.with_borrow_mut(VecDeque::pop_front) {
-        let closed = py.detach(|| {
-            let _inside = Inside::new();
-            closing(&job, &Detached(()), |job| job.close(failed))
-        });
+        let closed = {
+            let _inside = Inside::new(here);
+            py.detach(|| closing(&job, &Detached(()), |job| job.close(failed)))
+        };
         let unclean = closed.err().filter(|error| !matches!(error, Error::Interrupted));
         for error in [RAISED.take(), unclean.map(|error| raise(py, &error))].into_iter().flatten() {
             told = Some(behind(py, error, told));
         }
     }
-    told.map_or(Ok(result), Err)
+    here.set(here.get() & !UNHEARD);
+    told.map_or(Ok(()), Err)
 }
 
 /// Runs `work` without the interpreter and turns its error into Python's.

@@ -10,6 +10,7 @@ use super::link::{ASK_WITHIN, Deadline};
 use penstock_fabric::sync::Ordering;
 use penstock_proto::knot::{Goal, Knot};
 use penstock_proto::message::{Answer, Ask};
+use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
@@ -23,8 +24,15 @@ pub(super) type Alone = Box<dyn Fn() -> bool + Send + Sync>;
 
 static THREADS: AtomicU64 = AtomicU64::new(1);
 thread_local! {
-    /// This thread's number, from 1.
-    static THREAD: u64 = THREADS.fetch_add(1, Ordering::Relaxed);
+    /// This thread's number, from 1; 0 before it has one.
+    static THREAD: Cell<u64> = const { Cell::new(0) };
+}
+
+#[cold]
+fn number_this_thread() -> u64 {
+    let number = THREADS.fetch_add(1, Ordering::Relaxed);
+    THREAD.set(number);
+    number
 }
 
 /// The threads that use a job, or may.
@@ -40,7 +48,10 @@ impl Company {
     /// Notes which thread uses the job.
     #[inline]
     pub(super) fn touch(&self) {
-        let me = THREAD.with(|number| *number);
+        let me = match THREAD.get() {
+            0 => number_this_thread(),
+            number => number,
+        };
         if self.first.load(Ordering::Relaxed) != me {
             let first = self.first.compare_exchange(0, me, Ordering::Relaxed, Ordering::Relaxed).is_ok();
             self.several.fetch_or(!first, Ordering::Relaxed);
