@@ -12,6 +12,11 @@
 //! - **C-4** Under BSP the contributions to a version are folded in one step, in rank order, whatever order they came in.
 //! - **C-5** A submission that is refused changes nothing.
 //!
+//! A fold is two steps. [`Home::fold`] adds the contributions up; its *commit* makes the result the chunk's value and publishes it.
+//! Where the answer is [`Folded::Committed`] both are one. Where it is [`Folded::Waits`], for the norm of all sums, for replicas, for
+//! what a rack's other servers have, the chunk stands still until somebody calls [`Shard::commit`]: its contributions stay in their
+//! lanes, which are not free, and later ones stand in line behind them.
+//!
 //! Cost of a push, each chunk: one look at the worker's stamp and a count. Of a fold: O(workers) beside the fold itself.
 //! Memory: 8 bytes for each worker and chunk, 24 for each chunk. No allocation after a tensor is declared.
 
@@ -22,6 +27,7 @@ use crate::spec::TensorSpec;
 use crate::submission::Submission;
 use crate::{Rank, TensorId};
 use penstock_kernels::Settings;
+use std::collections::BTreeMap;
 
 /// What to fold a chunk with.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,16 +44,27 @@ pub struct Fold {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NonFiniteFrom(pub Rank);
 
+/// What became of a fold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Folded {
+    /// It is in the chunk's value.
+    Committed,
+    /// It is kept aside until [`Shard::commit`].
+    Waits,
+}
+
 /// The memory of a shard, as its machine sees it. `chunk` is always an index over the whole tensor, homed here.
 pub trait Home {
-    /// Folds the lanes of `writers`, in this order, into the chunk.
+    /// Folds the lanes of `writers`, in this order, into the chunk, or aside.
     fn fold(
         &mut self,
         tensor: TensorId,
         chunk: u32,
         fold: &Fold,
         writers: &[Rank],
-    ) -> Result<(), NonFiniteFrom>;
+    ) -> Result<Folded, NonFiniteFrom>;
+    /// What was folded aside becomes the chunk's value. Called for nothing else, so a home that keeps nothing aside need not have it.
+    fn commit(&mut self, _tensor: TensorId, _chunk: u32) {}
     /// Takes the chunk's value (`slot` 0) or lane-full `part` of its state array `slot` - 1 from the lane of `writer`.
     fn load(&mut self, tensor: TensorId, chunk: u32, slot: u32, part: u32, writer: Rank);
     /// The chunk has this version now. Called after each fold or load of a chunk, and when a version passes without one.
@@ -180,8 +197,12 @@ struct Tensor {
     covered: Vec<(u64, usize)>,
     /// Contributions taken from each worker's lane.
     folded: Vec<u64>,
-    /// Contributions of each worker that wait in its lane. BSP only.
+    /// Contributions of each worker that wait in its lane: for others under BSP, for a commit.
     pending: Vec<usize>,
+    /// Folds that wait for their commit, by local index, and whose contributions are in them. A chunk that is in here stands still.
+    uncommitted: BTreeMap<usize, Vec<Rank>>,
+    /// SSP and ASP: contributions to such chunks, as they came.
+    behind: Vec<(usize, Rank)>,
     /// Workers whose `folded` has moved since it was last told.
     moved: Vec<bool>,
     /// Chunks homed here that are not loaded yet; while above 0 nothing is folded or read.
@@ -229,6 +250,8 @@ impl Shard {
             covered: vec![(0, 0); workers],
             folded: vec![0; workers],
             pending: vec![0; workers],
+            uncommitted: BTreeMap::new(),
+            behind: Vec::new(),
             moved: vec![false; workers],
             unloaded: chunks.len(),
             progress: None,
@@ -284,6 +307,23 @@ impl Shard {
             Submission::Clock { clock } => check_limit("its clock", clock),
             Submission::Leave => Ok(()),
         }
+    }
+
+    /// Commits the fold of a chunk that waits for it, and goes on from there. `false`: none waits, and nothing has changed.
+    pub fn commit(&mut self, id: TensorId, chunk: u32, home: &mut impl Home) -> Result<bool, JobFailure> {
+        let Self { clocks, tensors, writers } = self;
+        let Some(tensor) = tensors.get_mut(id) else { return Ok(false) };
+        let Ok(local) = tensor.chunks.binary_search(&chunk) else { return Ok(false) };
+        let Some(committed) = tensor.uncommitted.remove(&local) else { return Ok(false) };
+        home.commit(id, chunk);
+        for &writer in &committed {
+            tensor.pending[writer as usize] -= 1;
+        }
+        writers.clone_from(&committed);
+        let mut step = Step { id, clocks, writers, home };
+        let result = step.go_on(tensor, local);
+        tensor.tell(id, home);
+        result.map(|()| true)
     }
 
     /// Goes on without `rank`: nothing waits for it any more. What it submitted before stays.
@@ -389,7 +429,8 @@ impl Shard {
         let slots = tensor.spec.rule.slots().len() as u32;
         let dtype = tensor.spec.dtype;
         let parts = if slot == 0 { 1 } else { dtype.accumulator_size() / dtype.size() } as u32;
-        let pending = tensor.pending[writer as usize] > 0;
+        // A fold that waits for its commit would undo the load.
+        let pending = tensor.pending[writer as usize] > 0 || !tensor.uncommitted.is_empty();
         if writer != 0 || slot > slots || part >= parts || pending {
             return Err(SubmissionRefused::BadLoad { name: tensor.spec.name.clone(), slot, slots });
         }
@@ -570,6 +611,11 @@ impl Tensor {
         clocks.live().filter(|&rank| stamps[rank as usize] == due).count() as u32
     }
 
+    /// Whether a fold of the chunk waits for its commit.
+    fn stands_still(&self, local: usize) -> bool {
+        !self.uncommitted.is_empty() && self.uncommitted.contains_key(&local)
+    }
+
     /// Tells lanes and progress what has changed.
     fn tell(&mut self, id: TensorId, home: &mut impl Home) {
         for (rank, moved) in self.moved.iter_mut().enumerate() {
@@ -609,21 +655,54 @@ struct Step<'a, H> {
 }
 
 impl<H: Home> Step<'_, H> {
+    /// After a commit, with those in it as writers: publishes it, then sees what stood in line behind it.
+    fn go_on(&mut self, tensor: &mut Tensor, local: usize) -> Result<(), JobFailure> {
+        if tensor.spec.consistency.folds_together() {
+            let version = tensor.states[local].version;
+            self.committed_together(tensor, local, version + 1);
+            return self.advance_together(tensor, local);
+        }
+        self.committed_alone(tensor, local);
+        while !tensor.uncommitted.contains_key(&local)
+            && let Some(first) = tensor.behind.iter().position(|&(behind, _)| behind == local)
+        {
+            let (_, writer) = tensor.behind.remove(first);
+            tensor.pending[writer as usize] -= 1;
+            self.fold_alone(tensor, local, writer)?;
+        }
+        Ok(())
+    }
+
     /// SSP and ASP: folds the update that just came, then sees how far the version may move.
     fn fold_alone(&mut self, tensor: &mut Tensor, local: usize, writer: Rank) -> Result<(), JobFailure> {
+        if tensor.stands_still(local) {
+            tensor.pending[writer as usize] += 1;
+            tensor.behind.push((local, writer));
+            return Ok(());
+        }
         self.writers.clear();
         self.writers.push(writer);
-        self.fold(tensor, local)?;
+        match self.fold(tensor, local)? {
+            Folded::Committed => self.committed_alone(tensor, local),
+            Folded::Waits => {
+                tensor.pending[writer as usize] += 1;
+                tensor.uncommitted.insert(local, self.writers.clone());
+            }
+        }
+        Ok(())
+    }
+
+    fn committed_alone(&mut self, tensor: &mut Tensor, local: usize) {
+        self.count(tensor, local);
         let before = tensor.states[local].version;
         self.raise_alone(tensor, local);
         self.publish(tensor, local, before);
-        Ok(())
     }
 
     /// SSP and ASP: publishes a version that moved by clocks alone.
     fn advance_alone(&mut self, tensor: &mut Tensor, local: usize) {
         let ChunkState { version: before, loaded, .. } = tensor.states[local];
-        if !loaded {
+        if !loaded || tensor.stands_still(local) {
             return; // there is no value yet to publish
         }
         self.raise_alone(tensor, local);
@@ -632,8 +711,12 @@ impl<H: Home> Step<'_, H> {
         }
     }
 
-    /// C-2: the version is the least, over live workers, of what they have stamped or passed by.
+    /// C-2: the version is the least, over live workers, of what they have stamped or passed by; less where one of those stamps stands
+    /// in line for a commit.
     fn raise_alone(&mut self, tensor: &mut Tensor, local: usize) {
+        if tensor.behind.iter().any(|&(behind, _)| behind == local) {
+            return;
+        }
         let stamps = tensor.stamps(self.clocks.size(), local);
         let reached = |rank: Rank| stamps[rank as usize].max(self.clocks.of(rank));
         if let Some(version) = self.clocks.live().map(reached).min()
@@ -645,7 +728,7 @@ impl<H: Home> Step<'_, H> {
 
     /// BSP: folds and publishes as long as every live worker has contributed to the present version or passed it by.
     fn advance_together(&mut self, tensor: &mut Tensor, local: usize) -> Result<(), JobFailure> {
-        while tensor.states[local].loaded {
+        while tensor.states[local].loaded && !tensor.stands_still(local) {
             let ChunkState { version, arrived, .. } = tensor.states[local];
             if arrived < self.clocks.live_count() && !self.is_due(tensor, local) {
                 break;
@@ -658,15 +741,26 @@ impl<H: Home> Step<'_, H> {
             if self.writers.is_empty() {
                 let Some(due) = self.next_due(tensor, local) else { break };
                 next = due;
+            } else if self.fold(tensor, local)? == Folded::Waits {
+                tensor.uncommitted.insert(local, self.writers.clone());
+                break;
             } else {
-                self.fold(tensor, local)?;
                 self.writers.iter().for_each(|&writer| tensor.pending[writer as usize] -= 1);
             }
-            tensor.set_version(local, next);
-            tensor.states[local].arrived = tensor.arrivals(self.clocks, local);
-            self.publish(tensor, local, version);
+            self.committed_together(tensor, local, next);
         }
         Ok(())
+    }
+
+    /// The chunk reaches version `next` with the update of the writers, if there are any.
+    fn committed_together(&mut self, tensor: &mut Tensor, local: usize, next: u64) {
+        if !self.writers.is_empty() {
+            self.count(tensor, local);
+        }
+        let version = tensor.states[local].version;
+        tensor.set_version(local, next);
+        tensor.states[local].arrived = tensor.arrivals(self.clocks, local);
+        self.publish(tensor, local, version);
     }
 
     fn is_due(&self, tensor: &Tensor, local: usize) -> bool {
@@ -691,20 +785,23 @@ impl<H: Home> Step<'_, H> {
         Some(next.max(version + 1))
     }
 
-    fn fold(&mut self, tensor: &mut Tensor, local: usize) -> Result<(), JobFailure> {
+    fn fold(&mut self, tensor: &Tensor, local: usize) -> Result<Folded, JobFailure> {
         let chunk = tensor.chunks[local];
         let settings = tensor.settings[self.writers[0] as usize];
         let scale = tensor.spec.scale(self.clocks.live_count() + self.gone(tensor, local));
         let fold = Fold { settings, step: tensor.states[local].steps, scale };
         self.home
             .fold(self.id, chunk, &fold, self.writers)
-            .map_err(|NonFiniteFrom(rank)| JobFailure::NonFinite { rank, name: tensor.spec.name.clone() })?;
+            .map_err(|NonFiniteFrom(rank)| JobFailure::NonFinite { rank, name: tensor.spec.name.clone() })
+    }
+
+    /// The contributions of the writers are in the value: a step more, and room in their lanes.
+    fn count(&self, tensor: &mut Tensor, local: usize) {
         tensor.states[local].steps += 1;
         for &writer in self.writers.iter() {
             tensor.folded[writer as usize] += 1;
             tensor.moved[writer as usize] = true;
         }
-        Ok(())
     }
 
     /// Workers that have gone and yet divide a mean under BSP: it is over everyone whose update is in it or who had

@@ -4,7 +4,7 @@ use penstock_kernels::{Dtype, Rule, Settings};
 use penstock_proto::clock::MAX_CLOCK;
 use penstock_proto::consistency::Consistency::{self, Asp, Bsp, Ssp};
 use penstock_proto::error::JobFailure;
-use penstock_proto::shard::{Fold, Home, NonFiniteFrom, Shard, SubmissionRefused};
+use penstock_proto::shard::{self, Fold, Home, NonFiniteFrom, Shard, SubmissionRefused};
 use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
@@ -42,6 +42,10 @@ struct Numbers {
     folds: BTreeMap<TensorId, Vec<Folded>>,
     /// Chunk, slot and part of each load.
     loads: Vec<(u32, u32, u32)>,
+    /// Whether folds wait for their commit, as they do where a norm of all sums or a replica is waited for.
+    late: bool,
+    /// What was folded, and waits.
+    aside: BTreeMap<(TensorId, u32), f64>,
 }
 
 impl Home for Numbers {
@@ -51,13 +55,19 @@ impl Home for Numbers {
         chunk: u32,
         fold: &Fold,
         writers: &[Rank],
-    ) -> Result<(), NonFiniteFrom> {
+    ) -> Result<shard::Folded, NonFiniteFrom> {
         let lane = |rank: &Rank| self.lanes.get(&(tensor, *rank)).copied().unwrap_or(0.0);
         if let Some(&rank) = writers.iter().find(|rank| !lane(rank).is_finite()) {
             return Err(NonFiniteFrom(rank));
         }
         let sum: f64 = writers.iter().map(lane).sum();
-        *self.values.entry((tensor, chunk)).or_default() += sum * fold.scale;
+        let value = self.values.entry((tensor, chunk)).or_default();
+        let folded = *value + sum * fold.scale;
+        if self.late {
+            assert_eq!(self.aside.insert((tensor, chunk), folded), None, "one fold a chunk at a time");
+        } else {
+            *value = folded;
+        }
         let (step, scale, lr) = (fold.step, fold.scale, fold.settings.0[0]);
         self.folds.entry(tensor).or_default().push(Folded {
             chunk,
@@ -66,7 +76,12 @@ impl Home for Numbers {
             lr,
             writers: writers.to_vec(),
         });
-        Ok(())
+        Ok(if self.late { shard::Folded::Waits } else { shard::Folded::Committed })
+    }
+
+    fn commit(&mut self, tensor: TensorId, chunk: u32) {
+        let folded = self.aside.remove(&(tensor, chunk)).expect("it was folded, and waits");
+        self.values.insert((tensor, chunk), folded);
     }
 
     fn load(&mut self, tensor: TensorId, chunk: u32, slot: u32, part: u32, writer: Rank) {
@@ -158,6 +173,15 @@ impl Rig {
 
     fn clock(&mut self, rank: Rank, clock: u64) {
         self.submit(rank, Submission::Clock { clock });
+    }
+
+    /// Commits the first chunk that waits, or another one; `false` if none does.
+    fn commit(&mut self, which: prop::sample::Index) -> bool {
+        let waiting: Vec<u32> = self.home.aside.keys().map(|&(_, chunk)| chunk).collect();
+        if waiting.is_empty() {
+            return false;
+        }
+        self.shard.commit(W, *which.get(&waiting), &mut self.home).unwrap()
     }
 
     fn remove(&mut self, rank: Rank) {
@@ -310,6 +334,27 @@ fn state_that_is_wider_than_the_tensor_is_loaded_in_two_parts() {
         }
         assert!(matches!(rig.refuse(0, part(parts, 2)), SubmissionRefused::BadLoad { .. }), "{dtype:?}");
         assert!(matches!(rig.refuse(0, part(1, 0)), SubmissionRefused::BadLoad { .. }), "{dtype:?}");
+    }
+}
+
+#[test]
+fn a_fold_that_waits_for_its_commit_is_neither_seen_nor_loaded_over_and_keeps_its_lanes() {
+    for consistency in [Bsp, Ssp(2), Asp] {
+        let mut rig = Rig::new(2, 1, consistency);
+        rig.home.late = true;
+        rig.push(1, (0, 1), 0, 10.0);
+        rig.push(0, (0, 1), 0, 1.0);
+        assert_eq!(rig.chunk(0), Published::default(), "{consistency}");
+        assert!(rig.home.folded.is_empty(), "what waits may have to be folded again");
+        assert!(matches!(rig.refuse(0, load(0, 1, 0, 0)), SubmissionRefused::BadLoad { .. }));
+        rig.clock(1, 1);
+        assert!(matches!(rig.refuse(1, pushed(0, 1, 1)), SubmissionRefused::StillPending { .. }));
+        while rig.shard.commit(W, 0, &mut rig.home).unwrap() {}
+        let steps = if consistency == Bsp { 1 } else { 2 };
+        assert_eq!(rig.chunk(0), Published { version: 1, steps, value: 11.0 }, "{consistency}");
+        assert_eq!(rig.home.folded, BTreeMap::from([((W, 0), 1), ((W, 1), 1)]));
+        assert_eq!(rig.shard.commit(W, 7, &mut rig.home), Ok(false), "nothing of that chunk waits");
+        rig.submit(0, load(0, 1, 0, 0));
     }
 }
 
@@ -629,6 +674,8 @@ struct Plan {
     order: Vec<prop::sample::Index>,
     /// Who is removed, after so many moves.
     lost: Option<(usize, u32)>,
+    /// Whether folds wait for their commit.
+    late: bool,
 }
 
 const ITERATIONS: usize = 5;
@@ -647,12 +694,14 @@ fn plans() -> impl Strategy<Value = Plan> {
         let chunks = prop::sample::subsequence((0..total).collect::<Vec<_>>(), 1..=total as usize);
         let order = prop::collection::vec(any::<prop::sample::Index>(), 400);
         let lost = prop::option::weighted(0.3, (0usize..40, 0..workers));
-        (Just(total), chunks, programs, order, lost).prop_map(|(total, chunks, programs, order, lost)| Plan {
+        let all = (Just(total), chunks, programs, order, lost, any::<bool>());
+        all.prop_map(|(total, chunks, programs, order, lost, late)| Plan {
             total,
             chunks,
             programs,
             order,
             lost,
+            late,
         })
     })
 }
@@ -702,6 +751,7 @@ fn mark(rank: Rank, stamp: u64) -> f64 {
 fn walk(plan: &Plan, consistency: Consistency, mut check: impl FnMut(&Rig, &[Walker])) -> (Rig, Vec<Walker>) {
     let workers = plan.programs.len() as u32;
     let mut rig = Rig::with(workers, spec(consistency), plan.total, plan.chunks.clone());
+    rig.home.late = plan.late;
     let mut walkers: Vec<Walker> = plan.programs.iter().map(|program| Walker::new(program)).collect();
     let mut order = plan.order.iter().cycle();
     for moved in 0.. {
@@ -724,6 +774,11 @@ fn walk(plan: &Plan, consistency: Consistency, mut check: impl FnMut(&Rig, &[Wal
             rig.shard.clocks().is_live(rank) && walker.at < walker.moves.len() && free
         };
         let movable: Vec<Rank> = (0..workers).filter(can_move).collect();
+        let &chance = order.next().unwrap();
+        if (movable.is_empty() || chance.index(2) == 0) && rig.commit(chance) {
+            check(&rig, &walkers);
+            continue;
+        }
         if movable.is_empty() {
             break;
         }
@@ -772,7 +827,7 @@ proptest! {
             assert_eq!(rig.chunk(chunk).version, ITERATIONS as u64, "everybody came through");
             rig.home.folds.get(&W).into_iter().flatten().filter(|fold| fold.chunk == chunk).cloned().collect()
         };
-        let again = Plan { order: other, ..plan.clone() };
+        let again = Plan { order: other, late: !plan.late, ..plan.clone() };
         for &chunk in &plan.chunks {
             let first = folds(&plan, chunk);
             prop_assert_eq!(&first, &folds(&again, chunk), "C-4");
@@ -782,6 +837,7 @@ proptest! {
 
     #[test]
     fn outside_bsp_version_v_holds_every_update_below_v_of_the_live_and_none_twice(plan in plans()) {
+        let plan = Plan { late: false, ..plan };
         walk(&plan, Ssp(1), |rig, walkers| {
             for &chunk in &plan.chunks {
                 let Published { version, value, .. } = rig.chunk(chunk);
@@ -798,6 +854,25 @@ proptest! {
     }
 
     #[test]
+    fn outside_bsp_what_waits_for_a_commit_is_in_no_version_and_comes_in_its_turn(plan in plans()) {
+        let plan = Plan { late: true, ..plan };
+        let (rig, walkers) = walk(&plan, Ssp(1), |rig, walkers| {
+            for &chunk in &plan.chunks {
+                let Published { version, value, .. } = rig.chunk(chunk);
+                let came = sum_of(walkers, chunk, |_, _| true) as u64;
+                let live = |rank: Rank| rig.shard.clocks().is_live(rank);
+                let due = sum_of(walkers, chunk, |rank, stamp| live(rank) && stamp < version) as u64;
+                let holds = value as u64;
+                assert_eq!(holds & !came, 0, "C-3: nothing that did not come");
+                assert_eq!(due & !holds, 0, "C-2: chunk {chunk}, version {version}");
+            }
+        });
+        for &chunk in &plan.chunks {
+            assert_eq!(rig.chunk(chunk).value, sum_of(&walkers, chunk, |_, _| true), "all of it, in the end");
+        }
+    }
+
+    #[test]
     fn progress_is_the_least_version_and_the_missing_are_who_holds_it_there(plan in plans(), asp: bool) {
         walk(&plan, if asp { Asp } else { Bsp }, |rig, _| {
             let least = plan.chunks.iter().map(|&chunk| rig.chunk(chunk).version).min();
@@ -807,7 +882,8 @@ proptest! {
             let least = least.unwrap();
             assert!(rig.shard.missing(W, least).is_empty());
             let missing = rig.shard.missing(W, least + 1);
-            assert_eq!(missing.is_empty(), rig.shard.clocks().live_count() == 0, "{missing:?}");
+            let waits = rig.shard.clocks().live_count() == 0 || !rig.home.aside.is_empty();
+            assert!(!missing.is_empty() || waits, "{missing:?}");
             assert!(missing.iter().all(|&rank| rig.shard.clocks().is_live(rank)));
         });
     }

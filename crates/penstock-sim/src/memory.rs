@@ -7,7 +7,7 @@
 use crate::rng::Rng;
 use penstock_kernels::{Foreign, Plan};
 use penstock_proto::chunk::Cut;
-use penstock_proto::shard::{Fold, Home, NonFiniteFrom};
+use penstock_proto::shard::{Fold, Folded, Home, NonFiniteFrom};
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::{Rank, TensorId};
 use std::collections::BTreeMap;
@@ -199,7 +199,13 @@ impl Memory {
 }
 
 impl Home for Memory {
-    fn fold(&mut self, id: TensorId, chunk: u32, fold: &Fold, writers: &[Rank]) -> Result<(), NonFiniteFrom> {
+    fn fold(
+        &mut self,
+        id: TensorId,
+        chunk: u32,
+        fold: &Fold,
+        writers: &[Rank],
+    ) -> Result<Folded, NonFiniteFrom> {
         let mut writers = writers.to_vec();
         if self.breaks(Sabotage::FoldsInAnyOrder, 1) {
             self.rng.shuffle(&mut writers);
@@ -214,7 +220,7 @@ impl Home for Memory {
             self.fold_once(id, chunk, fold, &writers)?;
         }
         self.deeds.push(Deed::Folded { tensor: id, chunk, writers });
-        Ok(())
+        Ok(Folded::Committed)
     }
 
     fn load(&mut self, id: TensorId, chunk: u32, slot: u32, part: u32, writer: Rank) {

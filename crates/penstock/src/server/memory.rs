@@ -5,7 +5,7 @@ use penstock_fabric::publish::Published;
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::{Foreign, Plan};
 use penstock_proto::numbered::Numbered;
-use penstock_proto::shard::{Fold, Home, NonFiniteFrom};
+use penstock_proto::shard::{Fold, Folded, Home, NonFiniteFrom};
 use penstock_proto::{Rank, TensorId};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -156,7 +156,13 @@ impl TensorMemory {
 }
 
 impl Home for Memory {
-    fn fold(&mut self, id: TensorId, chunk: u32, fold: &Fold, writers: &[Rank]) -> Result<(), NonFiniteFrom> {
+    fn fold(
+        &mut self,
+        id: TensorId,
+        chunk: u32,
+        fold: &Fold,
+        writers: &[Rank],
+    ) -> Result<Folded, NonFiniteFrom> {
         let (plan, home, lanes) = self.tensor(id).parts();
         let range = home.range(chunk);
         let lane = |&writer: &Rank| lanes[writer as usize].as_ref().expect("who pushed has a lane");
@@ -168,10 +174,13 @@ impl Home for Memory {
         let Fold { settings, step, scale } = fold;
         let folded =
             penstock_kernels::fold(plan, settings, *step, *scale, &contributions, chunk.value, chunk.state);
-        folded.map_err(|refused| {
-            chunk.header.leave();
-            NonFiniteFrom(writers[refused.lane])
-        })
+        match folded {
+            Ok(()) => Ok(Folded::Committed),
+            Err(refused) => {
+                chunk.header.leave();
+                Err(NonFiniteFrom(writers[refused.lane]))
+            }
+        }
     }
 
     fn load(&mut self, id: TensorId, chunk: u32, slot: u32, part: u32, writer: Rank) {
