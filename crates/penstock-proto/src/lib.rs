@@ -20,6 +20,8 @@
 //! | [`message`] | the control plane's messages |
 //! | [`frame`] | what travels between a worker and a shard of another host |
 //! | [`outbox`] | frames until they are taken: reconnecting without loss or repetition |
+//! | [`remote`] | a tensor between hosts: what a shard owes to a subscriber, and what that has of it |
+//! | [`progress`] | the least of many counts |
 //! | [`handshake`] | both ends of a network connection prove that they know the job's secret |
 //! | [`record`] | control messages on a stream |
 //! | [`error`] | one enum per operation |
@@ -43,7 +45,9 @@ pub mod message;
 pub mod numbered;
 pub mod outbox;
 pub mod placement;
+pub mod progress;
 pub mod record;
+pub mod remote;
 pub mod shard;
 pub mod spec;
 pub mod submission;

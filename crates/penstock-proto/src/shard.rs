@@ -23,6 +23,7 @@
 use crate::clock::{Clocks, MAX_CLOCK};
 use crate::error::JobFailure;
 use crate::numbered::Numbered;
+use crate::progress::Progress;
 use crate::spec::TensorSpec;
 use crate::submission::Submission;
 use crate::{Rank, TensorId};
@@ -207,9 +208,7 @@ struct Tensor {
     moved: Vec<bool>,
     /// Chunks homed here that are not loaded yet; while above 0 nothing is folded or read.
     unloaded: usize,
-    progress: Option<u64>,
-    /// Chunks whose version is `progress`.
-    lagging: usize,
+    progress: Progress,
 }
 
 /// The machine of one shard for one job.
@@ -254,8 +253,7 @@ impl Shard {
             behind: Vec::new(),
             moved: vec![false; workers],
             unloaded: chunks.len(),
-            progress: None,
-            lagging: 0,
+            progress: Progress::default(),
             chunks,
         };
         self.tensors.insert(id, tensor);
@@ -626,22 +624,15 @@ impl Tensor {
         if self.unloaded > 0 {
             return;
         }
-        if self.progress.is_none() || self.lagging == 0 {
-            let Some(least) = self.states.iter().map(|state| state.version).min() else { return };
-            self.lagging = self.states.iter().filter(|state| state.version == least).count();
-            if self.progress != Some(least) {
-                self.progress = Some(least);
-                home.progress(id, least);
-            }
+        if let Some(least) = self.progress.risen(self.states.iter().map(|state| state.version)) {
+            home.progress(id, least);
         }
     }
 
     fn set_version(&mut self, local: usize, version: u64) {
         let state = &mut self.states[local];
         debug_assert!(version > state.version, "C-1");
-        if Some(state.version) == self.progress {
-            self.lagging -= 1;
-        }
+        self.progress.leaves(state.version);
         state.version = version;
     }
 }

@@ -5,6 +5,7 @@ use penstock_fabric::publish::Published;
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::{Foreign, Plan};
 use penstock_proto::numbered::Numbered;
+use penstock_proto::remote::home::{Chunks, Publication};
 use penstock_proto::shard::{Fold, Folded, Home, NonFiniteFrom};
 use penstock_proto::{Rank, TensorId};
 use smallvec::SmallVec;
@@ -113,17 +114,6 @@ impl Memory {
         self.look(id).home.find(chunk)
     }
 
-    /// How many chunks of the tensor are homed here.
-    pub(super) fn chunks(&self, id: TensorId) -> usize {
-        self.look(id).home.chunks().len()
-    }
-
-    /// What was last published of a chunk, and the number of that publication: 0 if there was none.
-    pub(super) fn published(&self, id: TensorId, local: usize) -> (Published, u64) {
-        let tensor = self.look(id);
-        (tensor.published[local], tensor.home.sequence(local))
-    }
-
     /// A chunk and its value, to be sent.
     pub(super) fn value(&self, id: TensorId, local: usize) -> (u32, &[u8]) {
         let home = &self.look(id).home;
@@ -152,6 +142,18 @@ impl Memory {
 impl TensorMemory {
     fn parts(&mut self) -> (&Plan, &mut HomeMemory, &[Option<LaneView>]) {
         (&self.plan, &mut self.home, &self.lanes)
+    }
+}
+
+impl Chunks for Memory {
+    fn chunks(&self, id: TensorId) -> usize {
+        self.look(id).home.chunks().len()
+    }
+
+    fn publication(&self, id: TensorId, local: usize) -> Publication {
+        let tensor = self.look(id);
+        let Published { version, steps } = tensor.published[local];
+        Publication { version, steps, sequence: tensor.home.sequence(local) }
     }
 }
 

@@ -1,7 +1,5 @@
-//! A worker on another host, as one shard sees it: its connection, which of its frames were taken, and what is owed to it.
-//!
-//! What is owed is kept as chunk numbers, not as bytes: a chunk is sent from where it stands, as new as it is then. So a
-//! worker that does not read costs a shard a few bytes a chunk and one batch of frames, however slow it is.
+//! A worker on another host, as one shard sees it: its connection. Which of its frames were taken, and what is owed to it, its
+//! machine knows ([`penstock_proto::remote::home`]).
 
 use super::memory::Memory;
 use super::shares;
@@ -9,64 +7,16 @@ use crate::wire::frames::{BATCH, BATCH_BYTES, FrameReader, FrameWriter, Places, 
 use crate::wire::vigil::Vigil;
 use penstock_fabric::net::stream::Stream;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
-use penstock_proto::numbered::Numbered;
-use penstock_proto::outbox::Inbox;
+use penstock_proto::remote::home::{Owing, Subscriber};
 use penstock_proto::shard::{Shard, SubmissionRefused};
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Bytes of a connection that may be past the kernel and not be taken: a frame that is here in part, and what TLS has decrypted.
 const UNDER_WAY: u64 = 2 << 20;
-
-/// What is owed to a worker of one chunk.
-#[derive(Debug, Clone, Copy, Default)]
-struct OwedChunk {
-    /// The version that it wants + 1; 0: it wants nothing.
-    wanted: u64,
-    /// Whether it stands in the queue.
-    queued: bool,
-    /// The publication that was sent last on this connection.
-    seen: u64,
-}
-
-/// What is owed to a worker of one tensor.
-#[derive(Debug, Default)]
-struct Owed {
-    chunks: Vec<OwedChunk>,
-    /// Chunks that are wanted.
-    open: usize,
-    /// The ticket to be returned when none is wanted any more. A later one stands for those before it.
-    ticket: Option<u64>,
-    /// The ticket that is to be returned, and stands in the queue.
-    returned: Option<u64>,
-    /// The optimizer's state, if it is asked for.
-    state: Option<OwedState>,
-    /// Contributions that were folded, and whether that is due to be told.
-    count: u64,
-    folded: bool,
-}
-
-/// What is still to be sent of a tensor's state: so many chunks, from this one on and round. One that is asked for again while it is
-/// sent goes round once more, whoever asks how often.
-#[derive(Debug, Clone, Copy)]
-struct OwedState {
-    next: usize,
-    left: usize,
-    ticket: u64,
-}
-
-/// What stands in the queue: each of these at most once, so that a worker that asks and does not read makes it no longer.
-#[derive(Debug, Clone, Copy)]
-enum Due {
-    Value { tensor: TensorId, local: usize },
-    State { tensor: TensorId },
-    Folded { tensor: TensorId },
-    Fetched { tensor: TensorId },
-}
 
 /// Where the payload of a worker's frame goes.
 #[derive(Debug)]
@@ -116,19 +66,11 @@ pub(super) struct Remote {
     rank: Rank,
     place: Option<shares::Place>,
     wire: Option<Wire>,
-    inbox: Inbox,
-    /// What the worker was last told of it.
-    told: Option<u64>,
-    owed: Numbered<Owed>,
-    due: VecDeque<Due>,
-    /// Contributions that came, and how many of them were folded.
-    contributed: (u64, u64),
+    subscriber: Subscriber,
     last_sign: Instant,
     vigil: Vigil,
     /// Bytes of frames that were taken.
     received: u64,
-    /// Whether the worker has said goodbye.
-    left: bool,
     /// Whether the worker's process has ended, and the control thread waits for its connection to.
     ending: bool,
 }
@@ -149,7 +91,7 @@ pub(super) enum Heard {
 struct Judge<'a> {
     job: u64,
     rank: Rank,
-    inbox: &'a Inbox,
+    subscriber: &'a Subscriber,
     machine: &'a Shard,
     memory: &'a mut Memory,
 }
@@ -164,7 +106,7 @@ impl Places for Judge<'_> {
         if header.body == Body::Alive && header.length == 0 {
             return Ok(Place::Nowhere);
         }
-        self.inbox.expect(header.sequence).map_err(|error| error.to_string())?;
+        self.subscriber.expect(header.sequence).map_err(|error| error.to_string())?;
         let Body::Submission { submission, .. } = header.body else {
             return Err("it sent a shard's frame".to_owned());
         };
@@ -210,15 +152,10 @@ impl Remote {
             rank,
             place,
             wire: None,
-            inbox: Inbox::default(),
-            told: None,
-            owed: Numbered::default(),
-            due: VecDeque::new(),
-            contributed: (0, 0),
+            subscriber: Subscriber::default(),
             last_sign: Instant::now(),
             vigil: Vigil::new(lease),
             received: 0,
-            left: false,
             ending: false,
         }
     }
@@ -227,8 +164,7 @@ impl Remote {
         self.wire.as_ref().map(|wire| &wire.stream)
     }
 
-    /// A new connection: whatever the old one carried is forgotten, but not what was taken. The worker asks again for what it
-    /// misses.
+    /// A new connection.
     pub(super) fn attach(&mut self, stream: Stream, long: bool) {
         if let Some(place) = &self.place {
             place.shares.count(place.job, 1);
@@ -246,20 +182,12 @@ impl Remote {
             watched: (true, false),
         });
         self.vigil.connected();
-        self.told = None;
-        self.due.clear();
-        for (id, owed) in self.owed.iter_mut() {
-            owed.chunks.fill(OwedChunk::default());
-            (owed.open, owed.ticket) = (0, None);
-            (owed.returned, owed.state) = (None, None);
-            owed.folded = true;
-            self.due.push_back(Due::Folded { tensor: id });
-        }
+        self.subscriber.connect();
     }
 
     /// The worker has said goodbye: nothing may follow.
     pub(super) fn let_go(&mut self) {
-        self.left = true;
+        self.subscriber.let_go();
     }
 
     /// The worker's process has ended: no other connection comes when this one is over.
@@ -275,14 +203,14 @@ impl Remote {
     /// The connection is over; the worker may make another.
     pub(super) fn detach(&mut self) {
         self.wire = None;
-        self.due.clear();
+        self.subscriber.disconnect();
     }
 
     /// Gives up a connection on which the worker is silent, for it to make another; shows it that this end lives.
     pub(super) fn keep_vigil(&mut self) {
         let Some(wire) = &self.wire else { return };
         if self.vigil.is_time_to_beat() {
-            self.told = None;
+            self.subscriber.tell_again();
         }
         if wire.paused {
             // What it says is not read for now.
@@ -319,22 +247,17 @@ impl Remote {
             .is_some_and(|wire| (wire.readable && !wire.paused) || (wire.writable && self.has_output(wire)))
     }
 
-    /// Contributions that wait for other workers'.
-    fn lead(&self) -> u64 {
-        self.contributed.0 - self.contributed.1
-    }
-
     /// Whether the worker is sending, and how far ahead it is.
     pub(super) fn progress(&self, now: Instant) -> Option<u64> {
         let sends = self.wire.is_some() && now.duration_since(self.last_sign) < SENDING;
-        sends.then(|| self.lead())
+        sends.then(|| self.subscriber.lead())
     }
 
     /// Whether the worker is so far ahead that another, which is sending and that it has to wait for anyway, should have the
     /// link instead. Without that a worker that gets the larger part of a shared link is done early, the other's chunks come
     /// last and alone, and the way back stands idle meanwhile.
     pub(super) fn is_too_far_ahead(&self, least_of_others: Option<u64>) -> bool {
-        let lead = self.lead();
+        let lead = self.subscriber.lead();
         lead > LEAD && least_of_others.is_some_and(|least| least + LEAD / 2 < lead)
     }
 
@@ -351,10 +274,7 @@ impl Remote {
     }
 
     fn has_output(&self, wire: &Wire) -> bool {
-        !self.due.is_empty()
-            || self.told != Some(self.inbox.count())
-            || !wire.writer.is_clear()
-            || wire.stream.holds_output()
+        self.subscriber.has_due() || !wire.writer.is_clear() || wire.stream.holds_output()
     }
 
     /// What the poll has to watch from now on, if that has changed: whether it can be read, and written.
@@ -370,9 +290,9 @@ impl Remote {
 
     /// The next submission.
     pub(super) fn hear(&mut self, machine: &Shard, memory: &mut Memory) -> Heard {
-        let Self { job, rank, wire, inbox, .. } = self;
+        let Self { job, rank, wire, subscriber, .. } = self;
         let Some(wire) = wire.as_mut().filter(|wire| wire.readable) else { return Heard::Nothing };
-        let mut judge = Judge { job: *job, rank: *rank, inbox, machine, memory };
+        let mut judge = Judge { job: *job, rank: *rank, subscriber, machine, memory };
         let step = wire.reader.next(&mut wire.stream, &mut judge);
         if let Step::Frame(header, _) = &step {
             // Whatever the frame says, its bytes have come.
@@ -384,12 +304,8 @@ impl Remote {
         }
         match step {
             Step::Frame(Header { body: Body::Submission { submission, wanted }, .. }, _) => {
-                if self.left {
-                    return Heard::Broke("it went on after it had said goodbye".to_owned());
-                }
-                self.inbox.take();
-                if matches!(submission, Submission::Push { .. } | Submission::Load { .. }) {
-                    self.contributed.0 += 1;
+                if let Err(broken) = self.subscriber.take(&submission) {
+                    return Heard::Broke(broken.to_string());
                 }
                 self.last_sign = Instant::now();
                 Heard::Submission(submission, wanted)
@@ -421,107 +337,9 @@ impl Remote {
         held.map_or(self.received, |held| self.received + held + UNDER_WAY)
     }
 
-    fn owed(&mut self, id: TensorId, memory: &Memory) -> &mut Owed {
-        if self.owed.get(id).is_none() {
-            let chunks = vec![OwedChunk::default(); memory.chunks(id)];
-            self.owed.insert(id, Owed { chunks, ..Owed::default() });
-        }
-        self.known(id)
-    }
-
-    /// The same of a tensor of which something was owed before.
-    fn known(&mut self, id: TensorId) -> &mut Owed {
-        self.owed.get_mut(id).expect("what is due was owed")
-    }
-
-    /// The worker wants this chunk's `version` as soon as it is published.
-    pub(super) fn want(&mut self, id: TensorId, local: usize, version: u64, memory: &Memory) {
-        let owed = self.owed(id, memory);
-        let chunk = &mut owed.chunks[local];
-        owed.open += usize::from(chunk.wanted == 0);
-        chunk.wanted = chunk.wanted.max(version + 1);
-        self.settle(id, local, memory);
-    }
-
-    /// The worker wants every chunk that has changed since it was sent, and that has this version or once it has.
-    pub(super) fn fetch(&mut self, id: TensorId, version: u64, ticket: u64, memory: &Memory) {
-        for local in 0..memory.chunks(id) {
-            let chunk = self.owed(id, memory).chunks[local];
-            let (published, sequence) = memory.published(id, local);
-            if chunk.seen != sequence || published.version < version || sequence == 0 {
-                self.want(id, local, version, memory);
-            }
-        }
-        let owed = self.owed(id, memory);
-        owed.ticket = Some(ticket);
-        self.close(id, memory);
-    }
-
-    /// The worker wants the optimizer's state, as it is now.
-    pub(super) fn fetch_state(&mut self, id: TensorId, ticket: u64, memory: &Memory) {
-        let chunks = memory.chunks(id);
-        let owed = self.owed(id, memory);
-        if chunks == 0 {
-            return self.give_back(id, ticket);
-        }
-        match &mut owed.state {
-            Some(state) => (state.left, state.ticket) = (chunks, ticket),
-            None => {
-                owed.state = Some(OwedState { next: 0, left: chunks, ticket });
-                self.due.push_back(Due::State { tensor: id });
-            }
-        }
-    }
-
-    /// A chunk was published.
-    pub(super) fn published(&mut self, id: TensorId, local: usize, memory: &Memory) {
-        if self.wire.is_some() && self.owed.get(id).is_some_and(|owed| owed.open > 0) {
-            self.settle(id, local, memory);
-        }
-    }
-
-    /// So many of the worker's contributions to the tensor were folded.
-    pub(super) fn folded(&mut self, id: TensorId, count: u64, memory: &Memory) {
-        let owed = self.owed(id, memory);
-        let new = !std::mem::replace(&mut owed.folded, true);
-        let before = std::mem::replace(&mut owed.count, count);
-        self.contributed.1 += count - before;
-        if new {
-            self.due.push_back(Due::Folded { tensor: id });
-        }
-    }
-
-    /// Queues a chunk that is wanted and fresh enough.
-    fn settle(&mut self, id: TensorId, local: usize, memory: &Memory) {
-        let (published, sequence) = memory.published(id, local);
-        let chunk = &mut self.owed(id, memory).chunks[local];
-        let fresh = sequence > 0 && published.version + 1 >= chunk.wanted;
-        if chunk.wanted > 0 && fresh && !chunk.queued {
-            chunk.queued = true;
-            self.due.push_back(Due::Value { tensor: id, local });
-        }
-    }
-
-    /// Returns the ticket if nothing is wanted any more. Tickets come back in order: not before those of a state under way.
-    fn close(&mut self, id: TensorId, memory: &Memory) {
-        let owed = self.owed(id, memory);
-        if owed.open == 0
-            && owed.state.is_none()
-            && let Some(ticket) = owed.ticket.take()
-        {
-            self.give_back(id, ticket);
-        }
-    }
-
-    fn give_back(&mut self, id: TensorId, ticket: u64) {
-        let returned = &mut self.known(id).returned;
-        match returned {
-            Some(before) => *before = ticket.max(*before),
-            None => {
-                *returned = Some(ticket);
-                self.due.push_back(Due::Fetched { tensor: id });
-            }
-        }
+    /// What is owed to the worker.
+    pub(super) fn subscriber(&mut self) -> &mut Subscriber {
+        &mut self.subscriber
     }
 
     /// Sends what is due, as far as the socket takes it; whether it sent anything.
@@ -554,22 +372,20 @@ impl Remote {
         let mut frames: Vec<([u8; HEADER_BYTES], &[u8])> = Vec::with_capacity(BATCH);
         let mut bytes = 0;
         while frames.len() < BATCH && bytes < BATCH_BYTES {
-            let Some(due) = self.due.pop_front() else { break };
-            if let Some((notice, payload)) = self.frame(due, memory) {
-                let header = Header::bare(self.job, self.inbox.count(), Body::Notice(notice));
-                let header = if payload.is_empty() { header } else { header.with_payload(payload) };
-                bytes += payload.len();
-                frames.push((header.encode(), payload));
-            }
+            let Some(owing) = self.subscriber.next(memory) else { break };
+            let (notice, payload) = notice(owing, memory);
+            let header = Header::bare(self.job, self.subscriber.tell(), Body::Notice(notice));
+            let header = if payload.is_empty() { header } else { header.with_payload(payload) };
+            bytes += payload.len();
+            frames.push((header.encode(), payload));
         }
         if frames.is_empty() {
-            if self.told == Some(self.inbox.count()) {
+            if !self.subscriber.must_tell() {
                 return Ok(None);
             }
-            let header = Header::bare(self.job, self.inbox.count(), Body::Notice(Notice::Taken));
+            let header = Header::bare(self.job, self.subscriber.tell(), Body::Notice(Notice::Taken));
             frames.push((header.encode(), &[]));
         }
-        self.told = Some(self.inbox.count());
         if let Some(place) = &self.place {
             let bytes = bytes + frames.len() * HEADER_BYTES;
             place.moved.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -577,54 +393,21 @@ impl Remote {
         let Some(wire) = &mut self.wire else { return Ok(None) };
         wire.writer.send(&mut wire.stream, &frames).map(Some)
     }
+}
 
-    fn frame<'a>(&mut self, due: Due, memory: &'a Memory) -> Option<(Notice, &'a [u8])> {
-        match due {
-            Due::Value { tensor, local } => {
-                let (published, sequence) = memory.published(tensor, local);
-                let owed = self.known(tensor);
-                let chunk = &mut owed.chunks[local];
-                chunk.queued = false;
-                if published.version + 1 < chunk.wanted {
-                    return None; // a newer one is wanted by now, and comes when it is published
-                }
-                chunk.wanted = 0;
-                chunk.seen = sequence;
-                owed.open -= 1;
-                self.close(tensor, memory);
-                let (chunk, value) = memory.value(tensor, local);
-                let notice =
-                    Notice::Value { tensor, chunk, version: published.version, steps: published.steps };
-                Some((notice, value))
-            }
-            Due::State { tensor } => {
-                let (chunk, state) = memory.state(tensor, self.next_of_state(tensor, memory)?);
-                Some((Notice::State { tensor, chunk }, state))
-            }
-            Due::Folded { tensor } => {
-                let owed = self.known(tensor);
-                owed.folded = false;
-                Some((Notice::Folded { tensor, count: owed.count }, &[]))
-            }
-            Due::Fetched { tensor } => {
-                let ticket = self.known(tensor).returned.take()?;
-                Some((Notice::Fetched { tensor, ticket }, &[]))
-            }
+/// What is said of that, and the bytes that go with it.
+fn notice(owing: Owing, memory: &Memory) -> (Notice, &[u8]) {
+    match owing {
+        Owing::Value { tensor, local, publication } => {
+            let (chunk, value) = memory.value(tensor, local);
+            let (version, steps) = (publication.version, publication.steps);
+            (Notice::Value { tensor, chunk, version, steps }, value)
         }
-    }
-
-    /// The chunk whose state is sent now. The rest goes to the end of the queue, behind what others wait for.
-    fn next_of_state(&mut self, id: TensorId, memory: &Memory) -> Option<usize> {
-        let owed = self.known(id);
-        let OwedState { next, left, ticket } = owed.state.take()?;
-        if left > 1 {
-            let chunks = owed.chunks.len();
-            owed.state = Some(OwedState { next: (next + 1) % chunks, left: left - 1, ticket });
-            self.due.push_back(Due::State { tensor: id });
-        } else {
-            self.give_back(id, ticket);
-            self.close(id, memory);
+        Owing::State { tensor, local } => {
+            let (chunk, state) = memory.state(tensor, local);
+            (Notice::State { tensor, chunk }, state)
         }
-        Some(next)
+        Owing::Folded { tensor, count } => (Notice::Folded { tensor, count }, &[]),
+        Owing::Fetched { tensor, ticket } => (Notice::Fetched { tensor, ticket }, &[]),
     }
 }

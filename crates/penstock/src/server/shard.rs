@@ -648,14 +648,14 @@ impl Loop {
         let Some(Some(Port::Remote(remote))) = ports.get_mut(rank as usize) else { return Ok(()) };
         match *submission {
             Submission::Fetch { tensor, state: true, ticket, .. } => {
-                remote.fetch_state(tensor, ticket, memory)
+                remote.subscriber().fetch_state(tensor, ticket, memory)
             }
             Submission::Fetch { tensor, version, ticket, .. } => {
-                remote.fetch(tensor, version, ticket, memory)
+                remote.subscriber().fetch(tensor, version, ticket, memory)
             }
             Submission::Push { tensor, first, stamp, .. } if wanted => {
                 if let Some(local) = memory.local(tensor, first) {
-                    remote.want(tensor, local, stamp + 1, memory);
+                    remote.subscriber().want(tensor, local, stamp + 1, memory);
                 }
                 return self.submit(rank, submission);
             }
@@ -731,13 +731,13 @@ impl Loop {
                 Event::Published { tensor, local } => {
                     for port in self.ports.iter_mut().flatten() {
                         if let Port::Remote(remote) = port {
-                            remote.published(tensor, local, &self.memory);
+                            remote.subscriber().published(tensor, local, &self.memory);
                         }
                     }
                 }
                 Event::Folded { tensor, writer, count } => {
                     if let Some(Some(Port::Remote(remote))) = self.ports.get_mut(writer as usize) {
-                        remote.folded(tensor, count, &self.memory);
+                        remote.subscriber().folded(tensor, count, &self.memory);
                     }
                 }
             }

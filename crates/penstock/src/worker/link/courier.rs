@@ -2,7 +2,8 @@
 //!
 //! A courier stands in for the shard: it pops the same submissions from the same ring, keeps a mirror of the chunks that the
 //! shard is home of, publishes in it, counts and rings as a shard would. So everything above it is the same with and without
-//! a network. Its frames are copied out of the lane, each once; values are received beside the mirror, verified, and then
+//! a network. What has come, and what is asked for again on a new connection, its machine knows
+//! ([`penstock_proto::remote::mirror`]). Its frames are copied out of the lane, each once; values are received beside the mirror, verified, and then
 //! published in it, so that no reader ever sees half a chunk or a damaged one.
 
 use super::Fate;
@@ -21,7 +22,8 @@ use penstock_fabric::sync::Ordering;
 use penstock_kernels::Foreign;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice, job_number};
 use penstock_proto::handshake::Purpose;
-use penstock_proto::outbox::{Due, Outbox};
+use penstock_proto::numbered::Numbered;
+use penstock_proto::remote::mirror::{Effect, Frame, Mirror};
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -155,14 +157,13 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
         flag: Arc::clone(&flag),
         wakeup: Arc::clone(&wakeup),
         consumer: Consumer::default(),
-        outbox: Outbox::default(),
+        machine: Mirror::default(),
         wire: None,
         vigil: Vigil::new(setup.lease),
         heard: 1,
         mirrors: Mirrors::default(),
         drains: Vec::new(),
         progress: Arc::clone(&progress),
-        left: false,
         running: true,
         setup,
     };
@@ -170,82 +171,19 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
     Ok((Handle { commands, progress, flag, wakeup, thread: Some(thread) }, rung))
 }
 
-/// The chunks of one tensor that the shard is home of, as they are mirrored here.
-struct Mirror {
+/// Where the chunks of one tensor are mirrored that the shard is home of.
+struct Mirrored {
     home: HomeMemory,
     lane: LaneView,
     remote: Arc<RemoteHome>,
     state: Option<StateMirror>,
-    /// Each chunk's version + 1; 0 before the first.
-    versions: Vec<u64>,
-    /// The least of them, and how many chunks have it.
-    least: u64,
-    lagging: usize,
-    /// The last fetch of the value that has not come back, and the last of the state.
-    open: [Option<Submission>; 2],
-}
-
-impl Mirror {
-    /// Notes a chunk's version; whether the least of all has risen with it.
-    fn note(&mut self, local: usize, version: u64) -> bool {
-        let slot = &mut self.versions[local];
-        let was = std::mem::replace(slot, version + 1);
-        if was == *slot || was != self.least {
-            return false;
-        }
-        self.lagging -= 1;
-        if self.lagging > 0 {
-            return false;
-        }
-        self.least = self.versions.iter().copied().min().unwrap_or(0);
-        self.lagging = self.versions.iter().filter(|&&version| version == self.least).count();
-        true
-    }
-
-    /// Notes a fetch that is to be repeated if the connection breaks. It stands for those of its kind before it too.
-    fn expect(&mut self, mut fetch: Submission) {
-        let Submission::Fetch { version, state, .. } = &mut fetch else { return };
-        let open = &mut self.open[usize::from(*state)];
-        if let Some(Submission::Fetch { version: before, .. }) = *open {
-            *version = before.max(*version);
-        }
-        *open = Some(fetch);
-    }
-
-    /// Notes that fetches up to `ticket` have come back.
-    fn fetched(&mut self, ticket: u64) {
-        for open in &mut self.open {
-            let late = |fetch: &Submission| ticket_of(fetch) > ticket;
-            *open = open.filter(late);
-        }
-    }
-
-    /// What is to be repeated, in the order in which it was asked for.
-    fn unfetched(&self) -> impl Iterator<Item = Submission> {
-        let mut open = self.open;
-        open.sort_by_key(|fetch| fetch.as_ref().map(ticket_of));
-        open.into_iter().flatten()
-    }
-
-    /// Local indices of the chunks among `first..first + count`.
-    fn locals(&self, first: u32, count: u32) -> std::ops::Range<usize> {
-        let at = |chunk: u32| self.home.chunks().partition_point(|&homed| homed < chunk);
-        at(first)..at(first.saturating_add(count))
-    }
-}
-
-fn ticket_of(fetch: &Submission) -> u64 {
-    match fetch {
-        Submission::Fetch { ticket, .. } => *ticket,
-        _ => 0,
-    }
 }
 
 /// All mirrors, and the place beside them where payloads are received.
 #[derive(Default)]
 struct Mirrors {
     job: u64,
-    tensors: Vec<Option<Mirror>>,
+    tensors: Numbered<Mirrored>,
     stage: Vec<u8>,
 }
 
@@ -301,39 +239,22 @@ impl Outgoing {
 }
 
 impl Mirrors {
-    fn get(&self, id: TensorId) -> Option<&Mirror> {
-        self.tensors.get(id as usize)?.as_ref()
+    /// The tensor's memory, if the shard is home of the chunk.
+    fn of(&self, tensor: TensorId, chunk: u32) -> Option<&Mirrored> {
+        self.tensors.get(tensor).filter(|mirrored| mirrored.home.find(chunk).is_some())
     }
 
-    fn get_mut(&mut self, id: TensorId) -> Option<&mut Mirror> {
-        self.tensors.get_mut(id as usize)?.as_mut()
-    }
-
-    /// The frame that is due: its header, and its payload where it stands in the lane.
-    fn frame(&self, due: &Due) -> Option<(Header, Option<Foreign<'_>>)> {
-        let of = |id: TensorId, first: u32, count: u32| {
-            let mirror = self.get(id)?;
-            let chunk = *mirror.home.chunks().get(mirror.locals(first, count).start + due.index as usize)?;
-            let payload = mirror.lane.contribution(mirror.home.range(chunk));
-            Some((mirror, chunk, Some(payload)))
-        };
-        let bare = |submission, wanted| {
-            Header::bare(self.job, due.sequence, Body::Submission { submission, wanted })
-        };
-        Some(match due.submission {
-            Submission::Push { tensor, first, count, stamp, settings } => {
-                let (mirror, chunk, payload) = of(tensor, first, count)?;
-                let submission = Submission::Push { tensor, first: chunk, count: 1, stamp, settings };
-                let wanted = mirror.remote.wants.load(Ordering::Relaxed);
-                (bare(submission, wanted), payload)
-            }
-            Submission::Load { tensor, first, count, slot, part, steps } => {
-                let (_, chunk, payload) = of(tensor, first, count)?;
-                let submission = Submission::Load { tensor, first: chunk, count: 1, slot, part, steps };
-                (bare(submission, false), payload)
-            }
-            other => (bare(other, false), None),
-        })
+    /// A frame's header, and its payload where it stands in the lane.
+    fn frame(&self, frame: &Frame) -> Option<(Header, Option<Foreign<'_>>)> {
+        let Frame { sequence, submission, payload } = *frame;
+        let (mut wanted, mut bytes) = (false, None);
+        if let Some((tensor, chunk)) = payload {
+            let mirrored = self.tensors.get(tensor)?;
+            bytes = Some(mirrored.lane.contribution(mirrored.home.range(chunk)));
+            let is_push = matches!(submission, Submission::Push { .. });
+            wanted = is_push && mirrored.remote.wants.load(Ordering::Relaxed);
+        }
+        Some((Header::bare(self.job, sequence, Body::Submission { submission, wanted }), bytes))
     }
 }
 
@@ -351,12 +272,11 @@ impl Places for Mirrors {
         }
         let expected = match notice {
             Notice::Value { tensor, chunk, .. } => {
-                let mirror = self.get(tensor).filter(|mirror| mirror.home.find(chunk).is_some());
-                mirror.map(|mirror| mirror.home.range(chunk).len())
+                self.of(tensor, chunk).map(|mirrored| mirrored.home.range(chunk).len())
             }
             Notice::State { tensor, chunk } => {
-                let mirror = self.get(tensor).filter(|mirror| mirror.home.find(chunk).is_some());
-                mirror.and_then(|mirror| mirror.state.as_ref()).map(|state| state.bytes(chunk))
+                let state = self.of(tensor, chunk).and_then(|mirrored| mirrored.state.as_ref());
+                state.map(|state| state.bytes(chunk))
             }
             Notice::Folded { .. } | Notice::Fetched { .. } | Notice::Taken => Some(0),
         };
@@ -384,8 +304,6 @@ struct Wire {
     outgoing: Outgoing,
     readable: bool,
     writable: bool,
-    /// Whether the shard has said how many frames it has taken: before that nothing is sent.
-    resumed: bool,
     /// Whether a sign of life is due, if nothing else is.
     beat: bool,
 }
@@ -397,7 +315,7 @@ struct Courier {
     wakeup: Arc<OwnedFd>,
     ring_at: usize,
     consumer: Consumer,
-    outbox: Outbox,
+    machine: Mirror,
     wire: Option<Wire>,
     vigil: Vigil,
     /// Bytes that came on connections before this one.
@@ -405,8 +323,6 @@ struct Courier {
     mirrors: Mirrors,
     drains: Vec<Sender<()>>,
     progress: Arc<Progress>,
-    /// Whether the worker has said goodbye: nothing may follow that.
-    left: bool,
     running: bool,
 }
 
@@ -457,9 +373,9 @@ impl Courier {
                     outgoing: Outgoing::default(),
                     readable: true,
                     writable: true,
-                    resumed: false,
                     beat: false,
                 });
+                self.machine.connect();
                 self.vigil.connected();
             }
             Err(DialError::GivenUp) => {}
@@ -509,29 +425,8 @@ impl Courier {
         let Some(wire) = self.wire.take() else { return };
         self.heard += wire.reader.heard();
         // One that ended before it brought anything is not made again at once.
-        if !wire.resumed {
+        if !self.machine.is_resumed() {
             self.bear_with(why.to_owned());
-        }
-    }
-
-    /// The shard's first word on a connection: goes on behind what it has taken, and asks again for what has not come.
-    fn resume(&mut self, taken: u64) {
-        if let Err(error) = self.outbox.resume(taken) {
-            return self.fail(format!("shard {}: {error}", self.setup.shard));
-        }
-        if self.left {
-            return; // nobody looks at what would come
-        }
-        for (mirror, tensor) in self.mirrors.tensors.iter().zip(0..) {
-            let Some(mirror) = mirror else { continue };
-            let wanted = mirror.remote.wanted.load(Ordering::Acquire);
-            if wanted > mirror.least {
-                let (version, ticket) = (wanted - 1, mirror.remote.fetched.load(Ordering::Relaxed));
-                self.outbox.submit(Submission::Fetch { tensor, state: false, version, ticket }, 1);
-            }
-            for fetch in mirror.unfetched() {
-                self.outbox.submit(fetch, 1);
-            }
         }
     }
 
@@ -544,11 +439,11 @@ impl Courier {
         busy |= self.receive();
         busy |= self.send();
         if busy {
-            let (taken, submitted) = self.outbox.progress();
+            let (taken, submitted) = self.machine.progress();
             self.progress.submitted.store(submitted, Ordering::Relaxed);
             self.progress.taken.store(taken, Ordering::Relaxed);
         }
-        if self.outbox.is_empty() && !self.drains.is_empty() && self.consumer.is_empty(self.ring()) {
+        if self.machine.is_delivered() && !self.drains.is_empty() && self.consumer.is_empty(self.ring()) {
             self.drains.drain(..).for_each(|done| _ = done.send(()));
         }
         busy
@@ -565,11 +460,11 @@ impl Courier {
     fn has_output(&self, wire: &Wire) -> bool {
         !wire.writer.is_clear()
             || wire.stream.holds_output()
-            || (wire.resumed && (wire.beat || self.outbox.unsent() > 0))
+            || (self.machine.is_resumed() && (wire.beat || self.machine.unsent() > 0))
     }
 
     fn has_work(&self) -> bool {
-        let room = self.outbox.unsent() < MOST_UNSENT;
+        let room = self.machine.unsent() < MOST_UNSENT;
         self.flag.load(Ordering::Acquire)
             || (room && !self.consumer.is_empty(self.ring()))
             || self.wire.as_ref().is_none_or(|wire| wire.readable || (wire.writable && self.has_output(wire)))
@@ -619,27 +514,12 @@ impl Courier {
         while let Ok(command) = self.inbox.try_recv() {
             match command {
                 Command::Declare { id, home, lane, remote } => {
-                    let index = id as usize;
-                    if self.mirrors.tensors.len() <= index {
-                        self.mirrors.tensors.resize_with(index + 1, || None);
-                    }
-                    let chunks = home.chunks().len();
-                    let versions = vec![0; chunks];
-                    let mirror = Mirror {
-                        home,
-                        lane,
-                        remote,
-                        state: None,
-                        versions,
-                        least: 0,
-                        lagging: chunks,
-                        open: [None; 2],
-                    };
-                    self.mirrors.tensors[index] = Some(mirror);
+                    self.machine.declare(id, home.chunks().to_vec());
+                    self.mirrors.tensors.insert(id, Mirrored { home, lane, remote, state: None });
                 }
                 Command::State { id, state } => {
-                    if let Some(mirror) = self.mirrors.get_mut(id) {
-                        mirror.state = Some(state);
+                    if let Some(mirrored) = self.mirrors.tensors.get_mut(id) {
+                        mirrored.state = Some(state);
                     }
                 }
                 Command::Drain { done } => self.drains.push(done),
@@ -651,7 +531,7 @@ impl Courier {
 
     fn take_submissions(&mut self) -> bool {
         let mut taken = 0;
-        while self.outbox.unsent() < MOST_UNSENT {
+        while self.machine.unsent() < MOST_UNSENT {
             let ring: &Ring = self.setup.page.at(self.ring_at);
             // The ring is this process's own: it cannot be broken but by this process.
             let Ok(Some(words)) = self.consumer.pop(ring) else { break };
@@ -659,26 +539,7 @@ impl Courier {
             // What a submission names was declared before; the command may still be on its way.
             self.take_commands();
             taken += 1;
-            let frames = match submission {
-                Submission::Push { tensor, first, count, .. }
-                | Submission::Load { tensor, first, count, .. } => {
-                    self.mirrors.get(tensor).map_or(0, |mirror| mirror.locals(first, count).len())
-                }
-                Submission::Fetch { tensor, .. } => {
-                    if let Some(mirror) = self.mirrors.get_mut(tensor) {
-                        mirror.expect(submission);
-                    }
-                    1
-                }
-                Submission::Zero { .. } | Submission::Clock { .. } => 1,
-                Submission::Leave => {
-                    self.left = true;
-                    1
-                }
-            };
-            if frames > 0 {
-                self.outbox.submit(submission, frames as u32);
-            }
+            self.machine.submit(submission);
         }
         if taken > 0 {
             doorbell::published();
@@ -709,56 +570,50 @@ impl Courier {
     }
 
     fn hear(&mut self, header: &Header, stage: Stage) {
-        let Some(wire) = &mut self.wire else { return };
-        if !std::mem::replace(&mut wire.resumed, true) {
-            self.resume(header.sequence);
-        } else if let Err(error) = self.outbox.taken(header.sequence) {
-            return self.fail(format!("it broke the protocol: {error}"));
-        }
         let Body::Notice(notice) = header.body else { return };
         let Mirrors { tensors, stage: staged, .. } = &mut self.mirrors;
-        let tensor = match notice {
-            Notice::Value { tensor, .. }
-            | Notice::State { tensor, .. }
-            | Notice::Folded { tensor, .. }
-            | Notice::Fetched { tensor, .. } => tensor,
-            Notice::Taken => return,
+        let wanted =
+            |id| tensors.get(id).map_or(0, |mirrored| mirrored.remote.wanted.load(Ordering::Acquire));
+        let effect = match self.machine.hear(header.sequence, &notice, wanted) {
+            Ok(effect) => effect,
+            Err(broken) => return self.fail(format!("it broke the protocol: {broken}")),
         };
-        let Some(Some(mirror)) = tensors.get_mut(tensor as usize) else { return };
-        match notice {
-            Notice::Value { chunk, version, steps, .. } => {
-                let Some(local) = mirror.home.find(chunk) else { return };
-                if version + 1 < mirror.versions[local] {
-                    return self
-                        .fail(format!("it broke the protocol: chunk {chunk} fell to version {version}"));
-                }
-                let mut place = mirror.home.chunk(chunk);
+        let (Effect::Publish { tensor, .. }
+        | Effect::State { tensor, .. }
+        | Effect::Folded { tensor, .. }
+        | Effect::Fetched { tensor, .. }) = effect
+        else {
+            return;
+        };
+        let Some(mirrored) = tensors.get_mut(tensor) else { return };
+        match effect {
+            Effect::Nothing => {}
+            Effect::Publish { chunk, version, steps, progress, .. } => {
+                let mut place = mirrored.home.chunk(chunk);
                 place.header.begin();
                 place.value.copy_from_slice(&staged[..stage.0]);
                 place.header.publish(Published { version, steps });
-                if mirror.note(local, version) {
+                if let Some(progress) = progress {
                     // Pairs with the acquire load in the worker's pull: who sees the progress sees the chunks.
-                    mirror.home.progress().0.store(mirror.least, Ordering::Release);
+                    mirrored.home.progress().0.store(progress, Ordering::Release);
                     self.tell(tensor);
                 }
             }
-            Notice::State { chunk, .. } => {
-                if let Some(state) = &mirror.state {
+            Effect::State { chunk, .. } => {
+                if let Some(state) = &mirrored.state {
                     state.write(chunk, &staged[..stage.0]);
                 }
             }
-            Notice::Folded { count, .. } => {
+            Effect::Folded { count, .. } => {
                 // Pairs with the acquire load before the worker writes its lane again.
-                mirror.lane.folded(self.setup.shard).0.store(count, Ordering::Release);
+                mirrored.lane.folded(self.setup.shard).0.store(count, Ordering::Release);
                 self.tell(tensor);
             }
-            Notice::Fetched { ticket, .. } => {
-                mirror.fetched(ticket);
+            Effect::Fetched { ticket, .. } => {
                 // Pairs with the acquire load in the worker's pull.
-                mirror.remote.fetched.fetch_max(ticket, Ordering::Release);
+                mirrored.remote.fetched.fetch_max(ticket, Ordering::Release);
                 self.tell(tensor);
             }
-            Notice::Taken => {}
         }
     }
 
@@ -776,7 +631,9 @@ impl Courier {
         while let Some(wire) = self.wire.as_mut().filter(|wire| wire.writable) {
             let flushed = wire.writer.flush(&mut wire.stream);
             let sent = match flushed {
-                Ok(true) if wire.resumed => Self::send_batch(&mut self.outbox, &self.mirrors, wire),
+                Ok(true) if self.machine.is_resumed() => {
+                    Self::send_batch(&mut self.machine, &self.mirrors, wire)
+                }
                 Ok(true) => break,
                 other => other.map(|_| Some(false)),
             };
@@ -793,16 +650,16 @@ impl Courier {
     }
 
     /// Sends one batch: `None` if nothing is due, else whether the socket took it whole.
-    fn send_batch(outbox: &mut Outbox, mirrors: &Mirrors, wire: &mut Wire) -> std::io::Result<Option<bool>> {
+    fn send_batch(machine: &mut Mirror, mirrors: &Mirrors, wire: &mut Wire) -> std::io::Result<Option<bool>> {
         let outgoing = &mut wire.outgoing;
         outgoing.clear();
         while outgoing.len() < BATCH && outgoing.bytes() < BATCH_BYTES {
-            let Some(due) = outbox.due() else { break };
-            let Some((header, payload)) = mirrors.frame(&due) else {
+            let Some(frame) = machine.due() else { break };
+            let Some((header, payload)) = mirrors.frame(&frame) else {
                 return Err(std::io::Error::other("a submission of a tensor that was not declared"));
             };
             outgoing.push(header, payload);
-            outbox.sent();
+            machine.sent();
         }
         // Whatever is sent is a sign of life.
         let beats = std::mem::take(&mut wire.beat);

@@ -1,0 +1,298 @@
+//! What a subscriber has of a shard on another host, and what it asks it for.
+//!
+//! It stands in for the shard: its worker's submissions go in here, become frames, and are kept until the shard has taken them;
+//! the shard's notices come in here and say what to do with the bytes that came with them. A connection that is made again goes on
+//! where the shard says that it stands, and what had been asked for and had not come is asked for again (S-2).
+
+use crate::TensorId;
+use crate::frame::Notice;
+use crate::numbered::Numbered;
+use crate::outbox::{Miscounted, Outbox};
+use crate::progress::Progress;
+use crate::submission::Submission;
+use std::ops::Range;
+
+/// One frame to be sent.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Frame {
+    /// Its number.
+    pub sequence: u64,
+    /// What it says; of a push or load one chunk.
+    pub submission: Submission,
+    /// The chunk of the lane that goes with it.
+    pub payload: Option<(TensorId, u32)>,
+}
+
+/// What a notice asks to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing.
+    Nothing,
+    /// The value that came is published in the mirror.
+    Publish {
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
+        /// Its version.
+        version: u64,
+        /// Optimizer steps behind it.
+        steps: u64,
+        /// To be told once it is published: the least version of all chunks + 1, if it has risen with this one.
+        progress: Option<u64>,
+    },
+    /// The state that came is put where it belongs.
+    State {
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
+    },
+    /// So many contributions were taken from the lane.
+    Folded {
+        /// The tensor.
+        tensor: TensorId,
+        /// Contributions since the start.
+        count: u64,
+    },
+    /// What was asked for with this ticket or before has come.
+    Fetched {
+        /// The tensor.
+        tensor: TensorId,
+        /// The ticket.
+        ticket: u64,
+    },
+}
+
+/// The shard broke the protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    /// It counts frames that it was not sent.
+    #[error(transparent)]
+    Miscounted(#[from] Miscounted),
+    /// A version fell.
+    #[error("chunk {chunk} fell to version {version}")]
+    Fell {
+        /// The chunk.
+        chunk: u32,
+        /// What came.
+        version: u64,
+    },
+}
+
+/// One tensor.
+#[derive(Debug)]
+struct Mirrored {
+    /// Those that the shard is home of, ascending.
+    chunks: Vec<u32>,
+    /// Each one's version + 1; 0 before the first.
+    versions: Vec<u64>,
+    progress: Progress,
+    /// The last fetch of the value that has not come back, and the last of the state.
+    open: [Option<Submission>; 2],
+    /// The last ticket that came back.
+    fetched: u64,
+}
+
+impl Mirrored {
+    /// Notes a fetch that is to be repeated if the connection breaks. It stands for those of its kind before it too.
+    fn expect(&mut self, mut fetch: Submission) {
+        let Submission::Fetch { version, state, .. } = &mut fetch else { return };
+        let open = &mut self.open[usize::from(*state)];
+        if let Some(Submission::Fetch { version: before, .. }) = *open {
+            *version = before.max(*version);
+        }
+        *open = Some(fetch);
+    }
+
+    /// Notes that fetches up to `ticket` have come back.
+    fn fetched(&mut self, ticket: u64) {
+        self.fetched = self.fetched.max(ticket);
+        for open in &mut self.open {
+            *open = open.filter(|fetch| ticket_of(fetch) > ticket);
+        }
+    }
+
+    /// What is to be repeated, in the order in which it was asked for.
+    fn unfetched(&self) -> impl Iterator<Item = Submission> {
+        let mut open = self.open;
+        open.sort_by_key(|fetch| fetch.as_ref().map(ticket_of));
+        open.into_iter().flatten()
+    }
+
+    /// Places of the chunks among `first..first + count`.
+    fn locals(&self, first: u32, count: u32) -> Range<usize> {
+        let at = |chunk: u32| self.chunks.partition_point(|&homed| homed < chunk);
+        at(first)..at(first.saturating_add(count))
+    }
+}
+
+fn ticket_of(fetch: &Submission) -> u64 {
+    match fetch {
+        Submission::Fetch { ticket, .. } => *ticket,
+        _ => 0,
+    }
+}
+
+/// A subscriber's side of one shard, over all its connections.
+#[derive(Debug, Default)]
+pub struct Mirror {
+    outbox: Outbox,
+    tensors: Numbered<Mirrored>,
+    /// Whether the shard has said how many frames it has taken: before that nothing is sent.
+    resumed: bool,
+    /// Whether the worker has said goodbye: nothing may follow that.
+    left: bool,
+}
+
+impl Mirror {
+    /// A tensor, of which the shard is home of these chunks, ascending.
+    pub fn declare(&mut self, id: TensorId, chunks: Vec<u32>) {
+        let (versions, progress) = (vec![0; chunks.len()], Progress::of_zeros(chunks.len()));
+        self.tensors.insert(id, Mirrored { chunks, versions, progress, open: [None; 2], fetched: 0 });
+    }
+
+    /// A connection stands, on which nothing was said.
+    pub fn connect(&mut self) {
+        self.resumed = false;
+    }
+
+    /// Whether the shard has spoken on this connection.
+    pub fn is_resumed(&self) -> bool {
+        self.resumed
+    }
+
+    /// Takes what the worker says to the shard. What it names was declared.
+    pub fn submit(&mut self, submission: Submission) {
+        let frames = match submission {
+            Submission::Push { tensor, first, count, .. } | Submission::Load { tensor, first, count, .. } => {
+                self.tensors.get(tensor).map_or(0, |mirrored| mirrored.locals(first, count).len())
+            }
+            Submission::Fetch { tensor, .. } => {
+                if let Some(mirrored) = self.tensors.get_mut(tensor) {
+                    mirrored.expect(submission);
+                }
+                1
+            }
+            Submission::Zero { .. } | Submission::Clock { .. } => 1,
+            Submission::Leave => {
+                self.left = true;
+                1
+            }
+        };
+        if frames > 0 {
+            self.outbox.submit(submission, frames as u32);
+        }
+    }
+
+    /// The next frame to be sent; it stays the next until [`Mirror::sent`]. `None`: there is none, or nothing may be sent yet.
+    pub fn due(&self) -> Option<Frame> {
+        if !self.resumed {
+            return None;
+        }
+        let due = self.outbox.due()?;
+        let chunk = |tensor: TensorId, first: u32, count: u32| {
+            let mirrored = self.tensors.get(tensor)?;
+            mirrored.chunks.get(mirrored.locals(first, count).start + due.index as usize).copied()
+        };
+        let (submission, payload) = match due.submission {
+            Submission::Push { tensor, first, count, stamp, settings } => {
+                let chunk = chunk(tensor, first, count)?;
+                let push = Submission::Push { tensor, first: chunk, count: 1, stamp, settings };
+                (push, Some((tensor, chunk)))
+            }
+            Submission::Load { tensor, first, count, slot, part, steps } => {
+                let chunk = chunk(tensor, first, count)?;
+                let load = Submission::Load { tensor, first: chunk, count: 1, slot, part, steps };
+                (load, Some((tensor, chunk)))
+            }
+            other => (other, None),
+        };
+        Some(Frame { sequence: due.sequence, submission, payload })
+    }
+
+    /// The frame that was due has been handed to the connection.
+    pub fn sent(&mut self) {
+        self.outbox.sent();
+    }
+
+    /// Frames that were submitted and not sent on this connection.
+    pub fn unsent(&self) -> u64 {
+        self.outbox.unsent()
+    }
+
+    /// How many frames were taken, of how many that were submitted.
+    pub fn progress(&self) -> (u64, u64) {
+        self.outbox.progress()
+    }
+
+    /// Whether everything that was submitted was taken.
+    pub fn is_delivered(&self) -> bool {
+        self.outbox.is_empty()
+    }
+
+    /// The shard has spoken: it has taken `taken` frames in all, and says this. `wanted` is the version + 1 of a tensor that pushes
+    /// have asked for.
+    pub fn hear(
+        &mut self,
+        taken: u64,
+        notice: &Notice,
+        wanted: impl Fn(TensorId) -> u64,
+    ) -> Result<Effect, Broken> {
+        if std::mem::replace(&mut self.resumed, true) {
+            self.outbox.taken(taken)?;
+        } else {
+            self.resume(taken, wanted)?;
+        }
+        let of = match *notice {
+            Notice::Value { tensor, .. }
+            | Notice::State { tensor, .. }
+            | Notice::Folded { tensor, .. }
+            | Notice::Fetched { tensor, .. } => tensor,
+            Notice::Taken => return Ok(Effect::Nothing),
+        };
+        let Some(mirrored) = self.tensors.get_mut(of) else { return Ok(Effect::Nothing) };
+        match *notice {
+            Notice::Value { tensor, chunk, version, steps } => {
+                let Ok(local) = mirrored.chunks.binary_search(&chunk) else { return Ok(Effect::Nothing) };
+                let was = mirrored.versions[local];
+                if version + 1 < was {
+                    return Err(Broken::Fell { chunk, version });
+                }
+                let mut progress = None;
+                if version + 1 > was {
+                    mirrored.versions[local] = version + 1;
+                    mirrored.progress.leaves(was);
+                    progress = mirrored.progress.risen(mirrored.versions.iter().copied());
+                }
+                Ok(Effect::Publish { tensor, chunk, version, steps, progress })
+            }
+            Notice::State { tensor, chunk } => Ok(Effect::State { tensor, chunk }),
+            Notice::Folded { tensor, count } => Ok(Effect::Folded { tensor, count }),
+            Notice::Fetched { tensor, ticket } => {
+                mirrored.fetched(ticket);
+                Ok(Effect::Fetched { tensor, ticket })
+            }
+            Notice::Taken => Ok(Effect::Nothing),
+        }
+    }
+
+    /// The shard's first word on a connection: goes on behind what it has taken, and asks again for what has not come.
+    fn resume(&mut self, taken: u64, wanted: impl Fn(TensorId) -> u64) -> Result<(), Broken> {
+        self.outbox.resume(taken)?;
+        if self.left {
+            return Ok(()); // nobody looks at what would come
+        }
+        for (tensor, mirrored) in self.tensors.iter() {
+            let wanted = wanted(tensor);
+            if wanted > mirrored.progress.least().unwrap_or(0) {
+                let (version, ticket) = (wanted - 1, mirrored.fetched);
+                self.outbox.submit(Submission::Fetch { tensor, state: false, version, ticket }, 1);
+            }
+            for fetch in mirrored.unfetched() {
+                self.outbox.submit(fetch, 1);
+            }
+        }
+        Ok(())
+    }
+}

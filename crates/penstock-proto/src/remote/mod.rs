@@ -1,0 +1,17 @@
+//! A tensor between hosts: the two machines at the ends of a connection.
+//!
+//! | file | word |
+//! |---|---|
+//! | [`home`] | at the shard: which frames of a subscriber were taken, and what is owed to it |
+//! | [`mirror`] | at the subscriber: what is to be sent, which versions have come, what is asked for again on a new connection |
+//!
+//! Frames and bytes are others' business: the server's and the worker's over sockets, the simulator's over links that break. What
+//! the two promise together:
+//!
+//! - **S-1** of [`outbox`](crate::outbox): submissions are taken all, in order, once.
+//! - **S-2** What was asked for comes, at the version that was asked for or a newer one, wherever connections break.
+//! - **S-3** A ticket comes back behind everything that was asked for with it or before.
+//! - **S-4** What is owed is chunk numbers, each at most once: a subscriber that asks and does not read makes it no longer.
+
+pub mod home;
+pub mod mirror;

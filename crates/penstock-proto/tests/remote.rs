@@ -1,0 +1,338 @@
+//! The two ends of a tensor between hosts, over a link that loses what is under way whenever it breaks.
+
+use penstock_kernels::Settings;
+use penstock_proto::TensorId;
+use penstock_proto::frame::Notice;
+use penstock_proto::remote::home::{Chunks, Owing, Publication, Subscriber};
+use penstock_proto::remote::mirror::{Broken, Effect, Frame, Mirror};
+use penstock_proto::submission::Submission;
+use proptest::prelude::*;
+use std::collections::{BTreeMap, VecDeque};
+
+const W: TensorId = 3;
+
+/// The home's chunks. A value is its version, so that what is seen of one says when it was sent.
+#[derive(Debug)]
+struct Home {
+    /// Chunks of the whole tensor that are homed here.
+    chunks: Vec<u32>,
+    published: Vec<Publication>,
+}
+
+impl Home {
+    fn new(chunks: &[u32]) -> Self {
+        let none = Publication { version: 0, steps: 0, sequence: 0 };
+        Self { chunks: chunks.to_vec(), published: vec![none; chunks.len()] }
+    }
+
+    fn publish(&mut self, local: usize, version: u64) {
+        let place = &mut self.published[local];
+        *place = Publication { version, steps: version, sequence: place.sequence + 1 };
+    }
+}
+
+impl Chunks for Home {
+    fn chunks(&self, _: TensorId) -> usize {
+        self.chunks.len()
+    }
+
+    fn publication(&self, _: TensorId, local: usize) -> Publication {
+        self.published[local]
+    }
+}
+
+/// Both ends, and what is under way between them.
+struct Line {
+    home: Home,
+    subscriber: Subscriber,
+    mirror: Mirror,
+    to_home: VecDeque<Frame>,
+    to_mirror: VecDeque<(u64, Notice)>,
+    connected: bool,
+    /// What the shard took, as (what it says, its chunk).
+    taken: Vec<Frame>,
+    folded: u64,
+    /// What the mirror has: each chunk's version, the progress that was told, contributions folded, the ticket that came back.
+    seen: BTreeMap<u32, u64>,
+    progress: u64,
+    told: u64,
+    fetched: u64,
+    states: usize,
+    /// The version + 1 that pushes asked for.
+    wanted: u64,
+}
+
+impl Line {
+    fn new(chunks: &[u32]) -> Self {
+        let mut mirror = Mirror::default();
+        mirror.declare(W, chunks.to_vec());
+        Self {
+            home: Home::new(chunks),
+            subscriber: Subscriber::default(),
+            mirror,
+            to_home: VecDeque::new(),
+            to_mirror: VecDeque::new(),
+            connected: false,
+            taken: Vec::new(),
+            folded: 0,
+            seen: BTreeMap::new(),
+            progress: 0,
+            told: 0,
+            fetched: 0,
+            states: 0,
+            wanted: 0,
+        }
+    }
+
+    fn cut(&mut self) {
+        self.to_home.clear();
+        self.to_mirror.clear();
+        self.subscriber.disconnect();
+        self.connected = false;
+    }
+
+    fn connect(&mut self) {
+        if !self.connected {
+            self.connected = true;
+            self.mirror.connect();
+            self.subscriber.connect();
+        }
+    }
+
+    /// The mirror sends a frame, if it may.
+    fn send(&mut self) -> bool {
+        let Some(frame) = self.mirror.due().filter(|_| self.connected) else { return false };
+        self.to_home.push_back(frame);
+        self.mirror.sent();
+        true
+    }
+
+    /// The shard takes a frame that has come.
+    fn take(&mut self) -> bool {
+        let Some(frame) = self.to_home.pop_front() else { return false };
+        self.subscriber.expect(frame.sequence).unwrap();
+        self.subscriber.take(&frame.submission).unwrap();
+        self.taken.push(frame);
+        match frame.submission {
+            Submission::Push { first, stamp, .. } => {
+                // Every push asks for its result.
+                let local = self.home.chunks.binary_search(&first).unwrap();
+                self.subscriber.want(W, local, stamp + 1, &self.home);
+            }
+            Submission::Fetch { tensor, state: true, ticket, .. } => {
+                self.subscriber.fetch_state(tensor, ticket, &self.home);
+            }
+            Submission::Fetch { tensor, version, ticket, .. } => {
+                self.subscriber.fetch(tensor, version, ticket, &self.home);
+            }
+            _ => {}
+        }
+        true
+    }
+
+    /// The shard folds what came of a chunk.
+    fn fold(&mut self) -> bool {
+        let is_push = |frame: &&Frame| matches!(frame.submission, Submission::Push { .. });
+        let Some(&frame) = self.taken.iter().filter(is_push).nth(self.folded as usize) else { return false };
+        let Submission::Push { first, stamp, .. } = frame.submission else { return false };
+        self.folded += 1;
+        let local = self.home.chunks.binary_search(&first).unwrap();
+        let version = self.home.published[local].version.max(stamp + 1);
+        self.home.publish(local, version);
+        self.subscriber.published(W, local, &self.home);
+        self.subscriber.folded(W, self.folded, &self.home);
+        true
+    }
+
+    /// The shard sends one notice, if anything is due.
+    fn answer(&mut self) -> bool {
+        if !self.connected || !self.subscriber.has_due() {
+            return false;
+        }
+        let notice = match self.subscriber.next(&self.home) {
+            None => Notice::Taken,
+            Some(Owing::Value { tensor, local, publication: Publication { version, steps, .. } }) => {
+                Notice::Value { tensor, chunk: self.home.chunks[local], version, steps }
+            }
+            Some(Owing::State { tensor, local }) => Notice::State { tensor, chunk: self.home.chunks[local] },
+            Some(Owing::Folded { tensor, count }) => Notice::Folded { tensor, count },
+            Some(Owing::Fetched { tensor, ticket }) => Notice::Fetched { tensor, ticket },
+        };
+        self.to_mirror.push_back((self.subscriber.tell(), notice));
+        true
+    }
+
+    /// The mirror hears a notice that has come.
+    fn hear(&mut self) -> bool {
+        let Some((taken, notice)) = self.to_mirror.pop_front() else { return false };
+        match self.mirror.hear(taken, &notice, |_| self.wanted).unwrap() {
+            Effect::Nothing => {}
+            Effect::Publish { chunk, version, progress, .. } => {
+                let before = self.seen.insert(chunk, version);
+                assert!(before <= Some(version), "a version fell");
+                if let Some(progress) = progress {
+                    let least =
+                        self.home.chunks.iter().map(|chunk| self.seen.get(chunk).map_or(0, |v| v + 1));
+                    assert_eq!(Some(progress), least.min(), "it is told what has come");
+                    assert!(progress > self.progress);
+                    self.progress = progress;
+                }
+            }
+            Effect::State { .. } => self.states += 1,
+            Effect::Folded { count, .. } => {
+                assert!(count >= self.told);
+                self.told = count;
+            }
+            Effect::Fetched { ticket, .. } => self.fetched = self.fetched.max(ticket),
+        }
+        true
+    }
+
+    /// Until nothing more happens.
+    fn settle(&mut self) {
+        self.connect();
+        while self.send() | self.take() | self.fold() | self.answer() | self.hear() {}
+    }
+}
+
+/// What a fetch has to bring: the least version of each chunk.
+#[derive(Debug, Clone)]
+struct Asked {
+    ticket: u64,
+    least: BTreeMap<u32, u64>,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn wherever_connections_break_all_that_is_said_is_taken_once_and_all_that_is_asked_for_comes(
+        chunks in prop::sample::subsequence((0u32..7).collect::<Vec<_>>(), 1..5),
+        moves in prop::collection::vec((0u8..12, 1usize..5), 0..200),
+    ) {
+        let mut line = Line::new(&chunks);
+        for local in 0..chunks.len() {
+            line.home.publish(local, 0);
+        }
+        let (mut stamp, mut ticket) = (0, 0);
+        let (mut said, mut asked) = (Vec::new(), VecDeque::<Asked>::new());
+        let mut states = 0;
+        for (what, times) in moves {
+            for _ in 0..times {
+                _ = match what {
+                    0 => {
+                        // The lane is free, as a worker waits for it to be.
+                        if line.told == stamp * chunks.len() as u64 {
+                            let settings = Settings([0.5, 0.0, 0.0, 0.0, 0.0]);
+                            line.mirror.submit(Submission::Push { tensor: W, first: 0, count: 7, stamp, settings });
+                            said.extend(chunks.iter().map(|&chunk| (chunk, stamp)));
+                            stamp += 1;
+                            line.wanted = stamp + 1;
+                        }
+                        true
+                    }
+                    1 => {
+                        ticket += 1;
+                        let version = stamp.min(line.home.published[0].version + 1);
+                        line.mirror.submit(Submission::Fetch { tensor: W, state: false, version, ticket });
+                        // As new as it is now, also where that is newer than was asked for.
+                        let now = chunks.iter().copied().zip(line.home.published.iter().map(|at| at.version));
+                        let least = now.map(|(chunk, now)| (chunk, now.max(version))).collect();
+                        asked.push_back(Asked { ticket, least });
+                        true
+                    }
+                    2 => {
+                        ticket += 1;
+                        states += 1;
+                        line.mirror.submit(Submission::Fetch { tensor: W, state: true, version: 0, ticket });
+                        asked.push_back(Asked { ticket, least: BTreeMap::new() });
+                        true
+                    }
+                    3 => {
+                        line.cut();
+                        true
+                    }
+                    4 => {
+                        line.connect();
+                        true
+                    }
+                    5 | 6 => line.send(),
+                    7 | 8 => line.take(),
+                    9 => line.fold(),
+                    10 => line.answer(),
+                    _ => line.hear(),
+                };
+                while asked.front().is_some_and(|asked| asked.ticket <= line.fetched) {
+                    let Asked { least, ticket } = asked.pop_front().unwrap();
+                    for (chunk, version) in least {
+                        prop_assert!(line.seen[&chunk] >= version, "S-2, S-3: ticket {ticket}, chunk {chunk}");
+                    }
+                }
+            }
+        }
+        line.settle();
+        let pushed = line.taken.iter().filter_map(|frame| match frame.submission {
+            Submission::Push { first, stamp, .. } => Some((first, stamp)),
+            _ => None,
+        });
+        prop_assert_eq!(pushed.collect::<Vec<_>>(), said, "S-1");
+        prop_assert_eq!(line.fetched, ticket, "every ticket comes back");
+        prop_assert_eq!(line.told, line.folded);
+        prop_assert!(line.mirror.is_delivered());
+        prop_assert!(states == 0 || line.states >= chunks.len());
+        if stamp > 0 {
+            prop_assert_eq!(line.progress, stamp + 1, "every push asked for its result");
+        }
+    }
+}
+
+#[test]
+fn a_subscriber_that_asks_and_does_not_read_makes_what_is_owed_no_longer() {
+    let mut line = Line::new(&[0, 1, 2]);
+    line.settle();
+    for ticket in 1..=1000 {
+        for (local, state) in [(0, false), (2, true)] {
+            line.home.publish(local, ticket);
+            line.subscriber.published(W, local, &line.home);
+            match state {
+                false => line.subscriber.fetch(W, 0, ticket, &line.home),
+                true => line.subscriber.fetch_state(W, ticket, &line.home),
+            }
+        }
+    }
+    let mut sent = 0;
+    while line.answer() {
+        sent += 1;
+    }
+    // Values and states of three chunks, the one chunk that never had a value not at all; a ticket.
+    assert!(sent <= 3 + 3 + 1, "S-4: {sent} frames");
+}
+
+#[test]
+fn nothing_is_sent_before_the_shard_has_spoken_and_nothing_follows_a_goodbye() {
+    let mut line = Line::new(&[0]);
+    line.mirror.submit(Submission::Clock { clock: 1 });
+    line.connect();
+    assert!(line.mirror.due().is_none() && line.mirror.unsent() == 1);
+    line.mirror.submit(Submission::Fetch { tensor: W, state: false, version: 0, ticket: 1 });
+    line.mirror.submit(Submission::Leave);
+    line.settle();
+    assert!(matches!(line.taken.last().unwrap().submission, Submission::Leave));
+    line.subscriber.let_go();
+    line.cut();
+    line.settle();
+    assert_eq!(line.taken.len(), 3, "who has left asks for nothing again");
+    assert!(line.subscriber.take(&Submission::Leave).is_err());
+}
+
+#[test]
+fn a_shard_whose_versions_fall_or_that_miscounts_is_found_out() {
+    let mut mirror = Mirror::default();
+    mirror.declare(W, vec![0]);
+    let value = |version| Notice::Value { tensor: W, chunk: 0, version, steps: 0 };
+    mirror.hear(0, &value(4), |_| 0).unwrap();
+    assert_eq!(mirror.hear(0, &value(3), |_| 0), Err(Broken::Fell { chunk: 0, version: 3 }));
+    let again = Effect::Publish { tensor: W, chunk: 0, version: 4, steps: 0, progress: None };
+    assert_eq!(mirror.hear(0, &value(4), |_| 0), Ok(again), "a value may be loaded over");
+    assert!(matches!(mirror.hear(1, &Notice::Taken, |_| 0), Err(Broken::Miscounted(_))));
+}
