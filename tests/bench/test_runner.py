@@ -6,12 +6,15 @@ import math
 import pytest
 
 from penstock.bench import report, runner
+from penstock.bench.network import report as network_report
 from penstock.bench.runner import Case, Round, Spread
 from penstock.bench.systems import BenchError
 
 
 class Fake:
     """A system that notes what it is told; fails where it is asked to."""
+
+    processor: float | None = None
 
     def __init__(
         self, name: str, log: list[str], *, seconds: float = 0.25, absent: str | None = None, fails: str = ""
@@ -60,6 +63,18 @@ def measured(
         busy=lambda: busy,
         note=lambda text: None,
     )
+
+
+def test_processor_time_stands_beside_every_gigabyte_moved() -> None:
+    log: list[str] = []
+    frugal, silent = Fake("penstock ncc", log), Fake("gloo", log)
+    frugal.processor = 0.5
+    case = measured(frugal, silent, nbytes=1_000_000_000)
+    lines = {line.system: line.processor_per_gb for line in network_report.lines(case, {})}
+    # Two workers send and receive a gigabyte each.
+    assert lines == {"penstock ncc": 0.125, "gloo": None}
+    text = network_report.table(network_report.lines(case, {}), rate=False)
+    assert [line.split()[-1] for line in text.splitlines()] == ["s/GB", "0.12", "-"]
 
 
 def test_systems_take_turns_in_every_round() -> None:

@@ -107,6 +107,11 @@ def ends(body: Body, repeats: int) -> list[int]:
     return times
 
 
+def steps(repeats: int) -> int:
+    """How many steps `ends` takes: also those that do not count."""
+    return WARMUP + repeats
+
+
 def iteration_times(ends_by_rank: Sequence[Sequence[int]]) -> list[float]:
     """
     Seconds of each iteration from the ends that the ranks noted.
@@ -155,7 +160,9 @@ def _obey(body: Body, command: dict[str, Any], more: Mapping[str, Command]) -> d
             body.open(command["bytes"])
             return {}
         case "run":
-            return {"ends": ends(body, command["repeats"])}
+            before = time.process_time()
+            noted = ends(body, command["repeats"])
+            return {"ends": noted, "processor": time.process_time() - before}
         case "close":
             body.close()
             return {}

@@ -75,6 +75,8 @@ class Round:
     """Seconds of each iteration, by system."""
     busy: float = 0.0
     """Share of the host's cores that other processes used just before."""
+    processor: dict[str, float] = field(default_factory=dict)
+    """Processor seconds of all processes an iteration, by system."""
 
     @property
     def placement(self) -> str:
@@ -103,6 +105,11 @@ class Case:
         """Seconds of all iterations of a system, of all rounds or of those in one placement."""
         rounds = [r for r in self.rounds if placement is None or r.placement == placement]
         return [time for r in rounds for time in r.times.get(system, ())]
+
+    def processor(self, system: str) -> float | None:
+        """Processor seconds an iteration of a system: the median over the rounds; None where nobody knows."""
+        found = [r.processor[system] for r in self.rounds if system in r.processor]
+        return statistics.median(found) if found else None
 
     def spreads(self, placement: str | None = None) -> dict[str, Spread]:
         """By system, those that were measured."""
@@ -177,18 +184,21 @@ def measure(
         system.open(case.nbytes, case.workers)
         counts[system.name] = repeats or fitting(system.run(PILOT_REPEATS))
 
-    def turn(system: System, times: dict[str, list[float]]) -> None:
-        times[system.name] = system.run(counts[system.name])
+    def turn(system: System, found: Round) -> None:
+        found.times[system.name] = system.run(counts[system.name])
+        if system.processor is not None:
+            found.processor[system.name] = system.processor
 
     try:
         for system in list(standing.values()):
             attempt(system, "starts", partial(prepare, system))
         for number in range(1, rounds + 1):
             others, before = busy(), distance()
-            times: dict[str, list[float]] = {}
+            found = Round((before, before), busy=others)
             for system in list(standing.values()):
-                attempt(system, f"round {number} of {rounds}", partial(turn, system, times))
-            case.rounds.append(Round((before, distance()), times, others))
+                attempt(system, f"round {number} of {rounds}", partial(turn, system, found))
+            found.distance_ns = (before, distance())
+            case.rounds.append(found)
     finally:
         for system in list(standing.values()):
             attempt(system, "ends", system.close)

@@ -106,12 +106,12 @@ def measure(
     layout = Layout((0,) * found.workers, (0,))
     secret = {"PENSTOCK_SECRET": os.urandom(32).hex(), "PENSTOCK_JOB": "bench"}
     with contextlib.ExitStack() as stack:
-        endpoints = stack.enter_context(servers(Place(None), layout, secret))
+        running = stack.enter_context(servers(Place(None), layout, secret))
         common = {
             **secret,
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
-            "PENSTOCK_SERVERS": ",".join(endpoints),
+            "PENSTOCK_SERVERS": ",".join(running.endpoints),
             "PENSTOCK_SIZE": str(found.workers),
         }
         commands = [rank_command("penstock.bench.items.straggler_rank") for _ in range(found.workers)]

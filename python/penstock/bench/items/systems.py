@@ -190,11 +190,11 @@ class Tables(Processes):
         """A server, and workers that find it by the environment."""
         layout = Layout((0,) * work.workers, (0,))
         secret = {"PENSTOCK_SECRET": os.urandom(32).hex(), "PENSTOCK_JOB": "bench"}
-        endpoints = self._stack.enter_context(servers(Place(None), layout, secret))
+        running = self._stack.enter_context(servers(Place(None), layout, secret))
         common = {
             **secret,
             "OMP_NUM_THREADS": "1",
-            "PENSTOCK_SERVERS": ",".join(endpoints),
+            "PENSTOCK_SERVERS": ",".join(running.endpoints),
             "PENSTOCK_SIZE": str(work.workers),
         }
         environments = []

@@ -72,11 +72,33 @@ class Place:
         return "lo" if self.laboratory is None else "eth0"
 
 
+@dataclass(frozen=True)
+class Servers:
+    """The server processes of a job, in order."""
+
+    endpoints: list[str]
+    processes: list[subprocess.Popen[Any]]
+
+    def processor(self) -> float:
+        """Processor seconds that they have used so far, all together."""
+        return sum(_processor(process.pid) for process in self.processes)
+
+
+def _processor(pid: int) -> float:
+    """Processor seconds of a process so far, its own and the kernel's for it; 0 if it has gone."""
+    try:
+        # Behind the name, which may hold anything: the state is field 3, the times are 14 and 15 (proc(5)).
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @contextlib.contextmanager
 def servers(
     place: Place, layout: Layout, environment: Mapping[str, str], *, shared_memory: bool = True
-) -> Iterator[list[str]]:
-    """The server processes of a job; their endpoints, in order. They end with the context."""
+) -> Iterator[Servers]:
+    """The server processes of a job. They end with the context."""
     started: list[subprocess.Popen[Any]] = []
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         try:
@@ -88,7 +110,7 @@ def servers(
                 process, endpoint = _server(place, host, endpoint, index, layout, environment, Path(folder))
                 started.append(process)
                 endpoints.append(endpoint)
-            yield endpoints
+            yield Servers(endpoints, started)
         finally:
             for process in started:
                 process.terminate()

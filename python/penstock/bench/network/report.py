@@ -18,6 +18,8 @@ class Line:
     spread: Spread
     ideal: float | None
     """Seconds that the links need at least; None where nobody says."""
+    processor_per_gb: float | None
+    """Processor seconds of all its processes for each GB that workers sent and received; None: not known."""
 
     @property
     def of_ideal(self) -> float | None:
@@ -27,7 +29,13 @@ class Line:
 
 def lines(case: Case, ideals: Mapping[str, float]) -> list[Line]:
     """Of every system that was measured."""
-    return [Line(name, spread, ideals.get(name)) for name, spread in case.spreads().items()]
+    moved = 2 * case.nbytes * case.workers / 1e9
+
+    def line(name: str, spread: Spread) -> Line:
+        used = case.processor(name)
+        return Line(name, spread, ideals.get(name), None if used is None else used / moved)
+
+    return [line(name, spread) for name, spread in case.spreads().items()]
 
 
 def table(measured: Sequence[Line], *, rate: bool) -> str:
@@ -46,6 +54,7 @@ def table(measured: Sequence[Line], *, rate: bool) -> str:
     heads += ["exchanges/s"] if rate else []
     heads += ["of ideal"] if any(line.ideal is not None for line in measured) else []
     heads += ["of penstock"] if best is not None else []
+    heads += ["processor s/GB"]
     rows = [heads]
     for line in measured:
         spread = line.spread
@@ -56,6 +65,7 @@ def table(measured: Sequence[Line], *, rate: bool) -> str:
             row.append(format_ratio(line.of_ideal) if line.of_ideal is not None else "-")
         if best is not None:
             row.append(format_ratio(spread.median / best))
+        row.append("-" if line.processor_per_gb is None else f"{line.processor_per_gb:.2f}")
         rows.append(row)
     return columns(rows)
 
@@ -83,7 +93,13 @@ def absent(case: Case) -> str:
 def document(case: Case, measured: Sequence[Line], **more: Any) -> dict[str, Any]:
     """The same for programs."""
     systems = [
-        {"system": line.system, **asdict(line.spread), "ideal_s": line.ideal, "of_ideal": line.of_ideal}
+        {
+            "system": line.system,
+            **asdict(line.spread),
+            "ideal_s": line.ideal,
+            "of_ideal": line.of_ideal,
+            "processor_s_per_gb": line.processor_per_gb,
+        }
         for line in measured
     ]
     return {**more, "bytes": case.nbytes, "workers": case.workers, "systems": systems, "absent": case.absent}

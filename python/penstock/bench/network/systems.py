@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from penstock.bench.network import exchange
-from penstock.bench.network.places import Layout, Place, servers
+from penstock.bench.network.places import Layout, Place, Servers, servers
 from penstock.bench.systems.crew import CrewSystem, rank_command
 from penstock.bench.systems.mpi import mpirun
 
@@ -89,7 +89,7 @@ class NetworkPenstock(Network):
         self._topology, self._servers = topology, servers
         self._options = dict(options)
         self._shared_memory = shared_memory
-        self._endpoints: list[str] = []
+        self._running = Servers([], [])
         self._job: dict[str, str] = {}
 
     def missing(self) -> str | None:
@@ -101,14 +101,17 @@ class NetworkPenstock(Network):
         layout = Layout.of(self._topology, workers, self._servers)
         self._job = {**self._options, "PENSTOCK_SECRET": os.urandom(32).hex(), "PENSTOCK_JOB": "bench"}
         running = servers(self._place, layout, self._job, shared_memory=self._shared_memory)
-        self._endpoints = self._stack.enter_context(running)
+        self._running = self._stack.enter_context(running)
         return [self._place.command(host, [*rank_command(MODULE), "penstock"]) for host in layout.workers]
 
     def environments(self, workers: int) -> list[dict[str, str]]:
         """What each worker reads."""
-        common = {**self._shared(), **self._job, "PENSTOCK_SERVERS": ",".join(self._endpoints)}
+        common = {**self._shared(), **self._job, "PENSTOCK_SERVERS": ",".join(self._running.endpoints)}
         common["PENSTOCK_SIZE"] = str(workers)
         return [{**common, "PENSTOCK_RANK": str(rank)} for rank in range(workers)]
+
+    def _beside(self) -> float:
+        return self._running.processor()
 
 
 class NetworkGloo(Network):

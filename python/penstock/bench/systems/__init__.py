@@ -16,6 +16,8 @@ class System(Protocol):
 
     name: str
     """As it stands in the report and in the JSON."""
+    processor: float | None
+    """Processor seconds of all its processes an iteration, in the last run; None where that is not known."""
 
     def missing(self) -> str | None:
         """Why this system cannot be measured here; None if it can."""

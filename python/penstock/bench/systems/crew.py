@@ -209,6 +209,8 @@ class CrewSystem(ABC):
     """A `System` of processes: a crew that stays up while the number of workers stays the same."""
 
     name: str
+    processor: float | None = None
+    """Processor seconds of all its processes an iteration, in the last run; None before the first."""
 
     def __init__(self) -> None:
         self._crew: Crew | None = None
@@ -230,7 +232,15 @@ class CrewSystem(ABC):
 
     def run(self, repeats: int) -> list[float]:
         """Seconds of each iteration, by the method of `penstock.bench.ranks`."""
-        return ranks.iteration_times([answer["ends"] for answer in self._ask(do="run", repeats=repeats)])
+        before = self._beside()
+        answers = self._ask(do="run", repeats=repeats)
+        used = sum(answer["processor"] for answer in answers) + self._beside() - before
+        self.processor = used / ranks.steps(repeats)
+        return ranks.iteration_times([answer["ends"] for answer in answers])
+
+    def _beside(self) -> float:
+        """Processor seconds so far of processes that are no ranks."""
+        return 0.0
 
     def close(self) -> None:
         """Gives back the case's memory."""

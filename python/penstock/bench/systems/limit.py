@@ -23,6 +23,8 @@ class Limit:
     """
 
     name = "limit"
+    processor: float | None = None
+    """Not asked: it is the machine's, and its threads are the runner's."""
 
     def __init__(self, threads: int | None = None) -> None:
         self.threads = threads or len(os.sched_getaffinity(0))
