@@ -1,6 +1,7 @@
 //! Membership: who has joined, who left, who was lost, and who stands at a barrier.
 //!
-//! - **M-1** A rank joins once; a barrier waits only for who may still come to it.
+//! - **M-1** A rank joins once; a barrier waits only for who may still come to it, and nobody passes it with one that was told it did
+//!   not.
 //! - **M-3** A worker has left only when every shard has taken everything that it submitted; before, it is here or lost.
 //!
 //! Pure state, held by a server's control thread. A rank joins once; a worker that left cleanly is no loss, the others go

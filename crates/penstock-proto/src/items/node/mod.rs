@@ -7,9 +7,11 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `mod.rs` | regions, subscriptions, connections; what comes |
+//! | `mod.rs` | regions, connections; what the host asks |
+//! | `incoming.rs` | what peers say |
+//! | `outgoing.rs` | what they are sent |
 //! | `subscriber.rs` | what one peer has of a region, and lacks |
-//! | `batch.rs` | what goes |
+//! | `batch.rs` | which rows go together |
 //!
 //! What is sent is always state: a *batch* of rows as they were at one moment, with the numbers of the sets that wrote them.
 //!

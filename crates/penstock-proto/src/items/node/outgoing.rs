@@ -181,9 +181,8 @@ impl<H: Host> Node<H> {
     /// Asks the source for what a peer fetches and is not fresh enough here.
     fn relay(&mut self, peer: Peer, id: RegionId) {
         let Some(region) = self.regions.get_mut(&id) else { return };
-        let Region { subscribers, upstream: Some(upstream), .. } = region else { return };
+        let Region { subscribers, upstream: Some(_), .. } = region else { return };
         let Some(subscriber) = subscribers.get_mut(&peer) else { return };
-        let _ = upstream;
         let open = subscriber.fetches.iter().enumerate().filter(|(_, pending)| pending.relayed.is_none());
         let asks: Vec<(usize, u64, RowSet)> = open
             .map(|(at, pending)| {
