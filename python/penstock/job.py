@@ -480,7 +480,7 @@ class Job(Sealed):
         -------
         dict of str to float
             pushed_bytes, pulled_bytes, pushes, pulls, waited_seconds, max_staleness (iterations),
-            copies_retried, iteration.
+            copies_retried, slack (the most in force where it is chosen by waiting), iteration.
 
         Raises
         ------

@@ -9,8 +9,7 @@ producers.
 
 Versions: a row's *version* is the clock that its newest value was given, or the iterations that its producer
 has completed (`Job.clock`), whichever is larger. Rows start as zeros at version 0. A get at clock t with
-slack
-s returns a version >= t - s: slack 0 is BSP, more is SSP, `ps.ASP()` asks for nothing.
+slack s returns a version >= t - s: slack 0 is BSP, more is SSP, `ps.ASP()` asks for nothing.
 """
 
 from __future__ import annotations
@@ -201,9 +200,8 @@ class Table(Sealed, _core.TableCalls):
         Look at rows where they stand, without a copy: a context manager.
 
         Arguments and errors are those of `get`. A producer writes beside the newest value, so a view stays
-        whole
-        until the row has been set twice. Whether it did is verified when the block is left, and whenever
-        `View.valid` is asked; rows are verified one by one, not as a set.
+        whole until the row has been set twice. Whether it did is verified when the block is left, and
+        whenever `View.valid` is asked; rows are verified one by one, not as a set.
 
         Examples
         --------
@@ -251,9 +249,8 @@ class Table(Sealed, _core.TableCalls):
         -------
         dict
             `sets`, `gets` (calls), `rows_set`, `rows_got`, `waited` (seconds, in gets), `retries` (copies
-            that
-            the producer overtook), `bytes_sent`, `bytes_received` (to and from other hosts), `max_staleness`
-            (clocks).
+            that the producer overtook), `bytes_sent`, `bytes_received` (to and from other hosts),
+            `max_staleness` (clocks).
 
         Examples
         --------

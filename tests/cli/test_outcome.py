@@ -52,6 +52,13 @@ def test_a_server_that_dies_is_the_cause_of_its_workers_errors():
     assert first_cause([ended("worker", 0, 1, tail), dead]) is dead
 
 
+@pytest.mark.parametrize("wait", ["PullTimeout", "LaneTimeout", "BarrierTimeout", "GetTimeout"])
+def test_a_worker_that_waited_in_vain_for_one_that_failed_is_no_cause(wait):
+    waited = ended("worker", 0, 1, LOST.replace(b"WorkerLost", wait.encode()))
+    failed = ended("worker", 1, 1, OWN)
+    assert first_cause([waited, failed]) is failed
+
+
 def test_no_failure_has_no_cause():
     assert (
         first_cause([ended("worker", 0, 0), ended("worker", 1, -15, stopped=True), ended("server", 0, 0)])

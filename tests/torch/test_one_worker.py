@@ -475,6 +475,8 @@ def test_a_sparse_gradient_is_refused_with_what_to_do(job: ps.Job) -> None:
         (lambda p: torch.optim.SGD(p), {"overlap": "sometimes"}),
         (lambda p: torch.optim.SGD(p), {"overlap": 0}),
         (lambda p: torch.optim.SGD(p), {"overlap": True}),
+        (lambda p: torch.optim.SGD(p), {"overlap": None}),
+        (lambda p: torch.optim.SGD(p), {"overlap": 1.5}),
         (lambda p: list(p), {}),
         (lambda p: torch.optim.LBFGS(p), {}),
     ],

@@ -1,5 +1,6 @@
 //! What the system lets a process have: when it refuses something, this says which limit was reached and how it is raised.
 
+use penstock_proto::error::Refusal;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::fs;
@@ -33,6 +34,12 @@ pub(crate) fn explain(errno: Errno) -> String {
 /// The same of an error of the standard library's.
 pub(crate) fn explain_io(error: &std::io::Error) -> String {
     error.raw_os_error().map_or_else(|| error.to_string(), |code| explain(Errno::from_raw_os_error(code)))
+}
+
+/// The refusal of what cannot be done because the system lacks something; with the limit that was reached, if it was one.
+pub(crate) fn lacking<E: Into<std::io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Refusal {
+    let what = what.into();
+    move |error| Refusal::System { what, reason: explain_io(&error.into()) }
 }
 
 /// Whether it is this process, or this host, that has no more of something: nobody else is to blame.

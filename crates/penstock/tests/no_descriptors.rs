@@ -86,7 +86,11 @@ fn a_declaration_that_failed_for_want_of_descriptors_is_made_by_the_same_call_wh
                 declaration.timeout = Some(seconds("0.3"));
                 declaration
             };
-            failed += u32::from(with_descriptors(left, || job.declare(declaration()).is_err()));
+            let refused = with_descriptors(left, || job.declare(declaration()).err());
+            failed += u32::from(refused.is_some());
+            if let Some(Error::Refused(refusal @ Refusal::System { .. })) = refused {
+                assert!(refusal.to_string().contains("ulimit -n"), "{refusal}");
+            }
             let tensor = declare(&job, "w", elements, Bsp);
             tensor.push(Some(&bytes(&vec![1.0; elements as usize])), NO_SETTINGS, false, None).unwrap();
             job.clock().unwrap();

@@ -23,6 +23,7 @@ _CONSEQUENCES = (
     "BarrierTimeout",
     "PullTimeout",
     "LaneTimeout",
+    "GetTimeout",
 )
 _TAIL_LINES = 20
 _TRACEBACK_LINES = 60

@@ -103,7 +103,8 @@ class Delivery:
     """Sends the gradients of a set of parameters, early where it may."""
 
     def __init__(self, overlap: bool | int | str) -> None:
-        if overlap is not False and overlap != "auto" and (isinstance(overlap, bool | str) or overlap < 1):
+        number = isinstance(overlap, int) and overlap is not True and overlap >= 1
+        if overlap is not False and overlap != "auto" and not number:
             raise OptionError(
                 f'expected overlap "auto", False or a number of backward passes per step, got {overlap!r}'
             )

@@ -4,6 +4,7 @@
 //! The server never reads them, and never writes them: the worker has the same open file, and could make either wait for ever.
 //! Each ring is an edge in the poll, whatever stands in the count.
 
+use crate::limits::lacking;
 use penstock_proto::Rank;
 use penstock_proto::account::{Account, Charge, Resource};
 use penstock_proto::error::Refusal;
@@ -31,10 +32,7 @@ impl Bells {
                 let charge = account.peer(rank).charge(Resource::Descriptors, 1);
                 let charge = charge.map_err(|why| why.refuse("a bell"))?;
                 let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-                let bell = Arc::new(bell.map_err(|errno| Refusal::System {
-                    what: "make a bell".to_owned(),
-                    reason: errno.to_string(),
-                })?);
+                let bell = Arc::new(bell.map_err(lacking("make a bell"))?);
                 self.new.push(Arc::clone(&bell));
                 Ok(&place.insert((bell, charge)).0)
             }

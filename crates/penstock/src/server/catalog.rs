@@ -1,7 +1,7 @@
 //! Which tensors there are, where their chunks live, and what memory is left.
 
 use super::slabs::{Pooled, Slabs};
-use crate::limits;
+use crate::limits::lacking;
 use crate::pools::POOLED_BELOW;
 use penstock_fabric::memory::{ExtentLayout, HomeMemory, HomeRegions, LaneView, ModelDescriptors};
 use penstock_fabric::region::Region;
@@ -199,7 +199,7 @@ impl Catalog {
             } else {
                 charges.extend(self.pay(&spec.name, &layout)?);
                 let regions =
-                    HomeRegions::new("penstock-model", layout).map_err(system("make a tensor's memory"))?;
+                    HomeRegions::new("penstock-model", layout).map_err(lacking("make a tensor's memory"))?;
                 let (split, descriptors) = regions.split(&shard_of, shards);
                 (split, Held::Own(descriptors, BTreeMap::new()))
             };
@@ -283,13 +283,13 @@ impl Catalog {
             Held::Nowhere => return Ok(Vec::new()),
             Held::Pooled(place) => self.slabs.lane(*place, rank, remote, layout, &entry.shard_of, shards)?,
             Held::Own(..) if remote => {
-                LaneView::private(layout, &entry.shard_of, shards).map_err(system("make a lane"))?
+                LaneView::private(layout, &entry.shard_of, shards).map_err(lacking("make a lane"))?
             }
             Held::Own(_, own) => {
                 let charge = self.account.charge(Resource::Descriptors, 1);
                 let charge = charge.map_err(|why| why.refuse(format!("a lane of `{}`", entry.spec.name)))?;
                 let made = LaneView::new("penstock-lane", layout.lane(), shards);
-                let (lanes, region) = made.map_err(system("make a lane"))?;
+                let (lanes, region) = made.map_err(lacking("make a lane"))?;
                 own.insert(rank, OwnLane { region, _descriptor: charge });
                 lanes
             }
@@ -321,11 +321,8 @@ impl Catalog {
             Held::Own(model, lanes) => {
                 let Some(lane) = lanes.get(&rank) else { return Ok((None, Vec::new())) };
                 let fds = [model.model(), lane.region.fd()].map(|fd| fd.try_clone_to_owned());
-                let copied = |error: std::io::Error| Refusal::System {
-                    what: "pass a tensor's memory".to_owned(),
-                    reason: error.to_string(),
-                };
-                Ok((None, fds.into_iter().collect::<Result<_, _>>().map_err(copied)?))
+                let fds: Result<_, std::io::Error> = fds.into_iter().collect();
+                Ok((None, fds.map_err(lacking("pass a tensor's memory"))?))
             }
         }
     }
@@ -347,7 +344,3 @@ const ENTRY_BYTES: u64 = 1536;
 const BOOK_BYTES: u64 = 768;
 const BOOK_BYTES_A_WORKER: u64 = 320;
 const CHUNK_BYTES: u64 = 80;
-
-pub(super) fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> Refusal {
-    move |errno| Refusal::System { what: what.to_owned(), reason: limits::explain(errno) }
-}

@@ -382,10 +382,7 @@ impl Passer {
                     self.kept.change(|kept| kept.retain(|id| !unused.contains(id)));
                 }
                 Command::Enter { rank, stream } => {
-                    if let Some(old) = self.wires.remove(&rank) {
-                        let _ = epoll::delete(&self.epoll, old.stream());
-                    }
-                    self.writing.remove(&rank);
+                    self.part(rank);
                     let data = epoll::EventData::new_u64(rank.into());
                     if epoll::add(&self.epoll, &stream, data, epoll::EventFlags::IN).is_ok() {
                         let account = self.setup.account.peer(rank);

@@ -1,6 +1,7 @@
 //! What the other end of a connection has proved. Over the network the [door](super::door) has seen to it before the control
 //! thread hears of a connection; on a Unix socket the control thread does, by the same [handshake](penstock_proto::handshake).
 
+use crate::limits::lacking;
 use crate::wire::random;
 use penstock_proto::error::Refusal;
 use penstock_proto::handshake::{SOCKET_BINDING, ServerHandshake, Verdict, verdict};
@@ -27,10 +28,7 @@ impl Proof {
         match std::mem::replace(self, Self::Wanted) {
             Self::Wanted => {
                 let mut handshake = ServerHandshake::start(words)?;
-                let nonce = random::bytes().map_err(|errno| Refusal::System {
-                    what: "draw a nonce".to_owned(),
-                    reason: errno.to_string(),
-                })?;
+                let nonce = random::bytes().map_err(lacking("draw a nonce"))?;
                 let challenge = handshake.challenge(secret, nonce, SOCKET_BINDING);
                 *self = Self::Asked(Box::new(handshake));
                 Ok(challenge)

@@ -2,7 +2,7 @@
 //!
 //! Lanes lie alike in every worker's slabs: the place is chosen with the tensor, and paid for all workers, who may come late.
 
-use super::catalog::system;
+use crate::limits::lacking;
 use crate::pools::{Plan, Spot};
 use penstock_fabric::memory::{ExtentLayout, HomeMemory, LaneView, homes_in};
 use penstock_fabric::region::Writers;
@@ -75,7 +75,7 @@ impl Slabs {
         if let Some(wanted) = self.models.wants(model_bytes) {
             let (bytes, paid) = self.pay(name, wanted, Plan::least(model_bytes), 1)?;
             let slab = Slab::new("penstock-models", bytes, Writers::Maker);
-            self.model_slabs.push(slab.map_err(system("make a slab for tensors"))?);
+            self.model_slabs.push(slab.map_err(lacking("make a slab for tensors"))?);
             self.models.add(bytes);
             self.charges.extend(paid);
         }
@@ -127,7 +127,7 @@ impl Slabs {
             None if remote => Slab::private(bytes),
             None => Slab::new("penstock-lanes", bytes, Writers::Holders),
         };
-        let mut own = made.map_err(system("make a slab for lanes"))?;
+        let mut own = made.map_err(lacking("make a slab for lanes"))?;
         let views = LaneView::in_slab(&mut own, at, layout, shard_of, shards);
         self.lane_slabs.insert((rank, slab), own);
         views.ok_or_else(taken)
@@ -144,11 +144,8 @@ impl Slabs {
         for (kind, spot, fd) in [(Kind::Model, place.model, model), (Kind::Lane, place.lane, lane)] {
             let new = again || !self.passed.contains(&(rank, kind, spot.slab));
             if new {
-                let copied = fd.try_clone_to_owned().map_err(|error| Refusal::System {
-                    what: "pass a slab of tensors".to_owned(),
-                    reason: error.to_string(),
-                });
-                descriptors.push(copied?);
+                let copied = fd.try_clone_to_owned();
+                descriptors.push(copied.map_err(lacking("pass a slab of tensors"))?);
             }
             spots.push(SlabSpot { slab: spot.slab as u32, at: spot.at as u64, new });
         }

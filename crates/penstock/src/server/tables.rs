@@ -8,7 +8,7 @@
 
 use super::bells::Bells;
 use super::items;
-use crate::limits;
+use crate::limits::lacking;
 use penstock_fabric::items::region::{Layout, WAITERS_BYTES, Waiters, make};
 use penstock_fabric::region::Region;
 use penstock_proto::Rank;
@@ -458,10 +458,7 @@ impl Tables {
         if new {
             // Before it is sealed: where there is no descriptor left, whoever says it again finds everything still to be done.
             passed_on = Some(clone(homed.region.fd())?);
-            homed.region.seal().map_err(|errno| Refusal::System {
-                what: "seal a table's memory".to_owned(),
-                reason: errno.to_string(),
-            })?;
+            homed.region.seal().map_err(lacking("seal a table's memory"))?;
             homed.sealed = true;
         }
         for Wait { rank, request, .. } in std::mem::take(&mut homed.waiting) {
@@ -529,10 +526,7 @@ impl Homed {
             peer.charge(Resource::Mappings, 3).map_err(refuse)?,
         ];
         let made = make(&layout).and_then(|region| Ok((region, Waiters::make()?)));
-        let (region, (waiters, page)) = made.map_err(|errno| {
-            let (what, reason) = ("make a table's memory".to_owned(), limits::explain(errno));
-            Refusal::System { what, reason }
-        })?;
+        let (region, (waiters, page)) = made.map_err(lacking("make a table's memory"))?;
         let (sealed, askers, waiting, charges) = (false, BTreeSet::new(), Vec::new(), Arc::new(charges));
         Ok(Self { layout, shape, region, page, waiters, sealed, askers, waiting, charges })
     }
@@ -544,10 +538,7 @@ impl Homed {
 }
 
 fn clone(fd: impl AsFd) -> Result<OwnedFd, Refusal> {
-    fd.as_fd().try_clone_to_owned().map_err(|error| Refusal::System {
-        what: "pass a table's memory".to_owned(),
-        reason: error.to_string(),
-    })
+    fd.as_fd().try_clone_to_owned().map_err(lacking("pass a table's memory"))
 }
 
 const OTHER_ROWS: &str = "a region with other rows than it has";

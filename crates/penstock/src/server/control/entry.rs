@@ -1,6 +1,7 @@
 //! Who comes: strangers, their proofs, and workers that say hello.
 
 use super::{Answered, Control, LISTENER, Last, MAX_STRANGERS, RETURN_WITHIN_MS, last_word, plain, refuse};
+use crate::limits::lacking;
 use crate::server::client::{Channel, Client, Unsent, Worker};
 use crate::server::crowding;
 use crate::server::proof::Proof;
@@ -141,10 +142,6 @@ impl Control {
         request: u64,
         (version, session, rank, size): (u32, Session, Rank, u32),
     ) -> Result<Option<(Answer, Vec<OwnedFd>)>, Refusal> {
-        let system = |what: &str| {
-            let what = what.to_owned();
-            move |errno: Errno| Refusal::System { what, reason: errno.to_string() }
-        };
         let client = self.clients.get(&token).ok_or(Refusal::Authentication)?;
         let Channel::Local(_) = &client.channel else {
             return self.hello_remote(token, version, session, rank, size).map(Some);
@@ -161,7 +158,7 @@ impl Control {
         let shards = self.shards.handles.len() as u32;
         let charge = self.charge_descriptors(rank, shards + 1)?;
         let page = Region::new("penstock-page", page::bytes(shards), Writers::Holders)
-            .map_err(system("make a page"))?;
+            .map_err(lacking("make a page"))?;
         let clone = |fd: BorrowedFd<'_>| fd.try_clone_to_owned();
         let mut descriptors = Vec::with_capacity(shards as usize + 2);
         let mut wakeups = Vec::with_capacity(shards as usize);
@@ -175,17 +172,14 @@ impl Control {
             }
             Ok(())
         })();
-        copied.map_err(|error| Refusal::System {
-            what: "pass descriptors".to_owned(),
-            reason: error.to_string(),
-        })?;
+        copied.map_err(lacking("pass descriptors"))?;
         let welcome = Self::encode(request, Ok((Answer::Welcome(self.welcome()), Vec::new())));
         let (welcome, _) = welcome.ok_or(Refusal::Authentication)?;
         let beside: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
         let sent = self.try_send(token, &welcome, &beside);
         if let Err(Unsent::System(errno)) = sent {
             tracing::warn!(rank, %errno, "a worker cannot join: the system does not pass its descriptors on");
-            return Err(system("pass the descriptors of a worker that joins")(errno));
+            return Err(lacking("pass the descriptors of a worker that joins")(errno));
         }
         // Last, because it cannot be taken back: a rank joins once.
         self.roster.join(rank, size)?;

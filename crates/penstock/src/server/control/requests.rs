@@ -2,7 +2,7 @@
 
 use super::{Answered, Control, REQUESTS, REQUESTS_WITHIN, TICKET_ENTRIES, Ticket, plain};
 use crate::limits;
-use crate::server::catalog::{NewTensor, system};
+use crate::server::catalog::NewTensor;
 use crate::server::client::{Channel, Received, Unsent, Worker};
 use crate::server::shard::Command;
 use penstock_fabric::layout::board;
@@ -115,7 +115,7 @@ impl Control {
         match self.try_send(token, bytes, &beside) {
             Err(Unsent::System(errno)) if !beside.is_empty() => {
                 tracing::warn!(%errno, "descriptors cannot be passed on");
-                let refusal = system("the descriptors of an answer")(errno);
+                let refusal = limits::lacking("pass the descriptors of an answer")(errno);
                 if let Some((bytes, _)) = Self::encode(id, Err(refusal)) {
                     self.send(token, &bytes, &[]);
                 }
@@ -242,10 +242,7 @@ impl Control {
     fn state(&mut self, tensor: TensorId) -> Answered {
         let entry = self.catalog.get(tensor)?;
         let fds = entry.state().map(|fd| fd.try_clone_to_owned()).transpose();
-        let fds = fds.map_err(|error| Refusal::System {
-            what: "pass the state".to_owned(),
-            reason: error.to_string(),
-        })?;
+        let fds = fds.map_err(limits::lacking("pass the state"))?;
         Ok((Answer::State, fds.into_iter().collect()))
     }
 
