@@ -321,6 +321,9 @@ def cpu_features() -> str:
 def is_interrupting() -> bool:
     """Whether this thread is inside another call of this module, and thus runs a signal handler."""
 
+def warn_on_stderr() -> None:
+    """From now on the warnings of this process's servers, manager or agent go to standard error."""
+
 def exit_with(code: int) -> None:
     """When the interpreter has ended, the process ends with this code, whatever the interpreter says."""
 

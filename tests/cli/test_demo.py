@@ -108,6 +108,12 @@ def test_a_peer_that_there_is_not_is_refused_before_anything_is_trained(command)
     assert "there is no peer 'mpi'" in run.err
 
 
+def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_trained(command):
+    run = command("demo", "--plot", "curves.xyz")
+    assert run.ends() == 2
+    assert "--plot curves.xyz has no suffix that can be drawn" in run.err
+
+
 def test_a_demo_that_is_interrupted_leaves_nothing(command, nothing_left, tmp_path):
     run = command("demo", "--epochs", "100000", "--json", "result.json")
     run.until("epoch ")

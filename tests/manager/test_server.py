@@ -33,6 +33,15 @@ def server(site):
     return process, json.loads(process.line("{"))["endpoint"]
 
 
+def test_a_server_whose_manager_is_not_there_says_so_and_waits_for_it(empty_site):
+    """It said where it listens, and nothing more."""
+    process = empty_site.run("server", "--manager", "127.0.0.1:1", PENSTOCK_SERVER_TOKEN="5e" * 32)
+    said = process.line("warning: the manager does not answer")
+    assert "127.0.0.1:1" in said
+    assert "Connection refused" in said
+    assert process.end(signal.SIGTERM) == 0
+
+
 def create(site, name: str, *arguments: str) -> str:
     """Creates a job of one worker; its secret."""
     made = site.penstock(

@@ -27,6 +27,25 @@ def test_what_is_executable_and_no_python_script_is_started_as_it_is(command, sc
     assert run.out == "[worker 0] 1\n"
 
 
+def test_what_a_server_has_to_say_that_nobody_asked_for_is_a_line_of_its_own(command, script):
+    """Who went on without a worker was to look for the rows that stay zero in a log that there was not."""
+    name = script("""
+        import os
+        import penstock as ps
+        job = ps.init()
+        if job.rank == 1:
+            os._exit(7)
+        table = job.table("T", rows=4, produce=[0], consume="all")
+        table.get([0, 1, 2, 3], slack=ps.ASP())
+        job.close()
+    """)
+    run = command("run", "--workers", "2", "--on-worker-loss", "continue", name)
+    assert run.ends() == 0, run.all()
+    said = [line for line in run.err.splitlines() if line.startswith("[server 0] warning: nobody produces")]
+    assert len(said) == 1
+    assert said[0].endswith("(table: T, rank: 1, rows: 1 to 3)")
+
+
 def test_a_program_that_may_not_be_executed_is_refused_with_what_to_do(command, tmp_path):
     program = tmp_path / "program"
     program.write_bytes(Path("/bin/true").read_bytes())

@@ -204,7 +204,10 @@ impl Session {
             if self.manager.is_none() && !error.is_passing() {
                 return Err(error);
             }
-            tracing::warn!(%error, "the manager is away; trying again");
+            // Once, until it has answered.
+            if pause == RETRY.0 {
+                tracing::warn!(%error, "the manager does not answer; it is asked again and again");
+            }
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 _ = stopped.wait_for(|&stopped| stopped) => return Ok(()),

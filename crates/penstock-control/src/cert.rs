@@ -37,7 +37,7 @@ pub struct Files {
 ///
 /// Nothing is replaced unless `force`, and the CA never is.
 pub fn make(folder: &Path, name: &str, hosts: &[String], days: u32, force: bool) -> Result<Files, Error> {
-    check(folder, name, hosts, days)?;
+    check(name, hosts, days)?;
     let file = |path: &Path, reason: String| Error::File { path: path.to_owned(), reason };
     let files = Files {
         ca: folder.join("ca.pem"),
@@ -80,24 +80,22 @@ fn write(path: &Path, bytes: &[u8], replace: bool, mode: u32) -> Result<(), Erro
         .map_err(|error| Error::File { path: path.to_owned(), reason: error.to_string() })
 }
 
-fn check(folder: &Path, name: &str, hosts: &[String], days: u32) -> Result<(), Error> {
-    let refuse = |reason: String| Err(Error::File { path: folder.join(name), reason });
+fn check(name: &str, hosts: &[String], days: u32) -> Result<(), Error> {
+    let refuse = |expected: &str, got: String| Err(Error::Certificate { expected: expected.to_owned(), got });
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     if name.is_empty() || name.starts_with('.') || name == "ca" || !name.bytes().all(plain) {
-        return refuse(
-            "expected a file name of letters, digits, `.`, `_` and `-`, other than `ca`".to_owned(),
-        );
+        return refuse("a name of letters, digits, `.`, `_` and `-`, other than `ca`", format!("`{name}`"));
     }
     if hosts.is_empty() {
-        return refuse("expected at least one host that the certificate is for".to_owned());
+        return refuse("at least one host that the certificate is for", "none".to_owned());
     }
     if let Some(host) =
         hosts.iter().find(|host| host.is_empty() || !host.bytes().all(|b| plain(b) || b == b':' || b == b'*'))
     {
-        return refuse(format!("expected host names or IP addresses, got `{host}`"));
+        return refuse("names or IP addresses of hosts", format!("`{host}`"));
     }
     if !(1..=MAX_DAYS).contains(&days) {
-        return refuse(format!("expected a validity of 1 to {MAX_DAYS} days, got {days}"));
+        return refuse(&format!("a validity of 1 to {MAX_DAYS} days"), days.to_string());
     }
     Ok(())
 }
@@ -179,7 +177,9 @@ mod tests {
             ("server", &host, 0),
             ("server", &host, MAX_DAYS + 1),
         ] {
-            assert!(make(&folder, name, hosts, days, false).is_err(), "{name} {hosts:?} {days}");
+            let refused = make(&folder, name, hosts, days, false).unwrap_err();
+            assert!(matches!(refused, Error::Certificate { .. }), "{refused}");
+            assert!(refused.hint().is_some_and(|hint| hint.contains("--host")));
         }
         assert!(!folder.exists());
     }

@@ -164,6 +164,14 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// What a certificate is asked for that it cannot be made for.
+    #[error("expected {expected}, got {got}")]
+    Certificate {
+        /// What it may be made for.
+        expected: String,
+        /// What came.
+        got: String,
+    },
     /// An answer that is none of ours.
     #[error("the manager at {address} answered what this version does not understand: {reason}")]
     Protocol {
@@ -224,6 +232,9 @@ impl Error {
             }
             Self::Address { .. } => "such as 10.0.0.1:7701 or [fd00::1]:7701",
             Self::File { .. } => "look at the path and at its permissions",
+            Self::Certificate { .. } => {
+                "such as `penstock cert --host manager.example --host 10.0.0.1 --name manager`"
+            }
             Self::Protocol { .. } => "use the same version of Penstock everywhere",
             Self::Interrupted => return None,
         };
@@ -243,7 +254,7 @@ fn refused(reason: Reason) -> Option<&'static str> {
         Reason::Full => "start as many workers as the job was created with",
         Reason::Ended | Reason::Failed => "create a new job with `penstock job create`",
         Reason::Busy => "wait a moment and try again",
-        Reason::State => "look at the manager's log: its state directory may be full",
+        Reason::State => "look at what the manager says on standard error: its state directory may be full",
         Reason::Invalid => "`penstock job create --help` says what it takes",
         Reason::NotReady | Reason::UnknownServer => return None,
     })

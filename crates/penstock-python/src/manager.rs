@@ -348,7 +348,9 @@ fn class(error: &Error) -> &'static str {
         Error::Unreachable { .. } | Error::Untrusted { .. } | Error::Unanswered { .. } => {
             "ManagerUnavailable"
         }
-        Error::NeedsTls { .. } | Error::Address { .. } | Error::File { .. } => "OptionError",
+        Error::NeedsTls { .. } | Error::Address { .. } | Error::File { .. } | Error::Certificate { .. } => {
+            "OptionError"
+        }
         Error::Protocol { .. } => "ProtocolError",
         _ => "PenstockError",
     }

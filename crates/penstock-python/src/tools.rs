@@ -16,6 +16,12 @@ pub(crate) fn host_id() -> String {
     penstock::host::id()
 }
 
+/// Warnings go to standard error from now on.
+#[pyfunction]
+pub(crate) fn warn_on_stderr() {
+    penstock::log::warn_on_stderr();
+}
+
 /// The table of options.
 #[pyfunction]
 pub(crate) fn options(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {

@@ -77,8 +77,9 @@ fn config(matches: &ArgMatches) -> Result<ServerConfig, Refused> {
         return Err(Refused::usage("expected --socket or --listen", "`penstock-server --help` shows both"));
     }
     let listen = listen.into_iter().map(|text| {
-        text.parse::<Address>().map_err(|error| {
-            Refused::usage(format!("--listen {text}: {error}"), "give HOST:PORT, such as 10.0.0.1:7700")
+        text.parse::<Address>().map_err(|_| {
+            let hint = "such as 10.0.0.1:7700; port 0 lets the system choose";
+            Refused::usage(format!("expected --listen HOST:PORT, got '{text}'"), hint)
         })
     });
     let listen = listen.collect::<Result<_, _>>()?;
@@ -123,6 +124,7 @@ fn index(text: &str, servers: u32) -> Result<u32, Refused> {
 /// Serves until the job has ended, or a signal asks for the end.
 fn run(matches: &ArgMatches) -> Result<ExitCode, Refused> {
     let config = config(matches)?;
+    penstock::log::warn_on_stderr();
     signals::listen();
     let failed = |message: String, hint| Refused { message, hint, code: 1 };
     let mut server = Server::start(config).map_err(|error| failed(error.to_string(), error.hint()))?;

@@ -28,6 +28,7 @@
 mod directory;
 pub mod host;
 mod limits;
+pub mod log;
 mod notes;
 pub mod options;
 mod pools;

@@ -35,6 +35,7 @@ EXAMPLES = """\
 
 EPOCHS = 20
 PEERS = ("auto", "gloo", "none")
+PLOTS = (".png", ".svg", ".pdf")
 TORCH_EPOCHS = 10
 BATCH = 128
 TORCH_BATCH = 32
@@ -89,6 +90,8 @@ def main(arguments: Sequence[str]) -> int:
     outputs = [Path(name) for name in (given.json, given.plot) if name]
     for output in outputs:
         check_output(output)
+    if given.plot and Path(given.plot).suffix.lower() not in PLOTS:
+        terminal.refuse(f"--plot {given.plot} has no suffix that can be drawn", f"use {', '.join(PLOTS)}")
     need("sklearn", "scikit-learn", "demo")
     need("matplotlib", "matplotlib", "demo")
     need("rich", "rich", "demo")

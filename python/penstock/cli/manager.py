@@ -70,6 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     _more_descriptors()
     with contextlib.suppress(Stopped):
         stop_at_sigterm()
+        _core.warn_on_stderr()
         manager = _core.Manager(given.listen, given.state, certificate, key, plain)
         try:
             _tell(given, manager.address, encrypted=certificate is not None, plain=plain)

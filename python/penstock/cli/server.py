@@ -56,6 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     settings = options.chosen(given)
     with contextlib.suppress(Stopped):
         stop_at_sigterm()
+        _core.warn_on_stderr()
         service = _core.Service(given.listen or [LISTEN], settings, given.advertise)
         try:
             _tell(given, service.endpoint, contact.address)

@@ -65,6 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     settings = options.chosen(given)
     with contextlib.suppress(Stopped):
         stop_at_sigterm()
+        _core.warn_on_stderr()
         server = _core.Server(endpoint, given.job, secret, index, servers, workers, settings)
         try:
             failure = server.wait()
@@ -97,8 +98,24 @@ def _index(text: str, servers: int) -> int:
     return int(text)
 
 
+def _is_address(text: str) -> bool:
+    """Whether it is a host's name or address, that of IPv6 in brackets, and a port."""
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        return False
+    if host.startswith("[") and host.endswith("]"):
+        return ":" in host
+    return host != "" and not set(host) & set(":/[]?&")
+
+
 def _endpoint(socket: str | None, listen: Sequence[str]) -> str:
     """As the core reads it."""
+    for address in listen:
+        if not _is_address(address):
+            terminal.refuse(
+                f"expected --listen HOST:PORT, got {address!r}",
+                "such as 10.0.0.1:7700; port 0 lets the system choose",
+            )
     if not listen:
         return socket or ""
     more = [f"also={address}" for address in listen[1:]] + ([f"unix={socket}"] if socket else [])

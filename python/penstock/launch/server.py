@@ -54,6 +54,7 @@ def main() -> int:
     try:
         stop_at_sigterm()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _core.warn_on_stderr()
         server = _core.Server(endpoint, job, secret, int(index), int(servers), int(workers), options)
         if ended:
             threading.Thread(target=hear_of_ends, args=(server, int(ended)), daemon=True).start()

@@ -101,7 +101,9 @@ fn asked(error: &penstock_control::Error) -> penstock_status {
             PENSTOCK_CONNECT_TIMEOUT
         }
         Error::Untrusted { .. } => PENSTOCK_AUTHENTICATION,
-        Error::NeedsTls { .. } | Error::Address { .. } | Error::File { .. } => PENSTOCK_BAD_OPTION,
+        Error::NeedsTls { .. } | Error::Address { .. } | Error::File { .. } | Error::Certificate { .. } => {
+            PENSTOCK_BAD_OPTION
+        }
         Error::Protocol { .. } => PENSTOCK_PROTOCOL,
         _ => PENSTOCK_SYSTEM,
     }

@@ -181,7 +181,7 @@ impl Manager {
             if !config.insecure {
                 return Err(StartError::NeedsTls { listen });
             }
-            tracing::warn!(listen, "insecure: tokens and secrets cross the network in plain text");
+            tracing::info!(listen, "insecure: tokens and secrets cross the network in plain text");
         }
         let (store, jobs) = Store::open(&config.state)?;
         let listener = runtime.block_on(TcpListener::bind(&addresses[..])).map_err(failed)?;

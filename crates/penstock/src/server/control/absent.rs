@@ -127,10 +127,12 @@ impl Control {
     }
 
     fn note_loss(&mut self, rank: Rank, loss: Loss) {
-        tracing::warn!(rank, %loss, "a worker was lost");
         match self.config.options.on_worker_loss {
             OnWorkerLoss::Stop => self.end(JobFailure::WorkerLost { rank, loss }),
-            OnWorkerLoss::Continue => self.go_on_without(rank),
+            OnWorkerLoss::Continue => {
+                tracing::warn!(rank, %loss, "a worker was lost, and the others go on without it");
+                self.go_on_without(rank);
+            }
         }
     }
 
