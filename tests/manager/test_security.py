@@ -108,8 +108,8 @@ def test_keys_are_private_and_nothing_is_replaced_unasked(site, tmp_path, fails)
         (["--host", "a", "--days", "0"], "--days"),
         (["--host", "a", "--days", "99999"], "--days"),
         (["--host", "a", "--days", "soon"], "--days"),
-        (["--host", "a", "--name", "../a"], "file name"),
-        (["--host", "a", "--name", "ca"], "file name"),
+        (["--host", "a", "--name", "../a"], "a name of letters"),
+        (["--host", "a", "--name", "ca"], "a name of letters"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
