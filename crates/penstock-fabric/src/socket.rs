@@ -5,6 +5,7 @@
 
 use penstock_proto::message::{MAX_MESSAGE_BYTES, MAX_SHARDS};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::FileType;
 use rustix::io::{self, Errno};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -213,6 +214,12 @@ pub enum ListenError {
         /// Its bytes.
         got: usize,
     },
+    /// Something else is there, which is not ours to remove.
+    #[error("cannot listen on {path}: there is something that is no socket")]
+    NoSocket {
+        /// The path.
+        path: PathBuf,
+    },
     /// The system said no.
     #[error("cannot listen on {path}: {reason}")]
     System {
@@ -231,6 +238,10 @@ impl Listener {
         let got = path.as_os_str().len();
         if got > 107 {
             return Err(ListenError::PathTooLong { path: path.to_owned(), got });
+        }
+        let is_socket = |found: &rustix::fs::Stat| FileType::from_raw_mode(found.st_mode) == FileType::Socket;
+        if rustix::fs::lstat(path).is_ok_and(|found| !is_socket(&found)) {
+            return Err(ListenError::NoSocket { path: path.to_owned() });
         }
         let lock = lock_beside(path).map_err(|error| match error {
             Errno::WOULDBLOCK => ListenError::InUse { path: path.to_owned() },
@@ -326,6 +337,17 @@ mod tests {
         assert!(Connection::connect(&path).is_ok());
         drop(listener);
         assert!(!path.exists(), "nothing is left behind");
+    }
+
+    // It was removed, as a socket that a crash had left.
+    #[test]
+    fn what_is_no_socket_is_refused_and_stays() {
+        let path = socket_path("precious");
+        std::fs::write(&path, "precious").unwrap();
+        assert_eq!(Listener::bind(&path).unwrap_err(), ListenError::NoSocket { path: path.clone() });
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        assert!(!lock_path(&path).exists());
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]

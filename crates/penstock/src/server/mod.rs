@@ -137,6 +137,9 @@ impl StartError {
             Self::Listen(ListenError::PathTooLong { .. }) => {
                 Some("choose a shorter directory, such as one under /tmp".to_owned())
             }
+            Self::Listen(ListenError::NoSocket { .. }) => {
+                Some("give a path where nothing is, or a socket that a server has left".to_owned())
+            }
             Self::Listen(ListenError::System { .. }) => {
                 Some("the directory must exist and be writable".to_owned())
             }
