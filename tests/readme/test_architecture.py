@@ -26,7 +26,9 @@ def test_the_numbers_of_a_kind_have_no_gaps() -> None:
 
 def every_check() -> list[str]:
     """The files, and folders, that the page names as checking an invariant."""
-    return sorted({path for _, row in INVARIANT.findall(PAGE) for path in re.findall(r"`([^`]+/[^`]+)`", row)})
+    return sorted(
+        {path for _, row in INVARIANT.findall(PAGE) for path in re.findall(r"`([^`]+/[^`]+)`", row)}
+    )
 
 
 def text_of(path: str) -> str:
@@ -47,7 +49,7 @@ def test_what_checks_an_invariant_says_which_and_is_run() -> None:
     for number, row in INVARIANT.findall(PAGE):
         checks = row.rsplit("|", 1)[1]
         named = set(re.findall(r"`([^`]+/[^`]+)`", checks))
-        # "Likewise" is what the row above has, of which one is enough: the others check what it says by its side.
+        # "Likewise" is what the row above has, of which one is enough: not all of it need be about both.
         before = named | (before if "likewise" in checks else set())
         cites = {path for path in before if re.search(rf"\b{number}\b", text_of(path))}
         lacking += [(number, path) for path in named - cites] or ([] if cites else [(number, "likewise")])

@@ -27,7 +27,7 @@
 //! | `publish` | both fences; release and acquire of the sequence | `publish` |
 //! | `ring` | release and acquire of the tail | `ring` |
 //! | `doorbell` | each of the four fences | `doorbell` |
-//! | `slot`, a buffer | release fence of `begin`, acquire fences of the three `read`; no `begin`; no `part` | `slot` |
+//! | `slot`, a buffer | release fence of `begin`, acquire fences of the two ways to read a row, of a sheet's, and of `still`; no `begin`; no `part` | `slot` |
 //! | `slot`, a buffer | release of the number, acquire of `within`; numbers before payloads | `slot`: rows of a mirror that come late |
 //! | `slot`, progress | release and acquire of `done` and of `floor`; no `begin_several` | `slot` |
 //! | `slot`, a mirror | release and acquire of `as_of`; no `confirm` | `together` |
@@ -47,7 +47,8 @@
 //! - Of a line, release and acquire of `armed`, and of `rings` here and of a bell: who takes the summary has acquired the line, and who
 //!   was rung looks again behind a fence of its own. So does whoever takes the follower, by a swap that acquires and releases. They cost
 //!   nothing beside the system call, and spare the next reader that proof.
-//! - The acquire of `floor` by itself, and the fence of `still` where a view is looked at again, were not in any model when this was tried.
+//! - The acquires of a ring's `is_empty`, `waiting` and `taken`, and of a region's `floor` by itself: no model has them. What they say is a
+//!   hint, and who acts on it looks again.
 //!
 //! # Architecture invariant
 //! Nearly all unsafe code of the project lives here and in `penstock-kernels/src/arch`, behind doors that check once.
