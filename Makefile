@@ -110,7 +110,7 @@ test-miri: ## kernels in portable Rust, frames, and memory that others may be wr
 	  echo "SKIPPED: Miri is not installed: rustup toolchain install nightly --component miri --component rust-src"; \
 	else set -e; set -x; \
 	  $(MIRI) -p penstock-kernels -- foreign:: tests::torch tests::promises generic::a_fold generic::accumulate generic::the_first; \
-	  $(MIRI) -p penstock-fabric -- memory:: region:: items:: ring::; \
+	  $(MIRI) -p penstock-fabric -- memory:: region:: items:: ring:: turn::; \
 	  $(MIRI) -p penstock-proto -- frame:: submission:: record::; fi
 
 # The standard library is compiled with it, so that locks and channels are understood.

@@ -1,4 +1,4 @@
-"""BSP gives the same bits in every run, however the work is cut and whoever does it."""
+"""BSP gives the same bits in every run, however the work is cut and whoever does it (C-4)."""
 
 from __future__ import annotations
 

@@ -10,16 +10,45 @@
 //! | memory | [`memory`] | chunks as their home and their readers see them; lanes |
 //! | process | [`forked`] | which process made something: a child of `fork` is another |
 //! | process | [`signals`] | which signal has asked this one to end |
+//! | waiting | [`turn`] | one thread after the other, or many together and one alone; threads of one process |
 //! | wake-up | [`doorbell`] | spin, yield, then sleep; who sleeps says so |
 //! | submission | [`ring`] | 64 bytes from a worker to a shard, without a system call while the shard is awake |
 //! | publication | [`publish`] | version and payload: writer, reader |
 //!
-//! `publish`, `ring` and `doorbell` are model-checked with loom (`RUSTFLAGS="--cfg loom" cargo test -p penstock-fabric --release`).
+//! What stands over [`sync`] is model-checked with loom (`make test-model`): `publish`, `ring`, `doorbell`, `turn`, and of [`items`]
+//! `slot`, `steps`, `journal`, `together` and `waiters`. The models run the code that runs: the order in which a writer of rows does
+//! what stands in `items/steps.rs` alone, and who sleeps there truly sleeps, so that one who is forgotten is a deadlock.
 //!
-//! Each ordering was weakened once by hand, to see the models catch it: both fences and both orderings of `publish`, the
-//! release and acquire on a ring's tail, and all four fences of `doorbell` fail at once. Two survive: the release and acquire
-//! on a ring's head. They keep the shard's loads of a slot before the worker's next stores to it, and loom never lets a load
-//! see a store that runs later; they stay by the memory model's word (load buffering), not the model checker's.
+//! # What a model notices
+//! Each ordering was weakened once by hand, and each step left out or moved, to see the models catch it. All fail but those below.
+//!
+//! | where | weakened or left out | noticed by a model of |
+//! |---|---|---|
+//! | `publish` | both fences; release and acquire of the sequence | `publish` |
+//! | `ring` | release and acquire of the tail | `ring` |
+//! | `doorbell` | each of the four fences | `doorbell` |
+//! | `slot`, a buffer | release fence of `begin`, acquire fences of the two ways to read a row, of a sheet's, and of `still`; no `begin`; no `part` | `slot` |
+//! | `slot`, a buffer | release of the number, acquire of `within`; numbers before payloads | `slot`: rows of a mirror that come late |
+//! | `slot`, progress | release and acquire of `done` and of `floor`; no `begin_several` | `slot` |
+//! | `slot`, a mirror | release and acquire of `as_of`; no `confirm` | `together` |
+//! | `journal` | release and acquire of `logged`, both fences; no `begin_log`; a row that is not logged | `journal`, `slot`: followers |
+//! | `steps` | a set that is finished before its entries are | `journal`: a mirror as of a set |
+//! | `waiters` | release of the summary, acquire of the swap that takes it, all three fences; a summary that is not set again | `waiters` |
+//! | `turn` | each ordering of a turn; who waits does not say so; who leaves wakes nobody | `turn` |
+//! | `turn`, a floor | acquire on coming in, release on leaving; whoever leaves, or gives up, rings for nobody; a ring that does not count | `turn` |
+//!
+//! These survive, and why they stay:
+//! - Release and acquire on a ring's head keep the shard's loads of a slot before the worker's next stores to it. Loom never lets a load
+//!   see a store that runs later; they stay by the memory model's word (load buffering), not the model checker's.
+//! - Release and acquire of a waiter's line as it changes hands keep the stores of its last owner before those of the next. Loom gives
+//!   the stores of one word the order in which they run.
+//! - The fences of `begin_several` and `belong_together`, and the acquire of `several`: a reader that found a row of the set has acquired its
+//!   number, and with it that the set was begun. They would be needed by a look at a row that does not.
+//! - Of a line, release and acquire of `armed`, and of `rings` here and of a bell: who takes the summary has acquired the line, and who
+//!   was rung looks again behind a fence of its own. So does whoever takes the follower, by a swap that acquires and releases. They cost
+//!   nothing beside the system call, and spare the next reader that proof.
+//! - The acquires of a ring's `is_empty`, `waiting` and `taken`, and of a region's `floor` by itself: no model has them. What they say is a
+//!   hint, and who acts on it looks again.
 //!
 //! # Architecture invariant
 //! Nearly all unsafe code of the project lives here and in `penstock-kernels/src/arch`, behind doors that check once.
@@ -31,6 +60,7 @@ pub mod items;
 pub mod publish;
 pub mod ring;
 pub mod sync;
+pub mod turn;
 
 #[cfg(not(loom))]
 pub mod forked;

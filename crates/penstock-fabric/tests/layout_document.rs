@@ -2,16 +2,25 @@
 #![cfg(not(loom))]
 
 use penstock_fabric::doorbell::{Bell, Sleeping};
-use penstock_fabric::layout::{Count, LaneLayout, ModelLayout, page};
-use penstock_fabric::publish::ChunkHeader;
-use penstock_fabric::ring::{CAPACITY, Ring};
-use penstock_kernels::Settings;
-use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
+use penstock_fabric::items::region::{Layout, MAX_ROW_BYTES, WAITERS_BYTES};
+use penstock_fabric::items::slot::{Progress, Sheet, Slot};
+use penstock_fabric::items::waiters::{LINES, Line, Summary, Wanted};
+use penstock_fabric::layout::{Count, LINE, LaneLayout, ModelLayout, Shared, board, page, pages};
+use penstock_fabric::memory::ExtentLayout;
+use penstock_fabric::publish::{ChunkHeader, Published, Publisher};
+use penstock_fabric::region::Mapping;
+use penstock_fabric::ring::{CAPACITY, Consumer, Producer, Ring};
+use penstock_fabric::sync::{Ordering, OwnedU64};
+use penstock_kernels::{Dtype, Settings};
+use penstock_proto::chunk::Cut;
+use penstock_proto::error::Refusal;
+use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice, checksum, job_number};
 use penstock_proto::handshake::{
     MAGIC, MAX_HANDSHAKE_BYTES, MAX_JOB_NAME_BYTES, PLAIN_BINDING, Purpose, SOCKET_BINDING, ServerHandshake,
-    WorkerHandshake,
+    Verdict, WorkerHandshake, verdict,
 };
-use penstock_proto::message::{PROTOCOL_VERSION, Secret};
+use penstock_proto::message::{MAX_SHARDS, PROTOCOL_VERSION, Secret};
+use penstock_proto::placement::Extent;
 use penstock_proto::record::{CHECKSUM_BYTES, LENGTH_BYTES, record};
 use penstock_proto::submission::{Submission, WORDS};
 use std::collections::BTreeMap;
@@ -48,6 +57,69 @@ fn every_structure_has_the_size_that_the_page_gives() {
     assert!(rows["Ring"][2].contains(&format!("{CAPACITY} slots")));
 }
 
+/// A row that is added to the page is read by a test of this file, or this one fails.
+#[test]
+fn the_page_has_the_tables_that_are_read_here_and_no_others() {
+    let tables = PAGE.split("\n## ").skip(1).map(|section| {
+        let heading = section.split(['\n', ',']).next().expect("a heading");
+        let heads = section.lines().filter(|line| line.starts_with("|---")).count();
+        let lines = section.lines().filter(|line| line.starts_with('|')).count();
+        (heading, lines - 2 * heads)
+    });
+    let read = [
+        ("Submission", 6),
+        ("Frame", 10 + 3 + 5),
+        ("Record", 4),
+        ("Handshake", 4),
+        ("Structures", 6),
+        ("Regions", 5),
+        ("Slabs", 2),
+        ("Rows of a table", 6),
+        ("Publication of a chunk", 0),
+    ];
+    assert_eq!(tables.collect::<Vec<_>>(), read);
+}
+
+/// The first words of a structure that `change` has changed in fresh memory.
+fn words<T: Shared, const N: usize>(change: impl FnOnce(&T)) -> [u64; N] {
+    let memory = Mapping::private(pages(size_of::<T>())).expect("there is memory");
+    change(memory.at::<T>(0));
+    std::array::from_fn(|word| memory.at::<OwnedU64>(8 * word).own())
+}
+
+fn halves_of(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
+}
+
+#[test]
+fn every_structure_has_its_fields_in_the_order_that_the_page_gives() {
+    let rows = table("## Structures");
+    assert_eq!(words(Sleeping::announce), [1]);
+    assert!(rows["Sleeping"][2].contains("u32: 1 while the shard sleeps"));
+    let [bell] = words(|bell: &Bell| {
+        bell.announce(7);
+        bell.ring();
+    });
+    assert_eq!(halves_of(bell), (1, 7));
+    assert_eq!(rows["Bell"][2], "u32 rings (the futex), u32 what is waited for");
+    assert_eq!(words(|count: &Count| count.0.store(9, Ordering::Relaxed)), [9]);
+    assert_eq!(rows["Count"][2], "u64");
+    let line = LINE / 8;
+    let ring: [u64; 25] = words(|ring: &Ring| {
+        let (mut producer, mut consumer) = (Producer::default(), Consumer::default());
+        assert_eq!(producer.push(ring, [3; WORDS]), Ok(()));
+        assert_eq!(producer.push(ring, [4; WORDS]), Ok(()));
+        assert_eq!(consumer.pop(ring), Ok(Some([3; WORDS])));
+    });
+    assert_eq!((ring[0], ring[line], ring[2 * line], ring[3 * line]), (2, 1, 3, 4));
+    assert!(rows["Ring"][2].starts_with("u64 tail (worker) and u64 head (shard), a line each, then"));
+    let publish = |header: &ChunkHeader| {
+        Publisher::new(header, &mut 0).publish(Published { version: 5, steps: 6 });
+    };
+    assert_eq!(words(publish), [2, 5, 6]);
+    assert_eq!(rows["ChunkHeader"][2], "u64 sequence, u64 version, u64 steps");
+}
+
 #[test]
 fn a_submission_has_its_fields_where_the_page_draws_them() {
     let settings = Settings([0.5, 0.25, 0.125, 2.0, 4.0]);
@@ -56,9 +128,11 @@ fn a_submission_has_its_fields_where_the_page_draws_them() {
         ("clock", Submission::Clock { clock: 10 }),
         ("load", Submission::Load { tensor: 7, first: 8, count: 9, slot: 1, part: 2, steps: 10 }),
         ("zero", Submission::Zero { tensor: 7 }),
+        ("fetch", Submission::Fetch { tensor: 7, state: true, version: 10, ticket: 11 }),
         ("leave", Submission::Leave),
     ];
     let rows = table("## Submission");
+    assert_eq!(rows.len(), kinds.len());
     for (kind, submission) in kinds {
         let words = submission.encode();
         let halves = [words[0] as u32, (words[0] >> 32) as u32, words[1] as u32, (words[1] >> 32) as u32];
@@ -67,6 +141,7 @@ fn a_submission_has_its_fields_where_the_page_draws_them() {
                 "tensor" => 7,
                 "first chunk" => 8,
                 "chunks" => 9,
+                "0: value, 1: state" => 1,
                 number => number.parse().expect("a number or a field"),
             };
             assert_eq!(half, expected, "{kind}: {cell}");
@@ -75,9 +150,15 @@ fn a_submission_has_its_fields_where_the_page_draws_them() {
         let third = match rows[kind][5] {
             "setting 0" => 0.5f64.to_bits(),
             "slot, part" => 1 | 2 << 32,
-            _ => 0,
+            "ticket" => 11,
+            number => number.parse().expect("a number or a field"),
         };
         assert_eq!(words[3], third, "{kind}: word 3");
+        let rest = match rows[kind][6] {
+            "settings 1 to 4" => [0.25, 0.125, 2.0, 4.0].map(f64::to_bits),
+            number => [number.parse().expect("a number or a field"); 4],
+        };
+        assert_eq!(words[4..], rest, "{kind}: words 4 to 7");
     }
 }
 
@@ -97,10 +178,187 @@ fn a_page_has_its_bell_its_heartbeat_and_then_a_ring_for_each_shard() {
     assert_eq!(page::bytes(2), page::ring(2));
 }
 
+#[test]
+fn the_other_regions_have_their_parts_where_the_page_draws_them() {
+    let rows = table("## Regions");
+    let count = size_of::<Count>();
+    let shards = MAX_SHARDS as usize;
+    assert_eq!(rows["board"][2], format!("a Sleeping for each of {MAX_SHARDS} shards"));
+    assert_eq!(
+        rows["board"][3],
+        format!("{MAX_SHARDS} Counts: heartbeat by shard; then one: heartbeat of the control thread")
+    );
+    assert_eq!(board::sleeping(1), size_of::<Sleeping>());
+    assert_eq!(board::heartbeat(0), board::sleeping(MAX_SHARDS));
+    assert_eq!(board::heartbeat(board::CONTROL), board::heartbeat(0) + shards * count);
+    assert_eq!(board::BYTES, pages(board::heartbeat(board::CONTROL) + count));
+    let model = ModelLayout::new(5000, 3);
+    assert_eq!(rows["model"][2], "the server's extent of the value, in whole pages");
+    assert_eq!(model.data, pages(5000));
+    let then = format!("{MAX_SHARDS} Counts: progress by shard, version + 1; then a ChunkHeader a chunk");
+    assert_eq!(rows["model"][3], then);
+    assert_eq!((ModelLayout::progress(1), model.header(0)), (count, shards * count));
+    assert_eq!(model.header(1), model.header(0) + size_of::<ChunkHeader>());
+    assert_eq!(model.total(), model.data + pages(model.header(3)));
+    let lane = LaneLayout::new(5000);
+    assert_eq!(rows["lane"][2], "the same extent of the contribution, in whole pages");
+    assert_eq!(rows["lane"][3], format!("{MAX_SHARDS} Counts: folded chunks by shard"));
+    assert_eq!((lane.data, LaneLayout::folded(1)), (pages(5000), count));
+    assert_eq!(lane.tail, pages(shards * count));
+    let state = ExtentLayout::new(Cut::new(8192, 4096), Extent { first: 0, count: 2 }, Dtype::Bf16, 8);
+    assert_eq!(rows["state"][2], "for each chunk, all optimizer arrays one after the other");
+    assert_eq!(state.state(1), 4096 / 2 * 8..2 * (4096 / 2 * 8));
+}
+
+#[test]
+fn rows_of_a_table_lie_where_the_page_draws_them() {
+    let rows = table("## Rows of a table");
+    let number = |cell: &str| {
+        let digits = cell.split(' ').next().expect("a cell starts with its number").replace(',', "");
+        digits.parse::<usize>().unwrap_or_else(|_| panic!("a number, not {cell}"))
+    };
+    let (progress, head, sheet) =
+        (number(rows["progress"][0]), number(rows["head of a row"][0]), number(rows["heads of sheets"][0]));
+    assert_eq!((progress, head, sheet), (size_of::<Progress>(), size_of::<Slot>(), size_of::<Sheet>()));
+    let entry = number(rows["journal"][0]);
+    assert_eq!(rows["journal"][0], "8 an entry, 64 to 65,536 entries, a power of two");
+    assert!(PAGE.contains("for rows of at most 40 bytes; else from the next cache line on, in whole lines"));
+    assert_eq!(rows["buffers of a row"][0], "twice the row");
+    assert_eq!(rows["first buffers of sheets, then second"][0], "twice the rows in sheets");
+    assert!(
+        PAGE.contains("Rows of at most 1024 bytes in whole words also have a place in a *sheet*: 8 to 64")
+    );
+    assert!(PAGE.contains("as many as make 1024 bytes"));
+    let lines = |bytes: usize| bytes.next_multiple_of(LINE);
+    for bytes in [1, 8, 39, 40, 41, 48, 64, 100, 512, 1016, 1024, 1032, MAX_ROW_BYTES as usize] {
+        for slots in [0, 1, 7, 8, 31, 32, 33, 100, 40_000] {
+            let slots = if bytes > 4096 { slots.min(8) } else { slots };
+            let layout = Layout::new(slots, bytes as u32);
+            let entries = (2 * slots as usize).clamp(64, 65_536).next_power_of_two();
+            assert_eq!(layout.slot(0), lines(progress + entry * entries), "{slots} of {bytes}");
+            let stride = if bytes <= 40 {
+                lines(head + 2 * bytes.next_multiple_of(8))
+            } else {
+                lines(head) + 2 * lines(bytes)
+            };
+            assert_eq!(layout.slot(slots) - layout.slot(0), slots as usize * stride, "{slots} of {bytes}");
+            let group = (1024 / bytes).next_power_of_two().clamp(8, 64);
+            let sheets = if bytes % 8 == 0 && bytes <= 1024 { slots as usize / group } else { 0 };
+            let total = layout.slot(slots) + sheets * (sheet + 2 * group * bytes);
+            assert_eq!(layout.total(), pages(total), "{slots} of {bytes}");
+        }
+    }
+}
+
+#[test]
+fn what_a_table_s_rows_carry_stands_in_the_order_that_the_page_gives() {
+    let rows = table("## Rows of a table");
+    let progress = |progress: &Progress| {
+        progress.finish(1);
+        progress.begin_several(2);
+        progress.raise(3);
+        progress.begin_log(4);
+        progress.finish_log(5);
+    };
+    assert_eq!(words(progress), [1, 2, 3, 4, 5]);
+    assert_eq!(
+        rows["progress"][2],
+        "u64 sets finished, u64 last set of several rows begun, u64 iterations completed, u64 and u64 journal \
+         entries begun and written"
+    );
+    let head = |slot: &Slot| {
+        slot.buffers.finish(0, 1, 3);
+        slot.buffers.finish(1, 2, 4);
+        slot.confirm(1, 4, 5);
+        slot.buffers.begin(0);
+    };
+    assert_eq!(words(head), [u64::MAX, 2, 3, 4, 5]);
+    assert_eq!(
+        rows["head of a row"][2],
+        "u64 and u64 numbers of the sets that wrote the two buffers (all ones: unfinished), u64 and u64 their \
+         clocks, u64 the set after which the newest still was the newest (mirrors)"
+    );
+    let sheet = |sheet: &Sheet| {
+        sheet.buffers.finish(0, 1, 3);
+        sheet.buffers.finish(1, 2, 4);
+        sheet.part(5);
+        sheet.part(6);
+    };
+    assert_eq!(words(sheet), [1, 2, 3, 4, 5]);
+    assert!(rows["heads of sheets"][2].ends_with(
+        "the last word: the first set after the sheet's newest that wrote one of its rows by itself"
+    ));
+}
+
+#[test]
+fn the_page_of_sleepers_is_as_the_page_says() {
+    let wanted = Wanted { slot: 7, version: 8 };
+    let line = Line::new();
+    let [summary] = words(|summary: &Summary| {
+        summary.announce(&line, wanted);
+    });
+    assert_eq!(halves_of(summary), (1, 0));
+    assert_eq!(words(Summary::announce_follower).map(halves_of), [(0, 1)]);
+    let lines: [u64; 3] = words(|line: &Line| {
+        assert!(line.claim());
+        Summary::new().announce(line, wanted);
+    });
+    // Nobody has rung: rings are 0.
+    assert_eq!(lines, [1 | 1 << 32, 7 << 32, 8]);
+    let drawn = PAGE.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(drawn.contains(&format!(
+        "{} bytes of flags (u32 whether a line is armed, u32 whether whoever passes rows on sleeps), then {LINES} \
+         lines of {} bytes (u32 owned, u32 armed, u32 rings (the futex), u32 slot, u64 version waited for)",
+        size_of::<Summary>(),
+        size_of::<Line>()
+    )));
+    assert_eq!(WAITERS_BYTES, size_of::<Summary>() + LINES * size_of::<Line>());
+}
+
 /// Word `number` of a frame, as the two halves that the page draws.
 fn halves(bytes: &[u8; HEADER_BYTES], number: usize) -> (u32, u32) {
     let half = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
     (half(8 * number), half(8 * number + 4))
+}
+
+#[test]
+fn a_frame_has_its_words_where_the_page_draws_them() {
+    let payload = [6; 40];
+    let submission = Submission::Zero { tensor: 7 };
+    let frame = |wanted| {
+        let body = Body::Submission { submission, wanted };
+        Header::bare(job_number("a"), 12, body).with_payload(&payload).encode()
+    };
+    let bytes = frame(true);
+    let word = |number: usize| u64::from_le_bytes(bytes[8 * number..][..8].try_into().expect("eight bytes"));
+    let rows = table("## Frame");
+    let drawn = [
+        ("0 low", "`PSF` and the layout's version, 1"),
+        (
+            "0 high",
+            "byte 0: the kind, see below; byte 1: encoding, 0 raw; byte 2: 1 if the push's result is wanted; byte 3: 0",
+        ),
+        ("1", "the job: XXH3 of its name"),
+        ("2", "epoch, 0"),
+        (
+            "3",
+            "from a worker: the frame's number, from 1, over all connections; from a shard: how many of the worker's \
+             frames were taken",
+        ),
+        ("4", "bytes of the payload"),
+        ("5", "XXH3 of the payload"),
+        ("6 to 13", "a submission as above (a push or load of one chunk), or a notice"),
+        ("14", "0"),
+        ("15", "XXH3 of words 0 to 14"),
+    ];
+    for (words, holds) in drawn {
+        assert_eq!(rows[words], [holds], "{words}");
+    }
+    assert_eq!((&bytes[..4], &bytes[4..8]), (&b"PSF\x01"[..], &[1, 0, 1, 0][..]));
+    assert_eq!(frame(false)[6], 0);
+    assert_eq!([1, 2, 3, 4, 5].map(word), [job_number("a"), 0, 12, 40, checksum(&payload)]);
+    assert_eq!(std::array::from_fn(|at| word(6 + at)), submission.encode());
+    assert_eq!((word(14), word(15)), (0, checksum(&bytes[..8 * 15])));
 }
 
 #[test]
@@ -155,6 +413,17 @@ fn a_record_has_in_front_of_its_message_what_the_page_says() {
     assert_eq!(bytes[0] + bytes[1], LENGTH_BYTES);
     let made = record(b"message");
     assert_eq!(made[..4], 7u32.to_le_bytes());
+    let drawn = [
+        "length of the message",
+        "the low half of the XXH3 of those 4 bytes",
+        "XXH3 of the message",
+        "the message",
+    ];
+    let holds = section.lines().filter(|line| line.starts_with('|')).skip(2);
+    let holds: Vec<&str> = holds.filter_map(|row| row.split('|').nth(2)).map(str::trim).take(4).collect();
+    assert_eq!(holds, drawn);
+    assert_eq!(made[4..8], (checksum(&made[..4]) as u32).to_le_bytes());
+    assert_eq!(made[8..16], checksum(b"message").to_le_bytes());
     assert_eq!(&made[LENGTH_BYTES + CHECKSUM_BYTES..], b"message");
 }
 
@@ -192,6 +461,12 @@ fn a_handshake_is_as_long_as_the_page_draws_it() {
         let proof = worker.answer(&challenge, &PLAIN_BINDING).expect("the secret is the job's");
         assert_eq!(proof.len(), 32, "{}", rows["proof"][1]);
     }
+    assert_eq!(
+        rows["verdict"][1],
+        "0 accepted, 1 refused and the refusal; a refusal may come instead of the challenge"
+    );
+    assert_eq!(verdict(&Verdict::Accepted), [0]);
+    assert_eq!(verdict(&Verdict::Refused(Refusal::Busy))[0], 1);
     let hello = rows["hello"][1];
     assert!(hello.contains(std::str::from_utf8(&MAGIC).expect("letters")));
     assert!(hello.contains(&format!("now {PROTOCOL_VERSION};")));

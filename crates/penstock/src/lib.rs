@@ -34,7 +34,9 @@ pub mod options;
 mod pools;
 pub mod server;
 pub mod service;
-pub mod turn;
 mod wait;
 mod wire;
 pub mod worker;
+
+/// What the C interface lets threads take turns with.
+pub use penstock_fabric::turn;

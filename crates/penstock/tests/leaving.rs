@@ -45,7 +45,7 @@ fn failed(error: Error) -> JobFailure {
 }
 
 /// 48 MiB over a line of 4 MB/s: the leave gave up after 5 s without a word, and behind the barrier a third of the elements had the
-/// update and the others not.
+/// update and the others not (M-3).
 #[test]
 fn nobody_passes_a_barrier_before_a_worker_that_leaves_has_delivered_everything() {
     for servers in [1, 2] {

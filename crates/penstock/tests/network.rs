@@ -84,6 +84,7 @@ fn every_way_to_the_servers_gives_the_same_bits() {
     }
 }
 
+/// S-1.
 #[test]
 fn a_line_that_breaks_again_and_again_loses_and_repeats_nothing() {
     let expected = results(Way::Memory, 2, 2);

@@ -137,6 +137,7 @@ fn a_sum_is_what_all_have_added_and_a_worker_reads_its_own_at_once() {
     }
 }
 
+/// N-2.
 #[test]
 fn what_was_set_before_a_barrier_is_seen_behind_it_even_without_any_bound() {
     for way in WAYS {

@@ -3,6 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | [`slot`] | the protocol of one row, and of many at once: two buffers, each with the number of the set that wrote it |
+//! | [`steps`] | in which order a writer does what; for the program and for the models |
 //! | [`journal`] | which rows were written, for who passes them on |
 //! | [`together`] | whether rows that were looked at one after the other belong together |
 //! | [`waiters`] | how readers that must wait sleep, and are woken by the writer |
@@ -24,10 +25,13 @@
 
 pub mod journal;
 pub mod slot;
+mod steps;
 pub mod together;
 pub mod waiters;
 
 #[cfg(not(loom))]
 pub mod memory;
+#[cfg(all(test, loom))]
+mod model;
 #[cfg(not(loom))]
 pub mod region;

@@ -10,7 +10,7 @@
 //! overtaken while a reader looked, none carries a number within its limit, or the one it took has changed: it looks again
 //! with a later limit. lapser.md, 3.3.1 (figure 3.1) is the same race with a clock that overtakes its value.
 
-use crate::sync::{AtomicU64, Ordering, fence};
+use crate::sync::{Ordering, OwnedU64, fence};
 pub use penstock_proto::items::memory::{Look, Moment, Overtaken};
 
 /// Number of a buffer that is being written, or was left half-written: older than any.
@@ -21,9 +21,9 @@ pub const UNFINISHED: u64 = u64::MAX;
 #[repr(C)]
 pub struct Buffers {
     /// Number of the set that wrote each buffer.
-    numbers: [AtomicU64; 2],
+    numbers: [OwnedU64; 2],
     /// Clock that it was given.
-    clocks: [AtomicU64; 2],
+    clocks: [OwnedU64; 2],
 }
 
 /// Head of a row, 40 bytes. Drawn in docs/layout.md.
@@ -33,7 +33,7 @@ pub struct Slot {
     /// The row's own buffers.
     pub buffers: Buffers,
     /// In a mirror: the newest number is that of the row as it was after this set.
-    as_of: AtomicU64,
+    as_of: OwnedU64,
 }
 
 /// Head of a sheet: some rows that stand one after the other, in two more buffers. A set that has all of them writes the sheet
@@ -45,7 +45,7 @@ pub struct Sheet {
     /// The sheet's buffers.
     pub buffers: Buffers,
     /// Number of the first set after the sheet's newest that wrote one of its rows by itself; any before it if there was none.
-    apart: AtomicU64,
+    apart: OwnedU64,
 }
 
 /// Where a row's value stands: which buffer.
@@ -77,18 +77,18 @@ pub fn target(numbers: [u64; 2], number: u64) -> usize {
 impl Buffers {
     /// Zeros: what fresh memory holds.
     pub fn new() -> Self {
-        let zeros = || [AtomicU64::new(0), AtomicU64::new(0)];
+        let zeros = || [OwnedU64::new(0), OwnedU64::new(0)];
         Self { numbers: zeros(), clocks: zeros() }
     }
 
     /// For the writer: the numbers of both buffers, as it left them.
     pub fn numbers(&self) -> [u64; 2] {
-        [0, 1].map(|buffer: usize| self.numbers[buffer].load(Ordering::Relaxed))
+        [0, 1].map(|buffer: usize| self.numbers[buffer].own())
     }
 
     /// For the writer: the clock of a buffer, as it left it.
     pub fn clock(&self, buffer: usize) -> u64 {
-        self.clocks[buffer].load(Ordering::Relaxed)
+        self.clocks[buffer].own()
     }
 
     /// For the writer: marks a buffer, the one that [`target`] names, before it is written.
@@ -138,12 +138,12 @@ struct Found {
 impl Slot {
     /// A row of zeros: what fresh memory holds.
     pub fn new() -> Self {
-        Self { buffers: Buffers::new(), as_of: AtomicU64::new(0) }
+        Self { buffers: Buffers::new(), as_of: OwnedU64::new(0) }
     }
 
     /// For the writer of a mirror: the limit that it last gave the row.
     pub fn as_of(&self) -> u64 {
-        self.as_of.load(Ordering::Relaxed)
+        self.as_of.own()
     }
 
     /// For the writer of a mirror: the value in `buffer`, the newest, has this clock by now, and still was the newest after set
@@ -198,14 +198,14 @@ impl Slot {
 impl Sheet {
     /// Zeros: what fresh memory holds.
     pub fn new() -> Self {
-        Self { buffers: Buffers::new(), apart: AtomicU64::new(0) }
+        Self { buffers: Buffers::new(), apart: OwnedU64::new(0) }
     }
 
     /// For the writer: the buffer of all rows, if the newest of each stands in the sheet.
     fn whole(&self) -> Option<usize> {
         let numbers = self.buffers.numbers();
         let newest = newest(numbers);
-        (age(self.apart.load(Ordering::Relaxed)) < age(numbers[newest])).then_some(newest)
+        (age(self.apart.own()) < age(numbers[newest])).then_some(newest)
     }
 
     /// For the writer: the clock of all rows, if the newest of each stands in the sheet.
@@ -223,7 +223,7 @@ impl Sheet {
     pub fn part(&self, number: u64) {
         let numbers = self.buffers.numbers();
         // Later ones need not be told: what the first says stands until the sheet is written again, and readers keep the line.
-        if self.apart.load(Ordering::Relaxed) <= numbers[newest(numbers)] {
+        if self.apart.own() <= numbers[newest(numbers)] {
             // Readers that may see the row have seen the end of its set, which is stored later, with release.
             self.apart.store(number, Ordering::Relaxed);
         }
@@ -270,20 +270,20 @@ impl Default for Sheet {
 #[repr(C, align(64))]
 pub struct Progress {
     /// Sets that are finished.
-    done: AtomicU64,
+    done: OwnedU64,
     /// Number of the last set of more than one row that was begun.
-    several: AtomicU64,
+    several: OwnedU64,
     /// Iterations that the producer has completed: every row's version is at least this.
-    floor: AtomicU64,
+    floor: OwnedU64,
     /// Of the [journal](super::journal): entries that were ever begun, and that were ever written.
-    pub(super) begun: AtomicU64,
-    pub(super) logged: AtomicU64,
+    pub(super) begun: OwnedU64,
+    pub(super) logged: OwnedU64,
 }
 
 impl Progress {
     /// Nothing was set.
     pub fn new() -> Self {
-        let zero = || AtomicU64::new(0);
+        let zero = || OwnedU64::new(0);
         Self { done: zero(), several: zero(), floor: zero(), begun: zero(), logged: zero() }
     }
 
@@ -305,7 +305,7 @@ impl Progress {
 
     /// For the writer: sets that it has finished.
     pub fn done(&self) -> u64 {
-        self.done.load(Ordering::Relaxed)
+        self.done.own()
     }
 
     /// For the writer: set `number`, of several rows, begins.
@@ -326,6 +326,11 @@ impl Progress {
         self.floor.store(floor, Ordering::Release);
     }
 
+    /// For the writer: what it said last.
+    pub fn raised(&self) -> u64 {
+        self.floor.own()
+    }
+
     /// Iterations that the producer has completed.
     pub fn floor(&self) -> u64 {
         self.floor.load(Ordering::Acquire)
@@ -341,83 +346,12 @@ impl Default for Progress {
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::super::journal::Position;
+    use super::super::model::{Memory, Writer};
+    use super::super::steps::Words;
     use super::*;
     use loom::sync::Arc;
     use std::collections::BTreeSet;
     use std::sync::Mutex;
-
-    /// A region of `N` rows of two words.
-    struct Region<const N: usize> {
-        progress: Progress,
-        slots: [Slot; N],
-        words: [[[AtomicU64; 2]; 2]; N],
-    }
-
-    impl<const N: usize> Region<N> {
-        fn new() -> Arc<Self> {
-            let words = || [0, 1].map(|_| [0, 1].map(|_| AtomicU64::new(0)));
-            Arc::new(Self {
-                progress: Progress::new(),
-                slots: std::array::from_fn(|_| Slot::new()),
-                words: std::array::from_fn(|_| words()),
-            })
-        }
-
-        fn get(&self, row: usize, done: u64) -> Result<u64, Overtaken> {
-            let mut words = [0; 2];
-            let look = self.slots[row].read(None, done, |spot| {
-                let Spot::Slot(buffer) = spot else { unreachable!("there is no sheet") };
-                for (copy, word) in words.iter_mut().zip(&self.words[row][buffer]) {
-                    *copy = word.load(Ordering::Relaxed);
-                }
-            })?;
-            assert_eq!(words, [look.number; 2], "I-1");
-            assert_eq!(look.clock, look.number, "I-1: figure 3.1");
-            Ok(look.number)
-        }
-    }
-
-    /// The writer. It keeps what it has written itself: loom explores a race between a load and a store only if the storing
-    /// thread has not looked at the same atomic before.
-    struct Writer<const N: usize> {
-        region: Arc<Region<N>>,
-        done: u64,
-        numbers: [[u64; 2]; N],
-    }
-
-    impl<const N: usize> Writer<N> {
-        fn new(region: &Arc<Region<N>>) -> Self {
-            Self { region: Arc::clone(region), done: 0, numbers: [[0; 2]; N] }
-        }
-
-        fn begin(&mut self, row: usize, number: u64) -> usize {
-            let buffer = target(self.numbers[row], number);
-            self.numbers[row][buffer] = UNFINISHED;
-            self.region.slots[row].buffers.begin(buffer);
-            buffer
-        }
-
-        fn write(&mut self, row: usize, number: u64) {
-            let buffer = self.begin(row, number);
-            for word in &self.region.words[row][buffer] {
-                word.store(number, Ordering::Relaxed);
-            }
-            self.region.slots[row].buffers.finish(buffer, number, number);
-            self.numbers[row][buffer] = number;
-        }
-
-        fn set(&mut self, rows: &[usize]) {
-            let number = self.done + 1;
-            if rows.len() > 1 {
-                self.region.progress.begin_several(number);
-            }
-            for &row in rows {
-                self.write(row, number);
-            }
-            self.region.progress.finish(number);
-            self.done = number;
-        }
-    }
 
     type Outcomes<T> = std::sync::Arc<Mutex<BTreeSet<T>>>;
 
@@ -430,8 +364,8 @@ mod loom_tests {
     fn a_torn_or_mixed_item_is_never_returned() {
         let (seen, all) = outcomes();
         loom::model(move || {
-            let region = Region::<1>::new();
-            let mut producer = Writer::new(&region);
+            let region = Memory::new(1, 2);
+            let mut producer = Writer::over(Arc::clone(&region));
             let writer = loom::thread::spawn(move || {
                 producer.set(&[0]);
                 producer.set(&[0]);
@@ -445,11 +379,25 @@ mod loom_tests {
     }
 
     #[test]
+    fn a_row_that_is_read_in_place_is_whole_if_it_still_stands() {
+        let (seen, all) = outcomes();
+        loom::model(move || {
+            let region = Memory::new(1, 1);
+            let mut producer = Writer::over(Arc::clone(&region));
+            let writer = loom::thread::spawn(move || (0..2).for_each(|_| producer.set(&[0])));
+            let got = region.view(0, region.progress.now().done);
+            seen.lock().unwrap().insert(got);
+            writer.join().unwrap();
+        });
+        assert_eq!(*all.lock().unwrap(), BTreeSet::from([Ok(0), Ok(1), Ok(2), Err(Overtaken)]));
+    }
+
+    #[test]
     fn one_set_never_keeps_a_reader_waiting() {
         let (seen, all) = outcomes();
         loom::model(move || {
-            let region = Region::<1>::new();
-            let mut producer = Writer::new(&region);
+            let region = Memory::new(1, 2);
+            let mut producer = Writer::over(Arc::clone(&region));
             producer.set(&[0]);
             let writer = loom::thread::spawn(move || producer.set(&[0]));
             let got = region.get(0, region.progress.now().done);
@@ -464,8 +412,8 @@ mod loom_tests {
     fn what_a_reader_gets_of_a_row_never_falls() {
         let (seen, all) = outcomes();
         loom::model(move || {
-            let region = Region::<1>::new();
-            let mut producer = Writer::new(&region);
+            let region = Memory::new(1, 2);
+            let mut producer = Writer::over(Arc::clone(&region));
             let writer = loom::thread::spawn(move || producer.set(&[0]));
             let first = region.get(0, region.progress.now().done);
             let second = region.get(0, region.progress.now().done);
@@ -485,8 +433,8 @@ mod loom_tests {
     fn rows_set_together_are_seen_together_from_one_moment() {
         let (seen, all) = outcomes();
         loom::model(move || {
-            let region = Region::<2>::new();
-            let mut producer = Writer::new(&region);
+            let region = Memory::new(2, 2);
+            let mut producer = Writer::over(Arc::clone(&region));
             let writer = loom::thread::spawn(move || producer.set(&[0, 1]));
             let now = region.progress.now();
             if let (Ok(a), Ok(b)) = (region.get(0, now.done), region.get(1, now.done)) {
@@ -502,8 +450,8 @@ mod loom_tests {
     fn rows_looked_at_in_different_moments_belong_together_if_no_set_of_several_came_between() {
         let (seen, all) = outcomes();
         loom::model(move || {
-            let region = Region::<2>::new();
-            let mut producer = Writer::new(&region);
+            let region = Memory::new(2, 2);
+            let mut producer = Writer::over(Arc::clone(&region));
             let writer = loom::thread::spawn(move || producer.set(&[0, 1]));
             let first = region.progress.now();
             let a = region.get(0, first.done);
@@ -523,43 +471,49 @@ mod loom_tests {
     #[test]
     fn a_writer_that_dies_inside_leaves_the_rows_as_they_were() {
         loom::model(|| {
-            let region = Region::<2>::new();
-            let mut producer = Writer::new(&region);
+            let region = Memory::new(2, 2);
+            let mut producer = Writer::over(Arc::clone(&region));
             producer.set(&[0, 1]);
             let writer = loom::thread::spawn(move || {
                 // Set 2 writes the first row, marks the second, and is heard of no more.
-                producer.region.progress.begin_several(2);
-                producer.write(0, 2);
-                producer.begin(1, 2);
-                producer
+                producer.open(2, 2);
+                producer.put_number(0, 2);
+                let second = &producer.words().head(1).buffers;
+                second.begin(target(second.numbers(), 2));
             });
             for _ in 0..2 {
                 let now = region.progress.now();
                 assert_eq!((region.get(0, now.done), region.get(1, now.done)), (Ok(1), Ok(1)), "I-3");
             }
             // Whoever takes over writes set 2 from the start.
-            writer.join().unwrap().set(&[0, 1]);
+            writer.join().unwrap();
+            Writer::over(Arc::clone(&region)).set(&[0, 1]);
             let now = region.progress.now();
             assert_eq!((region.get(0, now.done), region.get(1, now.done)), (Ok(2), Ok(2)));
         });
     }
 
-    #[test]
-    fn a_follower_reads_what_was_logged_or_hears_that_it_was_overtaken() {
+    /// What a follower makes of three sets of one row, of which each announces so many rows: how many entries it read, if it was not
+    /// overtaken.
+    fn followed(announced: usize) -> BTreeSet<Option<u64>> {
         let (seen, all) = outcomes();
-        loom::model(move || {
-            let shared = Arc::new((Progress::new(), [AtomicU64::new(0), AtomicU64::new(0)]));
-            let producer = Arc::clone(&shared);
+        let mut model = loom::model::Builder::new();
+        // Without a bound it takes minutes; what is asserted to be met is met within it.
+        model.preemption_bound = Some(2);
+        model.check(move || {
+            let region = Memory::new(1, 1);
+            let mut producer = Writer::over(Arc::clone(&region));
             let writer = loom::thread::spawn(move || {
-                for entry in 0..3u64 {
-                    producer.0.begin_log(entry + 1);
-                    producer.1[entry as usize % 2].store(entry + 1, Ordering::Relaxed);
-                    producer.0.finish_log(entry + 1);
+                for number in 1..=3 {
+                    producer.open(number, announced);
+                    producer.put_number(0, number);
+                    producer.finish();
                 }
             });
             let mut read = Vec::new();
-            let entry = |at: u64| shared.1[at as usize % 2].load(Ordering::Relaxed);
-            let listed = Position::default().advance(&shared.0, 2, entry, |entry| read.push(entry));
+            let entry = |at: u64| region.entry(at).load(Ordering::Relaxed);
+            let listed =
+                Position::default().advance(&region.progress, 2, entry, |entry| read.push(entry >> 32));
             let end = listed.ok().map(|()| read.len() as u64);
             if let Some(end) = end {
                 assert_eq!(read, (1..=end).collect::<Vec<u64>>());
@@ -567,17 +521,68 @@ mod loom_tests {
             seen.lock().unwrap().insert(end);
             writer.join().unwrap();
         });
-        assert_eq!(*all.lock().unwrap(), BTreeSet::from([None, Some(0), Some(1), Some(2)]));
+        let all = all.lock().unwrap();
+        all.clone()
+    }
+
+    #[test]
+    fn a_follower_reads_what_was_logged_or_hears_that_it_was_overtaken() {
+        assert_eq!(followed(1), BTreeSet::from([None, Some(0), Some(1), Some(2)]));
+    }
+
+    #[test]
+    fn a_follower_of_sets_that_grow_reads_what_was_logged_or_hears_that_it_was_overtaken() {
+        // A set that outgrows what it announced announces many more at once: no fence of a row stands between that and its entry.
+        assert_eq!(followed(0), BTreeSet::from([None, Some(0), Some(1), Some(2)]));
+    }
+
+    #[test]
+    fn a_row_of_a_mirror_that_comes_late_is_whole_before_its_set_is_finished() {
+        let (seen, all) = outcomes();
+        loom::model(move || {
+            let region = Memory::new(1, 2);
+            let mut mirror = Writer::over(Arc::clone(&region));
+            // It is as of set 2 when it first asks for the row, which set 1 wrote.
+            mirror.open(2, 0);
+            mirror.finish();
+            let writer = loom::thread::spawn(move || {
+                mirror.open(3, 1);
+                mirror.put_number(0, 1);
+            });
+            let got = region.get(0, 2);
+            seen.lock().unwrap().insert(got);
+            writer.join().unwrap();
+        });
+        assert_eq!(*all.lock().unwrap(), BTreeSet::from([Ok(0), Ok(1)]));
+    }
+
+    #[test]
+    fn rows_of_a_mirror_s_sheet_that_come_late_are_whole_before_their_set_is_finished() {
+        let (seen, all) = outcomes();
+        loom::model(move || {
+            let region = Memory::with_sheet();
+            let mut mirror = Writer::over(Arc::clone(&region));
+            mirror.open(2, 0);
+            mirror.finish();
+            let writer = loom::thread::spawn(move || {
+                mirror.open(3, 1);
+                mirror.put_sheet_number(1);
+            });
+            let got = region.get_sheet(2);
+            seen.lock().unwrap().insert(got);
+            writer.join().unwrap();
+        });
+        assert_eq!(*all.lock().unwrap(), BTreeSet::from([Ok(None), Ok(Some(1))]));
     }
 
     #[test]
     fn a_floor_is_never_seen_before_what_was_set_below_it() {
         loom::model(|| {
-            let region = Region::<1>::new();
-            let mut producer = Writer::new(&region);
+            let region = Memory::new(1, 2);
+            let mut producer = Writer::over(Arc::clone(&region));
             let writer = loom::thread::spawn(move || {
                 producer.set(&[0]);
-                producer.region.progress.raise(1);
+                producer.raise(1);
             });
             let now = region.progress.now();
             if now.floor == 1 {
@@ -587,54 +592,11 @@ mod loom_tests {
         });
     }
 
-    /// Two rows of a word in a sheet.
-    struct Sheeted {
-        progress: Progress,
-        slots: [Slot; 2],
-        sheet: Sheet,
-        /// By row and buffer.
-        own: [[AtomicU64; 2]; 2],
-        /// By buffer and row.
-        common: [[AtomicU64; 2]; 2],
-    }
-
-    impl Sheeted {
-        fn new() -> Arc<Self> {
-            let words = || [0, 1].map(|_| [0, 1].map(|_| AtomicU64::new(0)));
-            Arc::new(Self {
-                progress: Progress::new(),
-                slots: [Slot::new(), Slot::new()],
-                sheet: Sheet::new(),
-                own: words(),
-                common: words(),
-            })
-        }
-
-        fn get(&self, row: usize, done: u64) -> Result<u64, Overtaken> {
-            let mut word = 0;
-            let look = self.slots[row].read(Some(&self.sheet), done, |spot| {
-                word = match spot {
-                    Spot::Slot(buffer) => self.own[row][buffer].load(Ordering::Relaxed),
-                    Spot::Sheet(buffer) => self.common[buffer][row].load(Ordering::Relaxed),
-                };
-            })?;
-            assert_eq!((word, look.clock), (look.number, look.number), "I-1");
-            Ok(word)
-        }
-
-        /// Both rows: at once if they stand in the sheet.
-        fn get_both(&self, done: u64) -> Result<([u64; 2], bool), Overtaken> {
-            let mut words = [0; 2];
-            let look = self.sheet.read(done, |buffer| {
-                words = [0, 1].map(|row: usize| self.common[buffer][row].load(Ordering::Relaxed));
-            })?;
-            match look {
-                Some(look) => {
-                    assert_eq!(words, [look.number; 2], "I-1");
-                    Ok((words, true))
-                }
-                None => Ok(([self.get(0, done)?, self.get(1, done)?], false)),
-            }
+    /// Both rows of a sheet: at once if they stand in it.
+    fn get_both(region: &Memory, done: u64) -> Result<([u64; 2], bool), Overtaken> {
+        match region.get_sheet(done)? {
+            Some(number) => Ok(([number; 2], true)),
+            None => Ok(([region.get(0, done)?, region.get(1, done)?], false)),
         }
     }
 
@@ -645,47 +607,10 @@ mod loom_tests {
         Both,
     }
 
-    /// The writer; it keeps what it has written itself, as [`Writer`] does.
-    struct SheetWriter {
-        region: Arc<Sheeted>,
-        done: u64,
-        own: [[u64; 2]; 2],
-        common: [u64; 2],
-        apart: u64,
-    }
-
-    impl SheetWriter {
-        fn new(region: &Arc<Sheeted>) -> Self {
-            Self { region: Arc::clone(region), done: 0, own: [[0; 2]; 2], common: [0; 2], apart: 0 }
-        }
-
-        fn set(&mut self, rows: Rows) {
-            let (number, region) = (self.done + 1, &self.region);
-            match rows {
-                Rows::One(row) => {
-                    // As `Sheet::part`.
-                    if self.apart <= self.common[newest(self.common)] {
-                        region.sheet.apart.store(number, Ordering::Relaxed);
-                        self.apart = number;
-                    }
-                    let buffer = target(self.own[row], number);
-                    region.slots[row].buffers.begin(buffer);
-                    region.own[row][buffer].store(number, Ordering::Relaxed);
-                    region.slots[row].buffers.finish(buffer, number, number);
-                    self.own[row][buffer] = number;
-                }
-                Rows::Both => {
-                    let buffer = target(self.common, number);
-                    region.sheet.buffers.begin(buffer);
-                    for word in &region.common[buffer] {
-                        word.store(number, Ordering::Relaxed);
-                    }
-                    region.sheet.buffers.finish(buffer, number, number);
-                    self.common[buffer] = number;
-                }
-            }
-            region.progress.finish(number);
-            self.done = number;
+    fn set(writer: &mut Writer, rows: Rows) {
+        match rows {
+            Rows::One(row) => writer.set(&[row]),
+            Rows::Both => writer.set_sheet(),
         }
     }
 
@@ -709,17 +634,18 @@ mod loom_tests {
     ) -> BTreeSet<([u64; 2], bool)> {
         let (seen, all) = outcomes();
         loom::model(move || {
-            let region = Sheeted::new();
-            let mut writer = SheetWriter::new(&region);
-            sets[..first].iter().for_each(|&set| writer.set(set));
-            let writing = loom::thread::spawn(move || sets[first..].iter().for_each(|&set| writer.set(set)));
+            let region = Memory::with_sheet();
+            let mut writer = Writer::over(Arc::clone(&region));
+            sets[..first].iter().for_each(|&rows| set(&mut writer, rows));
+            let writing =
+                loom::thread::spawn(move || sets[first..].iter().for_each(|&rows| set(&mut writer, rows)));
             let done = region.progress.now().done;
-            if let Ok((rows, at_once)) = region.get_both(done) {
+            if let Ok((rows, at_once)) = get_both(&region, done) {
                 assert_eq!(rows, history(sets)[done as usize], "I-3: the rows are those of the moment");
                 seen.lock().unwrap().insert((rows, at_once));
             }
             writing.join().unwrap();
-            let after = region.get_both(region.progress.now().done).map(|(rows, _)| rows);
+            let after = get_both(&region, region.progress.now().done).map(|(rows, _)| rows);
             assert_eq!(after.ok(), history(sets).last().copied(), "who comes after it sees it");
         });
         std::sync::Arc::try_unwrap(all).unwrap().into_inner().unwrap()
@@ -753,12 +679,12 @@ mod loom_tests {
     fn a_row_never_falls_back_from_its_sheet_to_its_slot() {
         let (seen, all) = outcomes();
         loom::model(move || {
-            let region = Sheeted::new();
-            let mut writer = SheetWriter::new(&region);
-            writer.set(Rows::One(0));
+            let region = Memory::with_sheet();
+            let mut writer = Writer::over(Arc::clone(&region));
+            writer.set(&[0]);
             let writing = loom::thread::spawn(move || {
                 // The sheet comes round: at a moment between, neither of its buffers says what was.
-                (0..3).for_each(|_| writer.set(Rows::Both));
+                (0..3).for_each(|_| writer.set_sheet());
             });
             let done = region.progress.now().done;
             let got = region.get(0, done);

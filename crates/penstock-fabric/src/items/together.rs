@@ -67,52 +67,22 @@ impl<'a> Gathered<'a> {
 
 #[cfg(all(test, loom))]
 mod loom_tests {
-    use super::super::slot::{Slot, Spot, newest, target};
+    use super::super::model::{Memory, Writer};
     use super::*;
-    use crate::sync::{AtomicU64, Ordering};
     use loom::sync::Arc;
     use std::collections::BTreeSet;
     use std::sync::Mutex;
 
-    /// A mirror of two rows that come one by one.
-    struct Mirror {
-        progress: Progress,
-        slots: [Slot; 2],
-        words: [[AtomicU64; 2]; 2],
-    }
-
-    impl Mirror {
-        fn new() -> Arc<Self> {
-            let words = || [AtomicU64::new(0), AtomicU64::new(0)];
-            let slots = [Slot::new(), Slot::new()];
-            Arc::new(Self { progress: Progress::new(), slots, words: [words(), words()] })
+    /// Both rows of a mirror.
+    fn both(mirror: &Memory) -> Result<[u64; 2], Overtaken> {
+        let mut all = Gathered::new(&mirror.progress);
+        let mut numbers = [0; 2];
+        for (row, number) in numbers.iter_mut().enumerate() {
+            let look = all.look(|now| mirror.look(row, now.done))?;
+            *number = look.number;
+            all.take(look);
         }
-
-        fn both(&self) -> Result<[u64; 2], Overtaken> {
-            let mut all = Gathered::new(&self.progress);
-            let mut words = [0; 2];
-            for (slot, (word, buffers)) in self.slots.iter().zip(words.iter_mut().zip(&self.words)) {
-                let look = all.look(|now| {
-                    slot.read(None, now.done, |spot| {
-                        let Spot::Slot(buffer) = spot else { unreachable!("there is no sheet") };
-                        *word = buffers[buffer].load(Ordering::Relaxed);
-                    })
-                })?;
-                assert_eq!(*word, look.number, "I-1");
-                all.take(look);
-            }
-            all.together().map(|_| words)
-        }
-    }
-
-    /// As the region's writer refreshes a row; it keeps what it has written itself, as the others of these models.
-    fn refresh(mirror: &Mirror, numbers: &mut [[u64; 2]; 2], row: usize, number: u64) {
-        let to = target(numbers[row], number);
-        mirror.slots[row].buffers.begin(to);
-        mirror.words[row][to].store(number, Ordering::Relaxed);
-        mirror.slots[row].buffers.finish(to, number, number);
-        numbers[row][to] = number;
-        mirror.slots[row].confirm(newest(numbers[row]), number, number);
+        all.together().map(|_| numbers)
     }
 
     #[test]
@@ -122,23 +92,22 @@ mod loom_tests {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
         model.check(move || {
-            let mirror = Mirror::new();
-            let writer = Arc::clone(&mirror);
+            let mirror = Memory::new(2, 1);
+            let mut writer = Writer::over(Arc::clone(&mirror));
             let thread = loom::thread::spawn(move || {
-                let mut numbers = [[0; 2]; 2];
                 // Each set wrote both rows.
                 for number in 1..3 {
-                    refresh(&writer, &mut numbers, 0, number);
-                    refresh(&writer, &mut numbers, 1, number);
+                    writer.refresh_to(0, number);
+                    writer.refresh_to(1, number);
                 }
             });
-            let got = mirror.both();
+            let got = both(&mirror);
             if let Ok([one, other]) = got {
                 assert_eq!(one, other, "I-3");
             }
             seen.lock().unwrap().insert(got);
             thread.join().unwrap();
-            assert_eq!(mirror.both(), Ok([2, 2]));
+            assert_eq!(both(&mirror), Ok([2, 2]));
         });
         let all = all.lock().unwrap();
         for expected in [Ok([0, 0]), Ok([1, 1]), Ok([2, 2]), Err(Overtaken)] {

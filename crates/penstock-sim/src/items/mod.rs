@@ -6,8 +6,8 @@
 //! Every value names the set that wrote it, so what is read is compared with what its producer did:
 //!
 //! - never older than the slack allows, never torn, never falling;
-//! - rows of one set all or none;
-//! - everyone comes to the end;
+//! - rows of one set all or none (I-3, N-1);
+//! - everyone comes to the end, and has what was set last, whatever was lost with a connection (N-2, N-5);
 //! - lazily, and within bounds, nothing is sent that nobody needed (N-3, N-4).
 
 mod memory;

@@ -1,7 +1,7 @@
 //! Who passes rows on follows the journal.
 
 use super::super::journal::Position;
-use super::layout::WHOLE_SHEET;
+use super::super::steps::{WHOLE_SHEET, Words};
 use super::rows::Rows;
 use crate::sync::Ordering;
 use penstock_proto::items::memory::{Changed, Unlisted};

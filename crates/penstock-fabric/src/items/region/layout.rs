@@ -1,6 +1,7 @@
 //! Geometry: journal, slots and sheets one after the other. Drawn in docs/layout.md.
 
 use super::super::slot::{Progress, Sheet, Slot, Spot};
+use super::super::steps::WHOLE_SHEET;
 use crate::layout::pages;
 use std::ops::Range;
 
@@ -17,8 +18,6 @@ const SHEET_ROWS: (usize, usize) = (8, 64);
 pub(super) const CLAIM_BYTES: usize = 2048;
 /// Sheets whose heads are asked for in advance.
 pub(super) const HEADS: u32 = 16;
-/// In an entry of the journal: all rows of the sheet whose number follows.
-pub(super) const WHOLE_SHEET: u32 = 1 << 31;
 /// Most rows of a region.
 pub const MAX_SLOTS: u32 = WHOLE_SHEET;
 /// Longest row.

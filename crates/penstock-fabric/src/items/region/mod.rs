@@ -27,7 +27,7 @@ use super::slot::{Progress, Sheet, Slot};
 use super::waiters::{Line, Summary};
 use crate::layout::Shared;
 use crate::region::Region;
-use crate::sync::AtomicU64;
+use crate::sync::OwnedU64;
 use rustix::io;
 
 // SAFETY: `AtomicU64`s only.
@@ -41,7 +41,7 @@ unsafe impl Shared for Summary {}
 // SAFETY: `AtomicU32`s and an `AtomicU64`.
 unsafe impl Shared for Line {}
 // SAFETY: an atomic.
-unsafe impl Shared for AtomicU64 {}
+unsafe impl Shared for OwnedU64 {}
 
 /// Makes a region that other processes map: whoever gets the descriptor may write until it is [sealed](Region::seal).
 pub fn make(layout: &Layout) -> io::Result<Region> {

@@ -1,11 +1,12 @@
 //! The readers' end.
 
 use super::super::slot::{Look, Moment, Overtaken, Progress, Sheet, Slot, Spot};
+use super::super::steps::Words;
 use super::super::together::{Gathered, Together};
 use super::layout::{CLAIM_BYTES, HEADS, JOURNAL, LINE, Layout, Piece, is_long};
 use crate::memory::bring_near;
 use crate::region::{Access, Mapping, Part};
-use crate::sync::AtomicU64;
+use crate::sync::OwnedU64;
 use penstock_kernels::ForeignMut;
 use rustix::fd::BorrowedFd;
 use rustix::io;
@@ -33,30 +34,6 @@ impl Rows {
     /// Its geometry.
     pub fn layout(&self) -> &Layout {
         &self.layout
-    }
-
-    pub(super) fn progress(&self) -> &Progress {
-        self.mapping.peek(0)
-    }
-
-    pub(super) fn entry(&self, at: u64) -> &AtomicU64 {
-        self.mapping.peek(JOURNAL + 8 * (at % u64::from(self.layout.entries)) as usize)
-    }
-
-    pub(super) fn head(&self, slot: u32) -> &Slot {
-        assert!(slot < self.layout.slots, "slot {slot} of {}", self.layout.slots);
-        self.mapping.peek(self.layout.slot(slot))
-    }
-
-    pub(super) fn sheet(&self, sheet: u32) -> &Sheet {
-        assert!(sheet < self.layout.sheets, "sheet {sheet} of {}", self.layout.sheets);
-        self.mapping.peek(self.layout.sheet(sheet))
-    }
-
-    /// The sheet that a slot's row is in.
-    #[inline]
-    pub(super) fn sheet_of(&self, slot: u32) -> Option<&Sheet> {
-        self.layout.sheet_of(slot).map(|sheet| self.sheet(sheet))
     }
 
     /// Looks at a row as of a moment.
@@ -255,6 +232,47 @@ impl Rows {
         let mut at = Spot::Slot(0);
         let look = self.see(slot, now, |spot| at = spot)?;
         Ok(Shown { rows: self.clone(), slot, spot: at, look })
+    }
+}
+
+impl Words for Rows {
+    #[inline]
+    fn progress(&self) -> &Progress {
+        self.mapping.peek(0)
+    }
+
+    fn entries(&self) -> u64 {
+        self.layout.entries.into()
+    }
+
+    #[inline]
+    fn entry(&self, at: u64) -> &OwnedU64 {
+        self.mapping.peek(JOURNAL + 8 * (at % u64::from(self.layout.entries)) as usize)
+    }
+
+    fn slots(&self) -> u32 {
+        self.layout.slots
+    }
+
+    #[inline]
+    fn head(&self, slot: u32) -> &Slot {
+        assert!(slot < self.layout.slots, "slot {slot} of {}", self.layout.slots);
+        self.mapping.peek(self.layout.slot(slot))
+    }
+
+    fn sheets(&self) -> u32 {
+        self.layout.sheets
+    }
+
+    #[inline]
+    fn sheet(&self, sheet: u32) -> &Sheet {
+        assert!(sheet < self.layout.sheets, "sheet {sheet} of {}", self.layout.sheets);
+        self.mapping.peek(self.layout.sheet(sheet))
+    }
+
+    #[inline]
+    fn sheet_of(&self, slot: u32) -> Option<&Sheet> {
+        self.layout.sheet_of(slot).map(|sheet| self.sheet(sheet))
     }
 }
 

@@ -6,8 +6,6 @@ use crate::layout::PAGE;
 use crate::region::{Access, Mapping, Part, Region, Writers};
 use rustix::fd::BorrowedFd;
 use rustix::io;
-use rustix::thread::futex;
-use rustix::time::Timespec;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,18 +46,11 @@ impl Waiters {
 
     /// For the writer, after publishing: wakes the readers whose row has come; whether the follower must be rung.
     pub fn wake(&self, rows: &Rows) -> bool {
-        let summary = self.summary();
-        if !summary.anyone() {
-            return false;
-        }
         // The slot comes from the page, which every reader may write.
         let served =
             |wanted: Wanted| wanted.slot >= rows.layout.slots || rows.version(wanted.slot) >= wanted.version;
         let lines = (0..LINES).map(|line| self.line(line));
-        summary.wake(lines, served, |line| {
-            let _ = futex::wake(line.word(), futex::Flags::empty(), i32::MAX as u32);
-        });
-        summary.take_follower()
+        self.summary().published(lines, served, Line::ring)
     }
 
     /// For the follower: it is about to sleep, and must look once more.
@@ -91,11 +82,7 @@ impl Seat<'_> {
 
     /// Sleeps until a ring after the one counted in `rings`, at most for `longest`. May return early.
     pub fn sleep(&self, rings: u32, longest: Duration) {
-        let timeout = Timespec {
-            tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(longest.subsec_nanos()),
-        };
-        let _ = futex::wait(self.line.word(), futex::Flags::empty(), rings, Some(&timeout));
+        self.line.sleep(rings, longest);
     }
 }
 

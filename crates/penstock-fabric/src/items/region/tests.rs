@@ -209,10 +209,10 @@ fn a_sleeper_is_woken_by_its_row_and_not_by_another() {
     let rings = seat.announce(1, 1);
     set(&mut writer, 1, &[(0, 1)]);
     assert!(!waiters.wake(writer.rows()));
-    assert_eq!(seat.line.word().load(Ordering::Relaxed), rings, "row 0 is not what it waits for");
+    assert_eq!(seat.line.rings.load(Ordering::Relaxed), rings, "row 0 is not what it waits for");
     set(&mut writer, 1, &[(1, 1)]);
     waiters.wake(writer.rows());
-    assert_ne!(seat.line.word().load(Ordering::Relaxed), rings);
+    assert_ne!(seat.line.rings.load(Ordering::Relaxed), rings);
     seat.sleep(rings, Duration::from_secs(60));
 }
 

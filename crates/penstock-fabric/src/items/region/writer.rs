@@ -1,11 +1,11 @@
 //! The writer's end.
 
-use super::super::slot::{Buffers, Spot, UNFINISHED, age, newest, target};
-use super::layout::{CLAIM_BYTES, HEADS, LINE, Layout, Piece, WHOLE_SHEET, is_long};
+use super::super::slot::{Spot, UNFINISHED, newest, target};
+use super::super::steps::{Steps, Words};
+use super::layout::{CLAIM_BYTES, HEADS, LINE, Layout, Piece, is_long};
 use super::rows::Rows;
 use crate::memory::claim;
 use crate::region::{Access, Mapping};
-use crate::sync::Ordering;
 use penstock_kernels::{Dtype, Foreign, ForeignMut};
 use rustix::fd::BorrowedFd;
 use rustix::io;
@@ -14,67 +14,46 @@ use std::ptr;
 /// The rows as their writer sees them. There is one for each region.
 #[derive(Debug)]
 pub struct Writer {
-    rows: Rows,
-    done: u64,
-    logged: u64,
-    open: Option<Open>,
-}
-
-/// A set under way.
-#[derive(Debug, Clone, Copy)]
-struct Open {
-    number: u64,
-    /// Entries of the journal that are about it, and that it has announced.
-    logged: u64,
-    begun: u64,
+    /// The order of whatever readers see.
+    steps: Steps<Rows>,
 }
 
 impl Writer {
     /// Rows that only this process sees.
     pub fn private(layout: Layout) -> io::Result<Self> {
         let mapping = Mapping::private(layout.total())?;
-        Ok(Self::over(Rows { mapping, layout }))
+        Ok(Self { steps: Steps::over(Rows { mapping, layout }) })
     }
 
     /// Rows in a region that others map.
     pub fn shared(layout: Layout, fd: BorrowedFd<'_>) -> io::Result<Self> {
-        Ok(Self::over(Rows::map(layout, fd, Access::Write)?))
-    }
-
-    fn over(rows: Rows) -> Self {
-        let (done, logged) = (rows.progress().done(), rows.progress().logged());
-        Self { rows, done, logged, open: None }
+        Ok(Self { steps: Steps::over(Rows::map(layout, fd, Access::Write)?) })
     }
 
     /// What readers see.
     pub fn rows(&self) -> &Rows {
-        &self.rows
+        self.steps.words()
     }
 
     /// Sets that are finished.
     pub fn done(&self) -> u64 {
-        self.done
+        self.steps.done()
     }
 
     /// Number and clock of a row's newest value.
     pub fn peek(&self, slot: u32) -> (u64, u64) {
-        let (spot, number) = self.newest(slot);
-        let clock = match spot {
-            Spot::Slot(buffer) => self.rows.head(slot).buffers.clock(buffer),
-            Spot::Sheet(buffer) => self.rows.sheet_of(slot).map_or(0, |sheet| sheet.buffers.clock(buffer)),
-        };
-        (number, clock)
+        self.steps.peek(slot)
     }
 
     /// The largest clock of the newest values of `count` rows from `first` on.
     pub fn newest_clock(&self, first: u32, count: u32) -> u64 {
-        self.rows
-            .layout
+        let layout = self.rows().layout;
+        layout
             .pieces(first, count)
             .map(|piece| match piece {
-                Piece::Sheet(sheet) => match self.rows.sheet(sheet).clock() {
+                Piece::Sheet(sheet) => match self.rows().sheet(sheet).clock() {
                     Some(clock) => clock,
-                    None => self.rows.layout.rows_of(sheet).map(|slot| self.peek(slot).1).max().unwrap_or(0),
+                    None => layout.rows_of(sheet).map(|slot| self.peek(slot).1).max().unwrap_or(0),
                 },
                 Piece::Row(slot) => self.peek(slot).1,
             })
@@ -82,34 +61,15 @@ impl Writer {
             .unwrap_or(0)
     }
 
-    /// Where a row's newest value stands, and its number.
-    fn newest(&self, slot: u32) -> (Spot, u64) {
-        let newest_of = |buffers: &Buffers| {
-            let numbers = buffers.numbers();
-            let newest = newest(numbers);
-            (newest, numbers[newest])
-        };
-        let (buffer, number) = newest_of(&self.rows.head(slot).buffers);
-        match self.rows.sheet_of(slot).map(|sheet| newest_of(&sheet.buffers)) {
-            Some((other, later)) if age(later) > age(number) => (Spot::Sheet(other), later),
-            _ => (Spot::Slot(buffer), number),
-        }
-    }
-
     /// Begins the next set, of `rows` rows.
     pub fn begin(&mut self, rows: usize) -> Set<'_> {
-        self.open(self.done + 1, rows);
+        self.open(self.done() + 1, rows);
         Set { writer: self }
     }
 
     /// The same for a mirror: after it the rows are as after set `number` of the origin. What was open is dropped.
     pub fn open(&mut self, number: u64, rows: usize) {
-        self.abort();
-        if rows > 1 {
-            self.rows.progress().begin_several(number);
-        }
-        self.rows.progress().begin_log(self.logged + rows as u64);
-        self.open = Some(Open { number, logged: 0, begun: rows as u64 });
+        self.steps.open(number, rows);
     }
 
     /// In an open set of a mirror: the row of `slot` is `value`, as set `number` of the origin wrote it at `clock`.
@@ -123,7 +83,7 @@ impl Writer {
 
     /// The same for rows that follow each other from `first` on, which one set wrote. No row comes twice in an open set of a mirror.
     pub fn put_run_from(&mut self, first: u32, number: u64, clock: u64, values: &[u8]) {
-        let (layout, bytes) = (self.rows.layout, self.rows.layout.row_bytes);
+        let (layout, bytes) = (self.rows().layout, self.rows().layout.row_bytes);
         let value = |slot: u32, count: u32| {
             let at = (slot - first) as usize * bytes;
             &values[at..at + count as usize * bytes]
@@ -133,17 +93,15 @@ impl Writer {
                 Piece::Row(slot) => slot..slot + 1,
                 Piece::Sheet(sheet) => {
                     let rows = layout.rows_of(sheet);
-                    let head = self.rows.sheet(sheet);
                     let newest_of = |slot: u32| self.peek(slot).0;
                     // Most often all of them came at once before, and one look says that they are older.
-                    let later = match head.number() {
+                    let later = match self.rows().sheet(sheet).number() {
                         Some(newest) => newest >= number,
                         None => rows.clone().any(|slot| newest_of(slot) >= number),
                     };
                     if !later {
                         let values = Foreign::of(value(rows.start, layout.group));
-                        self.write_sheet(sheet, number, clock, values);
-                        self.log(sheet | WHOLE_SHEET);
+                        self.put_sheet(sheet, number, clock, values);
                         continue;
                     }
                     rows
@@ -156,142 +114,67 @@ impl Writer {
     }
 
     fn put(&mut self, slot: u32, number: u64, clock: u64, value: Foreign<'_>) {
-        self.write(slot, number, clock, |mut to, _| to.copy(value));
-        self.log(slot);
+        self.steps.put(slot, number, clock, |rows, to, _| {
+            // SAFETY: this is the region's writer, borrowed exclusively.
+            unsafe { Buffer::of_row(rows, slot, to) }.copy(value);
+        });
     }
 
     /// All rows of the open set are written: they are seen from now on.
     pub fn finish(&mut self) {
-        let Some(open) = self.open.take() else { return };
-        self.logged += open.logged;
-        self.rows.progress().finish_log(self.logged);
-        self.done = open.number;
-        self.rows.progress().finish(open.number);
+        self.steps.finish();
     }
 
     /// The open set is dropped: no number of it stays behind, since the next may have the same.
     pub fn abort(&mut self) {
-        let Some(open) = self.open.take() else { return };
-        let entries = u64::from(self.rows.layout.entries);
-        let listed = open.logged.min(entries);
-        let listed =
-            || (self.logged + open.logged - listed..self.logged + open.logged).map(|at| self.rows.entry(at));
-        let written: Vec<u32> = if open.logged <= entries {
-            listed().map(|entry| entry.load(Ordering::Relaxed) as u32).collect()
-        } else {
-            let layout = &self.rows.layout;
-            (0..layout.slots).chain((0..layout.sheets).map(|sheet| sheet | WHOLE_SHEET)).collect()
-        };
-        for entry in written {
-            let buffers = if entry & WHOLE_SHEET != 0 {
-                &self.rows.sheet(entry & !WHOLE_SHEET).buffers
-            } else {
-                &self.rows.head(entry).buffers
-            };
-            for (buffer, number) in buffers.numbers().into_iter().enumerate() {
-                if number > self.done && number != UNFINISHED {
-                    buffers.begin(buffer);
-                }
-            }
-        }
-        // What was logged is heard of by followers, to whom it shall say nothing new: no set of that number may ever be finished.
-        for entry in listed() {
-            let place = entry.load(Ordering::Relaxed) & u64::from(u32::MAX);
-            entry.store(place | self.done << 32, Ordering::Relaxed);
-        }
-        self.logged += open.logged;
-        self.rows.progress().finish_log(self.logged);
-    }
-
-    /// Notes in the journal that a row was written, or a whole sheet.
-    fn log(&mut self, slot: u32) {
-        let Some(open) = &mut self.open else { return };
-        if open.logged == open.begun {
-            open.begun += 1024;
-            self.rows.progress().begin_log(self.logged + open.begun);
-        }
-        let entry = u64::from(slot) | open.number << 32;
-        self.rows.entry(self.logged + open.logged).store(entry, Ordering::Relaxed);
-        open.logged += 1;
+        self.steps.abort();
     }
 
     /// A row of a mirror whose rows come one by one, each with a limit of its own: set `number` of the origin wrote it, and after
     /// set `as_of` it still was the newest, of version `clock`. Without `value` the number is the one that it has.
     pub fn refresh(&mut self, slot: u32, number: u64, clock: u64, as_of: u64, value: Option<&[u8]>) {
-        let buffers = &self.rows.head(slot).buffers;
-        let numbers = buffers.numbers();
-        if let Some(value) = value
-            && number > numbers[newest(numbers)]
-        {
-            self.write(slot, number, clock, |mut to, _| to.copy(Foreign::of(value)));
-        }
-        let (newest_number, known) = self.peek(slot);
-        if newest_number == number {
-            let head = self.rows.head(slot);
-            head.confirm(newest(head.buffers.numbers()), clock.max(known), as_of.max(head.as_of()));
-        }
+        let fill = value.map(|value| {
+            move |rows: &Rows, to: usize, _: Spot| {
+                // SAFETY: as in `put`.
+                unsafe { Buffer::of_row(rows, slot, to) }.copy(Foreign::of(value));
+            }
+        });
+        self.steps.refresh(slot, number, clock, as_of, fill);
     }
 
-    /// The producer has completed `floor` iterations. Nothing falls where somebody comes late with fewer: one thread of the producer
-    /// may have read its clock before another completed an iteration, or left.
+    /// The producer has completed `floor` iterations. Nothing falls where somebody comes late with fewer.
     pub fn raise(&mut self, floor: u64) {
-        if floor > self.rows.floor() {
-            self.rows.progress().raise(floor);
-        }
-    }
-
-    fn write(
-        &mut self,
-        slot: u32,
-        number: u64,
-        clock: u64,
-        fill: impl FnOnce(Buffer<'_>, Option<Foreign<'_>>),
-    ) {
-        let to = target(self.rows.head(slot).buffers.numbers(), number);
-        let (from, _) = self.newest(slot);
-        let bytes = self.rows.layout.row_bytes;
-        if let Some(sheet) = self.rows.sheet_of(slot) {
-            sheet.part(number);
-        }
-        self.rows.head(slot).buffers.begin(to);
-        let at = self.rows.layout.value(slot, from);
-        // What is added to stands in the buffer itself, or in another that is not written now.
-        let room = if is_long(at, bytes) { bytes } else { bytes.next_multiple_of(8) };
-        let source = (from != Spot::Slot(to)).then(|| self.rows.mapping.foreign(at..at + room));
-        // SAFETY: this is the region's writer, borrowed exclusively.
-        let buffer = unsafe { Buffer::new(&self.rows, slot, Spot::Slot(to), bytes) };
-        fill(buffer, source);
-        self.rows.head(slot).buffers.finish(to, number, clock);
+        self.steps.raise(floor);
     }
 
     /// Begins to take the lines of a sheet from the readers' caches, while something else is written: asked for one by one, each
     /// would keep the writer waiting.
     fn claim_sheet(&self, sheet: u32) {
-        if sheet >= self.rows.layout.sheets {
+        let rows = self.rows();
+        if sheet >= rows.layout.sheets {
             return;
         }
-        let to = target(self.rows.sheet(sheet).buffers.numbers(), UNFINISHED);
-        let at = self.rows.layout.values(sheet, to);
-        let bytes = self.rows.layout.sheet_bytes().min(CLAIM_BYTES);
-        let base = self.rows.mapping.pointer(at..at + bytes).as_ptr();
+        let to = target(rows.sheet(sheet).buffers.numbers(), UNFINISHED);
+        let at = rows.layout.values(sheet, to);
+        let bytes = rows.layout.sheet_bytes().min(CLAIM_BYTES);
+        let base = rows.mapping.pointer(at..at + bytes).as_ptr();
         (0..bytes).step_by(LINE).for_each(|line| claim(base.wrapping_add(line)));
     }
 
     fn claim_head(&self, sheet: u32) {
-        if sheet < self.rows.layout.sheets {
-            claim(ptr::from_ref(self.rows.sheet(sheet)).cast());
+        if sheet < self.rows().layout.sheets {
+            claim(ptr::from_ref(self.rows().sheet(sheet)).cast());
         }
     }
 
     /// All rows of a sheet. None of them was written by itself in this set.
-    fn write_sheet(&mut self, sheet: u32, number: u64, clock: u64, values: Foreign<'_>) {
-        let to = target(self.rows.sheet(sheet).buffers.numbers(), number);
-        let first = self.rows.layout.rows_of(sheet).start;
-        assert_eq!(values.len(), self.rows.layout.sheet_bytes(), "a sheet has as many bytes");
-        self.rows.sheet(sheet).buffers.begin(to);
-        // SAFETY: as in `write`.
-        unsafe { Buffer::new(&self.rows, first, Spot::Sheet(to), values.len()) }.copy(values);
-        self.rows.sheet(sheet).buffers.finish(to, number, clock);
+    fn put_sheet(&mut self, sheet: u32, number: u64, clock: u64, values: Foreign<'_>) {
+        assert_eq!(values.len(), self.rows().layout.sheet_bytes(), "a sheet has as many bytes");
+        self.steps.put_sheet(sheet, number, clock, |rows, to| {
+            let first = rows.layout.rows_of(sheet).start;
+            // SAFETY: as in `put`.
+            unsafe { Buffer::new(rows, first, Spot::Sheet(to), values.len()) }.copy(values);
+        });
     }
 }
 
@@ -304,6 +187,16 @@ struct Buffer<'a> {
 }
 
 impl<'a> Buffer<'a> {
+    /// Of the slot's two, the one to be written.
+    ///
+    /// # Safety
+    /// As of [`Buffer::new`].
+    #[inline]
+    unsafe fn of_row(rows: &'a Rows, slot: u32, to: usize) -> Self {
+        // SAFETY: as for the caller.
+        unsafe { Self::new(rows, slot, Spot::Slot(to), rows.layout.row_bytes) }
+    }
+
     /// `bytes` bytes from a row's buffer on.
     ///
     /// # Safety
@@ -359,24 +252,24 @@ impl Set<'_> {
     /// Whether this set has written the row of `slot`, by itself.
     #[inline]
     pub fn has(&self, slot: u32) -> bool {
-        let numbers = self.writer.rows.head(slot).buffers.numbers();
-        self.writer.open.is_some_and(|open| numbers[newest(numbers)] == open.number)
+        let numbers = self.writer.rows().head(slot).buffers.numbers();
+        self.writer.steps.number() == Some(numbers[newest(numbers)])
     }
 
     /// The row of `slot` is `value`, at `clock`.
     pub fn put<'v>(&mut self, slot: u32, clock: u64, value: impl Into<Foreign<'v>>) {
-        let number = self.writer.open.map_or(0, |open| open.number);
+        let number = self.writer.steps.number().unwrap_or(0);
         self.writer.put(slot, number, clock, value.into());
     }
 
     /// The rows from `first` on are `values`, at `clock`.
     pub fn put_run<'v>(&mut self, first: u32, clock: u64, values: impl Into<Foreign<'v>>) {
         let values = values.into();
-        let Some(open) = self.writer.open else { return };
-        let (layout, bytes) = (self.writer.rows.layout, self.writer.rows.layout.row_bytes);
+        let Some(number) = self.writer.steps.number() else { return };
+        let (layout, bytes) = (self.writer.rows().layout, self.writer.rows().layout.row_bytes);
         let count = (values.len() / bytes) as u32;
         // Of a set that has written a row already, nobody could tell which of two values came last.
-        let sheets = open.logged == 0;
+        let sheets = self.writer.steps.is_fresh();
         let first_sheet = first.div_ceil(layout.group);
         let end_sheet = (first + count) / layout.group;
         (first_sheet..end_sheet.min(first_sheet + HEADS)).for_each(|sheet| self.writer.claim_head(sheet));
@@ -392,8 +285,7 @@ impl Set<'_> {
                     if sheet + HEADS < end_sheet {
                         self.writer.claim_head(sheet + HEADS);
                     }
-                    self.writer.write_sheet(sheet, open.number, clock, values);
-                    self.writer.log(sheet | WHOLE_SHEET);
+                    self.writer.put_sheet(sheet, number, clock, values);
                 }
                 Piece::Sheet(sheet) => {
                     for slot in layout.rows_of(sheet) {
@@ -411,10 +303,16 @@ impl Set<'_> {
 
     /// The row of `slot` grows by `value`, at `clock`.
     pub fn add<'v>(&mut self, slot: u32, clock: u64, dtype: Dtype, value: impl Into<Foreign<'v>>) {
-        let number = self.writer.open.map_or(0, |open| open.number);
+        let number = self.writer.steps.number().unwrap_or(0);
         let value = value.into();
-        self.writer.write(slot, number, clock, |mut to, before| to.add(dtype, before, value));
-        self.writer.log(slot);
+        self.writer.steps.put(slot, number, clock, |rows, to, from| {
+            let (at, bytes) = (rows.layout.value(slot, from), rows.layout.row_bytes);
+            // What is added to stands in the buffer itself, or in another that is not written now.
+            let room = if is_long(at, bytes) { bytes } else { bytes.next_multiple_of(8) };
+            let before = (from != Spot::Slot(to)).then(|| rows.mapping.foreign(at..at + room));
+            // SAFETY: this is the region's writer, borrowed exclusively.
+            unsafe { Buffer::of_row(rows, slot, to) }.add(dtype, before, value);
+        });
     }
 
     /// All rows are written: they are seen from now on.

@@ -1,0 +1,238 @@
+//! The steps of a region's writer, in the order on which what readers are promised rests (I-1 to I-3, N-1). It stands here and nowhere
+//! else: the program takes these steps over mapped memory ([`Writer`](super::region::Writer)), the models over their own.
+
+use super::slot::{Buffers, Progress, Sheet, Slot, Spot, UNFINISHED, age, newest, target};
+use crate::sync::{Ordering, OwnedU64};
+
+/// In an entry of the journal: all rows of the sheet whose number follows.
+pub(super) const WHOLE_SHEET: u32 = 1 << 31;
+
+/// Where the words of a region lie.
+pub(super) trait Words {
+    fn progress(&self) -> &Progress;
+    /// Entries of the journal.
+    fn entries(&self) -> u64;
+    /// Entry `at` of all that ever were, or what has taken its place since.
+    fn entry(&self, at: u64) -> &OwnedU64;
+    fn slots(&self) -> u32;
+    fn head(&self, slot: u32) -> &Slot;
+    fn sheets(&self) -> u32;
+    fn sheet(&self, sheet: u32) -> &Sheet;
+    /// The sheet that a slot's row is in.
+    fn sheet_of(&self, slot: u32) -> Option<&Sheet>;
+}
+
+/// The one writer of a region.
+#[derive(Debug)]
+pub(super) struct Steps<W> {
+    words: W,
+    done: u64,
+    logged: u64,
+    open: Option<Open>,
+}
+
+/// A set under way.
+#[derive(Debug, Clone, Copy)]
+struct Open {
+    number: u64,
+    /// Entries of the journal that are about it, and that it has announced.
+    logged: u64,
+    begun: u64,
+}
+
+impl<W: Words> Steps<W> {
+    /// Goes on where whoever wrote before has stopped.
+    pub(super) fn over(words: W) -> Self {
+        let (done, logged) = (words.progress().done(), words.progress().logged());
+        Self { words, done, logged, open: None }
+    }
+
+    #[inline]
+    pub(super) fn words(&self) -> &W {
+        &self.words
+    }
+
+    /// Sets that are finished.
+    pub(super) fn done(&self) -> u64 {
+        self.done
+    }
+
+    /// Number of the open set.
+    #[cfg(not(loom))]
+    #[inline]
+    pub(super) fn number(&self) -> Option<u64> {
+        self.open.map(|open| open.number)
+    }
+
+    /// Whether a set is open that has written nothing.
+    #[cfg(not(loom))]
+    #[inline]
+    pub(super) fn is_fresh(&self) -> bool {
+        self.open.is_some_and(|open| open.logged == 0)
+    }
+
+    /// Where a row's newest value stands, and its number.
+    #[inline]
+    pub(super) fn newest(&self, slot: u32) -> (Spot, u64) {
+        let newest_of = |buffers: &Buffers| {
+            let numbers = buffers.numbers();
+            let newest = newest(numbers);
+            (newest, numbers[newest])
+        };
+        let (buffer, number) = newest_of(&self.words.head(slot).buffers);
+        match self.words.sheet_of(slot).map(|sheet| newest_of(&sheet.buffers)) {
+            Some((other, later)) if age(later) > age(number) => (Spot::Sheet(other), later),
+            _ => (Spot::Slot(buffer), number),
+        }
+    }
+
+    /// Number and clock of a row's newest value.
+    #[inline]
+    pub(super) fn peek(&self, slot: u32) -> (u64, u64) {
+        let (spot, number) = self.newest(slot);
+        let clock = match spot {
+            Spot::Slot(buffer) => self.words.head(slot).buffers.clock(buffer),
+            Spot::Sheet(buffer) => self.words.sheet_of(slot).map_or(0, |sheet| sheet.buffers.clock(buffer)),
+        };
+        (number, clock)
+    }
+
+    /// Begins set `number`, of `rows` rows. What was open is dropped.
+    #[inline]
+    pub(super) fn open(&mut self, number: u64, rows: usize) {
+        self.abort();
+        if rows > 1 {
+            self.words.progress().begin_several(number);
+        }
+        self.words.progress().begin_log(self.logged + rows as u64);
+        self.open = Some(Open { number, logged: 0, begun: rows as u64 });
+    }
+
+    /// In the open set, writes a row as set `number` has it: `fill` is given the slot's buffer to be filled, and where the row stands now.
+    #[inline]
+    pub(super) fn put(&mut self, slot: u32, number: u64, clock: u64, fill: impl FnOnce(&W, usize, Spot)) {
+        self.write(slot, number, clock, fill);
+        self.log(slot);
+    }
+
+    /// The same for all rows of a sheet. None of them was written by itself in this set.
+    #[inline]
+    pub(super) fn put_sheet(&mut self, sheet: u32, number: u64, clock: u64, fill: impl FnOnce(&W, usize)) {
+        let buffers = &self.words.sheet(sheet).buffers;
+        let to = target(buffers.numbers(), number);
+        buffers.begin(to);
+        fill(&self.words, to);
+        buffers.finish(to, number, clock);
+        self.log(sheet | WHOLE_SHEET);
+    }
+
+    /// All rows of the open set are written: they are seen from now on.
+    #[inline]
+    pub(super) fn finish(&mut self) {
+        let Some(open) = self.open.take() else { return };
+        self.logged += open.logged;
+        self.words.progress().finish_log(self.logged);
+        self.done = open.number;
+        self.words.progress().finish(open.number);
+    }
+
+    /// The open set is dropped: no number of it stays behind, since the next may have the same.
+    #[inline]
+    pub(super) fn abort(&mut self) {
+        if let Some(open) = self.open.take() {
+            self.drop_set(open);
+        }
+    }
+
+    #[cold]
+    fn drop_set(&mut self, open: Open) {
+        let entries = self.words.entries();
+        let listed = open.logged.min(entries);
+        let listed =
+            || (self.logged + open.logged - listed..self.logged + open.logged).map(|at| self.words.entry(at));
+        let written: Vec<u32> = if open.logged <= entries {
+            listed().map(|entry| entry.own() as u32).collect()
+        } else {
+            let sheets = (0..self.words.sheets()).map(|sheet| sheet | WHOLE_SHEET);
+            (0..self.words.slots()).chain(sheets).collect()
+        };
+        for entry in written {
+            let buffers = if entry & WHOLE_SHEET != 0 {
+                &self.words.sheet(entry & !WHOLE_SHEET).buffers
+            } else {
+                &self.words.head(entry).buffers
+            };
+            for (buffer, number) in buffers.numbers().into_iter().enumerate() {
+                if number > self.done && number != UNFINISHED {
+                    buffers.begin(buffer);
+                }
+            }
+        }
+        // What was logged is heard of by followers, to whom it shall say nothing new: no set of that number may ever be finished.
+        for entry in listed() {
+            let place = entry.own() & u64::from(u32::MAX);
+            entry.store(place | self.done << 32, Ordering::Relaxed);
+        }
+        self.logged += open.logged;
+        self.words.progress().finish_log(self.logged);
+    }
+
+    /// A row of a mirror whose rows come one by one, each with a limit of its own: set `number` of the origin wrote it, and after
+    /// set `as_of` it still was the newest, of version `clock`. Without `fill` the number is the one that it has.
+    #[inline]
+    pub(super) fn refresh(
+        &mut self,
+        slot: u32,
+        number: u64,
+        clock: u64,
+        as_of: u64,
+        fill: Option<impl FnOnce(&W, usize, Spot)>,
+    ) {
+        let numbers = self.words.head(slot).buffers.numbers();
+        if let Some(fill) = fill
+            && number > numbers[newest(numbers)]
+        {
+            self.write(slot, number, clock, fill);
+        }
+        let (newest_number, known) = self.peek(slot);
+        if newest_number == number {
+            let head = self.words.head(slot);
+            head.confirm(newest(head.buffers.numbers()), clock.max(known), as_of.max(head.as_of()));
+        }
+    }
+
+    /// The producer has completed `floor` iterations. Nothing falls where somebody comes late with fewer: one thread of the producer
+    /// may have read its clock before another completed an iteration, or left.
+    #[inline]
+    pub(super) fn raise(&self, floor: u64) {
+        if floor > self.words.progress().raised() {
+            self.words.progress().raise(floor);
+        }
+    }
+
+    #[inline]
+    fn write(&mut self, slot: u32, number: u64, clock: u64, fill: impl FnOnce(&W, usize, Spot)) {
+        let buffers = &self.words.head(slot).buffers;
+        let to = target(buffers.numbers(), number);
+        let (from, _) = self.newest(slot);
+        if let Some(sheet) = self.words.sheet_of(slot) {
+            sheet.part(number);
+        }
+        buffers.begin(to);
+        fill(&self.words, to, from);
+        buffers.finish(to, number, clock);
+    }
+
+    /// Notes in the journal that a row was written, or a whole sheet.
+    #[inline]
+    fn log(&mut self, place: u32) {
+        let Some(open) = &mut self.open else { return };
+        if open.logged == open.begun {
+            open.begun += 1024;
+            self.words.progress().begin_log(self.logged + open.begun);
+        }
+        let entry = u64::from(place) | open.number << 32;
+        self.words.entry(self.logged + open.logged).store(entry, Ordering::Relaxed);
+        open.logged += 1;
+    }
+}
