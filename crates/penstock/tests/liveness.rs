@@ -268,8 +268,9 @@ fn a_worker_that_alone_was_suspended_is_lost_and_hears_when_it_wakes_that_it_was
         let error = pull(&tensor, None).unwrap_err();
         let expected = JobFailure::WorkerLost { rank: 1, loss: Loss::Silent { lease_ms: 2000 } };
         assert_eq!(error, Error::Failed(expected.clone()), "{way:?}");
-        worker.signal(Signal::CONT);
+        // It finds this as it wakes, beside the news that it was lost.
         writeln!(say, "step").unwrap();
+        worker.signal(Signal::CONT);
         let error = heard.next().unwrap();
         assert!(error.contains(&expected.to_string()), "{way:?}: {error}");
     }
