@@ -245,15 +245,8 @@ fn whoever_waits_behind_another_thread_can_be_interrupted_and_waits_no_longer_th
     let (a, b) = (joined.unwrap(), cluster.join(1));
     let (wa, wb) = (declare(&a, "w", 4, Bsp), declare(&b, "w", 4, Bsp));
     let one = bytes(&[1.0; 4]);
-    wa.push(Some(&one), NO_SETTINGS, false, None).unwrap();
-    a.clock().unwrap();
-    let waited = a.stats().waited;
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| wa.push(Some(&one), NO_SETTINGS, false, None));
-        // Until it is seen to wait.
-        while a.stats().waited == waited {
-            std::thread::yield_now();
-        }
+        let waits = common::waiting_push(scope, &a, &wa, &one);
         INTERRUPTED.set(true);
         assert_eq!(a.clock().unwrap_err(), Error::Interrupted);
         INTERRUPTED.set(false);

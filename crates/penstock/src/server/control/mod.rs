@@ -182,7 +182,7 @@ impl Control {
             roster: Roster::new(config.workers),
             knots: Knots::default(),
             catalog,
-            tables: Tables::charged_to(&account, config.index == 0),
+            tables: Tables::charged_to(&account, config.index == 0, config.servers),
             _threads: threads,
             account,
             items: None,

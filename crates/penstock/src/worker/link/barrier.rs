@@ -70,7 +70,7 @@ impl Link {
     fn withdraw(&self, barrier: u64, deadline: Deadline) -> Result<Option<Vec<Rank>>, Error> {
         let (_, answer): (u64, Receiver<Heard>) = self.wire.ask(Ask::Withdraw { barrier })?;
         // A request that is not waited for any longer stays open: on another connection it is said again.
-        match self.listen(&answer, || self.fate.check(), || Ok(()), deadline.to_ask())? {
+        match self.listen(&answer, || self.fate.check(), || Ok(()), deadline.for_questions())? {
             Some((Answer::Missing { ranks }, _)) => Ok(Some(ranks)),
             Some((other, _)) => Err(self.misunderstood(&other)),
             None => Ok(None),

@@ -90,7 +90,7 @@ impl Deadline {
     }
 
     /// Of the questions that follow a wait in vain, all together: a tenth of its limit, so that the limit bounds the call.
-    pub(super) fn to_ask(&self) -> Self {
+    pub(super) fn for_questions(self) -> Self {
         Self::new((self.longest / 10).clamp(ASK_AT_LEAST, ASK_WITHIN))
     }
 

@@ -332,7 +332,7 @@ fn agree(
 fn whose_fault(first: &Link, name: &str, error: Error, deadline: Deadline) -> Error {
     let Error::Unanswered { waited, .. } = error else { return error };
     let absent = TableAsk::Absent { name: name.to_owned() };
-    match asked(first, absent, deadline.to_ask()) {
+    match asked(first, absent, deadline.for_questions()) {
         Ok((TableAnswer::Absent { ranks: missing }, _)) if !missing.is_empty() => {
             Error::TableTimeout { name: name.to_owned(), missing, waited }
         }

@@ -45,7 +45,7 @@ impl TableInner {
                 Ok((TableAnswer::Done, _)) => {}
                 Ok((other, _)) => return Err(link.misunderstood(&Answer::Table(other))),
                 Err(Error::Unanswered { waited, .. }) => {
-                    let users = asked(link, TableAsk::Users { id: self.id }, deadline.to_ask());
+                    let users = asked(link, TableAsk::Users { id: self.id }, deadline.for_questions());
                     let missing = match users {
                         Ok((TableAnswer::Absent { ranks }, _)) => ranks,
                         _ => Vec::new(),

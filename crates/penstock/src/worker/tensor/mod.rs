@@ -278,7 +278,7 @@ impl Tensor {
     /// The lane is not free: the update with which the tensor reaches `version` is not folded.
     fn lane_timeout(&self, version: u64, deadline: Deadline) -> Error {
         let (name, waited) = (self.spec.name.clone(), deadline.waited());
-        match self.missing(version, deadline.to_ask()) {
+        match self.missing(version, deadline.for_questions()) {
             Ok(missing) if missing.is_empty() => {
                 let held = |home: &&HomeShard| !self.lane_is_free(home);
                 self.silent_home(held, "take a contribution that no worker is missing for", waited)
