@@ -318,6 +318,12 @@ def core_distance() -> float:
 def cpu_features() -> str:
     """The variant of the kernels in use: "avx512", "avx2" or "generic"."""
 
+def stray_names(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Those that begin with PENSTOCK_ and that nobody reads, each with the one that was meant, or ""."""
+
+def seconds(timeout: float) -> float:
+    """A timeout in seconds, judged as every call does: `OptionError` unless it is a number of 0 or more."""
+
 def is_interrupting() -> bool:
     """Whether this thread is inside another call of this module, and thus runs a signal handler."""
 

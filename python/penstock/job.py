@@ -15,7 +15,6 @@ import difflib
 import os
 import sys
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +36,7 @@ from .exceptions import (
     WorkerLost,
     not_to_be_sent,
 )
+from .limit import Limit
 from .optim import Add, Optimizer
 from .rendezvous.join import join
 from .table import Rows, Table, declare
@@ -211,7 +211,7 @@ class Job(Sealed):
         refuse_nonfinite
             Refuse contributions that hold a NaN or an infinity. Default False.
         timeout
-            Seconds to wait for the servers. Default: the job's `deadline`.
+            Seconds to wait in all. Default: for each answer of a server the job's `deadline`.
 
         Returns
         -------
@@ -253,6 +253,7 @@ class Job(Sealed):
                 "for a torch optimizer use ps.torch.distribute; give an instance, not a class",
             )
         rule = (optimizer or Add()).copy()
+        limit = Limit(timeout)
         array, dimensions, element = initial(value, name, shape, dtype)
         # Declared again, it gives the same tensor, or says what differs.
         core = self._core.declare(
@@ -267,10 +268,10 @@ class Job(Sealed):
             _number("rescale", rescale),
             None if clip is None else _number("clip", clip),
             bool(refuse_nonfinite),
-            timeout,
+            limit.left(),
         )
         if self.rank == 0 and name not in self._tensors:
-            core.initialize(None if array is None else _as_buffer(array), timeout)
+            core.initialize(None if array is None else _as_buffer(array), limit.left())
         # Another thread may have declared it meanwhile: then there is one already.
         first, tensor = self._tensors.setdefault(
             name, (rule.copy(), Tensor(self, core, dimensions, element, rule))
@@ -448,7 +449,7 @@ class Job(Sealed):
         """
         if isinstance(timeout, str):
             raise OptionError(
-                f"expected a timeout in seconds, got {timeout!r}",
+                f"expected a timeout in seconds, a number of 0 or more, got {timeout!r} (str)",
                 f"a barrier's name: barrier(what={timeout!r})",
             )
         self._core.barrier(timeout, what)
@@ -574,19 +575,13 @@ class Job(Sealed):
         >>> job.closed
         True
         """
-        if timeout is not None:
-            timeout = _number("a timeout", timeout)
-            if not timeout >= 0:
-                raise OptionError(f"expected a timeout of 0 seconds or more, got {timeout}")
-        begun = time.monotonic()
+        limit = Limit(timeout)
         try:
             # One that failed was not delivered. In a signal handler they may wait for the very call that it
             # interrupts.
             if self._pushes and not _core.is_interrupting():
-                self._settle(timeout)
-                if timeout is not None:
-                    timeout = max(0.0, begun + timeout - time.monotonic())
-            self._core.leave(timeout)
+                self._settle(limit.left())
+            self._core.leave(limit.left())
         except BaseException as error:
             self._fail(error)
             raise
@@ -652,16 +647,26 @@ class Job(Sealed):
         if failed:
             failed[0].result()
         if late := len(pushes) - len(over):
-            raise NotDelivered(
-                f"worker {self.rank} waited {timeout} s for its asynchronous pushes: not done: {late}",
-                "look at what the other workers do, or raise `timeout`",
-                waited=timeout,
-            )
+            raise self._undelivered(late, timeout)
 
-    def _await_pushes(self) -> None:
+    def _undelivered(self, pushes: int, waited: float | None) -> NotDelivered:
+        return NotDelivered(
+            f"worker {self.rank} waited {waited:.3g} s for its asynchronous pushes: not done: {pushes}",
+            "look at what the other workers do, or raise `timeout`",
+            waited=waited,
+        )
+
+    def _await_pushes(self, limit: Limit | None = None) -> None:
         """Waits for the asynchronous pushes, whose errors `clock` raises."""
-        if self._pushes and not self._line.is_here:
+        if not self._pushes or self._line.is_here:
+            return
+        left = None if limit is None else limit.left()
+        if left is None:
             self._has_settled()
+            return
+        pushes = [future for future in self._pushes if not future.cancelled()]
+        if late := wait(pushes, min(left, threading.TIMEOUT_MAX)).not_done:
+            raise self._undelivered(len(late), left)
 
     def _has_settled(self) -> bool:
         """Waits for the asynchronous pushes; whether all went well. If not, the next wait raises it."""

@@ -35,6 +35,7 @@ from .exceptions import (
     UnknownRow,
     not_to_be_sent,
 )
+from .limit import Limit
 
 Rows: TypeAlias = Any
 """
@@ -211,7 +212,8 @@ class Table(Sealed, _core.TableCalls):
         bound = None if slack is None else slack_of(slack)
         chosen = self._chosen(rows)[0].tolist()
         clock = None if clock is None else _clock(clock)
-        views = [self._core.view(row, clock, bound, timeout) for row in chosen]
+        limit = Limit(timeout)
+        views = [self._core.view(row, clock, bound, limit.left()) for row in chosen]
         return View(self.name, views, self._dtype)
 
     def drop(self, timeout: float | None = None) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from .arrays import DTYPES, Array, ArrayLike, contribution, target
 from .consistency import Consistency, check_slack, parse
 from .exceptions import DtypeError, OptionError, Sealed, SettingsError, not_to_be_sent
+from .limit import Limit
 from .optim import Optimizer
 
 if TYPE_CHECKING:
@@ -344,7 +345,7 @@ class Tensor(Sealed):
         Parameters
         ----------
         grad, out, slack, timeout
-            As for `push` and `pull`; `timeout` holds for each of the two waits.
+            As for `push` and `pull`; `timeout` bounds both together.
 
         Returns
         -------
@@ -381,8 +382,9 @@ class Tensor(Sealed):
         array = None if out is None else self._incoming(out)
         if slack is not None:
             slack = check_slack(slack)
+        limit = None if timeout is None else Limit(timeout)
         self._push(grad, settings, False, timeout)
-        return self.pull(array, slack=slack, timeout=timeout)
+        return self.pull(array, slack=slack, timeout=None if limit is None else limit.left())
 
     def push_async(
         self, grad: ArrayLike = _LANE, *, more: bool = False, timeout: float | None = None
@@ -480,7 +482,7 @@ class Tensor(Sealed):
         Parameters
         ----------
         timeout
-            Seconds to wait for each array. Default: the job's `deadline`.
+            Seconds to wait in all. Default: for each array the job's `deadline`.
 
         Returns
         -------
@@ -490,8 +492,10 @@ class Tensor(Sealed):
 
         Raises
         ------
-        PullTimeout
-            This worker's pushes were not folded in time.
+        OptionError
+            `timeout` is no number of seconds.
+        PullTimeout, LaneTimeout, NotDelivered
+            This worker's pushes were not folded in time, or asynchronous ones not sent.
         JobClosed
             The job has ended.
 
@@ -500,15 +504,16 @@ class Tensor(Sealed):
         >>> sorted(job.tensor("v", shape=3, optimizer=ps.Adam()).optimizer_state())
         ['exp_avg', 'exp_avg_sq', 'step']
         """
-        self._job._await_pushes()
+        limit = Limit(timeout)
+        self._job._await_pushes(limit)
         accumulator = self._accumulator()
         state: dict[str, Array] = {
-            slot: np.frombuffer(self._core.state(index, timeout), dtype=accumulator)
+            slot: np.frombuffer(self._core.state(index, limit.left()), dtype=accumulator)
             .reshape(self._shape)
             .copy()
             for index, slot in enumerate(self._core.slots)
         }
-        state["step"] = np.asarray(self._core.steps(timeout), dtype=np.int64)
+        state["step"] = np.asarray(self._core.steps(limit.left()), dtype=np.int64)
         return state
 
     def load(
@@ -533,7 +538,7 @@ class Tensor(Sealed):
         step
             Steps that the optimizer has taken. Default: it stays.
         timeout
-            Seconds to wait at each of the two barriers. Default: the job's `deadline`.
+            Seconds to wait in all. Default: at each of the two barriers the job's `deadline`.
 
         Raises
         ------
@@ -544,6 +549,10 @@ class Tensor(Sealed):
             as it was.
         BarrierTimeout
             Not every worker called it in time.
+        NotDelivered
+            This worker's asynchronous pushes were not sent in time. The tensor is as it was.
+        OptionError
+            `timeout` is no number of seconds. The tensor is as it was.
         JobClosed
             The job has ended.
         WorkerLost
@@ -554,17 +563,18 @@ class Tensor(Sealed):
         >>> w.load(value=np.zeros(3, dtype=np.float32))
         """
         pieces, steps = self._pieces(value, state, step)
+        limit = Limit(timeout)
         what = f"load of {self.name} (every worker calls it)"
-        self._job._await_pushes()
-        self._job.barrier(timeout, what=what)
+        self._job._await_pushes(limit)
+        self._job.barrier(limit.left(), what=what)
         if self._job.rank == 0 and (pieces or steps is not None):
             if steps is None:
-                steps = self._core.steps(timeout)
+                steps = self._core.steps(limit.left())
             if not pieces:
-                pieces = {-1: self.pull(timeout=timeout).copy()}
+                pieces = {-1: self.pull(timeout=limit.left()).copy()}
             for slot, data in pieces.items():
-                self._core.load(slot, _as_buffer(data), steps, timeout)
-        self._job._barrier_with_first(timeout, what, f"`{self.name}` was not loaded")
+                self._core.load(slot, _as_buffer(data), steps, limit.left())
+        self._job._barrier_with_first(limit.left(), what, f"`{self.name}` was not loaded")
 
     def _pieces(
         self, value: ArrayLike | None, state: Mapping[str, ArrayLike] | None, step: int | None

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import pickle
 import secrets
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -471,18 +475,25 @@ def test_a_forked_child_cannot_use_its_parents_job_and_does_it_no_harm(job: ps.J
     np.testing.assert_array_equal(w.pushpull(ONE), [2, 3, 4])
 
 
+def taking(job: ps.Job, w: ps.Tensor, table: ps.Table, array: Any) -> list[Callable[[], object]]:
+    """Every call that takes an array, with this one."""
+    return [
+        lambda: w.push(array),
+        lambda: w.load(value=array),
+        lambda: w.pull(out=array),
+        lambda: job.tensor("other", array),
+        lambda: table.set(0, array),
+        lambda: table.get(0, clock=0, out=array),
+    ]
+
+
 # What stands below a mask was taken for numbers.
 def test_a_masked_array_is_refused_wherever_it_comes_in(job: ps.Job, w: ps.Tensor) -> None:
     masked = np.ma.array(ONE, mask=[0, 1, 0])
     table = job.table("table", rows=3, width=3, produce="all", consume="all")
     for call in (
-        lambda: w.push(masked),
-        lambda: w.load(value=masked),
-        lambda: w.pull(out=masked),
-        lambda: job.tensor("masked", masked),
-        lambda: table.set(0, masked),
+        *taking(job, w, table, masked),
         lambda: table.set(np.ma.array([0, 1], mask=[1, 0]), np.ones((2, 3), np.float32)),
-        lambda: table.get(0, clock=0, out=masked),
         lambda: table.get(np.ma.array(0, mask=True), clock=0),
     ):
         with pytest.raises(ps.DtypeError, match="masked") as caught:
@@ -495,18 +506,80 @@ def test_an_array_of_the_other_byte_order_is_refused_as_that(job: ps.Job, w: ps.
     swapped = ONE.astype(ONE.dtype.newbyteorder())
     table = job.table("table", rows=3, width=3, produce="all", consume="all")
     for call in (
-        lambda: w.push(swapped),
-        lambda: w.load(value=swapped),
-        lambda: w.pull(out=swapped),
-        lambda: job.tensor("swapped", swapped),
+        *taking(job, w, table, swapped),
         lambda: job.tensor("swapped", shape=3, dtype=swapped.dtype),
         lambda: job.table("swapped", rows=3, dtype=swapped.dtype, produce="all"),
-        lambda: table.set(0, swapped),
-        lambda: table.get(0, clock=0, out=swapped),
     ):
         with pytest.raises(ps.DtypeError, match="byte order") as caught:
             call()
         assert ONE.dtype.str in str(caught.value.hint) or "float32" in str(caught.value.hint)
+
+
+# Text and lists were a bare TypeError, and True was a second.
+@pytest.mark.parametrize("timeout", ["1", np.nan, -1, -(10**400), True, [1], timedelta(seconds=1)], ids=str)
+def test_a_timeout_that_is_no_number_of_seconds_is_refused_by_every_call(
+    job: ps.Job, w: ps.Tensor, timeout: Any
+) -> None:
+    table = job.table("table", rows=3, width=3, produce="all", consume="all")
+    for call in (
+        lambda: w.push(ONE, timeout=timeout),
+        lambda: w.pull(timeout=timeout),
+        lambda: w.pull(np.empty(3, np.float32), timeout=timeout),
+        lambda: w.pushpull(ONE, timeout=timeout),
+        lambda: w.pull_async(timeout=timeout).result(),
+        lambda: w.load(ONE, timeout=timeout),
+        lambda: w.optimizer_state(timeout=timeout),
+        lambda: job.tensor("other", shape=3, timeout=timeout),
+        lambda: job.table("other", rows=3, produce="all", timeout=timeout),
+        lambda: table.get(0, clock=0, timeout=timeout),
+        lambda: table.view(0, clock=0, timeout=timeout),
+        lambda: table.drop(timeout),
+        lambda: job.barrier(timeout),
+        lambda: job.close(timeout),
+        lambda: ps.ray.run(lambda: None, workers=1, timeout=timeout),
+    ):
+        with pytest.raises(ps.OptionError, match="expected a timeout in seconds, a number of 0 or more, got"):
+            call()
+    assert not job.closed
+
+
+# Each wait of a call had it anew.
+def test_a_timeout_bounds_all_waits_of_a_call_together(job: ps.Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = job.tensor("w", shape=3, optimizer=ps.Adam())
+    clock = itertools.count()
+    monkeypatch.setattr("penstock.limit.time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    calls = {"load": 2, "optimizer_state": 2, "pushpull": 1, "view": 2}
+    table = job.table("t", rows=3, width=3, produce="all", consume="all")
+    table.set([0, 1], np.ones((2, 3), np.float32), clock=0)
+    w.pull()  # what it looks up once
+    for call, least in calls.items():
+        cores = [Mock(wraps=one._core) for one in (job, w, table)]
+        with monkeypatch.context() as patch:
+            for one, core in zip((job, w, table), cores, strict=True):
+                core.slots = one._core.slots if one is w else ()
+                patch.setattr(one, "_core", core)
+            {
+                "load": lambda: w.load(ONE, {"exp_avg": ONE}, timeout=100),
+                "optimizer_state": lambda: w.optimizer_state(timeout=100),
+                "pushpull": lambda: w.pushpull(ONE, timeout=100),
+                "view": lambda: table.view([0, 1], clock=0, timeout=100).__enter__(),
+            }[call]()
+        given = [
+            argument
+            for core in cores
+            for one in core.mock_calls
+            for argument in one.args
+            if isinstance(argument, float)
+        ]
+        assert len(given) >= least, call
+        assert len(set(given)) == len(given), (call, given)
+        assert max(given) < 100, (call, given)
+
+
+@pytest.mark.parametrize("timeout", [None, 60, 60.0, np.float32(60), np.int64(60), np.inf, 10**400], ids=str)
+def test_a_timeout_is_any_number_of_seconds(job: ps.Job, w: ps.Tensor, timeout: Any) -> None:
+    np.testing.assert_array_equal(w.pull(timeout=timeout), [1, 2, 3])
+    job.barrier(timeout)
 
 
 # 2.7 steps were 2.

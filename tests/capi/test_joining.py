@@ -170,6 +170,19 @@ REFUSED: dict[str, tuple[Mapping[str, str], int, str]] = {
         "some of them on other hosts",
     ),
     "a size without a rank": ({"PMI_SIZE": "2"}, NOT_UNDER_LAUNCHER, "PMI_RANK does not say which"),
+    # Each of them trained alone, in silence.
+    "a rank without a size": ({"PENSTOCK_RANK": "1"}, NOT_UNDER_LAUNCHER, "but PENSTOCK_SIZE is not set"),
+    "a rank of mpirun's without a size": (
+        {"OMPI_COMM_WORLD_RANK": "1"},
+        NOT_UNDER_LAUNCHER,
+        "number 1 of several, but OMPI_COMM_WORLD_SIZE is not set",
+    ),
+    "a meeting place alone": (
+        {"PENSTOCK_RENDEZVOUS": "h:1"},
+        NOT_UNDER_LAUNCHER,
+        "says where processes meet",
+    ),
+    "a misspelled variable": ({"PENSTOCK_SERVER": "/x"}, BAD_OPTION, "did you mean PENSTOCK_SERVERS?"),
     "a rank that is no number": ({"PMI_SIZE": "2", "PMI_RANK": "x"}, BAD_OPTION, "PMI_RANK to be a whole"),
     "a rank by hand": (
         {"PENSTOCK_RANK": "0", "PENSTOCK_SIZE": "2"},
@@ -221,3 +234,9 @@ def test_an_mpi_program_uses_both(
         pytest.skip(f"mpicc cannot be used here: {made.err.splitlines()[-1]}")
     done = runner.run([*mpirun, tmp_path / "mpi"], **PERMITTED)
     assert (done.code, done.out) == (0, "1 2 3 3\n" * 2), done
+
+
+def test_a_variable_that_nobody_reads_is_told_of(joiner: Path, runner: Runner) -> None:
+    done = runner.run([joiner, "init"], PENSTOCK_TIMEOUT="5")
+    assert done.code == 0, done
+    assert "PENSTOCK_TIMEOUT sets nothing" in done.err

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from launching import command_line
@@ -122,6 +128,32 @@ def test_a_demo_that_is_interrupted_leaves_nothing(command, nothing_left, tmp_pa
     assert run.ends() == 130
     nothing_left(children)
     assert [entry.name for entry in tmp_path.iterdir()] == ["t"]
+
+
+# It waited for the terminal to take the next picture, deaf to every Ctrl-C.
+def test_a_demo_whose_terminal_takes_nothing_can_be_interrupted(tmp_path):
+    master, terminal = pty.openpty()
+    (tmp_path / "t").mkdir()
+    process = subprocess.Popen(
+        [str(Path(sys.executable).parent / "penstock"), "demo", "--epochs", "100000", "--peer", "none"],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path / "t"), "TERM": "xterm"},
+        stdin=subprocess.DEVNULL,
+        stdout=terminal,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        while select.select((), [terminal], (), 0)[1]:
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert list((tmp_path / "t").iterdir()) == []
+    finally:
+        process.kill()
+        os.close(master)
+        os.close(terminal)
 
 
 def test_a_demo_whose_worker_is_killed_says_so(command, nothing_left):

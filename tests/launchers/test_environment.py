@@ -54,6 +54,8 @@ def test_the_place_of_a_process_is_what_its_own_launcher_says(variables, expecte
         # Each of them trained alone, as rank 0 of 1, and ended with 0.
         ({"PENSTOCK_RANK": "1"}, ps.NotUnderLauncher, "number 1 of several, but PENSTOCK_SIZE is not set"),
         ({**OPEN_MPI, "PENSTOCK_RANK": "1"}, ps.NotUnderLauncher, "PENSTOCK_SIZE is not set"),
+        ({"OMPI_COMM_WORLD_RANK": "1"}, ps.NotUnderLauncher, "OMPI_COMM_WORLD_SIZE is not set"),
+        ({"PMI_RANK": "1"}, ps.NotUnderLauncher, "PMI_SIZE is not set"),
         ({"RANK": "1", "MASTER_ADDR": "a"}, ps.NotUnderLauncher, "WORLD_SIZE is not set"),
         ({"RANK": "x", "WORLD_SIZE": "4"}, ps.OptionError, "RANK to be a whole number, got `x`"),
         ({"PENSTOCK_RANK": "-1", "PENSTOCK_SIZE": "4"}, ps.OptionError, "whole number"),

@@ -159,6 +159,18 @@ impl Net {
         Self { home: Node::new(Here::default()), workers: BTreeMap::new(), shape }
     }
 
+    /// With a producer of all rows and one consumer of them, which have heard of each other.
+    fn subscribed(slots: u32, propagation: Propagation) -> (Self, Writer) {
+        let mut net = Self::new(slots, propagation);
+        let producer = writer(slots);
+        let shape = net.shape;
+        let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
+        net.join(PRODUCER).produce(ID, shape, memory, Some(HOME));
+        net.consume(1);
+        net.settle();
+        (net, producer)
+    }
+
     fn join(&mut self, rank: Peer) -> &mut Node<Here> {
         self.home.connected(rank);
         let mut node = Node::new(Here::default());
@@ -323,13 +335,7 @@ fn a_flush_does_not_wait_for_a_set_whose_producer_died_inside() {
 #[test]
 fn a_flush_does_not_wait_for_a_batch_whose_producer_was_lost_in_the_middle() {
     const ROWS: u32 = 80_000; // several messages
-    let mut net = Net::new(ROWS, Propagation::Eager);
-    let mut producer = writer(ROWS);
-    let shape = net.shape;
-    let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
-    net.join(PRODUCER).produce(ID, shape, memory, Some(HOME));
-    net.consume(1);
-    net.settle();
+    let (mut net, mut producer) = Net::subscribed(ROWS, Propagation::Eager);
     let all: Vec<u32> = (0..ROWS).rev().collect();
     set(&mut producer, 1, &all, 5);
     let node = net.workers.get_mut(&PRODUCER).unwrap();
@@ -345,20 +351,11 @@ fn a_flush_does_not_wait_for_a_batch_whose_producer_was_lost_in_the_middle() {
 fn what_a_consumer_asks_of_a_producer_costs_the_consumer_and_not_the_producer() {
     const SLOTS: u32 = 64;
     for propagation in [Propagation::Bounded, Propagation::Lazy, Propagation::Eager] {
-        let mut net = Net::new(SLOTS, propagation);
-        let producer = writer(SLOTS);
+        let (mut net, _producer) = Net::subscribed(SLOTS, propagation);
         let shape = net.shape;
-        let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
-        net.join(PRODUCER).produce(ID, shape, memory, Some(HOME));
-        net.consume(1);
-        net.settle();
         // Greedy: other rows, versions and fetches again and again, while the producer reads nothing.
         let home = &mut net.home;
-        let say = |home: &mut Node<Here>, message: &Message<'_>| {
-            let mut bytes = Vec::new();
-            Encoder::message(&mut bytes, message);
-            home.receive(1, &bytes[LENGTH_BYTES..]).unwrap();
-        };
+        let say = |home: &mut Node<Here>, message: &Message<'_>| say(home, 1, message).unwrap();
         for turn in 1..2_000u64 {
             let rows = RowSet::from_rows((turn % 2..SLOTS.into()).step_by(2));
             say(home, &Message::Subscribe { region: ID, shape, done: 0, serial: turn, rows });
@@ -402,13 +399,8 @@ fn who_asks_for_flushes_and_reads_no_answer_is_charged_for_them_and_lost() {
 #[test]
 fn who_offers_its_rows_again_and_again_is_told_once_what_is_wanted() {
     const SLOTS: u32 = 4096;
-    let mut net = Net::new(SLOTS, Propagation::Lazy);
-    let producer = writer(SLOTS);
+    let (mut net, _producer) = Net::subscribed(SLOTS, Propagation::Lazy);
     let shape = net.shape;
-    let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
-    net.join(PRODUCER).produce(ID, shape, memory, Some(HOME));
-    net.consume(1);
-    net.settle();
     // Every other row takes as many bytes as a subscription can.
     let rows = RowSet::from_rows((0..SLOTS.into()).step_by(2));
     say(&mut net.home, 1, &Message::Subscribe { region: ID, shape, done: 0, serial: 9, rows }).unwrap();

@@ -4,6 +4,7 @@ use crate::detach::{
     Core, Quick, alone, close_later, closing, detached, finish, interrupted, let_go, within,
 };
 use crate::error::{bad_argument, raise_option};
+use crate::seconds::Seconds;
 use crate::table::Table;
 use crate::tensor::Tensor;
 use penstock::options::Options;
@@ -106,16 +107,6 @@ fn options(py: Python<'_>, given: &Bound<'_, PyDict>) -> PyResult<Options> {
     let pairs = pairs(given)?;
     let options = Options::load(pairs.iter().map(|(name, value)| (&name[..], &value[..])));
     options.map_err(|error| raise_option(py, &error))
-}
-
-/// Seconds as Python gives them; no number of seconds is too many.
-pub(crate) fn timeout(py: Python<'_>, seconds: Option<f64>) -> PyResult<Option<Duration>> {
-    let Some(seconds) = seconds else { return Ok(None) };
-    if seconds.is_nan() || seconds < 0.0 {
-        let message = format!("expected a timeout of 0 seconds or more, got {seconds}");
-        return Err(bad_argument(py, "OptionError", &message, None));
-    }
-    Ok(Some(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::from_secs(1 << 40))))
 }
 
 fn adaptive(py: Python<'_>, bounds: &str) -> PyResult<Adaptive> {
@@ -236,8 +227,13 @@ impl Job {
         detached(py, |free| self.job.on(free).clock())
     }
 
-    fn barrier(&self, py: Python<'_>, timeout: Option<f64>, what: &str) -> PyResult<(Vec<u32>, Vec<u32>)> {
-        let timeout = self::timeout(py, timeout)?;
+    fn barrier(
+        &self,
+        py: Python<'_>,
+        timeout: Option<Seconds>,
+        what: &str,
+    ) -> PyResult<(Vec<u32>, Vec<u32>)> {
+        let timeout = timeout.map(Duration::from);
         let met = detached(py, |free| self.job.on(free).meet(what, timeout))?;
         Ok((met.ranks, met.left))
     }
@@ -257,7 +253,7 @@ impl Job {
         rescale: f64,
         clip: Option<f64>,
         refuse_nonfinite: bool,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<Tensor> {
         let dtype = Dtype::from_name(dtype).ok_or_else(|| {
             let message = format!("expected float32, float64, float16 or bfloat16 for `{name}`, got {dtype}");
@@ -296,7 +292,7 @@ impl Job {
             clip,
             refuse_nonfinite,
         };
-        let declaration = Declaration { spec, consistency, adaptive, timeout: self::timeout(py, timeout)? };
+        let declaration = Declaration { spec, consistency, adaptive, timeout: timeout.map(Duration::from) };
         let tensor = detached(py, |free| self.job.on(free).declare(declaration))?;
         Ok(Tensor::new(tensor))
     }
@@ -316,7 +312,7 @@ impl Job {
         propagation: &str,
         slack: Option<i64>,
         bounds: Option<&str>,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<Table> {
         let set =
             |ranges: Vec<(u64, u64)>| RowSet::from_ranges(ranges.into_iter().map(|(start, end)| start..end));
@@ -336,7 +332,7 @@ impl Job {
             propagation,
             slack,
             adaptive: bounds.map(|bounds| adaptive(py, bounds)).transpose()?,
-            timeout: self::timeout(py, timeout)?,
+            timeout: timeout.map(Duration::from),
         };
         Ok(Table::new(detached(py, |free| self.job.on(free).table(declaration))?))
     }
@@ -365,8 +361,8 @@ impl Job {
         self.job.quick().abandon();
     }
 
-    fn leave(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let timeout = self::timeout(py, timeout)?;
+    fn leave(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<()> {
+        let timeout = timeout.map(Duration::from);
         if within() {
             close_later(Arc::clone(&self.job), None);
             return Ok(());

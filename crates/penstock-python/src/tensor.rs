@@ -1,8 +1,8 @@
 //! A tensor as a Python object.
 
 use crate::detach::{Core, Quick, detached, let_go};
-use crate::job::timeout;
 use crate::memory::{Held, Memory};
+use crate::seconds::Seconds;
 use penstock::worker::{Error, Tensor as CoreTensor};
 use penstock_fabric::region::Mapping;
 use penstock_kernels::Settings;
@@ -11,6 +11,7 @@ use penstock_proto::spec::TensorSpec;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A tensor of a job.
 #[pyclass(frozen, module = "penstock._core")]
@@ -123,9 +124,9 @@ impl Tensor {
         &self,
         py: Python<'_>,
         value: Option<&Bound<'_, PyAny>>,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<()> {
-        let timeout = self::timeout(py, timeout)?;
+        let timeout = timeout.map(Duration::from);
         let held = value.map(Held::new).transpose()?;
         detached(py, |free| self.tensor.on(free).initialize_from(held.as_ref().map(Held::bytes), timeout))
     }
@@ -136,9 +137,9 @@ impl Tensor {
         data: Option<&Bound<'_, PyAny>>,
         settings: [f64; 5],
         more: bool,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<u64> {
-        let timeout = self::timeout(py, timeout)?;
+        let timeout = timeout.map(Duration::from);
         let held = data.map(Held::new).transpose()?;
         detached(py, |free| {
             let data = held.as_ref().map(Held::bytes);
@@ -146,13 +147,13 @@ impl Tensor {
         })
     }
 
-    fn pull(&self, py: Python<'_>, slack: Option<i64>, timeout: Option<f64>) -> PyResult<u64> {
-        let timeout = self::timeout(py, timeout)?;
+    fn pull(&self, py: Python<'_>, slack: Option<i64>, timeout: Option<Seconds>) -> PyResult<u64> {
+        let timeout = timeout.map(Duration::from);
         detached(py, |free| self.tensor.on(free).pull(slack, timeout))
     }
 
-    fn pull_mirror(&self, py: Python<'_>, slack: Option<i64>, timeout: Option<f64>) -> PyResult<u64> {
-        let timeout = self::timeout(py, timeout)?;
+    fn pull_mirror(&self, py: Python<'_>, slack: Option<i64>, timeout: Option<Seconds>) -> PyResult<u64> {
+        let timeout = timeout.map(Duration::from);
         detached(py, |free| self.tensor.on(free).pull_mirror(slack, timeout))
     }
 
@@ -161,9 +162,9 @@ impl Tensor {
         py: Python<'_>,
         out: &Bound<'_, PyAny>,
         slack: Option<i64>,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<u64> {
-        let timeout = self::timeout(py, timeout)?;
+        let timeout = timeout.map(Duration::from);
         let mut held = Held::new(out)?;
         let out = held.bytes_mut(py)?;
         detached(py, |free| self.tensor.on(free).pull_into(out, slack, timeout))
@@ -173,14 +174,19 @@ impl Tensor {
         detached(py, |free| self.tensor.on(free).stable(slack))
     }
 
-    fn state<'py>(&self, py: Python<'py>, slot: u32, timeout: Option<f64>) -> PyResult<Bound<'py, PyBytes>> {
-        let timeout = self::timeout(py, timeout)?;
+    fn state<'py>(
+        &self,
+        py: Python<'py>,
+        slot: u32,
+        timeout: Option<Seconds>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let timeout = timeout.map(Duration::from);
         let state = detached(py, |free| self.tensor.on(free).state(slot, timeout))?;
         Ok(PyBytes::new(py, &state))
     }
 
-    fn steps(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<u64> {
-        let timeout = self::timeout(py, timeout)?;
+    fn steps(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<u64> {
+        let timeout = timeout.map(Duration::from);
         detached(py, |free| self.tensor.on(free).steps(timeout))
     }
 
@@ -190,9 +196,9 @@ impl Tensor {
         slot: i64,
         data: &Bound<'_, PyAny>,
         steps: u64,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<()> {
-        let timeout = self::timeout(py, timeout)?;
+        let timeout = timeout.map(Duration::from);
         let held = Held::new(data)?;
         let slot = u32::try_from(slot + 1).map_err(|_| {
             let what = format!("expected state array -1 (the value) or above, got {slot}");

@@ -3,6 +3,7 @@
 use crate::detach::{let_go, within};
 use crate::error::raise_option;
 use crate::job::pairs;
+use penstock::environment::strays;
 use penstock::options::{Options, TABLE};
 use penstock_kernels::{Dtype, Foreign};
 use pyo3::buffer::PyUntypedBuffer;
@@ -47,6 +48,12 @@ pub(crate) fn check_options(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyRe
     let given = pairs(options)?;
     let checked = Options::load(given.iter().map(|(name, value)| (&name[..], &value[..])));
     checked.map(drop).map_err(|error| raise_option(py, &error))
+}
+
+/// Environment variables of ours that nobody reads, each with the one that was meant, if it is nearly that.
+#[pyfunction]
+pub(crate) fn stray_names(names: Vec<String>) -> Vec<(String, &'static str)> {
+    strays(names).into_iter().map(|stray| (stray.name, stray.meant.unwrap_or_default())).collect()
 }
 
 /// The machine's limit for pushpull.

@@ -26,6 +26,7 @@
 //! ```
 
 mod directory;
+pub mod environment;
 pub mod host;
 mod limits;
 pub mod log;

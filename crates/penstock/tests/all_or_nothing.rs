@@ -114,15 +114,8 @@ fn a_push_that_waits_keeps_no_other_thread_from_barriers_clocks_and_declarations
     let (a, b) = (cluster.join(0), cluster.join(1));
     let (wa, wb) = (declare(&a, "w", 4, Bsp), declare(&b, "w", 4, Bsp));
     let one = bytes(&[1.0; 4]);
-    wa.push(Some(&one), NO_SETTINGS, false, None).unwrap();
-    a.clock().unwrap();
-    let waited = a.stats().waited;
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| wa.push(Some(&one), NO_SETTINGS, false, None));
-        // Until it is seen to wait.
-        while a.stats().waited == waited {
-            std::thread::yield_now();
-        }
+        let waits = common::waiting_push(scope, &a, &wa, &one);
         scope.spawn(|| b.barrier(None).unwrap());
         a.barrier(None).unwrap();
         assert_eq!(a.clocks().unwrap().len(), 2);

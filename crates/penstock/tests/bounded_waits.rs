@@ -245,15 +245,8 @@ fn whoever_waits_behind_another_thread_can_be_interrupted_and_waits_no_longer_th
     let (a, b) = (joined.unwrap(), cluster.join(1));
     let (wa, wb) = (declare(&a, "w", 4, Bsp), declare(&b, "w", 4, Bsp));
     let one = bytes(&[1.0; 4]);
-    wa.push(Some(&one), NO_SETTINGS, false, None).unwrap();
-    a.clock().unwrap();
-    let waited = a.stats().waited;
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| wa.push(Some(&one), NO_SETTINGS, false, None));
-        // Until it is seen to wait.
-        while a.stats().waited == waited {
-            std::thread::yield_now();
-        }
+        let waits = common::waiting_push(scope, &a, &wa, &one);
         INTERRUPTED.set(true);
         assert_eq!(a.clock().unwrap_err(), Error::Interrupted);
         INTERRUPTED.set(false);
@@ -328,4 +321,24 @@ fn a_call_that_waits_for_room_keeps_no_other_longer_than_that_one_wants() {
     cluster.lines[0].let_pass(u64::MAX);
     let error = a.barrier(None).unwrap_err();
     assert!(matches!(error, Error::Failed(JobFailure::WorkerLost { rank: 1, .. })), "{error}");
+}
+
+// Each took two seconds more, for a server to say whom it was for.
+#[test]
+fn a_limit_bounds_the_whole_call_where_a_server_says_nothing_at_all() {
+    let cluster = Cluster::over(Way::Line, 2, 1, &[("lease", "60")]);
+    let (a, b) = (cluster.join(0), cluster.join(1));
+    let (_wa, wb) = (declare(&a, "w", 4, Bsp), declare(&b, "w", 4, Bsp));
+    wb.push(Some(&bytes(&[1.0; 4])), NO_SETTINGS, false, None).unwrap();
+    b.clock().unwrap();
+    cluster.lines[0].let_pass(0);
+    let began = Instant::now();
+    for _ in 0..3 {
+        wb.push(None, NO_SETTINGS, false, SOON).unwrap_err();
+        wb.pull_into(&mut [0; 32], None, SOON).unwrap_err();
+        wb.steps(SOON).unwrap_err();
+        b.table(TableDeclaration { timeout: SOON, ..common_table("t") }).unwrap_err();
+        b.barrier(SOON).unwrap_err();
+    }
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
 }

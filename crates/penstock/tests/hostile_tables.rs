@@ -66,6 +66,19 @@ fn regions_of_tables_that_there_are_not_are_refused_or_go_with_who_asked_for_the
     wait_until_taken(&cluster, 1, before);
 }
 
+// Its consumers heard of a server of that number.
+#[test]
+fn a_home_that_there_is_not_is_refused_to_the_producer_that_names_it() {
+    let cluster = Cluster::new(1, 2, &[]);
+    let raw = Raw::join_at(&cluster, 0, 0);
+    let name = "t".to_owned();
+    let propagation = Propagation::Eager;
+    let spec = TableSpec { name, rows: 4, row_bytes: 8, sum: None, propagation, holds: String::new() };
+    let begin = |home| Ask::Table(TableAsk::Begin { spec: spec.clone(), home, near: true });
+    assert!(is_refused(&raw.ask(2, begin(2))));
+    assert_eq!(raw.ask(3, begin(1)), Answer::Table(TableAnswer::Done));
+}
+
 // Who named other rows of a table first kept its producer from it.
 #[test]
 fn a_region_has_the_rows_that_its_producer_names() {

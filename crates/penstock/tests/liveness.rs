@@ -51,7 +51,7 @@ impl Process {
     }
 
     /// This test's program as a server; `listen` is `--socket PATH` or `--listen ADDRESS`, or both.
-    fn server(listen: &[&str], workers: &str) -> Self {
+    fn server(listen: &[String], workers: &str) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "the_server_of_another_test", "--nocapture"]);
         command.env(SERVER_ROLE, format!("{workers} {}", listen.join(" ")));
@@ -75,6 +75,24 @@ impl Drop for Process {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// How a server is told to listen, by shared memory and by TCP, and where it is found then.
+fn ways() -> [([String; 2], Endpoint); 2] {
+    let (path, port) = (socket_path(), port());
+    let tcp = format!("tcp://{port}").parse().unwrap();
+    let shown = path.to_str().unwrap().to_owned();
+    [(["--socket".to_owned(), shown], path.into()), (["--listen".to_owned(), port], tcp)]
+}
+
+/// A server of two workers that listens as `listen` says, and the jobs of both.
+fn served(listen: &[String], endpoint: &Endpoint) -> (Process, Job, Job) {
+    let server = Process::server(listen, "2");
+    let (a, b) = std::thread::scope(|scope| {
+        let b = scope.spawn(|| join(endpoint, 1, 2));
+        (join(endpoint, 0, 2), b.join().unwrap())
+    });
+    (server, a, b)
 }
 
 fn join(endpoint: &Endpoint, rank: u32, size: u32) -> Job {
@@ -142,17 +160,9 @@ fn suspend(processes: &[&Process]) {
 
 #[test]
 fn a_server_that_is_stopped_is_named_within_its_lease_by_shared_memory_and_by_tcp() {
-    let (path, port) = (socket_path(), port());
-    for (listen, endpoint) in [
-        (["--socket", path.to_str().unwrap()], Endpoint::from(path.clone())),
-        (["--listen", &port], format!("tcp://{port}").parse().unwrap()),
-    ] {
-        let server = Process::server(&listen, "2");
+    for (listen, endpoint) in ways() {
         // The second keeps the pull waiting.
-        let (a, _b) = std::thread::scope(|scope| {
-            let b = scope.spawn(|| join(&endpoint, 1, 2));
-            (join(&endpoint, 0, 2), b.join().unwrap())
-        });
+        let (server, a, _b) = served(&listen, &endpoint);
         let tensor = declare(&a, "w", 4, Bsp);
         tensor.push(Some(&bytes(&[1.0; 4])), NO_SETTINGS, false, None).unwrap();
         server.halt(Signal::STOP);
@@ -172,16 +182,8 @@ fn a_server_that_is_stopped_is_named_within_its_lease_by_shared_memory_and_by_tc
 #[test]
 fn a_server_that_is_suspended_or_killed_while_a_worker_leaves_is_named_and_ends_the_leave() {
     for signal in [Signal::STOP, Signal::KILL] {
-        let (path, port) = (socket_path(), port());
-        for (listen, endpoint) in [
-            (["--socket", path.to_str().unwrap()], Endpoint::from(path.clone())),
-            (["--listen", &port], format!("tcp://{port}").parse().unwrap()),
-        ] {
-            let server = Process::server(&listen, "2");
-            let (a, _b) = std::thread::scope(|scope| {
-                let b = scope.spawn(|| join(&endpoint, 1, 2));
-                (join(&endpoint, 0, 2), b.join().unwrap())
-            });
+        for (listen, endpoint) in ways() {
+            let (server, a, _b) = served(&listen, &endpoint);
             declare(&a, "w", 4, Bsp);
             // Nobody answers the leave any more: it surely waits.
             server.halt(signal);
@@ -233,16 +235,11 @@ fn of_forty_workers_one_that_pauses_for_less_than_the_lease_holds_up_the_others_
 
 #[test]
 fn a_job_that_is_suspended_for_longer_than_its_lease_goes_on_when_it_wakes() {
-    let (path, port) = (socket_path(), port());
-    let ways = [
-        (["--socket", path.to_str().unwrap()], Endpoint::from(path.clone())),
-        (["--listen", &port], format!("tcp://{port}").parse().unwrap()),
-    ];
     std::thread::scope(|scope| {
-        for (listen, endpoint) in &ways {
+        for (listen, endpoint) in ways() {
             scope.spawn(move || {
-                let server = Process::server(listen, "1");
-                let (worker, mut say, mut heard) = Process::worker(endpoint, 0, 1);
+                let server = Process::server(&listen, "1");
+                let (worker, mut say, mut heard) = Process::worker(&endpoint, 0, 1);
                 assert_eq!(heard.next().unwrap(), "here");
                 suspend(&[&server, &worker]);
                 writeln!(say, "step").unwrap();
@@ -268,8 +265,9 @@ fn a_worker_that_alone_was_suspended_is_lost_and_hears_when_it_wakes_that_it_was
         let error = pull(&tensor, None).unwrap_err();
         let expected = JobFailure::WorkerLost { rank: 1, loss: Loss::Silent { lease_ms: 2000 } };
         assert_eq!(error, Error::Failed(expected.clone()), "{way:?}");
-        worker.signal(Signal::CONT);
+        // It finds this as it wakes, beside the news that it was lost.
         writeln!(say, "step").unwrap();
+        worker.signal(Signal::CONT);
         let error = heard.next().unwrap();
         assert!(error.contains(&expected.to_string()), "{way:?}: {error}");
     }

@@ -5,24 +5,27 @@ else plain lines.
 
 from __future__ import annotations
 
+import io
 import json
+import select
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from penstock.demo.data import steps_per_epoch
 from penstock.demo.judging import Album
 from penstock.demo.settings import Settings
 from penstock.demo.units import size
-from penstock.launch.console import Console, Name, Stream
+from penstock.launch.console import Console, Name, Outlet, Stream
 
 if TYPE_CHECKING:
-    from rich.console import Console as RichConsole
     from rich.console import RenderableType
 
 REFRESH_SECONDS = 0.1
+_LAST_SECONDS = 1.0
+"""Time that a terminal has to take the last picture in."""
 
 
 @dataclass
@@ -124,14 +127,41 @@ class PlainConsole(Console):
         )
 
 
-class LiveConsole(PlainConsole):
-    """Progress by a table that is drawn over and over; the processes' own lines go above it."""
+class _Screen(io.TextIOBase):
+    """The terminal, as rich sees it: what is written goes to a console, which waits for no reader."""
 
-    def __init__(self, progress: Progress, rich: RichConsole) -> None:
+    encoding: str = sys.stdout.encoding
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def write(self, text: str) -> int:
+        """Writes, or keeps what the terminal does not take now."""
+        self._console.write("stdout", text.encode(self.encoding, "backslashreplace"))
+        return len(text)
+
+    def isatty(self) -> bool:
+        """It is one."""
+        return True
+
+    def fileno(self) -> int:
+        """Its descriptor, for its size."""
+        return 1
+
+
+class LiveConsole(PlainConsole):
+    """
+    Progress by a table that is drawn over and over; the processes' own lines go above it. Where the terminal
+    takes nothing (Ctrl-S) pictures are left out: whoever waited for it could not be stopped by Ctrl-C, which
+    the launcher hears.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        from rich.console import Console as RichConsole
         from rich.live import Live
 
         super().__init__(progress)
-        self._rich = rich
+        self._rich = rich = RichConsole(file=cast("IO[str]", _Screen(self)))
         # Drawn from the launcher's own loop: no thread of rich's.
         self._live = Live(console=rich, auto_refresh=False, transient=False)
         self._next = 0.0
@@ -142,9 +172,17 @@ class LiveConsole(PlainConsole):
         self._draw()
 
     def stop(self) -> None:
-        """Draws the last state and leaves it there."""
+        """Draws the last state and leaves it there, if the terminal takes it."""
+        # The launcher has given back the outlets.
+        last = Outlet(1)
+        self._outlets = {"stdout": last, "stderr": last}
         self._draw()
         self._live.stop()
+        end = time.monotonic() + _LAST_SECONDS
+        while last.waits and (left := end - time.monotonic()) > 0:
+            select.select((), [last.descriptor], (), left)
+            last.flush()
+        last.release()
 
     def refresh(self) -> None:
         """Draws, if it is time."""
@@ -163,7 +201,8 @@ class LiveConsole(PlainConsole):
 
     def _draw(self) -> None:
         self._next = time.monotonic() + REFRESH_SECONDS
-        self._live.update(self._picture(), refresh=True)
+        if not self.is_waiting("stdout"):
+            self._live.update(self._picture(), refresh=True)
 
     def _picture(self) -> RenderableType:
         from rich import box
@@ -205,5 +244,5 @@ def console_for(progress: Progress) -> PlainConsole:
 
         rich = RichConsole()
         if rich.is_terminal and not rich.is_dumb_terminal:
-            return LiveConsole(progress, rich)
+            return LiveConsole(progress)
     return PlainConsole(progress)

@@ -60,31 +60,31 @@ class Process:
         """Whether the launcher told it to end, so that its end is no failure of its own."""
         self.returncode: int | None = None
         self.tail = b""
-        reading, writing = os.pipe() if report else (-1, -1)
-        self.report_descriptor = reading
-        hearing, self._telling = os.pipe() if told else (-1, -1)
-        given = {"PENSTOCK_REPORT_FD": writing, "PENSTOCK_ENDED_FD": hearing}
-        passed = {name: descriptor for name, descriptor in given.items() if descriptor >= 0}
-        try:
+        with contextlib.ExitStack() as undone, contextlib.ExitStack() as passed:
+            reading = writing = hearing = self._telling = -1
+            if report:
+                reading, writing = os.pipe()
+                undone.callback(os.close, reading)
+                passed.callback(os.close, writing)
+            if told:
+                hearing, self._telling = os.pipe()
+                undone.callback(os.close, self._telling)
+                passed.callback(os.close, hearing)
+            self.report_descriptor = reading
+            given = {"PENSTOCK_REPORT_FD": writing, "PENSTOCK_ENDED_FD": hearing}
+            descriptors = {name: descriptor for name, descriptor in given.items() if descriptor >= 0}
             self._popen = subprocess.Popen(
                 command,
-                env={**environment, **{name: str(descriptor) for name, descriptor in passed.items()}},
+                env={**environment, **{name: str(descriptor) for name, descriptor in descriptors.items()}},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                pass_fds=tuple(passed.values()),
+                pass_fds=tuple(descriptors.values()),
                 process_group=0,
                 preexec_fn=before_exec,
             )
-        except BaseException:
-            for descriptor in (reading, self._telling):
-                if descriptor >= 0:
-                    os.close(descriptor)
-            raise
-        finally:
-            for descriptor in passed.values():
-                os.close(descriptor)
+            undone.pop_all()
         if told:
             os.set_blocking(self._telling, False)
         self.pid = self._popen.pid

@@ -82,8 +82,9 @@ def run(
     [0, 1]
     """
     order = _checked(workers, servers, resources_per_worker, resources_per_server, options)
-    limit = None if timeout is None else Deadline(timeout)
-    start = Deadline(min(order.start_seconds, timeout or order.start_seconds))
+    seconds = None if timeout is None else _core.seconds(timeout)
+    limit = None if seconds is None else Deadline(seconds)
+    start = Deadline(min(order.start_seconds, seconds or order.start_seconds))
     try:
         ray = importlib.import_module("ray")
     except ImportError as error:

@@ -15,9 +15,7 @@ processes.
 
 from __future__ import annotations
 
-import difflib
 import os
-import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,32 +48,6 @@ HOW_TO_GIVE_ONE = (
     "export PENSTOCK_SECRET=$(penstock secret)"
 )
 _SECRET_DIGITS = 64
-
-NAMES = (
-    "PENSTOCK_ADDRESS",
-    "PENSTOCK_ADMIN_TOKEN",
-    "PENSTOCK_ANNOUNCE_FD",
-    "PENSTOCK_DIRECTORY",
-    "PENSTOCK_ENDED_FD",
-    "PENSTOCK_HINTS",
-    "PENSTOCK_JOB",
-    "PENSTOCK_MANAGER",
-    "PENSTOCK_PARENT",
-    "PENSTOCK_RANK",
-    "PENSTOCK_RENDEZVOUS",
-    "PENSTOCK_REPORT_FD",
-    "PENSTOCK_SECRET",
-    "PENSTOCK_SERVERS",
-    "PENSTOCK_SERVER_TOKEN",
-    "PENSTOCK_SIZE",
-    "PENSTOCK_TOPOLOGY",
-)
-"""What Penstock reads of the environment beside the options."""
-_OF_TESTS = ("PENSTOCK_BENCH_", "PENSTOCK_TEST_", "PENSTOCK_BLESS", "PENSTOCK_CUTS")
-_OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_|$)")
-"""Kubernetes gives each pod such variables for each service, so for one that is named penstock, too."""
-_NEAR = 0.8
-"""Likeness from which on a name is taken for another one misspelled."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +89,9 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
             continue
         rank, size = whole_number(rank_name, environment), whole_number(size_name, environment)
         return Place(launcher, rank, size, size_name)
+    for launcher, rank_name, size_names in _VARIABLES:
+        if launcher == "mpirun":
+            _refuse_half(rank_name, size_names[0], environment)
     # `RANK` alone is anybody's name; beside torchrun's meeting place it is torchrun's.
     if environment.get("MASTER_ADDR") or environment.get("MASTER_PORT"):
         _refuse_half("RANK", "WORLD_SIZE", environment)
@@ -160,23 +135,11 @@ def check_names(environment: Mapping[str, str] = os.environ) -> None:
     OptionError
         One is nearly the name of one that is read.
     """
-    mine = [name for name in environment if name.startswith("PENSTOCK_")]
-    if not mine:
-        return
-    known = {*NAMES, *(str(option["env"]) for option in _core.options())}
-    short = {name.removeprefix("PENSTOCK_"): name for name in known}
-    for name in mine:
-        if name in known or name.startswith(_OF_TESTS) or _OF_KUBERNETES.search(name):
-            continue
-        near = difflib.get_close_matches(name.removeprefix("PENSTOCK_"), short, n=1, cutoff=_NEAR)
-        if near:
-            raise OptionError(
-                f"the environment variable {name} sets nothing: Penstock reads none of that name",
-                f"did you mean {short[near[0]]}? If not, unset it, or give it another name",
-            )
-        warnings.warn(
-            f"the environment variable {name} sets nothing: Penstock reads none of that name", stacklevel=4
-        )
+    for name, meant in _core.stray_names([*environment]):
+        nothing = f"the environment variable {name} sets nothing: Penstock reads none of that name"
+        if meant:
+            raise OptionError(nothing, f"did you mean {meant}? If not, unset it, or give it another name")
+        warnings.warn(nothing, stacklevel=4)
 
 
 def several_without_step(environment: Mapping[str, str] = os.environ) -> str | None:

@@ -66,38 +66,38 @@ class Server:
         settings: Mapping[str, str],
     ) -> None:
         self.index = index
-        self._directory = socket_directory()
-        path = f"{self._directory}/s{index}"
-        self.endpoint = path if host is None else f"tcp://{host}:0?unix={path}"
-        reading, writing = os.pipe()
-        self._announced = reading
-        environment = {
-            **os.environ,
-            **settings,
-            "PENSTOCK_SECRET": secret,
-            "PENSTOCK_JOB": job,
-            "PENSTOCK_DIRECTORY": self._directory,
-            "PENSTOCK_PARENT": str(os.getpid()),
-            "PENSTOCK_ANNOUNCE_FD": str(writing),
-        }
-        command = [sys.executable, "-u", "-m", "penstock.rendezvous.child", self.endpoint]
-        try:
-            self._process = subprocess.Popen(
-                [*command, str(index), str(servers), str(workers)],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                pass_fds=(writing,),
-                process_group=0,  # Ctrl-C is the workers' business; they end the server
-            )
-        except OSError as error:
-            os.close(reading)
-            shutil.rmtree(self._directory, ignore_errors=True)
-            raise PenstockError(
-                f"server {index} could not be started: {error.strerror or error}",
-                "`penstock doctor` shows the limits of this host (processes, open files, memory)",
-            ) from error
-        finally:
-            os.close(writing)
+        with contextlib.ExitStack() as undone, contextlib.ExitStack() as passed:
+            try:
+                self._announced, writing = os.pipe()
+                undone.callback(os.close, self._announced)
+                passed.callback(os.close, writing)
+                self._directory = socket_directory()
+                undone.callback(shutil.rmtree, self._directory, ignore_errors=True)
+                path = f"{self._directory}/s{index}"
+                self.endpoint = path if host is None else f"tcp://{host}:0?unix={path}"
+                environment = {
+                    **os.environ,
+                    **settings,
+                    "PENSTOCK_SECRET": secret,
+                    "PENSTOCK_JOB": job,
+                    "PENSTOCK_DIRECTORY": self._directory,
+                    "PENSTOCK_PARENT": str(os.getpid()),
+                    "PENSTOCK_ANNOUNCE_FD": str(writing),
+                }
+                command = [sys.executable, "-u", "-m", "penstock.rendezvous.child", self.endpoint]
+                self._process = subprocess.Popen(
+                    [*command, str(index), str(servers), str(workers)],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(writing,),
+                    process_group=0,  # Ctrl-C is the workers' business; they end the server
+                )
+            except OSError as error:
+                raise PenstockError(
+                    f"server {index} could not be started: {error.strerror or error}",
+                    "`penstock doctor` shows the limits of this host (processes, open files, memory)",
+                ) from error
+            undone.pop_all()
         _running.append(self)
 
     @property

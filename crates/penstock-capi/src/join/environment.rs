@@ -69,7 +69,12 @@ impl Environment<'_> {
     /// Where this process stands; `None` if it was started alone.
     pub(crate) fn place(&self) -> Result<Option<Place>, JoinError> {
         for &Source { launcher, rank, size } in &SOURCES {
-            let Some(&announced_by) = size.iter().find(|name| self.get(name).is_some()) else { continue };
+            let Some(&announced_by) = size.iter().find(|name| self.get(name).is_some()) else {
+                if launcher == Launcher::Penstock {
+                    self.refuse_half(rank, size[0])?;
+                }
+                continue;
+            };
             if launcher == Launcher::Srun && !self.is_step() {
                 continue;
             }
@@ -83,7 +88,30 @@ impl Environment<'_> {
             let rank = self.whole_number(rank)?;
             return Ok(Some(Place { launcher, rank, size, announced_by }));
         }
+        for Source { rank, size, .. } in SOURCES.iter().filter(|source| source.launcher == Launcher::Mpirun) {
+            self.refuse_half(rank, size[0])?;
+        }
+        // `RANK` alone is anybody's name; beside torchrun's meeting place it is torchrun's.
+        if ["MASTER_ADDR", "MASTER_PORT"].iter().any(|name| self.get(name).is_some()) {
+            self.refuse_half("RANK", "WORLD_SIZE")?;
+        }
         Ok(None)
+    }
+
+    /// Refuses a rank without a size: each process would train alone, as rank 0 of 1.
+    fn refuse_half(&self, rank: &'static str, size: &'static str) -> Result<(), JoinError> {
+        match (self.get(rank), self.get(size)) {
+            (Some(got), None) => Err(JoinError::NoSize { rank, got, size }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a meeting place where nothing says how many meet; for a process that has no place.
+    pub(crate) fn refuse_meeting_alone(&self) -> Result<(), JoinError> {
+        match self.get("PENSTOCK_RENDEZVOUS") {
+            Some(_) => Err(JoinError::MeetingAlone),
+            None => Ok(()),
+        }
     }
 
     /// Slurm's count of tasks, where the program runs in the batch script itself instead of in a step.
@@ -195,6 +223,26 @@ mod tests {
         assert_eq!(place(&[("WORLD_SIZE", "1")]), Ok(None));
         let refused = place(&[("WORLD_SIZE", "2")]);
         assert_eq!(refused, Err(JoinError::NoRank { announced_by: "WORLD_SIZE", size: 2, rank: "RANK" }));
+    }
+
+    // Each process trained alone, in silence.
+    #[test]
+    fn a_rank_without_a_size_is_refused_unless_it_is_anybodys_name() {
+        for (rank, size) in [
+            ("PENSTOCK_RANK", "PENSTOCK_SIZE"),
+            ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+            ("PMI_RANK", "PMI_SIZE"),
+        ] {
+            let got = "1".to_owned();
+            assert_eq!(place(&[(rank, "1")]), Err(JoinError::NoSize { rank, got, size }));
+        }
+        assert_eq!(place(&[("RANK", "1")]), Ok(None));
+        assert!(matches!(
+            place(&[("RANK", "1"), ("MASTER_ADDR", "a")]),
+            Err(JoinError::NoSize { rank: "RANK", .. })
+        ));
+        let step = [("PMI_RANK", "1"), ("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "3")];
+        assert_eq!(place(&step).unwrap().unwrap().launcher, Launcher::Srun);
     }
 
     #[test]

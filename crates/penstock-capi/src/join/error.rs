@@ -25,6 +25,15 @@ pub(crate) enum JoinError {
         "{announced_by} says that {size} processes were started, but {rank} does not say which of them this is"
     )]
     NoRank { announced_by: &'static str, size: u32, rank: &'static str },
+    /// Which it is, and not of how many: each would train alone.
+    #[error("{rank} says that this process is number {got} of several, but {size} is not set")]
+    NoSize { rank: &'static str, got: String, size: &'static str },
+    /// A place to meet at, and nothing that says how many meet.
+    #[error("PENSTOCK_RENDEZVOUS says where processes meet, but PENSTOCK_RANK and PENSTOCK_SIZE are not set")]
+    MeetingAlone,
+    /// A variable that is nearly one of ours.
+    #[error("{}", sets_nothing(name))]
+    Misspelled { name: String, meant: &'static str },
     /// A rank beyond the size.
     #[error("rank {rank} is outside the job's size, which {announced_by} says is {size}")]
     OutOfSize { rank: u32, size: u32, announced_by: &'static str },
@@ -74,6 +83,11 @@ pub(crate) enum JoinError {
     System { what: &'static str, reason: String },
 }
 
+/// Of a variable that begins as ours do.
+pub(super) fn sets_nothing(name: &str) -> String {
+    format!("the environment variable {name} sets nothing: Penstock reads none of that name")
+}
+
 fn ranks(missing: &[u32]) -> String {
     const SHOWN: usize = 8;
     let shown: Vec<String> = missing.iter().take(SHOWN).map(u32::to_string).collect();
@@ -114,7 +128,10 @@ impl JoinError {
         use penstock_status::*;
         match self {
             Self::Manager(error) => asked(error),
-            Self::NoNumber { .. } | Self::NoSecret { .. } | Self::BadServer { .. } => PENSTOCK_BAD_OPTION,
+            Self::NoNumber { .. }
+            | Self::NoSecret { .. }
+            | Self::BadServer { .. }
+            | Self::Misspelled { .. } => PENSTOCK_BAD_OPTION,
             Self::OutOfSize { .. } => PENSTOCK_JOB_FULL,
             Self::Server(error) => start(error),
             Self::RankZero { .. } => PENSTOCK_JOB_FAILED,
@@ -137,6 +154,15 @@ impl JoinError {
             }
             Self::NoRank { announced_by, .. } => {
                 format!("let the launcher set both; to run alone, unset {announced_by}")
+            }
+            Self::NoSize { rank, size, .. } => {
+                format!("set {size} to the number of processes, alike for all; to train alone, unset {rank}")
+            }
+            Self::MeetingAlone => {
+                "set PENSTOCK_SIZE to the number of processes, alike for all, and PENSTOCK_RANK to this one's, from 0, or let a launcher do so; to train alone, unset PENSTOCK_RENDEZVOUS".to_owned()
+            }
+            Self::Misspelled { meant, .. } => {
+                format!("did you mean {meant}? If not, unset it, or give it another name")
             }
             Self::OutOfSize { .. } => "ranks count from 0; let the launcher set both".to_owned(),
             Self::NoStep { .. } => {

@@ -15,10 +15,12 @@ mod meeting;
 pub(crate) use error::JoinError;
 
 use environment::{Environment, Launcher, Place};
+use penstock::environment::{Stray, strays};
 use penstock::options::Options;
 use penstock::server::Server;
 use penstock::worker::{Error, Job, Membership};
 use penstock_fabric::net::endpoint::Endpoint;
+use std::io::Write as _;
 use std::time::Duration;
 
 /// What says rank and size where the program does.
@@ -85,6 +87,7 @@ fn outer_job() -> String {
 
 /// Joins the job that this process was started for, or that it names; alone, embeds a server.
 pub(crate) fn join(given: &Given<'_>) -> Result<Joined, JoinError> {
+    check_names()?;
     let set = |name: &str| given.get(name);
     let environment = Environment(&set);
     let options = Options::load(given.options.iter().copied()).map_err(penstock::worker::Error::from)?;
@@ -114,9 +117,24 @@ pub(crate) fn join(given: &Given<'_>) -> Result<Joined, JoinError> {
         Some(_) if given.place.is_some() => Ok(Joined { job: Job::embedded(options)?, carried: None }),
         _ => match environment.several_without_step() {
             Some(tasks) => Err(JoinError::NoStep { tasks }),
-            None => Ok(Joined { job: Job::embedded(options)?, carried: None }),
+            None => {
+                environment.refuse_meeting_alone()?;
+                Ok(Joined { job: Job::embedded(options)?, carried: None })
+            }
         },
     }
+}
+
+/// Refuses variables that are nearly ours, and says on stderr which others nobody reads: the prefix may be somebody else's too.
+fn check_names() -> Result<(), JoinError> {
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    for Stray { name, meant } in strays(names) {
+        match meant {
+            Some(meant) => return Err(JoinError::Misspelled { name, meant }),
+            None => _ = writeln!(std::io::stderr(), "penstock: {}", error::sets_nothing(&name)),
+        }
+    }
+    Ok(())
 }
 
 /// The environment names the servers.

@@ -4,6 +4,7 @@
 use super::{AT_ONCE, Table};
 use crate::detach::{Core, Quick, detached, finish};
 use crate::memory::words;
+use crate::seconds::Seconds;
 use penstock::worker::{Chosen, Error, Table as CoreTable};
 use penstock_kernels::{Foreign, ForeignMut};
 use penstock_proto::items::Slack;
@@ -259,7 +260,7 @@ impl TableCalls {
         };
         let timeout = match timeout {
             None => None,
-            Some(timeout) => Some(Duration::try_from_secs_f64(timeout.extract().ok()?).ok()?),
+            Some(timeout) => Some(timeout.extract::<Seconds>().ok()?.into()),
         };
         Some(Terms { clock: number(clock)?, slack, timeout })
     }

@@ -6,13 +6,14 @@ pub(crate) use calls::TableCalls;
 
 use crate::detach::{Core, Quick, detached, let_go};
 use crate::error::bad_argument;
-use crate::job::timeout;
 use crate::memory::{Held, Memory};
+use crate::seconds::Seconds;
 use penstock::worker::{Table as CoreTable, View as CoreView};
 use penstock_kernels::Foreign;
 use penstock_proto::items::{RowSet, Slack, TableSpec};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use std::time::Duration;
 
 /// Rows of at most this many bytes are copied without letting go of the interpreter, which would cost more than the copy.
 const AT_ONCE: usize = 64 * 1024;
@@ -134,10 +135,10 @@ impl Table {
         out: &Bound<'_, PyAny>,
         clock: Option<i64>,
         slack: Option<i64>,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<u64> {
         let (clock, slack) = (self::clock(py, clock)?, self::slack(py, slack)?);
-        let timeout = self::timeout(py, timeout)?;
+        let timeout = timeout.map(Duration::from);
         let (rows, mut out) = (Held::new(rows)?, Held::new(out)?);
         let out = out.bytes_mut(py)?;
         detached(py, |free| self.table.on(free).get(&rows.words()[..], out, clock, slack, timeout))
@@ -170,9 +171,9 @@ impl Table {
         row: u64,
         clock: Option<u64>,
         slack: Option<i64>,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<View> {
-        let (timeout, slack) = (self::timeout(py, timeout)?, self::slack(py, slack)?);
+        let (timeout, slack) = (timeout.map(Duration::from), self::slack(py, slack)?);
         Ok(View { view: detached(py, |free| self.table.on(free).view(row, clock, slack, timeout))? })
     }
 
@@ -181,8 +182,8 @@ impl Table {
         self.table.quick().is(&other.get().table)
     }
 
-    fn drop(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let timeout = self::timeout(py, timeout)?;
+    fn drop(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<()> {
+        let timeout = timeout.map(Duration::from);
         detached(py, |free| self.table.on(free).discard(timeout))
     }
 

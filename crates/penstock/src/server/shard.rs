@@ -574,8 +574,12 @@ impl Loop {
     fn take_local_turn(&mut self, rank: Rank, most: u64) -> bool {
         let mut taken = 0;
         while taken < most && self.running && !self.failed && self.has_submission(rank) {
-            // A tensor, or a lane, is announced here before the worker hears of it, so before it can submit from it.
+            // A tensor, or a lane, is announced here before the worker hears of it, so before it can submit from it; and that the job
+            // has failed, before anyone hears of that, so before whatever is submitted by who did.
             self.take_commands();
+            if !self.running {
+                break;
+            }
             match self.pop(rank) {
                 Ok(None) => return true, // it was removed just now
                 Ok(Some(words)) => {
@@ -606,6 +610,9 @@ impl Loop {
         while taken < FRAMES && self.running && !self.failed {
             // As above: what a frame names was announced here before the worker could name it.
             self.take_commands();
+            if !self.running {
+                break;
+            }
             let Some(Some(Port::Remote(remote))) = self.ports.get_mut(rank as usize) else { return true };
             match remote.hear(&self.machine, &mut self.memory) {
                 Heard::Nothing => break,

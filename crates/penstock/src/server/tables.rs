@@ -82,6 +82,8 @@ pub(super) struct Tables {
     unsealed: bool,
     /// Whether this is the first server, which has the book.
     first: bool,
+    /// How many there are.
+    servers: u32,
 }
 
 /// A table that some workers have dropped.
@@ -113,10 +115,10 @@ pub(super) struct Asker<'a> {
 
 impl Tables {
     /// Whatever is kept is charged to this job's account.
-    pub(super) fn charged_to(account: &Account, first: bool) -> Self {
+    pub(super) fn charged_to(account: &Account, first: bool, servers: u32) -> Self {
         let (account, registry) = (account.clone(), Registry::charged_to(account.clone()));
         let freed_charge = account.charge(Resource::Bytes, 0).unwrap_or_default();
-        Self { account, registry, freed_charge, first, ..Self::default() }
+        Self { account, registry, freed_charge, first, servers, ..Self::default() }
     }
 
     /// A worker has gone: nothing waits for it, and what only it wanted is not kept any more.
@@ -156,6 +158,9 @@ impl Tables {
             Err(error) => Err(Refusal::Table(error)),
         };
         let answer = match ask {
+            TableAsk::Begin { home, .. } if home >= self.servers => {
+                Some(Err(out_of_turn(&format!("rows at home at server {home} of {}", self.servers))))
+            }
             TableAsk::Begin { spec, home, near } => {
                 let begun = self.registry.begin(rank, &spec, home, near);
                 if begun.is_err() {

@@ -170,6 +170,23 @@ pub(crate) fn pull(tensor: &Tensor, slack: Option<i64>) -> Result<(u64, Vec<f64>
     Ok((version, numbers(&out)))
 }
 
+/// Pushes twice under BSP where the other workers push nothing; returns when the second is seen to wait for them.
+pub(crate) fn waiting_push<'scope>(
+    scope: &'scope std::thread::Scope<'scope, '_>,
+    job: &'scope Job,
+    tensor: &'scope Tensor,
+    data: &'scope [u8],
+) -> std::thread::ScopedJoinHandle<'scope, Result<u64, Error>> {
+    tensor.push(Some(data), NO_SETTINGS, false, None).unwrap();
+    job.clock().unwrap();
+    let waited = job.stats().waited;
+    let waits = scope.spawn(|| tensor.push(Some(data), NO_SETTINGS, false, None));
+    while job.stats().waited == waited {
+        std::thread::yield_now();
+    }
+    waits
+}
+
 pub(crate) fn seconds(text: &str) -> Duration {
     Duration::from_secs_f64(text.parse().unwrap())
 }

@@ -131,22 +131,21 @@ def _server(
     environment: Mapping[str, str],
     folder: Path,
 ) -> tuple[subprocess.Popen[Any], str]:
-    reading, writing = os.pipe()
     module = [sys.executable, "-m", "penstock.launch.server"]
     argv = [*module, endpoint, str(index), str(len(layout.servers)), str(len(layout.workers))]
     output = folder / f"output{index}"
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            place.command(host, argv),
-            env={**os.environ, **environment, "PENSTOCK_ANNOUNCE_FD": str(writing)},
-            pass_fds=[writing],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
-    os.close(writing)
+    reading, writing = os.pipe()
     with os.fdopen(reading) as lines:
+        with os.fdopen(writing, "wb"), output.open("wb") as file:
+            process = subprocess.Popen(
+                place.command(host, argv),
+                env={**os.environ, **environment, "PENSTOCK_ANNOUNCE_FD": str(writing)},
+                pass_fds=[writing],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
         said = lines.readline().strip()
     if not said:
         process.wait()

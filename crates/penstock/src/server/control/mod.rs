@@ -182,7 +182,7 @@ impl Control {
             roster: Roster::new(config.workers),
             knots: Knots::default(),
             catalog,
-            tables: Tables::charged_to(&account, config.index == 0),
+            tables: Tables::charged_to(&account, config.index == 0, config.servers),
             _threads: threads,
             account,
             items: None,
@@ -219,11 +219,12 @@ impl Control {
         }
         let outcome = self.ended.clone().unwrap_or(Ok(()));
         self.items = None;
-        if let Err(failure) = &outcome {
-            self.tell_all(failure);
-        }
+        // Before anyone hears of a failure: what a worker pushes after another has heard of it is not folded any more.
         for shard in &self.shards.handles {
             shard.send(Command::Stop);
+        }
+        if let Err(failure) = &outcome {
+            self.tell_all(failure);
         }
         // Those that have not come yet are about to: nobody else would tell them why there is no job.
         let late_until = self.clock.now() + if outcome.is_err() { RETURN_WITHIN_MS } else { 0 };

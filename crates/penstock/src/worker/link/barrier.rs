@@ -3,7 +3,7 @@
 //! where that was quicker. While a server says nothing it is in doubt which of the two it heard first: the next call hears that out, and
 //! has passed if the barrier did open.
 
-use super::{ASK_WITHIN, Answered, Deadline, Heard, Link, lock};
+use super::{Answered, Deadline, Heard, Link, lock};
 use crate::worker::Error;
 use penstock_proto::Rank;
 use penstock_proto::message::{Answer, Ask};
@@ -52,7 +52,7 @@ impl Link {
             Ok(None) => None,
             Err(error) => Some(error),
         };
-        let missing = self.withdraw(barrier)?;
+        let missing = self.withdraw(barrier, deadline)?;
         match opens.try_recv() {
             Ok(Ok(passed @ (Answer::BarrierPassed { .. }, _)))
                 if matches!(why, None | Some(Error::Knot { .. })) =>
@@ -67,10 +67,10 @@ impl Link {
 
     /// Goes away from the barrier; whom it waited for, `None` if the server does not say so now. Whoever was interrupted is not asked
     /// again: this is short.
-    fn withdraw(&self, barrier: u64) -> Result<Option<Vec<Rank>>, Error> {
+    fn withdraw(&self, barrier: u64, deadline: Deadline) -> Result<Option<Vec<Rank>>, Error> {
         let (_, answer): (u64, Receiver<Heard>) = self.wire.ask(Ask::Withdraw { barrier })?;
         // A request that is not waited for any longer stays open: on another connection it is said again.
-        match self.listen(&answer, || self.fate.check(), || Ok(()), Deadline::new(ASK_WITHIN))? {
+        match self.listen(&answer, || self.fate.check(), || Ok(()), deadline.for_questions())? {
             Some((Answer::Missing { ranks }, _)) => Ok(Some(ranks)),
             Some((other, _)) => Err(self.misunderstood(&other)),
             None => Ok(None),

@@ -51,8 +51,10 @@ use std::time::{Duration, Instant};
 
 /// Longest sleep between two looks at whether the caller was interrupted.
 pub(super) const INTERRUPT_EVERY: Duration = Duration::from_millis(50);
-/// How long a server may take to say whom a wait that was in vain was for.
+/// Longest time that servers may take to say whom a wait that was in vain was for.
 pub(super) const ASK_WITHIN: Duration = Duration::from_secs(2);
+/// The least that they have for it, however short the wait was: one that lives answers within that, over the network and under load.
+const ASK_AT_LEAST: Duration = Duration::from_millis(250);
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -85,6 +87,11 @@ impl Deadline {
     /// The same, but at most `longest` after its beginning.
     pub(super) fn at_most(&self, longest: Duration) -> Self {
         Self { longest: self.longest.min(longest), ..*self }
+    }
+
+    /// Of the questions that follow a wait in vain, all together: a tenth of its limit, so that the limit bounds the call.
+    pub(super) fn for_questions(self) -> Self {
+        Self::new((self.longest / 10).clamp(ASK_AT_LEAST, ASK_WITHIN))
     }
 
     pub(super) fn waited(&self) -> Duration {

@@ -6,7 +6,7 @@ use crate::turn::Turn;
 use crate::worker::Error;
 use crate::worker::circle::Circle;
 use crate::worker::job::Inner;
-use crate::worker::link::{ASK_WITHIN, Deadline, Link, lock};
+use crate::worker::link::{Deadline, Link, lock};
 use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
 use penstock_kernels::Dtype;
 use penstock_proto::adaptive::Adaptive;
@@ -268,7 +268,7 @@ impl TableInner {
         match asked_together(&self.job, first, TableAsk::Ready { name }, &goal, deadline) {
             Ok((TableAnswer::Done, _)) => Ok(()),
             Ok((other, _)) => Err(first.misunderstood(&Answer::Table(other))),
-            Err(error) => Err(whose_fault(first, &self.spec.name, error)),
+            Err(error) => Err(whose_fault(first, &self.spec.name, error, deadline)),
         }
     }
 }
@@ -324,15 +324,15 @@ fn agree(
     match asked_together(job, first, TableAsk::Join { name: name() }, &goal, deadline) {
         Ok((TableAnswer::Joined { id, producers }, _)) => Ok((id, producers)),
         Ok((other, _)) => Err(first.misunderstood(&Answer::Table(other))),
-        Err(error) => Err(whose_fault(first, &spec.name, error)),
+        Err(error) => Err(whose_fault(first, &spec.name, error, deadline)),
     }
 }
 
 /// Says whom a wait for all was for, which ended with `error`.
-fn whose_fault(first: &Link, name: &str, error: Error) -> Error {
+fn whose_fault(first: &Link, name: &str, error: Error, deadline: Deadline) -> Error {
     let Error::Unanswered { waited, .. } = error else { return error };
     let absent = TableAsk::Absent { name: name.to_owned() };
-    match asked(first, absent, Deadline::new(ASK_WITHIN)) {
+    match asked(first, absent, deadline.for_questions()) {
         Ok((TableAnswer::Absent { ranks: missing }, _)) if !missing.is_empty() => {
             Error::TableTimeout { name: name.to_owned(), missing, waited }
         }

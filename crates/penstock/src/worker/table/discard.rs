@@ -3,7 +3,7 @@
 use super::declare::{asked, asked_together};
 use super::{Table, TableInner};
 use crate::worker::Error;
-use crate::worker::link::{ASK_WITHIN, Deadline, lock};
+use crate::worker::link::{Deadline, lock};
 use penstock_proto::items::control::{TableAnswer, TableAsk};
 use penstock_proto::knot::Goal;
 use penstock_proto::message::Answer;
@@ -45,7 +45,7 @@ impl TableInner {
                 Ok((TableAnswer::Done, _)) => {}
                 Ok((other, _)) => return Err(link.misunderstood(&Answer::Table(other))),
                 Err(Error::Unanswered { waited, .. }) => {
-                    let users = asked(link, TableAsk::Users { id: self.id }, Deadline::new(ASK_WITHIN));
+                    let users = asked(link, TableAsk::Users { id: self.id }, deadline.for_questions());
                     let missing = match users {
                         Ok((TableAnswer::Absent { ranks }, _)) => ranks,
                         _ => Vec::new(),

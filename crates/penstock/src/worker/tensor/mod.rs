@@ -218,7 +218,7 @@ impl Tensor {
         for link in self.job.links().iter() {
             link.drain("take what this worker has done", Deadline::new(LOOK_EVERY))?;
         }
-        let ranks = self.missing(version)?;
+        let ranks = self.missing(version, Deadline::new(ASK_WITHIN))?;
         let waits = !ranks.is_empty() && !ranks.contains(&self.job.rank);
         Ok(waits.then(|| Goal::Ranks { what: format!("`{}`", self.spec.name), ranks }))
     }
@@ -278,7 +278,7 @@ impl Tensor {
     /// The lane is not free: the update with which the tensor reaches `version` is not folded.
     fn lane_timeout(&self, version: u64, deadline: Deadline) -> Error {
         let (name, waited) = (self.spec.name.clone(), deadline.waited());
-        match self.missing(version) {
+        match self.missing(version, deadline.for_questions()) {
             Ok(missing) if missing.is_empty() => {
                 let held = |home: &&HomeShard| !self.lane_is_free(home);
                 self.silent_home(held, "take a contribution that no worker is missing for", waited)
@@ -300,11 +300,11 @@ impl Tensor {
     }
 
     /// Who keeps the tensor from reaching `version`, as the servers say; an error that names the server which does not.
-    fn missing(&self, version: u64) -> Result<Vec<u32>, Error> {
+    fn missing(&self, version: u64, deadline: Deadline) -> Result<Vec<u32>, Error> {
         let mut ranks = Vec::new();
         for link in self.job.links().iter() {
             let ask = Ask::Missing { tensor: self.id, version };
-            match link.ask(ask, "say whom a wait is for", Deadline::new(ASK_WITHIN)) {
+            match link.ask(ask, "say whom a wait is for", deadline) {
                 Ok((Answer::Missing { ranks: more }, _)) => ranks.extend(more),
                 Ok((other, _)) => return Err(link.misunderstood(&other)),
                 Err(error) => return Err(error),

@@ -159,7 +159,7 @@ impl Tensor {
         if self.version().is_none() {
             return Err(Error::NoValue { name, waited });
         }
-        match self.missing(version)? {
+        match self.missing(version, deadline.for_questions())? {
             missing if missing.is_empty() => {
                 Err(self.silent_home(|home| !fresh(home), "send a tensor's newest value", waited))
             }

@@ -13,6 +13,14 @@ use penstock_proto::submission::Submission;
 use rustix::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+/// Where a lane-full is loaded to: the value (`slot` 0) or state array `slot` - 1; the part of it; the steps that it stands for.
+#[derive(Debug, Clone, Copy, Default)]
+struct Place {
+    slot: u32,
+    part: u32,
+    steps: u64,
+}
+
 impl Tensor {
     /// Worker 0: gives the tensor its first value (`None`: zeros), and waits until it stands. Once it is given, what is given again does
     /// not count: others may have contributed to it. Other workers: nothing.
@@ -46,7 +54,7 @@ impl Tensor {
             return Ok(());
         }
         match value {
-            Some(value) => self.submit_load(&turn, value, 0, 0, 0, deadline)?,
+            Some(value) => self.submit_load(&turn, value, Place::default(), deadline)?,
             None => {
                 let _whole = self.job.clock(deadline)?;
                 let links = self.job.links();
@@ -84,7 +92,7 @@ impl Tensor {
         let deadline = self.job.deadline(timeout);
         if slot == 0 {
             self.check_size(data.len())?;
-            return self.load_lane(data, 0, 0, steps, deadline);
+            return self.load_lane(data, Place { steps, ..Place::default() }, deadline);
         }
         let parts = self.spec.dtype.accumulator_size() / self.spec.dtype.size();
         let expected = self.spec.bytes() as usize * parts;
@@ -92,11 +100,11 @@ impl Tensor {
             return Err(Error::WrongSize { name: self.spec.name.clone(), expected, got: data.len() });
         }
         if parts == 1 {
-            return self.load_lane(data, slot, 0, steps, deadline);
+            return self.load_lane(data, Place { slot, part: 0, steps }, deadline);
         }
         for part in 0..parts {
             let data = self.part_of(data, parts, part);
-            self.load_lane(Foreign::of(&data), slot, part as u32, steps, deadline)?;
+            self.load_lane(Foreign::of(&data), Place { slot, part: part as u32, steps }, deadline)?;
         }
         Ok(())
     }
@@ -114,16 +122,9 @@ impl Tensor {
         out
     }
 
-    fn load_lane(
-        &self,
-        data: Foreign<'_>,
-        slot: u32,
-        part: u32,
-        steps: u64,
-        deadline: Deadline,
-    ) -> Result<(), Error> {
+    fn load_lane(&self, data: Foreign<'_>, place: Place, deadline: Deadline) -> Result<(), Error> {
         let turn = self.take_turn(deadline)?;
-        self.submit_load(&turn, data, slot, part, steps, deadline)?;
+        self.submit_load(&turn, data, place, deadline)?;
         drop(turn);
         self.wait_for_lane(deadline)
     }
@@ -132,11 +133,10 @@ impl Tensor {
         &self,
         _turn: &Taken<'_>,
         data: Foreign<'_>,
-        slot: u32,
-        part: u32,
-        steps: u64,
+        place: Place,
         deadline: Deadline,
     ) -> Result<(), Error> {
+        let Place { slot, part, steps } = place;
         let position = *lock(&self.position);
         if self.wait(deadline, |home| self.lane_is_free(home))? == Waited::TimedOut {
             return Err(self.lane_timeout(position.at(0), deadline));

@@ -1,0 +1,69 @@
+//! A span that a caller names, in seconds: every timeout comes in by this type, so that each is judged alike and in the same words.
+
+use crate::error::bad_argument;
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyFloat};
+use std::time::Duration;
+
+/// What no number of seconds exceeds: some 35,000 years.
+const LONGEST: Duration = Duration::from_secs(1 << 40);
+
+/// A number of seconds, 0 or more; `inf` and whatever else is beyond [`LONGEST`] is that.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Seconds(Duration);
+
+impl From<Seconds> for Duration {
+    fn from(seconds: Seconds) -> Self {
+        seconds.0
+    }
+}
+
+impl FromPyObject<'_, '_> for Seconds {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
+        let number = match given.cast_exact::<PyFloat>() {
+            Ok(float) => float.value(),
+            Err(_) => number(given)?,
+        };
+        if number.is_nan() || number < 0.0 {
+            return Err(refuse(given));
+        }
+        Ok(Self(Duration::try_from_secs_f64(number).map_or(LONGEST, |span| span.min(LONGEST))))
+    }
+}
+
+/// Of what is no float itself. A truth is a number to Python, and a mistake here.
+fn number(given: Borrowed<'_, '_, PyAny>) -> PyResult<f64> {
+    if given.is_instance_of::<PyBool>() {
+        return Err(refuse(given));
+    }
+    given.extract::<f64>().or_else(|error| {
+        let py = given.py();
+        if error.is_instance_of::<PyOverflowError>(py) {
+            // A whole number that no float holds.
+            return if given.gt(0)? { Ok(f64::INFINITY) } else { Err(refuse(given)) };
+        }
+        let other = error.is_instance_of::<PyTypeError>(py) || error.is_instance_of::<PyValueError>(py);
+        Err(if other { refuse(given) } else { error })
+    })
+}
+
+fn refuse(given: Borrowed<'_, '_, PyAny>) -> PyErr {
+    let shown = given.repr().map_or_else(|_| String::new(), |repr| repr.to_string());
+    let kind = given.get_type().name().map_or_else(|_| String::new(), |name| name.to_string());
+    let message = format!("expected a timeout in seconds, a number of 0 or more, got {shown} ({kind})");
+    bad_argument(
+        given.py(),
+        "OptionError",
+        &message,
+        Some("give a number, such as timeout=2.5, or leave it out"),
+    )
+}
+
+/// A timeout as a float, at most [`LONGEST`].
+#[pyfunction]
+pub(crate) fn seconds(timeout: Seconds) -> f64 {
+    timeout.0.as_secs_f64()
+}
