@@ -8,6 +8,7 @@ use penstock::worker::{Declaration, Error, Job, Tensor};
 use penstock_kernels::{Rule, Settings};
 use penstock_proto::consistency::Consistency::{Asp, Bsp};
 use penstock_proto::error::{JobFailure, Loss};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
@@ -407,5 +408,63 @@ fn who_leaves_beside_another_thread_waits_for_that_one_and_hears_what_it_heard()
             assert_eq!(first, second);
         });
         assert_eq!(b.leave(None), Ok(()), "once");
+    }
+}
+
+/// Worker 0 has joined the first server, and hears that the second is lost before it has joined that; its process ends.
+fn loses_a_server_while_it_joins(cluster: &Cluster) {
+    let mut membership = cluster.membership(0);
+    let path = common::socket_path();
+    let note = PathBuf::from(format!("{}.lost", path.display()));
+    membership.servers[1] = path.into();
+    let joined = thread::scope(|scope| {
+        let joins = scope.spawn(|| cluster.try_join(&membership));
+        while cluster.servers[0].workers_here() < cluster.workers {
+            thread::yield_now();
+        }
+        std::fs::write(&note, "server 1\nwas killed by SIGKILL\n").unwrap();
+        joins.join().unwrap()
+    });
+    std::fs::remove_file(note).unwrap();
+    let error = joined.unwrap_err();
+    assert!(matches!(failed(error), JobFailure::ServerLost { server: 1, .. }));
+    cluster.servers[0].worker_ended(0, Some("ended with exit code 1".to_owned()));
+}
+
+// Who noticed it first was taken for lost, and with it the value that only worker 0 gives: the other heard of that.
+#[test]
+fn a_server_that_is_lost_is_named_to_whoever_notices_it_later_where_workers_go_on_too() {
+    for way in [Way::Memory, Way::Tcp] {
+        let mut cluster = Cluster::over(way, 2, 2, &[("on_worker_loss", "continue")]);
+        let job = cluster.join(1);
+        loses_a_server_while_it_joins(&cluster);
+        let declaration = Declaration::new("w", &[4], Rule::Add);
+        let tensor = job.declare(declaration).unwrap_or_else(|error| panic!("{way:?}: {error}"));
+        let first_value = |timeout| tensor.pull_into(&mut [0; 16], None, timeout);
+        let early = first_value(SOON);
+        assert!(matches!(early, Err(Error::NoValue { .. })), "{way:?}: {early:?}");
+        cluster.servers[1].stop();
+        let told = failed(first_value(None).unwrap_err());
+        assert!(matches!(told, JobFailure::Stopped { server: 1 }), "{way:?}: {told}");
+        job.leave(None).unwrap();
+        let ended = cluster.servers[0].wait(seconds(common::DEADLINE));
+        assert!(matches!(ended, Some(Err(JobFailure::ServerLost { server: 1, .. }))), "{way:?}: {ended:?}");
+    }
+}
+
+/// It may be its own line that it lost.
+#[test]
+fn on_one_workers_word_that_a_server_is_lost_the_others_go_on_without_that_worker() {
+    for way in [Way::Memory, Way::Tcp] {
+        let cluster = Cluster::over(way, 3, 2, &[("on_worker_loss", "continue")]);
+        let jobs = [cluster.join(1), cluster.join(2)];
+        loses_a_server_while_it_joins(&cluster);
+        let met = thread::scope(|scope| {
+            let meet = |job| scope.spawn(move || Job::meet(job, "", None).unwrap());
+            jobs.each_ref().map(meet).map(|thread| thread.join().unwrap())
+        });
+        assert!(met.iter().all(|met| met.ranks == [1, 2] && met.left.is_empty()), "{way:?}: {met:?}");
+        jobs.iter().for_each(|job| job.leave(None).unwrap());
+        assert_eq!(cluster.servers[0].wait(seconds(common::DEADLINE)), Some(Ok(())), "{way:?}");
     }
 }

@@ -11,7 +11,8 @@ use penstock_proto::error::{JobFailure, Loss};
 use penstock_proto::membership::Member;
 use penstock_proto::message::{Answer, Departure};
 
-/// How long who knows better than a worker that has heard of a failure may take to say so, in milliseconds.
+/// How long who knows better than a worker that has heard of a failure may take to say so, in milliseconds; at least a quarter of a
+/// lease, within which all notice on the network that a server gives no more signs of life.
 const HEARSAY_WITHIN_MS: u64 = 2_000;
 
 impl Control {
@@ -30,7 +31,8 @@ impl Control {
     /// A worker has heard that the job has failed, from another server or because it lost one. Here nobody may know.
     fn hear_of(&mut self, token: u64, rank: Rank, failure: JobFailure) {
         let us = matches!(failure, JobFailure::ServerLost { server, .. } if server == self.config.index);
-        if us || self.config.options.on_worker_loss == OnWorkerLoss::Continue {
+        let itself = matches!(failure, JobFailure::WorkerLost { rank: lost, .. } if lost == rank);
+        if us || itself && self.goes_on() {
             return self.close(token, Loss::Failed { what: format!("it heard: {failure}") });
         }
         // It says nothing more, and needs to be told nothing.
@@ -38,23 +40,35 @@ impl Control {
         if let Some(worker) = self.workers.get_mut(&rank) {
             worker.client = None;
         }
-        self.hearsay.insert(rank, (self.clock.now() + HEARSAY_WITHIN_MS, failure));
+        let within = HEARSAY_WITHIN_MS.max(self.lease_ms() / 4);
+        self.hearsay.insert(rank, (self.clock.now() + within, failure));
         self.judge_hearsay();
+    }
+
+    /// Whether the others go on without a worker that is lost.
+    fn goes_on(&self) -> bool {
+        self.config.options.on_worker_loss == OnWorkerLoss::Continue
     }
 
     /// Ends the job for what workers have heard elsewhere, if that can be so or all who are here say so. Else whoever knows better has
     /// some time to say it itself; then it is one worker's word against another, and stands with the name of the one that said it.
+    ///
+    /// Where the others go on without a worker, one's word ends nothing: it may be its own line that it lost. Nor is it gone before the
+    /// others had that time: without it they may not be able to go on, and would be told so instead of what it noticed first.
     pub(super) fn judge_hearsay(&mut self) {
         let heard = || self.hearsay.values().map(|(_, failure)| failure);
         let all = self.workers.keys().all(|rank| self.hearsay.contains_key(rank))
             && self.roster.awaited().next().is_none();
-        let believed = |failure: &&JobFailure| self.may_be(failure) || all && self.can_be(failure);
+        let goes_on = self.goes_on();
+        let believed =
+            |failure: &&JobFailure| !goes_on && self.may_be(failure) || all && self.can_be(failure);
         if let Some(failure) = heard().find(believed) {
             return self.end(failure.clone());
         }
         let now = self.clock.now();
         let late = self.hearsay.iter().find(|(_, (until, _))| now >= *until);
         if let Some((rank, what)) = late.map(|(&rank, (_, failure))| (rank, format!("it heard: {failure}"))) {
+            self.hearsay.remove(&rank);
             self.lose_rank(rank, Loss::Failed { what });
         }
     }

@@ -61,6 +61,8 @@ impl Control {
             Some(how) if self.roster.miss(rank, false) => self.note_loss(rank, Loss::Ended { how }),
             // It said goodbye as one that is done, but it was not: the others would take what there is for the whole.
             Some(how) if self.roster.disown(rank) => self.note_loss(rank, Loss::Ended { how }),
+            // It has said itself why, and that is judged when others had time to say more.
+            _ if self.hearsay.contains_key(&rank) => {}
             // Where the others go on, what it sent before counts, and may still be on its way.
             Some(how) if self.config.options.on_worker_loss == OnWorkerLoss::Stop => {
                 self.lose(rank, Loss::Ended { how });
@@ -84,8 +86,11 @@ impl Control {
         }
     }
 
-    /// Whether the last connection of a worker has ended whose process has.
+    /// Whether the last connection of a worker has ended whose process has. What it said of that itself is judged in its own time.
     pub(super) fn look_at_end(&mut self, rank: Rank) {
+        if self.hearsay.contains_key(&rank) {
+            return;
+        }
         let ended = |worker: &Worker| match &worker.ending {
             Some((how, 0)) if worker.client.is_none() => Some(how.clone()),
             _ => None,
@@ -180,8 +185,10 @@ impl Control {
     pub(super) fn look_at_leases(&mut self) {
         let (now, lease_ms) = (self.clock.now(), self.lease_ms());
         if self.ended.is_none() {
+            // Who has said that the job failed says nothing more, and is no longer judged by that.
+            let expected = |(rank, _): &(&Rank, &mut Worker)| !self.hearsay.contains_key(rank);
             let silent = |(&rank, worker): (&Rank, &mut Worker)| worker.is_silent(now).then_some(rank);
-            let silent: Vec<Rank> = self.workers.iter_mut().filter_map(silent).collect();
+            let silent: Vec<Rank> = self.workers.iter_mut().filter(expected).filter_map(silent).collect();
             for rank in silent {
                 self.lose_rank(rank, Loss::Silent { lease_ms });
             }
