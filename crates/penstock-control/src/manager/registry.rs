@@ -255,6 +255,11 @@ impl Registry {
         self.servers.get(id).map_or(now >= self.lease, |server| !self.is_live(now, server))
     }
 
+    /// Not heard of yet after a restart, and not to be given up so far.
+    fn is_expected(&self, now: Duration, id: &str) -> bool {
+        !self.servers.contains_key(id) && !self.is_lost(now, id)
+    }
+
     // --- time
 
     /// Whether a lease or the time after a job's end is over, so that a tick would change something.
@@ -284,10 +289,14 @@ impl Registry {
         self.servers.keys().filter(|id| self.is_lost(now, id) && !used.contains(id)).cloned().collect()
     }
 
-    /// Ends the jobs that all their servers say have ended.
+    /// Ends the jobs that all their servers say have ended: those that are not lost.
     fn conclude(&mut self, now: Duration) {
         let mut ended = Vec::new();
-        for job in self.jobs.values().filter(|job| job.outcome.is_none() && !job.placement.is_empty()) {
+        let concerned = |job: &&Job| {
+            let expected = job.placement.iter().any(|id| self.is_expected(now, id));
+            job.outcome.is_none() && !job.placement.is_empty() && !expected
+        };
+        for job in self.jobs.values().filter(concerned) {
             let live =
                 job.placement.iter().filter_map(|id| self.servers.get(id)).filter(|s| self.is_live(now, s));
             let said: Vec<_> = live.map(|server| server.hosted.get(&job.spec.name)).collect();
@@ -318,8 +327,7 @@ impl Registry {
     /// Places anew what may move. Does nothing to jobs that stand well.
     fn place(&mut self, now: Duration) {
         let movable = |job: &Job| {
-            let expected =
-                job.placement.iter().any(|id| !self.servers.contains_key(id) && !self.is_lost(now, id));
+            let expected = job.placement.iter().any(|id| self.is_expected(now, id));
             job.outcome.is_none() && (!job.pinned || job.placement.is_empty()) && !expected
         };
         let mut rooms = self.rooms(now, |job| !movable(job));

@@ -112,6 +112,29 @@ fn after_a_restart_servers_have_a_lease_to_come_back() {
     assert!(matches!(registry.hand_out(at(9), "j"), Ok(Readiness::Ready(_))));
 }
 
+// It had ended well while the manager was away, and stood as failed for good, because one of its servers came back first.
+#[test]
+fn after_a_restart_a_job_ends_when_all_its_servers_said_how_or_had_a_lease_to() {
+    for comes_back in [true, false] {
+        let mut placed = job("j", 2, 60);
+        (placed.placement, placed.pinned) = (vec!["a".to_owned(), "b".to_owned()], true);
+        let mut registry = Registry::new(vec![placed], LEASE, Secret([0; 32]));
+        let end = |status: &mut Status| status.ended = true;
+        registry.register(at(1), "a", "/a", 100).unwrap();
+        obey(&mut registry, at(1), "a", end);
+        assert_eq!(registry.jobs["j"].outcome, None, "the other may say that it failed");
+        let expected = if comes_back {
+            registry.register(at(2), "b", "/b", 100).unwrap();
+            obey(&mut registry, at(2), "b", end);
+            Outcome::Ended
+        } else {
+            obey(&mut registry, at(10), "a", end);
+            Outcome::Failed("a server was lost".to_owned())
+        };
+        assert_eq!(registry.jobs["j"].outcome, Some(expected));
+    }
+}
+
 #[test]
 fn a_server_never_promises_more_memory_than_it_has() {
     let mut registry = running();
