@@ -280,10 +280,12 @@ pub enum JobFailure {
         theirs: [f64; 5],
     },
     /// Worker 0 went before it gave a tensor its value, and nobody else can.
-    #[error("worker 0 went before it gave `{name}` a value")]
+    #[error("worker 0 went before it gave `{name}` a value{}", loss.as_ref().map(|loss| format!(": {loss}")).unwrap_or_default())]
     NoValue {
         /// The tensor.
         name: String,
+        /// How worker 0 was lost; `None` where it left, and where that is not known.
+        loss: Option<Loss>,
     },
     /// A server went away.
     #[error("server {server} was lost: {reason}")]
@@ -309,10 +311,13 @@ impl JobFailure {
             Self::WorkerLost { rank, loss } => {
                 return Self::WorkerLost { rank: *rank, loss: loss.clone().brief() };
             }
+            Self::NoValue { name, loss } => {
+                shorten(name, MAX_TEXT_BYTES);
+                *loss = loss.take().map(Loss::brief);
+            }
             Self::ServerLost { reason: text, .. }
             | Self::NonFinite { name: text, .. }
-            | Self::SettingsConflict { name: text, .. }
-            | Self::NoValue { name: text } => shorten(text, MAX_TEXT_BYTES),
+            | Self::SettingsConflict { name: text, .. } => shorten(text, MAX_TEXT_BYTES),
             _ => {}
         }
         self
@@ -383,7 +388,7 @@ mod tests {
             lost(Loss::Ended { how: evil.clone() }),
             lost(Loss::Broke { what: evil.clone() }),
             JobFailure::ServerLost { server: 1, reason: evil.clone() },
-            JobFailure::NoValue { name: evil.clone() },
+            JobFailure::NoValue { name: evil.clone(), loss: Some(Loss::Failed { what: evil.clone() }) },
         ] {
             let told = failure.brief().to_string();
             assert!(!told.contains(char::is_control), "{told:?}");

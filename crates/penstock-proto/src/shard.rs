@@ -332,7 +332,7 @@ impl Shard {
         if rank == 0
             && let Some((_, tensor)) = self.tensors.iter().find(waits)
         {
-            return Err(JobFailure::NoValue { name: tensor.spec.name.clone() });
+            return Err(JobFailure::NoValue { name: tensor.spec.name.clone(), loss: None });
         }
         if removed {
             for place in 0..self.tensors.len() {

@@ -392,7 +392,7 @@ fn a_tensor_declared_after_worker_0_said_goodbye_fails_the_job_when_it_is_let_go
     let mut rig = Rig::new(2, 1, Bsp);
     rig.submit(0, Submission::Leave);
     rig.shard.declare(W + 1, spec(Bsp), 1, vec![0]);
-    assert_eq!(rig.shard.remove(0, &mut rig.home), Err(JobFailure::NoValue { name: "w".into() }));
+    assert_eq!(rig.shard.remove(0, &mut rig.home), Err(JobFailure::NoValue { name: "w".into(), loss: None }));
 }
 
 #[test]
@@ -455,7 +455,7 @@ fn a_job_whose_first_worker_goes_before_it_gave_a_value_fails_instead_of_waiting
     shard.declare(W, spec(Bsp), 1, vec![0]);
     let mut home = Numbers::default();
     assert_eq!(shard.remove(1, &mut home), Ok(()), "another worker is not waited for");
-    assert_eq!(shard.remove(0, &mut home), Err(JobFailure::NoValue { name: "w".into() }));
+    assert_eq!(shard.remove(0, &mut home), Err(JobFailure::NoValue { name: "w".into(), loss: None }));
 }
 
 #[test]

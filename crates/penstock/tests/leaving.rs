@@ -468,3 +468,16 @@ fn on_one_workers_word_that_a_server_is_lost_the_others_go_on_without_that_worke
         assert_eq!(cluster.servers[0].wait(seconds(common::DEADLINE)), Some(Ok(())), "{way:?}");
     }
 }
+
+#[test]
+fn who_waits_for_a_value_that_only_worker_0_gives_is_told_why_that_one_went() {
+    let cluster = Cluster::new(2, 2, &[("on_worker_loss", "continue")]);
+    let job = cluster.join(1);
+    let tensor = job.declare(Declaration::new("w", &[4], Rule::Add)).unwrap();
+    loses_a_server_while_it_joins(&cluster);
+    match failed(tensor.pull_into(&mut [0; 16], None, None).unwrap_err()) {
+        JobFailure::NoValue { loss: Some(Loss::Failed { what }), .. }
+            if what.contains("server 1 was lost") => {}
+        failure => panic!("{failure}"),
+    }
+}

@@ -98,7 +98,7 @@ impl Cluster<'_> {
         if let Some(tensor) = orphan
             && !machine.clocks().is_live(0)
         {
-            self.end_job(JobFailure::NoValue { name: format!("t{tensor}") });
+            self.end_job(JobFailure::NoValue { name: format!("t{tensor}"), loss: None });
         }
     }
 

@@ -132,6 +132,9 @@ impl Control {
     }
 
     fn note_loss(&mut self, rank: Rank, loss: Loss) {
+        if rank == 0 {
+            self.loss_of_first = Some(loss.clone());
+        }
         match self.config.options.on_worker_loss {
             OnWorkerLoss::Stop => self.end(JobFailure::WorkerLost { rank, loss }),
             OnWorkerLoss::Continue => {

@@ -115,6 +115,8 @@ pub(super) struct Control {
     pub(super) partings: BTreeMap<Rank, u64>,
     /// What workers that have left have heard elsewhere of the job's failure, and until when others may know better.
     pub(super) hearsay: BTreeMap<Rank, (u64, JobFailure)>,
+    /// How worker 0 was lost, for whoever waits for a value that only it gives.
+    loss_of_first: Option<Loss>,
     /// Whether the process wants the server to end now, whoever has not heard of it.
     stopping: bool,
     /// Since when those who came have gone, while others are awaited.
@@ -205,6 +207,7 @@ impl Control {
             departed: HashMap::new(),
             partings: BTreeMap::new(),
             hearsay: BTreeMap::new(),
+            loss_of_first: None,
             stopping: false,
             deserted_since: None,
             came: false,
@@ -326,6 +329,9 @@ impl Control {
     fn take_reports(&mut self) {
         while let Ok(report) = self.shards.reports.try_recv() {
             match report {
+                Report::Failed(JobFailure::NoValue { name, .. }) => {
+                    self.end(JobFailure::NoValue { name, loss: self.loss_of_first.clone() });
+                }
                 Report::Failed(failure) => self.end(failure),
                 Report::Broke { rank, what } => self.lose_rank(rank, Loss::Broke { what }),
                 Report::Departed { rank } => {
