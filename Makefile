@@ -137,9 +137,11 @@ test-python: test-env ## real processes, golden trajectories, the command line, 
 	timeout --verbose 1500 $(BIN)/python -m pytest
 
 KILLS ?= 1000
+MANAGED ?= 300
 CUTS ?= 500
-soak: test-env ## processes killed at random moments, a thousand times, and connections cut, five hundred (about an hour; docs/soak.md)
+soak: test-env ## processes killed at random moments, a thousand times, managers and their servers, three hundred, and connections cut, five hundred of each kind (about an hour; docs/soak.md)
 	$(BIN)/python tests/soak/kills.py --schedules $(KILLS)
+	$(BIN)/python tests/soak/managed.py --schedules $(MANAGED)
 	PENSTOCK_CUTS=$(CUTS) cargo test --quiet -p penstock --test cuts -- --nocapture
 
 bench: test-env ## the benchmark of the README, beside its peers and the machine's limit

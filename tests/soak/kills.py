@@ -33,7 +33,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,6 +109,12 @@ class Run:
     stuck: bool = False
     slowest: float = 0.0
 
+    def read_outcomes(self, folder: Path) -> None:
+        """Takes what the workers wrote down, and what was printed."""
+        for path in folder.glob("outcome.*.json"):
+            self.outcomes[int(path.name.split(".")[1])] = json.loads(path.read_text())
+        self.output = (folder / "output").read_text(errors="replace")
+
 
 def run(schedule: Schedule) -> Run:
     """Carries a schedule out; every process of it is gone at the end."""
@@ -121,11 +127,9 @@ def run(schedule: Schedule) -> Run:
             line.bind(str(folder / "marks"))
             _conduct(seen, folder, token, line)
         seen.left_files = [str(path.relative_to(folder)) for path in (folder / "t").rglob("*")]
-        for path in folder.glob("outcome.*.json"):
-            seen.outcomes[int(path.name.split(".")[1])] = json.loads(path.read_text())
-        seen.output = (folder / "output").read_text(errors="replace")
+        seen.read_outcomes(folder)
     finally:
-        for pid in _bearers(token):
+        for pid in bearers(token):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
@@ -162,7 +166,7 @@ def _conduct(seen: Run, folder: Path, token: str, line: socket.socket) -> None:
             seen.code = launcher.returncode or 0
             if schedule.role == "launcher":
                 _await_end(token)
-            seen.left_processes = [_command_line(pid) for pid in _bearers(token)] if not seen.stuck else []
+            seen.left_processes = [command_line(pid) for pid in bearers(token)] if not seen.stuck else []
         finally:
             launcher.kill()
             launcher.wait()
@@ -176,7 +180,7 @@ def _listen_to_the_end(seen: Run, launcher: subprocess.Popen[bytes], line: socke
         while True:
             ready, _, _ = select.select([line, watch], [], [], max(0.0, end - time.monotonic()))
             if line in ready:
-                _note(seen, line.recv(200))
+                note(seen, line.recv(200))
             elif watch in ready:
                 launcher.wait()
                 return True
@@ -198,7 +202,7 @@ def _kill(seen: Run, launcher: subprocess.Popen[bytes], line: socket.socket) -> 
             ready, _, _ = select.select([line, watch], [], [], max(0.0, end - time.monotonic()))
             if line not in ready:
                 return  # the run has ended before the moment came, or is stuck: judged later
-            rank, pid, mark = _note(seen, line.recv(200))
+            rank, pid, mark = note(seen, line.recv(200))
             pids[rank] = pid
             about = schedule.role != "worker" or rank == schedule.victim
             said += about and mark == schedule.mark
@@ -218,7 +222,8 @@ def _kill(seen: Run, launcher: subprocess.Popen[bytes], line: socket.socket) -> 
             os.kill(victim, signal.SIGKILL)
 
 
-def _note(seen: Run, message: bytes) -> tuple[int, int, str]:
+def note(seen: Run, message: bytes) -> tuple[int, int, str]:
+    """Takes a worker's message: its rank, its process, and how far it is."""
     rank, pid, mark, _ = message.decode().split()
     seen.marks.setdefault(int(rank), []).append(mark)
     return int(rank), int(pid), mark
@@ -226,7 +231,7 @@ def _note(seen: Run, message: bytes) -> tuple[int, int, str]:
 
 def _server(launcher: int, index: int) -> int | None:
     for pid in map(int, Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()):
-        words = _command_line(pid).split()
+        words = command_line(pid).split()
         if "penstock.launch.server" in words and words[words.index("penstock.launch.server") + 2] == str(
             index
         ):
@@ -234,13 +239,14 @@ def _server(launcher: int, index: int) -> int | None:
     return None
 
 
-def _command_line(pid: int) -> str:
+def command_line(pid: int) -> str:
+    """What a process was started with; nothing where it is gone."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return ""
 
 
-def _bearers(token: str) -> Iterator[int]:
+def bearers(token: str) -> Iterator[int]:
     """Processes that have inherited the run's token."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -252,7 +258,7 @@ def _bearers(token: str) -> Iterator[int]:
 def _await_end(token: str) -> None:
     """Nobody is there to wait for when the launcher is killed: its processes must end by themselves."""
     end = time.monotonic() + LEASE + DEADLINE / 2
-    for pid in list(_bearers(token)):
+    for pid in list(bearers(token)):
         with contextlib.suppress(ProcessLookupError):
             descriptor = os.pidfd_open(pid)
             try:
@@ -261,8 +267,11 @@ def _await_end(token: str) -> None:
                 os.close(descriptor)
 
 
-def judge(seen: Run, slack: float = 1.0) -> list[str]:
-    """What was not as it must be; `slack`: seconds beyond the lease for everybody to hear."""
+def judge(seen: Run, slack: float = 1.0, patience: float | None = None) -> list[str]:
+    """
+    What was not as it must be; `slack`: seconds beyond the lease for everybody to hear. With `patience`
+    nobody saw a killed server's process end: who had not joined it may try for so many seconds.
+    """
     schedule, wrong = seen.schedule, []
     if seen.stuck:
         return [f"the run did not end within {PATIENCE:g} s"]
@@ -282,7 +291,7 @@ def judge(seen: Run, slack: float = 1.0) -> list[str]:
         if outcome is None:
             wrong.append(f"worker {rank} did not say how it ended (marks {seen.marks.get(rank, [])[-2:]})")
         elif "error" in outcome:
-            wrong += _judge_error(seen, rank, outcome, slack)
+            wrong += _judge_error(seen, rank, outcome, slack, patience)
         else:
             wrong += _judge_result(seen, rank, outcome)
     finals = [outcome for rank, outcome in seen.outcomes.items() if rank in survivors and "least" in outcome]
@@ -292,13 +301,23 @@ def judge(seen: Run, slack: float = 1.0) -> list[str]:
         wrong.append("the moment to kill never came")
     failed = any("error" in outcome for outcome in seen.outcomes.values())
     if failed and seen.code == 0:
-        wrong.append("the launcher says that all went well")
+        wrong.append("the exit code says that all went well")
     return wrong
 
 
-def _judge_error(seen: Run, rank: int, outcome: dict[str, Any], slack: float) -> list[str]:
+def _judge_error(
+    seen: Run, rank: int, outcome: dict[str, Any], slack: float, patience: float | None
+) -> list[str]:
     schedule, wrong = seen.schedule, []
+    if schedule.role == "manager":
+        return [f"worker {rank} noticed that the manager was killed: {outcome['error']}: {outcome['text']}"]
     late = outcome["when"] - seen.killed_at
+    if patience is not None and "joined" not in seen.marks.get(rank, []):
+        if late > patience + slack or f"server {schedule.victim}" not in outcome["text"]:
+            wrong.append(
+                f"worker {rank} joined in vain for {late:.1f} s: {outcome['error']}: {outcome['text']}"
+            )
+        return wrong
     seen.slowest = max(seen.slowest, late)
     if late > LEASE + slack:
         wrong.append(
@@ -332,8 +351,14 @@ def _judge_result(seen: Run, rank: int, outcome: dict[str, Any]) -> list[str]:
     return wrong
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+def main(
+    draw: Callable[[int], Schedule],
+    play: Callable[[Any], Run],
+    judged: Callable[[Any, float], list[str]],
+    about: str,
+) -> int:
+    """Plays as many schedules as the arguments say, and prints what came of them."""
+    parser = argparse.ArgumentParser(description=about.split("\n\n")[0])
     parser.add_argument("--schedules", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the first schedule; the others follow")
     parser.add_argument("--at-once", type=int, default=2)
@@ -345,10 +370,10 @@ def main() -> int:
     failed = 0
     began = time.monotonic()
     with ThreadPoolExecutor(given.at_once) as pool:
-        for seen in pool.map(run, map(Schedule.draw, seeds)):
+        for seen in pool.map(play, map(draw, seeds)):
             schedule = seen.schedule
             kinds[f"{schedule.role}, {schedule.transport}, {schedule.loss}"] += 1
-            wrong = judge(seen, given.slack)
+            wrong = judged(seen, given.slack)
             if seen.slowest:
                 heard.append(seen.slowest)
             if wrong:
@@ -371,4 +396,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Schedule.draw, run, judge, __doc__ or ""))

@@ -1,8 +1,9 @@
 """
 A worker of the kill campaign: trains, says at every step how far it is, and writes down how it ended.
 
-Arguments: folder, iterations, seed. Every message is one datagram to SOAK_SOCKET: `rank pid mark seconds`,
-the seconds by the host's monotonic clock. How it ended stands in `outcome.RANK.json` in the folder.
+Arguments: folder, iterations, seed. Every message is one datagram to SOAK_SOCKET: `number pid mark seconds`,
+the seconds by the host's monotonic clock. How it ended stands in `outcome.NUMBER.json` in the folder. Its
+number is its rank, or SOAK_NUMBER where a manager gives the ranks.
 
 Worker r pushes 1024 ** r into every element, so that the digits of an element to the base 1024 count whose
 pushes are in it, and how many.
@@ -25,17 +26,17 @@ BASE = 1024
 
 def main() -> None:
     folder, iterations, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    rank = int(os.environ["PENSTOCK_RANK"])
-    chance = random.Random(f"{seed} {rank}")
+    number = int(os.environ.get("PENSTOCK_RANK") or os.environ["SOAK_NUMBER"])
+    chance = random.Random(f"{seed} {number}")
     line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     line.connect(os.environ["SOAK_SOCKET"])
 
     def mark(name: str) -> None:
-        line.send(f"{rank} {os.getpid()} {name} {time.monotonic()}".encode())
+        line.send(f"{number} {os.getpid()} {name} {time.monotonic()}".encode())
         time.sleep(chance.choice((0, 0, 0, chance.random() * 0.01)))
 
     def write(**outcome: object) -> None:
-        path = folder / f"outcome.{rank}.json"
+        path = folder / f"outcome.{number}.json"
         part = path.with_suffix(".part")
         part.write_text(json.dumps({"when": time.monotonic(), **outcome}))
         part.rename(path)
@@ -48,6 +49,7 @@ def main() -> None:
     try:
         job = ps.init()
         mark("joined")
+        rank = job.rank
         tensor = job.tensor("w", shape=ELEMENTS, dtype="f8", reduce="sum")
         mine = slice(rank, rank + 1)
         table = job.table("t", rows=job.size, width=4, dtype="f8", produce=mine, consume="all")

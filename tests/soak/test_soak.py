@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import kills
+import managed
 
 SLACK = 10.0
 """Tests run on machines that are busy: here only that somebody is told, and what, is judged."""
@@ -43,8 +44,31 @@ def test_whoever_survives_a_killed_server_is_told(transport):
     assert any("error" in outcome for outcome in seen.outcomes.values()), "nobody noticed"
 
 
+@pytest.mark.parametrize("mark", [managed.CREATION, "start", "clocked", "leaving"])
+def test_no_worker_notices_that_its_manager_was_killed_and_the_next_one_hears_how_the_job_ended(mark):
+    schedule = replace(
+        managed.Schedule.draw(len(mark)), role="manager", victim=0, servers=2, mark=mark, times=1, away=0.5
+    )
+    seen = managed.run(schedule)
+    assert managed.judge(seen, SLACK) == [], f"{schedule}\n{seen.output}"
+
+
+def test_whoever_survives_a_killed_server_of_a_manager_is_told():
+    schedule = replace(managed.Schedule.draw(1), role="server", victim=0, mark="clocked", times=2)
+    seen = managed.run(schedule)
+    assert managed.judge(seen, SLACK) == [], f"{schedule}\n{seen.output}"
+    assert any("error" in outcome for outcome in seen.outcomes.values()), "nobody noticed"
+
+
 def test_the_judge_can_fail():
     seen = kills.Run(replace(kills.Schedule.draw(3), role="worker", victim=0, workers=2, loss="stop"))
     seen.outcomes = {1: {"least": [3, 5], "most": [5, 6], "rows": [6, 6], "when": 0.0}}
     seen.left_files = ["penstock-x"]
     assert len(kills.judge(seen)) == 5
+
+
+def test_the_judge_of_managers_can_fail():
+    seen = managed.Run(replace(managed.Schedule.draw(0), role="manager", workers=1, servers=1))
+    seen.killed_at, seen.state = 1.0, "failed"
+    seen.outcomes = {0: {"error": "ServerLost", "text": "server 0 was lost", "when": 2.0, "server": 0}}
+    assert len(managed.judge(seen)) == 3
