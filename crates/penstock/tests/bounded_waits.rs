@@ -89,6 +89,20 @@ fn a_server_that_is_not_there_is_named_with_its_path() {
     }
 }
 
+// It was told that its last attempt had timed out, for which there was no time left.
+#[test]
+fn who_tries_a_server_on_the_network_in_vain_is_told_why() {
+    let cluster = Cluster::new(1, 1, &[("deadline", "0.3")]);
+    let mut membership = cluster.membership(0);
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    membership.servers = vec![format!("tcp://{nobody}").parse().unwrap()];
+    let error = cluster.try_join(&membership).unwrap_err();
+    assert!(
+        matches!(&error, Error::ConnectTimeout { server: 0, reason, .. } if reason.contains("refused")),
+        "{error}"
+    );
+}
+
 /// Joins as rank 1 a job of two servers of which the second is not heard of, while worker 0 fails; what it is told.
 fn join_while_the_job_fails(way: Way, second: impl FnOnce() -> Endpoint) -> Error {
     let cluster = Cluster::over(way, 2, 2, &[]);

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::raw::{Raw, exchange, hear, hello, prove, say};
+use common::raw::{Raw, exchange, hear, hello, prove, say, tell};
 use common::{Cluster, NO_SETTINGS, bytes, declare, pull, seconds};
 use penstock::worker::{Error, Job};
 use penstock_fabric::layout::{Count, page};
@@ -380,6 +380,20 @@ fn who_says_that_another_was_lost_says_it_under_its_own_name() {
         };
         assert!(what.ends_with(&lie.to_string()), "{what}");
     }
+}
+
+// Who came to the barrier meanwhile passed it with one that had gone, and was told afterwards.
+#[test]
+fn nobody_passes_a_barrier_with_a_worker_that_has_gone_from_it() {
+    let cluster = Cluster::new(2, 1, &[]);
+    let job = cluster.join(0);
+    let hostile = Raw::join(&cluster, 1);
+    tell(&hostile.connection, 2, Ask::Barrier);
+    let lie = JobFailure::NonFinite { rank: 0, name: "w".to_owned() };
+    tell(&hostile.connection, 3, Ask::Leave { how: Departure::Heard(lie) });
+    hostile.wait_for_the_end();
+    let met = job.barrier(None);
+    assert!(matches!(met, Err(Error::Failed(JobFailure::WorkerLost { rank: 1, .. }))), "{met:?}");
 }
 
 // The first server is left last: who has left it well is not lost because another says so.

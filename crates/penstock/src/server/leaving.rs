@@ -40,6 +40,7 @@ impl Control {
         if let Some(worker) = self.workers.get_mut(&rank) {
             worker.client = None;
         }
+        self.stand_aside(rank);
         let within = HEARSAY_WITHIN_MS.max(self.lease_ms() / 4);
         self.hearsay.insert(rank, (self.clock.now() + within, failure));
         self.judge_hearsay();

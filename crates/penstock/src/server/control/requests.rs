@@ -282,6 +282,16 @@ impl Control {
         ranks
     }
 
+    /// A worker that has gone, and is not lost so far, waits for nothing: nobody passes the barrier as if it stood there, nor is in a
+    /// circle with it.
+    pub(in crate::server) fn stand_aside(&mut self, rank: Rank) {
+        self.knots.end(rank);
+        self.roster.withdraw(rank);
+        if let Some(worker) = self.workers.get_mut(&rank) {
+            worker.at_barrier = None;
+        }
+    }
+
     pub(super) fn open_barrier(&mut self) {
         let Some(ranks) = self.roster.pass_barrier() else { return };
         let left: Vec<Rank> = self.roster.crew().left.into_iter().collect();

@@ -67,7 +67,15 @@ fn seconds(lease_ms: u64) -> Duration {
 
 /// Dials until the server answers or the deadline has passed.
 fn reach(dialer: &Dialer, server: u32, deadline: Deadline, fate: &Fate) -> Result<RecordStream, Error> {
+    let mut last = None;
     loop {
+        // An attempt for which there is hardly time would say that it timed out, and not why the one before it failed.
+        if deadline.left().is_zero()
+            && let Some(reason) = last
+        {
+            let path = dialer.address().to_string();
+            return Err(Error::ConnectTimeout { server, path, reason, waited: deadline.waited() });
+        }
         let gives_up = || fate.look().is_err();
         let until = Instant::now() + deadline.left().min(dialer.attempt());
         let error = match dialer.dial(Purpose::Control, until, &gives_up) {
@@ -86,12 +94,10 @@ fn reach(dialer: &Dialer, server: u32, deadline: Deadline, fate: &Fate) -> Resul
             Err(DialError::Unreachable(error)) => error,
         };
         fate.look()?;
-        if deadline.left().is_zero() {
-            let (path, reason) = (dialer.address().to_string(), error.to_string());
-            return Err(Error::ConnectTimeout { server, path, reason, waited: deadline.waited() });
-        }
+        last = Some(error.to_string());
         // Nothing tells when a server starts to listen on another host.
-        std::thread::sleep(PAUSE.min(deadline.left()));
+        let left = deadline.left();
+        std::thread::sleep(if left < 2 * PAUSE { left } else { PAUSE });
     }
 }
 
