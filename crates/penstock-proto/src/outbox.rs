@@ -75,6 +75,12 @@ impl Outbox {
         self.end += u64::from(frames);
     }
 
+    /// Changes what is said in frames of which none was taken; how many they are stays.
+    pub fn rewrite(&mut self, change: impl Fn(&mut Submission)) {
+        let untaken = self.entries.iter_mut().filter(|entry| entry.first > self.taken);
+        untaken.for_each(|entry| change(&mut entry.submission));
+    }
+
     /// The next frame to be sent; it stays the next until [`Outbox::sent`].
     pub fn due(&self) -> Option<Due> {
         let entry = self.entries.get(self.cursor)?;

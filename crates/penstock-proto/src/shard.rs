@@ -358,6 +358,15 @@ impl Shard {
         self.clocks.live().filter(behind).collect()
     }
 
+    /// How many contributions of `reader` must have been folded before it is sent a value: out of step it finds all of its own in what it
+    /// reads, also those that wait for a commit.
+    pub fn promised(&self, reader: Rank, id: TensorId) -> u64 {
+        match self.tensors.get(id).filter(|tensor| !tensor.spec.consistency.folds_together()) {
+            Some(tensor) => tensor.folded[reader as usize] + tensor.pending[reader as usize] as u64,
+            None => 0,
+        }
+    }
+
     fn known(&self, id: TensorId) -> Result<&Tensor, SubmissionRefused> {
         self.tensors.get(id).ok_or(SubmissionRefused::UnknownTensor { got: id })
     }

@@ -13,6 +13,9 @@ use penstock_kernels::Settings;
 /// Words of a submission, 8 bytes each.
 pub const WORDS: usize = 8;
 
+/// The ticket of a fetch that brings none back: what a connection that is made again asks for on behalf of pushes.
+pub const NO_TICKET: u64 = 0;
+
 /// What a worker says to a shard.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Submission {
@@ -62,7 +65,7 @@ pub enum Submission {
         state: bool,
         /// Least version of each chunk.
         version: u64,
-        /// Comes back when everything was sent. Grows with every fetch.
+        /// Comes back when everything was sent. Grows with every fetch, from 1; or [`NO_TICKET`].
         ticket: u64,
     },
     /// The last that comes from this worker: it leaves. Everything before it counts.

@@ -127,6 +127,28 @@ fn a_lane_that_is_written_while_it_is_sent_costs_no_connection() {
     assert_eq!(made[1].0, made[1].1);
 }
 
+/// A push asks for its result, which is newer than a pull with slack needs: such a pull waited for the other workers all the same.
+#[test]
+fn a_pull_with_slack_does_not_wait_for_the_result_of_a_push() {
+    for way in [Way::Memory, Way::Tcp] {
+        let cluster = Cluster::over(way, 2, 1, &[]);
+        cluster.run(|job| {
+            let tensor = declare(job, "w", 10, Consistency::Bsp);
+            value(&tensor);
+            if job.rank() == 0 {
+                tensor.push(Some(&gradient(0, 0, 10)), SGD, false, None).unwrap();
+                let seen = tensor.pull_into(&mut [0; 40], Some(1), Some(Duration::from_secs(5)));
+                assert_eq!(seen.unwrap(), 0, "{way:?}");
+            }
+            job.barrier(None).unwrap();
+            if job.rank() == 1 {
+                tensor.push(Some(&gradient(1, 0, 10)), SGD, false, None).unwrap();
+            }
+            assert_eq!(tensor.pull_into(&mut [0; 40], None, None).unwrap(), 1);
+        });
+    }
+}
+
 #[test]
 fn a_wrong_secret_and_a_job_that_does_not_exist_are_refused_alike() {
     let cluster = Cluster::over(Way::Tcp, 1, 1, &[]);

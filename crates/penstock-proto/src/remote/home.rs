@@ -6,7 +6,7 @@
 use crate::TensorId;
 use crate::numbered::Numbered;
 use crate::outbox::{Inbox, OutOfOrder};
-use crate::submission::Submission;
+use crate::submission::{NO_TICKET, Submission};
 use std::collections::VecDeque;
 
 /// What stands published of a chunk.
@@ -54,7 +54,7 @@ pub enum Owing {
         /// Contributions since the start.
         count: u64,
     },
-    /// Everything that was asked for with this ticket or before has been sent.
+    /// Everything that was fetched with this ticket or before has been sent.
     Fetched {
         /// The tensor.
         tensor: TensorId,
@@ -63,25 +63,40 @@ pub enum Owing {
     },
 }
 
-/// What is owed of one chunk.
+/// What is owed of one chunk. What a push asks for is kept apart from what a fetch asks for: it may be newer than a fetch with slack
+/// needs, which must not wait for it.
 #[derive(Debug, Clone, Copy, Default)]
 struct OwedChunk {
-    /// The version that is wanted + 1; 0: nothing is.
+    /// The version that a push asked for + 1; 0: none.
     wanted: u64,
+    /// The version that a fetch asked for + 1; 0: none.
+    fetched: u64,
     /// Whether it stands in the queue.
     queued: bool,
     /// The publication that was sent last on this connection.
     seen: u64,
 }
 
+impl OwedChunk {
+    /// Whether what stands published is new enough for anything that was asked for.
+    fn is_due(&self, published: &Publication) -> bool {
+        let reaches = |asked: u64| asked > 0 && published.version + 1 >= asked;
+        published.sequence > 0 && (reaches(self.wanted) || reaches(self.fetched))
+    }
+}
+
 /// What is owed of one tensor.
 #[derive(Debug, Default)]
 struct Owed {
     chunks: Vec<OwedChunk>,
-    /// Chunks that are wanted.
+    /// Results that pushes asked for.
+    results: usize,
+    /// Chunks that fetches asked for.
     open: usize,
-    /// The ticket to be returned when none is wanted any more. A later one stands for those before it.
+    /// The ticket to be returned when none of those is left. A later one stands for those before it.
     ticket: Option<u64>,
+    /// A fetch that waits for own contributions.
+    held: Option<Held>,
     /// The ticket that is to be returned, and stands in the queue.
     returned: Option<u64>,
     /// The optimizer's state, if it is asked for.
@@ -89,6 +104,14 @@ struct Owed {
     /// Contributions that were folded, and whether that is due to be told.
     count: u64,
     folded: bool,
+}
+
+/// A fetch that is taken up when so many of the subscriber's contributions were folded. A later one stands for those before it.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    folded: u64,
+    version: u64,
+    ticket: u64,
 }
 
 /// What is still to be sent of a tensor's state: so many chunks, from this one on and round. One that is asked for again while it is
@@ -137,8 +160,8 @@ impl Subscriber {
         self.due.clear();
         for (id, owed) in self.owed.iter_mut() {
             owed.chunks.fill(OwedChunk::default());
-            (owed.open, owed.ticket) = (0, None);
-            (owed.returned, owed.state) = (None, None);
+            (owed.results, owed.open) = (0, 0);
+            (owed.ticket, owed.held, owed.returned, owed.state) = (None, None, None, None);
             owed.folded = true;
             self.due.push_back(Due::Folded { tensor: id });
         }
@@ -183,22 +206,40 @@ impl Subscriber {
     pub fn want(&mut self, id: TensorId, local: usize, version: u64, home: &impl Chunks) {
         let owed = self.owed(id, home);
         let chunk = &mut owed.chunks[local];
-        owed.open += usize::from(chunk.wanted == 0);
+        owed.results += usize::from(chunk.wanted == 0);
         chunk.wanted = chunk.wanted.max(version + 1);
         self.settle(id, local, home);
     }
 
-    /// It wants every chunk that has changed since it was sent, and that has this version or once it has.
-    pub fn fetch(&mut self, id: TensorId, version: u64, ticket: u64, home: &impl Chunks) {
-        for local in 0..home.chunks(id) {
-            let chunk = self.owed(id, home).chunks[local];
-            let published = home.publication(id, local);
-            if chunk.seen != published.sequence || published.version < version || published.sequence == 0 {
-                self.want(id, local, version, home);
-            }
+    /// It wants every chunk that has changed since it was sent, and that has this version or once it has: all that once `folded` of its
+    /// contributions were folded ([`Shard::promised`](crate::shard::Shard::promised)). With [`NO_TICKET`] it is as if pushes had asked.
+    pub fn fetch(&mut self, id: TensorId, version: u64, ticket: u64, folded: u64, home: &impl Chunks) {
+        let owed = self.owed(id, home);
+        if ticket != NO_TICKET && owed.count < folded {
+            let before = owed.held.unwrap_or(Held { folded, version, ticket });
+            owed.held = Some(Held {
+                folded: folded.max(before.folded),
+                version: version.max(before.version),
+                ticket: ticket.max(before.ticket),
+            });
+            return;
         }
-        self.owed(id, home).ticket = Some(ticket);
-        self.close(id);
+        for local in 0..home.chunks(id) {
+            let chunk = &mut self.known(id).chunks[local];
+            let published = home.publication(id, local);
+            if chunk.seen == published.sequence && published.version >= version && published.sequence > 0 {
+                continue;
+            }
+            if ticket == NO_TICKET {
+                self.want(id, local, version, home);
+                continue;
+            }
+            let new = chunk.fetched == 0;
+            chunk.fetched = chunk.fetched.max(version + 1);
+            self.known(id).open += usize::from(new);
+            self.settle(id, local, home);
+        }
+        self.pay(id, ticket);
     }
 
     /// It wants the optimizer's state, as it is now.
@@ -206,10 +247,10 @@ impl Subscriber {
         let chunks = home.chunks(id);
         let owed = self.owed(id, home);
         if chunks == 0 {
-            return self.give_back(id, ticket);
+            return self.pay(id, ticket);
         }
         match &mut owed.state {
-            Some(state) => (state.left, state.ticket) = (chunks, ticket),
+            Some(state) => (state.left, state.ticket) = (chunks, ticket.max(state.ticket)),
             None => {
                 owed.state = Some(OwedState { next: 0, left: chunks, ticket });
                 self.due.push_back(Due::State { tensor: id });
@@ -221,7 +262,7 @@ impl Subscriber {
 
     /// A chunk was published.
     pub fn published(&mut self, id: TensorId, local: usize, home: &impl Chunks) {
-        if self.connected && self.owed.get(id).is_some_and(|owed| owed.open > 0) {
+        if self.connected && self.owed.get(id).is_some_and(|owed| owed.open + owed.results > 0) {
             self.settle(id, local, home);
         }
     }
@@ -234,6 +275,9 @@ impl Subscriber {
         self.contributed.1 += count - before;
         if new {
             self.due.push_back(Due::Folded { tensor: id });
+        }
+        if let Some(Held { version, ticket, .. }) = self.known(id).held.take_if(|held| held.folded <= count) {
+            self.fetch(id, version, ticket, 0, home);
         }
     }
 
@@ -269,12 +313,17 @@ impl Subscriber {
                     let owed = self.known(tensor);
                     let chunk = &mut owed.chunks[local];
                     chunk.queued = false;
-                    if publication.version + 1 < chunk.wanted {
+                    if !chunk.is_due(&publication) {
                         continue; // a newer one is wanted by now, and comes when it is published
                     }
-                    chunk.wanted = 0;
                     chunk.seen = publication.sequence;
-                    owed.open -= 1;
+                    let reached = |asked: &mut u64| {
+                        let reached = *asked > 0 && publication.version + 1 >= *asked;
+                        *asked = if reached { 0 } else { *asked };
+                        usize::from(reached)
+                    };
+                    owed.results -= reached(&mut chunk.wanted);
+                    owed.open -= reached(&mut chunk.fetched);
                     self.close(tensor);
                     return Some(Owing::Value { tensor, local, publication });
                 }
@@ -311,22 +360,32 @@ impl Subscriber {
         self.owed.get_mut(id).expect("what is due was owed")
     }
 
-    /// Queues a chunk that is wanted and fresh enough.
+    /// Queues a chunk that is asked for and fresh enough.
     fn settle(&mut self, id: TensorId, local: usize, home: &impl Chunks) {
         let published = home.publication(id, local);
         let chunk = &mut self.known(id).chunks[local];
-        let fresh = published.sequence > 0 && published.version + 1 >= chunk.wanted;
-        if chunk.wanted > 0 && fresh && !chunk.queued {
+        if chunk.is_due(&published) && !chunk.queued {
             chunk.queued = true;
             self.due.push_back(Due::Value { tensor: id, local });
         }
     }
 
-    /// Returns the ticket if nothing is wanted any more. Tickets come back in order: not before those of a state under way (S-3).
+    /// Notes a ticket that is to be returned as soon as it may.
+    fn pay(&mut self, id: TensorId, ticket: u64) {
+        let owed = self.known(id);
+        if ticket != NO_TICKET {
+            owed.ticket = owed.ticket.max(Some(ticket));
+        }
+        self.close(id);
+    }
+
+    /// Returns the ticket if all that was fetched has been sent, no fetch waits and no state is under way: any of them may have been asked for
+    /// first (S-3).
     fn close(&mut self, id: TensorId) {
         let owed = self.known(id);
         if owed.open == 0
             && owed.state.is_none()
+            && owed.held.is_none()
             && let Some(ticket) = owed.ticket.take()
         {
             self.give_back(id, ticket);
@@ -353,8 +412,7 @@ impl Subscriber {
             owed.state = Some(OwedState { next: (next + 1) % chunks, left: left - 1, ticket });
             self.due.push_back(Due::State { tensor: id });
         } else {
-            self.give_back(id, ticket);
-            self.close(id);
+            self.pay(id, ticket);
         }
         Some(next)
     }

@@ -9,7 +9,7 @@ use crate::frame::Notice;
 use crate::numbered::Numbered;
 use crate::outbox::{Miscounted, Outbox};
 use crate::progress::Progress;
-use crate::submission::Submission;
+use crate::submission::{NO_TICKET, Submission};
 use std::ops::Range;
 
 /// One frame to be sent.
@@ -90,8 +90,6 @@ struct Mirrored {
     progress: Progress,
     /// The last fetch of the value that has not come back, and the last of the state.
     open: [Option<Submission>; 2],
-    /// The last ticket that came back.
-    fetched: u64,
 }
 
 impl Mirrored {
@@ -107,17 +105,19 @@ impl Mirrored {
 
     /// Notes that fetches up to `ticket` have come back.
     fn fetched(&mut self, ticket: u64) {
-        self.fetched = self.fetched.max(ticket);
         for open in &mut self.open {
             *open = open.filter(|fetch| ticket_of(fetch) > ticket);
         }
     }
 
-    /// What is to be repeated, in the order in which it was asked for.
+    /// What is to be asked for again. Only the last brings a ticket back, and it stands for all: which of the value and the state was
+    /// asked for first is not known any more, and a ticket comes back behind both (S-3).
     fn unfetched(&self) -> impl Iterator<Item = Submission> {
-        let mut open = self.open;
-        open.sort_by_key(|fetch| fetch.as_ref().map(ticket_of));
-        open.into_iter().flatten()
+        let [value, state] = self.open;
+        let newest = self.open.iter().flatten().map(ticket_of).max().unwrap_or(0);
+        let both = value.is_some() && state.is_some();
+        let state = state.map(|fetch| with_ticket(fetch, if both { NO_TICKET } else { newest }));
+        state.into_iter().chain(value.map(|fetch| with_ticket(fetch, newest)))
     }
 
     /// Places of the chunks among `first..first + count`.
@@ -132,6 +132,13 @@ fn ticket_of(fetch: &Submission) -> u64 {
         Submission::Fetch { ticket, .. } => *ticket,
         _ => 0,
     }
+}
+
+fn with_ticket(mut fetch: Submission, new: u64) -> Submission {
+    if let Submission::Fetch { ticket, .. } = &mut fetch {
+        *ticket = new;
+    }
+    fetch
 }
 
 /// A subscriber's side of one shard, over all its connections.
@@ -149,7 +156,7 @@ impl Mirror {
     /// A tensor, of which the shard is home of these chunks, ascending.
     pub fn declare(&mut self, id: TensorId, chunks: Vec<u32>) {
         let (versions, progress) = (vec![0; chunks.len()], Progress::of_zeros(chunks.len()));
-        self.tensors.insert(id, Mirrored { chunks, versions, progress, open: [None; 2], fetched: 0 });
+        self.tensors.insert(id, Mirrored { chunks, versions, progress, open: [None; 2] });
     }
 
     /// A connection stands, on which nothing was said.
@@ -283,10 +290,17 @@ impl Mirror {
         if self.left {
             return Ok(()); // nobody looks at what would come
         }
+        // All that is open is asked for again below. So fetches that stand here already bring no ticket back: it would pass those whose
+        // answers were lost.
+        self.outbox.rewrite(|submission| {
+            if let Submission::Fetch { ticket, .. } = submission {
+                *ticket = NO_TICKET;
+            }
+        });
         for (tensor, mirrored) in self.tensors.iter() {
             let wanted = wanted(tensor);
             if wanted > mirrored.progress.least().unwrap_or(0) {
-                let (version, ticket) = (wanted - 1, mirrored.fetched);
+                let (version, ticket) = (wanted - 1, NO_TICKET);
                 self.outbox.submit(Submission::Fetch { tensor, state: false, version, ticket }, 1);
             }
             for fetch in mirrored.unfetched() {

@@ -10,7 +10,8 @@
 //!
 //! - **S-1** of [`outbox`](crate::outbox): submissions are taken all, in order, once.
 //! - **S-2** What was asked for comes, at the version that was asked for or a newer one, wherever connections break.
-//! - **S-3** A ticket comes back behind everything that was asked for with it or before.
+//! - **S-3** A ticket comes back behind everything that was fetched with it or before; it does not wait for the results that pushes asked
+//!   for, which may be newer than a fetch with slack needs.
 //! - **S-4** What is owed is chunk numbers, each at most once: a subscriber that asks and does not read makes it no longer.
 
 pub mod home;

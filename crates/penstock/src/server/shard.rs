@@ -651,14 +651,15 @@ impl Loop {
     }
 
     fn submit_remote(&mut self, rank: Rank, submission: &Submission, wanted: bool) -> Result<(), String> {
-        let Self { ports, memory, .. } = self;
+        let Self { ports, memory, machine, .. } = self;
         let Some(Some(Port::Remote(remote))) = ports.get_mut(rank as usize) else { return Ok(()) };
         match *submission {
             Submission::Fetch { tensor, state: true, ticket, .. } => {
                 remote.subscriber().fetch_state(tensor, ticket, memory)
             }
             Submission::Fetch { tensor, version, ticket, .. } => {
-                remote.subscriber().fetch(tensor, version, ticket, memory)
+                let folded = machine.promised(rank, tensor);
+                remote.subscriber().fetch(tensor, version, ticket, folded, memory)
             }
             Submission::Push { tensor, first, stamp, .. } if wanted => {
                 if let Some(local) = memory.local(tensor, first) {
