@@ -10,15 +10,22 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 from launching import command_line
+
+import penstock as ps
 
 pytest.importorskip("penstock._core")
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
+
+from penstock.demo.optimizers import stepper
+from penstock.demo.settings import RULES
 
 TRAINING = 600.0
 """Seconds that a training which computes for ten may take where many others compute too."""
@@ -60,52 +67,55 @@ def test_a_demo_without_options_learns_the_digits_and_agrees_with_one_process(de
     assert f"{result['final_accuracy']:.4f}" in out
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw"])
-def test_a_synchronous_step_is_the_single_process_step_up_to_rounding(demo, optimizer):
+@pytest.mark.parametrize("name", RULES)
+def test_both_sides_of_the_comparison_take_the_same_steps(job, name):
+    rule, rng = RULES[name], np.random.default_rng(7)
+    alone = rng.standard_normal(1000).astype(np.float32)
+    tensor = job.tensor("w", alone, optimizer=getattr(ps, rule.ours)(**rule.settings))
+    step = stepper(rule)
+    for _ in range(20):
+        gradient = rng.standard_normal(1000).astype(np.float32)
+        step(alone, gradient)
+        shared = tensor.pushpull(gradient)
+        np.testing.assert_allclose(shared, alone, rtol=2e-5, atol=4e-6)
+        job.clock()
+
+
+def test_a_synchronous_step_is_that_of_one_process_and_of_the_peer_with_the_same_bits_every_time(demo):
     # One epoch: rounding has no time to grow. Parameters are about 0.1 in size; an update that was lost,
-    # doubled or scaled
-    # wrongly shows as 1e-3 and more. Rules that divide by a small root magnify rounding more than SGD does.
-    result, _ = demo("--optimizer", optimizer, "--epochs", "1", "--workers", "3", "--servers", "2")
-    assert result["max_difference"] < (1e-5 if "sgd momentum nesterov".find(optimizer) >= 0 else 2e-4)
+    # doubled or scaled wrongly shows as 1e-3 and more. Adam divides by a small root, and magnifies rounding.
+    words = ["--optimizer", "adam", "--epochs", "1", "--workers", "3", "--servers", "2", "--seed", "5"]
+    first, _ = demo(*words)
+    assert first["max_difference"] < 2e-4
+    second, out = demo(*words, peer="gloo" if find_spec("torch") else "none")
+    for what in ("accuracy", "loss", "max_difference"):
+        assert first[what] == second[what]
+    if find_spec("torch"):
+        assert second["gloo_seconds"] > 0
+        assert abs(second["gloo_accuracy"] - second["single_process_accuracy"]) < 0.02
+        assert "gloo" in out
 
 
-def test_synchronous_training_gives_the_same_bits_every_time(demo):
-    first, _ = demo("--epochs", "3", "--seed", "5")
-    second, _ = demo("--epochs", "3", "--seed", "5")
-    assert first["accuracy"] == second["accuracy"]
-    assert first["loss"] == second["loss"]
-    assert first["max_difference"] == second["max_difference"]
-
-
-@pytest.mark.parametrize("slack", [0, 3])
-def test_no_read_is_staler_than_the_slack_allows(demo, slack):
-    result, out = demo("--consistency", f"ssp:{slack}", "--workers", "4", "--epochs", "3")
-    assert result["consistency"] == f"ssp:{slack}"
-    assert result["max_staleness"] <= slack
+def test_no_read_is_staler_than_the_slack_allows(demo):
+    result, out = demo("--consistency", "ssp:3", "--workers", "4", "--epochs", "2")
+    assert result["consistency"] == "ssp:3"
+    assert result["max_staleness"] <= 3
     assert all(sum(counts.values()) == result["steps"] for counts in result["staleness"])
-    assert all(int(behind) <= slack for counts in result["staleness"] for behind in counts)
+    assert all(int(behind) <= 3 for counts in result["staleness"] for behind in counts)
     assert "reads by iterations behind:" in out
 
 
 def test_asynchronous_training_learns_too(demo):
-    result, _ = demo("--consistency", "asp", "--optimizer", "sgd")
+    result, _ = demo("--consistency", "asp", "--optimizer", "sgd", "--epochs", "6")
     assert result["final_accuracy"] >= 0.8
 
 
 def test_a_demo_with_torch_learns_the_digits(demo):
     pytest.importorskip("torch")
-    result, _ = demo("--torch", "--epochs", "4", "--optimizer", "adam")
+    result, _ = demo("--torch", "--epochs", "1", "--optimizer", "adam")
     assert result["model"] == "cnn-torch"
-    assert result["final_accuracy"] >= 0.8
+    assert result["final_accuracy"] >= 0.6
     assert abs(result["final_accuracy"] - result["single_process_accuracy"]) < 0.03
-
-
-def test_the_peer_learns_the_same_from_the_same_batches(demo):
-    pytest.importorskip("torch")
-    result, out = demo("--epochs", "10", peer="gloo")
-    assert result["gloo_seconds"] > 0
-    assert abs(result["gloo_accuracy"] - result["single_process_accuracy"]) < 0.02
-    assert "gloo" in out
 
 
 def test_a_peer_that_there_is_not_is_refused_before_anything_is_trained(command):

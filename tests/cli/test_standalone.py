@@ -24,7 +24,9 @@ def native() -> Path | None:
     """The one without Python, built of the sources that are here."""
     if not shutil.which("cargo"):
         return None
-    subprocess.run(["cargo", "build", "--quiet", "-p", "penstock-server"], cwd=ROOT, check=True)
+    subprocess.run(
+        ["cargo", "build", "--quiet", "--workspace", "--bin", "penstock-server"], cwd=ROOT, check=True
+    )
     return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "penstock-server"
 
 
