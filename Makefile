@@ -15,8 +15,8 @@ export PIP_QUIET := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A test that hangs must fail, and say where. What compiles has no limit: machines differ.
 LIMIT := timeout --verbose 900
-# What the demo needs beside the package itself, a requirement a line.
-REQUIREMENTS := import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *p["optional-dependencies"]["demo"], sep="\n")
+# What the package and one of its extras need, a requirement a line.
+REQUIREMENTS := import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *p["optional-dependencies"][sys.argv[1]], sep="\n")
 
 .PHONY: demo build library install test test-env lint format test-rust test-model test-miri test-tsan test-fuzz test-python test-netns fuzz soak bench docs clean help
 
@@ -40,7 +40,7 @@ $(VENV)/.tools: | $(BIN)/python
 
 # What is downloaded is unpacked while the compiler is at work.
 $(VENV)/.python: $(RUST_SOURCES) | $(VENV)/.tools
-	@$(BIN)/python -c '$(REQUIREMENTS)' > $(VENV)/requirements.txt
+	@$(BIN)/python -c '$(REQUIREMENTS)' demo > $(VENV)/requirements.txt
 	@$(BIN)/python -m pip install -r $(VENV)/requirements.txt & pip=$$!; \
 	  VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet --skip-install; built=$$?; \
 	  wait $$pip && exit $$built
@@ -74,14 +74,14 @@ $(VENV)/.test-env: pyproject.toml | $(VENV)/.built
 lint: test-env ## formatting, lints, types
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
-	$(BIN)/ruff format --check --quiet python tests examples
-	$(BIN)/ruff check --quiet python tests examples
+	$(BIN)/ruff format --check --quiet python tests examples docs/conf.py
+	$(BIN)/ruff check --quiet python tests examples docs/conf.py
 	$(BIN)/mypy --no-error-summary
 
 format: test-env ## put the formatting right
 	cargo fmt --all
-	$(BIN)/ruff format --quiet python tests examples
-	$(BIN)/ruff check --quiet --fix python tests examples
+	$(BIN)/ruff format --quiet python tests examples docs/conf.py
+	$(BIN)/ruff check --quiet --fix python tests examples docs/conf.py
 
 test-rust: ## unit, property and promise tests of the crates, and the simulator over some hundred seeds
 	cargo test --workspace --quiet --no-run
@@ -147,8 +147,14 @@ soak: test-env ## processes killed at random moments, a thousand times, managers
 bench: test-env ## the benchmark of the README, beside its peers and the machine's limit
 	$(BIN)/penstock bench pushpull --workers 2 --size 64MiB
 
-docs: ## the Rust documentation
+docs: $(VENV)/.docs ## these pages and the API as a site, in target/site (a dead link fails), and the Rust documentation, in target/doc
+	$(BIN)/python -m sphinx -E -W --keep-going -q docs target/site
 	cargo doc --workspace --no-deps
+
+$(VENV)/.docs: pyproject.toml | $(VENV)/.python
+	@$(BIN)/python -c '$(REQUIREMENTS)' docs > $(VENV)/requirements.txt
+	$(BIN)/python -m pip install -r $(VENV)/requirements.txt
+	@touch $@
 
 clean: ## remove what was built, the virtual environment too
 	rm -rf target $(VENV) bench-results python/penstock/include python/penstock/lib

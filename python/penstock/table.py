@@ -163,10 +163,17 @@ class Table(Sealed, _core.TableCalls):
         Start what a later `get` with the same arguments would have to wait for. Returns at once; on the
         producer's host there is nothing to start.
 
+        Parameters
+        ----------
+        rows, clock, slack
+            As for `get`.
+
         Raises
         ------
         UnknownRow, OptionError
             As for `get`.
+        TableDropped, JobClosed
+            The table was dropped; the job has ended.
 
         Examples
         --------
@@ -177,8 +184,25 @@ class Table(Sealed, _core.TableCalls):
 
     def versions(self, rows: Rows) -> Array:
         """
-        The newest versions that are here, without waiting: uint64, one for each row. For a sum, of the
-        producer that is furthest behind.
+        The newest versions that are here, without waiting. For a sum, of the producer that is furthest
+        behind.
+
+        Parameters
+        ----------
+        rows
+            Which, as for `get`.
+
+        Returns
+        -------
+        numpy.ndarray
+            uint64, one for each row.
+
+        Raises
+        ------
+        UnknownRow, OptionError
+            As for `get`.
+        TableDropped, JobClosed
+            The table was dropped; the job has ended.
 
         Examples
         --------
@@ -200,9 +224,28 @@ class Table(Sealed, _core.TableCalls):
         """
         Look at rows where they stand, without a copy: a context manager.
 
-        Arguments and errors are those of `get`. A producer writes beside the newest value, so a view stays
-        whole until the row has been set twice. Whether it did is verified when the block is left, and
-        whenever `View.valid` is asked; rows are verified one by one, not as a set.
+        A producer writes beside the newest value, so a view stays whole until the row has been set twice.
+        Whether it did is verified when the block is left, and whenever `View.valid` is asked; rows are
+        verified one by one, not as a set.
+
+        Parameters
+        ----------
+        rows, clock, slack, timeout
+            As for `get`.
+
+        Returns
+        -------
+        View
+            Its `rows` are read-only arrays of shape (width,), in the order that was asked for.
+
+        Raises
+        ------
+        UnknownRow, NeverSet, GetTimeout, OptionError
+            As for `get`.
+        TornView
+            When the block is left: a row was set twice meanwhile.
+        TableDropped, JobClosed
+            The table was dropped; the job has ended.
 
         Examples
         --------
@@ -253,6 +296,10 @@ class Table(Sealed, _core.TableCalls):
             `sets`, `gets` (calls), `rows_set`, `rows_got`, `waited` (seconds, in gets), `retries` (copies
             that the producer overtook), `bytes_sent`, `bytes_received` (to and from other hosts),
             `max_staleness` (clocks).
+
+        Raises
+        ------
+        Nothing.
 
         Examples
         --------

@@ -13,10 +13,12 @@ import pytest
 
 import penstock as ps
 
-MODULES = ["job", "tensor", "optim", "consistency", "arrays"]
+MODULES = ["job", "tensor", "table", "optim", "consistency", "arrays"]
 if importlib.util.find_spec("torch"):
     MODULES.append("torch")
 
+CORE_CALLS = ("set", "add", "get")
+"""Methods of `Table` that are written in Rust."""
 FINDER = doctest.DocTestFinder(exclude_empty=True)
 
 
@@ -25,12 +27,24 @@ def examples() -> list[doctest.DocTest]:
     for name in MODULES:
         module = importlib.import_module(f"penstock.{name}")
         found += [test for test in FINDER.find(module, f"penstock.{name}") if test.examples]
+    # What is written in Rust belongs to another module, where doctest does not look for it.
+    for name in CORE_CALLS:
+        found += FINDER.find(getattr(ps.Table, name), f"penstock.table.Table.{name}")
     return found
+
+
+def table_of_the_examples(job: ps.Job, calls: str) -> dict[str, Any]:
+    """What the examples of `Table` call theirs: `U`, with two rows that are set, and a table of sums."""
+    U = job.table("U", rows=4, width=2, dtype="f8", produce="all", consume="all")
+    if calls != "set":
+        U.set([0, 1], [[1.0, 2.0], [3.0, 4.0]], clock=1)
+    sums = job.table("sums", rows=8, width=2, dtype="f8", produce="all", consume="all", fold="sum")
+    return {"U": U, "gradient_sums": sums, "gradients": np.ones((2, 2))}
 
 
 @pytest.mark.parametrize("example", examples(), ids=lambda example: example.name)
 def test_the_example_in_a_docstring_runs_as_it_is_written(example: doctest.DocTest) -> None:
-    """Each starts in a fresh job, with a tensor `w` of three zeros unless it declares that itself."""
+    """Each starts in a fresh job, with a tensor `w` of three zeros, or a table `U`."""
     module = sys.modules[".".join(example.name.split(".")[:2])]
     report: list[str] = []
     with ps.init() as job:
@@ -38,6 +52,8 @@ def test_the_example_in_a_docstring_runs_as_it_is_written(example: doctest.DocTe
         if 'job.tensor("w"' not in (example.docstring or ""):
             optimizer = ps.SGD(0.1) if "set_lr" in example.name else None
             example.globs["w"] = job.tensor("w", shape=3, optimizer=optimizer)
+        if example.name.startswith("penstock.table.Table."):
+            example.globs |= table_of_the_examples(job, example.name.rsplit(".", 1)[1])
         if "torch" in example.name:
             example.globs["torch"] = importlib.import_module("torch")
         failures, _ = doctest.DocTestRunner(verbose=False).run(example, out=report.append)
@@ -46,11 +62,11 @@ def test_the_example_in_a_docstring_runs_as_it_is_written(example: doctest.DocTe
 
 def public() -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = [("init", ps.init)]
-    for kind in (ps.Job, ps.Tensor):
+    for kind in (ps.Job, ps.Tensor, ps.Table):
         for name, member in vars(kind).items():
             if not name.startswith("_") and inspect.isfunction(member):
                 found.append((f"{kind.__name__}.{name}", member))
-    return found
+    return found + [(f"Table.{name}", getattr(ps.Table, name)) for name in CORE_CALLS]
 
 
 @pytest.mark.parametrize(("name", "function"), public())
@@ -58,6 +74,8 @@ def test_every_public_function_documents_its_errors_and_shows_an_example(name: s
     text = inspect.getdoc(function) or ""
     assert "Raises\n------" in text
     assert "Examples\n--------" in text
+    if "are those of `set`" in text:
+        text += inspect.getdoc(ps.Table.set) or ""
     named = [
         parameter
         for parameter in inspect.signature(function).parameters

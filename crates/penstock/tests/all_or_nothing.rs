@@ -1,5 +1,5 @@
 //! A call that ends with an error has done nothing: no half of an update is left behind, and nobody passes a barrier with a worker
-//! that was told it did not.
+//! that was told it did not (M-1).
 
 mod common;
 
