@@ -29,6 +29,7 @@ pub(crate) mod door;
 mod items;
 mod leaving;
 mod memory;
+mod pace;
 mod proof;
 mod remote;
 mod shard;
@@ -353,7 +354,8 @@ impl Server {
         // Control, shards, and who passes rows on.
         let most = 2 + u64::from(shard_count(&config));
         let limits = budget::limits(config.options.memory, most, share.is_some());
-        let control = control::Control::new(config, listener, shards, inbox, Arc::clone(&shared), limits)?;
+        let shared_with = Arc::clone(&shared);
+        let control = control::Control::new(config, listener, shards, inbox, shared_with, place, limits)?;
         let thread = std::thread::Builder::new().name("penstock-control".to_owned());
         let last_will = LastWill { shared: Arc::clone(&shared), index };
         let thread = thread.spawn(move || {

@@ -77,8 +77,8 @@ pub(super) struct Remote {
 
 /// What a look at the connection brought.
 pub(super) enum Heard {
-    /// A submission, whole; whether its result is wanted.
-    Submission(Submission, bool),
+    /// A submission, whole; whether its result is wanted; bytes that came with it.
+    Submission(Submission, bool, u32),
     /// A sign of life.
     Alive,
     /// Nothing now.
@@ -303,12 +303,12 @@ impl Remote {
             }
         }
         match step {
-            Step::Frame(Header { body: Body::Submission { submission, wanted }, .. }, _) => {
+            Step::Frame(Header { body: Body::Submission { submission, wanted }, length, .. }, _) => {
                 if let Err(broken) = self.subscriber.take(&submission) {
                     return Heard::Broke(broken.to_string());
                 }
                 self.last_sign = Instant::now();
-                Heard::Submission(submission, wanted)
+                Heard::Submission(submission, wanted, length)
             }
             Step::Frame(Header { body: Body::Alive, .. }, _) => Heard::Alive,
             Step::Frame(..) => Heard::Broke("it sent a shard's frame".to_owned()),

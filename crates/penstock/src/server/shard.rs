@@ -3,6 +3,7 @@
 
 use super::bells;
 use super::memory::{Event, Memory, Touched};
+use super::pace::Pace;
 use super::remote::{Heard, Remote};
 use super::{Obituary, Shared, StartError, Wakeup, shares};
 use crate::wait::Patience;
@@ -16,6 +17,7 @@ use penstock_fabric::ring::{Broken, Consumer, Ring};
 use penstock_fabric::sync::Ordering;
 use penstock_proto::error::JobFailure;
 use penstock_proto::frame::job_number;
+use penstock_proto::remote::home::Chunks;
 use penstock_proto::shard::{Shard, SubmissionRefused};
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::submission::{Submission, WORDS};
@@ -206,6 +208,9 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
         running: true,
         failed: false,
         next_vigil: Instant::now(),
+        pace: Pace::of_frames(Instant::now()),
+        out: false,
+        moved: false,
     };
     let thread = std::thread::Builder::new().name(name).spawn(move || {
         let _obituary = obituary;
@@ -281,6 +286,11 @@ struct Loop {
     failed: bool,
     /// When connections are next looked at for silence.
     next_vigil: Instant,
+    /// What all connections together may say that moves no values, beside other jobs; whether they have said it all.
+    pace: Pace,
+    out: bool,
+    /// Whether something came lately that is worth waiting for more of.
+    moved: bool,
 }
 
 impl Loop {
@@ -288,13 +298,21 @@ impl Loop {
         self.pin();
         let mut patience = Patience::new(self.setup.crowded);
         while self.running {
-            if self.look() {
+            let busy = self.look();
+            if std::mem::take(&mut self.moved) || (busy && !self.is_shared()) {
                 patience = Patience::new(self.setup.crowded);
-            } else if !patience.pause() {
+            } else if !busy && !patience.pause() {
                 self.sleep();
-                patience = Patience::new(self.setup.crowded);
+                // Beside other jobs only who moves values is waited for awake: it takes processor time, which is theirs too.
+                if !self.is_shared() {
+                    patience = Patience::new(self.setup.crowded);
+                }
             }
         }
+    }
+
+    fn is_shared(&self) -> bool {
+        self.setup.place.as_ref().is_some_and(|place| place.shares.is_shared())
     }
 
     fn pin(&self) {
@@ -317,6 +335,7 @@ impl Loop {
         if self.networked {
             self.poll(Some(Timespec { tv_sec: 0, tv_nsec: 0 }));
             self.keep_to_share();
+            self.out = self.pace.is_out(Instant::now()) && self.is_shared();
         }
         for rank in 0..self.ports.len() as Rank {
             busy |= self.take_turn(rank);
@@ -597,6 +616,7 @@ impl Loop {
             }
         }
         if taken > 0 {
+            self.moved = true;
             self.tell_who_waits_for_room(rank);
         }
         taken > 0
@@ -617,13 +637,18 @@ impl Loop {
             match remote.hear(&self.machine, &mut self.memory) {
                 Heard::Nothing => break,
                 // It costs a look like any other frame: who says nothing else must not have all of them.
-                Heard::Alive => taken += 1,
+                Heard::Alive => {
+                    taken += 1;
+                    self.pace.frame(0);
+                }
                 Heard::Broke(what) => {
                     self.drop_worker(rank, what);
                     return true;
                 }
-                Heard::Submission(submission, wanted) => {
+                Heard::Submission(submission, wanted, bytes) => {
                     taken += 1;
+                    self.pace.frame(bytes);
+                    self.moved |= bytes > 0;
                     if let Err(what) = self.submit_remote(rank, &submission, wanted) {
                         self.drop_worker(rank, what);
                     }
@@ -645,7 +670,7 @@ impl Loop {
             })
             .min();
         let Some(Some(Port::Remote(remote))) = self.ports.get_mut(rank as usize) else { return false };
-        let pause = remote.is_too_far_ahead(least);
+        let pause = self.out || remote.is_too_far_ahead(least);
         remote.pause(pause);
         pause
     }
@@ -658,6 +683,7 @@ impl Loop {
                 remote.subscriber().fetch_state(tensor, ticket, memory)
             }
             Submission::Fetch { tensor, version, ticket, .. } => {
+                self.pace.look_at(memory.chunks(tensor));
                 let folded = machine.promised(rank, tensor);
                 remote.subscriber().fetch(tensor, version, ticket, folded, memory)
             }

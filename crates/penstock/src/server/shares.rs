@@ -82,6 +82,8 @@ impl Default for Look {
 pub(crate) struct Shares {
     tenants: Mutex<HashMap<u64, Tenant>>,
     look: Mutex<Look>,
+    /// How many jobs there are.
+    jobs: AtomicU64,
     /// Counts changes: who has seen this one has applied it.
     generation: AtomicU64,
 }
@@ -95,15 +97,26 @@ impl Shares {
     pub(crate) fn admit(&self, job: u64, share: f64) -> Arc<AtomicU64> {
         let moved = Arc::new(AtomicU64::new(0));
         let tenant = Tenant { share, connections: 0, correction: 1.0, moved: Arc::clone(&moved), seen: 0 };
-        self.tenants().insert(job, tenant);
+        let mut tenants = self.tenants();
+        tenants.insert(job, tenant);
+        self.jobs.store(tenants.len() as u64, Ordering::Relaxed);
+        drop(tenants);
         self.changed();
         moved
     }
 
     /// The job has gone.
     pub(crate) fn dismiss(&self, job: u64) {
-        self.tenants().remove(&job);
+        let mut tenants = self.tenants();
+        tenants.remove(&job);
+        self.jobs.store(tenants.len() as u64, Ordering::Relaxed);
+        drop(tenants);
         self.changed();
+    }
+
+    /// Whether there is more than one job.
+    pub(super) fn is_shared(&self) -> bool {
+        self.jobs.load(Ordering::Relaxed) > 1
     }
 
     /// A connection came (+1) or went (-1).

@@ -13,7 +13,9 @@ use super::bells::Bells;
 use super::catalog::Catalog;
 use super::client::{Channel, Client, Worker};
 use super::door::LOOK_AGAIN;
+use super::pace::{BREATH, Pace};
 use super::shard::{Board, Command, Handle, Report};
+use super::shares::Place;
 use super::tables::{Sealed, Tables};
 use super::{Order, ServerConfig, Shared, StartError, Wakeup, items};
 use crate::wire::records::RecordStream;
@@ -27,14 +29,14 @@ use penstock_proto::handshake::{Purpose, Session, Verdict, verdict};
 use penstock_proto::knot::Knots;
 use penstock_proto::membership::Roster;
 use penstock_proto::message::{Answer, MAX_MESSAGE_BYTES, Reply, encode};
-use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, epoll, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::time::Timespec;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Connections that have not said who they are. For one more another goes: strangers get no room to pile up.
 const MAX_STRANGERS: usize = 256;
@@ -106,6 +108,9 @@ pub(super) struct Control {
     bells: Bells,
     /// Clients that had not said all when their turn was over.
     unfinished: Vec<u64>,
+    /// The job's place among those behind the same door, and what all its clients together may ask beside them.
+    place: Option<Place>,
+    pace: Pace,
     tickets: HashMap<u64, Ticket>,
     next_ticket: u64,
     pub(super) clock: LivedClock,
@@ -155,6 +160,7 @@ impl Control {
         shards: Shards,
         orders: Receiver<Order>,
         shared: Arc<Shared>,
+        place: Option<Place>,
         limits: Limits,
     ) -> Result<Self, StartError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
@@ -201,6 +207,8 @@ impl Control {
             next_client: 0,
             workers: HashMap::new(),
             unfinished: Vec::new(),
+            place,
+            pace: Pace::of_requests(Instant::now()),
             tickets: HashMap::new(),
             next_ticket: 0,
             clock,
@@ -248,6 +256,37 @@ impl Control {
 
     fn turn(&mut self) {
         self.shards.board.beat(board::CONTROL);
+        let out = self.pace.is_out(Instant::now())
+            && self.place.as_ref().is_some_and(|place| place.shares.is_shared());
+        if out {
+            self.draw_breath();
+        } else {
+            self.take_what_is_said();
+        }
+        self.take_orders();
+        self.take_reports();
+        if !out {
+            // Of workers whose words lie there unread nobody says that they are silent.
+            self.look_at_leases();
+        }
+        self.judge_hearsay();
+        self.look_for_the_awaited();
+        self.seal_again();
+        self.shared.workers.store(self.workers.len() as u32, Ordering::Relaxed);
+        self.shared.memory.store(self.account.taken(Resource::Bytes), Ordering::Relaxed);
+        if self.ended.is_none() && self.roster.is_over() {
+            self.ended = Some(Ok(()));
+        }
+    }
+
+    /// The job's clients have asked more than they may while there are other jobs: for now only shards and the process are heard.
+    fn draw_breath(&self) {
+        let longest = Timespec { tv_sec: 0, tv_nsec: i64::from(BREATH.subsec_nanos()) };
+        let _ = poll(&mut [PollFd::new(&self.shared.wakeup, PollFlags::IN)], Some(&longest));
+        Wakeup::clear(self.shared.wakeup.as_fd());
+    }
+
+    fn take_what_is_said(&mut self) {
         let mut longest = match self.unfinished.is_empty() {
             true => look_every(self.config.options.lease),
             false => Duration::ZERO,
@@ -265,17 +304,6 @@ impl Control {
         // What TLS has decrypted already rings no more.
         for client in std::mem::take(&mut self.unfinished) {
             self.serve(client);
-        }
-        self.take_orders();
-        self.take_reports();
-        self.look_at_leases();
-        self.judge_hearsay();
-        self.look_for_the_awaited();
-        self.seal_again();
-        self.shared.workers.store(self.workers.len() as u32, Ordering::Relaxed);
-        self.shared.memory.store(self.account.taken(Resource::Bytes), Ordering::Relaxed);
-        if self.ended.is_none() && self.roster.is_over() {
-            self.ended = Some(Ok(()));
         }
     }
 

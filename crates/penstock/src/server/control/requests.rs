@@ -16,6 +16,17 @@ use rustix::event::epoll;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
+/// What a request counts for in the job's pace, and one that all shards are asked by, or that is long to answer.
+const A_REQUEST: f64 = 1.0;
+const A_QUESTION: f64 = 10.0;
+
+fn cost(ask: &Ask) -> f64 {
+    match ask {
+        Ask::Clocks | Ask::Missing { .. } | Ask::Waits { .. } => A_QUESTION,
+        _ => A_REQUEST,
+    }
+}
+
 impl Control {
     /// Takes what a client asks; of one that asks without end some, so that the others, and the end of the job, get their turn.
     pub(super) fn serve(&mut self, token: u64) {
@@ -46,6 +57,7 @@ impl Control {
     }
 
     fn take(&mut self, token: u64, request: Request) {
+        self.pace.spend(cost(&request.body));
         let id = request.id;
         let Some(client) = self.clients.get(&token) else { return };
         if let (Some(rank), Ask::Heard) = (client.parting, &request.body) {
@@ -219,6 +231,10 @@ impl Control {
         }
         let remote = self.workers.get(&rank).is_some_and(Worker::is_remote);
         let again = self.catalog.is_given(id, rank);
+        if !again {
+            // However many tensors a model has: the memory of each is paid for.
+            self.pace.spend(-A_REQUEST);
+        }
         let lanes = self.catalog.lane(id, rank, remote)?;
         let entry = self.catalog.get(id)?;
         // Before anything else can fail: a worker is given a lane once.

@@ -1,0 +1,128 @@
+//! Pace: what a connection may make a server do that several jobs share, where it moves no values.
+//!
+//! A frame without a payload, or a question, costs its sender less than the server: a few microseconds of its processor time made a
+//! server spend ten times as many, on the cores that the other jobs' threads need. Values pay for themselves, since they are what a
+//! job's share of the network is measured by ([`super::shares`]); all else is paced while there is another job. An honest worker
+//! does not notice: what it asks for with each exchange is paid for by the values of the same exchange.
+
+use std::time::{Duration, Instant};
+
+/// How long one that has spent all is not heard, in what it may spend meanwhile: fewer looks at it, each for more.
+pub(super) const BREATH: Duration = Duration::from_millis(10);
+/// Bytes of payload that make up for one frame.
+const BYTES_A_FRAME: f64 = 128.0;
+/// Chunks that a shard looks at in the time that a frame takes it.
+const CHUNKS_A_FRAME: f64 = 32.0;
+/// Most that a frame earns.
+const MOST_EARNED: f64 = 1.0;
+
+/// What one connection has left to spend.
+#[derive(Debug)]
+pub(super) struct Pace {
+    rate: f64,
+    burst: f64,
+    left: f64,
+    filled: Instant,
+    /// It has spent all, and draws breath.
+    out: bool,
+}
+
+impl Pace {
+    /// May spend `burst` at once, and `rate` a second.
+    pub(super) fn new(rate: f64, burst: f64, now: Instant) -> Self {
+        Self { rate, burst, left: burst, filled: now, out: false }
+    }
+
+    /// Of frames to a shard. A hundred thousand bare ones take a shard about 30 ms.
+    pub(super) fn of_frames(now: Instant) -> Self {
+        Self::new(100_000.0, 50_000.0, now)
+    }
+
+    /// Of requests to the control thread; one that asks the shards counts for several.
+    pub(super) fn of_requests(now: Instant) -> Self {
+        Self::new(2_000.0, 20_000.0, now)
+    }
+
+    pub(super) fn spend(&mut self, cost: f64) {
+        self.left = (self.left - cost).min(self.burst);
+    }
+
+    /// A frame came, with so many bytes of payload.
+    pub(super) fn frame(&mut self, payload: u32) {
+        self.spend((1.0 - f64::from(payload) / BYTES_A_FRAME).max(-MOST_EARNED));
+    }
+
+    /// A frame made the shard look at so many chunks.
+    pub(super) fn look_at(&mut self, chunks: usize) {
+        self.spend(chunks as f64 / CHUNKS_A_FRAME);
+    }
+
+    /// Whether it must not be heard for now.
+    pub(super) fn is_out(&mut self, now: Instant) -> bool {
+        if self.out || self.left <= 0.0 {
+            let passed = now.saturating_duration_since(self.filled);
+            self.filled = now;
+            self.left = self.rate.mul_add(passed.as_secs_f64(), self.left).min(self.burst);
+            self.out = self.left < self.rate * BREATH.as_secs_f64();
+        }
+        self.out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Costs that are taken in a second of looks every millisecond, each of which takes what there is up to `most`.
+    fn taken(pace: &mut Pace, from: Instant, most: u32, payload: u32) -> u32 {
+        let mut taken = 0;
+        for millisecond in 0..1000 {
+            let now = from + Duration::from_millis(millisecond);
+            for _ in 0..most {
+                if pace.is_out(now) {
+                    break;
+                }
+                pace.frame(payload);
+                taken += 1;
+            }
+        }
+        taken
+    }
+
+    #[test]
+    fn bare_frames_are_taken_at_the_rate_after_the_burst() {
+        let now = Instant::now();
+        let mut pace = Pace::new(100_000.0, 50_000.0, now);
+        let first = taken(&mut pace, now, 1_000_000, 0);
+        assert!((50_000..=152_000).contains(&first), "{first}");
+        let second = taken(&mut pace, now + Duration::from_secs(1), 1_000_000, 0);
+        assert!((95_000..=103_000).contains(&second), "{second}");
+    }
+
+    #[test]
+    fn frames_with_values_pay_for_as_many_without() {
+        let now = Instant::now();
+        let mut pace = Pace::new(100.0, 100.0, now);
+        for _ in 0..10_000 {
+            assert!(!pace.is_out(now));
+            pace.frame(4096);
+            pace.frame(0);
+        }
+        assert_eq!(taken(&mut Pace::new(100.0, 100.0, now), now, 50, 4096), 50_000);
+    }
+
+    #[test]
+    fn nobody_saves_more_than_the_burst() {
+        let now = Instant::now();
+        let mut pace = Pace::new(1000.0, 100.0, now);
+        (0..100_000).for_each(|_| pace.frame(4096));
+        let later = now + Duration::from_secs(100);
+        let mut taken = 0;
+        while !pace.is_out(later) {
+            pace.frame(0);
+            taken += 1;
+        }
+        // What it had, and what a hundred seconds fill up again.
+        assert!(taken <= 200, "{taken}");
+    }
+}
