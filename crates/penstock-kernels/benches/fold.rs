@@ -74,7 +74,7 @@ impl Case {
         };
         let one =
             if dtype == Dtype::F32 { 1_f32.to_le_bytes().to_vec() } else { bf16::ONE.to_le_bytes().to_vec() };
-        let state = rule.slots().len() * bytes / dtype.size() * dtype.accumulator_size();
+        let state = rule.slots().count() * bytes / dtype.size() * dtype.accumulator_size();
         Self {
             plan: Plan { dtype, rule, clip: None, refuse_nonfinite: false },
             settings: Settings(settings),
@@ -93,7 +93,7 @@ impl Case {
     /// Folds every chunk in turn.
     fn fold(&mut self, arch: Arch, step: u64) {
         let Self { plan, settings, lanes, value, state } = self;
-        let slots = plan.rule.slots().len();
+        let slots = plan.rule.slots().count();
         let state_chunk = CHUNK / plan.dtype.size() * plan.dtype.accumulator_size() * slots;
         let mut state = state.bytes_mut();
         let mut views = [Foreign::of(&[]); 8];

@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 
 use crate::arch::{self, Arch, Dispatch};
 use crate::foreign::ALIGNMENT;
-use crate::optimizer::{Adagrad, Adam, Add, Moment, Momentum, Replace, RmsProp, Sgd, Update};
+use crate::optimizer::{Moment, Runs, Update};
 use crate::sweep::{Check, Gather, Sweep};
 use crate::vector::{Element, Isa};
 use crate::{Dtype, Foreign, Rule, Settings};
@@ -101,7 +101,7 @@ impl Fold<'_> {
         let elements = self.value.len() / dtype.size();
         assert_eq!(self.value.len() % dtype.size(), 0, "a chunk holds whole elements");
         assert!(starts_aligned(self.value), "a value must start on a cache line");
-        let state = rule.slots().len() * elements * dtype.accumulator_size();
+        let state = rule.slots().count() * elements * dtype.accumulator_size();
         assert_eq!(self.state.len(), state, "a chunk's state has an accumulator per slot and element");
         assert!(starts_aligned(self.state), "a state must start on a cache line");
         assert!(!self.lanes.is_empty(), "a fold has at least one lane");
@@ -131,7 +131,7 @@ impl Dispatch for Fold<'_> {
     }
 }
 
-impl<'a> Fold<'a> {
+impl Fold<'_> {
     fn with_element<I: Isa, E: Element>(self, isa: I) -> Result<(), NonFinite> {
         let Plan { rule, clip, refuse_nonfinite: refuse, .. } = *self.plan;
         let gather = Gather::new(self.lanes, self.scale, clip, refuse);
@@ -141,32 +141,9 @@ impl<'a> Fold<'a> {
                 return Err(NonFinite { lane });
             }
         }
-        self.with_rule::<I, E>(isa, gather, rule);
-        Ok(())
-    }
-
-    fn with_rule<I: Isa, E: Element>(self, isa: I, gather: GatherOf<'a, E>, rule: Rule) {
-        let at = self.moment;
         let run = Run { isa, gather, value: self.value, state: self.state, element: PhantomData::<E> };
-        match rule {
-            Rule::Add => run.sweep(Add),
-            Rule::Replace => run.sweep(Replace),
-            Rule::Sgd { momentum: false, maximize, .. } => run.sweep(Sgd::new(at, maximize)),
-            Rule::Sgd { momentum: true, nesterov, maximize } => {
-                run.sweep(Momentum::new(at, nesterov, maximize))
-            }
-            Rule::Adagrad { maximize } => run.sweep(Adagrad::new(at, maximize)),
-            Rule::RmsProp { momentum, centered, maximize } => match (momentum, centered) {
-                (false, false) => run.sweep(RmsProp::<_, false, false>::new(at, maximize)),
-                (false, true) => run.sweep(RmsProp::<_, false, true>::new(at, maximize)),
-                (true, false) => run.sweep(RmsProp::<_, true, false>::new(at, maximize)),
-                (true, true) => run.sweep(RmsProp::<_, true, true>::new(at, maximize)),
-            },
-            Rule::Adam { amsgrad: false, maximize } => run.sweep(Adam::<_, false>::new(at, false, maximize)),
-            Rule::Adam { amsgrad: true, maximize } => run.sweep(Adam::<_, true>::new(at, false, maximize)),
-            Rule::AdamW { amsgrad: false, maximize } => run.sweep(Adam::<_, false>::new(at, true, maximize)),
-            Rule::AdamW { amsgrad: true, maximize } => run.sweep(Adam::<_, true>::new(at, true, maximize)),
-        }
+        rule.run(self.moment, run);
+        Ok(())
     }
 }
 
@@ -180,8 +157,8 @@ struct Run<'a, I, E: Element> {
     element: PhantomData<E>,
 }
 
-impl<I: Isa, E: Element> Run<'_, I, E> {
-    fn sweep<R: Update<E::Vector>>(self, rule: R) {
+impl<I: Isa, E: Element> Runs<E::Vector> for Run<'_, I, E> {
+    fn run<R: Update<E::Vector>>(self, rule: R) {
         let Self { isa, gather, value, state, .. } = self;
         isa.run(Sweep::<E, R> { gather, rule, value, state });
     }

@@ -89,4 +89,4 @@ pub use control_word::settle_this_thread;
 pub use dtype::Dtype;
 pub use fold::{NonFinite, Plan, cpu_features, fold, fold_on};
 pub use foreign::{ALIGNMENT, Foreign, ForeignMut};
-pub use optimizer::{Rule, Settings, SettingsError};
+pub use optimizer::{Bound, Flag, Flags, RULES, Row, Rule, Setting, Settings, SettingsError, Slot};

@@ -433,7 +433,7 @@ impl Shard {
         (slot, part): (u32, u32),
     ) -> Result<u32, SubmissionRefused> {
         let tensor = self.check_range(id, first, count)?;
-        let slots = tensor.spec.rule.slots().len() as u32;
+        let slots = tensor.spec.rule.slots().count() as u32;
         let dtype = tensor.spec.dtype;
         let parts = if slot == 0 { 1 } else { dtype.accumulator_size() / dtype.size() } as u32;
         // A fold that waits for its commit would undo the load.

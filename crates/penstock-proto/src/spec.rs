@@ -118,7 +118,7 @@ impl TensorSpec {
 
     /// Bytes of optimizer state for `elements` elements.
     pub fn state_bytes(&self, elements: u64) -> u64 {
-        elements * (self.rule.slots().len() * self.dtype.accumulator_size()) as u64
+        elements * (self.rule.slots().count() * self.dtype.accumulator_size()) as u64
     }
 
     /// What the kernels need to know.

@@ -103,7 +103,7 @@ impl Tensor {
 
     #[getter]
     fn slots(&self) -> Vec<&'static str> {
-        self.spec().rule.slots().to_vec()
+        self.spec().rule.slots().collect()
     }
 
     fn lane(&self, py: Python<'_>) -> PyResult<Memory> {

@@ -1,24 +1,13 @@
-//! Settings: the numbers of a rule that may change from one push to the next, and what each may be.
-//!
-//! The bounds are those that `torch.optim` checks when an optimizer is made, and every number must be finite.
+//! Settings: the numbers of a rule that may change from one push to the next, checked by its row.
 
 use serde::{Deserialize, Serialize};
 
-use super::Rule;
+use super::rules::{Flag, MOST_SETTINGS, Row, Rule, Setting};
 
-/// Numbers that may change from one push to the next. Their meaning, by rule:
-///
-/// | rule | 0 | 1 | 2 | 3 | 4 |
-/// |---|---|---|---|---|---|
-/// | Add, Replace | 0 | 0 | 0 | 0 | 0 |
-/// | Sgd | lr | momentum | dampening | weight_decay | 0 |
-/// | Adagrad | lr | lr_decay | eps | weight_decay | 0 |
-/// | RmsProp | lr | alpha | eps | weight_decay | momentum |
-/// | Adam, AdamW | lr | beta1 | beta2 | eps | weight_decay |
-///
-/// Without `momentum` in the rule, its momentum (and SGD's dampening) is unused and 0.
+/// Numbers that may change from one push to the next, in the order of the rule's [`Row::settings`](super::Row::settings); what it does not
+/// have, or does not read as it was declared, is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Settings(pub [f64; 5]);
+pub struct Settings(pub [f64; MOST_SETTINGS]);
 
 /// Why settings do not fit their rule. The settings in force stay as they were.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -32,7 +21,7 @@ pub enum SettingsError {
         /// The setting's name, torch's own.
         setting: &'static str,
         /// What it may be, in words.
-        expected: &'static str,
+        expected: String,
         /// What came.
         got: f64,
     },
@@ -46,15 +35,32 @@ pub enum SettingsError {
         /// What came.
         got: f64,
     },
-    /// The rule itself contradicts itself: Nesterov's step without a momentum to look ahead along.
-    #[error("{rule} with nesterov needs momentum, but was declared without it")]
-    NesterovWithoutMomentum {
+    /// The rule contradicts itself: a flag without the one that it builds on.
+    #[error("{rule} with {} needs {}, but was declared without it", .flag.name(), .needs.name())]
+    Contradiction {
         /// The rule's name.
         rule: &'static str,
+        /// Nesterov's step, say.
+        flag: Flag,
+        /// The momentum to look ahead along.
+        needs: Flag,
     },
 }
 
 impl SettingsError {
+    #[cold]
+    fn of(row: &Row, setting: Option<&Setting>, place: usize, got: f64) -> Self {
+        let rule = row.name;
+        let Some(Setting { name, bound, zero_with, .. }) = setting else {
+            return Self::Unused { rule, place, got };
+        };
+        let expected = match zero_with {
+            Some(flag) if bound.holds(got) => format!("0 with {}", flag.name()),
+            _ => bound.expected.to_owned(),
+        };
+        Self::OutOfRange { rule, setting: name, expected, got }
+    }
+
     /// What the user can do about it.
     pub fn hint(&self) -> String {
         match self {
@@ -62,54 +68,16 @@ impl SettingsError {
             Self::Unused { .. } => {
                 "leave the setting out, or declare the rule with the feature it belongs to".into()
             }
-            Self::NesterovWithoutMomentum { .. } => "pass a momentum above 0, or leave `nesterov` out".into(),
+            Self::Contradiction { flag, needs, .. } => {
+                format!("pass a {} above 0, or leave `{}` out", needs.name(), flag.name())
+            }
         }
-    }
-}
-
-/// One setting of a rule: its name, what it may be in words, and the same as a predicate.
-struct Bound {
-    name: &'static str,
-    expected: &'static str,
-    holds: fn(f64) -> bool,
-}
-
-const fn at_least_zero(name: &'static str) -> Option<Bound> {
-    Some(Bound { name, expected: "finite and at least 0", holds: |x| x.is_finite() && x >= 0.0 })
-}
-
-const fn below_one(name: &'static str) -> Option<Bound> {
-    Some(Bound { name, expected: "at least 0 and below 1", holds: |x| (0.0..1.0).contains(&x) })
-}
-
-const fn finite(name: &'static str) -> Option<Bound> {
-    Some(Bound { name, expected: "finite", holds: f64::is_finite })
-}
-
-const fn zero(name: &'static str) -> Option<Bound> {
-    Some(Bound { name, expected: "0 with nesterov", holds: |x| x == 0.0 })
-}
-
-fn bounds(rule: Rule) -> [Option<Bound>; 5] {
-    let lr = at_least_zero("lr");
-    let decay = at_least_zero("weight_decay");
-    let eps = at_least_zero("eps");
-    match rule {
-        Rule::Add | Rule::Replace => [const { None }; 5],
-        Rule::Sgd { momentum: false, .. } => [lr, None, None, decay, None],
-        Rule::Sgd { nesterov: true, .. } => [lr, at_least_zero("momentum"), zero("dampening"), decay, None],
-        Rule::Sgd { .. } => [lr, at_least_zero("momentum"), finite("dampening"), decay, None],
-        Rule::Adagrad { .. } => [lr, at_least_zero("lr_decay"), eps, decay, None],
-        Rule::RmsProp { momentum, .. } => {
-            [lr, at_least_zero("alpha"), eps, decay, if momentum { at_least_zero("momentum") } else { None }]
-        }
-        Rule::Adam { .. } | Rule::AdamW { .. } => [lr, below_one("beta1"), below_one("beta2"), eps, decay],
     }
 }
 
 impl Settings {
     /// All zeros: the settings of [`Rule::Add`] and [`Rule::Replace`].
-    pub const NONE: Self = Self([0.0; 5]);
+    pub const NONE: Self = Self([0.0; MOST_SETTINGS]);
 
     /// Whether `rule` can run with these numbers.
     ///
@@ -117,17 +85,15 @@ impl Settings {
     ///
     /// The first setting, in their order, that is out of its range, or not 0 where the rule has none.
     pub fn check(&self, rule: Rule) -> Result<(), SettingsError> {
-        let name = rule.name();
-        if let Rule::Sgd { momentum: false, nesterov: true, .. } = rule {
-            return Err(SettingsError::NesterovWithoutMomentum { rule: name });
+        let (row, flags) = (rule.row(), rule.flags());
+        let mut built_on = flags.iter().filter_map(|flag| Some((flag, flag.needs()?)));
+        if let Some((flag, needs)) = built_on.find(|(_, needs)| !flags.has(*needs)) {
+            return Err(SettingsError::Contradiction { rule: row.name, flag, needs });
         }
-        for (place, (bound, got)) in bounds(rule).into_iter().zip(self.0).enumerate() {
-            match bound {
-                Some(Bound { name: setting, expected, holds }) if !holds(got) => {
-                    return Err(SettingsError::OutOfRange { rule: name, setting, expected, got });
-                }
-                None if got != 0.0 => return Err(SettingsError::Unused { rule: name, place, got }),
-                _ => {}
+        for (place, got) in self.0.into_iter().enumerate() {
+            let setting = row.settings.get(place).filter(|setting| setting.is_read(flags));
+            if !setting.map_or(got == 0.0, |setting| setting.takes(flags, got)) {
+                return Err(SettingsError::of(row, setting, place, got));
             }
         }
         Ok(())

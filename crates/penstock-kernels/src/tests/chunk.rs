@@ -101,7 +101,7 @@ impl Chunk {
     ) -> Self {
         let mut fresh = || Aligned::new(&encode(plan.dtype, &numbers.take(elements)));
         let (lanes, value) = ((0..lanes).map(|_| fresh()).collect(), fresh());
-        let state = numbers.take(elements * plan.rule.slots().len());
+        let state = numbers.take(elements * plan.rule.slots().count());
         let state = Aligned::new(&encode(accumulator(plan.dtype), &state));
         Self { plan, settings, step: 0, scale: 1.0, lanes, value, state }
     }
@@ -122,7 +122,7 @@ impl Chunk {
         let mut state = decode(accumulator(dtype), &self.state);
         for i in 0..value.len() {
             let column = |slot: usize| slot * value.len() + i;
-            let slots = 0..self.plan.rule.slots().len();
+            let slots = 0..self.plan.rule.slots().count();
             let mut s: Vec<f64> = slots.clone().map(|slot| state[column(slot)]).collect();
             let l: Vec<f64> = lanes.iter().map(|lane| lane[i]).collect();
             let new = self.expected_element(&l, value[i], &mut s);

@@ -17,7 +17,7 @@ fn fold_lanes(
     let bytes: Vec<Aligned> = lanes.iter().map(|lane| Aligned::new(&encode(plan.dtype, lane))).collect();
     let lanes: Vec<Foreign<'_>> = bytes.iter().map(|lane| Foreign::of(lane)).collect();
     let mut value = Aligned::new(&encode(plan.dtype, value));
-    let mut state = Aligned::new(&vec![0; plan.rule.slots().len() * value.len()]);
+    let mut state = Aligned::new(&vec![0; plan.rule.slots().count() * value.len()]);
     fold(&plan, &Settings(settings), 0, 1.0, &lanes, &mut value, &mut state)?;
     Ok(decode(plan.dtype, &value))
 }
@@ -121,7 +121,7 @@ fn a_lane_rewritten_while_it_is_folded_never_brings_a_nan_in() {
 #[test]
 fn a_sum_that_changed_after_its_check_counts_as_zero_where_it_is_not_finite() {
     use crate::arch::{Dispatch, on};
-    use crate::optimizer::Add;
+    use crate::optimizer::update::Add;
     use crate::sweep::{Gather, Sweep};
     use crate::vector::Isa;
 
@@ -210,7 +210,7 @@ fn the_bits_are_the_same_under_whatever_control_word_the_thread_has() {
             let run = || {
                 let mut value = lane.to_vec();
                 let mut state =
-                    Aligned::new(&vec![0; rule.slots().len() * numbers.len() * dtype.accumulator_size()]);
+                    Aligned::new(&vec![0; rule.slots().count() * numbers.len() * dtype.accumulator_size()]);
                 crate::accumulate_on(arch, dtype, &mut value, &lane).unwrap();
                 let mut value = Aligned::new(&value);
                 let lanes = [Foreign::of(&lane), Foreign::of(&lane)];

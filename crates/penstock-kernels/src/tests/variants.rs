@@ -4,41 +4,51 @@ use proptest::prelude::*;
 
 use super::chunk::{Chunk, Numbers, accumulator, assert_same, decode, encode};
 use crate::naive::Aligned;
-use crate::{Arch, Dtype, NonFinite, Plan, Rule, Settings, accumulate_on, first_nonfinite_on, fold_on};
+use crate::{
+    Arch, Dtype, Flag, NonFinite, Plan, RULES, Row, Rule, Settings, accumulate_on, first_nonfinite_on,
+    fold_on,
+};
 
 /// Around every vector and tail that any variant has, and whole default chunks.
 const LENGTHS: [usize; 18] = [0, 1, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 1023, 1025, 8191, 8192];
 
-fn rules() -> impl Strategy<Value = Rule> {
-    (any::<bool>(), any::<bool>(), any::<bool>(), 0..7).prop_map(|(a, b, maximize, rule)| match rule {
-        0 => Rule::Add,
-        1 => Rule::Replace,
-        2 => Rule::Sgd { momentum: a, nesterov: a && b, maximize },
-        3 => Rule::Adagrad { maximize },
-        4 => Rule::RmsProp { momentum: a, centered: b, maximize },
-        5 => Rule::Adam { amsgrad: a, maximize },
-        _ => Rule::AdamW { amsgrad: a, maximize },
-    })
+/// Every rule with every set of flags that makes sense.
+fn every_rule() -> Vec<Rule> {
+    let sets = |row: &'static Row| {
+        (0..1 << row.flags.len()).map(|set| {
+            let chosen = row.flags.iter().enumerate().filter(move |(at, _)| set >> at & 1 == 1);
+            row.plain.with(chosen.map(|(_, flag)| *flag).collect())
+        })
+    };
+    let makes_sense = |rule: &Rule| {
+        let flags = rule.flags();
+        flags.iter().filter_map(Flag::needs).all(|needed| flags.has(needed))
+    };
+    RULES.iter().flat_map(sets).filter(makes_sense).collect()
 }
 
 /// Settings that the rule accepts, with a decay or without.
 fn settings(rule: Rule, beta: f64, decay: f64) -> Settings {
-    let damped = if matches!(rule, Rule::Sgd { nesterov: true, .. }) { 0.0 } else { 0.25 };
-    let settings = Settings(match rule {
-        Rule::Add | Rule::Replace => [0.0; 5],
-        Rule::Sgd { momentum: false, .. } => [0.1, 0.0, 0.0, decay, 0.0],
-        Rule::Sgd { .. } => [0.1, beta, damped, decay, 0.0],
-        Rule::Adagrad { .. } => [0.1, 0.01, 1e-10, decay, 0.0],
-        Rule::RmsProp { momentum, .. } => [0.01, beta, 1e-8, decay, if momentum { 0.9 } else { 0.0 }],
-        Rule::Adam { .. } | Rule::AdamW { .. } => [1e-3, beta, 0.999, 1e-8, decay],
-    });
+    let mut settings = Settings::NONE;
+    for (number, setting) in settings.0.iter_mut().zip(rule.row().settings) {
+        if setting.is_read(rule.flags()) {
+            *number = match setting.name {
+                "lr" => 0.1,
+                "weight_decay" => decay,
+                "lr_decay" => 0.01,
+                "momentum" | "alpha" | "beta1" => beta,
+                "dampening" if !rule.flags().has(Flag::Nesterov) => 0.25,
+                _ => setting.default,
+            };
+        }
+    }
     settings.check(rule).expect("test settings are valid");
     settings
 }
 
 prop_compose! {
     fn chunks()(
-        rule in rules(),
+        rule in prop::sample::select(every_rule()),
         dtype in prop::sample::select(&Dtype::ALL),
         clip in prop::option::of(prop::sample::select(&[0.0, 0.5, 1e30])),
         (lanes, elements) in (1_usize..=5, prop::sample::select(&LENGTHS)),
@@ -207,24 +217,6 @@ macro_rules! suite {
             }
         }
     };
-}
-
-fn every_rule() -> Vec<Rule> {
-    let mut rules = vec![Rule::Add, Rule::Replace];
-    for maximize in [false, true] {
-        rules.push(Rule::Sgd { momentum: false, nesterov: false, maximize });
-        rules.push(Rule::Sgd { momentum: true, nesterov: false, maximize });
-        rules.push(Rule::Sgd { momentum: true, nesterov: true, maximize });
-        rules.push(Rule::Adagrad { maximize });
-        for (a, b) in [(false, false), (false, true), (true, false), (true, true)] {
-            rules.push(Rule::RmsProp { momentum: a, centered: b, maximize });
-        }
-        for amsgrad in [false, true] {
-            rules.push(Rule::Adam { amsgrad, maximize });
-            rules.push(Rule::AdamW { amsgrad, maximize });
-        }
-    }
-    rules
 }
 
 suite!(generic, Arch::Generic);

@@ -176,7 +176,7 @@ impl Catalog {
         extents: Vec<Extent>,
     ) -> Result<NewTensor, Refusal> {
         let extent = extents[self.index as usize];
-        let per_element = spec.rule.slots().len() * spec.dtype.accumulator_size();
+        let per_element = spec.rule.slots().count() * spec.dtype.accumulator_size();
         let layout = ExtentLayout::new(cut, extent, spec.dtype, per_element);
         let shards = self.shard_loads.len() as u32;
         let pooled = cut.bytes() < POOLED_BELOW && extent.count == cut.chunks();

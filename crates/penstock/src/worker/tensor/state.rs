@@ -79,7 +79,7 @@ impl Tensor {
         self.job.fate.check()?;
         self.job.touch();
         let bad = |what: String| Err(Error::BadLoad { name: self.spec.name.clone(), what });
-        let slots = self.spec.rule.slots().len() as u32;
+        let slots = self.spec.rule.slots().count() as u32;
         if self.job.rank != 0 {
             return bad("only worker 0 loads values and states".to_owned());
         }
@@ -159,7 +159,7 @@ impl Tensor {
     pub fn state(&self, slot: u32, timeout: Option<Duration>) -> Result<Vec<u8>, Error> {
         self.job.fate.check()?;
         self.job.touch();
-        let slots = self.spec.rule.slots().len();
+        let slots = self.spec.rule.slots().count();
         if slot as usize >= slots {
             let what = format!("expected one of the optimizer's {slots} state arrays, got number {slot}");
             return Err(Error::BadLoad { name: self.spec.name.clone(), what });
