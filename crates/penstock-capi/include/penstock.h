@@ -138,13 +138,13 @@ typedef enum {
     PENSTOCK_REPLACE = 1,
     /// Stochastic gradient descent: lr, momentum, dampening, weight_decay; PENSTOCK_NESTEROV.
     PENSTOCK_SGD = 2,
-    /// AdaGrad: lr, lr_decay, eps, weight_decay.
+    /// Adagrad: lr, lr_decay, eps, weight_decay.
     PENSTOCK_ADAGRAD = 3,
-    /// RMSProp: lr, alpha, eps, weight_decay, momentum; PENSTOCK_CENTERED.
+    /// RMSprop: lr, alpha, eps, weight_decay, momentum; PENSTOCK_CENTERED.
     PENSTOCK_RMSPROP = 4,
     /// Adam, weight decay as an L2 penalty: lr, beta1, beta2, eps, weight_decay; PENSTOCK_AMSGRAD.
     PENSTOCK_ADAM = 5,
-    /// Adam with decoupled weight decay: as PENSTOCK_ADAM.
+    /// Adam with decoupled weight decay: lr, beta1, beta2, eps, weight_decay; PENSTOCK_AMSGRAD.
     PENSTOCK_ADAMW = 6,
 } penstock_rule;
 
@@ -258,19 +258,19 @@ typedef struct {
     double lr;
     /// Factor on the old direction, 0 or above; 0: no such state is kept.
     double momentum;
-    /// Part of the gradient that does not enter the direction.
+    /// Part of the gradient that does not enter the direction, 0 or above; 0 with PENSTOCK_NESTEROV.
     double dampening;
     /// Weight decay, 0 or above.
     double weight_decay;
-    /// The rate in step n is lr / (1 + (n - 1) * lr_decay).
+    /// The rate in step n is lr / (1 + (n - 1) * lr_decay); 0 or above.
     double lr_decay;
-    /// Decay of RMSProp's running mean.
+    /// Decay of RMSprop's running mean, 0 or above and below 1.
     double alpha;
-    /// Decay of Adam's running mean of the gradient.
+    /// Decay of Adam's running mean of the gradient, 0 or above and below 1.
     double beta1;
-    /// Decay of Adam's running mean of its square.
+    /// Decay of Adam's running mean of its square, 0 or above and below 1.
     double beta2;
-    /// Added to the root.
+    /// Added to the root, 0 or above.
     double eps;
 } penstock_optimizer;
 
@@ -546,10 +546,10 @@ penstock_status penstock_fail(penstock_job *job,
 /// Stochastic gradient descent with this learning rate.
 penstock_optimizer penstock_sgd(double lr);
 
-/// AdaGrad with this learning rate, eps 1e-10.
+/// Adagrad with this learning rate, eps 1e-10.
 penstock_optimizer penstock_adagrad(double lr);
 
-/// RMSProp with this learning rate, alpha 0.99, eps 1e-8.
+/// RMSprop with this learning rate, alpha 0.99, eps 1e-8.
 penstock_optimizer penstock_rmsprop(double lr);
 
 /// Adam with this learning rate, betas 0.9 and 0.999, eps 1e-8.

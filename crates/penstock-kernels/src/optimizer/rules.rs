@@ -15,7 +15,7 @@
 //! | `crates/penstock-capi/src/optimizer.rs` | a constant, a function that takes its rate; a field for a new number | `tests/header.rs` |
 //! | `python/penstock/optim.py` | the class: signature and docstring | `tests/api/test_optimizers.py` |
 //! | `python/penstock/__init__.py` | its export | `tests/api/test_optimizers.py` |
-//! | `tests/trajectories/trajectory.py` | its arguments, for steps beside torch's | `tests/trajectories/test_torch.py` |
+//! | `tests/trajectories/trajectory.py` | its arguments, for steps beside torch's | `tests/trajectories/test_against_torch.py` |
 //!
 //! `penstock.h` is written by its test.
 
@@ -403,7 +403,7 @@ const fn same(one: &str, other: &str) -> bool {
     at == one.len() && at == other.len()
 }
 
-// What a row may not say: more than there is room for, a default that is refused, a need that cannot be met.
+// What a row may not say: more than there is room for, or a default that is refused as the rule is declared by default.
 const _: () = {
     let mut at = 0;
     while at < RULES.len() {
@@ -411,7 +411,8 @@ const _: () = {
         assert!(row.settings.len() <= MOST_SETTINGS && row.slots.len() <= MOST_SLOTS);
         let mut place = 0;
         while place < row.settings.len() {
-            assert!(row.settings[place].bound.holds(row.settings[place].default));
+            let Setting { default, bound, needs, .. } = row.settings[place];
+            assert!(bound.holds(default) && (needs.is_none() || default == 0.0));
             place += 1;
         }
         at += 1;
