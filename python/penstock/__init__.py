@@ -74,7 +74,7 @@ if TYPE_CHECKING:
         WorkerLost,
     )
     from .job import Job, init
-    from .optim import SGD, AdaGrad, Adam, AdamW, Add, Optimizer, Replace, RMSProp
+    from .optim import SGD, Adagrad, Adam, AdamW, Add, Optimizer, Replace, RMSprop
     from .table import Table
     from .tensor import Tensor
 
@@ -83,7 +83,7 @@ __all__ = [
     "BSP",
     "SGD",
     "SSP",
-    "AdaGrad",
+    "Adagrad",
     "Adam",
     "AdamW",
     "Add",
@@ -118,7 +118,7 @@ __all__ = [
     "ProtocolError",
     "PullTimeout",
     "QuotaExceeded",
-    "RMSProp",
+    "RMSprop",
     "Replace",
     "RowTwice",
     "ServerLost",
@@ -140,7 +140,7 @@ __all__ = [
 _MODULES = {
     "consistency": ("ASP", "BSP", "SSP"),
     "job": ("Job", "init"),
-    "optim": ("SGD", "AdaGrad", "Adam", "AdamW", "Add", "Optimizer", "RMSProp", "Replace"),
+    "optim": ("SGD", "Adagrad", "Adam", "AdamW", "Add", "Optimizer", "RMSprop", "Replace"),
     "table": ("Table",),
     "tensor": ("Tensor",),
 }

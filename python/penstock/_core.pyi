@@ -88,13 +88,9 @@ class Job:
         Declares a tensor; all workers declare it alike. It holds zeros and cannot be pulled until rank 0
         calls `Tensor.initialize`.
 
-        dtype: "float32" | "float64" | "float16" | "bfloat16". rule: "add" | "replace" | "sgd" | "adagrad" |
-        "rmsprop" | "adam" | "adamw"; flags: of "momentum",
-        "nesterov", "centered", "amsgrad", "maximize"; settings by rule, unused ones 0:
-        sgd (lr, momentum, dampening, weight_decay, 0), adagrad (lr, lr_decay, eps, weight_decay, 0),
-        rmsprop (lr, alpha, eps, weight_decay, momentum),
-        adam and adamw (lr, beta1, beta2, eps, weight_decay). consistency: "bsp" | "ssp:4" | "asp" | "" (the
-        job's default).
+        dtype: "float32" | "float64" | "float16" | "bfloat16". rule: a row's name in `optimizers`, in small
+        letters; flags: of the row's; settings: its numbers in the row's order, then 0. consistency: "bsp" |
+        "ssp:4" | "asp" | "" (the job's default).
         """
 
     def table(
@@ -299,6 +295,12 @@ def host_id() -> str:
 
 def options() -> list[dict[str, Any]]:
     """The table of options: name, env, default, unit, minimum, maximum, doc."""
+
+def optimizers() -> list[dict[str, Any]]:
+    """
+    The table of optimizers: name, settings (name, default, below, expected, needs, zero_with), flags (name,
+    needs). A number lies from 0 up to, not including, `below`; `needs` and `zero_with` name flags.
+    """
 
 def check_options(options: Mapping[str, str]) -> None:
     """

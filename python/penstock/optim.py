@@ -8,20 +8,69 @@ every chunk.
 
 A tensor keeps its own copy of the optimizer it was declared with: change numbers through `tensor.optimizer`,
 alike on every worker.
+
+What the core knows of an optimizer is one row of its table, and nothing of it is written here again but the
+signatures, which a reader and a type checker want to see; a test compares them.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
+from . import _core
 from .exceptions import SettingsError
 
 Settings: TypeAlias = tuple[float, float, float, float, float]
 """The numbers of an optimizer, in the order in which its rule reads them; unused ones are 0."""
 
-_AT_LEAST_0 = "a finite number, 0 or above"
-_BELOW_1 = "a number from 0 up to, not including, 1"
+
+class Setting(NamedTuple):
+    """A number of an optimizer: from 0 up to, not including, `below`."""
+
+    name: str
+    default: float
+    below: float
+    expected: str
+    """What it may be, in words."""
+    needs: str | None
+    """The flag without which it counts for nothing."""
+    zero_with: str | None
+    """The flag with which it must be 0."""
+
+
+class Flag(NamedTuple):
+    """What an optimizer is constructed with; one with the name of a number is set where that is not 0."""
+
+    name: str
+    needs: str | None
+    """The flag without which it may not be set."""
+
+
+class Row(NamedTuple):
+    """What the core knows of an optimizer."""
+
+    name: str
+    """Its class here and in torch.optim."""
+    settings: tuple[Setting, ...]
+    """Its numbers, in the order in which they travel."""
+    flags: tuple[Flag, ...]
+    fixed: frozenset[str]
+    """Flags that are no numbers."""
+
+
+def _row(name: str, settings: list[dict[str, Any]], flags: list[dict[str, Any]]) -> Row:
+    fixed = {flag["name"] for flag in flags} - {setting["name"] for setting in settings}
+    return Row(
+        name,
+        tuple(Setting(**setting) for setting in settings),
+        tuple(Flag(**flag) for flag in flags),
+        frozenset(fixed),
+    )
+
+
+ROWS: dict[str, Row] = {row["name"]: _row(**row) for row in _core.optimizers()}
+"""The core's table."""
 
 
 class Optimizer:
@@ -38,17 +87,17 @@ class Optimizer:
         flag. The optimizer stays as it was.
     """
 
-    _rule: ClassVar[str]
-    _fixed: ClassVar[frozenset[str]] = frozenset({"nesterov", "maximize", "centered", "amsgrad"})
+    _row: ClassVar[Row]
+    _set: frozenset[str]
     _packed: Settings
 
     def rule(self) -> str:
         """The rule's name, as the core knows it."""
-        return self._rule
+        return self._row.name.lower()
 
     def flags(self) -> list[str]:
         """Flags that are set, fixed at construction."""
-        return []
+        return [flag.name for flag in self._row.flags if flag.name in self._set]
 
     def settings(self) -> Settings:
         """The numbers that travel with the next push."""
@@ -60,12 +109,53 @@ class Optimizer:
         other.__dict__.update(self.__dict__)
         return other
 
-    def _pack(self) -> Settings:
-        """Checks all numbers and packs them."""
-        return (0.0, 0.0, 0.0, 0.0, 0.0)
+    def _numbers(self) -> dict[str, Any]:
+        """The numbers as they were given."""
+        return self.__dict__
 
-    def _finish(self, **attributes: Any) -> None:
-        self.__dict__.update(attributes)
+    def _pack(self) -> Settings:
+        """Checks all numbers, keeps them as floats, and packs them."""
+        mine, given, flags = self.__dict__, self._numbers(), self._set
+        numbers: dict[str, float] = {}
+        packed: list[float] = []
+        for name, _, below, expected, needs, zero_with in self._row.settings:
+            try:
+                number = float(given[name])
+            except (TypeError, ValueError, OverflowError):
+                number = math.nan
+            if not 0.0 <= number < below:
+                raise self._refused(name, expected, given[name])
+            if number and zero_with in flags:
+                raise self._refused(name, f"0 with {zero_with}", number)
+            numbers[name] = number
+            if name in mine:
+                mine[name] = number
+            # The core takes no number that it would not read.
+            packed.append(number if needs is None or needs in flags else 0.0)
+        for name, needs in self._row.flags:
+            if name not in flags and numbers.get(name):
+                raise SettingsError(
+                    f"this {type(self).__name__} was made without {name}, so the servers keep no state for "
+                    f"it; got {numbers[name]}",
+                    f"construct it with a {name} above 0",
+                )
+            if name in flags and needs is not None and not numbers[needs]:
+                raise SettingsError(
+                    f"{type(self).__name__} with {name} needs a {needs} above 0, got {numbers[needs]}",
+                    f"pass a {needs} above 0, or leave `{name}` out",
+                )
+        return cast(Settings, (*packed, 0.0, 0.0, 0.0, 0.0, 0.0)[:5])
+
+    def _refused(self, name: str, expected: str, got: Any) -> SettingsError:
+        owner = type(self).__name__
+        return SettingsError(f"{owner} needs `{name}` {expected}, got {got!r}", f"pass `{name}` {expected}")
+
+    def _finish(self, **arguments: Any) -> None:
+        """Takes the constructor's arguments over, by their names in the table."""
+        arguments |= {name: bool(arguments[name]) for name in self._row.fixed}
+        self.__dict__.update(arguments)
+        are_set = (flag.name for flag in self._row.flags if bool(arguments[flag.name] != 0))
+        self.__dict__["_set"] = frozenset(are_set)
         self.__dict__["_packed"] = self._pack()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -74,7 +164,7 @@ class Optimizer:
             raise SettingsError(
                 f"{type(self).__name__} has no setting `{name}`", f"it has {', '.join(self._public())}"
             )
-        if name in self._fixed and bool(value) != bool(old):
+        if name in self._row.fixed and bool(value) != bool(old):
             raise SettingsError(
                 f"`{name}` of {type(self).__name__} is fixed at construction as {old!r}, got {value!r}",
                 "declare another tensor for another optimizer",
@@ -89,13 +179,6 @@ class Optimizer:
     def _public(self) -> list[str]:
         return [name for name in self.__dict__ if not name.startswith("_")]
 
-    def _number(self, name: str, expected: str = _AT_LEAST_0) -> float:
-        """Attribute `name` as a float within `expected`, which it is also normalized to."""
-        value = self.__dict__[name]
-        checked = _checked(type(self).__name__, name, value, expected)
-        self.__dict__[name] = checked
-        return checked
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Optimizer):
             return NotImplemented
@@ -109,17 +192,6 @@ class Optimizer:
         return f"{type(self).__name__}({arguments})"
 
 
-def _checked(owner: str, name: str, value: Any, expected: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    fits = math.isfinite(number) and number >= 0.0 and (expected is not _BELOW_1 or number < 1.0)
-    if not fits:
-        raise SettingsError(f"expected {expected} for `{name}` of {owner}, got {value!r}")
-    return number
-
-
 class Add(Optimizer):
     """
     value += the reduced contributions. What a tensor without an optimizer does.
@@ -130,7 +202,7 @@ class Add(Optimizer):
     (0.0, 0.0, 0.0, 0.0, 0.0)
     """
 
-    _rule = "add"
+    _row = ROWS["Add"]
 
     def __init__(self) -> None:
         self._finish()
@@ -149,7 +221,7 @@ class Replace(Optimizer):
     'replace'
     """
 
-    _rule = "replace"
+    _row = ROWS["Replace"]
 
     def __init__(self) -> None:
         self._finish()
@@ -191,7 +263,7 @@ class SGD(Optimizer):
     ['momentum', 'nesterov']
     """
 
-    _rule = "sgd"
+    _row = ROWS["SGD"]
     lr: float
     momentum: float
     dampening: float
@@ -213,42 +285,12 @@ class SGD(Optimizer):
             momentum=momentum,
             dampening=dampening,
             weight_decay=weight_decay,
-            nesterov=bool(nesterov),
-            maximize=bool(maximize),
-            _keeps_momentum=bool(momentum != 0),
-        )
-
-    def flags(self) -> list[str]:
-        """Of "momentum", "nesterov", "maximize"."""
-        set_flags = {
-            "momentum": self.__dict__["_keeps_momentum"],
-            "nesterov": self.nesterov,
-            "maximize": self.maximize,
-        }
-        return [name for name, is_set in set_flags.items() if is_set]
-
-    def _pack(self) -> Settings:
-        lr, momentum = self._number("lr"), self._number("momentum")
-        dampening, weight_decay = self._number("dampening"), self._number("weight_decay")
-        if self.nesterov and (momentum == 0.0 or dampening != 0.0):
-            raise SettingsError(
-                f"nesterov expects momentum above 0 and dampening 0, got {momentum} and {dampening}"
-            )
-        keeps = self.__dict__["_keeps_momentum"]
-        _check_late_momentum(type(self).__name__, momentum, keeps)
-        # Without momentum there is nothing to dampen, and the core takes no number that it would not read.
-        return (lr, momentum, dampening if keeps else 0.0, weight_decay, 0.0)
-
-
-def _check_late_momentum(owner: str, momentum: float, keeps: bool) -> None:
-    if momentum != 0.0 and not keeps:
-        raise SettingsError(
-            f"this {owner} was made without momentum, so the servers keep no state for it; got {momentum}",
-            "construct it with a momentum above 0",
+            nesterov=nesterov,
+            maximize=maximize,
         )
 
 
-class AdaGrad(Optimizer):
+class Adagrad(Optimizer):
     """
     A step per element that shrinks with the sum of its squared gradients.
 
@@ -276,11 +318,11 @@ class AdaGrad(Optimizer):
 
     Examples
     --------
-    >>> AdaGrad(0.01).settings()
+    >>> Adagrad(0.01).settings()
     (0.01, 0.0, 1e-10, 0.0, 0.0)
     """
 
-    _rule = "adagrad"
+    _row = ROWS["Adagrad"]
     lr: float
     lr_decay: float
     weight_decay: float
@@ -295,18 +337,10 @@ class AdaGrad(Optimizer):
         eps: float = 1e-10,
         maximize: bool = False,
     ) -> None:
-        self._finish(lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps, maximize=bool(maximize))
-
-    def flags(self) -> list[str]:
-        """Of "maximize"."""
-        return ["maximize"] if self.maximize else []
-
-    def _pack(self) -> Settings:
-        lr, lr_decay = self._number("lr"), self._number("lr_decay")
-        return (lr, lr_decay, self._number("eps"), self._number("weight_decay"), 0.0)
+        self._finish(lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps, maximize=maximize)
 
 
-class RMSProp(Optimizer):
+class RMSprop(Optimizer):
     """
     A step per element that shrinks with a running mean of its squared gradients.
 
@@ -339,11 +373,11 @@ class RMSProp(Optimizer):
 
     Examples
     --------
-    >>> RMSProp(0.01, momentum=0.9, centered=True).flags()
+    >>> RMSprop(0.01, momentum=0.9, centered=True).flags()
     ['momentum', 'centered']
     """
 
-    _rule = "rmsprop"
+    _row = ROWS["RMSprop"]
     lr: float
     alpha: float
     eps: float
@@ -368,25 +402,9 @@ class RMSProp(Optimizer):
             eps=eps,
             weight_decay=weight_decay,
             momentum=momentum,
-            centered=bool(centered),
-            maximize=bool(maximize),
-            _keeps_momentum=bool(momentum != 0),
+            centered=centered,
+            maximize=maximize,
         )
-
-    def flags(self) -> list[str]:
-        """Of "momentum", "centered", "maximize"."""
-        set_flags = {
-            "momentum": self.__dict__["_keeps_momentum"],
-            "centered": self.centered,
-            "maximize": self.maximize,
-        }
-        return [name for name, is_set in set_flags.items() if is_set]
-
-    def _pack(self) -> Settings:
-        lr, alpha, eps = self._number("lr"), self._number("alpha", _BELOW_1), self._number("eps")
-        weight_decay, momentum = self._number("weight_decay"), self._number("momentum")
-        _check_late_momentum(type(self).__name__, momentum, self.__dict__["_keeps_momentum"])
-        return (lr, alpha, eps, weight_decay, momentum)
 
 
 class Adam(Optimizer):
@@ -424,7 +442,7 @@ class Adam(Optimizer):
     (0.001, 0.9, 0.999, 1e-08, 0.0)
     """
 
-    _rule = "adam"
+    _row = ROWS["Adam"]
     lr: float
     betas: tuple[float, float]
     eps: float
@@ -446,26 +464,23 @@ class Adam(Optimizer):
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,
-            amsgrad=bool(amsgrad),
-            maximize=bool(maximize),
+            amsgrad=amsgrad,
+            maximize=maximize,
         )
 
-    def flags(self) -> list[str]:
-        """Of "amsgrad", "maximize"."""
-        return [name for name in ("amsgrad", "maximize") if self.__dict__[name]]
-
-    def _pack(self) -> Settings:
-        owner = type(self).__name__
+    def _numbers(self) -> dict[str, Any]:
         try:
             first, second = self.betas
         except (TypeError, ValueError):
-            raise SettingsError(f"expected two numbers for `betas` of {owner}, got {self.betas!r}") from None
-        beta1, beta2 = (
-            _checked(owner, "beta1", first, _BELOW_1),
-            _checked(owner, "beta2", second, _BELOW_1),
-        )
-        self.__dict__["betas"] = (beta1, beta2)
-        return (self._number("lr"), beta1, beta2, self._number("eps"), self._number("weight_decay"))
+            raise SettingsError(
+                f"expected two numbers for `betas` of {type(self).__name__}, got {self.betas!r}"
+            ) from None
+        return {**self.__dict__, "beta1": first, "beta2": second}
+
+    def _pack(self) -> Settings:
+        packed = super()._pack()
+        self.__dict__["betas"] = packed[1:3]
+        return packed
 
 
 class AdamW(Adam):
@@ -494,7 +509,7 @@ class AdamW(Adam):
     0.01
     """
 
-    _rule = "adamw"
+    _row = ROWS["AdamW"]
 
     def __init__(
         self,

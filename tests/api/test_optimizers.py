@@ -2,14 +2,95 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import penstock as ps
+from penstock.optim import ROWS, Setting
 
-ALL: list[Callable[..., ps.Optimizer]] = [ps.SGD, ps.AdaGrad, ps.RMSProp, ps.Adam, ps.AdamW]
+ALL: list[Callable[..., ps.Optimizer]] = [getattr(ps, name) for name, row in ROWS.items() if row.settings]
+
+
+def defaults(make: Callable[..., Any]) -> dict[str, Any]:
+    """What the arguments are unless they are given; `betas` by its two names in the table."""
+    given = {name: argument.default for name, argument in inspect.signature(make).parameters.items()}
+    if "betas" in given:
+        given["beta1"], given["beta2"] = given.pop("betas")
+    return given
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_class_takes_what_its_row_in_the_core_s_table_says_with_the_same_defaults(name: str) -> None:
+    row, make = ROWS[name], getattr(ps, name)
+    assert name in ps.__all__
+    of_table: dict[str, Any] = {setting.name: setting.default for setting in row.settings}
+    assert defaults(make) == of_table | dict.fromkeys(row.fixed, False)
+    assert make().settings() == (*of_table.values(), 0.0, 0.0, 0.0, 0.0, 0.0)[:5]
+    assert (make().rule(), make().flags()) == (name.lower(), [])
+    with ps.init() as job:
+        assert job.tensor("w", shape=3, optimizer=make(), reduce="sum").pull().shape == (3,)
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.settings])
+def test_the_table_s_defaults_are_torch_s(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    of_torch = defaults(getattr(torch.optim, name))
+    assert defaults(getattr(ps, name)).items() <= of_torch.items()
+
+
+def declare(job: ps.Job, name: str, flags: list[str], numbers: Any) -> None:
+    """Past Python's classes: what the core itself takes."""
+    tensor = f"{name}{numbers}".replace(" ", "")
+    settings: tuple[float, float, float, float, float] = (*numbers, 0.0, 0.0, 0.0, 0.0, 0.0)[:5]
+    rest = ("", True, 1.0, None, False, None)
+    job._core.declare(tensor, [1], "float32", name.lower(), flags, settings, *rest).initialize(None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"), [(name, setting) for name, row in ROWS.items() for setting in row.settings]
+)
+def test_python_and_the_core_take_and_refuse_the_same_numbers(name: str, setting: Setting) -> None:
+    row, make = ROWS[name], getattr(ps, name)
+    flags = [] if setting.needs is None else [setting.needs]
+    place = row.settings.index(setting)
+    usual = [1.0 if one.name in flags else one.default for one in row.settings]
+
+    def beside(number: float) -> tuple[list[float], dict[str, Any]]:
+        numbers = [*usual[:place], number, *usual[place + 1 :]]
+        arguments: dict[str, Any] = {one.name: at for one, at in zip(row.settings, numbers, strict=True)}
+        if "beta1" in arguments:
+            arguments["betas"] = (arguments.pop("beta1"), arguments.pop("beta2"))
+        return numbers, arguments
+
+    with ps.init() as job:
+        for number in (0.0, 0.5, math.nextafter(setting.below, 0.0)):
+            numbers, arguments = beside(number)
+            declare(job, name, flags, numbers)
+            # A momentum of 0 is none, and then nothing is dampened.
+            if number or setting.name not in flags:
+                assert make(**arguments).settings()[: len(numbers)] == tuple(numbers)
+        for number in (-math.ulp(0.0), -1.0, setting.below, math.nan, math.inf, -math.inf):
+            numbers, arguments = beside(number)
+            with pytest.raises(ps.SettingsError, match=f"{name} needs `{setting.name}` {setting.expected}"):
+                declare(job, name, flags, numbers)
+            with pytest.raises(ps.SettingsError, match=f"{name} needs `{setting.name}` {setting.expected}"):
+                make(**arguments)
+
+
+def test_nesterov_needs_momentum_and_no_dampening_in_the_core_too() -> None:
+    with ps.init() as job:
+        with pytest.raises(ps.SettingsError, match="SGD with nesterov needs momentum"):
+            declare(job, "SGD", ["nesterov"], (0.1,))
+        with pytest.raises(ps.SettingsError, match="SGD needs `dampening` 0 with nesterov"):
+            declare(job, "SGD", ["momentum", "nesterov"], (0.1, 0.9, 0.5))
+    with pytest.raises(ps.SettingsError, match="SGD with nesterov needs a momentum above 0, got 0"):
+        ps.SGD(0.1, nesterov=True)
+    with pytest.raises(ps.SettingsError, match="SGD needs `dampening` 0 with nesterov"):
+        ps.SGD(0.1, momentum=0.9, dampening=0.5, nesterov=True)
 
 
 @pytest.mark.parametrize("make", ALL)
@@ -33,12 +114,12 @@ def test_a_learning_rate_out_of_range_is_refused_at_once_and_later(
         (ps.SGD, {"weight_decay": -1}),
         (ps.SGD, {"nesterov": True}),
         (ps.SGD, {"nesterov": True, "momentum": 0.9, "dampening": 0.1}),
-        (ps.RMSProp, {"alpha": 1.0}),
+        (ps.RMSprop, {"alpha": 1.0}),
         (ps.Adam, {"betas": (0.9, 1.0)}),
         (ps.Adam, {"betas": 0.9}),
         (ps.Adam, {"betas": (-0.1, 0.9)}),
         (ps.Adam, {"eps": -1e-8}),
-        (ps.AdaGrad, {"lr_decay": -1}),
+        (ps.Adagrad, {"lr_decay": -1}),
     ],
 )
 def test_numbers_out_of_range_are_refused(

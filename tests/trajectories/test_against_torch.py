@@ -10,6 +10,7 @@ import pytest
 import trajectory as t
 
 import penstock as ps
+from penstock.optim import ROWS
 
 torch = pytest.importorskip("torch")
 
@@ -30,7 +31,7 @@ TOLERANCE = {
 
 def torch_trajectory(case: str, dtype: str, workers: int, reduce: str) -> Any:
     """The shown elements after each step, by torch.optim; half types in float32 between two roundings."""
-    _, kind, arguments = t.CASES[case]
+    kind, arguments = t.CASES[case]
     wide = np.float64 if dtype == "float64" else np.float32
     parameter = torch.nn.Parameter(torch.from_numpy(t.start(dtype).astype(wide)))
     optimizer = getattr(torch.optim, kind)([parameter], **arguments, foreach=False)
@@ -61,6 +62,11 @@ def compare(result: dict[str, Any], workers: int, reduce: str) -> None:
 
 def everything() -> dict[str, list[str]]:
     return {case: list(t.DTYPES) for case in t.CASES}
+
+
+def test_every_optimizer_of_the_table_is_compared_with_torch_s() -> None:
+    having_numbers = {name for name, row in ROWS.items() if row.settings}
+    assert {name for name, _ in t.CASES.values()} == having_numbers
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -32,32 +31,30 @@ DTYPES: dict[str, Any] = {
 
 Arguments = dict[str, Any]
 
-# name: (penstock's class, torch's class, arguments, which both take alike)
-CASES: dict[str, tuple[Callable[..., ps.Optimizer], str, Arguments]] = {
-    "sgd": (ps.SGD, "SGD", {"lr": 0.1}),
-    "sgd_decay": (ps.SGD, "SGD", {"lr": 0.1, "weight_decay": 0.01}),
-    "momentum": (ps.SGD, "SGD", {"lr": 0.1, "momentum": 0.9}),
-    "dampened": (ps.SGD, "SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01}),
-    "nesterov": (ps.SGD, "SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
-    "sgd_up": (ps.SGD, "SGD", {"lr": 0.1, "momentum": 0.9, "maximize": True, "weight_decay": 0.01}),
-    "adagrad": (ps.AdaGrad, "Adagrad", {"lr": 0.1}),
-    "adagrad_decay": (ps.AdaGrad, "Adagrad", {"lr": 0.1, "lr_decay": 0.05, "weight_decay": 0.01}),
-    "adagrad_up": (ps.AdaGrad, "Adagrad", {"lr": 0.1, "eps": 1e-6, "maximize": True}),
-    "rmsprop": (ps.RMSProp, "RMSprop", {"lr": 0.01}),
-    "rmsprop_momentum": (ps.RMSProp, "RMSprop", {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.01}),
-    "rmsprop_centered": (ps.RMSProp, "RMSprop", {"lr": 0.01, "alpha": 0.9, "centered": True, "eps": 1e-3}),
+# name: (the class, arguments), which penstock and torch.optim call alike
+CASES: dict[str, tuple[str, Arguments]] = {
+    "sgd": ("SGD", {"lr": 0.1}),
+    "sgd_decay": ("SGD", {"lr": 0.1, "weight_decay": 0.01}),
+    "momentum": ("SGD", {"lr": 0.1, "momentum": 0.9}),
+    "dampened": ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01}),
+    "nesterov": ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    "sgd_up": ("SGD", {"lr": 0.1, "momentum": 0.9, "maximize": True, "weight_decay": 0.01}),
+    "adagrad": ("Adagrad", {"lr": 0.1}),
+    "adagrad_decay": ("Adagrad", {"lr": 0.1, "lr_decay": 0.05, "weight_decay": 0.01}),
+    "adagrad_up": ("Adagrad", {"lr": 0.1, "eps": 1e-6, "maximize": True}),
+    "rmsprop": ("RMSprop", {"lr": 0.01}),
+    "rmsprop_momentum": ("RMSprop", {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.01}),
+    "rmsprop_centered": ("RMSprop", {"lr": 0.01, "alpha": 0.9, "centered": True, "eps": 1e-3}),
     "rmsprop_all": (
-        ps.RMSProp,
         "RMSprop",
         {"lr": 0.01, "momentum": 0.9, "centered": True, "weight_decay": 0.01, "maximize": True, "eps": 1e-3},
     ),
-    "adam": (ps.Adam, "Adam", {"lr": 0.01}),
-    "adam_decay": (ps.Adam, "Adam", {"lr": 0.01, "betas": (0.8, 0.99), "weight_decay": 0.01}),
-    "adam_amsgrad": (ps.Adam, "Adam", {"lr": 0.01, "betas": (0.9, 0.5), "amsgrad": True}),
-    "adam_up": (ps.Adam, "Adam", {"lr": 0.01, "eps": 1e-4, "amsgrad": True, "maximize": True}),
-    "adamw": (ps.AdamW, "AdamW", {"lr": 0.01}),
+    "adam": ("Adam", {"lr": 0.01}),
+    "adam_decay": ("Adam", {"lr": 0.01, "betas": (0.8, 0.99), "weight_decay": 0.01}),
+    "adam_amsgrad": ("Adam", {"lr": 0.01, "betas": (0.9, 0.5), "amsgrad": True}),
+    "adam_up": ("Adam", {"lr": 0.01, "eps": 1e-4, "amsgrad": True, "maximize": True}),
+    "adamw": ("AdamW", {"lr": 0.01}),
     "adamw_all": (
-        ps.AdamW,
         "AdamW",
         {"lr": 0.01, "weight_decay": 0.1, "betas": (0.9, 0.5), "amsgrad": True, "maximize": True},
     ),
@@ -98,7 +95,7 @@ def train(job: ps.Job, cases: dict[str, list[str]], reduce: str, consistency: st
         f"{case}/{dtype}": job.tensor(
             f"{case}/{dtype}",
             start(dtype),
-            optimizer=CASES[case][0](**CASES[case][2]),
+            optimizer=getattr(ps, CASES[case][0])(**CASES[case][1]),
             reduce=reduce,
             consistency=consistency,
         )
@@ -113,7 +110,7 @@ def train(job: ps.Job, cases: dict[str, list[str]], reduce: str, consistency: st
         }
         for name, tensor in tensors.items():
             case, _, dtype = name.rpartition("/")
-            tensor.set_lr(rate(CASES[case][2]["lr"], step))
+            tensor.set_lr(rate(CASES[case][1]["lr"], step))
             tensor.push(gradients[dtype])
         job.clock()
         for name, tensor in tensors.items():

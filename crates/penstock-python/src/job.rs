@@ -10,7 +10,7 @@ use crate::tensor::Tensor;
 use penstock::options::Options;
 use penstock::worker::{Declaration, Error, Job as CoreJob, Membership, TableDeclaration};
 use penstock_fabric::net::endpoint::{Endpoint, NoEndpoint};
-use penstock_kernels::{Dtype, Rule, Settings};
+use penstock_kernels::{Dtype, Flag, RULES, Rule, Settings};
 use penstock_proto::adaptive::{Adaptive, ParseAdaptiveError};
 use penstock_proto::consistency::Consistency;
 use penstock_proto::items::spec::ParsePropagationError;
@@ -115,35 +115,19 @@ fn adaptive(py: Python<'_>, bounds: &str) -> PyResult<Adaptive> {
         .map_err(|error: ParseAdaptiveError| bad_argument(py, "OptionError", &error.to_string(), None))
 }
 
+/// A rule by the name of its row in small letters, and its flags by theirs.
 fn rule(py: Python<'_>, name: &str, flags: &[String]) -> PyResult<Rule> {
-    let has = |flag: &str| flags.iter().any(|given| given == flag);
-    let maximize = has("maximize");
-    let (rule, known): (_, &[&str]) = match name {
-        "add" => (Rule::Add, &[]),
-        "replace" => (Rule::Replace, &[]),
-        "sgd" => (
-            Rule::Sgd { momentum: has("momentum"), nesterov: has("nesterov"), maximize },
-            &["momentum", "nesterov", "maximize"],
-        ),
-        "adagrad" => (Rule::Adagrad { maximize }, &["maximize"]),
-        "rmsprop" => (
-            Rule::RmsProp { momentum: has("momentum"), centered: has("centered"), maximize },
-            &["momentum", "centered", "maximize"],
-        ),
-        "adam" => (Rule::Adam { amsgrad: has("amsgrad"), maximize }, &["amsgrad", "maximize"]),
-        "adamw" => (Rule::AdamW { amsgrad: has("amsgrad"), maximize }, &["amsgrad", "maximize"]),
-        _ => {
-            let message = format!("expected an optimizer of this library, got {name:?}");
-            return Err(bad_argument(py, "SettingsError", &message, None));
-        }
+    let Some(row) = RULES.iter().find(|row| row.name.to_lowercase() == name) else {
+        let message = format!("expected an optimizer of this library, got {name:?}");
+        return Err(bad_argument(py, "SettingsError", &message, None));
     };
-    match flags.iter().find(|flag| !known.contains(&&flag[..])) {
-        None => Ok(rule),
-        Some(flag) => {
-            let message = format!("the optimizer `{name}` has no flag `{flag}`, only {known:?}");
-            Err(bad_argument(py, "SettingsError", &message, None))
-        }
+    let known: Vec<_> = row.flags.iter().map(|flag| flag.name()).collect();
+    if let Some(flag) = flags.iter().find(|flag| !known.contains(&&flag[..])) {
+        let message = format!("the optimizer `{name}` has no flag `{flag}`, only {known:?}");
+        return Err(bad_argument(py, "SettingsError", &message, None));
     }
+    let is_set = |flag: &Flag| flags.iter().any(|given| given == flag.name());
+    Ok(row.plain.with(row.flags.iter().copied().filter(is_set).collect()))
 }
 
 #[pymethods]

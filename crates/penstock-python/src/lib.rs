@@ -36,6 +36,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tools::host_id, module)?)?;
     module.add_function(wrap_pyfunction!(tools::warn_on_stderr, module)?)?;
     module.add_function(wrap_pyfunction!(tools::options, module)?)?;
+    module.add_function(wrap_pyfunction!(tools::optimizers, module)?)?;
     module.add_function(wrap_pyfunction!(tools::check_options, module)?)?;
     module.add_function(wrap_pyfunction!(tools::stray_names, module)?)?;
     module.add_function(wrap_pyfunction!(tools::limit_pushpull, module)?)?;

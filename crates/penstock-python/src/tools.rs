@@ -5,7 +5,7 @@ use crate::error::raise_option;
 use crate::job::pairs;
 use penstock::environment::strays;
 use penstock::options::{Options, TABLE};
-use penstock_kernels::{Dtype, Foreign};
+use penstock_kernels::{Dtype, Flag, Foreign, RULES};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -37,6 +37,38 @@ pub(crate) fn options(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
             dict.set_item("minimum", row.minimum)?;
             dict.set_item("maximum", row.maximum)?;
             dict.set_item("doc", row.doc)?;
+            Ok(dict)
+        })
+        .collect()
+}
+
+/// The table of optimizers.
+#[pyfunction]
+pub(crate) fn optimizers(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
+    let name = |flag: Option<Flag>| flag.map(Flag::name);
+    RULES
+        .iter()
+        .map(|row| {
+            let settings = row.settings.iter().map(|setting| {
+                let dict = PyDict::new(py);
+                dict.set_item("name", setting.name)?;
+                dict.set_item("default", setting.default)?;
+                dict.set_item("below", setting.bound.below)?;
+                dict.set_item("expected", setting.bound.expected)?;
+                dict.set_item("needs", name(setting.needs))?;
+                dict.set_item("zero_with", name(setting.zero_with))?;
+                Ok(dict)
+            });
+            let flags = row.flags.iter().map(|flag| {
+                let dict = PyDict::new(py);
+                dict.set_item("name", flag.name())?;
+                dict.set_item("needs", name(flag.needs()))?;
+                Ok(dict)
+            });
+            let dict = PyDict::new(py);
+            dict.set_item("name", row.name)?;
+            dict.set_item("settings", settings.collect::<PyResult<Vec<_>>>()?)?;
+            dict.set_item("flags", flags.collect::<PyResult<Vec<_>>>()?)?;
             Ok(dict)
         })
         .collect()

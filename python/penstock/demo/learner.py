@@ -72,7 +72,7 @@ class Shared:
 
         self._job = job
         self._tensors = {
-            name: job.tensor(name, value, optimizer=getattr(ps, settings.rule.ours)(**settings.rule.settings))
+            name: job.tensor(name, value, optimizer=getattr(ps, settings.rule.name)(**settings.rule.settings))
             for name, value in model.initial(settings.seed).items()
         }
 

@@ -22,12 +22,12 @@ def stepper(rule: Rule) -> Step:
     """An optimizer for one parameter, with its state."""
     makers: dict[str, Callable[..., Step]] = {
         "SGD": _sgd,
-        "AdaGrad": _adagrad,
-        "RMSProp": _rmsprop,
+        "Adagrad": _adagrad,
+        "RMSprop": _rmsprop,
         "Adam": _adam,
         "AdamW": _adamw,
     }
-    return makers[rule.ours](**rule.settings)
+    return makers[rule.name](**rule.settings)
 
 
 def _sgd(lr: float, momentum: float = 0.0, nesterov: bool = False) -> Step:

@@ -13,23 +13,21 @@ from typing import Any
 @dataclass(frozen=True)
 class Rule:
     """
-    An optimizer by its class in `penstock.optim`, its class in `torch.optim`, and its settings, which both
-    call alike.
+    An optimizer: its class and its settings, which `penstock.optim` and `torch.optim` call alike.
     """
 
-    ours: str
-    torch: str
+    name: str
     settings: dict[str, Any]
 
 
 RULES: dict[str, Rule] = {
-    "sgd": Rule("SGD", "SGD", {"lr": 0.2}),
-    "momentum": Rule("SGD", "SGD", {"lr": 0.05, "momentum": 0.9}),
-    "nesterov": Rule("SGD", "SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True}),
-    "adagrad": Rule("AdaGrad", "Adagrad", {"lr": 0.03}),
-    "rmsprop": Rule("RMSProp", "RMSprop", {"lr": 0.001}),
-    "adam": Rule("Adam", "Adam", {"lr": 0.002}),
-    "adamw": Rule("AdamW", "AdamW", {"lr": 0.002, "weight_decay": 0.01}),
+    "sgd": Rule("SGD", {"lr": 0.2}),
+    "momentum": Rule("SGD", {"lr": 0.05, "momentum": 0.9}),
+    "nesterov": Rule("SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True}),
+    "adagrad": Rule("Adagrad", {"lr": 0.03}),
+    "rmsprop": Rule("RMSprop", {"lr": 0.001}),
+    "adam": Rule("Adam", {"lr": 0.002}),
+    "adamw": Rule("AdamW", {"lr": 0.002, "weight_decay": 0.01}),
 }
 
 

@@ -43,7 +43,7 @@ class TorchAlone:
         self._model = network(settings.seed)
         if wrap is not None:
             self._model = wrap(self._model)
-        self._optimizer: Any = getattr(torch.optim, settings.rule.torch)(
+        self._optimizer: Any = getattr(torch.optim, settings.rule.name)(
             self._model.parameters(), **settings.rule.settings
         )
 

@@ -23,7 +23,7 @@ from ..job import Job
 from ..tensor import _as_buffer
 from .broadcast import broadcast
 from .delivery import Delivery, Shared
-from .rules import GroupRule, NoRule, has_rule, steps_of, torch_state
+from .rules import GroupRule, NoRule, has_rule, names, steps_of, torch_state
 from .transfer import transfer_for
 
 
@@ -61,7 +61,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise OptionError(
                 f"{type(optimizer).__name__} steps in each worker, on averaged gradients: it needs ps.BSP(), "
                 f"got `{self._consistency}`",
-                "the servers' own are torch.optim.SGD, Adagrad, RMSprop, Adam and AdamW",
+                f"the servers' own are {names()}",
             )
         self._delivery = Delivery(overlap)
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}

@@ -6,6 +6,7 @@ Only the classes themselves are known, not what derives from them: a subclass ma
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -18,16 +19,14 @@ from ..optim import Optimizer
 Group: TypeAlias = dict[str, Any]
 
 
-# What a rule reads of a group. All of them take these by keyword, alike.
+def _rule_and_names(name: str) -> tuple[type[Optimizer], tuple[str, ...]]:
+    ours = getattr(optim, name)
+    return ours, tuple(inspect.signature(ours).parameters)
+
+
+# What a rule reads of a group: what ours takes, which torch calls alike.
 _RULES: dict[type, tuple[type[Optimizer], tuple[str, ...]]] = {
-    torch.optim.SGD: (optim.SGD, ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")),
-    torch.optim.Adagrad: (optim.AdaGrad, ("lr", "lr_decay", "weight_decay", "eps", "maximize")),
-    torch.optim.RMSprop: (
-        optim.RMSProp,
-        ("lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize"),
-    ),
-    torch.optim.Adam: (optim.Adam, ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize")),
-    torch.optim.AdamW: (optim.AdamW, ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize")),
+    getattr(torch.optim, name): _rule_and_names(name) for name, row in optim.ROWS.items() if row.settings
 }
 
 
@@ -53,6 +52,12 @@ def check_flags(group: Group) -> None:
 def has_rule(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the servers can do what this optimizer does."""
     return type(optimizer) in _RULES
+
+
+def names() -> str:
+    """The optimizers that the servers have, as a sentence lists them."""
+    *most, last = (kind.__name__ for kind in _RULES)
+    return f"torch.optim.{', '.join(most)} and {last}"
 
 
 class GroupRule:
