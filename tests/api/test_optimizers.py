@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -40,6 +41,37 @@ def test_the_table_s_defaults_are_torch_s(name: str) -> None:
     torch = pytest.importorskip("torch")
     of_torch = defaults(getattr(torch.optim, name))
     assert defaults(getattr(ps, name)).items() <= of_torch.items()
+
+
+def every_set_of_flags(name: str) -> list[tuple[str, ...]]:
+    """Of those that make sense together."""
+    flags = ROWS[name].flags
+    sets = [chosen for most in range(len(flags) + 1) for chosen in itertools.combinations(flags, most)]
+    names = [({flag.name for flag in chosen}, chosen) for chosen in sets]
+    return [
+        tuple(flag.name for flag in chosen)
+        for set_, chosen in names
+        if all(flag.needs is None or flag.needs in set_ for flag in chosen)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [(name, flags) for name, row in ROWS.items() if row.settings for flags in every_set_of_flags(name)],
+)
+def test_the_state_on_the_servers_has_the_names_that_torch_saves_it_under(
+    name: str, flags: tuple[str, ...]
+) -> None:
+    torch = pytest.importorskip("torch")
+    arguments = {flag: True if flag in ROWS[name].fixed else 0.9 for flag in flags}
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.ones(3)
+    optimizer = getattr(torch.optim, name)([parameter], **arguments)
+    optimizer.step()
+    of_torch: dict[str, Any] = optimizer.state_dict()["state"].get(0, {})
+    with ps.init() as job:
+        state = job.tensor("w", shape=3, optimizer=getattr(ps, name)(**arguments)).optimizer_state()
+    assert set(state) - {"step"} == {slot for slot, of in of_torch.items() if of is not None} - {"step"}
 
 
 def declare(job: ps.Job, name: str, flags: list[str], numbers: Any) -> None:

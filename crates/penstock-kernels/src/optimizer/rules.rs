@@ -7,7 +7,7 @@
 //!
 //! | file | what | missed by |
 //! |---|---|---|
-//! | `rules.rs` | its row | |
+//! | `rules.rs` | its row: torch's names, defaults and state | `tests/api/test_optimizers.py` |
 //! | `NAME.rs` | its arithmetic | |
 //! | `mod.rs` | the module, and the rule's arm | the compiler |
 //! | `naive.rs` | its arithmetic again, in a few obvious lines | the compiler |
