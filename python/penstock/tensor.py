@@ -538,7 +538,8 @@ class Tensor(Sealed):
         step
             Steps that the optimizer has taken. Default: it stays.
         timeout
-            Seconds to wait in all. Default: at each of the two barriers the job's `deadline`.
+            Seconds to wait for the other workers to call it. When they have, it is carried out whole, however
+            little is left: each wait for the servers has the job's `deadline`. Default: `deadline` here too.
 
         Raises
         ------
@@ -548,11 +549,14 @@ class Tensor(Sealed):
             The optimizer keeps no state of that name, or `step` is no whole number from 0 on. The tensor is
             as it was.
         BarrierTimeout
-            Not every worker called it in time.
+            Not every worker called it in time: the tensor is as it was. Or, after `deadline`, not every one
+            came to its end.
         NotDelivered
             This worker's asynchronous pushes were not sent in time. The tensor is as it was.
         OptionError
             `timeout` is no number of seconds. The tensor is as it was.
+        PullTimeout, LaneTimeout
+            The servers did not take it within `deadline`, and may have a part of it: load it again.
         JobClosed
             The job has ended.
         WorkerLost
@@ -567,14 +571,16 @@ class Tensor(Sealed):
         what = f"load of {self.name} (every worker calls it)"
         self._job._await_pushes(limit)
         self._job.barrier(limit.left(), what=what)
+        # From here on the caller's time does not count: used up between two pieces it left the tensor with
+        # one of them only.
         if self._job.rank == 0 and (pieces or steps is not None):
             if steps is None:
-                steps = self._core.steps(limit.left())
+                steps = self._core.steps(None)
             if not pieces:
-                pieces = {-1: self.pull(timeout=limit.left()).copy()}
+                pieces = {-1: self.pull().copy()}
             for slot, data in pieces.items():
-                self._core.load(slot, _as_buffer(data), steps, limit.left())
-        self._job._barrier_with_first(limit.left(), what, f"`{self.name}` was not loaded")
+                self._core.load(slot, _as_buffer(data), steps, None)
+        self._job._barrier_with_first(None, what, f"`{self.name}` was not loaded")
 
     def _pieces(
         self, value: ArrayLike | None, state: Mapping[str, ArrayLike] | None, step: int | None

@@ -305,6 +305,23 @@ def test_a_load_of_the_value_alone_leaves_the_state(job: ps.Job) -> None:
         w.load(state={"exp_avg": np.zeros(3, np.float32)})
 
 
+@pytest.mark.parametrize("timeout", [0.0, 0.001, 0.005, 0.01, 0.02, 0.05])
+def test_a_load_in_too_little_time_is_whole_or_changes_nothing(job: ps.Job, timeout: float) -> None:
+    # It left the new value beside the old state, and said that the servers had not taken what they had.
+    n = 2_000_000
+    w = job.tensor("w", shape=n, optimizer=ps.Adam())
+    w.pushpull(np.ones(n, np.float32))
+    state = w.optimizer_state()
+    new = {name: np.full(n, 7, np.float32) for name in state if name != "step"}
+    try:
+        w.load(np.full(n, 5, np.float32), new, step=9, timeout=timeout)
+    except ps.BarrierTimeout:
+        np.testing.assert_equal(w.optimizer_state(), state)
+        return
+    np.testing.assert_array_equal(w.pull(), np.full(n, 5))
+    np.testing.assert_equal(w.optimizer_state(), {**new, "step": np.asarray(9)})
+
+
 def test_a_tensor_speaks_numpy_and_dlpack(job: ps.Job) -> None:
     w = job.tensor("w", [1.0, 2.0])
     copy = np.asarray(w)

@@ -8,8 +8,9 @@ use common::tenants::{
 };
 use common::{Cluster, NO_SETTINGS, SECRET, Way, bytes, declare, pull};
 use penstock::service::{JobConfig, Service};
-use penstock_proto::consistency::Consistency::Ssp;
-use penstock_proto::error::Refusal;
+use penstock::worker::Error;
+use penstock_proto::consistency::Consistency::{Bsp, Ssp};
+use penstock_proto::error::{JobFailure, Loss, Refusal};
 use penstock_proto::frame::{Body, Header, Notice, job_number};
 use penstock_proto::handshake::{MAX_HANDSHAKE_BYTES, Purpose, WorkerHandshake};
 use penstock_proto::items::control::{PART_BYTES, TableAsk};
@@ -419,5 +420,51 @@ fn who_takes_all_the_memory_that_it_gets_leaves_the_other_workers_some() {
     for (id, body) in [(2, begin("V")), (3, rows("V", PART_BYTES))] {
         let answer = asks(&mut honest, id, body);
         assert!(matches!(answer, Some(Answer::Table(_))), "{answer:?}");
+    }
+}
+
+/// Comes to the server as worker 1 of 2, for the first time or again, and says that it heard the job fail; `false` if it is not welcome.
+fn comes_and_heard(address: SocketAddr) -> bool {
+    let Ok(mut control) = enter(address, "job", SECRET, Purpose::Control) else { return false };
+    let hello = Ask::Hello { version: PROTOCOL_VERSION, session: SESSION, rank: 1, size: 2 };
+    say(&mut control, &encode(&Request { id: 1, settled: 1, body: hello }).unwrap());
+    let welcome = hear(&mut control).and_then(|reply| decode::<Reply>(&reply).ok());
+    if !matches!(welcome, Some(Reply { body: Answer::Welcome(_), .. })) {
+        return false;
+    }
+    let lie = JobFailure::NonFinite { rank: 0, name: "w".to_owned() };
+    let how = Departure::Heard(lie);
+    say(&mut control, &encode(&Request { id: 2, settled: 2, body: Ask::Leave { how } }).unwrap());
+    true
+}
+
+// Each time gave it two seconds more, in which neither its lease nor its process's end was looked at: the others waited for it for ever.
+#[test]
+fn who_says_again_and_again_that_it_heard_the_job_fail_is_judged_all_the_same() {
+    for way_on in ["stop", "continue"] {
+        let cluster = Cluster::over(Way::Tcp, 2, 1, &[("on_worker_loss", way_on), ("lease", "4")]);
+        let address = cluster.servers[0].addresses()[0];
+        let job = cluster.join(0);
+        assert!(comes_and_heard(address));
+        let tensor = declare(&job, "w", 4, Bsp);
+        let pulled = std::thread::scope(|scope| {
+            let pull = scope.spawn(|| {
+                tensor.push(Some(&bytes(&[1.0; 4])), NO_SETTINGS, false, None)?;
+                tensor.pull_into(&mut [0u8; 32], None, None)
+            });
+            while !pull.is_finished() {
+                std::thread::sleep(Duration::from_millis(300));
+                assert!(!comes_and_heard(address), "it is welcome again");
+            }
+            pull.join().unwrap()
+        });
+        match pulled {
+            Ok(version) => assert!(way_on == "continue" && version == 1),
+            Err(Error::Failed(JobFailure::WorkerLost { rank: 1, loss: Loss::Failed { what } })) => {
+                assert!(way_on == "stop" && what.starts_with("it heard: "), "{what}");
+            }
+            other => panic!("{way_on}: {other:?}"),
+        }
+        job.fail("over");
     }
 }

@@ -418,6 +418,56 @@ fn who_has_left_well_is_not_lost_on_anothers_word() {
     }
 }
 
+// When all who were here had said something, the first word that could be true was believed: it was the liar's.
+#[test]
+fn a_lie_does_not_become_true_because_another_has_something_to_say_too() {
+    let ended = Loss::Ended { how: "was killed by SIGKILL: it ate all the memory".to_owned() };
+    for (way_on, loss) in
+        [("stop", ended.clone()), ("stop", Loss::Died), ("continue", ended), ("continue", Loss::Died)]
+    {
+        let mut cluster = Cluster::new(2, 2, &[("on_worker_loss", way_on)]);
+        let (hostile, _beside) = (Raw::join_at(&cluster, 0, 0), Raw::join_at(&cluster, 1, 0));
+        let job = cluster.join(1);
+        tell(
+            &hostile.connection,
+            2,
+            Ask::Leave { how: Departure::Heard(JobFailure::WorkerLost { rank: 1, loss }) },
+        );
+        hostile.wait_for_the_end();
+        cluster.servers[1].stop();
+        let heard = job.barrier(None).unwrap_err();
+        assert!(matches!(heard, Error::Failed(JobFailure::Stopped { server: 1 })), "{way_on}: {heard}");
+        let _ = job.leave(None);
+        let ended = cluster.servers[0].wait(seconds(common::DEADLINE));
+        assert!(matches!(ended, Some(Err(JobFailure::Stopped { server: 1 }))), "{way_on}: {ended:?}");
+    }
+}
+
+// The last worker of a job was believed that it had lost a server that the job does not have.
+#[test]
+fn nobody_is_believed_that_a_server_or_a_worker_was_lost_that_there_is_not() {
+    let lies = [
+        JobFailure::ServerLost { server: 7, reason: "it burnt down".to_owned() },
+        JobFailure::Stopped { server: 2 },
+        JobFailure::WorkerLost { rank: 1, loss: Loss::Ended { how: "was killed by SIGKILL".to_owned() } },
+        JobFailure::NonFinite { rank: 1, name: "w".to_owned() },
+    ];
+    for (lie, way_on) in lies.iter().flat_map(|lie| [(lie, "stop"), (lie, "continue")]) {
+        let cluster = Cluster::new(1, 2, &[("on_worker_loss", way_on)]);
+        let hostile = Raw::join(&cluster, 0);
+        tell(&hostile.connection, 2, Ask::Leave { how: Departure::Heard(lie.clone()) });
+        match cluster.servers[0].wait(seconds(common::DEADLINE)) {
+            Some(Err(JobFailure::WorkerLost { rank: 0, loss: Loss::Failed { what } })) => {
+                assert!(way_on == "stop" && what.ends_with(&lie.to_string()), "{way_on}: {what}");
+            }
+            // Where the others go on without a worker, it was the last one.
+            ended => {
+                assert!(way_on == "continue" && matches!(ended, Some(Ok(()))), "{way_on}, {lie}: {ended:?}")
+            }
+        }
+    }
+}
+
 // What its own shards find out a server believed of whoever was left.
 #[test]
 fn the_last_worker_there_is_blames_nobody_for_what_the_only_server_did_not_see() {

@@ -15,6 +15,25 @@ use penstock_proto::message::{Answer, Departure};
 /// lease, within which all notice on the network that a server gives no more signs of life.
 const HEARSAY_WITHIN_MS: u64 = 2_000;
 
+/// Whether two words are of one thing: who was lost, and not how that was noticed, which differs from worker to worker.
+fn is_same(one: &JobFailure, other: &JobFailure) -> bool {
+    use JobFailure::{NoValue, NonFinite, ServerLost, SettingsConflict, Stopped, WorkerLost};
+    match (one, other) {
+        (WorkerLost { rank: a, .. }, WorkerLost { rank: b, .. }) => a == b,
+        (
+            ServerLost { server: a, .. } | Stopped { server: a },
+            ServerLost { server: b, .. } | Stopped { server: b },
+        ) => a == b,
+        (NonFinite { rank: a, name: x }, NonFinite { rank: b, name: y }) => (a, x) == (b, y),
+        (
+            SettingsConflict { name: x, first: a, second: c, stamp: s, .. },
+            SettingsConflict { name: y, first: b, second: d, stamp: t, .. },
+        ) => (x, a, c, s) == (y, b, d, t),
+        (NoValue { name: x, .. }, NoValue { name: y, .. }) => x == y,
+        _ => false,
+    }
+}
+
 impl Control {
     pub(super) fn leave(&mut self, token: u64, rank: Rank, request: u64, how: Departure) -> Option<Answered> {
         match how.brief() {
@@ -42,7 +61,8 @@ impl Control {
         }
         self.stand_aside(rank);
         let within = HEARSAY_WITHIN_MS.max(self.lease_ms() / 4);
-        self.hearsay.insert(rank, (self.clock.now() + within, failure));
+        // Its first word stands, with its time: who says it again is judged no later.
+        self.hearsay.entry(rank).or_insert_with(|| (self.clock.now() + within, failure));
         self.judge_hearsay();
     }
 
@@ -51,27 +71,35 @@ impl Control {
         self.config.options.on_worker_loss == OnWorkerLoss::Continue
     }
 
-    /// Ends the job for what workers have heard elsewhere, if that can be so or all who are here say so. Else whoever knows better has
-    /// some time to say it itself; then it is one worker's word against another, and stands with the name of the one that said it.
+    /// Ends the job for what workers have heard elsewhere, if that can be so or all who are here say the same. Else whoever knows better
+    /// has some time to say it itself; then it is one worker's word against another, and stands with the name of the one that said it.
     ///
     /// Where the others go on without a worker, one's word ends nothing: it may be its own line that it lost. Nor is it gone before the
     /// others had that time: without it they may not be able to go on, and would be told so instead of what it noticed first.
     pub(super) fn judge_hearsay(&mut self) {
-        let heard = || self.hearsay.values().map(|(_, failure)| failure);
-        let all = self.workers.keys().all(|rank| self.hearsay.contains_key(rank))
-            && self.roster.awaited().next().is_none();
-        let goes_on = self.goes_on();
-        let believed =
-            |failure: &&JobFailure| !goes_on && self.may_be(failure) || all && self.can_be(failure);
-        if let Some(failure) = heard().find(believed) {
-            return self.end(failure.clone());
+        if let Some(failure) = self.believed_at_once().or_else(|| self.agreed()).cloned() {
+            return self.end(failure);
         }
         let now = self.clock.now();
-        let late = self.hearsay.iter().find(|(_, (until, _))| now >= *until);
+        let late =
+            self.hearsay.iter().filter(|(_, (until, _))| now >= *until).min_by_key(|(_, (until, _))| *until);
         if let Some((rank, what)) = late.map(|(&rank, (_, failure))| (rank, format!("it heard: {failure}"))) {
-            self.hearsay.remove(&rank);
             self.lose_rank(rank, Loss::Failed { what });
         }
+    }
+
+    fn believed_at_once(&self) -> Option<&JobFailure> {
+        let mut heard = self.hearsay.values().map(|(_, failure)| failure);
+        heard.find(|failure| !self.goes_on() && self.may_be(failure))
+    }
+
+    /// What all who are here say, if it can be so.
+    fn agreed(&self) -> Option<&JobFailure> {
+        let all = self.workers.keys().all(|rank| self.hearsay.contains_key(rank))
+            && self.roster.awaited().next().is_none();
+        let mut heard = self.hearsay.values().map(|(_, failure)| failure);
+        let first = heard.clone().next().filter(|_| all)?;
+        heard.all(|failure| self.can_be(failure) && is_same(first, failure)).then_some(first)
     }
 
     /// Whether this server knows nothing against it. Of other servers it knows nothing at all.
@@ -81,8 +109,10 @@ impl Control {
             JobFailure::Stopped { server } => *server != self.config.index && *server < self.config.servers,
             JobFailure::WorkerLost { rank, .. } => {
                 let silent = self.workers.get(rank).is_none_or(|worker| worker.client.is_none());
+                // It is silent because it has said its last word, and that says more of it than another's.
+                let denies = self.hearsay.get(rank).is_some_and(|(_, its)| !is_same(failure, its));
                 let here = !matches!(self.roster.of(*rank), Member::Awaited | Member::Left);
-                self.config.servers > 1 && *rank < self.config.workers && silent && here
+                self.config.servers > 1 && *rank < self.config.workers && silent && !denies && here
             }
             _ => false,
         }
@@ -90,11 +120,20 @@ impl Control {
 
     /// Whether it can be if all who are here say so. Of who has been let go only its end can be heard later, where who started it saw it.
     fn can_be(&self, failure: &JobFailure) -> bool {
+        let is_worker = |rank: &Rank| *rank < self.config.workers;
+        // What a tensor's home finds out, this server has found out itself where there is no other.
+        let others = self.config.servers > 1;
         match failure {
-            JobFailure::WorkerLost { loss: Loss::Ended { .. }, .. } => true,
-            JobFailure::WorkerLost { rank, .. } => !self.has_let_go(*rank),
-            // What a tensor's home finds out, this server has found out itself where there is no other.
-            _ => self.config.servers > 1,
+            JobFailure::WorkerLost { rank, loss: Loss::Ended { .. } } => is_worker(rank),
+            JobFailure::WorkerLost { rank, .. } => is_worker(rank) && !self.has_let_go(*rank),
+            JobFailure::ServerLost { server, .. } | JobFailure::Stopped { server } => {
+                *server != self.config.index && *server < self.config.servers
+            }
+            JobFailure::NonFinite { rank, .. } => others && is_worker(rank),
+            JobFailure::SettingsConflict { first, second, .. } => {
+                others && is_worker(first) && is_worker(second)
+            }
+            _ => others,
         }
     }
 

@@ -163,7 +163,7 @@ impl Control {
         self.drop_client(token);
     }
 
-    /// Nothing is kept for a worker that has gone, nor is it listened to.
+    /// Nothing is kept for a worker that has gone, nor is it listened to, nor what it has said believed.
     pub(in crate::server) fn forget(&mut self, rank: Rank) {
         if let Some(items) = &self.items {
             items.send(items::Command::Leave { rank });
@@ -171,6 +171,7 @@ impl Control {
         self.catalog.forget(rank);
         self.tables.forget(rank);
         self.tickets.retain(|_, ticket| ticket.rank != rank);
+        self.hearsay.remove(&rank);
     }
 
     pub(in crate::server) fn go_on_without(&mut self, rank: Rank) {

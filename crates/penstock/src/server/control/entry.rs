@@ -214,6 +214,10 @@ impl Control {
             }
             (None, None) => None,
         };
+        // It has said its last word and hangs up behind it: nothing more is heard of it, nor does its time begin again.
+        if let (None, Some((_, its))) = (&word, self.hearsay.get(&rank).filter(|_| here)) {
+            return Ok((Answer::Failed(its.clone()), Vec::new()));
+        }
         if let Some(word) = word {
             self.roster.miss(rank, false);
             if departed.is_some() || here {
