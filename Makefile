@@ -95,7 +95,8 @@ test-model: ## the lock-free protocols, every interleaving (loom)
 	$(LIMIT) cargo test $(MODEL)
 
 REPLAY := --quiet --manifest-path fuzz/Cargo.toml --bin replay
-test-fuzz: export CARGO_TARGET_DIR := target/fuzz
+# Beside the tests' build: what both need of others is compiled once.
+test-fuzz: export CARGO_TARGET_DIR := $(abspath $(CARGO_OUT))
 test-fuzz: ## the corpus of every fuzzing target, and mutations of it for some seconds (stable; `make fuzz` is the real thing)
 	cargo build $(REPLAY)
 	$(LIMIT) cargo run $(REPLAY) -- 9

@@ -91,10 +91,10 @@ def test_every_layer_is_exchanged_over_the_loopback(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     figures = tmp_path / "figures.json"
-    command = "bench zero-compute --model resnet18 --workers 1,2 --systems penstock --rounds 1 --repeats 3"
+    command = "bench zero-compute --model resnet18 --workers 2 --systems penstock --rounds 1 --repeats 3"
     assert main([*command.split(), "--json", str(figures)]) == 0
     cases = json.loads(figures.read_text())["cases"]
-    assert [(case["workers"], case["bytes"]) for case in cases] == [(1, 46_758_048), (2, 46_758_048)]
+    assert [(case["workers"], case["bytes"]) for case in cases] == [(2, 46_758_048)]
     assert "exchanges/s" in capsys.readouterr().out
 
 

@@ -20,7 +20,7 @@ pytest.importorskip("penstock._core")
 ROOT = Path(__file__).parents[2]
 LINEAR = str(ROOT / "examples" / "linear.py")
 BIN = Path(sys.executable).parent
-PATIENCE = 90.0
+PATIENCE = 180.0
 """Seconds that a process may take to end. Nothing is judged by time: this only ends a test that hangs."""
 
 _OF_LAUNCHERS = ("PENSTOCK_", "OMPI_", "PMIX_", "PMI_", "SLURM_", "TORCHELASTIC_", "RAY_", "PRTE_")

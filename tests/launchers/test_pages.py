@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from groups import BIN, ROOT, Group
+from groups import BIN, ROOT, Group, learned
 from test_mpirun import PERMITTED
 
 FOLDER = ROOT / "docs" / "launchers"
@@ -102,6 +102,10 @@ def test_the_commands_of_a_page_do_what_it_says(
     assert done.code == 0, done
     for line in expected:
         assert line in done.out, done
+    if "torchrun" in block:
+        assert learned(done.out), done
+    if "torch_digits" in block:
+        assert float(re.findall(r"accuracy (\S+)", done.out)[0]) > 0.9, done
 
 
 def test_every_launcher_has_its_page() -> None:

@@ -29,27 +29,7 @@ ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
 """
 
 
-def drive(group: Group, script, text: str) -> dict[str, object]:
-    """Runs a driver in a process of its own; returns what it printed, as JSON, on its last line."""
-    path = script("")
-    Path(path).write_text(PRELUDE + text)
-    done = group.run(
-        [sys.executable, path],
-        RAY_TMPDIR=str(group.scratch / "ray"),
-        HOME=str(group.scratch),  # where Ray keeps its token
-        RAY_USAGE_STATS_ENABLED="0",
-        PYTHONWARNINGS="ignore",
-    )
-    assert done.code == 0, done
-    found: dict[str, object] = json.loads(done.out.splitlines()[-1])
-    return found
-
-
-def test_the_same_script_trains_on_ray_with_several_servers(group: Group, script) -> None:
-    found = drive(
-        group,
-        script,
-        """
+DRIVER = """
 def train():
     with ps.init() as job:
         w = job.tensor("w", shape=(100_000,), reduce="sum")
@@ -58,21 +38,10 @@ def train():
         servers = len(os.environ["PENSTOCK_SERVERS"].split(","))
         return job.rank, job.size, float(w.pull()[0]), float(w.pull()[-1]), servers
 
-results = ps.ray.run(train, workers=2, servers=2)
-# Over TCP, as between hosts.
-again = ps.ray.run(lambda: linear.main(), workers=2, options={"transport": "tcp"})
-print(json.dumps({"results": results, "again": again, "free": ray.available_resources()["CPU"]}))
-""",
-    )
-    assert found["results"] == [[0, 2, 3.0, 3.0, 2], [1, 2, 3.0, 3.0, 2]]
-    assert found["again"] == [None, None]
+found = {}
+found["results"] = ps.ray.run(train, workers=2, servers=2)
+found["again"] = ps.ray.run(lambda: linear.main(), workers=2, options={"transport": "tcp"})
 
-
-def test_failures_surface_and_leave_nothing_behind(group: Group, script) -> None:
-    found = drive(
-        group,
-        script,
-        """
 def fails():
     job = ps.init()
     w = job.tensor("w", shape=(4,))
@@ -94,7 +63,6 @@ def hangs():
             import threading
             threading.Event().wait()
 
-found = {}
 for function in (fails, dies, hangs):
     try:
         ps.ray.run(function, workers=2, timeout=12 if function is hangs else None)
@@ -116,12 +84,29 @@ def size():
 
 found["after"] = ps.ray.run(size, workers=3)
 print(json.dumps(found))
-""",
+"""
+
+
+# One instance of Ray for all of it: each takes long to start.
+def test_scripts_train_on_ray_and_failures_surface_and_leave_nothing_behind(group: Group, script) -> None:
+    path = script("")
+    Path(path).write_text(PRELUDE + DRIVER)
+    done = group.run(
+        [sys.executable, path],
+        RAY_TMPDIR=str(group.scratch / "ray"),
+        HOME=str(group.scratch),  # where Ray keeps its token
+        RAY_USAGE_STATS_ENABLED="0",
+        PYTHONWARNINGS="ignore",
     )
+    assert done.code == 0, done
+    found = json.loads(done.out.splitlines()[-1])
+    # With several servers; then the example, over TCP, as between hosts.
+    assert found["results"] == [[0, 2, 3.0, 3.0, 2], [1, 2, 3.0, 3.0, 2]]
+    assert found["again"] == [None, None]
     assert found["fails"] == ["KeyError", "'no data'", "raised by worker 1 of 2", None, None]
-    kind, _, _, rank, _ = found["dies"]  # type: ignore[misc]
+    kind, _, _, rank, _ = found["dies"]
     assert (kind, rank) == ("WorkerLost", 1)
-    kind, text, _, _, missing = found["hangs"]  # type: ignore[misc]
+    kind, text, _, _, missing = found["hangs"]
     assert (kind, missing) == ("DeadlineExceeded", [1])
     assert "for workers 1 to return" in text
     assert "are 51 CPU, but Ray's cluster has " in str(found["many"])

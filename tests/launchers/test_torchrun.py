@@ -1,43 +1,16 @@
-"""The examples under torchrun: one agent, and two agents that hold themselves for two nodes."""
+"""
+What torchrun and variables like its own make of jobs. One agent and two, with the examples, stand on
+docs/launchers/torchrun.md: `test_pages.py` runs them.
+"""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from groups import LINEAR, ROOT, Group, learned
+from groups import Group
 
 pytest.importorskip("torch")
-
-DIGITS = str(ROOT / "examples" / "torch_digits.py")
-
-
-def test_the_processes_of_one_agent_become_one_job(group: Group) -> None:
-    done = group.run(["torchrun", "--standalone", "--nproc-per-node", "2", LINEAR])
-    assert (done.code, learned(done.out)) == (0, True), done
-
-
-def test_a_torch_script_trains_under_torchrun(group: Group) -> None:
-    done = group.run(["torchrun", "--standalone", "--nproc-per-node", "2", DIGITS])
-    assert done.code == 0, done
-    assert float(done.out.split()[1]) > 0.9
-
-
-@pytest.mark.parametrize("backend", ["static", "c10d"])
-def test_the_processes_of_two_agents_become_one_job(group: Group, port: int, backend: str) -> None:
-    where = {
-        "static": [
-            ["--node-rank", rank, "--master-addr", "127.0.0.1", "--master-port", str(port)] for rank in "01"
-        ],
-        "c10d": [["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "x"]] * 2,
-    }[backend]
-    agents = [
-        group.start(["torchrun", "--nnodes", "2", "--nproc-per-node", "2", *options, LINEAR])
-        for options in where
-    ]
-    done = [group.ends(agent) for agent in agents]
-    assert [one.code for one in done] == [0, 0], done
-    assert learned("".join(one.out for one in done))
 
 
 def test_a_job_that_torchrun_starts_anew_is_a_new_job(group: Group, script, tmp_path) -> None:
