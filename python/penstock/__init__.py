@@ -1,5 +1,6 @@
 """
-Shared model state for training: workers push gradients and pull parameters, in step or boundedly out of step.
+Shared model state for training: workers push gradients and pull parameters, in lockstep or with bounded
+staleness.
 
     import penstock as ps
 
@@ -9,8 +10,8 @@ Shared model state for training: workers push gradients and pull parameters, in 
         w.push(gradient(w.pull(), x, y))
         job.clock()
 
-Everything is loaded when it is first used: the launcher and the servers start without NumPy, and `ps.torch`,
-the PyTorch adapter, is what loads torch.
+Everything is loaded on first use: the launcher and the servers start without NumPy, and only `ps.torch`, the
+PyTorch adapter, loads torch.
 """
 
 from __future__ import annotations

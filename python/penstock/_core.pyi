@@ -1,6 +1,6 @@
 """
-The Rust core. Use the classes of `penstock` instead: this seam takes and gives plain numbers and buffers,
-and checks them again.
+The Rust core. Use the classes of `penstock` instead: this interface takes and returns plain numbers and
+buffers, and checks them again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ MAX_SERVERS: int
 @final
 class Memory:
     """
-    A piece of memory that speaks the buffer protocol (bytes, one dimension). It keeps its mapping alive.
+    A piece of memory that supports the buffer protocol (bytes, one dimension). It keeps its mapping alive.
 
     `readonly` memory is mapped read-only: not even a bug can write it.
     """
@@ -61,13 +61,16 @@ class Job:
     default_consistency: str
 
     def balance(self) -> list[list[int]]:
-        """Bytes of this worker's tensors that each shard is home of, by server."""
+        """Bytes of this worker's tensors that each shard is home to, by server."""
 
     def clock(self) -> int:
         """Completes an iteration; returns the new clock."""
 
     def barrier(self, timeout: float | None, what: str) -> tuple[list[int], list[int]]:
-        """Waits until every live worker is here; returns who stood here, and who had left the job by then."""
+        """
+        Waits until every live worker is here; returns the ranks that came, and those that had left the job by
+        then.
+        """
 
     def declare(
         self,
@@ -85,8 +88,8 @@ class Job:
         timeout: float | None,
     ) -> Tensor:
         """
-        Declares a tensor; all workers declare it alike. It holds zeros and cannot be pulled until rank 0
-        calls `Tensor.initialize`.
+        Declares a tensor; all workers make the same declaration. It holds zeros and cannot be pulled until
+        rank 0 calls `Tensor.initialize`.
 
         dtype: "float32" | "float64" | "float16" | "bfloat16". rule: a row's name in `optimizers`, in small
         letters; flags: of the row's; settings: its numbers in the row's order, then 0. consistency: "bsp" |
@@ -110,8 +113,7 @@ class Job:
     ) -> Table:
         """
         Declares a table of items; waits for all workers. produce, consume: ranges (start, end) of rows.
-        propagation: "eager" | "lazy" | "bounded". slack: -1 for none.
-        bounds: "MIN:MAX" of a slack that is chosen by waiting.
+        propagation: "eager" | "lazy" | "bounded". slack: -1 for none. bounds: "MIN:MAX" of an adaptive slack.
         """
 
     def stats(self) -> dict[str, float]:
@@ -128,22 +130,22 @@ class Job:
         """
 
     def abandon(self) -> None:
-        """In a forked child: refuses every later call, and says nothing to the servers."""
+        """In a forked child: refuses every later call, and tells the servers nothing."""
 
     def leave(self, timeout: float | None) -> None:
         """
-        Leaves cleanly, so that the others go on without this worker: waits until the servers have everything.
-        If that fails it has left as one that failed.
+        Leaves cleanly, so that the others carry on without this worker: waits until the servers have
+        everything. If that fails, it has left as one that failed.
         """
 
     def fail(self, what: str) -> None:
-        """Leaves because of an error, so that the others hear of it."""
+        """Leaves because of an error, so that the others learn of it."""
 
 class TableCalls:
     """
     The calls that are made a million times a second: what `penstock.Table` inherits.
 
-    Arguments that the core does not take as they are go to `_write` and `_read`, which a heir defines.
+    Arguments that the core cannot take as they are go to `_write` and `_read`, which the subclass defines.
     """
 
     def __new__(cls, core: Table, rows: int, width: int, dtype: Any, /, *others: Any) -> Self: ...
@@ -160,7 +162,7 @@ class TableCalls:
 
 @final
 class Table:
-    """Buffers `rows` hold uint64; values and `out` are contiguous, a row after the other."""
+    """Buffers `rows` hold uint64; values and `out` are contiguous, one row after the other."""
 
     name: str
     slack: int
@@ -180,7 +182,7 @@ class Table:
 
 @final
 class View:
-    """A row where it stands."""
+    """A row in place."""
 
     version: int
     def memory(self) -> Memory: ...
@@ -196,7 +198,7 @@ class Tensor:
     version: int
     """Least version over the chunks that the homes have published; -1 before initialization."""
     slack: int
-    """Of a pull that names none, now; -1: no bound."""
+    """The current slack of a pull that does not name one; -1: no bound."""
     staleness: int
     """How many iterations behind this worker's clock the last pull was (0: fresh)."""
     slots: list[str]
@@ -225,16 +227,16 @@ class Tensor:
         timeout: float | None,
     ) -> int:
         """
-        Contributes `data` (a C-contiguous buffer of `nbytes` bytes; None: what stands in the lane). Returns
-        the clock it is stamped with.
+        Contributes `data` (a C-contiguous buffer of `nbytes` bytes; None: what is in the lane). Returns the
+        clock it is stamped with.
 
         With `more` the contribution stays in the lane and later ones of the same iteration are added to it.
         """
 
     def pull(self, slack: int | None, timeout: float | None) -> int:
         """
-        Waits until `model()` is fresh enough to be looked at in place (BSP with slack 0 only, else
-        ValueError). Returns its version.
+        Waits until `model()` is fresh enough to be read in place (BSP with slack 0 only, else ValueError).
+        Returns its version.
         """
 
     def pull_mirror(self, slack: int | None, timeout: float | None) -> int:
@@ -247,7 +249,7 @@ class Tensor:
         """The same into a writable C-contiguous buffer of `nbytes` bytes."""
 
     def stable(self, slack: int | None) -> bool:
-        """Whether `pull` may be used: the value stands still until this worker's next push."""
+        """Whether `pull` may be used: the value does not change until this worker's next push."""
 
     def state(self, slot: int, timeout: float | None) -> bytes:
         """
@@ -284,14 +286,14 @@ class Server:
 
     def worker_ended(self, rank: int, how: str | None = None) -> None:
         """
-        Whoever started a worker saw its process end: `how` ("was killed by SIGKILL"), or None if it ended
-        well.
+        Called by whoever started a worker and saw its process end: `how` ("was killed by SIGKILL"), or None
+        if it ended well.
         """
 
     def stop(self) -> None: ...
 
 def host_id() -> str:
-    """An id that two processes share exactly if they may share memory."""
+    """An id that two processes have in common exactly if they may share memory."""
 
 def options() -> list[dict[str, Any]]:
     """The table of options: name, env, default, unit, minimum, maximum, doc."""
@@ -304,13 +306,13 @@ def optimizers() -> list[dict[str, Any]]:
 
 def check_options(options: Mapping[str, str]) -> None:
     """
-    Raises OptionError for what no server would take, in `options` or, for those that are not named there,
-    in the environment.
+    Raises OptionError for values that no server would accept, in `options` or, for options that are not named
+    there, in the environment.
     """
 
 def limit_pushpull(nbytes: int, workers: int, threads: int, repeats: int) -> list[float]:
     """
-    Seconds for w -= lr * (g0 + g1 + ...) by plain vector code on `threads` threads, float32, each repeat;
+    Seconds for w -= lr * (g0 + g1 + ...) in plain vector code on `threads` threads, float32, for each repeat:
     the machine's limit.
     """
 
@@ -321,10 +323,12 @@ def cpu_features() -> str:
     """The variant of the kernels in use: "avx512", "avx2" or "generic"."""
 
 def stray_names(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Those that begin with PENSTOCK_ and that nobody reads, each with the one that was meant, or ""."""
+    """
+    Those that begin with PENSTOCK_ and that nothing reads, each with the name that was probably meant, or "".
+    """
 
 def seconds(timeout: float) -> float:
-    """A timeout in seconds, judged as every call does: `OptionError` unless it is a number of 0 or more."""
+    """A timeout in seconds, checked as in every call: `OptionError` unless it is a number of 0 or more."""
 
 def is_interrupting() -> bool:
     """Whether this thread is inside another call of this module, and thus runs a signal handler."""
@@ -338,7 +342,7 @@ def exit_with(code: int) -> None:
 def leave_at_exit(jobs: Sequence[Job], children: Sequence[tuple[int, str]]) -> bool:
     """
     When the process ends, leaves the jobs: cleanly if it ends with exit code 0, else as one that failed; then
-    waits for the children. False where not all of it will be done: the system has no room for that.
+    waits for the children. False if not all of it can be done because the system has no room for it.
     """
 
 def first_nonfinite(dtype: str, data: Any) -> int | None:

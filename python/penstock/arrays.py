@@ -24,11 +24,11 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 """A NumPy array of any shape and element type."""
 ArrayLike: TypeAlias = Any
 """
-A NumPy array, or anything that speaks the buffer protocol, DLPack or `__array__`, or (nested) lists of
+A NumPy array, or anything that supports the buffer protocol, DLPack or `__array__`, or (nested) lists of
 numbers.
 """
 DtypeLike: TypeAlias = Any
-"""The name of an element type, or NumPy's, ml_dtypes', torch's or JAX's object for it."""
+"""The name of an element type, or an object of NumPy, ml_dtypes, torch or JAX for it."""
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
@@ -50,7 +50,7 @@ def dtype_name(dtype: DtypeLike) -> str:
     Raises
     ------
     DtypeError
-        It is none of the four that tensors may have.
+        It is not one of the four that tensors may have.
 
     Examples
     --------
@@ -73,15 +73,15 @@ def dtype_name(dtype: DtypeLike) -> str:
         wanted = _native(dtype)
         raise DtypeError(
             f"expected dtype {_EXPECTED}, got {dtype!r}{_foreign(dtype)}",
-            f"convert the array first, `x.astype({wanted!r})`: nothing is cast in silence"
+            f"convert the array first, `x.astype({wanted!r})`: nothing is cast silently"
             if wanted
-            else "convert the array first: nothing is cast in silence",
+            else "convert the array first: nothing is cast silently",
         )
     return found
 
 
 def _native(dtype: DtypeLike) -> str:
-    """The name of this machine's element type, if `dtype` is one of the other byte order; else ""."""
+    """The name of this machine's element type, if `dtype` has the other byte order; else ""."""
     try:
         found = np.dtype(dtype)
     except TypeError:
@@ -90,8 +90,8 @@ def _native(dtype: DtypeLike) -> str:
 
 
 def _foreign(dtype: DtypeLike) -> str:
-    """What a message adds behind an element type of the other byte order."""
-    return ", which is of the other byte order" if _native(dtype) else ""
+    """What a message adds after an element type of the other byte order."""
+    return ", which has the other byte order" if _native(dtype) else ""
 
 
 def shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:
@@ -115,7 +115,7 @@ def shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:
     if any(dimension < 1 for dimension in dimensions):
         raise ShapeError(
             f"expected every dimension to be at least 1, got shape {dimensions}",
-            "leave tensors without elements out: they have nothing to share",
+            "leave out tensors without elements: they have nothing to share",
         )
     return dimensions
 
@@ -148,10 +148,10 @@ def as_array(value: ArrayLike) -> Array:
 
 
 def refuse_mask(value: object) -> None:
-    """Raises DtypeError for a masked array: what stands below the mask would be taken for numbers."""
+    """Raises DtypeError for a masked array: what is under the mask would be taken for numbers."""
     if isinstance(value, np.ma.MaskedArray):
         raise DtypeError(
-            "expected an array whose every element counts, got a masked array",
+            "expected an array in which every element counts, got a masked array",
             "say what the masked elements are, such as `x.filled(0)`",
         )
 
@@ -168,10 +168,10 @@ def target(out: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
     array = out if type(out) is np.ndarray else _own_memory(out)
     if array is None:
         raise ShapeError(
-            f"`{name}`: expected as `out` a C-contiguous array on the host that can be filled, got "
+            f"`{name}`: expected `out` to be a writable C-contiguous array on the host, got "
             f"{type(out).__name__}",
-            "give a NumPy array (numpy.empty makes one), a torch tensor on the CPU, or what has the buffer "
-            "protocol",
+            "give a NumPy array (numpy.empty makes one), a torch tensor on the CPU, or anything with the "
+            "buffer protocol",
         )
     if array.shape != shape:
         raise ShapeError(f"`{name}` has shape {shape}, got `out` of shape {array.shape}")
@@ -190,17 +190,17 @@ def target(out: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
 
 
 def _own_memory(out: Any) -> Array | None:
-    """The array over the very memory of `out`; None if there is none, or it may be a copy's."""
+    """The array over the memory of `out` itself; None if there is none, or it may be a copy's."""
     if isinstance(out, np.ndarray):
         refuse_mask(out)
         return out
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(out, torch.Tensor):
-        # What has to be copied on the way, from a device or for its layout, lies elsewhere.
+        # What has to be copied on the way, from a device or for its layout, is elsewhere.
         array = _from_torch(out, torch)
         return array if array.__array_interface__["data"][0] == out.data_ptr() else None
     try:
-        # Not through `__array__`: whether what it returns is a copy, nobody can see.
+        # Not through `__array__`: nobody can tell whether it returns a copy.
         return np.asarray(memoryview(out))
     except (TypeError, ValueError):
         return None
@@ -218,7 +218,7 @@ def _from_torch(tensor: Any, torch: Any) -> Array:
         )
     tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     if tensor.dtype == torch.bfloat16:
-        # NumPy has no bfloat16 of its own, so torch cannot hand it over; the bits can.
+        # NumPy has no bfloat16 of its own, so torch cannot hand it over, but it can hand over the bits.
         bits: Array = tensor.view(torch.uint16).numpy()
         return bits.view(DTYPES["bfloat16"])
     array: Array = tensor.numpy()
@@ -297,7 +297,7 @@ def _of_numbers(array: Array, name: str, dtype: np.dtype[Any]) -> Array:
     if lost.any():
         raise DtypeError(
             f"`{name}` has dtype {dtype.name}, which cannot hold {array[lost][0]}",
-            "nothing is cast in silence: convert it with NumPy, or declare another dtype",
+            "nothing is cast silently: convert it with NumPy, or declare another dtype",
         )
     return converted
 

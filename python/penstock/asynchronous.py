@@ -1,9 +1,9 @@
 """
-One line of work: calls run one after the other, in the order in which they were handed in, on one daemon
+One line of work: calls run one after the other, in the order in which they were submitted, on one daemon
 thread.
 
-A daemon, unlike the threads of `concurrent.futures`: a wait that never ends must not keep the interpreter
-from ending.
+It is a daemon, unlike the threads of `concurrent.futures`: a wait that never ends must not keep the
+interpreter from ending.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Line:
         self._ended = False
 
     def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Hands in a call; the future holds what it returns or raises."""
+        """Submits a call; the future holds what it returns or raises."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -40,7 +40,7 @@ class Line:
                 future.set_exception(error)
 
         if self._ended:
-            # The call itself knows best why it cannot be made any more.
+            # The call itself knows best why it can no longer be made.
             run()
             return future
         self._calls.put(run)
@@ -51,7 +51,9 @@ class Line:
 
     @property
     def ended(self) -> bool:
-        """Whether it takes no more calls: whatever is handed in then is made at once, by who hands it in."""
+        """
+        Whether it takes no more calls: those that are still submitted run at once, on the submitting thread.
+        """
         return self._ended
 
     @property
@@ -60,7 +62,7 @@ class Line:
         return threading.current_thread() is self._thread
 
     def end(self) -> None:
-        """Takes no more calls; what was handed in still runs."""
+        """Takes no more calls; those that were submitted still run."""
         self._ended = True
         if self._thread is not None:
             self._calls.put(None)
@@ -68,5 +70,5 @@ class Line:
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
-            # What the call held, such as an array, must not live on until the next one.
+            # What the call held, such as an array, must not stay alive until the next one.
             del call

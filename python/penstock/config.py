@@ -1,5 +1,5 @@
 """
-Where the C interface of this installation is, for whoever builds C or C++ programs with it.
+Where the C interface of this installation is, for building C and C++ programs with it.
 
 `python -m penstock.config --cflags --libs` prints what a compiler needs, as `penstock config` does.
 """
@@ -122,7 +122,7 @@ def _holding(folder: Path, name: str) -> Path:
     if not (folder / name).is_file():
         raise PenstockError(
             f"this installation has no C interface: {folder / name} does not exist",
-            "in a checkout `make build` makes it; wheels have it; a system's own is found by pkg-config",
+            "in a checkout `make build` makes it; wheels include it; pkg-config finds the system's own",
         )
     return folder
 

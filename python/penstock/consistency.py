@@ -1,16 +1,16 @@
 """
-Consistency: how old a value a reader may see.
+Consistency: how stale a value a reader may see.
 
 A worker's *clock* counts the iterations it has completed. Its *position* on a tensor is its clock, plus one
 once it has pushed the tensor in this iteration. A pull at position t with slack s returns a version >= t - s,
-and *version v* reflects every update stamped < v from every live worker: a worker always reads its own
+and *version v* includes every update stamped < v from every live worker: a worker always reads its own
 writes.
 
 | | a pull at position t sees | it waits |
 |---|---|---|
 | `BSP()` | exactly version t | for the slowest worker, in every iteration |
 | `SSP(s)` | at least version t - s, and all own updates | only when more than s iterations ahead |
-| `ASP()` | all own updates, and whatever else stands there | never for others |
+| `ASP()` | all own updates, and whatever else has arrived | never for others |
 
 Stale synchronous parallel: Ho et al. 2013, section 2.
 """
@@ -30,7 +30,7 @@ MAX_SLACK = 1 << 30
 @dataclass(frozen=True)
 class BSP:
     """
-    Bulk synchronous: everyone's updates of the last iteration, the same bits in every run.
+    Bulk synchronous: everyone's updates of the last iteration, and the same bits in every run.
 
     Examples
     --------
@@ -50,15 +50,15 @@ class SSP:
     Parameters
     ----------
     slack
-        Iterations that a value may lack, 0 to 2**30; "auto": chosen between `min` and `max` by how long this
-        worker waits (see docs/consistency.md). Default 1.
+        Iterations that a value may lag behind, 0 to 2**30; "auto": adapts between `min` and `max` to how long
+        this worker waits (see docs/consistency.md). Default 1.
     min, max
-        Bounds of an automatic slack: no read is ever older than `max`. Default 0 and 16.
+        Bounds of an automatic slack: no read ever lags behind by more than `max`. Default 0 and 16.
 
     Raises
     ------
     OptionError
-        `slack` is no whole number in its range, or `min` is above `max`.
+        `slack` is not a whole number in its range, or `min` is above `max`.
 
     Examples
     --------
@@ -82,7 +82,7 @@ class SSP:
 
     @property
     def bounds(self) -> str | None:
-        """As the core reads the bounds of an automatic slack; None for a fixed one."""
+        """The bounds of an automatic slack in the core's form; None for a fixed one."""
         return f"{self.min}:{self.max}" if self.slack == "auto" else None
 
     def __repr__(self) -> str:
@@ -96,7 +96,7 @@ class SSP:
 @dataclass(frozen=True)
 class ASP:
     """
-    Asynchronous: own updates, and whatever else stands there.
+    Asynchronous: own updates, and whatever else has arrived.
 
     Examples
     --------
@@ -157,7 +157,7 @@ def parse(text: str) -> Consistency:
 
 
 def spelled(consistency: Consistency | str | None) -> str:
-    """As the core reads it; "" is the job's default. Raises OptionError."""
+    """In the core's form; "" is the job's default. Raises OptionError."""
     if consistency is None:
         return ""
     if isinstance(consistency, str):

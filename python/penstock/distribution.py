@@ -1,8 +1,8 @@
 """
-Which distribution this package was installed by: `penstock-ps`. The name `penstock` on the package index is
-another project's, whose files go into the same folder and replace each other's.
+Which distribution installed this package: `penstock-ps`. The name `penstock` on the package index belongs to
+another project, which installs into the same folder, so that each overwrites files of the other.
 
-Imports nothing of this package, whose other files may be the other project's.
+This module imports nothing of this package, since its other files may be the other project's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ REMEDY = f"pip uninstall {OTHER} {OURS}, then pip install {OURS}"
 
 def other() -> str | None:
     """What is wrong, if the other project is installed too."""
-    # Loaded here alone: it costs more than all the rest of this package's import.
+    # Loaded only here: it costs more than all the rest of this package's import.
     from importlib import metadata
 
     try:
@@ -26,7 +26,7 @@ def other() -> str | None:
         return None
     return (
         f"the distribution `{OTHER}` {found.version} is installed, which is another project; "
-        f"its files and those of `{OURS}` stand in one folder and replace each other's"
+        f"its files and those of `{OURS}` are in the same folder and overwrite each other"
     )
 
 

@@ -1,8 +1,9 @@
 """
-Errors: one tree, each leaf also the built-in exception that a caller would expect.
+Errors form one tree; each also is the built-in exception that a caller would expect.
 
-Every error says who, what was expected and what came; `hint` says what to do about it, and a traceback shows
-it on a line of its own. Unless an error's own text says otherwise, the state is as it was before the call.
+Every message says who is concerned, what was expected and what came instead; `hint` says what to do about it,
+and a traceback shows it on a line of its own. Unless an error's own text says otherwise, the state is as it
+was before the call.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, ClassVar
 
 class PenstockError(Exception):
     """
-    Base of everything that Penstock raises on purpose.
+    Base of all errors that Penstock raises on purpose.
 
     `str()` is the message alone; `hint` is one sentence on what to do, or None. A traceback prints it as a
     note.
@@ -34,18 +35,18 @@ class PenstockError(Exception):
 
 
 class OptionError(PenstockError, ValueError):
-    """An option or argument has no such name, or a value outside its range."""
+    """There is no option or argument of that name, or its value is out of range."""
 
 
 def not_to_be_sent(what: str, hint: str) -> OptionError:
-    """The error of pickling or deep-copying what belongs to one process."""
+    """The error for pickling or deep-copying an object that belongs to one process."""
     return OptionError(f"{what} belongs to the process that made it, and cannot be copied or sent", hint)
 
 
 class Sealed:
     """
-    Objects without attributes of the caller's own: one that is misspelled, or that a method sets, would be
-    taken and do nothing.
+    Objects that take no new attributes: a misspelled one, or one that has a method for setting it, would be
+    accepted and do nothing.
     """
 
     __slots__ = ()
@@ -69,11 +70,11 @@ class ShapeError(PenstockError, ValueError):
 
 
 class DtypeError(PenstockError, TypeError):
-    """An array has another element type than expected. Nothing is ever cast in silence."""
+    """An array has another element type than expected. Nothing is ever cast silently."""
 
 
 class TensorNameError(PenstockError, ValueError):
-    """A tensor's name is empty, too long, or holds control characters."""
+    """A tensor's name is empty, too long, or contains control characters."""
 
 
 class DeclarationConflict(PenstockError, ValueError):
@@ -89,7 +90,7 @@ class SettingsError(PenstockError, ValueError):
 
 
 class SettingsConflict(PenstockError):
-    """Workers asked for one and the same update with different optimizer settings."""
+    """Workers gave different optimizer settings for the same update."""
 
 
 class AlreadyPushed(PenstockError, RuntimeError):
@@ -127,9 +128,9 @@ class NotDelivered(DeadlineExceeded):
 
     server: int = -1
     taken: int = 0
-    """Messages that it took: chunks, and what else the worker told it."""
+    """Messages that it took: chunks, and others from this worker."""
     submitted: int = 0
-    """Of how many."""
+    """How many there were."""
 
 
 class GetTimeout(DeadlineExceeded):
@@ -143,7 +144,7 @@ class GetTimeout(DeadlineExceeded):
 
 
 class UnknownRow(PenstockError, LookupError):
-    """A row that the table does not have, or that this worker neither produces nor consumes."""
+    """The table has no such row, or this worker neither produces nor consumes it."""
 
 
 class NotProducer(PenstockError, ValueError):
@@ -151,14 +152,14 @@ class NotProducer(PenstockError, ValueError):
 
 
 class TwoProducers(PenstockError, ValueError):
-    """Two workers want to produce one row of a table without a sum."""
+    """Two workers want to produce the same row of a table without a sum."""
 
     row: int = -1
     ranks: list[int] = []  # noqa: RUF012
 
 
 class RowTwice(PenstockError, ValueError):
-    """A row comes twice in one set: nobody could say which of its values counts."""
+    """A row occurs twice in one set, so it is unclear which of its values counts."""
 
     row: int = -1
 
@@ -168,7 +169,7 @@ class ClockBackwards(PenstockError, ValueError):
 
 
 class NeverSet(PenstockError, RuntimeError):
-    """A worker asks for a version of a row of its own that only itself could have set, and has not."""
+    """A worker asks for a version of one of its own rows that only it could have set, and has not."""
 
 
 class TableDropped(PenstockError, RuntimeError):
@@ -179,12 +180,12 @@ class CircularWait(PullTimeout, LaneTimeout, BarrierTimeout, GetTimeout):
     """
     Workers wait for each other in a circle: this wait would have lasted until its deadline, and theirs too.
 
-    It is the timeout of whatever call it ends; `.missing` holds whom that call waited for.
+    It is also the timeout of the call that it ends; `.missing` holds the ranks that this call waited for.
     """
 
 
 class TornView(PenstockError, RuntimeError):
-    """A row was overwritten while it was looked at in place."""
+    """A row was overwritten while it was read in place."""
 
 
 class ConnectTimeout(DeadlineExceeded):
@@ -196,7 +197,7 @@ class JobClosed(PenstockError, RuntimeError):
 
 
 class WorkerLost(JobClosed):
-    """A worker died or hung, and the job is configured to stop then."""
+    """A worker died or hung, and the job is set to stop in that case."""
 
     rank: int = -1
 
@@ -208,7 +209,7 @@ class ServerLost(JobClosed):
 
 
 class JobFailed(JobClosed):
-    """The job was stopped by an error of another worker or of a server."""
+    """An error of another worker or of a server stopped the job."""
 
 
 class AuthenticationError(PenstockError, PermissionError):
@@ -216,7 +217,7 @@ class AuthenticationError(PenstockError, PermissionError):
 
 
 class JobFull(PenstockError, ValueError):
-    """The rank is taken, outside the job's size, or there are more workers than allowed."""
+    """The rank is taken or outside the job's size, or there are more workers than allowed."""
 
 
 class OutOfMemory(PenstockError, MemoryError):
@@ -229,11 +230,11 @@ class OutOfMemory(PenstockError, MemoryError):
 
 
 class AddressInUse(PenstockError, OSError):
-    """Another server listens on the socket already."""
+    """Another server is already listening on the socket."""
 
 
 class ProtocolError(PenstockError):
-    """Worker and server do not understand each other: different versions, or a message that is none."""
+    """Worker and server do not understand each other: their versions differ, or a message is not valid."""
 
 
 class NotUnderLauncher(PenstockError):
@@ -241,7 +242,7 @@ class NotUnderLauncher(PenstockError):
 
 
 class ManagerUnavailable(PenstockError, ConnectionError):
-    """The manager cannot be reached, does not answer, or has too much to do."""
+    """The manager cannot be reached, does not answer, or is overloaded."""
 
 
 class JobExists(PenstockError, ValueError):
@@ -249,7 +250,7 @@ class JobExists(PenstockError, ValueError):
 
 
 class NoSuchJob(PenstockError, LookupError):
-    """The manager has no job of that name. Said to administrators only."""
+    """The manager has no job of that name. Only administrators are told so."""
 
 
 class QuotaExceeded(PenstockError):

@@ -1,10 +1,10 @@
 """
 Jobs: this process as one worker of a training job.
 
-`init` reads what the launcher set. `penstock run` and whoever starts servers by hand name them in
-PENSTOCK_SERVERS; a manager names them itself, by PENSTOCK_MANAGER; under torchrun, mpirun and srun the
-processes find each other and start their servers (`penstock.rendezvous`). A process that was started alone
-embeds a server, for a job of one worker.
+`init` reads what the launcher set. PENSTOCK_SERVERS names the servers of `penstock run`, and those that were
+started by hand; with PENSTOCK_MANAGER, the manager names them; under torchrun, mpirun and srun the processes
+find each other and start their servers (`penstock.rendezvous`). A process that was started alone embeds a
+server, for a job of one worker.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def init(**options: Any) -> Job:
     Parameters
     ----------
     **options
-        Any option in the table that `penstock run --help` prints, by name. An option's environment variable
-        counts where it is not given here, its default where neither is.
+        Any option in the table that `penstock run --help` prints, by name. An option that is not given here
+        comes from its environment variable, and otherwise has its default.
 
     Returns
     -------
     Job
-        This worker's end of the job. It closes itself when the interpreter ends.
+        This worker's handle to the job. It closes itself when the interpreter ends.
 
     Raises
     ------
@@ -73,17 +73,17 @@ def init(**options: Any) -> Job:
         The environment says that there are several processes, but they have no way to find each other or
         their servers; the hint says what the launcher needs.
     DeadlineExceeded
-        Not every process came in time; `.missing` holds their ranks.
+        Not every process arrived in time; `.missing` holds the ranks of those missing.
     JobFailed
-        Another process could not join; the text names it and says why.
+        Another process could not join; the message names it and says why.
     ConnectTimeout
         A server did not answer before the deadline.
     AuthenticationError
-        The secret is not the job's.
+        The job has another secret.
     JobFull
-        The rank is taken or outside the job's size.
+        The rank is taken, or outside the job's size.
     ProtocolError
-        Worker and server are of versions that do not understand each other.
+        The versions of worker and server do not understand each other.
 
     Examples
     --------
@@ -96,7 +96,7 @@ def init(**options: Any) -> Job:
 
 def current() -> Job:
     """
-    The one job that is open in this process; a new one where none is. Raises OptionError where several are.
+    The one job that is open in this process, or a new one if none is. Raises OptionError if several are.
     """
     jobs = [job for job in _open_jobs if not job.closed]
     if len(jobs) > 1:
@@ -111,7 +111,7 @@ def current() -> Job:
 
 class Job(Sealed):
     """
-    One worker's end of a job. Made by `init`; a context manager that closes it.
+    One worker's handle to a job. Made by `init`; as a context manager, it closes the job at the end.
 
     Examples
     --------
@@ -144,7 +144,7 @@ class Job(Sealed):
 
     @property
     def size(self) -> int:
-        """Workers that the job was made for."""
+        """The number of workers that the job was made for."""
         return self._core.size
 
     @property
@@ -178,40 +178,41 @@ class Job(Sealed):
         timeout: float | None = None,
     ) -> Tensor:
         """
-        Declare a tensor. Every worker declares it, alike; rank 0's value counts.
+        Declare a tensor. Every worker makes the same declaration; rank 0's value counts.
 
-        Returns after this worker's own declaration; the first pull waits for rank 0's. The same name with the
-        same declaration gives the same tensor, whose value stays as it is.
+        Returns after this worker's own declaration; the first pull waits for rank 0's. Repeating the
+        declaration gives the same tensor, with its value unchanged.
 
         Parameters
         ----------
         name
             Its key: 1 to 512 bytes of UTF-8 without control characters.
         value
-            What it starts from: NumPy, torch, JAX, anything with the buffer protocol or DLPack, or lists of
-            numbers. Copied. Default: zeros, of `shape`.
+            Its first value: NumPy, torch, JAX, anything with the buffer protocol or DLPack, or lists of
+            numbers. It is copied. Default: zeros, of `shape`.
         shape
             Its shape, () for a scalar; each dimension at least 1. Default: the value's.
         dtype
-            float32, float64, float16 or bfloat16, by name or as NumPy's, ml_dtypes', torch's or JAX's object;
-            converts the value. Default: the value's; float32 for plain numbers and for a shape alone.
+            float32, float64, float16 or bfloat16, by name or as an object of NumPy, ml_dtypes, torch or JAX;
+            the value is converted to it. Default: the value's; float32 for plain numbers, and if only a shape
+            is given.
         optimizer
-            What a fold does, with its numbers; the tensor keeps a copy. Default `ps.Add()`: adds the
-            contributions.
+            The rule that the servers apply, with its settings; the tensor keeps a copy. Default `ps.Add()`:
+            adds the contributions.
         consistency
-            `ps.BSP()`, `ps.SSP(slack)`, `ps.ASP()`, or their text. Default: the job's, which is BSP unless
-            set.
+            `ps.BSP()`, `ps.SSP(slack)` or `ps.ASP()`, or the same as text. Default: the job's, which is BSP
+            unless set.
         reduce
             "mean": contributions are summed and divided by the number of live workers. "sum": summed. Default
             "mean".
         rescale
             Factor on the reduced gradient. Default 1.
         clip
-            Then clips each element to [-clip, clip]. Default: not.
+            Then each element is clipped to [-clip, clip]. Default: no clipping.
         refuse_nonfinite
             Refuse contributions that hold a NaN or an infinity. Default False.
         timeout
-            Seconds to wait in all. Default: for each answer of a server the job's `deadline`.
+            Seconds to wait in total. Default: the job's `deadline` for each answer of a server.
 
         Returns
         -------
@@ -220,13 +221,14 @@ class Job(Sealed):
         Raises
         ------
         TensorNameError, ShapeError, DtypeError
-            The name, the shape or the element type is none. Nothing was declared.
+            The name, the shape or the element type is not valid. Nothing was declared.
         OptionError
             `reduce`, `consistency`, `rescale` or `clip` is out of range. Nothing was declared.
         DeclarationConflict
-            It was declared differently before, by this worker or another. The first declaration stands.
+            It was declared differently before, by this worker or another. The first declaration remains.
         OutOfMemory
-            It does not fit into the shared memory that a server may take; says how much is needed.
+            It does not fit into the shared memory that a server may take; the message says how much is
+            needed.
         DeadlineExceeded
             The servers did not answer in time.
         JobClosed
@@ -280,7 +282,7 @@ class Job(Sealed):
         if first != rule:
             raise DeclarationConflict(
                 f"`{name}` was declared before with optimizer {first!r}, now with {rule!r}",
-                "give the tensor another name, or declare it alike",
+                "give the tensor another name, or make the same declaration",
             )
         return tensor
 
@@ -299,16 +301,16 @@ class Job(Sealed):
         timeout: float | None = None,
     ) -> Table:
         """
-        Declare a table of items. Every worker declares it, alike but for the rows that it produces and
-        consumes; returns when all have. The same declaration again is the same table; one that failed
-        because another worker was late is made by declaring it again.
+        Declare a table of items. Every worker makes the same declaration, except for the rows that it
+        produces and consumes; the call returns when all have made it. Repeating the declaration gives the
+        same table; if it failed because another worker was late, repeat it.
 
         Parameters
         ----------
         name
             Its key: 1 to 512 bytes of UTF-8 without control characters.
         rows
-            Rows: keys are 0 to `rows` - 1, at most 2**63. Those that nobody produces cost nothing.
+            Number of rows: keys are 0 to `rows` - 1, at most 2**63. Rows that nobody produces cost nothing.
         width
             Elements of a row. A row has at most 16 MiB. Default 1.
         dtype
@@ -317,7 +319,7 @@ class Job(Sealed):
             Rows that this worker sets, or adds to: a slice, a range, an array of whole numbers, a mask,
             "all", or None for none (the default). Without a sum each row has one producer.
         consume
-            Rows that this worker gets, beside its own. Likewise; each needs a producer.
+            Rows that this worker gets, besides its own, in the same forms. Each needs a producer.
         fold
             None (the default): rows are set. "sum": a row is the sum of what its producers added.
         propagation
@@ -325,7 +327,8 @@ class Job(Sealed):
             row when a get finds it too old; "bounded" sends a row when the consumer's next get would find
             it too old. On one host nothing is sent.
         slack
-            Clocks that a get may lack where it does not say, `ps.SSP(...)`, or `ps.ASP()`. Default 0.
+            The slack of a get that does not name one: clocks that it may lag behind, `ps.SSP(...)`, or
+            `ps.ASP()`. Default 0.
         timeout
             Seconds to wait for the others to declare it. Default: the job's `deadline`.
 
@@ -336,7 +339,7 @@ class Job(Sealed):
         Raises
         ------
         TwoProducers
-            Two workers produce one row of a table without a sum. Raised on every worker.
+            Two workers produce the same row of a table without a sum. Raised on every worker.
         UnknownRow
             A row is outside the table, or is consumed but produced by nobody.
         DeclarationConflict
@@ -348,15 +351,15 @@ class Job(Sealed):
         OutOfMemory
             Its rows do not fit into the memory that a server may take.
         DeadlineExceeded
-            Not every worker declared it in time; `.missing` holds their ranks.
+            Not every worker declared it in time; `.missing` holds the ranks of those missing.
         JobClosed
             The job has ended.
 
         Notes
         -----
-        Memory: a worker has the rows that it produces, twice (a reader takes one value while the next is
-        written), and 40 bytes each; of the rows that it consumes nothing on the producer's host, the same on
-        another. Beside that 8 to 24 bytes a row.
+        Memory: each row that a worker produces takes its size twice (a reader takes one value while the next
+        is written) and 40 bytes. A row that it consumes takes the same on another host than the producer's,
+        and nothing on the producer's own. In addition each row takes 8 to 24 bytes.
 
         Examples
         --------
@@ -390,8 +393,8 @@ class Job(Sealed):
         """
         Complete an iteration.
 
-        First waits for the asynchronous pushes made before, so that they carry this iteration's stamp. Warns
-        of what was pushed with `more=True` and not sent: it is lost.
+        Waits first for the asynchronous pushes made before, so that they carry this iteration's stamp. Warns
+        about contributions that were pushed with `more=True` and never sent: they are lost.
 
         Returns
         -------
@@ -401,10 +404,10 @@ class Job(Sealed):
         Raises
         ------
         PenstockError
-            What an asynchronous push of this iteration raised. The iteration is not completed; the next call
-            tries again, and raises what the next one that failed did.
+            The error of an asynchronous push of this iteration. The iteration is not completed; the next call
+            tries again, and raises the error of the next push that failed, if any.
         DeadlineExceeded
-            A push of another thread was under way all the time. The iteration is not completed.
+            A push of another thread was in progress all the time. The iteration is not completed.
         JobClosed
             The job has ended, or this worker was removed from it.
 
@@ -429,17 +432,17 @@ class Job(Sealed):
         timeout
             Seconds to wait. Default: the job's `deadline`.
         what
-            What it is for, in a word or two: errors call the barrier by it. It need not be the same on all
-            workers.
+            What it is for, in a word or two: errors call the barrier by this name. It need not be the same on
+            all workers.
 
         Raises
         ------
         BarrierTimeout
-            Not every worker came in time; `.missing` holds their ranks.
+            Not every worker came in time; `.missing` holds the ranks of those missing.
         CircularWait
             A worker that is missing waits for this one.
         NotDelivered
-            A server had not taken in time what this worker pushed before; the barrier can be tried again.
+            A server did not take in time what this worker had pushed before; the barrier can be tried again.
         JobClosed
             The job has ended, or this worker was removed from it.
 
@@ -455,21 +458,24 @@ class Job(Sealed):
         self._core.barrier(timeout, what)
 
     def _barrier_with_first(self, timeout: float | None, what: str, otherwise: str) -> None:
-        """A barrier for `what`, which worker 0 alone does: it must stand there too. Else: `otherwise`."""
+        """
+        A barrier for `what`, which only worker 0 does: it must be there too. Otherwise the error says
+        `otherwise`.
+        """
         if 0 not in self._core.barrier(timeout, what)[0]:
             raise WorkerLost(
                 f"{otherwise}: worker 0, whose arguments count, has gone",
-                "do it before worker 0 leaves, or start the job anew",
+                "do it before worker 0 leaves, or restart the job",
                 rank=0,
             )
 
     def _barrier_of_all(self, timeout: float | None, what: str) -> None:
-        """A barrier at the end of `what` every worker must do: none may have left instead."""
+        """A barrier at the end of `what`, which every worker must do: none may have left instead."""
         _, left = self._core.barrier(timeout, what)
         if left:
             raise WorkerLost(
                 f"worker {left[0]} left the job without {what}",
-                "every worker must do so, or what this one does has no part in the others' training",
+                "every worker must do so, or this one has no part in the others' training",
                 rank=left[0],
             )
 
@@ -481,7 +487,7 @@ class Job(Sealed):
         -------
         dict of str to float
             pushed_bytes, pulled_bytes, pushes, pulls, waited_seconds, max_staleness (iterations),
-            copies_retried, slack (the most in force where it is chosen by waiting), iteration.
+            copies_retried, slack (the largest in force, where it is adaptive), iteration.
 
         Raises
         ------
@@ -496,14 +502,14 @@ class Job(Sealed):
 
     def balance(self) -> list[list[int]]:
         """
-        How evenly this worker's tensors lie: bytes that each shard is home of, by server.
+        How evenly this worker's tensors are spread: the bytes that each shard is home to, by server.
 
         Returns
         -------
         list of list of int
-            One list a server, one number of bytes a shard. Chunks go to servers, shards and network
-            interfaces so that no one has more than 4/3 of the best possible largest load (within a chunk for
-            each tensor).
+            One list per server, one number of bytes per shard. Chunks are placed on servers, shards and
+            network interfaces so that none has more than 4/3 of the best possible largest load (within a
+            chunk for each tensor).
 
         Raises
         ------
@@ -519,8 +525,8 @@ class Job(Sealed):
 
     def clocks(self) -> list[int]:
         """
-        The clock of each worker, by rank, as the first server last saw it; -1 for one that never came or was
-        lost. In a job without tensors it hears of clocks ten times a second, and at barriers.
+        The clock of each worker, by rank, as the first server last saw it; -1 for a worker that never came or
+        was lost. In a job without tensors the server learns the clocks ten times a second, and at barriers.
 
         Raises
         ------
@@ -536,38 +542,39 @@ class Job(Sealed):
 
     def close(self, timeout: float | None = None) -> None:
         """
-        Leave the job. The other workers go on without this one. Closing twice does nothing; while
-        another thread closes it, this one waits for that, and raises what it raises.
+        Leave the job. The other workers carry on without this one. Closing twice does nothing; if another
+        thread is closing the job, this call waits for it, and raises the same error if it fails.
 
         When this returns, the servers have taken everything that this worker pushed and set, asynchronously
-        or not. Pushes with `more=True` that no last one followed are lost: it warns of them. If it raises,
-        this worker has left as one that failed, and the others hear of it. Views that pulls returned stay
-        readable, but no longer move. A job that has failed is left at once. In a signal handler that
-        interrupts a call of this package, the job is closed as soon as that call has ended, which then raises
-        JobClosed; where that call closes a job, it first does so to the end, and what the handler closes
-        beside it comes after. A handler that raises ends even that: this worker has failed.
+        or not. Pushes with `more=True` and without a final push are lost, with a warning. If it raises, this
+        worker has left as one that failed, and the others are told. Views that pulls returned stay readable,
+        but no longer change. A job that has failed is left at once.
+
+        In a signal handler that interrupts a call of this package, the job is closed as soon as that call has
+        ended, which then raises JobClosed. If that call is closing a job, it finishes first, and whatever
+        else the handler closes comes after it. A handler that raises ends even that: this worker has failed.
 
         Parameters
         ----------
         timeout
-            Seconds to wait in all. Default: for each asynchronous push its own, for the servers the job's
-            `deadline`.
+            Seconds to wait in total. Default: its own timeout for each asynchronous push, the job's
+            `deadline` for the servers.
 
         Raises
         ------
         OptionError
-            `timeout` is no number of seconds. The job is as it was.
+            `timeout` is not a valid number of seconds. The job is as it was.
         NotDelivered
-            A server had not taken everything in time, or an asynchronous push was still under way, which ends
-            with the job.
+            A server had not taken everything in time, or an asynchronous push was still in progress, which
+            ends with the job.
         DeadlineExceeded
-            A server had, but did not say so, or had not taken rows of a table; or a call of another thread
-            was under way all the time.
+            A server had taken everything but did not confirm it, or had not taken rows of a table; or a call
+            of another thread was in progress all the time.
         JobClosed
-            The job has failed, and no call of this worker has said so before; or another thread of this
-            worker failed it meanwhile.
+            The job has failed, and no call of this worker has reported that before; or another thread of this
+            worker failed it in the meantime.
         PenstockError
-            Whatever an asynchronous push failed with since the last `clock`.
+            The error of an asynchronous push since the last `clock`.
 
         Examples
         --------
@@ -590,14 +597,14 @@ class Job(Sealed):
         self._warn_of_unsent("the job was closed")
 
     def _warn_of_unsent(self, since: str) -> None:
-        """Says what was pushed in part, if anything, now that its last part cannot come any more."""
+        """Warns about what was pushed in part, if anything, now that its last part can no longer come."""
         if not self._unsent:
             return
         names = ", ".join(f"`{name}`" for name in sorted(self._unsent))
         self._unsent = set()
         warnings.warn(
-            f"{names}: {since}, and what was pushed with more=True is lost; the last push of an iteration "
-            f"leaves out `more`, and push() without an argument sends what stands in the lane",
+            f"{names}: {since}, and what was pushed with more=True is lost; leave out `more` in the last "
+            f"push of an iteration, or call push() without an argument, which sends what is in the lane",
             stacklevel=3,
         )
 
@@ -613,7 +620,7 @@ class Job(Sealed):
             self._fail(error)
 
     def __reduce__(self) -> Any:
-        hint = "call ps.init() in the process that is to work on it: each is a worker of its own"
+        hint = "call ps.init() in the process that needs it: each process is a worker of its own"
         raise not_to_be_sent("a job", hint)
 
     def __repr__(self) -> str:
@@ -624,7 +631,7 @@ class Job(Sealed):
         return self._line.submit(call, *args, **kwargs)
 
     def _submit_push(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """As `_submit`, for calls that contribute: `clock` waits for them."""
+        """Like `_submit`, for calls that contribute: `clock` waits for them."""
         future = self._line.submit(call, *args, **kwargs)
         if not self._line.ended:
             self._pushes.append(future)
@@ -632,8 +639,8 @@ class Job(Sealed):
 
     def _settle(self, timeout: float | None = None) -> None:
         """
-        Waits for the asynchronous pushes; raises what one that failed raised, the next time what the next
-        did. Without a timeout each is bounded by its own deadline.
+        Waits for the asynchronous pushes. Raises the error of one that failed, and that of the next one at
+        the next call. Without a timeout each is bounded by its own deadline.
         """
         pushes = list(self._pushes)
         if timeout is not None:
@@ -652,7 +659,7 @@ class Job(Sealed):
     def _undelivered(self, pushes: int, waited: float | None) -> NotDelivered:
         return NotDelivered(
             f"worker {self.rank} waited {waited:.3g} s for its asynchronous pushes: not done: {pushes}",
-            "look at what the other workers do, or raise `timeout`",
+            "check what the other workers are doing, or raise `timeout`",
             waited=waited,
         )
 
@@ -673,7 +680,7 @@ class Job(Sealed):
         return all(future.cancelled() or future.exception() is None for future in list(self._pushes))
 
     def _orphan(self) -> None:
-        """In a forked child: this is the parent's worker, and the child must neither use nor close it."""
+        """In a forked child: this worker is the parent's, and the child must neither use nor close it."""
         if isinstance(self._core, _core.Job):
             # Also ends a wait that was copied with the thread that forked, inside a signal handler.
             self._core.abandon()
@@ -691,7 +698,7 @@ class Job(Sealed):
 
     def _fail(self, error: BaseException) -> None:
         """
-        Leaves because of an error. Leaving politely would let the others go on as if this worker had
+        Leaves because of an error. A normal leave would let the others carry on as if this worker had
         finished.
         """
         what = f"{type(error).__name__}: {error}"
@@ -711,7 +718,7 @@ class Job(Sealed):
 
 
 def _number(what: str, value: object) -> float:
-    """`value` as a float; text is none."""
+    """`value` as a float; text is refused."""
     try:
         if not isinstance(value, str | bytes):
             return float(value)  # type: ignore[arg-type]
@@ -721,7 +728,7 @@ def _number(what: str, value: object) -> float:
 
 
 class _Gone:
-    """Stands where the core stood."""
+    """Takes the place of the core."""
 
     closed = True
 
@@ -746,8 +753,8 @@ def _after_fork_in_child() -> None:
 
 def _ends_well(error: BaseException) -> bool:
     """
-    Whether what left the block is no failure: `sys.exit()`, and the end of a generator that nobody reads on.
-    Ctrl-C is one: the others would wait for the rest of this worker's iterations.
+    Whether what left the block is not a failure: `sys.exit()`, and the end of a generator that nobody reads
+    any further. Ctrl-C is a failure: the others would wait for the rest of this worker's iterations.
     """
     if isinstance(error, SystemExit):
         return error.code is None or error.code == 0
@@ -756,9 +763,9 @@ def _ends_well(error: BaseException) -> bool:
 
 def leave_all(error: BaseException | None) -> None:
     """
-    Leaves the jobs that are open: politely, or because of an error that ended what used them.
+    Leaves the jobs that are open: normally, or because of an error that ended the code that used them.
 
-    Raises the first error of leaving, once all are left.
+    Raises the first error of leaving, once all have been left.
     """
     failed: BaseException | None = None
     for job in list(_open_jobs):
@@ -795,7 +802,7 @@ def _at_exit() -> None:
 def _leave_at_exit() -> None:
     """
     Leaves the open jobs when the process ends: only then is it known whether it ends well. `sys.exit(3)` and
-    `sys.exit()` look alike until the last function of Python's has run.
+    `sys.exit()` look the same until Python has run its last function.
 
     Jobs that have failed, or whose asynchronous pushes have, stay open: there is an error to raise.
     """
@@ -821,7 +828,7 @@ def as_text(options: Mapping[str, Any]) -> dict[str, str]:
     """
     The options as the core reads them: those given, then those in the environment.
 
-    Raises OptionError where there is no option of a name.
+    Raises OptionError if there is no option of that name.
     """
     table = {str(option["name"]): option for option in _core.options()}
     for name in options:
@@ -845,14 +852,14 @@ def as_text(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 _BY_THE_LAUNCHER = (
-    "whoever starts the processes says it: `penstock run --workers 2 train.py`, torchrun, mpirun, srun; "
-    "a process that was started alone is a job of one worker"
+    "the launcher sets it: `penstock run --workers 2 train.py`, torchrun, mpirun, srun; a process that was "
+    "started alone is a job of one worker"
 )
 _PLACES = dict.fromkeys(
     ["workers", "num_workers", "size", "world_size", "rank", "servers", "num_servers", "job", "secret"],
     _BY_THE_LAUNCHER,
 )
-"""Names that look like options: what they would set is said by who starts the processes."""
+"""Names that look like options: what they would set comes from whoever starts the processes."""
 
 
 def _spell(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The time that a caller gives to a call that waits several times."""
+"""One timeout for a call that waits several times."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from penstock import _core
 
 class Limit:
     """
-    What is left of a timeout; of none, none.
+    What is left of a timeout; None stays None.
 
     Raises
     ------
     OptionError
-        `timeout` is no number of seconds.
+        `timeout` is not a valid number of seconds.
 
     Examples
     --------

@@ -1,15 +1,14 @@
 """
 Tables of items: rows with a clock, set by their producers and read by their consumers, each at its own pace.
 
-A producer writes its rows into memory of its own; consumers on the same host look at them there, and the
-version that they ask for says whether they have to wait. Between hosts rows are sent as the table's
-*propagation* says. The idea is Lapser's (Pestana de Andrade 2021, chapter 3): one-sided reads with a slack of
-their own. Here rows also come in sets that are seen together or not at all, and may be sums of several
-producers.
+A producer writes its rows into memory of its own. Consumers on the same host read them there, and wait only
+if a row is older than the version that they ask for. Between hosts rows are sent as the table's *propagation*
+says. The idea is Lapser's (Pestana de Andrade 2021, chapter 3): one-sided reads, each with a slack of its
+own. Here rows also come in sets that are seen together or not at all, and may be sums of several producers.
 
 Versions: a row's *version* is the clock that its newest value was given, or the iterations that its producer
 has completed (`Job.clock`), whichever is larger. Rows start as zeros at version 0. A get at clock t with
-slack s returns a version >= t - s: slack 0 is BSP, more is SSP, `ps.ASP()` asks for nothing.
+slack s returns a version >= t - s: slack 0 is BSP, more is SSP, and `ps.ASP()` never waits.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ from .limit import Limit
 
 Rows: TypeAlias = Any
 """
-Rows of a table: a whole number, a slice, a range, an array or list of whole numbers, or a mask of as many
-booleans as the table has rows. For declarations also "all", or None for no row.
+Rows of a table: a whole number, a slice, a range, an array or list of whole numbers, or a mask with one
+boolean for each row of the table. For declarations also "all", or None for no row.
 """
 
 _UNBOUNDED = -1
@@ -90,7 +89,7 @@ class Table(Sealed, _core.TableCalls):
 
     @property
     def rows(self) -> int:
-        """Rows of the table: keys are 0 to `rows` - 1."""
+        """Number of rows: keys are 0 to `rows` - 1."""
         return self._rows
 
     @property
@@ -115,12 +114,12 @@ class Table(Sealed, _core.TableCalls):
 
     @property
     def propagation(self) -> str:
-        """Who moves rows between hosts: "eager", "lazy" or "bounded"."""
+        """When rows move between hosts: "eager", "lazy" or "bounded"."""
         return self._propagation
 
     @property
     def slack(self) -> int | None:
-        """The slack of a get that names none, now. None: no bound."""
+        """The current slack of a get that does not name one. None: no bound."""
         return None if self._core.slack < 0 else self._core.slack
 
     @property
@@ -133,7 +132,8 @@ class Table(Sealed, _core.TableCalls):
         """Rows that this worker consumes, ascending: uint64."""
         return _spread(self._core.consumed())
 
-    # `set`, `add` and `get` are the core's (`_core.TableCalls`). What it does not take as it is comes here.
+    # `set`, `add` and `get` are the core's (`_core.TableCalls`). Arguments that it cannot take as they are
+    # come here.
 
     def _write(self, rows: Rows, values: ArrayLike, clock: int | None, add: bool) -> None:
         clock = None if clock is None else _clock(clock)
@@ -160,8 +160,8 @@ class Table(Sealed, _core.TableCalls):
         self, rows: Rows, clock: int | None = None, slack: int | SSP | ASP | BSP | None = None
     ) -> None:
         """
-        Start what a later `get` with the same arguments would have to wait for. Returns at once; on the
-        producer's host there is nothing to start.
+        Start fetching what a later `get` with the same arguments would have to wait for. Returns at once; on
+        the producer's host there is nothing to fetch.
 
         Parameters
         ----------
@@ -184,7 +184,7 @@ class Table(Sealed, _core.TableCalls):
 
     def versions(self, rows: Rows) -> Array:
         """
-        The newest versions that are here, without waiting. For a sum, of the producer that is furthest
+        The newest versions that are here, without waiting. For a sum: that of the producer that is furthest
         behind.
 
         Parameters
@@ -222,11 +222,11 @@ class Table(Sealed, _core.TableCalls):
         timeout: float | None = None,
     ) -> View:
         """
-        Look at rows where they stand, without a copy: a context manager.
+        Read rows in place, without a copy: a context manager.
 
-        A producer writes beside the newest value, so a view stays whole until the row has been set twice.
-        Whether it did is verified when the block is left, and whenever `View.valid` is asked; rows are
-        verified one by one, not as a set.
+        A producer writes beside the newest value, so a view stays valid until the row has been set twice.
+        This is checked when the block is left, and whenever `View.valid` is called; rows are checked one by
+        one, not as a set.
 
         Parameters
         ----------
@@ -243,7 +243,7 @@ class Table(Sealed, _core.TableCalls):
         UnknownRow, NeverSet, GetTimeout, OptionError
             As for `get`.
         TornView
-            When the block is left: a row was set twice meanwhile.
+            When the block is left: a row was set twice in the meantime.
         TableDropped, JobClosed
             The table was dropped; the job has ended.
 
@@ -261,11 +261,11 @@ class Table(Sealed, _core.TableCalls):
 
     def drop(self, timeout: float | None = None) -> None:
         """
-        Drop the table. Every worker drops it, as every worker declared it; returns when all have.
+        Drop the table. Every worker drops it, as every worker declared it; the call returns when all have.
 
-        Then the servers' memory of it is free, and its name; this worker's when nothing refers to the table
-        any more. Until the others drop it too, they read what this worker has set so far, and wait for
-        nothing newer of it.
+        Then its name and its memory on the servers are free; this worker's memory is freed when nothing
+        refers to the table any more. Until the others drop it too, they read what this worker has set so far,
+        and do not wait for anything newer from it.
 
         Parameters
         ----------
@@ -275,7 +275,8 @@ class Table(Sealed, _core.TableCalls):
         Raises
         ------
         DeadlineExceeded
-            Not every worker dropped it in time; `.missing` holds their ranks. The same call goes on waiting.
+            Not every worker dropped it in time; `.missing` holds the ranks of those missing. Repeat the call
+            to continue waiting.
         JobClosed
             The job has ended.
 
@@ -312,7 +313,7 @@ class Table(Sealed, _core.TableCalls):
         return f"<penstock.Table {self.name!r} {self._rows} x {self._width} {self._dtype.name}>"
 
     def _chosen(self, rows: Rows) -> tuple[Array, tuple[int, ...]]:
-        """The rows that are meant, and the shape of their values."""
+        """The chosen rows, and the shape of their values."""
         row = _number(rows)
         if row is not None:
             return _one(row, self._rows), (self._width,)
@@ -321,7 +322,7 @@ class Table(Sealed, _core.TableCalls):
 
 
 class View:
-    """Rows where they stand, read-only. Made by `Table.view`; use it in a `with` block."""
+    """Rows in place, read-only. Made by `Table.view`; use it in a `with` block."""
 
     def __init__(self, name: str, views: Sequence[_core.View], dtype: np.dtype[Any]) -> None:
         self._name = name
@@ -330,7 +331,7 @@ class View:
         """Each of shape (width,)."""
 
     def valid(self) -> bool:
-        """Whether nothing that was read so far has been overwritten."""
+        """Whether everything that was read so far is still valid: nothing of it has been overwritten."""
         return all(view.valid() for view in self._views)
 
     @property
@@ -352,13 +353,13 @@ class View:
     ) -> None:
         if kind is None and not self.valid():
             raise TornView(
-                f"`{self._name}`: a row was set twice while it was looked at in place",
-                "use what was computed from it for nothing; look for a shorter time, or copy with `get`",
+                f"`{self._name}`: a row was set twice while it was read in place",
+                "discard what was computed from it; read for a shorter time, or copy with `get`",
             )
 
 
 def slack_of(slack: int | SSP | ASP | BSP) -> int:
-    """As the core reads it: clocks, or -1 for any number. Raises OptionError."""
+    """In the core's form: clocks, or -1 for any number. Raises OptionError."""
     if isinstance(slack, ASP):
         return _UNBOUNDED
     if isinstance(slack, BSP):
@@ -367,7 +368,7 @@ def slack_of(slack: int | SSP | ASP | BSP) -> int:
         if slack.bounds is not None:
             raise OptionError(
                 "expected a slack in clocks for a single get, got an automatic one",
-                'declare the table with slack=ps.SSP("auto"), and name no slack in the get',
+                'declare the table with slack=ps.SSP("auto"), and give no slack to the get',
             )
         return check_slack(slack.slack)
     return check_slack(slack)
@@ -407,14 +408,14 @@ def _bytes(array: Array) -> Any:
 
 def chosen_rows(rows: Rows, count: int) -> Array:
     """
-    The rows that are meant, as a contiguous uint64 array.
+    The chosen rows, as a contiguous uint64 array.
 
     Raises
     ------
     UnknownRow
         One is outside 0 to `count` - 1.
     OptionError
-        They are no rows.
+        They are not valid rows.
     """
     if isinstance(rows, slice):
         return np.arange(*rows.indices(count), dtype=np.uint64)
@@ -479,7 +480,7 @@ def element_type(dtype: Any, fold: str | None) -> np.dtype[Any]:
     Raises
     ------
     DtypeError
-        It is none of a fixed size, or none that can be summed where there is a sum.
+        It has no fixed size, or the table is a sum and it cannot be summed.
     """
     try:
         name = {"bf16": "bfloat16"}.get(dtype, dtype) if isinstance(dtype, str) else dtype
@@ -501,7 +502,9 @@ def element_type(dtype: Any, fold: str | None) -> np.dtype[Any]:
 
 
 def _words(element: np.dtype[Any], width: int) -> str:
-    """What a row holds, to be compared with what other workers say: at most 256 bytes."""
+    """
+    A description of what a row holds, for comparison with other workers' declarations: at most 256 bytes.
+    """
     words = f"{width} x {element.name if element.names is None else element.descr}"
     if len(words.encode()) <= 256 and words.isprintable():
         return words

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _TheLane:
-    """Stands for what stands in the lane. Not None: that is what a gradient is that nobody has computed."""
+    """Means "what is in the lane". Not None, which is what a gradient is that was never computed."""
 
     def __repr__(self) -> str:
         return "<the lane>"
@@ -67,8 +67,8 @@ class Tensor(Sealed):
         "_stable",
     )
     _set_by: ClassVar[Mapping[str, str]] = {
-        "lr": "tensor.set_lr(...) changes the learning rate, tensor.optimizer has the other numbers",
-        "optimizer": "its numbers can be changed, such as tensor.optimizer.lr = 0.1",
+        "lr": "tensor.set_lr(...) changes the learning rate, tensor.optimizer has the other settings",
+        "optimizer": "its settings can be changed, such as tensor.optimizer.lr = 0.1",
         "value": "tensor.load(value=...) overwrites the value",
         "slack": "give pull(slack=...), or declare the tensor with another consistency",
         "consistency": "give pull(slack=...), or declare the tensor with another consistency",
@@ -119,7 +119,7 @@ class Tensor(Sealed):
 
     @property
     def version(self) -> int:
-        """The newest version that all chunks have reached; -1 until rank 0's value stands."""
+        """The newest version that all chunks have reached; -1 until rank 0's value is there."""
         return self._core.version
 
     @property
@@ -135,21 +135,21 @@ class Tensor(Sealed):
     @property
     def slack(self) -> int | None:
         """
-        The slack of a pull that names none, now: chosen by waiting under `ps.SSP("auto")`. None: no bound.
+        The current slack of a pull that does not name one; it adapts under `ps.SSP("auto")`. None: no bound.
         """
         return None if self._core.slack < 0 else self._core.slack
 
     @property
     def optimizer(self) -> Optimizer:
         """
-        This tensor's own optimizer. Its numbers may be changed at any time, alike on every worker: they
-        travel with the next push.
+        This tensor's own optimizer. Its settings may be changed at any time, in the same way on every worker:
+        they travel with the next push.
         """
         return self._optimizer
 
     def set_lr(self, lr: float) -> None:
         """
-        Change the learning rate, from the next push on. Call it alike on every worker.
+        Change the learning rate, from the next push on. Make the same call on every worker.
 
         Parameters
         ----------
@@ -171,8 +171,9 @@ class Tensor(Sealed):
         """
         This worker's own registered gradient buffer: fill it, then `push()` moves no byte.
 
-        Waits until the servers have taken what stands in it, asynchronous pushes too. Call it before each
-        filling: what is written between a push and the next call may be folded instead of what was pushed.
+        Waits until the servers have taken what is in it, including asynchronous pushes. Call it each time
+        before you fill it: what is written between a push and the next call may be folded instead of what was
+        pushed.
 
         Returns
         -------
@@ -204,16 +205,16 @@ class Tensor(Sealed):
         """
         Contribute this worker's gradient for the iteration it is in.
 
-        Returns as soon as the gradient stands in the worker's lane; the servers fold it when the lanes they
-        wait for are full. `grad` may be changed at once.
+        Returns as soon as the gradient is in the worker's lane; the servers fold it when the lanes they wait
+        for are full. `grad` may be changed at once.
 
         Parameters
         ----------
         grad
-            Array of the tensor's `shape` and `dtype`, or any object that speaks the buffer protocol, DLPack
+            Array of the tensor's `shape` and `dtype`, or any object that supports the buffer protocol, DLPack
             or `__array__`; lists of numbers are converted. It is copied once, unless it is the array that
-            `lane()` returned: then nothing is copied. Default: the lane. None is refused: where there is no
-            gradient, there is nothing to push.
+            `lane()` returned: then nothing is copied. Default: the lane. None is refused: without a gradient
+            there is nothing to push.
         more
             Keep the contribution in the lane: the pushes that follow in the same iteration are added to it,
             and the first without `more` sends the sum; `push()` adds nothing and sends it. What is not sent
@@ -224,7 +225,8 @@ class Tensor(Sealed):
         Returns
         -------
         int
-            The clock that the update is stamped with: iterations this worker had completed, 0 in the first.
+            The clock that the update is stamped with: the iterations that this worker had completed, 0 in the
+            first.
 
         Raises
         ------
@@ -237,14 +239,14 @@ class Tensor(Sealed):
         LaneTimeout
             The lane was not free in time; `.missing` holds the ranks that the server waits for.
         SettingsError
-            The optimizer's numbers were made unfit.
+            The optimizer's settings were changed to invalid values.
         JobClosed
             The job has ended, or this worker was removed from it.
 
         Notes
         -----
-        No reply is awaited. Sums are taken in rank order, whatever order the lanes arrive in, so that equal
-        inputs give equal bits. Stale synchronous parallel: Ho et al. 2013, section 2.
+        No reply is awaited. Sums are taken in rank order, whatever the order in which the lanes arrive, so
+        that equal inputs give equal bits. Stale synchronous parallel: Ho et al. 2013, section 2.
 
         Examples
         --------
@@ -278,26 +280,26 @@ class Tensor(Sealed):
             the CPU, or anything with the buffer protocol). Default: a view is returned, nothing is copied
             under BSP.
         slack
-            Iterations that this one read may lack, at most, instead of the tensor's own. Default: the
-            tensor's.
+            The slack of this one read: how many iterations it may lag behind. Default: the tensor's.
         timeout
             Seconds to wait for the value to be fresh enough. Default: the job's `deadline`.
 
         Returns
         -------
         numpy.ndarray
-            `out`, where it was given. Otherwise a read-only array of the tensor's shape and dtype: under BSP
-            the model's own memory, which stands still until this worker's next push of the tensor; else this
-            worker's mirror, which stands still until its next pull. Copy it to keep it longer, and before
-            `torch.from_numpy`: torch writes through it whatever the array says, and writing to memory that is
+            `out`, if it was given. Otherwise a read-only array of the tensor's shape and dtype: under BSP the
+            model's own memory, which does not change until this worker's next push of the tensor; else this
+            worker's mirror, which does not change until its next pull. Copy it to keep it longer, and before
+            `torch.from_numpy`: torch ignores that the array is read-only, and writing to memory that is
             mapped read-only ends the process.
 
         Raises
         ------
         ShapeError, DtypeError
-            `out` has another shape, layout or dtype, cannot be written, or is no array over its own memory.
+            `out` has another shape, layout or dtype, cannot be written, or is not an array over its own
+            memory.
         OptionError
-            `slack` is no whole number from 0 on.
+            `slack` is not a whole number of 0 or above.
         PullTimeout
             The value was not fresh enough in time; `.missing` holds the ranks that it waits for.
         JobClosed
@@ -339,7 +341,7 @@ class Tensor(Sealed):
         timeout: float | None = None,
     ) -> Array:
         """
-        Contribute, then read a value that reflects the contribution: under BSP, and everyone else's of this
+        Contribute, then read a value that includes the contribution and, under BSP, everyone else's of this
         iteration.
 
         Parameters
@@ -359,7 +361,7 @@ class Tensor(Sealed):
         NonFiniteError, AlreadyPushed, LaneTimeout, SettingsError
             As for `push`. Nothing was contributed.
         PullTimeout
-            The value was not fresh enough in time. The contribution stands.
+            The value was not fresh enough in time. The contribution counts.
         JobClosed
             The job has ended, or this worker was removed from it.
 
@@ -378,7 +380,8 @@ class Tensor(Sealed):
         slack: int | None,
         timeout: float | None,
     ) -> Array:
-        # Judged before the push: a call that raises for its arguments must not leave half of itself behind.
+        # Checked before the push: a call that raises because of its arguments must not be carried out in
+        # part.
         array = None if out is None else self._incoming(out)
         if slack is not None:
             slack = check_slack(slack)
@@ -390,14 +393,14 @@ class Tensor(Sealed):
         self, grad: ArrayLike = _LANE, *, more: bool = False, timeout: float | None = None
     ) -> Future[int]:
         """
-        `push`, on the job's own thread, after the asynchronous calls made before it. The optimizer's numbers
-        are those of now.
+        `push`, on the job's own thread, after the asynchronous calls made before it. The optimizer's settings
+        are those of the moment of this call.
 
         Parameters
         ----------
         grad, more, timeout
-            As for `push`. Leave `grad` as it is until the future is done; `lane()`, `load` and
-            `optimizer_state` wait for it, a `pull` does not and may not see it yet.
+            As for `push`. Do not change `grad` until the future is done. `lane()`, `load` and
+            `optimizer_state` wait for it; a `pull` does not, and may not include it yet.
 
         Returns
         -------
@@ -425,12 +428,13 @@ class Tensor(Sealed):
         Parameters
         ----------
         out, slack, timeout
-            As for `pull`. Do not look at `out` before the future is done.
+            As for `pull`. Do not use `out` before the future is done.
 
         Returns
         -------
         concurrent.futures.Future
-            Holds what `pull` returns or raises. Its position is taken when it runs, not when it is made.
+            Holds what `pull` returns or raises. Its position is that of the moment when it runs, not of this
+            call.
 
         Raises
         ------
@@ -482,7 +486,7 @@ class Tensor(Sealed):
         Parameters
         ----------
         timeout
-            Seconds to wait in all. Default: for each array the job's `deadline`.
+            Seconds to wait in total. Default: the job's `deadline` for each array.
 
         Returns
         -------
@@ -493,9 +497,9 @@ class Tensor(Sealed):
         Raises
         ------
         OptionError
-            `timeout` is no number of seconds.
+            `timeout` is not a valid number of seconds.
         PullTimeout, LaneTimeout, NotDelivered
-            This worker's pushes were not folded in time, or asynchronous ones not sent.
+            This worker's pushes were not folded in time, or asynchronous ones were not sent.
         JobClosed
             The job has ended.
 
@@ -525,7 +529,7 @@ class Tensor(Sealed):
         timeout: float | None = None,
     ) -> None:
         """
-        Overwrite the value, the optimizer's state or both. Collective: every worker calls it, rank 0's
+        Overwrite the value, the optimizer's state or both. Collective: every worker calls it, and rank 0's
         arguments count.
 
         Parameters
@@ -546,15 +550,15 @@ class Tensor(Sealed):
         ShapeError, DtypeError
             An array does not fit. The tensor is as it was.
         SettingsError
-            The optimizer keeps no state of that name, or `step` is no whole number from 0 on. The tensor is
-            as it was.
+            The optimizer keeps no state of that name, or `step` is not a whole number of 0 or above. The
+            tensor is as it was.
         BarrierTimeout
             Not every worker called it in time: the tensor is as it was. Or, after `deadline`, not every one
             came to its end.
         NotDelivered
             This worker's asynchronous pushes were not sent in time. The tensor is as it was.
         OptionError
-            `timeout` is no number of seconds. The tensor is as it was.
+            `timeout` is not a valid number of seconds. The tensor is as it was.
         PullTimeout, LaneTimeout
             The servers did not take it within `deadline`, and may have a part of it: load it again.
         JobClosed
@@ -604,7 +608,7 @@ class Tensor(Sealed):
         return pieces, step
 
     def _steps(self, given: Any) -> int:
-        """`given`, a number in whatever an optimizer's state has it in, as a step count."""
+        """`given`, a number in any form that an optimizer's state may have, as a step count."""
         try:
             steps = int(given)
             if steps == given and 0 <= steps < 2**63 and not isinstance(given, str | bytes):
@@ -620,7 +624,7 @@ class Tensor(Sealed):
         if copy is False:
             raise OptionError(
                 f"`{self.name}` cannot be seen without a copy",
-                "use pull(), and mind how long it stands still",
+                "use pull(), and mind how long its result is valid",
             )
         return np.array(self.pull(), dtype=dtype)
 
@@ -665,8 +669,8 @@ class Tensor(Sealed):
         if grad is None:
             raise DtypeError(
                 f"`{self.name}`: expected a gradient, got None",
-                "leave out the push where there is no gradient (a torch parameter has none before "
-                "`backward`); push() without an argument contributes what stands in the lane",
+                "do not push if there is no gradient (a torch parameter has none before `backward`); push() "
+                "without an argument contributes what is in the lane",
             )
         array = contribution(grad, self._name, self._shape, self._dtype)
         if self._lane is not None and array.__array_interface__["data"][0] == self._lane_address:
@@ -680,7 +684,7 @@ class Tensor(Sealed):
 
 def _as_buffer(array: Array) -> Any:
     """
-    What the core can read: the buffer protocol does not know bfloat16, but its bits; a 0-d buffer has no
+    What the core can read: the buffer protocol does not know bfloat16, only its bits; a 0-d buffer has no
     shape.
     """
     if array.ndim == 0:

@@ -70,7 +70,7 @@ def test_a_gradient_that_nobody_has_computed_is_not_the_one_in_the_lane(job: ps.
 
     with pytest.raises(ps.DtypeError, match=r"gradient.*None") as caught:
         contribute(None)
-    assert "leave out the push" in str(caught.value.hint)
+    assert "do not push" in str(caught.value.hint)
     if call.endswith("async"):
         with pytest.raises(ps.DtypeError):
             job.clock()  # hears of it too

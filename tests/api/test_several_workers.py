@@ -168,7 +168,7 @@ def test_a_child_that_inherits_a_workers_place_is_told_so(spawn_job: Any) -> Non
         """,
     )
     assert f"was started by process {saved[0]['parent']} with its environment" in saved[0]["output"]
-    assert "a child process takes part in no job by itself" in saved[0]["output"]
+    assert "a child process is not a worker by itself" in saved[0]["output"]
 
 
 # The server was blamed, and the memory that it had passed was lost for good.

@@ -259,7 +259,7 @@ static void rows(penstock_job *job)
     REFUSED(PENSTOCK_BAD_ARGUMENT, "`out`", penstock_get_row(table, 0, NULL, 0, 0));
     REFUSED(PENSTOCK_BAD_OPTION, "slack", penstock_get_row(table, 0, out, 0, -3));
     REFUSED(PENSTOCK_BAD_OPTION, "slack", penstock_get_row(table, 0, out, 0, INT64_MAX));
-    REFUSED(PENSTOCK_BAD_OPTION, "no sum", penstock_add(table, some, 2, values, 1));
+    REFUSED(PENSTOCK_BAD_OPTION, "not a sum", penstock_add(table, some, 2, values, 1));
     OK(penstock_set(table, NULL, 0, NULL, 1));
     OK(penstock_get(table, NULL, 0, NULL, 1, 0));
 
@@ -339,7 +339,7 @@ static void calls(penstock_job *job)
     REFUSED(PENSTOCK_UNKNOWN_ROW, "rows below 8", penstock_set_ranges(table, &endless, 1, values, 3));
     REFUSED(PENSTOCK_NOT_PRODUCER, "row 2", penstock_set_ranges(table, &one, 1, values, 3));
     REFUSED(PENSTOCK_CLOCK_BACKWARDS, "at least 3", penstock_set_ranges(table, some, 2, values, 2));
-    REFUSED(PENSTOCK_BAD_OPTION, "no sum", penstock_add_ranges(table, some, 2, values, 3));
+    REFUSED(PENSTOCK_BAD_OPTION, "not a sum", penstock_add_ranges(table, some, 2, values, 3));
     OK(penstock_set_row(table, 1, &values[3], 7));
 
     REFUSED(PENSTOCK_BAD_ARGUMENT, "struct_size", penstock_get_ranges(table, some, 2, out, 3, 0, &call));

@@ -86,7 +86,7 @@ def test_workers_of_a_launcher_keep_their_ranks(
     [
         ({"PENSTOCK_SECRET": "0" * 64}, AUTHENTICATION, "there is no such job, or the secret is not its own"),
         ({"PENSTOCK_JOB": "k"}, AUTHENTICATION, "there is no such job, or the secret is not its own"),
-        ({"PMI_RANK": "2", "PMI_SIZE": "3"}, JOB_FULL, "the job `j` has 2 workers, but 3 were started"),
+        ({"PMI_RANK": "2", "PMI_SIZE": "3"}, JOB_FULL, "the job `j` is for 2 workers, but 3 were started"),
         ({"PENSTOCK_MANAGER": "nowhere"}, BAD_OPTION, "expected HOST:PORT, got `nowhere`"),
     ],
 )

@@ -151,7 +151,7 @@ def test_a_wrong_value_in_the_environment_is_refused_too(refused, unstarted, mon
         (["--optimizer", "adm"], "there is no optimizer 'adm'"),
         (["--epochs", "0"], "--epochs is 0, but has to be at least 1"),
         (["--batch", "0"], "--batch is 0, but has to be at least 1"),
-        (["--seed", "-1"], "--seed '-1' is not a whole number from 0 on"),
+        (["--seed", "-1"], "--seed '-1' is not a whole number of 0 or above"),
         (["--json", "/no/such/folder/x.json"], "'/no/such/folder/x.json' cannot be written"),
         (["--plot", "/no/such/folder/x.png"], "'/no/such/folder/x.png' cannot be written"),
         (["--workers", "64", "--batch", "1000"], "64 workers with 1000 samples each need"),

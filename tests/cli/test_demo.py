@@ -103,7 +103,7 @@ def test_no_read_is_staler_than_the_slack_allows(demo):
     assert result["max_staleness"] <= 3
     assert all(sum(counts.values()) == result["steps"] for counts in result["staleness"])
     assert all(int(behind) <= 3 for counts in result["staleness"] for behind in counts)
-    assert "reads by iterations behind:" in out
+    assert "reads by how many iterations they lagged behind:" in out
 
 
 def test_asynchronous_training_learns_too(demo):
@@ -128,7 +128,7 @@ def test_a_peer_that_there_is_not_is_refused_before_anything_is_trained(command)
 def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_trained(command):
     run = command("demo", "--plot", "curves.xyz")
     assert run.ends() == 2
-    assert "--plot curves.xyz has no suffix that can be drawn" in run.err
+    assert "--plot curves.xyz has a suffix that cannot be drawn" in run.err
 
 
 def test_a_demo_that_is_interrupted_leaves_nothing(command, nothing_left, tmp_path):

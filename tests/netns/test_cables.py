@@ -83,7 +83,7 @@ def test_a_host_that_vanishes_is_named_within_its_lease_and_learns_of_it_itself(
         lab.cut(1)
         error = one.error(0)
         assert "WorkerLost: the job has ended: worker 1 was lost: it gave no sign of life for 2000" in error
-        assert "hint: look at worker 1's own output" in error
+        assert "hint: check worker 1's own output" in error
         assert "ServerLost: the job has ended: server 0 was lost: " in one.error(1)
         assert time.monotonic() - cut < LEASE + MARGIN
 

@@ -179,7 +179,7 @@ def test_an_option_of_ours_behind_the_script_is_pointed_at_and_passed_on(command
     assert run.ends() == 0
     assert "['--workers', '2']" in run.out
     assert run.err == (
-        f"hint: --workers stands behind {name} and is passed to it; if it is meant for penstock: "
+        f"hint: --workers comes after {name} and is passed to it; if it is meant for penstock: "
         f"`penstock run --workers 2 {name}`\n"
     )
     run = command("run", "--workers", "2", name, "--workers=3", "--lr", "0.1")

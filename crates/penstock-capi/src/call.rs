@@ -4,7 +4,7 @@ use crate::boundary::{array_mut, sized, timeout};
 use crate::status::Failure;
 use std::time::Duration;
 
-/// What one call may be told beside its arguments. Zero all of it, set `struct_size`, then set what should be otherwise.
+/// More arguments of a single call. Zero all of it, set `struct_size`, then set what should differ from the default.
 #[repr(C)]
 #[derive(Debug)]
 pub struct penstock_call {
@@ -12,13 +12,13 @@ pub struct penstock_call {
     pub struct_size: usize,
     /// Seconds that this call may wait. 0: as the tensor or the table says.
     pub timeout: f64,
-    /// NULL, or where versions are left. A get leaves that of each value, `count` of them. A pull leaves one: how many updates of each
-    /// live worker the value holds at least. A push leaves one: the iteration that the contribution is of.
+    /// NULL, or where versions are stored. A get stores that of each value, `count` of them. A pull stores one: how many updates
+    /// of each live worker the value includes at least. A push stores one: the iteration that the contribution belongs to.
     ///
-    /// Where a producer sets rows all the while that several are got, the version of one may be less than its value's, never more. The
+    /// If a producer keeps setting rows while several are read, the version of one may be less than its value's, never more. The
     /// rows of a worker that has left are at 2^63 - 1: nothing newer will come.
     pub versions: *mut u64,
-    /// Of a push: not 0 if another push of this tensor follows in this iteration. It is added to what stands in the lane; the last
+    /// For a push: not 0 if another push of this tensor follows in this iteration. It is added to what is in the lane; the last
     /// one, with 0, sends the sum.
     pub more: u32,
     /// For later versions: 0.

@@ -10,7 +10,10 @@ const WORDS: [(&str, &str); 8] = [
     ("fold=\"sum\" and use add", "PENSTOCK_FOLD_SUM and use penstock_add()"),
     ("give `out=`", "use penstock_pull_into()"),
     ("give an array of the tensor's shape and dtype", "give a buffer of as many bytes as is expected"),
-    ("name the row in `produce` or `consume`", "name the row in what the worker produces or consumes"),
+    (
+        "name the row in `produce` or `consume`",
+        "name the row among those that the worker produces or consumes",
+    ),
 ];
 
 /// A hint of the core, for a C program.

@@ -35,7 +35,7 @@ pub struct penstock_option {
     pub value: *const c_char,
 }
 
-/// Options of a job. Zeroed: all from the environment, else their defaults.
+/// Options of a job. Zeroed: all from the environment, or else their defaults.
 #[repr(C)]
 pub struct penstock_options {
     /// Options that count whatever the environment says. An option that is not among them has the value of its
@@ -47,19 +47,19 @@ pub struct penstock_options {
 
 /// Joins the job that this process was started for; alone, starts one with a server inside this process.
 ///
-/// What the environment says decides, as for `penstock.init()` in Python:
+/// The environment decides, as for `penstock.init()` in Python:
 ///
 ///   - PENSTOCK_SERVERS names servers (`penstock run` sets it): those.
 ///   - PENSTOCK_MANAGER names a manager: the servers that it names for the job in PENSTOCK_JOB.
-///   - mpirun, mpiexec, srun or torchrun started several processes, all on this host: rank 0 carries a server, the others
-///     find it. All processes must call; each returns when all have. MPI need not be initialized.
+///   - mpirun, mpiexec, srun or torchrun started several processes, all on this host: rank 0 runs a server, and the others find
+///     it. All processes must make the call; each returns when all have. MPI need not be initialized.
 ///   - Otherwise this is a job of one worker.
 ///
-/// Where the launcher's processes are on several hosts, start servers there (`penstock-server`) and give every process
+/// If the launcher's processes are on several hosts, start servers there (`penstock-server`) and give every process
 /// PENSTOCK_SERVERS and PENSTOCK_SECRET, or let a manager name them.
 ///
 /// @param options  NULL: as if zeroed.
-/// @param job      Where the job is left; free it with penstock_finish().
+/// @param job      Where the job is stored; free it with penstock_finish().
 ///
 /// Waits at most as long as the option `deadline` says (60 s by default). Errors: PENSTOCK_BAD_OPTION,
 /// PENSTOCK_NOT_UNDER_LAUNCHER, PENSTOCK_DEADLINE_EXCEEDED (the text names the ranks that did not come),
@@ -84,26 +84,27 @@ pub unsafe extern "C" fn penstock_init(
     })
 }
 
-/// Who this process is, in which job. Zero all of it, set `struct_size`, then set what should be otherwise.
+/// Who this process is, and in which job. Zero all of it, set `struct_size`, then set what should differ from the default.
 #[repr(C)]
 pub struct penstock_init_options {
     /// sizeof(penstock_init_options), so that a library may be newer than the program, or older.
     pub struct_size: usize,
-    /// The job's name. NULL: what PENSTOCK_JOB says, else "job". Processes of one launch may have several jobs at a time, by name.
+    /// The job's name. NULL: PENSTOCK_JOB, or else "job". Processes of one launch may have several jobs at once, with different
+    /// names.
     pub job: *const c_char,
-    /// The job's secret, 64 hexadecimal digits, where `servers` are named. NULL: what PENSTOCK_SECRET says.
+    /// The job's secret, 64 hexadecimal digits, if `servers` are named. NULL: PENSTOCK_SECRET.
     pub secret: *const c_char,
-    /// Where the servers are, in their order: each as `penstock-server` was told to listen, such as "tcp://10.0.0.1:7700", or the path
-    /// of a socket. NULL: what PENSTOCK_SERVERS says, unless `job` is another job than the environment's: then rank 0 carries the
-    /// server, and the others find it.
+    /// Where the servers are, in their order: each as `penstock-server` was told to listen, such as "tcp://10.0.0.1:7700", or the
+    /// path of a socket. NULL: PENSTOCK_SERVERS, unless `job` is another job than the environment's: then rank 0 runs the server,
+    /// and the others find it.
     pub servers: *const *const c_char,
     /// How many.
     pub server_count: usize,
-    /// This worker's number, from 0 on, where `size` is not 0.
+    /// This worker's number, from 0, if `size` is not 0.
     pub rank: u32,
-    /// Workers of the job. 0: rank and size are what the environment says.
+    /// Workers of the job. 0: rank and size come from the environment.
     pub size: u32,
-    /// Seconds to wait for the others, here and where no other time is given. 0: the option `deadline`.
+    /// Seconds to wait for the others, in this call and wherever no other timeout is given. 0: the option `deadline`.
     pub deadline: f64,
     /// Options that count whatever the environment says; see penstock_options.
     pub list: *const penstock_option,
@@ -111,10 +112,10 @@ pub struct penstock_init_options {
     pub count: usize,
 }
 
-/// Joins the job that the program names: rank, size, servers and options by a structure. What it leaves open is as penstock_init()
-/// finds it.
+/// Joins the job that the program names: rank, size, servers and options are given in a structure. What it leaves open is as
+/// penstock_init() finds it.
 ///
-/// So a communicator of MPI, or any subset of the processes that were started together on one host, can be a job:
+/// So an MPI communicator, or any subset of the processes that were started together on one host, can be a job:
 ///
 ///     penstock_init_options options = {0};
 ///     options.struct_size = sizeof options;
@@ -125,15 +126,15 @@ pub struct penstock_init_options {
 ///     options.size = (uint32_t)size;
 ///     penstock_init_with(&options, &job);
 ///
-/// Without servers the job's processes meet by its name: those of one launch, or, without a launcher, those of one parent process.
-/// Every rank from 0 to size - 1 has to call; two jobs at a time have different names. With `size` 1 and without servers it is a job
-/// of this process alone.
+/// Without servers the job's processes find each other by its name: those of one launch or, without a launcher, those of one
+/// parent process. Every rank from 0 to size - 1 must make the call; jobs at the same time need different names. With `size` 1
+/// and without servers it is a job of this process alone.
 ///
 /// @param options  Not NULL.
-/// @param job      Where the job is left; free it with penstock_finish().
+/// @param job      Where the job is stored; free it with penstock_finish().
 ///
-/// Waits at most `deadline`. Errors: PENSTOCK_BAD_ARGUMENT (`struct_size` is not set, or is larger than this library's with something
-/// in what it does not know), PENSTOCK_JOB_FULL (the rank is outside the size), and those of penstock_init().
+/// Waits at most `deadline`. Errors: PENSTOCK_BAD_ARGUMENT (`struct_size` is not set, or is larger than this library's and a
+/// member that it does not know is not 0), PENSTOCK_JOB_FULL (the rank is outside the size), and those of penstock_init().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_init_with(
     options: *const penstock_init_options,
@@ -185,7 +186,7 @@ impl penstock_init_options {
             let message =
                 format!("expected `options->secret` to be 64 hexadecimal digits, got {got} characters");
             let hint =
-                "`penstock secret` makes one; give every process of the job, and its servers, the same";
+                "`penstock secret` makes one; give the same to every process of the job and to its servers";
             return Err(Failure::new(penstock_status::PENSTOCK_BAD_OPTION, message, hint));
         }
         // SAFETY: likewise.
@@ -249,10 +250,11 @@ pub unsafe extern "C" fn penstock_iteration(job: *const penstock_job) -> u64 {
 
 /// Completes an iteration.
 ///
-/// A tensor that was not pushed in it counts as passed by; a row that was not set in it counts as unchanged. Waits until every push that
-/// was started has left, so that it is of the iteration in which it was started; at most as long as the option `deadline` says.
+/// A tensor that was not pushed in it is skipped; a row that was not set in it counts as unchanged. Waits until every push that
+/// was started has left, so that it counts for the iteration in which it was started; at most as long as the option `deadline`
+/// says.
 ///
-/// @param clock  NULL, or where the new clock is left: iterations that this worker has completed.
+/// @param clock  NULL, or where the new clock is stored: iterations that this worker has completed.
 ///
 /// Errors: PENSTOCK_DEADLINE_EXCEEDED (a push that was started has not left in time: the clock is as it was), that of a push that was
 /// started and failed, if its request was neither tested nor waited for (once, and of several in as many calls; the clock is as it was),
@@ -287,23 +289,23 @@ pub unsafe extern "C" fn penstock_barrier(job: *const penstock_job, timeout: f64
     })
 }
 
-/// Leaves the job, and frees it with all its tensors and tables. The other workers go on without this one.
+/// Leaves the job, and frees it with all its tensors and tables. The other workers carry on without this one.
 ///
-/// When this returns PENSTOCK_OK, the servers have taken everything that this worker pushed and set, or the job had failed
-/// before and an earlier call said so. It waits for that as long as the option `deadline` says; a job that has failed is left at
+/// When this returns PENSTOCK_OK, the servers have taken everything that this worker pushed and set, or the job had failed before
+/// and an earlier call reported that. It waits for that as long as the option `deadline` says; a job that has failed is left at
 /// once. The job is freed in every case.
 ///
-/// Where mpirun, srun or torchrun started the job, rank 0 carries the server: its call returns when all others have left.
-/// So nobody may wait for rank 0 before calling, in a barrier of MPI for example; before MPI_Finalize is the right place.
+/// If mpirun, srun or torchrun started the job, rank 0 runs the server: its call returns when all others have left. So nobody may
+/// wait for rank 0 before this call, for example in an MPI barrier; the right place is before MPI_Finalize.
 ///
-/// @param job  NULL: nothing is done. In a child of fork() nothing either: the job is the parent's (PENSTOCK_JOB_CLOSED).
+/// @param job  NULL: nothing is done. In a child of fork() nothing is done either: the job is the parent's (PENSTOCK_JOB_CLOSED).
 ///
 /// A process that ends without this call counts as lost, and its job stops with an error that names it.
 ///
-/// Errors: PENSTOCK_DEADLINE_EXCEEDED (a push that was started has not left in time, or a server did not take everything; the others are
-/// told that this worker failed); that of a push that was started and failed, of which no call has told (the others are told, too);
-/// PENSTOCK_JOB_FAILED, PENSTOCK_WORKER_LOST, PENSTOCK_SERVER_LOST, PENSTOCK_SETTINGS_CONFLICT (the job has failed, and no
-/// call of this worker has said so before).
+/// Errors: PENSTOCK_DEADLINE_EXCEEDED (a push that was started has not left in time, or a server did not take everything; the
+/// others are told that this worker failed); that of a push that was started and failed, and that no call has reported (the
+/// others are told, too); PENSTOCK_JOB_FAILED, PENSTOCK_WORKER_LOST, PENSTOCK_SERVER_LOST, PENSTOCK_SETTINGS_CONFLICT (the job
+/// has failed, and no call of this worker has reported that before).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_finish(job: *mut penstock_job) -> penstock_status {
     guard(|| {
@@ -312,11 +314,11 @@ pub unsafe extern "C" fn penstock_finish(job: *mut penstock_job) -> penstock_sta
     })
 }
 
-/// Leaves the job because of an error, and frees it as penstock_finish() does. The other workers are told, and stop or go on
+/// Leaves the job because of an error, and frees it as penstock_finish() does. The other workers are told, and stop or carry on
 /// as the option `on_worker_loss` says.
 ///
 /// @param job  NULL: nothing is done.
-/// @param why  The error, for the others' texts. NULL: it is not told.
+/// @param why  The error, which the others are told. NULL: they are not told what it was.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_fail(job: *mut penstock_job, why: *const c_char) -> penstock_status {
     guard(|| {

@@ -13,7 +13,7 @@ pub struct penstock_job_counters {
     pub struct_size: usize,
     /// Bytes of contributions that left.
     pub pushed_bytes: u64,
-    /// Bytes of values that were copied out or shown in place.
+    /// Bytes of values that were copied out or read in place.
     pub pulled_bytes: u64,
     /// Contributions that left.
     pub pushes: u64,
@@ -21,11 +21,11 @@ pub struct penstock_job_counters {
     pub pulls: u64,
     /// Seconds spent waiting for the others.
     pub waited: f64,
-    /// Most iterations that a pull was behind.
+    /// The most iterations that a pull lagged behind.
     pub max_staleness: u64,
     /// Copies of chunks that were repeated because their server was writing.
     pub copies_retried: u64,
-    /// The most slack that is in force where it is chosen by waiting.
+    /// The largest slack in force, where it is adaptive.
     pub slack: u64,
 }
 
@@ -45,15 +45,15 @@ pub struct penstock_table_counters {
     pub rows_got: u64,
     /// Seconds that gets waited.
     pub waited: f64,
-    /// Copies that were repeated because the producer came round.
+    /// Copies that were repeated because the producer overtook them.
     pub retries: u64,
-    /// Most clocks that a row was behind what a get asked for without slack.
+    /// The most clocks that a row lagged behind what a get without slack would ask for.
     pub max_staleness: u64,
     /// Bytes sent to other hosts.
     pub sent_bytes: u64,
     /// Bytes received from other hosts.
     pub received_bytes: u64,
-    /// The slack of a get that names none, now; PENSTOCK_SLACK_UNBOUNDED for none.
+    /// The current slack of a get that does not give one; PENSTOCK_SLACK_UNBOUNDED for no bound.
     pub slack: i64,
 }
 

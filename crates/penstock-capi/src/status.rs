@@ -21,7 +21,7 @@ pub enum penstock_status {
     PENSTOCK_OK = 0,
     /// An argument is NULL, or a number is out of its range.
     PENSTOCK_BAD_ARGUMENT = 1,
-    /// There is no such option, or it cannot have this value; also when it came from the environment.
+    /// There is no such option, or it cannot have this value; environment variables are checked too.
     PENSTOCK_BAD_OPTION = 2,
     /// The environment says that there are several processes, but they have no way to find each other.
     PENSTOCK_NOT_UNDER_LAUNCHER = 3,
@@ -29,7 +29,7 @@ pub enum penstock_status {
     PENSTOCK_DEADLINE_EXCEEDED = 4,
     /// A server or the manager could not be reached in time.
     PENSTOCK_CONNECT_TIMEOUT = 5,
-    /// The secret is not the job's, or the certificate of a server or the manager is not trusted.
+    /// The job has another secret, or the certificate of a server or the manager is not trusted.
     PENSTOCK_AUTHENTICATION = 6,
     /// The rank is taken or outside the job's size.
     PENSTOCK_JOB_FULL = 7,
@@ -77,13 +77,13 @@ pub enum penstock_status {
     PENSTOCK_TWO_PRODUCERS = 42,
     /// The clock is below the one that the row was set with before.
     PENSTOCK_CLOCK_BACKWARDS = 43,
-    /// Only this worker could make the row fresh enough, and it has not.
+    /// Only this worker can make the row fresh enough, and it has not done so.
     PENSTOCK_NEVER_SET = 44,
     /// A row was not fresh enough in time.
     PENSTOCK_GET_TIMEOUT = 45,
-    /// A row was overwritten while it was looked at in place: what was read is worth nothing.
+    /// A row was overwritten while it was read in place: discard what was read.
     PENSTOCK_TORN_VIEW = 46,
-    /// A row comes twice in one set.
+    /// A row occurs twice in one set.
     PENSTOCK_ROW_TWICE = 47,
     /// The table was dropped.
     PENSTOCK_TABLE_DROPPED = 48,
@@ -91,7 +91,7 @@ pub enum penstock_status {
     PENSTOCK_UNKNOWN_REQUEST = 50,
     /// The system refused memory, a thread, a descriptor or a file.
     PENSTOCK_SYSTEM = 60,
-    /// An error of Penstock itself. Please report its text.
+    /// A bug in Penstock itself. Please report the error's text.
     PENSTOCK_INTERNAL = 61,
 }
 
@@ -110,7 +110,7 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// The version of the library, such as "0.1.0". Never NULL; valid for ever.
+/// The version of the library, such as "0.1.0". Never NULL; always valid.
 #[unsafe(no_mangle)]
 pub extern "C" fn penstock_version() -> *const c_char {
     const VERSION: &CStr =
@@ -121,9 +121,9 @@ pub extern "C" fn penstock_version() -> *const c_char {
     VERSION.as_ptr()
 }
 
-/// What this thread's last failed call has to say: what was expected, what came, and behind "hint: " what to do.
+/// The text of this thread's last failed call: what was expected, what it got instead and, after "hint: ", what to do.
 ///
-/// Never NULL: "" if no call of this thread has failed yet. A call that succeeds leaves the text as it is. Valid until this
+/// Never NULL: "" if no call of this thread has failed yet. A call that succeeds does not change the text. Valid until this
 /// thread's next call that fails, or its end.
 #[unsafe(no_mangle)]
 pub extern "C" fn penstock_last_error() -> *const c_char {
@@ -146,7 +146,7 @@ impl Failure {
         let text = panic.downcast_ref::<&str>().copied();
         let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
         let message = format!("an error of Penstock itself: {}", text.unwrap_or("it does not say which"));
-        Self::new(PENSTOCK_INTERNAL, message, "please report it, with what the program did")
+        Self::new(PENSTOCK_INTERNAL, message, "please report it, and what the program did")
     }
 
     /// Keeps the text for `penstock_last_error`.

@@ -21,18 +21,18 @@ use std::time::{Duration, Instant};
 /// get: iterations completed.
 pub const PENSTOCK_CLOCK_AUTO: u64 = u64::MAX;
 
-/// What a table does where a row has several producers.
+/// What a table does if a row has several producers.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum penstock_fold {
-    /// Every row has one producer at most; penstock_set() replaces it.
+    /// Every row has at most one producer; penstock_set() replaces its value.
     PENSTOCK_FOLD_NONE = 0,
     /// Any number of producers; penstock_add() adds to what the worker has contributed. A row is the sum of its producers'
     /// contributions, taken in rank order.
     PENSTOCK_FOLD_SUM = 1,
 }
 
-/// Who moves rows to a consumer on another host. On one host nothing is moved.
+/// When rows move to a consumer on another host. On one host nothing moves.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum penstock_propagation {
@@ -50,50 +50,49 @@ pub enum penstock_propagation {
 pub struct penstock_range {
     /// The first row.
     pub first: u64,
-    /// The row behind the last one.
+    /// The row after the last one.
     pub end: u64,
 }
 
-/// What a table is declared to be. Every worker declares the same, but for the rows that it produces and consumes. Zero all of
-/// it, then set what should be otherwise.
+/// The declaration of a table. Every worker makes the same, except for the rows that it produces and consumes. Zero all of it,
+/// then set what should differ from the default.
 #[repr(C)]
 pub struct penstock_table_options {
     /// Its key: 1 to 512 bytes of UTF-8 without control characters. Not NULL.
     pub name: *const c_char,
-    /// Rows, numbered from 0: 1 to 2^63. They cost nothing where nobody produces or consumes them.
+    /// Number of rows, which are numbered from 0: 1 to 2^63. Rows that nobody produces or consumes cost nothing.
     pub rows: u64,
     /// Bytes of a row, at least 1.
     pub row_bytes: u32,
-    /// One of penstock_dtype: the type of elements. Only PENSTOCK_FOLD_SUM asks for it: PENSTOCK_F32 or PENSTOCK_F64.
+    /// One of penstock_dtype: the type of elements. Only PENSTOCK_FOLD_SUM needs it: PENSTOCK_F32 or PENSTOCK_F64.
     pub dtype: u32,
     /// Rows that this worker sets: a list, in any order. NULL: none.
     pub produce: *const u64,
     /// How many.
     pub produce_count: usize,
-    /// Rows that this worker sets: ranges, beside the list. NULL: none.
+    /// Rows that this worker sets: ranges, in addition to the list. NULL: none.
     pub produce_ranges: *const penstock_range,
     /// How many ranges.
     pub produce_range_count: usize,
-    /// Rows that this worker reads: a list. It may read those that it produces anyway. NULL: none.
+    /// Rows that this worker reads: a list. It may always read those that it produces. NULL: none.
     pub consume: *const u64,
     /// How many.
     pub consume_count: usize,
-    /// Rows that this worker reads: ranges, beside the list. NULL: none.
+    /// Rows that this worker reads: ranges, in addition to the list. NULL: none.
     pub consume_ranges: *const penstock_range,
     /// How many ranges.
     pub consume_range_count: usize,
-    /// One of penstock_fold. 0: one producer a row.
+    /// One of penstock_fold. 0: one producer for each row.
     pub fold: u32,
     /// One of penstock_propagation. 0: eager.
     pub propagation: u32,
-    /// Slack of reads that name none: 0 or above, or PENSTOCK_SLACK_UNBOUNDED. 0: none.
+    /// Slack of reads that do not give one: 0 or above, or PENSTOCK_SLACK_UNBOUNDED. 0: none.
     pub slack: i64,
     /// Seconds that this and every later call for the table may wait. 0: the option `deadline`.
     pub timeout: f64,
-    /// Least slack, where it follows waiting: see `adaptive_max`.
+    /// Least slack, if it is adaptive: see `adaptive_max`.
     pub adaptive_min: u32,
-    /// Not 0: the slack of reads that name none is chosen between `adaptive_min` and this: as much as waiting makes worth while. Then
-    /// `slack` is 0.
+    /// Not 0: the slack of reads that do not give one adapts to waiting, between `adaptive_min` and this. Then `slack` is 0.
     pub adaptive_max: u32,
     /// For later versions: 0.
     pub reserved: [u64; 3],
@@ -119,7 +118,7 @@ impl Made for penstock_table {
     }
 }
 
-/// A row, looked at in place.
+/// A row that is read in place.
 pub struct penstock_view {
     view: View,
     name: String,
@@ -132,10 +131,10 @@ pub struct penstock_view {
 /// iterations has all its rows at version t or above: a row that it did not set counts as unchanged. Memory: the rows that
 /// this worker produces or consumes. Returns when all workers have declared it.
 ///
-/// The same declaration again gives the same table; another one of its name is PENSTOCK_DECLARATION_CONFLICT, and the text names what
-/// differs. Where some worker was late (PENSTOCK_DEADLINE_EXCEEDED), the same call may be made again, by all who failed.
+/// Repeating the declaration gives the same table; a different one with its name is PENSTOCK_DECLARATION_CONFLICT, and the text
+/// names what differs. If a worker was late (PENSTOCK_DEADLINE_EXCEEDED), all workers whose call failed may repeat it.
 ///
-/// @param table  Where the table is left. It belongs to the job: penstock_finish() frees it.
+/// @param table  Where the table is stored. It belongs to the job: penstock_finish() frees it.
 ///
 /// Errors: PENSTOCK_BAD_NAME, PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_DTYPE, PENSTOCK_BAD_OPTION (the slack), PENSTOCK_UNKNOWN_ROW,
 /// PENSTOCK_TWO_PRODUCERS, PENSTOCK_DECLARATION_CONFLICT, PENSTOCK_OUT_OF_MEMORY, PENSTOCK_DEADLINE_EXCEEDED (the text names
@@ -170,14 +169,14 @@ pub unsafe extern "C" fn penstock_table_create(
     })
 }
 
-/// Drops a table. Every worker drops it, as every worker declared it; returns when all have.
+/// Drops a table. Every worker drops it, as every worker declared it; the call returns when all have.
 ///
-/// Then its memory is free, and its name: another table may be declared with it. Its handle is freed by penstock_finish() only, and
-/// every call with it is answered with PENSTOCK_TABLE_DROPPED from now on, also where the others are late: then the same call goes on
-/// waiting. Until they drop it too, the others read what this worker has set so far, and wait for nothing newer of it. Views of it
+/// Then its memory is free, and so is its name, for another table. Only penstock_finish() frees its handle; from now on every
+/// call with it returns PENSTOCK_TABLE_DROPPED, even if the others are late: then repeat this call to continue waiting. Until
+/// they drop it too, the others read what this worker has set so far, and do not wait for anything newer from it. Views of it
 /// stay valid.
 ///
-/// No other call for the table may be under way in another thread; a request for it is waited for.
+/// No other call for the table may be in progress in another thread; requests for it are waited for.
 ///
 /// @param timeout  Seconds to wait; 0: the option `deadline`.
 ///
@@ -211,8 +210,8 @@ pub unsafe extern "C" fn penstock_row_bytes(table: *const penstock_table) -> usi
 ///
 /// @param rows    The rows, each once.
 /// @param count   How many.
-/// @param values  Their values, one behind the other: `count` times penstock_row_bytes().
-/// @param clock   Their version, not below the one that they have: any number that grows, or PENSTOCK_CLOCK_AUTO.
+/// @param values  Their values, one after the other: `count` times penstock_row_bytes().
+/// @param clock   Their version, not below the one that they have: any number that never falls, or PENSTOCK_CLOCK_AUTO.
 ///
 /// Errors: PENSTOCK_NOT_PRODUCER, PENSTOCK_UNKNOWN_ROW, PENSTOCK_ROW_TWICE, PENSTOCK_CLOCK_BACKWARDS, PENSTOCK_BAD_OPTION (the
 /// table has a fold: use penstock_add()), and those of penstock_clock(). Nothing was set.
@@ -233,12 +232,12 @@ pub unsafe extern "C" fn penstock_set(
 
 /// Adds to rows that this worker produces, all together: a reader sees all of them or none. The table has PENSTOCK_FOLD_SUM.
 ///
-/// @param rows    The rows; what is given for one that stands there twice adds up.
+/// @param rows    The rows; values for a row that is named twice add up.
 /// @param count   How many.
-/// @param values  What is added, one behind the other: `count` times penstock_row_bytes().
+/// @param values  What is added, one after the other: `count` times penstock_row_bytes().
 /// @param clock   As for penstock_set().
 ///
-/// Errors: as penstock_set(); PENSTOCK_BAD_OPTION where the table has no fold.
+/// Errors: as penstock_set(); PENSTOCK_BAD_OPTION if the table has no fold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_add(
     table: *const penstock_table,
@@ -254,21 +253,21 @@ pub unsafe extern "C" fn penstock_add(
     })
 }
 
-/// Copies rows, each of version max(clock - slack, 0) or above, waiting where needed. Rows that were set together are seen
+/// Copies rows, each of version max(clock - slack, 0) or above, and waits if it has to. Rows that were set together are seen
 /// together.
 ///
-/// This worker's own rows are always current. One that only this worker could make fresh enough is not waited for:
+/// This worker's own rows are always current. It does not wait for a row that only this worker could make fresh enough:
 /// PENSTOCK_NEVER_SET.
 ///
 /// @param rows   The rows, which this worker consumes or produces.
 /// @param count  How many.
-/// @param out    Where their values are copied to, one behind the other: `count` times penstock_row_bytes().
-/// @param clock  The clock that they are asked for, or PENSTOCK_CLOCK_AUTO.
-/// @param slack  How many versions they may lack: 0 or above, PENSTOCK_SLACK_DEFAULT (the table's own) or
+/// @param out    Where their values are copied to, one after the other: `count` times penstock_row_bytes().
+/// @param clock  The clock to ask for, or PENSTOCK_CLOCK_AUTO.
+/// @param slack  How many versions they may lag behind: 0 or above, PENSTOCK_SLACK_DEFAULT (the table's own) or
 ///               PENSTOCK_SLACK_UNBOUNDED (never waits).
 ///
 /// Errors: PENSTOCK_UNKNOWN_ROW, PENSTOCK_NEVER_SET, PENSTOCK_GET_TIMEOUT (the text names rows, versions and producers),
-/// PENSTOCK_BAD_OPTION (the slack), and those of penstock_clock(). `out` may then hold anything.
+/// PENSTOCK_BAD_OPTION (the slack), and those of penstock_clock(). The content of `out` is then undefined.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_get(
     table: *const penstock_table,
@@ -284,9 +283,9 @@ pub unsafe extern "C" fn penstock_get(
 
 /// penstock_set() for ranges of rows: all together, in the order of the ranges.
 ///
-/// @param ranges       The ranges; a row stands in one of them only.
+/// @param ranges       The ranges; a row may be in only one of them.
 /// @param range_count  How many.
-/// @param values       Their values, one behind the other.
+/// @param values       Their values, one after the other.
 ///
 /// Errors: as penstock_set().
 #[unsafe(no_mangle)]
@@ -306,9 +305,9 @@ pub unsafe extern "C" fn penstock_set_ranges(
 
 /// penstock_add() for ranges of rows: all together, in the order of the ranges.
 ///
-/// @param ranges       The ranges; what is given for a row that stands in several adds up.
+/// @param ranges       The ranges; values for a row that is in several add up.
 /// @param range_count  How many.
-/// @param values       What is added, one behind the other.
+/// @param values       What is added, one after the other.
 ///
 /// Errors: as penstock_add().
 #[unsafe(no_mangle)]
@@ -326,12 +325,12 @@ pub unsafe extern "C" fn penstock_add_ranges(
     })
 }
 
-/// penstock_get() for ranges of rows, with what a single call may be told. A single range costs the least: its rows are found by one
-/// look, and copied at once where they were set so.
+/// penstock_get() for ranges of rows, with more arguments. A single range costs the least: its rows are found with one lookup,
+/// and copied at once if they were set together.
 ///
 /// @param ranges       The ranges, whose rows this worker consumes or produces.
 /// @param range_count  How many.
-/// @param out          Where their values are copied to, one behind the other, in the order of the ranges.
+/// @param out          Where their values are copied to, one after the other, in the order of the ranges.
 /// @param clock, slack As for penstock_get().
 /// @param call         NULL, or see penstock_call: `timeout`, `versions` (one a row).
 ///
@@ -357,7 +356,7 @@ pub unsafe extern "C" fn penstock_get_ranges(
     })
 }
 
-/// penstock_get() with a time to wait of its own, and the versions of the values.
+/// penstock_get() with its own timeout, and the versions of the values.
 ///
 /// @param call  NULL, or see penstock_call: `timeout`, `versions` (one a row).
 ///
@@ -391,7 +390,7 @@ pub unsafe extern "C" fn penstock_set_row(
     unsafe { penstock_set(table, &raw const row, 1, value, clock) }
 }
 
-/// penstock_get() for one row. One that is fresh enough costs as much as its copy, and some tens of nanoseconds.
+/// penstock_get() for one row. A row that is fresh enough costs as much as its copy, and a few tens of nanoseconds.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_get_row(
     table: *const penstock_table,
@@ -404,7 +403,8 @@ pub unsafe extern "C" fn penstock_get_row(
     unsafe { penstock_get(table, &raw const row, 1, out, clock, slack) }
 }
 
-/// Starts what a later penstock_get() of these rows would wait for, and returns at once. On one host there is nothing to start.
+/// Starts fetching what a later penstock_get() of these rows would wait for, and returns at once. On one host there is nothing to
+/// fetch.
 ///
 /// @param rows, count, clock, slack  As for that penstock_get().
 ///
@@ -429,7 +429,7 @@ pub unsafe extern "C" fn penstock_prefetch(
 
 /// The newest version that is here of each row.
 ///
-/// @param versions  Where they are left: `count` of them.
+/// @param versions  Where they are stored: `count` of them.
 ///
 /// Errors: PENSTOCK_UNKNOWN_ROW, and those of penstock_clock().
 #[unsafe(no_mangle)]
@@ -451,14 +451,14 @@ pub unsafe extern "C" fn penstock_versions(
     })
 }
 
-/// Looks at a row in place, as fresh as penstock_get_row() would copy it. Nothing is copied. The table has no fold.
+/// Gives access to a row in place, as fresh as penstock_get_row() would copy it. Nothing is copied. The table must have no fold.
 ///
-/// Its producer does not wait for who looks: what is read counts only if penstock_view_end() returns PENSTOCK_OK.
+/// Its producer does not wait for readers: what is read counts only if penstock_view_end() returns PENSTOCK_OK.
 ///
-/// @param view   Where the view is left; end it with penstock_view_end(), before penstock_finish().
-/// @param bytes  Where the row's address is left: penstock_row_bytes() of them, not to be written to, valid until the view ends.
+/// @param view   Where the view is stored; end it with penstock_view_end(), before penstock_finish().
+/// @param bytes  Where the row's address is stored: penstock_row_bytes() bytes, not to be written to, valid until the view ends.
 ///
-/// Errors: as penstock_get(); PENSTOCK_BAD_OPTION where the table has a fold.
+/// Errors: as penstock_get(); PENSTOCK_BAD_OPTION if the table has a fold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_view_begin(
     table: *const penstock_table,
@@ -472,7 +472,7 @@ pub unsafe extern "C" fn penstock_view_begin(
     unsafe { penstock_view_begin_with(table, row, clock, slack, view, bytes, null()) }
 }
 
-/// penstock_view_begin() with a time to wait of its own, and the row's version.
+/// penstock_view_begin() with its own timeout, and the row's version.
 ///
 /// @param call  NULL, or see penstock_call: `timeout`, `versions` (one).
 #[unsafe(no_mangle)]
@@ -504,12 +504,12 @@ pub unsafe extern "C" fn penstock_view_begin_with(
     })
 }
 
-/// Ends a view, and says whether what was read in it counts.
+/// Ends a view, and reports whether what was read in it counts.
 ///
 /// @param view  NULL: nothing is done.
 ///
-/// Errors: PENSTOCK_TORN_VIEW (the row was overwritten meanwhile: forget what was read, and look again). The view has ended in
-/// either case.
+/// Errors: PENSTOCK_TORN_VIEW (the row was overwritten in the meantime: discard what was read, and read again). The view has
+/// ended in either case.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_view_end(view: *mut penstock_view) -> penstock_status {
     guard(|| {
@@ -521,8 +521,8 @@ pub unsafe extern "C" fn penstock_view_end(view: *mut penstock_view) -> penstock
         if view.is_valid() {
             return Ok(());
         }
-        let message = format!("row {row} of `{name}` was overwritten while it was looked at");
-        let hint = "forget what was read and look again, or copy it with penstock_get_row()";
+        let message = format!("row {row} of `{name}` was overwritten while it was read in place");
+        let hint = "discard what was read and read again, or copy it with penstock_get_row()";
         Err(Failure::new(penstock_status::PENSTOCK_TORN_VIEW, message, hint))
     })
 }
@@ -566,7 +566,7 @@ unsafe fn chosen<'a>(
     if let Some(range) = ranges.iter().find(|range| range.end > rows) {
         let message =
             format!("`{}`: expected rows below {rows}, got {} to {}", table.name, range.first, range.end);
-        let hint = "ranges end behind their last row";
+        let hint = "ranges end after their last row";
         return Err(Failure::new(penstock_status::PENSTOCK_UNKNOWN_ROW, message, hint));
     }
     let total = ranges.iter().try_fold(0u64, |sum, range| sum.checked_add(range.end - range.first));
@@ -763,7 +763,8 @@ impl penstock_table_options {
         }?;
         let adaptive = adaptive(self.adaptive_min, self.adaptive_max, &name)?;
         if adaptive.is_some() && self.slack != 0 {
-            let message = format!("`{name}`: expected `slack` 0 beside `adaptive_max`, got {}", self.slack);
+            let message =
+                format!("`{name}`: expected `slack` 0 together with `adaptive_max`, got {}", self.slack);
             return Err(Failure::argument(message));
         }
         Ok(TableDeclaration {
@@ -832,7 +833,7 @@ unsafe fn rows(
 fn judge(ranges: &[penstock_range], what: &str) -> Result<(), Failure> {
     let Some(range) = ranges.iter().find(|range| range.first > range.end) else { return Ok(()) };
     let message = format!(
-        "expected ranges in `{what}` that end behind their first row, got {} to {}",
+        "expected ranges in `{what}` that end after their first row, got {} to {}",
         range.first, range.end
     );
     Err(Failure::argument(message))

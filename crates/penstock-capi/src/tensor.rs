@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// The slack of the tensor or table itself.
 pub const PENSTOCK_SLACK_DEFAULT: i64 = -1;
-/// No bound: whatever stands there.
+/// No bound: whatever has arrived.
 pub const PENSTOCK_SLACK_UNBOUNDED: i64 = -2;
 
 /// The type of elements.
@@ -64,7 +64,7 @@ pub struct penstock_tensor {
     requests: Line,
 }
 
-/// What a tensor is declared to be. Every worker declares the same. Zero all of it, then set what should be otherwise.
+/// The declaration of a tensor. Every worker makes the same. Zero all of it, then set what should differ from the default.
 #[repr(C)]
 pub struct penstock_tensor_options {
     /// Its key: 1 to 512 bytes of UTF-8 without control characters. Not NULL.
@@ -73,13 +73,13 @@ pub struct penstock_tensor_options {
     pub dtype: u32,
     /// Dimensions of the shape. 0: a scalar.
     pub dimensions: u32,
-    /// Elements along each dimension, at least 1; the last one's neighbours lie side by side.
+    /// Elements along each dimension, at least 1; those along the last dimension are contiguous.
     pub shape: *const u64,
-    /// What it starts from: as many elements as the shape says. Rank 0's counts. NULL: zeros.
+    /// Its first value: as many elements as the shape has. Rank 0's counts. NULL: zeros.
     pub value: *const c_void,
     /// What it does with contributions. Zeroed: adds them.
     pub optimizer: penstock_optimizer,
-    /// "bsp", "ssp:SLACK", "ssp:auto:MIN:MAX" (the slack follows waiting, between the two) or "asp". NULL: the job's option
+    /// "bsp", "ssp:SLACK", "ssp:auto:MIN:MAX" (the slack adapts to waiting, between the two) or "asp". NULL: the job's option
     /// `consistency`, which is "bsp" unless set.
     pub consistency: *const c_char,
     /// One of penstock_reduce. 0: the mean.
@@ -88,7 +88,7 @@ pub struct penstock_tensor_options {
     pub refuse_nonfinite: u32,
     /// Factor on the reduced contribution. 0: 1.
     pub rescale: f64,
-    /// Then each element is clipped to [-clip, clip]. 0: not.
+    /// Then each element is clipped to [-clip, clip]. 0: no clipping.
     pub clip: f64,
     /// Seconds that this and every later call for the tensor may wait. 0: the option `deadline`.
     pub timeout: f64,
@@ -96,13 +96,13 @@ pub struct penstock_tensor_options {
     pub reserved: [u64; 4],
 }
 
-/// Declares a tensor. Every worker declares it, alike; rank 0's value counts.
+/// Declares a tensor. Every worker makes the same declaration; rank 0's value counts.
 ///
-/// Returns after this worker's own declaration; the first pull waits for rank 0's. The same declaration again gives the same
-/// tensor, whose value stays as it is. Shared memory: the value and the optimizer's state once, and a lane of the value's size
-/// for each worker.
+/// Returns after this worker's own declaration; the first pull waits for rank 0's. Repeating the declaration gives the same
+/// tensor, with its value unchanged. Shared memory: the value and the optimizer's state once, and a lane of the value's size for
+/// each worker.
 ///
-/// @param tensor  Where the tensor is left. It belongs to the job: penstock_finish() frees it.
+/// @param tensor  Where the tensor is stored. It belongs to the job: penstock_finish() frees it.
 ///
 /// Errors: PENSTOCK_BAD_NAME, PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_DTYPE, PENSTOCK_BAD_SETTINGS, PENSTOCK_BAD_OPTION (the
 /// consistency), PENSTOCK_DECLARATION_CONFLICT, PENSTOCK_OUT_OF_MEMORY, PENSTOCK_DEADLINE_EXCEEDED, PENSTOCK_JOB_CLOSED.
@@ -153,10 +153,10 @@ pub unsafe extern "C" fn penstock_tensor_bytes(tensor: *const penstock_tensor) -
 
 /// Contributes to the iteration that this worker is in.
 ///
-/// Returns as soon as the contribution stands in the worker's lane; `data` may be changed at once.
+/// Returns as soon as the contribution is in the worker's lane; `data` may be changed at once.
 ///
-/// @param data   The contribution, of the tensor's shape and dtype. NULL: what stands in the lane (see penstock_lane()).
-/// @param bytes  Its size, penstock_tensor_bytes(); 0 where `data` is NULL.
+/// @param data   The contribution, of the tensor's shape and dtype. NULL: what is in the lane (see penstock_lane()).
+/// @param bytes  Its size, penstock_tensor_bytes(); 0 if `data` is NULL.
 ///
 /// Waits until requests that were started before are done and the servers have taken the worker's previous contribution. Errors:
 /// PENSTOCK_BAD_SHAPE, PENSTOCK_DEADLINE_EXCEEDED (requests or another thread's call were not done in time), PENSTOCK_ALREADY_PUSHED, PENSTOCK_NON_FINITE, PENSTOCK_LANE_TIMEOUT (the text names the ranks that are waited for),
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn penstock_push(
     unsafe { penstock_push_with(tensor, data, bytes, null()) }
 }
 
-/// penstock_push() with a time to wait of its own, in parts (`more`), and what it is stamped with.
+/// penstock_push() with its own timeout, in parts (`more`), and with the clock that it is stamped with.
 ///
 /// @param call  NULL, or see penstock_call: `timeout`, `more`, `versions` (one).
 ///
@@ -201,10 +201,10 @@ pub unsafe extern "C" fn penstock_push_with(
 /// The lane: memory of the tensor's shape that the servers read. A contribution that is written there and pushed with NULL is
 /// not copied.
 ///
-/// @param lane  Where its address is left. It is the same every time, and valid until penstock_finish(); what stands in it may
-///              be changed from this call until the next push, and holds anything at first.
+/// @param lane  Where its address is stored. It is the same every time, and valid until penstock_finish(). Its content may be
+///              changed from this call until the next push, and is undefined at first.
 ///
-/// Waits until the servers have taken what stands in it. Errors: as penstock_push().
+/// Waits until the servers have taken what is in it. Errors: as penstock_push().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_lane(
     tensor: *const penstock_tensor,
@@ -214,7 +214,7 @@ pub unsafe extern "C" fn penstock_lane(
     unsafe { penstock_lane_with(tensor, lane, null()) }
 }
 
-/// penstock_lane() with a time to wait of its own.
+/// penstock_lane() with its own timeout.
 ///
 /// @param call  NULL, or see penstock_call: `timeout`.
 #[unsafe(no_mangle)]
@@ -238,17 +238,17 @@ pub unsafe extern "C" fn penstock_lane_with(
 
 /// Copies the value, as fresh as the tensor's consistency asks for.
 ///
-/// At position t (the clock, plus one after a push in this iteration) with slack s, every update stamped below t - s of every
-/// live worker is in it, and all of this worker's own.
+/// At position t (the clock, plus one after a push in this iteration) with slack s, it includes every update stamped below t - s
+/// of every live worker, and all of this worker's own.
 ///
 /// @param out    Where it is copied to.
 /// @param bytes  Its size, penstock_tensor_bytes().
-/// @param slack  Iterations that this one read may lack at most: 0 or above, PENSTOCK_SLACK_DEFAULT (the tensor's own) or
+/// @param slack  Iterations that this one read may lag behind: 0 or above, PENSTOCK_SLACK_DEFAULT (the tensor's own) or
 ///               PENSTOCK_SLACK_UNBOUNDED.
 ///
-/// Waits where needed, behind requests that were started before. Errors: PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_OPTION (the slack),
-/// PENSTOCK_PULL_TIMEOUT (the text names the ranks that are waited for; `out` may hold anything), PENSTOCK_DEADLINE_EXCEEDED (requests or
-/// another thread's call were not done in time), and those of penstock_clock().
+/// Waits if it has to, after requests that were started before. Errors: PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_OPTION (the slack),
+/// PENSTOCK_PULL_TIMEOUT (the text names the ranks that are waited for; the content of `out` is undefined),
+/// PENSTOCK_DEADLINE_EXCEEDED (requests or another thread's call were not done in time), and those of penstock_clock().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_pull_into(
     tensor: *const penstock_tensor,
@@ -260,7 +260,7 @@ pub unsafe extern "C" fn penstock_pull_into(
     unsafe { penstock_pull_into_with(tensor, out, bytes, slack, null()) }
 }
 
-/// penstock_pull_into() with a time to wait of its own, and the value's version.
+/// penstock_pull_into() with its own timeout, and the value's version.
 ///
 /// @param call  NULL, or see penstock_call: `timeout`, `versions` (one).
 ///
@@ -286,16 +286,16 @@ pub unsafe extern "C" fn penstock_pull_into_with(
     })
 }
 
-/// Shows the value in place, as fresh as penstock_pull_into() would copy it.
+/// Gives access to the value in place, as fresh as penstock_pull_into() would copy it.
 ///
-/// Under "bsp" without slack that is the servers' own memory where they are on this host: nothing is copied, and the value
-/// stands still until this worker's next push of the tensor. Otherwise it is a copy of this worker's, which stands still until
+/// Under "bsp" without slack that is the servers' own memory if they are on this host: nothing is copied, and the value does not
+/// change until this worker's next push of the tensor. Otherwise it is a copy of this worker's own, which does not change until
 /// its next pull of the tensor.
 ///
-/// @param value  Where its address is left. Not to be written to; valid until penstock_finish().
+/// @param value  Where its address is stored. Not to be written to; valid until penstock_finish().
 /// @param slack  As for penstock_pull_into().
 ///
-/// Waits where needed. Errors: as penstock_pull_into().
+/// Waits if it has to. Errors: as penstock_pull_into().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_pull(
     tensor: *const penstock_tensor,
@@ -306,7 +306,7 @@ pub unsafe extern "C" fn penstock_pull(
     unsafe { penstock_pull_with(tensor, value, slack, null()) }
 }
 
-/// penstock_pull() with a time to wait of its own, and the value's version.
+/// penstock_pull() with its own timeout, and the value's version.
 ///
 /// @param call  NULL, or see penstock_call: `timeout`, `versions` (one).
 ///
@@ -338,13 +338,14 @@ pub unsafe extern "C" fn penstock_pull_with(
     })
 }
 
-/// Overwrites the value, as when a run goes on from what was saved. Every worker of the job calls; rank 0's value counts.
+/// Overwrites the value, for instance to continue from a checkpoint. Every worker of the job makes the call; rank 0's value
+/// counts.
 ///
-/// The optimizer's state and its steps stay. Every worker's contributions before are in what is overwritten, and every pull behind it
-/// sees the new value.
+/// The optimizer's state and its step count stay. Contributions that workers made before go into what is overwritten, and every
+/// pull afterwards sees the new value.
 ///
 /// @param job      The tensor's job.
-/// @param value    On rank 0 the value, of the tensor's shape and dtype; elsewhere it is not looked at.
+/// @param value    On rank 0 the value, of the tensor's shape and dtype; ignored elsewhere.
 /// @param bytes    Its size, penstock_tensor_bytes().
 /// @param timeout  Seconds to wait at each of two barriers; 0: the tensor's.
 ///
@@ -386,8 +387,8 @@ pub unsafe extern "C" fn penstock_load(
     })
 }
 
-/// Sets the learning rate, from this worker's next push on; one that was started before has the rate that was set then. Under "bsp" all
-/// workers set the same.
+/// Sets the learning rate, from this worker's next push on; a push that was started before keeps the rate that was set then.
+/// Under "bsp" all workers must set the same.
 ///
 /// @param lr  0 or above.
 ///

@@ -206,7 +206,7 @@ impl Session {
             }
             // Once, until it has answered.
             if pause == RETRY.0 {
-                tracing::warn!(%error, "the manager does not answer; it is asked again and again");
+                tracing::warn!(%error, "the manager does not answer; this server keeps asking");
             }
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}

@@ -46,7 +46,7 @@ pub fn make(folder: &Path, name: &str, hosts: &[String], days: u32, force: bool)
         key: folder.join(format!("{name}.key")),
     };
     if !force && let Some(taken) = [&files.certificate, &files.key].into_iter().find(|path| path.exists()) {
-        return Err(file(taken, "exists already, and is replaced only with --force".to_owned()));
+        return Err(file(taken, "already exists, and is replaced only with --force".to_owned()));
     }
     std::fs::create_dir_all(folder).map_err(|error| file(folder, error.to_string()))?;
     let ca_key = folder.join("ca.key");

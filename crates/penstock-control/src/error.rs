@@ -173,7 +173,7 @@ pub enum Error {
         got: String,
     },
     /// An answer that is none of ours.
-    #[error("the manager at {address} answered what this version does not understand: {reason}")]
+    #[error("the manager at {address} gave an answer that this version does not understand: {reason}")]
     Protocol {
         /// Its address.
         address: String,
@@ -218,7 +218,7 @@ impl Error {
         let text = match self {
             Self::Refused(refusal) => return refused(refusal.reason).map(str::to_owned),
             Self::NotReady { .. } => {
-                "look at the job with `penstock job show NAME`; start servers with `penstock server`"
+                "check the job with `penstock job show NAME`; start servers with `penstock server`"
             }
             Self::Untrusted { .. } => {
                 "give the CA that signed the manager's certificate: --ca or PENSTOCK_CA"
@@ -226,12 +226,12 @@ impl Error {
             Self::Unreachable { .. } => {
                 "is `penstock manager` running there? If it has a certificate, name its CA: --ca or PENSTOCK_CA"
             }
-            Self::Unanswered { .. } => "is the network cut? `penstock job list` asks again",
+            Self::Unanswered { .. } => "is the network down? `penstock job list` asks again",
             Self::NeedsTls { .. } => {
                 "name the CA of the manager's certificate: --ca or PENSTOCK_CA; --insecure sends tokens as plain text"
             }
             Self::Address { .. } => "such as 10.0.0.1:7701 or [fd00::1]:7701",
-            Self::File { .. } => "look at the path and at its permissions",
+            Self::File { .. } => "check the path and its permissions",
             Self::Certificate { .. } => {
                 "such as `penstock cert --host manager.example --host 10.0.0.1 --name manager`"
             }
@@ -247,15 +247,15 @@ fn refused(reason: Reason) -> Option<&'static str> {
         Reason::Token => {
             "tokens are in the manager's state directory (admin.token, server.token); name the file, or set PENSTOCK_ADMIN_TOKEN or PENSTOCK_SERVER_TOKEN"
         }
-        Reason::JobSecret => "look at PENSTOCK_JOB and PENSTOCK_SECRET; `penstock job create` made both",
-        Reason::JobExists => "take another name, or delete it first with `penstock job delete NAME`",
-        Reason::NoSuchJob => "`penstock job list` names them",
+        Reason::JobSecret => "check PENSTOCK_JOB and PENSTOCK_SECRET; `penstock job create` gave both",
+        Reason::JobExists => "choose another name, or delete it first with `penstock job delete NAME`",
+        Reason::NoSuchJob => "`penstock job list` lists them",
         Reason::Quota => "ask for less memory, delete a job, or start another `penstock server`",
         Reason::Full => "start as many workers as the job was created with",
         Reason::Ended | Reason::Failed => "create a new job with `penstock job create`",
         Reason::Busy => "wait a moment and try again",
-        Reason::State => "look at what the manager says on standard error: its state directory may be full",
-        Reason::Invalid => "`penstock job create --help` says what it takes",
+        Reason::State => "check what the manager prints on standard error: its state directory may be full",
+        Reason::Invalid => "`penstock job create --help` lists what it takes",
         Reason::NotReady | Reason::UnknownServer => return None,
     })
 }

@@ -215,7 +215,7 @@ pub enum ListenError {
         got: usize,
     },
     /// Something else is there, which is not ours to remove.
-    #[error("cannot listen on {path}: there is something that is no socket")]
+    #[error("cannot listen on {path}: it exists, and is not a socket")]
     NoSocket {
         /// The path.
         path: PathBuf,

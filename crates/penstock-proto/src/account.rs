@@ -45,10 +45,8 @@ impl Resource {
             Self::Bytes => "raise the option `memory`",
             Self::Descriptors => "raise the limit on open files of the server's process (`ulimit -n`)",
             Self::Mappings => "raise `vm.max_map_count` on the server's host (sysctl)",
-            Self::Threads => "raise the option `shards`, which the job's threads follow",
-            Self::Entries => {
-                "wait for answers before asking more: no program of ours has so many requests open"
-            }
+            Self::Threads => "raise the option `shards`, which sets the number of the job's threads",
+            Self::Entries => "wait for answers before asking more: so many open requests are a mistake",
         }
     }
 }
@@ -245,7 +243,7 @@ impl Drop for Charge {
 
 /// An account does not hold as much.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
-#[error("it asked for {asked} {resource}, {left} are left of {limit}")]
+#[error("it asked for {asked} {resource}, but only {left} of {limit} are left")]
 pub struct Exhausted {
     /// Of what.
     pub resource: Resource,

@@ -103,7 +103,7 @@ pub enum Refusal {
     },
     /// The tensor does not fit into the server's memory.
     #[error(
-        "`{name}` needs {needed} bytes of shared memory (for a tensor: value, state and a lane for each of {workers} workers), {available} are left of the server's"
+        "`{name}` needs {needed} bytes of shared memory (for a tensor: value, state and a lane for each of {workers} workers), but only {available} of the server's are left"
     )]
     OutOfMemory {
         /// The tensor.
@@ -138,7 +138,7 @@ pub enum Refusal {
         tensor: TensorId,
     },
     /// A tensor was declared for the first time after worker 0 had gone, who alone gives values.
-    #[error("`{name}` cannot be declared any more: worker 0, which would give it its value, has gone")]
+    #[error("`{name}` can no longer be declared: worker 0, which would give it its value, has gone")]
     NoValue {
         /// The tensor.
         name: String,
@@ -164,9 +164,9 @@ impl Hint for Refusal {
                 "start workers with `penstock run`, or give them the job's PENSTOCK_SECRET"
             }
             Self::TlsRequired => {
-                "leave the option `security` at `auto`, or start servers and workers with `security=insecure` and read what it means"
+                "leave the option `security` at `auto`, or start servers and workers with `security=insecure` (read what that means first)"
             }
-            Self::Busy => "try again; if it lasts, look at who connects to the server",
+            Self::Busy => "try again; if that does not help, check who connects to the server",
             Self::ProtocolVersion { .. } => "install the same version of penstock for servers and workers",
             Self::SizeMismatch { .. } => "give servers and workers the same number of workers",
             Self::RankOutOfRange { .. } => "raise the job's number of workers, or start fewer",
@@ -174,14 +174,16 @@ impl Hint for Refusal {
                 "give each worker its own PENSTOCK_RANK; call `ps.init()` once in each process"
             }
             Self::Table(error) => return error.hint(),
-            Self::Conflict { .. } => "declare the tensor alike on every worker, or give it another name",
+            Self::Conflict { .. } => {
+                "make the same declaration on every worker, or give the tensor another name"
+            }
             Self::OutOfMemory { .. } => {
                 "raise the option `memory`, use fewer workers, or a smaller tensor or dtype"
             }
             Self::Exhausted { why, .. } => why.resource.raised_by(),
             Self::System { .. } => "run `penstock doctor` on the server's host",
             Self::NoValue { .. } => "declare all tensors before worker 0 closes the job",
-            Self::Over => "start a new job, with as many workers as are to take part",
+            Self::Over => "start a new job, with as many workers as will take part",
             Self::Ended(failure) => return failure.hint(),
             _ => return None,
         };
@@ -280,7 +282,7 @@ pub enum JobFailure {
         theirs: [f64; 5],
     },
     /// Worker 0 went before it gave a tensor its value, and nobody else can.
-    #[error("worker 0 went before it gave `{name}` a value{}", loss.as_ref().map(|loss| format!(": {loss}")).unwrap_or_default())]
+    #[error("worker 0 left before it gave `{name}` a value{}", loss.as_ref().map(|loss| format!(": {loss}")).unwrap_or_default())]
     NoValue {
         /// The tensor.
         name: String,
@@ -332,16 +334,16 @@ impl Hint for JobFailure {
                 REMEDY.to_owned()
             }
             Self::WorkerLost { rank, .. } => format!(
-                "look at worker {rank}'s own output; with the option `on_worker_loss=continue` the others go on without it"
+                "check worker {rank}'s own output; with the option `on_worker_loss=continue` the others go on without it"
             ),
             Self::NonFinite { rank, .. } => {
-                format!("look for the NaN in worker {rank}'s gradient; lower the learning rate")
+                format!("find the NaN in worker {rank}'s gradient; lower the learning rate")
             }
             Self::SettingsConflict { .. } => {
-                "change learning rates alike on every worker, in the same iteration".to_owned()
+                "make the same change of learning rates on every worker, in the same iteration".to_owned()
             }
-            Self::NoValue { .. } => "look at worker 0's own output; start the job anew".to_owned(),
-            Self::ServerLost { server, .. } => format!("look at server {server}'s own output"),
+            Self::NoValue { .. } => "check worker 0's own output, and restart the job".to_owned(),
+            Self::ServerLost { server, .. } => format!("check server {server}'s own output"),
             Self::Stopped { .. } => return None,
         })
     }

@@ -19,9 +19,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// What an error says of a wait that stands in a circle. Others know by these words that a worker failed because of one.
-pub const CANNOT_COME: &str = "for what cannot come";
+pub const CANNOT_COME: &str = "for what cannot happen";
 /// What to do about a circle, for everyone in it.
-pub const REMEDY: &str = "all workers must do alike, in the same order: declare tensors and tables, train as many iterations, load states, come to barriers";
+pub const REMEDY: &str = "all workers must do the same things in the same order: declare tensors and tables, train the same number of iterations, load states, come to barriers";
 
 /// Longest name of what is waited for.
 const MAX_WHAT: usize = 600;

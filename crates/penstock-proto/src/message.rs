@@ -257,7 +257,7 @@ pub enum MessageError {
         got: usize,
     },
     /// It is not one of ours.
-    #[error("expected one whole message, got {bytes} bytes that are none")]
+    #[error("expected one whole message, got {bytes} bytes that are not one")]
     Malformed {
         /// Its length.
         bytes: usize,

@@ -303,7 +303,7 @@ pub(crate) fn let_go<T: Send>(py: Python<'_>, work: impl FnOnce(&Detached) -> T 
 #[cold]
 fn inside_another(py: Python<'_>) -> PyErr {
     let message = "a signal handler called penstock while this thread waits inside another call of it";
-    let hint = "let the handler raise, set a flag, or call job.close()";
+    let hint = "let the handler raise an exception, set a flag, or call job.close()";
     bad_argument(py, "PenstockError", message, Some(hint))
 }
 

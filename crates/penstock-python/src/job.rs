@@ -86,19 +86,14 @@ pub(crate) fn secret(py: Python<'_>, hex: &str) -> PyResult<Secret> {
     Secret::from_hex(hex).ok_or_else(|| {
         let message =
             format!("expected a secret of 64 hexadecimal digits, got {} characters", hex.chars().count());
-        bad_argument(
-            py,
-            "AuthenticationError",
-            &message,
-            Some("take PENSTOCK_SECRET from the launcher as it is"),
-        )
+        bad_argument(py, "AuthenticationError", &message, Some("use PENSTOCK_SECRET as the launcher set it"))
     })
 }
 
 /// Where a server is.
 pub(crate) fn endpoint(py: Python<'_>, text: &str) -> PyResult<Endpoint> {
     text.parse().map_err(|error: NoEndpoint| {
-        let hint = "PENSTOCK_SERVERS lists them by comma, such as tcp://10.0.0.1:7700,tcp://10.0.0.2:7700";
+        let hint = "PENSTOCK_SERVERS lists them, separated by commas, such as tcp://10.0.0.1:7700,tcp://10.0.0.2:7700";
         bad_argument(py, "OptionError", &error.to_string(), Some(hint))
     })
 }

@@ -304,7 +304,7 @@ pub(crate) fn token(py: Python<'_>, hex: &str) -> PyResult<Secret> {
     Secret::from_hex(hex).ok_or_else(|| {
         let message =
             format!("expected a token of 64 hexadecimal digits, got {} characters", hex.chars().count());
-        let hint = "take it from the manager's state directory as it is: admin.token or server.token";
+        let hint = "use it as it is in the manager's state directory: admin.token or server.token";
         bad_argument(py, "AuthenticationError", &message, Some(hint))
     })
 }

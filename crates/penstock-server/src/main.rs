@@ -29,7 +29,7 @@ fn command() -> Command {
     };
     let command = Command::new("penstock-server")
         .version(env!("CARGO_PKG_VERSION"))
-        .about("Homes the chunks of one job. The job's secret is read from PENSTOCK_SECRET (64 hexadecimal digits).")
+        .about("Serves the chunks of one job. The job's secret comes from PENSTOCK_SECRET (64 hexadecimal digits).")
         .arg(Arg::new("socket").long("socket").value_parser(value_parser!(PathBuf)).help("Path of a Unix socket, for workers on this host"))
         .arg(Arg::new("listen").long("listen").action(ArgAction::Append).help("HOST:PORT to listen on for workers on other hosts; several for several interfaces"))
         .arg(Arg::new("job").long("job").default_value("job").help("The job's name"))

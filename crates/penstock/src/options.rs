@@ -35,7 +35,7 @@ pub const TABLE: [Row; 13] = [
         unit: "",
         minimum: "",
         maximum: "",
-        doc: "Consistency of tensors that name none: bsp, ssp:SLACK or asp.",
+        doc: "Consistency of tensors that do not name one: bsp, ssp:SLACK or asp.",
     },
     Row {
         name: "chunk_bytes",
@@ -62,7 +62,7 @@ pub const TABLE: [Row; 13] = [
         unit: "seconds",
         minimum: "0.001",
         maximum: "1e6",
-        doc: "Longest wait of any call that names no timeout of its own.",
+        doc: "Longest wait of any call that has no timeout of its own.",
     },
     Row {
         name: "lease",
@@ -107,7 +107,7 @@ pub const TABLE: [Row; 13] = [
         unit: "",
         minimum: "",
         maximum: "",
-        doc: "auto: TLS 1.3 on every connection but loopback; tls: there too; insecure: no encryption at all, so that anyone on the way can read and change what is sent.",
+        doc: "auto: TLS 1.3 on every connection except loopback; tls: there too; insecure: no encryption at all, so anyone on the network path can read and change what is sent.",
     },
     Row {
         name: "transport",
@@ -125,7 +125,7 @@ pub const TABLE: [Row; 13] = [
         unit: "path",
         minimum: "",
         maximum: "",
-        doc: "PEM file of the certificate authorities that a server's certificate must come from; empty: any certificate, the job's secret proves who is there.",
+        doc: "PEM file of the certificate authorities that a server's certificate must come from; empty: any certificate, since the job's secret proves who the server is.",
     },
     Row {
         name: "certificate",
@@ -134,7 +134,7 @@ pub const TABLE: [Row; 13] = [
         unit: "path",
         minimum: "",
         maximum: "",
-        doc: "PEM file of a server's certificate, its chain behind it; empty: one is made at start.",
+        doc: "PEM file of a server's certificate, followed by its chain; empty: one is made at start.",
     },
     Row {
         name: "key",

@@ -15,9 +15,9 @@ EXAMPLES = """\
   penstock cert --host node1 --name node1 --out certificates      # below the same CA
   penstock cert --host node1 --name node1 --force                 # a fresh one in its place
 
-The first call makes the CA. Give ca.pem to whoever connects (--ca, PENSTOCK_CA), and each server its
+The first call makes the CA. Give ca.pem to everyone who connects (--ca, PENSTOCK_CA), and each server its
 own certificate and key. ca.key signs for every name: keep it away from the hosts of the jobs.
-Meant for development and closed clusters; with a CA of your own, use that instead."""
+Meant for development and closed clusters; if you have a CA of your own, use that instead."""
 
 
 def parser() -> terminal.Parser:
@@ -32,7 +32,9 @@ def parser() -> terminal.Parser:
         metavar="NAME",
         help="name or IP address that it is for; may be repeated",
     )
-    result.add_argument("--name", default="server", help="of the files: NAME.pem, NAME.key (default server)")
+    result.add_argument(
+        "--name", default="server", help="name of the files: NAME.pem, NAME.key (default server)"
+    )
     result.add_argument(
         "--out", default="certificates", metavar="DIR", help="where to write (default ./certificates)"
     )
@@ -55,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
         terminal.refuse("no host was named", "`penstock cert --host manager.example --host 10.0.0.1`")
     if not given.days.isascii() or not given.days.isdigit() or not 1 <= int(given.days) <= MOST_DAYS:
         terminal.refuse(
-            f"--days {given.days!r} is no validity", f"give a whole number of days from 1 to {MOST_DAYS}"
+            f"--days {given.days!r} is not a valid time", f"give a whole number of days from 1 to {MOST_DAYS}"
         )
     made = _core.make_certificate(given.out, given.name, given.host, int(given.days), given.force)
     paths = {name: str(made[name]) for name in ("ca", "certificate", "key")}

@@ -40,15 +40,17 @@ TORCH_EPOCHS = 10
 BATCH = 128
 TORCH_BATCH = 32
 STALENESS_COLUMNS = 9
-"""What fits beside the workers' names on a terminal of 80 columns; reads further behind are put together."""
+"""
+What fits beside the workers' names on a terminal of 80 columns; reads further behind are counted together.
+"""
 
 
 def parser() -> terminal.Parser:
     """The command's arguments."""
     result = terminal.Parser(
         "penstock demo",
-        "Trains a model on handwritten digits with workers and servers on this machine, then once more in a\n"
-        "single process on the same batches, and shows both.",
+        "Trains a model on handwritten digits with workers and servers on this machine, then again in a\n"
+        "single process on the same batches, and compares the two.",
         EXAMPLES,
     )
     run.add_job_arguments(result, workers=2)
@@ -59,24 +61,24 @@ def parser() -> terminal.Parser:
     result.add_argument(
         "--batch",
         metavar="N",
-        help=f"samples of a worker in a step (default {BATCH}; with --torch {TORCH_BATCH})",
+        help=f"samples per worker and step (default {BATCH}; with --torch {TORCH_BATCH})",
     )
     result.add_argument(
-        "--seed", default="0", metavar="N", help="of the parameters and the batches (default 0)"
+        "--seed", default="0", metavar="N", help="seed of the parameters and the batches (default 0)"
     )
     result.add_argument("--torch", action="store_true", help="train a small CNN with PyTorch")
     result.add_argument(
         "--peer",
         default="auto",
         metavar="NAME",
-        help="gloo: train once more by Gloo's all-reduce; none: do not; auto: where PyTorch is (default)",
+        help="gloo: train again with Gloo's all-reduce; none: do not; auto: if PyTorch is there (default)",
     )
     result.add_argument("--json", metavar="FILE", help="write the result here")
     result.add_argument(
         "--plot",
         metavar="FILE",
         default="penstock-demo.png",
-        help="where the curves go (default penstock-demo.png)",
+        help="file for the plot of the curves (default penstock-demo.png)",
     )
     options.add_to(result)
     return result
@@ -91,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
     for output in outputs:
         check_output(output)
     if given.plot and Path(given.plot).suffix.lower() not in PLOTS:
-        terminal.refuse(f"--plot {given.plot} has no suffix that can be drawn", f"use {', '.join(PLOTS)}")
+        terminal.refuse(f"--plot {given.plot} has a suffix that cannot be drawn", f"use {', '.join(PLOTS)}")
     need("sklearn", "scikit-learn", "demo")
     need("matplotlib", "matplotlib", "demo")
     need("rich", "rich", "demo")
@@ -107,7 +109,7 @@ def main(arguments: Sequence[str]) -> int:
     if steps == 0:
         terminal.refuse(
             f"{settings.workers} workers with {settings.batch} samples each need "
-            f"{settings.workers * settings.batch} samples in a step, but there are {len(digits.train_y)}",
+            f"{settings.workers * settings.batch} samples per step, but there are only {len(digits.train_y)}",
             "fewer workers, or a smaller --batch",
         )
     state = progress.Progress(settings, len(digits.train_y))
@@ -120,7 +122,7 @@ def main(arguments: Sequence[str]) -> int:
     seconds = time.monotonic() - start
     if settings.epochs not in state.album.pictures:
         raise PenstockError(
-            "the workers ended without a result", hint="this is a defect of Penstock; please report it"
+            "the workers ended without a result", hint="this is a bug in Penstock; please report it"
         )
     return compare(given, plan, settings, digits, state, seconds)
 
@@ -144,10 +146,10 @@ def settings_of(given: argparse.Namespace, workers: int) -> Settings:
 
 
 def seed(text: str) -> int:
-    """A seed: any whole number from 0 on."""
+    """A seed: any whole number of 0 or above."""
     if not text.isdecimal():
         terminal.refuse(
-            f"--seed {text!r} is not a whole number from 0 on", "any such number; 0 is the default"
+            f"--seed {text!r} is not a whole number of 0 or above", "any such number; 0 is the default"
         )
     return int(text)
 
@@ -162,7 +164,7 @@ def check_output(path: Path) -> None:
 
 
 def need(module: str, name: str, extra: str) -> None:
-    """Refuses to go on without a package that an extra brings."""
+    """Refuses to continue without a package that an extra installs."""
     if importlib.util.find_spec(module) is None:
         raise PenstockError(
             f"the demo needs {name}, which is not installed", hint=f"pip install 'penstock-ps[{extra}]'"
@@ -177,7 +179,7 @@ def announce(settings: Settings, plan: Plan, digits: Digits) -> None:
     terminal.say(
         f"handwritten digits: {len(digits.train_y)} to learn, {len(digits.test_y)} to test; {what}\n"
         f"{count(plan.workers, 'worker')}, {count(plan.servers, 'server')}, {mode(plan)}, "
-        f"{settings.optimizer}, {settings.epochs} epochs, {settings.batch} samples a worker and step\n"
+        f"{settings.optimizer}, {settings.epochs} epochs, {settings.batch} samples per worker and step\n"
     )
 
 
@@ -217,7 +219,7 @@ def compare(
     """The same training in this process alone, and what came of both."""
     from penstock.demo import alone, gloo, plot
 
-    terminal.say("\nonce more by a single process ...")
+    terminal.say("\nagain, in a single process ...")
     single = alone.train(settings, digits)
     curve = state.album.judged(settings, digits)
     differences = [
@@ -226,7 +228,7 @@ def compare(
     ]
     peer = None
     if given.peer == "gloo" or (given.peer == "auto" and gloo.is_there()):
-        terminal.say("once more by Gloo's all-reduce ...")
+        terminal.say("again, with Gloo's all-reduce ...")
         with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
             peer = gloo.train(settings, digits, Path(folder))
     table(plan, settings, state, curve, single, peer, differences)
@@ -303,7 +305,7 @@ def table(
         f"at the end {differences[-1]:.1g}{exact}"
     )
     if mode(plan) != "bsp":
-        terminal.say(f"most iterations that a read was behind: {state.max_staleness}")
+        terminal.say(f"most iterations that a read lagged behind: {state.max_staleness}")
         if any(one.staleness for one in state.workers):
             staleness_table(state)
     terminal.say()
@@ -315,11 +317,11 @@ def figures(accuracy: float, loss: float, seconds: float, moved: str, samples: i
 
 
 def staleness_table(state: Progress) -> None:
-    """How often each worker read a value that was so many iterations behind."""
+    """How often each worker read a value that lagged so many iterations behind."""
     most = min(state.max_staleness, STALENESS_COLUMNS - 1)
     more = "" if most == state.max_staleness else "+"
     heads = [*map(str, range(most)), f"{most}{more}"]
-    terminal.say("\nreads by iterations behind:")
+    terminal.say("\nreads by how many iterations they lagged behind:")
     terminal.say(f"{'':<10}" + "".join(f"{head:>8}" for head in heads))
     for rank, one in enumerate(state.workers):
         total = max(1, one.staleness.total())

@@ -36,7 +36,7 @@ _F_ADD_SEALS, _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW, _F_SEAL_FUTURE_WRITE =
 _PACKAGES = (
     ("numpy", "numpy", "needed"),
     ("torch", "torch", "`penstock.torch`, `penstock demo --torch`: pip install 'penstock-ps[torch]'"),
-    ("jax", "jax", "arrays go in and out by DLPack: pip install jax"),
+    ("jax", "jax", "arrays are exchanged through DLPack: pip install jax"),
     ("mpi4py", "mpi4py", "only for the comparison in `penstock bench`: pip install 'penstock-ps[mpi]'"),
     ("sklearn", "scikit-learn", "`penstock demo`: pip install 'penstock-ps[demo]'"),
     ("matplotlib", "matplotlib", "plots: pip install 'penstock-ps[demo]'"),
@@ -54,14 +54,14 @@ class Finding:
     advice: str | None = None
     """What to change; None where nothing has to be."""
     data: Any = None
-    """The figure behind `value`, for programs."""
+    """The figure in `value`, for programs."""
 
 
 def parser() -> terminal.Parser:
     """The command's arguments."""
     result = terminal.Parser(
         "penstock doctor",
-        "Shows what this host offers to Penstock and what to change.\n"
+        "Shows what this host offers to Penstock, and what to change.\n"
         "The exit code is 1 if something keeps Penstock from running, else 0.",
         "  penstock doctor\n  penstock doctor --json | jq '.checks[] | select(.verdict != \"ok\")'",
     )
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def examine() -> list[Finding]:
-    """Runs all checks. One that cannot be made on this host says so, and stops no other."""
+    """Runs all checks. One that cannot be made on this host says so, and does not stop the others."""
     findings: list[Finding] = []
     for check in CHECKS:
         try:
@@ -98,7 +98,7 @@ def examine() -> list[Finding]:
 
 
 def show(findings: Sequence[Finding]) -> None:
-    """Prints the findings, one a line, and under it what to change."""
+    """Prints the findings, one per line, each followed by what to change."""
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         terminal.say(f"{finding.verdict:<8} {finding.name:<{width}}  {finding.value}")
@@ -136,7 +136,9 @@ def core() -> list[Finding]:
         return [Finding("core", "problem", mixed, distribution.REMEDY)]
     features = _core.cpu_features()
     advice = (
-        "the plain variant of the kernels is in use: slower, but right" if features == "generic" else None
+        "the portable variant of the kernels is in use: slower, but correct"
+        if features == "generic"
+        else None
     )
     found = [
         Finding("core", "ok", f"penstock {_core.__version__}"),
@@ -152,7 +154,7 @@ def core() -> list[Finding]:
                 "core distance",
                 "note" if far else "ok",
                 f"{distance:.0f} ns for a cache line to another core and back ({'far' if far else 'near'})",
-                "cores of one socket or cache are nearer: choose them by `taskset` or the host's placement"
+                "cores of one socket or cache are nearer: choose them with `taskset` or the host's placement"
                 if far
                 else None,
                 distance,
@@ -179,12 +181,12 @@ def cores() -> Finding:
     usable, all_cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     quota = cpu_quota()
     text = f"{usable} of {all_cores} usable" + (
-        f", limited to the time of {quota:.1f} by the cgroup" if quota else ""
+        f", limited by the cgroup to the time of {quota:.1f}" if quota else ""
     )
     advice = None
     if usable < 2 or (quota and quota < 2):
         advice = (
-            "workers and servers share one core: slow; allow more by `taskset` or the container's settings"
+            "workers and servers share one core: slow; allow more with `taskset` or the container's settings"
         )
     return Finding("cores", "note" if advice else "ok", text, advice, usable)
 
@@ -204,7 +206,7 @@ def numa_nodes() -> Finding:
     """Memory nodes."""
     nodes = len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
     advice = (
-        "keep a job on one node where it fits: `numactl --cpunodebind=0 --membind=0 penstock run ...`"
+        "keep a job on one node if it fits: `numactl --cpunodebind=0 --membind=0 penstock run ...`"
         if nodes > 1
         else None
     )
@@ -223,7 +225,7 @@ def memory() -> Finding:
         text += f"; the cgroup allows {size(min(limits))}"
     usable = min([free, *limits])
     advice = (
-        "a model needs its own size once, and again for each worker's lane and optimizer state"
+        "a model needs its own size once, and again for each worker's lane and each optimizer array"
         if usable < MIN_MEMORY
         else None
     )
@@ -258,7 +260,7 @@ def sealed_memory() -> Finding:
         return Finding(
             "sealed memory",
             "problem",
-            "seals are taken, but do not hold",
+            "seals are accepted, but not enforced",
             "this kernel (or sandbox) cannot run Penstock",
         )
     except OSError as error:
@@ -382,7 +384,7 @@ def cgroups() -> list[Path]:
 
 
 def read(path: Path) -> str | None:
-    """A small file's text, None where there is none."""
+    """A small file's text; None if there is no such file."""
     try:
         return path.read_text().strip()
     except OSError:

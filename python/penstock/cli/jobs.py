@@ -43,7 +43,7 @@ def parser() -> terminal.Parser:
 def _command(name: str, description: str) -> terminal.Parser:
     result = terminal.Parser(f"penstock job {name}", description, EXAMPLES)
     if name != "list":
-        result.add_argument("name", metavar="NAME", help="of the job")
+        result.add_argument("name", metavar="NAME", help="the name of the job")
     if name == "create":
         result.add_argument("-n", "--workers", required=True, metavar="N", help="workers of the job")
         result.add_argument("-s", "--servers", default="1", metavar="K", help="servers (default 1)")
@@ -51,14 +51,14 @@ def _command(name: str, description: str) -> terminal.Parser:
             "--memory",
             default=MEMORY,
             metavar="BYTES",
-            help=f"on all its servers together (default {MEMORY})",
+            help=f"memory on all its servers together (default {MEMORY})",
         )
         result.add_argument(
             "--share",
             default="1",
             metavar="PART",
-            help="its part of each server's bandwidth, above 0 up to 1; where the shares exceed 1 "
-            "together, each gets its proportion (default 1)",
+            help="its share of each server's bandwidth, above 0 up to 1; if the shares add up to more "
+            "than 1, each is scaled down (default 1)",
         )
         result.add_argument(
             "--set",
@@ -154,7 +154,7 @@ def listing(given: argparse.Namespace, contact: manager.Contact, token: str) -> 
     rows += [
         (
             server["id"][:8],
-            server["endpoint"] if server["live"] else f"{server['endpoint']} (not heard of)",
+            server["endpoint"] if server["live"] else f"{server['endpoint']} (not responding)",
             str(server["jobs"]),
             f"{server['load']:.2f}",
             format_size(server["memory_free"]),
@@ -188,7 +188,7 @@ def show(given: argparse.Namespace, contact: manager.Contact, token: str) -> int
         where = server["endpoint"] or server["server"][:8]
         state = "hosts it" if server["hosted"] else "does not host it yet"
         used = f"{server['workers_joined']} workers, {format_size(server['memory_used'])}"
-        terminal.say(f"server {index}: {where}, {state if server['live'] else 'not heard of'}, {used}")
+        terminal.say(f"server {index}: {where}, {state if server['live'] else 'not responding'}, {used}")
     if given.print_secret:
         terminal.say(f"secret: {job['secret']}")
     return 0
@@ -205,7 +205,7 @@ def delete(given: argparse.Namespace, contact: manager.Contact, token: str) -> i
 
 COMMANDS: dict[str, tuple[str, Call]] = {
     "create": ("Creates a job and says how to start its workers.", create),
-    "list": ("Lists the jobs and the servers, and how evenly the jobs lie.", listing),
+    "list": ("Lists the jobs and the servers, and how evenly the jobs are spread.", listing),
     "show": ("Shows a job.", show),
     "delete": ("Deletes a job: its servers drop it, its workers get an error.", delete),
 }
@@ -213,7 +213,7 @@ COMMANDS: dict[str, tuple[str, Call]] = {
 
 class SecretFile:
     """
-    A new file for a secret, made before the secret is: a job whose secret nobody could keep is of no use.
+    A new file for a secret, created before the secret: a job whose secret cannot be kept is of no use.
 
     Left empty, it is removed again.
 
@@ -256,7 +256,7 @@ def _share(text: str) -> float:
         share = math.nan
     if not 0 < share <= 1:
         terminal.refuse(
-            f"--share {text!r} is no part of a server", "give a number above 0 up to 1, such as 0.5"
+            f"--share {text!r} is not a valid share of a server", "give a number above 0 up to 1, such as 0.5"
         )
     return share
 
@@ -266,7 +266,7 @@ def _settings(given: Sequence[str]) -> dict[str, str]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            terminal.refuse(f"--set {text!r} is no setting", "write it as in --set consistency=ssp:2")
+            terminal.refuse(f"--set {text!r} is not a setting", "write it as in --set consistency=ssp:2")
         found[name.replace("-", "_")] = value
     return found
 

@@ -29,7 +29,7 @@ COMMANDS: dict[str, Command] = {
     "run": Command("penstock.cli.run", "start a script on several workers, with servers, on this machine"),
     "demo": Command("penstock.cli.demo", "train a real model and compare it with single-process training"),
     "bench": Command("penstock.cli.bench", "measure against the machine's limit and against all-reduce"),
-    "plan": Command("penstock.cli.plan", "what bandwidth a job needs, what it costs, which topology to take"),
+    "plan": Command("penstock.cli.plan", "the bandwidth a job needs, what it costs, and the best topology"),
     "manager": Command("penstock.cli.manager", "the control plane: jobs, servers, and how workers find them"),
     "server": Command("penstock.cli.server", "a server for the jobs that a manager gives it"),
     "job": Command("penstock.cli.jobs", "create, list, show and delete a manager's jobs"),
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     arguments
-        What stands after `penstock`. Default: the process's own.
+        What follows `penstock`. Default: the process's own arguments.
 
     Returns
     -------
@@ -98,7 +98,7 @@ def answered(entry: Callable[[list[str]], int], arguments: Sequence[str] | None)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read our output has gone: nothing is left to say, and the interpreter's last flush must not
+        # The reader of our output has gone: nothing is left to say, and the interpreter's last flush must not
         # complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

@@ -16,9 +16,9 @@ from penstock.exceptions import PenstockError
 from penstock.launch.ending import Stopped, stop_at_sigterm
 
 LISTEN = "127.0.0.1:7701"
-"""Where a manager listens, and is looked for, unless it is said."""
+"""Where a manager listens, and is looked for, by default."""
 TOKEN_FILE_BYTES = 4096
-"""Most that is read of a token's file: the wrong path may be a large file."""
+"""The most that is read of a token's file: a wrong path may name a large file."""
 
 EXAMPLES = """\
   penstock manager --state /var/lib/penstock                       # for this host
@@ -26,13 +26,13 @@ EXAMPLES = """\
   penstock manager --listen 0.0.0.0:7701 --state /var/lib/penstock \\
       --certificate certificates/manager.pem --key certificates/manager.key
 
-It keeps all that it knows in the state directory, and goes on there when it is started again; jobs
-that run do not notice. The tokens for administrators and for servers are made there at the first
-start: admin.token and server.token. Whoever reads them may do what they allow."""
+It keeps everything that it knows in the state directory, and continues from there when it is
+restarted; running jobs do not notice. At the first start it makes the tokens for administrators and
+for servers there: admin.token and server.token. Anyone who can read them may do what they allow."""
 
 INSECURE = (
     "--insecure: tokens and the secrets of jobs cross the network as plain text. "
-    "Whoever can listen there can read and change every job"
+    "Anyone who can listen there can read and change every job"
 )
 
 
@@ -40,7 +40,7 @@ def parser() -> terminal.Parser:
     """The arguments."""
     result = terminal.Parser(
         "penstock manager",
-        "Runs the manager: it creates jobs, gives them to servers, and tells workers where these are.",
+        "Runs the manager: it creates jobs, gives them to servers, and tells workers where the servers are.",
         EXAMPLES,
     )
     result.add_argument(
@@ -49,7 +49,9 @@ def parser() -> terminal.Parser:
         metavar="HOST:PORT",
         help=f"where to listen; port 0 for any (default {LISTEN})",
     )
-    result.add_argument("--state", required=True, metavar="DIR", help="directory for what has to survive")
+    result.add_argument(
+        "--state", required=True, metavar="DIR", help="directory for what must survive a restart"
+    )
     result.add_argument("--certificate", metavar="FILE", help="its certificate as PEM; PENSTOCK_CERTIFICATE")
     result.add_argument("--key", metavar="FILE", help="the certificate's key as PEM; PENSTOCK_KEY")
     result.add_argument(

@@ -37,8 +37,8 @@ def parser() -> terminal.Parser:
     """The command's arguments."""
     result = terminal.Parser(
         "penstock plan",
-        "Says what bandwidth a job needs in each topology so that communication hides behind\n"
-        "computation, what a step then takes and costs, and which topology to take.",
+        "Computes the bandwidth that a job needs in each topology so that communication hides behind\n"
+        "computation, and what a step then takes and costs; recommends a topology.",
         EXAMPLES,
     )
     result.usage = (
@@ -63,19 +63,19 @@ def parser() -> terminal.Parser:
     )
     job.add_argument("-n", "--workers", metavar="N", help="hosts that compute")
     job.add_argument(
-        "--compute", metavar="TIME", help="computation of a step, such as 161ms (--model knows it)"
+        "--compute", metavar="TIME", help="computation per step, such as 161ms (--model knows it)"
     )
-    job.add_argument("--batch", metavar="N", help="samples of one worker in one step (--model knows it)")
+    job.add_argument("--batch", metavar="N", help="samples of one worker per step (--model knows it)")
     job.add_argument("-s", "--servers", metavar="K", help="servers of ncs (default: as many as workers)")
     network = result.add_argument_group(
-        "the network (rates as tc reads them: 10gbit; 10gbps is ten gigabytes)"
+        "the network (rates as for tc: 10gbit; 10gbps is ten gigabytes per second)"
     )
-    network.add_argument("--link", metavar="RATE", help="of a host, in each direction")
+    network.add_argument("--link", metavar="RATE", help="bandwidth of a host, in each direction")
     network.add_argument(
-        "--server-link", metavar="RATE", help="of a host with a server only (default --link)"
+        "--server-link", metavar="RATE", help="bandwidth of a host with only a server (default --link)"
     )
     network.add_argument("--racks", metavar="R", help="whether to reduce inside each of R racks first")
-    network.add_argument("--core", metavar="RATE", help="between a rack and the network's core; with --racks")
+    network.add_argument("--core", metavar="RATE", help="bandwidth between a rack and the core; with --racks")
     prices = result.add_argument_group("prices, in dollars (default: PHub's)")
     prices.add_argument("--worker-price", metavar="USD", help=f"a worker's host without GPUs ({WORKER:g})")
     prices.add_argument("--gpu-price", metavar="USD", help=f"a GPU ({GPU:g})")
@@ -84,13 +84,17 @@ def parser() -> terminal.Parser:
         "--server-price", metavar="USD", help=f"a server's own host without cards ({SERVER:g})"
     )
     prices.add_argument("--nic-price", metavar="USD", help="a worker's network port (260; 795 above 25gbit)")
-    prices.add_argument("--server-nic-price", metavar="USD", help="a server's (162.5; 795 above 25gbit)")
+    prices.add_argument(
+        "--server-nic-price", metavar="USD", help="a server's network port (162.5; 795 above 25gbit)"
+    )
     prices.add_argument("--cable-price", metavar="USD", help="a cable (31.25; 94 above 25gbit)")
     prices.add_argument("--port-price", metavar="USD", help="a switch port (164.66; 658.66 above 25gbit)")
     prices.add_argument(
-        "--oversubscription", metavar="X", help="of a rack's uplink: hosts' bandwidth over its own (1)"
+        "--oversubscription",
+        metavar="X",
+        help="oversubscription of a rack's uplink: its hosts' bandwidth over its own (1)",
     )
-    result.add_argument("--paper", metavar="TABLE", help="print the paper's table2 or table5 beside ours")
+    result.add_argument("--paper", metavar="TABLE", help="print the paper's table2 or table5 and ours")
     result.add_argument("--json", action="store_true", help="print JSON")
     return result
 
@@ -125,11 +129,11 @@ def _joined(arguments: Sequence[str]) -> list[str]:
 
 def _paper(given: argparse.Namespace) -> int:
     if given.paper not in _PAPER:
-        terminal.refuse(f"--paper {given.paper!r} is no table of ours", f"give {' or '.join(_PAPER)}")
+        terminal.refuse(f"--paper {given.paper!r} is not one of the tables", f"give {' or '.join(_PAPER)}")
     others = [name for name, value in vars(given).items() if value and name not in ("paper", "json")]
     if others:
         flag = "--" + others[0].replace("_", "-")
-        terminal.refuse(f"{flag} says nothing beside --paper", "the paper's tables have their own inputs")
+        terminal.refuse(f"{flag} has no meaning with --paper", "the paper's tables have their own inputs")
     text, document = _PAPER[given.paper]
     terminal.say(json.dumps(document(), indent=2) if given.json else text())
     return 0
@@ -232,17 +236,15 @@ def _prices(given: argparse.Namespace, link: int) -> Prices:
 
 
 def _oversubscription(text: str | None) -> float:
-    hint = "1 for none, 2 where a rack's hosts together have twice the bandwidth of its uplink"
+    hint = "1 for none, 2 if a rack's hosts together have twice the bandwidth of its uplink"
     if text is None:
         return 1.0
     try:
         value = float(text.removesuffix(":1"))
     except ValueError:
-        terminal.refuse(f"--oversubscription {text!r} is no number", hint)
+        terminal.refuse(f"--oversubscription {text!r} is not a number", hint)
     if not 1 <= value <= MOST_OVERSUBSCRIPTION:
-        terminal.refuse(
-            f"--oversubscription {text!r} is outside its limits: 1 to {MOST_OVERSUBSCRIPTION:g}", hint
-        )
+        terminal.refuse(f"--oversubscription {text!r} is out of range: 1 to {MOST_OVERSUBSCRIPTION:g}", hint)
     return value
 
 
@@ -252,7 +254,7 @@ def _racks_complete(given: argparse.Namespace) -> None:
             "--racks needs --core", "the bandwidth between a rack and the network's core: --core 40gbit"
         )
     if given.core is not None and given.racks is None:
-        terminal.refuse("--core needs --racks", "the number of racks that the workers stand in: --racks 2")
+        terminal.refuse("--core needs --racks", "the number of racks that the workers are in: --racks 2")
 
 
 def _racks(given: argparse.Namespace, job: Job) -> Racks | None:
@@ -264,7 +266,7 @@ def _racks(given: argparse.Namespace, job: Job) -> Racks | None:
 def _notes(given: argparse.Namespace) -> list[str]:
     """What a user may have meant otherwise."""
     return [
-        f"{flag} {text} is {format_rate(parse_rate(text))}: bps are bytes a second, as for tc."
+        f"{flag} {text} is {format_rate(parse_rate(text))}: bps are bytes per second, as for tc."
         for flag, text in (
             ("--link", given.link),
             ("--server-link", given.server_link),

@@ -45,7 +45,7 @@ def parser() -> terminal.Parser:
     """The arguments in front of the script."""
     result = terminal.Parser(
         "penstock run",
-        "Starts a script on several workers, with the servers they share, on this machine.",
+        "Starts a script on several workers on this machine, with the servers that they share.",
         EXAMPLES,
     )
     result.usage = "penstock run [options] (script.py | -m module | ./program) ARGS..."
@@ -54,7 +54,7 @@ def parser() -> terminal.Parser:
         "--grace",
         default="5",
         metavar="SECONDS",
-        help="time to end in after a signal or a failure, before SIGKILL (default 5)",
+        help="time that processes have to end after a signal or a failure, before SIGKILL (default 5)",
     )
     result.add_argument("-m", "--module", help="run a module, as `python -m` does")
     options.add_to(result)
@@ -72,7 +72,7 @@ def add_job_arguments(result: terminal.Parser, *, workers: int) -> None:
         "--consistency",
         dest="option_consistency",
         metavar="MODE",
-        help="bsp, ssp:SLACK or asp: what a read may miss, where a tensor does not say it (default bsp)",
+        help="bsp, ssp:SLACK or asp: what a read may miss, for tensors that do not say (default bsp)",
     )
 
 
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
     plan = make_plan(given, command, grace=seconds(given.grace, "--grace"))
     console = Console(colour=terminal.coloured(sys.stdout))
     outcome = Launch(plan, console).run()
-    # Whoever took nothing until now would be waited for once more.
+    # A reader that has taken nothing so far would be waited for once more.
     if not console.is_waiting("stderr"):
         tell(outcome)
     return outcome.code
@@ -96,8 +96,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def split(rules: terminal.Parser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """
-    Our own options, and what is the script's: everything from the script or the module on, whatever it looks
-    like.
+    Our own options, and the script's: everything from the script or the module on, whatever it looks like.
 
     The second part is what the Python interpreter is given, or a program and its arguments.
     """
@@ -129,8 +128,8 @@ def split(rules: terminal.Parser, arguments: Sequence[str]) -> tuple[list[str], 
 
 def hint_at_options_behind(rules: terminal.Parser, head: Sequence[str], command: Sequence[str]) -> None:
     """
-    Says that an option of ours behind the script's name is the script's: most who write it there mean ours.
-    Not where it stands before the script too, nor where the script speaks of it: then it is its own.
+    Points out that an option of ours after the script's name goes to the script: most who write it there mean
+    ours. Not if it is given before the script too, or if the script mentions it: then it is the script's.
     """
     given = {word.partition("=")[0] for word in head}
     ours = {name for name in rules.option_names() if name.startswith("--")} - {"--help", "--module"} - given
@@ -147,14 +146,14 @@ def hint_at_options_behind(rules: terminal.Parser, head: Sequence[str], command:
         else:
             continue
         terminal.note(
-            f"{name} stands behind {script} and is passed to it; "
+            f"{name} comes after {script} and is passed to it; "
             f"if it is meant for penstock: `penstock run {meant} {script}`"
         )
         return
 
 
 _SHORT = {"-n", "-np", "--nproc-per-node", "--nproc_per_node"}
-"""Names of the number of workers that say little by themselves: looked at in scripts that can be read."""
+"""Names for the number of workers that could mean anything: looked up in scripts that can be read."""
 
 
 def _counts(head: Sequence[str]) -> bool:
@@ -163,7 +162,7 @@ def _counts(head: Sequence[str]) -> bool:
 
 
 def source_of(command: Sequence[str]) -> str:
-    """The text of a script or a module; nothing where it cannot be read, or is none."""
+    """The text of a script or a module; nothing if it cannot be read, or is not Python."""
     path: str | None = command[0]
     if path == "-m":
         found = _find(command[1])
@@ -204,7 +203,7 @@ def check_command(command: Sequence[str]) -> None:
         check_name(name, command[1:])
         terminal.refuse(
             f"the script {name!r} does not exist",
-            f"the path is taken from {str(Path.cwd())!r}; options of `penstock run` stand before the script",
+            f"the path is relative to {str(Path.cwd())!r}; options of `penstock run` come before the script",
         )
     if Path(name).is_dir():
         terminal.refuse(
@@ -215,11 +214,11 @@ def check_command(command: Sequence[str]) -> None:
     if is_program(name):
         return
     if not os.access(name, os.R_OK):
-        terminal.refuse(f"the script {name!r} cannot be read", "look at its permissions")
+        terminal.refuse(f"the script {name!r} cannot be read", "check its permissions")
 
 
 def check_name(name: str, arguments: Sequence[str]) -> None:
-    """Refuses what is no path of a script but a command, a module or a number, with what to write."""
+    """Refuses what is not a path to a script but a command, a module or a number, and says what to write."""
     rest = " ".join(["", *arguments])
     missing = f"the script {name!r} does not exist"
     if re.fullmatch(r"python[0-9.]*", name):
@@ -258,7 +257,7 @@ def begins_with(name: str, head: bytes) -> bool:
 
 def is_program(name: str) -> bool:
     """
-    Whether a file is started as it is: an executable that is no Python script, whether it is called .py or
+    Whether a file is started as it is: an executable that is not a Python script, whether it is called .py or
     names Python in its first line.
     """
     if (
@@ -268,7 +267,7 @@ def is_program(name: str) -> bool:
     ):
         return False
     if not begins_with(name, b"#!"):
-        # One that may be executed and not read is no script; a Python script without a first line is text.
+        # One that may be executed but not read is not a script; a Python script without a first line is text.
         return begins_with(name, _ELF) or not os.access(name, os.R_OK)
     with Path(name).open("rb") as file:
         return b"python" not in file.readline(256)
@@ -323,7 +322,9 @@ def seconds(text: str, flag: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 <= number < math.inf:
-        terminal.refuse(f"{flag} {text!r} is not a number of seconds", "give a number from 0 on, such as 2.5")
+        terminal.refuse(
+            f"{flag} {text!r} is not a number of seconds", "give a number of 0 or above, such as 2.5"
+        )
     return number
 
 

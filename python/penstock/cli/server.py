@@ -18,15 +18,13 @@ EXAMPLES = """\
   penstock server --manager manager.example:7701 --ca ca.pem \\
       --listen 10.0.0.2:7700 --listen 10.1.0.2:7700                # two network interfaces
 
-It hosts every job that the manager gives it, each apart from the others, until it is stopped. The
+It hosts every job that the manager gives it, isolated from the others, until it is stopped. The
 server token comes from --server-token-file or PENSTOCK_SERVER_TOKEN."""
 
 
 def parser() -> terminal.Parser:
     """The arguments."""
-    result = terminal.Parser(
-        "penstock server", "Runs a server that many jobs share, for a manager.", EXAMPLES
-    )
+    result = terminal.Parser("penstock server", "Runs a server shared by many jobs, for a manager.", EXAMPLES)
     # `--ca` is an option of the table already: one says whom to trust, manager or worker.
     manager.add_contact(result, "server", required=True, ca=False)
     result.add_argument(
@@ -38,7 +36,7 @@ def parser() -> terminal.Parser:
     result.add_argument(
         "--advertise",
         metavar="HOST:PORT",
-        help="what workers are told instead, where they know this host by another name",
+        help="the address that workers are given instead, if they know this host by another name",
     )
     result.add_argument("--json", action="store_true", help="print where it listens as one line of JSON")
     options.add_to(result)

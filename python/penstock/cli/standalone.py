@@ -1,8 +1,8 @@
 """
-`penstock-server`: a server for one job, that whoever starts its workers starts too.
+`penstock-server`: a server for one job, started by whoever starts its workers.
 
-The same command as the one that `make install` puts beside the C library (`crates/penstock-server`), for
-hosts that have the Python package; `tests/cli/test_standalone.py` runs over both.
+The same command as the one that `make install` installs with the C library (`crates/penstock-server`), for
+hosts that have the Python package; `tests/cli/test_standalone.py` tests both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def parser() -> terminal.Parser:
     """The arguments."""
     result = terminal.Parser(
         "penstock-server",
-        "Homes the chunks of one job. The job's secret is read from PENSTOCK_SECRET (64 hexadecimal digits).",
+        "Serves the chunks of one job. The job's secret comes from PENSTOCK_SECRET (64 hexadecimal digits).",
         EXAMPLES,
     )
     result.add_argument("-V", "--version", action="version", version=f"penstock-server {__version__}")

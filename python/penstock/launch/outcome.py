@@ -36,7 +36,7 @@ class Ended:
     name: Name
     pid: int
     returncode: int
-    """As `subprocess` counts: negative for the signal that killed it."""
+    """As `subprocess` gives it: negative for the signal that killed it."""
     stopped: bool
     """The launcher had told it to end."""
     tail: bytes
@@ -49,12 +49,12 @@ class Ended:
 
     @property
     def exit_code(self) -> int:
-        """As a shell counts: 128 + signal for a killed one."""
+        """As a shell gives it: 128 + signal for a killed process."""
         return self.returncode if self.returncode >= 0 else 128 - self.returncode
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it only failed because another process had."""
+        """Whether it failed only because another process had failed."""
         if self.name.role == "server":
             return self.returncode == EXIT_JOB_FAILED
         return self.returncode > 0 and _last_error(self.tail) in _CONSEQUENCES
@@ -85,7 +85,7 @@ class Outcome:
     interrupted: signal.Signals | None = None
     """The signal that ended the run."""
     notes: tuple[str, ...] = field(default=())
-    """Last words of servers that saw the job fail."""
+    """The last messages of servers that saw the job fail."""
 
     def message(self) -> str | None:
         """What the user is told, if anything went wrong."""
@@ -132,12 +132,12 @@ class Outcome:
         if self.failure.is_consequence:
             return (
                 "it failed because another process of the job had stopped answering; "
-                "look at the one that the error names"
+                "check the one that the error names"
             )
         if self.failure.name.role == "server":
-            return "the lines above are the server's own; `penstock doctor` shows what this host offers"
+            return "the lines above are the server's output; `penstock doctor` shows what this host offers"
         return (
-            f"the lines above are {self.failure.name}'s; "
+            f"the lines above are the output of {self.failure.name}; "
             "`--on-worker-loss continue` lets the others go on without it"
         )
 
@@ -151,7 +151,7 @@ def signal_name(number: int) -> str:
 
 
 def first_cause(ended: list[Ended]) -> Ended | None:
-    """The failure that the others follow from, of processes in the order in which they ended."""
+    """The failure that caused the others, of processes in the order in which they ended."""
     failed = [one for one in ended if one.failed]
     causes = [one for one in failed if not one.is_consequence]
     workers = [one for one in failed if one.name.role == "worker"]
@@ -183,7 +183,7 @@ def traceback_of(tail: bytes) -> str:
 
 
 def _has_hint(tail: bytes) -> bool:
-    """Whether the error that ended a process says itself what to do."""
+    """Whether the error that ended a process already says what to do."""
     return any(line.startswith("hint: ") for line in traceback_of(tail).splitlines())
 
 

@@ -59,7 +59,7 @@ def _why(possible: Sequence[Outcome], near: Sequence[Outcome], chosen: Outcome) 
         if all(load.nbytes == 0 for load in chosen.loads):
             return "nothing goes over the network"
         need = f"{format_rate(chosen.each_way)} of {format_rate(chosen.busiest.link)} each way"
-        also = "for the most throughput a dollar" if chosen.server_hosts else "without another host"
+        also = "for the most throughput per dollar" if chosen.server_hosts else "without another host"
         return f"it hides communication, needing {need}, {also}"
     slow = (
         f"a step takes {format_ratio(chosen.step / chosen.compute)} its computation until {_lacking(chosen)}"
@@ -68,11 +68,11 @@ def _why(possible: Sequence[Outcome], near: Sequence[Outcome], chosen: Outcome) 
     if hiding:
         other = min(hiding, key=lambda outcome: outcome.hosts).topology.value
         return (
-            f"it gives the most throughput a dollar, though {slow}; "
+            f"it gives the most throughput per dollar, though {slow}; "
             f"{other} hides communication, for more money than that earns"
         )
     few = " with the fewest hosts" if any(other.hosts > chosen.hosts for other in near) else ""
-    return f"none hides communication here; this one gives the most throughput a dollar{few}, but {slow}"
+    return f"none hides communication here; this one gives the most throughput per dollar{few}, but {slow}"
 
 
 def _lacking(outcome: Outcome) -> str:

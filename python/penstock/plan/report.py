@@ -19,8 +19,8 @@ from penstock.plan.units import format_rate
 WIDTH = 80
 
 LEGEND = (
-    "each way: what the busiest host's link has to carry in each direction, so that no worker waits; both: "
-    "the two added, as PHub counts. step: when communication overlaps all of the computation; no real step "
+    "each way: what the busiest host's link has to carry in each direction so that no worker waits; both: "
+    "the two added, as PHub counts. step: if communication overlaps all of the computation; no real step "
     "is shorter."
 )
 
@@ -113,7 +113,7 @@ def _racks(racks: Racks, step: float) -> str:
     sign = ">" if racks.pays else "<="
     return _wrap(
         f"Racks: {_core(racks, step)} Reducing inside each of {racks.racks} first {verdict}, by PHub's "
-        f"condition: across the core ({format_rate(racks.core)} a rack) the flat exchange takes "
+        f"condition: across the core ({format_rate(racks.core)} per rack) the flat exchange takes "
         f"{format_time(racks.flat)} {sign} {format_time(racks.hierarchical)}, "
         f"{format_time(racks.local)} inside a rack of "
         f"{_workers(racks.workers_each)} and {format_time(racks.between)} between racks."
@@ -214,9 +214,9 @@ def table_2() -> str:
     ]
     legend = (
         "Gbps at a server's host, both directions added, 8 workers, 8 servers where sharded. formula: "
-        "CC 2(N-1)M/T, CS 4(N-1)M/(NT), NCC 2NM/T, NCS 2M/T, with the one M/T of each network that the row "
-        "itself tells. from table 3: with M and T of the paper's table 3, MB and Gbps by powers of 1024; by "
-        "no reading of these units do the two tables agree, so table 2 was made with other sizes or times."
+        "CC 2(N-1)M/T, CS 4(N-1)M/(NT), NCC 2NM/T, NCS 2M/T, with one M/T for each network, taken from its "
+        "own row. from table 3: with M and T of the paper's table 3, MB and Gbps as powers of 1024; no "
+        "reading of these units makes the two tables agree, so table 2 was made with other sizes or times."
     )
     return f"{_table(rows, left=2)}\n\n{_wrap(legend, indent='  ')}"
 
@@ -260,9 +260,9 @@ def table_5() -> str:
         "by cheap processors."
     )
     differ_note = (
-        "The other eight differ: the table cannot be had from the prices that the paper prints. Its own "
-        f"columns want a PHub worker at {ratio:.3f} of a sharded one's throughput; with the printed prices "
-        f"the first column wants {found.phub / found.sharded:.3f}."
+        "The other eight differ: the table cannot be derived from the prices that the paper prints. Its own "
+        f"columns need a PHub worker at {ratio:.3f} of a sharded one's throughput; with the printed prices "
+        f"the first column needs {found.phub / found.sharded:.3f}."
     )
     return "\n\n".join([_table(rows), _wrap(fitted_note, "  "), _wrap(differ_note, "  ")])
 

@@ -42,7 +42,7 @@ def element_bytes(dtype: str | None) -> int:
         return DTYPES[dtype_name(dtype or "float32")].itemsize
     except DtypeError as error:
         raise OptionError(
-            f"--dtype {dtype!r} is no element type", hint=f"give {', '.join(DTYPES)}"
+            f"--dtype {dtype!r} is not an element type", hint=f"give {', '.join(DTYPES)}"
         ) from error
 
 
@@ -56,7 +56,7 @@ def of_bytes(text: str, dtype: str | None) -> Source:
     """A model of so many bytes, whatever they hold."""
     if dtype is not None:
         raise OptionError(
-            "--dtype says nothing beside --bytes", hint="drop it, or give --parameters instead of --bytes"
+            "--dtype has no meaning with --bytes", hint="drop it, or give --parameters instead of --bytes"
         )
     return Source("", parse_bytes(text, "--bytes"))
 
@@ -84,7 +84,7 @@ def of_torch(text: str, dtype: str | None) -> Source:
     parameters = getattr(module, "parameters", None)
     if not callable(parameters):
         raise OptionError(
-            f"--torch {text!r} gave a {type(module).__name__}, no torch module", hint=_TORCH_HINT
+            f"--torch {text!r} gave a {type(module).__name__}, not a torch module", hint=_TORCH_HINT
         )
     size = None if dtype is None else element_bytes(dtype)
     try:

@@ -19,7 +19,7 @@ _PREFIXES = _DECIMAL | _BINARY
 _RATES = {"": 1}
 _RATES |= {f"{prefix}bit": factor for prefix, factor in _PREFIXES.items()}
 _RATES |= {f"{prefix}bps": 8 * factor for prefix, factor in _PREFIXES.items()}
-_RATE_HINT = "write it as tc does: 10gbit, 100mbit, 1.5gbit; 10gbps would be ten gigabytes a second"
+_RATE_HINT = "write it as for tc: 10gbit, 100mbit, 1.5gbit; 10gbps would be ten gigabytes per second"
 
 _SIZES = {"": 1} | {f"{prefix}b": factor for prefix, factor in _PREFIXES.items()}
 _SIZE_HINT = "write a number with kB, MB, GB (powers of 1000) or KiB, MiB, GiB (powers of 1024): 97MB"
@@ -38,7 +38,7 @@ _TIME_HINT = "write it with its unit, us, ms, s or min: 161ms"
 _MONEY_HINT = "write a number of dollars, without a sign: 699 or 162.50"
 
 MOST_BITS = 10**18
-"""Bits a second: an exabit. A rate above it is a slip of the keyboard, and only makes figures of zero."""
+"""Bits per second: an exabit. A rate above it is a typing error, and would only give figures of zero."""
 
 MOST_BYTES = 10**18
 """Bytes: an exabyte, for the same reason."""
@@ -68,7 +68,7 @@ def parse_rate(text: str, what: str = "rate") -> int:
     Raises
     ------
     OptionError
-        `text` is no rate, has an unknown unit, or is outside 1 bit to 1 Ebit a second.
+        `text` is not a rate, has an unknown unit, or is not between 1 bit and 1 Ebit per second.
 
     Examples
     --------
@@ -121,7 +121,8 @@ def parse_bytes(text: str, what: str = "size") -> int:
     Raises
     ------
     OptionError
-        `text` is no size, has an unknown unit, is no whole number of bytes, or is outside 1 B to 1 EB.
+        `text` is not a size, has an unknown unit, is not a whole number of bytes, or is not between 1 B and 1
+        EB.
     """
     return _whole(text, what, "size", _SIZES, _SIZE_HINT, "bytes", MOST_BYTES)
 
@@ -133,7 +134,7 @@ def parse_count(text: str, what: str = "count") -> int:
     Raises
     ------
     OptionError
-        `text` is no number, has an unknown unit, is no whole number, or is outside 1 to 10^18.
+        `text` is not a number, has an unknown unit, is not a whole number, or is not between 1 and 10^18.
     """
     return _whole(text, what, "number", _COUNTS, _COUNT_HINT, "", MOST_BYTES)
 
@@ -146,7 +147,8 @@ def parse_time(text: str, what: str = "time") -> float:
     Raises
     ------
     OptionError
-        `text` is no time, has no unit or an unknown one, is not above zero, or is longer than a hundred days.
+        `text` is not a time, has no unit or an unknown one, is not above zero, or is longer than a hundred
+        days.
     """
     exact = _quantity(text, what, "time", _TIMES, _TIME_HINT)
     if not 0 < exact <= MOST_SECONDS:
@@ -157,12 +159,12 @@ def parse_time(text: str, what: str = "time") -> float:
 
 def parse_money(text: str, what: str = "price") -> float:
     """
-    Dollars, zero allowed: a part that stands there already costs nothing.
+    Dollars, zero allowed: a part that you have already costs nothing.
 
     Raises
     ------
     OptionError
-        `text` is no number of dollars from 0 to 10^9.
+        `text` is not a number of dollars from 0 to 10^9.
     """
     exact = _quantity(text.replace("$", "", 1), what, "price", {"": 1}, _MONEY_HINT)
     if not 0 <= exact <= 10**9:
@@ -175,7 +177,7 @@ def _whole(text: str, what: str, kind: str, units: Mapping[str, int], hint: str,
     if exact <= 0:
         raise OptionError(f"{what} {text!r} is not above zero", hint=hint)
     if exact.denominator != 1:
-        raise OptionError(f"{what} {text!r} is no whole number{' of ' if noun else ''}{noun}", hint=hint)
+        raise OptionError(f"{what} {text!r} is not a whole number{' of ' if noun else ''}{noun}", hint=hint)
     if exact > most:
         raise OptionError(f"{what} {text!r} is above 10^18", hint=hint)
     return int(exact)
@@ -187,12 +189,12 @@ def _quantity(
     """The exact value of a number with a unit, zero or above."""
     match = re.fullmatch(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*([a-zA-Z/]*)\s*", text)
     if match is None:
-        raise OptionError(f"{what} {text!r} is no {kind}", hint=hint)
+        raise OptionError(f"{what} {text!r} is not a valid {kind}", hint=hint)
     number, unit = match.groups()
     try:
         value = Fraction(Decimal(number))
     except InvalidOperation:  # digits of another script
-        raise OptionError(f"{what} {text!r} is no {kind}", hint=hint) from None
+        raise OptionError(f"{what} {text!r} is not a valid {kind}", hint=hint) from None
     factor = units.get(unit.lower())
     if factor is None and not unit:
         raise OptionError(f"{what} {text!r} has no unit", hint=hint)
@@ -204,6 +206,6 @@ def _quantity(
 
 
 def _four_digits(value: float) -> str:
-    """To four digits, without an exponent and without zeros at the end."""
+    """To four digits, without an exponent and without trailing zeros."""
     digits = f"{float(f'{value:.4g}'):f}"
     return digits.rstrip("0").rstrip(".")

@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 _JOB = "ray"
 _START_SECONDS = 60.0
-"""Time to start in, where neither `timeout` nor the option `deadline` says another."""
+"""Time for starting, unless `timeout` or the option `deadline` says otherwise."""
 _GRACE_SECONDS = 5.0
-"""After the first failure: time in which the worker may report that the others' failures follow from."""
+"""After the first failure: time in which the worker that caused it may report."""
 _SETTLE_SECONDS = 1.0
 """And then for the others to end by themselves, before their actors are killed."""
 
@@ -40,8 +40,8 @@ def run(
     Run a function on several workers, with the servers they share, on a Ray cluster.
 
     The function calls `ps.init()` and trains; it is pickled, so it may be a closure. Servers and workers are
-    actors in one placement group: near each other where the cluster allows it, on several hosts where it does
-    not. Ray is started on this host if this process has not joined a cluster.
+    actors in one placement group: close together if the cluster allows it, otherwise on several hosts. Ray is
+    started on this host if this process has not joined a cluster.
 
     Parameters
     ----------
@@ -52,9 +52,10 @@ def run(
     resources_per_worker, resources_per_server
         What each takes of the cluster, such as `{"CPU": 4, "GPU": 1}`. Default: one CPU.
     options
-        Options of the job by name, as for `ps.init`; they hold for servers and workers.
+        Options of the job by name, as for `ps.init`; they apply to servers and workers.
     timeout
-        Seconds until all is done. Default: without end; the start is still bounded, by the option `deadline`.
+        Seconds until everything is done. Default: no limit; the start is still bounded, by the option
+        `deadline`.
 
     Returns
     -------
@@ -141,7 +142,7 @@ def _checked(
     for name, resources in (("resources_per_worker", worker), ("resources_per_server", server)):
         for what, amount in (resources or {}).items():
             if not isinstance(amount, (int, float)) or amount < 0:
-                raise OptionError(f"expected {name}[{what!r}] to be a number from 0 on, got {amount!r}")
+                raise OptionError(f"expected {name}[{what!r}] to be a number of 0 or above, got {amount!r}")
     text = as_text(options or {})
     _core.check_options(text)
     return _Order(workers, servers, dict(worker or {"CPU": 1}), dict(server or {"CPU": 1}), text)
@@ -177,7 +178,7 @@ def _check_fits(ray: Any, order: _Order) -> None:
                 f"{order.servers} x {order.server} for servers and {order.workers} x {order.worker} for "
                 f"workers are {needed:g} {name}, but Ray's cluster has {total.get(name, 0):g}",
                 "ask for less in `resources_per_worker` and `resources_per_server` (a server needs little: "
-                '{"CPU": 0.1}); on a cluster that grows by itself pass a `timeout`: then it is waited for',
+                '{"CPU": 0.1}); on a cluster that scales by itself pass a `timeout`, to wait for it',
             )
 
 
@@ -254,7 +255,7 @@ def _get(ray: Any, references: Sequence[Any], deadline: Deadline, what: str) -> 
     except ray.exceptions.GetTimeoutError:
         raise DeadlineExceeded(
             f"Ray did not {what} within {deadline.waited():.1f} s",
-            "look at `ray status` and the actors' logs, or raise the option `deadline`",
+            "check `ray status` and the actors' logs, or raise the option `deadline`",
             waited=deadline.waited(),
         ) from None
     except ray.exceptions.RayTaskError as error:
@@ -262,7 +263,7 @@ def _get(ray: Any, references: Sequence[Any], deadline: Deadline, what: str) -> 
 
 
 def _outcome(ray: Any, results: Sequence[Any], limit: Deadline | None) -> list[Any]:
-    """What the workers return; raises what the first cause among their failures was."""
+    """What the workers return; raises the failure that caused the others, if any."""
     ranks = {reference: rank for rank, reference in enumerate(results)}
     values: dict[int, Any] = {}
     failed: list[tuple[int, BaseException]] = []
@@ -300,7 +301,7 @@ def _outcome(ray: Any, results: Sequence[Any], limit: Deadline | None) -> list[A
 
 
 def _hear_out(ray: Any, waiting: Sequence[Any]) -> None:
-    """Takes the failures that follow from the first: Ray prints those that nobody took."""
+    """Collects the failures that follow from the first: Ray prints those that nobody collected."""
     if waiting:
         done, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=_SETTLE_SECONDS)
         for one in done:
@@ -309,7 +310,7 @@ def _hear_out(ray: Any, waiting: Sequence[Any]) -> None:
 
 
 def _cause(error: Any) -> BaseException:
-    """What the worker raised, as it raised it where it could be brought here."""
+    """What the worker raised, as its own exception if that could be brought here."""
     cause = getattr(error, "cause", None)
     if not isinstance(cause, BaseException):
         return error if isinstance(error, BaseException) else PenstockError(str(error))
@@ -320,7 +321,7 @@ def _cause(error: Any) -> BaseException:
 def _died(rank: int, error: BaseException) -> WorkerLost:
     lost = WorkerLost(
         f"worker {rank}'s process died",
-        "its log says more: `ray logs`; it may have run out of memory",
+        "see its log (`ray logs`); it may have run out of memory",
         rank=rank,
     )
     lost.__cause__ = error

@@ -40,13 +40,12 @@ def exchange(place: Place, deadline: Deadline) -> Exchange:
         from penstock.rendezvous import meet, slurm
 
         secret = environment.required_secret(
-            f"{place.announced_by} says that srun started {place.size} processes, which have to know each "
-            "other"
+            f"{place.announced_by} says that srun started {place.size} processes, which must know each other"
         )
         return meet.meet(place.rank, place.size, *slurm.meeting_place(), secret, environment.job_name())
     raise NotUnderLauncher(
         f"{place.announced_by} says that {place.size} processes were started, but nothing says where they "
         "meet",
-        "set PENSTOCK_RENDEZVOUS=HOST:PORT and PENSTOCK_SECRET, alike for all, or let a launcher start them: "
-        f"{', '.join(PAGES.values())}",
+        "set PENSTOCK_RENDEZVOUS=HOST:PORT and PENSTOCK_SECRET, the same for all, or let a launcher start "
+        f"them: {', '.join(PAGES.values())}",
     )

@@ -63,12 +63,12 @@ class Place:
 
 def place(environment: Mapping[str, str] = os.environ) -> Place | None:
     """
-    Where this process stands; None if it was started alone.
+    This process's place in the job; None if it was started alone.
 
     Raises
     ------
     OptionError
-        A variable is no whole number.
+        A variable is not a whole number.
     NotUnderLauncher
         A variable says that there are several processes, and none says which of them this is; or which it is,
         and none of how many.
@@ -92,7 +92,7 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
     for launcher, rank_name, size_names in _VARIABLES:
         if launcher == "mpirun":
             _refuse_half(rank_name, size_names[0], environment)
-    # `RANK` alone is anybody's name; beside torchrun's meeting place it is torchrun's.
+    # Many programs may set `RANK`; together with torchrun's meeting place it is torchrun's.
     if environment.get("MASTER_ADDR") or environment.get("MASTER_PORT"):
         _refuse_half("RANK", "WORLD_SIZE", environment)
     return None
@@ -104,7 +104,8 @@ def _refuse_half(rank_name: str, size_name: str, environment: Mapping[str, str])
         raise NotUnderLauncher(
             f"{rank_name} says that this process is number {environment[rank_name]} of several, but "
             f"{size_name} is not set",
-            f"set {size_name} to the number of processes, alike for all; to train alone, unset {rank_name}",
+            f"set {size_name} to the number of processes, the same for all; to train alone, unset "
+            f"{rank_name}",
         )
 
 
@@ -120,14 +121,14 @@ def refuse_meeting_alone(environment: Mapping[str, str] = os.environ) -> None:
     if environment.get("PENSTOCK_RENDEZVOUS"):
         raise NotUnderLauncher(
             "PENSTOCK_RENDEZVOUS says where processes meet, but PENSTOCK_RANK and PENSTOCK_SIZE are not set",
-            "set PENSTOCK_SIZE to the number of processes, alike for all, and PENSTOCK_RANK to this one's, "
-            "from 0, or let a launcher do so; to train alone, unset PENSTOCK_RENDEZVOUS",
+            "set PENSTOCK_SIZE to the number of processes, the same for all, and PENSTOCK_RANK to this "
+            "one's, from 0, or let a launcher do so; to train alone, unset PENSTOCK_RENDEZVOUS",
         )
 
 
 def check_names(environment: Mapping[str, str] = os.environ) -> None:
     """
-    Looks for variables that begin with PENSTOCK_ and that nobody reads: warns, because others may use the
+    Looks for variables that begin with PENSTOCK_ and that nothing reads: warns, because others may use the
     prefix.
 
     Raises
@@ -136,14 +137,14 @@ def check_names(environment: Mapping[str, str] = os.environ) -> None:
         One is nearly the name of one that is read.
     """
     for name, meant in _core.stray_names([*environment]):
-        nothing = f"the environment variable {name} sets nothing: Penstock reads none of that name"
+        nothing = f"the environment variable {name} sets nothing: Penstock reads no variable of that name"
         if meant:
             raise OptionError(nothing, f"did you mean {meant}? If not, unset it, or give it another name")
         warnings.warn(nothing, stacklevel=4)
 
 
 def several_without_step(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Slurm's count of tasks, where the script runs in the batch script itself instead of in a step."""
+    """Slurm's count of tasks, if the script runs in the batch script itself and not in a step."""
     tasks = environment.get("SLURM_NTASKS", "")
     return tasks if tasks.isdigit() and int(tasks) > 1 and not _is_step(environment) else None
 
@@ -157,7 +158,7 @@ def _is_step(environment: Mapping[str, str]) -> bool:
 
 
 def servers(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The servers' endpoint strings, in the servers' order; empty where none are named."""
+    """The servers' endpoint strings, in the servers' order; empty if none are named."""
     return [one for one in environment.get("PENSTOCK_SERVERS", "").split(",") if one]
 
 
@@ -168,7 +169,7 @@ def job_name(environment: Mapping[str, str] = os.environ) -> str:
 
 def secret(environment: Mapping[str, str] = os.environ) -> str | None:
     """
-    The job's secret; None where there is none.
+    The job's secret; None if there is none.
 
     Raises
     ------
@@ -186,7 +187,7 @@ def secret(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def required_secret(why: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The job's secret, where it cannot do without; `why` begins the error."""
+    """The job's secret, which is needed here; `why` begins the error."""
     value = secret(environment)
     if value is None:
         raise NotUnderLauncher(f"{why}, but PENSTOCK_SECRET is not set", HOW_TO_GIVE_ONE)
@@ -227,7 +228,7 @@ def whole_number(name: str, environment: Mapping[str, str] = os.environ) -> int:
     Raises
     ------
     OptionError
-        It is no whole number.
+        It is not a whole number.
     """
     text = environment.get(name, "")
     if not (text.isascii() and text.isdigit()):

@@ -115,9 +115,7 @@ class Exchange:
             kind = str(told["kind"])
             if kind == "late":
                 raise self._late([int(rank) for rank in told["missing"]], float(told["waited"]))
-            raise JobFailed(
-                str(told["text"])[:_TEXT_LIMIT], "the lines of the process that it names say more"
-            )
+            raise JobFailed(str(told["text"])[:_TEXT_LIMIT], "see the output of the process that it names")
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(
                 "expected the messages of all processes, got something else", "is another program there?"
@@ -130,7 +128,7 @@ class Exchange:
         return RendezvousTimeout(
             f"waited {waited:.1f} s for rank{'s' if len(missing) > 1 else ''} {ranks} of {self.size} to call "
             "penstock.init()",
-            "look at what they do or print, or raise the option `deadline` (PENSTOCK_DEADLINE)",
+            "check what they do or print, or raise the option `deadline` (PENSTOCK_DEADLINE)",
             missing=missing,
             waited=waited,
         )

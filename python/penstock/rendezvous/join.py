@@ -107,10 +107,10 @@ def _of_a_child(error: JobFull) -> JobFull | None:
         return None
     return JobFull(
         f"{error}; this process ({os.getpid()}) was started by process {parent.pid} with its environment",
-        "a child process takes part in no job by itself: leave `ps.init()` to the process that the launcher "
-        "started (under `if __name__ == '__main__':` where the start method is `spawn`), or take "
-        "PENSTOCK_SERVERS, PENSTOCK_MANAGER, PENSTOCK_RENDEZVOUS, PENSTOCK_RANK and PENSTOCK_SIZE out of the "
-        "child's environment, and it is a job of its own",
+        "a child process is not a worker by itself: call `ps.init()` only in the process that the launcher "
+        "started (under `if __name__ == '__main__':` if the start method is `spawn`), or remove "
+        "PENSTOCK_SERVERS, PENSTOCK_MANAGER, PENSTOCK_RENDEZVOUS, PENSTOCK_RANK and PENSTOCK_SIZE from the "
+        "child's environment, which makes it a job of its own",
     )
 
 

@@ -34,20 +34,20 @@ from penstock.rendezvous.exchange import (
 STRANGERS = 256
 """Connections that have not proved themselves and are listened to at once; one more drops the oldest."""
 STRANGER_SECONDS = 5.0
-"""Time to prove oneself in."""
+"""Time in which a connection must prove itself."""
 _RETRY_SECONDS = 0.05
-"""Pause of a worker before it tries again: rank 0 may not listen yet."""
+"""Pause of a worker before it tries again: rank 0 may not be listening yet."""
 _RETRY_LIMIT = 1.0
 _LATE_SECONDS = 1.0
-"""After the failure of another, rank 0 stays so long for those who are about to come, to tell them."""
+"""After the failure of another process, rank 0 stays this long to tell those that are about to come."""
 _READ_BYTES = 8192
 _READ_AHEAD_LIMIT = 2 * (proof.FRAME_HEAD_BYTES + 1 + MESSAGE_LIMIT)
-"""Bytes kept of a connection that are not asked for yet."""
+"""Bytes of a connection that are kept until they are asked for."""
 
 
 def parse_place(text: str, name: str = "PENSTOCK_RENDEZVOUS") -> tuple[str, int]:
     """
-    Host and port of `HOST:PORT`; an IPv6 address stands in brackets.
+    Host and port of `HOST:PORT`; an IPv6 address is in brackets.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def parse_place(text: str, name: str = "PENSTOCK_RENDEZVOUS") -> tuple[str, int]
 
 
 def meet(rank: int, size: int, host: str, port: int, secret: str, job: str) -> Exchange:
-    """This process's end of the rendezvous at `host`:`port`."""
+    """This process's side of the rendezvous at `host`:`port`."""
     if rank == 0:
         return Root(size, host, port, secret, job)
     return Visitor(rank, size, host, port, secret, job)
@@ -101,7 +101,7 @@ class _Guest:
 
 
 class _Stranger(Exception):  # noqa: N818 (never leaves this module)
-    """What came does not belong here."""
+    """What arrived does not belong here."""
 
 
 class Root(Exchange):
@@ -198,7 +198,7 @@ class Root(Exchange):
             self._advance(guest)
 
     def _advance(self, guest: _Guest) -> None:
-        """Takes what has come as far as it goes."""
+        """Processes what has arrived, as far as possible."""
         try:
             if guest.conversation is None:
                 self._greet(guest)
@@ -317,11 +317,11 @@ def _listen(host: str, port: int, size: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise AddressInUse(
                 f"port {port} for the rendezvous is taken on this host",
-                "set PENSTOCK_RENDEZVOUS=HOST:PORT, alike for all processes, to a port that is free there",
+                "set PENSTOCK_RENDEZVOUS=HOST:PORT, the same for all processes, to a port that is free there",
             ) from error
         raise PenstockError(
             f"rank 0 cannot listen at {host}:{port}: {error.strerror or error}",
-            "PENSTOCK_RENDEZVOUS=HOST:PORT names the host on which rank 0 runs, alike for all processes",
+            "PENSTOCK_RENDEZVOUS=HOST:PORT names the host on which rank 0 runs, the same for all processes",
         ) from error
     listener.setblocking(False)
     return listener
@@ -339,7 +339,7 @@ def _is_address(host: str) -> bool:
 
 
 class Visitor(Exchange):
-    """Everyone else's end: it comes to rank 0, again and again until rank 0 is there."""
+    """Everyone else's side: it connects to rank 0, again and again until rank 0 is there."""
 
     def __init__(self, rank: int, size: int, host: str, port: int, secret: str, job: str) -> None:
         super().__init__(rank, size)
@@ -385,11 +385,11 @@ class Visitor(Exchange):
         except (OSError, _Stranger):
             raise ProtocolError(
                 f"rank 0 went away during the rendezvous at {_spell(*self._where)}",
-                "look at what rank 0 prints",
+                "check what rank 0 prints",
             ) from None
         except proof.BadFrame:
             raise ProtocolError(
-                f"what came from the rendezvous at {_spell(*self._where)} was changed on the way"
+                f"the answer of the rendezvous at {_spell(*self._where)} was changed on the way"
             ) from None
 
     def close(self) -> None:
@@ -418,7 +418,7 @@ class Visitor(Exchange):
                     f"rank 0 at {_spell(*self._where)} expects {size} processes, this one was told that it "
                     "is "
                     f"rank {self.rank} of {self.size}",
-                    "start all processes of the job by one command, or give all the same PENSTOCK_SIZE",
+                    "start all processes of the job with one command, or give all the same PENSTOCK_SIZE",
                 )
             if answer != proof.WELCOME:
                 raise _Stranger

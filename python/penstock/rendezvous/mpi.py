@@ -120,9 +120,8 @@ def required(place: Place) -> Mpi:
     """
     if not available():
         raise NotUnderLauncher(
-            f"{place.announced_by} says that {place.size} processes were started, but mpi4py, by which they "
-            "would find "
-            "each other, cannot be loaded",
+            f"{place.announced_by} says that {place.size} processes were started, but mpi4py, through which "
+            "they would find each other, cannot be loaded",
             "pip install mpi4py, or set PENSTOCK_RENDEZVOUS=HOST:PORT and PENSTOCK_SECRET, as "
             f"{PAGES['mpirun']} shows; "
             f"to train alone, unset {place.announced_by}",

@@ -122,14 +122,14 @@ class Server:
                 if not select.select([self._announced], [], [], deadline.left())[0]:
                     raise ConnectTimeout(
                         f"server {self.index} did not listen within {deadline.waited():.1f} s",
-                        "look at its lines above, or raise the option `deadline` (PENSTOCK_DEADLINE)",
+                        "check its output above, or raise the option `deadline` (PENSTOCK_DEADLINE)",
                         waited=deadline.waited(),
                     )
                 data = os.read(self._announced, _LINE_LIMIT)
                 if not data:
                     raise PenstockError(
                         f"server {self.index} ended before it listened, {_how(self._process.wait())}",
-                        "its own lines, above, say why; `penstock doctor` shows what this host offers",
+                        "see its output above; `penstock doctor` shows what this host offers",
                     )
                 line += data
         except BaseException:

@@ -105,7 +105,7 @@ class TorchStore(Exchange):
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         return PenstockError(
             f"torchrun's store at {self.meeting_place} does not answer rank {self.rank}: {text}",
-            "look at what torchrun and rank 0 print",
+            "check what torchrun and rank 0 print",
         )
 
 
@@ -136,7 +136,7 @@ def connect(place: Place, deadline: Deadline, job: str) -> TorchStore:
     except ImportError as error:
         raise NotUnderLauncher(
             f"MASTER_ADDR says that {place.size} processes meet at torch's store, but torch is not installed",
-            "pip install torch, or set PENSTOCK_RENDEZVOUS=HOST:PORT and PENSTOCK_SECRET, alike for all "
+            "pip install torch, or set PENSTOCK_RENDEZVOUS=HOST:PORT and PENSTOCK_SECRET, the same for all "
             "processes",
         ) from error
     serves = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"

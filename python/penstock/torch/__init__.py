@@ -1,5 +1,5 @@
 """
-PyTorch: three lines make a script distributed, its loop stays as it is.
+PyTorch: three lines make a script distributed, and its loop stays as it is.
 
     import penstock as ps
 
@@ -9,11 +9,11 @@ PyTorch: three lines make a script distributed, its loop stays as it is.
         loss(model(x), y).backward()
         optimizer.step()
 
-| file | word |
+| file | holds |
 |---|---|
 | rules.py | which rule of the servers a torch optimizer is |
 | delivery.py | when a gradient leaves |
-| transfer.py, cuda.py | how bytes go between a parameter and the servers |
+| transfer.py, cuda.py | how bytes move between a parameter and the servers |
 | optimizer.py | torch's interface over all that |
 | broadcast.py | what goes from rank 0 to everyone, once |
 """
@@ -64,25 +64,26 @@ def distribute(
     model
         Any module, on the device that it trains on. Its parameters and buffers become rank 0's.
     optimizer
-        torch.optim.SGD, Adagrad, RMSprop, Adam or AdamW: the servers take its steps, from the state that rank
-        0's has. Any other, under BSP: it steps in each worker, on gradients that the servers average.
+        torch.optim.SGD, Adagrad, RMSprop, Adam or AdamW: the servers take its steps, starting from rank 0's
+        state. Any other optimizer, under BSP: it steps in each worker, on gradients that the servers average.
     consistency
-        `ps.BSP()`, `ps.SSP(slack)`, `ps.ASP()`, or their text. Default: the job's.
+        `ps.BSP()`, `ps.SSP(slack)` or `ps.ASP()`, or the same as text. Default: the job's.
     job
         Default: the open job of this process, or a new `ps.init()`.
     reduce
         "mean": gradients are averaged over the workers, as DistributedDataParallel does. "sum": summed.
         Default "mean".
     overlap
-        When gradients leave. "auto": after two steps of watching, while backward goes on, if the script
-        leaves gradients and learning rates alone between backward and `step()`; else in `step()`. A number:
-        at that many backward passes per step, from the start. False: always in `step()`. Default "auto".
+        When gradients leave. "auto": after watching two steps, while backward is still running, if the script
+        does not touch gradients and learning rates between backward and `step()`; otherwise in `step()`. A
+        number: at that many backward passes per step, from the start. False: always in `step()`. Default
+        "auto".
     prefix
-        Begins the tensors' names, `{prefix}/{parameter}`. Default "model", then "model.1", and so on.
+        Start of the tensors' names, `{prefix}/{parameter}`. Default "model", then "model.1", and so on.
     rescale
         Factor on the reduced gradient. Default 1.
     clip
-        Then clips each of its elements to [-clip, clip]. Default: not.
+        Then each of its elements is clipped to [-clip, clip]. Default: no clipping.
     refuse_nonfinite
         Refuse gradients that hold a NaN or an infinity. Default False.
     timeout
@@ -91,17 +92,17 @@ def distribute(
     Returns
     -------
     (model, optimizer)
-        The same model, and a torch.optim.Optimizer that has the original's parameter groups. Step this one:
-        the original's `step` raises OptionError while the job is open.
+        The same model, and a torch.optim.Optimizer with the original's parameter groups. Step this one: the
+        original's `step` raises OptionError while the job is open.
 
     Raises
     ------
     OptionError
-        `overlap` is none; the optimizer is `differentiable` or `capturable`, or its step needs a closure
-        (LBFGS); the servers cannot take its steps and the consistency is not BSP; parameters live neither on
+        `overlap` is not valid; the optimizer is `differentiable` or `capturable`, or its step needs a closure
+        (LBFGS); the servers cannot take its steps and the consistency is not BSP; parameters are neither on
         the CPU nor on a CUDA device.
     DtypeError
-        A parameter is neither float32, float64, float16 nor bfloat16.
+        A parameter is not float32, float64, float16 or bfloat16.
     DeclarationConflict
         The workers' models or optimizers differ.
     OutOfMemory
@@ -111,11 +112,11 @@ def distribute(
 
     Notes
     -----
-    A parameter that several modules share is one tensor; a frozen one is none until it is unfrozen; one that
-    no gradient reached is not contributed to, and torch's rule for `grad is None` holds. Buffers (batch
-    statistics) stay local after the start. Convert and move the model before; a copy of it, or one that was
-    saved whole, is an ordinary model. A script that changes `p.grad` before `step()` changes its own
-    contribution, before the average.
+    A parameter that several modules share is one tensor; a frozen one becomes a tensor when it is unfrozen;
+    one that received no gradient is not contributed to, and torch's rule for `grad is None` applies. Buffers
+    (batch statistics) stay local after the start. Convert and move the model before this call; a copy of it,
+    or one that was saved as a whole, is an ordinary model. A script that changes `p.grad` before `step()`
+    changes its own contribution, before the average.
 
     Examples
     --------

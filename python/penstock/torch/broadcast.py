@@ -25,19 +25,19 @@ from ..tensor import Tensor
 
 WINDOW_BYTES = 16 << 20
 """
-Bytes that go at a time. More would cost shared memory (twice this for each worker), less a pair of barriers
-each.
+Bytes that go at a time. A larger window costs shared memory (twice this for each worker), a smaller one more
+barriers.
 """
 LIST_BYTES = 16 << 10
-"""Room for rank 0's list, compressed; of a longer one only the digest goes."""
+"""Room for rank 0's list, compressed; of a longer one only the digest is sent."""
 _DIGEST_BYTES = 32
 
 
 def broadcast(job: Job, name: str, named: Mapping[str, torch.Tensor], timeout: float | None = None) -> None:
     """
-    Overwrites the tensors, which every worker names alike and in one order, with rank 0's. Collective.
+    Overwrites the tensors, which every worker names in the same way and order, with rank 0's. Collective.
 
-    Raises DeclarationConflict where the workers' lists differ, BarrierTimeout where a worker does not come.
+    Raises DeclarationConflict if the workers' lists differ, BarrierTimeout if a worker does not come.
     """
     if job.size == 1:
         return
@@ -46,7 +46,7 @@ def broadcast(job: Job, name: str, named: Mapping[str, torch.Tensor], timeout: f
     total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     if total == 0:
         return
-    # float32 is only the coat: values are set and read, never computed with, so every bit pattern survives.
+    # float32 is only a wrapper: values are set and read, never computed with, so every bit pattern survives.
     padded = -(-total // 4) * 4
     stream = np.zeros(padded, dtype=np.uint8)
     if job.rank == 0:
@@ -68,14 +68,14 @@ def broadcast(job: Job, name: str, named: Mapping[str, torch.Tensor], timeout: f
 
 
 def _channel(job: Job, name: str, value: Array, timeout: float | None) -> tuple[Tensor, bool]:
-    """The tensor that something goes through; whether it holds `value` already: not if it was used before."""
+    """The tensor that data goes through, and whether it holds `value` already: not if it was used before."""
     before = name in job._tensors
     channel = job.tensor(name, value, optimizer=Add(), consistency="bsp", reduce="sum", timeout=timeout)
     return channel, not before
 
 
 def _agree(job: Job, name: str, named: Mapping[str, torch.Tensor], timeout: float | None) -> None:
-    """Refuses, with the first difference, another list than rank 0's."""
+    """Refuses a list that differs from rank 0's, and names the first difference."""
     mine = [
         f"{label}: {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
         for label, tensor in named.items()

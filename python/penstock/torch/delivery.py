@@ -1,16 +1,16 @@
 """
-When a parameter's gradient leaves: as soon as backward has made the last part of it, if that moment can be
-known.
+When a parameter's gradient leaves: as soon as backward has computed the last part of it, if that moment can
+be known.
 
 `overlap="auto"` watches two iterations in which everything leaves in `step()`, and learns how often each
 gradient is added to between two steps (more than once, if the script accumulates). From then on it leaves at
-that addition, while backward goes on with the layers below.
+that addition, while backward continues with the layers below.
 
 What has left cannot be called back, so a script that touches gradients or learning rates between backward and
-`step()` (clips them, unscales them, throws them away) must not overlap. While learning, such a touch is seen
-and settles the matter: gradients then leave in `step()` for good. Seen later, it is an error, never a
-silently different result. An addition after the gradient has left is not lost: it is carried over into the
-next iteration's contribution.
+`step()` (clips them, unscales them, throws them away) must not overlap. If such a touch is seen while
+learning, gradients leave in `step()` from then on. If it is seen later, it is an error, never a silently
+different result. An addition after the gradient has left is not lost: it is carried over into the next
+iteration's contribution.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from .transfer import Transfer, dense
 
 LEARNING_STEPS = 2
 """
-Iterations that `overlap="auto"` watches. The second is the first that is whole: it runs from a step to a
-step.
+Iterations that `overlap="auto"` watches. The second is the first complete one: it runs from one step to the
+next.
 """
 
 
@@ -50,9 +50,9 @@ class Shared:
     """At which addition it leaves; None: in `step()`."""
     left: bool = False
     carry: torch.Tensor | None = None
-    """What came after it had left: part of the next iteration's contribution."""
+    """What was added after it had left: part of the next iteration's contribution."""
     seen: tuple[torch.Tensor, int, Settings] | None = None
-    """The gradient, its version and the numbers, as after the last addition."""
+    """The gradient, its version and the settings, as they were after the last addition."""
     folds: int = 0
     """Updates that this process has applied; counted where its own optimizer steps."""
     handles: list[Any] = field(default_factory=list)
@@ -78,19 +78,18 @@ class Shared:
             )
         raise error(
             f"parameter `{self.name}` {what}",
-            "what converts or moves a model, such as `model.double()` or `model.to(...)`, belongs before "
-            "`distribute`",
+            "convert or move the model, as by `model.double()` or `model.to(...)`, before `distribute`",
         )
 
     def remember(self) -> None:
-        """Notes the gradient and the numbers as they are."""
+        """Notes the gradient and the settings as they are."""
         gradient = self.parameter.grad
         if gradient is not None:
             self.group.refresh()
             self.seen = (gradient, gradient._version, self.tensor._optimizer._packed)
 
     def touched(self) -> bool:
-        """Whether the gradient or the numbers changed since `remember`, other than by backward."""
+        """Whether the gradient or the settings changed since `remember`, other than by backward."""
         if self.seen is None:
             return False
         gradient, version, settings = self.seen
@@ -100,7 +99,7 @@ class Shared:
 
 
 class Delivery:
-    """Sends the gradients of a set of parameters, early where it may."""
+    """Sends the gradients of a set of parameters, early where that is allowed."""
 
     def __init__(self, overlap: bool | int | str) -> None:
         number = isinstance(overlap, int) and overlap is not True and overlap >= 1
@@ -154,8 +153,7 @@ class Delivery:
 
     def send(self, shared: Shared) -> None:
         """
-        Contributes what the parameter has, with the numbers that its group has now; nothing, where it has
-        nothing.
+        Contributes the parameter's gradient, if any, with the current settings of its group.
         """
         gradient, carry = shared.parameter.grad, shared.carry
         if gradient is None and carry is None:
@@ -177,7 +175,7 @@ class Delivery:
             shared.check()
 
     def finish(self) -> None:
-        """Sends what has not left, in `step()`; learns."""
+        """Sends what has not left, in `step()`, and learns."""
         for shared in self._all:
             if shared.left:
                 self._refuse_touch(shared)
@@ -227,7 +225,7 @@ class Delivery:
             warnings.warn(
                 f"{len(late)} gradients, the first of `{late[0].name}`, were added to after they had left; "
                 f"the late part goes with the next iteration's. This step had more backward passes than the "
-                f"ones before: pass overlap=False, or their number, to `ps.torch.distribute`",
+                f"ones before it: pass overlap=False, or their number, to `ps.torch.distribute`",
                 stacklevel=4,
             )
         for shared in self._all:
@@ -242,5 +240,5 @@ def _word(dtype: torch.dtype) -> str:
 def _left_already(shared: Shared, what: str) -> OptionError:
     return OptionError(
         f"the gradient of `{shared.name}` {what} after it had left for the servers",
-        "pass overlap=False to `ps.torch.distribute`: gradients then leave in step(), as they are then",
+        "pass overlap=False to `ps.torch.distribute`: gradients then leave in step(), as they are by then",
     )

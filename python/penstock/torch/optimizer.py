@@ -1,8 +1,8 @@
 """
-The optimizer that a distributed script holds: torch's interface, with the steps taken by the servers.
+The optimizer of a distributed script: torch's interface, with the steps taken by the servers.
 
-Its parameter groups are the original optimizer's own, the same list of the same dictionaries: learning-rate
-schedulers work on either, and what they change travels with the next push.
+Its parameter groups are the original optimizer's own, the same list of the same dictionaries. So
+learning-rate schedulers work on either optimizer, and what they change travels with the next push.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     """
     A torch optimizer whose steps are taken by the servers. Made by `ps.torch.distribute`.
 
-    `zero_grad`, `step`, `add_param_group`, `state_dict`, `load_state_dict`, the hooks and the schedulers of
-    torch work as ever. `step`, `add_param_group`, `load_state_dict` and `publish` are collective: every
-    worker calls them.
+    `zero_grad`, `step`, `add_param_group`, `state_dict`, `load_state_dict`, hooks and schedulers work as they
+    do in torch. `step`, `add_param_group`, `load_state_dict` and `publish` are collective: every worker calls
+    them.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise OptionError(
                 f"{type(optimizer).__name__} steps in each worker, on averaged gradients: it needs ps.BSP(), "
                 f"got `{self._consistency}`",
-                f"the servers' own are {names()}",
+                f"the servers can take the steps of {names()}",
             )
         self._delivery = Delivery(overlap)
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -90,7 +90,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def __reduce__(self) -> Any:
         raise not_to_be_sent(
             "the optimizer that `distribute` returned",
-            "save `optimizer.state_dict()`, and `model.state_dict()` beside it",
+            "save `optimizer.state_dict()`, and with it `model.state_dict()`",
         )
 
     def __repr__(self) -> str:
@@ -102,11 +102,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """
-        As torch's.
+        As in torch.
 
-        Raises
-        ------
-        OptionError
+        Raises ------ OptionError
             Gradients of this iteration have left for the servers already, so `step` must come first.
         """
         self._delivery.refuse_loss()
@@ -114,7 +112,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """
-        Contribute what has not left yet, complete the iteration, and read the parameters.
+        Contribute the gradients that have not left yet, complete the iteration, and read the parameters.
 
         Parameters
         ----------
@@ -132,7 +130,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         DtypeError
             A gradient is sparse, or the model was converted after `distribute`.
         SettingsError
-            A parameter group holds a number that is out of range, or changed a flag.
+            A parameter group has a setting that is out of range, or a flag that was changed.
         NonFiniteError, LaneTimeout, PullTimeout, JobClosed
             As for `Tensor.push` and `Tensor.pull`.
         """
@@ -149,14 +147,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._pull_all()
         else:
             self._step_here()
-        # What a scheduler looks at that was made of the original: whether that has been stepped before it.
+        # A scheduler that was made for the original checks this: whether the original has been stepped before
+        # it.
         cast(Any, self._original)._opt_called = True
         self._delivery.next_iteration()
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """
-        As torch's; its trainable parameters become tensors. Collective.
+        As in torch; the group's trainable parameters become tensors. Collective.
 
         Raises
         ------
@@ -166,7 +165,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             The workers' groups differ.
         """
         super().add_param_group(param_group)
-        # The constructor of the base class adds the groups one by one: they are taken in together,
+        # The constructor of the base class adds the groups one by one: they are declared together,
         # afterwards.
         if self.__dict__.get("_ready"):
             group = self.param_groups[-1]
@@ -175,11 +174,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def publish(self) -> None:
         """
-        Make rank 0's present parameters the servers' values. Collective; done by `model.load_state_dict` as
-        well.
+        Make rank 0's current parameters the servers' values. Collective; `model.load_state_dict` does it too.
 
         Call it on every worker after changing parameters by hand (a load into a submodule, a clamp, an
-        average): until then the servers know nothing of the change, and the next `step` overwrites it.
+        average): until then the servers do not know of the change, and the next `step` overwrites it.
 
         Raises
         ------
@@ -212,10 +210,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """
-        The state in plain torch's own format: a plain torch optimizer of the same class loads it, and goes on
-        alike.
+        The state in torch's own format: a plain torch optimizer of the same class can load it and continues
+        identically.
 
-        Not collective: any worker may call it, after a `step`. State of half-precision parameters comes in
+        Not collective: any worker may call it, after a `step`. The state of half-precision parameters is in
         float32.
 
         Raises
@@ -242,19 +240,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """
-        Load a state that this class or plain torch saved. Collective: every worker calls it, rank 0's arrays
-        count.
+        Load a state that this class or plain torch saved. Collective: every worker calls it, and rank 0's
+        arrays count.
 
         Parameters
         ----------
         state_dict
-            As `state_dict` returns it; the same groups with as many parameters. Parameters that it has no
-            state for start anew.
+            As `state_dict` returns it, with the same groups and as many parameters in each. Parameters for
+            which it has no state start afresh.
 
         Raises
         ------
         ValueError
-            Its groups are not these groups. Nothing was loaded.
+            It has other groups. Nothing was loaded.
         SettingsError
             A group has another flag than it was declared with, such as `amsgrad`. Nothing was loaded.
         BarrierTimeout
@@ -262,7 +260,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if not self._by_server:
             self._original.load_state_dict(state_dict)
-            # torch puts new dictionaries into the original: everyone else keeps holding the ones from before.
+            # torch puts new dictionaries into the original: everyone else still holds the previous ones.
             self._adopt_groups(self._original.param_groups)
             self._original.param_groups = self.param_groups
             self.state = self._original.state
@@ -289,8 +287,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _load_states(self, states: dict[torch.Tensor, dict[str, Any]], *, everything: bool = False) -> None:
         """
-        Puts torch's states onto the servers, rank 0's. With `everything`, parameters without state start
-        anew.
+        Loads rank 0's torch states into the servers. With `everything`, parameters without state start
+        afresh.
         """
         what = f"{self._prefix}: the optimizer's state"
         if everything:
@@ -325,7 +323,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def _declare(self) -> list[Shared]:
-        """Makes tensors of the trainable parameters that are none yet: unfrozen since, or of a new group."""
+        """
+        Makes tensors of the trainable parameters that are not tensors yet: unfrozen since, or of a new group.
+        """
         added = []
         for number, (group, rule) in enumerate(zip(self.param_groups, self._rules, strict=True)):
             for index, parameter in enumerate(group["params"]):
@@ -336,14 +336,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return added
 
     def _take_in(self) -> list[Shared]:
-        """As `_declare`, after the start: with what torch's optimizer would begin from."""
+        """Like `_declare`, after the start: with the state that torch's optimizer would start from."""
         added = self._declare()
         if added:
             self._load_first_states(added)
         return added
 
     def _load_first_states(self, which: Iterable[Shared]) -> None:
-        """Gives the servers the state that the original optimizer has: a checkpoint's, or a fresh one's."""
+        """Gives the servers the state of the original optimizer: a checkpoint's, or a fresh one's."""
         if not self._by_server:
             return
         states = {}
@@ -376,7 +376,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _broadcast_rest(self) -> None:
         """
-        What the servers hold no value of: frozen parameters, buffers; all parameters where they step here.
+        Broadcasts what the servers hold no value of: frozen parameters, buffers; all parameters if they step
+        here.
         """
         owned = {id(shared.parameter) for shared in self._shared.values()} if self._by_server else set()
         all_of_it = [*self._model.parameters(), *self._mine(), *self._model.buffers()]
@@ -384,7 +385,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         broadcast(self.job, f"{self._prefix}/start", self._labelled(rest.values()), self._timeout)
 
     def _labelled(self, tensors: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The tensors by their names in the model, those that it does not name by their place in the list."""
+        """The tensors by their names in the model; those without a name there by their place in the list."""
         names = {id(tensor): name for name, tensor in self._model.named_buffers()}
         names.update(self._names)
         return {names.get(id(tensor), f"tensor {place}"): tensor for place, tensor in enumerate(tensors)}
@@ -405,7 +406,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 average = torch.empty_like(shared.parameter)
             shared.transfer.receive(average)
             # Another worker may have had a gradient where this one had none: then all of them step. The
-            # servers' count stands still here, since the next fold needs this worker.
+            # servers' count does not change meanwhile, since the next fold needs this worker.
             if not shared.left and shared.tensor._core.steps(self._timeout) == shared.folds:
                 continue
             shared.folds += 1
@@ -418,11 +419,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._note_versions()
 
     def _refuse_original(self, *_: Any) -> None:
-        """Before each step of the original: whoever takes one by hand trains apart from the others."""
+        """
+        Runs before each step of the original: a worker that takes one by hand trains apart from the others.
+        """
         if not self._stepping and not self.job.closed:
             raise OptionError(
                 "the optimizer that was given to `distribute` steps in this worker alone, apart from others",
-                "step the one that it returned: model, optimizer = ps.torch.distribute(model, optimizer)",
+                "step the one that it returns: model, optimizer = ps.torch.distribute(model, optimizer)",
             )
 
     def _note_versions(self) -> None:
@@ -444,21 +447,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
 
 def _refuse_closure(optimizer: torch.optim.Optimizer) -> None:
-    """Raises OptionError for an optimizer that evaluates the model again and again within one step."""
+    """Raises OptionError for an optimizer that evaluates the model several times within one step."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         name = type(optimizer).__name__
         raise OptionError(
             f"the step of {name} needs a closure: it evaluates the model several times, and `distribute` "
-            "averages gradients over the workers once a step",
-            f"use an optimizer that steps on the gradients it is given; {name} is for one process",
+            "averages gradients over the workers once per step",
+            f"use an optimizer that steps on the gradients it is given; {name} works in one process only",
         )
 
 
 class _AfterLoad:
     """
-    The model's hook behind `load_state_dict`. A copy of the model, pickled or not, is nobody's: its hook does
-    nothing.
+    The model's hook after `load_state_dict`. A copy of the model, pickled or not, is not distributed: its
+    hook does nothing.
     """
 
     def __init__(self, optimizer: DistributedOptimizer | None = None) -> None:

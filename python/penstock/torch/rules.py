@@ -1,5 +1,5 @@
 """
-Which rule of the servers does what a torch optimizer does, and with which numbers.
+Which rule of the servers does what a torch optimizer does, and with which settings.
 
 Only the classes themselves are known, not what derives from them: a subclass may do anything in its `step`.
 """
@@ -24,7 +24,7 @@ def _rule_and_names(name: str) -> tuple[type[Optimizer], tuple[str, ...]]:
     return ours, tuple(inspect.signature(ours).parameters)
 
 
-# What a rule reads of a group: what ours takes, which torch calls alike.
+# What a rule reads of a group: what ours takes, which torch calls the same.
 _RULES: dict[type, tuple[type[Optimizer], tuple[str, ...]]] = {
     getattr(torch.optim, name): _rule_and_names(name) for name, row in optim.ROWS.items() if row.settings
 }
@@ -39,7 +39,7 @@ def _plain(value: Any) -> Any:
 
 def check_flags(group: Group) -> None:
     """
-    Raises OptionError for what cannot be had anywhere but inside one process's own autograd or CUDA graph.
+    Raises OptionError for flags that only work inside one process's own autograd or CUDA graph.
     """
     for flag in ("differentiable", "capturable"):
         if group.get(flag):
@@ -61,7 +61,7 @@ def names() -> str:
 
 
 class GroupRule:
-    """The rule of one parameter group; its numbers are read from the group anew before each push."""
+    """The rule of one parameter group; its settings are read from the group again before each push."""
 
     def __init__(self, kind: type[torch.optim.Optimizer], group: Group) -> None:
         check_flags(group)
@@ -79,7 +79,7 @@ class GroupRule:
         return self._group
 
     def refresh(self) -> None:
-        """Takes over the group's numbers; raises SettingsError if one is unfit, or if a flag changed."""
+        """Takes over the group's settings; raises SettingsError if one is invalid, or if a flag changed."""
         group = self._group
         now = [group[name] for name in self._names]
         if not self._live and now == self._last:
@@ -91,7 +91,7 @@ class GroupRule:
 
 
 class NoRule:
-    """Of a group whose optimizer steps here, on gradients that the servers average."""
+    """For a group whose optimizer steps here, on gradients that the servers average."""
 
     def __init__(self) -> None:
         self.rule: Optimizer = optim.Replace()
@@ -101,14 +101,14 @@ class NoRule:
         return {}
 
     def refresh(self) -> None:
-        """There are no numbers to take over."""
+        """There are no settings to take over."""
 
 
 def torch_state(
     kind: type[torch.optim.Optimizer], state: Mapping[str, Any], parameter: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """
-    A tensor's state on the servers in torch's own format; {} where torch would have none.
+    A tensor's state on the servers in torch's own format; {} if torch would have none.
 
     Half types keep their float32 accumulators: torch casts them when it loads, we do not have to.
     """
@@ -125,7 +125,8 @@ def torch_state(
 
 def steps_of(state: Mapping[str, Any]) -> int:
     """
-    Steps that torch's state of a parameter has behind it. SGD does not count; all it tells is "first or not".
+    The number of steps behind torch's state of a parameter. SGD does not count; all it tells is "first or
+    not".
     """
     if "step" in state:
         return int(state["step"])

@@ -1,6 +1,6 @@
 """
-How bytes go between a parameter on the CPU and the servers: gradients are copied once into the lane,
-parameters are filled in place. `cuda.py` beside this file has the same two methods for parameters on a GPU.
+How bytes move between a parameter on the CPU and the servers: gradients are copied once into the lane,
+parameters are filled in place. `cuda.py` has the same methods for parameters on a GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Transfer(Protocol):
         """
 
     def settle(self) -> None:
-        """Returns when everything sent stands in the lane and is announced."""
+        """Returns when everything sent is in the lane and announced."""
 
     def receive(self, into: torch.Tensor) -> None:
         """
@@ -54,7 +54,7 @@ class HostTransfer:
         """`send` is done when it returns."""
 
     def receive(self, into: torch.Tensor) -> None:
-        """Fills `into` in place, or through a copy where it is not contiguous."""
+        """Fills `into` in place, or through a copy if it is not contiguous."""
         if not into.is_contiguous():
             scratch = torch.empty(into.shape, dtype=into.dtype)
             self._tensor.pull(out=scratch)
@@ -64,7 +64,7 @@ class HostTransfer:
             self._view = self._tensor._incoming(into)
             self._address = into.data_ptr()
         self._tensor.pull(out=self._view)
-        # The bytes changed behind autograd's back: a backward through the old value must be noticed as ever.
+        # The bytes changed behind autograd's back: a backward through the old value must be noticed as usual.
         torch.autograd.graph.increment_version(into)
 
 

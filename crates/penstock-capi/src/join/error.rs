@@ -85,7 +85,7 @@ pub(crate) enum JoinError {
 
 /// Of a variable that begins as ours do.
 pub(super) fn sets_nothing(name: &str) -> String {
-    format!("the environment variable {name} sets nothing: Penstock reads none of that name")
+    format!("the environment variable {name} sets nothing: Penstock reads no variable of that name")
 }
 
 fn ranks(missing: &[u32]) -> String {
@@ -156,10 +156,10 @@ impl JoinError {
                 format!("let the launcher set both; to run alone, unset {announced_by}")
             }
             Self::NoSize { rank, size, .. } => {
-                format!("set {size} to the number of processes, alike for all; to train alone, unset {rank}")
+                format!("set {size} to the number of processes, the same for all; to train alone, unset {rank}")
             }
             Self::MeetingAlone => {
-                "set PENSTOCK_SIZE to the number of processes, alike for all, and PENSTOCK_RANK to this one's, from 0, or let a launcher do so; to train alone, unset PENSTOCK_RENDEZVOUS".to_owned()
+                "set PENSTOCK_SIZE to the number of processes, the same for all, and PENSTOCK_RANK to this one's, from 0, or let a launcher do so; to train alone, unset PENSTOCK_RENDEZVOUS".to_owned()
             }
             Self::Misspelled { meant, .. } => {
                 format!("did you mean {meant}? If not, unset it, or give it another name")
@@ -171,7 +171,7 @@ impl JoinError {
             }
             Self::NoSecret { .. } | Self::SecretMissing { .. } => HOW_TO_GIVE_A_SECRET.to_owned(),
             Self::BadServer { .. } => {
-                "PENSTOCK_SERVERS lists them by comma, such as tcp://10.0.0.1:7700,tcp://10.0.0.2:7700"
+                "PENSTOCK_SERVERS lists them, separated by commas, such as tcp://10.0.0.1:7700,tcp://10.0.0.2:7700"
                     .to_owned()
             }
             Self::NoServers { .. } | Self::SeveralHosts { .. } => HOW_TO_NAME_SERVERS.to_owned(),
@@ -181,9 +181,9 @@ impl JoinError {
                     path.display()
                 )
             }
-            Self::RankZero { .. } => "its own lines say more".to_owned(),
+            Self::RankZero { .. } => "see its output".to_owned(),
             Self::Late { .. } => {
-                "look at what they do or print, or raise the option `deadline` (PENSTOCK_DEADLINE)".to_owned()
+                "check what they do or print, or raise the option `deadline` (PENSTOCK_DEADLINE)".to_owned()
             }
             Self::System { .. } => "run `penstock doctor` on this host".to_owned(),
         };

@@ -293,7 +293,7 @@ fn directory(environment: &Environment<'_>) -> Result<PathBuf, JoinError> {
     let found = std::fs::symlink_metadata(&path).map_err(|error| refuse(error.to_string()))?;
     match (found.is_dir(), found.uid() == user, found.mode() & 0o077) {
         (true, true, 0) => Ok(path),
-        (false, ..) => Err(refuse("it is no directory".to_owned())),
+        (false, ..) => Err(refuse("it is not a directory".to_owned())),
         (_, false, _) => Err(refuse(format!("it belongs to user {}", found.uid()))),
         (_, _, others) => Err(refuse(format!("others may enter it (mode {others:03o})"))),
     }
@@ -319,12 +319,12 @@ fn name(environment: &Environment<'_>, place: &Place) -> Result<String, JoinErro
 /// What started this process, where its launcher gives the job no name: the launcher's part on this host.
 fn parent() -> Result<String, JoinError> {
     let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get());
-    let refuse = |reason: String| JoinError::System { what: "look at the launcher's process", reason };
+    let refuse = |reason: String| JoinError::System { what: "inspect the launcher's process", reason };
     let stat =
         std::fs::read_to_string(format!("/proc/{parent}/stat")).map_err(|error| refuse(error.to_string()))?;
     // Behind the name, which may hold anything, the 20th word is when it was started.
     let started = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(19));
-    let started = started.ok_or_else(|| refuse("it has no time of start".to_owned()))?;
+    let started = started.ok_or_else(|| refuse("it has no start time".to_owned()))?;
     Ok(format!("{parent}/{started}"))
 }
 

@@ -31,8 +31,8 @@ fn number(board: &Board, request: *const penstock_request) -> Result<u64, Failur
     if board.requests.contains_key(&id) {
         return Ok(id);
     }
-    let hint = "a request ends with the call that says it is done, or with its job: forget its handle then";
-    let message = "expected a request that is not done, got one that there is not";
+    let hint = "a request ends with the call that reports it done, or with its job: do not use its handle after that";
+    let message = "expected a request that is not done yet, got one that does not exist";
     Err(Failure::new(penstock_status::PENSTOCK_UNKNOWN_REQUEST, message, hint))
 }
 
@@ -43,23 +43,23 @@ fn until(seconds: f64) -> Result<Option<Instant>, Failure> {
 
 fn late(count: usize) -> Failure {
     let message = format!("none of {count} requests was done in time");
-    Failure::new(penstock_status::PENSTOCK_DEADLINE_EXCEEDED, message, "they go on: wait again, or longer")
+    Failure::new(penstock_status::PENSTOCK_DEADLINE_EXCEEDED, message, "they continue: wait again, or longer")
 }
 
 /// Starts a get, and returns at once.
 ///
-/// Requests go on by themselves, on threads of the library: one for each tensor that has some, and one for each get that has to wait,
-/// at most 64 at one time; gets beyond that stand in a queue, and who tests them or waits for them carries them out. `clock` is that of
-/// this call, whatever penstock_clock() does meanwhile.
+/// Requests make progress by themselves, on threads of the library: one for each tensor that has some, and one for each get that
+/// has to wait, at most 64 at one time. Further gets are queued, and a call that tests one or waits for it carries it out.
+/// `clock` is taken at this call, whatever penstock_clock() does in the meantime.
 ///
 /// @param rows, count, out, clock, slack  As for penstock_get(). `out` must live, and not be used, until the request is done; `rows` may
 ///                                        be changed at once.
 /// @param call     NULL, or see penstock_call: `timeout` counts from when the get begins; `versions` (one a row) as `out`.
-/// @param request  Where the request is left. It ends with the penstock_test(), penstock_wait() or penstock_wait_any() that says it is
-///                 done, or with penstock_finish().
+/// @param request  Where the request is stored. It ends with the penstock_test(), penstock_wait() or penstock_wait_any() that
+///                 reports it done, or with penstock_finish().
 ///
-/// Errors: PENSTOCK_BAD_ARGUMENT, PENSTOCK_BAD_OPTION (the slack), PENSTOCK_TABLE_DROPPED, PENSTOCK_SYSTEM (no thread). What the get
-/// itself has to say comes with its end.
+/// Errors: PENSTOCK_BAD_ARGUMENT, PENSTOCK_BAD_OPTION (the slack), PENSTOCK_TABLE_DROPPED, PENSTOCK_SYSTEM (no thread). Errors of
+/// the get itself are reported when it ends.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_start_get(
     table: *const penstock_table,
@@ -102,8 +102,8 @@ pub unsafe extern "C" fn penstock_start_get(
     })
 }
 
-/// Starts a push, and returns at once. It is of the iteration that this worker is in: penstock_clock() waits until it has left. The
-/// learning rate is that of this call.
+/// Starts a push, and returns at once. It belongs to the iteration that this worker is in: penstock_clock() waits until it has
+/// left. The learning rate is taken at this call.
 ///
 /// Requests for one tensor are carried out in the order in which they were started; other pushes and pulls of it wait for those that were
 /// started before.
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn penstock_start_get(
 /// @param call         NULL, or see penstock_call: `timeout`, `more`, and `versions` (one), which must live until the request is done.
 /// @param request      As for penstock_start_get().
 ///
-/// Errors: as penstock_start_get(). What the push itself has to say comes with its end.
+/// Errors: as penstock_start_get(). Errors of the push itself are reported when it ends.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_start_push(
     tensor: *mut penstock_tensor,
@@ -150,14 +150,14 @@ pub unsafe extern "C" fn penstock_start_push(
     })
 }
 
-/// Starts a pull, and returns at once. How fresh the value is follows from where this worker is in this call: penstock_clock() may be
-/// called before the request is done.
+/// Starts a pull, and returns at once. How fresh the value must be depends on this worker's clock at this call: penstock_clock()
+/// may be called before the request is done.
 ///
 /// @param out, bytes, slack  As for penstock_pull_into(). `out` must live, and not be used, until the request is done.
 /// @param call               NULL, or see penstock_call: `timeout`, and `versions` (one), which must live until the request is done.
 /// @param request            As for penstock_start_get().
 ///
-/// Errors: as penstock_start_get(). What the pull itself has to say comes with its end.
+/// Errors: as penstock_start_get(). Errors of the pull itself are reported when it ends.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_start_pull(
     tensor: *mut penstock_tensor,
@@ -258,10 +258,11 @@ unsafe fn owned(tensor: *mut penstock_tensor) -> Result<Arc<penstock_tensor>, Fa
 
 /// Whether a request is done; does not wait.
 ///
-/// @param request  The request: NULL is left where it is done, and its handle is worth nothing any more. One that is NULL is done.
-/// @param done     Where 1 is left, or 0.
+/// @param request  The request: set to NULL if it is done, after which its handle must not be used. A NULL request counts as
+///                 done.
+/// @param done     Set to 1 or 0.
 ///
-/// Returns what the push, pull or get itself would have returned, where it is done. Errors besides: PENSTOCK_UNKNOWN_REQUEST.
+/// If it is done, returns what the push, pull or get itself would have returned. Other errors: PENSTOCK_UNKNOWN_REQUEST.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_test(
     request: *mut *mut penstock_request,
@@ -294,11 +295,11 @@ pub unsafe extern "C" fn penstock_test(
 
 /// Waits until a request is done.
 ///
-/// @param request  The request: NULL is left where it is done. One that is NULL is done.
+/// @param request  The request: set to NULL if it is done. A NULL request counts as done.
 /// @param timeout  Seconds to wait; 0: as long as the push, pull or get itself waits.
 ///
-/// Returns what the push, pull or get itself would have returned. Errors besides: PENSTOCK_DEADLINE_EXCEEDED (`timeout` has passed, and
-/// the request goes on: `*request` is not NULL), PENSTOCK_UNKNOWN_REQUEST.
+/// Returns what the push, pull or get itself would have returned. Other errors: PENSTOCK_DEADLINE_EXCEEDED (`timeout` has passed,
+/// and the request continues: `*request` is not NULL), PENSTOCK_UNKNOWN_REQUEST.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_wait(request: *mut *mut penstock_request, timeout: f64) -> penstock_status {
     guard(|| {
@@ -334,15 +335,16 @@ pub unsafe extern "C" fn penstock_wait(request: *mut *mut penstock_request, time
     })
 }
 
-/// Waits until one of several requests is done. They may be of several tensors, tables and jobs.
+/// Waits until one of several requests is done. They may belong to several tensors, tables and jobs.
 ///
-/// @param requests  The requests. NULL is left in the place of the one that is done; those that are NULL already do not count.
-/// @param count     How many places there are.
-/// @param index     Where the place of the one that is done is left; SIZE_MAX if all are NULL.
+/// @param requests  The requests. The one that is done is set to NULL; those that are NULL already do not count.
+/// @param count     How many there are.
+/// @param index     Set to the index of the one that is done; SIZE_MAX if all are NULL.
 /// @param timeout   Seconds to wait; 0: as long as the first of them waits.
 ///
-/// Returns what that push, pull or get itself would have returned. Errors besides: PENSTOCK_DEADLINE_EXCEEDED (`timeout` has passed, and
-/// all go on; `*index` is untouched), PENSTOCK_UNKNOWN_REQUEST (`*index` is the place of one that there is not).
+/// Returns what that push, pull or get itself would have returned. Other errors: PENSTOCK_DEADLINE_EXCEEDED (`timeout` has
+/// passed, and all continue; `*index` is unchanged), PENSTOCK_UNKNOWN_REQUEST (`*index` is that of a request that does not
+/// exist).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_wait_any(
     requests: *mut *mut penstock_request,

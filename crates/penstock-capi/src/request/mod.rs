@@ -58,7 +58,7 @@ pub(crate) fn later(since: Instant, wait: Duration) -> Instant {
 fn late(what: &str, waited: Duration, left: u64, kind: &str) -> Failure {
     let (s, were) = if left == 1 { ("", "was") } else { ("s", "were") };
     let message = format!("{what} waited {waited:.1?} for {left} {kind}{s} that {were} started before");
-    let hint = "wait for the requests first, with penstock_wait(), or give more time";
+    let hint = "wait for the requests first, with penstock_wait(), or allow more time";
     Failure::new(penstock_status::PENSTOCK_DEADLINE_EXCEEDED, message, hint)
 }
 

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 /// Settings that belong to a process, or that a job says otherwise: none of them comes from a job.
 const NOT_A_JOBS: [(&str, &str); 5] = [
-    ("memory", "the job's quota says it"),
-    ("security", "each process says it for itself"),
-    ("ca", "each process says it for itself"),
-    ("certificate", "each server says it for itself"),
-    ("key", "each server says it for itself"),
+    ("memory", "the job's quota sets it"),
+    ("security", "each process sets it for itself"),
+    ("ca", "each process sets it for itself"),
+    ("certificate", "each server sets it for itself"),
+    ("key", "each server sets it for itself"),
 ];
 
 /// Judges settings by the table of options: `Err` is what is wrong with them.
@@ -66,7 +66,7 @@ impl Spec {
                 return refuse(format!("a setting has more than {} bytes", limits::SETTING_BYTES));
             }
             if let Some((_, why)) = NOT_A_JOBS.iter().find(|(known, _)| known == name) {
-                return refuse(format!("the option `{name}` is not a job's: {why}"));
+                return refuse(format!("the option `{name}` cannot be set for a job: {why}"));
             }
         }
         settings(&pairs).map_err(|message| Refusal::new(Reason::Invalid, message))?;
@@ -152,7 +152,7 @@ impl Job {
         let Spec { name, workers, .. } = &self.spec;
         let full = |message: String| Err(Refusal::new(Reason::Full, message));
         if size != 0 && size != *workers {
-            return full(format!("the job `{name}` has {workers} workers, but {size} were started"));
+            return full(format!("the job `{name}` is for {workers} workers, but {size} were started"));
         }
         match rank {
             Some(rank) if rank >= *workers => {

@@ -100,7 +100,7 @@ impl Turn {
         let mut waits = shared.waits.lock().unwrap_or_else(PoisonError::into_inner);
         let count = waits.entry(job.to_owned()).or_default();
         if *count >= most {
-            return Err(Refusal::new(Reason::Busy, format!("{most} workers of the job wait already")));
+            return Err(Refusal::new(Reason::Busy, format!("{most} workers of the job are waiting already")));
         }
         *count += 1;
         Ok(Self { shared: Arc::clone(shared), job: job.to_owned(), _protection: guest.map(Guest::protect) })

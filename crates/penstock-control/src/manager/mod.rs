@@ -139,7 +139,7 @@ impl StartError {
             }
             Self::HalfACertificate { .. } => "give --certificate and --key",
             Self::Setting(error) => return error.hint(),
-            Self::Listen { in_use: true, .. } => "take another port, or port 0 for any",
+            Self::Listen { in_use: true, .. } => "choose another port, or port 0 for any",
             Self::Listen { .. } => "name an address of this host",
             Self::State(error) => return error.hint(),
         };

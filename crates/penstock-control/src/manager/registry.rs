@@ -51,7 +51,7 @@ impl Registry {
             return Err(Refusal::new(Reason::JobExists, format!("there is a job `{name}` already")));
         }
         if self.jobs.len() >= limits::JOBS {
-            let message = format!("there are {} jobs, and no more are kept", limits::JOBS);
+            let message = format!("there are {} jobs already, the most that a manager keeps", limits::JOBS);
             return Err(Refusal::new(Reason::Quota, message));
         }
         self.check_room(now, &job.spec)?;
@@ -167,7 +167,7 @@ impl Registry {
         job.placement.iter().enumerate().find_map(|(index, id)| {
             let server = self.servers.get(id).filter(|server| self.is_live(now, server));
             let Some(server) = server else {
-                return Some(format!("server {index} has not been heard of"));
+                return Some(format!("server {index} is not responding"));
             };
             match server.hosted.get(&job.spec.name).filter(|status| status.id == job.id) {
                 None => Some(format!("server {index} does not host it yet")),
@@ -194,7 +194,8 @@ impl Registry {
         memory: u64,
     ) -> Result<(), Refusal> {
         if !self.servers.contains_key(id) && self.servers.len() >= limits::SERVERS {
-            let message = format!("there are {} servers, and no more are kept", limits::SERVERS);
+            let message =
+                format!("there are {} servers already, the most that a manager keeps", limits::SERVERS);
             return Err(Refusal::new(Reason::Quota, message));
         }
         let hosted = self.servers.remove(id).map_or_else(BTreeMap::new, |server| server.hosted);

@@ -59,7 +59,7 @@ impl StateError {
     pub fn hint(&self) -> Option<String> {
         let text = match self {
             Self::InUse { .. } => "give each manager a directory of its own with --state",
-            Self::System { .. } => "look at the path, its permissions and the space left there",
+            Self::System { .. } => "check the path, its permissions and the space left there",
             Self::Damaged { .. } => {
                 "take it from a backup, or move the file away: the job in it is then forgotten"
             }
@@ -242,7 +242,7 @@ impl TryFrom<Record> for Job {
             return Err("another version of Penstock wrote it");
         }
         if !is_name(&record.name) || record.workers == 0 || record.servers == 0 {
-            return Err("its name or its size is none");
+            return Err("its name or its size is not valid");
         }
         let outcome = match (record.ended, record.failure) {
             (_, Some(why)) => Some(Outcome::Failed(why)),
@@ -259,7 +259,7 @@ impl TryFrom<Record> for Job {
                 settings: record.settings,
             },
             id: record.id,
-            secret: Secret::from_hex(&record.secret).ok_or("its secret is none")?,
+            secret: Secret::from_hex(&record.secret).ok_or("its secret is not valid")?,
             created: record.created,
             placement: record.placement,
             pinned: record.pinned,

@@ -81,7 +81,7 @@ impl Stream {
     /// Speaks TLS from here on, as the worker; `host` is the server's name or address.
     pub fn connect_tls(mut self, config: Arc<ClientConfig>, host: &str) -> io::Result<Self> {
         let name = ServerName::try_from(host.to_owned())
-            .map_err(|_| io::Error::new(ErrorKind::InvalidInput, format!("{host:?} is no host's name")))?;
+            .map_err(|_| io::Error::new(ErrorKind::InvalidInput, format!("{host:?} is not a host name")))?;
         let connection = ClientConnection::new(config, name).map_err(io::Error::other)?;
         self.tls = Some(Box::new(Connection::Client(connection)));
         self.limit_buffers();

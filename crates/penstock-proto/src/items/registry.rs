@@ -523,7 +523,7 @@ mod tests {
         let crew = Crew { left: [2].into(), ..Crew::of([0]) };
         let error = registry.joined(0, "U", &crew).unwrap().unwrap_err();
         assert_eq!(error, TableError::NoProducer { name: "U".to_owned(), row: 1, rank: 0, gone: vec![2] });
-        assert!(error.to_string().contains("workers [2] went before they declared the table"), "{error}");
+        assert!(error.to_string().contains("workers [2] left before they declared the table"), "{error}");
     }
 
     #[test]

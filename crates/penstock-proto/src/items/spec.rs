@@ -229,7 +229,7 @@ pub enum TableError {
 fn without(gone: &[Rank]) -> String {
     match gone {
         [] => String::new(),
-        gone => format!("; workers {gone:?} went before they declared the table"),
+        gone => format!("; workers {gone:?} left before they declared the table"),
     }
 }
 
@@ -250,15 +250,17 @@ impl Hint for TableError {
             Self::BadSum { .. } => "declare the table with float32 or float64, or without a sum",
             Self::BadRowBytes { .. } => "make rows shorter; what is larger is a tensor",
             Self::TwoProducers { .. } => {
-                "divide the rows so that each has one producer, or declare the table with fold=\"sum\" and use add"
+                "split the rows so that each has one producer, or declare the table with fold=\"sum\" and use add"
             }
             Self::NoProducer { gone, .. } if !gone.is_empty() => {
-                "every worker must declare the table; look at why those went"
+                "every worker must declare the table; find out why those left"
             }
-            Self::NoProducer { .. } => "let some worker produce the row, or do not consume it",
-            Self::Differs { .. } => "declare the table alike on every worker, or give it another name",
+            Self::NoProducer { .. } => "let a worker produce the row, or do not consume it",
+            Self::Differs { .. } => {
+                "make the same declaration on every worker, or give the table another name"
+            }
             Self::Exhausted { why, .. } => why.resource.raised_by(),
-            Self::DeclaredTwice { .. } => "declare it alike, give it another name, or drop it first",
+            Self::DeclaredTwice { .. } => "make the same declaration, give it another name, or drop it first",
             _ => return None,
         };
         Some(hint.to_owned())

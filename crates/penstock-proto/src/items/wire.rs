@@ -154,7 +154,7 @@ impl Message<'_> {
 
 /// Bytes that are no message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("expected a message about items, got {bytes} bytes that are none: {what}")]
+#[error("expected a message about items, got {bytes} bytes that are not one: {what}")]
 pub struct Malformed {
     bytes: usize,
     what: &'static str,

@@ -352,7 +352,7 @@ impl TableCalls {
     /// Parameters
     /// ----------
     /// rows
-    ///     Which, each once. Rows that follow each other (a slice) are the quickest.
+    ///     Which, each once. Consecutive rows (a slice) are the fastest.
     /// values
     ///     Of shape (number of rows, width), or (width,) for one row given as a number; of the table's element
     ///     type. Copied.
@@ -381,10 +381,10 @@ impl TableCalls {
     }
 
     /// Add to rows of a table with fold="sum". Arguments, visibility and errors are those of `set`; a row that
-    /// comes twice is added to twice.
+    /// is named twice is added to twice.
     ///
-    /// A worker reads its own additions at once. What several producers added is summed in the order of their
-    /// ranks, so the same additions give the same bits.
+    /// A worker reads its own additions at once. The additions of several producers are summed in the order of
+    /// their ranks, so the same additions give the same bits.
     ///
     /// Raises
     /// ------
@@ -408,8 +408,8 @@ impl TableCalls {
 
     /// Copy rows that this worker consumes or produces, each at a version >= clock - slack.
     ///
-    /// Waits for rows that are older. Rows that one `set` wrote come together: all as it left them, or all as they
-    /// were before.
+    /// Waits for rows that are older. Rows that one `set` wrote are seen together: all as it left them, or all as
+    /// they were before.
     ///
     /// Parameters
     /// ----------
@@ -419,7 +419,7 @@ impl TableCalls {
     ///     Default: this worker's clock, so that slack 0 returns what every producer set in the iterations that
     ///     this worker has completed.
     /// slack
-    ///     Clocks that a row may lack, 0 to 2**30; `ps.ASP()`: any number. Default: the table's.
+    ///     Clocks that a row may lag behind, 0 to 2**30; `ps.ASP()`: any number. Default: the table's.
     /// out
     ///     Written to and returned: C-contiguous, of the shape and element type of the result. Default: a new
     ///     array.
@@ -436,11 +436,11 @@ impl TableCalls {
     /// UnknownRow
     ///     A row is outside the table, or was not declared by this worker.
     /// NeverSet
-    ///     A row of this worker's own is older than that: nobody else could set it, so it is not waited for.
+    ///     One of this worker's own rows is older than that: nobody else could set it, so there is no point in waiting.
     /// GetTimeout
-    ///     A row was not fresh enough in time; names it, and its producer.
+    ///     A row was not fresh enough in time; the message names it and its producer.
     /// ShapeError, DtypeError, OptionError
-    ///     `out`, `slack` or `clock` is none.
+    ///     `out`, `slack` or `clock` is not valid.
     /// JobClosed
     ///     The job has ended.
     ///

@@ -110,10 +110,10 @@ pub enum StartError {
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// A certificate without its key, or the other way round.
-    #[error("expected the options `certificate` and `key` both or neither, got one of them")]
+    #[error("expected both of the options `certificate` and `key`, or neither, got one of them")]
     HalfCertificate,
     /// There is a job of this name behind the same door.
-    #[error("this server homes a job named {name:?} already")]
+    #[error("this server already hosts a job named {name:?}")]
     JobExists {
         /// The name.
         name: String,
@@ -139,7 +139,7 @@ impl StartError {
                 Some("choose a shorter directory, such as one under /tmp".to_owned())
             }
             Self::Listen(ListenError::NoSocket { .. }) => {
-                Some("give a path where nothing is, or a socket that a server has left".to_owned())
+                Some("give a path where nothing exists, or a socket that a server has left behind".to_owned())
             }
             Self::Listen(ListenError::System { .. }) => {
                 Some("the directory must exist and be writable".to_owned())
@@ -248,7 +248,7 @@ impl Drop for LastWill {
     fn drop(&mut self) {
         let mut outcome = self.shared.outcome.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         outcome.get_or_insert_with(|| {
-            let reason = "its control thread panicked, which is a mistake of Penstock's".to_owned();
+            let reason = "its control thread panicked, which is a bug in Penstock".to_owned();
             Err(JobFailure::ServerLost { server: self.index, reason })
         });
         self.shared.ended.notify_all();
@@ -267,8 +267,7 @@ struct Obituary {
 impl Drop for Obituary {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let reason =
-                format!("the thread that {} panicked, which is a mistake of Penstock's", self.thread);
+            let reason = format!("the thread that {} panicked, which is a bug in Penstock", self.thread);
             let failure = JobFailure::ServerLost { server: self.server, reason };
             let _ = self.reports.send(shard::Report::Failed(failure));
             self.control.wakeup.ring();

@@ -346,8 +346,10 @@ impl Tables {
     }
 
     fn produced(&self, name: &str, rank: Rank, from: u64) -> Answered {
-        let all =
-            self.registry.produced(name, rank).ok_or_else(|| out_of_turn("a producer that there is not"))?;
+        let all = self
+            .registry
+            .produced(name, rank)
+            .ok_or_else(|| out_of_turn("a producer that does not exist"))?;
         let from = usize::try_from(from).unwrap_or(usize::MAX).min(all.len());
         let bytes = all[from..all.len().min(from + PART_BYTES)].to_vec();
         Ok((TableAnswer::Produced { bytes, total: all.len() as u64 }, Vec::new()))
@@ -457,7 +459,7 @@ impl Tables {
         answers: &mut Answers,
         bells: &mut Bells,
     ) -> Result<Option<Sealed>, Refusal> {
-        let homed = self.regions.get_mut(&id).ok_or_else(|| out_of_turn("a region that there is not"))?;
+        let homed = self.regions.get_mut(&id).ok_or_else(|| out_of_turn("a region that does not exist"))?;
         let new = !homed.sealed;
         let mut passed_on = None;
         if new {

@@ -17,7 +17,7 @@ pub enum Error {
     #[error("this job is closed")]
     Closed,
     /// The process was forked from the one that made the job.
-    #[error("this process was forked from the one whose job it is")]
+    #[error("this process was forked from the one that the job belongs to")]
     Forked,
     /// The job has failed.
     #[error("the job has ended: {0}")]
@@ -53,7 +53,7 @@ pub enum Error {
     },
     /// A NaN or infinity for a tensor that refuses them.
     #[error(
-        "worker {rank} pushed a NaN or infinity to `{name}` (element {index} counted flat), which refuses them"
+        "worker {rank} pushed a NaN or infinity to `{name}` (element {index} of the flattened array), which refuses them"
     )]
     NonFinite {
         /// The tensor.
@@ -82,9 +82,7 @@ pub enum Error {
         got: i64,
     },
     /// The value does not stand still at this slack, so it cannot be looked at in place.
-    #[error(
-        "`{name}` changes under a reader's eyes at this slack: it cannot be looked at in place, only copied"
-    )]
+    #[error("`{name}` may change while it is read at this slack: it cannot be read in place, only copied")]
     NotStill {
         /// The tensor.
         name: String,
@@ -133,7 +131,7 @@ pub enum Error {
     },
     /// A row that the table does not have, or that this worker neither produces nor consumes.
     // Rows are below 2**63: what is above was a negative number where it came from.
-    #[error("`{name}`: row {} is none of those that this worker produces or consumes, of {rows}", row.cast_signed())]
+    #[error("`{name}`: row {} of {rows} is not one that this worker produces or consumes", row.cast_signed())]
     UnknownRow {
         /// The table.
         name: String,
@@ -153,7 +151,7 @@ pub enum Error {
         rank: Rank,
     },
     /// A row that comes twice in one set: nobody could say which value counts.
-    #[error("`{name}`: row {row} comes twice in one set")]
+    #[error("`{name}`: row {row} occurs twice in one set")]
     RowTwice {
         /// The table.
         name: String,
@@ -187,7 +185,7 @@ pub enum Error {
         wanted: u64,
     },
     /// Set on a table with a sum, add on one without, or a look at a sum in place.
-    #[error("`{name}` {}", if *sum { "is a sum: its rows are added to, and are looked at by copy" } else { "is no sum: its rows are set" })]
+    #[error("`{name}` {}", if *sum { "is a sum: its rows are added to, and are read by copying" } else { "is not a sum: its rows are set" })]
     WrongFold {
         /// The table.
         name: String,
@@ -239,7 +237,9 @@ pub enum Error {
         waited: Duration,
     },
     /// A producer wrote rows again and again faster than they could be read together.
-    #[error("`{name}` waited {waited:.1?} for row {row} and others to stand still for one look")]
+    #[error(
+        "`{name}` waited {waited:.1?} for row {row} and others to stay unchanged long enough to be read together"
+    )]
     NeverStill {
         /// The table.
         name: String,
@@ -284,7 +284,7 @@ pub enum Error {
     },
     /// A server's socket was made by another user of this host.
     #[error(
-        "the socket of server {server} belongs to user {got}, expected this process's own user, {expected}; nothing was said to it"
+        "the socket of server {server} belongs to user {got}, expected this process's own user, {expected}; nothing was sent to it"
     )]
     OtherUser {
         /// The server's number.
@@ -383,24 +383,24 @@ impl Error {
             Self::NotProducer { .. } => {
                 "set only rows that were named in `produce`; for rows of several producers declare a sum and add".to_owned()
             }
-            Self::RowTwice { .. } => "name each row once; to add up what comes twice, declare a sum and add".to_owned(),
-            Self::ClockBackwards { .. } => "give clocks that grow: versions never fall".to_owned(),
-            Self::NeverSet { .. } => "set the row first, or ask with more slack".to_owned(),
+            Self::RowTwice { .. } => "name each row once; to add up values for one row, declare a sum and add".to_owned(),
+            Self::ClockBackwards { .. } => "give clocks that never fall, as versions do".to_owned(),
+            Self::NeverSet { .. } => "set the row first, or read with more slack".to_owned(),
             Self::WrongFold { sum: true, .. } => "use add and get, or declare the table without a sum".to_owned(),
             Self::WrongFold { sum: false, .. } => "use set, or declare the table with a sum".to_owned(),
             Self::GetTimeout { producer, .. } => {
-                format!("look at what worker {producer} does, or raise `timeout` or the option `deadline`")
+                format!("check what worker {producer} is doing, or raise `timeout` or the option `deadline`")
             }
             Self::TableTimeout { missing, .. } if !missing.is_empty() => {
-                format!("every worker must declare the table; look at what worker {} does", missing[0])
+                format!("every worker must declare the table; check what worker {} is doing", missing[0])
             }
             Self::Dropped { .. } => "declare it again: its name is free when all workers have dropped it".to_owned(),
             Self::DropTimeout { .. } => {
-                "every worker that declared the table must drop it; call again to go on waiting".to_owned()
+                "every worker that declared the table must drop it; repeat the call to continue waiting".to_owned()
             }
             Self::NeverStill { .. } => "read fewer rows at a time, or set them less often".to_owned(),
             Self::NonFinite { .. } => {
-                "look for the NaN in the gradient; lower the learning rate, or clip".to_owned()
+                "find the NaN in the gradient; lower the learning rate, or clip".to_owned()
             }
             Self::NotStill { .. } => "give `out=`, or pull without slack under BSP".to_owned(),
             Self::PullTimeout { missing, .. }
@@ -409,7 +409,7 @@ impl Error {
                 if !missing.is_empty() =>
             {
                 format!(
-                    "look at what worker {} does, or raise `timeout` or the option `deadline`",
+                    "check what worker {} is doing, or raise `timeout` or the option `deadline`",
                     missing[0]
                 )
             }
@@ -417,7 +417,7 @@ impl Error {
                 "raise `timeout` or the option `deadline`".to_owned()
             }
             Self::InLine { .. } => {
-                "look at what this worker's other threads wait for, or raise `timeout` or the option `deadline`".to_owned()
+                "check what this worker's other threads wait for, or raise `timeout` or the option `deadline`".to_owned()
             }
             Self::Knot { .. } => REMEDY.to_owned(),
             Self::NoValue { .. } => "declare the tensor on worker 0 too".to_owned(),
@@ -425,17 +425,17 @@ impl Error {
                 "start the server first, or raise the option `deadline`".to_owned()
             }
             Self::NotTaken { server, .. } | Self::Unanswered { server, .. } => format!(
-                "look at what server {server} does and at the line to it, or raise `timeout` or the option `deadline`"
+                "check what server {server} is doing and the connection to it, or raise `timeout` or the option `deadline`"
             ),
             Self::Protocol { server, .. } => format!(
-                "give every worker and server the same version of Penstock, and every worker the servers in the same order; if that is so, look at what server {server} says"
+                "give every worker and server the same version of Penstock, and every worker the servers in the same order; if that is so, check the output of server {server}"
             ),
             Self::Untrusted { .. } => {
-                "give servers certificates of the authority in the option `ca`, or leave `ca` empty: the job's secret proves who is there"
+                "give servers certificates of the authority in the option `ca`, or leave `ca` empty: the job's secret proves who the server is"
                     .to_owned()
             }
             Self::OtherUser { .. } => {
-                "start servers and workers as one user; if this user did start the server, find out who can write into the socket's directory"
+                "start servers and workers as the same user; if this user did start the server, find out who can write to the socket's directory"
                     .to_owned()
             }
             Self::System { .. } => "run `penstock doctor` on this host".to_owned(),
