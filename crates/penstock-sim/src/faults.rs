@@ -42,8 +42,14 @@ pub struct Faults {
     pub delay: u64,
     /// One message in so many is stalled for 20 times as long.
     pub stall_once_in: u64,
-    /// One message in so many on a remote link is the last before a cut, which loses all that is under way.
+    /// One frame in so many is among the last of its connection, which is cut or falls silent one way.
     pub cut_once_in: u64,
+    /// One frame in so many arrives damaged.
+    pub damage_once_in: u64,
+    /// Frames under way at most, each way of each connection.
+    pub window: usize,
+    /// One fold in so many is committed later than it is folded.
+    pub wait_once_in: u64,
     /// Each worker's fate.
     pub fates: Vec<Fate>,
     /// Workers on another host: their lanes and mirrors are not the home's memory.
@@ -62,6 +68,9 @@ impl Faults {
             delay: rng.pick(&[1, 4, 20, 100]),
             stall_once_in: 0,
             cut_once_in: 0,
+            damage_once_in: 0,
+            window: rng.pick(&[1, 4, 100]),
+            wait_once_in: 0,
             fates: vec![Fate::Honest; workers],
             remote: (0..workers).map(|_| rng.once_in(2)).collect(),
             pace: (0..workers).map(|_| rng.pick(&[1, 5, 5, 60])).collect(),
@@ -69,11 +78,13 @@ impl Faults {
         }
     }
 
-    /// The links fail, the workers do not: what a reproducible run must not notice.
+    /// The links fail and folds wait, the workers do not fail: what a reproducible run must not notice.
     pub fn of_links(workload: &Workload, rng: &mut Rng) -> Self {
         Self {
             stall_once_in: rng.pick(&[0, 10, 50]),
             cut_once_in: rng.pick(&[0, 5, 20, 60]),
+            damage_once_in: rng.pick(&[0, 0, 0, 60]),
+            wait_once_in: rng.pick(&[0, 0, 0, 4, 1]),
             ..Self::none(workload, rng)
         }
     }

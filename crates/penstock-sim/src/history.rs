@@ -96,21 +96,95 @@ pub enum Observation<'a> {
         /// Who.
         rank: Rank,
     },
-    /// A link was cut.
+    /// A connection between hosts was cut, fell silent or carried something damaged.
     Cut {
         /// Whose.
         rank: Rank,
         /// To which shard.
         shard: usize,
+        /// What happened to it.
+        how: &'a str,
     },
-    /// A link healed.
-    Healed {
+    /// A connection between hosts stands, for the first time or again.
+    Connected {
         /// Whose.
         rank: Rank,
         /// To which shard.
         shard: usize,
-        /// Messages sent again.
-        resent: usize,
+        /// Frames that the worker knows to be taken.
+        taken: u64,
+        /// Frames submitted.
+        submitted: u64,
+    },
+    /// A worker asked a shard of another host for what has changed, or for the optimizer's state.
+    Asked {
+        /// Who.
+        rank: Rank,
+        /// Which shard.
+        shard: usize,
+        /// The tensor.
+        tensor: TensorId,
+        /// The ticket.
+        ticket: u64,
+        /// The least version of each chunk.
+        version: u64,
+        /// Whether it is the state.
+        state: bool,
+        /// The chunks that are homed there.
+        chunks: &'a [u32],
+    },
+    /// A push asks a shard of another host for its result.
+    Wanted {
+        /// Whose.
+        rank: Rank,
+        /// Which shard.
+        shard: usize,
+        /// The tensor.
+        tensor: TensorId,
+        /// The version of each chunk that holds the push.
+        version: u64,
+    },
+    /// A value came from a shard of another host.
+    Came {
+        /// To whom.
+        rank: Rank,
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
+        /// Its version.
+        version: u64,
+        /// Its value.
+        value: &'a [u8],
+    },
+    /// The optimizer's state of a chunk came from a shard of another host.
+    Stated {
+        /// To whom.
+        rank: Rank,
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
+    },
+    /// A ticket came back.
+    Returned {
+        /// To whom.
+        rank: Rank,
+        /// From which shard.
+        shard: usize,
+        /// The tensor.
+        tensor: TensorId,
+        /// The ticket.
+        ticket: u64,
+    },
+    /// A fold that waited is in the value.
+    Committed {
+        /// Which shard.
+        shard: usize,
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
     },
     /// A worker is done.
     Ended {
@@ -135,7 +209,13 @@ impl Observation<'_> {
             Self::Crashed { .. } => "crash",
             Self::Turned { .. } => "turn",
             Self::Cut { .. } => "cut",
-            Self::Healed { .. } => "heal",
+            Self::Connected { .. } => "connect",
+            Self::Asked { .. } => "ask",
+            Self::Wanted { .. } => "want",
+            Self::Came { .. } => "come",
+            Self::Stated { .. } => "state",
+            Self::Returned { .. } => "return",
+            Self::Committed { .. } => "commit",
             Self::Ended { .. } => "end",
         }
     }
@@ -144,6 +224,7 @@ impl Observation<'_> {
         match self {
             Self::Folded { shard, .. }
             | Self::Published { shard, .. }
+            | Self::Committed { shard, .. }
             | Self::Refused { shard, .. }
             | Self::Removed { shard, .. } => format!("shard {shard}"),
             Self::Submitted { rank, .. }
@@ -152,7 +233,12 @@ impl Observation<'_> {
             | Self::Crashed { rank }
             | Self::Turned { rank }
             | Self::Cut { rank, .. }
-            | Self::Healed { rank, .. }
+            | Self::Connected { rank, .. }
+            | Self::Asked { rank, .. }
+            | Self::Wanted { rank, .. }
+            | Self::Came { rank, .. }
+            | Self::Stated { rank, .. }
+            | Self::Returned { rank, .. }
             | Self::Ended { rank, .. } => format!("worker {rank}"),
         }
     }
@@ -162,7 +248,13 @@ impl Observation<'_> {
             Self::Submitted { tensor, chunk, .. }
             | Self::Folded { tensor, chunk, .. }
             | Self::Published { tensor, chunk, .. }
+            | Self::Came { tensor, chunk, .. }
+            | Self::Stated { tensor, chunk, .. }
+            | Self::Committed { tensor, chunk, .. }
             | Self::Read { tensor, chunk, .. } => format!("t{tensor}[{chunk}]"),
+            Self::Asked { tensor, .. } | Self::Wanted { tensor, .. } | Self::Returned { tensor, .. } => {
+                format!("t{tensor}")
+            }
             _ => "-".to_owned(),
         }
     }
@@ -172,7 +264,7 @@ impl Observation<'_> {
             Self::Submitted { stamp, .. } => format!("stamp={stamp}"),
             Self::Clocked { clock, .. } => format!("clock={clock}"),
             Self::Folded { writers, .. } => format!("writers={writers:?}"),
-            Self::Published { version, value, .. } => {
+            Self::Published { version, value, .. } | Self::Came { version, value, .. } => {
                 format!("version={version} digest={:016x}", digest(value))
             }
             Self::Read { slack, version, value, .. } => {
@@ -181,9 +273,19 @@ impl Observation<'_> {
             }
             Self::Refused { rank, why, .. } => format!("worker={rank} why={why:?}"),
             Self::Removed { rank, clean, .. } => format!("worker={rank} clean={clean}"),
-            Self::Crashed { .. } | Self::Turned { .. } => String::new(),
-            Self::Cut { shard, .. } => format!("shard={shard}"),
-            Self::Healed { shard, resent, .. } => format!("shard={shard} resent={resent}"),
+            Self::Crashed { .. } | Self::Turned { .. } | Self::Stated { .. } | Self::Committed { .. } => {
+                String::new()
+            }
+            Self::Cut { shard, how, .. } => format!("shard={shard} how={how:?}"),
+            Self::Connected { shard, taken, submitted, .. } => {
+                format!("shard={shard} taken={taken} submitted={submitted}")
+            }
+            Self::Asked { shard, ticket, version, state, .. } => {
+                let what = if *state { "state".to_owned() } else { format!("{version}") };
+                format!("shard={shard} ticket={ticket} version={what}")
+            }
+            Self::Wanted { shard, version, .. } => format!("shard={shard} version={version}"),
+            Self::Returned { shard, ticket, .. } => format!("shard={shard} ticket={ticket}"),
             Self::Ended { how, .. } => format!("how={how:?}"),
         }
     }

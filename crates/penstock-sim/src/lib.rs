@@ -10,7 +10,8 @@
 //! | [`workload`] | what the workers do, and the values that must come of it |
 //! | [`marks`] | contributions that can be read back out of their sum |
 //! | [`faults`] | what goes wrong |
-//! | [`transport`] | links: in order within one, in any order between two; stalls, cuts, resends |
+//! | [`transport`] | links: in order within one, in any order between two; rings, and connections that break |
+//! | [`remote`] | both ends of a connection between hosts: the real machines, and what stands around them |
 //! | [`memory`] | a shard's memory: lanes, values, mirrors; and how it can be sabotaged |
 //! | [`worker`] | a worker on its way through its program |
 //! | [`cluster`] | the event loop |
@@ -29,6 +30,7 @@ pub mod history;
 pub mod items;
 pub mod marks;
 pub mod memory;
+pub mod remote;
 pub mod rng;
 pub mod scenario;
 pub mod transport;

@@ -7,6 +7,7 @@
 use crate::rng::Rng;
 use penstock_kernels::{Foreign, Plan};
 use penstock_proto::chunk::Cut;
+use penstock_proto::remote::home::{Chunks, Publication};
 use penstock_proto::shard::{Fold, Folded, Home, NonFiniteFrom};
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::{Rank, TensorId};
@@ -29,6 +30,13 @@ impl Aligned {
         let start = bytes.as_ptr().align_offset(64);
         Self { bytes, start, len }
     }
+
+    /// A copy of these bytes.
+    pub fn of(bytes: &[u8]) -> Self {
+        let mut copy = Self::zeroed(bytes.len());
+        copy.copy_from_slice(bytes);
+        copy
+    }
 }
 
 impl Deref for Aligned {
@@ -50,6 +58,8 @@ impl DerefMut for Aligned {
 pub struct Mirror {
     /// Its version.
     pub version: u64,
+    /// Optimizer steps behind it.
+    pub steps: u64,
     /// Its value, never changed in place.
     pub value: Rc<[u8]>,
 }
@@ -66,6 +76,22 @@ pub enum Deed {
         /// In the order of the fold.
         writers: Vec<Rank>,
     },
+    /// What it folded is kept aside until it is committed.
+    Waits {
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
+    },
+    /// So many contributions of `writer` were taken from its lane, since the start.
+    Counted {
+        /// The tensor.
+        tensor: TensorId,
+        /// Whose.
+        writer: Rank,
+        /// How many.
+        count: u64,
+    },
     /// It published the chunk.
     Published {
         /// The tensor.
@@ -77,7 +103,7 @@ pub enum Deed {
     },
 }
 
-/// A promise that the memory breaks now and then, for tests of the checkers.
+/// A promise that is broken now and then, for tests of the checkers: by a shard's memory, or at the ends of a wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Sabotage {
     /// Folds the same lanes a second time.
@@ -94,6 +120,16 @@ pub enum Sabotage {
     PublishesTooEarly,
     /// Never tells that the tensor came past version 1.
     KeepsSilent,
+    /// Forgets which results a worker on another host wants.
+    ForgetsWhatIsWanted,
+    /// Takes a fetch that is made again, on a new connection, for one that it has answered.
+    DoesNotFetchAgain,
+    /// Returns a ticket when it is given, not when what it is for has been sent.
+    ReturnsTicketsTooEarly,
+    /// Leaves chunks out of what a fetch brings.
+    LosesNotices,
+    /// Flips a bit of a payload behind its checksum, and does not look at it where it arrives.
+    BelievesDamagedFrames,
 }
 
 #[derive(Debug)]
@@ -102,12 +138,18 @@ struct Chunk {
     state: Aligned,
     lanes: Vec<Aligned>,
     mirror: Option<Mirror>,
+    /// Publications so far.
+    sequence: u64,
+    /// A fold that waits for its commit.
+    aside: Option<(Fold, Vec<Rank>)>,
 }
 
 #[derive(Debug)]
 struct Tensor {
     plan: Plan,
     chunks: BTreeMap<u32, Chunk>,
+    /// Those chunks, ascending.
+    homed: Vec<u32>,
     progress: Option<u64>,
     folded: Vec<u64>,
 }
@@ -117,14 +159,15 @@ struct Tensor {
 pub struct Memory {
     tensors: BTreeMap<TensorId, Tensor>,
     deeds: Vec<Deed>,
+    wait_once_in: u64,
     sabotage: Option<Sabotage>,
     rng: Rng,
 }
 
 impl Memory {
-    /// Memory without a tensor.
-    pub fn new(sabotage: Option<Sabotage>, rng: Rng) -> Self {
-        Self { tensors: BTreeMap::new(), deeds: Vec::new(), sabotage, rng }
+    /// Memory without a tensor, in which one fold of so many waits for its commit.
+    pub fn new(wait_once_in: u64, sabotage: Option<Sabotage>, rng: Rng) -> Self {
+        Self { tensors: BTreeMap::new(), deeds: Vec::new(), wait_once_in, sabotage, rng }
     }
 
     /// Makes room for these chunks of a tensor.
@@ -135,11 +178,11 @@ impl Memory {
             let state = spec.state_bytes((bytes / spec.dtype.size()) as u64) as usize;
             let lanes = (0..workers).map(|_| Aligned::zeroed(bytes)).collect();
             let (value, state) = (Aligned::zeroed(bytes), Aligned::zeroed(state));
-            (chunk, Chunk { value, state, lanes, mirror: None })
+            (chunk, Chunk { value, state, lanes, mirror: None, sequence: 0, aside: None })
         };
-        let chunks = chunks.iter().map(room).collect();
+        let (homed, chunks) = (chunks.to_vec(), chunks.iter().map(room).collect());
         let folded = vec![0; workers as usize];
-        self.tensors.insert(id, Tensor { plan: spec.plan(), chunks, progress: None, folded });
+        self.tensors.insert(id, Tensor { plan: spec.plan(), chunks, homed, progress: None, folded });
     }
 
     /// Writes a worker's contribution to a chunk into its lane.
@@ -156,6 +199,26 @@ impl Memory {
     /// What stands published of the chunk.
     pub fn mirror(&self, id: TensorId, chunk: u32) -> Option<&Mirror> {
         self.tensors.get(&id)?.chunks.get(&chunk)?.mirror.as_ref()
+    }
+
+    /// Bytes of a chunk that is homed here.
+    pub fn bytes(&self, id: TensorId, chunk: u32) -> Option<usize> {
+        Some(self.tensors.get(&id)?.chunks.get(&chunk)?.value.len())
+    }
+
+    /// The chunk's place among those homed here.
+    pub fn local(&self, id: TensorId, chunk: u32) -> Option<usize> {
+        self.tensors.get(&id)?.homed.binary_search(&chunk).ok()
+    }
+
+    /// The chunk that stands there.
+    pub fn chunk_at(&self, id: TensorId, local: usize) -> u32 {
+        self.tensors[&id].homed[local]
+    }
+
+    /// The optimizer's arrays of a chunk.
+    pub fn state(&self, id: TensorId, chunk: u32) -> &[u8] {
+        &self.tensors[&id].chunks[&chunk].state
     }
 
     /// The least version of the tensor's chunks here, as the shard told it.
@@ -178,6 +241,24 @@ impl Memory {
         tensor.chunks.get_mut(&chunk).expect("the chunk is homed here")
     }
 
+    /// Whether the fold is refused is seen at once; it is done when it is committed.
+    fn fold_aside(
+        &mut self,
+        id: TensorId,
+        chunk: u32,
+        fold: &Fold,
+        writers: Vec<Rank>,
+    ) -> Result<Folded, NonFiniteFrom> {
+        let plan = self.tensors[&id].plan;
+        let Chunk { value, state, lanes, aside, .. } = self.chunk(id, chunk);
+        let (mut beside, mut arrays) = (Aligned::of(value), Aligned::of(state));
+        fold_lanes(&plan, fold, lanes, &writers, &mut beside, &mut arrays)?;
+        *aside = Some((*fold, writers.clone()));
+        self.deeds.push(Deed::Folded { tensor: id, chunk, writers });
+        self.deeds.push(Deed::Waits { tensor: id, chunk });
+        Ok(Folded::Waits)
+    }
+
     fn breaks(&mut self, sabotage: Sabotage, once_in: u64) -> bool {
         self.sabotage == Some(sabotage) && self.rng.once_in(once_in)
     }
@@ -191,11 +272,21 @@ impl Memory {
     ) -> Result<(), NonFiniteFrom> {
         let plan = self.tensors[&id].plan;
         let Chunk { value, state, lanes, .. } = self.chunk(id, chunk);
-        let lanes: Vec<Foreign<'_>> =
-            writers.iter().map(|&rank| Foreign::of(&lanes[rank as usize])).collect();
-        penstock_kernels::fold(&plan, &fold.settings, fold.step, fold.scale, &lanes, value, state)
-            .map_err(|refused| NonFiniteFrom(writers[refused.lane]))
+        fold_lanes(&plan, fold, lanes, writers, value, state)
     }
+}
+
+fn fold_lanes(
+    plan: &Plan,
+    fold: &Fold,
+    lanes: &[Aligned],
+    writers: &[Rank],
+    value: &mut [u8],
+    state: &mut [u8],
+) -> Result<(), NonFiniteFrom> {
+    let lanes: Vec<Foreign<'_>> = writers.iter().map(|&rank| Foreign::of(&lanes[rank as usize])).collect();
+    penstock_kernels::fold(plan, &fold.settings, fold.step, fold.scale, &lanes, value, state)
+        .map_err(|refused| NonFiniteFrom(writers[refused.lane]))
 }
 
 impl Home for Memory {
@@ -213,6 +304,9 @@ impl Home for Memory {
         if self.breaks(Sabotage::LosesAnUpdate, 8) {
             writers.pop();
         }
+        if self.rng.once_in(self.wait_once_in) && !writers.is_empty() {
+            return self.fold_aside(id, chunk, fold, writers);
+        }
         if !writers.is_empty() {
             self.fold_once(id, chunk, fold, &writers)?;
         }
@@ -221,6 +315,14 @@ impl Home for Memory {
         }
         self.deeds.push(Deed::Folded { tensor: id, chunk, writers });
         Ok(Folded::Committed)
+    }
+
+    fn commit(&mut self, id: TensorId, chunk: u32) {
+        if let Some((fold, writers)) = self.chunk(id, chunk).aside.take() {
+            // What stands in the lanes now, so that one which was free too early is seen.
+            let folded = self.fold_once(id, chunk, &fold, &writers);
+            debug_assert!(folded.is_ok(), "it was finite when it was folded");
+        }
     }
 
     fn load(&mut self, id: TensorId, chunk: u32, slot: u32, part: u32, writer: Rank) {
@@ -237,12 +339,13 @@ impl Home for Memory {
         }
     }
 
-    fn publish(&mut self, id: TensorId, chunk: u32, version: u64, _steps: u64) {
+    fn publish(&mut self, id: TensorId, chunk: u32, version: u64, steps: u64) {
         let early = u64::from(self.breaks(Sabotage::PublishesTooEarly, 4));
         let torn = self.breaks(Sabotage::TearsAChunk, 4);
         let kept = self.breaks(Sabotage::KeepsTheOldMirror, 3);
-        let Chunk { value, mirror, .. } = self.chunk(id, chunk);
-        let new = Mirror { version: version + early, value: Rc::from(&value[..]) };
+        let Chunk { value, mirror, sequence, .. } = self.chunk(id, chunk);
+        *sequence += 1;
+        let new = Mirror { version: version + early, steps, value: Rc::from(&value[..]) };
         let mut seen = new.clone();
         match mirror {
             Some(_) if kept => return,
@@ -266,5 +369,18 @@ impl Home for Memory {
     fn folded(&mut self, id: TensorId, writer: Rank, count: u64) {
         let tensor = self.tensors.get_mut(&id).expect("the shard knows the tensor");
         tensor.folded[writer as usize] = count;
+        self.deeds.push(Deed::Counted { tensor: id, writer, count });
+    }
+}
+
+impl Chunks for Memory {
+    fn chunks(&self, id: TensorId) -> usize {
+        self.tensors[&id].homed.len()
+    }
+
+    fn publication(&self, id: TensorId, local: usize) -> Publication {
+        let chunk = &self.tensors[&id].chunks[&self.chunk_at(id, local)];
+        let (version, steps) = chunk.mirror.as_ref().map_or((0, 0), |mirror| (mirror.version, mirror.steps));
+        Publication { version, steps, sequence: chunk.sequence }
     }
 }

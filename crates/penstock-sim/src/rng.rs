@@ -21,9 +21,7 @@ pub fn hash(words: &[u64]) -> u64 {
 
 /// A digest of bytes: equal bytes have equal digests, different ones very probably not.
 pub fn digest(bytes: &[u8]) -> u64 {
-    let (words, rest) = bytes.as_chunks::<8>();
-    let whole = words.iter().fold(bytes.len() as u64, |at, word| mix(at ^ u64::from_le_bytes(*word)));
-    rest.iter().fold(whole, |at, &byte| mix(at ^ u64::from(byte)))
+    penstock_proto::frame::checksum(bytes)
 }
 
 impl Rng {

@@ -119,6 +119,7 @@ impl Scenario {
             Box::new(checkers::staleness::Staleness::new(&self.workload)),
             Box::new(checkers::atomicity::Atomicity::new(self)),
             Box::new(checkers::bits::Bits::new(&self.workload)),
+            Box::new(checkers::asked::Asked::default()),
         ];
         checkers.extend(
             checkers::exactly_once::ExactlyOnce::new(self)

@@ -1,114 +1,147 @@
 //! Links: what a worker says to a shard, in order within one link and in any order between two.
 //!
-//! To a worker on the same host a link is a ring in shared memory: nothing in it is lost. To a remote one it is a connection
-//! that may be cut: all that is under way is lost, and once it heals the worker resends. The rule of the resend: the shard
-//! names the worker's clock as it knows it, and everything since that clock goes again, also pushes that had come (the
-//! shard's machine folds them once, C-3), but no load that had come (it would take the lane for the value once more).
+//! To a worker on the same host a link is a [`Ring`] in shared memory: nothing in it is lost. To one on another host it is a
+//! [`Wire`]: frames, as bytes, that arrive in order while a connection stands, and are lost with it. Which are sent again is no
+//! matter of the wire's: the machines at its ends see to that.
 
 use crate::rng::Rng;
-use penstock_proto::TensorId;
 use penstock_proto::submission::WORDS;
 use std::collections::VecDeque;
-use std::rc::Rc;
 
-/// The bytes of some chunks of a tensor's lane, where they travel with the submission.
-#[derive(Debug, Clone)]
-pub struct Payload {
-    /// The tensor.
-    pub tensor: TensorId,
-    /// Each chunk's bytes.
-    pub chunks: Vec<(u32, Vec<u8>)>,
-}
-
-/// What travels on a link.
-#[derive(Debug, Clone)]
-pub enum Message {
-    /// A submission, and its payload if the worker is remote.
-    Submission([u64; WORDS], Option<Rc<Payload>>),
-    /// The worker has left; all it said before stands.
-    Bye,
-}
-
-/// What a message is to the resend.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// May come twice.
-    Push,
-    /// Everything before it has come when it comes.
-    Clock,
-    /// Comes once.
-    Other,
-}
-
-#[derive(Debug, Clone)]
-struct Logged {
-    id: u64,
-    kind: Kind,
-    message: Message,
-    delivered: bool,
-}
-
-/// The way from one worker to one shard.
+/// The way from a worker to a shard of its own host.
 #[derive(Debug, Default)]
-pub struct Link {
-    under_way: VecDeque<(u64, u64, Message)>,
-    log: VecDeque<Logged>,
-    next_id: u64,
+pub struct Ring {
+    under_way: VecDeque<(u64, [u64; WORDS])>,
     last_due: u64,
-    cut: bool,
 }
 
-impl Link {
-    /// Takes a message that would arrive at `due`; when it does arrive, unless the link is cut.
-    pub fn send(&mut self, message: Message, kind: Kind, due: u64, remote: bool) -> Option<u64> {
-        let id = self.next_id;
-        self.next_id += 1;
-        if remote {
-            self.log.push_back(Logged { id, kind, message: message.clone(), delivered: false });
-        }
-        (!self.cut).then(|| self.put(id, message, due))
-    }
-
-    fn put(&mut self, id: u64, message: Message, due: u64) -> u64 {
+impl Ring {
+    /// Takes a submission that would be seen at `due`; when it is.
+    pub fn send(&mut self, words: [u64; WORDS], due: u64) -> u64 {
         self.last_due = due.max(self.last_due + 1);
-        self.under_way.push_back((self.last_due, id, message));
+        self.under_way.push_back((self.last_due, words));
         self.last_due
     }
 
+    /// What is seen at `now`, if anything is.
+    pub fn receive(&mut self, now: u64) -> Option<[u64; WORDS]> {
+        self.under_way.front().filter(|(due, _)| *due <= now)?;
+        self.under_way.pop_front().map(|(_, words)| words)
+    }
+
+    /// The worker died: a part of what it was writing is there, from the front.
+    pub fn abandon(&mut self, rng: &mut Rng) {
+        let left = rng.within(0..=self.under_way.len() as u64);
+        self.under_way.truncate(left as usize);
+    }
+}
+
+/// Which way a frame goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// From the worker to the shard.
+    Up,
+    /// From the shard to the worker.
+    Down,
+}
+
+/// How a connection ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Break {
+    /// All that is under way is lost, both ways.
+    Cut,
+    /// From some frame on nothing arrives any more this way, and nobody is told.
+    Silent(Way),
+}
+
+#[derive(Debug, Default)]
+struct Lane {
+    under_way: VecDeque<(u64, Vec<u8>)>,
+    last_due: u64,
+    silent: bool,
+}
+
+/// The connections between a worker and a shard of another host, one after the other.
+#[derive(Debug, Default)]
+pub struct Wire {
+    /// The number of the connection, from 1: what was meant for an earlier one is of no use.
+    pub number: u64,
+    /// Whether the worker's end stands.
+    pub at_worker: bool,
+    /// Whether the shard's end stands.
+    pub at_shard: bool,
+    /// Whether its break is under way.
+    pub doomed: bool,
+    lanes: [Lane; 2],
+}
+
+impl Wire {
+    /// A new connection. Whatever the old one still carried is lost.
+    pub fn connect(&mut self) {
+        *self = Self { number: self.number + 1, at_worker: true, at_shard: true, ..Self::default() };
+    }
+
+    fn lane(&mut self, way: Way) -> &mut Lane {
+        &mut self.lanes[way as usize]
+    }
+
+    /// Whether fewer than `most` frames are under way this way.
+    pub fn has_room(&self, way: Way, most: usize) -> bool {
+        self.lanes[way as usize].under_way.len() < most
+    }
+
+    /// Takes a frame that would arrive at `due`; when it does, if ever.
+    pub fn send(&mut self, way: Way, frame: Vec<u8>, due: u64) -> Option<u64> {
+        let lane = self.lane(way);
+        if lane.silent {
+            return None;
+        }
+        lane.last_due = due.max(lane.last_due + 1);
+        lane.under_way.push_back((lane.last_due, frame));
+        Some(lane.last_due)
+    }
+
     /// What arrives at `now`, if anything does.
-    pub fn receive(&mut self, now: u64) -> Option<Message> {
-        if self.under_way.front()?.0 > now {
-            return None; // the event belonged to a message that was lost
-        }
-        let (_, id, message) = self.under_way.pop_front()?;
-        if let Some(at) = self.log.iter().position(|logged| logged.id == id) {
-            self.log[at].delivered = true;
-            if self.log[at].kind == Kind::Clock {
-                self.log.drain(..=at);
-            }
-        }
-        Some(message)
+    pub fn receive(&mut self, way: Way, now: u64) -> Option<Vec<u8>> {
+        let under_way = &mut self.lane(way).under_way;
+        under_way.front().filter(|(due, _)| *due <= now)?;
+        under_way.pop_front().map(|(_, frame)| frame)
     }
 
-    /// Loses all that is under way and takes nothing more until it heals; `false` if it is cut already.
-    pub fn cut(&mut self) -> bool {
-        self.under_way.clear();
-        !std::mem::replace(&mut self.cut, true)
+    /// The connection breaks, though nobody at its ends knows so far.
+    pub fn shatter(&mut self, how: Break, rng: &mut Rng) {
+        for way in [Way::Up, Way::Down] {
+            let lane = self.lane(way);
+            let left = match how {
+                Break::Cut => 0,
+                Break::Silent(silent) if silent == way => rng.within(0..=lane.under_way.len() as u64),
+                Break::Silent(_) => continue,
+            };
+            lane.under_way.truncate(left as usize);
+            lane.silent = true;
+        }
     }
 
-    /// Resends what the cut may have lost; when each message arrives.
-    pub fn heal(&mut self, now: u64, delay: impl Fn(&mut Rng) -> u64, rng: &mut Rng) -> Vec<u64> {
-        self.cut = false;
-        let again = self.log.iter().filter(|logged| !logged.delivered || logged.kind == Kind::Push);
-        let again: Vec<(u64, Message)> = again.map(|logged| (logged.id, logged.message.clone())).collect();
-        again.into_iter().map(|(id, message)| self.put(id, message, now + delay(rng))).collect()
+    /// The worker gives it up. What it has sent still arrives.
+    pub fn close_at_worker(&mut self) {
+        self.at_worker = false;
+        let down = self.lane(Way::Down);
+        down.under_way.clear();
+        down.silent = true;
+    }
+
+    /// The shard gives it up. What it has sent still arrives.
+    pub fn close_at_shard(&mut self) {
+        self.at_shard = false;
+        let up = self.lane(Way::Up);
+        up.under_way.clear();
+        up.silent = true;
     }
 
     /// The worker died: a part of what is under way still arrives, from the front.
     pub fn abandon(&mut self, rng: &mut Rng) {
-        let left = rng.within(0..=self.under_way.len() as u64);
-        self.under_way.truncate(left as usize);
-        self.log.clear();
+        self.close_at_worker();
+        self.shatter(Break::Silent(Way::Up), rng);
     }
 }
 
@@ -116,58 +149,90 @@ impl Link {
 mod tests {
     use super::*;
 
-    fn message(word: u64) -> Message {
-        Message::Submission([word; WORDS], None)
+    const UP: Way = Way::Up;
+    const DOWN: Way = Way::Down;
+
+    fn connected() -> Wire {
+        let mut wire = Wire::default();
+        wire.connect();
+        wire
     }
 
-    fn word(message: Option<Message>) -> Option<u64> {
-        match message? {
-            Message::Submission(words, _) => Some(words[0]),
-            Message::Bye => None,
-        }
-    }
-
-    fn heal(link: &mut Link) -> usize {
-        link.heal(100, |rng| rng.within(1..=5), &mut Rng::new(1)).len()
+    fn arrivals(wire: &mut Wire, way: Way) -> Vec<u8> {
+        std::iter::from_fn(|| wire.receive(way, 1000)).map(|frame| frame[0]).collect()
     }
 
     #[test]
     fn a_link_keeps_its_order_whatever_the_delays() {
-        let mut link = Link::default();
-        link.send(message(1), Kind::Push, 50, false);
-        let due = link.send(message(2), Kind::Push, 10, false).unwrap();
+        let mut ring = Ring::default();
+        ring.send([1; WORDS], 50);
+        let due = ring.send([2; WORDS], 10);
         assert!(due > 50);
-        assert_eq!(word(link.receive(10)), None);
-        assert_eq!((word(link.receive(due)), word(link.receive(due))), (Some(1), Some(2)));
+        assert_eq!(ring.receive(10), None);
+        assert_eq!((ring.receive(due), ring.receive(due)), (Some([1; WORDS]), Some([2; WORDS])));
+        let mut wire = connected();
+        wire.send(UP, vec![1], 50);
+        assert!(wire.send(UP, vec![2], 10).unwrap() > 50);
+        assert!(wire.receive(UP, 10).is_none() && !wire.has_room(UP, 2) && wire.has_room(DOWN, 2));
+        assert_eq!(arrivals(&mut wire, UP), [1, 2]);
     }
 
     #[test]
-    fn a_healed_link_resends_all_that_was_lost_and_every_push_since_the_last_clock() {
-        let mut link = Link::default();
-        let kinds = [Kind::Push, Kind::Clock, Kind::Other, Kind::Push, Kind::Push, Kind::Clock];
-        for (number, kind) in (0..).zip(kinds) {
-            link.send(message(number), kind, number, true);
+    fn a_cut_loses_all_that_is_under_way_and_a_new_connection_starts_empty() {
+        let mut wire = connected();
+        for way in [UP, DOWN] {
+            wire.send(way, vec![1], 1);
         }
-        for _ in 0..4 {
-            link.receive(10).unwrap();
+        wire.shatter(Break::Cut, &mut Rng::new(1));
+        assert_eq!(wire.send(UP, vec![2], 1), None);
+        assert!(arrivals(&mut wire, UP).is_empty() && arrivals(&mut wire, DOWN).is_empty());
+        wire.connect();
+        wire.send(DOWN, vec![3], 1);
+        assert_eq!((wire.number, arrivals(&mut wire, DOWN)), (2, vec![3]));
+    }
+
+    #[test]
+    fn what_falls_silent_one_way_still_carries_the_other() {
+        let mut arrived = std::collections::BTreeSet::new();
+        for seed in 0..40 {
+            let mut wire = connected();
+            for number in 0..3 {
+                wire.send(UP, vec![number], 1);
+                wire.send(DOWN, vec![number], 1);
+            }
+            wire.shatter(Break::Silent(UP), &mut Rng::new(seed));
+            wire.send(DOWN, vec![3], 1);
+            assert_eq!(arrivals(&mut wire, DOWN), [0, 1, 2, 3]);
+            arrived.insert(arrivals(&mut wire, UP));
         }
-        assert!(link.cut() && !link.cut());
-        assert_eq!(link.send(message(6), Kind::Push, 20, true), None);
-        assert_eq!(heal(&mut link), 4);
-        let came: Vec<u64> = std::iter::from_fn(|| word(link.receive(1000))).collect();
-        assert_eq!(came, [3, 4, 5, 6], "the push that had come comes again, the load does not");
+        let prefixes = [vec![], vec![0], vec![0, 1], vec![0, 1, 2]];
+        assert_eq!(arrived, prefixes.into_iter().collect());
+    }
+
+    #[test]
+    fn what_was_sent_before_an_end_was_closed_arrives_at_the_other() {
+        let mut wire = connected();
+        for way in [UP, DOWN] {
+            wire.send(way, vec![1], 1);
+        }
+        wire.close_at_worker();
+        assert_eq!((arrivals(&mut wire, UP), arrivals(&mut wire, DOWN)), (vec![1], vec![]));
+        let mut wire = connected();
+        for way in [UP, DOWN] {
+            wire.send(way, vec![1], 1);
+        }
+        wire.close_at_shard();
+        assert_eq!((arrivals(&mut wire, UP), arrivals(&mut wire, DOWN)), (vec![], vec![1]));
     }
 
     #[test]
     fn what_a_dead_worker_leaves_under_way_arrives_from_the_front() {
         let mut arrived = std::collections::BTreeSet::new();
         for seed in 0..40 {
-            let mut link = Link::default();
-            for number in 0..3 {
-                link.send(message(number), Kind::Push, 1, false);
-            }
-            link.abandon(&mut Rng::new(seed));
-            arrived.insert(std::iter::from_fn(|| word(link.receive(10))).collect::<Vec<_>>());
+            let mut ring = Ring::default();
+            (0..3).for_each(|number| _ = ring.send([number; WORDS], 1));
+            ring.abandon(&mut Rng::new(seed));
+            arrived.insert(std::iter::from_fn(|| ring.receive(10)).map(|words| words[0]).collect::<Vec<_>>());
         }
         let prefixes = [vec![], vec![0], vec![0, 1], vec![0, 1, 2]];
         assert_eq!(arrived, prefixes.into_iter().collect());

@@ -4,12 +4,12 @@
 //! be slow, die or turn hostile. What it may ask for it learns from the real [`Position`].
 
 use crate::rng::Rng;
-use crate::transport::{Kind, Message};
 use crate::workload::{Share, Workload};
 use penstock_proto::error::JobFailure;
+use penstock_proto::submission::Submission;
 use penstock_proto::worker::Position;
 use penstock_proto::{Rank, TensorId};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
 /// One operation of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub enum Op {
     },
     /// Contributes to it.
     Push(TensorId),
+    /// On another host: has the optimizer's state sent, as another thread would, and goes on meanwhile.
+    State(TensorId),
     /// Completes the iteration.
     Clock,
     /// Closes the job.
@@ -48,6 +50,8 @@ pub struct Need {
     pub version: Option<u64>,
     /// Own contributions that must have been taken from the lane.
     pub folded: u64,
+    /// On another host: whether all that was asked for must have come.
+    pub fetched: bool,
 }
 
 /// A pull under way.
@@ -59,7 +63,7 @@ pub struct Reading {
     pub slack: Option<u32>,
     /// Whether the next contribution depends on it.
     pub trains: bool,
-    /// Chunks still to be read; a local reader takes them one after the other.
+    /// Chunks still to be read, one after the other.
     pub left: Vec<u32>,
     /// What was read, as far as it was.
     pub value: Vec<u8>,
@@ -83,12 +87,10 @@ pub enum State {
     Running,
     /// It waits until the tensor is declared everywhere.
     Declaring(TensorId),
-    /// It waits for all of these needs; a remote worker for the shards' answers.
+    /// It waits for all of these needs.
     Waiting {
         /// The needs.
         needs: Vec<Need>,
-        /// Shards that have not answered yet.
-        open: BTreeSet<usize>,
         /// What follows.
         then: Then,
     },
@@ -96,6 +98,8 @@ pub enum State {
     Reading(Reading),
     /// It writes arbitrary words, so many more times.
     Hostile(u64),
+    /// On another host: it has said goodbye, which not every shard has taken so far.
+    Leaving,
     /// It has left.
     Left,
     /// It died, or it was hostile and fell silent.
@@ -110,9 +114,7 @@ pub struct Outgoing {
     /// To which shard.
     pub shard: usize,
     /// What.
-    pub message: Message,
-    /// What it is to a resend.
-    pub kind: Kind,
+    pub submission: Submission,
     /// The chunks that it contributes or loads there.
     pub chunks: Vec<u32>,
     /// Of which tensor, and for a push with which stamp.
@@ -138,8 +140,10 @@ pub struct Worker {
     pub sent: Vec<Vec<u64>>,
     /// What the next gradient is computed from.
     pub seen: Vec<Option<Vec<u8>>>,
-    /// Counts waits: an answer to an earlier one is of no use.
-    pub wait: u64,
+    /// On another host: its lane of each tensor. The others' are the home's memory.
+    pub lanes: Vec<Vec<u8>>,
+    /// On another host: whether it has loaded the tensor since it last fetched it.
+    pub loaded: Vec<bool>,
     /// Whether it will be woken.
     pub waking: bool,
     ops: VecDeque<Op>,
@@ -157,7 +161,8 @@ impl Worker {
             positions: vec![Position::default(); tensors],
             sent: vec![vec![0; shards]; tensors],
             seen: vec![None; tensors],
-            wait: 0,
+            lanes: vec![Vec::new(); tensors],
+            loaded: vec![false; tensors],
             waking: false,
             ops: VecDeque::new(),
         }
@@ -169,14 +174,14 @@ impl Worker {
     }
 
     /// The next operation of the program.
-    pub fn next_op(&mut self, workload: &Workload, rng: &mut Rng) -> Op {
+    pub fn next_op(&mut self, workload: &Workload, remote: bool, rng: &mut Rng) -> Op {
         if self.ops.is_empty() {
-            self.plan(workload, rng);
+            self.plan(workload, remote, rng);
         }
         self.ops.pop_front().expect("a plan ends with a clock or with leaving")
     }
 
-    fn plan(&mut self, workload: &Workload, rng: &mut Rng) {
+    fn plan(&mut self, workload: &Workload, remote: bool, rng: &mut Rng) {
         let Self { rank, clock, .. } = *self;
         self.seen.fill(None);
         if clock >= workload.leaves_at[rank as usize] {
@@ -197,6 +202,9 @@ impl Worker {
         self.ops.extend(pulls.map(|&tensor| Op::Pull { tensor, slack: None, trains: true }));
         let pushes = order.iter().filter(|&&tensor| workload.share(rank, tensor, clock) != Share::None);
         self.ops.extend(pushes.map(|&tensor| Op::Push(tensor)));
+        let declared = |&tensor: &TensorId| workload.tensors[tensor as usize].declared_at <= clock;
+        let looks = order.iter().copied().find(declared).filter(|_| remote && rng.once_in(3));
+        self.ops.extend(looks.map(Op::State));
         let again = order.iter().filter_map(|&tensor| {
             let slack = workload.pulls_again(rank, tensor, clock)?;
             Some(Op::Pull { tensor, slack, trains: false })

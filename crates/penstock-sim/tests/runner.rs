@@ -16,7 +16,7 @@ fn text(bytes: &[u8]) -> String {
 fn a_run_that_holds_says_so() {
     let output = run(&["--seeds", "0..8"]);
     assert!(output.status.success(), "{output:?}");
-    assert!(text(&output.stdout).starts_with("8 seeds hold: clock "), "{output:?}");
+    assert!(text(&output.stdout).starts_with("8 seeds hold: ask "), "{output:?}");
 }
 
 #[test]

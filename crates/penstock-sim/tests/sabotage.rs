@@ -61,6 +61,33 @@ fn a_home_that_does_not_say_how_far_it_came_is_seen() {
     is_seen_by(Sabotage::KeepsSilent, "liveness", 60);
 }
 
+#[test]
+fn a_subscriber_that_forgets_which_results_are_wanted_is_seen() {
+    is_seen_by(Sabotage::ForgetsWhatIsWanted, "asked for", 40);
+}
+
+#[test]
+fn a_fetch_that_is_not_made_again_is_seen() {
+    is_seen_by(Sabotage::DoesNotFetchAgain, "asked for", 20);
+}
+
+#[test]
+fn a_ticket_that_is_returned_too_early_is_seen() {
+    is_seen_by(Sabotage::ReturnsTicketsTooEarly, "asked for", 60);
+}
+
+#[test]
+fn values_that_are_left_out_of_what_was_asked_for_are_seen() {
+    is_seen_by(Sabotage::LosesNotices, "asked for", 60);
+}
+
+#[test]
+fn a_payload_that_is_flipped_behind_its_checksum_and_believed_is_seen() {
+    is_seen_by(Sabotage::BelievesDamagedFrames, "asked for", 40);
+    is_seen_by(Sabotage::BelievesDamagedFrames, "exactly once", 5);
+    is_seen_by(Sabotage::BelievesDamagedFrames, "bits", 2);
+}
+
 /// The checker of tables sees it in some of these seeds, in these words.
 fn is_seen_in_tables(sabotage: items::Sabotage, seeds: u64, words: &str, least: usize) {
     let check = |seed| items::Scenario::from_seed(seed).sabotaged(sabotage).check().err();

@@ -19,9 +19,18 @@ fn every_seed_keeps_every_promise() {
         tally.merge(&check(&Scenario::from_seed(seed)).tally);
     }
     // A simulation that never met a fault proves nothing.
-    for (event, least) in
-        [("cut", 500), ("heal", 500), ("crash", 100), ("turn", 50), ("refuse", 50), ("read", 5000)]
-    {
+    for (event, least) in [
+        ("cut", 2000),
+        ("connect", 5000),
+        ("commit", 500),
+        ("crash", 100),
+        ("turn", 50),
+        ("refuse", 50),
+        ("read", 5000),
+        ("ask", 5000),
+        ("want", 1000),
+        ("state", 1000),
+    ] {
         assert!(tally.of(event) >= least, "{event} happened {} times: {tally}", tally.of(event));
     }
 }

@@ -6,9 +6,11 @@
 //! | [`exactly_once`] | version v holds every update stamped < v once, and no update twice |
 //! | [`atomicity`] | a reader never sees a torn chunk |
 //! | [`bits`] | under BSP equal inputs give equal bits |
+//! | [`asked`] | between hosts, what was asked for comes, and a ticket comes back behind it |
 //!
 //! That every job ends (liveness) is judged by the event loop itself, which knows when nothing is under way any more.
 
+pub mod asked;
 pub mod atomicity;
 pub mod bits;
 pub mod exactly_once;
@@ -33,6 +35,10 @@ pub trait Checker {
     fn name(&self) -> &'static str;
     /// Sees what happens.
     fn see(&mut self, observation: &Observation<'_>) -> Result<(), String>;
+    /// Sees that nothing is under way any more, though somebody may wait.
+    fn quiet(&mut self) -> Result<(), String> {
+        Ok(())
+    }
     /// Sees the end.
     fn finish(&mut self, _end: &End<'_>) -> Result<(), String> {
         Ok(())

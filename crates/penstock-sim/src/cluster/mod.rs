@@ -1,14 +1,16 @@
 //! The event loop: workers, links and shards under one queue of events.
 
+mod remote;
 mod servers;
 mod workers;
 
 use crate::checkers::{Checker, End};
 use crate::history::{Observation, Tally};
-use crate::memory::{Memory, Mirror};
+use crate::memory::Memory;
+use crate::remote::{Courier, Port};
 use crate::rng::Rng;
 use crate::scenario::Scenario;
-use crate::transport::Link;
+use crate::transport::{Break, Ring, Way, Wire};
 use crate::worker::{Need, State, Worker};
 use crate::workload::Workload;
 use penstock_proto::chunk::Cut;
@@ -63,6 +65,14 @@ pub enum Failure {
         /// Why.
         why: String,
     },
+    /// A shard sent what no shard sends.
+    #[error("protocol, tick {at}: {what}")]
+    Broke {
+        /// When.
+        at: u64,
+        /// Which shard, to whom, and what.
+        what: String,
+    },
 }
 
 /// What came of a run.
@@ -80,7 +90,6 @@ pub struct Outcome {
     pub ticks: u64,
 }
 
-type Chunks = Vec<(u32, Mirror)>;
 /// Who is told of everything, with its tick.
 pub type Log<'a> = Option<&'a mut dyn FnMut(u64, &Observation<'_>)>;
 
@@ -89,10 +98,13 @@ enum Event {
     Step(Rank),
     Wake(Rank),
     Deliver(Rank, usize),
-    Heal(Rank, usize),
+    Frame { rank: Rank, shard: usize, number: u64, way: Way },
+    Break { rank: Rank, shard: usize, number: u64, how: Break },
+    Drop { rank: Rank, shard: usize, number: u64 },
+    GiveUp { rank: Rank, shard: usize, number: u64 },
+    Connect { rank: Rank, shard: usize, number: u64 },
     Declare(TensorId, usize),
-    Ask { rank: Rank, wait: u64, need: Need },
-    Answer { rank: Rank, wait: u64, shard: usize, chunks: Chunks },
+    Commit(usize, TensorId, u32),
     Silent(Rank),
     Remove(Rank, usize),
     End(Rank),
@@ -170,12 +182,16 @@ impl Map {
     }
 }
 
+fn for_each_pair<T: Default>(workers: u32, shards: usize) -> Vec<Vec<T>> {
+    (0..workers).map(|_| (0..shards).map(|_| T::default()).collect()).collect()
+}
+
 #[derive(Debug)]
 struct Server {
     machine: Shard,
     memory: Memory,
-    /// Questions of remote workers that cannot be answered yet.
-    asks: Vec<(Rank, u64, Need)>,
+    /// Of each worker on another host that it listens to.
+    ports: Vec<Option<Port>>,
 }
 
 impl Server {
@@ -195,7 +211,10 @@ pub struct Cluster<'a> {
     events: BinaryHeap<Reverse<Due>>,
     rng: Rng,
     servers: Vec<Server>,
-    links: Vec<Vec<Link>>,
+    /// For each worker and shard: of one host, and of two.
+    rings: Vec<Vec<Ring>>,
+    wires: Vec<Vec<Wire>>,
+    couriers: Vec<Vec<Courier>>,
     workers: Vec<Worker>,
     /// For each tensor: shards that still have to hear of it; `None` before anyone declared it.
     undeclared: Vec<Option<BTreeSet<usize>>>,
@@ -216,8 +235,8 @@ impl<'a> Cluster<'a> {
         let shards = (scenario.topology.servers * scenario.topology.shards) as usize;
         let server = |rng: &mut Rng| Server {
             machine: Shard::new(workers),
-            memory: Memory::new(scenario.sabotage, Rng::new(rng.word())),
-            asks: Vec::new(),
+            memory: Memory::new(scenario.faults.wait_once_in, scenario.sabotage, Rng::new(rng.word())),
+            ports: scenario.faults.remote.iter().map(|remote| remote.then(Port::default)).collect(),
         };
         let mut cluster = Self {
             scenario,
@@ -227,7 +246,9 @@ impl<'a> Cluster<'a> {
             sequence: 0,
             events: BinaryHeap::new(),
             servers: (0..shards).map(|_| server(&mut rng)).collect(),
-            links: (0..workers).map(|_| (0..shards).map(|_| Link::default()).collect()).collect(),
+            rings: for_each_pair(workers, shards),
+            wires: for_each_pair(workers, shards),
+            couriers: for_each_pair(workers, shards),
             workers: (0..workers).map(|rank| Worker::new(rank, tensors, shards)).collect(),
             undeclared: vec![None; tensors],
             lost: BTreeSet::new(),
@@ -238,7 +259,13 @@ impl<'a> Cluster<'a> {
             log,
             rng,
         };
-        (0..workers).for_each(|rank| cluster.step_later(rank));
+        for rank in 0..workers {
+            cluster.step_later(rank);
+            for shard in (0..shards).filter(|_| scenario.faults.remote[rank as usize]) {
+                let delay = cluster.delay();
+                cluster.later(delay, Event::Connect { rank, shard, number: 0 });
+            }
+        }
         cluster
     }
 
@@ -255,6 +282,10 @@ impl<'a> Cluster<'a> {
     }
 
     fn finish(mut self) -> Result<Outcome, Failure> {
+        for checker in &mut self.checkers {
+            let name = checker.name();
+            checker.quiet().map_err(|what| Failure::Violation { checker: name, at: self.now, what })?;
+        }
         let waits: Vec<String> =
             self.workers.iter().filter_map(|worker| self.describe_wait(worker)).collect();
         if !waits.is_empty() {
@@ -290,8 +321,8 @@ impl<'a> Cluster<'a> {
         let rank = worker.rank;
         match &worker.state {
             State::Waiting { needs, .. } => {
-                let unmet = needs.iter().find(|need| !self.servers[need.shard].meets(rank, need));
-                let Some(&Need { shard, tensor, version, folded }) = unmet else {
+                let unmet = needs.iter().find(|need| !self.meets(rank, need));
+                let Some(&Need { shard, tensor, version, folded, .. }) = unmet else {
                     return Some(format!("worker {rank} was not woken"));
                 };
                 let machine = &self.servers[shard].machine;
@@ -303,6 +334,7 @@ impl<'a> Cluster<'a> {
                 ))
             }
             State::Declaring(tensor) => Some(format!("worker {rank} waits for the declaration of t{tensor}")),
+            State::Leaving => Some(format!("worker {rank} waits for its goodbye to be taken")),
             State::Left | State::Lost | State::Failed(_) => None,
             State::Running | State::Reading(_) | State::Hostile(_) => {
                 Some(format!("worker {rank} stands still"))
@@ -349,24 +381,26 @@ impl<'a> Cluster<'a> {
     fn handle(&mut self, event: Event) -> Result<(), Failure> {
         match event {
             Event::Step(rank) => self.step(rank),
-            Event::Wake(rank) => {
-                self.wake(rank);
-                Ok(())
-            }
+            Event::Wake(rank) => self.wake(rank),
             Event::Deliver(rank, shard) => self.deliver(rank, shard),
-            Event::Heal(rank, shard) => self.heal(rank, shard),
-            Event::Declare(tensor, shard) => self.declare(tensor, shard),
-            Event::Ask { rank, wait, need } => {
-                self.servers[need.shard].asks.push((rank, wait, need));
-                self.answer(need.shard);
+            Event::Frame { rank, shard, number, way } => self.frame(rank, shard, number, way),
+            Event::Break { rank, shard, number, how } => self.break_wire(rank, shard, number, how),
+            Event::Drop { rank, shard, number } => {
+                self.drop_wire(rank, shard, number);
                 Ok(())
             }
-            Event::Answer { rank, wait, shard, chunks } => self.answered(rank, wait, shard, chunks),
+            Event::GiveUp { rank, shard, number } => {
+                self.give_up(rank, shard, number);
+                Ok(())
+            }
+            Event::Connect { rank, shard, number } => self.connect(rank, shard, number),
+            Event::Declare(tensor, shard) => self.declare(tensor, shard),
+            Event::Commit(shard, tensor, chunk) => self.commit(shard, tensor, chunk),
             Event::Silent(rank) => {
                 self.lose(rank, &Loss::Died);
                 Ok(())
             }
-            Event::Remove(rank, shard) => self.remove(rank, shard, false),
+            Event::Remove(rank, shard) => self.remove(rank, shard),
             Event::End(rank) => self.end(rank),
         }
     }

@@ -4,7 +4,6 @@ use super::{Cluster, Event, Failure, Map, Server};
 use crate::faults::{Fate, OnLoss};
 use crate::history::Observation;
 use crate::memory::{Deed, Mirror};
-use crate::transport::{Message, Payload};
 use crate::worker::{State, Worker};
 use penstock_proto::error::{JobFailure, Loss};
 use penstock_proto::shard::SubmissionRefused;
@@ -28,30 +27,37 @@ impl Cluster<'_> {
     }
 
     pub(super) fn deliver(&mut self, rank: Rank, shard: usize) -> Result<(), Failure> {
-        let Some(message) = self.links[rank as usize][shard].receive(self.now) else { return Ok(()) };
-        let Server { machine, memory, .. } = &mut self.servers[shard];
-        if !machine.clocks().is_live(rank) {
+        let Some(words) = self.rings[rank as usize][shard].receive(self.now) else { return Ok(()) };
+        if !self.servers[shard].machine.clocks().is_live(rank) {
             return Ok(()); // nobody listens to it any more
         }
-        let (words, payload) = match message {
-            Message::Bye => return self.remove(rank, shard, true),
-            Message::Submission(words, payload) => (words, payload),
-        };
-        if let Some(Payload { tensor, chunks }) = payload.as_deref() {
-            chunks.iter().for_each(|(chunk, bytes)| memory.write_lane(*tensor, *chunk, rank, bytes));
-        }
-        let submission = match Submission::decode(words) {
-            Ok(submission) => submission,
-            Err(error) => return self.refused(rank, shard, &error.to_string()),
-        };
-        match machine.submit(rank, &submission, memory) {
-            Ok(()) => self.after(shard),
-            Err(SubmissionRefused::Failure(failure)) => {
-                self.end_job(failure);
-                self.after(shard)
-            }
+        match Submission::decode(words) {
+            Ok(submission) => self.submit_to(rank, shard, &submission),
             Err(error) => self.refused(rank, shard, &error.to_string()),
         }
+    }
+
+    pub(super) fn submit_to(
+        &mut self,
+        rank: Rank,
+        shard: usize,
+        submission: &Submission,
+    ) -> Result<(), Failure> {
+        let Server { machine, memory, .. } = &mut self.servers[shard];
+        match machine.submit(rank, submission, memory) {
+            Ok(()) => {}
+            Err(SubmissionRefused::Failure(failure)) => self.end_job(failure),
+            Err(error) => return self.refused(rank, shard, &error.to_string()),
+        }
+        if matches!(submission, Submission::Leave) {
+            // A worker on another host still has to hear that its goodbye was taken.
+            if let Some(port) = &mut self.servers[shard].ports[rank as usize] {
+                port.subscriber.let_go();
+            }
+            self.see(Observation::Removed { shard, rank, clean: true })?;
+            self.give_up_orphans(shard);
+        }
+        self.after(shard)
     }
 
     pub(super) fn refused(&mut self, rank: Rank, shard: usize, why: &str) -> Result<(), Failure> {
@@ -60,7 +66,7 @@ impl Cluster<'_> {
             return Err(Failure::HonestRefused { at: self.now, rank, why: why.to_owned() });
         }
         self.lose(rank, &Loss::Broke { what: why.to_owned() });
-        self.remove(rank, shard, false)
+        self.remove(rank, shard)
     }
 
     /// The control plane tells all shards that a worker is lost, each in its own time.
@@ -77,16 +83,29 @@ impl Cluster<'_> {
         }
     }
 
-    pub(super) fn remove(&mut self, rank: Rank, shard: usize, clean: bool) -> Result<(), Failure> {
-        let Server { machine, memory, .. } = &mut self.servers[shard];
+    /// A shard goes on without a worker that was lost.
+    pub(super) fn remove(&mut self, rank: Rank, shard: usize) -> Result<(), Failure> {
+        let Server { machine, memory, ports, .. } = &mut self.servers[shard];
+        ports[rank as usize] = None;
         if !machine.clocks().is_live(rank) {
             return Ok(());
         }
         if let Err(failure) = machine.remove(rank, memory) {
             self.end_job(failure);
         }
-        self.see(Observation::Removed { shard, rank, clean })?;
+        self.see(Observation::Removed { shard, rank, clean: false })?;
         self.give_up_orphans(shard);
+        self.after(shard)
+    }
+
+    /// A fold that waited is committed.
+    pub(super) fn commit(&mut self, shard: usize, tensor: TensorId, chunk: u32) -> Result<(), Failure> {
+        let Server { machine, memory, .. } = &mut self.servers[shard];
+        match machine.commit(tensor, chunk, memory) {
+            Ok(waited) => debug_assert!(waited, "it is committed once"),
+            Err(failure) => self.end_job(failure),
+        }
+        self.see(Observation::Committed { shard, tensor, chunk })?;
         self.after(shard)
     }
 
@@ -112,43 +131,42 @@ impl Cluster<'_> {
         }
     }
 
-    /// A shard did something: it is seen, questions are answered, and who waits looks again.
+    /// A shard did something: it is seen, other hosts are told, and who waits looks again.
     pub(super) fn after(&mut self, shard: usize) -> Result<(), Failure> {
         for deed in self.servers[shard].memory.take_deeds() {
             match &deed {
                 Deed::Folded { tensor, chunk, writers } => {
                     self.see(Observation::Folded { shard, tensor: *tensor, chunk: *chunk, writers })?;
                 }
-                Deed::Published { tensor, chunk, mirror: Mirror { version, value } } => {
+                Deed::Waits { tensor, chunk } => {
+                    let delay = self.delay();
+                    self.later(delay, Event::Commit(shard, *tensor, *chunk));
+                }
+                Deed::Published { tensor, chunk, mirror: Mirror { version, value, .. } } => {
                     let (tensor, chunk, version) = (*tensor, *chunk, *version);
                     self.see(Observation::Published { shard, tensor, chunk, version, value })?;
+                    let Server { memory, ports, .. } = &mut self.servers[shard];
+                    let local =
+                        memory.local(tensor, chunk).expect("only what is homed here is published here");
+                    for port in ports.iter_mut().flatten() {
+                        port.subscriber.published(tensor, local, memory);
+                    }
+                }
+                Deed::Counted { tensor, writer, count } => {
+                    let Server { memory, ports, .. } = &mut self.servers[shard];
+                    if let Some(port) = &mut ports[*writer as usize] {
+                        port.subscriber.folded(*tensor, *count, memory);
+                    }
                 }
             }
         }
-        self.answer(shard);
-        let waits = |worker: &&Worker| matches!(worker.state, State::Waiting { .. });
-        let waiting: Vec<Rank> = self.workers.iter().filter(waits).map(|worker| worker.rank).collect();
-        for rank in waiting {
-            if !self.is_remote(rank) {
+        for rank in 0..self.workload.workers() {
+            if self.is_remote(rank) {
+                self.answer(rank, shard);
+            } else if matches!(self.workers[rank as usize].state, State::Waiting { .. }) {
                 self.wake_later(rank);
             }
         }
         Ok(())
-    }
-
-    pub(super) fn answer(&mut self, shard: usize) {
-        let server = &mut self.servers[shard];
-        let asks = std::mem::take(&mut server.asks);
-        let (ready, parked): (Vec<_>, Vec<_>) =
-            asks.into_iter().partition(|(rank, _, need)| server.meets(*rank, need));
-        server.asks = parked;
-        for (rank, wait, need) in ready {
-            let homed = &self.maps[need.tensor as usize].homes[shard];
-            let memory = &self.servers[shard].memory;
-            let mirror = |&chunk: &u32| Some((chunk, memory.mirror(need.tensor, chunk)?.clone()));
-            let chunks = homed.iter().filter_map(mirror).collect();
-            let delay = self.delay();
-            self.later(delay, Event::Answer { rank, wait, shard, chunks });
-        }
     }
 }

@@ -1,17 +1,14 @@
 //! The workers' side: what a worker does next, and what becomes of it.
 
-use super::{Chunks, Cluster, Event, Failure, HOSTILE_SUBMISSIONS, LEASE};
+use super::{Cluster, Event, Failure, HOSTILE_SUBMISSIONS, LEASE};
 use crate::faults::Fate;
 use crate::history::Observation;
 use crate::memory::Mirror;
-use crate::rng::Rng;
-use crate::transport::{Kind, Message, Payload};
 use crate::worker::{Need, Op, Outgoing, Reading, State, Then, ranges};
 use crate::workload::Share;
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
 use std::collections::BTreeSet;
-use std::rc::Rc;
 
 impl Cluster<'_> {
     pub(super) fn step(&mut self, rank: Rank) -> Result<(), Failure> {
@@ -31,7 +28,8 @@ impl Cluster<'_> {
         } else if matches!(self.workers[rank as usize].state, State::Reading(_)) {
             self.read_on(rank)?;
         } else {
-            let op = self.workers[rank as usize].next_op(self.workload, &mut self.rng);
+            let remote = self.is_remote(rank);
+            let op = self.workers[rank as usize].next_op(self.workload, remote, &mut self.rng);
             self.begin(rank, op)?;
         }
         if matches!(self.workers[rank as usize].state, State::Running | State::Reading(_)) {
@@ -45,35 +43,39 @@ impl Cluster<'_> {
             Op::Declare(tensor) => self.begin_declare(rank, tensor),
             Op::Load(tensor) => self.load(rank, tensor),
             Op::Ready(tensor) => {
-                let needs = self.needs(tensor, |_| (Some(0), 0));
-                self.wait_for(rank, needs, Then::Go);
+                if self.is_remote(rank) {
+                    self.ask(rank, tensor, |courier| {
+                        let lacks = courier.tensors.get(&tensor).is_some_and(|home| home.progress == 0);
+                        lacks.then(|| courier.fetch(tensor, 0, false)).flatten()
+                    })?;
+                }
+                let needs = self.needs(tensor, false, |_| (Some(0), 0));
+                return self.wait_for(rank, needs, Then::Go);
             }
-            Op::Pull { tensor, slack, trains } => self.pull(rank, tensor, slack, trains),
+            Op::Pull { tensor, slack, trains } => return self.pull(rank, tensor, slack, trains),
+            Op::State(tensor) => return self.ask(rank, tensor, |courier| courier.fetch(tensor, 0, true)),
             Op::Push(tensor) => {
                 let sent = self.workers[rank as usize].sent[tensor as usize].clone();
-                let mut needs = self.needs(tensor, |shard| (None, sent[shard]));
+                let mut needs = self.needs(tensor, false, |shard| (None, sent[shard]));
                 needs.retain(|need| need.folded > 0);
-                self.wait_for(rank, needs, Then::Fill(tensor));
+                return self.wait_for(rank, needs, Then::Fill(tensor));
             }
             Op::Clock => {
                 let worker = &mut self.workers[rank as usize];
                 worker.clock += 1;
                 let clock = worker.clock;
                 self.see(Observation::Clocked { rank, clock })?;
-                self.tell_all(rank, Kind::Clock, |_| {
-                    Message::Submission(Submission::Clock { clock }.encode(), None)
-                });
+                self.tell_all(rank, Submission::Clock { clock });
             }
-            Op::Leave => self.tell_all(rank, Kind::Other, |_| Message::Bye),
+            Op::Leave => self.tell_all(rank, Submission::Leave),
         }
         Ok(())
     }
 
-    pub(super) fn tell_all(&mut self, rank: Rank, kind: Kind, message: impl Fn(usize) -> Message) {
+    pub(super) fn tell_all(&mut self, rank: Rank, submission: Submission) {
         let outgoing = (0..self.servers.len()).map(|shard| Outgoing {
             shard,
-            message: message(shard),
-            kind,
+            submission,
             chunks: Vec::new(),
             update: None,
         });
@@ -95,33 +97,28 @@ impl Cluster<'_> {
     }
 
     /// A need at every shard that homes chunks of the tensor.
-    pub(super) fn needs(&self, tensor: TensorId, what: impl Fn(usize) -> (Option<u64>, u64)) -> Vec<Need> {
+    pub(super) fn needs(
+        &self,
+        tensor: TensorId,
+        fetched: bool,
+        what: impl Fn(usize) -> (Option<u64>, u64),
+    ) -> Vec<Need> {
         let homes = self.maps[tensor as usize].homes.iter().enumerate();
         let here = homes.filter(|(_, chunks)| !chunks.is_empty());
         here.map(|(shard, _)| {
             let (version, folded) = what(shard);
-            Need { shard, tensor, version, folded }
+            Need { shard, tensor, version, folded, fetched }
         })
         .collect()
     }
 
-    pub(super) fn wait_for(&mut self, rank: Rank, needs: Vec<Need>, then: Then) {
+    pub(super) fn wait_for(&mut self, rank: Rank, needs: Vec<Need>, then: Then) -> Result<(), Failure> {
         if needs.is_empty() {
             return self.resume(rank, then);
         }
-        let worker = &mut self.workers[rank as usize];
-        worker.wait += 1;
-        let wait = worker.wait;
-        let open = needs.iter().map(|need| need.shard).collect();
-        worker.state = State::Waiting { needs: needs.clone(), open, then };
-        if self.is_remote(rank) {
-            for need in needs {
-                let delay = self.delay();
-                self.later(delay, Event::Ask { rank, wait, need });
-            }
-        } else {
-            self.wake_later(rank);
-        }
+        self.workers[rank as usize].state = State::Waiting { needs, then };
+        self.wake_later(rank);
+        Ok(())
     }
 
     pub(super) fn wake_later(&mut self, rank: Rank) {
@@ -131,85 +128,68 @@ impl Cluster<'_> {
         }
     }
 
-    /// A worker looks at what it waits for.
-    pub(super) fn wake(&mut self, rank: Rank) {
-        self.workers[rank as usize].waking = false;
-        let declared = |tensor| self.undeclared[tensor as usize].as_ref().is_some_and(BTreeSet::is_empty);
-        let met = |needs: &[Need]| needs.iter().all(|need| self.servers[need.shard].meets(rank, need));
-        let then = match &self.workers[rank as usize].state {
-            State::Declaring(tensor) if declared(*tensor) => Then::Go,
-            State::Waiting { needs, then, .. } if !self.is_remote(rank) && met(needs) => then.clone(),
-            _ => return,
-        };
-        self.go_on(rank, then);
+    /// Whether what a worker needs is there: at the home, or in its mirror of it.
+    pub(super) fn meets(&self, rank: Rank, need: &Need) -> bool {
+        if self.is_remote(rank) {
+            return self.couriers[rank as usize][need.shard].meets(need);
+        }
+        self.servers[need.shard].meets(rank, need)
     }
 
-    pub(super) fn answered(
-        &mut self,
-        rank: Rank,
-        wait: u64,
-        shard: usize,
-        chunks: Chunks,
-    ) -> Result<(), Failure> {
-        let worker = &mut self.workers[rank as usize];
-        if worker.wait != wait {
-            return Ok(());
-        }
-        let State::Waiting { open, then, .. } = &mut worker.state else { return Ok(()) };
-        open.remove(&shard);
-        let whole = open.is_empty();
-        if let Then::Read(reading) = then {
-            for (chunk, mirror) in &chunks {
-                let bytes = self.maps[reading.tensor as usize].bytes(*chunk);
-                reading.value[bytes].copy_from_slice(&mirror.value);
+    /// A worker looks at what it waits for.
+    pub(super) fn wake(&mut self, rank: Rank) -> Result<(), Failure> {
+        self.workers[rank as usize].waking = false;
+        let declared = |tensor| self.undeclared[tensor as usize].as_ref().is_some_and(BTreeSet::is_empty);
+        let then = match &self.workers[rank as usize].state {
+            State::Declaring(tensor) if declared(*tensor) => {
+                self.mirror(rank, *tensor);
+                Then::Go
             }
-        }
-        let then = then.clone();
-        if let Then::Read(Reading { tensor, slack, .. }) = then {
-            for (chunk, Mirror { version, value }) in &chunks {
-                let (chunk, version) = (*chunk, *version);
-                self.see(Observation::Read { rank, tensor, chunk, slack, version, value })?;
-            }
-        }
-        if whole {
-            self.go_on(rank, then);
-        }
+            State::Waiting { needs, then } if needs.iter().all(|need| self.meets(rank, need)) => then.clone(),
+            _ => return Ok(()),
+        };
+        self.resume(rank, then)?;
+        self.step_later(rank);
         Ok(())
     }
 
     /// A wait is over.
-    pub(super) fn go_on(&mut self, rank: Rank, then: Then) {
-        self.resume(rank, then);
-        self.step_later(rank);
-    }
-
-    pub(super) fn resume(&mut self, rank: Rank, then: Then) {
-        let remote = self.is_remote(rank);
+    pub(super) fn resume(&mut self, rank: Rank, then: Then) -> Result<(), Failure> {
         self.workers[rank as usize].state = State::Running;
         match then {
             Then::Go => {}
-            Then::Fill(tensor) => self.fill(rank, tensor),
-            Then::Read(reading) if remote => self.finish_read(rank, reading),
+            Then::Fill(tensor) => return self.fill(rank, tensor),
             Then::Read(reading) => self.workers[rank as usize].state = State::Reading(reading),
         }
+        Ok(())
     }
 
-    pub(super) fn pull(&mut self, rank: Rank, tensor: TensorId, slack: Option<u32>, trains: bool) {
-        let worker = &self.workers[rank as usize];
+    pub(super) fn pull(
+        &mut self,
+        rank: Rank,
+        tensor: TensorId,
+        slack: Option<u32>,
+        trains: bool,
+    ) -> Result<(), Failure> {
+        let worker = &mut self.workers[rank as usize];
         let consistency = self.workload.spec(tensor).consistency;
         let position = worker.positions[tensor as usize];
         let requirement = position.requirement(worker.clock, slack, consistency);
         let sent = worker.sent[tensor as usize].clone();
+        if self.is_remote(rank) {
+            let own = std::mem::take(&mut self.workers[rank as usize].loaded[tensor as usize]);
+            self.ask(rank, tensor, |courier| courier.freshen(tensor, &requirement, own))?;
+        }
         let own = |shard: usize| if requirement.own_folded { sent[shard] } else { 0 };
-        let needs = self.needs(tensor, |shard| (Some(requirement.version), own(shard)));
+        let needs = self.needs(tensor, true, |shard| (Some(requirement.version), own(shard)));
         let cut = self.maps[tensor as usize].cut;
         let mut left: Vec<u32> = (0..cut.chunks()).collect();
         self.rng.shuffle(&mut left);
         let value = vec![0; cut.bytes() as usize];
-        self.wait_for(rank, needs, Then::Read(Reading { tensor, slack, trains, left, value }));
+        self.wait_for(rank, needs, Then::Read(Reading { tensor, slack, trains, left, value }))
     }
 
-    /// A local reader takes some chunks from their mirrors; the home may go on meanwhile.
+    /// A reader takes some chunks, from the home's memory or from its mirror; both may go on meanwhile.
     pub(super) fn read_on(&mut self, rank: Rank) -> Result<(), Failure> {
         let State::Reading(mut reading) =
             std::mem::replace(&mut self.workers[rank as usize].state, State::Running)
@@ -220,8 +200,12 @@ impl Cluster<'_> {
             let Some(chunk) = reading.left.pop() else { break };
             let Reading { tensor, slack, .. } = reading;
             let map = &self.maps[tensor as usize];
-            let mirror = self.servers[map.home(chunk)].memory.mirror(tensor, chunk);
-            let Mirror { version, value } = mirror.expect("what is ready is published").clone();
+            let home = map.home(chunk);
+            let mirror = match self.is_remote(rank) {
+                true => self.couriers[rank as usize][home].tensors[&tensor].values.get(&chunk),
+                false => self.servers[home].memory.mirror(tensor, chunk),
+            };
+            let Mirror { version, value, .. } = mirror.expect("what is ready is published").clone();
             reading.value[map.bytes(chunk)].copy_from_slice(&value);
             self.see(Observation::Read { rank, tensor, chunk, slack, version, value: &value })?;
         }
@@ -246,7 +230,7 @@ impl Cluster<'_> {
     }
 
     /// The lane is free: the contribution goes into it, and its submissions into the outbox.
-    pub(super) fn fill(&mut self, rank: Rank, tensor: TensorId) {
+    pub(super) fn fill(&mut self, rank: Rank, tensor: TensorId) -> Result<(), Failure> {
         let worker = &mut self.workers[rank as usize];
         let clock = worker.clock;
         let seen = worker.seen[tensor as usize].as_deref();
@@ -261,26 +245,28 @@ impl Cluster<'_> {
         let settings = self.workload.settings(tensor, clock);
         let stamp = contribution.stamp;
         let push = |first, count| Submission::Push { tensor, first, count, stamp, settings };
-        self.put(rank, tensor, &lane, share, Some(stamp), push);
+        if self.is_remote(rank) {
+            self.want(rank, tensor, stamp, share == Share::Whole)?;
+        }
+        self.put(rank, tensor, lane, share, Some(stamp), push);
+        Ok(())
     }
 
     pub(super) fn load(&mut self, rank: Rank, tensor: TensorId) {
         let Some(start) = self.workload.start(tensor) else {
-            self.tell_all(rank, Kind::Other, |_| {
-                Message::Submission(Submission::Zero { tensor }.encode(), None)
-            });
-            return;
+            return self.tell_all(rank, Submission::Zero { tensor });
         };
+        self.workers[rank as usize].loaded[tensor as usize] = true;
         let load = |first, count| Submission::Load { tensor, first, count, slot: 0, part: 0, steps: 0 };
-        self.put(rank, tensor, &start, Share::Whole, None, load);
+        self.put(rank, tensor, start, Share::Whole, None, load);
     }
 
-    /// Puts `lane` into the lanes, at once where they are the same memory, else with the submissions.
+    /// Puts `lane` into the worker's lane, which is the home's memory where they share a host.
     pub(super) fn put(
         &mut self,
         rank: Rank,
         tensor: TensorId,
-        lane: &[u8],
+        lane: Vec<u8>,
         share: Share,
         stamp: Option<u64>,
         submission: impl Fn(u32, u32) -> Submission,
@@ -289,30 +275,31 @@ impl Cluster<'_> {
         let map = &self.maps[tensor as usize];
         let mut outbox = Vec::new();
         for (first, count) in ranges(map.cut.chunks(), share, &mut self.rng) {
-            let words = submission(first, count).encode();
+            let submission = submission(first, count);
             for (shard, homed) in map.homes.iter().enumerate() {
                 let within = homed.iter().copied().filter(|chunk| (first..first + count).contains(chunk));
                 let chunks: Vec<u32> = within.collect();
                 if chunks.is_empty() {
                     continue;
                 }
-                let bytes = |&chunk: &u32| (chunk, lane[map.bytes(chunk)].to_vec());
-                let payload: Vec<(u32, Vec<u8>)> = chunks.iter().map(bytes).collect();
                 if !remote {
                     let memory = &mut self.servers[shard].memory;
-                    payload.iter().for_each(|(chunk, bytes)| memory.write_lane(tensor, *chunk, rank, bytes));
+                    for &chunk in &chunks {
+                        memory.write_lane(tensor, chunk, rank, &lane[map.bytes(chunk)]);
+                    }
                 }
-                let payload = remote.then(|| Rc::new(Payload { tensor, chunks: payload }));
-                let kind = if stamp.is_some() { Kind::Push } else { Kind::Other };
-                let message = Message::Submission(words, payload);
-                outbox.push(Outgoing { shard, message, kind, chunks, update: Some((tensor, stamp)) });
+                outbox.push(Outgoing { shard, submission, chunks, update: Some((tensor, stamp)) });
             }
         }
-        self.workers[rank as usize].outbox.extend(outbox);
+        let worker = &mut self.workers[rank as usize];
+        worker.outbox.extend(outbox);
+        if remote {
+            worker.lanes[tensor as usize] = lane;
+        }
     }
 
     pub(super) fn submit(&mut self, rank: Rank, outgoing: Outgoing) -> Result<(), Failure> {
-        let Outgoing { shard, message, kind, chunks, update } = outgoing;
+        let Outgoing { shard, submission, chunks, update } = outgoing;
         if let Some((tensor, stamp)) = update {
             self.workers[rank as usize].sent[tensor as usize][shard] += chunks.len() as u64;
             for chunk in chunks {
@@ -321,54 +308,31 @@ impl Cluster<'_> {
                 }
             }
         }
-        let bye = matches!(message, Message::Bye);
-        self.send(rank, shard, message, kind)?;
-        if bye && self.workers[rank as usize].outbox.is_empty() {
-            self.workers[rank as usize].state = State::Left;
-            self.see(Observation::Ended { rank, how: "left" })?;
-        }
-        Ok(())
-    }
-
-    pub(super) fn send(
-        &mut self,
-        rank: Rank,
-        shard: usize,
-        message: Message,
-        kind: Kind,
-    ) -> Result<(), Failure> {
-        let due = self.now + self.delay();
         let remote = self.is_remote(rank);
-        let link = &mut self.links[rank as usize][shard];
-        if let Some(due) = link.send(message, kind, due, remote) {
-            self.at(due, Event::Deliver(rank, shard));
+        if remote {
+            self.say(rank, shard, submission)?;
+        } else {
+            self.send(rank, shard, submission.encode());
         }
-        let cuts = remote && self.rng.once_in(self.scenario.faults.cut_once_in);
-        if cuts && self.links[rank as usize][shard].cut() {
-            self.see(Observation::Cut { rank, shard })?;
-            let delay = 3 * self.delay();
-            self.later(delay, Event::Heal(rank, shard));
+        if matches!(submission, Submission::Leave) && self.workers[rank as usize].outbox.is_empty() {
+            self.workers[rank as usize].state = if remote { State::Leaving } else { State::Left };
+            if !remote {
+                self.see(Observation::Ended { rank, how: "left" })?;
+            }
         }
         Ok(())
     }
 
-    pub(super) fn heal(&mut self, rank: Rank, shard: usize) -> Result<(), Failure> {
-        if self.lost.contains(&rank) || matches!(self.workers[rank as usize].state, State::Lost) {
-            return Ok(());
-        }
-        let faults = &self.scenario.faults;
-        let delay = |rng: &mut Rng| faults.some_delay(rng);
-        let dues = self.links[rank as usize][shard].heal(self.now, delay, &mut self.rng);
-        self.see(Observation::Healed { rank, shard, resent: dues.len() })?;
-        dues.into_iter().for_each(|due| self.at(due, Event::Deliver(rank, shard)));
-        Ok(())
+    fn send(&mut self, rank: Rank, shard: usize, words: [u64; 8]) {
+        let due = self.now + self.delay();
+        let due = self.rings[rank as usize][shard].send(words, due);
+        self.at(due, Event::Deliver(rank, shard));
     }
 
     pub(super) fn crash(&mut self, rank: Rank) -> Result<(), Failure> {
         self.workers[rank as usize].state = State::Lost;
-        for link in &mut self.links[rank as usize] {
-            link.abandon(&mut self.rng);
-        }
+        self.rings[rank as usize].iter_mut().for_each(|ring| ring.abandon(&mut self.rng));
+        self.wires[rank as usize].iter_mut().for_each(|wire| wire.abandon(&mut self.rng));
         self.see(Observation::Crashed { rank })?;
         let lease = self.rng.within(1..=LEASE * self.scenario.faults.delay);
         self.later(lease, Event::Silent(rank));
@@ -392,7 +356,7 @@ impl Cluster<'_> {
         self.workers[rank as usize].state = State::Hostile(left - 1);
         let shard = self.rng.within(0..=self.servers.len() as u64 - 1) as usize;
         let words = self.hostile_words(rank);
-        self.send(rank, shard, Message::Submission(words, None), Kind::Other)?;
+        self.send(rank, shard, words);
         self.step_later(rank);
         Ok(())
     }

@@ -1,0 +1,506 @@
+//! What happens on the wires: frames go, arrive, are judged and taken as a courier and a shard of a real job do it; connections
+//! break, unnoticed at first, and are made again.
+
+use super::{Cluster, Event, Failure, Server};
+use crate::history::Observation;
+use crate::memory::{Mirror, Sabotage};
+use crate::remote::{Courier, Mirrored, Port};
+use crate::transport::{Break, Way};
+use crate::worker::State;
+use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
+use penstock_proto::remote::home::Owing;
+use penstock_proto::remote::mirror::Effect;
+use penstock_proto::shard::SubmissionRefused;
+use penstock_proto::submission::Submission;
+use penstock_proto::{Rank, TensorId};
+use std::ops::Range;
+use std::rc::Rc;
+
+/// The job's number in frames.
+const JOB: u64 = 0x0070_656e_7374_6f63;
+/// How long an end bears with silence, in units of the longest delay.
+const PATIENCE: u64 = 5;
+/// One look at a wire in so many shows the other end a sign of life.
+const BEAT_ONCE_IN: u64 = 24;
+/// So many breaks of one wire, and they become as many times rarer: what is sent whole on no connection would never come.
+const USUAL_BREAKS: u64 = 8;
+
+/// A frame that came, and where its payload is in its bytes.
+type Came = (Header, Range<usize>);
+
+/// The port of a worker that somebody listens to.
+fn open_port(ports: &mut [Option<Port>], rank: Rank) -> &mut Port {
+    ports[rank as usize].as_mut().expect("it was asked whether anybody listens")
+}
+
+impl Cluster<'_> {
+    // Connections
+
+    /// A frame was sent: it may be one of the last.
+    fn tempt(&mut self, rank: Rank, shard: usize) {
+        let faults = &self.scenario.faults;
+        let wire = &self.wires[rank as usize][shard];
+        let once_in = faults.cut_once_in * (1 + wire.number / USUAL_BREAKS);
+        if wire.doomed || !self.rng.once_in(once_in) {
+            return;
+        }
+        let number = wire.number;
+        self.wires[rank as usize][shard].doomed = true;
+        let how = self.rng.pick(&[Break::Cut, Break::Cut, Break::Silent(Way::Up), Break::Silent(Way::Down)]);
+        let delay = self.rng.within(0..=2 * self.scenario.faults.delay);
+        self.later(delay, Event::Break { rank, shard, number, how });
+    }
+
+    /// Whether this is about the connection that there is, and the worker still minds it.
+    fn minds(&self, rank: Rank, shard: usize, number: u64) -> bool {
+        self.wires[rank as usize][shard].number == number && !self.workers[rank as usize].has_ended()
+    }
+
+    pub(super) fn break_wire(
+        &mut self,
+        rank: Rank,
+        shard: usize,
+        number: u64,
+        how: Break,
+    ) -> Result<(), Failure> {
+        if !self.minds(rank, shard, number) {
+            return Ok(());
+        }
+        self.wires[rank as usize][shard].shatter(how, &mut self.rng);
+        let patience = PATIENCE * self.scenario.faults.delay;
+        let (how, at_worker, at_shard) = match how {
+            Break::Cut => {
+                let (one, other) = (self.delay(), self.delay());
+                ("cut", Some(one), self.rng.once_in(2).then_some(other))
+            }
+            // Who hears nothing gives the connection up, and the other then hears that it has ended.
+            Break::Silent(Way::Up) => ("silent up", None, Some(patience)),
+            Break::Silent(Way::Down) => {
+                ("silent down", Some(patience), self.rng.once_in(4).then_some(patience))
+            }
+        };
+        if let Some(delay) = at_worker {
+            self.later(delay, Event::GiveUp { rank, shard, number });
+        }
+        if let Some(delay) = at_shard {
+            self.later(delay, Event::Drop { rank, shard, number });
+        }
+        self.see(Observation::Cut { rank, shard, how })
+    }
+
+    /// The shard gives a connection up, and closes it.
+    pub(super) fn drop_wire(&mut self, rank: Rank, shard: usize, number: u64) {
+        let wire = &mut self.wires[rank as usize][shard];
+        if wire.number != number || !wire.at_shard {
+            return;
+        }
+        wire.close_at_shard();
+        if let Some(port) = &mut self.servers[shard].ports[rank as usize] {
+            port.subscriber.disconnect();
+        }
+        let delay = self.delay();
+        self.later(delay, Event::GiveUp { rank, shard, number });
+    }
+
+    /// The worker gives a connection up, and makes another.
+    pub(super) fn give_up(&mut self, rank: Rank, shard: usize, number: u64) {
+        let wire = &mut self.wires[rank as usize][shard];
+        if wire.number == number && wire.at_worker {
+            wire.close_at_worker();
+            let delay = self.delay();
+            self.later(delay, Event::Connect { rank, shard, number });
+        }
+    }
+
+    /// A new connection stands. The shard may not have noticed that the old one has ended.
+    pub(super) fn connect(&mut self, rank: Rank, shard: usize, number: u64) -> Result<(), Failure> {
+        if !self.minds(rank, shard, number) {
+            return Ok(());
+        }
+        let Some(port) = &mut self.servers[shard].ports[rank as usize] else { return Ok(()) };
+        port.subscriber.connect();
+        self.couriers[rank as usize][shard].machine.connect();
+        self.wires[rank as usize][shard].connect();
+        let (taken, submitted) = self.couriers[rank as usize][shard].machine.progress();
+        self.see(Observation::Connected { rank, shard, taken, submitted })?;
+        self.answer(rank, shard);
+        Ok(())
+    }
+
+    /// A frame goes out: its bytes, which may arrive as others.
+    fn post(&mut self, rank: Rank, shard: usize, way: Way, header: Header, payload: &[u8]) {
+        let header = if payload.is_empty() { header } else { header.with_payload(payload) };
+        let mut frame = Vec::with_capacity(HEADER_BYTES + payload.len());
+        frame.extend_from_slice(&header.encode());
+        frame.extend_from_slice(payload);
+        let behind = self.breaks(Sabotage::BelievesDamagedFrames, 8) && !payload.is_empty();
+        if behind || self.rng.once_in(self.scenario.faults.damage_once_in) {
+            let first = if behind { HEADER_BYTES as u64 } else { 0 };
+            let at = self.rng.within(first..=frame.len() as u64 - 1) as usize;
+            frame[at] ^= 1 << self.rng.within(0..=7);
+        }
+        let due = self.now + self.delay();
+        let wire = &mut self.wires[rank as usize][shard];
+        let number = wire.number;
+        if let Some(due) = wire.send(way, frame, due) {
+            self.at(due, Event::Frame { rank, shard, number, way });
+        }
+        self.tempt(rank, shard);
+    }
+
+    pub(super) fn frame(&mut self, rank: Rank, shard: usize, number: u64, way: Way) -> Result<(), Failure> {
+        let wire = &mut self.wires[rank as usize][shard];
+        if wire.number != number {
+            return Ok(());
+        }
+        let Some(bytes) = wire.receive(way, self.now) else { return Ok(()) };
+        match way {
+            Way::Up => {
+                self.take(rank, shard, &bytes)?;
+                self.answer(rank, shard);
+                self.dispatch(rank, shard);
+            }
+            Way::Down => {
+                self.hear(rank, shard, &bytes)?;
+                self.dispatch(rank, shard);
+                self.answer(rank, shard);
+            }
+        }
+        Ok(())
+    }
+
+    fn breaks(&mut self, sabotage: Sabotage, once_in: u64) -> bool {
+        self.scenario.sabotage == Some(sabotage) && self.rng.once_in(once_in)
+    }
+
+    /// The header of what came. `None`: it came damaged, and the connection is good for nothing more.
+    fn open(&self, bytes: &[u8]) -> Result<Option<Came>, String> {
+        let head = bytes[..HEADER_BYTES].try_into().expect("a frame has a header");
+        let header = match Header::decode(head) {
+            Ok(header) => header,
+            Err(penstock_proto::frame::FrameError::Damaged) => return Ok(None),
+            Err(error) => return Err(error.to_string()),
+        };
+        if header.job != JOB || header.epoch != 0 {
+            return Err("a frame of another job or epoch".to_owned());
+        }
+        Ok(Some((header, HEADER_BYTES..bytes.len())))
+    }
+
+    fn is_whole(&self, header: &Header, payload: &[u8]) -> bool {
+        self.scenario.sabotage == Some(Sabotage::BelievesDamagedFrames) || header.check(payload).is_ok()
+    }
+
+    // The worker's end
+
+    /// Hands a submission to the courier.
+    pub(super) fn say(&mut self, rank: Rank, shard: usize, submission: Submission) -> Result<(), Failure> {
+        self.couriers[rank as usize][shard].machine.submit(submission);
+        if let Submission::Fetch { tensor, state, version, ticket } = submission {
+            let maps = std::mem::take(&mut self.maps);
+            let chunks = &maps[tensor as usize].homes[shard];
+            let seen = self.see(Observation::Asked { rank, shard, tensor, ticket, version, state, chunks });
+            self.maps = maps;
+            seen?;
+        }
+        self.dispatch(rank, shard);
+        Ok(())
+    }
+
+    /// Sends what is due to the shard, as far as there is room.
+    fn dispatch(&mut self, rank: Rank, shard: usize) {
+        let most = self.scenario.faults.window;
+        loop {
+            let wire = &self.wires[rank as usize][shard];
+            let courier = &mut self.couriers[rank as usize][shard];
+            if !wire.at_worker || !courier.machine.is_resumed() || !wire.has_room(Way::Up, most) {
+                return;
+            }
+            let Some(frame) = courier.machine.due() else { break };
+            courier.machine.sent();
+            let (mut wanted, mut payload) = (false, Vec::new());
+            if let Some((tensor, chunk)) = frame.payload {
+                let is_push = matches!(frame.submission, Submission::Push { .. });
+                wanted = is_push && courier.tensors[&tensor].wants;
+                // As it stands in the lane now.
+                let range = self.maps[tensor as usize].bytes(chunk);
+                payload.extend_from_slice(&self.workers[rank as usize].lanes[tensor as usize][range]);
+            }
+            let body = Body::Submission { submission: frame.submission, wanted };
+            self.post(rank, shard, Way::Up, Header::bare(JOB, frame.sequence, body), &payload);
+        }
+        if self.rng.once_in(BEAT_ONCE_IN) {
+            self.post(rank, shard, Way::Up, Header::bare(JOB, 0, Body::Alive), &[]);
+        }
+    }
+
+    fn hear(&mut self, rank: Rank, shard: usize, bytes: &[u8]) -> Result<(), Failure> {
+        let broke = |at, what: &dyn std::fmt::Display| Failure::Broke {
+            at,
+            what: format!("shard {shard} broke the protocol to worker {rank}: {what}"),
+        };
+        let number = self.wires[rank as usize][shard].number;
+        let Some((header, payload)) = self.open(bytes).map_err(|what| broke(self.now, &what))? else {
+            return self.lose_wire(rank, shard, number, Way::Down);
+        };
+        let Body::Notice(notice) = header.body else { return Err(broke(self.now, &"a worker's frame")) };
+        let payload = &bytes[payload];
+        let expected = match notice {
+            Notice::Value { tensor, chunk, .. } => Some(self.maps[tensor as usize].bytes(chunk).len()),
+            Notice::State { .. } => None,
+            _ => Some(0),
+        };
+        if expected.is_some_and(|expected| expected != header.length as usize) {
+            return Err(broke(self.now, &format_args!("{} bytes for {notice:?}", header.length)));
+        }
+        if header.length > 0 && !self.is_whole(&header, payload) {
+            return self.lose_wire(rank, shard, number, Way::Down);
+        }
+        let Courier { machine, tensors } = &mut self.couriers[rank as usize][shard];
+        let wanted = |id: TensorId| tensors.get(&id).map_or(0, |mirrored| mirrored.wanted);
+        let effect = machine.hear(header.sequence, &notice, wanted).map_err(|what| broke(self.now, &what))?;
+        self.obey(rank, shard, effect, payload)?;
+        self.see_whether_left(rank)
+    }
+
+    /// Does what the mirror's machine says, and wakes the worker.
+    fn obey(&mut self, rank: Rank, shard: usize, effect: Effect, payload: &[u8]) -> Result<(), Failure> {
+        let (Effect::Publish { tensor, .. }
+        | Effect::State { tensor, .. }
+        | Effect::Folded { tensor, .. }
+        | Effect::Fetched { tensor, .. }) = effect
+        else {
+            return Ok(());
+        };
+        let Some(mirrored) = self.couriers[rank as usize][shard].tensors.get_mut(&tensor) else {
+            return Ok(());
+        };
+        let Mirrored { values, progress, folded, fetched, .. } = mirrored;
+        match effect {
+            Effect::Nothing => {}
+            Effect::Publish { chunk, version, steps, progress: risen, .. } => {
+                values.insert(chunk, Mirror { version, steps, value: payload.into() });
+                *progress = risen.unwrap_or(*progress);
+                self.see(Observation::Came { rank, tensor, chunk, version, value: payload })?;
+            }
+            Effect::State { chunk, .. } => self.see(Observation::Stated { rank, tensor, chunk })?,
+            Effect::Folded { count, .. } => *folded = count,
+            Effect::Fetched { ticket, .. } => {
+                *fetched = ticket.max(*fetched);
+                self.see(Observation::Returned { rank, shard, tensor, ticket })?;
+            }
+        }
+        if matches!(self.workers[rank as usize].state, State::Waiting { .. }) {
+            self.wake_later(rank);
+        }
+        Ok(())
+    }
+
+    /// A frame came damaged: who finds out ends the connection.
+    fn lose_wire(&mut self, rank: Rank, shard: usize, number: u64, way: Way) -> Result<(), Failure> {
+        match way {
+            Way::Up => self.drop_wire(rank, shard, number),
+            Way::Down => self.give_up(rank, shard, number),
+        }
+        self.see(Observation::Cut { rank, shard, how: "damaged" })
+    }
+
+    /// A worker that has said goodbye has left when every shard has taken that.
+    pub(super) fn see_whether_left(&mut self, rank: Rank) -> Result<(), Failure> {
+        let delivered = |courier: &Courier| courier.machine.is_delivered();
+        if !matches!(self.workers[rank as usize].state, State::Leaving)
+            || !self.couriers[rank as usize].iter().all(delivered)
+        {
+            return Ok(());
+        }
+        self.workers[rank as usize].state = State::Left;
+        self.wires[rank as usize].iter_mut().for_each(super::Wire::close_at_worker);
+        self.see(Observation::Ended { rank, how: "left" })
+    }
+
+    /// Fetches made for `rank` at each shard that is home of some of the tensor.
+    pub(super) fn ask(
+        &mut self,
+        rank: Rank,
+        tensor: TensorId,
+        fetch: impl Fn(&mut Courier) -> Option<Submission>,
+    ) -> Result<(), Failure> {
+        for shard in 0..self.servers.len() {
+            if let Some(submission) = fetch(&mut self.couriers[rank as usize][shard]) {
+                debug_assert!(!self.maps[tensor as usize].homes[shard].is_empty());
+                self.say(rank, shard, submission)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The declaration stands everywhere: mirrors are made.
+    pub(super) fn mirror(&mut self, rank: Rank, tensor: TensorId) {
+        for (courier, homed) in self.couriers[rank as usize].iter_mut().zip(&self.maps[tensor as usize].homes)
+        {
+            if !homed.is_empty() {
+                courier.machine.declare(tensor, homed.clone());
+                courier.tensors.insert(tensor, Mirrored::default());
+            }
+        }
+    }
+
+    /// A push asks for its result.
+    pub(super) fn want(
+        &mut self,
+        rank: Rank,
+        tensor: TensorId,
+        stamp: u64,
+        whole: bool,
+    ) -> Result<(), Failure> {
+        let together = self.workload.spec(tensor).consistency.folds_together();
+        for shard in 0..self.servers.len() {
+            let courier = &mut self.couriers[rank as usize][shard];
+            if let Some(version) = courier.ask_for_result(tensor, stamp, whole, together) {
+                self.see(Observation::Wanted { rank, shard, tensor, version })?;
+            }
+        }
+        Ok(())
+    }
+
+    // The shard's end
+
+    /// A frame has come to a shard: it is judged, let into the lane, verified and taken, in this order.
+    fn take(&mut self, rank: Rank, shard: usize, bytes: &[u8]) -> Result<(), Failure> {
+        if self.servers[shard].ports[rank as usize].is_none() {
+            return Ok(()); // nobody listens to it any more
+        }
+        let number = self.wires[rank as usize][shard].number;
+        let (header, payload) = match self.open(bytes) {
+            Ok(Some((header, range))) => (header, &bytes[range]),
+            Ok(None) => return self.lose_wire(rank, shard, number, Way::Up),
+            Err(what) => return self.refused(rank, shard, &what),
+        };
+        if header.body == Body::Alive && payload.is_empty() {
+            return Ok(());
+        }
+        let (submission, wanted) = match self.place(rank, shard, &header) {
+            Ok(submission) => submission,
+            Err(what) => return self.refused(rank, shard, &what),
+        };
+        if let Submission::Push { tensor, first, .. } | Submission::Load { tensor, first, .. } = submission {
+            self.servers[shard].memory.write_lane(tensor, first, rank, payload);
+        }
+        if header.length > 0 && !self.is_whole(&header, payload) {
+            return self.lose_wire(rank, shard, number, Way::Up);
+        }
+        let Server { memory, ports, .. } = &mut self.servers[shard];
+        let subscriber = &mut open_port(ports, rank).subscriber;
+        if let Err(what) = subscriber.take(&submission) {
+            return self.refused(rank, shard, &what.to_string());
+        }
+        if wanted
+            && self.scenario.sabotage != Some(Sabotage::ForgetsWhatIsWanted)
+            && let Submission::Push { tensor, first, stamp, .. } = submission
+            && let Some(local) = memory.local(tensor, first)
+        {
+            subscriber.want(tensor, local, stamp + 1, memory);
+        }
+        match submission {
+            Submission::Fetch { tensor, state, version, ticket } => {
+                self.take_fetch(rank, shard, tensor, state, version, ticket);
+                Ok(())
+            }
+            _ => self.submit_to(rank, shard, &submission),
+        }
+    }
+
+    /// Judges a frame before its payload is let in.
+    fn place(&self, rank: Rank, shard: usize, header: &Header) -> Result<(Submission, bool), String> {
+        let Server { machine, memory, ports, .. } = &self.servers[shard];
+        let port = ports[rank as usize].as_ref().expect("it was asked whether anybody listens");
+        port.subscriber.expect(header.sequence).map_err(|error| error.to_string())?;
+        let Body::Submission { submission, wanted } = header.body else {
+            return Err("it sent a shard's frame".to_owned());
+        };
+        match machine.judge(rank, &submission) {
+            Ok(()) | Err(SubmissionRefused::Failure(_)) => {}
+            Err(refused) => return Err(refused.to_string()),
+        }
+        let bytes = match submission {
+            Submission::Push { tensor, first, count: 1, .. }
+            | Submission::Load { tensor, first, count: 1, .. } => memory.bytes(tensor, first),
+            Submission::Push { .. } | Submission::Load { .. } => None,
+            _ => Some(0),
+        };
+        if bytes != Some(header.length as usize) {
+            return Err(format!("it sent {} bytes for {submission:?}", header.length));
+        }
+        Ok((submission, wanted))
+    }
+
+    fn take_fetch(
+        &mut self,
+        rank: Rank,
+        shard: usize,
+        tensor: TensorId,
+        state: bool,
+        version: u64,
+        ticket: u64,
+    ) {
+        let Server { machine, memory, ports } = &mut self.servers[shard];
+        let port = open_port(ports, rank);
+        let newest = port.tickets.entry(tensor).or_insert(0);
+        let again = ticket <= *newest;
+        *newest = ticket.max(*newest);
+        let sabotage = self.scenario.sabotage;
+        if sabotage == Some(Sabotage::DoesNotFetchAgain) && again {
+            return;
+        }
+        match state {
+            true => port.subscriber.fetch_state(tensor, ticket, memory),
+            false => {
+                let folded = machine.promised(rank, tensor);
+                port.subscriber.fetch(tensor, version, ticket, folded, memory);
+            }
+        }
+        if sabotage == Some(Sabotage::ReturnsTicketsTooEarly) {
+            let body = Body::Notice(Notice::Fetched { tensor, ticket });
+            let header = Header::bare(JOB, port.subscriber.tell(), body);
+            self.post(rank, shard, Way::Down, header, &[]);
+        }
+    }
+
+    /// Sends what is due to a worker, as far as there is room.
+    pub(super) fn answer(&mut self, rank: Rank, shard: usize) {
+        let most = self.scenario.faults.window;
+        loop {
+            let wire = &self.wires[rank as usize][shard];
+            if !wire.at_shard || !wire.has_room(Way::Down, most) {
+                return;
+            }
+            let Server { memory, ports, .. } = &mut self.servers[shard];
+            let Some(Port { subscriber, .. }) = &mut ports[rank as usize] else { return };
+            if self.rng.once_in(8 * BEAT_ONCE_IN) {
+                subscriber.tell_again();
+            }
+            let (notice, payload): (_, Option<Rc<[u8]>>) = match subscriber.next(memory) {
+                None if subscriber.must_tell() => (Notice::Taken, None),
+                None => return,
+                Some(Owing::Value { tensor, local, publication }) => {
+                    let chunk = memory.chunk_at(tensor, local);
+                    let mirror = memory.mirror(tensor, chunk).expect("what is sent is published");
+                    let (version, steps) = (publication.version, publication.steps);
+                    let notice = Notice::Value { tensor, chunk, version, steps };
+                    (notice, Some(mirror.value.clone()))
+                }
+                Some(Owing::State { tensor, local }) => {
+                    let chunk = memory.chunk_at(tensor, local);
+                    (Notice::State { tensor, chunk }, Some(Rc::from(memory.state(tensor, chunk))))
+                }
+                Some(Owing::Folded { tensor, count }) => (Notice::Folded { tensor, count }, None),
+                Some(Owing::Fetched { tensor, ticket }) => (Notice::Fetched { tensor, ticket }, None),
+            };
+            let header = Header::bare(JOB, subscriber.tell(), Body::Notice(notice));
+            let loses = matches!(notice, Notice::Value { .. }) && self.breaks(Sabotage::LosesNotices, 4);
+            if !loses {
+                self.post(rank, shard, Way::Down, header, payload.as_deref().unwrap_or_default());
+            }
+        }
+    }
+}

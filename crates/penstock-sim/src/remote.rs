@@ -1,0 +1,96 @@
+//! Both ends of a wire: the real machines of `penstock_proto::remote`, and what stands around them.
+//!
+//! What a [`Courier`] and its worker tell each other is what `RemoteHome` is in a real job, and when a pull fetches and a push asks
+//! for its result is written here once more (`freshen` and `ask_for_result` in `crates/penstock/src/worker/tensor`).
+
+use crate::memory::Mirror;
+use crate::worker::Need;
+use penstock_proto::TensorId;
+use penstock_proto::remote::home::Subscriber;
+use penstock_proto::remote::mirror::Mirror as Machine;
+use penstock_proto::submission::Submission;
+use penstock_proto::worker::Requirement;
+use std::collections::BTreeMap;
+
+/// What a worker has of a tensor, as far as one shard of another host is home of it.
+#[derive(Debug, Default)]
+pub struct Mirrored {
+    /// What came of each chunk.
+    pub values: BTreeMap<u32, Mirror>,
+    /// The least version of all chunks + 1.
+    pub progress: u64,
+    /// Own contributions that were taken from the lane.
+    pub folded: u64,
+    /// The last ticket that was given out.
+    pub ticket: u64,
+    /// The last ticket that came back.
+    pub fetched: u64,
+    /// Whether the result of the push that is under way is wanted as soon as it is there.
+    pub wants: bool,
+    /// The version + 1 that pushes have asked for.
+    pub wanted: u64,
+    /// Whether the value was pulled since the last push.
+    pub pulled: bool,
+}
+
+/// A worker's stand-in for one shard of another host.
+#[derive(Debug, Default)]
+pub struct Courier {
+    /// What is to be sent, and what has come.
+    pub machine: Machine,
+    /// Tensors that the shard is home of some of.
+    pub tensors: BTreeMap<TensorId, Mirrored>,
+}
+
+impl Courier {
+    /// Whether what is needed of the shard is there.
+    pub fn meets(&self, need: &Need) -> bool {
+        let Some(mirrored) = self.tensors.get(&need.tensor) else { return false };
+        need.version.is_none_or(|version| mirrored.progress > version)
+            && mirrored.folded >= need.folded
+            && (!need.fetched || mirrored.fetched >= mirrored.ticket)
+    }
+
+    /// A fetch of what has changed, once it has `version`, or of the optimizer's state.
+    pub fn fetch(&mut self, tensor: TensorId, version: u64, state: bool) -> Option<Submission> {
+        let mirrored = self.tensors.get_mut(&tensor)?;
+        mirrored.ticket += 1;
+        Some(Submission::Fetch { tensor, state, version, ticket: mirrored.ticket })
+    }
+
+    /// What a pull has to ask for, if anything: nothing where the last push has asked for its result already. `own`: the worker has
+    /// loaded something since it last asked.
+    pub fn freshen(&mut self, tensor: TensorId, requirement: &Requirement, own: bool) -> Option<Submission> {
+        let mirrored = self.tensors.get_mut(&tensor)?;
+        mirrored.pulled = true;
+        let comes = mirrored.progress > requirement.version || mirrored.wanted > requirement.version;
+        let asks = !requirement.stands_still || own || !comes;
+        asks.then(|| self.fetch(tensor, requirement.version, false)).flatten()
+    }
+
+    /// A push, of the whole tensor or of a part: the version that it asks for, if it does. `together`: it is folded in step.
+    pub fn ask_for_result(
+        &mut self,
+        tensor: TensorId,
+        stamp: u64,
+        whole: bool,
+        together: bool,
+    ) -> Option<u64> {
+        let mirrored = self.tensors.get_mut(&tensor)?;
+        // Only here a push may be of a part, and what it leaves out nobody asks for.
+        mirrored.wants = std::mem::take(&mut mirrored.pulled) && together && whole;
+        mirrored.wants.then(|| {
+            mirrored.wanted = stamp + 2;
+            stamp + 1
+        })
+    }
+}
+
+/// The shard's end.
+#[derive(Debug, Default)]
+pub struct Port {
+    /// Which frames were taken, and what is owed.
+    pub subscriber: Subscriber,
+    /// The last ticket of each tensor that was asked for: of use to [`Sabotage`](crate::memory::Sabotage) alone.
+    pub tickets: BTreeMap<TensorId, u64>,
+}
