@@ -4,6 +4,8 @@
 use penstock_fabric::items::memory::RegionMemory;
 use penstock_fabric::items::region::{Layout, Waiters, Writer};
 use penstock_fabric::net::endpoint::Endpoint;
+use penstock_kernels::codec::{self, Codec};
+use penstock_proto::encoding::Agreed;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header};
 use penstock_proto::handshake::{Purpose, ServerHandshake, WorkerHandshake};
 use penstock_proto::items::RowSet;
@@ -41,7 +43,8 @@ fn words(data: &[u8]) -> [u64; WORDS] {
     words
 }
 
-/// A header that decodes says, encoded again, the same. The fuzzer cannot guess a checksum, so it is put right half the time.
+/// A header that decodes says, encoded again, the same; and what comes with it is the chunk, or leaves the chunk as it was. The fuzzer
+/// cannot guess a checksum, so it is put right half the time.
 pub fn frame(data: &[u8]) {
     let Some((mut header, rest)) = data.split_first_chunk::<HEADER_BYTES>().map(|(head, rest)| (*head, rest))
     else {
@@ -58,6 +61,14 @@ pub fn frame(data: &[u8]) {
         let twice = Header::decode(&again).expect("what was encoded decodes");
         assert_eq!(twice.encode(), again);
         let _ = read.check(rest);
+        let mut chunk = vec![0xee; rest.len().next_multiple_of(8)];
+        if let Ok(codec) = Agreed::default().expect(read.encoding, rest.len(), chunk.len()) {
+            assert_eq!(codec.decode(rest, read.base(), &mut chunk), Ok(()), "its length was judged");
+            assert_eq!(chunk, rest);
+        } else {
+            let refused = codec::Raw.decode(rest, read.base(), &mut chunk).is_err();
+            assert!(!refused || chunk.iter().all(|&byte| byte == 0xee));
+        }
     }
 }
 

@@ -381,7 +381,7 @@ fn a_frame_has_its_kind_and_its_notice_where_the_page_draws_them() {
     let drawn = |row: &&str| row.split('|').nth(3).is_some_and(|cell| cell.trim().starts_with("from a "));
     assert_eq!(PAGE.lines().filter(drawn).count(), kinds.len());
     let notices = [
-        ("value", Notice::Value { tensor: 7, chunk: 8, version: 9, steps: 10 }),
+        ("value", Notice::Value { tensor: 7, chunk: 8, version: 9, steps: 10, publication: 11, base: 12 }),
         ("state", Notice::State { tensor: 7, chunk: 8 }),
         ("folded", Notice::Folded { tensor: 7, count: 9 }),
         ("fetched", Notice::Fetched { tensor: 7, ticket: 9 }),
@@ -390,13 +390,16 @@ fn a_frame_has_its_kind_and_its_notice_where_the_page_draws_them() {
     for (name, notice) in notices {
         let bytes = bare(Body::Notice(notice));
         let (kind, tensor) = halves(&bytes, 6);
-        let got = [kind, tensor, halves(&bytes, 7).0, halves(&bytes, 8).0, halves(&bytes, 9).0];
+        let [chunk, version, steps, publication, base] = [7, 8, 9, 10, 11].map(|word| halves(&bytes, word).0);
+        let got = [kind, tensor, chunk, version, steps, publication, base];
         for (cell, got) in rows[name].iter().zip(got) {
             let expected = match *cell {
                 "tensor" => 7,
                 "chunk" => 8,
                 "version" | "contributions folded" | "ticket" => 9,
                 "steps" => 10,
+                "publication" => 11,
+                "base" => 12,
                 number => number.parse().expect("a number or a field"),
             };
             assert_eq!(got, expected, "{name}: {cell}");

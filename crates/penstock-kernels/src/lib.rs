@@ -1,4 +1,5 @@
-//! Arithmetic over one chunk: its lanes summed in rank order and given to an optimizer, in one pass.
+//! Arithmetic over one chunk: its lanes summed in rank order and given to an optimizer, in one pass. And what of it travels
+//! between hosts: what now and what later ([`filter`]), in which bytes ([`codec`]).
 //!
 //! No I/O, no allocation, no lock, no thread: slices in, slices out. What every caller may rely on:
 //!
@@ -69,8 +70,10 @@
 
 mod accumulate;
 mod arch;
+pub mod codec;
 mod control_word;
 mod dtype;
+pub mod filter;
 mod fold;
 mod foreign;
 #[cfg(test)]

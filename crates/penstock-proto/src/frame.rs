@@ -1,8 +1,8 @@
 //! Frames: what travels on the connection between a worker and a shard of another host.
 //!
-//! A frame is a header of 128 bytes and, for some kinds, a payload: one chunk. A worker's frames carry a [`Submission`], the
-//! same 64 bytes that it would write into a ring in shared memory; a shard's frames carry a [`Notice`]. The header is drawn
-//! in docs/layout.md.
+//! A frame is a header of 128 bytes and, for some kinds, a payload: one chunk, [encoded](crate::encoding). A worker's frames carry a
+//! [`Submission`], the same 64 bytes that it would write into a ring in shared memory; a shard's frames carry a [`Notice`]. The
+//! header is drawn in docs/layout.md.
 //!
 //! A connection is a stream of foreign bytes: [`Header::decode`] judges a private copy of the 128 bytes, among them a
 //! checksum over all the others, before a single field is believed. The payload has a checksum of its own, which the header's
@@ -10,8 +10,10 @@
 //!
 //! The sequence number makes reconnecting exact: see [`crate::outbox`].
 
+use crate::encoding::Encoding;
 use crate::submission::{Submission, SubmissionError, WORDS, pack, unpack};
 use crate::{TensorId, chunk::MAX_CHUNK_BYTES};
+use penstock_kernels::codec::Base;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes of a header.
@@ -25,13 +27,6 @@ const MAGIC: u32 = u32::from_le_bytes(*b"PSF\x01");
 const FROM_WORKER: u8 = 1;
 const FROM_SHARD: u8 = 2;
 const ALIVE: u8 = 3;
-
-/// How a payload is encoded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Encoding {
-    /// The elements as they are, little-endian.
-    Raw,
-}
 
 /// What a frame says.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -62,6 +57,10 @@ pub enum Notice {
         version: u64,
         /// Optimizer steps behind it.
         steps: u64,
+        /// The number of this publication in the chunk's stream: the receiver's position once it has decoded the payload.
+        publication: u64,
+        /// The publication that the payload is a difference against; 0 if it is whole.
+        base: u64,
     },
     /// The payload is the optimizer's state of this chunk: all arrays, one after the other.
     State {
@@ -127,12 +126,6 @@ pub enum FrameError {
         /// Its length.
         got: u32,
     },
-    /// An encoding that there is not.
-    #[error("expected encoding 0, got {got}")]
-    UnknownEncoding {
-        /// What came.
-        got: u8,
-    },
     /// A direction or notice that there is not.
     #[error("expected a worker's or a shard's frame, got kind {got}")]
     UnknownKind {
@@ -169,8 +162,8 @@ const TAKEN: u32 = 5;
 impl Notice {
     fn encode(&self) -> [u64; WORDS] {
         match *self {
-            Self::Value { tensor, chunk, version, steps } => {
-                [pack(VALUE, tensor), u64::from(chunk), version, steps, 0, 0, 0, 0]
+            Self::Value { tensor, chunk, version, steps, publication, base } => {
+                [pack(VALUE, tensor), u64::from(chunk), version, steps, publication, base, 0, 0]
             }
             Self::State { tensor, chunk } => [pack(STATE, tensor), u64::from(chunk), 0, 0, 0, 0, 0, 0],
             Self::Folded { tensor, count } => [pack(FOLDED, tensor), 0, count, 0, 0, 0, 0, 0],
@@ -183,7 +176,10 @@ impl Notice {
         let (kind, tensor) = unpack(words[0]);
         let chunk = words[1] as u32;
         Ok(match kind {
-            VALUE => Self::Value { tensor, chunk, version: words[2], steps: words[3] },
+            VALUE => {
+                let [_, _, version, steps, publication, base, ..] = *words;
+                Self::Value { tensor, chunk, version, steps, publication, base }
+            }
             STATE => Self::State { tensor, chunk },
             FOLDED => Self::Folded { tensor, count: words[2] },
             FETCHED => Self::Fetched { tensor, ticket: words[2] },
@@ -196,14 +192,36 @@ impl Notice {
 impl Header {
     /// A header without a payload.
     pub fn bare(job: u64, sequence: u64, body: Body) -> Self {
-        Self { job, epoch: 0, sequence, length: 0, encoding: Encoding::Raw, checksum: 0, body }
+        Self { job, epoch: 0, sequence, length: 0, encoding: Encoding::RAW, checksum: 0, body }
     }
 
-    /// The same, for a payload that it is then sent with.
-    pub fn with_payload(mut self, payload: &[u8]) -> Self {
-        self.length = u32::try_from(payload.len()).expect("a payload is a chunk at most");
+    /// Whether it has no payload, nor says how one would be encoded.
+    pub fn is_bare(&self) -> bool {
+        self.length == 0 && self.encoding == Encoding::RAW
+    }
+
+    /// The same, for a raw payload that it is then sent with.
+    pub fn with_payload(self, payload: &[u8]) -> Self {
+        self.with_encoded(Encoding::RAW, 0, payload)
+    }
+
+    /// The same for a payload in any encoding, and for a value the publication that it is a difference against; 0 if it is whole.
+    pub fn with_encoded(mut self, encoding: Encoding, base: u64, payload: &[u8]) -> Self {
+        self.encoding = encoding;
+        if let Body::Notice(Notice::Value { base: of_value, .. }) = &mut self.body {
+            *of_value = base;
+        }
+        self.length = u32::try_from(payload.len()).expect("what is sent has bounds");
         self.checksum = checksum(payload);
         self
+    }
+
+    /// What the payload has to be decoded onto.
+    pub fn base(&self) -> Base {
+        match self.body {
+            Body::Notice(Notice::Value { base: 1.., .. }) => Base::Held,
+            _ => Base::Zeros,
+        }
     }
 
     /// Its bytes.
@@ -213,10 +231,7 @@ impl Header {
             Body::Notice(notice) => (FROM_SHARD, false, notice.encode()),
             Body::Alive => (ALIVE, false, [0; WORDS]),
         };
-        let encoding = match self.encoding {
-            Encoding::Raw => 0u8,
-        };
-        let kind = u32::from_le_bytes([from, encoding, u8::from(wanted), 0]);
+        let kind = u32::from_le_bytes([from, self.encoding.0, u8::from(wanted), 0]);
         let mut words = [0u64; HEADER_BYTES / 8];
         words[..6].copy_from_slice(&[
             pack(MAGIC, kind),
@@ -236,7 +251,7 @@ impl Header {
         bytes
     }
 
-    /// What these bytes say. Ranges, job and sequence are judged by who knows them.
+    /// What these bytes say. Ranges, job, sequence and encoding are judged by who knows them.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
         let mut words = [0u64; HEADER_BYTES / 8];
         for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
@@ -255,10 +270,6 @@ impl Header {
             return Err(FrameError::TooLong { got: length });
         }
         let [from, encoding, wanted, _] = kind.to_le_bytes();
-        let encoding = match encoding {
-            0 => Encoding::Raw,
-            got => return Err(FrameError::UnknownEncoding { got }),
-        };
         let body: [u64; WORDS] = words[6..14].try_into().expect("eight words");
         let body = match from {
             FROM_WORKER => Body::Submission { submission: Submission::decode(body)?, wanted: wanted != 0 },
@@ -271,7 +282,7 @@ impl Header {
             epoch: words[2],
             sequence: words[3],
             length,
-            encoding,
+            encoding: Encoding(encoding),
             checksum: words[5],
             body,
         })
@@ -325,7 +336,7 @@ mod tests {
     #[test]
     fn every_notice_reads_back_as_it_was_written() {
         for notice in [
-            Notice::Value { tensor: 1, chunk: 2, version: 3, steps: 4 },
+            Notice::Value { tensor: 1, chunk: 2, version: 3, steps: 4, publication: 6, base: 5 },
             Notice::State { tensor: 1, chunk: u32::MAX },
             Notice::Folded { tensor: 9, count: u64::MAX },
             Notice::Fetched { tensor: 0, ticket: 5 },

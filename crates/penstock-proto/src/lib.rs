@@ -19,6 +19,7 @@
 //! | [`membership`] | who joined, who left, who was lost; barriers |
 //! | [`message`] | the control plane's messages |
 //! | [`frame`] | what travels between a worker and a shard of another host |
+//! | [`encoding`] | what travels of a chunk, and in which bytes |
 //! | [`outbox`] | frames until they are taken: reconnecting without loss or repetition |
 //! | [`remote`] | a tensor between hosts: what a shard owes to a subscriber, and what that has of it |
 //! | [`progress`] | the least of many counts |
@@ -35,6 +36,7 @@ pub mod adaptive;
 pub mod chunk;
 pub mod clock;
 pub mod consistency;
+pub mod encoding;
 pub mod error;
 pub mod frame;
 pub mod handshake;

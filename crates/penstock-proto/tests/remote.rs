@@ -154,8 +154,14 @@ impl Line {
         }
         let notice = match self.subscriber.next(&self.home) {
             None => Notice::Taken,
-            Some(Owing::Value { tensor, local, publication: Publication { version, steps, .. } }) => {
-                Notice::Value { tensor, chunk: self.home.chunks[local], version, steps }
+            Some(Owing::Value {
+                tensor,
+                local,
+                publication: Publication { version, steps, sequence },
+                ..
+            }) => {
+                let chunk = self.home.chunks[local];
+                Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0 }
             }
             Some(Owing::State { tensor, local }) => Notice::State { tensor, chunk: self.home.chunks[local] },
             Some(Owing::Folded { tensor, count }) => Notice::Folded { tensor, count },
@@ -410,7 +416,7 @@ fn a_fetch_waits_for_own_contributions_that_are_promised() {
     line.subscriber.folded(W, 1, &line.home);
     let told = |line: &mut Line| line.to_mirror.iter().map(|(_, notice)| *notice).collect::<Vec<_>>();
     while line.answer() {}
-    let value = Notice::Value { tensor: W, chunk: 0, version: 0, steps: 0 };
+    let value = Notice::Value { tensor: W, chunk: 0, version: 0, steps: 0, publication: 2, base: 0 };
     let expected = [Notice::Folded { tensor: W, count: 1 }, value, Notice::Fetched { tensor: W, ticket: 3 }];
     assert_eq!(told(&mut line), expected);
 }
@@ -440,7 +446,7 @@ fn a_subscriber_whose_tickets_mean_nothing_harms_only_itself() {
 fn a_shard_whose_versions_fall_or_that_miscounts_is_found_out() {
     let mut mirror = Mirror::default();
     mirror.declare(W, vec![0]);
-    let value = |version| Notice::Value { tensor: W, chunk: 0, version, steps: 0 };
+    let value = |version| Notice::Value { tensor: W, chunk: 0, version, steps: 0, publication: 2, base: 0 };
     mirror.hear(0, &value(4), |_| 0).unwrap();
     assert_eq!(mirror.hear(0, &value(3), |_| 0), Err(Broken::Fell { chunk: 0, version: 3 }));
     let again = Effect::Publish { tensor: W, chunk: 0, version: 4, steps: 0, progress: None };

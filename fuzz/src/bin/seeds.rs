@@ -27,7 +27,7 @@ fn main() {
         frames.push(Header::bare(job, sequence, body).encode().to_vec());
     }
     for notice in [
-        Notice::Value { tensor: 1, chunk: 2, version: 3, steps: 4 },
+        Notice::Value { tensor: 1, chunk: 2, version: 3, steps: 4, publication: 6, base: 5 },
         Notice::State { tensor: 1, chunk: 2 },
         Notice::Folded { tensor: 1, count: 5 },
         Notice::Fetched { tensor: 1, ticket: 8 },

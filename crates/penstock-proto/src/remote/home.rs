@@ -39,6 +39,8 @@ pub enum Owing {
         local: usize,
         /// What stands there.
         publication: Publication,
+        /// The subscriber's position in the chunk's stream: the publication that was sent last on this connection, or 0.
+        position: u64,
     },
     /// A chunk's optimizer state, as it stands.
     State {
@@ -316,7 +318,7 @@ impl Subscriber {
                     if !chunk.is_due(&publication) {
                         continue; // a newer one is wanted by now, and comes when it is published
                     }
-                    chunk.seen = publication.sequence;
+                    let position = std::mem::replace(&mut chunk.seen, publication.sequence);
                     let reached = |asked: &mut u64| {
                         let reached = *asked > 0 && publication.version + 1 >= *asked;
                         *asked = if reached { 0 } else { *asked };
@@ -325,7 +327,7 @@ impl Subscriber {
                     owed.results -= reached(&mut chunk.wanted);
                     owed.open -= reached(&mut chunk.fetched);
                     self.close(tensor);
-                    return Some(Owing::Value { tensor, local, publication });
+                    return Some(Owing::Value { tensor, local, publication, position });
                 }
                 Due::State { tensor } => {
                     if let Some(local) = self.next_of_state(tensor) {

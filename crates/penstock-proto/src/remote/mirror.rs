@@ -78,6 +78,16 @@ pub enum Broken {
         /// What came.
         version: u64,
     },
+    /// A difference against a publication that is not held here (E-1 of [`encoding`](crate::encoding)).
+    #[error("chunk {chunk} came as a difference against publication {got}, expected {held}")]
+    Baseless {
+        /// The chunk.
+        chunk: u32,
+        /// The publication that is held; 0: none.
+        held: u64,
+        /// The one that the difference is against.
+        got: u64,
+    },
 }
 
 /// One tensor.
@@ -87,6 +97,8 @@ struct Mirrored {
     chunks: Vec<u32>,
     /// Each one's version + 1; 0 before the first.
     versions: Vec<u64>,
+    /// The position in each one's stream: the publication that came last on this connection, or 0.
+    positions: Vec<u64>,
     progress: Progress,
     /// The last fetch of the value that has not come back, and the last of the state.
     open: [Option<Submission>; 2],
@@ -156,12 +168,16 @@ impl Mirror {
     /// A tensor, of which the shard is home of these chunks, ascending.
     pub fn declare(&mut self, id: TensorId, chunks: Vec<u32>) {
         let (versions, progress) = (vec![0; chunks.len()], Progress::of_zeros(chunks.len()));
-        self.tensors.insert(id, Mirrored { chunks, versions, progress, open: [None; 2] });
+        let positions = versions.clone();
+        self.tensors.insert(id, Mirrored { chunks, versions, positions, progress, open: [None; 2] });
     }
 
-    /// A connection stands, on which nothing was said.
+    /// A connection stands, on which nothing was said. The first value of each chunk comes whole on it.
     pub fn connect(&mut self) {
         self.resumed = false;
+        for (_, mirrored) in self.tensors.iter_mut() {
+            mirrored.positions.fill(0);
+        }
     }
 
     /// Whether the shard has spoken on this connection.
@@ -260,12 +276,17 @@ impl Mirror {
         };
         let Some(mirrored) = self.tensors.get_mut(of) else { return Ok(Effect::Nothing) };
         match *notice {
-            Notice::Value { tensor, chunk, version, steps } => {
+            Notice::Value { tensor, chunk, version, steps, publication, base } => {
                 let Ok(local) = mirrored.chunks.binary_search(&chunk) else { return Ok(Effect::Nothing) };
                 let was = mirrored.versions[local];
                 if version + 1 < was {
                     return Err(Broken::Fell { chunk, version });
                 }
+                let held = mirrored.positions[local];
+                if base > 0 && base != held {
+                    return Err(Broken::Baseless { chunk, held, got: base });
+                }
+                mirrored.positions[local] = publication;
                 let mut progress = None;
                 if version + 1 > was {
                     mirrored.versions[local] = version + 1;

@@ -3,7 +3,9 @@
 use penstock_fabric::memory::{HomeMemory, LaneView};
 use penstock_fabric::publish::Published;
 use penstock_fabric::sync::Ordering;
+use penstock_kernels::filter::{Everything, Filter};
 use penstock_kernels::{Foreign, Plan};
+use penstock_proto::encoding::Agreed;
 use penstock_proto::numbered::Numbered;
 use penstock_proto::remote::home::{Chunks, Publication};
 use penstock_proto::shard::{Fold, Folded, Home, NonFiniteFrom};
@@ -39,6 +41,10 @@ pub(super) struct Memory {
 
 struct TensorMemory {
     plan: Plan,
+    /// How its chunks travel, both ways.
+    agreed: Agreed,
+    /// What of its values travels now.
+    filter: Box<dyn Filter>,
     home: HomeMemory,
     lanes: Vec<Option<LaneView>>,
     /// Of each chunk homed here.
@@ -75,10 +81,18 @@ impl Memory {
         self.touched.take()
     }
 
-    pub(super) fn declare(&mut self, id: TensorId, plan: Plan, home: HomeMemory, workers: u32) {
+    pub(super) fn declare(
+        &mut self,
+        id: TensorId,
+        plan: Plan,
+        agreed: Agreed,
+        home: HomeMemory,
+        workers: u32,
+    ) {
         let lanes = (0..workers).map(|_| None).collect();
         let published = vec![Published { version: 0, steps: 0 }; home.chunks().len()];
-        self.tensors.insert(id, TensorMemory { plan, home, lanes, published });
+        let filter = Box::new(Everything);
+        self.tensors.insert(id, TensorMemory { plan, agreed, filter, home, lanes, published });
     }
 
     /// A worker's own second declaration brings no second lane, nor may it: contributions may wait in the first.
@@ -114,10 +128,16 @@ impl Memory {
         self.look(id).home.find(chunk)
     }
 
-    /// A chunk and its value, to be sent.
+    /// How the tensor's chunks travel.
+    pub(super) fn agreed(&self, id: TensorId) -> Agreed {
+        self.look(id).agreed
+    }
+
+    /// A chunk and what its receivers shall hold, to be sent. No filter holds anything back, so there is nothing that they hold besides.
     pub(super) fn value(&self, id: TensorId, local: usize) -> (u32, &[u8]) {
-        let home = &self.look(id).home;
-        (home.chunks()[local], home.value(home.chunks()[local]))
+        let TensorMemory { home, filter, .. } = self.look(id);
+        let chunk = home.chunks()[local];
+        (chunk, filter.next(home.value(chunk), &mut []))
     }
 
     /// A chunk and the optimizer's arrays, to be sent.

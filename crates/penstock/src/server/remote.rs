@@ -3,11 +3,13 @@
 
 use super::memory::Memory;
 use super::shares;
-use crate::wire::frames::{BATCH, BATCH_BYTES, FrameReader, FrameWriter, Places, Step};
+use crate::wire::frames::{Batch, FrameReader, FrameWriter, Places, Step};
 use crate::wire::vigil::Vigil;
 use penstock_fabric::net::stream::Stream;
+use penstock_kernels::codec::{Base, Codec, Undecodable};
+use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
-use penstock_proto::remote::home::{Owing, Subscriber};
+use penstock_proto::remote::home::{Owing, Publication, Subscriber};
 use penstock_proto::shard::{Shard, SubmissionRefused};
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
@@ -23,8 +25,8 @@ const UNDER_WAY: u64 = 2 << 20;
 pub(super) enum Place {
     /// There is none.
     Nowhere,
-    /// Into its lane of this tensor.
-    Lane { tensor: TensorId, range: Range<usize> },
+    /// Into its lane of this tensor: straight, or by way of the stage if it has to be decoded.
+    Lane { tensor: TensorId, range: Range<usize>, length: usize, codec: &'static dyn Codec },
 }
 
 /// Chunks that a worker may be ahead of the others' before its connection has to wait: 1 MiB of the usual ones.
@@ -37,6 +39,10 @@ struct Wire {
     stream: Stream,
     reader: FrameReader<Place>,
     writer: FrameWriter,
+    /// Where a payload is received that has to be decoded.
+    stage: Vec<u8>,
+    /// Where chunks are encoded that are not sent from where they are.
+    outgoing: Vec<u8>,
     /// Whether the socket may have something.
     readable: bool,
     /// Whether the socket takes something.
@@ -94,6 +100,7 @@ struct Judge<'a> {
     subscriber: &'a Subscriber,
     machine: &'a Shard,
     memory: &'a mut Memory,
+    stage: &'a mut Vec<u8>,
 }
 
 impl Places for Judge<'_> {
@@ -103,7 +110,7 @@ impl Places for Judge<'_> {
         if header.job != self.job || header.epoch != 0 {
             return Err("it sent a frame of another job or epoch".to_owned());
         }
-        if header.body == Body::Alive && header.length == 0 {
+        if header.body == Body::Alive && header.is_bare() {
             return Ok(Place::Nowhere);
         }
         self.subscriber.expect(header.sequence).map_err(|error| error.to_string())?;
@@ -118,7 +125,7 @@ impl Places for Judge<'_> {
         let (Submission::Push { tensor, first, count, .. } | Submission::Load { tensor, first, count, .. }) =
             submission
         else {
-            return if header.length == 0 {
+            return if header.is_bare() {
                 Ok(Place::Nowhere)
             } else {
                 Err("it sent a payload for nothing".to_owned())
@@ -128,19 +135,40 @@ impl Places for Judge<'_> {
             .memory
             .homed(tensor, first)
             .filter(|_| count == 1 && self.memory.has_lane(tensor, self.rank));
-        match range {
-            Some(range) if range.len() == header.length as usize => Ok(Place::Lane { tensor, range }),
-            Some(range) => Err(format!("it sent {} bytes for a chunk of {}", header.length, range.len())),
-            None => Err(format!(
+        let Some(range) = range else {
+            return Err(format!(
                 "it sent chunk {first} of tensor {tensor}, which it did not declare or which is not homed here"
-            )),
+            ));
+        };
+        let length = header.length as usize;
+        let codec = self.memory.agreed(tensor).expect(header.encoding, length, range.len());
+        let codec = codec.map_err(|unexpected| format!("chunk {first} of tensor {tensor}: {unexpected}"))?;
+        if !codec.is_verbatim() && self.stage.len() < length {
+            self.stage.resize(length, 0);
         }
+        Ok(Place::Lane { tensor, range, length, codec })
     }
 
     fn memory<'a>(&'a mut self, place: &'a mut Place) -> &'a mut [u8] {
         match place {
             Place::Nowhere => &mut [],
-            Place::Lane { tensor, range } => self.memory.lane(*tensor, self.rank).receive(range.clone()),
+            Place::Lane { tensor, range, codec, .. } if codec.is_verbatim() => {
+                self.memory.lane(*tensor, self.rank).receive(range.clone())
+            }
+            Place::Lane { length, .. } => &mut self.stage[..*length],
+        }
+    }
+}
+
+impl Judge<'_> {
+    /// The payload is here, verified: decodes it into its lane, if it is not there already.
+    fn settle(&mut self, place: Place) -> Result<(), Undecodable> {
+        match place {
+            Place::Lane { tensor, range, length, codec } if !codec.is_verbatim() => {
+                let lane = self.memory.lane(tensor, self.rank).receive(range);
+                codec.decode(&self.stage[..length], Base::Zeros, lane)
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -176,6 +204,8 @@ impl Remote {
             stream,
             reader: FrameReader::new(),
             writer: FrameWriter::default(),
+            stage: Vec::new(),
+            outgoing: Vec::new(),
             readable: true,
             writable: true,
             paused: false,
@@ -292,7 +322,8 @@ impl Remote {
     pub(super) fn hear(&mut self, machine: &Shard, memory: &mut Memory) -> Heard {
         let Self { job, rank, wire, subscriber, .. } = self;
         let Some(wire) = wire.as_mut().filter(|wire| wire.readable) else { return Heard::Nothing };
-        let mut judge = Judge { job: *job, rank: *rank, subscriber, machine, memory };
+        let stage = &mut wire.stage;
+        let mut judge = Judge { job: *job, rank: *rank, subscriber, machine, memory, stage };
         let step = wire.reader.next(&mut wire.stream, &mut judge);
         if let Step::Frame(header, _) = &step {
             // Whatever the frame says, its bytes have come.
@@ -303,7 +334,10 @@ impl Remote {
             }
         }
         match step {
-            Step::Frame(Header { body: Body::Submission { submission, wanted }, length, .. }, _) => {
+            Step::Frame(Header { body: Body::Submission { submission, wanted }, length, .. }, place) => {
+                if let Err(undecodable) = judge.settle(place) {
+                    return Heard::Broke(undecodable.to_string());
+                }
                 if let Err(broken) = self.subscriber.take(&submission) {
                     return Heard::Broke(broken.to_string());
                 }
@@ -369,45 +403,219 @@ impl Remote {
 
     /// Sends one batch: `None` if nothing is due, else whether the socket took it whole.
     fn send_batch(&mut self, memory: &Memory) -> std::io::Result<Option<bool>> {
-        let mut frames: Vec<([u8; HEADER_BYTES], &[u8])> = Vec::with_capacity(BATCH);
-        let mut bytes = 0;
-        while frames.len() < BATCH && bytes < BATCH_BYTES {
-            let Some(owing) = self.subscriber.next(memory) else { break };
-            let (notice, payload) = notice(owing, memory);
-            let header = Header::bare(self.job, self.subscriber.tell(), Body::Notice(notice));
-            let header = if payload.is_empty() { header } else { header.with_payload(payload) };
-            bytes += payload.len();
-            frames.push((header.encode(), payload));
+        let Self { job, wire: Some(wire), subscriber, place, .. } = self else { return Ok(None) };
+        let mut batch = Batch::new(&mut wire.outgoing);
+        while !batch.is_full() {
+            let Some(owing) = subscriber.next(memory) else { break };
+            let (notice, chunk) = notice(owing, memory);
+            let header = Header::bare(*job, subscriber.tell(), Body::Notice(notice));
+            match chunk {
+                Some((agreed, sent)) => batch.push_chunk(header, &agreed, &sent),
+                None => batch.push(header),
+            }
         }
-        if frames.is_empty() {
-            if !self.subscriber.must_tell() {
+        if batch.len() == 0 {
+            if !subscriber.must_tell() {
                 return Ok(None);
             }
-            let header = Header::bare(self.job, self.subscriber.tell(), Body::Notice(Notice::Taken));
-            frames.push((header.encode(), &[]));
+            batch.push(Header::bare(*job, subscriber.tell(), Body::Notice(Notice::Taken)));
         }
-        if let Some(place) = &self.place {
-            let bytes = bytes + frames.len() * HEADER_BYTES;
+        if let Some(place) = place {
+            let bytes = batch.bytes() + batch.len() * HEADER_BYTES;
             place.moved.fetch_add(bytes as u64, Ordering::Relaxed);
         }
-        let Some(wire) = &mut self.wire else { return Ok(None) };
-        wire.writer.send(&mut wire.stream, &frames).map(Some)
+        wire.writer.send(&mut wire.stream, &batch.frames()).map(Some)
     }
 }
 
-/// What is said of that, and the bytes that go with it.
-fn notice(owing: Owing, memory: &Memory) -> (Notice, &[u8]) {
+/// What is said of that, and the chunk that goes with it.
+fn notice(owing: Owing, memory: &Memory) -> (Notice, Option<(Agreed, Sent<'_>)>) {
     match owing {
-        Owing::Value { tensor, local, publication } => {
+        Owing::Value { tensor, local, publication, position } => {
             let (chunk, value) = memory.value(tensor, local);
-            let (version, steps) = (publication.version, publication.steps);
-            (Notice::Value { tensor, chunk, version, steps }, value)
+            let Publication { version, steps, sequence } = publication;
+            let notice = Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0 };
+            (notice, Some((memory.agreed(tensor), sent(value, position))))
         }
         Owing::State { tensor, local } => {
             let (chunk, state) = memory.state(tensor, local);
-            (Notice::State { tensor, chunk }, state)
+            (Notice::State { tensor, chunk }, Some((Agreed::default(), sent(state, 0))))
         }
-        Owing::Folded { tensor, count } => (Notice::Folded { tensor, count }, &[]),
-        Owing::Fetched { tensor, ticket } => (Notice::Fetched { tensor, ticket }, &[]),
+        Owing::Folded { tensor, count } => (Notice::Folded { tensor, count }, None),
+        Owing::Fetched { tensor, ticket } => (Notice::Fetched { tensor, ticket }, None),
+    }
+}
+
+/// Neither stream keeps a shadow: all that is due is sent.
+fn sent(bytes: &[u8], position: u64) -> Sent<'_> {
+    Sent { source: Source::Stands(bytes), shadow: None, position }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::travel::{AGREED, CHANGES};
+    use penstock_fabric::memory::{ExtentLayout, HomeRegions, LaneView};
+    use penstock_kernels::{Dtype, Foreign, Rule, Settings};
+    use penstock_proto::chunk::Cut;
+    use penstock_proto::consistency::Consistency;
+    use penstock_proto::encoding::Encoding;
+    use penstock_proto::placement::Extent;
+    use penstock_proto::remote::home::Chunks;
+    use penstock_proto::spec::{Reduce, TensorSpec};
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    const W: TensorId = 3;
+    /// The second chunk is short.
+    const BYTES: usize = 4096 + 40;
+
+    /// A shard that is home of a tensor of one worker on another host, and that worker's end of the connection.
+    struct Rig {
+        machine: Shard,
+        memory: Memory,
+        remote: Remote,
+        worker: TcpStream,
+    }
+
+    fn rig(agreed: Agreed) -> Rig {
+        let spec = TensorSpec {
+            name: "w".to_owned(),
+            shape: vec![BYTES as u64 / 4],
+            dtype: Dtype::F32,
+            rule: Rule::Add,
+            consistency: Consistency::Bsp,
+            reduce: Reduce::Sum,
+            rescale: 1.0,
+            clip: None,
+            refuse_nonfinite: false,
+        };
+        let extent = Extent { first: 0, count: 2 };
+        let layout = ExtentLayout::new(Cut::new(BYTES as u64, 4096), extent, Dtype::F32, 0);
+        let (mut homes, _) = HomeRegions::new("w", layout).unwrap().split(&[0, 0], 1);
+        let mut lanes = LaneView::private(layout, &[0, 0].into(), 1).unwrap();
+        let (mut machine, mut memory) = (Shard::new(1), Memory::new(0));
+        memory.declare(W, spec.plan(), agreed, homes.remove(0), 1);
+        machine.declare(W, spec, 2, vec![0, 1]);
+        memory.give_lane(W, 0, lanes.remove(0));
+        machine.submit(0, &Submission::Zero { tensor: W }, &mut memory).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let worker = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        let mut remote = Remote::new(1, 0, None, Duration::from_secs(10));
+        remote.attach(Stream::plain(stream, Duration::from_secs(10)).unwrap(), false);
+        Rig { machine, memory, remote, worker }
+    }
+
+    impl Rig {
+        /// The worker sends this of chunk `first`, and goes no further; what the shard makes of it.
+        fn say(&mut self, first: u32, encoding: Encoding, payload: &[u8]) -> Heard {
+            let settings = Settings([0.0; 5]);
+            let submission = Submission::Push { tensor: W, first, count: 1, stamp: 0, settings };
+            let header = Header::bare(1, 1, Body::Submission { submission, wanted: false });
+            self.worker.write_all(&header.with_encoded(encoding, 0, payload).encode()).unwrap();
+            self.worker.write_all(payload).unwrap();
+            self.hear()
+        }
+
+        fn hear(&mut self) -> Heard {
+            loop {
+                self.remote.ready(true, false);
+                match self.remote.hear(&self.machine, &mut self.memory) {
+                    Heard::Nothing => std::thread::yield_now(),
+                    heard => return heard,
+                }
+            }
+        }
+
+        fn lane(&mut self, chunk: u32) -> &mut [u8] {
+            let range = self.memory.homed(W, chunk).unwrap();
+            self.memory.lane(W, 0).receive(range)
+        }
+    }
+
+    /// What a worker sends of a chunk.
+    fn encoded(chunk: &[u8]) -> (Encoding, Vec<u8>) {
+        let (mut buffer, source) = (Vec::new(), Source::Lane(Foreign::of(chunk)));
+        let mut batch = Batch::new(&mut buffer);
+        let header = Header::bare(1, 1, Body::Alive);
+        batch.push_chunk(header, &AGREED, &Sent { source, shadow: None, position: 0 });
+        let (header, payload) = batch.frames()[0];
+        (Header::decode(&header).unwrap().encoding, payload.to_vec())
+    }
+
+    #[test]
+    fn a_contribution_stands_in_its_lane_as_it_was_sent_whatever_it_travels_as() {
+        let sparse = |bytes: usize| [vec![0; bytes - 9], vec![5; 9]].concat();
+        for (first, chunk) in [(0, sparse(4096)), (1, sparse(40)), (0, vec![7; 4096]), (1, vec![7; 40])] {
+            let mut rig = rig(AGREED);
+            rig.lane(first).fill(0xee);
+            let (encoding, payload) = encoded(&chunk);
+            assert_eq!(encoding == CHANGES, chunk[0] == 0, "what pays is sent");
+            assert!(payload.len() < chunk.len() || encoding == Encoding::RAW);
+            assert!(matches!(rig.say(first, encoding, &payload), Heard::Submission(..)));
+            assert_eq!(rig.lane(first), chunk);
+        }
+    }
+
+    #[test]
+    fn what_was_not_agreed_to_or_cannot_be_decoded_is_refused_and_changes_nothing() {
+        let (known, plain) = (AGREED, Agreed::default());
+        let unordered = [[1, 0, 0, 0, 9, 9, 9, 9], [1, 0, 0, 0, 9, 9, 9, 9]].concat();
+        for (agreed, encoding, payload, said) in [
+            (
+                plain,
+                CHANGES,
+                vec![0; 8],
+                "chunk 1 of tensor 3: expected an encoding that the tensor agreed to, got 9",
+            ),
+            (
+                known,
+                Encoding(8),
+                vec![0; 8],
+                "chunk 1 of tensor 3: expected an encoding that the tensor agreed to, got 8",
+            ),
+            (
+                known,
+                CHANGES,
+                vec![0; 40],
+                "chunk 1 of tensor 3: expected 0 to 39 bytes of a chunk of 40, got 40",
+            ),
+            (
+                known,
+                Encoding::RAW,
+                vec![0; 41],
+                "chunk 1 of tensor 3: expected 40 to 40 bytes of a chunk of 40, got 41",
+            ),
+            (known, CHANGES, unordered, "a payload's least word: expected 2, got 1"),
+            (known, CHANGES, vec![10, 0, 0, 0, 9, 9, 9, 9], "a payload's last word: expected 9, got 10"),
+        ] {
+            let mut rig = rig(agreed);
+            rig.lane(1).fill(0xee);
+            match rig.say(1, encoding, &payload) {
+                Heard::Broke(what) => assert_eq!(what, said),
+                _ => panic!("it was taken: {said}"),
+            }
+            assert_eq!(rig.lane(1), [0xee; 40], "{said}");
+            assert!(rig.remote.subscriber().expect(1).is_ok(), "no frame was taken");
+        }
+    }
+
+    #[test]
+    fn a_value_is_sent_from_where_it_stands_and_says_which_publication_it_is() {
+        let mut rig = rig(Agreed::default());
+        rig.remote.subscriber().fetch(W, 0, 1, 0, &rig.memory);
+        let mut sent = Vec::new();
+        while let Some(owing) = rig.remote.subscriber().next(&rig.memory) {
+            let (notice, chunk) = notice(owing, &rig.memory);
+            if let (Notice::Value { publication, base, .. }, Some((_, chunk))) = (notice, chunk) {
+                let Source::Stands(bytes) = chunk.source else { panic!("{chunk:?}") };
+                assert!(std::ptr::eq(bytes, rig.memory.value(W, sent.len()).1));
+                assert_eq!((publication, base), (rig.memory.publication(W, sent.len()).sequence, 0));
+                assert!(publication > 0);
+                sent.push(bytes.len());
+            }
+        }
+        assert_eq!(sent, [4096, 40]);
     }
 }

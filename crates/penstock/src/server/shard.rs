@@ -15,6 +15,7 @@ use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::{Mapping, Region, Writers};
 use penstock_fabric::ring::{Broken, Consumer, Ring};
 use penstock_fabric::sync::Ordering;
+use penstock_proto::encoding::Agreed;
 use penstock_proto::error::JobFailure;
 use penstock_proto::frame::job_number;
 use penstock_proto::remote::home::Chunks;
@@ -483,7 +484,7 @@ impl Loop {
             Command::Attach { rank, stream, long } => self.attach(rank, stream, long),
             Command::Declare { id, spec, total, home } => {
                 let chunks = home.chunks().to_vec();
-                self.memory.declare(id, spec.plan(), home, self.setup.workers);
+                self.memory.declare(id, spec.plan(), Agreed::default(), home, self.setup.workers);
                 self.machine.declare(id, *spec, total, chunks);
             }
             Command::Lane { id, rank, lane } => self.memory.give_lane(id, rank, lane),

@@ -1,10 +1,13 @@
 //! Frames of a stream and onto it, without blocking.
 //!
 //! A reader asks its owner where each payload goes as soon as the header has come and been judged, and reads it straight to
-//! there, together with the next header in one system call. A payload counts only when its checksum was verified.
+//! there, together with the next header in one system call. A payload counts only when its checksum was verified; decoding it is
+//! up to the owner. A sender collects frames in a [`Batch`], which [encodes](penstock_proto::encoding) their payloads.
 
 use penstock_fabric::net::stream::{Got, Stream};
+use penstock_proto::encoding::{Agreed, Encoded, Payload, Sent};
 use penstock_proto::frame::{FrameError, HEADER_BYTES, Header};
+use smallvec::SmallVec;
 use std::io::{self, IoSlice, IoSliceMut};
 
 /// Where payloads go.
@@ -102,9 +105,73 @@ impl<P> FrameReader<P> {
 }
 
 /// Frames handed to the kernel in one call at most.
-pub(crate) const BATCH: usize = 16;
+const BATCH: usize = 16;
 /// Bytes of them: a socket rarely takes more at once, and what it does not take is copied.
-pub(crate) const BATCH_BYTES: usize = 256 * 1024;
+const BATCH_BYTES: usize = 256 * 1024;
+
+/// The frames of one batch. A chunk that others may be writing is read once, into the buffer: so the bytes that are sent are those
+/// that the checksum was taken of, and nothing here takes memory for a slice that others may write.
+pub(crate) struct Batch<'a> {
+    /// It only grows, to the longest batch so far.
+    buffer: &'a mut Vec<u8>,
+    /// Bytes of it that this batch uses.
+    used: usize,
+    headers: SmallVec<[[u8; HEADER_BYTES]; BATCH]>,
+    payloads: SmallVec<[Payload<'a>; BATCH]>,
+    bytes: usize,
+}
+
+impl<'a> Batch<'a> {
+    /// An empty batch. The buffer is the sender's, and is used again by the next one.
+    #[inline]
+    pub(crate) fn new(buffer: &'a mut Vec<u8>) -> Self {
+        Self { buffer, used: 0, headers: SmallVec::new(), payloads: SmallVec::new(), bytes: 0 }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.headers.len()
+    }
+
+    /// Bytes of payloads.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether it should be sent before more is added.
+    pub(crate) fn is_full(&self) -> bool {
+        self.len() == BATCH || self.bytes >= BATCH_BYTES
+    }
+
+    /// A frame without a payload.
+    pub(crate) fn push(&mut self, header: Header) {
+        self.headers.push(header.encode());
+        self.payloads.push(Payload::Stands(&[]));
+    }
+
+    /// A frame with a chunk.
+    pub(crate) fn push_chunk(&mut self, header: Header, agreed: &Agreed, sent: &Sent<'a>) {
+        let Encoded { encoding, base, payload } = agreed.encode(sent, self.buffer, self.used);
+        if let Payload::Buffered(range) = &payload {
+            self.used = range.end;
+        }
+        let bytes = bytes(self.buffer, &payload);
+        self.bytes += bytes.len();
+        self.headers.push(header.with_encoded(encoding, base, bytes).encode());
+        self.payloads.push(payload);
+    }
+
+    pub(crate) fn frames(&self) -> SmallVec<[([u8; HEADER_BYTES], &[u8]); BATCH]> {
+        let payloads = self.payloads.iter().map(|payload| bytes(self.buffer, payload));
+        self.headers.iter().copied().zip(payloads).collect()
+    }
+}
+
+fn bytes<'b>(buffer: &'b [u8], payload: &'b Payload<'_>) -> &'b [u8] {
+    match payload {
+        Payload::Stands(bytes) => bytes,
+        Payload::Buffered(range) => &buffer[range.clone()],
+    }
+}
 
 /// The sending end. What the socket does not take of a batch is held here: never more than a batch.
 #[derive(Debug, Default)]
@@ -186,8 +253,13 @@ fn rest<'a, 'b>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use penstock_fabric::sync::Ordering;
+    use penstock_kernels::Foreign;
+    use penstock_proto::encoding::{Shadow, Source};
     use penstock_proto::frame::{Body, Notice};
+    use penstock_proto::submission::Submission;
     use std::net::{TcpListener, TcpStream};
+    use std::sync::atomic::AtomicU64;
     use std::time::Duration;
 
     struct Anywhere;
@@ -216,7 +288,7 @@ mod tests {
     }
 
     fn value(chunk: u32, payload: &[u8]) -> Header {
-        let notice = Notice::Value { tensor: 0, chunk, version: 1, steps: 1 };
+        let notice = Notice::Value { tensor: 0, chunk, version: 1, steps: 1, publication: 2, base: 0 };
         Header::bare(1, 0, Body::Notice(notice)).with_payload(payload)
     }
 
@@ -255,6 +327,42 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!(reading.join().unwrap(), payloads);
+    }
+
+    #[test]
+    fn what_is_sent_of_a_lane_is_what_its_checksum_was_taken_of() {
+        let lane = [const { AtomicU64::new(1) }; 8];
+        // SAFETY: the lane outlives it, and only atomics touch it.
+        let foreign = unsafe { Foreign::new(lane.as_ptr().cast(), size_of_val(&lane)) };
+        let submission = Submission::Clock { clock: 1 };
+        let header = Header::bare(1, 1, Body::Submission { submission, wanted: false });
+        let mut buffer = Vec::new();
+        for _ in 0..2 {
+            let mut batch = Batch::new(&mut buffer);
+            let sent = Sent { source: Source::Lane(foreign), shadow: None, position: 0 };
+            batch.push_chunk(header, &Agreed::default(), &sent);
+            batch.push(header);
+            lane.iter().for_each(|word| _ = word.fetch_add(1, Ordering::Relaxed));
+            let frames = batch.frames();
+            let payload = frames[0].1;
+            assert_eq!(payload.len(), size_of_val(&lane));
+            assert_eq!(header.with_payload(payload).encode(), frames[0].0);
+            assert!(frames[1].1.is_empty() && frames[1].0 == header.encode());
+        }
+    }
+
+    #[test]
+    fn a_value_is_sent_from_where_it_stands() {
+        let (chunk, mut buffer) = ([7; 4096], Vec::new());
+        let mut batch = Batch::new(&mut buffer);
+        for position in 0..3 {
+            let shadow = Some(Shadow { publication: 2, bytes: &[0; 4096] });
+            let sent = Sent { source: Source::Stands(&chunk), shadow, position };
+            batch.push_chunk(value(0, &[]), &Agreed::default(), &sent);
+        }
+        assert_eq!(batch.bytes(), 3 * 4096);
+        assert!(batch.frames().iter().all(|(_, payload)| std::ptr::eq(*payload, &chunk)));
+        assert!(batch.buffer.is_empty(), "nothing was copied");
     }
 
     #[test]

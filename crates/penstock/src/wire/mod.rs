@@ -14,6 +14,8 @@ pub(crate) mod frames;
 pub(crate) mod items;
 pub(crate) mod random;
 pub(crate) mod records;
+#[cfg(test)]
+pub(crate) mod travel;
 pub(crate) mod vigil;
 
 use std::io;

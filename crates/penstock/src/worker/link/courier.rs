@@ -3,13 +3,13 @@
 //! A courier stands in for the shard: it pops the same submissions from the same ring, keeps a mirror of the chunks that the
 //! shard is home of, publishes in it, counts and rings as a shard would. So everything above it is the same with and without
 //! a network. What has come, and what is asked for again on a new connection, its machine knows
-//! ([`penstock_proto::remote::mirror`]). Its frames are copied out of the lane, each once; values are received beside the mirror, verified, and then
-//! published in it, so that no reader ever sees half a chunk or a damaged one.
+//! ([`penstock_proto::remote::mirror`]). Its frames are encoded out of the lane; values are received beside the mirror, verified, and then
+//! decoded and published in it, so that no reader ever sees half a chunk or a damaged one.
 
 use super::Fate;
 use crate::wait::Patience;
 use crate::wire::dial::{DialError, Dialer};
-use crate::wire::frames::{BATCH, BATCH_BYTES, FrameReader, FrameWriter, Places, Step};
+use crate::wire::frames::{Batch, FrameReader, FrameWriter, Places, Step};
 use crate::wire::vigil::{Vigil, look_every};
 use penstock_fabric::doorbell::{self, ANYTHING, Bell, Sleeping};
 use penstock_fabric::layout::{board, page};
@@ -19,8 +19,9 @@ use penstock_fabric::publish::Published;
 use penstock_fabric::region::Mapping;
 use penstock_fabric::ring::{Consumer, Ring};
 use penstock_fabric::sync::Ordering;
-use penstock_kernels::Foreign;
-use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice, job_number};
+use penstock_kernels::codec::{Base, Codec, Raw, Undecodable};
+use penstock_proto::encoding::{Agreed, Sent, Source};
+use penstock_proto::frame::{Body, Header, Notice, job_number};
 use penstock_proto::handshake::Purpose;
 use penstock_proto::numbered::Numbered;
 use penstock_proto::remote::mirror::{Effect, Frame, Mirror};
@@ -29,7 +30,6 @@ use penstock_proto::{Rank, TensorId};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::time::Timespec;
-use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -177,6 +177,31 @@ struct Mirrored {
     lane: LaneView,
     remote: Arc<RemoteHome>,
     state: Option<StateMirror>,
+    /// How its chunks travel, both ways.
+    agreed: Agreed,
+}
+
+impl Mirrored {
+    /// Decodes a chunk's new value and publishes it. Readers never see a payload that is refused.
+    fn publish(
+        &mut self,
+        chunk: u32,
+        codec: &dyn Codec,
+        payload: &[u8],
+        base: Base,
+        published: Published,
+    ) -> Result<(), Undecodable> {
+        let mut place = self.home.chunk(chunk);
+        place.header.begin();
+        match codec.decode(payload, base, place.value) {
+            Ok(()) => place.header.publish(published),
+            Err(refused) => {
+                place.header.leave();
+                return Err(refused);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// All mirrors, and the place beside them where payloads are received.
@@ -187,80 +212,35 @@ struct Mirrors {
     stage: Vec<u8>,
 }
 
-/// The frames of one batch, what they carry of lanes copied out. A lane is read once, so what its checksum was taken of is what is
-/// sent, whatever a thread of the worker's writes there meanwhile; and nothing here takes for a slice what others may write.
-#[derive(Default)]
-struct Outgoing {
-    headers: SmallVec<[[u8; HEADER_BYTES]; BATCH]>,
-    /// Where the payload of each frame ends.
-    ends: SmallVec<[usize; BATCH]>,
-    /// It only grows: as long as the longest batch was.
-    payloads: Vec<u8>,
-}
-
-impl Outgoing {
-    fn clear(&mut self) {
-        self.headers.clear();
-        self.ends.clear();
-    }
-
-    fn len(&self) -> usize {
-        self.headers.len()
-    }
-
-    /// Bytes of payloads.
-    fn bytes(&self) -> usize {
-        self.ends.last().copied().unwrap_or(0)
-    }
-
-    fn push(&mut self, header: Header, payload: Option<Foreign<'_>>) {
-        let start = self.bytes();
-        let end = start + payload.map_or(0, |lane| lane.len());
-        if self.payloads.len() < end {
-            self.payloads.resize(end, 0);
-        }
-        let header = match payload {
-            Some(lane) => {
-                let copy = &mut self.payloads[start..end];
-                lane.copy_to(copy);
-                header.with_payload(copy)
-            }
-            None => header,
-        };
-        self.headers.push(header.encode());
-        self.ends.push(end);
-    }
-
-    fn frames(&self) -> SmallVec<[([u8; HEADER_BYTES], &[u8]); BATCH]> {
-        let starts = std::iter::once(0).chain(self.ends.iter().copied());
-        let payloads = starts.zip(&self.ends).map(|(start, &end)| &self.payloads[start..end]);
-        self.headers.iter().copied().zip(payloads).collect()
-    }
-}
-
 impl Mirrors {
     /// The tensor's memory, if the shard is home of the chunk.
     fn of(&self, tensor: TensorId, chunk: u32) -> Option<&Mirrored> {
         self.tensors.get(tensor).filter(|mirrored| mirrored.home.find(chunk).is_some())
     }
 
-    /// A frame's header, and its payload where it stands in the lane.
-    fn frame(&self, frame: &Frame) -> Option<(Header, Option<Foreign<'_>>)> {
+    /// Adds a frame to a batch, with what it carries of the lane. `None`: the tensor was not declared.
+    fn push<'a>(&'a self, batch: &mut Batch<'a>, frame: &Frame) -> Option<()> {
         let Frame { sequence, submission, payload } = *frame;
-        let (mut wanted, mut bytes) = (false, None);
-        if let Some((tensor, chunk)) = payload {
-            let mirrored = self.tensors.get(tensor)?;
-            bytes = Some(mirrored.lane.contribution(mirrored.home.range(chunk)));
-            let is_push = matches!(submission, Submission::Push { .. });
-            wanted = is_push && mirrored.remote.wants.load(Ordering::Relaxed);
-        }
-        Some((Header::bare(self.job, sequence, Body::Submission { submission, wanted }), bytes))
+        let header = |wanted| Header::bare(self.job, sequence, Body::Submission { submission, wanted });
+        let Some((tensor, chunk)) = payload else {
+            batch.push(header(false));
+            return Some(());
+        };
+        let mirrored = self.tensors.get(tensor)?;
+        let is_push = matches!(submission, Submission::Push { .. });
+        let wanted = is_push && mirrored.remote.wants.load(Ordering::Relaxed);
+        let source = Source::Lane(mirrored.lane.contribution(mirrored.home.range(chunk)));
+        batch.push_chunk(header(wanted), &mirrored.agreed, &Sent { source, shadow: None, position: 0 });
+        Some(())
     }
 }
 
-/// Where a payload is received.
+/// A payload that is received beside the mirror: its length, and the codec that decodes it.
 #[derive(Debug, Clone, Copy)]
-struct Stage(usize);
+struct Stage {
+    length: usize,
+    codec: &'static dyn Codec,
+}
 
 impl Places for Mirrors {
     type Place = Stage;
@@ -270,30 +250,34 @@ impl Places for Mirrors {
         if header.job != self.job || header.epoch != 0 {
             return Err("a frame of another job or epoch".to_owned());
         }
-        let expected = match notice {
+        let length = header.length as usize;
+        let chunk = match notice {
             Notice::Value { tensor, chunk, .. } => {
-                self.of(tensor, chunk).map(|mirrored| mirrored.home.range(chunk).len())
+                let mirrored = self.of(tensor, chunk);
+                mirrored.map(|mirrored| (mirrored.agreed, mirrored.home.range(chunk).len()))
             }
             Notice::State { tensor, chunk } => {
                 let state = self.of(tensor, chunk).and_then(|mirrored| mirrored.state.as_ref());
-                state.map(|state| state.bytes(chunk))
+                state.map(|state| (Agreed::default(), state.bytes(chunk)))
             }
-            Notice::Folded { .. } | Notice::Fetched { .. } | Notice::Taken => Some(0),
+            Notice::Folded { .. } | Notice::Fetched { .. } | Notice::Taken if header.is_bare() => {
+                return Ok(Stage { length: 0, codec: &Raw });
+            }
+            Notice::Folded { .. } | Notice::Fetched { .. } | Notice::Taken => None,
         };
-        let length = header.length as usize;
-        if expected != Some(length) {
-            return Err(format!(
-                "{length} bytes for {notice:?}, which was not asked for or has another size"
-            ));
-        }
+        let Some((agreed, bytes)) = chunk else {
+            return Err(format!("{length} bytes for {notice:?}, which was not asked for"));
+        };
+        let codec = agreed.expect(header.encoding, length, bytes);
+        let codec = codec.map_err(|unexpected| format!("{notice:?}: {unexpected}"))?;
         if self.stage.len() < length {
             self.stage.resize(length, 0);
         }
-        Ok(Stage(length))
+        Ok(Stage { length, codec })
     }
 
     fn memory<'a>(&'a mut self, place: &'a mut Stage) -> &'a mut [u8] {
-        &mut self.stage[..place.0]
+        &mut self.stage[..place.length]
     }
 }
 
@@ -301,7 +285,8 @@ struct Wire {
     stream: Stream,
     reader: FrameReader<Stage>,
     writer: FrameWriter,
-    outgoing: Outgoing,
+    /// Where chunks are encoded.
+    outgoing: Vec<u8>,
     readable: bool,
     writable: bool,
     /// Whether a sign of life is due, if nothing else is.
@@ -370,7 +355,7 @@ impl Courier {
                     stream,
                     reader: FrameReader::new(),
                     writer: FrameWriter::default(),
-                    outgoing: Outgoing::default(),
+                    outgoing: Vec::new(),
                     readable: true,
                     writable: true,
                     beat: false,
@@ -515,7 +500,8 @@ impl Courier {
             match command {
                 Command::Declare { id, home, lane, remote } => {
                     self.machine.declare(id, home.chunks().to_vec());
-                    self.mirrors.tensors.insert(id, Mirrored { home, lane, remote, state: None });
+                    let mirrored = Mirrored { home, lane, remote, state: None, agreed: Agreed::default() };
+                    self.mirrors.tensors.insert(id, mirrored);
                 }
                 Command::State { id, state } => {
                     if let Some(mirrored) = self.mirrors.tensors.get_mut(id) {
@@ -589,10 +575,11 @@ impl Courier {
         match effect {
             Effect::Nothing => {}
             Effect::Publish { chunk, version, steps, progress, .. } => {
-                let mut place = mirrored.home.chunk(chunk);
-                place.header.begin();
-                place.value.copy_from_slice(&staged[..stage.0]);
-                place.header.publish(Published { version, steps });
+                let (payload, published) = (&staged[..stage.length], Published { version, steps });
+                if let Err(refused) = mirrored.publish(chunk, stage.codec, payload, header.base(), published)
+                {
+                    return self.fail(format!("it broke the protocol: chunk {chunk}: {refused}"));
+                }
                 if let Some(progress) = progress {
                     // Pairs with the acquire load in the worker's pull: who sees the progress sees the chunks.
                     mirrored.home.progress().0.store(progress, Ordering::Release);
@@ -601,7 +588,7 @@ impl Courier {
             }
             Effect::State { chunk, .. } => {
                 if let Some(state) = &mirrored.state {
-                    state.write(chunk, &staged[..stage.0]);
+                    state.write(chunk, &staged[..stage.length]);
                 }
             }
             Effect::Folded { count, .. } => {
@@ -651,51 +638,111 @@ impl Courier {
 
     /// Sends one batch: `None` if nothing is due, else whether the socket took it whole.
     fn send_batch(machine: &mut Mirror, mirrors: &Mirrors, wire: &mut Wire) -> std::io::Result<Option<bool>> {
-        let outgoing = &mut wire.outgoing;
-        outgoing.clear();
-        while outgoing.len() < BATCH && outgoing.bytes() < BATCH_BYTES {
+        let mut batch = Batch::new(&mut wire.outgoing);
+        while !batch.is_full() {
             let Some(frame) = machine.due() else { break };
-            let Some((header, payload)) = mirrors.frame(&frame) else {
+            if mirrors.push(&mut batch, &frame).is_none() {
                 return Err(std::io::Error::other("a submission of a tensor that was not declared"));
-            };
-            outgoing.push(header, payload);
+            }
             machine.sent();
         }
         // Whatever is sent is a sign of life.
         let beats = std::mem::take(&mut wire.beat);
-        if outgoing.len() == 0 && beats {
-            outgoing.push(Header::bare(mirrors.job, 0, Body::Alive), None);
+        if batch.len() == 0 && beats {
+            batch.push(Header::bare(mirrors.job, 0, Body::Alive));
         }
-        if outgoing.len() == 0 {
+        if batch.len() == 0 {
             return Ok(None);
         }
-        wire.writer.send(&mut wire.stream, &outgoing.frames()).map(Some)
+        wire.writer.send(&mut wire.stream, &batch.frames()).map(Some)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_proto::submission::Submission;
+    use crate::wire::travel::{AGREED, CHANGES};
+    use penstock_fabric::memory::{ExtentLayout, HomeRegions};
+    use penstock_kernels::Dtype;
+    use penstock_proto::chunk::Cut;
+    use penstock_proto::encoding::{Encoding, Shadow};
+    use penstock_proto::placement::Extent;
+    use std::net::{TcpListener, TcpStream};
+
+    const W: TensorId = 3;
+
+    fn mirrors(agreed: Agreed) -> Mirrors {
+        let extent = Extent { first: 0, count: 1 };
+        let layout = ExtentLayout::new(Cut::new(4096, 4096), extent, Dtype::F32, 0);
+        let (mut homes, _) = HomeRegions::new("w", layout).unwrap().split(&[0], 1);
+        let mut lanes = LaneView::private(layout, &[0].into(), 1).unwrap();
+        let (home, lane, remote) = (homes.remove(0), lanes.remove(0), Arc::default());
+        let mut mirrors = Mirrors { job: 1, ..Mirrors::default() };
+        mirrors.tensors.insert(W, Mirrored { home, lane, remote, state: None, agreed });
+        mirrors
+    }
+
+    fn value(publication: u64) -> Header {
+        let notice = Notice::Value { tensor: W, chunk: 0, version: 1, steps: 1, publication, base: 0 };
+        Header::bare(1, 0, Body::Notice(notice))
+    }
 
     #[test]
-    fn what_is_sent_of_a_lane_is_what_its_checksum_was_taken_of() {
-        let lane = [const { AtomicU64::new(1) }; 8];
-        // SAFETY: the lane outlives it, and only atomics touch it.
-        let foreign = unsafe { Foreign::new(lane.as_ptr().cast(), size_of_val(&lane)) };
-        let submission = Submission::Clock { clock: 1 };
-        let header = Header::bare(1, 1, Body::Submission { submission, wanted: false });
-        let mut outgoing = Outgoing::default();
-        for _ in 0..2 {
-            outgoing.clear();
-            outgoing.push(header, Some(foreign));
-            outgoing.push(header, None);
-            lane.iter().for_each(|word| _ = word.fetch_add(1, Ordering::Relaxed));
-            let frames = outgoing.frames();
-            let payload = frames[0].1;
-            assert_eq!(payload.len(), size_of_val(&lane));
-            assert_eq!(header.with_payload(payload).encode(), frames[0].0);
-            assert!(frames[1].1.is_empty() && frames[1].0 == header.encode());
+    fn a_difference_is_received_beside_the_mirror_and_decoded_onto_what_stands_there() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let home = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (worker, _) = listener.accept().unwrap();
+        let patience = Duration::from_secs(10);
+        let mut home = Stream::plain(home, patience).unwrap();
+        let mut worker = Stream::plain(worker, patience).unwrap();
+        let (mut mirrors, mut reader) = (mirrors(AGREED), FrameReader::new());
+        let before = vec![7; 4096];
+        let now = [vec![7; 4080], vec![8; 16]].concat();
+        let (mut buffer, mut writer) = (Vec::new(), FrameWriter::default());
+        let mut batch = Batch::new(&mut buffer);
+        let shadow = Some(Shadow { publication: 2, bytes: &before });
+        let sent = |source, position| Sent { source: Source::Stands(source), shadow, position };
+        batch.push_chunk(value(2), &AGREED, &sent(&before, 0));
+        batch.push_chunk(value(4), &AGREED, &sent(&now, 2));
+        assert!(writer.send(&mut home, &batch.frames()).unwrap());
+        for (value, bytes, base, encoding) in
+            [(&before, 4096, Base::Zeros, Encoding::RAW), (&now, 32, Base::Held, CHANGES)]
+        {
+            let (header, stage) = loop {
+                match reader.next(&mut worker, &mut mirrors) {
+                    Step::Frame(header, stage) => break (header, stage),
+                    Step::Nothing => std::thread::yield_now(),
+                    step => panic!("{step:?}"),
+                }
+            };
+            assert_eq!((stage.length, header.base(), header.encoding), (bytes, base, encoding));
+            let Mirrors { tensors, stage: staged, .. } = &mut mirrors;
+            let mirrored = tensors.get_mut(W).unwrap();
+            let published = Published { version: 1, steps: 1 };
+            mirrored.publish(0, stage.codec, &staged[..stage.length], header.base(), published).unwrap();
+            assert_eq!(mirrored.home.value(0), value);
         }
+    }
+
+    #[test]
+    fn a_payload_that_is_refused_is_never_seen_by_a_reader() {
+        let mut mirrors = mirrors(AGREED);
+        let mirrored = mirrors.tensors.get_mut(W).unwrap();
+        let published = Published { version: 1, steps: 1 };
+        mirrored.publish(0, &Raw, &[7; 4096], Base::Zeros, published).unwrap();
+        let changes = AGREED.expect(CHANGES, 7, 4096).unwrap();
+        for payload in [&[1; 7][..], &[0xff; 8], &[1; 16]] {
+            let refused =
+                mirrored.publish(0, changes, payload, Base::Held, Published { version: 2, steps: 2 });
+            assert!(refused.is_err());
+            assert_eq!(mirrored.home.value(0), [7; 4096]);
+            let even = mirrored.home.sequence(0);
+            assert_eq!(even % 2, 0, "readers may go in");
+        }
+        let broken = mirrors.place(&value(6).with_encoded(CHANGES, 4, &[0; 4096])).unwrap_err();
+        assert!(broken.contains("expected 0 to 4095 bytes of a chunk of 4096, got 4096"), "{broken}");
+        let unknown = self::mirrors(Agreed::default()).place(&value(6).with_encoded(CHANGES, 4, &[0; 8]));
+        let unknown = unknown.unwrap_err();
+        assert!(unknown.contains("expected an encoding that the tensor agreed to, got 9"), "{unknown}");
     }
 }

@@ -1,0 +1,60 @@
+//! Codecs: the bytes of what travels of a chunk.
+//!
+//! A codec loses nothing: a receiver that holds the same base has the same chunk afterwards, bit for bit. Whatever loses bits happens
+//! before, in a [`filter`](crate::filter). So codecs may be chosen chunk by chunk, by what they cost, and what has to be sent again
+//! is simply encoded again.
+//!
+//! | file | what travels |
+//! |---|---|
+//! | `raw.rs` | the chunk itself |
+//!
+//! A new codec is a file here and a number in `penstock_proto::encoding`. The width of its elements is part of the codec itself.
+
+mod raw;
+
+pub use raw::Raw;
+
+use crate::Foreign;
+use std::fmt;
+use std::ops::RangeInclusive;
+
+/// What the receiver's chunk holds before a payload is decoded onto it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Base {
+    /// Nothing that counts: the payload is the whole chunk, or a sum, in which elements that are not sent read 0.
+    Zeros,
+    /// Exactly what the sender encoded against.
+    Held,
+}
+
+/// A payload that no honest peer sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a payload's {what}: expected {expected}, got {got}")]
+pub struct Undecodable {
+    /// What was wrong with it.
+    pub what: &'static str,
+    /// What was expected.
+    pub expected: u64,
+    /// What came.
+    pub got: u64,
+}
+
+/// Turns chunks into payloads and back. Slices in, slices out: no allocation, no waiting.
+pub trait Codec: fmt::Debug + Send + Sync {
+    /// Whether a payload is the chunk itself: then it is sent from where it is, and received straight into its place.
+    fn is_verbatim(&self) -> bool {
+        false
+    }
+
+    /// Least and most bytes of a payload for a chunk of `bytes` bytes: checked before a byte of the payload is read.
+    fn lengths(&self, bytes: usize) -> RangeInclusive<usize>;
+
+    /// Encodes a chunk for a receiver that holds `base`, which is as long as the chunk; `None` stands for zeros. `out` has room for
+    /// the most bytes. Returns how many it took, or `None` if another codec should be tried because this one does not pay.
+    ///
+    /// Another thread may be writing the chunk: each of its bytes is read once.
+    fn encode(&self, chunk: Foreign<'_>, base: Option<&[u8]>, out: &mut [u8]) -> Option<usize>;
+
+    /// Turns the base, in `chunk`, into the chunk that was encoded. The payload may be hostile: on an error `chunk` is unchanged.
+    fn decode(&self, payload: &[u8], base: Base, chunk: &mut [u8]) -> Result<(), Undecodable>;
+}

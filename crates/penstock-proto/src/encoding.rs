@@ -1,0 +1,209 @@
+//! How a chunk travels between hosts: encoded by what its tensor's declaration agreed to, and checked before it is read.
+//!
+//! What a [codec](penstock_kernels::codec) makes of a chunk is the payload of one frame; the payload's length and the chunk's are two
+//! different things. A **stream** is the sequence of a chunk's publications, and its state, what all its receivers hold, is kept by
+//! the sender. A receiver's **position** in the stream is the number of the publication that it holds: the home keeps one for each
+//! subscriber ([`remote::home`](crate::remote::home)), and the mirror its own ([`remote::mirror`](crate::remote::mirror)).
+//!
+//! - **E-1** A difference goes only to a receiver that holds the publication it is against, and any other receiver refuses it; they get
+//!   the chunk whole. So each receiver holds exactly what the sender believes it to hold, bit for bit.
+//! - **E-2** A payload in an encoding that was not agreed to, or of an impossible length, is refused before a byte of it is read, and
+//!   one that cannot be decoded changes nothing.
+//!
+//! Contributions are sums and always whole: elements that are not sent read 0. The optimizer's arrays travel raw.
+
+use penstock_kernels::Foreign;
+use penstock_kernels::codec::{Codec, Raw};
+use std::ops::Range;
+
+/// How a payload is encoded: a byte of its frame's header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Encoding(pub u8);
+
+impl Encoding {
+    /// The chunk itself.
+    pub const RAW: Self = Self(0);
+}
+
+/// An encoding and who does it.
+#[derive(Debug, Clone, Copy)]
+pub struct Member {
+    /// Its number.
+    pub encoding: Encoding,
+    /// What turns chunks into payloads and back.
+    pub codec: &'static dyn Codec,
+}
+
+impl Member {
+    /// Every tensor agrees to it.
+    pub const RAW: Self = Self { encoding: Encoding::RAW, codec: &Raw };
+}
+
+/// The encodings that a tensor's declaration agreed to, in the order in which they are tried: the first that pays is sent.
+#[derive(Debug, Clone, Copy)]
+pub struct Agreed(&'static [Member]);
+
+/// A declaration that says nothing about encodings: raw alone.
+impl Default for Agreed {
+    fn default() -> Self {
+        const { Self::new(&[Member::RAW]) }
+    }
+}
+
+/// Why a payload is refused before it is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Unexpected {
+    /// This process does not know the encoding, or the tensor's declaration did not agree to it.
+    #[error("expected an encoding that the tensor agreed to, got {}", got.0)]
+    NotAgreed {
+        /// What came.
+        got: Encoding,
+    },
+    /// No chunk of that size has that length in this encoding.
+    #[error("expected {least} to {most} bytes of a chunk of {bytes}, got {got}")]
+    Length {
+        /// Least bytes.
+        least: usize,
+        /// Most bytes.
+        most: usize,
+        /// The chunk's.
+        bytes: usize,
+        /// What came.
+        got: usize,
+    },
+}
+
+/// Where the chunk to be sent is.
+#[derive(Debug, Clone, Copy)]
+pub enum Source<'a> {
+    /// In memory that does not change until it is sent.
+    Stands(&'a [u8]),
+    /// In memory that others may be writing: it is copied out, and the copy is sent.
+    Lane(Foreign<'a>),
+}
+
+/// What all receivers of a stream held before its last step.
+#[derive(Debug, Clone, Copy)]
+pub struct Shadow<'a> {
+    /// The publication that they had it from.
+    pub publication: u64,
+    /// As long as the chunk.
+    pub bytes: &'a [u8],
+}
+
+/// One chunk to be sent to one receiver.
+#[derive(Debug, Clone, Copy)]
+pub struct Sent<'a> {
+    /// What the receiver shall hold.
+    pub source: Source<'a>,
+    /// The stream's, if it keeps one. Raw needs none, and a sum has none.
+    pub shadow: Option<Shadow<'a>>,
+    /// The receiver's position: the publication that it holds; 0 if it holds none, and for a sum.
+    pub position: u64,
+}
+
+/// Where a payload is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Payload<'a> {
+    /// Where the chunk is.
+    Stands(&'a [u8]),
+    /// In the buffer.
+    Buffered(Range<usize>),
+}
+
+/// A chunk as it is sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Encoded<'a> {
+    /// How it is encoded.
+    pub encoding: Encoding,
+    /// The publication that it is a difference against; 0: it is whole.
+    pub base: u64,
+    /// Its bytes.
+    pub payload: Payload<'a>,
+}
+
+impl Agreed {
+    /// These, the last of them raw, which always pays.
+    ///
+    /// # Panics
+    /// If the last is not raw.
+    pub const fn new(members: &'static [Member]) -> Self {
+        let [.., Member { encoding: Encoding::RAW, .. }] = members else {
+            panic!("every tensor agrees to raw")
+        };
+        Self(members)
+    }
+
+    /// Encodes a chunk. Unless it is sent from where it is, it is written into `buffer` from byte `at` on; the buffer only grows.
+    pub fn encode<'a>(&self, sent: &Sent<'a>, buffer: &mut Vec<u8>, at: usize) -> Encoded<'a> {
+        let shadow = sent.shadow.filter(|shadow| shadow.publication == sent.position && sent.position > 0);
+        let base = shadow.map(|shadow| shadow.bytes);
+        for &Member { encoding, codec } in self.0 {
+            let chunk = match sent.source {
+                Source::Stands(bytes) if codec.is_verbatim() => {
+                    return Encoded { encoding, base: 0, payload: Payload::Stands(bytes) };
+                }
+                Source::Stands(bytes) => Foreign::of(bytes),
+                Source::Lane(lane) => lane,
+            };
+            let end = at + codec.lengths(chunk.len()).end();
+            if buffer.len() < end {
+                buffer.resize(end, 0);
+            }
+            if let Some(length) = codec.encode(chunk, base, &mut buffer[at..end]) {
+                debug_assert!(codec.lengths(chunk.len()).contains(&length), "{codec:?} keeps to its bounds");
+                let base = shadow.filter(|_| !codec.is_verbatim()).map_or(0, |shadow| shadow.publication);
+                return Encoded { encoding, base, payload: Payload::Buffered(at..at + length) };
+            }
+        }
+        unreachable!("raw is the last, and always pays")
+    }
+
+    /// The codec for a payload whose header has come, of a chunk of `bytes` bytes.
+    pub fn expect(
+        &self,
+        encoding: Encoding,
+        length: usize,
+        bytes: usize,
+    ) -> Result<&'static dyn Codec, Unexpected> {
+        let member = self.0.iter().find(|member| member.encoding == encoding);
+        let codec = member.ok_or(Unexpected::NotAgreed { got: encoding })?.codec;
+        let lengths = codec.lengths(bytes);
+        if lengths.contains(&length) {
+            return Ok(codec);
+        }
+        let (least, most) = lengths.into_inner();
+        Err(Unexpected::Length { least, most, bytes, got: length })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn raw_goes_from_where_it_stands_and_out_of_a_lane_by_one_copy_and_is_whole() {
+        let (chunk, mut buffer) = ([1, 2, 3, 4], vec![9; 2]);
+        let shadow = Some(Shadow { publication: 3, bytes: &[0; 4] });
+        let sent = |source| Sent { source, shadow, position: 3 };
+        let agreed = Agreed::default();
+        let stands = agreed.encode(&sent(Source::Stands(&chunk)), &mut buffer, 2);
+        assert_eq!(stands, Encoded { encoding: Encoding::RAW, base: 0, payload: Payload::Stands(&chunk) });
+        let lane = agreed.encode(&sent(Source::Lane(Foreign::of(&chunk))), &mut buffer, 2);
+        assert_eq!(lane, Encoded { encoding: Encoding::RAW, base: 0, payload: Payload::Buffered(2..6) });
+        assert_eq!(buffer, [9, 9, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn what_was_not_agreed_to_and_what_is_too_long_is_refused_before_it_is_read() {
+        let agreed = Agreed::default();
+        assert!(agreed.expect(Encoding::RAW, 32, 32).is_ok_and(|codec| codec.is_verbatim()));
+        let refused = agreed.expect(Encoding(7), 32, 32).unwrap_err();
+        assert_eq!(refused, Unexpected::NotAgreed { got: Encoding(7) });
+        assert_eq!(refused.to_string(), "expected an encoding that the tensor agreed to, got 7");
+        for got in [0, 31, 33] {
+            let refused = agreed.expect(Encoding::RAW, got, 32).unwrap_err();
+            assert_eq!(refused, Unexpected::Length { least: 32, most: 32, bytes: 32, got });
+        }
+    }
+}

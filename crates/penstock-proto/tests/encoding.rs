@@ -1,0 +1,387 @@
+//! What travels, through the machines at both ends and their frames, with an encoding that stores differences and a filter that holds
+//! back: over links that lose what is under way whenever they break.
+
+#[path = "../../penstock-kernels/tests/travel/mod.rs"]
+mod travel;
+
+use penstock_kernels::codec::Base;
+use penstock_kernels::filter::{Everything, Filter};
+use penstock_kernels::{Foreign, Settings};
+use penstock_proto::TensorId;
+use penstock_proto::encoding::{
+    Agreed, Encoded, Encoding, Member, Payload, Sent, Shadow, Source, Unexpected,
+};
+use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
+use penstock_proto::remote::home::{Chunks, Owing, Publication, Subscriber};
+use penstock_proto::remote::mirror::{Broken, Effect, Mirror};
+use penstock_proto::submission::Submission;
+use proptest::prelude::*;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use travel::changes::{Changes, ENTRY};
+use travel::loud::Loud;
+
+const W: TensorId = 3;
+/// Bytes of its chunks: the last is short.
+const CHUNKS: [usize; 3] = [64, 64, 23];
+const CHANGES: Encoding = Encoding(9);
+const AGREED: Agreed = Agreed::new(&[Member { encoding: CHANGES, codec: &Changes }, Member::RAW]);
+
+/// A byte that is written somewhere.
+type Edit = (prop::sample::Index, u8);
+/// What happens, to which line or chunk, and what is written.
+type Move = (u8, usize, Vec<Edit>);
+
+/// Where a chunk lies in a lane.
+fn range(chunk: usize) -> Range<usize> {
+    let start = CHUNKS[..chunk].iter().sum();
+    start..start + CHUNKS[chunk]
+}
+
+/// One chunk's stream at its home: what all its receivers hold, and what they held one step before.
+#[derive(Debug)]
+struct Stream {
+    filter: &'static dyn Filter,
+    publication: u64,
+    held: Vec<u8>,
+    before: (u64, Vec<u8>),
+}
+
+impl Stream {
+    /// The stream goes on to this publication, if it does not stand there.
+    fn go_on(&mut self, publication: u64, value: &[u8]) {
+        if self.publication != publication {
+            self.before = (self.publication, self.held.clone());
+            self.publication = publication;
+            let next = self.filter.next(value, &mut self.held).to_vec();
+            self.held = next;
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Home {
+    values: Vec<Vec<u8>>,
+    published: Vec<Publication>,
+    streams: Vec<Stream>,
+    /// What the receivers of each publication hold.
+    history: BTreeMap<(usize, u64), Vec<u8>>,
+}
+
+impl Home {
+    fn new(filter: &'static dyn Filter) -> Self {
+        let zeros = || CHUNKS.map(|bytes| vec![0; bytes]);
+        let stream = |held: Vec<u8>| Stream { filter, publication: 0, before: (0, held.clone()), held };
+        let mut home = Self {
+            values: zeros().to_vec(),
+            published: vec![Publication { version: 0, steps: 0, sequence: 0 }; CHUNKS.len()],
+            streams: zeros().map(stream).into(),
+            history: BTreeMap::new(),
+        };
+        (0..CHUNKS.len()).for_each(|local| home.publish(local, 0, &[]));
+        home
+    }
+
+    fn publish(&mut self, local: usize, newer: u64, edits: &[Edit]) {
+        edits.iter().for_each(|(at, byte)| *at.get_mut(&mut self.values[local]) = *byte);
+        let place = &mut self.published[local];
+        place.version += newer;
+        place.sequence += 2;
+    }
+}
+
+impl Chunks for Home {
+    fn chunks(&self, _: TensorId) -> usize {
+        CHUNKS.len()
+    }
+
+    fn publication(&self, _: TensorId, local: usize) -> Publication {
+        self.published[local]
+    }
+}
+
+type Bytes = ([u8; HEADER_BYTES], Vec<u8>);
+
+/// A frame's bytes, as both ends make them.
+fn frame(header: Header, sent: &Sent<'_>) -> Bytes {
+    let mut buffer = Vec::new();
+    let Encoded { encoding, base, payload } = AGREED.encode(sent, &mut buffer, 0);
+    let payload = match payload {
+        Payload::Stands(bytes) => bytes.to_vec(),
+        Payload::Buffered(range) => buffer[range].to_vec(),
+    };
+    (header.with_encoded(encoding, base, &payload).encode(), payload)
+}
+
+/// One receiver, and what is under way between it and the home.
+struct Line {
+    subscriber: Subscriber,
+    mirror: Mirror,
+    held: Vec<Vec<u8>>,
+    lane: Vec<u8>,
+    to_home: VecDeque<Bytes>,
+    to_mirror: VecDeque<Bytes>,
+    connected: bool,
+    asked: u64,
+    stamp: u64,
+    fetched: u64,
+    /// Values that came whole, and as differences; contributions.
+    came: [usize; 3],
+}
+
+impl Line {
+    fn new() -> Self {
+        let mut mirror = Mirror::default();
+        mirror.declare(W, (0..CHUNKS.len() as u32).collect());
+        Self {
+            subscriber: Subscriber::default(),
+            mirror,
+            held: CHUNKS.map(|bytes| vec![0xee; bytes]).into(),
+            lane: vec![0; CHUNKS.iter().sum()],
+            to_home: VecDeque::new(),
+            to_mirror: VecDeque::new(),
+            connected: false,
+            asked: 0,
+            stamp: 0,
+            fetched: 0,
+            came: [0; 3],
+        }
+    }
+
+    fn cut(&mut self) {
+        self.to_home.clear();
+        self.to_mirror.clear();
+        self.subscriber.disconnect();
+        self.connected = false;
+    }
+
+    fn connect(&mut self) {
+        if !self.connected {
+            self.connected = true;
+            self.mirror.connect();
+            self.subscriber.connect();
+        }
+    }
+
+    fn ask(&mut self) {
+        self.asked += 1;
+        self.mirror.submit(Submission::Fetch { tensor: W, state: false, version: 0, ticket: self.asked });
+    }
+
+    /// The lane is not written before what stands in it was taken.
+    fn push(&mut self, edits: &[Edit]) {
+        if self.mirror.is_delivered() {
+            edits.iter().for_each(|(at, byte)| *at.get_mut(&mut self.lane) = *byte);
+            let (settings, stamp) = (Settings([0.5, 0.0, 0.0, 0.0, 0.0]), self.stamp);
+            self.mirror.submit(Submission::Push { tensor: W, first: 0, count: 3, stamp, settings });
+            self.stamp += 1;
+        }
+    }
+
+    fn send(&mut self) -> bool {
+        let Some(due) = self.mirror.due().filter(|_| self.connected) else { return false };
+        let body = Body::Submission { submission: due.submission, wanted: false };
+        let header = Header::bare(1, due.sequence, body);
+        self.to_home.push_back(match due.payload {
+            None => (header.encode(), Vec::new()),
+            Some((_, chunk)) => {
+                let source = Source::Lane(Foreign::of(&self.lane[range(chunk as usize)]));
+                frame(header, &Sent { source, shadow: None, position: 0 })
+            }
+        });
+        self.mirror.sent();
+        true
+    }
+
+    fn take(&mut self, home: &Home) -> bool {
+        let Some((bytes, payload)) = self.to_home.pop_front() else { return false };
+        let header = Header::decode(&bytes).unwrap();
+        let Body::Submission { submission, .. } = header.body else { panic!("{header:?}") };
+        self.subscriber.expect(header.sequence).unwrap();
+        match submission {
+            Submission::Push { first, .. } => {
+                let lane = &self.lane[range(first as usize)];
+                let codec = AGREED.expect(header.encoding, header.length as usize, lane.len()).unwrap();
+                header.check(&payload).unwrap();
+                // What the contribution before left there does not count.
+                let mut taken = vec![0xdd; lane.len()];
+                codec.decode(&payload, header.base(), &mut taken).unwrap();
+                assert_eq!(taken, lane, "a contribution comes as it stands in the lane");
+                self.came[2] += 1;
+            }
+            Submission::Fetch { tensor, version, ticket, .. } => {
+                self.subscriber.fetch(tensor, version, ticket, 0, home);
+            }
+            _ => {}
+        }
+        self.subscriber.take(&submission).unwrap();
+        true
+    }
+
+    fn answer(&mut self, home: &mut Home) -> bool {
+        if !self.connected || !self.subscriber.has_due() {
+            return false;
+        }
+        let owing = self.subscriber.next(home);
+        let bare = |notice| Header::bare(1, 0, Body::Notice(notice));
+        let (mut bytes, payload) = match owing {
+            None => (bare(Notice::Taken), Vec::new()),
+            Some(Owing::Fetched { tensor, ticket }) => (bare(Notice::Fetched { tensor, ticket }), Vec::new()),
+            Some(Owing::Folded { tensor, count }) => (bare(Notice::Folded { tensor, count }), Vec::new()),
+            Some(Owing::Value { tensor, local, publication, position }) => {
+                let Publication { version, steps, sequence } = publication;
+                let stream = &mut home.streams[local];
+                stream.go_on(sequence, &home.values[local]);
+                home.history.insert((local, sequence), stream.held.clone());
+                let shadow = Shadow { publication: stream.before.0, bytes: &stream.before.1 };
+                let source = Source::Stands(&stream.held);
+                let chunk = local as u32;
+                let notice = Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0 };
+                let (bytes, payload) = frame(bare(notice), &Sent { source, shadow: Some(shadow), position });
+                (Header::decode(&bytes).unwrap(), payload)
+            }
+            Some(Owing::State { .. }) => unreachable!("nobody asks for it"),
+        };
+        bytes.sequence = self.subscriber.tell();
+        self.to_mirror.push_back((bytes.encode(), payload));
+        true
+    }
+
+    fn hear(&mut self, home: &Home) -> bool {
+        let Some((bytes, payload)) = self.to_mirror.pop_front() else { return false };
+        let header = Header::decode(&bytes).unwrap();
+        let Body::Notice(notice) = header.body else { panic!("{header:?}") };
+        match self.mirror.hear(header.sequence, &notice, |_| 0).unwrap() {
+            Effect::Publish { chunk, .. } => {
+                let Notice::Value { publication, .. } = notice else { panic!("{notice:?}") };
+                let (local, held) = (chunk as usize, &mut self.held[chunk as usize]);
+                let codec = AGREED.expect(header.encoding, header.length as usize, held.len()).unwrap();
+                header.check(&payload).unwrap();
+                codec.decode(&payload, header.base(), held).unwrap();
+                assert_eq!(*held, home.history[&(local, publication)], "E-1: chunk {chunk}");
+                self.came[usize::from(header.base() == Base::Held)] += 1;
+            }
+            Effect::Fetched { ticket, .. } => self.fetched = self.fetched.max(ticket),
+            _ => {}
+        }
+        true
+    }
+
+    /// Until nothing more happens.
+    fn settle(&mut self, home: &mut Home) {
+        self.connect();
+        while self.send() | self.take(home) | self.answer(home) | self.hear(home) {}
+    }
+}
+
+/// Plays moves on a home with three receivers. What came: whole, as differences, contributions.
+fn play(filter: &'static dyn Filter, moves: &[Move]) -> [usize; 3] {
+    let mut home = Home::new(filter);
+    let mut lines = [(); 3].map(|()| Line::new());
+    for (what, which, edits) in moves {
+        let line = &mut lines[which % 3];
+        match what {
+            0 | 1 => {
+                let local = which % CHUNKS.len();
+                home.publish(local, u64::from(*what), edits);
+                lines.iter_mut().for_each(|line| line.subscriber.published(W, local, &home));
+            }
+            2 | 3 => line.ask(),
+            4 => line.push(edits),
+            5 => line.cut(),
+            6 => line.connect(),
+            7 => _ = line.send() | line.send(),
+            8 => _ = line.take(&home) | line.take(&home),
+            9 => _ = line.answer(&mut home) | line.answer(&mut home),
+            10 => _ = line.hear(&home) | line.hear(&home),
+            _ => line.settle(&mut home),
+        }
+    }
+    for line in &mut lines {
+        line.ask();
+        line.settle(&mut home);
+        assert_eq!(line.fetched, line.asked);
+        assert!(line.mirror.is_delivered());
+    }
+    for (local, stream) in home.streams.iter().enumerate() {
+        assert!(
+            lines.iter().all(|line| line.held[local] == stream.held),
+            "all receivers hold what the sender counts"
+        );
+    }
+    lines.iter().fold([0; 3], |sum, line| [0, 1, 2].map(|at| sum[at] + line.came[at]))
+}
+
+fn moves() -> impl Strategy<Value = Vec<Move>> {
+    let edits = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4);
+    prop::collection::vec((0u8..14, 0usize..9, edits), 0..150)
+}
+
+#[test]
+fn whoever_stands_where_receives_what_the_sender_counts_wherever_connections_break() {
+    use proptest::test_runner::{Config, TestRunner};
+    for filter in [&Everything as &dyn Filter, &Loud] {
+        let came = std::cell::Cell::new([0; 3]);
+        let mut runner = TestRunner::new(Config { cases: 300, ..Config::default() });
+        let played = runner.run(&moves(), |moves| {
+            let (before, now) = (came.get(), play(filter, &moves));
+            came.set([0, 1, 2].map(|at| before[at] + now[at]));
+            Ok(())
+        });
+        played.unwrap();
+        // A run that never met the other case proves nothing.
+        assert!(came.get().iter().all(|&count| count > 1000), "{filter:?}: {:?}", came.get());
+    }
+}
+
+#[test]
+fn a_receiver_that_stands_elsewhere_gets_the_chunk_whole_and_one_that_stands_there_the_difference() {
+    let (before, now) = (vec![1; 64], [vec![1; 60], vec![2; 4]].concat());
+    let sent = |position| Sent {
+        source: Source::Stands(&now),
+        shadow: Some(Shadow { publication: 4, bytes: &before }),
+        position,
+    };
+    let notice = Notice::Value { tensor: W, chunk: 0, version: 0, steps: 0, publication: 6, base: 0 };
+    let header = Header::bare(1, 0, Body::Notice(notice));
+    for (position, bytes, base) in [(4, ENTRY, Base::Held), (2, 64, Base::Zeros), (0, 64, Base::Zeros)] {
+        let (header, payload) = frame(header, &sent(position));
+        let header = Header::decode(&header).unwrap();
+        assert_eq!((payload.len(), header.base()), (bytes, base), "position {position}");
+    }
+    // Nobody holds publication 0.
+    let nowhere = Sent { shadow: Some(Shadow { publication: 0, bytes: &before }), ..sent(0) };
+    assert_eq!(frame(header, &nowhere).1, now);
+}
+
+#[test]
+fn a_difference_against_what_is_not_held_is_refused_and_the_first_on_a_connection_is_whole() {
+    let mut mirror = Mirror::default();
+    mirror.declare(W, vec![0]);
+    let value =
+        |publication, base| Notice::Value { tensor: W, chunk: 0, version: 1, steps: 0, publication, base };
+    let baseless = |held, got| Err(Broken::Baseless { chunk: 0, held, got });
+    assert_eq!(mirror.hear(0, &value(4, 2), |_| 0), baseless(0, 2));
+    assert!(mirror.hear(0, &value(4, 0), |_| 0).is_ok());
+    assert_eq!(mirror.hear(0, &value(8, 6), |_| 0), baseless(4, 6));
+    assert!(mirror.hear(0, &value(8, 4), |_| 0).is_ok());
+    mirror.connect();
+    assert_eq!(mirror.hear(0, &value(10, 8), |_| 0), baseless(0, 8), "it may have another home by now");
+}
+
+#[test]
+fn what_does_not_pay_goes_raw_and_only_what_was_agreed_to_comes_in() {
+    let (now, mut buffer) = ([7; 64], Vec::new());
+    let sent = Sent { source: Source::Lane(Foreign::of(&now)), shadow: None, position: 0 };
+    assert_eq!(AGREED.encode(&sent, &mut buffer, 0).encoding, Encoding::RAW);
+    let quiet = Sent { source: Source::Stands(&[0; 64]), ..sent };
+    let encoded = AGREED.encode(&quiet, &mut buffer, 0);
+    assert_eq!((encoded.encoding, encoded.payload), (CHANGES, Payload::Buffered(0..0)));
+    for length in [0, 8, 63] {
+        assert!(AGREED.expect(CHANGES, length, 64).is_ok());
+        let refused = Agreed::default().expect(CHANGES, length, 64).unwrap_err();
+        assert_eq!(refused, Unexpected::NotAgreed { got: CHANGES });
+    }
+    let long = Unexpected::Length { least: 0, most: 63, bytes: 64, got: 64 };
+    assert_eq!(AGREED.expect(CHANGES, 64, 64).unwrap_err(), long);
+}
