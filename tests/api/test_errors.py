@@ -516,7 +516,9 @@ def test_an_array_of_the_other_byte_order_is_refused_as_that(job: ps.Job, w: ps.
 
 
 # Text and lists were a bare TypeError, and True was a second.
-@pytest.mark.parametrize("timeout", ["1", np.nan, -1, -(10**400), True, [1], timedelta(seconds=1)], ids=str)
+@pytest.mark.parametrize(
+    "timeout", ["1", np.nan, -1, -(10**400), True, np.True_, [1], timedelta(seconds=1)], ids=str
+)
 def test_a_timeout_that_is_no_number_of_seconds_is_refused_by_every_call(
     job: ps.Job, w: ps.Tensor, timeout: Any
 ) -> None:

@@ -163,6 +163,13 @@ def test_a_rank_outside_the_size_is_refused_by_the_call_that_says_so(joiner: Pat
     assert "penstock_init_with() says is 2" in done.out
 
 
+def test_who_says_that_it_is_alone_may_be_told_where_others_meet(joiner: Path, runner: Runner) -> None:
+    # It was refused for not saying how many meet, which it did. Python took it.
+    place = {"PENSTOCK_RANK": "0", "PENSTOCK_SIZE": "1"}
+    done = runner.run([joiner, "init", "say", "finish"], **place, PENSTOCK_RENDEZVOUS="h:1")
+    assert (done.code, done.out) == (0, "rank 0 of 1\n"), done
+
+
 REFUSED: dict[str, tuple[Mapping[str, str], int, str]] = {
     "several hosts": (
         {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},

@@ -144,3 +144,42 @@ def test_a_signal_is_an_orderly_end(server: str, tmp_path: Path, number: signal.
     out, err = process.communicate(timeout=WAIT)
     assert (process.returncode, out, err) == (code, "", "")
     assert not socket.exists()
+
+
+WARNS = """
+import os, sys
+from penstock import _core
+
+file = open(sys.argv[2], "w")
+_core.warn_on_stderr()
+server = _core.Server(sys.argv[1], "job", "5e" * 32, 0, 1, 1, {})
+for rank in range(1, 3000):
+    server.worker_ended(rank)  # there is no such worker: a line each
+server.stop()
+print("stopped", file.fileno())
+"""
+
+
+def test_a_server_does_not_stand_still_with_who_reads_its_warnings(tmp_path: Path) -> None:
+    # A terminal says that it can be written when a line does not fit any more: the thread that wrote waited.
+    reader, terminal = os.openpty()
+    try:
+        words = [sys.executable, "-c", WARNS, str(tmp_path / "s"), str(tmp_path / "file")]
+        done = subprocess.run(
+            words, env=environment(), stdout=subprocess.PIPE, stderr=terminal, text=True, timeout=WAIT
+        )
+        said = os.read(reader, 4096)
+    finally:
+        os.close(reader)
+        os.close(terminal)
+    assert (done.returncode, done.stdout.split()[:1]) == (0, ["stopped"])
+    assert said.startswith(b"warning: a worker ended that this job does not have (rank: 1, ")
+
+
+def test_warnings_go_to_no_file_that_stands_where_standard_error_was_closed(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    words = [sys.executable, "-c", WARNS, str(tmp_path / "s"), str(file)]
+    closed = ["sh", "-c", 'exec "$@" 2>&-', "sh", *words]
+    done = subprocess.run(closed, env=environment(), stdout=subprocess.PIPE, text=True, timeout=WAIT)
+    assert (done.returncode, done.stdout) == (0, "stopped 2\n")
+    assert file.read_text() == ""

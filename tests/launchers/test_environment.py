@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from pathlib import Path
@@ -162,6 +163,15 @@ def test_a_variable_that_is_nearly_one_of_ours_is_refused_with_the_one_that_was_
 def test_a_variable_that_nobody_reads_is_warned_of() -> None:
     with pytest.warns(UserWarning, match="PENSTOCK_TIMEOUT sets nothing"):
         environment.check_names({"PENSTOCK_TIMEOUT": "5"})
+
+
+def test_names_that_are_no_text_are_anybodys_but_ours() -> None:
+    # ps.init() failed with a UnicodeEncodeError.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        environment.check_names({os.fsdecode(b"OTHER_\xff"): "1", os.fsdecode(b"\xff"): ""})
+    with pytest.warns(UserWarning, match=r"PENSTOCK_\\xff\\xc3 sets nothing"):
+        environment.check_names({os.fsdecode(b"PENSTOCK_\xff\xc3"): "1"})
 
 
 def test_every_variable_that_the_package_reads_or_kubernetes_makes_is_known() -> None:

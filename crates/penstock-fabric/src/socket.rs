@@ -166,8 +166,15 @@ pub struct Listener {
     path: PathBuf,
     /// The socket's file: another's under the same name is not ours to remove.
     file: File,
-    /// Held as long as the server lives: who holds it owns the path.
-    lock: OwnedFd,
+    /// Held as long as the server lives: who holds it owns the path. Dropped behind the socket's file: what is removed is never a successor's.
+    _lock: Lock,
+}
+
+/// A lock beside a socket. Its file goes away with it.
+#[derive(Debug)]
+struct Lock {
+    fd: OwnedFd,
+    path: PathBuf,
 }
 
 /// Which file it is, whatever its name. No other has this number while a descriptor of it is open.
@@ -200,8 +207,8 @@ impl From<&rustix::fs::Stat> for File {
 /// Why a server could not listen.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ListenError {
-    /// Another server listens there.
-    #[error("another server listens on {path}")]
+    /// Another server listens there, or another program.
+    #[error("another process listens on {path}")]
     InUse {
         /// The path.
         path: PathBuf,
@@ -220,6 +227,14 @@ pub enum ListenError {
         /// The path.
         path: PathBuf,
     },
+    /// What stands where its lock would be is something else, which is not ours to remove.
+    #[error("cannot listen on {path}: {lock} is no lock of a server, which would be an empty file")]
+    NoLock {
+        /// The path.
+        path: PathBuf,
+        /// The path with `.lock` behind it.
+        lock: PathBuf,
+    },
     /// The system said no.
     #[error("cannot listen on {path}: {reason}")]
     System {
@@ -231,25 +246,25 @@ pub enum ListenError {
 }
 
 impl Listener {
-    /// Listens on `path`. A socket that a crashed server left behind is removed: a server holds a lock beside its socket
-    /// as long as it lives, so a free lock means that the socket's server is gone.
+    /// Listens on `path`. A socket that a crashed server left behind is removed. A server holds a lock beside its socket as long as it
+    /// lives; other programs do not, so nobody may listen there either. What is refused stays as it is.
     pub fn bind(path: &Path) -> Result<Self, ListenError> {
         let system = |error: Errno| ListenError::System { path: path.to_owned(), reason: error.to_string() };
+        let in_use = || ListenError::InUse { path: path.to_owned() };
         let got = path.as_os_str().len();
         if got > 107 {
             return Err(ListenError::PathTooLong { path: path.to_owned(), got });
         }
         let is_socket = |found: &rustix::fs::Stat| FileType::from_raw_mode(found.st_mode) == FileType::Socket;
-        if rustix::fs::lstat(path).is_ok_and(|found| !is_socket(&found)) {
-            return Err(ListenError::NoSocket { path: path.to_owned() });
-        }
-        let lock = lock_beside(path).map_err(|error| match error {
-            Errno::WOULDBLOCK => ListenError::InUse { path: path.to_owned() },
-            error => system(error),
-        })?;
-        match rustix::fs::unlink(path) {
-            Ok(()) | Err(Errno::NOENT) => {}
-            Err(error) => return Err(system(error)),
+        let left = match rustix::fs::lstat(path) {
+            Ok(found) if !is_socket(&found) => return Err(ListenError::NoSocket { path: path.to_owned() }),
+            Ok(_) if is_listened_to(path).map_err(system)? => return Err(in_use()),
+            Ok(found) => Some(File::from(&found)),
+            Err(_) => None,
+        };
+        let lock = Lock::beside(path)?;
+        if left.is_some_and(|left| left.is_named(path)) {
+            rustix::fs::unlink(path).map_err(system)?;
         }
         let listen = || -> io::Result<(OwnedFd, File)> {
             let fd = seqpacket(SocketFlags::NONBLOCK)?;
@@ -259,8 +274,11 @@ impl Listener {
             rustix::net::listen(&fd, 128)?;
             Ok((fd, file))
         };
-        let (fd, file) = listen().map_err(system)?;
-        Ok(Self { fd, path: path.to_owned(), file, lock })
+        let (fd, file) = listen().map_err(|error| match error {
+            Errno::ADDRINUSE => in_use(),
+            error => system(error),
+        })?;
+        Ok(Self { fd, path: path.to_owned(), file, _lock: lock })
     }
 
     /// Takes the next connection; does not wait for one.
@@ -270,22 +288,54 @@ impl Listener {
     }
 }
 
+/// Whether somebody listens on the socket at `path`, whatever its kind.
+fn is_listened_to(path: &Path) -> io::Result<bool> {
+    let fd = seqpacket(SocketFlags::NONBLOCK)?;
+    match rustix::net::connect(&fd, &SocketAddrUnix::new(path)?) {
+        // Of another kind, or with no room for one more connection.
+        Ok(()) | Err(Errno::PROTOTYPE | Errno::AGAIN) => Ok(true),
+        Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 fn lock_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
     name.into()
 }
 
-fn lock_beside(path: &Path) -> io::Result<OwnedFd> {
-    use rustix::fs::{FlockOperation, Mode, OFlags};
-    let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let path = lock_path(path);
-    loop {
-        let lock = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)?;
-        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
-        // A lock whose owner removed it between these two lines locks nothing: it has no name by which others would find it.
-        if File::of(&lock)?.is_named(&path) {
-            return Ok(lock);
+impl Lock {
+    fn beside(socket: &Path) -> Result<Self, ListenError> {
+        use rustix::fs::{FlockOperation, Mode, OFlags};
+        let system =
+            |error: Errno| ListenError::System { path: socket.to_owned(), reason: error.to_string() };
+        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let path = lock_path(socket);
+        loop {
+            let fd = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(system)?;
+            let found = rustix::fs::fstat(&fd).map_err(system)?;
+            if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile || found.st_size != 0 {
+                return Err(ListenError::NoLock { path: socket.to_owned(), lock: path });
+            }
+            rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive).map_err(
+                |error| match error {
+                    Errno::WOULDBLOCK => ListenError::InUse { path: socket.to_owned() },
+                    error => system(error),
+                },
+            )?;
+            // A lock whose owner removed it between these lines locks nothing: it has no name by which others would find it.
+            if File::from(&found).is_named(&path) {
+                return Ok(Self { fd, path });
+            }
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if File::of(&self.fd).is_ok_and(|own| own.is_named(&self.path)) {
+            let _ = rustix::fs::unlink(&self.path);
         }
     }
 }
@@ -298,13 +348,8 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // The socket first, while the lock keeps others from the path: what is removed is never a successor's.
         if self.file.is_named(&self.path) {
             let _ = rustix::fs::unlink(&self.path);
-        }
-        let lock = lock_path(&self.path);
-        if File::of(&self.lock).is_ok_and(|own| own.is_named(&lock)) {
-            let _ = rustix::fs::unlink(&lock);
         }
     }
 }
@@ -348,6 +393,44 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
         assert!(!lock_path(&path).exists());
         std::fs::remove_file(path).unwrap();
+    }
+
+    // Its socket was removed while it lived, and nobody found it any more.
+    #[test]
+    fn what_another_program_listens_on_is_refused_and_stays() {
+        for kind in [SocketType::STREAM, SocketType::SEQPACKET, SocketType::DGRAM] {
+            let path = socket_path("anothers");
+            let fd = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+            rustix::net::bind(&fd, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+            if kind != SocketType::DGRAM {
+                rustix::net::listen(&fd, 0).unwrap();
+            }
+            let own = File::named(&path).unwrap();
+            // Also when its queue is full.
+            for _ in 0..3 {
+                assert_eq!(Listener::bind(&path).unwrap_err(), ListenError::InUse { path: path.clone() });
+            }
+            assert!(own.is_named(&path) && !lock_path(&path).exists(), "{kind:?}");
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+
+    // `--socket Cargo` took Cargo.lock for its lock, and removed it in the end.
+    #[test]
+    fn what_is_no_servers_lock_is_refused_and_stays() {
+        let path = socket_path("project");
+        std::fs::write(lock_path(&path), "precious").unwrap();
+        let lock = lock_path(&path);
+        assert_eq!(
+            Listener::bind(&path).unwrap_err(),
+            ListenError::NoLock { path: path.clone(), lock: lock.clone() }
+        );
+        assert_eq!(std::fs::read_to_string(&lock).unwrap(), "precious");
+        assert!(!path.exists());
+        // One that a crashed server has left is empty.
+        std::fs::write(&lock, "").unwrap();
+        drop(Listener::bind(&path).unwrap());
+        assert!(!path.exists() && !lock.exists());
     }
 
     #[test]

@@ -75,10 +75,10 @@ impl Outbox {
         self.end += u64::from(frames);
     }
 
-    /// Changes what is said in frames of which none was taken; how many they are stays.
-    pub fn rewrite(&mut self, change: impl Fn(&mut Submission)) {
+    /// What was said in frames of which none was taken, in order. It may be changed, but not how many frames it has.
+    pub fn untaken(&mut self) -> impl Iterator<Item = &mut Submission> {
         let untaken = self.entries.iter_mut().filter(|entry| entry.first > self.taken);
-        untaken.for_each(|entry| change(&mut entry.submission));
+        untaken.map(|entry| &mut entry.submission)
     }
 
     /// The next frame to be sent; it stays the next until [`Outbox::sent`].

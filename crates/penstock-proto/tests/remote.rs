@@ -339,6 +339,51 @@ fn a_subscriber_that_asks_and_does_not_read_makes_what_is_owed_no_longer() {
     assert!(sent <= 3 + 3 + 1, "S-4: {sent} frames");
 }
 
+// Each connection that broke before it had carried anything queued all that was open once more, for ever.
+#[test]
+fn a_line_that_breaks_again_and_again_makes_what_is_to_be_sent_no_longer() {
+    let asks: [&[(bool, u64)]; 4] =
+        [&[(false, 3)], &[(true, 0)], &[(false, 3), (true, 0)], &[(true, 0), (false, 3)]];
+    for (fetches, taken) in asks.iter().flat_map(|fetches| [0, 1, 2].map(|taken| (fetches, taken))) {
+        let mut mirror = Mirror::default();
+        mirror.declare(W, vec![0]);
+        mirror.connect();
+        mirror.hear(0, &Notice::Taken, |_| 0).unwrap();
+        for (&(state, version), ticket) in fetches.iter().zip(1..) {
+            mirror.submit(Submission::Fetch { tensor: W, state, version, ticket });
+        }
+        let taken = taken.min(fetches.len()) as u64;
+        (0..fetches.len()).for_each(|_| mirror.sent());
+        let mut cut = |wanted| {
+            mirror.connect();
+            mirror.hear(taken, &Notice::Taken, |_| wanted).unwrap();
+            mirror.unsent()
+        };
+        let (once, more) = (cut(5), cut(6));
+        assert!(more <= 4 && once <= 4, "{fetches:?}, {taken} taken: {once}, {more}");
+        assert!((7..100).all(|wanted| cut(wanted) == more), "{fetches:?}, {taken} taken");
+        // The last of them brings the last ticket back.
+        let mut said = Vec::new();
+        while let Some(frame) = mirror.due() {
+            mirror.sent();
+            said.push(frame.submission);
+        }
+        let tickets: Vec<u64> = said
+            .iter()
+            .map(|fetch| match fetch {
+                Submission::Fetch { ticket, .. } => *ticket,
+                other => panic!("{other:?}"),
+            })
+            .filter(|&ticket| ticket > 0)
+            .collect();
+        assert_eq!(tickets, [fetches.len() as u64], "{said:?}");
+        assert!(
+            said.contains(&Submission::Fetch { tensor: W, state: false, version: 98, ticket: 0 }),
+            "{said:?}"
+        );
+    }
+}
+
 #[test]
 fn nothing_is_sent_before_the_shard_has_spoken_and_nothing_follows_a_goodbye() {
     let mut line = Line::new(&[0]);

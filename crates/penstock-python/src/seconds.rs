@@ -34,9 +34,11 @@ impl FromPyObject<'_, '_> for Seconds {
     }
 }
 
-/// Of what is no float itself. A truth is a number to Python, and a mistake here.
+/// Of what is no float itself. A truth is a number to Python, and a mistake here, NumPy's too (`bool_` before its 2.0).
 fn number(given: Borrowed<'_, '_, PyAny>) -> PyResult<f64> {
-    if given.is_instance_of::<PyBool>() {
+    let is_truth =
+        given.is_instance_of::<PyBool>() || matches!(given.get_type().name()?.to_str()?, "bool" | "bool_");
+    if is_truth {
         return Err(refuse(given));
     }
     given.extract::<f64>().or_else(|error| {

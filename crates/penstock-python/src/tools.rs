@@ -17,10 +17,13 @@ pub(crate) fn host_id() -> String {
     penstock::host::id()
 }
 
-/// Warnings go to standard error from now on.
+/// Warnings go to standard error from now on. A process that was started without one has something else under its number by now.
 #[pyfunction]
-pub(crate) fn warn_on_stderr() {
-    penstock::log::warn_on_stderr();
+pub(crate) fn warn_on_stderr(py: Python<'_>) -> PyResult<()> {
+    if !py.import("sys")?.getattr("__stderr__")?.is_none() {
+        penstock::log::warn_on_stderr();
+    }
+    Ok(())
 }
 
 /// The table of options.

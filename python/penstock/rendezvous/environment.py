@@ -136,7 +136,9 @@ def check_names(environment: Mapping[str, str] = os.environ) -> None:
     OptionError
         One is nearly the name of one that is read.
     """
-    for name, meant in _core.stray_names([*environment]):
+    # Others' names may be any bytes. Of ours what is no text is shown as the shell writes it.
+    ours = [name.encode(errors="surrogateescape") for name in environment if name.startswith("PENSTOCK_")]
+    for name, meant in _core.stray_names([name.decode(errors="backslashreplace") for name in ours]):
         nothing = f"the environment variable {name} sets nothing: Penstock reads no variable of that name"
         if meant:
             raise OptionError(nothing, f"did you mean {meant}? If not, unset it, or give it another name")

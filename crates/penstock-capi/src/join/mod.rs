@@ -118,7 +118,10 @@ pub(crate) fn join(given: &Given<'_>) -> Result<Joined, JoinError> {
         _ => match environment.several_without_step() {
             Some(tasks) => Err(JoinError::NoStep { tasks }),
             None => {
-                environment.refuse_meeting_alone()?;
+                // Who says that it is alone may be told where others meet.
+                if place.is_none() {
+                    environment.refuse_meeting_alone()?;
+                }
                 Ok(Joined { job: Job::embedded(options)?, carried: None })
             }
         },

@@ -290,7 +290,7 @@ impl Registry {
         self.servers.keys().filter(|id| self.is_lost(now, id) && !used.contains(id)).cloned().collect()
     }
 
-    /// Ends the jobs that all their servers say have ended: those that are not lost.
+    /// Ends the jobs that all their servers say have ended. Of one that has gone its last word counts; one that went without is lost.
     fn conclude(&mut self, now: Duration) {
         let mut ended = Vec::new();
         let concerned = |job: &&Job| {
@@ -298,15 +298,17 @@ impl Registry {
             job.outcome.is_none() && !job.placement.is_empty() && !expected
         };
         for job in self.jobs.values().filter(concerned) {
-            let live =
-                job.placement.iter().filter_map(|id| self.servers.get(id)).filter(|s| self.is_live(now, s));
-            let said: Vec<_> = live.map(|server| server.hosted.get(&job.spec.name)).collect();
             let over = |status: &&Status| status.id == job.id && status.ended;
-            let said: Vec<_> = match said.iter().map(|status| status.filter(over)).collect::<Option<Vec<_>>>()
-            {
-                Some(said) if !said.is_empty() => said,
-                _ => continue,
-            };
+            let (mut said, mut goes_on) = (Vec::new(), false);
+            for server in job.placement.iter().filter_map(|id| self.servers.get(id)) {
+                match server.hosted.get(&job.spec.name).filter(over) {
+                    Some(status) => said.push(status),
+                    None => goes_on |= self.is_live(now, server),
+                }
+            }
+            if goes_on || said.is_empty() {
+                continue;
+            }
             let failure = said.iter().map(|status| &status.failure).find(|failure| !failure.is_empty());
             let outcome = match failure {
                 Some(why) => Outcome::Failed(why.clone()),

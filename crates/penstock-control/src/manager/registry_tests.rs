@@ -135,6 +135,26 @@ fn after_a_restart_a_job_ends_when_all_its_servers_said_how_or_had_a_lease_to() 
     }
 }
 
+// It had said that the job ended well, and left: the job then stood as failed, because a server was lost.
+#[test]
+fn what_a_server_said_of_a_job_before_it_went_counts() {
+    for (leaves, ended) in [(true, true), (true, false), (false, true), (false, false)] {
+        let mut registry = registry();
+        registry.register(at(0), "a", "/a", 100).unwrap();
+        registry.register(at(0), "b", "/b", 100).unwrap();
+        registry.create(at(0), job("j", 2, 60)).unwrap();
+        obey(&mut registry, at(1), "b", |_| {});
+        obey(&mut registry, at(1), "a", |status| status.ended = ended);
+        if leaves {
+            registry.leave(at(2), "a");
+        }
+        let later = at(if leaves { 3 } else { 30 });
+        obey(&mut registry, later, "b", |status| status.ended = true);
+        let lost = Outcome::Failed("a server was lost".to_owned());
+        assert_eq!(registry.jobs["j"].outcome, Some(if ended { Outcome::Ended } else { lost }));
+    }
+}
+
 #[test]
 fn a_server_never_promises_more_memory_than_it_has() {
     let mut registry = running();

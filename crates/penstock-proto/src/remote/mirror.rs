@@ -10,6 +10,7 @@ use crate::numbered::Numbered;
 use crate::outbox::{Miscounted, Outbox};
 use crate::progress::Progress;
 use crate::submission::{NO_TICKET, Submission};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// One frame to be sent.
@@ -311,23 +312,50 @@ impl Mirror {
         if self.left {
             return Ok(()); // nobody looks at what would come
         }
-        // All that is open is asked for again below. So fetches that stand here already bring no ticket back: it would pass those whose
+        // All that is open is asked for again: where it is asked for already in a frame that was not taken, there, so that a line that
+        // breaks again and again makes nothing longer. What else stands there brings no ticket back: it would pass those whose
         // answers were lost.
-        self.outbox.rewrite(|submission| {
-            if let Submission::Fetch { ticket, .. } = submission {
-                *ticket = NO_TICKET;
+        let mut untaken: Vec<&mut Submission> = self.outbox.untaken().collect();
+        let mut standing: BTreeMap<TensorId, Standing> = BTreeMap::new();
+        for (place, submission) in untaken.iter_mut().enumerate() {
+            if let Submission::Fetch { tensor, state, ticket, .. } = &mut **submission {
+                let at = standing.entry(*tensor).or_default();
+                match (state, std::mem::replace(ticket, NO_TICKET)) {
+                    (true, _) => at.state = Some(place),
+                    (false, NO_TICKET) => at.want = Some(place),
+                    (false, _) => at.value = Some(place),
+                }
             }
-        });
+        }
+        let mut behind = Vec::new();
         for (tensor, mirrored) in self.tensors.iter() {
+            let at = standing.remove(&tensor).unwrap_or_default();
+            let mut ask = |place: Option<usize>, fetch| match place {
+                Some(place) => *untaken[place] = fetch,
+                None => behind.push(fetch),
+            };
             let wanted = wanted(tensor);
             if wanted > mirrored.progress.least().unwrap_or(0) {
                 let (version, ticket) = (wanted - 1, NO_TICKET);
-                self.outbox.submit(Submission::Fetch { tensor, state: false, version, ticket }, 1);
+                ask(at.want, Submission::Fetch { tensor, state: false, version, ticket });
             }
+            // The value is asked for behind the state, with the ticket that stands for both.
+            let follows = mirrored.open[1].is_none() || at.state.is_some() && at.value > at.state;
             for fetch in mirrored.unfetched() {
-                self.outbox.submit(fetch, 1);
+                let is_state = matches!(fetch, Submission::Fetch { state: true, .. });
+                ask(if is_state { at.state } else { at.value.filter(|_| follows) }, fetch);
             }
         }
+        behind.into_iter().for_each(|fetch| self.outbox.submit(fetch, 1));
         Ok(())
     }
+}
+
+/// Where the last frame stands, among those that were not taken, that asks for a tensor's value with a ticket, for its state, and for what
+/// pushes want.
+#[derive(Debug, Clone, Copy, Default)]
+struct Standing {
+    value: Option<usize>,
+    state: Option<usize>,
+    want: Option<usize>,
 }

@@ -141,6 +141,9 @@ impl StartError {
             Self::Listen(ListenError::NoSocket { .. }) => {
                 Some("give a path where nothing exists, or a socket that a server has left behind".to_owned())
             }
+            Self::Listen(ListenError::NoLock { .. }) => {
+                Some("give another path, beside which nothing of that name is".to_owned())
+            }
             Self::Listen(ListenError::System { .. }) => {
                 Some("the directory must exist and be writable".to_owned())
             }
