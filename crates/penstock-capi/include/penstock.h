@@ -1,23 +1,22 @@
 /*
  * Penstock in C and C++: jobs, tensors and item tables. Licence: Apache-2.0.
  *
- * Made by cbindgen from crates/penstock-capi; do not edit. docs/c.md is the place to begin.
+ * Made by cbindgen from crates/penstock-capi; do not edit. Start with docs/c.md.
  *
  * What holds for every call
- *   - It returns PENSTOCK_OK (0), or what went wrong; penstock_last_error() then says what was expected, what came
- *     and what to do. A call that failed has changed nothing, unless its own text says otherwise.
+ *   - It returns PENSTOCK_OK (0), or what went wrong; penstock_last_error() then says what was expected, what it got instead and
+ *     what to do. A call that failed has changed nothing, unless its own text says otherwise.
  *   - No argument may be NULL unless its text says so; NULL is answered with PENSTOCK_BAD_ARGUMENT, not with a crash.
- *   - What is handed out through a pointer argument is untouched where the call fails.
- *   - Every structure of options may be zeroed (`= {0}` in C, `{}` in C++): a field that is 0 or NULL has its default.
- *     Structures and arrays that a call is given are copied; they need not live longer than the call.
+ *   - If a call fails, what it would have stored through pointer arguments is unchanged.
+ *   - Every structure of options may be zeroed (`= {0}` in C, `{}` in C++): a field that is 0 or NULL has its default. Structures
+ *     and arrays given to a call are copied; they need not outlive the call.
  *   - Texts are UTF-8 and end with a zero byte. Times are in seconds; sizes in bytes unless said otherwise.
- *   - Any thread may call anything at any time, but penstock_finish and penstock_fail only when no other call with the
- *     same job, or what belongs to it, is under way, and penstock_table_drop only when none with the same table is.
- *     Declarations of one job go one after the other, and so do pushes and pulls of one tensor; no other call waits for
- *     another.
- *   - A job that was finished must not be used again, nor what belongs to it: nobody looks for that. A table that was
- *     dropped and a request that is done are noticed.
- *   - Memory that a penstock_start_... is given must live, and be left alone, until the request is done.
+ *   - Any thread may call anything at any time, except that penstock_finish and penstock_fail need that no other call with the
+ *     same job, or anything of it, is in progress, and penstock_table_drop that none with the same table is. Declarations of one
+ *     job run one after the other, and so do pushes and pulls of one tensor; no other call waits for another.
+ *   - A finished job, and everything that belongs to it, must not be used again: this is not checked. Use of a dropped table, or
+ *     of a request that is done, is detected.
+ *   - Memory given to a penstock_start_... must stay valid, and must not be touched, until the request is done.
  *   - A child made by fork() must not use what its parent has opened.
  */
 
@@ -31,7 +30,7 @@
 /// The slack of the tensor or table itself.
 #define PENSTOCK_SLACK_DEFAULT -1
 
-/// No bound: whatever stands there.
+/// No bound: whatever has arrived.
 #define PENSTOCK_SLACK_UNBOUNDED -2
 
 /// The default clock. Of a set or an add: iterations completed, plus one; what is made in iteration t is version t + 1. Of a
@@ -44,7 +43,7 @@ typedef enum {
     PENSTOCK_OK = 0,
     /// An argument is NULL, or a number is out of its range.
     PENSTOCK_BAD_ARGUMENT = 1,
-    /// There is no such option, or it cannot have this value; also when it came from the environment.
+    /// There is no such option, or it cannot have this value; environment variables are checked too.
     PENSTOCK_BAD_OPTION = 2,
     /// The environment says that there are several processes, but they have no way to find each other.
     PENSTOCK_NOT_UNDER_LAUNCHER = 3,
@@ -52,7 +51,7 @@ typedef enum {
     PENSTOCK_DEADLINE_EXCEEDED = 4,
     /// A server or the manager could not be reached in time.
     PENSTOCK_CONNECT_TIMEOUT = 5,
-    /// The secret is not the job's, or the certificate of a server or the manager is not trusted.
+    /// The job has another secret, or the certificate of a server or the manager is not trusted.
     PENSTOCK_AUTHENTICATION = 6,
     /// The rank is taken or outside the job's size.
     PENSTOCK_JOB_FULL = 7,
@@ -100,13 +99,13 @@ typedef enum {
     PENSTOCK_TWO_PRODUCERS = 42,
     /// The clock is below the one that the row was set with before.
     PENSTOCK_CLOCK_BACKWARDS = 43,
-    /// Only this worker could make the row fresh enough, and it has not.
+    /// Only this worker can make the row fresh enough, and it has not done so.
     PENSTOCK_NEVER_SET = 44,
     /// A row was not fresh enough in time.
     PENSTOCK_GET_TIMEOUT = 45,
-    /// A row was overwritten while it was looked at in place: what was read is worth nothing.
+    /// A row was overwritten while it was read in place: discard what was read.
     PENSTOCK_TORN_VIEW = 46,
-    /// A row comes twice in one set.
+    /// A row occurs twice in one set.
     PENSTOCK_ROW_TWICE = 47,
     /// The table was dropped.
     PENSTOCK_TABLE_DROPPED = 48,
@@ -114,7 +113,7 @@ typedef enum {
     PENSTOCK_UNKNOWN_REQUEST = 50,
     /// The system refused memory, a thread, a descriptor or a file.
     PENSTOCK_SYSTEM = 60,
-    /// An error of Penstock itself. Please report its text.
+    /// A bug in Penstock itself. Please report the error's text.
     PENSTOCK_INTERNAL = 61,
 } penstock_status;
 
@@ -168,16 +167,16 @@ typedef enum {
     PENSTOCK_SUM = 1,
 } penstock_reduce;
 
-/// What a table does where a row has several producers.
+/// What a table does if a row has several producers.
 typedef enum {
-    /// Every row has one producer at most; penstock_set() replaces it.
+    /// Every row has at most one producer; penstock_set() replaces its value.
     PENSTOCK_FOLD_NONE = 0,
     /// Any number of producers; penstock_add() adds to what the worker has contributed. A row is the sum of its producers'
     /// contributions, taken in rank order.
     PENSTOCK_FOLD_SUM = 1,
 } penstock_fold;
 
-/// Who moves rows to a consumer on another host. On one host nothing is moved.
+/// When rows move to a consumer on another host. On one host nothing moves.
 typedef enum {
     /// Every set is sent to the consumers at once.
     PENSTOCK_EAGER = 0,
@@ -199,7 +198,7 @@ typedef struct penstock_table penstock_table;
 /// A tensor of a job. Freed with its job.
 typedef struct penstock_tensor penstock_tensor;
 
-/// A row, looked at in place.
+/// A row that is read in place.
 typedef struct penstock_view penstock_view;
 
 /// An option: one of those that `penstock run --help` lists.
@@ -210,7 +209,7 @@ typedef struct {
     const char *value;
 } penstock_option;
 
-/// Options of a job. Zeroed: all from the environment, else their defaults.
+/// Options of a job. Zeroed: all from the environment, or else their defaults.
 typedef struct {
     /// Options that count whatever the environment says. An option that is not among them has the value of its
     /// environment variable (PENSTOCK_DEADLINE and so on), else its default.
@@ -219,25 +218,26 @@ typedef struct {
     size_t count;
 } penstock_options;
 
-/// Who this process is, in which job. Zero all of it, set `struct_size`, then set what should be otherwise.
+/// Who this process is, and in which job. Zero all of it, set `struct_size`, then set what should differ from the default.
 typedef struct {
     /// sizeof(penstock_init_options), so that a library may be newer than the program, or older.
     size_t struct_size;
-    /// The job's name. NULL: what PENSTOCK_JOB says, else "job". Processes of one launch may have several jobs at a time, by name.
+    /// The job's name. NULL: PENSTOCK_JOB, or else "job". Processes of one launch may have several jobs at once, with different
+    /// names.
     const char *job;
-    /// The job's secret, 64 hexadecimal digits, where `servers` are named. NULL: what PENSTOCK_SECRET says.
+    /// The job's secret, 64 hexadecimal digits, if `servers` are named. NULL: PENSTOCK_SECRET.
     const char *secret;
-    /// Where the servers are, in their order: each as `penstock-server` was told to listen, such as "tcp://10.0.0.1:7700", or the path
-    /// of a socket. NULL: what PENSTOCK_SERVERS says, unless `job` is another job than the environment's: then rank 0 carries the
-    /// server, and the others find it.
+    /// Where the servers are, in their order: each as `penstock-server` was told to listen, such as "tcp://10.0.0.1:7700", or the
+    /// path of a socket. NULL: PENSTOCK_SERVERS, unless `job` is another job than the environment's: then rank 0 runs the server,
+    /// and the others find it.
     const char *const *servers;
     /// How many.
     size_t server_count;
-    /// This worker's number, from 0 on, where `size` is not 0.
+    /// This worker's number, from 0, if `size` is not 0.
     uint32_t rank;
-    /// Workers of the job. 0: rank and size are what the environment says.
+    /// Workers of the job. 0: rank and size come from the environment.
     uint32_t size;
-    /// Seconds to wait for the others, here and where no other time is given. 0: the option `deadline`.
+    /// Seconds to wait for the others, in this call and wherever no other timeout is given. 0: the option `deadline`.
     double deadline;
     /// Options that count whatever the environment says; see penstock_options.
     const penstock_option *list;
@@ -274,7 +274,7 @@ typedef struct {
     double eps;
 } penstock_optimizer;
 
-/// What a tensor is declared to be. Every worker declares the same. Zero all of it, then set what should be otherwise.
+/// The declaration of a tensor. Every worker makes the same. Zero all of it, then set what should differ from the default.
 typedef struct {
     /// Its key: 1 to 512 bytes of UTF-8 without control characters. Not NULL.
     const char *name;
@@ -282,13 +282,13 @@ typedef struct {
     uint32_t dtype;
     /// Dimensions of the shape. 0: a scalar.
     uint32_t dimensions;
-    /// Elements along each dimension, at least 1; the last one's neighbours lie side by side.
+    /// Elements along each dimension, at least 1; those along the last dimension are contiguous.
     const uint64_t *shape;
-    /// What it starts from: as many elements as the shape says. Rank 0's counts. NULL: zeros.
+    /// Its first value: as many elements as the shape has. Rank 0's counts. NULL: zeros.
     const void *value;
     /// What it does with contributions. Zeroed: adds them.
     penstock_optimizer optimizer;
-    /// "bsp", "ssp:SLACK", "ssp:auto:MIN:MAX" (the slack follows waiting, between the two) or "asp". NULL: the job's option
+    /// "bsp", "ssp:SLACK", "ssp:auto:MIN:MAX" (the slack adapts to waiting, between the two) or "asp". NULL: the job's option
     /// `consistency`, which is "bsp" unless set.
     const char *consistency;
     /// One of penstock_reduce. 0: the mean.
@@ -297,7 +297,7 @@ typedef struct {
     uint32_t refuse_nonfinite;
     /// Factor on the reduced contribution. 0: 1.
     double rescale;
-    /// Then each element is clipped to [-clip, clip]. 0: not.
+    /// Then each element is clipped to [-clip, clip]. 0: no clipping.
     double clip;
     /// Seconds that this and every later call for the tensor may wait. 0: the option `deadline`.
     double timeout;
@@ -305,19 +305,19 @@ typedef struct {
     uint64_t reserved[4];
 } penstock_tensor_options;
 
-/// What one call may be told beside its arguments. Zero all of it, set `struct_size`, then set what should be otherwise.
+/// More arguments of a single call. Zero all of it, set `struct_size`, then set what should differ from the default.
 typedef struct {
     /// sizeof(penstock_call).
     size_t struct_size;
     /// Seconds that this call may wait. 0: as the tensor or the table says.
     double timeout;
-    /// NULL, or where versions are left. A get leaves that of each value, `count` of them. A pull leaves one: how many updates of each
-    /// live worker the value holds at least. A push leaves one: the iteration that the contribution is of.
+    /// NULL, or where versions are stored. A get stores that of each value, `count` of them. A pull stores one: how many updates
+    /// of each live worker the value includes at least. A push stores one: the iteration that the contribution belongs to.
     ///
-    /// Where a producer sets rows all the while that several are got, the version of one may be less than its value's, never more. The
+    /// If a producer keeps setting rows while several are read, the version of one may be less than its value's, never more. The
     /// rows of a worker that has left are at 2^63 - 1: nothing newer will come.
     uint64_t *versions;
-    /// Of a push: not 0 if another push of this tensor follows in this iteration. It is added to what stands in the lane; the last
+    /// For a push: not 0 if another push of this tensor follows in this iteration. It is added to what is in the lane; the last
     /// one, with 0, sends the sum.
     uint32_t more;
     /// For later versions: 0.
@@ -328,49 +328,48 @@ typedef struct {
 typedef struct {
     /// The first row.
     uint64_t first;
-    /// The row behind the last one.
+    /// The row after the last one.
     uint64_t end;
 } penstock_range;
 
-/// What a table is declared to be. Every worker declares the same, but for the rows that it produces and consumes. Zero all of
-/// it, then set what should be otherwise.
+/// The declaration of a table. Every worker makes the same, except for the rows that it produces and consumes. Zero all of it,
+/// then set what should differ from the default.
 typedef struct {
     /// Its key: 1 to 512 bytes of UTF-8 without control characters. Not NULL.
     const char *name;
-    /// Rows, numbered from 0: 1 to 2^63. They cost nothing where nobody produces or consumes them.
+    /// Number of rows, which are numbered from 0: 1 to 2^63. Rows that nobody produces or consumes cost nothing.
     uint64_t rows;
     /// Bytes of a row, at least 1.
     uint32_t row_bytes;
-    /// One of penstock_dtype: the type of elements. Only PENSTOCK_FOLD_SUM asks for it: PENSTOCK_F32 or PENSTOCK_F64.
+    /// One of penstock_dtype: the type of elements. Only PENSTOCK_FOLD_SUM needs it: PENSTOCK_F32 or PENSTOCK_F64.
     uint32_t dtype;
     /// Rows that this worker sets: a list, in any order. NULL: none.
     const uint64_t *produce;
     /// How many.
     size_t produce_count;
-    /// Rows that this worker sets: ranges, beside the list. NULL: none.
+    /// Rows that this worker sets: ranges, in addition to the list. NULL: none.
     const penstock_range *produce_ranges;
     /// How many ranges.
     size_t produce_range_count;
-    /// Rows that this worker reads: a list. It may read those that it produces anyway. NULL: none.
+    /// Rows that this worker reads: a list. It may always read those that it produces. NULL: none.
     const uint64_t *consume;
     /// How many.
     size_t consume_count;
-    /// Rows that this worker reads: ranges, beside the list. NULL: none.
+    /// Rows that this worker reads: ranges, in addition to the list. NULL: none.
     const penstock_range *consume_ranges;
     /// How many ranges.
     size_t consume_range_count;
-    /// One of penstock_fold. 0: one producer a row.
+    /// One of penstock_fold. 0: one producer for each row.
     uint32_t fold;
     /// One of penstock_propagation. 0: eager.
     uint32_t propagation;
-    /// Slack of reads that name none: 0 or above, or PENSTOCK_SLACK_UNBOUNDED. 0: none.
+    /// Slack of reads that do not give one: 0 or above, or PENSTOCK_SLACK_UNBOUNDED. 0: none.
     int64_t slack;
     /// Seconds that this and every later call for the table may wait. 0: the option `deadline`.
     double timeout;
-    /// Least slack, where it follows waiting: see `adaptive_max`.
+    /// Least slack, if it is adaptive: see `adaptive_max`.
     uint32_t adaptive_min;
-    /// Not 0: the slack of reads that name none is chosen between `adaptive_min` and this: as much as waiting makes worth while. Then
-    /// `slack` is 0.
+    /// Not 0: the slack of reads that do not give one adapts to waiting, between `adaptive_min` and this. Then `slack` is 0.
     uint32_t adaptive_max;
     /// For later versions: 0.
     uint64_t reserved[3];
@@ -382,7 +381,7 @@ typedef struct {
     size_t struct_size;
     /// Bytes of contributions that left.
     uint64_t pushed_bytes;
-    /// Bytes of values that were copied out or shown in place.
+    /// Bytes of values that were copied out or read in place.
     uint64_t pulled_bytes;
     /// Contributions that left.
     uint64_t pushes;
@@ -390,11 +389,11 @@ typedef struct {
     uint64_t pulls;
     /// Seconds spent waiting for the others.
     double waited;
-    /// Most iterations that a pull was behind.
+    /// The most iterations that a pull lagged behind.
     uint64_t max_staleness;
     /// Copies of chunks that were repeated because their server was writing.
     uint64_t copies_retried;
-    /// The most slack that is in force where it is chosen by waiting.
+    /// The largest slack in force, where it is adaptive.
     uint64_t slack;
 } penstock_job_counters;
 
@@ -412,15 +411,15 @@ typedef struct {
     uint64_t rows_got;
     /// Seconds that gets waited.
     double waited;
-    /// Copies that were repeated because the producer came round.
+    /// Copies that were repeated because the producer overtook them.
     uint64_t retries;
-    /// Most clocks that a row was behind what a get asked for without slack.
+    /// The most clocks that a row lagged behind what a get without slack would ask for.
     uint64_t max_staleness;
     /// Bytes sent to other hosts.
     uint64_t sent_bytes;
     /// Bytes received from other hosts.
     uint64_t received_bytes;
-    /// The slack of a get that names none, now; PENSTOCK_SLACK_UNBOUNDED for none.
+    /// The current slack of a get that does not give one; PENSTOCK_SLACK_UNBOUNDED for no bound.
     int64_t slack;
 } penstock_table_counters;
 
@@ -428,30 +427,30 @@ typedef struct {
 extern "C" {
 #endif // __cplusplus
 
-/// The version of the library, such as "0.1.0". Never NULL; valid for ever.
+/// The version of the library, such as "0.1.0". Never NULL; always valid.
 const char *penstock_version(void);
 
-/// What this thread's last failed call has to say: what was expected, what came, and behind "hint: " what to do.
+/// The text of this thread's last failed call: what was expected, what it got instead and, after "hint: ", what to do.
 ///
-/// Never NULL: "" if no call of this thread has failed yet. A call that succeeds leaves the text as it is. Valid until this
+/// Never NULL: "" if no call of this thread has failed yet. A call that succeeds does not change the text. Valid until this
 /// thread's next call that fails, or its end.
 const char *penstock_last_error(void);
 
 /// Joins the job that this process was started for; alone, starts one with a server inside this process.
 ///
-/// What the environment says decides, as for `penstock.init()` in Python:
+/// The environment decides, as for `penstock.init()` in Python:
 ///
 ///   - PENSTOCK_SERVERS names servers (`penstock run` sets it): those.
 ///   - PENSTOCK_MANAGER names a manager: the servers that it names for the job in PENSTOCK_JOB.
-///   - mpirun, mpiexec, srun or torchrun started several processes, all on this host: rank 0 carries a server, the others
-///     find it. All processes must call; each returns when all have. MPI need not be initialized.
+///   - mpirun, mpiexec, srun or torchrun started several processes, all on this host: rank 0 runs a server, and the others find
+///     it. All processes must make the call; each returns when all have. MPI need not be initialized.
 ///   - Otherwise this is a job of one worker.
 ///
-/// Where the launcher's processes are on several hosts, start servers there (`penstock-server`) and give every process
+/// If the launcher's processes are on several hosts, start servers there (`penstock-server`) and give every process
 /// PENSTOCK_SERVERS and PENSTOCK_SECRET, or let a manager name them.
 ///
 /// @param options  NULL: as if zeroed.
-/// @param job      Where the job is left; free it with penstock_finish().
+/// @param job      Where the job is stored; free it with penstock_finish().
 ///
 /// Waits at most as long as the option `deadline` says (60 s by default). Errors: PENSTOCK_BAD_OPTION,
 /// PENSTOCK_NOT_UNDER_LAUNCHER, PENSTOCK_DEADLINE_EXCEEDED (the text names the ranks that did not come),
@@ -460,10 +459,10 @@ const char *penstock_last_error(void);
 penstock_status penstock_init(const penstock_options *options,
                               penstock_job **job);
 
-/// Joins the job that the program names: rank, size, servers and options by a structure. What it leaves open is as penstock_init()
-/// finds it.
+/// Joins the job that the program names: rank, size, servers and options are given in a structure. What it leaves open is as
+/// penstock_init() finds it.
 ///
-/// So a communicator of MPI, or any subset of the processes that were started together on one host, can be a job:
+/// So an MPI communicator, or any subset of the processes that were started together on one host, can be a job:
 ///
 ///     penstock_init_options options = {0};
 ///     options.struct_size = sizeof options;
@@ -474,15 +473,15 @@ penstock_status penstock_init(const penstock_options *options,
 ///     options.size = (uint32_t)size;
 ///     penstock_init_with(&options, &job);
 ///
-/// Without servers the job's processes meet by its name: those of one launch, or, without a launcher, those of one parent process.
-/// Every rank from 0 to size - 1 has to call; two jobs at a time have different names. With `size` 1 and without servers it is a job
-/// of this process alone.
+/// Without servers the job's processes find each other by its name: those of one launch or, without a launcher, those of one
+/// parent process. Every rank from 0 to size - 1 must make the call; jobs at the same time need different names. With `size` 1
+/// and without servers it is a job of this process alone.
 ///
 /// @param options  Not NULL.
-/// @param job      Where the job is left; free it with penstock_finish().
+/// @param job      Where the job is stored; free it with penstock_finish().
 ///
-/// Waits at most `deadline`. Errors: PENSTOCK_BAD_ARGUMENT (`struct_size` is not set, or is larger than this library's with something
-/// in what it does not know), PENSTOCK_JOB_FULL (the rank is outside the size), and those of penstock_init().
+/// Waits at most `deadline`. Errors: PENSTOCK_BAD_ARGUMENT (`struct_size` is not set, or is larger than this library's and a
+/// member that it does not know is not 0), PENSTOCK_JOB_FULL (the rank is outside the size), and those of penstock_init().
 penstock_status penstock_init_with(const penstock_init_options *options,
                                    penstock_job **job);
 
@@ -497,10 +496,11 @@ uint64_t penstock_iteration(const penstock_job *job);
 
 /// Completes an iteration.
 ///
-/// A tensor that was not pushed in it counts as passed by; a row that was not set in it counts as unchanged. Waits until every push that
-/// was started has left, so that it is of the iteration in which it was started; at most as long as the option `deadline` says.
+/// A tensor that was not pushed in it is skipped; a row that was not set in it counts as unchanged. Waits until every push that
+/// was started has left, so that it counts for the iteration in which it was started; at most as long as the option `deadline`
+/// says.
 ///
-/// @param clock  NULL, or where the new clock is left: iterations that this worker has completed.
+/// @param clock  NULL, or where the new clock is stored: iterations that this worker has completed.
 ///
 /// Errors: PENSTOCK_DEADLINE_EXCEEDED (a push that was started has not left in time: the clock is as it was), that of a push that was
 /// started and failed, if its request was neither tested nor waited for (once, and of several in as many calls; the clock is as it was),
@@ -516,30 +516,30 @@ penstock_status penstock_clock(const penstock_job *job,
 penstock_status penstock_barrier(const penstock_job *job,
                                  double timeout);
 
-/// Leaves the job, and frees it with all its tensors and tables. The other workers go on without this one.
+/// Leaves the job, and frees it with all its tensors and tables. The other workers carry on without this one.
 ///
-/// When this returns PENSTOCK_OK, the servers have taken everything that this worker pushed and set, or the job had failed
-/// before and an earlier call said so. It waits for that as long as the option `deadline` says; a job that has failed is left at
+/// When this returns PENSTOCK_OK, the servers have taken everything that this worker pushed and set, or the job had failed before
+/// and an earlier call reported that. It waits for that as long as the option `deadline` says; a job that has failed is left at
 /// once. The job is freed in every case.
 ///
-/// Where mpirun, srun or torchrun started the job, rank 0 carries the server: its call returns when all others have left.
-/// So nobody may wait for rank 0 before calling, in a barrier of MPI for example; before MPI_Finalize is the right place.
+/// If mpirun, srun or torchrun started the job, rank 0 runs the server: its call returns when all others have left. So nobody may
+/// wait for rank 0 before this call, for example in an MPI barrier; the right place is before MPI_Finalize.
 ///
-/// @param job  NULL: nothing is done. In a child of fork() nothing either: the job is the parent's (PENSTOCK_JOB_CLOSED).
+/// @param job  NULL: nothing is done. In a child of fork() nothing is done either: the job is the parent's (PENSTOCK_JOB_CLOSED).
 ///
 /// A process that ends without this call counts as lost, and its job stops with an error that names it.
 ///
-/// Errors: PENSTOCK_DEADLINE_EXCEEDED (a push that was started has not left in time, or a server did not take everything; the others are
-/// told that this worker failed); that of a push that was started and failed, of which no call has told (the others are told, too);
-/// PENSTOCK_JOB_FAILED, PENSTOCK_WORKER_LOST, PENSTOCK_SERVER_LOST, PENSTOCK_SETTINGS_CONFLICT (the job has failed, and no
-/// call of this worker has said so before).
+/// Errors: PENSTOCK_DEADLINE_EXCEEDED (a push that was started has not left in time, or a server did not take everything; the
+/// others are told that this worker failed); that of a push that was started and failed, and that no call has reported (the
+/// others are told, too); PENSTOCK_JOB_FAILED, PENSTOCK_WORKER_LOST, PENSTOCK_SERVER_LOST, PENSTOCK_SETTINGS_CONFLICT (the job
+/// has failed, and no call of this worker has reported that before).
 penstock_status penstock_finish(penstock_job *job);
 
-/// Leaves the job because of an error, and frees it as penstock_finish() does. The other workers are told, and stop or go on
+/// Leaves the job because of an error, and frees it as penstock_finish() does. The other workers are told, and stop or carry on
 /// as the option `on_worker_loss` says.
 ///
 /// @param job  NULL: nothing is done.
-/// @param why  The error, for the others' texts. NULL: it is not told.
+/// @param why  The error, which the others are told. NULL: they are not told what it was.
 penstock_status penstock_fail(penstock_job *job,
                               const char *why);
 
@@ -558,13 +558,13 @@ penstock_optimizer penstock_adam(double lr);
 /// AdamW with this learning rate, betas 0.9 and 0.999, eps 1e-8, weight decay 0.01.
 penstock_optimizer penstock_adamw(double lr);
 
-/// Declares a tensor. Every worker declares it, alike; rank 0's value counts.
+/// Declares a tensor. Every worker makes the same declaration; rank 0's value counts.
 ///
-/// Returns after this worker's own declaration; the first pull waits for rank 0's. The same declaration again gives the same
-/// tensor, whose value stays as it is. Shared memory: the value and the optimizer's state once, and a lane of the value's size
-/// for each worker.
+/// Returns after this worker's own declaration; the first pull waits for rank 0's. Repeating the declaration gives the same
+/// tensor, with its value unchanged. Shared memory: the value and the optimizer's state once, and a lane of the value's size for
+/// each worker.
 ///
-/// @param tensor  Where the tensor is left. It belongs to the job: penstock_finish() frees it.
+/// @param tensor  Where the tensor is stored. It belongs to the job: penstock_finish() frees it.
 ///
 /// Errors: PENSTOCK_BAD_NAME, PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_DTYPE, PENSTOCK_BAD_SETTINGS, PENSTOCK_BAD_OPTION (the
 /// consistency), PENSTOCK_DECLARATION_CONFLICT, PENSTOCK_OUT_OF_MEMORY, PENSTOCK_DEADLINE_EXCEEDED, PENSTOCK_JOB_CLOSED.
@@ -577,10 +577,10 @@ size_t penstock_tensor_bytes(const penstock_tensor *tensor);
 
 /// Contributes to the iteration that this worker is in.
 ///
-/// Returns as soon as the contribution stands in the worker's lane; `data` may be changed at once.
+/// Returns as soon as the contribution is in the worker's lane; `data` may be changed at once.
 ///
-/// @param data   The contribution, of the tensor's shape and dtype. NULL: what stands in the lane (see penstock_lane()).
-/// @param bytes  Its size, penstock_tensor_bytes(); 0 where `data` is NULL.
+/// @param data   The contribution, of the tensor's shape and dtype. NULL: what is in the lane (see penstock_lane()).
+/// @param bytes  Its size, penstock_tensor_bytes(); 0 if `data` is NULL.
 ///
 /// Waits until requests that were started before are done and the servers have taken the worker's previous contribution. Errors:
 /// PENSTOCK_BAD_SHAPE, PENSTOCK_DEADLINE_EXCEEDED (requests or another thread's call were not done in time), PENSTOCK_ALREADY_PUSHED, PENSTOCK_NON_FINITE, PENSTOCK_LANE_TIMEOUT (the text names the ranks that are waited for),
@@ -589,7 +589,7 @@ penstock_status penstock_push(const penstock_tensor *tensor,
                               const void *data,
                               size_t bytes);
 
-/// penstock_push() with a time to wait of its own, in parts (`more`), and what it is stamped with.
+/// penstock_push() with its own timeout, in parts (`more`), and with the clock that it is stamped with.
 ///
 /// @param call  NULL, or see penstock_call: `timeout`, `more`, `versions` (one).
 ///
@@ -602,14 +602,14 @@ penstock_status penstock_push_with(const penstock_tensor *tensor,
 /// The lane: memory of the tensor's shape that the servers read. A contribution that is written there and pushed with NULL is
 /// not copied.
 ///
-/// @param lane  Where its address is left. It is the same every time, and valid until penstock_finish(); what stands in it may
-///              be changed from this call until the next push, and holds anything at first.
+/// @param lane  Where its address is stored. It is the same every time, and valid until penstock_finish(). Its content may be
+///              changed from this call until the next push, and is undefined at first.
 ///
-/// Waits until the servers have taken what stands in it. Errors: as penstock_push().
+/// Waits until the servers have taken what is in it. Errors: as penstock_push().
 penstock_status penstock_lane(const penstock_tensor *tensor,
                               void **lane);
 
-/// penstock_lane() with a time to wait of its own.
+/// penstock_lane() with its own timeout.
 ///
 /// @param call  NULL, or see penstock_call: `timeout`.
 penstock_status penstock_lane_with(const penstock_tensor *tensor,
@@ -618,23 +618,23 @@ penstock_status penstock_lane_with(const penstock_tensor *tensor,
 
 /// Copies the value, as fresh as the tensor's consistency asks for.
 ///
-/// At position t (the clock, plus one after a push in this iteration) with slack s, every update stamped below t - s of every
-/// live worker is in it, and all of this worker's own.
+/// At position t (the clock, plus one after a push in this iteration) with slack s, it includes every update stamped below t - s
+/// of every live worker, and all of this worker's own.
 ///
 /// @param out    Where it is copied to.
 /// @param bytes  Its size, penstock_tensor_bytes().
-/// @param slack  Iterations that this one read may lack at most: 0 or above, PENSTOCK_SLACK_DEFAULT (the tensor's own) or
+/// @param slack  Iterations that this one read may lag behind: 0 or above, PENSTOCK_SLACK_DEFAULT (the tensor's own) or
 ///               PENSTOCK_SLACK_UNBOUNDED.
 ///
-/// Waits where needed, behind requests that were started before. Errors: PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_OPTION (the slack),
-/// PENSTOCK_PULL_TIMEOUT (the text names the ranks that are waited for; `out` may hold anything), PENSTOCK_DEADLINE_EXCEEDED (requests or
-/// another thread's call were not done in time), and those of penstock_clock().
+/// Waits if it has to, after requests that were started before. Errors: PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_OPTION (the slack),
+/// PENSTOCK_PULL_TIMEOUT (the text names the ranks that are waited for; the content of `out` is undefined),
+/// PENSTOCK_DEADLINE_EXCEEDED (requests or another thread's call were not done in time), and those of penstock_clock().
 penstock_status penstock_pull_into(const penstock_tensor *tensor,
                                    void *out,
                                    size_t bytes,
                                    int64_t slack);
 
-/// penstock_pull_into() with a time to wait of its own, and the value's version.
+/// penstock_pull_into() with its own timeout, and the value's version.
 ///
 /// @param call  NULL, or see penstock_call: `timeout`, `versions` (one).
 ///
@@ -645,21 +645,21 @@ penstock_status penstock_pull_into_with(const penstock_tensor *tensor,
                                         int64_t slack,
                                         const penstock_call *call);
 
-/// Shows the value in place, as fresh as penstock_pull_into() would copy it.
+/// Gives access to the value in place, as fresh as penstock_pull_into() would copy it.
 ///
-/// Under "bsp" without slack that is the servers' own memory where they are on this host: nothing is copied, and the value
-/// stands still until this worker's next push of the tensor. Otherwise it is a copy of this worker's, which stands still until
+/// Under "bsp" without slack that is the servers' own memory if they are on this host: nothing is copied, and the value does not
+/// change until this worker's next push of the tensor. Otherwise it is a copy of this worker's own, which does not change until
 /// its next pull of the tensor.
 ///
-/// @param value  Where its address is left. Not to be written to; valid until penstock_finish().
+/// @param value  Where its address is stored. Not to be written to; valid until penstock_finish().
 /// @param slack  As for penstock_pull_into().
 ///
-/// Waits where needed. Errors: as penstock_pull_into().
+/// Waits if it has to. Errors: as penstock_pull_into().
 penstock_status penstock_pull(const penstock_tensor *tensor,
                               const void **value,
                               int64_t slack);
 
-/// penstock_pull() with a time to wait of its own, and the value's version.
+/// penstock_pull() with its own timeout, and the value's version.
 ///
 /// @param call  NULL, or see penstock_call: `timeout`, `versions` (one).
 ///
@@ -669,13 +669,14 @@ penstock_status penstock_pull_with(const penstock_tensor *tensor,
                                    int64_t slack,
                                    const penstock_call *call);
 
-/// Overwrites the value, as when a run goes on from what was saved. Every worker of the job calls; rank 0's value counts.
+/// Overwrites the value, for instance to continue from a checkpoint. Every worker of the job makes the call; rank 0's value
+/// counts.
 ///
-/// The optimizer's state and its steps stay. Every worker's contributions before are in what is overwritten, and every pull behind it
-/// sees the new value.
+/// The optimizer's state and its step count stay. Contributions that workers made before go into what is overwritten, and every
+/// pull afterwards sees the new value.
 ///
 /// @param job      The tensor's job.
-/// @param value    On rank 0 the value, of the tensor's shape and dtype; elsewhere it is not looked at.
+/// @param value    On rank 0 the value, of the tensor's shape and dtype; ignored elsewhere.
 /// @param bytes    Its size, penstock_tensor_bytes().
 /// @param timeout  Seconds to wait at each of two barriers; 0: the tensor's.
 ///
@@ -687,8 +688,8 @@ penstock_status penstock_load(const penstock_job *job,
                               size_t bytes,
                               double timeout);
 
-/// Sets the learning rate, from this worker's next push on; one that was started before has the rate that was set then. Under "bsp" all
-/// workers set the same.
+/// Sets the learning rate, from this worker's next push on; a push that was started before keeps the rate that was set then.
+/// Under "bsp" all workers must set the same.
 ///
 /// @param lr  0 or above.
 ///
@@ -702,10 +703,10 @@ penstock_status penstock_set_lr(const penstock_tensor *tensor,
 /// iterations has all its rows at version t or above: a row that it did not set counts as unchanged. Memory: the rows that
 /// this worker produces or consumes. Returns when all workers have declared it.
 ///
-/// The same declaration again gives the same table; another one of its name is PENSTOCK_DECLARATION_CONFLICT, and the text names what
-/// differs. Where some worker was late (PENSTOCK_DEADLINE_EXCEEDED), the same call may be made again, by all who failed.
+/// Repeating the declaration gives the same table; a different one with its name is PENSTOCK_DECLARATION_CONFLICT, and the text
+/// names what differs. If a worker was late (PENSTOCK_DEADLINE_EXCEEDED), all workers whose call failed may repeat it.
 ///
-/// @param table  Where the table is left. It belongs to the job: penstock_finish() frees it.
+/// @param table  Where the table is stored. It belongs to the job: penstock_finish() frees it.
 ///
 /// Errors: PENSTOCK_BAD_NAME, PENSTOCK_BAD_SHAPE, PENSTOCK_BAD_DTYPE, PENSTOCK_BAD_OPTION (the slack), PENSTOCK_UNKNOWN_ROW,
 /// PENSTOCK_TWO_PRODUCERS, PENSTOCK_DECLARATION_CONFLICT, PENSTOCK_OUT_OF_MEMORY, PENSTOCK_DEADLINE_EXCEEDED (the text names
@@ -715,14 +716,14 @@ penstock_status penstock_table_create(const penstock_job *job,
                                       const penstock_table_options *options,
                                       penstock_table **table);
 
-/// Drops a table. Every worker drops it, as every worker declared it; returns when all have.
+/// Drops a table. Every worker drops it, as every worker declared it; the call returns when all have.
 ///
-/// Then its memory is free, and its name: another table may be declared with it. Its handle is freed by penstock_finish() only, and
-/// every call with it is answered with PENSTOCK_TABLE_DROPPED from now on, also where the others are late: then the same call goes on
-/// waiting. Until they drop it too, the others read what this worker has set so far, and wait for nothing newer of it. Views of it
+/// Then its memory is free, and so is its name, for another table. Only penstock_finish() frees its handle; from now on every
+/// call with it returns PENSTOCK_TABLE_DROPPED, even if the others are late: then repeat this call to continue waiting. Until
+/// they drop it too, the others read what this worker has set so far, and do not wait for anything newer from it. Views of it
 /// stay valid.
 ///
-/// No other call for the table may be under way in another thread; a request for it is waited for.
+/// No other call for the table may be in progress in another thread; requests for it are waited for.
 ///
 /// @param timeout  Seconds to wait; 0: the option `deadline`.
 ///
@@ -738,8 +739,8 @@ size_t penstock_row_bytes(const penstock_table *table);
 ///
 /// @param rows    The rows, each once.
 /// @param count   How many.
-/// @param values  Their values, one behind the other: `count` times penstock_row_bytes().
-/// @param clock   Their version, not below the one that they have: any number that grows, or PENSTOCK_CLOCK_AUTO.
+/// @param values  Their values, one after the other: `count` times penstock_row_bytes().
+/// @param clock   Their version, not below the one that they have: any number that never falls, or PENSTOCK_CLOCK_AUTO.
 ///
 /// Errors: PENSTOCK_NOT_PRODUCER, PENSTOCK_UNKNOWN_ROW, PENSTOCK_ROW_TWICE, PENSTOCK_CLOCK_BACKWARDS, PENSTOCK_BAD_OPTION (the
 /// table has a fold: use penstock_add()), and those of penstock_clock(). Nothing was set.
@@ -751,33 +752,33 @@ penstock_status penstock_set(const penstock_table *table,
 
 /// Adds to rows that this worker produces, all together: a reader sees all of them or none. The table has PENSTOCK_FOLD_SUM.
 ///
-/// @param rows    The rows; what is given for one that stands there twice adds up.
+/// @param rows    The rows; values for a row that is named twice add up.
 /// @param count   How many.
-/// @param values  What is added, one behind the other: `count` times penstock_row_bytes().
+/// @param values  What is added, one after the other: `count` times penstock_row_bytes().
 /// @param clock   As for penstock_set().
 ///
-/// Errors: as penstock_set(); PENSTOCK_BAD_OPTION where the table has no fold.
+/// Errors: as penstock_set(); PENSTOCK_BAD_OPTION if the table has no fold.
 penstock_status penstock_add(const penstock_table *table,
                              const uint64_t *rows,
                              size_t count,
                              const void *values,
                              uint64_t clock);
 
-/// Copies rows, each of version max(clock - slack, 0) or above, waiting where needed. Rows that were set together are seen
+/// Copies rows, each of version max(clock - slack, 0) or above, and waits if it has to. Rows that were set together are seen
 /// together.
 ///
-/// This worker's own rows are always current. One that only this worker could make fresh enough is not waited for:
+/// This worker's own rows are always current. It does not wait for a row that only this worker could make fresh enough:
 /// PENSTOCK_NEVER_SET.
 ///
 /// @param rows   The rows, which this worker consumes or produces.
 /// @param count  How many.
-/// @param out    Where their values are copied to, one behind the other: `count` times penstock_row_bytes().
-/// @param clock  The clock that they are asked for, or PENSTOCK_CLOCK_AUTO.
-/// @param slack  How many versions they may lack: 0 or above, PENSTOCK_SLACK_DEFAULT (the table's own) or
+/// @param out    Where their values are copied to, one after the other: `count` times penstock_row_bytes().
+/// @param clock  The clock to ask for, or PENSTOCK_CLOCK_AUTO.
+/// @param slack  How many versions they may lag behind: 0 or above, PENSTOCK_SLACK_DEFAULT (the table's own) or
 ///               PENSTOCK_SLACK_UNBOUNDED (never waits).
 ///
 /// Errors: PENSTOCK_UNKNOWN_ROW, PENSTOCK_NEVER_SET, PENSTOCK_GET_TIMEOUT (the text names rows, versions and producers),
-/// PENSTOCK_BAD_OPTION (the slack), and those of penstock_clock(). `out` may then hold anything.
+/// PENSTOCK_BAD_OPTION (the slack), and those of penstock_clock(). The content of `out` is then undefined.
 penstock_status penstock_get(const penstock_table *table,
                              const uint64_t *rows,
                              size_t count,
@@ -787,9 +788,9 @@ penstock_status penstock_get(const penstock_table *table,
 
 /// penstock_set() for ranges of rows: all together, in the order of the ranges.
 ///
-/// @param ranges       The ranges; a row stands in one of them only.
+/// @param ranges       The ranges; a row may be in only one of them.
 /// @param range_count  How many.
-/// @param values       Their values, one behind the other.
+/// @param values       Their values, one after the other.
 ///
 /// Errors: as penstock_set().
 penstock_status penstock_set_ranges(const penstock_table *table,
@@ -800,9 +801,9 @@ penstock_status penstock_set_ranges(const penstock_table *table,
 
 /// penstock_add() for ranges of rows: all together, in the order of the ranges.
 ///
-/// @param ranges       The ranges; what is given for a row that stands in several adds up.
+/// @param ranges       The ranges; values for a row that is in several add up.
 /// @param range_count  How many.
-/// @param values       What is added, one behind the other.
+/// @param values       What is added, one after the other.
 ///
 /// Errors: as penstock_add().
 penstock_status penstock_add_ranges(const penstock_table *table,
@@ -811,12 +812,12 @@ penstock_status penstock_add_ranges(const penstock_table *table,
                                     const void *values,
                                     uint64_t clock);
 
-/// penstock_get() for ranges of rows, with what a single call may be told. A single range costs the least: its rows are found by one
-/// look, and copied at once where they were set so.
+/// penstock_get() for ranges of rows, with more arguments. A single range costs the least: its rows are found with one lookup,
+/// and copied at once if they were set together.
 ///
 /// @param ranges       The ranges, whose rows this worker consumes or produces.
 /// @param range_count  How many.
-/// @param out          Where their values are copied to, one behind the other, in the order of the ranges.
+/// @param out          Where their values are copied to, one after the other, in the order of the ranges.
 /// @param clock, slack As for penstock_get().
 /// @param call         NULL, or see penstock_call: `timeout`, `versions` (one a row).
 ///
@@ -829,7 +830,7 @@ penstock_status penstock_get_ranges(const penstock_table *table,
                                     int64_t slack,
                                     const penstock_call *call);
 
-/// penstock_get() with a time to wait of its own, and the versions of the values.
+/// penstock_get() with its own timeout, and the versions of the values.
 ///
 /// @param call  NULL, or see penstock_call: `timeout`, `versions` (one a row).
 ///
@@ -848,14 +849,15 @@ penstock_status penstock_set_row(const penstock_table *table,
                                  const void *value,
                                  uint64_t clock);
 
-/// penstock_get() for one row. One that is fresh enough costs as much as its copy, and some tens of nanoseconds.
+/// penstock_get() for one row. A row that is fresh enough costs as much as its copy, and a few tens of nanoseconds.
 penstock_status penstock_get_row(const penstock_table *table,
                                  uint64_t row,
                                  void *out,
                                  uint64_t clock,
                                  int64_t slack);
 
-/// Starts what a later penstock_get() of these rows would wait for, and returns at once. On one host there is nothing to start.
+/// Starts fetching what a later penstock_get() of these rows would wait for, and returns at once. On one host there is nothing to
+/// fetch.
 ///
 /// @param rows, count, clock, slack  As for that penstock_get().
 ///
@@ -868,7 +870,7 @@ penstock_status penstock_prefetch(const penstock_table *table,
 
 /// The newest version that is here of each row.
 ///
-/// @param versions  Where they are left: `count` of them.
+/// @param versions  Where they are stored: `count` of them.
 ///
 /// Errors: PENSTOCK_UNKNOWN_ROW, and those of penstock_clock().
 penstock_status penstock_versions(const penstock_table *table,
@@ -876,14 +878,14 @@ penstock_status penstock_versions(const penstock_table *table,
                                   size_t count,
                                   uint64_t *versions);
 
-/// Looks at a row in place, as fresh as penstock_get_row() would copy it. Nothing is copied. The table has no fold.
+/// Gives access to a row in place, as fresh as penstock_get_row() would copy it. Nothing is copied. The table must have no fold.
 ///
-/// Its producer does not wait for who looks: what is read counts only if penstock_view_end() returns PENSTOCK_OK.
+/// Its producer does not wait for readers: what is read counts only if penstock_view_end() returns PENSTOCK_OK.
 ///
-/// @param view   Where the view is left; end it with penstock_view_end(), before penstock_finish().
-/// @param bytes  Where the row's address is left: penstock_row_bytes() of them, not to be written to, valid until the view ends.
+/// @param view   Where the view is stored; end it with penstock_view_end(), before penstock_finish().
+/// @param bytes  Where the row's address is stored: penstock_row_bytes() bytes, not to be written to, valid until the view ends.
 ///
-/// Errors: as penstock_get(); PENSTOCK_BAD_OPTION where the table has a fold.
+/// Errors: as penstock_get(); PENSTOCK_BAD_OPTION if the table has a fold.
 penstock_status penstock_view_begin(const penstock_table *table,
                                     uint64_t row,
                                     uint64_t clock,
@@ -891,7 +893,7 @@ penstock_status penstock_view_begin(const penstock_table *table,
                                     penstock_view **view,
                                     const void **bytes);
 
-/// penstock_view_begin() with a time to wait of its own, and the row's version.
+/// penstock_view_begin() with its own timeout, and the row's version.
 ///
 /// @param call  NULL, or see penstock_call: `timeout`, `versions` (one).
 penstock_status penstock_view_begin_with(const penstock_table *table,
@@ -902,28 +904,28 @@ penstock_status penstock_view_begin_with(const penstock_table *table,
                                          const void **bytes,
                                          const penstock_call *call);
 
-/// Ends a view, and says whether what was read in it counts.
+/// Ends a view, and reports whether what was read in it counts.
 ///
 /// @param view  NULL: nothing is done.
 ///
-/// Errors: PENSTOCK_TORN_VIEW (the row was overwritten meanwhile: forget what was read, and look again). The view has ended in
-/// either case.
+/// Errors: PENSTOCK_TORN_VIEW (the row was overwritten in the meantime: discard what was read, and read again). The view has
+/// ended in either case.
 penstock_status penstock_view_end(penstock_view *view);
 
 /// Starts a get, and returns at once.
 ///
-/// Requests go on by themselves, on threads of the library: one for each tensor that has some, and one for each get that has to wait,
-/// at most 64 at one time; gets beyond that stand in a queue, and who tests them or waits for them carries them out. `clock` is that of
-/// this call, whatever penstock_clock() does meanwhile.
+/// Requests make progress by themselves, on threads of the library: one for each tensor that has some, and one for each get that
+/// has to wait, at most 64 at one time. Further gets are queued, and a call that tests one or waits for it carries it out.
+/// `clock` is taken at this call, whatever penstock_clock() does in the meantime.
 ///
 /// @param rows, count, out, clock, slack  As for penstock_get(). `out` must live, and not be used, until the request is done; `rows` may
 ///                                        be changed at once.
 /// @param call     NULL, or see penstock_call: `timeout` counts from when the get begins; `versions` (one a row) as `out`.
-/// @param request  Where the request is left. It ends with the penstock_test(), penstock_wait() or penstock_wait_any() that says it is
-///                 done, or with penstock_finish().
+/// @param request  Where the request is stored. It ends with the penstock_test(), penstock_wait() or penstock_wait_any() that
+///                 reports it done, or with penstock_finish().
 ///
-/// Errors: PENSTOCK_BAD_ARGUMENT, PENSTOCK_BAD_OPTION (the slack), PENSTOCK_TABLE_DROPPED, PENSTOCK_SYSTEM (no thread). What the get
-/// itself has to say comes with its end.
+/// Errors: PENSTOCK_BAD_ARGUMENT, PENSTOCK_BAD_OPTION (the slack), PENSTOCK_TABLE_DROPPED, PENSTOCK_SYSTEM (no thread). Errors of
+/// the get itself are reported when it ends.
 penstock_status penstock_start_get(const penstock_table *table,
                                    const uint64_t *rows,
                                    size_t count,
@@ -933,8 +935,8 @@ penstock_status penstock_start_get(const penstock_table *table,
                                    const penstock_call *call,
                                    penstock_request **request);
 
-/// Starts a push, and returns at once. It is of the iteration that this worker is in: penstock_clock() waits until it has left. The
-/// learning rate is that of this call.
+/// Starts a push, and returns at once. It belongs to the iteration that this worker is in: penstock_clock() waits until it has
+/// left. The learning rate is taken at this call.
 ///
 /// Requests for one tensor are carried out in the order in which they were started; other pushes and pulls of it wait for those that were
 /// started before.
@@ -943,21 +945,21 @@ penstock_status penstock_start_get(const penstock_table *table,
 /// @param call         NULL, or see penstock_call: `timeout`, `more`, and `versions` (one), which must live until the request is done.
 /// @param request      As for penstock_start_get().
 ///
-/// Errors: as penstock_start_get(). What the push itself has to say comes with its end.
+/// Errors: as penstock_start_get(). Errors of the push itself are reported when it ends.
 penstock_status penstock_start_push(penstock_tensor *tensor,
                                     const void *data,
                                     size_t bytes,
                                     const penstock_call *call,
                                     penstock_request **request);
 
-/// Starts a pull, and returns at once. How fresh the value is follows from where this worker is in this call: penstock_clock() may be
-/// called before the request is done.
+/// Starts a pull, and returns at once. How fresh the value must be depends on this worker's clock at this call: penstock_clock()
+/// may be called before the request is done.
 ///
 /// @param out, bytes, slack  As for penstock_pull_into(). `out` must live, and not be used, until the request is done.
 /// @param call               NULL, or see penstock_call: `timeout`, and `versions` (one), which must live until the request is done.
 /// @param request            As for penstock_start_get().
 ///
-/// Errors: as penstock_start_get(). What the pull itself has to say comes with its end.
+/// Errors: as penstock_start_get(). Errors of the pull itself are reported when it ends.
 penstock_status penstock_start_pull(penstock_tensor *tensor,
                                     void *out,
                                     size_t bytes,
@@ -967,32 +969,34 @@ penstock_status penstock_start_pull(penstock_tensor *tensor,
 
 /// Whether a request is done; does not wait.
 ///
-/// @param request  The request: NULL is left where it is done, and its handle is worth nothing any more. One that is NULL is done.
-/// @param done     Where 1 is left, or 0.
+/// @param request  The request: set to NULL if it is done, after which its handle must not be used. A NULL request counts as
+///                 done.
+/// @param done     Set to 1 or 0.
 ///
-/// Returns what the push, pull or get itself would have returned, where it is done. Errors besides: PENSTOCK_UNKNOWN_REQUEST.
+/// If it is done, returns what the push, pull or get itself would have returned. Other errors: PENSTOCK_UNKNOWN_REQUEST.
 penstock_status penstock_test(penstock_request **request,
                               int32_t *done);
 
 /// Waits until a request is done.
 ///
-/// @param request  The request: NULL is left where it is done. One that is NULL is done.
+/// @param request  The request: set to NULL if it is done. A NULL request counts as done.
 /// @param timeout  Seconds to wait; 0: as long as the push, pull or get itself waits.
 ///
-/// Returns what the push, pull or get itself would have returned. Errors besides: PENSTOCK_DEADLINE_EXCEEDED (`timeout` has passed, and
-/// the request goes on: `*request` is not NULL), PENSTOCK_UNKNOWN_REQUEST.
+/// Returns what the push, pull or get itself would have returned. Other errors: PENSTOCK_DEADLINE_EXCEEDED (`timeout` has passed,
+/// and the request continues: `*request` is not NULL), PENSTOCK_UNKNOWN_REQUEST.
 penstock_status penstock_wait(penstock_request **request,
                               double timeout);
 
-/// Waits until one of several requests is done. They may be of several tensors, tables and jobs.
+/// Waits until one of several requests is done. They may belong to several tensors, tables and jobs.
 ///
-/// @param requests  The requests. NULL is left in the place of the one that is done; those that are NULL already do not count.
-/// @param count     How many places there are.
-/// @param index     Where the place of the one that is done is left; SIZE_MAX if all are NULL.
+/// @param requests  The requests. The one that is done is set to NULL; those that are NULL already do not count.
+/// @param count     How many there are.
+/// @param index     Set to the index of the one that is done; SIZE_MAX if all are NULL.
 /// @param timeout   Seconds to wait; 0: as long as the first of them waits.
 ///
-/// Returns what that push, pull or get itself would have returned. Errors besides: PENSTOCK_DEADLINE_EXCEEDED (`timeout` has passed, and
-/// all go on; `*index` is untouched), PENSTOCK_UNKNOWN_REQUEST (`*index` is the place of one that there is not).
+/// Returns what that push, pull or get itself would have returned. Other errors: PENSTOCK_DEADLINE_EXCEEDED (`timeout` has
+/// passed, and all continue; `*index` is unchanged), PENSTOCK_UNKNOWN_REQUEST (`*index` is that of a request that does not
+/// exist).
 penstock_status penstock_wait_any(penstock_request **requests,
                                   size_t count,
                                   size_t *index,

@@ -307,7 +307,7 @@ fn the_page_of_sleepers_is_as_the_page_says() {
     assert_eq!(lines, [1 | 1 << 32, 7 << 32, 8]);
     let drawn = PAGE.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(drawn.contains(&format!(
-        "{} bytes of flags (u32 whether a line is armed, u32 whether whoever passes rows on sleeps), then {LINES} \
+        "{} bytes of flags (u32 whether a line is armed, u32 whether the thread that passes rows on sleeps), then {LINES} \
          lines of {} bytes (u32 owned, u32 armed, u32 rings (the futex), u32 slot, u64 version waited for)",
         size_of::<Summary>(),
         size_of::<Line>()

@@ -63,7 +63,7 @@ def environment(given: argparse.Namespace) -> dict[str, str]:
     """
     What `given` sets, by the options' environment names.
 
-    What stands in the environment already is checked too: a wrong value would only be found when the
+    What the environment already sets is checked too: otherwise a wrong value would only be found when the
     processes have started.
 
     Raises

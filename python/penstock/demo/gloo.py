@@ -3,7 +3,7 @@ The same training once more by `torch.distributed` with Gloo, as one would do it
 the gradients are averaged by an all-reduce and every worker takes the same step.
 
 With the NumPy model all gradients travel in one buffer, in one all-reduce; with `--torch` by
-DistributedDataParallel. Each is what Gloo is quickest at.
+DistributedDataParallel. Each is what Gloo is fastest at.
 """
 
 from __future__ import annotations

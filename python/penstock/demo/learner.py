@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Taken:
-    """A step that was taken, and how the model stood before it."""
+    """A step that was taken, and the state of the model before it."""
 
     accuracy: float
     loss: float
     """Both on the step's own samples, by the scores that its gradient came from."""
     staleness: int | None = None
-    """Iterations that its parameters were behind; None if unknown."""
+    """Iterations that its parameters lagged behind; None if unknown."""
 
 
 class Learner(Protocol):

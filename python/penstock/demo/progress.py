@@ -73,7 +73,7 @@ class Progress:
 
     @property
     def max_staleness(self) -> int:
-        """The most iterations that any read was behind."""
+        """The most iterations that any read lagged behind."""
         return max(seen.max_staleness for seen in self.workers)
 
     @property

@@ -3,7 +3,7 @@ Output of many processes on one terminal: whole lines, each under the name of th
 
 Bytes stay bytes: nothing is decoded, so that no output, however odd, is lost or stops a run. Nor does a
 reader that reads nothing (a paused pager, Ctrl-S): nothing here waits for it. What is not taken at once is
-kept, and whoever writes more than `QUEUE_LIMIT` is to wait.
+kept, and a writer of more than `QUEUE_LIMIT` must wait.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Outlet:
         self.closed = False
         """Whether the reader has gone: what is still written is forgotten."""
         self.full = False
-        """Whether so much is kept that whoever writes more must wait."""
+        """Whether so much is kept that a writer of more must wait."""
         self.stuck_since = 0.0
         """When the reader last took something of what is kept (`time.monotonic`)."""
         self._kept = bytearray()
@@ -98,7 +98,7 @@ class Outlet:
         return bool(self._kept)
 
     def put(self, data: bytes) -> None:
-        """Writes `data` behind what is kept."""
+        """Writes `data` after what is kept."""
         if not self._kept:
             self.stuck_since = time.monotonic()
         self._kept += data
@@ -123,7 +123,7 @@ class Outlet:
         self.full = len(self._kept) >= (QUEUE_LIMIT // 2 if self.full else QUEUE_LIMIT)
 
     def release(self) -> None:
-        """Gives back what it opened. Nothing can be written any more."""
+        """Closes what it opened. Nothing can be written any more."""
         self.closed = True
         if self._own is not None:
             os.close(self._own)
@@ -134,7 +134,7 @@ class Console:
     """
     Writes the lines of all processes to standard output and standard error, prefixed by name.
 
-    Whoever uses it lets the `waiting` outlets write when they can, and ends with `release`.
+    Its user lets the `waiting` outlets write when they can, and ends with `release`.
     """
 
     def __init__(self, *, colour: bool = False) -> None:
@@ -150,7 +150,7 @@ class Console:
             self.write(stream, b"".join(head + line + b"\n" for line in lines))
 
     def prefix(self, name: Name) -> bytes:
-        """What stands before each line of a process."""
+        """The prefix of each line of a process."""
         text = f"[{name}]"
         if self._colour:
             colour = _SERVER_COLOUR if name.role == "server" else _COLOURS[name.rank % len(_COLOURS)]
@@ -162,7 +162,7 @@ class Console:
         self._outlets[stream].put(data)
 
     def is_full(self, stream: Stream) -> bool:
-        """Whether so much is kept for the stream that who writes to it must wait."""
+        """Whether so much is kept for the stream that its writers must wait."""
         return self._outlets[stream].full
 
     def is_closed(self, stream: Stream) -> bool:
@@ -178,7 +178,7 @@ class Console:
         return [outlet for outlet in dict.fromkeys(self._outlets.values()) if outlet.waits]
 
     def release(self) -> None:
-        """Gives back what it opened. Nothing can be written any more."""
+        """Closes what it opened. Nothing can be written any more."""
         for outlet in self._outlets.values():
             outlet.release()
 

@@ -1,5 +1,5 @@
 """
-All processes of a job on this machine: started, listened to, and ended, whatever way the run ends.
+All processes of a job on this machine: started, read from, and ended, however the run ends.
 
 Three nets hold the processes. The launcher itself ends them: first by a signal, after a grace by SIGKILL to
 their process groups. If the launcher is killed outright, the kernel kills its children (parent-death signal),
@@ -7,7 +7,7 @@ and the warden, a small process that waits on a pipe from the launcher, kills th
 directory. Shared memory has no name (memfd), so it goes with the last process that maps it.
 
 The launcher has one thread: it waits for output, for its reader, for signals and for ends of children at one
-place. Where nobody reads, the processes wait at their pipes; signals and ends are seen all the same.
+place. If nobody reads, the processes wait at their pipes; signals and ends are still noticed.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Plan:
 
 @dataclass
 class Stage:
-    """How far the run is on its way to its end: each step is taken when its time has come."""
+    """How far the run has come towards its end: each step is taken when its time has come."""
 
     after: float
     act: Callable[[], None]
@@ -117,7 +117,7 @@ class Launch:
         self._stages: list[Stage] = []
         self._reports: dict[int, bytes] = {}
         self._pipes: dict[int, Process] = {}
-        """Pipes that have not ended, and whose they are."""
+        """Pipes that have not ended, and their processes."""
         self._full: set[Stream] = set()
         """Streams that keep so much that what is shown there is not read."""
         self._outlets: dict[int, Outlet] = {}
@@ -306,7 +306,7 @@ class Launch:
         ended = Ended(process.name, process.pid, code, process.stopped, process.tail)
         self._ended.append(ended)
         if process.name.role == "worker" and not self._has_lost_a_server():
-            # One that had not joined is missed by nobody else, one on a network connection not for a lease.
+            # Nobody else misses a process that had not joined, or for a lease one on a network connection.
             how = None if code == 0 else ended.how()
             for server in self._running("server"):
                 server.tell(json.dumps([process.name.rank, how]).encode())
@@ -320,15 +320,15 @@ class Launch:
 
     def _note_the_loss(self) -> None:
         """
-        Notes beside the servers' sockets who is lost, for workers that have not joined yet: a server that has
-        ended tells nobody, and to them looks like one that is about to start.
+        Notes beside the servers' sockets which processes are lost, for workers that have not joined yet: a
+        server that has ended tells nobody, and to them looks like one that is about to start.
         """
         cause = self._cause()
         if cause is None or cause.is_consequence:
             return
         for index in range(self.plan.servers):
             note = self._directory / f"s{index}.lost"
-            # Without a note they hear less; a full disk is no failure of the run's own.
+            # Without a note they are told less; a full disk is not a failure of the run itself.
             with contextlib.suppress(OSError):
                 if not note.exists():
                     part = note.with_suffix(".part")
@@ -490,7 +490,7 @@ class Launch:
 def _named(
     what: str, hint: str = "`penstock doctor` shows the limits of this host (processes, open files, memory)"
 ) -> Iterator[None]:
-    """What the system refuses inside is an error that says what for."""
+    """Errors of the system inside the block become errors that say what they were for."""
     try:
         yield
     except OSError as error:
@@ -517,8 +517,8 @@ def _worker_environment(rank: int, size: int, endpoints: Sequence[str]) -> dict[
 
 def _free_ports(count: int) -> list[int]:
     """
-    Ports of the loopback that nobody listens on now. A server that finds its port taken by then says so, and
-    the run ends.
+    Loopback ports that nobody listens on now. A server that finds its port taken by then says so, and the run
+    ends.
     """
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]

@@ -57,7 +57,7 @@ class Process:
     ) -> None:
         self.name = name
         self.stopped = False
-        """Whether the launcher told it to end, so that its end is no failure of its own."""
+        """Whether the launcher told it to end, so that its end is not a failure of its own."""
         self.returncode: int | None = None
         self.tail = b""
         with contextlib.ExitStack() as undone, contextlib.ExitStack() as passed:
@@ -127,7 +127,7 @@ class Process:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
     def is_suspended(self) -> bool:
-        """Whether somebody stopped it (SIGSTOP): it will neither go on nor end by itself."""
+        """Whether somebody stopped it (SIGSTOP): it will neither continue nor end by itself."""
         try:
             return Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
         except OSError:
@@ -135,7 +135,7 @@ class Process:
 
     def tell(self, line: bytes) -> None:
         """Tells the process something, if it was made to be told: a whole line, or nothing."""
-        # One that does not listen any more, or has not for thousands of lines, need not hear it.
+        # One that no longer listens, or has not for thousands of lines, need not be told.
         if self._telling >= 0:
             with contextlib.suppress(OSError):
                 os.write(self._telling, line + b"\n")
@@ -154,7 +154,7 @@ class Process:
                     kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> int:
-        """Waits for the end and takes what stayed behind in the group with it."""
+        """Waits for the end, and kills what is left in its group."""
         if self.returncode is None:
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
             self.kill_group()

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 EXIT_JOB_FAILED = 3
 """The server itself is well; the job it served failed (a worker was lost). Its last line says why."""
 EXIT_STOPPED = 128 + signal.SIGTERM
-"""It was told to end, by whomever, before its job was over."""
+"""It was told to end, by anyone, before its job was over."""
 
 
 def hear_of_ends(server: _core.Server, descriptor: int) -> None:
-    """Passes on what whoever started the workers says of their ends."""
+    """Passes on what the starter of the workers reports about their ends."""
     with os.fdopen(descriptor) as pipe:
         for line in pipe:
             rank, how = json.loads(line)

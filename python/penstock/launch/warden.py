@@ -61,7 +61,8 @@ class Warden:
             os.waitpid(self._pid, 0)
 
     def _tell(self, message: str) -> None:
-        # A warden that somebody killed is no reason to fail: the kernel's parent-death signal is still there.
+        # That somebody killed the warden is not a reason to fail: the kernel's parent-death signal is still
+        # there.
         with contextlib.suppress(OSError):
             os.write(self._pipe, message.encode())
 
@@ -105,7 +106,8 @@ def _clean(groups: dict[int, int], directory: str) -> None:
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
-    # A server that still runs could make its socket anew: the directory goes after the processes.
+    # A server that still runs could make its socket again: the directory is removed after the processes are
+    # gone.
     waiting = {descriptor for descriptor in groups.values() if descriptor >= 0}
     end = time.monotonic() + _SETTLE_SECONDS
     while waiting and (left := end - time.monotonic()) > 0:

@@ -181,7 +181,7 @@ def running() -> list[tuple[int, str]]:
 
 
 def leave_running() -> None:
-    """From now on whoever ends the process waits for them, and removes what is theirs."""
+    """From now on the code that ends the process waits for them, and removes what is theirs."""
     _of_others.extend(_running)
     _running.clear()
 
