@@ -46,7 +46,7 @@ fn main() {
     let requests = [
         Ask::Hello { version: PROTOCOL_VERSION, session: [3; 16], rank: 1, size: 2 },
         Ask::Beat,
-        Ask::Barrier { alone: true },
+        Ask::Barrier,
         Ask::Missing { tensor: 1, version: 2 },
         Ask::Leave { how: penstock_proto::message::Departure::Failed { what: "why".to_owned() } },
     ];
