@@ -8,7 +8,7 @@ use crate::remote::{Courier, Mirrored, Port};
 use crate::transport::{Break, Way};
 use crate::worker::State;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
-use penstock_proto::remote::home::Owing;
+use penstock_proto::remote::home::{Owing, Publication};
 use penstock_proto::remote::mirror::Effect;
 use penstock_proto::shard::SubmissionRefused;
 use penstock_proto::submission::Submission;
@@ -482,11 +482,13 @@ impl Cluster<'_> {
             let (notice, payload): (_, Option<Rc<[u8]>>) = match subscriber.next(memory) {
                 None if subscriber.must_tell() => (Notice::Taken, None),
                 None => return,
-                Some(Owing::Value { tensor, local, publication }) => {
+                // Raw, as all that travels so far: whole, whatever the subscriber has.
+                Some(Owing::Value { tensor, local, publication, position: _ }) => {
                     let chunk = memory.chunk_at(tensor, local);
                     let mirror = memory.mirror(tensor, chunk).expect("what is sent is published");
-                    let (version, steps) = (publication.version, publication.steps);
-                    let notice = Notice::Value { tensor, chunk, version, steps };
+                    let Publication { version, steps, sequence } = publication;
+                    let notice =
+                        Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0 };
                     (notice, Some(mirror.value.clone()))
                 }
                 Some(Owing::State { tensor, local }) => {
