@@ -482,11 +482,11 @@ impl Cluster<'_> {
             let (notice, payload): (_, Option<Rc<[u8]>>) = match subscriber.next(memory) {
                 None if subscriber.must_tell() => (Notice::Taken, None),
                 None => return,
-                Some(Owing::Value { tensor, local, publication, .. }) => {
+                // Raw, as all that travels so far: whole, whatever the subscriber has.
+                Some(Owing::Value { tensor, local, publication, position: _ }) => {
                     let chunk = memory.chunk_at(tensor, local);
                     let mirror = memory.mirror(tensor, chunk).expect("what is sent is published");
                     let Publication { version, steps, sequence } = publication;
-                    // Whole: the simulator's tensors agree to raw alone.
                     let notice =
                         Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0 };
                     (notice, Some(mirror.value.clone()))
