@@ -242,7 +242,7 @@ with ps.init(deadline=3) as job:
         if job.rank == 0:
             model.load_state_dict(net(5).state_dict())
         train(model, optimizer, range(3), slice(None))
-    except ps.DeadlineExceeded as error:
+    except ps.exceptions.DeadlineExceeded as error:
         print("told", error)
 """,
     )
