@@ -26,7 +26,7 @@ help: ## what can be made
 demo: $(VENV)/.python ## train a real model with two workers and a server, beside a single process
 	$(BIN)/penstock demo
 
-build: $(VENV)/.built ## a ready virtual environment in .venv, with the C interface
+build: $(VENV)/.built $(VENV)/.bench ## a ready virtual environment in .venv, with the C interface
 
 $(BIN)/python:
 	@command -v cargo >/dev/null || { echo "error: cargo was not found"; echo; echo "hint: install Rust from https://rustup.rs"; exit 1; }
@@ -52,6 +52,11 @@ $(VENV)/.built: $(C_SOURCES) $(VENV)/.python
 	crates/penstock-capi/install.sh $(CARGO_OUT)/release python/penstock package
 	@touch $@
 
+# `penstock bench`: a package of its own, which is in no wheel.
+$(VENV)/.bench: bench/pyproject.toml | $(VENV)/.python
+	$(BIN)/python -m pip install --no-deps --editable bench
+	@touch $@
+
 library: $(C_LIBRARY) ## libpenstock.so and libpenstock.a, in target/release
 
 # cargo leaves a library that has not changed as old as it is: make must not ask again.
@@ -65,7 +70,7 @@ install: library ## the C interface, below PREFIX (/usr/local) and behind DESTDI
 
 test: test-env lint test-rust test-model test-fuzz test-python ## lints, types, and every test but the benchmarks
 
-test-env: $(VENV)/.built $(VENV)/.test-env
+test-env: $(VENV)/.built $(VENV)/.bench $(VENV)/.test-env
 
 $(VENV)/.test-env: pyproject.toml | $(VENV)/.built
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet --extras dev
@@ -74,14 +79,14 @@ $(VENV)/.test-env: pyproject.toml | $(VENV)/.built
 lint: test-env ## formatting, lints, types
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
-	$(BIN)/ruff format --check --quiet python tests examples docs/conf.py
-	$(BIN)/ruff check --quiet python tests examples docs/conf.py
+	$(BIN)/ruff format --check --quiet python bench tests examples docs/conf.py
+	$(BIN)/ruff check --quiet python bench tests examples docs/conf.py
 	$(BIN)/mypy --no-error-summary
 
 format: test-env ## put the formatting right
 	cargo fmt --all
-	$(BIN)/ruff format --quiet python tests examples docs/conf.py
-	$(BIN)/ruff check --quiet --fix python tests examples docs/conf.py
+	$(BIN)/ruff format --quiet python bench tests examples docs/conf.py
+	$(BIN)/ruff check --quiet --fix python bench tests examples docs/conf.py
 
 test-rust: ## unit, property and promise tests of the crates, and the simulator over some hundred seeds
 	cargo test --workspace --quiet --no-run
@@ -148,7 +153,7 @@ soak: test-env ## processes killed at random moments, a thousand times, managers
 bench: test-env ## the benchmark of the README, beside its peers and the machine's limit
 	$(BIN)/penstock bench pushpull --workers 2 --size 64MiB
 
-docs: $(VENV)/.docs ## these pages and the API as a site, in target/site (a dead link fails), and the Rust documentation, in target/doc
+docs: $(VENV)/.docs $(VENV)/.bench ## these pages and the API as a site, in target/site (a dead link fails), and the Rust documentation, in target/doc
 	$(BIN)/python -m sphinx -E -W --keep-going -q docs target/site
 	cargo doc --workspace --no-deps
 

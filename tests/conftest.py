@@ -38,6 +38,11 @@ import os, sys
 import numpy as np
 import penstock as ps
 
+def next_job():
+    # Leads to the servers of the test's next job.
+    servers, _, rest = os.environ["TEST_JOBS"].partition(" ")
+    os.environ.update(PENSTOCK_SERVERS=servers, TEST_JOBS=rest)
+
 def save(**arrays):
     with open(os.environ["TEST_OUT"] + "." + os.environ["PENSTOCK_RANK"] + ".npz", "wb") as file:
         np.savez(file, **arrays)
@@ -57,6 +62,7 @@ class SpawnJob(Protocol):
         arguments: tuple[str, ...] = (),
         timeout: float = 120,
         fails: bool = False,
+        jobs: int = 1,
     ) -> list[dict[str, Any]]: ...
 
 
@@ -103,14 +109,17 @@ def spawning() -> Iterator[SpawnJob]:
         arguments: tuple[str, ...] = (),
         timeout: float = 120,
         fails: bool = False,
+        jobs: int = 1,
     ) -> list[dict[str, Any]]:
         # A path of its own: a Unix socket's name may have 107 bytes, pytest's folders have more.
         folder = folders.enter_context(tempfile.TemporaryDirectory(prefix="ps-"))
-        sockets = [f"{folder}/{index}" for index in range(servers)]
+        # A job after another in the same workers: what they import is imported once.
+        sockets = [[f"{folder}/{job}.{index}" for index in range(servers)] for job in range(jobs)]
         settings = {"deadline": "60", **(options or {})}
         environment = {
             **os.environ,
-            "PENSTOCK_SERVERS": ",".join(sockets),
+            "PENSTOCK_SERVERS": ",".join(sockets[0]),
+            "TEST_JOBS": " ".join(map(",".join, sockets[1:])),
             "PENSTOCK_SECRET": secrets.token_hex(32),
             "PENSTOCK_SIZE": str(workers),
             "PENSTOCK_DEADLINE": settings["deadline"],
@@ -135,8 +144,9 @@ def spawning() -> Iterator[SpawnJob]:
 
         texts = json.dumps(settings)
         everyone = [
-            start(f"server{index}", SERVER, path, str(index), str(servers), str(workers), texts)
-            for index, path in enumerate(sockets)
+            start(f"server{job}.{index}", SERVER, path, str(index), str(servers), str(workers), texts)
+            for job, paths in enumerate(sockets)
+            for index, path in enumerate(paths)
         ]
         code = WORKER + textwrap.dedent(script)
         ranks = [start(f"worker{rank}", code, *arguments, PENSTOCK_RANK=str(rank)) for rank in range(workers)]

@@ -29,51 +29,11 @@ except ImportError as error:
     raise ImportError(f"{_wrong}\nhint: {REMEDY}") from error
 
 if TYPE_CHECKING:
+    from . import exceptions as exceptions
     from . import ray as ray
     from . import torch as torch
     from .consistency import ASP, BSP, SSP
-    from .exceptions import (
-        AddressInUse,
-        AlreadyPushed,
-        AuthenticationError,
-        BarrierTimeout,
-        CircularWait,
-        ClockBackwards,
-        ConnectTimeout,
-        DeadlineExceeded,
-        DeclarationConflict,
-        DtypeError,
-        GetTimeout,
-        JobClosed,
-        JobExists,
-        JobFailed,
-        JobFull,
-        LaneTimeout,
-        ManagerUnavailable,
-        NeverSet,
-        NonFiniteError,
-        NoSuchJob,
-        NotDelivered,
-        NotProducer,
-        NotUnderLauncher,
-        OptionError,
-        OutOfMemory,
-        PenstockError,
-        ProtocolError,
-        PullTimeout,
-        QuotaExceeded,
-        RowTwice,
-        ServerLost,
-        SettingsConflict,
-        SettingsError,
-        ShapeError,
-        TableDropped,
-        TensorNameError,
-        TornView,
-        TwoProducers,
-        UnknownRow,
-        WorkerLost,
-    )
+    from .exceptions import JobFailed, PenstockError, PullTimeout, ServerLost, WorkerLost
     from .job import Job, init
     from .optim import SGD, Adagrad, Adam, AdamW, Add, Optimizer, Replace, RMSprop
     from .table import Table
@@ -88,51 +48,16 @@ __all__ = [
     "Adam",
     "AdamW",
     "Add",
-    "AddressInUse",
-    "AlreadyPushed",
-    "AuthenticationError",
-    "BarrierTimeout",
-    "CircularWait",
-    "ClockBackwards",
-    "ConnectTimeout",
-    "DeadlineExceeded",
-    "DeclarationConflict",
-    "DtypeError",
-    "GetTimeout",
     "Job",
-    "JobClosed",
-    "JobExists",
     "JobFailed",
-    "JobFull",
-    "LaneTimeout",
-    "ManagerUnavailable",
-    "NeverSet",
-    "NoSuchJob",
-    "NonFiniteError",
-    "NotDelivered",
-    "NotProducer",
-    "NotUnderLauncher",
     "Optimizer",
-    "OptionError",
-    "OutOfMemory",
     "PenstockError",
-    "ProtocolError",
     "PullTimeout",
-    "QuotaExceeded",
     "RMSprop",
     "Replace",
-    "RowTwice",
     "ServerLost",
-    "SettingsConflict",
-    "SettingsError",
-    "ShapeError",
     "Table",
-    "TableDropped",
     "Tensor",
-    "TensorNameError",
-    "TornView",
-    "TwoProducers",
-    "UnknownRow",
     "WorkerLost",
     "__version__",
     "init",
@@ -140,6 +65,8 @@ __all__ = [
 
 _MODULES = {
     "consistency": ("ASP", "BSP", "SSP"),
+    # What scripts catch to go on, or to end in order; the others are reached by `exceptions`.
+    "exceptions": ("JobFailed", "PenstockError", "PullTimeout", "ServerLost", "WorkerLost"),
     "job": ("Job", "init"),
     "optim": ("SGD", "Adagrad", "Adam", "AdamW", "Add", "Optimizer", "RMSprop", "Replace"),
     "table": ("Table",),
@@ -152,13 +79,22 @@ def __getattr__(name: str) -> Any:
     if name in ("torch", "ray", "optim", "consistency", "exceptions"):
         return importlib.import_module(f".{name}", __name__)
     if name not in __all__:
-        meant = [known for known in __all__ if known.lower() == name.lower()]
-        hint = f"; did you mean `{meant[0]}`?" if meant else ""
-        raise AttributeError(f"module `penstock` has no attribute `{name}`{hint}")
-    home = importlib.import_module(f".{_HOMES.get(name, 'exceptions')}", __name__)
+        raise AttributeError(f"module `penstock` has no attribute `{name}`{_meant(name)}")
+    home = importlib.import_module(f".{_HOMES[name]}", __name__)
     value = globals()[name] = getattr(home, name)
     return value
 
 
+def _meant(name: str) -> str:
+    for known in __all__:
+        if known.lower() == name.lower():
+            return f"; did you mean `{known}`?"
+    exceptions = importlib.import_module(".exceptions", __name__)
+    found = getattr(exceptions, name, None)
+    if isinstance(found, type) and issubclass(found, exceptions.PenstockError):
+        return f"; it is `penstock.exceptions.{name}`"
+    return ""
+
+
 def __dir__() -> list[str]:
-    return [*__all__, "ray", "torch"]
+    return [*__all__, "exceptions", "ray", "torch"]

@@ -38,16 +38,16 @@ def w(job: ps.Job) -> Iterator[ps.Tensor]:
 @pytest.mark.parametrize(
     ("gradient", "error", "says"),
     [
-        (np.ones(4, np.float32), ps.ShapeError, r"\(3,\).*\(4,\)"),
-        (np.ones((3, 1), np.float32), ps.ShapeError, r"\(3, 1\)"),
-        ([1, 2], ps.ShapeError, r"\(2,\)"),
-        (np.ones(3), ps.DtypeError, "float32.*float64"),
-        (np.ones(3, np.int32), ps.DtypeError, "int32"),
-        (np.ones(3, ">f4"), ps.DtypeError, "float32"),
-        (np.array(["a", "b", "c"]), ps.DtypeError, "float32"),
-        (object(), ps.DtypeError, "object"),
-        (np.array([1, np.nan, 1], np.float32), ps.NonFiniteError, "element 1"),
-        (np.array([1, 1, -np.inf], np.float32), ps.NonFiniteError, "element 2"),
+        (np.ones(4, np.float32), ps.exceptions.ShapeError, r"\(3,\).*\(4,\)"),
+        (np.ones((3, 1), np.float32), ps.exceptions.ShapeError, r"\(3, 1\)"),
+        ([1, 2], ps.exceptions.ShapeError, r"\(2,\)"),
+        (np.ones(3), ps.exceptions.DtypeError, "float32.*float64"),
+        (np.ones(3, np.int32), ps.exceptions.DtypeError, "int32"),
+        (np.ones(3, ">f4"), ps.exceptions.DtypeError, "float32"),
+        (np.array(["a", "b", "c"]), ps.exceptions.DtypeError, "float32"),
+        (object(), ps.exceptions.DtypeError, "object"),
+        (np.array([1, np.nan, 1], np.float32), ps.exceptions.NonFiniteError, "element 1"),
+        (np.array([1, 1, -np.inf], np.float32), ps.exceptions.NonFiniteError, "element 2"),
     ],
     ids=str,
 )
@@ -68,11 +68,11 @@ def test_a_gradient_that_nobody_has_computed_is_not_the_one_in_the_lane(job: ps.
         result = getattr(w, call)(*gradient)
         return result.result() if call.endswith("async") else result
 
-    with pytest.raises(ps.DtypeError, match=r"gradient.*None") as caught:
+    with pytest.raises(ps.exceptions.DtypeError, match=r"gradient.*None") as caught:
         contribute(None)
     assert "do not push" in str(caught.value.hint)
     if call.endswith("async"):
-        with pytest.raises(ps.DtypeError):
+        with pytest.raises(ps.exceptions.DtypeError):
             job.clock()  # hears of it too
     np.testing.assert_array_equal(w.pull(), ONE)
     w.lane()[:] = 2
@@ -92,16 +92,16 @@ def test_a_gradient_that_nobody_has_computed_is_not_the_one_in_the_lane(job: ps.
     ids=["shape", "dtype", "strides", "list", "bytes"],
 )
 def test_a_pull_into_what_does_not_fit_is_refused(w: ps.Tensor, out: Any) -> None:
-    with pytest.raises((ps.ShapeError, ps.DtypeError)):
+    with pytest.raises((ps.exceptions.ShapeError, ps.exceptions.DtypeError)):
         w.pull(out=out)
-    with pytest.raises((ps.ShapeError, ps.DtypeError)):
+    with pytest.raises((ps.exceptions.ShapeError, ps.exceptions.DtypeError)):
         w.pushpull(ONE, out)
 
 
 def test_a_pull_into_memory_that_is_read_only_is_refused(w: ps.Tensor) -> None:
     out = np.zeros(3, np.float32)
     out.flags.writeable = False
-    with pytest.raises(ps.ShapeError, match="read-only"):
+    with pytest.raises(ps.exceptions.ShapeError, match="read-only"):
         w.pull(out=out)
 
 
@@ -126,7 +126,7 @@ def test_an_out_that_shows_a_copy_of_itself_is_refused(job: ps.Job, w: ps.Tensor
         lambda: w.pull_async(out=out).result(10),
         lambda: table.get(0, clock=0, out=out),
     ):
-        with pytest.raises(ps.ShapeError, match="got Copied"):
+        with pytest.raises(ps.exceptions.ShapeError, match="got Copied"):
             call()
     np.testing.assert_array_equal(w.pull(), [1, 2, 3])
 
@@ -134,16 +134,16 @@ def test_an_out_that_shows_a_copy_of_itself_is_refused(job: ps.Job, w: ps.Tensor
 @pytest.mark.parametrize("slack", [-1, 1.5, "", [], "1", 1 << 31, True])
 def test_a_slack_that_counts_no_iterations_is_refused(w: ps.Tensor, slack: Any) -> None:
     for call in (lambda: w.pull(slack=slack), lambda: w.pushpull(ONE, slack=slack), lambda: ps.SSP(slack)):
-        with pytest.raises(ps.OptionError, match="slack"):
+        with pytest.raises(ps.exceptions.OptionError, match="slack"):
             call()
 
 
 def test_a_second_push_in_one_iteration_is_refused_and_the_first_stands(job: ps.Job) -> None:
     w = job.tensor("w", shape=3)
     w.push(ONE)
-    with pytest.raises(ps.AlreadyPushed):
+    with pytest.raises(ps.exceptions.AlreadyPushed):
         w.push(ONE)
-    with pytest.raises(ps.AlreadyPushed):
+    with pytest.raises(ps.exceptions.AlreadyPushed):
         w.push(ONE, more=True)
     job.clock()
     np.testing.assert_array_equal(w.pull(), ONE)
@@ -167,14 +167,14 @@ def test_after_close_every_call_says_so(job: ps.Job) -> None:
         lambda: w.push_async(ONE).result(10),
     ]
     for call in calls:
-        with pytest.raises(ps.JobClosed):
+        with pytest.raises(ps.exceptions.JobClosed):
             call()
     np.testing.assert_array_equal(view, [1, 2, 3])
 
 
 @pytest.mark.parametrize("name", ["", "line\nbreak", "a\x1b[2J", "x" * 513, 7, b"w"])
 def test_a_name_that_is_none_is_refused(job: ps.Job, name: Any) -> None:
-    with pytest.raises(ps.TensorNameError):
+    with pytest.raises(ps.exceptions.TensorNameError):
         job.tensor(name, shape=3)
     job.tensor("層.重み", shape=3).pushpull(ONE)
 
@@ -182,21 +182,21 @@ def test_a_name_that_is_none_is_refused(job: ps.Job, name: Any) -> None:
 @pytest.mark.parametrize(
     ("declaration", "error"),
     [
-        ({}, ps.ShapeError),
-        ({"shape": (3, 0)}, ps.ShapeError),
-        ({"shape": (-1,)}, ps.ShapeError),
-        ({"shape": "ab"}, ps.ShapeError),
-        ({"value": np.zeros((0, 2), np.float32)}, ps.ShapeError),
-        ({"value": ONE, "shape": (4,)}, ps.ShapeError),
-        ({"value": np.ones(3, np.int64)}, ps.DtypeError),
-        ({"value": np.ones(3, np.complex64)}, ps.DtypeError),
-        ({"value": np.ones(3, np.complex64), "dtype": "float32"}, ps.DtypeError),
-        ({"shape": 3, "dtype": "int8"}, ps.DtypeError),
-        ({"shape": 3, "dtype": "no such"}, ps.DtypeError),
-        ({"shape": 3, "reduce": "max"}, ps.OptionError),
-        ({"shape": 3, "consistency": "ssp"}, ps.OptionError),
-        ({"shape": 3, "consistency": ps.BSP}, ps.OptionError),
-        ({"shape": 3, "optimizer": ps.SGD}, ps.OptionError),
+        ({}, ps.exceptions.ShapeError),
+        ({"shape": (3, 0)}, ps.exceptions.ShapeError),
+        ({"shape": (-1,)}, ps.exceptions.ShapeError),
+        ({"shape": "ab"}, ps.exceptions.ShapeError),
+        ({"value": np.zeros((0, 2), np.float32)}, ps.exceptions.ShapeError),
+        ({"value": ONE, "shape": (4,)}, ps.exceptions.ShapeError),
+        ({"value": np.ones(3, np.int64)}, ps.exceptions.DtypeError),
+        ({"value": np.ones(3, np.complex64)}, ps.exceptions.DtypeError),
+        ({"value": np.ones(3, np.complex64), "dtype": "float32"}, ps.exceptions.DtypeError),
+        ({"shape": 3, "dtype": "int8"}, ps.exceptions.DtypeError),
+        ({"shape": 3, "dtype": "no such"}, ps.exceptions.DtypeError),
+        ({"shape": 3, "reduce": "max"}, ps.exceptions.OptionError),
+        ({"shape": 3, "consistency": "ssp"}, ps.exceptions.OptionError),
+        ({"shape": 3, "consistency": ps.BSP}, ps.exceptions.OptionError),
+        ({"shape": 3, "optimizer": ps.SGD}, ps.exceptions.OptionError),
         ({"shape": 3, "clip": -1.0}, ps.PenstockError),
         ({"shape": 3, "rescale": float("nan")}, ps.PenstockError),
     ],
@@ -223,19 +223,23 @@ def test_the_same_declaration_gives_the_same_tensor_and_another_is_a_conflict(jo
         {"shape": 3, "optimizer": ps.SGD(0.5), "reduce": "sum"},
         {"shape": 3, "optimizer": ps.SGD(0.5), "clip": 1.0},
     ):
-        with pytest.raises(ps.DeclarationConflict):
+        with pytest.raises(ps.exceptions.DeclarationConflict):
             job.tensor("w", **other)
     np.testing.assert_array_equal(w.pull(), [1, 2, 3])
-    with pytest.raises(ps.DeclarationConflict, match=r"with optimizer SGD\(lr=0.5.* now with SGD\(lr=0.125"):
+    with pytest.raises(
+        ps.exceptions.DeclarationConflict, match=r"with optimizer SGD\(lr=0.5.* now with SGD\(lr=0.125"
+    ):
         job.tensor("w", shape=3, optimizer=ps.SGD(0.125))
-    with pytest.raises(ps.DeclarationConflict, match=r"with optimizer SGD, worker 0 declares it with Adam"):
+    with pytest.raises(
+        ps.exceptions.DeclarationConflict, match=r"with optimizer SGD, worker 0 declares it with Adam"
+    ):
         job.tensor("w", shape=3, optimizer=ps.Adam())
 
 
 @pytest.mark.parametrize("number", ["clip", "rescale"])
 @pytest.mark.parametrize("value", ["1", b"1", [1.0, 2.0], object()], ids=["text", "bytes", "list", "object"])
 def test_a_number_of_a_declaration_is_a_number(job: ps.Job, number: str, value: Any) -> None:
-    with pytest.raises(ps.OptionError, match=f"expected {number} as a number"):
+    with pytest.raises(ps.exceptions.OptionError, match=f"expected {number} as a number"):
         job.tensor("w", **{"shape": 3, number: value})
     job.tensor("w", shape=3, clip=np.float32(1), rescale=np.int64(2))
 
@@ -294,21 +298,21 @@ def test_what_belongs_to_one_process_says_so_when_it_is_sent(job: ps.Job) -> Non
     table = job.table("U", rows=2, produce="all", consume="all")
     for thing, says in ((job, "ps.init"), (job.tensor("w", shape=3), "pull"), (table, "get")):
         for send in (pickle.dumps, copy.copy, copy.deepcopy):
-            with pytest.raises(ps.OptionError, match="belongs to the process") as caught:
+            with pytest.raises(ps.exceptions.OptionError, match="belongs to the process") as caught:
                 send(thing)
             assert says in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("name", ["workers", "rank", "size"])
 def test_who_a_process_is_its_launcher_says(name: str) -> None:
-    with pytest.raises(ps.OptionError, match=f"no option `{name}`") as caught:
+    with pytest.raises(ps.exceptions.OptionError, match=f"no option `{name}`") as caught:
         ps.init(**{name: 2})
     assert "penstock run" in str(caught.value.hint)
 
 
 def test_a_tensor_larger_than_the_servers_memory_is_refused_with_what_it_needs() -> None:
     with ps.init(memory=1 << 20) as job:
-        with pytest.raises(ps.OutOfMemory) as caught:
+        with pytest.raises(ps.exceptions.OutOfMemory) as caught:
             job.tensor("big", shape=1 << 20)
         assert caught.value.needed >= 8 << 20
         assert 0 < caught.value.available <= 1 << 20
@@ -325,12 +329,12 @@ def test_a_tensor_larger_than_the_servers_memory_is_refused_with_what_it_needs()
     ],
 )
 def test_an_option_that_is_none_is_refused(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ps.OptionError, match=says):
+    with pytest.raises(ps.exceptions.OptionError, match=says):
         ps.init(**options)
 
 
 def test_an_unknown_option_is_met_with_its_neighbours() -> None:
-    with pytest.raises(ps.OptionError) as caught:
+    with pytest.raises(ps.exceptions.OptionError) as caught:
         ps.init(deadlin=3)
     assert caught.value.hint == "did you mean `deadline`?"
 
@@ -338,8 +342,8 @@ def test_an_unknown_option_is_met_with_its_neighbours() -> None:
 @pytest.mark.parametrize(
     ("environment", "error", "says"),
     [
-        ({"WORLD_SIZE": "4"}, ps.NotUnderLauncher, "4 processes"),
-        ({"PENSTOCK_SERVERS": "/nowhere"}, ps.NotUnderLauncher, "PENSTOCK_SECRET"),
+        ({"WORLD_SIZE": "4"}, ps.exceptions.NotUnderLauncher, "4 processes"),
+        ({"PENSTOCK_SERVERS": "/nowhere"}, ps.exceptions.NotUnderLauncher, "PENSTOCK_SECRET"),
         (
             {
                 "PENSTOCK_SERVERS": "/no",
@@ -347,7 +351,7 @@ def test_an_unknown_option_is_met_with_its_neighbours() -> None:
                 "PENSTOCK_RANK": "x",
                 "PENSTOCK_SIZE": "1",
             },
-            ps.OptionError,
+            ps.exceptions.OptionError,
             "PENSTOCK_RANK",
         ),
         (
@@ -358,7 +362,7 @@ def test_an_unknown_option_is_met_with_its_neighbours() -> None:
                 "PENSTOCK_SIZE": "1",
                 "PENSTOCK_DEADLINE": "0.05",
             },
-            ps.ConnectTimeout,
+            ps.exceptions.ConnectTimeout,
             "/nowhere",
         ),
     ],
@@ -386,7 +390,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_a_wrong_secret_is_refused(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_SECRET", secrets.token_hex(32))
-    with pytest.raises(ps.AuthenticationError):
+    with pytest.raises(ps.exceptions.AuthenticationError):
         ps.init()
 
 
@@ -396,13 +400,13 @@ def test_more_workers_than_the_job_has_are_refused(
 ) -> None:
     monkeypatch.setenv("PENSTOCK_RANK", rank)
     monkeypatch.setenv("PENSTOCK_SIZE", size)
-    with pytest.raises(ps.JobFull):
+    with pytest.raises(ps.exceptions.JobFull):
         ps.init()
 
 
 def test_a_rank_joins_once(server: Path) -> None:
     with ps.init() as job:
-        with pytest.raises(ps.JobFull, match="0"):
+        with pytest.raises(ps.exceptions.JobFull, match="0"):
             ps.init()
         job.tensor("w", shape=3)
 
@@ -410,7 +414,7 @@ def test_a_rank_joins_once(server: Path) -> None:
 def test_a_wait_names_whom_it_waits_for(server: Path) -> None:
     with ps.init() as job:
         w = job.tensor("w", shape=3)
-        with pytest.raises(ps.BarrierTimeout) as at_barrier:
+        with pytest.raises(ps.exceptions.BarrierTimeout) as at_barrier:
             job.barrier(timeout=0.05)
         assert at_barrier.value.missing == [1]
         assert at_barrier.value.waited >= 0.05
@@ -419,7 +423,7 @@ def test_a_wait_names_whom_it_waits_for(server: Path) -> None:
             w.pull(timeout=0.05)
         assert at_pull.value.missing == [1]
         job.clock()
-        with pytest.raises(ps.LaneTimeout) as at_push:
+        with pytest.raises(ps.exceptions.LaneTimeout) as at_push:
             w.push(ONE, timeout=0.05)
         assert at_push.value.missing == [1]
         assert isinstance(at_push.value, TimeoutError)
@@ -427,9 +431,11 @@ def test_a_wait_names_whom_it_waits_for(server: Path) -> None:
 
 def test_a_barrier_is_called_by_what_it_is_for(server: Path) -> None:
     with ps.init() as job:
-        with pytest.raises(ps.BarrierTimeout, match=r"^the barrier `epoch 3` waited .* for workers"):
+        with pytest.raises(
+            ps.exceptions.BarrierTimeout, match=r"^the barrier `epoch 3` waited .* for workers"
+        ):
             job.barrier(timeout=0.05, what="epoch 3")
-        with pytest.raises(ps.OptionError, match="timeout in seconds") as caught:
+        with pytest.raises(ps.exceptions.OptionError, match="timeout in seconds") as caught:
             job.barrier("epoch 3")  # type: ignore[arg-type]
         assert "barrier(what='epoch 3')" in str(caught.value.hint)
 
@@ -440,7 +446,7 @@ def test_a_name_in_other_letters_is_guessed() -> None:
 
 
 def test_a_second_server_on_the_same_socket_is_refused(server: Path) -> None:
-    with pytest.raises(ps.AddressInUse):
+    with pytest.raises(ps.exceptions.AddressInUse):
         _core.Server(str(server), "job", secrets.token_hex(32), 0, 1, 2, {})
     ps.init().close()
 
@@ -463,10 +469,10 @@ def test_a_forked_child_cannot_use_its_parents_job_and_does_it_no_harm(job: ps.J
         code = 1
         try:
             job.clock()
-        except ps.JobClosed as error:
+        except ps.exceptions.JobClosed as error:
             try:
                 w.pull()
-            except ps.JobClosed:
+            except ps.exceptions.JobClosed:
                 code = 0 if "forked" in str(error) and job.closed else 2
             del w, job
         finally:
@@ -496,7 +502,7 @@ def test_a_masked_array_is_refused_wherever_it_comes_in(job: ps.Job, w: ps.Tenso
         lambda: table.set(np.ma.array([0, 1], mask=[1, 0]), np.ones((2, 3), np.float32)),
         lambda: table.get(np.ma.array(0, mask=True), clock=0),
     ):
-        with pytest.raises(ps.DtypeError, match="masked") as caught:
+        with pytest.raises(ps.exceptions.DtypeError, match="masked") as caught:
             call()
         assert "filled" in str(caught.value.hint)
     np.testing.assert_array_equal(w.pull(), [1, 2, 3])
@@ -510,7 +516,7 @@ def test_an_array_of_the_other_byte_order_is_refused_as_that(job: ps.Job, w: ps.
         lambda: job.tensor("swapped", shape=3, dtype=swapped.dtype),
         lambda: job.table("swapped", rows=3, dtype=swapped.dtype, produce="all"),
     ):
-        with pytest.raises(ps.DtypeError, match="byte order") as caught:
+        with pytest.raises(ps.exceptions.DtypeError, match="byte order") as caught:
             call()
         assert ONE.dtype.str in str(caught.value.hint) or "float32" in str(caught.value.hint)
 
@@ -540,7 +546,9 @@ def test_a_timeout_that_is_no_number_of_seconds_is_refused_by_every_call(
         lambda: job.close(timeout),
         lambda: ps.ray.run(lambda: None, workers=1, timeout=timeout),
     ):
-        with pytest.raises(ps.OptionError, match="expected a timeout in seconds, a number of 0 or more, got"):
+        with pytest.raises(
+            ps.exceptions.OptionError, match="expected a timeout in seconds, a number of 0 or more, got"
+        ):
             call()
     assert not job.closed
 
@@ -588,10 +596,10 @@ def test_a_timeout_is_any_number_of_seconds(job: ps.Job, w: ps.Tensor, timeout: 
 @pytest.mark.parametrize("step", [2.7, -1, "3", None, np.nan, 2**64], ids=str)
 def test_a_step_count_is_a_whole_number(job: ps.Job, step: Any) -> None:
     w = job.tensor("w", shape=3, optimizer=ps.Adam())
-    with pytest.raises(ps.SettingsError, match="step count"):
+    with pytest.raises(ps.exceptions.SettingsError, match="step count"):
         w.load(value=ONE, state={"step": step})
     if step is not None:
-        with pytest.raises(ps.SettingsError, match="step count"):
+        with pytest.raises(ps.exceptions.SettingsError, match="step count"):
             w.load(value=ONE, step=step)
     np.testing.assert_array_equal(w.pull(), np.zeros(3))
     w.load(state={"step": np.float32(2.0)})
@@ -636,7 +644,7 @@ def test_a_job_left_by_an_error_is_no_longer_usable() -> None:
     with pytest.raises(ZeroDivisionError), ps.init() as job:
         1 / 0  # noqa: B018
     assert job.closed
-    with pytest.raises(ps.JobClosed, match="ZeroDivisionError"):
+    with pytest.raises(ps.exceptions.JobClosed, match="ZeroDivisionError"):
         job.clock()
 
 
@@ -660,16 +668,16 @@ def test_every_error_shows_its_hint_on_a_line_of_its_own_and_survives_pickling(k
 @pytest.mark.parametrize(
     ("kind", "builtin"),
     [
-        (ps.ShapeError, ValueError),
-        (ps.DtypeError, TypeError),
+        (ps.exceptions.ShapeError, ValueError),
+        (ps.exceptions.DtypeError, TypeError),
         (ps.PullTimeout, TimeoutError),
-        (ps.CircularWait, ps.PullTimeout),
-        (ps.CircularWait, ps.BarrierTimeout),
-        (ps.JobClosed, RuntimeError),
-        (ps.WorkerLost, ps.JobClosed),
-        (ps.OutOfMemory, MemoryError),
-        (ps.AuthenticationError, PermissionError),
-        (ps.AddressInUse, OSError),
+        (ps.exceptions.CircularWait, ps.PullTimeout),
+        (ps.exceptions.CircularWait, ps.exceptions.BarrierTimeout),
+        (ps.exceptions.JobClosed, RuntimeError),
+        (ps.WorkerLost, ps.exceptions.JobClosed),
+        (ps.exceptions.OutOfMemory, MemoryError),
+        (ps.exceptions.AuthenticationError, PermissionError),
+        (ps.exceptions.AddressInUse, OSError),
     ],
 )
 def test_errors_are_also_the_ones_that_callers_expect(kind: type, builtin: type) -> None:

@@ -45,7 +45,7 @@ def in_child():
     for name, call in calls.items():
         try:
             call()
-        except ps.JobClosed as error:
+        except ps.exceptions.JobClosed as error:
             assert "forked" in str(error) and "spawn" in error.hint, (name, error)
         else:
             raise AssertionError(f"{name} was let through")
@@ -123,7 +123,7 @@ if child == 0:
     signal.alarm(20)
     try:
         U.set([0], [[3.0]], clock=0)
-    except ps.JobClosed:
+    except ps.exceptions.JobClosed:
         os._exit(0)
     os._exit(1)
 assert os.waitpid(child, 0)[1] == 0
@@ -210,7 +210,7 @@ def test_a_forked_child_cannot_write_its_parents_rows(job: ps.Job) -> None:
         code = 1
         try:
             table.set(0, [2.0], clock=1)
-        except ps.JobClosed as error:
+        except ps.exceptions.JobClosed as error:
             code = 0 if error.hint else 2
         finally:
             os._exit(code)

@@ -94,7 +94,7 @@ def test_an_asynchronous_push_that_was_not_delivered_is_raised_by_close(spawn_jo
             w.push_async(np.ones(3, np.float32), timeout=0.2)
             try:
                 job.close()
-            except ps.LaneTimeout:
+            except ps.exceptions.LaneTimeout:
                 print("not delivered")
         else:
             try:
@@ -127,7 +127,7 @@ def test_the_timeout_of_close_bounds_its_wait_for_asynchronous_pushes_which_end_
             begun = time.monotonic()
             try:
                 job.close(timeout=0.2)
-            except ps.NotDelivered as error:
+            except ps.exceptions.NotDelivered as error:
                 print("not delivered:", error)
             ended = [type(push.exception()).__name__ for push in pushes]
             print("ended with the job:", ended, "before the deadline:", time.monotonic() - begun < 60)
@@ -148,7 +148,7 @@ def test_the_timeout_of_close_bounds_its_wait_for_asynchronous_pushes_which_end_
 @pytest.mark.parametrize("timeout", ["soon", float("nan"), -1])
 def test_a_timeout_of_close_that_is_none_leaves_the_job_as_it_was(job: ps.Job, timeout: Any) -> None:
     """The job was left as one that failed."""
-    with pytest.raises(ps.OptionError):
+    with pytest.raises(ps.exceptions.OptionError):
         job.close(timeout=timeout)
     assert job.clock() == 1
 

@@ -107,21 +107,27 @@ def test_python_and_the_core_take_and_refuse_the_same_numbers(name: str, setting
                 assert make(**arguments).settings()[: len(numbers)] == tuple(numbers)
         for number in (-math.ulp(0.0), -1.0, setting.below, math.nan, math.inf, -math.inf):
             numbers, arguments = beside(number)
-            with pytest.raises(ps.SettingsError, match=f"{name} needs `{setting.name}` {setting.expected}"):
+            with pytest.raises(
+                ps.exceptions.SettingsError, match=f"{name} needs `{setting.name}` {setting.expected}"
+            ):
                 declare(job, name, flags, numbers)
-            with pytest.raises(ps.SettingsError, match=f"{name} needs `{setting.name}` {setting.expected}"):
+            with pytest.raises(
+                ps.exceptions.SettingsError, match=f"{name} needs `{setting.name}` {setting.expected}"
+            ):
                 make(**arguments)
 
 
 def test_nesterov_needs_momentum_and_no_dampening_in_the_core_too() -> None:
     with ps.init() as job:
-        with pytest.raises(ps.SettingsError, match="SGD with nesterov needs momentum"):
+        with pytest.raises(ps.exceptions.SettingsError, match="SGD with nesterov needs momentum"):
             declare(job, "SGD", ["nesterov"], (0.1,))
-        with pytest.raises(ps.SettingsError, match="SGD needs `dampening` 0 with nesterov"):
+        with pytest.raises(ps.exceptions.SettingsError, match="SGD needs `dampening` 0 with nesterov"):
             declare(job, "SGD", ["momentum", "nesterov"], (0.1, 0.9, 0.5))
-    with pytest.raises(ps.SettingsError, match="SGD with nesterov needs a momentum above 0, got 0"):
+    with pytest.raises(
+        ps.exceptions.SettingsError, match="SGD with nesterov needs a momentum above 0, got 0"
+    ):
         ps.SGD(0.1, nesterov=True)
-    with pytest.raises(ps.SettingsError, match="SGD needs `dampening` 0 with nesterov"):
+    with pytest.raises(ps.exceptions.SettingsError, match="SGD needs `dampening` 0 with nesterov"):
         ps.SGD(0.1, momentum=0.9, dampening=0.5, nesterov=True)
 
 
@@ -130,11 +136,11 @@ def test_nesterov_needs_momentum_and_no_dampening_in_the_core_too() -> None:
 def test_a_learning_rate_out_of_range_is_refused_at_once_and_later(
     make: Callable[..., ps.Optimizer], lr: Any
 ) -> None:
-    with pytest.raises(ps.SettingsError, match="lr"):
+    with pytest.raises(ps.exceptions.SettingsError, match="lr"):
         make(lr)
     optimizer = make(0.5)
     before = optimizer.settings()
-    with pytest.raises(ps.SettingsError, match="lr"):
+    with pytest.raises(ps.exceptions.SettingsError, match="lr"):
         optimizer.lr = lr
     assert optimizer.settings() == before
 
@@ -157,14 +163,14 @@ def test_a_learning_rate_out_of_range_is_refused_at_once_and_later(
 def test_numbers_out_of_range_are_refused(
     make: Callable[..., ps.Optimizer], arguments: dict[str, Any]
 ) -> None:
-    with pytest.raises(ps.SettingsError):
+    with pytest.raises(ps.exceptions.SettingsError):
         make(0.1, **arguments)
 
 
 def test_what_decides_the_state_is_fixed_at_construction() -> None:
     sgd = ps.SGD(0.1)
     for name, value in {"momentum": 0.9, "nesterov": True, "maximize": True, "no_such": 1}.items():
-        with pytest.raises(ps.SettingsError):
+        with pytest.raises(ps.exceptions.SettingsError):
             setattr(sgd, name, value)
     assert sgd == ps.SGD(0.1)
 
@@ -190,5 +196,5 @@ def test_a_consistency_reads_back_as_it_was_written(text: str) -> None:
 def test_what_is_no_consistency_is_refused(text: str) -> None:
     from penstock.consistency import parse
 
-    with pytest.raises(ps.OptionError):
+    with pytest.raises(ps.exceptions.OptionError):
         parse(text)

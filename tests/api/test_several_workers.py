@@ -115,7 +115,7 @@ def test_a_tensor_declared_differently_by_two_workers_is_refused_to_the_second(s
                 for other in [*others, {"consistency": "asp"}, {"reduce": "sum"}]:
                     try:
                         job.tensor("w", **{"shape": 3, **other})
-                    except ps.DeclarationConflict as error:
+                    except ps.exceptions.DeclarationConflict as error:
                         print("refused:", error)
                     else:
                         raise SystemExit(f"{other} was not refused")
@@ -140,7 +140,7 @@ def test_rows_that_two_workers_take_for_something_else_are_refused_to_both(spawn
             for number, pair in enumerate([("i4", "f4"), ("f2", "i2"), ("M8[s]", "M8[ms]")]):
                 try:
                     job.table(f"t{number}", rows=2, dtype=pair[job.rank], produce=[job.rank], consume="all")
-                except ps.DeclarationConflict as error:
+                except ps.exceptions.DeclarationConflict as error:
                     print("refused:", error)
                 else:
                     raise SystemExit(f"{pair} was not refused")
@@ -162,7 +162,7 @@ def test_a_child_that_inherits_a_workers_place_is_told_so(spawn_job: Any) -> Non
             context = multiprocessing.get_context("spawn")
             with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
                 error = pool.submit(ps.init).exception()
-            assert isinstance(error, ps.JobFull), error
+            assert isinstance(error, ps.exceptions.JobFull), error
             print("said:", error, "|", error.hint)
             save(parent=os.getpid())
         """,

@@ -101,7 +101,7 @@ def test_plain_numbers_that_a_row_cannot_hold_are_refused(
 ) -> None:
     table = job.table("n", rows=2, width=1, dtype=dtype, produce="all", consume="all")
     for rows, values in ((0, numbers), ([0, 1], [numbers, numbers])):
-        with pytest.raises(ps.DtypeError) as caught:
+        with pytest.raises(ps.exceptions.DtypeError) as caught:
             table.set(rows, values, clock=1)
         assert caught.value.hint
     assert table.versions([0, 1]).tolist() == [0, 0]
@@ -134,7 +134,7 @@ def test_a_sum_adds_up_and_its_own_rows_are_read_at_once(job: ps.Job) -> None:
     table.add([0, 2, 0], np.ones((3, 2)))
     table.add(0, np.array([0.5, 0.25]))
     assert table.get(slice(None)).tolist() == [[2.5, 2.25], [0, 0], [1, 1]]
-    with pytest.raises(ps.OptionError, match="is a sum"):
+    with pytest.raises(ps.exceptions.OptionError, match="is a sum"):
         table.set(0, np.ones(2))
 
 
@@ -146,7 +146,7 @@ def test_a_view_shows_the_row_itself_and_tells_when_it_was_overwritten(table: ps
         assert view.versions == [1, 1]
         table.set(0, np.full(3, 2.0), clock=2)
         assert view.valid()
-    with pytest.raises(ps.TornView, match="set twice"), table.view(0) as view:
+    with pytest.raises(ps.exceptions.TornView, match="set twice"), table.view(0) as view:
         table.set(0, np.full(3, 3.0), clock=3)
         table.set(0, np.full(3, 4.0), clock=4)
         assert not view.valid()
@@ -172,7 +172,7 @@ def test_several_tables_and_jobs_in_one_process(job: ps.Job) -> None:
 
 
 def test_own_rows_are_not_waited_for(table: ps.Table) -> None:
-    with pytest.raises(ps.NeverSet, match="only this worker can set it"):
+    with pytest.raises(ps.exceptions.NeverSet, match="only this worker can set it"):
         table.get(0, clock=1)
     assert table.get(0, clock=1, slack=1).tolist() == [0, 0, 0]
     assert table.get(0, clock=99, slack=ps.ASP()).tolist() == [0, 0, 0]
@@ -182,24 +182,24 @@ def test_what_is_refused_is_named_and_changes_nothing(job: ps.Job, table: ps.Tab
     table.set(0, np.ones(3), clock=5)
     part = job.table("part", rows=9, width=3, dtype="f8", produce=[0, 1], consume=None)
     wrong = [
-        (ps.UnknownRow, lambda: table.set(6, np.ones(3))),
-        (ps.UnknownRow, lambda: table.get(-1)),
-        (ps.UnknownRow, lambda: table.set([0, 6], np.ones((2, 3)))),
-        (ps.NotProducer, lambda: part.set(2, np.ones(3))),
-        (ps.UnknownRow, lambda: part.get(2)),
-        (ps.RowTwice, lambda: table.set([1, 0, 1], np.ones((3, 3)), clock=9)),
-        (ps.ClockBackwards, lambda: table.set(0, np.full(3, 9.0), clock=4)),
-        (ps.OptionError, lambda: table.set(0, np.full(3, 9.0), clock=-1)),
-        (ps.OptionError, lambda: table.get(0, slack=-2)),
-        (ps.OptionError, lambda: table.get(0, slack=ps.SSP("auto"))),
-        (ps.OptionError, lambda: table.get([0.5])),
-        (ps.OptionError, lambda: table.get(np.array([True]))),
-        (ps.ShapeError, lambda: table.set(0, np.ones(2))),
-        (ps.ShapeError, lambda: table.set([0, 1], np.ones((1, 3)))),
-        (ps.ShapeError, lambda: table.get([0], out=np.empty(3))),
-        (ps.DtypeError, lambda: table.set(0, np.ones(3, np.float32))),
-        (ps.DtypeError, lambda: table.get(0, out=np.empty(3, np.float32))),
-        (ps.OptionError, lambda: table.add(0, np.ones(3))),
+        (ps.exceptions.UnknownRow, lambda: table.set(6, np.ones(3))),
+        (ps.exceptions.UnknownRow, lambda: table.get(-1)),
+        (ps.exceptions.UnknownRow, lambda: table.set([0, 6], np.ones((2, 3)))),
+        (ps.exceptions.NotProducer, lambda: part.set(2, np.ones(3))),
+        (ps.exceptions.UnknownRow, lambda: part.get(2)),
+        (ps.exceptions.RowTwice, lambda: table.set([1, 0, 1], np.ones((3, 3)), clock=9)),
+        (ps.exceptions.ClockBackwards, lambda: table.set(0, np.full(3, 9.0), clock=4)),
+        (ps.exceptions.OptionError, lambda: table.set(0, np.full(3, 9.0), clock=-1)),
+        (ps.exceptions.OptionError, lambda: table.get(0, slack=-2)),
+        (ps.exceptions.OptionError, lambda: table.get(0, slack=ps.SSP("auto"))),
+        (ps.exceptions.OptionError, lambda: table.get([0.5])),
+        (ps.exceptions.OptionError, lambda: table.get(np.array([True]))),
+        (ps.exceptions.ShapeError, lambda: table.set(0, np.ones(2))),
+        (ps.exceptions.ShapeError, lambda: table.set([0, 1], np.ones((1, 3)))),
+        (ps.exceptions.ShapeError, lambda: table.get([0], out=np.empty(3))),
+        (ps.exceptions.DtypeError, lambda: table.set(0, np.ones(3, np.float32))),
+        (ps.exceptions.DtypeError, lambda: table.get(0, out=np.empty(3, np.float32))),
+        (ps.exceptions.OptionError, lambda: table.add(0, np.ones(3))),
     ]
     for number, (error, call) in enumerate(wrong):
         with pytest.raises(error) as caught:
@@ -216,7 +216,7 @@ def test_the_same_declaration_gives_the_same_table(job: ps.Job) -> None:
     first = declare()
     assert declare() is first
     for other in ({"dtype": "u4", "width": 2}, {"dtype": "i8", "width": 1}):
-        with pytest.raises(ps.DeclarationConflict, match=r"with other elements: 2 x int32 then"):
+        with pytest.raises(ps.exceptions.DeclarationConflict, match=r"with other elements: 2 x int32 then"):
             job.table("t", rows=2, produce="all", consume="all", **other)
     first.drop()
     second = declare()
@@ -228,18 +228,18 @@ def test_the_same_declaration_gives_the_same_table(job: ps.Job) -> None:
 def test_declarations_are_judged(job: ps.Job, table: ps.Table) -> None:
     declare = job.table
     wrong = [
-        (ps.DeclarationConflict, lambda: declare("U", rows=6, width=3, dtype="f8")),
-        (ps.TensorNameError, lambda: declare("", rows=1)),
-        (ps.ShapeError, lambda: declare("a", rows=0)),
-        (ps.ShapeError, lambda: declare("a", rows=1, width=0)),
-        (ps.ShapeError, lambda: declare("a", rows=1, width=2**24, dtype="f8")),
-        (ps.DtypeError, lambda: declare("a", rows=1, dtype="O")),
-        (ps.DtypeError, lambda: declare("a", rows=1, dtype="i4", fold="sum")),
-        (ps.OptionError, lambda: declare("a", rows=1, fold="mean")),
-        (ps.OptionError, lambda: declare("a", rows=1, propagation="quick")),
-        (ps.OptionError, lambda: declare("a", rows=1, produce="none")),
-        (ps.UnknownRow, lambda: declare("a", rows=1, produce=[1])),
-        (ps.UnknownRow, lambda: declare("b", rows=4, produce=[1], consume=[2])),
+        (ps.exceptions.DeclarationConflict, lambda: declare("U", rows=6, width=3, dtype="f8")),
+        (ps.exceptions.TensorNameError, lambda: declare("", rows=1)),
+        (ps.exceptions.ShapeError, lambda: declare("a", rows=0)),
+        (ps.exceptions.ShapeError, lambda: declare("a", rows=1, width=0)),
+        (ps.exceptions.ShapeError, lambda: declare("a", rows=1, width=2**24, dtype="f8")),
+        (ps.exceptions.DtypeError, lambda: declare("a", rows=1, dtype="O")),
+        (ps.exceptions.DtypeError, lambda: declare("a", rows=1, dtype="i4", fold="sum")),
+        (ps.exceptions.OptionError, lambda: declare("a", rows=1, fold="mean")),
+        (ps.exceptions.OptionError, lambda: declare("a", rows=1, propagation="quick")),
+        (ps.exceptions.OptionError, lambda: declare("a", rows=1, produce="none")),
+        (ps.exceptions.UnknownRow, lambda: declare("a", rows=1, produce=[1])),
+        (ps.exceptions.UnknownRow, lambda: declare("b", rows=4, produce=[1], consume=[2])),
     ]
     for number, (error, call) in enumerate(wrong):
         with pytest.raises(error):
@@ -250,9 +250,9 @@ def test_declarations_are_judged(job: ps.Job, table: ps.Table) -> None:
 
 def test_a_closed_job_says_so(job: ps.Job, table: ps.Table) -> None:
     job.close()
-    with pytest.raises(ps.JobClosed):
+    with pytest.raises(ps.exceptions.JobClosed):
         table.get(0)
-    with pytest.raises(ps.JobClosed):
+    with pytest.raises(ps.exceptions.JobClosed):
         table.set(0, np.ones(3))
 
 
@@ -269,5 +269,5 @@ def test_slack_may_be_chosen_by_waiting(job: ps.Job) -> None:
     assert np.allclose(tensor.pull(), -2.0)
     assert job.stats()["slack"] == 1
     for text in ("ssp:auto", "ssp:auto:x", "ssp:auto:3:2"):
-        with pytest.raises(ps.OptionError):
+        with pytest.raises(ps.exceptions.OptionError):
             job.tensor("v", shape=1, consistency=text)

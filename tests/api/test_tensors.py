@@ -57,24 +57,24 @@ def test_plain_numbers_are_float32_and_converted_when_pushed(job: ps.Job) -> Non
 def test_a_list_of_arrays_keeps_their_element_type(job: ps.Job) -> None:
     assert job.tensor("w", [np.zeros(2), np.ones(2)]).dtype == np.float64
     v = job.tensor("v", shape=(2, 2))
-    with pytest.raises(ps.DtypeError, match="has dtype float32, got float64") as caught:
+    with pytest.raises(ps.exceptions.DtypeError, match="has dtype float32, got float64") as caught:
         v.push([np.zeros(2), np.ones(2)])
     assert caught.value.hint == "convert it: `numpy.array(x, 'float32')`"
     v.push([np.zeros(2, np.float32), np.ones(2, np.float32)])
 
 
 def test_a_number_that_is_too_large_is_refused_and_does_not_become_infinite(job: ps.Job) -> None:
-    with pytest.raises(ps.DtypeError, match=r"which cannot hold 1e\+300"):
+    with pytest.raises(ps.exceptions.DtypeError, match=r"which cannot hold 1e\+300"):
         job.tensor("w", [1.0, 1e300])
     w = job.tensor("w", shape=2)
-    with pytest.raises(ps.DtypeError, match=r"which cannot hold 1e\+300"):
+    with pytest.raises(ps.exceptions.DtypeError, match=r"which cannot hold 1e\+300"):
         w.push([1.0, 1e300])
 
 
 @pytest.mark.parametrize("value", [np.zeros(3, "V4"), np.zeros(3, [("a", "f4"), ("b", "f4")])])
 def test_what_holds_no_numbers_is_refused_as_a_value(job: ps.Job, value: Any) -> None:
     for dtype in (None, "float32"):
-        with pytest.raises(ps.DtypeError):
+        with pytest.raises(ps.exceptions.DtypeError):
             job.tensor("w", value, dtype=dtype)
 
 
@@ -228,9 +228,9 @@ def test_an_asynchronous_push_takes_the_settings_of_its_call_and_lane_and_load_w
 def test_an_asynchronous_push_that_fails_tells_its_future_and_the_clock(job: ps.Job) -> None:
     w = job.tensor("w", shape=3)
     future = w.push_async(np.ones(4, np.float32))
-    with pytest.raises(ps.ShapeError):
+    with pytest.raises(ps.exceptions.ShapeError):
         job.clock()
-    assert isinstance(future.exception(), ps.ShapeError)
+    assert isinstance(future.exception(), ps.exceptions.ShapeError)
     assert job.clock() == 1, "the iteration was not completed by the failed call"
 
 
@@ -239,7 +239,7 @@ def test_the_clock_tells_of_each_asynchronous_push_that_failed(job: ps.Job) -> N
     for name in ("a", "b", "c"):
         job.tensor(name, shape=3).push_async(np.ones(3 if name == "b" else 4, np.float32))
     for name in ("a", "c"):
-        with pytest.raises(ps.ShapeError, match=f"`{name}`"):
+        with pytest.raises(ps.exceptions.ShapeError, match=f"`{name}`"):
             job.clock()
     assert job.clock() == 1
 
@@ -301,7 +301,7 @@ def test_a_load_of_the_value_alone_leaves_the_state(job: ps.Job) -> None:
     state = w.optimizer_state()
     np.testing.assert_array_equal(state["momentum_buffer"], np.ones(3))
     assert int(state["step"]) == 1
-    with pytest.raises(ps.SettingsError, match="momentum_buffer"):
+    with pytest.raises(ps.exceptions.SettingsError, match="momentum_buffer"):
         w.load(state={"exp_avg": np.zeros(3, np.float32)})
 
 
@@ -315,7 +315,7 @@ def test_a_load_in_too_little_time_is_whole_or_changes_nothing(job: ps.Job, time
     new = {name: np.full(n, 7, np.float32) for name in state if name != "step"}
     try:
         w.load(np.full(n, 5, np.float32), new, step=9, timeout=timeout)
-    except ps.BarrierTimeout:
+    except ps.exceptions.BarrierTimeout:
         np.testing.assert_equal(w.optimizer_state(), state)
         return
     np.testing.assert_array_equal(w.pull(), np.full(n, 5))
@@ -343,7 +343,7 @@ def test_torch_tensors_come_in_and_go_out(job: ps.Job, dtype: str) -> None:
     if dtype != "bfloat16":  # NumPy cannot export it
         assert torch.equal(torch.from_dlpack(w), out)
     assert job.tensor("v", shape=2, dtype=kind).dtype == w.dtype
-    with pytest.raises(ps.ShapeError, match="contiguous"):
+    with pytest.raises(ps.exceptions.ShapeError, match="contiguous"):
         w.pull(out=torch.zeros(3, 2, dtype=kind).T)
 
 
@@ -379,7 +379,9 @@ def test_what_is_pushed_is_what_is_added_for_any_shape_and_dtype(job: ps.Job, da
 def test_a_mean_that_replaces_the_value_needs_all_contributions_together(
     job: ps.Job, consistency: str
 ) -> None:
-    with pytest.raises(ps.SettingsError, match="expected bsp where contributions replace the value"):
+    with pytest.raises(
+        ps.exceptions.SettingsError, match="expected bsp where contributions replace the value"
+    ):
         job.tensor("w", shape=2, optimizer=ps.Replace(), consistency=consistency)
     w = job.tensor("w", shape=2, optimizer=ps.Replace(), consistency=consistency, reduce="sum")
     w.push(np.full(2, 3, np.float32))

@@ -13,14 +13,14 @@ from penstock.cli import main
     ("arguments", "said"),
     [
         (["pushpull", "--size", "0"], "--size '0' is not above zero"),
-        (["pushpull", "--size", "-4"], "--size '-4' is not above zero"),
-        (["pushpull", "--size", "4097"], "no multiple of 4"),
+        (["pushpull", "--size", "-4"], "--size '-4' is negative"),
+        (["pushpull", "--size", "4097"], "not a multiple of 4"),
         (["pushpull", "--chunk-size", "1M"], "unknown unit"),
         (["pushpull", "--chunk-size", "48KiB"], "chunk_bytes"),
-        (["pushpull", "--workers", "0"], "--workers 0 is outside its limits: 1 to"),
-        (["pushpull", "--workers", "two"], "--workers 'two' is no whole number"),
-        (["pushpull", "--workers", "100000"], "outside its limits"),
-        (["pushpull", "--rounds", "0"], "--rounds 0 is outside its limits"),
+        (["pushpull", "--workers", "0"], "--workers is 0, but has to be at least 1"),
+        (["pushpull", "--workers", "two"], "--workers 'two' is not a whole number"),
+        (["pushpull", "--workers", "100000"], "--workers is 100000, but at most 64 are allowed"),
+        (["pushpull", "--rounds", "0"], "--rounds is 0, but has to be at least 1"),
         (["pushpull", "--systems", "penstock,horovod"], "there is no system 'horovod'"),
         (
             ["pushpull", "--json", "/no/such/folder/figures.json"],
@@ -29,8 +29,8 @@ from penstock.cli import main
         (["pushpull", "--plot", "figure.xyz"], "has no suffix that can be drawn"),
         (["pushpull", "--sizes", "4"], "unknown option --sizes"),
         (["pushpul"], "there is no benchmark 'pushpul'"),
-        (["pull", "--size", "3"], "no multiple of 4"),
-        (["startup", "--repeats", "0"], "--repeats 0 is outside its limits"),
+        (["pull", "--size", "3"], "not a multiple of 4"),
+        (["startup", "--repeats", "0"], "--repeats is 0, but has to be at least 1"),
     ],
 )
 def test_a_wrong_command_line_is_refused_before_anything_starts(
@@ -76,7 +76,7 @@ def test_a_peer_that_is_not_installed_is_skipped_aloud(
     hidden = ("torch", "mpi4py")
     for module in ("gloo", "mpi"):
         monkeypatch.setattr(
-            f"penstock.bench.systems.{module}.find_spec", lambda name: None if name in hidden else found(name)
+            f"penstock_bench.systems.{module}.find_spec", lambda name: None if name in hidden else found(name)
         )
     command = "bench pushpull --systems limit,gloo,mpi --size 4KiB --rounds 1 --repeats 3"
     assert main(command.split()) == 0

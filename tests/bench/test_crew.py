@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.systems import BenchError
-from penstock.bench.systems.crew import Crew, CrewSystem
+from penstock.launch.crew import Crew, CrewError
+from penstock_bench.systems import BenchError
+from penstock_bench.systems.crew import CrewSystem
 
 RANK = """
 import os, sys
-from penstock.bench import ranks
+from penstock_bench import ranks
 
 class Body:
     rank, size = int(sys.argv[1]), 2
@@ -50,14 +51,14 @@ def test_every_rank_answers_in_rank_order_and_none_is_left() -> None:
 
 
 def test_a_process_that_ends_before_it_joins_is_reported_with_what_it_said() -> None:
-    with pytest.raises(BenchError, match="ended with 1 before all ranks had come") as caught:
+    with pytest.raises(CrewError, match="ended with 1 before all ranks had come") as caught:
         Crew("two", 2, commands("early"), [{}, {}])
     assert "no such library" in caught.value.detail
 
 
 def test_a_wrong_answer_is_an_error_that_names_the_rank_and_the_element() -> None:
     system = Two()
-    with pytest.raises(BenchError, match="two: rank 0: WrongAnswerError: element 7 is wrong") as caught:
+    with pytest.raises(CrewError, match="two: rank 0: WrongAnswerError: element 7 is wrong") as caught:
         system.open(13, 2)
     assert "Traceback" in caught.value.detail
     system.end()
@@ -66,7 +67,7 @@ def test_a_wrong_answer_is_an_error_that_names_the_rank_and_the_element() -> Non
 def test_after_a_rank_has_gone_the_next_case_starts_new_ones() -> None:
     system = Two()
     try:
-        with pytest.raises(BenchError, match="rank 1 has gone"):
+        with pytest.raises(CrewError, match="rank 1 has gone"):
             system.open(17, 2)
         system.open(4, 2)
         assert len(system.run(3)) == 3

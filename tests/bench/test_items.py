@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bench.items import report
-from penstock.bench.items.runner import Measured
-from penstock.bench.items.work import MOST_BYTES, Rows, Verifier, Work, WrongRowsError, fill, stamp
+from penstock_bench.items import report
+from penstock_bench.items.runner import Measured
+from penstock_bench.items.work import MOST_BYTES, Rows, Verifier, Work, WrongRowsError, fill, stamp
 
 WORKS = st.builds(
     Work,

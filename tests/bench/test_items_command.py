@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.items.systems import Mpi
 from penstock.cli import main
+from penstock_bench.items.systems import Mpi
 
 mpi = pytest.mark.skipif(Mpi().missing() is not None, reason=f"NO MPI ON THIS MACHINE: {Mpi().missing()}")
 
@@ -15,29 +15,29 @@ mpi = pytest.mark.skipif(Mpi().missing() is not None, reason=f"NO MPI ON THIS MA
     ("arguments", "said"),
     [
         ("items --rows-bytes 0", "--rows-bytes '0' is not above zero"),
-        ("items --rows-bytes 12", "no multiple of 8"),
-        ("items --rows-bytes 8,big", "--rows-bytes 'big' is no size"),
+        ("items --rows-bytes 12", "not a multiple of 8"),
+        ("items --rows-bytes 8,big", "--rows-bytes 'big' is not a valid size"),
         ("items --rows-bytes 2MiB", "above the largest row"),
-        ("items --consumers 0", "--consumers 0 is outside its limits: 1 to"),
-        ("items --consumers 1,two", "--consumers 'two' is no whole number"),
+        ("items --consumers 0", "--consumers is 0, but has to be at least 1"),
+        ("items --consumers 1,two", "--consumers 'two' is not a whole number"),
         ("items --propagation eagr", "there is no propagation 'eagr'"),
         ("items --transport udp", "there is no transport 'udp'"),
         ("items --batch -1", "--batch"),
-        ("items --batch 100000", "--batch 100000 is outside its limits"),
+        ("items --batch 100000", "--batch is 100000, but at most 4096 are allowed"),
         ("items --systems penstock,upc", "there is no system 'upc'"),
-        ("items --rounds 0", "--rounds 0 is outside its limits"),
-        ("items --repeats many", "--repeats 'many' is no whole number"),
+        ("items --rounds 0", "--rounds is 0, but has to be at least 1"),
+        ("items --repeats many", "--repeats 'many' is not a whole number"),
         ("items --json /no/such/folder/f.json", "--json /no/such/folder/f.json: No such file"),
         ("items --plot figure.xyz", "has no suffix that can be drawn"),
         ("items --size 8", "unknown option --size"),
-        ("straggler --workers 0", "--workers 0 is outside its limits"),
+        ("straggler --workers 0", "--workers is 0, but has to be at least 1"),
         ("straggler --slack 0,-1", "--slack '-1' is no slack"),
         ("straggler --slack some", "--slack 'some' is no slack"),
-        ("straggler --seconds 0", "--seconds 0 is outside its limits"),
-        ("straggler --straggler slow", "--straggler 'slow' is no number"),
-        ("straggler --loss nan", "--loss nan is outside its limits"),
+        ("straggler --seconds 0", "--seconds '0' is out of range: above 0"),
+        ("straggler --straggler slow", "--straggler 'slow' is not a number"),
+        ("straggler --loss nan", "--loss 'nan' is out of range"),
         ("straggler --who first", "there is no sleeper 'first'"),
-        ("straggler --rounds 0", "--rounds 0 is outside its limits"),
+        ("straggler --rounds 0", "--rounds is 0, but has to be at least 1"),
         ("straggler --plot figure.xyz", "has no suffix that can be drawn"),
     ],
 )
@@ -117,7 +117,7 @@ def test_json_without_a_file_is_all_that_is_printed(capsys: pytest.CaptureFixtur
 def test_mpi_that_is_not_installed_is_skipped_aloud(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.bench.items.systems.find_spec", lambda name: None)
+    monkeypatch.setattr("penstock_bench.items.systems.find_spec", lambda name: None)
     command = (
         "bench items --rows-bytes 8 --consumers 1 --transport shm --batch 64 --systems mpi,limit --rounds 1"
     )

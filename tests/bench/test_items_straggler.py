@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.bench.items.straggler import Found, Run, table
 from penstock.cli import main
+from penstock_bench.items.straggler import Found, Run, table
 
 pytest.importorskip("sklearn")
 
-from penstock.bench.items import straggler_rank as rank
+from penstock_bench.items import straggler_rank as rank
 
 
 @pytest.mark.parametrize("who", rank.WHO)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import main
-from penstock.netns import missing
+from penstock_bench.netns import missing
 
 hosts = pytest.mark.skipif(missing() is not None, reason=f"NO TEST HOSTS ON THIS MACHINE: {missing()}")
 
@@ -27,17 +27,17 @@ def own_hosts() -> list[str]:
         ("pushpull --hosts netns --topology star", "there is no topology 'star'"),
         ("pushpull --hosts netns --plain --tls", "--plain and --tls exclude each other"),
         ("pushpull --hosts netns --systems penstock,nccl", "there is no system 'nccl'"),
-        ("pushpull --hosts netns --workers 2,0", "--workers 0 is outside its limits"),
+        ("pushpull --hosts netns --workers 2,0", "--workers is 0, but has to be at least 1"),
         (
             "pushpull --hosts netns --json /no/such/folder/f.json",
             "--json /no/such/folder/f.json: No such file",
         ),
         ("loopback --hosts netns", "unknown option --hosts"),
-        ("loopback --streams 0", "--streams 0 is outside its limits"),
-        ("loopback --size 3", "no multiple of 4"),
+        ("loopback --streams 0", "--streams is 0, but has to be at least 1"),
+        ("loopback --size 3", "not a multiple of 4"),
         ("zero-compute --model resnet5", "there is no model 'resnet5'"),
         ("zero-compute --rate 1gbit", "--rate shapes the links of test hosts"),
-        ("tenants --jobs one", "--jobs 'one' is no whole number"),
+        ("tenants --jobs one", "--jobs 'one' is not a whole number"),
         ("tenants --jobs 1 --greedy", "a greedy job needs another beside it"),
         ("tenants --plot figure.xyz", "has no suffix that can be drawn"),
     ],
@@ -101,7 +101,7 @@ def test_every_layer_is_exchanged_over_the_loopback(
 def test_the_loopback_is_measured_plain_and_under_tls_and_a_missing_iperf3_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.bench.network.streams.missing", lambda: "iperf3 was not found")
+    monkeypatch.setattr("penstock_bench.network.streams.missing", lambda: "iperf3 was not found")
     command = "bench loopback --size 100004 --rounds 1 --repeats 3"
     assert main(command.split()) == 0
     printed = capsys.readouterr().out

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.bench.network import ideal
-from penstock.bench.network.places import Layout
+from penstock_bench.network import ideal
+from penstock_bench.network.places import Layout
 
 MEGABYTE = 10**6
 RATE = 8 * MEGABYTE

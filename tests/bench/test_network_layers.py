@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from penstock.bench.network import exchange, layers
+from penstock_bench.network import exchange, layers
 
 TENSORS = {"alexnet": 16, "resnet18": 62, "resnet50": 161, "vgg19": 38}
 """Parameter tensors of torchvision's models: weights and biases, those of batch normalization too."""

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench import plot
-from penstock.bench.runner import Case, Round
+from penstock_bench import plot
+from penstock_bench.runner import Case, Round
 
 pytest.importorskip("matplotlib")
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bench import ranks
+from penstock_bench import ranks
 
 ENDS = st.lists(st.lists(st.integers(0, 10**9), min_size=4, max_size=4).map(sorted), min_size=1, max_size=5)
 

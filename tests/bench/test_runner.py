@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from penstock.bench import report, runner
-from penstock.bench.network import report as network_report
-from penstock.bench.runner import Case, Round, Spread
-from penstock.bench.systems import BenchError
+from penstock_bench import report, runner
+from penstock_bench.network import report as network_report
+from penstock_bench.runner import Case, Round, Spread
+from penstock_bench.systems import BenchError
 
 
 class Fake:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bench.sizes import format_ratio, format_size, format_time, parse_size
 from penstock.exceptions import OptionError
+from penstock.units import format_ratio, format_size, format_time, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -24,33 +24,33 @@ from penstock.exceptions import OptionError
     ],
 )
 def test_a_size_is_read_as_people_write_it(text: str, nbytes: int) -> None:
-    assert parse_size(text) == nbytes
+    assert parse_bytes(text, of="float32") == nbytes
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("0", "not above zero"),
-        ("-4KiB", "not above zero"),
-        ("4097", "no multiple of 4"),
-        ("1.3", "no multiple of 4"),
+        ("-4KiB", "is negative"),
+        ("4097", "not a multiple of 4"),
+        ("1.3", "not a whole number of bytes"),
         ("64M", "unknown unit 'M'"),
-        ("", "is no size"),
-        ("much", "is no size"),
-        ("nan", "is no size"),
-        ("1e6", "is no size"),
+        ("", "is not a valid size"),
+        ("much", "is not a valid size"),
+        ("nan", "is not a valid size"),
+        ("1e-3", "not a whole number of bytes"),
     ],
 )
 def test_what_is_no_size_is_refused_with_what_to_write_instead(text: str, said: str) -> None:
     with pytest.raises(OptionError, match=said) as caught:
-        parse_size(text, "--size")
+        parse_bytes(text, "--size", of="float32")
     assert caught.value.hint
     assert "--size" in str(caught.value)
 
 
 @given(st.integers(1, 1 << 40))
 def test_every_whole_number_of_floats_is_a_size(floats: int) -> None:
-    assert parse_size(str(4 * floats)) == 4 * floats
+    assert parse_bytes(str(4 * floats), of="float32") == 4 * floats
 
 
 def test_figures_have_three_digits_and_the_unit_that_suits_them() -> None:

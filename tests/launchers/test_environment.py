@@ -51,15 +51,19 @@ def test_the_place_of_a_process_is_what_its_own_launcher_says(variables, expecte
 @pytest.mark.parametrize(
     ("variables", "error", "says"),
     [
-        ({"WORLD_SIZE": "4"}, ps.NotUnderLauncher, "RANK does not say which"),
+        ({"WORLD_SIZE": "4"}, ps.exceptions.NotUnderLauncher, "RANK does not say which"),
         # Each of them trained alone, as rank 0 of 1, and ended with 0.
-        ({"PENSTOCK_RANK": "1"}, ps.NotUnderLauncher, "number 1 of several, but PENSTOCK_SIZE is not set"),
-        ({**OPEN_MPI, "PENSTOCK_RANK": "1"}, ps.NotUnderLauncher, "PENSTOCK_SIZE is not set"),
-        ({"OMPI_COMM_WORLD_RANK": "1"}, ps.NotUnderLauncher, "OMPI_COMM_WORLD_SIZE is not set"),
-        ({"PMI_RANK": "1"}, ps.NotUnderLauncher, "PMI_SIZE is not set"),
-        ({"RANK": "1", "MASTER_ADDR": "a"}, ps.NotUnderLauncher, "WORLD_SIZE is not set"),
-        ({"RANK": "x", "WORLD_SIZE": "4"}, ps.OptionError, "RANK to be a whole number, got `x`"),
-        ({"PENSTOCK_RANK": "-1", "PENSTOCK_SIZE": "4"}, ps.OptionError, "whole number"),
+        (
+            {"PENSTOCK_RANK": "1"},
+            ps.exceptions.NotUnderLauncher,
+            "number 1 of several, but PENSTOCK_SIZE is not set",
+        ),
+        ({**OPEN_MPI, "PENSTOCK_RANK": "1"}, ps.exceptions.NotUnderLauncher, "PENSTOCK_SIZE is not set"),
+        ({"OMPI_COMM_WORLD_RANK": "1"}, ps.exceptions.NotUnderLauncher, "OMPI_COMM_WORLD_SIZE is not set"),
+        ({"PMI_RANK": "1"}, ps.exceptions.NotUnderLauncher, "PMI_SIZE is not set"),
+        ({"RANK": "1", "MASTER_ADDR": "a"}, ps.exceptions.NotUnderLauncher, "WORLD_SIZE is not set"),
+        ({"RANK": "x", "WORLD_SIZE": "4"}, ps.exceptions.OptionError, "RANK to be a whole number, got `x`"),
+        ({"PENSTOCK_RANK": "-1", "PENSTOCK_SIZE": "4"}, ps.exceptions.OptionError, "whole number"),
     ],
 )
 def test_a_place_that_cannot_be_is_refused(variables, error, says) -> None:
@@ -70,7 +74,7 @@ def test_a_place_that_cannot_be_is_refused(variables, error, says) -> None:
 
 @pytest.mark.parametrize("value", ["abc", "0" * 63, "0" * 65, "g" * 64])
 def test_a_secret_that_is_none_is_refused_without_being_shown(value: str) -> None:
-    with pytest.raises(ps.OptionError, match="64 hex digits") as caught:
+    with pytest.raises(ps.exceptions.OptionError, match="64 hex digits") as caught:
         environment.secret({"PENSTOCK_SECRET": value})
     assert value not in str(caught.value)
     assert "penstock secret" in str(caught.value.hint)
@@ -79,10 +83,12 @@ def test_a_secret_that_is_none_is_refused_without_being_shown(value: str) -> Non
 def test_topologies_that_need_hosts_without_workers_say_how_to_get_them() -> None:
     assert environment.topology({}) == "cs"
     assert environment.topology({"PENSTOCK_TOPOLOGY": "cc"}) == "cc"
-    with pytest.raises(ps.OptionError, match="ncs asks for servers on hosts without workers") as caught:
+    with pytest.raises(
+        ps.exceptions.OptionError, match="ncs asks for servers on hosts without workers"
+    ) as caught:
         environment.topology({"PENSTOCK_TOPOLOGY": "ncs"})
     assert "penstock server" in str(caught.value.hint)
-    with pytest.raises(ps.OptionError, match="got `ring`"):
+    with pytest.raises(ps.exceptions.OptionError, match="got `ring`"):
         environment.topology({"PENSTOCK_TOPOLOGY": "ring"})
 
 
@@ -130,7 +136,7 @@ def test_a_process_that_cannot_find_its_job_says_what_its_launcher_needs(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ps.NotUnderLauncher, match=says) as caught:
+    with pytest.raises(ps.exceptions.NotUnderLauncher, match=says) as caught:
         ps.init()
     assert caught.value.hint
 
@@ -138,7 +144,9 @@ def test_a_process_that_cannot_find_its_job_says_what_its_launcher_needs(
 def test_a_rank_outside_the_size_is_refused_before_anybody_is_waited_for(monkeypatch) -> None:
     for name, value in {"RANK": "4", "WORLD_SIZE": "4", "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ps.JobFull, match="rank 4 is outside the job's size, which WORLD_SIZE says is 4"):
+    with pytest.raises(
+        ps.exceptions.JobFull, match="rank 4 is outside the job's size, which WORLD_SIZE says is 4"
+    ):
         ps.init()
 
 
@@ -155,7 +163,7 @@ def test_a_variable_that_is_nearly_one_of_ours_is_refused_with_the_one_that_was_
     name: str, meant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(f"PENSTOCK_{name}", "asp")
-    with pytest.raises(ps.OptionError, match=f"PENSTOCK_{name} sets nothing") as caught:
+    with pytest.raises(ps.exceptions.OptionError, match=f"PENSTOCK_{name} sets nothing") as caught:
         ps.init()
     assert f"did you mean PENSTOCK_{meant}?" in str(caught.value.hint)
 
@@ -198,5 +206,5 @@ def test_a_topology_that_is_none_is_refused_where_one_process_is_alone_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PENSTOCK_TOPOLOGY", "ccc")
-    with pytest.raises(ps.OptionError, match="got `ccc`"):
+    with pytest.raises(ps.exceptions.OptionError, match="got `ccc`"):
         ps.init()

@@ -92,7 +92,7 @@ def test_messages_as_long_as_allowed_arrive_whole(meeting) -> None:
     ends = [one.root, *map(one.visitor, range(1, 4))]
     for future in [one.go(end.gather, message, Deadline(SECONDS)) for end in ends]:
         assert future.result(SECONDS) == [message] * 4
-    with pytest.raises(ps.ProtocolError, match="at most"):
+    with pytest.raises(ps.exceptions.ProtocolError, match="at most"):
         ends[1].gather(message + b"x", Deadline(1))
 
 
@@ -157,9 +157,17 @@ def test_one_that_goes_away_between_rounds_is_noticed_at_once(meeting, when: str
 @pytest.mark.parametrize(
     ("different", "error", "says"),
     [
-        ({"secret": secrets.token_hex(32)}, ps.AuthenticationError, "another secret or job name than rank 1"),
-        ({"job": "another"}, ps.AuthenticationError, "another secret or job name than rank 1"),
-        ({"size": 3}, ps.OptionError, "expects 2 processes, this one was told that it is rank 1 of 3"),
+        (
+            {"secret": secrets.token_hex(32)},
+            ps.exceptions.AuthenticationError,
+            "another secret or job name than rank 1",
+        ),
+        ({"job": "another"}, ps.exceptions.AuthenticationError, "another secret or job name than rank 1"),
+        (
+            {"size": 3},
+            ps.exceptions.OptionError,
+            "expects 2 processes, this one was told that it is rank 1 of 3",
+        ),
     ],
 )
 def test_one_of_another_job_is_refused_at_once_and_the_job_goes_on(meeting, different, error, says) -> None:
@@ -274,7 +282,7 @@ def test_a_worker_does_not_believe_a_rank_0_that_does_not_know_the_secret() -> N
 
         heard = threads.submit(pretend)
         visitor = Visitor(1, 2, "127.0.0.1", listener.getsockname()[1], SECRET, "job")
-        with pytest.raises(ps.AuthenticationError):
+        with pytest.raises(ps.exceptions.AuthenticationError):
             visitor.gather(b"mine", Deadline(SECONDS))
         assert heard.result(SECONDS) == b""
 
@@ -293,7 +301,7 @@ def test_a_frame_that_announces_too_much_ends_the_connection(meeting) -> None:
 
 def test_a_taken_port_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        with pytest.raises(ps.AddressInUse, match="is taken on this host") as caught:
+        with pytest.raises(ps.exceptions.AddressInUse, match="is taken on this host") as caught:
             Root(2, "127.0.0.1", listener.getsockname()[1], SECRET, "job")
         assert "PENSTOCK_RENDEZVOUS" in str(caught.value.hint)
 
@@ -310,5 +318,5 @@ def test_a_meeting_place_is_read(text: str, expected: tuple[str, int]) -> None:
     "text", ["a", "a:", ":1", "a:b", "a:0", "a:65536", "fd00::1:70", "[fd00::1]", "a:１"]
 )
 def test_a_meeting_place_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ps.OptionError, match="HOST:PORT"):
+    with pytest.raises(ps.exceptions.OptionError, match="HOST:PORT"):
         parse_place(text)

@@ -71,11 +71,11 @@ for function in (fails, dies, hangs):
                                     getattr(error, "rank", None), getattr(error, "missing", None)]
 try:
     ps.ray.run(fails, workers=50)
-except ps.OptionError as error:
+except ps.exceptions.OptionError as error:
     found["many"] = str(error)
 try:
     ps.ray.run(fails, workers=50, timeout=2)
-except ps.DeadlineExceeded as error:
+except ps.exceptions.DeadlineExceeded as error:
     found["late"] = str(error)
 # All that was taken is given back: a job that needs every core gets them.
 def size():
@@ -127,6 +127,6 @@ def test_scripts_train_on_ray_and_failures_surface_and_leave_nothing_behind(grou
 def test_what_cannot_be_is_refused_before_ray_is_touched(arguments, says: str) -> None:
     from penstock import ray
 
-    with pytest.raises(ps.OptionError, match=says):
+    with pytest.raises(ps.exceptions.OptionError, match=says):
         ray.run(lambda: None, **arguments)
     assert "ray" not in sys.modules

@@ -19,7 +19,7 @@ import pytest
 from groups import ROOT, Group
 from test_pages import program
 
-from penstock.netns import Laboratory, missing
+from penstock_bench.netns import Laboratory, missing
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 BLOCKS = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)

@@ -114,16 +114,16 @@ def test_every_refusal_is_an_exception_of_its_own(site):
     assert "delete" in str(exists.value.hint)
     with pytest.raises(ps.exceptions.NoSuchJob):
         _core.show_job(site.address, token, "b")
-    with pytest.raises(ps.AuthenticationError):
+    with pytest.raises(ps.exceptions.AuthenticationError):
         _core.list_jobs(site.address, SECRET)
-    with pytest.raises(ps.AuthenticationError) as wrong:
+    with pytest.raises(ps.exceptions.AuthenticationError) as wrong:
         _core.connect(site.address, "a", SECRET, None, None, "", {})
-    with pytest.raises(ps.AuthenticationError) as unknown:
+    with pytest.raises(ps.exceptions.AuthenticationError) as unknown:
         _core.connect(site.address, "b", secret, None, None, "", {})
     assert str(wrong.value) == str(unknown.value)
-    with pytest.raises(ps.JobFull, match="2 workers"):
+    with pytest.raises(ps.exceptions.JobFull, match="2 workers"):
         _core.connect(site.address, "a", secret, 0, 3, "", {})
-    with pytest.raises(ps.ConnectTimeout, match="servers") as late:
+    with pytest.raises(ps.exceptions.ConnectTimeout, match="servers") as late:
         _core.connect(site.address, "a", secret, 0, 2, "", {"deadline": "0.1"})
     assert late.value.waited >= 0.1
     assert _core.health(site.address)

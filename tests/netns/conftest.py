@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.netns import Laboratory, missing
+from penstock_bench.netns import Laboratory, missing
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.netns import Laboratory
+from penstock_bench.netns import Laboratory
 
 PROGRAMS = Path(__file__).parent / "programs"
 PATIENCE = 60.0

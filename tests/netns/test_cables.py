@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from placing import ELEMENTS, Relay, alone, job, running, wait_until_sent_again
 
-from penstock.netns import Laboratory
+from penstock_bench.netns import Laboratory
 
 MakeLaboratory = Callable[..., Laboratory]
 

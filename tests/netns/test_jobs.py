@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from placing import ELEMENTS, PROGRAMS, Running, alone, clean, connections, job
 
-from penstock.netns import Laboratory
+from penstock_bench.netns import Laboratory
 
 MakeLaboratory = Callable[..., Laboratory]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from penstock.exceptions import OptionError
-from penstock.netns import Laboratory, LaboratoryError, clean, commands, names
-from penstock.netns.laboratory import bucket
+from penstock_bench.netns import Laboratory, LaboratoryError, clean, commands, names
+from penstock_bench.netns.laboratory import bucket
 
 MakeLaboratory = Callable[..., Laboratory]
 
@@ -42,7 +42,7 @@ with socket.create_connection((sys.argv[1], 7000), timeout=float(sys.argv[2])) a
 
 HOLD = """
 import os, subprocess, sys
-from penstock.netns import Laboratory
+from penstock_bench.netns import Laboratory
 with Laboratory(hosts=2, rate=None) as laboratory:
     worker = laboratory.spawn(0, ["sleep", "600"])
     print(worker.pid, laboratory.switch, flush=True)

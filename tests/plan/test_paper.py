@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.plan import paper
 from penstock.plan.model import Job, Topology, evaluate
 from penstock.plan.networks import find
+from penstock_bench.paper import tables as paper
 
 CELLS = paper.table_2()
 

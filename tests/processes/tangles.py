@@ -190,8 +190,8 @@ def closing_beside_waits_and_looks() -> None:
         both.first._fail(RuntimeError("closed in the middle"))
         stop.set()
         looker.result()
-        assert isinstance(push.exception(), ps.JobClosed)
-        assert isinstance(state.exception(), ps.JobClosed)
+        assert isinstance(push.exception(), ps.exceptions.JobClosed)
+        assert isinstance(state.exception(), ps.exceptions.JobClosed)
         with contextlib.suppress(ps.PenstockError):
             both.second.close()
 
@@ -236,7 +236,7 @@ def standing_in_line_for_the_lane() -> None:
     with contextlib.suppress(Handled):
         both.one.push(ONES)
         raise AssertionError("it pushed twice")
-    with contextlib.suppress(ps.LaneTimeout):
+    with contextlib.suppress(ps.exceptions.LaneTimeout):
         both.one.push(ONES, timeout=0.1)
         raise AssertionError("it pushed twice")
     assert not push.done(), push.exception() or push.result()
@@ -253,7 +253,7 @@ def a_handler_closes_the_job() -> None:
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
     try:
         both.one.push(ONES)
-    except ps.JobClosed:
+    except ps.exceptions.JobClosed:
         assert both.first.closed
         # It left politely: the other one goes on alone.
         both.two.push(ONES)
@@ -306,7 +306,7 @@ def a_handler_closes_several_jobs_again_and_again() -> None:
     signal.setitimer(signal.ITIMER_REAL, BUSY / 3, BUSY / 3)
     error = error_of(lambda: stuck.one.push(ONES))
     signal.setitimer(signal.ITIMER_REAL, 0)
-    assert isinstance(error, ps.JobClosed), error
+    assert isinstance(error, ps.exceptions.JobClosed), error
     assert error.__context__ is None, error.__context__
     assert len(times) > 1, times
     assert not apart.ends()
@@ -338,7 +338,7 @@ def a_handler_closes_a_job_and_raises() -> None:
     apart.stop()
     signal.setitimer(signal.ITIMER_REAL, BUSY)
     error = error_of(other.first.barrier)
-    assert isinstance(error, ps.NotDelivered), error
+    assert isinstance(error, ps.exceptions.NotDelivered), error
     assert isinstance(error.__context__, Handled), error.__context__
     looks(other)
     apart.kill()
@@ -398,7 +398,7 @@ def forking_beside_a_push_that_waits() -> None:
             signal.alarm(int(PATIENCE / 2))
             try:
                 both.one.push(ONES)
-            except ps.JobClosed:
+            except ps.exceptions.JobClosed:
                 os._exit(0)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -426,7 +426,7 @@ def forking_in_a_handler() -> None:
     threading.Timer(0.5, let_go.set).start()
     try:
         both.one.push(ONES * 10)
-    except ps.JobClosed:
+    except ps.exceptions.JobClosed:
         os._exit(0 if os.getpid() != parent else 1)
     if os.getpid() != parent:
         os._exit(2)
@@ -479,7 +479,7 @@ def everything_at_once() -> None:
 
     def work(job: ps.Job, tensor: ps.Tensor, draw: random.Random) -> None:
         while time.monotonic() < end:
-            with contextlib.suppress(ps.AlreadyPushed):
+            with contextlib.suppress(ps.exceptions.AlreadyPushed):
                 draw.choice((tensor.push, tensor.pushpull))(ONES)
             futures = [tensor.pull_async(slack=draw.choice((0, 2, None))) for _ in range(draw.randrange(3))]
             tensor.pull(slack=draw.choice((None, 2, 5)))
@@ -506,7 +506,9 @@ def everything_at_once() -> None:
     closing = [in_thread(job.close) for job in (both.first, both.second)]
     for future in (*closing, *workers):
         error = future.exception()
-        assert error is None or isinstance(error, (ps.JobClosed, ps.AlreadyPushed)), repr(error)
+        assert error is None or isinstance(error, (ps.exceptions.JobClosed, ps.exceptions.AlreadyPushed)), (
+            repr(error)
+        )
 
 
 PROGRAMS = {

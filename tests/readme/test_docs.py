@@ -15,13 +15,13 @@ from penstock import _core
 from penstock.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), ROOT / "bench" / "README.md"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text()
-    spans = re.findall(r"`((?:crates|python|tests|docs|examples|benchmarks)/[\w./-]+)`", text)
+    spans = re.findall(r"`((?:crates|python|bench|tests|docs|examples)/[\w./-]+)`", text)
     links = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text)
     for path in [ROOT / span for span in spans] + [page.parent / link for link in links]:
         assert path.exists(), f"{page.name} names {path}"

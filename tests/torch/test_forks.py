@@ -21,7 +21,7 @@ class Rows(torch.utils.data.Dataset):  # type: ignore[misc, name-defined]
     def __getitem__(self, at: int) -> int:
         try:
             self.table.set(0, [float(at)], clock=1)
-        except ps.JobClosed:
+        except ps.exceptions.JobClosed:
             return at
         return -1
 

@@ -66,7 +66,7 @@ def test_the_original_optimizer_cannot_be_stepped_while_the_job_is_open(name: st
     with ps.init(deadline=20):
         _, optimizer = ps.torch.distribute(model, original)
         model(torch.ones(3, 6)).sum().backward()
-        with pytest.raises(ps.OptionError, match="steps in this worker alone"):
+        with pytest.raises(ps.exceptions.OptionError, match="steps in this worker alone"):
             original.step()
         assert torch.equal(model.weight, before)
         optimizer.step()
@@ -215,7 +215,7 @@ def test_a_gradient_changed_after_it_left_is_an_error_not_a_different_result(job
     train(model, optimizer, steps=3)
     model(torch.ones(5, 6)).sum().backward()
     nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-    with pytest.raises(ps.OptionError, match="left") as caught:
+    with pytest.raises(ps.exceptions.OptionError, match="left") as caught:
         optimizer.step()
     assert "overlap=False" in str(caught.value.hint)
 
@@ -224,7 +224,7 @@ def test_a_gradient_thrown_away_after_it_left_is_an_error(job: ps.Job) -> None:
     model = net()
     _, optimizer = ps.torch.distribute(model, OPTIMIZERS["sgd"](model.parameters()), job=job, overlap=1)
     model(torch.ones(5, 6)).sum().backward()
-    with pytest.raises(ps.OptionError, match="thrown away"):
+    with pytest.raises(ps.exceptions.OptionError, match="thrown away"):
         optimizer.zero_grad()
 
 
@@ -413,7 +413,7 @@ def test_a_state_of_other_groups_or_flags_is_refused_and_nothing_is_loaded(job: 
     with pytest.raises(ValueError, match="groups"):
         optimizer.load_state_dict(other)
     flagged = torch.optim.Adam(model.parameters(), lr=9.0, amsgrad=True).state_dict()
-    with pytest.raises(ps.SettingsError, match="amsgrad"):
+    with pytest.raises(ps.exceptions.SettingsError, match="amsgrad"):
         optimizer.load_state_dict(flagged)
     assert optimizer.param_groups[0]["lr"] == 1e-3
 
@@ -462,7 +462,7 @@ def test_a_sparse_gradient_is_refused_with_what_to_do(job: ps.Job) -> None:
     model = nn.Embedding(5, 3, sparse=True)
     _, optimizer = ps.torch.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), job=job)
     model(torch.tensor([1])).sum().backward()
-    with pytest.raises(ps.DtypeError, match="sparse") as caught:
+    with pytest.raises(ps.exceptions.DtypeError, match="sparse") as caught:
         optimizer.step()
     assert "sparse=False" in str(caught.value.hint)
 
@@ -483,7 +483,7 @@ def test_a_sparse_gradient_is_refused_with_what_to_do(job: ps.Job) -> None:
 )
 def test_what_cannot_be_distributed_is_refused(job: ps.Job, make: Make, options: dict[str, Any]) -> None:
     model = net()
-    with pytest.raises(ps.OptionError):
+    with pytest.raises(ps.exceptions.OptionError):
         ps.torch.distribute(model, make(model.parameters()), job=job, **options)
 
 
@@ -509,7 +509,7 @@ def test_a_copy_of_the_model_is_an_ordinary_model(job: ps.Job, how: str) -> None
     model.load_state_dict(model.state_dict())
     assert barriers
     for call in (copy.deepcopy, pickle.dumps):
-        with pytest.raises(ps.OptionError, match="belongs to the process") as caught:
+        with pytest.raises(ps.exceptions.OptionError, match="belongs to the process") as caught:
             call(optimizer)
         assert "state_dict" in str(caught.value.hint)
 
@@ -523,11 +523,11 @@ def test_a_model_converted_after_distribute_is_said_to_be(job: ps.Job, overlap: 
     before = model.weight.detach().clone()
     model.double()
     said = "`model/(weight|bias)` was distributed as float32 and is float64 now"
-    with pytest.raises(ps.DtypeError, match=said) as caught:
+    with pytest.raises(ps.exceptions.DtypeError, match=said) as caught:
         model(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
         optimizer.step()
     assert "before `distribute`" in str(caught.value.hint)
-    with pytest.raises(ps.DtypeError, match=said):
+    with pytest.raises(ps.exceptions.DtypeError, match=said):
         optimizer.publish()
     assert optimizer.job.stats()["iteration"] == 0
     model.float()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -138,12 +137,6 @@ def part(spawn_shared_job: Any) -> Part:
     return part
 
 
-@pytest.fixture
-def two(spawn_job: Any) -> Any:
-    """Runs a script after SETUP in two workers."""
-    return lambda script, **options: spawn_job(2, SETUP + textwrap.dedent(script), **options)
-
-
 def test_two_workers_take_the_steps_of_one_process_on_both_batches(part: Part) -> None:
     saved = part("takes_the_steps")
     for name in ("sgd", "adamw", "nadam"):
@@ -177,75 +170,86 @@ def test_every_load_after_the_start_gives_all_workers_rank_0s_values(part: Part)
         np.testing.assert_array_equal(saved[1][key.removesuffix("/rank 0's")], value, err_msg=key)
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        # The same bytes, which would be read as each other.
-        (
-            "model.register_buffer('count', torch.rand(2))",
-            "worker 1 has count: float32 (2,), worker 0 has count: int64 ()",
-        ),
-        ("del model.count, model.mean, model.frozen", "worker 0 has frozen.weight: float32 (16, 16)"),
-    ],
-)
-def test_models_that_differ_in_what_is_not_trained_are_refused_by_the_first_difference(
-    two: Any, change: str, told: str
-) -> None:
-    saved = two(
-        f"""
-        job = ps.init()
-        model = net(0)
-        if job.rank == 1:
-            {change}
-        try:
+# Jobs in which somebody is told what is wrong, one after another in the same pair of processes.
+TOLD = """
+told = {}
+
+def note(part, error):
+    told[part] = np.array([str(type(error).mro()), str(error), str(getattr(error, "rank", ""))])
+
+def refused(part, change):
+    try:
+        with ps.init() as job:
+            model = net(0)
+            if job.rank == 1:
+                change(model)
             ps.torch.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-            job.barrier()                                # rank 0 has all that it needs, and hears of it here
-        except ps.PenstockError as error:
-            save(error=np.array(str(error)))
-            raise
-        """,
-        fails=True,
-    )
-    for one in saved:
-        assert "DeclarationConflict" in one["output"]
-        assert told in str(one["error"])
+            job.barrier()                                        # rank 0 has all that it needs: it hears here
+    except ps.PenstockError as error:
+        note(part, error)
 
+def without_three(model):
+    del model.count, model.mean, model.frozen
 
-def test_whoever_leaves_without_distributing_is_named_by_the_others(spawn_job: Any) -> None:
-    """They waited until it was done with training apart, and went on without it as if that were right."""
-    saved = spawn_job(
-        2,
-        SETUP
-        + """
-model = torch.nn.Linear(6, 3)
+torch.set_num_threads(1)
+# The same bytes, which would be read as each other.
+refused("another buffer", lambda model: model.register_buffer("count", torch.rand(2)))
+next_job()
+refused("three less", without_three)
+next_job()
 with ps.init() as job:
+    model = torch.nn.Linear(6, 3)
     if job.rank == 0:
         try:
             ps.torch.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), job=job)
         except ps.WorkerLost as error:
-            print("without", error.rank, error)
-""",
-    )
-    assert "without 1" in saved[0]["output"], saved[0]["output"]
-    assert "left the job without distributing" in saved[0]["output"]
-
-
-def test_a_load_on_one_worker_alone_says_that_every_worker_must(spawn_job: Any) -> None:
-    saved = spawn_job(
-        2,
-        SETUP
-        + """
-model = net(0)
+            note("leaves", error)
+next_job()
 with ps.init(deadline=3) as job:
+    model = net(0)
     model, optimizer = ps.torch.distribute(model, MAKERS["sgd"](model.parameters()), job=job)
     try:
         if job.rank == 0:
             model.load_state_dict(net(5).state_dict())
         train(model, optimizer, range(3), slice(None))
-    except ps.DeadlineExceeded as error:
-        print("told", error)
-""",
-    )
-    # Whoever is told first leaves, and the other may then go on alone.
-    outputs = saved[0]["output"] + saved[1]["output"]
-    assert "publish (every worker calls it, or model.load_state_dict)` and waits for workers [1]" in outputs
+    except ps.exceptions.DeadlineExceeded as error:
+        note("loads alone", error)
+save(**told)
+"""
+
+
+@pytest.fixture(scope="module")
+def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
+    """What each worker was told in TOLD: kind, text and rank of each error."""
+    saved: list[dict[str, Any]] = spawn_shared_job(2, SETUP + TOLD, jobs=4, fails=True)
+    assert [one["code"] for one in saved] == [0, 0], saved
+    return saved
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        ("another buffer", "worker 1 has count: float32 (2,), worker 0 has count: int64 ()"),
+        ("three less", "worker 0 has frozen.weight: float32 (16, 16)"),
+    ],
+)
+def test_models_that_differ_in_what_is_not_trained_are_refused_by_the_first_difference(
+    told: list[dict[str, Any]], part: str, says: str
+) -> None:
+    assert "DeclarationConflict" in told[1][part][0]
+    for one in told:
+        assert says in one[part][1]
+
+
+def test_a_worker_that_leaves_without_distributing_is_named_by_the_others(told: list[dict[str, Any]]) -> None:
+    """They waited until it was done with training apart, and went on without it as if that were right."""
+    _, text, rank = told[0]["leaves"]
+    assert rank == "1"
+    assert "left the job without distributing" in text
+
+
+def test_a_load_on_one_worker_alone_says_that_every_worker_must(told: list[dict[str, Any]]) -> None:
+    # The worker that is told first leaves, and the other may then go on alone.
+    texts = [one["loads alone"][1] for one in told if "loads alone" in one]
+    said = "publish (every worker calls it, or model.load_state_dict)` and waits for workers [1]"
+    assert any(said in text for text in texts)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import options, run, terminal
+from penstock.cli import numbers, options, run, terminal
 from penstock.demo.settings import RULES, Settings
 from penstock.exceptions import PenstockError
 from penstock.launch.local import Launch, Plan
@@ -137,8 +137,10 @@ def settings_of(given: argparse.Namespace, workers: int) -> Settings:
         )
     return Settings(
         workers=workers,
-        epochs=run.count(given.epochs or str(TORCH_EPOCHS if given.torch else EPOCHS), "--epochs", 100_000),
-        batch=run.count(given.batch or str(TORCH_BATCH if given.torch else BATCH), "--batch", 100_000),
+        epochs=numbers.count(
+            given.epochs or str(TORCH_EPOCHS if given.torch else EPOCHS), "--epochs", 100_000
+        ),
+        batch=numbers.count(given.batch or str(TORCH_BATCH if given.torch else BATCH), "--batch", 100_000),
         seed=seed(given.seed),
         optimizer=given.optimizer,
         torch=given.torch,

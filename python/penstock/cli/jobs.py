@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.sizes import format_size, parse_size
 from penstock.cli import manager, terminal
-from penstock.cli.run import count
+from penstock.cli.numbers import count, real
 from penstock.exceptions import PenstockError
+from penstock.units import format_size, parse_bytes
 
 MEMORY = "1GiB"
 
@@ -101,7 +100,8 @@ def create(given: argparse.Namespace, contact: manager.Contact, token: str) -> i
 
     workers = count(given.workers, "--workers", _core.MAX_WORKERS)
     servers = count(given.servers, "--servers", _core.MAX_SERVERS)
-    memory, share, settings = parse_size(given.memory, "--memory"), _share(given.share), _settings(given.set)
+    memory, settings = parse_bytes(given.memory, "--memory"), _settings(given.set)
+    share = real(given.share, "--share", (0, 1), "a part of each server, such as 0.5", above=True)
     _core.check_options(settings)
     with SecretFile(given.secret_file) as file:
         made = _core.create_job(
@@ -247,18 +247,6 @@ class SecretFile:
     def __exit__(self, *_error: object) -> None:
         if self._path is not None and not self._written:
             self._path.unlink(missing_ok=True)
-
-
-def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = math.nan
-    if not 0 < share <= 1:
-        terminal.refuse(
-            f"--share {text!r} is not a valid share of a server", "give a number above 0 up to 1, such as 0.5"
-        )
-    return share
 
 
 def _settings(given: Sequence[str]) -> dict[str, str]:

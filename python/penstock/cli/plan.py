@@ -8,14 +8,15 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from penstock.cli import terminal
+from penstock.cli import extra, terminal
+from penstock.cli.numbers import real, within
 from penstock.plan import report, source
 from penstock.plan.advice import recommend
 from penstock.plan.cost import GPU, SERVER, WORKER, Gear, Prices, gear_for
 from penstock.plan.model import Job, evaluate_all
 from penstock.plan.racks import Racks, judge
 from penstock.plan.source import Source
-from penstock.plan.units import format_rate, parse_count, parse_money, parse_rate, parse_time
+from penstock.units import format_rate, parse_count, parse_money, parse_rate, parse_time
 
 EXAMPLES = """\
   penstock plan --model resnet50 --workers 8 --link 10gbit
@@ -24,10 +25,6 @@ EXAMPLES = """\
   penstock plan --paper table2"""
 
 _SOURCES = ("parameters", "bytes", "model", "torch")
-_PAPER = {
-    "table2": (report.table_2, report.table_2_document),
-    "table5": (report.table_5, report.table_5_document),
-}
 MOST_BATCH = 10**9
 MOST_GPUS = 1024
 MOST_OVERSUBSCRIPTION = 1000.0
@@ -128,15 +125,12 @@ def _joined(arguments: Sequence[str]) -> list[str]:
 
 
 def _paper(given: argparse.Namespace) -> int:
-    if given.paper not in _PAPER:
-        terminal.refuse(f"--paper {given.paper!r} is not one of the tables", f"give {' or '.join(_PAPER)}")
     others = [name for name, value in vars(given).items() if value and name not in ("paper", "json")]
     if others:
         flag = "--" + others[0].replace("_", "-")
         terminal.refuse(f"{flag} has no meaning with --paper", "the paper's tables have their own inputs")
-    text, document = _PAPER[given.paper]
-    terminal.say(json.dumps(document(), indent=2) if given.json else text())
-    return 0
+    print_table = extra.command("paper", "penstock plan --paper")
+    return print_table([given.paper, *(["--json"] if given.json else [])])
 
 
 def make_plan(given: argparse.Namespace) -> report.Plan:
@@ -152,7 +146,7 @@ def make_plan(given: argparse.Namespace) -> report.Plan:
 
     # The cheap checks first: making a torch module may take long.
     _one_source(given)
-    workers = _count(
+    workers = _number(
         _needed(given.workers, "--workers", "the hosts that compute: 8"), "--workers", _core.MAX_WORKERS
     )
     link = parse_rate(
@@ -160,10 +154,10 @@ def make_plan(given: argparse.Namespace) -> report.Plan:
     )
     server_link = link if given.server_link is None else parse_rate(given.server_link, "--server-link")
     most = int(_core.MAX_SERVERS)
-    servers = min(workers, most) if given.servers is None else _count(given.servers, "--servers", most)
+    servers = min(workers, most) if given.servers is None else _number(given.servers, "--servers", most)
     prices = _prices(given, link)
     compute = None if given.compute is None else parse_time(given.compute, "--compute")
-    batch = None if given.batch is None else _count(given.batch, "--batch", MOST_BATCH)
+    batch = None if given.batch is None else _number(given.batch, "--batch", MOST_BATCH)
     if compute is None and given.model is None:
         _needed(None, "--compute", "how long a worker computes in each step: 161ms")
     _racks_complete(given)
@@ -229,7 +223,7 @@ def _prices(given: argparse.Namespace, link: int) -> Prices:
         gear=gear,
         worker=price("--worker-price", WORKER),
         gpu=price("--gpu-price", GPU),
-        gpus=1 if given.gpus is None else _count(given.gpus, "--gpus", MOST_GPUS),
+        gpus=1 if given.gpus is None else _number(given.gpus, "--gpus", MOST_GPUS),
         server=price("--server-price", SERVER),
         oversubscription=_oversubscription(given.oversubscription),
     )
@@ -239,13 +233,7 @@ def _oversubscription(text: str | None) -> float:
     hint = "1 for none, 2 if a rack's hosts together have twice the bandwidth of its uplink"
     if text is None:
         return 1.0
-    try:
-        value = float(text.removesuffix(":1"))
-    except ValueError:
-        terminal.refuse(f"--oversubscription {text!r} is not a number", hint)
-    if not 1 <= value <= MOST_OVERSUBSCRIPTION:
-        terminal.refuse(f"--oversubscription {text!r} is out of range: 1 to {MOST_OVERSUBSCRIPTION:g}", hint)
-    return value
+    return real(text.removesuffix(":1"), "--oversubscription", (1, MOST_OVERSUBSCRIPTION), hint)
 
 
 def _racks_complete(given: argparse.Namespace) -> None:
@@ -260,7 +248,7 @@ def _racks_complete(given: argparse.Namespace) -> None:
 def _racks(given: argparse.Namespace, job: Job) -> Racks | None:
     if given.racks is None:
         return None
-    return judge(job, _count(given.racks, "--racks", job.workers), parse_rate(given.core, "--core"))
+    return judge(job, _number(given.racks, "--racks", job.workers), parse_rate(given.core, "--core"))
 
 
 def _notes(given: argparse.Namespace) -> list[str]:
@@ -282,10 +270,5 @@ def _needed(text: str | None, flag: str, what: str) -> str:
     return text
 
 
-def _count(text: str, flag: str, most: int) -> int:
-    number = parse_count(text, flag)
-    if number > most:
-        terminal.refuse(
-            f"{flag} is {number}, but at most {most} are allowed", f"give a number from 1 to {most}"
-        )
-    return number
+def _number(text: str, flag: str, most: int) -> int:
+    return within(parse_count(text, flag), flag, most)

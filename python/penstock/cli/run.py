@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import math
 import os
 import re
 import shutil
@@ -14,6 +13,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from penstock.cli import options, terminal
+from penstock.cli.numbers import count, seconds
 from penstock.launch.console import Console
 from penstock.launch.local import Launch, Plan
 from penstock.launch.outcome import Outcome
@@ -298,34 +298,6 @@ def make_plan(given: argparse.Namespace, command: Sequence[str], *, grace: float
         grace=grace,
         go_on=loss == "continue",
     )
-
-
-def count(text: str, flag: str, most: int) -> int:
-    """A number of processes, from 1 to `most`."""
-    try:
-        number = int(text)
-    except ValueError:
-        terminal.refuse(f"{flag} {text!r} is not a whole number", f"give a number from 1 to {most}")
-    if number < 1:
-        terminal.refuse(f"{flag} is {number}, but has to be at least 1", f"give a number from 1 to {most}")
-    if number > most:
-        terminal.refuse(
-            f"{flag} is {number}, but at most {most} are allowed", f"give a number from 1 to {most}"
-        )
-    return number
-
-
-def seconds(text: str, flag: str) -> float:
-    """A span of time, zero allowed."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number < math.inf:
-        terminal.refuse(
-            f"{flag} {text!r} is not a number of seconds", "give a number of 0 or above, such as 2.5"
-        )
-    return number
 
 
 def tell(outcome: Outcome) -> None:

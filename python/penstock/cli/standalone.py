@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from penstock import __version__
 from penstock.cli import options, terminal
-from penstock.cli.run import count
+from penstock.cli.numbers import count
 from penstock.launch.ending import Stopped, stop_at_sigterm
 
 EXAMPLES = """\

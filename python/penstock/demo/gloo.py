@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.bench import ranks
-from penstock.bench.systems.crew import Crew, rank_command
 from penstock.demo import model
 from penstock.demo.data import Array, Digits, epoch_batches
 from penstock.demo.judging import judge, scorer
 from penstock.demo.learner import Alone, Learner, Taken
 from penstock.demo.settings import Settings
+from penstock.launch.crew import Crew, rank_command, serve
 
 if TYPE_CHECKING:
     from penstock.demo.torch_learner import TorchAlone
@@ -50,7 +49,7 @@ def train(settings: Settings, digits: Digits, folder: Path) -> Peer:
 
     Raises
     ------
-    BenchError
+    CrewError
         A process failed or has gone.
     """
     shared = {
@@ -81,15 +80,6 @@ class GlooRank:
             "gloo", init_method=f"file://{folder}/gloo", rank=self.rank, world_size=self.size
         )
         self._dist: Any = dist
-
-    def open(self, nbytes: int) -> None:
-        """Nothing to allocate: `train` does."""
-
-    def step(self) -> None:
-        """No single step is timed."""
-
-    def close(self) -> None:
-        """Nothing to give back."""
 
     def train(self, command: dict[str, Any]) -> dict[str, Any]:
         """The training loop, as in the workers of Penstock."""
@@ -146,4 +136,4 @@ def _distributed(settings: Settings) -> TorchAlone:
 
 if __name__ == "__main__":
     rank = GlooRank(sys.argv[1])
-    ranks.serve(rank, {"train": rank.train})
+    serve(rank.rank, {"train": rank.train})

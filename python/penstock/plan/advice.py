@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.bench.sizes import format_ratio
 from penstock.plan.cost import Prices
 from penstock.plan.model import Job, Outcome
-from penstock.plan.units import format_rate
+from penstock.units import format_rate, format_ratio
 
 CLOSE = 0.01
 """Throughput for the money that is this near to the best counts as equal: prices are not better known."""

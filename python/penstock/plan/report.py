@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.bench.sizes import format_size, format_time
-from penstock.plan import paper
 from penstock.plan.advice import Advice
 from penstock.plan.cost import Prices
 from penstock.plan.model import Job, Outcome
 from penstock.plan.racks import Racks
 from penstock.plan.source import Source
-from penstock.plan.units import format_rate
+from penstock.units import format_rate, format_size, format_time
 
 WIDTH = 80
 
@@ -46,17 +44,17 @@ class Plan:
 
 def text(plan: Plan) -> str:
     """The plan for a reader."""
-    parts = [_head(plan), _table(_rows(plan))]
-    parts.append(_wrap(LEGEND, indent="  "))
+    parts = [_head(plan), table(_rows(plan))]
+    parts.append(wrap(LEGEND, indent="  "))
     for outcome in plan.outcomes:
         if outcome.servers > plan.most_servers:
             note = f"{outcome.topology.value} would take {outcome.servers} servers; a job has at most "
-            parts.append(_wrap(f"{note}{plan.most_servers}.", indent="  "))
-    parts += [_wrap(note, indent="  ") for note in plan.notes]
+            parts.append(wrap(f"{note}{plan.most_servers}.", indent="  "))
+    parts += [wrap(note, indent="  ") for note in plan.notes]
     if plan.racks is not None:
         parts.append(_racks(plan.racks, plan.advice.outcome.step))
     limits = "" if plan.racks is None else ", by the hosts' links"
-    parts.append(_wrap(f"Recommended{limits}: {plan.advice.reason}"))
+    parts.append(wrap(f"Recommended{limits}: {plan.advice.reason}"))
     return "\n\n".join(parts)
 
 
@@ -111,7 +109,7 @@ def _racks(racks: Racks, step: float) -> str:
     """The verdict, and what the table does not say: it counts the hosts' links only."""
     verdict = "pays" if racks.pays else "does not pay"
     sign = ">" if racks.pays else "<="
-    return _wrap(
+    return wrap(
         f"Racks: {_core(racks, step)} Reducing inside each of {racks.racks} first {verdict}, by PHub's "
         f"condition: across the core ({format_rate(racks.core)} per rack) the flat exchange takes "
         f"{format_time(racks.flat)} {sign} {format_time(racks.hierarchical)}, "
@@ -192,112 +190,10 @@ def _outcome(plan: Plan, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-# The paper's tables
-
-
-def table_2() -> str:
-    """Table 2: as printed, by the formulas, and from table 3."""
-    rows: list[tuple[str, ...]] = [
-        ("network", "topology", "paper", "formula", "rounds to it", "from table 3", "")
-    ]
-    rows += [
-        (
-            cell.network,
-            cell.topology.value,
-            str(cell.paper),
-            f"{cell.fitted:.1f}",
-            "yes" if cell.rounds else "no",
-            f"{cell.direct:.1f}",
-            f"{cell.excess:+.1%}",
-        )
-        for cell in paper.table_2()
-    ]
-    legend = (
-        "Gbps at a server's host, both directions added, 8 workers, 8 servers where sharded. formula: "
-        "CC 2(N-1)M/T, CS 4(N-1)M/(NT), NCC 2NM/T, NCS 2M/T, with one M/T for each network, taken from its "
-        "own row. from table 3: with M and T of the paper's table 3, MB and Gbps as powers of 1024; no "
-        "reading of these units makes the two tables agree, so table 2 was made with other sizes or times."
-    )
-    return f"{_table(rows, left=2)}\n\n{_wrap(legend, indent='  ')}"
-
-
-def table_2_document() -> dict[str, Any]:
-    """Table 2 for a program."""
-    return {
-        "table": 2,
-        "unit": "Gbps, both directions",
-        "cells": [
-            {
-                "network": cell.network,
-                "topology": cell.topology.value,
-                "paper": cell.paper,
-                "formula": cell.fitted,
-                "rounds_to_paper": cell.rounds,
-                "from_table_3": cell.direct,
-            }
-            for cell in paper.table_2()
-        ],
-    }
-
-
-def table_5() -> str:
-    """Table 5: as printed, and by the cost model as printed."""
-    head = ["samples/s for $1000", "a worker"]
-    for name in paper.TABLE_5_COLUMNS:
-        head += [name.removesuffix(" GPUs"), "ours"]
-    rows = [tuple(head)]
-    for index, (row, ours) in enumerate(paper.table_5()):
-        line = [row.name, f"${row.worker_cost():,.0f}"]
-        for column, (printed, value) in enumerate(zip(row.paper, ours, strict=True)):
-            fitted = (index, column) in paper.FITTED
-            line += [f"{printed:.2f}", f"{value:.2f}{'*' if fitted else ' '}"]
-        rows.append(tuple(line))
-    found = paper.fit()
-    ratio = paper.throughput_ratio_in_table_5(paper.TABLE_5[2])
-    fitted_note = (
-        f"* fixes a number that the paper does not print: {found.sharded:.0f} samples/s of a sharded worker "
-        f"and {found.phub:.0f} of a PHub one, ${found.gpu:,.0f} for a spendy GPU, ${found.saved:,.0f} saved "
-        "by cheap processors."
-    )
-    differ_note = (
-        "The other eight differ: the table cannot be derived from the prices that the paper prints. Its own "
-        f"columns need a PHub worker at {ratio:.3f} of a sharded one's throughput; with the printed prices "
-        f"the first column needs {found.phub / found.sharded:.3f}."
-    )
-    return "\n\n".join([_table(rows), _wrap(fitted_note, "  "), _wrap(differ_note, "  ")])
-
-
-def table_5_document() -> dict[str, Any]:
-    """Table 5 for a program."""
-    found = paper.fit()
-    return {
-        "table": 5,
-        "unit": "samples/s for 1000 dollars",
-        "fitted": {
-            "sharded_samples_per_s": found.sharded,
-            "phub_samples_per_s": found.phub,
-            "spendy_gpu": found.gpu,
-            "saved_by_cheap_processors": found.saved,
-        },
-        "cells": [
-            {
-                "deployment": row.name,
-                "column": paper.TABLE_5_COLUMNS[column],
-                "worker_cost": row.worker_cost(),
-                "paper": row.paper[column],
-                "ours": value,
-                "fitted": (index, column) in paper.FITTED,
-            }
-            for index, (row, ours) in enumerate(paper.table_5())
-            for column, value in enumerate(ours)
-        ],
-    }
-
-
 # How it looks
 
 
-def _table(rows: Sequence[tuple[str, ...]], left: int = 1) -> str:
+def table(rows: Sequence[tuple[str, ...]], left: int = 1) -> str:
     """Columns two spaces apart; the first `left` lean left, the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
@@ -310,7 +206,8 @@ def _table(rows: Sequence[tuple[str, ...]], left: int = 1) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _wrap(words: str, indent: str = "") -> str:
+def wrap(words: str, indent: str = "") -> str:
+    """A paragraph of at most 80 columns."""
     return textwrap.fill(words, WIDTH, initial_indent=indent, subsequent_indent=indent)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from penstock.arrays import DTYPES, dtype_name
 from penstock.exceptions import DtypeError, OptionError
 from penstock.plan import networks
-from penstock.plan.units import parse_bytes, parse_count
+from penstock.units import parse_bytes, parse_count
 
 _TORCH_HINT = "give the module and a callable without arguments that returns a torch module: my.models:make"
 

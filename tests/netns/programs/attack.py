@@ -142,7 +142,7 @@ def guess() -> None:
             try:
                 _core.Job.connect([f"tcp://{address}:{port}"], name, secret, 0, 2, {"deadline": "10"})
                 raise SystemExit(f"job {name!r} let a stranger in")
-            except ps.AuthenticationError as error:
+            except ps.exceptions.AuthenticationError as error:
                 heard.add(str(error))
             except ps.PenstockError:
                 pass  # no room at the door for now

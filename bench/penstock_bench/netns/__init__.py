@@ -1,0 +1,11 @@
+"""
+Several hosts on one machine, for tests and benchmarks: network namespaces, shaped links, cables to cut.
+
+Linux and root only; `missing` says what a machine lacks.
+"""
+
+from penstock_bench.netns.commands import missing
+from penstock_bench.netns.errors import LaboratoryError
+from penstock_bench.netns.laboratory import Laboratory, clean
+
+__all__ = ["Laboratory", "LaboratoryError", "clean", "missing"]

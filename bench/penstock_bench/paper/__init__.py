@@ -1,0 +1,1 @@
+"""Tables 2 and 5 of the PHub paper, by the formulas of `penstock.plan`."""
