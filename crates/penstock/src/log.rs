@@ -2,10 +2,11 @@
 //!
 //! Nothing waits for who reads it: a thread of a server that did would stand still with its reader. What is not taken at once is lost.
 
+use crate::wait::poll;
 use penstock_proto::error::{MAX_TEXT_BYTES, shorten};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::time::Timespec;
+use rustix::event::{PollFd, PollFlags};
 use std::fmt::{Debug, Write as _};
+use std::time::Duration;
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
@@ -32,9 +33,8 @@ impl Subscriber for Lines {
         let mut said = Said::default();
         event.record(&mut said);
         let stderr = std::io::stderr();
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut fds = [PollFd::new(&stderr, PollFlags::OUT)];
-        if poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0) {
+        if poll(&mut fds, Some(Duration::ZERO)).is_ok_and(|ready| ready > 0) {
             // In one piece, so that it is not mixed with others', and shorter than what a pipe that can be written takes at least.
             let _ = rustix::io::write(&stderr, said.line().as_bytes());
         }

@@ -67,7 +67,8 @@ pub(super) fn listen(epoll: &OwnedFd, bell: &OwnedFd, token: u64) -> io::Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::time::Timespec;
+    use crate::wait;
+    use std::time::Duration;
 
     #[test]
     fn a_bell_that_is_never_read_is_heard_each_time_and_only_then() {
@@ -75,11 +76,7 @@ mod tests {
         let mut bells = Bells::default();
         let bell = bells.of(3, &Account::default()).unwrap();
         listen(&epoll, bell, 7).unwrap();
-        let heard = || {
-            let mut events = Vec::with_capacity(4);
-            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-            epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), Some(&now)).unwrap()
-        };
+        let heard = || wait::events(&epoll, 4, Some(Duration::ZERO)).len();
         assert_eq!(heard(), 0);
         for _ in 0..100 {
             io::write(bell, &1u64.to_le_bytes()).unwrap();

@@ -8,6 +8,7 @@
 use super::shares::{LONG, Shares};
 use super::{Order, Shared, StartError, Wakeup};
 use crate::options::{Options, Security};
+use crate::wait;
 use crate::wire::dial::PLAIN;
 use crate::wire::random;
 use crate::wire::records::RecordStream;
@@ -20,7 +21,6 @@ use penstock_proto::handshake::{MAX_HANDSHAKE_BYTES, Purpose, ServerHandshake, V
 use penstock_proto::message::Secret;
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::time::Timespec;
 use rustls::ServerConfig;
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, IoSliceMut};
@@ -278,12 +278,9 @@ impl Keeper {
     fn run(mut self) {
         while !self.hall.stop.load(Ordering::Acquire) {
             self.watch_listeners(self.hall.open.load(Ordering::Acquire) && !self.full);
-            let mut events = Vec::with_capacity(64);
-            let tick = Timespec { tv_sec: 1, tv_nsec: 0 };
-            let soon = Timespec { tv_sec: 0, tv_nsec: i64::from(LOOK_AGAIN.subsec_nanos()) };
-            let longest = if self.strangers.is_empty() { None } else { Some(&tick) };
-            let longest = if self.full { Some(&soon) } else { longest };
-            let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), longest);
+            let longest = (!self.strangers.is_empty()).then_some(Duration::from_secs(1));
+            let longest = if self.full { Some(LOOK_AGAIN) } else { longest };
+            let events = wait::events(&self.epoll, 64, longest);
             self.full = false;
             for event in events {
                 match event.data.u64() {

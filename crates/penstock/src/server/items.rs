@@ -5,7 +5,7 @@ use super::bells;
 use super::shard::Report;
 use super::tables::{Paid, Sealed};
 use super::{Obituary, StartError, Wakeup};
-use crate::wait::Patience;
+use crate::wait::{self, Patience};
 use crate::wire::Ended;
 use crate::wire::items::ItemWire;
 use crate::wire::vigil::look_every;
@@ -19,7 +19,6 @@ use penstock_proto::items::spec::TableId;
 use penstock_proto::items::wire::{RegionId, Shape};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::time::Timespec;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -147,7 +146,6 @@ const BELL: u64 = u64::MAX - 1;
 const LONGEST: Duration = Duration::from_secs(1);
 /// Times that all that there is to send is sent before what comes is heard again.
 const ROUNDS: usize = 16;
-const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// Memory for rows of producers on other hosts.
 struct Memories {
@@ -213,7 +211,7 @@ impl Passer {
             // Who has just been busy looks again for a while: a wake-up costs more than a look. What comes is heard also where there is
             // always something to send.
             let sent = self.transmit_all();
-            if self.look(Some(&NOW)) || sent {
+            if self.look(Some(Duration::ZERO)) || sent {
                 patience = Patience::new(true);
                 continue;
             }
@@ -282,11 +280,7 @@ impl Passer {
         // Without anybody at the other end there is nobody to show that this thread lives.
         let longest = look_every(self.setup.lease);
         let longest = if self.followed.is_empty() { longest } else { longest.min(LONGEST) };
-        let longest = Timespec {
-            tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(longest.subsec_nanos()),
-        };
-        self.look((!self.wires.is_empty()).then_some(&longest));
+        self.look((!self.wires.is_empty()).then_some(longest));
         let silent = |(&rank, wire): (&Rank, &mut ItemWire)| Some((rank, wire.keep_vigil().err()?));
         let silent: Vec<(Rank, Ended)> = self.wires.iter_mut().filter_map(silent).collect();
         for (rank, ended) in silent {
@@ -295,9 +289,8 @@ impl Passer {
     }
 
     /// Takes what has come, or waits for it; whether anything had.
-    fn look(&mut self, longest: Option<&Timespec>) -> bool {
-        let mut events = Vec::with_capacity(64);
-        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), longest);
+    fn look(&mut self, longest: Option<Duration>) -> bool {
+        let events = wait::events(&self.epoll, 64, longest);
         let any = !events.is_empty();
         for event in events {
             match event.data.u64() {

@@ -6,7 +6,7 @@ use super::memory::{Event, Memory, Touched};
 use super::pace::Pace;
 use super::remote::{Heard, Remote};
 use super::{Obituary, Shared, StartError, Wakeup, shares};
-use crate::wait::Patience;
+use crate::wait::{self, Patience};
 use crate::wire::vigil::look_every;
 use penstock_fabric::doorbell::{self, ANYTHING, Bell, Sleeping};
 use penstock_fabric::layout::{Count, board, page};
@@ -25,7 +25,6 @@ use penstock_proto::submission::{Submission, WORDS};
 use penstock_proto::{Rank, TensorId};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::time::Timespec;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -334,7 +333,7 @@ impl Loop {
             return busy;
         }
         if self.networked {
-            self.poll(Some(Timespec { tv_sec: 0, tv_nsec: 0 }));
+            self.poll(Duration::ZERO);
             self.keep_to_share();
             self.out = self.pace.is_out(Instant::now()) && self.is_shared();
         }
@@ -360,10 +359,7 @@ impl Loop {
             // Whom a paused worker waits for may stop sending, which is no event. And whoever sleeps shows that it lives.
             let paused = self.ports.iter().flatten().any(paused);
             let longest = look_every(self.setup.lease).min(if paused { LOOK_AGAIN } else { Duration::MAX });
-            self.poll(Some(Timespec {
-                tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: i64::from(longest.subsec_nanos()),
-            }));
+            self.poll(longest);
         }
         self.setup.board.sleeping(self.setup.index).awake();
         if self.networked && !self.failed {
@@ -391,11 +387,9 @@ impl Loop {
         }
     }
 
-    /// Asks the poll what is ready; waits for something without a limit.
-    fn poll(&mut self, limit: Option<Timespec>) {
-        let mut events = Vec::with_capacity(16);
-        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), limit.as_ref());
-        for event in events {
+    /// Asks the poll what is ready, and waits for something, at most for `longest`.
+    fn poll(&mut self, longest: Duration) {
+        for event in wait::events(&self.epoll, 16, Some(longest)) {
             let (token, flags) = (event.data.u64(), event.flags);
             if token == u64::MAX {
                 Wakeup::clear(self.wakeup.as_fd());

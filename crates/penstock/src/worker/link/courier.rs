@@ -7,7 +7,7 @@
 //! decoded and published in it, so that no reader ever sees half a chunk or a damaged one.
 
 use super::Fate;
-use crate::wait::Patience;
+use crate::wait::{Patience, poll, until_readable};
 use crate::wire::dial::{DialError, Dialer};
 use crate::wire::frames::{Batch, FrameReader, FrameWriter, Places, Step};
 use crate::wire::vigil::{Vigil, look_every};
@@ -27,9 +27,8 @@ use penstock_proto::numbered::Numbered;
 use penstock_proto::remote::mirror::{Effect, Frame, Mirror};
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::time::Timespec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -400,8 +399,7 @@ impl Courier {
     }
 
     fn wait_for_wakeup(&self, longest: Duration) {
-        let longest = Timespec { tv_sec: 0, tv_nsec: i64::from(longest.subsec_nanos()) };
-        let _ = poll(&mut [PollFd::new(&*self.wakeup, PollFlags::IN)], Some(&longest));
+        let _ = until_readable(&*self.wakeup, longest);
         let _ = rustix::io::read(&*self.wakeup, &mut [0; 8]);
     }
 
@@ -457,15 +455,15 @@ impl Courier {
 
     /// Asks whether the socket is ready, without waiting.
     fn poll_wire(&mut self) {
-        self.poll(Some(Timespec { tv_sec: 0, tv_nsec: 0 }));
+        self.poll(Duration::ZERO);
     }
 
-    fn poll(&mut self, limit: Option<Timespec>) {
+    fn poll(&mut self, longest: Duration) {
         let Some(wire) = &self.wire else { return };
         let mut flags = PollFlags::IN;
         flags.set(PollFlags::OUT, !wire.writable && self.has_output(wire));
         let mut fds = [PollFd::new(&wire.stream, flags), PollFd::new(&*self.wakeup, PollFlags::IN)];
-        let _ = poll(&mut fds, limit.as_ref());
+        let _ = poll(&mut fds, Some(longest));
         let (socket, woken) = (fds[0].revents(), fds[1].revents());
         if !woken.is_empty() {
             let _ = rustix::io::read(&*self.wakeup, &mut [0; 8]);
@@ -481,11 +479,7 @@ impl Courier {
         let sleeping: &Sleeping = self.setup.board.at(board::sleeping(self.setup.shard));
         sleeping.announce();
         if !self.has_work() {
-            let longest = look_every(self.setup.lease);
-            self.poll(Some(Timespec {
-                tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: i64::from(longest.subsec_nanos()),
-            }));
+            self.poll(look_every(self.setup.lease));
             self.keep_vigil();
         }
         self.setup.board.at::<Sleeping>(board::sleeping(self.setup.shard)).awake();

@@ -1,8 +1,9 @@
 //! A server on this host: a Unix socket, and shared memory whose descriptors come beside its messages.
 
 use super::{
-    Channel, Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, Wire, judge, lock, lost, timespec,
+    Channel, Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, Wire, judge, lock, lost,
 };
+use crate::wait::{poll, until_readable};
 use crate::wire::random;
 use crate::wire::vigil::{LivedClock, look_every};
 use crate::worker::Error;
@@ -15,7 +16,7 @@ use penstock_proto::membership::Lease;
 use penstock_proto::message::{
     Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
 };
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -136,7 +137,10 @@ impl Introducing<'_> {
 
     fn hear(&self) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
         let &Self { connection, server, deadline, fate } = self;
-        while !readable(connection, deadline.left().min(INTERRUPT_EVERY))? {
+        let readable = |longest| {
+            until_readable(connection, longest).map_err(Error::system("wait for a server"))
+        };
+        while !readable(deadline.left().min(INTERRUPT_EVERY))? {
             fate.look()?;
             if deadline.left().is_zero() {
                 let waited = deadline.waited();
@@ -214,15 +218,6 @@ impl Watch {
     }
 }
 
-fn readable(connection: &Connection, longest: Duration) -> Result<bool, Error> {
-    let mut fds = [PollFd::new(connection, PollFlags::IN)];
-    match poll(&mut fds, Some(&timespec(longest))) {
-        Ok(ready) => Ok(ready > 0),
-        Err(rustix::io::Errno::INTR) => Ok(false),
-        Err(errno) => Err(Error::system("wait for a server")(errno)),
-    }
-}
-
 impl Wire {
     /// The link's thread: signs of life, this worker's and the server's, and whatever the server says.
     fn listen(&self, fate: &Fate, stop: &OwnedFd, mut watch: Watch) {
@@ -241,7 +236,7 @@ impl Wire {
             }
             let Channel::Local(connection) = &self.channel else { break };
             let mut fds = [PollFd::new(connection, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-            let _ = poll(&mut fds, Some(&timespec(next_beat.saturating_duration_since(now))));
+            let _ = poll(&mut fds, Some(next_beat.saturating_duration_since(now)));
             if !fds[1].revents().is_empty() {
                 break;
             }

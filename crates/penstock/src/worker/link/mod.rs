@@ -41,7 +41,6 @@ use penstock_proto::submission::Submission;
 use remote::Records;
 use rustix::fd::OwnedFd;
 use rustix::net::SendFlags;
-use rustix::time::Timespec;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -428,13 +427,6 @@ fn judge(welcome: &Welcome, server: u32) -> Result<(), Error> {
 
 fn lost(server: u32, reason: &str) -> JobFailure {
     JobFailure::ServerLost { server, reason: reason.to_owned() }
-}
-
-fn timespec(duration: Duration) -> Timespec {
-    Timespec {
-        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(duration.subsec_nanos()),
-    }
 }
 
 impl Wire {

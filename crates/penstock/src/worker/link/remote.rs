@@ -4,7 +4,8 @@
 //! answers every sign of life, so that silence is noticed at both ends: after a lease without a word it counts as lost.
 
 use super::courier::{self, Command, RemoteHome};
-use super::{Channel, Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, Wire, judge, lock, timespec};
+use super::{Channel, Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, Wire, judge, lock};
+use crate::wait::{poll, until_readable};
 use crate::wire::Ended as Over;
 use crate::wire::dial::{DialError, Dialer};
 use crate::wire::records::RecordStream;
@@ -23,7 +24,7 @@ use penstock_proto::message::{
     Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
 };
 use penstock_proto::placement;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -154,8 +155,7 @@ fn welcome(
         if attempt.left().is_zero() {
             return Ok(None);
         }
-        let longest = timespec(attempt.left().min(INTERRUPT_EVERY));
-        let _ = poll(&mut [PollFd::new(records.stream(), PollFlags::IN)], Some(&longest));
+        let _ = until_readable(records.stream(), attempt.left().min(INTERRUPT_EVERY));
     }
 }
 
@@ -440,13 +440,11 @@ fn wait(records: &Records, stop: &OwnedFd, longest: Duration) -> bool {
     // Where there is no descriptor to be had, what comes is found a little later.
     let Some(socket) = socket else { return pause(stop, longest.min(PAUSE)) };
     let mut fds = [PollFd::new(stop, PollFlags::IN), PollFd::new(&socket, flags)];
-    let _ = poll(&mut fds, Some(&timespec(longest)));
+    let _ = poll(&mut fds, Some(longest));
     fds[0].revents().is_empty()
 }
 
 /// Waits for as long; `false` when the link is to stop.
 fn pause(stop: &OwnedFd, longest: Duration) -> bool {
-    let mut fds = [PollFd::new(stop, PollFlags::IN)];
-    let _ = poll(&mut fds, Some(&timespec(longest)));
-    fds[0].revents().is_empty()
+    !until_readable(stop, longest).unwrap_or(false)
 }

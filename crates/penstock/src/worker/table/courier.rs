@@ -5,7 +5,7 @@
 //! call returns.
 
 use crate::limits;
-use crate::wait::Patience;
+use crate::wait::{Patience, poll, until_readable};
 use crate::wire::Ended;
 use crate::wire::dial::{DialError, Dialer};
 use crate::wire::items::ItemWire;
@@ -21,9 +21,8 @@ use penstock_proto::handshake::Purpose;
 use penstock_proto::items::RowSet;
 use penstock_proto::items::node::{Host, Node, Peer};
 use penstock_proto::items::wire::{RegionId, Shape};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::time::Timespec;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -414,8 +413,7 @@ impl Shared {
     }
 
     fn pause(&self, longest: Duration) {
-        let longest = Timespec { tv_sec: 0, tv_nsec: i64::from(longest.subsec_nanos()) };
-        let _ = poll(&mut [PollFd::new(&self.wakeup, PollFlags::IN)], Some(&longest));
+        let _ = until_readable(&self.wakeup, longest);
     }
 
     /// Listens as long as the connection stands; how much it brought.
@@ -457,12 +455,7 @@ impl Shared {
             let mut flags = PollFlags::IN;
             flags.set(PollFlags::OUT, held);
             let mut fds = [PollFd::new(socket, flags), PollFd::new(&self.wakeup, PollFlags::IN)];
-            let longest = look_every(self.setup.lease);
-            let longest = Timespec {
-                tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: i64::from(longest.subsec_nanos()),
-            };
-            let _ = poll(&mut fds, Some(&longest));
+            let _ = poll(&mut fds, Some(look_every(self.setup.lease)));
             if !fds[1].revents().is_empty() {
                 let _ = rustix::io::read(&self.wakeup, &mut [0; 8]);
             }
