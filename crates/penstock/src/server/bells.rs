@@ -5,10 +5,11 @@
 //! Each ring is an edge in the poll, whatever stands in the count.
 
 use crate::limits::lacking;
+use crate::thread;
 use penstock_proto::Rank;
 use penstock_proto::account::{Account, Charge, Resource};
 use penstock_proto::error::Refusal;
-use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::event::epoll;
 use rustix::fd::OwnedFd;
 use rustix::io;
 use std::collections::BTreeMap;
@@ -31,8 +32,7 @@ impl Bells {
             Entry::Vacant(place) => {
                 let charge = account.peer(rank).charge(Resource::Descriptors, 1);
                 let charge = charge.map_err(|why| why.refuse("a bell"))?;
-                let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-                let bell = Arc::new(bell.map_err(lacking("make a bell"))?);
+                let bell = Arc::new(thread::bell().map_err(lacking("make a bell"))?);
                 self.new.push(Arc::clone(&bell));
                 Ok(&place.insert((bell, charge)).0)
             }
@@ -79,7 +79,7 @@ mod tests {
         let heard = || wait::events(&epoll, 4, Some(Duration::ZERO)).len();
         assert_eq!(heard(), 0);
         for _ in 0..100 {
-            io::write(bell, &1u64.to_le_bytes()).unwrap();
+            thread::ring(bell);
             assert_eq!(heard(), 1);
             assert_eq!(heard(), 0);
         }

@@ -4,7 +4,8 @@
 use super::bells;
 use super::shard::Report;
 use super::tables::{Paid, Sealed};
-use super::{Obituary, StartError, Wakeup};
+use super::{Obituary, StartError};
+use crate::thread::{self, Inbox};
 use crate::wait::{self, Patience};
 use crate::wire::Ended;
 use crate::wire::items::ItemWire;
@@ -20,9 +21,8 @@ use penstock_proto::items::wire::{RegionId, Shape};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// What the thread is told.
@@ -55,11 +55,8 @@ pub(super) enum Command {
 
 /// The control thread's end.
 pub(super) struct Handle {
-    commands: Sender<Command>,
-    /// This process's own: no worker has it.
-    wakeup: Arc<Wakeup>,
+    thread: thread::Handle<Command>,
     kept: Kept,
-    thread: Option<JoinHandle<()>>,
 }
 
 /// Regions that are kept here, for the control thread: of producers on other hosts it knows nothing.
@@ -74,8 +71,7 @@ impl Kept {
 
 impl Handle {
     pub(super) fn send(&self, command: Command) {
-        let _ = self.commands.send(command);
-        self.wakeup.ring();
+        self.thread.send(command);
     }
 
     /// Whether rows of a table are kept there.
@@ -85,13 +81,8 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
-    fn drop(&mut self) {
-        self.send(Command::Stop);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
+impl thread::Command for Command {
+    const STOP: Self = Self::Stop;
 }
 
 /// What the thread is started with.
@@ -109,9 +100,8 @@ pub(super) fn start(setup: Setup) -> Result<Handle, StartError> {
     let system = StartError::system;
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll descriptor"))?;
     let data = epoll::EventData::new_u64(COMMANDS);
-    let wakeup = Arc::new(Wakeup::new()?);
-    epoll::add(&epoll, &*wakeup, data, epoll::EventFlags::IN).map_err(system("watch a descriptor"))?;
-    let (commands, inbox) = channel();
+    let (mut thread, inbox) = thread::commanded().map_err(system("make a wake-up descriptor"))?;
+    epoll::add(&epoll, inbox.wakeup(), data, epoll::EventFlags::IN).map_err(system("watch a descriptor"))?;
     let (control, reports) = (Arc::clone(&setup.control), setup.reports.clone());
     let obituary = Obituary { thread: "passes rows on", server: setup.server, reports, control };
     let kept = Kept::default();
@@ -121,7 +111,6 @@ pub(super) fn start(setup: Setup) -> Result<Handle, StartError> {
         kept: kept.clone(),
         setup,
         inbox,
-        wakeup: Arc::clone(&wakeup),
         epoll,
         wires: BTreeMap::new(),
         writing: BTreeSet::new(),
@@ -129,14 +118,12 @@ pub(super) fn start(setup: Setup) -> Result<Handle, StartError> {
         ending: BTreeSet::new(),
         running: true,
     };
-    let thread = std::thread::Builder::new().name("penstock-items".to_owned());
-    let thread = thread.spawn(move || {
+    let started = thread.start("penstock-items", move || {
         let _obituary = obituary;
         passer.run();
     });
-    let thread =
-        thread.map_err(|error| StartError::System { what: "start a thread", reason: error.to_string() })?;
-    Ok(Handle { commands, wakeup, kept, thread: Some(thread) })
+    started.map_err(StartError::thread)?;
+    Ok(Handle { thread, kept })
 }
 
 /// Tokens of the poll; the others are ranks.
@@ -189,8 +176,7 @@ impl Host for Memories {
 
 struct Passer {
     setup: Setup,
-    inbox: Receiver<Command>,
-    wakeup: Arc<Wakeup>,
+    inbox: Inbox<Command>,
     epoll: OwnedFd,
     node: Node<Memories>,
     wires: BTreeMap<Rank, ItemWire>,
@@ -295,7 +281,7 @@ impl Passer {
         for event in events {
             match event.data.u64() {
                 COMMANDS => {
-                    Wakeup::clear(self.wakeup.as_fd());
+                    self.inbox.wakeup().clear();
                     self.take_commands();
                 }
                 BELL => {}
@@ -347,7 +333,7 @@ impl Passer {
     }
 
     fn take_commands(&mut self) {
-        while let Ok(command) = self.inbox.try_recv() {
+        while let Some(command) = self.inbox.next() {
             match command {
                 Command::Stop => self.running = false,
                 Command::Region(sealed) => self.follow(sealed),

@@ -17,7 +17,7 @@ use super::pace::{BREATH, Pace};
 use super::shard::{Board, Command, Handle, Report};
 use super::shares::Place;
 use super::tables::{Sealed, Tables};
-use super::{Order, ServerConfig, Shared, StartError, Wakeup, items};
+use super::{Order, ServerConfig, Shared, StartError, items};
 use crate::wait;
 use crate::wire::records::RecordStream;
 use crate::wire::vigil::{LivedClock, look_every};
@@ -283,8 +283,8 @@ impl Control {
 
     /// The job's clients have asked more than they may while there are other jobs: for now only shards and the process are heard.
     fn draw_breath(&self) {
-        let _ = wait::until_readable(&self.shared.wakeup, BREATH);
-        Wakeup::clear(self.shared.wakeup.as_fd());
+        self.shared.wakeup.sleep(BREATH);
+        self.shared.wakeup.clear();
     }
 
     fn take_what_is_said(&mut self) {
@@ -316,7 +316,7 @@ impl Control {
         for event in events {
             match event.data.u64() {
                 LISTENER => self.accept(),
-                WAKEUP => Wakeup::clear(self.shared.wakeup.as_fd()),
+                WAKEUP => self.shared.wakeup.clear(),
                 client => self.serve(client),
             }
         }

@@ -7,7 +7,8 @@
 //! decoded and published in it, so that no reader ever sees half a chunk or a damaged one.
 
 use super::Fate;
-use crate::wait::{Patience, poll, until_readable};
+use crate::thread::{self, Inbox};
+use crate::wait::{Patience, poll};
 use crate::wire::dial::{DialError, Dialer};
 use crate::wire::frames::{Batch, FrameReader, FrameWriter, Places, Step};
 use crate::wire::vigil::{Vigil, look_every};
@@ -27,12 +28,11 @@ use penstock_proto::numbered::Numbered;
 use penstock_proto::remote::mirror::{Effect, Frame, Mirror};
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::event::{PollFd, PollFlags};
+use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 /// Frames that wait to be sent at most, before more is taken from the ring.
@@ -89,23 +89,21 @@ struct Progress {
 
 /// The link's end of a courier.
 pub(super) struct Handle {
-    commands: Sender<Command>,
+    thread: thread::Handle<Command>,
     progress: Arc<Progress>,
-    flag: Arc<AtomicBool>,
-    wakeup: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
+}
+
+impl thread::Command for Command {
+    const STOP: Self = Self::Stop;
 }
 
 impl Handle {
     /// Sends a command, and wakes the courier unless it may wait: what is declared is first named by a submission, and the courier
     /// takes its commands before it looks at one. So who declares many tensors wakes nobody for each.
     pub(super) fn send(&self, command: Command) {
-        let may_wait = matches!(command, Command::Declare { .. });
-        let _ = self.commands.send(command);
-        // Pairs with the acquire load in `take_commands`: who sees a submission that the ring has published since sees this too.
-        self.flag.store(true, Ordering::Release);
-        if !may_wait {
-            let _ = rustix::io::write(&*self.wakeup, &1u64.to_le_bytes());
+        match command {
+            Command::Declare { .. } => self.thread.leave(command),
+            command => self.thread.send(command),
         }
     }
 
@@ -115,15 +113,6 @@ impl Handle {
         // The smaller one first: it cannot have grown past the other then.
         let taken = taken.load(Ordering::Relaxed);
         (taken, submitted.load(Ordering::Relaxed).max(taken))
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        self.send(Command::Stop);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 
@@ -144,17 +133,13 @@ pub(super) struct Setup {
 
 /// Starts a courier; the descriptor is what it is woken with.
 pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
-    let (commands, inbox) = channel();
-    let flag = Arc::new(AtomicBool::new(false));
-    let wakeup = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    let rung = wakeup.as_fd().try_clone_to_owned()?;
+    let (mut thread, inbox) = thread::commanded()?;
+    let rung = thread.bell()?;
     let progress = Arc::new(Progress::default());
     let name = format!("penstock-courier-{}.{}", setup.server, setup.shard);
     let courier = Courier {
         ring_at: page::ring(setup.shard),
         inbox,
-        flag: Arc::clone(&flag),
-        wakeup: Arc::clone(&wakeup),
         consumer: Consumer::default(),
         machine: Mirror::default(),
         wire: None,
@@ -166,8 +151,8 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
         running: true,
         setup,
     };
-    let thread = std::thread::Builder::new().name(name).spawn(move || courier.run())?;
-    Ok((Handle { commands, progress, flag, wakeup, thread: Some(thread) }, rung))
+    thread.start(name, move || courier.run())?;
+    Ok((Handle { thread, progress }, rung))
 }
 
 /// Where the chunks of one tensor are mirrored that the shard is home of.
@@ -294,9 +279,7 @@ struct Wire {
 
 struct Courier {
     setup: Setup,
-    inbox: Receiver<Command>,
-    flag: Arc<AtomicBool>,
-    wakeup: Arc<OwnedFd>,
+    inbox: Inbox<Command>,
     ring_at: usize,
     consumer: Consumer,
     machine: Mirror,
@@ -342,11 +325,10 @@ impl Courier {
         if !self.running {
             return;
         }
-        let (flag, fate) = (Arc::clone(&self.flag), Arc::clone(&self.setup.fate));
-        let vigil = &self.vigil;
+        let (inbox, fate, vigil) = (&self.inbox, &self.setup.fate, &self.vigil);
         let give_up = move || {
             vigil.tick();
-            flag.load(Ordering::Acquire) || fate.is_over()
+            inbox.is_open() || fate.is_over()
         };
         match self.setup.dialer.dial(self.setup.purpose, Instant::now() + ATTEMPT, &give_up) {
             Ok(stream) => {
@@ -382,7 +364,8 @@ impl Courier {
             let (shard, epitaph) = (self.setup.shard, self.vigil.epitaph());
             return self.fail(format!("its shard {shard} {epitaph}: {reason}"));
         }
-        self.wait_for_wakeup(PAUSE);
+        self.inbox.wakeup().sleep(PAUSE);
+        self.inbox.wakeup().clear();
     }
 
     /// Gives up a connection on which the shard is silent, and a shard that is silent altogether; shows it that this end lives.
@@ -396,11 +379,6 @@ impl Courier {
         } else if self.vigil.is_silent(heard) {
             self.lose_connection("it is silent");
         }
-    }
-
-    fn wait_for_wakeup(&self, longest: Duration) {
-        let _ = until_readable(&*self.wakeup, longest);
-        let _ = rustix::io::read(&*self.wakeup, &mut [0; 8]);
     }
 
     fn lose_connection(&mut self, why: &str) {
@@ -448,7 +426,7 @@ impl Courier {
 
     fn has_work(&self) -> bool {
         let room = self.machine.unsent() < MOST_UNSENT;
-        self.flag.load(Ordering::Acquire)
+        self.inbox.is_open()
             || (room && !self.consumer.is_empty(self.ring()))
             || self.wire.as_ref().is_none_or(|wire| wire.readable || (wire.writable && self.has_output(wire)))
     }
@@ -462,11 +440,11 @@ impl Courier {
         let Some(wire) = &self.wire else { return };
         let mut flags = PollFlags::IN;
         flags.set(PollFlags::OUT, !wire.writable && self.has_output(wire));
-        let mut fds = [PollFd::new(&wire.stream, flags), PollFd::new(&*self.wakeup, PollFlags::IN)];
+        let mut fds = [PollFd::new(&wire.stream, flags), PollFd::new(self.inbox.wakeup(), PollFlags::IN)];
         let _ = poll(&mut fds, Some(longest));
         let (socket, woken) = (fds[0].revents(), fds[1].revents());
         if !woken.is_empty() {
-            let _ = rustix::io::read(&*self.wakeup, &mut [0; 8]);
+            self.inbox.wakeup().clear();
         }
         if let Some(wire) = &mut self.wire {
             wire.writable |= socket.contains(PollFlags::OUT);
@@ -486,11 +464,10 @@ impl Courier {
     }
 
     fn take_commands(&mut self) -> bool {
-        if !self.flag.load(Ordering::Acquire) {
+        if !self.inbox.open() {
             return false;
         }
-        self.flag.store(false, Ordering::Relaxed);
-        while let Ok(command) = self.inbox.try_recv() {
+        while let Some(command) = self.inbox.next() {
             match command {
                 Command::Declare { id, home, lane, remote } => {
                     self.machine.declare(id, home.chunks().to_vec());

@@ -98,7 +98,7 @@ impl Link {
     }
 
     pub(super) fn hang_up(&mut self) {
-        let _ = rustix::io::write(&*self.stop, &1u64.to_le_bytes());
+        self.stop.ring();
         self.couriers.iter().for_each(|courier| courier.send(Command::Stop));
         self.couriers.clear();
         if let Some(thread) = self.thread.take() {

@@ -3,6 +3,7 @@
 use super::{
     Channel, Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, Wire, judge, lock, lost,
 };
+use crate::thread::{self, Wakeup};
 use crate::wait::{poll, until_readable};
 use crate::wire::random;
 use crate::wire::vigil::{LivedClock, look_every};
@@ -16,7 +17,7 @@ use penstock_proto::membership::Lease;
 use penstock_proto::message::{
     Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
 };
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -61,12 +62,11 @@ impl Link {
             left: AtomicBool::new(false),
         });
         fate.rings(page);
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(Error::system("make a descriptor"))?);
+        let stop = Arc::new(Wakeup::new().map_err(Error::system("make a descriptor"))?);
         let watch = Watch::new(&board, &welcome);
         let thread = {
             let (wire, fate, stop) = (Arc::clone(&wire), Arc::clone(fate), Arc::clone(&stop));
-            let thread = std::thread::Builder::new().name(format!("penstock-link-{server}"));
-            thread.spawn(move || wire.listen(&fate, &stop, watch))
+            thread::spawn(format!("penstock-link-{server}"), move || wire.listen(&fate, &stop, watch))
         };
         let thread = thread.map_err(Error::system("start a thread"))?;
         Ok(Self {
@@ -220,7 +220,7 @@ impl Watch {
 
 impl Wire {
     /// The link's thread: signs of life, this worker's and the server's, and whatever the server says.
-    fn listen(&self, fate: &Fate, stop: &OwnedFd, mut watch: Watch) {
+    fn listen(&self, fate: &Fate, stop: &Wakeup, mut watch: Watch) {
         let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
         let beat = look_every(watch.lease);
         let mut next_beat = Instant::now();

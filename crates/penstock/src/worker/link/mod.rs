@@ -24,6 +24,7 @@ pub(super) use courier::RemoteHome;
 pub(super) use fate::Fate;
 
 use super::Error;
+use crate::thread::{self, Wakeup};
 use crate::wait::Patience;
 use penstock_fabric::doorbell::{ANYTHING, Bell};
 use penstock_fabric::layout::{board, page};
@@ -173,7 +174,7 @@ pub(super) struct Link {
     /// The answer to a barrier of which it is not known whether this worker has passed it.
     doubtful: Mutex<Option<Receiver<Heard>>>,
     fate: Arc<Fate>,
-    stop: Arc<OwnedFd>,
+    stop: Arc<Wakeup>,
     thread: Option<JoinHandle<()>>,
     /// One a shard, for a server on another host.
     couriers: Vec<courier::Handle>,
@@ -367,8 +368,7 @@ impl Room<'_> {
         }
         self.left -= 1;
         if board::must_ring(board, self.shard) {
-            // It fails only when it is full, and then the shard is awake already.
-            let _ = rustix::io::write(&wakeups[self.shard as usize], &1u64.to_le_bytes());
+            thread::ring(&wakeups[self.shard as usize]);
         }
     }
 }

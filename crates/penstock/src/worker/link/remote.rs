@@ -5,6 +5,7 @@
 
 use super::courier::{self, Command, RemoteHome};
 use super::{Channel, Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, Wire, judge, lock};
+use crate::thread::{self, Wakeup};
 use crate::wait::{poll, until_readable};
 use crate::wire::Ended as Over;
 use crate::wire::dial::{DialError, Dialer};
@@ -24,7 +25,7 @@ use penstock_proto::message::{
     Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
 };
 use penstock_proto::placement;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -195,7 +196,7 @@ impl Link {
             left: AtomicBool::new(false),
         });
         fate.rings(Arc::clone(page.mapping()));
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(Error::system("make a descriptor"))?);
+        let stop = Arc::new(Wakeup::new().map_err(Error::system("make a descriptor"))?);
         let started = Error::system::<std::io::Error>("start a thread");
         let (mut couriers, mut wakeups) = (Vec::new(), Vec::new());
         // Shards have even loads, so the interfaces have if the shards take turns on them.
@@ -221,8 +222,8 @@ impl Link {
         let thread = {
             let (wire, fate, stop) = (Arc::clone(&wire), Arc::clone(fate), Arc::clone(&stop));
             let lease = seconds(welcome.lease_ms);
-            let thread = std::thread::Builder::new().name(format!("penstock-link-{server}"));
-            thread.spawn(move || wire.listen_remote(&fate, &stop, lease)).map_err(&started)?
+            let name = format!("penstock-link-{server}");
+            thread::spawn(name, move || wire.listen_remote(&fate, &stop, lease)).map_err(&started)?
         };
         Ok(Self {
             producers: (0..welcome.shards).map(|_| Mutex::default()).collect(),
@@ -321,7 +322,7 @@ impl Link {
 impl Wire {
     /// The link's thread: a sign of life every quarter of a lease, whatever the server says, and another connection when one
     /// breaks.
-    fn listen_remote(&self, fate: &Fate, stop: &OwnedFd, lease: Duration) {
+    fn listen_remote(&self, fate: &Fate, stop: &Wakeup, lease: Duration) {
         let Channel::Remote(records) = &self.channel else { return };
         let mut vigil = Vigil::new(lease);
         // Messages that came, and how many had come when this connection was made.
@@ -365,7 +366,7 @@ impl Wire {
     }
 
     /// One attempt to connect again, with a pause after one that failed; `false` when there will be none.
-    fn connect(&self, records: &Records, fate: &Fate, stop: &OwnedFd, vigil: &mut Vigil) -> bool {
+    fn connect(&self, records: &Records, fate: &Fate, stop: &Wakeup, vigil: &mut Vigil) -> bool {
         let stopped = || {
             vigil.tick();
             !pause(stop, Duration::ZERO)
@@ -427,7 +428,7 @@ impl Wire {
 struct Ended;
 
 /// Waits for the connection; `false` when the link is to stop.
-fn wait(records: &Records, stop: &OwnedFd, longest: Duration) -> bool {
+fn wait(records: &Records, stop: &Wakeup, longest: Duration) -> bool {
     // The descriptor is kept while the poll lasts, though a caller may find the connection broken meanwhile.
     let (socket, flags) = match &*lock(&records.stream) {
         None => return pause(stop, Duration::ZERO),
@@ -445,6 +446,6 @@ fn wait(records: &Records, stop: &OwnedFd, longest: Duration) -> bool {
 }
 
 /// Waits for as long; `false` when the link is to stop.
-fn pause(stop: &OwnedFd, longest: Duration) -> bool {
-    !until_readable(stop, longest).unwrap_or(false)
+fn pause(stop: &Wakeup, longest: Duration) -> bool {
+    !stop.sleep(longest)
 }

@@ -5,7 +5,8 @@
 //! call returns.
 
 use crate::limits;
-use crate::wait::{Patience, poll, until_readable};
+use crate::thread::{self, Wakeup};
+use crate::wait::{Patience, poll};
 use crate::wire::Ended;
 use crate::wire::dial::{DialError, Dialer};
 use crate::wire::items::ItemWire;
@@ -21,7 +22,7 @@ use penstock_proto::handshake::Purpose;
 use penstock_proto::items::RowSet;
 use penstock_proto::items::node::{Host, Node, Peer};
 use penstock_proto::items::wire::{RegionId, Shape};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -109,7 +110,7 @@ struct Shared {
     setup: Setup,
     state: Mutex<State>,
     answers: Arc<Answers>,
-    wakeup: OwnedFd,
+    wakeup: Wakeup,
     stop: AtomicBool,
 }
 
@@ -123,18 +124,16 @@ impl Courier {
     pub(in crate::worker) fn start(setup: Setup) -> Result<Self, Error> {
         let answers = Arc::new(Answers::default());
         let node = Node::new(Mirrors { answers: Arc::clone(&answers) });
-        let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let shared = Arc::new(Shared {
             state: Mutex::new(State { node, wire: None, own: Vec::new() }),
             answers,
-            wakeup: wakeup.map_err(Error::system("make a descriptor"))?,
+            wakeup: Wakeup::new().map_err(Error::system("make a descriptor"))?,
             stop: AtomicBool::new(false),
             setup,
         });
-        let thread = std::thread::Builder::new().name(format!("penstock-items-{}", shared.setup.server));
         let thread = {
             let shared = Arc::clone(&shared);
-            thread.spawn(move || shared.run())
+            thread::spawn(format!("penstock-items-{}", shared.setup.server), move || shared.run())
         };
         let thread = thread.map_err(Error::system("start a thread"))?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
@@ -344,8 +343,7 @@ impl State {
 
 impl Shared {
     fn ring(&self) {
-        // It fails only when it is full, and then the thread is awake already.
-        let _ = rustix::io::write(&self.wakeup, &1u64.to_le_bytes());
+        self.wakeup.ring();
     }
 
     fn is_over(&self) -> bool {
@@ -413,7 +411,7 @@ impl Shared {
     }
 
     fn pause(&self, longest: Duration) {
-        let _ = until_readable(&self.wakeup, longest);
+        self.wakeup.sleep(longest);
     }
 
     /// Listens as long as the connection stands; how much it brought.
@@ -457,7 +455,7 @@ impl Shared {
             let mut fds = [PollFd::new(socket, flags), PollFd::new(&self.wakeup, PollFlags::IN)];
             let _ = poll(&mut fds, Some(look_every(self.setup.lease)));
             if !fds[1].revents().is_empty() {
-                let _ = rustix::io::read(&self.wakeup, &mut [0; 8]);
+                self.wakeup.clear();
             }
         }
         heard
