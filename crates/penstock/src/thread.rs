@@ -176,7 +176,10 @@ mod tests {
         assert!(inbox.is_open() && !inbox.wakeup().sleep(Duration::ZERO));
         handle.send(Told::Number(2));
         assert!(inbox.wakeup().sleep(Duration::ZERO) && inbox.open() && !inbox.open());
-        assert_eq!((inbox.next(), inbox.next(), inbox.next()), (Some(Told::Number(1)), Some(Told::Number(2)), None));
+        assert_eq!(
+            (inbox.next(), inbox.next(), inbox.next()),
+            (Some(Told::Number(1)), Some(Told::Number(2)), None)
+        );
         inbox.wakeup().clear();
         assert!(!inbox.wakeup().sleep(Duration::ZERO));
     }

@@ -165,11 +165,11 @@ pub(super) type Handle = thread::Handle<Command>;
 
 /// The thread is for the caller to wait for: all are told to end before one is waited for.
 pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError> {
-    let (handle, inbox) =
-        thread::commanded().map_err(StartError::system("make a wake-up descriptor"))?;
+    let (handle, inbox) = thread::commanded().map_err(StartError::system("make a wake-up descriptor"))?;
     let epoll =
         epoll::create(epoll::CreateFlags::CLOEXEC).map_err(StartError::system("make an epoll descriptor"))?;
-    let watch = epoll::add(&epoll, inbox.wakeup(), epoll::EventData::new_u64(u64::MAX), epoll::EventFlags::IN);
+    let watch =
+        epoll::add(&epoll, inbox.wakeup(), epoll::EventData::new_u64(u64::MAX), epoll::EventFlags::IN);
     watch.map_err(StartError::system("watch a wake-up descriptor"))?;
     let name = format!("penstock-shard-{}", setup.index);
     let ports = (0..setup.workers).map(|_| None).collect();

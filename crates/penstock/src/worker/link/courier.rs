@@ -6,12 +6,12 @@
 //! ([`penstock_proto::remote::mirror`]). Its frames are encoded out of the lane; values are received beside the mirror, verified, and then
 //! decoded and published in it, so that no reader ever sees half a chunk or a damaged one.
 
-use super::Fate;
 use crate::thread::{self, Inbox};
 use crate::wait::{Patience, poll};
 use crate::wire::dial::{DialError, Dialer};
 use crate::wire::frames::{Batch, FrameReader, FrameWriter, Places, Step};
 use crate::wire::vigil::{Vigil, look_every};
+use crate::worker::fate::Fate;
 use penstock_fabric::doorbell::{self, ANYTHING, Bell, Sleeping};
 use penstock_fabric::layout::{board, page};
 use penstock_fabric::memory::{HomeMemory, LaneView, StateMirror};

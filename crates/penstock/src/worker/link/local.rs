@@ -1,13 +1,12 @@
 //! A server on this host: a Unix socket, and shared memory whose descriptors come beside its messages.
 
-use super::{
-    Channel, Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, Wire, judge, lock, lost,
-};
+use super::{Channel, Introduction, Link, Wire, judge, lock, lost};
 use crate::thread::{self, Wakeup};
-use crate::wait::{poll, until_readable};
+use crate::wait::{Deadline, INTERRUPT_EVERY, poll, until_readable};
 use crate::wire::random;
 use crate::wire::vigil::{LivedClock, look_every};
 use crate::worker::Error;
+use crate::worker::fate::Fate;
 use penstock_fabric::layout::{Count, board, page};
 use penstock_fabric::region::{Access, Mapping, Part};
 use penstock_fabric::socket::{Connection, Received, own_user};
@@ -137,9 +136,8 @@ impl Introducing<'_> {
 
     fn hear(&self) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
         let &Self { connection, server, deadline, fate } = self;
-        let readable = |longest| {
-            until_readable(connection, longest).map_err(Error::system("wait for a server"))
-        };
+        let readable =
+            |longest| until_readable(connection, longest).map_err(Error::system("wait for a server"));
         while !readable(deadline.left().min(INTERRUPT_EVERY))? {
             fate.look()?;
             if deadline.left().is_zero() {

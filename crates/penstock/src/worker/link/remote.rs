@@ -4,14 +4,15 @@
 //! answers every sign of life, so that silence is noticed at both ends: after a lease without a word it counts as lost.
 
 use super::courier::{self, Command, RemoteHome};
-use super::{Channel, Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, Wire, judge, lock};
+use super::{Channel, Introduction, Link, Wire, judge, lock};
 use crate::thread::{self, Wakeup};
-use crate::wait::{poll, until_readable};
+use crate::wait::{Deadline, INTERRUPT_EVERY, poll, until_readable};
 use crate::wire::Ended as Over;
 use crate::wire::dial::{DialError, Dialer};
 use crate::wire::records::RecordStream;
 use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::Error;
+use crate::worker::fate::Fate;
 use penstock_fabric::layout::{board, page};
 use penstock_fabric::memory::{ExtentLayout, HomeMemory, HomeRegions, LaneView, Place, StateMirror};
 use penstock_fabric::net::endpoint::Address;

@@ -6,13 +6,14 @@
 
 use crate::limits;
 use crate::thread::{self, Wakeup};
-use crate::wait::{Patience, poll};
+use crate::wait::{Deadline, INTERRUPT_EVERY, Patience, poll};
 use crate::wire::Ended;
 use crate::wire::dial::{DialError, Dialer};
 use crate::wire::items::ItemWire;
 use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::Error;
-use crate::worker::link::{Deadline, Fate, INTERRUPT_EVERY, lock};
+use crate::worker::fate::Fate;
+use crate::worker::link::lock;
 use penstock_fabric::items::memory::RegionMemory;
 use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
 use penstock_proto::Rank;
