@@ -8,8 +8,9 @@
 
 use crate::thread::{self, Inbox};
 use crate::wait::{Patience, poll};
-use crate::wire::dial::{DialError, Dialer};
+use crate::wire::dial::Dialer;
 use crate::wire::frames::{Batch, FrameReader, FrameWriter, Places, Step};
+use crate::wire::redial::{Failed, PAUSE, redial};
 use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::fate::Fate;
 use penstock_fabric::doorbell::{self, ANYTHING, Bell, Sleeping};
@@ -33,16 +34,12 @@ use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::Sender;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Frames that wait to be sent at most, before more is taken from the ring.
 const MOST_UNSENT: u64 = 4096;
 /// Frames taken between two looks at the ring.
 const FRAMES: usize = 32;
-/// Longest single attempt to connect again.
-const ATTEMPT: Duration = Duration::from_secs(2);
-/// Pause between two attempts.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// What a tensor and the courier of one of its homes tell each other.
 #[derive(Debug, Default)]
@@ -325,12 +322,9 @@ impl Courier {
         if !self.running {
             return;
         }
-        let (inbox, fate, vigil) = (&self.inbox, &self.setup.fate, &self.vigil);
-        let give_up = move || {
-            vigil.tick();
-            inbox.is_open() || fate.is_over()
-        };
-        match self.setup.dialer.dial(self.setup.purpose, Instant::now() + ATTEMPT, &give_up) {
+        let Setup { dialer, purpose, fate, .. } = &self.setup;
+        let is_over = || self.inbox.is_open() || fate.is_over();
+        match redial(dialer, *purpose, &mut self.vigil, is_over) {
             Ok(stream) => {
                 self.wire = Some(Wire {
                     stream,
@@ -344,15 +338,10 @@ impl Courier {
                 self.machine.connect();
                 self.vigil.connected();
             }
-            Err(DialError::GivenUp) => {}
+            Err(Failed::GivenUp) => {}
             // Whether the job has ended there, the link's own thread hears with the reason.
-            Err(DialError::Refused(refusal)) => self.bear_with(refusal.to_string()),
-            Err(DialError::Untrusted(reason)) => self.bear_with(reason),
-            Err(DialError::Lacking(lack)) => {
-                self.vigil.lacks(Some(lack.clone()));
-                self.bear_with(lack);
-            }
-            Err(DialError::Unreachable(error)) => self.bear_with(error.to_string()),
+            Err(Failed::Refused(refusal)) => self.bear_with(refusal.to_string()),
+            Err(Failed::Untrusted(reason) | Failed::ForNow(reason)) => self.bear_with(reason),
         }
         if self.setup.fate.is_over() {
             self.running = false;

@@ -10,6 +10,7 @@ use crate::wait::{Deadline, INTERRUPT_EVERY, poll, until_readable};
 use crate::wire::Ended as Over;
 use crate::wire::dial::{DialError, Dialer};
 use crate::wire::records::RecordStream;
+use crate::wire::redial::{Failed, PAUSE, redial};
 use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::Error;
 use crate::worker::fate::Fate;
@@ -39,10 +40,6 @@ pub(super) const HELLO: u64 = u64::MAX;
 const BEAT: u64 = u64::MAX - 1;
 /// Number of the word that the last word was heard.
 pub(super) const HEARD: u64 = u64::MAX - 2;
-/// Longest single attempt to connect again.
-const ATTEMPT: Duration = Duration::from_secs(2);
-/// Pause between two attempts.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// A connection for control messages, and how to make another.
 pub(super) struct Records {
@@ -246,7 +243,8 @@ impl Link {
         !self.couriers.is_empty()
     }
 
-    /// Makes the memory of a tensor on this side of the network, and tells the couriers: where model and lane are, and what each shard's courier and the tensor tell each other.
+    /// Makes the memory of a tensor on this side of the network, and tells the couriers: where model and lane are, and what each
+    /// shard's courier and the tensor tell each other.
     pub(in crate::worker) fn mirror(
         &self,
         id: TensorId,
@@ -299,8 +297,8 @@ impl Link {
         Ok((homes, lanes, Place::Own(model, region)))
     }
 
-    /// Where a tensor lies in the slabs of a server on this host.
-    /// `None` if their descriptors have not come: there was no room for them when they were passed.
+    /// Where a tensor lies in the slabs of a server on this host; `None` if their descriptors have not come: there was no room for
+    /// them when they were passed.
     pub(in crate::worker) fn find(&self, spots: &[SlabSpot; 2]) -> Result<Option<Place>, Error> {
         lock(&self.wire.slabs).find(spots, self.welcome.shards)
     }
@@ -338,8 +336,7 @@ impl Wire {
             }
             if lock(&records.stream).is_none() {
                 // One that ended before it brought anything is not made again at once.
-                if (heard == before && !pause(stop, PAUSE)) || !self.connect(records, fate, stop, &mut vigil)
-                {
+                if (heard == before && stop.sleep(PAUSE)) || !self.connect(records, fate, stop, &mut vigil) {
                     break;
                 }
                 before = heard;
@@ -368,12 +365,8 @@ impl Wire {
 
     /// One attempt to connect again, with a pause after one that failed; `false` when there will be none.
     fn connect(&self, records: &Records, fate: &Fate, stop: &Wakeup, vigil: &mut Vigil) -> bool {
-        let stopped = || {
-            vigil.tick();
-            !pause(stop, Duration::ZERO)
-        };
-        let dialled = records.dialer.dial(Purpose::Control, Instant::now() + ATTEMPT, &stopped);
-        match dialled {
+        let stopped = || stop.sleep(Duration::ZERO);
+        match redial(&records.dialer, Purpose::Control, vigil, stopped) {
             Ok(stream) => {
                 let mut again = RecordStream::new(stream, MAX_MESSAGE_BYTES);
                 let mut stream = lock(&records.stream);
@@ -387,16 +380,12 @@ impl Wire {
                 }
                 true
             }
-            Err(DialError::Refused(refusal)) => self.shut_out(fate, refusal),
-            Err(DialError::Untrusted(reason)) => {
+            Err(Failed::Refused(refusal)) => self.shut_out(fate, refusal),
+            Err(Failed::Untrusted(reason)) => {
                 self.gone(fate, &format!("its certificate is not trusted: {reason}"))
             }
-            Err(DialError::GivenUp) => false,
-            Err(DialError::Lacking(lack)) => {
-                vigil.lacks(Some(lack));
-                pause(stop, PAUSE)
-            }
-            Err(DialError::Unreachable(_)) => pause(stop, PAUSE),
+            Err(Failed::GivenUp) => false,
+            Err(Failed::ForNow(_)) => !stop.sleep(PAUSE),
         }
     }
 
@@ -432,7 +421,7 @@ struct Ended;
 fn wait(records: &Records, stop: &Wakeup, longest: Duration) -> bool {
     // The descriptor is kept while the poll lasts, though a caller may find the connection broken meanwhile.
     let (socket, flags) = match &*lock(&records.stream) {
-        None => return pause(stop, Duration::ZERO),
+        None => return !stop.sleep(Duration::ZERO),
         Some(open) => {
             let mut flags = PollFlags::IN;
             flags.set(PollFlags::OUT, open.holds_output());
@@ -440,13 +429,8 @@ fn wait(records: &Records, stop: &Wakeup, longest: Duration) -> bool {
         }
     };
     // Where there is no descriptor to be had, what comes is found a little later.
-    let Some(socket) = socket else { return pause(stop, longest.min(PAUSE)) };
+    let Some(socket) = socket else { return !stop.sleep(longest.min(PAUSE)) };
     let mut fds = [PollFd::new(stop, PollFlags::IN), PollFd::new(&socket, flags)];
     let _ = poll(&mut fds, Some(longest));
     fds[0].revents().is_empty()
-}
-
-/// Waits for as long; `false` when the link is to stop.
-fn pause(stop: &Wakeup, longest: Duration) -> bool {
-    !stop.sleep(longest)
 }

@@ -8,8 +8,9 @@ use crate::limits;
 use crate::thread::{self, Wakeup};
 use crate::wait::{Deadline, INTERRUPT_EVERY, Patience, poll};
 use crate::wire::Ended;
-use crate::wire::dial::{DialError, Dialer};
+use crate::wire::dial::Dialer;
 use crate::wire::items::ItemWire;
+use crate::wire::redial::{Failed, PAUSE, redial};
 use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::Error;
 use crate::worker::fate::Fate;
@@ -29,14 +30,10 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The one peer of a worker's node.
 const HOME: Peer = 0;
-/// Longest single attempt to connect.
-const ATTEMPT: Duration = Duration::from_secs(2);
-/// Pause between two attempts.
-const PAUSE: Duration = Duration::from_millis(50);
 /// Longest wait for the last rows of a producer that is gone.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -361,11 +358,7 @@ impl Shared {
                 fate.fail(vigil.verdict(*server, *rank, reason));
                 break;
             }
-            let stop = || {
-                vigil.tick();
-                self.is_over()
-            };
-            match self.setup.dialer.dial(self.setup.purpose, Instant::now() + ATTEMPT, &stop) {
+            match redial(&self.setup.dialer, self.setup.purpose, &mut vigil, || self.is_over()) {
                 Ok(stream) => {
                     let before = heard;
                     match stream.as_fd().try_clone_to_owned() {
@@ -381,38 +374,41 @@ impl Shared {
                     }
                     // One that ended before it brought anything is not made again at once.
                     if heard == before {
-                        self.pause(PAUSE);
+                        self.pause();
                     }
                 }
                 // Whether the job has ended there, the link's own thread hears with the reason.
-                Err(DialError::Refused(refusal)) => {
+                Err(Failed::Refused(refusal)) => {
                     tracing::info!(%refusal, "a connection for items was refused");
-                    self.pause(PAUSE);
+                    self.pause();
                 }
-                Err(DialError::Untrusted(reason)) => {
+                Err(Failed::Untrusted(reason)) => {
                     self.fail(format!("its certificate is not trusted: {reason}"));
                 }
-                Err(DialError::GivenUp) => break,
-                Err(DialError::Lacking(lack)) => {
-                    tracing::info!(lack, "a connection for items could not be made");
-                    vigil.lacks(Some(lack));
-                    self.pause(PAUSE);
-                }
-                Err(DialError::Unreachable(error)) => {
-                    tracing::info!(%error, "a connection for items could not be made");
-                    self.pause(PAUSE);
+                Err(Failed::GivenUp) => break,
+                Err(Failed::ForNow(why)) => {
+                    tracing::info!(why, "a connection for items could not be made");
+                    self.pause();
                 }
             }
         }
         lock(&self.state).wire = None;
     }
 
-    fn fail(&self, reason: String) {
-        self.setup.fate.fail(JobFailure::ServerLost { server: self.setup.server, reason });
+    /// Between two attempts to connect. Whoever sets rows meanwhile rings, and cuts no pause short.
+    fn pause(&self) {
+        let pause = Deadline::new(PAUSE);
+        loop {
+            self.wakeup.clear();
+            if self.is_over() || pause.left().is_zero() {
+                return;
+            }
+            self.wakeup.sleep(pause.left());
+        }
     }
 
-    fn pause(&self, longest: Duration) {
-        self.wakeup.sleep(longest);
+    fn fail(&self, reason: String) {
+        self.setup.fate.fail(JobFailure::ServerLost { server: self.setup.server, reason });
     }
 
     /// Listens as long as the connection stands; how much it brought.
@@ -460,5 +456,39 @@ impl Shared {
             }
         }
         heard
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Options;
+    use penstock_proto::message::Secret;
+    use std::net::TcpListener;
+    use std::time::Instant;
+
+    /// What was rung for while there was no connection stayed unread, and each pause that followed was over at once: the thread connected
+    /// again as fast as it could.
+    #[test]
+    fn rows_that_are_set_while_a_server_is_away_cut_no_pause_between_attempts_short() {
+        let away = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("127.0.0.1:{}", away.local_addr().unwrap().port()).parse().unwrap();
+        let dialer = Dialer::new(address, "job", Secret([0; 32]), &Options::load([]).unwrap()).unwrap();
+        let courier = Courier::start(Setup {
+            server: 0,
+            rank: 0,
+            purpose: Purpose::Items { rank: 0, session: [0; 16] },
+            dialer,
+            fate: Arc::default(),
+            lease: Duration::from_secs(60),
+        })
+        .unwrap();
+        let mut came = Vec::new();
+        while came.len() < 10 {
+            drop(away.accept().unwrap());
+            came.push(Instant::now());
+            courier.kick();
+        }
+        assert!(came[9] - came[0] >= 8 * PAUSE, "{:?} between ten attempts", came[9] - came[0]);
     }
 }
