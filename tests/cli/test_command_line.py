@@ -78,7 +78,7 @@ def test_a_command_that_was_mistyped_is_guessed(refused):
 def test_a_script_that_does_not_exist_is_refused(refused, unstarted):
     error, hint = refused("run", "other_name.py")
     assert error == "the script 'other_name.py' does not exist"
-    assert "the path is taken from" in hint
+    assert "the path is relative to" in hint
 
 
 def test_a_folder_is_no_script(refused, tmp_path):

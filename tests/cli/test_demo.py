@@ -72,7 +72,7 @@ def test_a_demo_learns_the_digits_and_agrees_with_one_process(demo, tmp_path):
 def test_both_sides_of_the_comparison_take_the_same_steps(job, name):
     rule, rng = RULES[name], np.random.default_rng(7)
     alone = rng.standard_normal(1000).astype(np.float32)
-    tensor = job.tensor("w", alone, optimizer=getattr(ps, rule.ours)(**rule.settings))
+    tensor = job.tensor("w", alone, optimizer=getattr(ps, rule.name)(**rule.settings))
     step = stepper(rule)
     for _ in range(20):
         gradient = rng.standard_normal(1000).astype(np.float32)

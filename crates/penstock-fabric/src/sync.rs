@@ -97,12 +97,10 @@ impl Futex {
 
     /// Sleeps while the word is `was`, at most for `longest`. May return early: who slept looks again.
     pub fn sleep(&self, among: Among, was: u32, longest: Duration) {
-        let timeout = rustix::time::Timespec {
-            tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(longest.subsec_nanos()),
-        };
+        // What is too long for the system is without end.
+        let timeout = rustix::time::Timespec::try_from(longest).ok();
         // Whatever ends the sleep (a ring, a word that has moved, the time, a signal), the caller looks again.
-        let _ = rustix::thread::futex::wait(&self.0, Self::flags(among), was, Some(&timeout));
+        let _ = rustix::thread::futex::wait(&self.0, Self::flags(among), was, timeout.as_ref());
     }
 
     /// Wakes one that sleeps.

@@ -3,10 +3,10 @@
 use crate::detach::{let_go, within};
 use crate::error::raise_option;
 use crate::job::pairs;
+use crate::memory::Held;
 use penstock::environment::strays;
 use penstock::options::{Options, TABLE};
-use penstock_kernels::{Dtype, Flag, Foreign, RULES};
-use pyo3::buffer::PyUntypedBuffer;
+use penstock_kernels::{Dtype, Flag, RULES};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -132,11 +132,9 @@ pub(crate) fn first_nonfinite(dtype: &str, data: &Bound<'_, PyAny>) -> PyResult<
     let dtype = Dtype::from_name(dtype).ok_or_else(|| {
         PyTypeError::new_err(format!("expected float32, float64, float16 or bfloat16, got {dtype}"))
     })?;
-    let buffer = PyUntypedBuffer::get(data)?;
-    if !buffer.is_c_contiguous() || buffer.len_bytes() % dtype.size() != 0 {
-        return Err(PyValueError::new_err("expected a C-contiguous buffer of whole elements"));
+    let held = Held::new(data)?;
+    if held.bytes().len() % dtype.size() != 0 {
+        return Err(PyValueError::new_err("expected whole elements"));
     }
-    // SAFETY: the exporter keeps the memory alive while the buffer is held, and it is contiguous (checked above).
-    let bytes = unsafe { Foreign::new(buffer.buf_ptr().cast(), buffer.len_bytes()) };
-    Ok(penstock_kernels::first_nonfinite(dtype, bytes))
+    Ok(penstock_kernels::first_nonfinite(dtype, held.bytes()))
 }

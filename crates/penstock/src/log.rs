@@ -3,12 +3,12 @@
 //! Nothing waits for who reads it: a thread of a server that did would stand still with its reader. What is not taken at once is lost.
 //! Nor does anything grow with who asks for it: the same line is said once a minute, and so many lines at most.
 
+use crate::wait::poll;
 use penstock_proto::error::{MAX_TEXT_BYTES, shorten};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::SendFlags;
-use rustix::time::Timespec;
 use std::collections::HashMap;
 use std::fmt::{Debug, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -94,9 +94,8 @@ impl Outlet {
     }
 
     fn takes_a_line(&self) -> bool {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut fds = [PollFd::new(&self.fd, PollFlags::OUT)];
-        poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+        poll(&mut fds, Some(Duration::ZERO)).is_ok_and(|ready| ready > 0)
     }
 }
 

@@ -1,10 +1,15 @@
-//! Patience: how a thread with nothing to do spends its time before it sleeps.
+//! Waiting: how a thread with nothing to do spends its time before it sleeps, how it sleeps on descriptors, and until when.
 //!
 //! A wake-up across cores costs tens of microseconds here, a look at a cache line a tenth of one: so whoever expects an
 //! answer soon looks again for a while. On a host with more of the job's threads than cores the one that is waited for may
 //! need this very core, so it is offered at once (yield) instead of spun on.
 
+use rustix::buffer::spare_capacity;
+use rustix::event::{PollFd, PollFlags, epoll};
+use rustix::fd::AsFd;
+use rustix::io;
 use rustix::thread::sched_yield;
+use rustix::time::Timespec;
 use std::time::{Duration, Instant};
 
 /// Looks at memory before the first yield, where every thread has a core of its own. About 20 microseconds.
@@ -16,6 +21,18 @@ const FEW_SPINS: u32 = 100;
 const YIELDING: Duration = Duration::from_micros(150);
 /// Yields between two looks at the time.
 const YIELDS_A_LOOK: u32 = 8;
+
+/// Longest sleep between two looks at whether the caller was interrupted.
+pub(crate) const INTERRUPT_EVERY: Duration = Duration::from_millis(50);
+/// Longest time that servers may take to say whom a wait that was in vain was for.
+pub(crate) const ASK_WITHIN: Duration = Duration::from_secs(2);
+/// The least that they have for it, however short the wait was: one that lives answers within that, over the network and under load.
+const ASK_AT_LEAST: Duration = Duration::from_millis(250);
+
+/// Looks in vain at what another writes, between two yields.
+const LOOKS_A_YIELD: u64 = 16;
+/// The same, between two looks at the time.
+const LOOKS_A_CLOCK: u64 = 256;
 
 /// One wait's patience.
 #[derive(Debug)]
@@ -53,5 +70,123 @@ impl Patience {
         }
         sched_yield();
         true
+    }
+}
+
+/// The end of a wait.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Deadline {
+    since: Instant,
+    longest: Duration,
+    /// Whether it is the job's, because nobody named another.
+    default: bool,
+}
+
+impl Deadline {
+    pub(crate) fn new(longest: Duration) -> Self {
+        Self { since: Instant::now(), longest, default: false }
+    }
+
+    /// The job's own.
+    pub(crate) fn default_of(longest: Duration) -> Self {
+        Self { default: true, ..Self::new(longest) }
+    }
+
+    /// Whether nobody named another.
+    pub(crate) fn is_default(&self) -> bool {
+        self.default
+    }
+
+    /// The same, but at most `longest` after its beginning.
+    pub(crate) fn at_most(&self, longest: Duration) -> Self {
+        Self { longest: self.longest.min(longest), ..*self }
+    }
+
+    /// Of the questions that follow a wait in vain, all together: a tenth of its limit, so that the limit bounds the call.
+    pub(crate) fn for_questions(self) -> Self {
+        Self::new((self.longest / 10).clamp(ASK_AT_LEAST, ASK_WITHIN))
+    }
+
+    pub(crate) fn waited(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    pub(crate) fn left(&self) -> Duration {
+        self.longest.saturating_sub(self.waited())
+    }
+}
+
+/// Looks again until nobody was writing there meanwhile: what was seen, and how many looks were in vain; `None` when the time is up. A
+/// writer is inside for about a microsecond, unless it needs this core. Whether the caller `stands` is asked now and then.
+pub(crate) fn undisturbed<T, Disturbed, E>(
+    deadline: Deadline,
+    stands: impl Fn() -> Result<(), E>,
+    mut look: impl FnMut() -> Result<T, Disturbed>,
+) -> Result<Option<(T, u64)>, E> {
+    let mut in_vain = 0u64;
+    loop {
+        if let Ok(seen) = look() {
+            return Ok(Some((seen, in_vain)));
+        }
+        in_vain += 1;
+        if in_vain.is_multiple_of(LOOKS_A_YIELD) {
+            sched_yield();
+            stands()?;
+        }
+        if in_vain.is_multiple_of(LOOKS_A_CLOCK) && deadline.left().is_zero() {
+            return Ok(None);
+        }
+        std::hint::spin_loop();
+    }
+}
+
+/// What is too long for the system is as long as it can say.
+fn timespec(longest: Duration) -> Timespec {
+    Timespec::try_from(longest).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 })
+}
+
+/// Sleeps until one of `fds` is ready, at most for `longest` if that is given; how many are. A signal ends it early: who waits looks again.
+pub(crate) fn poll(fds: &mut [PollFd<'_>], longest: Option<Duration>) -> io::Result<usize> {
+    rustix::event::poll(fds, longest.map(timespec).as_ref())
+}
+
+/// The same for one descriptor: whether there is something to read, or it is broken.
+pub(crate) fn until_readable(fd: &impl AsFd, longest: Duration) -> io::Result<bool> {
+    match poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(longest)) {
+        Err(io::Errno::INTR) => Ok(false),
+        ready => ready.map(|ready| ready > 0),
+    }
+}
+
+/// The same for what `epoll` watches: what has happened, `most` events of it.
+pub(crate) fn events(epoll: &impl AsFd, most: usize, longest: Option<Duration>) -> Vec<epoll::Event> {
+    let mut events = Vec::with_capacity(most);
+    let _ = epoll::wait(epoll, spare_capacity(&mut events), longest.map(timespec).as_ref());
+    events
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_is_repeated_until_nobody_disturbs_it_or_it_may_not_go_on_or_the_time_is_up() {
+        let stands = || Ok::<_, ()>(());
+        let mut looks = 0;
+        let third = || {
+            looks += 1;
+            if looks == 3 { Ok(7) } else { Err(()) }
+        };
+        let long = Deadline::new(Duration::from_secs(60));
+        assert_eq!(undisturbed(long, stands, third), Ok(Some((7, 2))));
+        assert_eq!(undisturbed(long, || Err("gone"), || Err::<(), _>(())), Err("gone"));
+        assert_eq!(undisturbed(Deadline::new(Duration::ZERO), stands, || Err::<(), _>(())), Ok(None));
+    }
+
+    #[test]
+    fn a_wait_is_as_long_as_was_asked_for_or_as_the_system_can_say() {
+        let long = timespec(Duration::from_millis(61_250));
+        assert_eq!((long.tv_sec, long.tv_nsec), (61, 250_000_000));
+        assert_eq!(timespec(Duration::MAX).tv_sec, i64::MAX);
     }
 }

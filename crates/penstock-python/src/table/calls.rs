@@ -3,18 +3,16 @@
 
 use super::{AT_ONCE, Table};
 use crate::detach::{Core, Quick, detached, finish};
-use crate::memory::words;
+use crate::memory::{Held, words};
 use crate::seconds::Seconds;
 use penstock::worker::{Chosen, Error, Table as CoreTable};
 use penstock_kernels::{Foreign, ForeignMut};
 use penstock_proto::items::Slack;
 use penstock_proto::items::spec::is_slack;
 use pyo3::exceptions::PyTypeError;
-use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PySlice, PyString, PyType};
 use smallvec::SmallVec;
-use std::mem::MaybeUninit;
 use std::time::Duration;
 
 /// What `penstock.Table` inherits.
@@ -66,62 +64,6 @@ impl Quick<'_, CoreTable> {
         slack: Option<Slack>,
     ) -> Result<bool, Error> {
         self.0.try_get(rows, out, clock, slack)
-    }
-}
-
-/// An array's memory while the core reads or writes it: C-contiguous, of one or two dimensions.
-struct Held {
-    view: ffi::Py_buffer,
-}
-
-impl Held {
-    /// `None` if it is not contiguous, or may not be written and shall be.
-    fn new(array: &Bound<'_, PyAny>, writable: bool) -> Option<Self> {
-        let flags = ffi::PyBUF_ND | if writable { ffi::PyBUF_WRITABLE } else { 0 };
-        let mut view = MaybeUninit::<ffi::Py_buffer>::uninit();
-        // SAFETY: the interpreter is attached (`Bound`), and fills the view or says that it did not.
-        let failed = unsafe { ffi::PyObject_GetBuffer(array.as_ptr(), view.as_mut_ptr(), flags) } != 0;
-        if failed {
-            // What is wrong is said by who looks closer.
-            drop(PyErr::take(array.py()));
-            return None;
-        }
-        // SAFETY: filled (above).
-        Some(Self { view: unsafe { view.assume_init() } })
-    }
-
-    fn shape(&self) -> &[isize] {
-        if self.view.shape.is_null() {
-            return &[];
-        }
-        // SAFETY: with `PyBUF_ND` there are as many lengths as dimensions, alive as long as the view.
-        unsafe { std::slice::from_raw_parts(self.view.shape, self.view.ndim as usize) }
-    }
-
-    fn bytes(&self) -> Foreign<'_> {
-        // SAFETY: the exporter keeps the memory alive and in place while the view is held, and it is contiguous (`PyBUF_ND` asks
-        // for no strides). Other threads may write it, and other arrays share it: no reference covers it.
-        unsafe { Foreign::new(self.view.buf.cast(), self.view.len as usize) }
-    }
-
-    /// Where a view that was asked for to be written is written; `None` for one that was not.
-    fn bytes_mut(&mut self) -> Option<ForeignMut<'_>> {
-        // SAFETY: as in `bytes`; writable by the exporter's word.
-        let bytes = || unsafe { ForeignMut::new(self.view.buf.cast(), self.view.len as usize) };
-        (self.view.readonly == 0).then(bytes)
-    }
-
-    /// 64-bit numbers in a list, as they are now.
-    fn keys(&self) -> Option<Keys> {
-        let bytes = self.bytes();
-        (*self.shape() == [(bytes.len() / 8) as isize]).then(|| words(bytes).collect())
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        // SAFETY: filled by `PyObject_GetBuffer`, released once; whoever drops it is attached, as the calls below are.
-        unsafe { ffi::PyBuffer_Release(&raw mut self.view) };
     }
 }
 
@@ -189,7 +131,9 @@ impl TableCalls {
         if self.is_array(rows) {
             let dtype = rows.getattr(self.names.dtype.bind(py)).ok()?;
             if self.keys.iter().any(|key| dtype.is(key)) {
-                return Held::new(rows, false)?.keys().map(Rows::Each);
+                let held = Held::quick(rows, false)?;
+                // 64-bit numbers in a list, as they are now.
+                return matches!(held.shape(), Some([_])).then(|| Rows::Each(words(held.bytes()).collect()));
             }
         }
         None
@@ -197,11 +141,11 @@ impl TableCalls {
 
     fn fits(&self, rows: &Rows, held: &Held) -> bool {
         let count = match rows {
-            Rows::One(_) => return *held.shape() == [self.width as isize],
+            Rows::One(_) => return held.shape() == Some(&[self.width as isize]),
             Rows::Run(run) => (run.end - run.start) as usize,
             Rows::Each(keys) => keys.len(),
         };
-        *held.shape() == [count as isize, self.width as isize]
+        held.shape() == Some(&[count as isize, self.width as isize])
     }
 
     /// `false`: the arguments are none that are taken as they are, and nothing was written.
@@ -216,7 +160,7 @@ impl TableCalls {
             return Ok(false);
         }
         let (Some(rows), Some(clock)) = (self.rows(rows), number(clock)) else { return Ok(false) };
-        let Some(held) = Held::new(values, false) else { return Ok(false) };
+        let Some(held) = Held::quick(values, false) else { return Ok(false) };
         if !self.fits(&rows, &held) {
             return Ok(false);
         }
@@ -293,12 +237,12 @@ impl TableCalls {
             Some(out) => out.clone(),
             None => self.fresh(py, &rows)?,
         };
-        let Some(mut held) = Held::new(&out, true) else { return Ok(None) };
+        let Some(mut held) = Held::quick(&out, true) else { return Ok(None) };
         if !self.fits(&rows, &held) {
             return Ok(None);
         }
         let chosen = rows.chosen();
-        let Some(mut bytes) = held.bytes_mut() else { return Ok(None) };
+        let mut bytes = held.bytes_mut(py)?;
         let length = bytes.len();
         // What is fresh is copied without letting go of the interpreter, which would cost more than the copy.
         let waits = length > AT_ONCE || {

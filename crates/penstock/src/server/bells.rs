@@ -5,10 +5,11 @@
 //! Each ring is an edge in the poll, whatever stands in the count.
 
 use crate::limits::lacking;
+use crate::thread;
 use penstock_proto::Rank;
 use penstock_proto::account::{Account, Charge, Resource};
 use penstock_proto::error::Refusal;
-use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::event::epoll;
 use rustix::fd::OwnedFd;
 use rustix::io;
 use std::collections::BTreeMap;
@@ -31,8 +32,7 @@ impl Bells {
             Entry::Vacant(place) => {
                 let charge = account.peer(rank).charge(Resource::Descriptors, 1);
                 let charge = charge.map_err(|why| why.refuse("a bell"))?;
-                let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-                let bell = Arc::new(bell.map_err(lacking("make a bell"))?);
+                let bell = Arc::new(thread::bell().map_err(lacking("make a bell"))?);
                 self.new.push(Arc::clone(&bell));
                 Ok(&place.insert((bell, charge)).0)
             }
@@ -67,7 +67,8 @@ pub(super) fn listen(epoll: &OwnedFd, bell: &OwnedFd, token: u64) -> io::Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::time::Timespec;
+    use crate::wait;
+    use std::time::Duration;
 
     #[test]
     fn a_bell_that_is_never_read_is_heard_each_time_and_only_then() {
@@ -75,14 +76,10 @@ mod tests {
         let mut bells = Bells::default();
         let bell = bells.of(3, &Account::default()).unwrap();
         listen(&epoll, bell, 7).unwrap();
-        let heard = || {
-            let mut events = Vec::with_capacity(4);
-            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-            epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), Some(&now)).unwrap()
-        };
+        let heard = || wait::events(&epoll, 4, Some(Duration::ZERO)).len();
         assert_eq!(heard(), 0);
         for _ in 0..100 {
-            io::write(bell, &1u64.to_le_bytes()).unwrap();
+            thread::ring(bell);
             assert_eq!(heard(), 1);
             assert_eq!(heard(), 0);
         }

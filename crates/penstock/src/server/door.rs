@@ -6,8 +6,10 @@
 //! no thread of any job. A job that does not exist is answered like a wrong secret.
 
 use super::shares::{LONG, Shares};
-use super::{Order, Shared, StartError, Wakeup};
+use super::{Order, Shared, StartError};
 use crate::options::{Options, Security};
+use crate::thread::{self, Wakeup};
+use crate::wait;
 use crate::wire::dial::PLAIN;
 use crate::wire::random;
 use crate::wire::records::RecordStream;
@@ -20,7 +22,6 @@ use penstock_proto::handshake::{MAX_HANDSHAKE_BYTES, Purpose, ServerHandshake, V
 use penstock_proto::message::Secret;
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::time::Timespec;
 use rustls::ServerConfig;
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, IoSliceMut};
@@ -95,17 +96,16 @@ impl Door {
         };
         let tls = tls::server(files)?;
         let listeners = listen.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
-        let failed =
-            |error: io::Error| StartError::System { what: "ask for an address", reason: error.to_string() };
+        let failed = StartError::system::<io::Error>("ask for an address");
         let addresses = listeners
             .iter()
-            .map(|listener| listener.local_addr().map_err(failed))
+            .map(|listener| listener.local_addr().map_err(&failed))
             .collect::<Result<_, _>>()?;
         let hall = Arc::new(Hall {
             jobs: Mutex::default(),
             open: AtomicBool::new(false),
             stop: AtomicBool::new(false),
-            wakeup: Wakeup::new()?,
+            wakeup: Wakeup::new().map_err(StartError::system("make a wake-up descriptor"))?,
         });
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(StartError::system("make an epoll descriptor"))?;
@@ -129,9 +129,8 @@ impl Door {
             accepting: false,
             full: false,
         };
-        let thread = std::thread::Builder::new().name("penstock-door".to_owned()).spawn(move || keeper.run());
-        let thread = thread
-            .map_err(|error| StartError::System { what: "start a thread", reason: error.to_string() })?;
+        let thread = thread::spawn("penstock-door", move || keeper.run());
+        let thread = thread.map_err(StartError::thread)?;
         Ok(Self { hall, shares: Arc::default(), addresses, thread: Some(thread), maker: Maker::this() })
     }
 
@@ -278,16 +277,13 @@ impl Keeper {
     fn run(mut self) {
         while !self.hall.stop.load(Ordering::Acquire) {
             self.watch_listeners(self.hall.open.load(Ordering::Acquire) && !self.full);
-            let mut events = Vec::with_capacity(64);
-            let tick = Timespec { tv_sec: 1, tv_nsec: 0 };
-            let soon = Timespec { tv_sec: 0, tv_nsec: i64::from(LOOK_AGAIN.subsec_nanos()) };
-            let longest = if self.strangers.is_empty() { None } else { Some(&tick) };
-            let longest = if self.full { Some(&soon) } else { longest };
-            let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), longest);
+            let longest = (!self.strangers.is_empty()).then_some(Duration::from_secs(1));
+            let longest = if self.full { Some(LOOK_AGAIN) } else { longest };
+            let events = wait::events(&self.epoll, 64, longest);
             self.full = false;
             for event in events {
                 match event.data.u64() {
-                    WAKEUP => Wakeup::clear(self.hall.wakeup.as_fd()),
+                    WAKEUP => self.hall.wakeup.clear(),
                     token if token >= LISTENERS => self.accept((token - LISTENERS) as usize),
                     token => self.hear(token),
                 }

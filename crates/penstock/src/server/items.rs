@@ -4,8 +4,9 @@
 use super::bells;
 use super::shard::Report;
 use super::tables::{Paid, Sealed};
-use super::{Obituary, StartError, Wakeup};
-use crate::wait::Patience;
+use super::{Obituary, StartError};
+use crate::thread::{self, Inbox};
+use crate::wait::{self, Patience};
 use crate::wire::Ended;
 use crate::wire::items::ItemWire;
 use crate::wire::vigil::look_every;
@@ -19,11 +20,9 @@ use penstock_proto::items::spec::TableId;
 use penstock_proto::items::wire::{RegionId, Shape};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::time::Timespec;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// What the thread is told.
@@ -56,11 +55,8 @@ pub(super) enum Command {
 
 /// The control thread's end.
 pub(super) struct Handle {
-    commands: Sender<Command>,
-    /// This process's own: no worker has it.
-    wakeup: Arc<Wakeup>,
+    thread: thread::Handle<Command>,
     kept: Kept,
-    thread: Option<JoinHandle<()>>,
 }
 
 /// Regions that are kept here, for the control thread: of producers on other hosts it knows nothing.
@@ -75,8 +71,7 @@ impl Kept {
 
 impl Handle {
     pub(super) fn send(&self, command: Command) {
-        let _ = self.commands.send(command);
-        self.wakeup.ring();
+        self.thread.send(command);
     }
 
     /// Whether rows of a table are kept there.
@@ -86,13 +81,8 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
-    fn drop(&mut self) {
-        self.send(Command::Stop);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
+impl thread::Command for Command {
+    const STOP: Self = Self::Stop;
 }
 
 /// What the thread is started with.
@@ -110,9 +100,8 @@ pub(super) fn start(setup: Setup) -> Result<Handle, StartError> {
     let system = StartError::system;
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll descriptor"))?;
     let data = epoll::EventData::new_u64(COMMANDS);
-    let wakeup = Arc::new(Wakeup::new()?);
-    epoll::add(&epoll, &*wakeup, data, epoll::EventFlags::IN).map_err(system("watch a descriptor"))?;
-    let (commands, inbox) = channel();
+    let (mut thread, inbox) = thread::commanded().map_err(system("make a wake-up descriptor"))?;
+    epoll::add(&epoll, inbox.wakeup(), data, epoll::EventFlags::IN).map_err(system("watch a descriptor"))?;
     let (control, reports) = (Arc::clone(&setup.control), setup.reports.clone());
     let obituary = Obituary { thread: "passes rows on", server: setup.server, reports, control };
     let kept = Kept::default();
@@ -122,7 +111,6 @@ pub(super) fn start(setup: Setup) -> Result<Handle, StartError> {
         kept: kept.clone(),
         setup,
         inbox,
-        wakeup: Arc::clone(&wakeup),
         epoll,
         wires: BTreeMap::new(),
         writing: BTreeSet::new(),
@@ -130,14 +118,12 @@ pub(super) fn start(setup: Setup) -> Result<Handle, StartError> {
         ending: BTreeSet::new(),
         running: true,
     };
-    let thread = std::thread::Builder::new().name("penstock-items".to_owned());
-    let thread = thread.spawn(move || {
+    let started = thread.start("penstock-items", move || {
         let _obituary = obituary;
         passer.run();
     });
-    let thread =
-        thread.map_err(|error| StartError::System { what: "start a thread", reason: error.to_string() })?;
-    Ok(Handle { commands, wakeup, kept, thread: Some(thread) })
+    started.map_err(StartError::thread)?;
+    Ok(Handle { thread, kept })
 }
 
 /// Tokens of the poll; the others are ranks.
@@ -147,7 +133,6 @@ const BELL: u64 = u64::MAX - 1;
 const LONGEST: Duration = Duration::from_secs(1);
 /// Times that all that there is to send is sent before what comes is heard again.
 const ROUNDS: usize = 16;
-const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// Memory for rows of producers on other hosts.
 struct Memories {
@@ -191,8 +176,7 @@ impl Host for Memories {
 
 struct Passer {
     setup: Setup,
-    inbox: Receiver<Command>,
-    wakeup: Arc<Wakeup>,
+    inbox: Inbox<Command>,
     epoll: OwnedFd,
     node: Node<Memories>,
     wires: BTreeMap<Rank, ItemWire>,
@@ -213,7 +197,7 @@ impl Passer {
             // Who has just been busy looks again for a while: a wake-up costs more than a look. What comes is heard also where there is
             // always something to send.
             let sent = self.transmit_all();
-            if self.look(Some(&NOW)) || sent {
+            if self.look(Some(Duration::ZERO)) || sent {
                 patience = Patience::new(true);
                 continue;
             }
@@ -282,11 +266,7 @@ impl Passer {
         // Without anybody at the other end there is nobody to show that this thread lives.
         let longest = look_every(self.setup.lease);
         let longest = if self.followed.is_empty() { longest } else { longest.min(LONGEST) };
-        let longest = Timespec {
-            tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(longest.subsec_nanos()),
-        };
-        self.look((!self.wires.is_empty()).then_some(&longest));
+        self.look((!self.wires.is_empty()).then_some(longest));
         let silent = |(&rank, wire): (&Rank, &mut ItemWire)| Some((rank, wire.keep_vigil().err()?));
         let silent: Vec<(Rank, Ended)> = self.wires.iter_mut().filter_map(silent).collect();
         for (rank, ended) in silent {
@@ -295,14 +275,13 @@ impl Passer {
     }
 
     /// Takes what has come, or waits for it; whether anything had.
-    fn look(&mut self, longest: Option<&Timespec>) -> bool {
-        let mut events = Vec::with_capacity(64);
-        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), longest);
+    fn look(&mut self, longest: Option<Duration>) -> bool {
+        let events = wait::events(&self.epoll, 64, longest);
         let any = !events.is_empty();
         for event in events {
             match event.data.u64() {
                 COMMANDS => {
-                    Wakeup::clear(self.wakeup.as_fd());
+                    self.inbox.wakeup().clear();
                     self.take_commands();
                 }
                 BELL => {}
@@ -354,7 +333,7 @@ impl Passer {
     }
 
     fn take_commands(&mut self) {
-        while let Ok(command) = self.inbox.try_recv() {
+        while let Some(command) = self.inbox.next() {
             match command {
                 Command::Stop => self.running = false,
                 Command::Region(sealed) => self.follow(sealed),

@@ -37,7 +37,9 @@ pub(crate) mod shares;
 mod slabs;
 mod tables;
 
+use crate::limits::explain_io;
 use crate::options::Options;
+use crate::thread::{self, Wakeup};
 use door::Door;
 use penstock_fabric::forked::Maker;
 use penstock_fabric::net::endpoint::Address;
@@ -49,8 +51,6 @@ use penstock_proto::error::JobFailure;
 use penstock_proto::frame::job_number;
 use penstock_proto::handshake::Purpose;
 use penstock_proto::message::{MAX_SERVERS, MAX_SHARDS, MAX_WORKERS, Secret};
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use shares::Place;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -158,8 +158,13 @@ impl StartError {
         }
     }
 
-    pub(crate) fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> Self {
-        move |errno| Self::System { what, reason: crate::limits::explain(errno) }
+    /// What the system said when `what` was tried, with the limit that was reached, if it was one.
+    pub(crate) fn system<E: Into<std::io::Error>>(what: &'static str) -> impl Fn(E) -> Self {
+        move |error| Self::System { what, reason: explain_io(&error.into()) }
+    }
+
+    fn thread(error: std::io::Error) -> Self {
+        Self::system("start a thread")(error)
     }
 }
 
@@ -227,7 +232,7 @@ impl Shared {
         Ok(Self {
             outcome: Mutex::default(),
             ended: Condvar::new(),
-            wakeup: Wakeup::new()?,
+            wakeup: Wakeup::new().map_err(StartError::system("make a wake-up descriptor"))?,
             workers: AtomicU32::new(0),
             memory: AtomicU64::new(0),
         })
@@ -275,32 +280,6 @@ impl Drop for Obituary {
             let _ = self.reports.send(shard::Report::Failed(failure));
             self.control.wakeup.ring();
         }
-    }
-}
-
-/// An eventfd: what a thread that sleeps on descriptors is woken with.
-#[derive(Debug)]
-struct Wakeup(OwnedFd);
-
-impl Wakeup {
-    fn new() -> Result<Self, StartError> {
-        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        fd.map(Self).map_err(StartError::system("make a wake-up descriptor"))
-    }
-
-    fn ring(&self) {
-        // It fails only when it is full, and then it is awake already.
-        let _ = rustix::io::write(&self.0, &1u64.to_le_bytes());
-    }
-
-    fn clear(fd: BorrowedFd<'_>) {
-        let _ = rustix::io::read(fd, &mut [0; 8]);
-    }
-}
-
-impl AsFd for Wakeup {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
     }
 }
 
@@ -358,16 +337,12 @@ impl Server {
         let limits = budget::limits(config.options.memory, most, share.is_some());
         let shared_with = Arc::clone(&shared);
         let control = control::Control::new(config, listener, shards, inbox, shared_with, place, limits)?;
-        let thread = std::thread::Builder::new().name("penstock-control".to_owned());
         let last_will = LastWill { shared: Arc::clone(&shared), index };
-        let thread = thread.spawn(move || {
+        let thread = thread::spawn("penstock-control", move || {
             let _last_will = last_will;
             control.run();
         });
-        threads.0.push(
-            thread
-                .map_err(|error| StartError::System { what: "start a thread", reason: error.to_string() })?,
-        );
+        threads.0.push(thread.map_err(StartError::thread)?);
         let mut server = Self { maker: Maker::this(), shared, orders, threads, job, door: None };
         if let Some(door) = door {
             if !door.admit(&server.job, secret, server.orders.clone(), Arc::clone(&server.shared)) {

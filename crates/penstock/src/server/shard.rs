@@ -5,8 +5,9 @@ use super::bells;
 use super::memory::{Event, Memory, Touched};
 use super::pace::Pace;
 use super::remote::{Heard, Remote};
-use super::{Obituary, Shared, StartError, Wakeup, shares};
-use crate::wait::Patience;
+use super::{Obituary, Shared, StartError, shares};
+use crate::thread::{self, Inbox};
+use crate::wait::{self, Patience};
 use crate::wire::vigil::look_every;
 use penstock_fabric::doorbell::{self, ANYTHING, Bell, Sleeping};
 use penstock_fabric::layout::{Count, board, page};
@@ -24,11 +25,9 @@ use penstock_proto::spec::TensorSpec;
 use penstock_proto::submission::{Submission, WORDS};
 use penstock_proto::{Rank, TensorId};
 use rustix::event::epoll;
-use rustix::fd::{AsFd, OwnedFd};
-use rustix::time::Timespec;
+use rustix::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -157,37 +156,20 @@ pub(super) struct Setup {
     pub(super) control: Arc<Shared>,
 }
 
+impl thread::Command for Command {
+    const STOP: Self = Self::Stop;
+}
+
 /// The control thread's end of a shard.
-#[derive(Debug)]
-pub(super) struct Handle {
-    commands: Sender<Command>,
-    /// Whether there are commands; set before anyone can act on what they bring.
-    flag: Arc<AtomicBool>,
-    wakeup: Arc<Wakeup>,
-}
+pub(super) type Handle = thread::Handle<Command>;
 
-impl Handle {
-    pub(super) fn send(&self, command: Command) {
-        // A shard that has ended needs no commands.
-        let _ = self.commands.send(command);
-        self.flag.store(true, Ordering::Release);
-        self.wakeup.ring();
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        self.send(Command::Stop);
-    }
-}
-
+/// The thread is for the caller to wait for: all are told to end before one is waited for.
 pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError> {
-    let (commands, inbox) = channel();
-    let (flag, wakeup) = (Arc::new(AtomicBool::new(false)), Arc::new(Wakeup::new()?));
-    let handle = Handle { commands, flag: Arc::clone(&flag), wakeup: Arc::clone(&wakeup) };
+    let (handle, inbox) = thread::commanded().map_err(StartError::system("make a wake-up descriptor"))?;
     let epoll =
         epoll::create(epoll::CreateFlags::CLOEXEC).map_err(StartError::system("make an epoll descriptor"))?;
-    let watch = epoll::add(&epoll, &*wakeup, epoll::EventData::new_u64(u64::MAX), epoll::EventFlags::IN);
+    let watch =
+        epoll::add(&epoll, inbox.wakeup(), epoll::EventData::new_u64(u64::MAX), epoll::EventFlags::IN);
     watch.map_err(StartError::system("watch a wake-up descriptor"))?;
     let name = format!("penstock-shard-{}", setup.index);
     let ports = (0..setup.workers).map(|_| None).collect();
@@ -198,8 +180,6 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
     let run = Loop {
         setup,
         inbox,
-        flag,
-        wakeup,
         epoll,
         machine,
         ports,
@@ -213,15 +193,13 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
         out: false,
         moved: false,
     };
-    let thread = std::thread::Builder::new().name(name).spawn(move || {
+    let thread = thread::spawn(name, move || {
         let _obituary = obituary;
         // Kernels see to themselves; this is for the numbers that the machine gives them.
         penstock_kernels::settle_this_thread();
         run.run();
     });
-    let thread =
-        thread.map_err(|error| StartError::System { what: "start a thread", reason: error.to_string() })?;
-    Ok((handle, thread))
+    Ok((handle, thread.map_err(StartError::thread)?))
 }
 
 /// A worker that has joined, as far as this shard has to do with it.
@@ -271,9 +249,7 @@ impl Port {
 
 struct Loop {
     setup: Setup,
-    inbox: Receiver<Command>,
-    flag: Arc<AtomicBool>,
-    wakeup: Arc<Wakeup>,
+    inbox: Inbox<Command>,
     epoll: OwnedFd,
     machine: Shard,
     ports: Vec<Option<Port>>,
@@ -334,7 +310,7 @@ impl Loop {
             return busy;
         }
         if self.networked {
-            self.poll(Some(Timespec { tv_sec: 0, tv_nsec: 0 }));
+            self.poll(Duration::ZERO);
             self.keep_to_share();
             self.out = self.pace.is_out(Instant::now()) && self.is_shared();
         }
@@ -349,7 +325,7 @@ impl Loop {
     }
 
     fn has_work(&self) -> bool {
-        self.flag.load(Ordering::Acquire) || (!self.failed && self.ports.iter().flatten().any(Port::has_work))
+        self.inbox.is_open() || (!self.failed && self.ports.iter().flatten().any(Port::has_work))
     }
 
     fn sleep(&mut self) {
@@ -360,10 +336,7 @@ impl Loop {
             // Whom a paused worker waits for may stop sending, which is no event. And whoever sleeps shows that it lives.
             let paused = self.ports.iter().flatten().any(paused);
             let longest = look_every(self.setup.lease).min(if paused { LOOK_AGAIN } else { Duration::MAX });
-            self.poll(Some(Timespec {
-                tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: i64::from(longest.subsec_nanos()),
-            }));
+            self.poll(longest);
         }
         self.setup.board.sleeping(self.setup.index).awake();
         if self.networked && !self.failed {
@@ -391,14 +364,12 @@ impl Loop {
         }
     }
 
-    /// Asks the poll what is ready; waits for something without a limit.
-    fn poll(&mut self, limit: Option<Timespec>) {
-        let mut events = Vec::with_capacity(16);
-        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), limit.as_ref());
-        for event in events {
+    /// Asks the poll what is ready, and waits for something, at most for `longest`.
+    fn poll(&mut self, longest: Duration) {
+        for event in wait::events(&self.epoll, 16, Some(longest)) {
             let (token, flags) = (event.data.u64(), event.flags);
             if token == u64::MAX {
-                Wakeup::clear(self.wakeup.as_fd());
+                self.inbox.wakeup().clear();
                 continue;
             }
             match self.ports.get_mut((token % CONNECTIONS) as usize) {
@@ -461,11 +432,10 @@ impl Loop {
     }
 
     fn take_commands(&mut self) -> bool {
-        if !self.flag.load(Ordering::Acquire) {
+        if !self.inbox.open() {
             return false;
         }
-        self.flag.store(false, Ordering::Relaxed);
-        while let Ok(command) = self.inbox.try_recv() {
+        while let Some(command) = self.inbox.next() {
             self.obey(command);
         }
         true

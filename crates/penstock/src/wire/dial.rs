@@ -5,14 +5,14 @@ use super::random;
 use super::records::RecordStream;
 use crate::limits;
 use crate::options::{Options, Security};
+use crate::wait::poll;
 use penstock_fabric::net::endpoint::Address;
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::net::tls::{self, TlsError};
 use penstock_proto::error::Refusal;
 use penstock_proto::handshake::{MAX_HANDSHAKE_BYTES, Purpose, WorkerHandshake};
 use penstock_proto::message::Secret;
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::time::Timespec;
+use rustix::event::{PollFd, PollFlags};
 use rustls::ClientConfig;
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -166,9 +166,7 @@ impl Dialer {
                 return Err(DialError::GivenUp);
             }
             let flags = if write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-            let longest = left.min(LOOK_EVERY);
-            let longest = Timespec { tv_sec: 0, tv_nsec: i64::from(longest.subsec_nanos()) };
-            let _ = poll(&mut [PollFd::new(stream, flags)], Some(&longest));
+            let _ = poll(&mut [PollFd::new(stream, flags)], Some(left.min(LOOK_EVERY)));
             Ok(())
         };
         if encrypt {

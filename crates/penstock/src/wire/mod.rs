@@ -7,6 +7,7 @@
 //! | [`records`] | control messages of a stream and onto it |
 //! | [`vigil`] | whether the other end lives, and showing it that this one does |
 //! | [`dial`] | a worker's way to a server: connect, encrypt, prove who is there |
+//! | [`redial`] | the same again, after a connection has ended |
 //! | [`random`] | nonces |
 
 pub(crate) mod dial;
@@ -14,6 +15,7 @@ pub(crate) mod frames;
 pub(crate) mod items;
 pub(crate) mod random;
 pub(crate) mod records;
+pub(crate) mod redial;
 #[cfg(test)]
 pub(crate) mod travel;
 pub(crate) mod vigil;

@@ -6,7 +6,7 @@
 
 use super::Error;
 use super::job::Inner;
-use super::link::{ASK_WITHIN, Deadline};
+use crate::wait::{ASK_WITHIN, Deadline};
 use penstock_fabric::sync::Ordering;
 use penstock_proto::knot::{Goal, Knot};
 use penstock_proto::message::{Answer, Ask};

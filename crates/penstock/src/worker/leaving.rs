@@ -2,9 +2,10 @@
 
 use super::Error;
 use super::job::{Inner, Job};
-use super::link::{ASK_WITHIN, Deadline, INTERRUPT_EVERY, Link, lock};
+use super::link::{Link, lock};
 use super::table::TableInner;
 use crate::turn::Turn;
+use crate::wait::{ASK_WITHIN, Deadline, INTERRUPT_EVERY};
 use penstock_proto::message::Departure;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -6,6 +6,7 @@ use crate::server::client::{Channel, Client, Unsent, Worker};
 use crate::server::crowding;
 use crate::server::proof::Proof;
 use crate::server::shard::Command;
+use crate::thread::bell;
 use penstock_fabric::layout::page;
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::{Mapping, Region, Writers};
@@ -16,7 +17,7 @@ use penstock_proto::error::{JobFailure, Refusal};
 use penstock_proto::handshake::Session;
 use penstock_proto::membership::Lease;
 use penstock_proto::message::{Answer, Ask, PROTOCOL_VERSION, Reply, Request, Welcome, encode};
-use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::event::epoll;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -166,7 +167,7 @@ impl Control {
             descriptors.push(clone(page.fd())?);
             descriptors.push(clone(self.shards.board.region().fd())?);
             for _ in 0..shards {
-                let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+                let wakeup = bell()?;
                 descriptors.push(clone(wakeup.as_fd())?);
                 wakeups.push(wakeup);
             }

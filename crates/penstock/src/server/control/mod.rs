@@ -17,7 +17,8 @@ use super::pace::{BREATH, Pace};
 use super::shard::{Board, Command, Handle, Report};
 use super::shares::Place;
 use super::tables::{Sealed, Tables};
-use super::{Order, ServerConfig, Shared, StartError, Wakeup, items};
+use super::{Order, ServerConfig, Shared, StartError, items};
+use crate::wait;
 use crate::wire::records::RecordStream;
 use crate::wire::vigil::{LivedClock, look_every};
 use penstock_fabric::layout::board;
@@ -29,9 +30,8 @@ use penstock_proto::handshake::{Purpose, Session, Verdict, verdict};
 use penstock_proto::knot::Knots;
 use penstock_proto::membership::Roster;
 use penstock_proto::message::{Answer, MAX_MESSAGE_BYTES, Reply, encode};
-use rustix::event::{PollFd, PollFlags, epoll, poll};
+use rustix::event::epoll;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::time::Timespec;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -46,6 +46,8 @@ const HELLO_WITHIN_MS: u64 = 10_000;
 const RETURN_WITHIN_MS: u64 = 2_000;
 /// Looks at the sockets in one turn, before leases are judged: enough for one at every worker's.
 const ROUNDS: usize = 32;
+/// Events taken in one look.
+const EVENTS: usize = 64;
 
 /// Requests taken of one client before others get their turn.
 const REQUESTS: usize = 64;
@@ -281,9 +283,8 @@ impl Control {
 
     /// The job's clients have asked more than they may while there are other jobs: for now only shards and the process are heard.
     fn draw_breath(&self) {
-        let longest = Timespec { tv_sec: 0, tv_nsec: i64::from(BREATH.subsec_nanos()) };
-        let _ = poll(&mut [PollFd::new(&self.shared.wakeup, PollFlags::IN)], Some(&longest));
-        Wakeup::clear(self.shared.wakeup.as_fd());
+        self.shared.wakeup.sleep(BREATH);
+        self.shared.wakeup.clear();
     }
 
     fn take_what_is_said(&mut self) {
@@ -309,18 +310,13 @@ impl Control {
 
     /// Waits for events, at most for `longest`, and takes them; whether there may be more.
     fn take_events(&mut self, longest: Duration) -> bool {
-        let mut events = Vec::with_capacity(64);
-        let timeout = Timespec {
-            tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(longest.subsec_nanos()),
-        };
-        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout));
+        let events = wait::events(&self.epoll, EVENTS, Some(longest));
         self.watch_listener(false);
-        let full = events.len() == events.capacity();
+        let full = events.len() == EVENTS;
         for event in events {
             match event.data.u64() {
                 LISTENER => self.accept(),
-                WAKEUP => Wakeup::clear(self.shared.wakeup.as_fd()),
+                WAKEUP => self.shared.wakeup.clear(),
                 client => self.serve(client),
             }
         }

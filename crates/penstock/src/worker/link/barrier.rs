@@ -3,7 +3,8 @@
 //! where that was quicker. While a server says nothing it is in doubt which of the two it heard first: the next call hears that out, and
 //! has passed if the barrier did open.
 
-use super::{Answered, Deadline, Heard, Link, lock};
+use super::{Answered, Heard, Link, lock};
+use crate::wait::Deadline;
 use crate::worker::Error;
 use penstock_proto::Rank;
 use penstock_proto::message::{Answer, Ask};

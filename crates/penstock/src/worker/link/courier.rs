@@ -6,11 +6,13 @@
 //! ([`penstock_proto::remote::mirror`]). Its frames are encoded out of the lane; values are received beside the mirror, verified, and then
 //! decoded and published in it, so that no reader ever sees half a chunk or a damaged one.
 
-use super::Fate;
-use crate::wait::Patience;
-use crate::wire::dial::{DialError, Dialer};
+use crate::thread::{self, Inbox};
+use crate::wait::{Patience, poll};
+use crate::wire::dial::Dialer;
 use crate::wire::frames::{Batch, FrameReader, FrameWriter, Places, Step};
+use crate::wire::redial::{Failed, PAUSE, redial};
 use crate::wire::vigil::{Vigil, look_every};
+use crate::worker::fate::Fate;
 use penstock_fabric::doorbell::{self, ANYTHING, Bell, Sleeping};
 use penstock_fabric::layout::{board, page};
 use penstock_fabric::memory::{HomeMemory, LaneView, StateMirror};
@@ -27,23 +29,17 @@ use penstock_proto::numbered::Numbered;
 use penstock_proto::remote::mirror::{Effect, Frame, Mirror};
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::fd::{AsFd, OwnedFd};
-use rustix::time::Timespec;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::mpsc::Sender;
+use std::time::Duration;
 
 /// Frames that wait to be sent at most, before more is taken from the ring.
 const MOST_UNSENT: u64 = 4096;
 /// Frames taken between two looks at the ring.
 const FRAMES: usize = 32;
-/// Longest single attempt to connect again.
-const ATTEMPT: Duration = Duration::from_secs(2);
-/// Pause between two attempts.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// What a tensor and the courier of one of its homes tell each other.
 #[derive(Debug, Default)]
@@ -90,23 +86,21 @@ struct Progress {
 
 /// The link's end of a courier.
 pub(super) struct Handle {
-    commands: Sender<Command>,
+    thread: thread::Handle<Command>,
     progress: Arc<Progress>,
-    flag: Arc<AtomicBool>,
-    wakeup: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
+}
+
+impl thread::Command for Command {
+    const STOP: Self = Self::Stop;
 }
 
 impl Handle {
     /// Sends a command, and wakes the courier unless it may wait: what is declared is first named by a submission, and the courier
     /// takes its commands before it looks at one. So who declares many tensors wakes nobody for each.
     pub(super) fn send(&self, command: Command) {
-        let may_wait = matches!(command, Command::Declare { .. });
-        let _ = self.commands.send(command);
-        // Pairs with the acquire load in `take_commands`: who sees a submission that the ring has published since sees this too.
-        self.flag.store(true, Ordering::Release);
-        if !may_wait {
-            let _ = rustix::io::write(&*self.wakeup, &1u64.to_le_bytes());
+        match command {
+            Command::Declare { .. } => self.thread.leave(command),
+            command => self.thread.send(command),
         }
     }
 
@@ -116,15 +110,6 @@ impl Handle {
         // The smaller one first: it cannot have grown past the other then.
         let taken = taken.load(Ordering::Relaxed);
         (taken, submitted.load(Ordering::Relaxed).max(taken))
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        self.send(Command::Stop);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 
@@ -145,17 +130,13 @@ pub(super) struct Setup {
 
 /// Starts a courier; the descriptor is what it is woken with.
 pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
-    let (commands, inbox) = channel();
-    let flag = Arc::new(AtomicBool::new(false));
-    let wakeup = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    let rung = wakeup.as_fd().try_clone_to_owned()?;
+    let (mut thread, inbox) = thread::commanded()?;
+    let rung = thread.bell()?;
     let progress = Arc::new(Progress::default());
     let name = format!("penstock-courier-{}.{}", setup.server, setup.shard);
     let courier = Courier {
         ring_at: page::ring(setup.shard),
         inbox,
-        flag: Arc::clone(&flag),
-        wakeup: Arc::clone(&wakeup),
         consumer: Consumer::default(),
         machine: Mirror::default(),
         wire: None,
@@ -167,8 +148,8 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
         running: true,
         setup,
     };
-    let thread = std::thread::Builder::new().name(name).spawn(move || courier.run())?;
-    Ok((Handle { commands, progress, flag, wakeup, thread: Some(thread) }, rung))
+    thread.start(name, move || courier.run())?;
+    Ok((Handle { thread, progress }, rung))
 }
 
 /// Where the chunks of one tensor are mirrored that the shard is home of.
@@ -295,9 +276,7 @@ struct Wire {
 
 struct Courier {
     setup: Setup,
-    inbox: Receiver<Command>,
-    flag: Arc<AtomicBool>,
-    wakeup: Arc<OwnedFd>,
+    inbox: Inbox<Command>,
     ring_at: usize,
     consumer: Consumer,
     machine: Mirror,
@@ -343,13 +322,9 @@ impl Courier {
         if !self.running {
             return;
         }
-        let (flag, fate) = (Arc::clone(&self.flag), Arc::clone(&self.setup.fate));
-        let vigil = &self.vigil;
-        let give_up = move || {
-            vigil.tick();
-            flag.load(Ordering::Acquire) || fate.is_over()
-        };
-        match self.setup.dialer.dial(self.setup.purpose, Instant::now() + ATTEMPT, &give_up) {
+        let Setup { dialer, purpose, fate, .. } = &self.setup;
+        let is_over = || self.inbox.is_open() || fate.is_over();
+        match redial(dialer, *purpose, &mut self.vigil, is_over) {
             Ok(stream) => {
                 self.wire = Some(Wire {
                     stream,
@@ -363,15 +338,10 @@ impl Courier {
                 self.machine.connect();
                 self.vigil.connected();
             }
-            Err(DialError::GivenUp) => {}
+            Err(Failed::GivenUp) => {}
             // Whether the job has ended there, the link's own thread hears with the reason.
-            Err(DialError::Refused(refusal)) => self.bear_with(refusal.to_string()),
-            Err(DialError::Untrusted(reason)) => self.bear_with(reason),
-            Err(DialError::Lacking(lack)) => {
-                self.vigil.lacks(Some(lack.clone()));
-                self.bear_with(lack);
-            }
-            Err(DialError::Unreachable(error)) => self.bear_with(error.to_string()),
+            Err(Failed::Refused(refusal)) => self.bear_with(refusal.to_string()),
+            Err(Failed::Untrusted(reason) | Failed::ForNow(reason)) => self.bear_with(reason),
         }
         if self.setup.fate.is_over() {
             self.running = false;
@@ -383,7 +353,8 @@ impl Courier {
             let (shard, epitaph) = (self.setup.shard, self.vigil.epitaph());
             return self.fail(format!("its shard {shard} {epitaph}: {reason}"));
         }
-        self.wait_for_wakeup(PAUSE);
+        self.inbox.wakeup().sleep(PAUSE);
+        self.inbox.wakeup().clear();
     }
 
     /// Gives up a connection on which the shard is silent, and a shard that is silent altogether; shows it that this end lives.
@@ -397,12 +368,6 @@ impl Courier {
         } else if self.vigil.is_silent(heard) {
             self.lose_connection("it is silent");
         }
-    }
-
-    fn wait_for_wakeup(&self, longest: Duration) {
-        let longest = Timespec { tv_sec: 0, tv_nsec: i64::from(longest.subsec_nanos()) };
-        let _ = poll(&mut [PollFd::new(&*self.wakeup, PollFlags::IN)], Some(&longest));
-        let _ = rustix::io::read(&*self.wakeup, &mut [0; 8]);
     }
 
     fn lose_connection(&mut self, why: &str) {
@@ -450,25 +415,25 @@ impl Courier {
 
     fn has_work(&self) -> bool {
         let room = self.machine.unsent() < MOST_UNSENT;
-        self.flag.load(Ordering::Acquire)
+        self.inbox.is_open()
             || (room && !self.consumer.is_empty(self.ring()))
             || self.wire.as_ref().is_none_or(|wire| wire.readable || (wire.writable && self.has_output(wire)))
     }
 
     /// Asks whether the socket is ready, without waiting.
     fn poll_wire(&mut self) {
-        self.poll(Some(Timespec { tv_sec: 0, tv_nsec: 0 }));
+        self.poll(Duration::ZERO);
     }
 
-    fn poll(&mut self, limit: Option<Timespec>) {
+    fn poll(&mut self, longest: Duration) {
         let Some(wire) = &self.wire else { return };
         let mut flags = PollFlags::IN;
         flags.set(PollFlags::OUT, !wire.writable && self.has_output(wire));
-        let mut fds = [PollFd::new(&wire.stream, flags), PollFd::new(&*self.wakeup, PollFlags::IN)];
-        let _ = poll(&mut fds, limit.as_ref());
+        let mut fds = [PollFd::new(&wire.stream, flags), PollFd::new(self.inbox.wakeup(), PollFlags::IN)];
+        let _ = poll(&mut fds, Some(longest));
         let (socket, woken) = (fds[0].revents(), fds[1].revents());
         if !woken.is_empty() {
-            let _ = rustix::io::read(&*self.wakeup, &mut [0; 8]);
+            self.inbox.wakeup().clear();
         }
         if let Some(wire) = &mut self.wire {
             wire.writable |= socket.contains(PollFlags::OUT);
@@ -481,22 +446,17 @@ impl Courier {
         let sleeping: &Sleeping = self.setup.board.at(board::sleeping(self.setup.shard));
         sleeping.announce();
         if !self.has_work() {
-            let longest = look_every(self.setup.lease);
-            self.poll(Some(Timespec {
-                tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: i64::from(longest.subsec_nanos()),
-            }));
+            self.poll(look_every(self.setup.lease));
             self.keep_vigil();
         }
         self.setup.board.at::<Sleeping>(board::sleeping(self.setup.shard)).awake();
     }
 
     fn take_commands(&mut self) -> bool {
-        if !self.flag.load(Ordering::Acquire) {
+        if !self.inbox.open() {
             return false;
         }
-        self.flag.store(false, Ordering::Relaxed);
-        while let Ok(command) = self.inbox.try_recv() {
+        while let Some(command) = self.inbox.next() {
             match command {
                 Command::Declare { id, home, lane, remote } => {
                     self.machine.declare(id, home.chunks().to_vec());

@@ -6,7 +6,8 @@
 //! ends with the caller's deadline, with an error that says how much was taken; the server is then told that this worker failed.
 
 use super::courier::Command;
-use super::{Deadline, Heard, INTERRUPT_EVERY, Link, lock};
+use super::{Heard, Link, lock};
+use crate::wait::{Deadline, INTERRUPT_EVERY};
 use crate::worker::Error;
 use penstock_fabric::layout::page;
 use penstock_fabric::sync::Ordering;
@@ -98,7 +99,7 @@ impl Link {
     }
 
     pub(super) fn hang_up(&mut self) {
-        let _ = rustix::io::write(&*self.stop, &1u64.to_le_bytes());
+        self.stop.ring();
         self.couriers.iter().for_each(|courier| courier.send(Command::Stop));
         self.couriers.clear();
         if let Some(thread) = self.thread.take() {

@@ -1,11 +1,12 @@
 //! A server on this host: a Unix socket, and shared memory whose descriptors come beside its messages.
 
-use super::{
-    Channel, Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, Wire, judge, lock, lost, timespec,
-};
+use super::{Channel, Introduction, Link, Wire, judge, lock, lost};
+use crate::thread::{self, Wakeup};
+use crate::wait::{Deadline, INTERRUPT_EVERY, poll, until_readable};
 use crate::wire::random;
 use crate::wire::vigil::{LivedClock, look_every};
 use crate::worker::Error;
+use crate::worker::fate::Fate;
 use penstock_fabric::layout::{Count, board, page};
 use penstock_fabric::region::{Access, Mapping, Part};
 use penstock_fabric::socket::{Connection, Received, own_user};
@@ -15,7 +16,7 @@ use penstock_proto::membership::Lease;
 use penstock_proto::message::{
     Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
 };
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -60,12 +61,11 @@ impl Link {
             left: AtomicBool::new(false),
         });
         fate.rings(page);
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(Error::system("make a descriptor"))?);
+        let stop = Arc::new(Wakeup::new().map_err(Error::system("make a descriptor"))?);
         let watch = Watch::new(&board, &welcome);
         let thread = {
             let (wire, fate, stop) = (Arc::clone(&wire), Arc::clone(fate), Arc::clone(&stop));
-            let thread = std::thread::Builder::new().name(format!("penstock-link-{server}"));
-            thread.spawn(move || wire.listen(&fate, &stop, watch))
+            thread::spawn(format!("penstock-link-{server}"), move || wire.listen(&fate, &stop, watch))
         };
         let thread = thread.map_err(Error::system("start a thread"))?;
         Ok(Self {
@@ -136,7 +136,9 @@ impl Introducing<'_> {
 
     fn hear(&self) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
         let &Self { connection, server, deadline, fate } = self;
-        while !readable(connection, deadline.left().min(INTERRUPT_EVERY))? {
+        let readable =
+            |longest| until_readable(connection, longest).map_err(Error::system("wait for a server"));
+        while !readable(deadline.left().min(INTERRUPT_EVERY))? {
             fate.look()?;
             if deadline.left().is_zero() {
                 let waited = deadline.waited();
@@ -214,18 +216,9 @@ impl Watch {
     }
 }
 
-fn readable(connection: &Connection, longest: Duration) -> Result<bool, Error> {
-    let mut fds = [PollFd::new(connection, PollFlags::IN)];
-    match poll(&mut fds, Some(&timespec(longest))) {
-        Ok(ready) => Ok(ready > 0),
-        Err(rustix::io::Errno::INTR) => Ok(false),
-        Err(errno) => Err(Error::system("wait for a server")(errno)),
-    }
-}
-
 impl Wire {
     /// The link's thread: signs of life, this worker's and the server's, and whatever the server says.
-    fn listen(&self, fate: &Fate, stop: &OwnedFd, mut watch: Watch) {
+    fn listen(&self, fate: &Fate, stop: &Wakeup, mut watch: Watch) {
         let mut buffer = Box::new([0; MAX_MESSAGE_BYTES]);
         let beat = look_every(watch.lease);
         let mut next_beat = Instant::now();
@@ -241,7 +234,7 @@ impl Wire {
             }
             let Channel::Local(connection) = &self.channel else { break };
             let mut fds = [PollFd::new(connection, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-            let _ = poll(&mut fds, Some(&timespec(next_beat.saturating_duration_since(now))));
+            let _ = poll(&mut fds, Some(next_beat.saturating_duration_since(now)));
             if !fds[1].revents().is_empty() {
                 break;
             }

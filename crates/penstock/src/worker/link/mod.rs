@@ -5,7 +5,6 @@
 //! |---|---|
 //! | `mod.rs` | submitting, waiting, asking |
 //! | [`barrier`] | standing at the barrier, and going away from it |
-//! | [`fate`] | whether the job goes on, for everybody who has to do with it |
 //! | [`leaving`] | waiting for what was submitted to be taken; leaving |
 //! | [`local`] | a server on this host: descriptors beside the messages, shards at the other end of the rings |
 //! | [`remote`] | a server on another host: messages on a connection that is made again when it breaks |
@@ -13,7 +12,6 @@
 
 mod barrier;
 mod courier;
-mod fate;
 mod leaving;
 mod local;
 mod remote;
@@ -21,10 +19,11 @@ mod slabs;
 
 pub(super) use barrier::Met;
 pub(super) use courier::RemoteHome;
-pub(super) use fate::Fate;
 
 use super::Error;
-use crate::wait::Patience;
+use crate::thread::{self, Wakeup};
+use crate::wait::{Deadline, INTERRUPT_EVERY, Patience};
+use crate::worker::fate::Fate;
 use penstock_fabric::doorbell::{ANYTHING, Bell};
 use penstock_fabric::layout::{board, page};
 use penstock_fabric::region::Mapping;
@@ -41,66 +40,14 @@ use penstock_proto::submission::Submission;
 use remote::Records;
 use rustix::fd::OwnedFd;
 use rustix::net::SendFlags;
-use rustix::time::Timespec;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
-
-/// Longest sleep between two looks at whether the caller was interrupted.
-pub(super) const INTERRUPT_EVERY: Duration = Duration::from_millis(50);
-/// Longest time that servers may take to say whom a wait that was in vain was for.
-pub(super) const ASK_WITHIN: Duration = Duration::from_secs(2);
-/// The least that they have for it, however short the wait was: one that lives answers within that, over the network and under load.
-const ASK_AT_LEAST: Duration = Duration::from_millis(250);
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The end of a wait.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Deadline {
-    since: Instant,
-    longest: Duration,
-    /// Whether it is the job's, because nobody named another.
-    default: bool,
-}
-
-impl Deadline {
-    pub(super) fn new(longest: Duration) -> Self {
-        Self { since: Instant::now(), longest, default: false }
-    }
-
-    /// The job's own.
-    pub(super) fn default_of(longest: Duration) -> Self {
-        Self { default: true, ..Self::new(longest) }
-    }
-
-    /// Whether nobody named another.
-    pub(super) fn is_default(&self) -> bool {
-        self.default
-    }
-
-    /// The same, but at most `longest` after its beginning.
-    pub(super) fn at_most(&self, longest: Duration) -> Self {
-        Self { longest: self.longest.min(longest), ..*self }
-    }
-
-    /// Of the questions that follow a wait in vain, all together: a tenth of its limit, so that the limit bounds the call.
-    pub(super) fn for_questions(self) -> Self {
-        Self::new((self.longest / 10).clamp(ASK_AT_LEAST, ASK_WITHIN))
-    }
-
-    pub(super) fn waited(&self) -> Duration {
-        self.since.elapsed()
-    }
-
-    pub(super) fn left(&self) -> Duration {
-        self.longest.saturating_sub(self.waited())
-    }
 }
 
 /// How a wait ended.
@@ -174,7 +121,7 @@ pub(super) struct Link {
     /// The answer to a barrier of which it is not known whether this worker has passed it.
     doubtful: Mutex<Option<Receiver<Heard>>>,
     fate: Arc<Fate>,
-    stop: Arc<OwnedFd>,
+    stop: Arc<Wakeup>,
     thread: Option<JoinHandle<()>>,
     /// One a shard, for a server on another host.
     couriers: Vec<courier::Handle>,
@@ -189,9 +136,9 @@ impl Link {
         self.welcome.crowding > 1
     }
 
-    /// Waits for room for `count` submissions in a shard's ring, at most [`CAPACITY`](penstock_fabric::ring::CAPACITY), which is then kept: they do not wait. What
-    /// several shards are told by one call is told to all or to none: the call first asks for room at each, in the servers' and
-    /// shards' order, so that no two calls keep what the other wants.
+    /// Waits for room for `count` submissions in a shard's ring, at most [`CAPACITY`](penstock_fabric::ring::CAPACITY), which is
+    /// then kept: they do not wait. What several shards are told by one call is told to all or to none: the call first asks for
+    /// room at each, in the servers' and shards' order, so that no two calls keep what the other wants.
     pub(super) fn room(&self, shard: u32, count: u64, deadline: Deadline) -> Result<Room<'_>, Error> {
         self.room_while(|| self.fate.check(), shard, count, deadline)
     }
@@ -368,8 +315,7 @@ impl Room<'_> {
         }
         self.left -= 1;
         if board::must_ring(board, self.shard) {
-            // It fails only when it is full, and then the shard is awake already.
-            let _ = rustix::io::write(&wakeups[self.shard as usize], &1u64.to_le_bytes());
+            thread::ring(&wakeups[self.shard as usize]);
         }
     }
 }
@@ -428,13 +374,6 @@ fn judge(welcome: &Welcome, server: u32) -> Result<(), Error> {
 
 fn lost(server: u32, reason: &str) -> JobFailure {
     JobFailure::ServerLost { server, reason: reason.to_owned() }
-}
-
-fn timespec(duration: Duration) -> Timespec {
-    Timespec {
-        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(duration.subsec_nanos()),
-    }
 }
 
 impl Wire {

@@ -4,12 +4,16 @@
 //! answers every sign of life, so that silence is noticed at both ends: after a lease without a word it counts as lost.
 
 use super::courier::{self, Command, RemoteHome};
-use super::{Channel, Deadline, Fate, INTERRUPT_EVERY, Introduction, Link, Wire, judge, lock, timespec};
+use super::{Channel, Introduction, Link, Wire, judge, lock};
+use crate::thread::{self, Wakeup};
+use crate::wait::{Deadline, INTERRUPT_EVERY, poll, until_readable};
 use crate::wire::Ended as Over;
 use crate::wire::dial::{DialError, Dialer};
 use crate::wire::records::RecordStream;
+use crate::wire::redial::{Failed, PAUSE, redial};
 use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::Error;
+use crate::worker::fate::Fate;
 use penstock_fabric::layout::{board, page};
 use penstock_fabric::memory::{ExtentLayout, HomeMemory, HomeRegions, LaneView, Place, StateMirror};
 use penstock_fabric::net::endpoint::Address;
@@ -23,7 +27,7 @@ use penstock_proto::message::{
     Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
 };
 use penstock_proto::placement;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -36,10 +40,6 @@ pub(super) const HELLO: u64 = u64::MAX;
 const BEAT: u64 = u64::MAX - 1;
 /// Number of the word that the last word was heard.
 pub(super) const HEARD: u64 = u64::MAX - 2;
-/// Longest single attempt to connect again.
-const ATTEMPT: Duration = Duration::from_secs(2);
-/// Pause between two attempts.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// A connection for control messages, and how to make another.
 pub(super) struct Records {
@@ -154,8 +154,7 @@ fn welcome(
         if attempt.left().is_zero() {
             return Ok(None);
         }
-        let longest = timespec(attempt.left().min(INTERRUPT_EVERY));
-        let _ = poll(&mut [PollFd::new(records.stream(), PollFlags::IN)], Some(&longest));
+        let _ = until_readable(records.stream(), attempt.left().min(INTERRUPT_EVERY));
     }
 }
 
@@ -195,7 +194,7 @@ impl Link {
             left: AtomicBool::new(false),
         });
         fate.rings(Arc::clone(page.mapping()));
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(Error::system("make a descriptor"))?);
+        let stop = Arc::new(Wakeup::new().map_err(Error::system("make a descriptor"))?);
         let started = Error::system::<std::io::Error>("start a thread");
         let (mut couriers, mut wakeups) = (Vec::new(), Vec::new());
         // Shards have even loads, so the interfaces have if the shards take turns on them.
@@ -221,8 +220,8 @@ impl Link {
         let thread = {
             let (wire, fate, stop) = (Arc::clone(&wire), Arc::clone(fate), Arc::clone(&stop));
             let lease = seconds(welcome.lease_ms);
-            let thread = std::thread::Builder::new().name(format!("penstock-link-{server}"));
-            thread.spawn(move || wire.listen_remote(&fate, &stop, lease)).map_err(&started)?
+            let name = format!("penstock-link-{server}");
+            thread::spawn(name, move || wire.listen_remote(&fate, &stop, lease)).map_err(&started)?
         };
         Ok(Self {
             producers: (0..welcome.shards).map(|_| Mutex::default()).collect(),
@@ -244,7 +243,8 @@ impl Link {
         !self.couriers.is_empty()
     }
 
-    /// Makes the memory of a tensor on this side of the network, and tells the couriers: where model and lane are, and what each shard's courier and the tensor tell each other.
+    /// Makes the memory of a tensor on this side of the network, and tells the couriers: where model and lane are, and what each
+    /// shard's courier and the tensor tell each other.
     pub(in crate::worker) fn mirror(
         &self,
         id: TensorId,
@@ -297,8 +297,8 @@ impl Link {
         Ok((homes, lanes, Place::Own(model, region)))
     }
 
-    /// Where a tensor lies in the slabs of a server on this host.
-    /// `None` if their descriptors have not come: there was no room for them when they were passed.
+    /// Where a tensor lies in the slabs of a server on this host; `None` if their descriptors have not come: there was no room for
+    /// them when they were passed.
     pub(in crate::worker) fn find(&self, spots: &[SlabSpot; 2]) -> Result<Option<Place>, Error> {
         lock(&self.wire.slabs).find(spots, self.welcome.shards)
     }
@@ -321,7 +321,7 @@ impl Link {
 impl Wire {
     /// The link's thread: a sign of life every quarter of a lease, whatever the server says, and another connection when one
     /// breaks.
-    fn listen_remote(&self, fate: &Fate, stop: &OwnedFd, lease: Duration) {
+    fn listen_remote(&self, fate: &Fate, stop: &Wakeup, lease: Duration) {
         let Channel::Remote(records) = &self.channel else { return };
         let mut vigil = Vigil::new(lease);
         // Messages that came, and how many had come when this connection was made.
@@ -336,8 +336,7 @@ impl Wire {
             }
             if lock(&records.stream).is_none() {
                 // One that ended before it brought anything is not made again at once.
-                if (heard == before && !pause(stop, PAUSE)) || !self.connect(records, fate, stop, &mut vigil)
-                {
+                if (heard == before && stop.sleep(PAUSE)) || !self.connect(records, fate, stop, &mut vigil) {
                     break;
                 }
                 before = heard;
@@ -365,13 +364,9 @@ impl Wire {
     }
 
     /// One attempt to connect again, with a pause after one that failed; `false` when there will be none.
-    fn connect(&self, records: &Records, fate: &Fate, stop: &OwnedFd, vigil: &mut Vigil) -> bool {
-        let stopped = || {
-            vigil.tick();
-            !pause(stop, Duration::ZERO)
-        };
-        let dialled = records.dialer.dial(Purpose::Control, Instant::now() + ATTEMPT, &stopped);
-        match dialled {
+    fn connect(&self, records: &Records, fate: &Fate, stop: &Wakeup, vigil: &mut Vigil) -> bool {
+        let stopped = || stop.sleep(Duration::ZERO);
+        match redial(&records.dialer, Purpose::Control, vigil, stopped) {
             Ok(stream) => {
                 let mut again = RecordStream::new(stream, MAX_MESSAGE_BYTES);
                 let mut stream = lock(&records.stream);
@@ -385,16 +380,12 @@ impl Wire {
                 }
                 true
             }
-            Err(DialError::Refused(refusal)) => self.shut_out(fate, refusal),
-            Err(DialError::Untrusted(reason)) => {
+            Err(Failed::Refused(refusal)) => self.shut_out(fate, refusal),
+            Err(Failed::Untrusted(reason)) => {
                 self.gone(fate, &format!("its certificate is not trusted: {reason}"))
             }
-            Err(DialError::GivenUp) => false,
-            Err(DialError::Lacking(lack)) => {
-                vigil.lacks(Some(lack));
-                pause(stop, PAUSE)
-            }
-            Err(DialError::Unreachable(_)) => pause(stop, PAUSE),
+            Err(Failed::GivenUp) => false,
+            Err(Failed::ForNow(_)) => !stop.sleep(PAUSE),
         }
     }
 
@@ -427,10 +418,10 @@ impl Wire {
 struct Ended;
 
 /// Waits for the connection; `false` when the link is to stop.
-fn wait(records: &Records, stop: &OwnedFd, longest: Duration) -> bool {
+fn wait(records: &Records, stop: &Wakeup, longest: Duration) -> bool {
     // The descriptor is kept while the poll lasts, though a caller may find the connection broken meanwhile.
     let (socket, flags) = match &*lock(&records.stream) {
-        None => return pause(stop, Duration::ZERO),
+        None => return !stop.sleep(Duration::ZERO),
         Some(open) => {
             let mut flags = PollFlags::IN;
             flags.set(PollFlags::OUT, open.holds_output());
@@ -438,15 +429,8 @@ fn wait(records: &Records, stop: &OwnedFd, longest: Duration) -> bool {
         }
     };
     // Where there is no descriptor to be had, what comes is found a little later.
-    let Some(socket) = socket else { return pause(stop, longest.min(PAUSE)) };
+    let Some(socket) = socket else { return !stop.sleep(longest.min(PAUSE)) };
     let mut fds = [PollFd::new(stop, PollFlags::IN), PollFd::new(&socket, flags)];
-    let _ = poll(&mut fds, Some(&timespec(longest)));
-    fds[0].revents().is_empty()
-}
-
-/// Waits for as long; `false` when the link is to stop.
-fn pause(stop: &OwnedFd, longest: Duration) -> bool {
-    let mut fds = [PollFd::new(stop, PollFlags::IN)];
-    let _ = poll(&mut fds, Some(&timespec(longest)));
+    let _ = poll(&mut fds, Some(longest));
     fds[0].revents().is_empty()
 }

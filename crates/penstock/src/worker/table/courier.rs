@@ -5,13 +5,16 @@
 //! call returns.
 
 use crate::limits;
-use crate::wait::Patience;
+use crate::thread::{self, Wakeup};
+use crate::wait::{Deadline, INTERRUPT_EVERY, Patience, poll};
 use crate::wire::Ended;
-use crate::wire::dial::{DialError, Dialer};
+use crate::wire::dial::Dialer;
 use crate::wire::items::ItemWire;
+use crate::wire::redial::{Failed, PAUSE, redial};
 use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::Error;
-use crate::worker::link::{Deadline, Fate, INTERRUPT_EVERY, lock};
+use crate::worker::fate::Fate;
+use crate::worker::link::lock;
 use penstock_fabric::items::memory::RegionMemory;
 use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
 use penstock_proto::Rank;
@@ -21,21 +24,16 @@ use penstock_proto::handshake::Purpose;
 use penstock_proto::items::RowSet;
 use penstock_proto::items::node::{Host, Node, Peer};
 use penstock_proto::items::wire::{RegionId, Shape};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::time::Timespec;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The one peer of a worker's node.
 const HOME: Peer = 0;
-/// Longest single attempt to connect.
-const ATTEMPT: Duration = Duration::from_secs(2);
-/// Pause between two attempts.
-const PAUSE: Duration = Duration::from_millis(50);
 /// Longest wait for the last rows of a producer that is gone.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -110,7 +108,7 @@ struct Shared {
     setup: Setup,
     state: Mutex<State>,
     answers: Arc<Answers>,
-    wakeup: OwnedFd,
+    wakeup: Wakeup,
     stop: AtomicBool,
 }
 
@@ -124,18 +122,16 @@ impl Courier {
     pub(in crate::worker) fn start(setup: Setup) -> Result<Self, Error> {
         let answers = Arc::new(Answers::default());
         let node = Node::new(Mirrors { answers: Arc::clone(&answers) });
-        let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let shared = Arc::new(Shared {
             state: Mutex::new(State { node, wire: None, own: Vec::new() }),
             answers,
-            wakeup: wakeup.map_err(Error::system("make a descriptor"))?,
+            wakeup: Wakeup::new().map_err(Error::system("make a descriptor"))?,
             stop: AtomicBool::new(false),
             setup,
         });
-        let thread = std::thread::Builder::new().name(format!("penstock-items-{}", shared.setup.server));
         let thread = {
             let shared = Arc::clone(&shared);
-            thread.spawn(move || shared.run())
+            thread::spawn(format!("penstock-items-{}", shared.setup.server), move || shared.run())
         };
         let thread = thread.map_err(Error::system("start a thread"))?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
@@ -345,8 +341,7 @@ impl State {
 
 impl Shared {
     fn ring(&self) {
-        // It fails only when it is full, and then the thread is awake already.
-        let _ = rustix::io::write(&self.wakeup, &1u64.to_le_bytes());
+        self.wakeup.ring();
     }
 
     fn is_over(&self) -> bool {
@@ -363,11 +358,7 @@ impl Shared {
                 fate.fail(vigil.verdict(*server, *rank, reason));
                 break;
             }
-            let stop = || {
-                vigil.tick();
-                self.is_over()
-            };
-            match self.setup.dialer.dial(self.setup.purpose, Instant::now() + ATTEMPT, &stop) {
+            match redial(&self.setup.dialer, self.setup.purpose, &mut vigil, || self.is_over()) {
                 Ok(stream) => {
                     let before = heard;
                     match stream.as_fd().try_clone_to_owned() {
@@ -383,39 +374,41 @@ impl Shared {
                     }
                     // One that ended before it brought anything is not made again at once.
                     if heard == before {
-                        self.pause(PAUSE);
+                        self.pause();
                     }
                 }
                 // Whether the job has ended there, the link's own thread hears with the reason.
-                Err(DialError::Refused(refusal)) => {
+                Err(Failed::Refused(refusal)) => {
                     tracing::info!(%refusal, "a connection for items was refused");
-                    self.pause(PAUSE);
+                    self.pause();
                 }
-                Err(DialError::Untrusted(reason)) => {
+                Err(Failed::Untrusted(reason)) => {
                     self.fail(format!("its certificate is not trusted: {reason}"));
                 }
-                Err(DialError::GivenUp) => break,
-                Err(DialError::Lacking(lack)) => {
-                    tracing::info!(lack, "a connection for items could not be made");
-                    vigil.lacks(Some(lack));
-                    self.pause(PAUSE);
-                }
-                Err(DialError::Unreachable(error)) => {
-                    tracing::info!(%error, "a connection for items could not be made");
-                    self.pause(PAUSE);
+                Err(Failed::GivenUp) => break,
+                Err(Failed::ForNow(why)) => {
+                    tracing::info!(why, "a connection for items could not be made");
+                    self.pause();
                 }
             }
         }
         lock(&self.state).wire = None;
     }
 
-    fn fail(&self, reason: String) {
-        self.setup.fate.fail(JobFailure::ServerLost { server: self.setup.server, reason });
+    /// Between two attempts to connect. Whoever sets rows meanwhile rings, and cuts no pause short.
+    fn pause(&self) {
+        let pause = Deadline::new(PAUSE);
+        loop {
+            self.wakeup.clear();
+            if self.is_over() || pause.left().is_zero() {
+                return;
+            }
+            self.wakeup.sleep(pause.left());
+        }
     }
 
-    fn pause(&self, longest: Duration) {
-        let longest = Timespec { tv_sec: 0, tv_nsec: i64::from(longest.subsec_nanos()) };
-        let _ = poll(&mut [PollFd::new(&self.wakeup, PollFlags::IN)], Some(&longest));
+    fn fail(&self, reason: String) {
+        self.setup.fate.fail(JobFailure::ServerLost { server: self.setup.server, reason });
     }
 
     /// Listens as long as the connection stands; how much it brought.
@@ -457,16 +450,45 @@ impl Shared {
             let mut flags = PollFlags::IN;
             flags.set(PollFlags::OUT, held);
             let mut fds = [PollFd::new(socket, flags), PollFd::new(&self.wakeup, PollFlags::IN)];
-            let longest = look_every(self.setup.lease);
-            let longest = Timespec {
-                tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: i64::from(longest.subsec_nanos()),
-            };
-            let _ = poll(&mut fds, Some(&longest));
+            let _ = poll(&mut fds, Some(look_every(self.setup.lease)));
             if !fds[1].revents().is_empty() {
-                let _ = rustix::io::read(&self.wakeup, &mut [0; 8]);
+                self.wakeup.clear();
             }
         }
         heard
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Options;
+    use penstock_proto::message::Secret;
+    use std::net::TcpListener;
+    use std::time::Instant;
+
+    /// What was rung for while there was no connection stayed unread, and each pause that followed was over at once: the thread connected
+    /// again as fast as it could.
+    #[test]
+    fn rows_that_are_set_while_a_server_is_away_cut_no_pause_between_attempts_short() {
+        let away = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("127.0.0.1:{}", away.local_addr().unwrap().port()).parse().unwrap();
+        let dialer = Dialer::new(address, "job", Secret([0; 32]), &Options::load([]).unwrap()).unwrap();
+        let courier = Courier::start(Setup {
+            server: 0,
+            rank: 0,
+            purpose: Purpose::Items { rank: 0, session: [0; 16] },
+            dialer,
+            fate: Arc::default(),
+            lease: Duration::from_secs(60),
+        })
+        .unwrap();
+        let mut came = Vec::new();
+        while came.len() < 10 {
+            drop(away.accept().unwrap());
+            came.push(Instant::now());
+            courier.kick();
+        }
+        assert!(came[9] - came[0] >= 8 * PAUSE, "{:?} between ten attempts", came[9] - came[0]);
     }
 }

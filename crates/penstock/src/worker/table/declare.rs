@@ -3,10 +3,11 @@
 
 use super::{Bell, Counters, Own, Remote, Source, Table, TableInner};
 use crate::turn::Turn;
+use crate::wait::Deadline;
 use crate::worker::Error;
 use crate::worker::circle::Circle;
 use crate::worker::job::Inner;
-use crate::worker::link::{Deadline, Link, lock};
+use crate::worker::link::{Link, lock};
 use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
 use penstock_kernels::Dtype;
 use penstock_proto::adaptive::Adaptive;

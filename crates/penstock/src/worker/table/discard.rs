@@ -2,8 +2,9 @@
 
 use super::declare::{asked, asked_together};
 use super::{Table, TableInner};
+use crate::wait::Deadline;
 use crate::worker::Error;
-use crate::worker::link::{Deadline, lock};
+use crate::worker::link::lock;
 use penstock_proto::items::control::{TableAnswer, TableAsk};
 use penstock_proto::knot::Goal;
 use penstock_proto::message::Answer;

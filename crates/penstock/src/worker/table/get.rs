@@ -1,10 +1,10 @@
 //! Get: looks at rows where they stand, and waits for those that are too old.
 
 use super::{Chosen, FINAL, Needs, Place, Remote, Source, Table, TableInner};
-use crate::wait::Patience;
+use crate::wait::{Deadline, INTERRUPT_EVERY, Patience, undisturbed};
 use crate::worker::Error;
 use crate::worker::circle::Circle;
-use crate::worker::link::{Deadline, INTERRUPT_EVERY, lock};
+use crate::worker::link::lock;
 use penstock_fabric::items::region::{Rows, Shown, Together};
 use penstock_fabric::items::slot::Overtaken;
 use penstock_fabric::region::Mapping;
@@ -625,28 +625,17 @@ impl TableInner {
         &self,
         row: u64,
         deadline: Deadline,
-        mut look: impl FnMut() -> Result<T, Overtaken>,
+        look: impl FnMut() -> Result<T, Overtaken>,
     ) -> Result<T, Error> {
-        let mut tries = 0u64;
-        loop {
-            if let Ok(seen) = look() {
-                if tries > 0 {
-                    self.counters.retries.fetch_add(tries, Ordering::Relaxed);
-                }
-                return Ok(seen);
-            }
-            tries += 1;
-            if tries.is_multiple_of(16) {
-                rustix::thread::sched_yield();
-                self.check()?;
-                self.job.fate.check_interrupt()?;
-            }
-            if tries.is_multiple_of(256) && deadline.left().is_zero() {
-                let (name, waited) = (self.spec.name.clone(), deadline.waited());
-                return Err(Error::NeverStill { name, row, waited });
-            }
-            std::hint::spin_loop();
+        let stands = || self.check().and_then(|()| self.job.fate.check_interrupt());
+        let Some((seen, in_vain)) = undisturbed(deadline, stands, look)? else {
+            let (name, waited) = (self.spec.name.clone(), deadline.waited());
+            return Err(Error::NeverStill { name, row, waited });
+        };
+        if in_vain > 0 {
+            self.counters.retries.fetch_add(in_vain, Ordering::Relaxed);
         }
+        Ok(seen)
     }
 
     /// Waits until a row has the version, or its producer is gone.

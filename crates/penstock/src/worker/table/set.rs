@@ -1,6 +1,7 @@
 //! Set and add: rows go into this worker's own region; whoever waits for them is woken.
 
 use super::{Bell, Chosen, FINAL, Own, Table, TableInner};
+use crate::thread;
 use crate::worker::Error;
 use crate::worker::link::lock;
 use penstock_fabric::items::region::Writer;
@@ -182,8 +183,7 @@ impl TableInner {
             return;
         }
         match &own.bell {
-            // It fails only when it is full, and then who listens is awake already.
-            Bell::Home(bell) => _ = rustix::io::write(bell, &1u64.to_le_bytes()),
+            Bell::Home(bell) => thread::ring(bell),
             Bell::Courier(courier) => courier.kick(),
         }
     }

@@ -3,9 +3,10 @@
 use super::{HomeShard, Tensor};
 use crate::pools::POOLED_BELOW;
 use crate::turn::Turn;
+use crate::wait::Deadline;
 use crate::worker::Error;
 use crate::worker::job::Inner;
-use crate::worker::link::{Deadline, Link, lock};
+use crate::worker::link::{Link, lock};
 use penstock_fabric::memory::{ExtentLayout, OwnLane, Place, ServerPart, WorkerMemory};
 use penstock_kernels::{Dtype, Rule};
 use penstock_proto::adaptive::Adaptive;

@@ -1,8 +1,9 @@
 //! Pulls: the value in place where it stands still, else copied chunk by chunk, each verified.
 
 use super::{HomeShard, Tensor};
+use crate::wait::{Deadline, undisturbed};
 use crate::worker::Error;
-use crate::worker::link::{Deadline, Waited, lock};
+use crate::worker::link::{Waited, lock};
 use penstock_fabric::publish::{Published, Torn};
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::ForeignMut;
@@ -196,38 +197,17 @@ impl Tensor {
     pub(super) fn verified(
         &self,
         deadline: Deadline,
-        mut copy: impl FnMut() -> Result<Published, Torn>,
+        copy: impl FnMut() -> Result<Published, Torn>,
     ) -> Result<Published, Error> {
-        let mut tries = 0u64;
-        loop {
-            match copy() {
-                Ok(published) => {
-                    if tries > 0 {
-                        self.job.counters.copies_retried.fetch_add(tries, Ordering::Relaxed);
-                    }
-                    return Ok(published);
-                }
-                Err(Torn) => {
-                    tries += 1;
-                    // The home is inside for about a microsecond, unless it needs this core.
-                    if tries.is_multiple_of(16) {
-                        rustix::thread::sched_yield();
-                        self.job.fate.check()?;
-                        self.job.fate.check_interrupt()?;
-                    }
-                    if tries.is_multiple_of(1024) && deadline.left().is_zero() {
-                        let (name, version) = (self.spec.name.clone(), self.version().unwrap_or(0));
-                        return Err(Error::PullTimeout {
-                            name,
-                            version,
-                            missing: Vec::new(),
-                            waited: deadline.waited(),
-                        });
-                    }
-                    std::hint::spin_loop();
-                }
-            }
+        let stands = || self.job.fate.check().and_then(|()| self.job.fate.check_interrupt());
+        let Some((published, in_vain)) = undisturbed(deadline, stands, copy)? else {
+            let (name, version) = (self.spec.name.clone(), self.version().unwrap_or(0));
+            return Err(Error::PullTimeout { name, version, missing: Vec::new(), waited: deadline.waited() });
+        };
+        if in_vain > 0 {
+            self.job.counters.copies_retried.fetch_add(in_vain, Ordering::Relaxed);
         }
+        Ok(published)
     }
 
     fn count_pull(&self, position: u64, version: u64) {

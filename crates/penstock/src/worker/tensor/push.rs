@@ -1,8 +1,9 @@
 //! Pushes: contributions on their way into the lane and from there to the homes.
 
 use super::{HomeShard, Rooms, Tensor};
+use crate::wait::Deadline;
 use crate::worker::Error;
-use crate::worker::link::{Deadline, Link, Room, Waited, lock};
+use crate::worker::link::{Link, Room, Waited, lock};
 use penstock_fabric::memory::OwnLane;
 use penstock_fabric::ring::CAPACITY;
 use penstock_fabric::sync::Ordering;

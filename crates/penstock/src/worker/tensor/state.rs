@@ -2,8 +2,9 @@
 
 use super::Tensor;
 use crate::turn::Taken;
+use crate::wait::Deadline;
 use crate::worker::Error;
-use crate::worker::link::{Deadline, Waited, lock};
+use crate::worker::link::{Waited, lock};
 use penstock_fabric::memory::{ExtentLayout, StateView};
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::Foreign;

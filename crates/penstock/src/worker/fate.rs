@@ -6,7 +6,7 @@
 //! | closing: the worker is leaving | are refused, and stop waiting | go on, until what was submitted is taken |
 //! | over: it has left, or the job has failed | are refused | end |
 
-use super::lock;
+use super::link::lock;
 use crate::notes;
 use crate::worker::Error;
 use penstock_fabric::doorbell::Bell;
@@ -133,7 +133,7 @@ impl Fate {
     }
 
     /// From now on the bell of this page is rung too.
-    pub(super) fn rings(&self, page: Arc<Mapping>) {
+    pub(in crate::worker) fn rings(&self, page: Arc<Mapping>) {
         lock(&self.pages).push(page);
     }
 
