@@ -1,5 +1,5 @@
 //! Between hosts: what was asked for comes, at the version that was asked for and as new as it was then or newer (S-2); and a ticket
-//! comes back behind everything that was asked for with it or before (S-3).
+//! comes back behind everything that was there when it was asked for, with it or before (S-3).
 
 use super::Checker;
 use crate::history::Observation;
@@ -183,7 +183,7 @@ impl Checker for Asked {
                 && let Some(chunk) = chunks.clone().find(|&chunk| lacks(chunk))
             {
                 return Err(format!(
-                    "a push of worker {rank} asked shard {shard} for version {version} of t{tensor}[{chunk}], which is there \
+                    "worker {rank} asked shard {shard} for version {version} of t{tensor}[{chunk}], which is there \
                      and never came"
                 ));
             }
@@ -233,7 +233,7 @@ mod tests {
         see(&mut checker, asked(1, 1, false)).unwrap();
         see(&mut checker, came(0, 1)).unwrap();
         let early = see(&mut checker, returned(1)).unwrap_err();
-        assert!(early.contains("lacks version 1 and publication 1 of t0[2]"), "{early}");
+        assert!(early.contains("lacks publication 1 of t0[2]"), "{early}");
         let mut checker = self::checker();
         see(&mut checker, asked(1, 1, false)).unwrap();
         CHUNKS.iter().for_each(|&chunk| see(&mut checker, came(chunk, 1)).unwrap());
