@@ -57,7 +57,7 @@ pub enum Submission {
         /// The tensor.
         tensor: TensorId,
     },
-    /// Only from workers on other hosts: send me what has changed, once it has this version.
+    /// Only from workers on other hosts: send me what has changed and has this version, and the rest once it has it.
     Fetch {
         /// The tensor.
         tensor: TensorId,
@@ -65,7 +65,7 @@ pub enum Submission {
         state: bool,
         /// Least version of each chunk.
         version: u64,
-        /// Comes back when everything was sent. Grows with every fetch, from 1; or [`NO_TICKET`].
+        /// Comes back behind what has this version by now. Grows with every fetch, from 1; or [`NO_TICKET`].
         ticket: u64,
     },
     /// The last that comes from this worker: it leaves. Everything before it counts.

@@ -8,7 +8,7 @@ use penstock::worker::{Declaration, Error, Job, TableDeclaration};
 use penstock_fabric::net::endpoint::Endpoint;
 use penstock_fabric::socket::Listener;
 use penstock_kernels::Rule;
-use penstock_proto::consistency::Consistency::{Asp, Bsp};
+use penstock_proto::consistency::Consistency::{Asp, Bsp, Ssp};
 use penstock_proto::error::{JobFailure, Loss, Refusal};
 use penstock_proto::items::{Propagation, RowSet, Slack};
 use std::cell::Cell;
@@ -35,6 +35,34 @@ fn a_pull_that_waits_in_vain_names_who_did_not_push_and_the_job_works_on() {
     }
     wb.push(Some(&one), NO_SETTINGS, false, None).unwrap();
     assert_eq!(pull(&wa, None).unwrap(), (1, vec![2.0; 4]));
+}
+
+// Over the network a version that nobody waited for any more was waited for by every later fetch, until somebody pushed it.
+#[test]
+fn a_pull_in_vain_holds_up_no_other_of_the_same_worker() {
+    for way in [Way::Memory, Way::Tcp] {
+        let cluster = Cluster::over(way, 2, 1, &[]);
+        let (a, b) = (cluster.join(0), cluster.join(1));
+        let w = declare(&a, "w", 20_000, Ssp(4));
+        let _other = declare(&b, "w", 20_000, Ssp(4));
+        w.push(Some(&bytes(&[1.0; 20_000])), NO_SETTINGS, false, None).unwrap();
+        a.clock().unwrap();
+        let loose = || pull(&w, Some(4)).unwrap();
+        let strict = |timeout| w.pull_into(vec![0; 160_000].as_mut_slice(), Some(0), timeout);
+        assert!(matches!(strict(SOON), Err(Error::PullTimeout { version: 1, .. })), "{way:?}");
+        assert_eq!(loose().1, [1.0; 20_000], "{way:?}");
+        assert_eq!(w.steps(None).unwrap(), 1, "{way:?}");
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| strict(None));
+            for _ in 0..20 {
+                std::thread::sleep(Duration::from_millis(5));
+                loose();
+            }
+            assert!(!waits.is_finished(), "{way:?}");
+            b.clock().unwrap();
+            assert_eq!(waits.join().unwrap(), Ok(1), "{way:?}");
+        });
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! Kept as chunk numbers, not as bytes: a chunk is sent from where it stands, as new as it is then. So a subscriber that does
 //! not read costs a shard a few bytes a chunk and one batch of frames, however slow it is (S-4).
 
+use super::awaited::Awaited;
 use crate::TensorId;
 use crate::numbered::Numbered;
 use crate::outbox::{Inbox, OutOfOrder};
@@ -56,7 +57,7 @@ pub enum Owing {
         /// Contributions since the start.
         count: u64,
     },
-    /// Everything that was fetched with this ticket or before has been sent.
+    /// What was fetched with this ticket or before has been sent, as new as it was then.
     Fetched {
         /// The tensor.
         tensor: TensorId,
@@ -65,64 +66,51 @@ pub enum Owing {
     },
 }
 
-/// What is owed of one chunk. What a push asks for is kept apart from what a fetch asks for: it may be newer than a fetch with slack
-/// needs, which must not wait for it.
+/// What is owed of one chunk.
 #[derive(Debug, Clone, Copy, Default)]
 struct OwedChunk {
-    /// The version that a push asked for + 1; 0: none.
-    wanted: u64,
-    /// The version that a fetch asked for + 1; 0: none.
-    fetched: u64,
+    /// Versions that pushes and fetches asked for and that it did not have. No ticket waits for them.
+    awaited: Awaited,
     /// Whether it stands in the queue.
     queued: bool,
     /// The publication that was sent last on this connection.
     seen: u64,
 }
 
-impl OwedChunk {
-    /// Whether what stands published is new enough for anything that was asked for.
-    fn is_due(&self, published: &Publication) -> bool {
-        let reaches = |asked: u64| asked > 0 && published.version + 1 >= asked;
-        published.sequence > 0 && (reaches(self.wanted) || reaches(self.fetched))
-    }
-}
-
 /// What is owed of one tensor.
 #[derive(Debug, Default)]
 struct Owed {
     chunks: Vec<OwedChunk>,
-    /// Results that pushes asked for.
-    results: usize,
-    /// Chunks that fetches asked for.
-    open: usize,
-    /// The ticket to be returned when none of those is left. A later one stands for those before it.
-    ticket: Option<u64>,
     /// A fetch that waits for own contributions.
     held: Option<Held>,
-    /// The ticket that is to be returned, and stands in the queue.
-    returned: Option<u64>,
-    /// The optimizer's state, if it is asked for.
-    state: Option<OwedState>,
+    /// Tickets that are next to be returned, and those behind them.
+    batches: [Option<Batch>; 2],
+    /// The chunk whose state is sent next, when one is.
+    next_state: usize,
     /// Contributions that were folded, and whether that is due to be told.
     count: u64,
     folded: bool,
 }
 
-/// A fetch that is taken up when so many of the subscriber's contributions were folded. A later one stands for those before it.
+/// A fetch that is taken up when so many of the subscriber's contributions were folded. A later one goes with it.
 #[derive(Debug, Clone, Copy)]
 struct Held {
     folded: u64,
+    /// The least of those asked for: chunks that have it are sent.
     version: u64,
     ticket: u64,
 }
 
-/// What is still to be sent of a tensor's state: so many chunks, from this one on and round. One that is asked for again while it is
-/// sent goes round once more, whoever asks how often.
+/// Tickets that are returned as one. What comes while it is under way goes with the next: so whoever asks how often, it comes to an
+/// end, and the next as well.
 #[derive(Debug, Clone, Copy)]
-struct OwedState {
-    next: usize,
-    left: usize,
+struct Batch {
+    /// The newest of them.
     ticket: u64,
+    /// Chunks of the optimizer's state that are sent before it.
+    states: usize,
+    /// Whether it stands in the queue, behind the values that were asked for with it.
+    queued: bool,
 }
 
 /// What stands in the queue: each of these at most once.
@@ -162,8 +150,7 @@ impl Subscriber {
         self.due.clear();
         for (id, owed) in self.owed.iter_mut() {
             owed.chunks.fill(OwedChunk::default());
-            (owed.results, owed.open) = (0, 0);
-            (owed.ticket, owed.held, owed.returned, owed.state) = (None, None, None, None);
+            (owed.held, owed.batches) = (None, [None; 2]);
             owed.folded = true;
             self.due.push_back(Due::Folded { tensor: id });
         }
@@ -206,65 +193,46 @@ impl Subscriber {
 
     /// It wants this chunk's `version` as soon as it is published.
     pub fn want(&mut self, id: TensorId, local: usize, version: u64, home: &impl Chunks) {
-        let owed = self.owed(id, home);
-        let chunk = &mut owed.chunks[local];
-        owed.results += usize::from(chunk.wanted == 0);
-        chunk.wanted = chunk.wanted.max(version + 1);
+        self.owed(id, home).chunks[local].awaited.want(version);
         self.settle(id, local, home);
     }
 
-    /// It wants every chunk that has changed since it was sent, and that has this version or once it has: all that once `folded` of its
-    /// contributions were folded ([`Shard::promised`](crate::shard::Shard::promised)). With [`NO_TICKET`] it is as if pushes had asked.
+    /// It wants every chunk that has this version and has changed since it was sent, as it stands once `folded` of its contributions were
+    /// folded ([`Shard::promised`](crate::shard::Shard::promised)), then the ticket; and the others as soon as they have the version.
+    /// With [`NO_TICKET`] it is as if pushes had asked.
     pub fn fetch(&mut self, id: TensorId, version: u64, ticket: u64, folded: u64, home: &impl Chunks) {
-        let owed = self.owed(id, home);
+        self.owed(id, home);
+        for local in 0..home.chunks(id) {
+            let published = home.publication(id, local);
+            if published.version < version || published.sequence == 0 {
+                self.known(id).chunks[local].awaited.want(version);
+            }
+        }
+        let owed = self.known(id);
         if ticket != NO_TICKET && owed.count < folded {
             let before = owed.held.unwrap_or(Held { folded, version, ticket });
             owed.held = Some(Held {
                 folded: folded.max(before.folded),
-                version: version.max(before.version),
+                version: version.min(before.version),
                 ticket: ticket.max(before.ticket),
             });
             return;
         }
-        for local in 0..home.chunks(id) {
-            let chunk = &mut self.known(id).chunks[local];
-            let published = home.publication(id, local);
-            if chunk.seen == published.sequence && published.version >= version && published.sequence > 0 {
-                continue;
-            }
-            if ticket == NO_TICKET {
-                self.want(id, local, version, home);
-                continue;
-            }
-            let new = chunk.fetched == 0;
-            chunk.fetched = chunk.fetched.max(version + 1);
-            self.known(id).open += usize::from(new);
-            self.settle(id, local, home);
-        }
-        self.pay(id, ticket);
+        self.renew(id, version, home);
+        self.join(id, ticket, 0);
     }
 
-    /// It wants the optimizer's state, as it is now.
+    /// It wants the optimizer's state, as it is now, then the ticket.
     pub fn fetch_state(&mut self, id: TensorId, ticket: u64, home: &impl Chunks) {
-        let chunks = home.chunks(id);
-        let owed = self.owed(id, home);
-        if chunks == 0 {
-            return self.pay(id, ticket);
-        }
-        match &mut owed.state {
-            Some(state) => (state.left, state.ticket) = (chunks, ticket.max(state.ticket)),
-            None => {
-                owed.state = Some(OwedState { next: 0, left: chunks, ticket });
-                self.due.push_back(Due::State { tensor: id });
-            }
-        }
+        self.owed(id, home);
+        self.join(id, ticket, home.chunks(id));
     }
 
     // What happens at home
 
     /// A chunk was published.
     pub fn published(&mut self, id: TensorId, local: usize, home: &impl Chunks) {
-        if self.connected && self.owed.get(id).is_some_and(|owed| owed.open + owed.results > 0) {
+        if self.connected && self.owed.get(id).is_some() {
             self.settle(id, local, home);
         }
     }
@@ -279,7 +247,8 @@ impl Subscriber {
             self.due.push_back(Due::Folded { tensor: id });
         }
         if let Some(Held { version, ticket, .. }) = self.known(id).held.take_if(|held| held.folded <= count) {
-            self.fetch(id, version, ticket, 0, home);
+            self.renew(id, version, home);
+            self.join(id, ticket, 0);
         }
     }
 
@@ -312,21 +281,10 @@ impl Subscriber {
             match due {
                 Due::Value { tensor, local } => {
                     let publication = home.publication(tensor, local);
-                    let owed = self.known(tensor);
-                    let chunk = &mut owed.chunks[local];
+                    let chunk = &mut self.known(tensor).chunks[local];
                     chunk.queued = false;
-                    if !chunk.is_due(&publication) {
-                        continue; // a newer one is wanted by now, and comes when it is published
-                    }
                     let position = std::mem::replace(&mut chunk.seen, publication.sequence);
-                    let reached = |asked: &mut u64| {
-                        let reached = *asked > 0 && publication.version + 1 >= *asked;
-                        *asked = if reached { 0 } else { *asked };
-                        usize::from(reached)
-                    };
-                    owed.results -= reached(&mut chunk.wanted);
-                    owed.open -= reached(&mut chunk.fetched);
-                    self.close(tensor);
+                    chunk.awaited.meet(publication.version);
                     return Some(Owing::Value { tensor, local, publication, position });
                 }
                 Due::State { tensor } => {
@@ -340,7 +298,7 @@ impl Subscriber {
                     return Some(Owing::Folded { tensor, count: owed.count });
                 }
                 Due::Fetched { tensor } => {
-                    if let Some(ticket) = self.known(tensor).returned.take() {
+                    if let Some(ticket) = self.end_batch(tensor) {
                         return Some(Owing::Fetched { tensor, ticket });
                     }
                 }
@@ -362,60 +320,90 @@ impl Subscriber {
         self.owed.get_mut(id).expect("what is due was owed")
     }
 
-    /// Queues a chunk that is asked for and fresh enough.
+    /// Queues a chunk of which a version stands there that is awaited.
     fn settle(&mut self, id: TensorId, local: usize, home: &impl Chunks) {
         let published = home.publication(id, local);
-        let chunk = &mut self.known(id).chunks[local];
-        if chunk.is_due(&published) && !chunk.queued {
-            chunk.queued = true;
+        if published.sequence > 0 && self.known(id).chunks[local].awaited.is_met(published.version) {
+            self.queue(id, local);
+        }
+    }
+
+    /// Queues each chunk that has the version and has changed since it was sent.
+    fn renew(&mut self, id: TensorId, version: u64, home: &impl Chunks) {
+        for local in 0..home.chunks(id) {
+            let published = home.publication(id, local);
+            if published.version >= version && published.sequence != self.known(id).chunks[local].seen {
+                self.queue(id, local);
+            }
+        }
+    }
+
+    fn queue(&mut self, id: TensorId, local: usize) {
+        if !std::mem::replace(&mut self.known(id).chunks[local].queued, true) {
             self.due.push_back(Due::Value { tensor: id, local });
         }
     }
 
-    /// Notes a ticket that is to be returned as soon as it may.
-    fn pay(&mut self, id: TensorId, ticket: u64) {
-        let owed = self.known(id);
-        if ticket != NO_TICKET {
-            owed.ticket = owed.ticket.max(Some(ticket));
+    /// The ticket is returned with the first batch that does not stand in the queue by now, behind so many chunks of the state.
+    fn join(&mut self, id: TensorId, ticket: u64, states: usize) {
+        if (ticket, states) == (NO_TICKET, 0) {
+            return;
+        }
+        let [first, second] = &mut self.known(id).batches;
+        let begins = first.is_none();
+        // A state that is asked for anew is not what is under way.
+        let fits = |batch: &Batch| !batch.queued && states == 0 && second.is_none();
+        let batch = if first.as_ref().is_none_or(fits) { first } else { second };
+        let before = batch.unwrap_or(Batch { ticket, states, queued: false });
+        *batch = Some(Batch {
+            ticket: ticket.max(before.ticket),
+            states: states.max(before.states),
+            queued: false,
+        });
+        match begins {
+            true => self.begin_batch(id),
+            false => self.close(id),
+        }
+    }
+
+    fn begin_batch(&mut self, id: TensorId) {
+        if self.known(id).batches[0].is_some_and(|batch| batch.states > 0) {
+            self.due.push_back(Due::State { tensor: id });
         }
         self.close(id);
     }
 
-    /// Returns the ticket if all that was fetched has been sent, no fetch waits and no state is under way: any of them may have been asked for
-    /// first (S-3).
+    /// Queues the ticket behind what is due by now, unless some of the state is to be sent before it, or a fetch waits: that may have been
+    /// asked for first (S-3).
     fn close(&mut self, id: TensorId) {
         let owed = self.known(id);
-        if owed.open == 0
-            && owed.state.is_none()
-            && owed.held.is_none()
-            && let Some(ticket) = owed.ticket.take()
+        if owed.held.is_none()
+            && let Some(batch) = owed.batches[0].as_mut().filter(|batch| batch.states == 0 && !batch.queued)
         {
-            self.give_back(id, ticket);
+            batch.queued = true;
+            self.due.push_back(Due::Fetched { tensor: id });
         }
     }
 
-    fn give_back(&mut self, id: TensorId, ticket: u64) {
-        let returned = &mut self.known(id).returned;
-        match returned {
-            Some(before) => *before = ticket.max(*before),
-            None => {
-                *returned = Some(ticket);
-                self.due.push_back(Due::Fetched { tensor: id });
-            }
-        }
+    /// The ticket to be returned, if the batch has one; the next batch begins.
+    fn end_batch(&mut self, id: TensorId) -> Option<u64> {
+        let [under_way, next] = &mut self.known(id).batches;
+        let ended = std::mem::replace(under_way, next.take());
+        self.begin_batch(id);
+        ended.map(|batch| batch.ticket).filter(|&ticket| ticket != NO_TICKET)
     }
 
     /// The chunk whose state is sent now. The rest goes to the end of the queue, behind what others wait for.
     fn next_of_state(&mut self, id: TensorId) -> Option<usize> {
         let owed = self.known(id);
-        let OwedState { next, left, ticket } = owed.state.take()?;
-        if left > 1 {
-            let chunks = owed.chunks.len();
-            owed.state = Some(OwedState { next: (next + 1) % chunks, left: left - 1, ticket });
-            self.due.push_back(Due::State { tensor: id });
-        } else {
-            self.pay(id, ticket);
+        let batch = owed.batches[0].as_mut()?;
+        batch.states = batch.states.checked_sub(1)?;
+        let local = owed.next_state;
+        owed.next_state = (local + 1) % owed.chunks.len();
+        match batch.states {
+            0 => self.close(id),
+            _ => self.due.push_back(Due::State { tensor: id }),
         }
-        Some(next)
+        Some(local)
     }
 }

@@ -4,6 +4,7 @@
 //! the shard's notices come in here and say what to do with the bytes that came with them. A connection that is made again goes on
 //! where the shard says that it stands, and what had been asked for and had not come is asked for again (S-2).
 
+use super::awaited::Awaited;
 use crate::TensorId;
 use crate::frame::Notice;
 use crate::numbered::Numbered;
@@ -101,17 +102,26 @@ struct Mirrored {
     /// The position in each one's stream: the publication that came last on this connection, or 0.
     positions: Vec<u64>,
     progress: Progress,
-    /// The last fetch of the value that has not come back, and the last of the state.
+    /// Versions that fetches asked for, until they are seen to have come.
+    awaited: Awaited,
+    /// The newest ticket that has not come back of those of the value, with the least version that was asked for with one of them, and of
+    /// those of the state.
     open: [Option<Submission>; 2],
 }
 
 impl Mirrored {
     /// Notes a fetch that is to be repeated if the connection breaks. It stands for those of its kind before it too.
     fn expect(&mut self, mut fetch: Submission) {
-        let Submission::Fetch { version, state, .. } = &mut fetch else { return };
+        let Submission::Fetch { version, state, ticket, .. } = &mut fetch else { return };
+        if !*state {
+            self.awaited.want(*version);
+        }
+        if *ticket == NO_TICKET {
+            return;
+        }
         let open = &mut self.open[usize::from(*state)];
-        if let Some(Submission::Fetch { version: before, .. }) = *open {
-            *version = before.max(*version);
+        if let Some(Submission::Fetch { version: before, ticket: newest, .. }) = *open {
+            (*version, *ticket) = (before.min(*version), newest.max(*ticket));
         }
         *open = Some(fetch);
     }
@@ -131,6 +141,20 @@ impl Mirrored {
         let both = value.is_some() && state.is_some();
         let state = state.map(|fetch| with_ticket(fetch, if both { NO_TICKET } else { newest }));
         state.into_iter().chain(value.map(|fetch| with_ticket(fetch, newest)))
+    }
+
+    /// Versions that have not come: `wanted` - 1, if that is one of them, and those that fetches asked for. The least and the greatest
+    /// stand for all.
+    fn missing(&mut self, wanted: u64) -> impl Iterator<Item = u64> + use<> {
+        let least = self.progress.least().unwrap_or(0);
+        if least > 0 {
+            self.awaited.meet(least - 1);
+        }
+        if wanted > least {
+            self.awaited.want(wanted - 1);
+        }
+        let (first, last) = self.awaited.bounds().unzip();
+        first.into_iter().chain(last.filter(|_| first != last))
     }
 
     /// Places of the chunks among `first..first + count`.
@@ -169,8 +193,9 @@ impl Mirror {
     /// A tensor, of which the shard is home of these chunks, ascending.
     pub fn declare(&mut self, id: TensorId, chunks: Vec<u32>) {
         let (versions, progress) = (vec![0; chunks.len()], Progress::of_zeros(chunks.len()));
-        let positions = versions.clone();
-        self.tensors.insert(id, Mirrored { chunks, versions, positions, progress, open: [None; 2] });
+        let (positions, awaited) = (versions.clone(), Awaited::default());
+        let open = [None; 2];
+        self.tensors.insert(id, Mirrored { chunks, versions, positions, progress, awaited, open });
     }
 
     /// A connection stands, on which nothing was said. The first value of each chunk comes whole on it.
@@ -322,22 +347,21 @@ impl Mirror {
                 let at = standing.entry(*tensor).or_default();
                 match (state, std::mem::replace(ticket, NO_TICKET)) {
                     (true, _) => at.state = Some(place),
-                    (false, NO_TICKET) => at.want = Some(place),
+                    (false, NO_TICKET) => at.wants.push(place),
                     (false, _) => at.value = Some(place),
                 }
             }
         }
         let mut behind = Vec::new();
-        for (tensor, mirrored) in self.tensors.iter() {
-            let at = standing.remove(&tensor).unwrap_or_default();
+        for (tensor, mirrored) in self.tensors.iter_mut() {
+            let mut at = standing.remove(&tensor).unwrap_or_default();
             let mut ask = |place: Option<usize>, fetch| match place {
                 Some(place) => *untaken[place] = fetch,
                 None => behind.push(fetch),
             };
-            let wanted = wanted(tensor);
-            if wanted > mirrored.progress.least().unwrap_or(0) {
-                let (version, ticket) = (wanted - 1, NO_TICKET);
-                ask(at.want, Submission::Fetch { tensor, state: false, version, ticket });
+            for version in mirrored.missing(wanted(tensor)) {
+                let fetch = Submission::Fetch { tensor, state: false, version, ticket: NO_TICKET };
+                ask(at.wants.pop(), fetch);
             }
             // The value is asked for behind the state, with the ticket that stands for both.
             let follows = mirrored.open[1].is_none() || at.state.is_some() && at.value > at.state;
@@ -351,11 +375,11 @@ impl Mirror {
     }
 }
 
-/// Where the last frame stands, among those that were not taken, that asks for a tensor's value with a ticket, for its state, and for what
-/// pushes want.
-#[derive(Debug, Clone, Copy, Default)]
+/// Where the last frame stands, among those that were not taken, that asks for a tensor's value with a ticket, and for its state; and those
+/// that ask for versions.
+#[derive(Debug, Clone, Default)]
 struct Standing {
     value: Option<usize>,
     state: Option<usize>,
-    want: Option<usize>,
+    wants: Vec<usize>,
 }

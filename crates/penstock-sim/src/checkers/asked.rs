@@ -1,5 +1,5 @@
 //! Between hosts: what was asked for comes, at the version that was asked for and as new as it was then or newer (S-2); and a ticket
-//! comes back behind everything that was asked for with it or before (S-3).
+//! comes back behind everything that was there when it was asked for, with it or before (S-3).
 
 use super::Checker;
 use crate::history::Observation;
@@ -26,7 +26,7 @@ pub struct Asked {
     /// The version of each chunk that has come, and which publication it was.
     has: BTreeMap<(Rank, TensorId, u32), (u64, usize)>,
     open: BTreeMap<(Rank, usize, TensorId), Vec<Open>>,
-    /// The newest version that a push asked for.
+    /// The newest version that a push or a fetch asked for.
     wanted: BTreeMap<(Rank, usize, TensorId), u64>,
     /// The chunks of each tensor at each shard.
     homed: BTreeMap<(usize, TensorId), BTreeSet<u32>>,
@@ -46,9 +46,17 @@ impl Asked {
         state: bool,
         chunks: &[u32],
     ) {
-        let published =
-            |&chunk: &u32| (chunk, if state { 0 } else { self.publications(tensor, chunk).len() });
+        // A version that is still to come is not waited for by the ticket.
+        let published = |&chunk: &u32| {
+            let published = self.publications(tensor, chunk);
+            let there = !state && published.last().is_some_and(|&(newest, _)| newest >= version);
+            (chunk, if there { published.len() } else { 0 })
+        };
         let least = chunks.iter().map(published).collect();
+        if !state {
+            let wanted = self.wanted.entry((rank, shard, tensor)).or_default();
+            *wanted = version.max(*wanted);
+        }
         let stateless = state.then(|| chunks.iter().copied().collect());
         let open = Open { ticket, version, least, stateless };
         self.open.entry((rank, shard, tensor)).or_default().push(open);
@@ -79,11 +87,11 @@ impl Asked {
             return stateless.first().map(|chunk| format!("the state of t{tensor}[{chunk}]"));
         }
         let lacks = |&&(chunk, least): &&(u32, usize)| match self.has.get(&(rank, tensor, chunk)) {
-            Some(&(version, publication)) => version < open.version || publication < least,
-            None => true,
+            Some(&(_, publication)) => publication < least,
+            None => least > 0,
         };
         let (chunk, least) = open.least.iter().find(lacks)?;
-        Some(format!("version {} and publication {least} of t{tensor}[{chunk}]", open.version))
+        Some(format!("publication {least} of t{tensor}[{chunk}]"))
     }
 
     fn returned(&mut self, rank: Rank, shard: usize, tensor: TensorId, ticket: u64) -> Result<(), String> {
@@ -126,7 +134,8 @@ impl Checker for Asked {
                 self.asked((rank, shard, tensor), ticket, version, state, chunks);
             }
             Observation::Wanted { rank, shard, tensor, version } => {
-                self.wanted.insert((rank, shard, tensor), version);
+                let wanted = self.wanted.entry((rank, shard, tensor)).or_default();
+                *wanted = version.max(*wanted);
             }
             Observation::Came { rank, tensor, chunk, version, value } => {
                 return self.came(rank, tensor, chunk, version, value);
@@ -174,7 +183,7 @@ impl Checker for Asked {
                 && let Some(chunk) = chunks.clone().find(|&chunk| lacks(chunk))
             {
                 return Err(format!(
-                    "a push of worker {rank} asked shard {shard} for version {version} of t{tensor}[{chunk}], which is there \
+                    "worker {rank} asked shard {shard} for version {version} of t{tensor}[{chunk}], which is there \
                      and never came"
                 ));
             }
@@ -224,7 +233,7 @@ mod tests {
         see(&mut checker, asked(1, 1, false)).unwrap();
         see(&mut checker, came(0, 1)).unwrap();
         let early = see(&mut checker, returned(1)).unwrap_err();
-        assert!(early.contains("lacks version 1 and publication 1 of t0[2]"), "{early}");
+        assert!(early.contains("lacks publication 1 of t0[2]"), "{early}");
         let mut checker = self::checker();
         see(&mut checker, asked(1, 1, false)).unwrap();
         CHUNKS.iter().for_each(|&chunk| see(&mut checker, came(chunk, 1)).unwrap());

@@ -44,10 +44,12 @@ const FRAMES: usize = 32;
 /// What a tensor and the courier of one of its homes tell each other.
 #[derive(Debug, Default)]
 pub(in crate::worker) struct RemoteHome {
-    /// The last ticket that was given out.
+    /// The last ticket that was given out. Tickets are drawn where they are submitted, in that order.
     pub(in crate::worker) ticket: AtomicU64,
     /// The last ticket that came back.
     pub(in crate::worker) fetched: AtomicU64,
+    /// The ticket with which all that there was of the value was last fetched, after a barrier or a load.
+    pub(in crate::worker) renewed: AtomicU64,
     /// Whether the result of the push that is under way is wanted as soon as it is there.
     pub(in crate::worker) wants: AtomicBool,
     /// The version + 1 that pushes have asked for.

@@ -111,6 +111,19 @@ struct Outlet {
     sealed: bool,
 }
 
+impl Outlet {
+    /// Submits what `make` makes, into room that was kept.
+    fn submit(outlet: &Mutex<Self>, ring: &Ring, make: impl FnOnce() -> Submission) {
+        let mut outlet = lock(outlet);
+        debug_assert!(outlet.kept > 0 && !outlet.sealed, "room was kept for it");
+        let submission = make();
+        let pushed = outlet.producer.push(ring, submission.encode());
+        debug_assert!(pushed.is_ok(), "there was room");
+        outlet.kept -= 1;
+        outlet.sealed = matches!(submission, Submission::Leave);
+    }
+}
+
 pub(super) struct Link {
     pub(super) welcome: Welcome,
     wire: Arc<Wire>,
@@ -304,15 +317,14 @@ impl Room<'_> {
     /// Tells the shard something, without waiting. Nothing is told once the worker has said goodbye, for which it waits until
     /// nobody is in the middle of submitting something.
     pub(super) fn submit(&mut self, submission: &Submission) {
+        self.submit_made(|| *submission);
+    }
+
+    /// The same of what is made in the order in which it is submitted: no other thread submits to the shard meanwhile.
+    pub(super) fn submit_made(&mut self, make: impl FnOnce() -> Submission) {
         let Link { wire, board, wakeups, producers, .. } = self.link;
-        {
-            let mut outlet = lock(&producers[self.shard as usize]);
-            debug_assert!(self.left > 0 && !outlet.sealed, "room was kept for it");
-            let pushed = outlet.producer.push(wire.page.at(page::ring(self.shard)), submission.encode());
-            debug_assert!(pushed.is_ok(), "there was room");
-            outlet.kept -= 1;
-            outlet.sealed = matches!(submission, Submission::Leave);
-        }
+        debug_assert!(self.left > 0, "room was kept for it");
+        Outlet::submit(&producers[self.shard as usize], wire.page.at(page::ring(self.shard)), make);
         self.left -= 1;
         if board::must_ring(board, self.shard) {
             thread::ring(&wakeups[self.shard as usize]);
@@ -469,5 +481,34 @@ impl Wire {
             fate.fail(lost(self.server, reason));
         }
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_fabric::ring::{CAPACITY, Consumer};
+
+    // A ticket that was drawn first and submitted later was taken for answered when the other came back: a state of zeros was read.
+    #[test]
+    fn what_threads_number_as_they_submit_it_is_submitted_in_the_order_of_its_numbers() {
+        let (ring, outlet) = (Ring::new(), Mutex::new(Outlet { kept: CAPACITY, ..Outlet::default() }));
+        let next = AtomicU64::new(0);
+        let draw = || Submission::Clock { clock: next.fetch_add(1, Ordering::Relaxed) };
+        let mut consumer = Consumer::default();
+        for round in 0..50 {
+            lock(&outlet).kept = CAPACITY;
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    let work = || (0..CAPACITY / 4).for_each(|_| Outlet::submit(&outlet, &ring, draw));
+                    scope.spawn(work);
+                }
+            });
+            for place in 0..CAPACITY {
+                let words = consumer.pop(&ring).unwrap().unwrap();
+                let clock = round * CAPACITY + place;
+                assert_eq!(Submission::decode(words), Ok(Submission::Clock { clock }));
+            }
+        }
     }
 }

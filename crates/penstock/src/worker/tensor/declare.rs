@@ -207,6 +207,7 @@ impl Draft {
             let submitted = AtomicU64::new(0);
             let remote = remotes.get(shard as usize).cloned();
             self.homes.push(HomeShard {
+                place: self.homes.len(),
                 server,
                 shard,
                 chunks: u64::from(chunks),

@@ -37,7 +37,7 @@ use penstock_proto::knot::Goal;
 use penstock_proto::message::{Answer, Ask};
 use penstock_proto::placement::Extent;
 use penstock_proto::spec::TensorSpec;
-use penstock_proto::submission::Submission;
+use penstock_proto::submission::{NO_TICKET, Submission};
 use penstock_proto::worker::Position;
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -47,6 +47,8 @@ use std::time::{Duration, Instant};
 /// One shard that is home of some of the tensor.
 #[derive(Debug)]
 struct HomeShard {
+    /// Its place among the tensor's.
+    place: usize,
     server: usize,
     shard: u32,
     /// Chunks homed there.
@@ -61,6 +63,9 @@ struct HomeShard {
 
 /// Room at each home, in their order.
 type Rooms<'a> = SmallVec<[Room<'a>; 4]>;
+
+/// For each home, in their order, the ticket that one call waits for there: tickets of other calls are none of its business.
+type Tickets = SmallVec<[u64; 4]>;
 
 /// A tensor of a job.
 pub struct Tensor {
@@ -242,7 +247,7 @@ impl Tensor {
             return Ok(());
         }
         for home in self.homes.iter().filter(|home| home.remote.is_some() && self.progress(home) == 0) {
-            self.fetch(home, 0, false, deadline)?;
+            self.want(home, 0, deadline)?;
         }
         match self.wait_long(deadline, 0, |home| self.progress(home) > 0)? {
             Waited::TimedOut => {
@@ -324,23 +329,35 @@ impl Tensor {
         Err(Error::WrongSize { name: self.spec.name.clone(), expected, got })
     }
 
-    /// Asks a home on another host to send what has changed, once it has `version`, or the optimizer's state.
-    fn fetch(&self, home: &HomeShard, version: u64, state: bool, deadline: Deadline) -> Result<(), Error> {
-        let Some(remote) = &home.remote else { return Ok(()) };
+    /// Asks a home on another host to send what has changed and has `version`, and the rest once it has it; or the optimizer's state. The
+    /// ticket comes back behind what is there now.
+    fn fetch(&self, home: &HomeShard, version: u64, state: bool, deadline: Deadline) -> Result<u64, Error> {
+        let Some(remote) = &home.remote else { return Ok(NO_TICKET) };
         let links = self.job.links();
         let mut room = links.get(home.server).ok_or(Error::Closed)?.room(home.shard, 1, deadline)?;
-        // A ticket that was never told would be waited for without end.
-        let ticket = remote.ticket.fetch_add(1, Ordering::Relaxed) + 1;
-        room.submit(&Submission::Fetch { tensor: self.id, state, version, ticket });
+        // Drawn only now: a ticket that was never told would be waited for without end.
+        let mut ticket = NO_TICKET;
+        room.submit_made(|| {
+            ticket = remote.ticket.fetch_add(1, Ordering::Relaxed) + 1;
+            Submission::Fetch { tensor: self.id, state, version, ticket }
+        });
+        Ok(ticket)
+    }
+
+    /// Asks a home on another host to send `version` once it is there.
+    fn want(&self, home: &HomeShard, version: u64, deadline: Deadline) -> Result<(), Error> {
+        let links = self.job.links();
+        let mut room = links.get(home.server).ok_or(Error::Closed)?.room(home.shard, 1, deadline)?;
+        room.submit(&Submission::Fetch { tensor: self.id, state: false, version, ticket: NO_TICKET });
         Ok(())
     }
 
-    /// Whether everything that was asked of a home on another host has come.
-    fn is_fetched(home: &HomeShard) -> bool {
+    /// Whether what was asked of a home on another host with its ticket has come.
+    fn is_fetched(home: &HomeShard, tickets: &Tickets) -> bool {
         // Pairs with the release in the courier: who sees the ticket sees the chunks.
-        home.remote.as_ref().is_none_or(|remote| {
-            remote.fetched.load(Ordering::Acquire) >= remote.ticket.load(Ordering::Relaxed)
-        })
+        home.remote
+            .as_ref()
+            .is_none_or(|remote| remote.fetched.load(Ordering::Acquire) >= tickets[home.place])
     }
 
     /// Brings the mirrors of homes on other hosts up to date, whatever their version.
@@ -348,13 +365,12 @@ impl Tensor {
         if self.homes.iter().all(|home| home.remote.is_none()) {
             return Ok(());
         }
-        for home in &self.homes {
-            self.fetch(home, 0, false, deadline)?;
-        }
-        match self.wait(deadline, Self::is_fetched)? {
+        let fetch = |home| self.fetch(home, 0, false, deadline);
+        let tickets = self.homes.iter().map(fetch).collect::<Result<Tickets, Error>>()?;
+        match self.wait(deadline, |home| Self::is_fetched(home, &tickets))? {
             Waited::Done => Ok(()),
             Waited::TimedOut => {
-                let behind = |home: &&HomeShard| !Self::is_fetched(home);
+                let behind = |home: &&HomeShard| !Self::is_fetched(home, &tickets);
                 Err(self.silent_home(behind, "send a tensor's newest value", deadline.waited()))
             }
         }

@@ -1,6 +1,6 @@
 //! Pulls: the value in place where it stands still, else copied chunk by chunk, each verified.
 
-use super::{HomeShard, Tensor};
+use super::{HomeShard, Tensor, Tickets};
 use crate::wait::{Deadline, undisturbed};
 use crate::worker::Error;
 use crate::worker::link::{Waited, lock};
@@ -8,6 +8,7 @@ use penstock_fabric::publish::{Published, Torn};
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::ForeignMut;
 use penstock_proto::consistency::MAX_SLACK;
+use penstock_proto::submission::NO_TICKET;
 use penstock_proto::worker::Requirement;
 use std::time::{Duration, Instant};
 
@@ -127,9 +128,7 @@ impl Tensor {
     }
 
     fn is_fresh(&self, home: &HomeShard, requirement: &Requirement) -> bool {
-        self.progress(home) > requirement.version
-            && (!requirement.own_folded || self.lane_is_free(home))
-            && Self::is_fetched(home)
+        self.progress(home) > requirement.version && (!requirement.own_folded || self.lane_is_free(home))
     }
 
     /// Whether the value is as fresh as that already, and nothing has to be asked of another host.
@@ -142,9 +141,9 @@ impl Tensor {
         requirement: &Requirement,
         timeout: Option<Duration>,
     ) -> Result<Deadline, Error> {
-        let fresh = |home: &HomeShard| self.is_fresh(home, requirement);
         let deadline = self.job.deadline(timeout);
-        self.freshen(requirement, deadline)?;
+        let tickets = self.freshen(requirement, deadline)?;
+        let fresh = |home: &HomeShard| self.is_fresh(home, requirement) && Self::is_fetched(home, &tickets);
         // Waiting for the others is what more slack would save; for the own update to be folded, nothing would.
         let old = |home: &HomeShard| self.progress(home) <= requirement.version;
         let others = self.adaptive.as_ref().filter(|_| self.homes.iter().any(old));
@@ -170,27 +169,47 @@ impl Tensor {
 
     /// Asks homes on other hosts for what the mirrors lack. Under BSP without slack that is nothing where the last push has
     /// asked for its result already; a value that moves by itself is fetched at every pull, as new as it is.
-    fn freshen(&self, requirement: &Requirement, deadline: Deadline) -> Result<(), Error> {
-        let mut remotes = self.homes.iter().filter_map(|home| Some((home, home.remote.as_ref()?))).peekable();
-        if remotes.peek().is_none() {
-            return Ok(());
+    fn freshen(&self, requirement: &Requirement, deadline: Deadline) -> Result<Tickets, Error> {
+        if self.homes.iter().all(|home| home.remote.is_none()) {
+            return Ok(Tickets::new());
         }
         let barriers = self.job.barriers();
         let others = self.seen_barriers.load(Ordering::Acquire) != barriers;
         let loads = self.loads.load(Ordering::Acquire);
         let own = self.seen_loads.load(Ordering::Acquire) != loads;
-        for (home, remote) in remotes {
-            remote.pulled.store(true, Ordering::Relaxed);
-            let comes = self.progress(home) > requirement.version
-                || remote.wanted.load(Ordering::Relaxed) > requirement.version;
-            if !requirement.stands_still || others || own || !comes {
-                self.fetch(home, requirement.version, false, deadline)?;
-            }
-        }
+        let freshen = |home| self.freshen_home(home, requirement, others || own, deadline);
+        let tickets = self.homes.iter().map(freshen).collect::<Result<Tickets, Error>>()?;
         // Noted once every home has been told: who sees it sees the tickets, and waits for them.
         self.seen_barriers.fetch_max(barriers, Ordering::Release);
         self.seen_loads.fetch_max(loads, Ordering::Release);
-        Ok(())
+        Ok(tickets)
+    }
+
+    /// The same of one home. With `anew`, the value may have changed without a new version, for every thread and every slack: then all of
+    /// it is fetched, and later pulls count on that.
+    fn freshen_home(
+        &self,
+        home: &HomeShard,
+        requirement: &Requirement,
+        anew: bool,
+        deadline: Deadline,
+    ) -> Result<u64, Error> {
+        let Some(remote) = &home.remote else { return Ok(NO_TICKET) };
+        remote.pulled.store(true, Ordering::Relaxed);
+        let comes = self.progress(home) > requirement.version
+            || remote.wanted.load(Ordering::Relaxed) > requirement.version;
+        if anew {
+            let ticket = self.fetch(home, 0, false, deadline)?;
+            remote.renewed.fetch_max(ticket, Ordering::Relaxed);
+            if !comes {
+                self.want(home, requirement.version, deadline)?;
+            }
+            return Ok(ticket);
+        }
+        match comes && requirement.stands_still {
+            true => Ok(remote.renewed.load(Ordering::Relaxed)),
+            false => self.fetch(home, requirement.version, false, deadline),
+        }
     }
 
     /// Repeats a copy until the home was not inside while it was made.

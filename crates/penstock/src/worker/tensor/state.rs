@@ -1,6 +1,6 @@
 //! First values, the optimizer's state, and putting them back (checkpoints, `state_dict`).
 
-use super::Tensor;
+use super::{HomeShard, Tensor, Tickets};
 use crate::turn::Taken;
 use crate::wait::Deadline;
 use crate::worker::Error;
@@ -10,7 +10,7 @@ use penstock_fabric::sync::Ordering;
 use penstock_kernels::Foreign;
 use penstock_proto::message::Ask;
 use penstock_proto::placement::Extent;
-use penstock_proto::submission::Submission;
+use penstock_proto::submission::{NO_TICKET, Submission};
 use rustix::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
@@ -216,11 +216,12 @@ impl Tensor {
             }
             link.state_mirror(self.id, layout)?
         };
-        let homes = || self.homes.iter().filter(|home| home.server == server);
-        for home in homes() {
-            self.fetch(home, 0, true, deadline)?;
-        }
-        match self.wait(deadline, |home| home.server != server || Self::is_fetched(home))? {
+        let fetch = |home: &HomeShard| match home.server == server {
+            true => self.fetch(home, 0, true, deadline),
+            false => Ok(NO_TICKET),
+        };
+        let tickets = self.homes.iter().map(fetch).collect::<Result<Tickets, Error>>()?;
+        match self.wait(deadline, |home| Self::is_fetched(home, &tickets))? {
             Waited::Done => Ok(memory),
             Waited::TimedOut => {
                 let (server, waited) = (server as u32, deadline.waited());
