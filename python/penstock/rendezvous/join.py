@@ -72,11 +72,6 @@ def _by_each_other(place: Place, given: Mapping[str, str]) -> _core.Job:
     from penstock.rendezvous.assemble import assemble
     from penstock.rendezvous.deadline import Deadline
 
-    if place.rank >= place.size:
-        raise JobFull(
-            f"rank {place.rank} is outside the job's size, which {place.announced_by} says is {place.size}",
-            "ranks count from 0; let the launcher set both",
-        )
     _core.check_options(given)
     deadline = Deadline(float(given.get("deadline") or _default("deadline")))
     exchange = choose.exchange(place, deadline)
