@@ -322,10 +322,8 @@ def core_distance() -> float:
 def cpu_features() -> str:
     """The variant of the kernels in use: "avx512", "avx2" or "generic"."""
 
-def stray_names(names: Sequence[str]) -> list[tuple[str, str]]:
-    """
-    Those that begin with PENSTOCK_ and that nothing reads, each with the name that was probably meant, or "".
-    """
+def stray_names(names: Sequence[str]) -> list[tuple[str, str | None]]:
+    """What to say of those that begin with PENSTOCK_ and that nothing reads; a hint if one is nearly ours."""
 
 def seconds(timeout: float) -> float:
     """A timeout in seconds, checked as in every call: `OptionError` unless it is a number of 0 or more."""

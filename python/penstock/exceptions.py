@@ -101,7 +101,7 @@ class DeadlineExceeded(PenstockError, TimeoutError):
     """A wait took longer than its deadline."""
 
     missing: list[int]
-    """Ranks that were waited for."""
+    """Ranks that were waited for; empty where no server said in time, or where only a server was."""
     waited: float
     """Seconds waited."""
 

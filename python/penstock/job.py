@@ -663,7 +663,7 @@ class Job(Sealed):
             waited=waited,
         )
 
-    def _await_pushes(self, limit: Limit | None = None) -> None:
+    def _await_pushes(self, limit: Limit[float | None] | None = None) -> None:
         """Waits for the asynchronous pushes, whose errors `clock` raises."""
         if not self._pushes or self._line.is_here:
             return

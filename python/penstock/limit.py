@@ -1,32 +1,45 @@
-"""One timeout for a call that waits several times."""
+"""A span of time that several waits share."""
 
 from __future__ import annotations
 
 import time
+from typing import Generic, TypeVar, cast, overload
 
 from penstock import _core
 
+Left = TypeVar("Left", bound=float | None)
 
-class Limit:
+
+class Limit(Generic[Left]):
     """
-    What is left of a timeout; None stays None.
+    A span that begins now; or none, where a caller named none.
 
     Raises
     ------
     OptionError
-        `timeout` is not a valid number of seconds.
+        `seconds` is no number of seconds.
 
     Examples
     --------
-    >>> Limit(None).left() is None
-    True
     >>> Limit(0).left()
     0.0
+    >>> Limit(None).left() is None
+    True
     """
 
-    def __init__(self, timeout: float | None) -> None:
-        self._end = None if timeout is None else time.monotonic() + _core.seconds(timeout)
+    @overload
+    def __init__(self: Limit[float], seconds: float) -> None: ...
+    @overload
+    def __init__(self: Limit[float | None], seconds: float | None) -> None: ...
+    def __init__(self, seconds: float | None) -> None:
+        self._began = time.monotonic()
+        self._end = None if seconds is None else self._began + _core.seconds(seconds)
 
-    def left(self) -> float | None:
-        """Seconds, never below zero."""
-        return None if self._end is None else max(0.0, self._end - time.monotonic())
+    def left(self) -> Left:
+        """Seconds until its end, never below zero."""
+        left = None if self._end is None else max(0.0, self._end - time.monotonic())
+        return cast(Left, left)
+
+    def waited(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._began

@@ -546,10 +546,11 @@ def test_a_timeout_that_is_no_number_of_seconds_is_refused_by_every_call(
         lambda: job.close(timeout),
         lambda: ps.ray.run(lambda: None, workers=1, timeout=timeout),
     ):
-        with pytest.raises(
-            ps.exceptions.OptionError, match="expected a timeout in seconds, a number of 0 or more, got"
-        ):
+        says = "expected a timeout in seconds, a number of 0 or more, got"
+        with pytest.raises(ps.exceptions.OptionError, match=says) as caught:
             call()
+        # The hint is the last line of a traceback: nothing stands behind it.
+        assert caught.value.__notes__ == [f"hint: {caught.value.hint}"]
     assert not job.closed
 
 

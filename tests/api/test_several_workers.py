@@ -245,6 +245,38 @@ def test_a_worker_that_fails_ends_the_others_with_an_error_that_names_it(spawn_j
     assert "lost 1" in saved[0]["output"]
 
 
+def test_a_load_waits_for_worker_0_however_short_the_others_timeouts_are(spawn_job: Any) -> None:
+    # Their time ran out while worker 0 loaded. They went, stood at their next barrier, and worker 0 took that
+    # for the end of the load: from then on all barriers were off by one.
+    saved = spawn_job(
+        2,
+        """
+        import time
+
+        class Slow:
+            def __init__(self, core):
+                self.core = core
+
+            def __getattr__(self, name):
+                return getattr(self.core, name)
+
+            def load(self, *arguments):
+                time.sleep(4)
+                return self.core.load(*arguments)
+
+        with ps.init() as job:
+            w = job.tensor("w", shape=3)
+            job.barrier()
+            if job.rank == 0:
+                object.__setattr__(w, "_core", Slow(w._core))
+            w.load(np.full(3, 7, np.float32), timeout=3 if job.rank else 60)
+            save(seen=w.pull())
+        """,
+    )
+    for result in saved:
+        np.testing.assert_array_equal(result["seen"], np.full(3, 7))
+
+
 def test_what_rank_0_loads_is_what_everyone_sees(spawn_job: Any) -> None:
     saved = spawn_job(
         2,

@@ -190,6 +190,23 @@ REFUSED: dict[str, tuple[Mapping[str, str], int, str]] = {
         "says where processes meet",
     ),
     "a misspelled variable": ({"PENSTOCK_SERVER": "/x"}, BAD_OPTION, "did you mean PENSTOCK_SERVERS?"),
+    # It was looked for as a socket in the current directory.
+    "an address without tcp": (
+        {
+            "PENSTOCK_SERVERS": "localhost:7700",
+            "PENSTOCK_RANK": "0",
+            "PENSTOCK_SIZE": "1",
+            "PENSTOCK_SECRET": "ab" * 32,
+        },
+        BAD_OPTION,
+        "give tcp://localhost:7700",
+    ),
+    "a rank of one process": (
+        {"PENSTOCK_RANK": "1", "PENSTOCK_SIZE": "1"},
+        JOB_FULL,
+        "PENSTOCK_SIZE says is 1",
+    ),
+    "a rank of none": ({"RANK": "3", "WORLD_SIZE": "0"}, JOB_FULL, "WORLD_SIZE says is 0"),
     "a rank that is no number": ({"PMI_SIZE": "2", "PMI_RANK": "x"}, BAD_OPTION, "PMI_RANK to be a whole"),
     "a rank by hand": (
         {"PENSTOCK_RANK": "0", "PENSTOCK_SIZE": "2"},

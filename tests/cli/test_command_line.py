@@ -4,6 +4,7 @@ The command line itself: help, versions, and refusals that say what was expected
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -143,6 +144,33 @@ def test_a_value_that_an_option_cannot_have_is_refused(refused, unstarted, optio
 def test_a_wrong_value_in_the_environment_is_refused_too(refused, unstarted, monkeypatch):
     monkeypatch.setenv("PENSTOCK_DEADLINE", "a while")
     assert "the option `deadline`, got `a while`" in refused("run", unstarted)[0]
+
+
+@pytest.mark.parametrize(
+    "command", [["server", "--manager", "127.0.0.1:1"], ["manager", "--state", "state"]], ids=lambda it: it[0]
+)
+def test_a_server_or_manager_refuses_a_variable_that_is_nearly_one_of_ours(
+    refused, command, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_LEASES", "2")
+    error, hint = refused(*command)
+    assert error.startswith("the environment variable PENSTOCK_LEASES sets nothing")
+    assert hint.startswith("did you mean PENSTOCK_LEASE?")
+    assert not (tmp_path / "state").exists()
+
+
+# Each use of the stream was an AttributeError; a connection could take its place.
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)], ids=str)
+def test_a_standard_stream_that_is_closed_harms_no_command(closed: tuple[int, ...]) -> None:
+    def close() -> None:
+        for number in closed:
+            os.close(number)
+
+    started = [sys.executable, "-m", "penstock.cli", "secret"]
+    done = subprocess.run(started, capture_output=True, preexec_fn=close, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout) == (0 if 1 in closed else 65)
 
 
 @pytest.mark.parametrize(

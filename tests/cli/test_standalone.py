@@ -116,6 +116,20 @@ def test_a_secret_that_is_none_is_refused(server: str) -> None:
     assert run(server, "--socket", "s", PENSTOCK_SECRET="hush") == (2, "", f"{short}\n\nhint: {EXPORT}\n")
 
 
+def test_a_variable_that_is_nearly_one_of_ours_is_refused(server: str, tmp_path: Path) -> None:
+    words = ("--socket", str(tmp_path / "s"), "--index", "1")
+    code, out, err = run(server, *words, PENSTOCK_SECRET=SECRET, PENSTOCK_LEASES="2")
+    assert (code, out) == (2, "")
+    says = "the environment variable PENSTOCK_LEASES sets nothing: Penstock reads no variable of that name"
+    hint = "did you mean PENSTOCK_LEASE? If not, unset it, or give it another name"
+    assert err == f"error: {says}\n\nhint: {hint}\n"
+    # Another one may be somebody else's: it is told of, and what comes behind it is judged.
+    code, _, err = run(server, *words, PENSTOCK_SECRET=SECRET, PENSTOCK_WEATHER="wet")
+    told, *_, refused, _, _ = err.splitlines()
+    assert (code, told[:9], refused[:7]) == (2, "warning: ", "error: ")
+    assert "PENSTOCK_WEATHER sets nothing" in told
+
+
 def test_an_option_that_cannot_be_is_refused_before_anything_is_started(server: str, tmp_path: Path) -> None:
     socket = tmp_path / "s"
     code, out, err = run(server, "--socket", str(socket), "--lease", "soon", PENSTOCK_SECRET=SECRET)

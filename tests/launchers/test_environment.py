@@ -64,6 +64,18 @@ def test_the_place_of_a_process_is_what_its_own_launcher_says(variables, expecte
         ({"RANK": "1", "MASTER_ADDR": "a"}, ps.exceptions.NotUnderLauncher, "WORLD_SIZE is not set"),
         ({"RANK": "x", "WORLD_SIZE": "4"}, ps.exceptions.OptionError, "RANK to be a whole number, got `x`"),
         ({"PENSTOCK_RANK": "-1", "PENSTOCK_SIZE": "4"}, ps.exceptions.OptionError, "whole number"),
+        # They too, where the size said one or none.
+        (
+            {"PENSTOCK_RANK": "1", "PENSTOCK_SIZE": "1"},
+            ps.exceptions.JobFull,
+            "which PENSTOCK_SIZE says is 1",
+        ),
+        (
+            {"PENSTOCK_RANK": "3", "PENSTOCK_SIZE": "0"},
+            ps.exceptions.JobFull,
+            "rank 3 is outside the job's size",
+        ),
+        ({"RANK": "1", "WORLD_SIZE": "1"}, ps.exceptions.JobFull, "which WORLD_SIZE says is 1"),
     ],
 )
 def test_a_place_that_cannot_be_is_refused(variables, error, says) -> None:
@@ -180,6 +192,17 @@ def test_names_that_are_no_text_are_anybodys_but_ours() -> None:
         environment.check_names({os.fsdecode(b"OTHER_\xff"): "1", os.fsdecode(b"\xff"): ""})
     with pytest.warns(UserWarning, match=r"PENSTOCK_\\xff\\xc3 sets nothing"):
         environment.check_names({os.fsdecode(b"PENSTOCK_\xff\xc3"): "1"})
+
+
+@pytest.mark.parametrize("address", ["localhost:7700", "[::1]:7700"])
+def test_an_address_without_tcp_is_refused_with_what_was_meant(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"SERVERS": address, "RANK": "0", "SIZE": "1", "SECRET": "ab" * 32}.items():
+        monkeypatch.setenv(f"PENSTOCK_{name}", value)
+    with pytest.raises(ps.exceptions.OptionError, match="a socket's path or tcp://HOST:PORT") as caught:
+        ps.init()
+    assert f"give tcp://{address};" in str(caught.value.hint)
 
 
 def test_every_variable_that_the_package_reads_or_kubernetes_makes_is_known() -> None:

@@ -16,8 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 import penstock as ps
+from penstock.limit import Limit
 from penstock.rendezvous import proof
-from penstock.rendezvous.deadline import Deadline
 from penstock.rendezvous.errors import RendezvousTimeout
 from penstock.rendezvous.exchange import MESSAGE_LIMIT
 from penstock.rendezvous.meet import STRANGERS, Root, Visitor, parse_place
@@ -74,7 +74,7 @@ def gathered(one: Meeting, rounds: int = 1, others: list[Visitor] | None = None)
 
     def rounds_of(end: Root | Visitor) -> list[bytes]:
         for number in range(rounds):
-            got = end.gather(b"%d/%d" % (number, end.rank), Deadline(SECONDS))
+            got = end.gather(b"%d/%d" % (number, end.rank), Limit(SECONDS))
         return got
 
     return [future.result(SECONDS) for future in [one.go(rounds_of, end) for end in ends]]  # type: ignore[misc]
@@ -90,26 +90,26 @@ def test_messages_as_long_as_allowed_arrive_whole(meeting) -> None:
     one = meeting(4)
     message = secrets.token_bytes(MESSAGE_LIMIT)
     ends = [one.root, *map(one.visitor, range(1, 4))]
-    for future in [one.go(end.gather, message, Deadline(SECONDS)) for end in ends]:
+    for future in [one.go(end.gather, message, Limit(SECONDS)) for end in ends]:
         assert future.result(SECONDS) == [message] * 4
     with pytest.raises(ps.exceptions.ProtocolError, match="at most"):
-        ends[1].gather(message + b"x", Deadline(1))
+        ends[1].gather(message + b"x", Limit(1))
 
 
 def test_who_comes_before_rank_0_listens_waits_for_it(port: int) -> None:
     with ThreadPoolExecutor(1) as threads:
         visitor = Visitor(1, 2, "127.0.0.1", port, SECRET, "job")
-        waiting = threads.submit(visitor.gather, b"b", Deadline(SECONDS))
+        waiting = threads.submit(visitor.gather, b"b", Limit(SECONDS))
         root = Root(2, "127.0.0.1", port, SECRET, "job")
-        assert root.gather(b"a", Deadline(SECONDS)) == waiting.result(SECONDS) == [b"a", b"b"]
+        assert root.gather(b"a", Limit(SECONDS)) == waiting.result(SECONDS) == [b"a", b"b"]
         root.close()
         visitor.close()
 
 
 def test_everyone_is_told_who_did_not_come(meeting) -> None:
     one = meeting(4)
-    future = one.go(one.visitor(2).gather, b"", Deadline(SECONDS))
-    for wait in (lambda: one.root.gather(b"", Deadline(0.5)), lambda: future.result(SECONDS)):
+    future = one.go(one.visitor(2).gather, b"", Limit(SECONDS))
+    for wait in (lambda: one.root.gather(b"", Limit(0.5)), lambda: future.result(SECONDS)):
         with pytest.raises(RendezvousTimeout, match="for ranks 1, 3 of 4 to call") as caught:
             wait()
         assert caught.value.missing == [1, 3]
@@ -118,23 +118,23 @@ def test_everyone_is_told_who_did_not_come(meeting) -> None:
 
 def test_rank_0_is_named_where_it_does_not_come(port: int) -> None:
     with pytest.raises(RendezvousTimeout, match="for rank 0 of 2") as caught:
-        Visitor(1, 2, "127.0.0.1", port, SECRET, "job").gather(b"", Deadline(0.3))
+        Visitor(1, 2, "127.0.0.1", port, SECRET, "job").gather(b"", Limit(0.3))
     assert caught.value.missing == [0]
 
 
 def test_one_that_cannot_go_on_ends_the_wait_of_all_with_its_reason(meeting) -> None:
     one = meeting(5)  # of whom two never come: nobody has to wait for them any more
-    waiting = one.go(one.visitor(1).gather, b"", Deadline(SECONDS))
-    one.go(one.visitor(3).fail, "no memory for a server", Deadline(SECONDS))
-    for wait in (lambda: one.root.gather(b"", Deadline(SECONDS)), lambda: waiting.result(SECONDS)):
+    waiting = one.go(one.visitor(1).gather, b"", Limit(SECONDS))
+    one.go(one.visitor(3).fail, "no memory for a server", Limit(SECONDS))
+    for wait in (lambda: one.root.gather(b"", Limit(SECONDS)), lambda: waiting.result(SECONDS)):
         with pytest.raises(ps.JobFailed, match="rank 3 could not join: no memory for a server"):
             wait()
 
 
 def test_rank_0_that_cannot_go_on_tells_who_comes(meeting) -> None:
     one = meeting(2)
-    waiting = one.go(one.visitor(1).gather, b"", Deadline(SECONDS))
-    one.root.fail("no such topology", Deadline(SECONDS))
+    waiting = one.go(one.visitor(1).gather, b"", Limit(SECONDS))
+    one.root.fail("no such topology", Limit(SECONDS))
     with pytest.raises(ps.JobFailed, match="rank 0 could not join: no such topology"):
         waiting.result(SECONDS)
 
@@ -146,8 +146,8 @@ def test_one_that_goes_away_between_rounds_is_noticed_at_once(meeting, when: str
     gathered(one, others=others)
     if when == "before":
         others[0].close()
-    waiting = one.go(others[1].gather, b"", Deadline(SECONDS))
-    result = one.go(one.root.gather, b"", Deadline(SECONDS))
+    waiting = one.go(others[1].gather, b"", Limit(SECONDS))
+    result = one.go(one.root.gather, b"", Limit(SECONDS))
     others[0].close()
     for future in (result, waiting):
         with pytest.raises(ps.JobFailed, match="rank 1 could not join: it went away"):
@@ -172,24 +172,24 @@ def test_one_that_goes_away_between_rounds_is_noticed_at_once(meeting, when: str
 )
 def test_one_of_another_job_is_refused_at_once_and_the_job_goes_on(meeting, different, error, says) -> None:
     one = meeting(2)
-    result = one.go(one.root.gather, b"a", Deadline(SECONDS))
+    result = one.go(one.root.gather, b"a", Limit(SECONDS))
     with pytest.raises(error, match=says) as caught:
-        one.visitor(1, **different).gather(b"stolen", Deadline(SECONDS))
+        one.visitor(1, **different).gather(b"stolen", Limit(SECONDS))
     assert SECRET not in str(caught.value) + str(caught.value.hint)
-    assert one.visitor(1).gather(b"b", Deadline(SECONDS)) == [b"a", b"b"]
+    assert one.visitor(1).gather(b"b", Limit(SECONDS)) == [b"a", b"b"]
     assert result.result(SECONDS) == [b"a", b"b"]
 
 
 def test_a_second_process_of_the_same_rank_takes_nothing_from_the_first(meeting) -> None:
     one = meeting(3)
     first, second = one.visitor(1), one.visitor(1)
-    result = one.go(one.root.gather, b"a", Deadline(SECONDS))
-    holding = one.go(first.gather, b"first", Deadline(SECONDS))
+    result = one.go(one.root.gather, b"a", Limit(SECONDS))
+    holding = one.go(first.gather, b"first", Limit(SECONDS))
     while 1 not in one.root._guests:  # the first is in
         threading.Event().wait(0.01)
     with pytest.raises(RendezvousTimeout):
-        second.gather(b"second", Deadline(0.3))
-    assert one.visitor(2).gather(b"c", Deadline(SECONDS)) == [b"a", b"first", b"c"]
+        second.gather(b"second", Limit(0.3))
+    assert one.visitor(2).gather(b"c", Limit(SECONDS)) == [b"a", b"first", b"c"]
     assert holding.result(SECONDS) == result.result(SECONDS) == [b"a", b"first", b"c"]
 
 
@@ -208,7 +208,7 @@ GARBAGE = [
 @pytest.mark.parametrize("hangs_up", [True, False])
 def test_strangers_get_nothing_and_harm_nobody(meeting, hangs_up: bool) -> None:
     one = meeting(2)
-    result = one.go(one.root.gather, b"a", Deadline(SECONDS))
+    result = one.go(one.root.gather, b"a", Limit(SECONDS))
     with contextlib.ExitStack() as open_ones:
         for garbage in GARBAGE:
             stranger = socket.create_connection(("127.0.0.1", one.root.port), SECONDS)
@@ -218,18 +218,18 @@ def test_strangers_get_nothing_and_harm_nobody(meeting, hangs_up: bool) -> None:
                 stranger.close()
             else:
                 open_ones.callback(stranger.close)
-        assert one.visitor(1).gather(b"b", Deadline(SECONDS)) == [b"a", b"b"]
+        assert one.visitor(1).gather(b"b", Limit(SECONDS)) == [b"a", b"b"]
         assert result.result(SECONDS) == [b"a", b"b"]
 
 
 def test_more_silent_connections_than_there_are_places_keep_nobody_out(meeting) -> None:
     one = meeting(2)
-    result = one.go(one.root.gather, b"a", Deadline(SECONDS))
+    result = one.go(one.root.gather, b"a", Limit(SECONDS))
     with contextlib.ExitStack() as open_ones:
         for _ in range(STRANGERS + 50):
             stranger = socket.create_connection(("127.0.0.1", one.root.port), SECONDS)
             open_ones.callback(stranger.close)
-        assert one.visitor(1).gather(b"b", Deadline(SECONDS)) == [b"a", b"b"]
+        assert one.visitor(1).gather(b"b", Limit(SECONDS)) == [b"a", b"b"]
         assert result.result(SECONDS) == [b"a", b"b"]
         assert len(one.root._strangers) <= STRANGERS
 
@@ -283,15 +283,15 @@ def test_a_worker_does_not_believe_a_rank_0_that_does_not_know_the_secret() -> N
         heard = threads.submit(pretend)
         visitor = Visitor(1, 2, "127.0.0.1", listener.getsockname()[1], SECRET, "job")
         with pytest.raises(ps.exceptions.AuthenticationError):
-            visitor.gather(b"mine", Deadline(SECONDS))
+            visitor.gather(b"mine", Limit(SECONDS))
         assert heard.result(SECONDS) == b""
 
 
 def test_a_frame_that_announces_too_much_ends_the_connection(meeting) -> None:
     one = meeting(2)
-    result = one.go(one.root.gather, b"", Deadline(1))
+    result = one.go(one.root.gather, b"", Limit(1))
     visitor = one.visitor(1)
-    visitor._come(Deadline(SECONDS))
+    visitor._come(Limit(SECONDS))
     assert visitor._connection is not None
     visitor._connection.sendall(struct.pack(">I", 1 << 30) + bytes(proof.PROOF_BYTES))
     assert visitor._connection.recv(1) == b""

@@ -31,10 +31,64 @@ def every_check() -> list[str]:
     )
 
 
-def text_of(path: str) -> str:
-    """What stands in a file, or in all Rust files of a folder."""
+def files(path: str) -> list[Path]:
+    """The file, or all Rust files of a folder."""
     at = ROOT / path
-    return "".join(file.read_text() for file in (at.rglob("*.rs") if at.is_dir() else [at]))
+    return sorted(at.rglob("*.rs")) if at.is_dir() else [at]
+
+
+FUNCTION = re.compile(
+    r"^(?:[ ]*(?:///?|#)[^\n]*\n)*"  # what stands directly above it: comments, attributes
+    r"([ ]*)(?:pub(?:\([a-z]+\))? )?(?:def|fn) \w+[^\n]*\n"
+    r"(?:\1[ )}][^\n]*\n|\n)*",  # its lines, and the end of its signature
+    re.MULTILINE,
+)
+"""A function as the formatters lay it out, with what it is told about it."""
+TESTS_BEGIN = re.compile(r"^#\[cfg\((?:all\()?test\b", re.MULTILINE)
+
+
+def cases_of(text: str, *, all_of_it: bool) -> str:
+    """
+    The functions of a file's tests. A number that stands elsewhere, or above a test that is no longer there,
+    checks nothing.
+    """
+    begins = 0 if all_of_it else next((found.start() for found in TESTS_BEGIN.finditer(text)), len(text))
+    return "\n".join(found.group() for found in FUNCTION.finditer(text, begins))
+
+
+def cases_in(path: str) -> str:
+    """The same of a file, or of all Rust files of a folder."""
+    return "\n".join(
+        cases_of(file.read_text(), all_of_it="/tests/" in f"/{path}" or file.suffix == ".py")
+        for file in files(path)
+    )
+
+
+def test_a_number_counts_only_where_a_test_cites_it() -> None:
+    source = """//! A-1
+fn code() {
+    // A-2
+}
+
+#[cfg(all(test, loom))]
+mod tests {
+    /// A-3, of a test that was deleted.
+
+    /// A-4.
+    #[test]
+    fn kept() {
+        assert!(true, "A-5");
+
+        if a {
+            b(); // A-6
+        }
+    }
+    // A-7
+}
+"""
+    assert re.findall(r"A-\d", cases_of(source, all_of_it=False)) == ["A-4", "A-5", "A-6"]
+    python = 'X = "A-1"\n\n\ndef test_it(\n    a,\n) -> None:\n    """A-2."""\n\n    a()\n\n\nY = "A-3"\n'
+    assert re.findall(r"A-\d", cases_of(python, all_of_it=True)) == ["A-2"]
 
 
 def test_what_checks_an_invariant_is_there() -> None:
@@ -51,10 +105,11 @@ def test_what_checks_an_invariant_says_which_and_is_run() -> None:
         named = set(re.findall(r"`([^`]+/[^`]+)`", checks))
         # "Likewise" is what the row above has, of which one is enough: not all of it need be about both.
         before = named | (before if "likewise" in checks else set())
-        cites = {path for path in before if re.search(rf"\b{number}\b", text_of(path))}
+        cites = {path for path in before if re.search(rf"\b{number}\b", cases_in(path))}
         lacking += [(number, path) for path in named - cites] or ([] if cites else [(number, "likewise")])
     assert lacking == []
-    assert [path for path in every_check() if "#[ignore" in text_of(path)] == []
+    ignored = [path for path in every_check() if any("#[ignore" in file.read_text() for file in files(path))]
+    assert ignored == []
 
 
 def test_invariants_that_the_code_cites_are_on_the_page() -> None:
@@ -62,6 +117,6 @@ def test_invariants_that_the_code_cites_are_on_the_page() -> None:
     cited = {
         number
         for path in (ROOT / "crates").glob("*/src/**/*.rs")
-        for number in re.findall(r"\b([CPRDSINMTK]-\d{1,2})\b", path.read_text())
+        for number in re.findall(r"\b([CPRDSEINMTK]-\d{1,2})\b", path.read_text())
     }
     assert cited - known == set()

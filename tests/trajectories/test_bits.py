@@ -49,6 +49,7 @@ def digests(spawn_job: Any, servers: int, options: dict[str, str]) -> dict[str, 
 def test_runs_agree_bit_for_bit_whatever_the_chunks_shards_and_servers(
     spawn_job: Any, servers: int, options: dict[str, str]
 ) -> None:
+    """C-4."""
     found = digests(spawn_job, servers, options)
     first.update(first or found)
     assert found == first

@@ -678,10 +678,11 @@ penstock_status penstock_pull_with(const penstock_tensor *tensor,
 /// @param job      The tensor's job.
 /// @param value    On rank 0 the value, of the tensor's shape and dtype; ignored elsewhere.
 /// @param bytes    Its size, penstock_tensor_bytes().
-/// @param timeout  Seconds to wait at each of two barriers; 0: the tensor's.
+/// @param timeout  Seconds to wait for the others to call; 0: the tensor's. When they have, the value goes whole, however little is
+///                 left: each wait behind it has the job's deadline.
 ///
-/// Errors: PENSTOCK_BAD_SHAPE (on rank 0), PENSTOCK_BARRIER_TIMEOUT (the text names the ranks that did not come), and those of
-/// penstock_clock().
+/// Errors: PENSTOCK_BAD_SHAPE (on rank 0), PENSTOCK_BARRIER_TIMEOUT (the text names the ranks that did not come: the value is as it was,
+/// or, after the job's deadline, not every rank came to the end), and those of penstock_clock().
 penstock_status penstock_load(const penstock_job *job,
                               const penstock_tensor *tensor,
                               const void *value,

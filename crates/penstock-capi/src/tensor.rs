@@ -347,10 +347,11 @@ pub unsafe extern "C" fn penstock_pull_with(
 /// @param job      The tensor's job.
 /// @param value    On rank 0 the value, of the tensor's shape and dtype; ignored elsewhere.
 /// @param bytes    Its size, penstock_tensor_bytes().
-/// @param timeout  Seconds to wait at each of two barriers; 0: the tensor's.
+/// @param timeout  Seconds to wait for the others to call; 0: the tensor's. When they have, the value goes whole, however little is
+///                 left: each wait behind it has the job's deadline.
 ///
-/// Errors: PENSTOCK_BAD_SHAPE (on rank 0), PENSTOCK_BARRIER_TIMEOUT (the text names the ranks that did not come), and those of
-/// penstock_clock().
+/// Errors: PENSTOCK_BAD_SHAPE (on rank 0), PENSTOCK_BARRIER_TIMEOUT (the text names the ranks that did not come: the value is as it was,
+/// or, after the job's deadline, not every rank came to the end), and those of penstock_clock().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_load(
     job: *const penstock_job,
@@ -379,10 +380,12 @@ pub unsafe extern "C" fn penstock_load(
         let _turn = tensor.take_turn(wait)?;
         job.barrier(wait)?;
         if let Some(value) = value {
-            let steps = tensor.tensor.steps(wait)?;
-            tensor.tensor.load(0, value, steps, wait)?;
+            let steps = tensor.tensor.steps(None)?;
+            tensor.tensor.load(0, value, steps, None)?;
         }
-        job.barrier(wait)?;
+        // Not within the caller's time, of which worker 0 needs some for the value: who went from here would stand at the next barrier,
+        // which worker 0 would take for this one.
+        job.barrier(None)?;
         Ok(())
     })
 }

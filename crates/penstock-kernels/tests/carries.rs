@@ -38,6 +38,7 @@ proptest! {
         }
     }
 
+    /// E-2.
     #[test]
     fn a_payload_of_any_bytes_is_decoded_or_refused_and_what_is_refused_changes_nothing(
         (chunk, held) in chunks(),

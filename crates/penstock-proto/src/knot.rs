@@ -307,6 +307,7 @@ mod tests {
         crate::message::encode(&crate::message::Reply { id: 1, body: answer }).unwrap();
     }
 
+    /// K-1.
     #[test]
     fn whoever_waits_for_one_that_may_act_is_in_no_knot_and_another_wait_begins_anew() {
         let mut knots = Knots::default();

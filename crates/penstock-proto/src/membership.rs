@@ -270,6 +270,7 @@ mod tests {
         assert_eq!(roster.crew(), crew);
     }
 
+    /// M-1.
     #[test]
     fn a_rank_joins_once() {
         let mut roster = Roster::new(2);
@@ -292,6 +293,7 @@ mod tests {
         assert_eq!(roster.pass_barrier(), None, "and then it is closed again");
     }
 
+    /// M-1.
     #[test]
     fn a_barrier_does_not_wait_for_workers_that_left_or_were_lost() {
         let mut roster = Roster::new(3);
@@ -312,6 +314,7 @@ mod tests {
         assert!(!lease.has_ended(2, 192), "a late sign is still a sign");
     }
 
+    /// M-2.
     #[test]
     fn whoever_was_suspended_gives_the_others_time_when_it_wakes() {
         let (mut lived, mut lease) = (Lived::new(25, 0), Lease::new(100, 0));

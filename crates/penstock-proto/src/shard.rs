@@ -64,8 +64,8 @@ pub trait Home {
         fold: &Fold,
         writers: &[Rank],
     ) -> Result<Folded, NonFiniteFrom>;
-    /// What was folded aside becomes the chunk's value. Called for nothing else, so a home that keeps nothing aside need not have it.
-    fn commit(&mut self, _tensor: TensorId, _chunk: u32) {}
+    /// What was folded aside becomes the chunk's value. Called for nothing else, so never of a home that keeps nothing aside.
+    fn commit(&mut self, tensor: TensorId, chunk: u32);
     /// Takes the chunk's value (`slot` 0) or lane-full `part` of its state array `slot` - 1 from the lane of `writer`.
     fn load(&mut self, tensor: TensorId, chunk: u32, slot: u32, part: u32, writer: Rank);
     /// The chunk has this version now. Called after each fold or load of a chunk, and when a version passes without one.

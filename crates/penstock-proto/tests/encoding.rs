@@ -369,6 +369,7 @@ fn a_difference_against_what_is_not_held_is_refused_and_the_first_on_a_connectio
     assert_eq!(mirror.hear(0, &value(10, 8), |_| 0), baseless(0, 8), "it may have another home by now");
 }
 
+/// E-2.
 #[test]
 fn what_does_not_pay_goes_raw_and_only_what_was_agreed_to_comes_in() {
     let (now, mut buffer) = ([7; 64], Vec::new());

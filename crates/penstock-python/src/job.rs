@@ -4,7 +4,7 @@ use crate::detach::{
     Core, Quick, alone, close_later, closing, detached, finish, interrupted, let_go, within,
 };
 use crate::error::{bad_argument, raise_option};
-use crate::seconds::Seconds;
+use crate::seconds::{Seconds, span};
 use crate::table::Table;
 use crate::tensor::Tensor;
 use penstock::options::Options;
@@ -20,7 +20,6 @@ use penstock_proto::spec::{Reduce, TensorSpec};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// A worker's connection to the servers of a job.
 #[pyclass(frozen, module = "penstock._core")]
@@ -94,7 +93,8 @@ pub(crate) fn secret(py: Python<'_>, hex: &str) -> PyResult<Secret> {
 pub(crate) fn endpoint(py: Python<'_>, text: &str) -> PyResult<Endpoint> {
     text.parse().map_err(|error: NoEndpoint| {
         let hint = "PENSTOCK_SERVERS lists them, separated by commas, such as tcp://10.0.0.1:7700,tcp://10.0.0.2:7700";
-        bad_argument(py, "OptionError", &error.to_string(), Some(hint))
+        let hint = error.hint().unwrap_or_else(|| hint.to_owned());
+        bad_argument(py, "OptionError", &error.to_string(), Some(&hint))
     })
 }
 
@@ -212,7 +212,7 @@ impl Job {
         timeout: Option<Seconds>,
         what: &str,
     ) -> PyResult<(Vec<u32>, Vec<u32>)> {
-        let timeout = timeout.map(Duration::from);
+        let timeout = span(timeout)?;
         let met = detached(py, |free| self.job.on(free).meet(what, timeout))?;
         Ok((met.ranks, met.left))
     }
@@ -271,7 +271,7 @@ impl Job {
             clip,
             refuse_nonfinite,
         };
-        let declaration = Declaration { spec, consistency, adaptive, timeout: timeout.map(Duration::from) };
+        let declaration = Declaration { spec, consistency, adaptive, timeout: span(timeout)? };
         let tensor = detached(py, |free| self.job.on(free).declare(declaration))?;
         Ok(Tensor::new(tensor))
     }
@@ -311,7 +311,7 @@ impl Job {
             propagation,
             slack,
             adaptive: bounds.map(|bounds| adaptive(py, bounds)).transpose()?,
-            timeout: timeout.map(Duration::from),
+            timeout: span(timeout)?,
         };
         Ok(Table::new(detached(py, |free| self.job.on(free).table(declaration))?))
     }
@@ -341,7 +341,7 @@ impl Job {
     }
 
     fn leave(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<()> {
-        let timeout = timeout.map(Duration::from);
+        let timeout = span(timeout)?;
         if within() {
             close_later(Arc::clone(&self.job), None);
             return Ok(());

@@ -4,34 +4,45 @@ use crate::error::bad_argument;
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat};
+use std::convert::Infallible;
 use std::time::Duration;
 
 /// What no number of seconds exceeds: some 35,000 years.
 const LONGEST: Duration = Duration::from_secs(1 << 40);
 
-/// A number of seconds, 0 or more; `inf` and whatever else is beyond [`LONGEST`] is that.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Seconds(Duration);
+/// A number of seconds, 0 or more; `inf` and whatever else is beyond [`LONGEST`] is that. Or why it is none: what an argument's
+/// extraction fails with, PyO3 adds a note of its own to, and a call's hint is the last line.
+#[derive(Debug)]
+pub(crate) struct Seconds(PyResult<Duration>);
 
-impl From<Seconds> for Duration {
-    fn from(seconds: Seconds) -> Self {
-        seconds.0
+impl Seconds {
+    pub(crate) fn judged(self) -> PyResult<Duration> {
+        self.0
     }
 }
 
-impl FromPyObject<'_, '_> for Seconds {
-    type Error = PyErr;
+/// A timeout, if there is one.
+pub(crate) fn span(timeout: Option<Seconds>) -> PyResult<Option<Duration>> {
+    timeout.map(Seconds::judged).transpose()
+}
 
-    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
-        let number = match given.cast_exact::<PyFloat>() {
-            Ok(float) => float.value(),
-            Err(_) => number(given)?,
-        };
-        if number.is_nan() || number < 0.0 {
-            return Err(refuse(given));
-        }
-        Ok(Self(Duration::try_from_secs_f64(number).map_or(LONGEST, |span| span.min(LONGEST))))
+impl FromPyObject<'_, '_> for Seconds {
+    type Error = Infallible;
+
+    fn extract(given: Borrowed<'_, '_, PyAny>) -> Result<Self, Infallible> {
+        Ok(Self(judge(given)))
     }
+}
+
+fn judge(given: Borrowed<'_, '_, PyAny>) -> PyResult<Duration> {
+    let number = match given.cast_exact::<PyFloat>() {
+        Ok(float) => float.value(),
+        Err(_) => number(given)?,
+    };
+    if number.is_nan() || number < 0.0 {
+        return Err(refuse(given));
+    }
+    Ok(Duration::try_from_secs_f64(number).map_or(LONGEST, |span| span.min(LONGEST)))
 }
 
 /// Of what is no float itself. A truth is a number to Python, and a mistake here, NumPy's too (`bool_` before its 2.0).
@@ -66,6 +77,6 @@ fn refuse(given: Borrowed<'_, '_, PyAny>) -> PyErr {
 
 /// A timeout as a float, at most [`LONGEST`].
 #[pyfunction]
-pub(crate) fn seconds(timeout: Seconds) -> f64 {
-    timeout.0.as_secs_f64()
+pub(crate) fn seconds(timeout: Seconds) -> PyResult<f64> {
+    Ok(timeout.judged()?.as_secs_f64())
 }

@@ -2,7 +2,7 @@
 
 use crate::detach::{Core, Quick, detached, let_go};
 use crate::memory::{Held, Memory};
-use crate::seconds::Seconds;
+use crate::seconds::{Seconds, span};
 use penstock::worker::{Error, Tensor as CoreTensor};
 use penstock_fabric::region::Mapping;
 use penstock_kernels::Settings;
@@ -11,7 +11,6 @@ use penstock_proto::spec::TensorSpec;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// A tensor of a job.
 #[pyclass(frozen, module = "penstock._core")]
@@ -126,7 +125,7 @@ impl Tensor {
         value: Option<&Bound<'_, PyAny>>,
         timeout: Option<Seconds>,
     ) -> PyResult<()> {
-        let timeout = timeout.map(Duration::from);
+        let timeout = span(timeout)?;
         let held = value.map(Held::new).transpose()?;
         detached(py, |free| self.tensor.on(free).initialize_from(held.as_ref().map(Held::bytes), timeout))
     }
@@ -139,7 +138,7 @@ impl Tensor {
         more: bool,
         timeout: Option<Seconds>,
     ) -> PyResult<u64> {
-        let timeout = timeout.map(Duration::from);
+        let timeout = span(timeout)?;
         let held = data.map(Held::new).transpose()?;
         detached(py, |free| {
             let data = held.as_ref().map(Held::bytes);
@@ -148,12 +147,12 @@ impl Tensor {
     }
 
     fn pull(&self, py: Python<'_>, slack: Option<i64>, timeout: Option<Seconds>) -> PyResult<u64> {
-        let timeout = timeout.map(Duration::from);
+        let timeout = span(timeout)?;
         detached(py, |free| self.tensor.on(free).pull(slack, timeout))
     }
 
     fn pull_mirror(&self, py: Python<'_>, slack: Option<i64>, timeout: Option<Seconds>) -> PyResult<u64> {
-        let timeout = timeout.map(Duration::from);
+        let timeout = span(timeout)?;
         detached(py, |free| self.tensor.on(free).pull_mirror(slack, timeout))
     }
 
@@ -164,7 +163,7 @@ impl Tensor {
         slack: Option<i64>,
         timeout: Option<Seconds>,
     ) -> PyResult<u64> {
-        let timeout = timeout.map(Duration::from);
+        let timeout = span(timeout)?;
         let mut held = Held::new(out)?;
         let out = held.bytes_mut(py)?;
         detached(py, |free| self.tensor.on(free).pull_into(out, slack, timeout))
@@ -180,13 +179,13 @@ impl Tensor {
         slot: u32,
         timeout: Option<Seconds>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let timeout = timeout.map(Duration::from);
+        let timeout = span(timeout)?;
         let state = detached(py, |free| self.tensor.on(free).state(slot, timeout))?;
         Ok(PyBytes::new(py, &state))
     }
 
     fn steps(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<u64> {
-        let timeout = timeout.map(Duration::from);
+        let timeout = span(timeout)?;
         detached(py, |free| self.tensor.on(free).steps(timeout))
     }
 
@@ -198,7 +197,7 @@ impl Tensor {
         steps: u64,
         timeout: Option<Seconds>,
     ) -> PyResult<()> {
-        let timeout = timeout.map(Duration::from);
+        let timeout = span(timeout)?;
         let held = Held::new(data)?;
         let slot = u32::try_from(slot + 1).map_err(|_| {
             let what = format!("expected state array -1 (the value) or above, got {slot}");

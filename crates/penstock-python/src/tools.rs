@@ -85,10 +85,10 @@ pub(crate) fn check_options(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyRe
     checked.map(drop).map_err(|error| raise_option(py, &error))
 }
 
-/// Environment variables of ours that nobody reads, each with the one that was meant, if it is nearly that.
+/// What is to be said of each environment variable of ours that nobody reads, with a hint if it is nearly one that somebody does.
 #[pyfunction]
-pub(crate) fn stray_names(names: Vec<String>) -> Vec<(String, &'static str)> {
-    strays(names).into_iter().map(|stray| (stray.name, stray.meant.unwrap_or_default())).collect()
+pub(crate) fn stray_names(names: Vec<String>) -> Vec<(String, Option<String>)> {
+    strays(names).into_iter().map(|stray| (stray.to_string(), stray.hint())).collect()
 }
 
 /// The machine's limit for pushpull.

@@ -4,6 +4,7 @@
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use penstock::environment::strays;
 use penstock::options::{Options, TABLE};
 use penstock::server::{Server, ServerConfig};
 use penstock_fabric::net::endpoint::Address;
@@ -121,8 +122,22 @@ fn index(text: &str, servers: u32) -> Result<u32, Refused> {
     })
 }
 
+/// Refuses variables that are nearly ours, and tells of others with the prefix, which may be somebody else's.
+#[expect(clippy::print_stderr, reason = "a command speaks to its user")]
+fn check_names() -> Result<(), Refused> {
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    for stray in strays(names) {
+        if let Some(hint) = stray.hint() {
+            return Err(Refused::usage(stray.to_string(), hint));
+        }
+        eprintln!("warning: {stray}");
+    }
+    Ok(())
+}
+
 /// Serves until the job has ended, or a signal asks for the end.
 fn run(matches: &ArgMatches) -> Result<ExitCode, Refused> {
+    check_names()?;
     let config = config(matches)?;
     penstock::log::warn_on_stderr();
     signals::listen();

@@ -37,6 +37,24 @@ pub struct Stray {
     pub meant: Option<&'static str>,
 }
 
+impl std::fmt::Display for Stray {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "the environment variable {} sets nothing: Penstock reads no variable of that name",
+            self.name
+        )
+    }
+}
+
+impl Stray {
+    /// What to do about one that is nearly one of ours.
+    pub fn hint(&self) -> Option<String> {
+        let meant = self.meant?;
+        Some(format!("did you mean {meant}? If not, unset it, or give it another name"))
+    }
+}
+
 /// Those of the environment's names that set nothing, in their order.
 pub fn strays(names: impl IntoIterator<Item = String>) -> Vec<Stray> {
     let known = || NAMES.into_iter().chain(TABLE.iter().map(|row| row.env));

@@ -72,7 +72,7 @@ fn a_tensor_of_any_size_is_pushed_in_as_many_submissions_as_find_room_at_once() 
     job.leave(None).unwrap();
 }
 
-// It stood there still: the next of the others passed, and from then on everybody's barriers were off by one.
+/// It stood there still: the next of the others passed, and from then on everybody's barriers were off by one (M-1).
 #[test]
 fn whoever_waited_at_a_barrier_in_vain_stands_there_no_more() {
     for way in [Way::Memory, Way::Tcp] {
@@ -132,7 +132,7 @@ fn a_barrier_that_opened_while_the_server_said_nothing_is_passed_by_the_next_cal
     let (a, b) = (cluster.join(0), cluster.join(1));
     cluster.lines[0].let_pass(0);
     let error = b.barrier(SOON).unwrap_err();
-    assert!(matches!(error, Error::Unanswered { .. }), "{error}");
+    assert!(matches!(error, Error::BarrierTimeout { silent: Some(0), .. }), "{error}");
     std::thread::scope(|scope| {
         scope.spawn(|| a.barrier(None).unwrap());
         // Nearly always it stands there before it is heard that the other one came, and went.

@@ -376,11 +376,14 @@ fn a_limit_bounds_the_whole_call_where_a_server_says_nothing_at_all() {
     cluster.lines[0].let_pass(0);
     let began = Instant::now();
     for _ in 0..3 {
-        wb.push(None, NO_SETTINGS, false, SOON).unwrap_err();
-        wb.pull_into(&mut [0; 32], None, SOON).unwrap_err();
-        wb.steps(SOON).unwrap_err();
-        b.table(TableDeclaration { timeout: SOON, ..common_table("t") }).unwrap_err();
-        b.barrier(SOON).unwrap_err();
+        // Each says what was waited for, though nobody says for whom: whoever waits for that catches that.
+        let pushed = wb.push(None, NO_SETTINGS, false, SOON).unwrap_err();
+        assert!(matches!(pushed, Error::LaneTimeout { silent: Some(0), .. }), "{pushed}");
+        let pulled = wb.pull_into(&mut [0; 32], None, SOON).unwrap_err();
+        assert!(matches!(pulled, Error::PullTimeout { silent: Some(0), .. }), "{pulled}");
+        assert!(wb.steps(SOON).is_err());
+        assert!(b.table(TableDeclaration { timeout: SOON, ..common_table("t") }).is_err());
+        assert!(b.barrier(SOON).is_err());
     }
     assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
 }

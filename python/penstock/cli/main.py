@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import NamedTuple, cast
 
 from penstock.cli import terminal
@@ -87,6 +88,7 @@ def server(arguments: Sequence[str] | None = None) -> int:
 
 def answered(entry: Callable[[list[str]], int], arguments: Sequence[str] | None) -> int:
     """Runs a command; what is wrong is said on standard error."""
+    _replace_closed()
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return entry(given)
@@ -102,6 +104,19 @@ def answered(entry: Callable[[list[str]], int], arguments: Sequence[str] | None)
         # complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _replace_closed() -> None:
+    """
+    Whoever closed a standard stream (`>&-`) wants nothing of it. Left closed it would be no stream at all, or
+    the next file or connection that is opened.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = Path(os.devnull).open(mode)  # noqa: SIM115
+            # The lowest that is free, so nearly always its own, which processes started here are to have too.
+            os.set_inheritable(stream.fileno(), stream.fileno() == number)
+            setattr(sys, name, stream)
 
 
 def _dispatch(given: list[str]) -> int:

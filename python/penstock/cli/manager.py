@@ -64,8 +64,10 @@ def parser() -> terminal.Parser:
 def main(arguments: Sequence[str]) -> int:
     """Runs the command."""
     from penstock import _core
+    from penstock.rendezvous import environment
 
     given = parser().parse_args(arguments)
+    environment.check_names(tell=terminal.warning)
     certificate = given.certificate or os.environ.get("PENSTOCK_CERTIFICATE") or None
     key = given.key or os.environ.get("PENSTOCK_KEY") or None
     plain = insecure(given)

@@ -46,8 +46,10 @@ def parser() -> terminal.Parser:
 def main(arguments: Sequence[str]) -> int:
     """Runs the command."""
     from penstock import _core
+    from penstock.rendezvous import environment
 
     given = parser().parse_args(arguments)
+    environment.check_names(tell=terminal.warning)
     given.ca, given.insecure = given.option_ca, given.insecure or given.option_security == "insecure"
     contact = manager.contact(given, required=True)
     token = manager.token(given, "server")

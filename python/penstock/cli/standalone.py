@@ -53,8 +53,10 @@ def parser() -> terminal.Parser:
 def main(arguments: Sequence[str]) -> int:
     """Runs the command."""
     from penstock import _core
+    from penstock.rendezvous import environment
 
     given = parser().parse_args(arguments)
+    environment.check_names(tell=terminal.warning)
     if not given.socket and not given.listen:
         terminal.refuse("expected --socket or --listen", "`penstock-server --help` shows both")
     endpoint = _endpoint(given.socket, given.listen or [])
@@ -117,6 +119,6 @@ def _endpoint(socket: str | None, listen: Sequence[str]) -> str:
                 "such as 10.0.0.1:7700; port 0 lets the system choose",
             )
     if not listen:
-        return socket or ""
+        return f"unix:{socket}" if socket else ""
     more = [f"also={address}" for address in listen[1:]] + ([f"unix={socket}"] if socket else [])
     return f"tcp://{listen[0]}" + (f"?{'&'.join(more)}" if more else "")

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock import _core
+from penstock.limit import Limit
 from penstock.rendezvous.address import endpoint_host
-from penstock.rendezvous.deadline import Deadline
 from penstock.rendezvous.servers import Server
 
 
@@ -40,7 +40,7 @@ class ServerActor(Actor):
         """Starts it; returns its endpoint string once it listens."""
         reachable = None if host is None else endpoint_host(host)
         self._server = Server(reachable, index, servers, workers, secret=secret, job=job, settings=settings)
-        return self._server.listening(Deadline(seconds))
+        return self._server.listening(Limit(seconds))
 
     def end(self) -> None:
         """Ends it, whatever its job does."""

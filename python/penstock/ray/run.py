@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from penstock import _core
 from penstock.exceptions import DeadlineExceeded, JobClosed, OptionError, PenstockError, WorkerLost
+from penstock.limit import Limit
 from penstock.ray.actors import ServerActor, WorkerActor
 from penstock.rendezvous.assemble import LOOPBACK, as_environment
-from penstock.rendezvous.deadline import Deadline
 
 T = TypeVar("T")
 
@@ -84,8 +84,8 @@ def run(
     """
     order = _checked(workers, servers, resources_per_worker, resources_per_server, options)
     seconds = None if timeout is None else _core.seconds(timeout)
-    limit = None if seconds is None else Deadline(seconds)
-    start = Deadline(min(order.start_seconds, seconds or order.start_seconds))
+    limit = None if seconds is None else Limit(seconds)
+    start = Limit(min(order.start_seconds, seconds or order.start_seconds))
     try:
         ray = importlib.import_module("ray")
     except ImportError as error:
@@ -183,7 +183,7 @@ def _check_fits(ray: Any, order: _Order) -> None:
 
 
 @contextlib.contextmanager
-def _placement(ray: Any, order: _Order, deadline: Deadline) -> Iterator[Any]:
+def _placement(ray: Any, order: _Order, deadline: Limit[float]) -> Iterator[Any]:
     """A placement group with a bundle for each actor, servers first."""
     groups = importlib.import_module("ray.util.placement_group")
     bundles = [order.server] * order.servers + [order.worker] * order.workers
@@ -225,7 +225,7 @@ def _actor(ray: Any, kind: type, resources: Mapping[str, float], group: Any, bun
 
 
 def _serve(
-    ray: Any, order: _Order, serving: Sequence[Any], working: Sequence[Any], deadline: Deadline
+    ray: Any, order: _Order, serving: Sequence[Any], working: Sequence[Any], deadline: Limit[float]
 ) -> dict[str, str]:
     """Starts the servers; returns the environment of the workers."""
     hosts = _get(ray, [actor.host.remote() for actor in (*serving, *working)], deadline, "start the actors")
@@ -249,7 +249,7 @@ def _serve(
     }
 
 
-def _get(ray: Any, references: Sequence[Any], deadline: Deadline, what: str) -> list[Any]:
+def _get(ray: Any, references: Sequence[Any], deadline: Limit[float], what: str) -> list[Any]:
     try:
         return list(ray.get(list(references), timeout=deadline.left()))
     except ray.exceptions.GetTimeoutError:
@@ -262,7 +262,7 @@ def _get(ray: Any, references: Sequence[Any], deadline: Deadline, what: str) -> 
         raise _cause(error) from None
 
 
-def _outcome(ray: Any, results: Sequence[Any], limit: Deadline | None) -> list[Any]:
+def _outcome(ray: Any, results: Sequence[Any], limit: Limit[float] | None) -> list[Any]:
     """What the workers return; raises the failure that caused the others, if any."""
     ranks = {reference: rank for rank, reference in enumerate(results)}
     values: dict[int, Any] = {}
@@ -282,7 +282,7 @@ def _outcome(ray: Any, results: Sequence[Any], limit: Deadline | None) -> list[A
         except ray.exceptions.RayTaskError as error:
             failed.append((rank, _cause(error)))
         if failed and (patience is limit):
-            patience = Deadline(min(_GRACE_SECONDS, limit.left() if limit is not None else _GRACE_SECONDS))
+            patience = Limit(min(_GRACE_SECONDS, limit.left() if limit is not None else _GRACE_SECONDS))
     if failed:
         _hear_out(ray, waiting)
         rank, cause = next((one for one in failed if not isinstance(one[1], JobClosed)), failed[0])

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from penstock import _core
 from penstock.exceptions import NotUnderLauncher, PenstockError, ProtocolError
+from penstock.limit import Limit
 from penstock.rendezvous import address, environment
-from penstock.rendezvous.deadline import Deadline
 from penstock.rendezvous.environment import Place, Topology
 from penstock.rendezvous.exchange import Exchange, fields
 from penstock.rendezvous.servers import Server
@@ -65,7 +65,7 @@ def plan(hosts: Sequence[str], topology: Topology) -> Plan:
     return Plan(owners[: _core.MAX_SERVERS], len(first) == 1)
 
 
-def assemble(place: Place, exchange: Exchange, given: Mapping[str, str], deadline: Deadline) -> Assembled:
+def assemble(place: Place, exchange: Exchange, given: Mapping[str, str], deadline: Limit[float]) -> Assembled:
     """
     This process's part in it.
 
@@ -101,7 +101,7 @@ def assemble(place: Place, exchange: Exchange, given: Mapping[str, str], deadlin
     return Assembled(servers, secret, own)
 
 
-def _introduce(place: Place, exchange: Exchange, deadline: Deadline) -> tuple[list[str], Topology, str]:
+def _introduce(place: Place, exchange: Exchange, deadline: Limit[float]) -> tuple[list[str], Topology, str]:
     """The first round: everyone's host, the topology, and the secret."""
     try:
         own_secret = environment.secret()

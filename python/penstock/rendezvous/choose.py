@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 
 from penstock.exceptions import NotUnderLauncher
+from penstock.limit import Limit
 from penstock.rendezvous import environment
-from penstock.rendezvous.deadline import Deadline
 from penstock.rendezvous.environment import PAGES, Place
 from penstock.rendezvous.exchange import Exchange
 
 
-def exchange(place: Place, deadline: Deadline) -> Exchange:
+def exchange(place: Place, deadline: Limit[float]) -> Exchange:
     """
     The way by which the processes of `place` find each other.
 

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from penstock import _core
-from penstock.exceptions import NotUnderLauncher, OptionError
+from penstock.exceptions import JobFull, NotUnderLauncher, OptionError
 
 Launcher = Literal["penstock", "torchrun", "mpirun", "srun"]
 Topology = Literal["cs", "cc"]
@@ -72,6 +72,8 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
     NotUnderLauncher
         A variable says that there are several processes, and none says which of them this is; or which it is,
         and none of how many.
+    JobFull
+        The rank is not below the number of processes.
     """
     for launcher, rank_name, size_names in _VARIABLES:
         size_name = next((name for name in size_names if environment.get(name)), None)
@@ -88,6 +90,12 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
                 )
             continue
         rank, size = whole_number(rank_name, environment), whole_number(size_name, environment)
+        # Also of one process: it would train alone, as rank 0 of 1.
+        if rank >= size:
+            raise JobFull(
+                f"rank {rank} is outside the job's size, which {size_name} says is {size}",
+                "ranks count from 0; let the launcher set both",
+            )
         return Place(launcher, rank, size, size_name)
     for launcher, rank_name, size_names in _VARIABLES:
         if launcher == "mpirun":
@@ -126,10 +134,15 @@ def refuse_meeting_alone(environment: Mapping[str, str] = os.environ) -> None:
         )
 
 
-def check_names(environment: Mapping[str, str] = os.environ) -> None:
+def _warn(text: str) -> None:
+    """Where `penstock.init` was called."""
+    warnings.warn(text, stacklevel=5)
+
+
+def check_names(environment: Mapping[str, str] = os.environ, *, tell: Callable[[str], None] = _warn) -> None:
     """
-    Looks for variables that begin with PENSTOCK_ and that nothing reads: warns, because others may use the
-    prefix.
+    Looks for variables that begin with PENSTOCK_ and that nothing reads; one that may be somebody else's,
+    because others may use the prefix, is only told of.
 
     Raises
     ------
@@ -138,11 +151,11 @@ def check_names(environment: Mapping[str, str] = os.environ) -> None:
     """
     # Others' names may be any bytes. Of ours what is no text is shown as the shell writes it.
     ours = [name.encode(errors="surrogateescape") for name in environment if name.startswith("PENSTOCK_")]
-    for name, meant in _core.stray_names([name.decode(errors="backslashreplace") for name in ours]):
-        nothing = f"the environment variable {name} sets nothing: Penstock reads no variable of that name"
-        if meant:
-            raise OptionError(nothing, f"did you mean {meant}? If not, unset it, or give it another name")
-        warnings.warn(nothing, stacklevel=4)
+    names = [name.decode(errors="backslashreplace") for name in ours]
+    for nothing, hint in _core.stray_names(names):
+        if hint:
+            raise OptionError(nothing, hint)
+        tell(nothing)
 
 
 def several_without_step(environment: Mapping[str, str] = os.environ) -> str | None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.exceptions import JobFailed, PenstockError, ProtocolError
-from penstock.rendezvous.deadline import Deadline
+from penstock.limit import Limit
 from penstock.rendezvous.errors import RendezvousTimeout
 
 MESSAGE_LIMIT = 16 * 1024
@@ -56,7 +56,7 @@ class Exchange:
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
 
-    def gather(self, message: bytes, deadline: Deadline) -> list[bytes]:
+    def gather(self, message: bytes, deadline: Limit[float]) -> list[bytes]:
         """
         Gives `message` and returns everyone's.
 
@@ -73,7 +73,7 @@ class Exchange:
             raise ProtocolError(f"expected a message of at most {MESSAGE_LIMIT} bytes, got {len(message)}")
         return self._round(_GIVEN + message, deadline)
 
-    def fail(self, why: str, deadline: Deadline) -> None:
+    def fail(self, why: str, deadline: Limit[float]) -> None:
         """
         Takes part in the round as one that cannot go on. The others get the reason, shortened, in place of
         messages.
@@ -90,7 +90,7 @@ class Exchange:
     def close(self) -> None:
         """Lets go of what the exchange holds. The others' last verdict has been handed over by then."""
 
-    def _round(self, contribution: bytes, deadline: Deadline) -> list[bytes]:
+    def _round(self, contribution: bytes, deadline: Limit[float]) -> list[bytes]:
         if self.rank != 0:
             try:
                 self.deliver(contribution, deadline)
@@ -135,7 +135,7 @@ class Exchange:
 
     # What a way to exchange has to offer: the first two where rank 0 uses it, the others where the others do.
 
-    def collect(self, own: bytes, deadline: Deadline) -> Mapping[int, bytes]:
+    def collect(self, own: bytes, deadline: Limit[float]) -> Mapping[int, bytes]:
         """
         Rank 0: everyone's contribution, by rank, `own` among them.
 
@@ -147,11 +147,11 @@ class Exchange:
         """Rank 0: hands the verdict to everyone who takes part."""
         raise NotImplementedError("rank 0's end only")
 
-    def deliver(self, contribution: bytes, deadline: Deadline) -> None:
+    def deliver(self, contribution: bytes, deadline: Limit[float]) -> None:
         """Others: hands the contribution to rank 0. Raises Missing if rank 0 cannot be reached."""
         raise NotImplementedError("the others' end only")
 
-    def await_verdict(self, deadline: Deadline) -> bytes:
+    def await_verdict(self, deadline: Limit[float]) -> bytes:
         """Others: the verdict, which may come up to VERDICT_MARGIN after the deadline. Raises Missing."""
         raise NotImplementedError("the others' end only")
 

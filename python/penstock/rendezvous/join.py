@@ -68,17 +68,12 @@ def _by_manager(manager: str, place: Place | None, given: Mapping[str, str]) -> 
 
 def _by_each_other(place: Place, given: Mapping[str, str]) -> _core.Job:
     """The processes of the job find each other, and start the servers."""
+    from penstock.limit import Limit
     from penstock.rendezvous import choose
     from penstock.rendezvous.assemble import assemble
-    from penstock.rendezvous.deadline import Deadline
 
-    if place.rank >= place.size:
-        raise JobFull(
-            f"rank {place.rank} is outside the job's size, which {place.announced_by} says is {place.size}",
-            "ranks count from 0; let the launcher set both",
-        )
     _core.check_options(given)
-    deadline = Deadline(float(given.get("deadline") or _default("deadline")))
+    deadline = Limit(float(given.get("deadline") or _default("deadline")))
     exchange = choose.exchange(place, deadline)
     try:
         found = assemble(place, exchange, given, deadline)

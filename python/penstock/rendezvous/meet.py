@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.exceptions import AddressInUse, AuthenticationError, OptionError, PenstockError, ProtocolError
+from penstock.limit import Limit
 from penstock.rendezvous import proof
-from penstock.rendezvous.deadline import Deadline
 from penstock.rendezvous.exchange import (
     GONE,
     MESSAGE_LIMIT,
@@ -120,7 +120,7 @@ class Root(Exchange):
         self._heard: set[int] = set()
         self.port = self._listener.getsockname()[1]
 
-    def collect(self, own: bytes, deadline: Deadline) -> Mapping[int, bytes]:
+    def collect(self, own: bytes, deadline: Limit[float]) -> Mapping[int, bytes]:
         self._came = {0: own, **{rank: GONE for rank in self._heard if rank not in self._guests}}
         # Where it cannot go on itself it stays just long enough to tell those who come.
         # Where another cannot, a little shorter.
@@ -130,7 +130,7 @@ class Root(Exchange):
         while len(self._came) < self.size:
             if not ending and self._broken():
                 margin = VERDICT_MARGIN if is_failure(own) else _LATE_SECONDS
-                patience, ending = Deadline(min(deadline.left(), margin)), True
+                patience, ending = Limit(min(deadline.left(), margin)), True
             if not patience.left():
                 if ending:
                     break
@@ -139,7 +139,7 @@ class Root(Exchange):
         return self._came
 
     def announce(self, verdict: bytes) -> None:
-        patience = Deadline(VERDICT_MARGIN)
+        patience = Limit(VERDICT_MARGIN)
         for guest in self._guests.values():
             assert guest.conversation is not None
             guest.to_send += guest.conversation.frame(verdict)
@@ -349,7 +349,7 @@ class Visitor(Exchange):
         self._connection: socket.socket | None = None
         self._conversation: proof.Conversation | None = None
 
-    def deliver(self, contribution: bytes, deadline: Deadline) -> None:
+    def deliver(self, contribution: bytes, deadline: Limit[float]) -> None:
         pause = _RETRY_SECONDS
         while self._connection is None:
             try:
@@ -369,10 +369,10 @@ class Visitor(Exchange):
         except OSError:
             raise Missing([0]) from None
 
-    def await_verdict(self, deadline: Deadline) -> bytes:
+    def await_verdict(self, deadline: Limit[float]) -> bytes:
         assert self._connection is not None
         assert self._conversation is not None
-        patience = Deadline(deadline.left() + VERDICT_MARGIN)
+        patience = Limit(deadline.left() + VERDICT_MARGIN)
         try:
             head = _receive(self._connection, proof.FRAME_HEAD_BYTES, patience)
             (length,) = proof.FRAME.unpack_from(head)
@@ -397,9 +397,9 @@ class Visitor(Exchange):
             self._connection.close()
             self._connection = None
 
-    def _come(self, deadline: Deadline) -> None:
+    def _come(self, deadline: Limit[float]) -> None:
         """Connects, and each side proves itself to the other."""
-        patience = Deadline(min(STRANGER_SECONDS, max(0.001, deadline.left())))
+        patience = Limit(min(STRANGER_SECONDS, max(0.001, deadline.left())))
         with contextlib.ExitStack() as cleanup:
             connection = socket.create_connection(self._where, max(0.001, patience.left()))
             cleanup.callback(connection.close)
@@ -437,7 +437,7 @@ class Visitor(Exchange):
         )
 
 
-def _receive(connection: socket.socket, count: int, patience: Deadline) -> bytes:
+def _receive(connection: socket.socket, count: int, patience: Limit[float]) -> bytes:
     received = bytearray()
     while len(received) < count:
         connection.settimeout(max(0.001, patience.left()))

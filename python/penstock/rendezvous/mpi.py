@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.exceptions import NotUnderLauncher
-from penstock.rendezvous.deadline import Deadline
+from penstock.limit import Limit
 from penstock.rendezvous.environment import PAGES, Place
 from penstock.rendezvous.exchange import VERDICT_MARGIN, Exchange, Missing, is_failure, verdict_limit
 
@@ -60,7 +60,7 @@ class Mpi(Exchange):
             )
         self._sending: list[tuple[Any, bytes]] = []
 
-    def collect(self, own: bytes, deadline: Deadline) -> Mapping[int, bytes]:
+    def collect(self, own: bytes, deadline: Limit[float]) -> Mapping[int, bytes]:
         came = {0: own}
         limit = verdict_limit(1)
         while len(came) < self.size and not any(map(is_failure, list(came.values())[1:])):
@@ -78,14 +78,14 @@ class Mpi(Exchange):
     def announce(self, verdict: bytes) -> None:
         for rank in range(1, self.size):
             self._send(rank, verdict)
-        self._settle(Deadline(VERDICT_MARGIN))
+        self._settle(Limit(VERDICT_MARGIN))
 
-    def deliver(self, contribution: bytes, deadline: Deadline) -> None:
+    def deliver(self, contribution: bytes, deadline: Limit[float]) -> None:
         self._send(0, contribution)
         self._settle(deadline)
 
-    def await_verdict(self, deadline: Deadline) -> bytes:
-        patience = Deadline(deadline.left() + VERDICT_MARGIN)
+    def await_verdict(self, deadline: Limit[float]) -> bytes:
+        patience = Limit(deadline.left() + VERDICT_MARGIN)
         while (found := self._receive(0, verdict_limit(self.size))) is None:
             if not patience.left():
                 raise Missing([0])
@@ -96,7 +96,7 @@ class Mpi(Exchange):
     def _send(self, rank: int, message: bytes) -> None:
         self._sending.append((self._world.Isend([message, self._mpi.BYTE], rank, _TAG), message))
 
-    def _settle(self, patience: Deadline) -> None:
+    def _settle(self, patience: Limit[float]) -> None:
         """Waits until what was sent has left this process."""
         while self._sending and patience.left():
             self._sending = [one for one in self._sending if not one[0].Test()]

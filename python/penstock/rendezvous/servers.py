@@ -21,7 +21,7 @@ from pathlib import Path
 from penstock import _core
 from penstock.exceptions import ConnectTimeout, PenstockError
 from penstock.launch.local import SOCKET_PATH_LIMIT
-from penstock.rendezvous.deadline import Deadline
+from penstock.limit import Limit
 
 _GRACE_SECONDS = 5.0
 """Time that a server has to end in when it is told to."""
@@ -105,7 +105,7 @@ class Server:
         """Its process number."""
         return self._process.pid
 
-    def listening(self, deadline: Deadline) -> str:
+    def listening(self, deadline: Limit[float]) -> str:
         """
         Waits until it listens; returns its endpoint string, as the workers need it.
 

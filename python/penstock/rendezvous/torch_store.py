@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from penstock.exceptions import NotUnderLauncher, PenstockError
-from penstock.rendezvous.deadline import Deadline
+from penstock.limit import Limit
 from penstock.rendezvous.environment import PAGES, Place, whole_number
 from penstock.rendezvous.exchange import VERDICT_MARGIN, Exchange, Missing, is_failure
 
@@ -47,7 +47,7 @@ class TorchStore(Exchange):
         self._prefix = f"penstock/{name}/{_next(name)}"
         self._number = 0
 
-    def collect(self, own: bytes, deadline: Deadline) -> Mapping[int, bytes]:
+    def collect(self, own: bytes, deadline: Limit[float]) -> Mapping[int, bytes]:
         came = {0: own}
         for rank in range(1, self.size):
             while rank not in came and not any(map(is_failure, came.values())):
@@ -67,10 +67,10 @@ class TorchStore(Exchange):
         self._set("verdict", verdict)
         self._number += 1
 
-    def deliver(self, contribution: bytes, deadline: Deadline) -> None:  # noqa: ARG002 (sent at once)
+    def deliver(self, contribution: bytes, deadline: Limit[float]) -> None:  # noqa: ARG002 (sent at once)
         self._set(str(self.rank), contribution)
 
-    def await_verdict(self, deadline: Deadline) -> bytes:
+    def await_verdict(self, deadline: Limit[float]) -> bytes:
         found = self._wait_for(f"{self._prefix}/{self._number}/verdict", deadline.left() + VERDICT_MARGIN)
         if found is None:
             raise Missing([0])
@@ -109,7 +109,7 @@ class TorchStore(Exchange):
         )
 
 
-def connect(place: Place, deadline: Deadline, job: str) -> TorchStore:
+def connect(place: Place, deadline: Limit[float], job: str) -> TorchStore:
     """
     The exchange, connected.
 

@@ -86,6 +86,10 @@ impl Environment<'_> {
                 continue;
             }
             let rank = self.whole_number(rank)?;
+            // Also of one process: it would train alone, as rank 0 of 1.
+            if rank >= size {
+                return Err(JoinError::OutOfSize { rank, size, announced_by });
+            }
             return Ok(Some(Place { launcher, rank, size, announced_by }));
         }
         for Source { rank, size, .. } in SOURCES.iter().filter(|source| source.launcher == Launcher::Mpirun) {
@@ -243,6 +247,17 @@ mod tests {
         ));
         let step = [("PMI_RANK", "1"), ("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "3")];
         assert_eq!(place(&step).unwrap().unwrap().launcher, Launcher::Srun);
+    }
+
+    // Each process trained alone, in silence, where the size said one or none.
+    #[test]
+    fn a_rank_outside_the_size_is_refused_for_every_size() {
+        for (rank, size) in [(1, 1), (0, 0), (3, 0), (2, 2)] {
+            for (name, announced_by) in [("PENSTOCK_RANK", "PENSTOCK_SIZE"), ("RANK", "WORLD_SIZE")] {
+                let refused = place(&[(name, &rank.to_string()), (announced_by, &size.to_string())]);
+                assert_eq!(refused, Err(JoinError::OutOfSize { rank, size, announced_by }));
+            }
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Why a process did not join its job. No job was joined, no server is left behind.
 
 use crate::status::{penstock_status, start};
+use penstock::environment::Stray;
 use penstock::server::StartError;
 use penstock::worker::Error;
 use penstock_fabric::net::endpoint::NoEndpoint;
@@ -8,6 +9,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 const HOW_TO_GIVE_A_SECRET: &str = "make one where the job is started, so that every process gets it: export PENSTOCK_SECRET=$(penstock secret)";
+const HOW_TO_LIST_SERVERS: &str =
+    "PENSTOCK_SERVERS lists them, separated by commas, such as tcp://10.0.0.1:7700,tcp://10.0.0.2:7700";
 const HOW_TO_NAME_SERVERS: &str =
     "start servers with `penstock-server`, and give every process PENSTOCK_SERVERS and PENSTOCK_SECRET";
 
@@ -32,8 +35,8 @@ pub(crate) enum JoinError {
     #[error("PENSTOCK_RENDEZVOUS says where processes meet, but PENSTOCK_RANK and PENSTOCK_SIZE are not set")]
     MeetingAlone,
     /// A variable that is nearly one of ours.
-    #[error("{}", sets_nothing(name))]
-    Misspelled { name: String, meant: &'static str },
+    #[error("{0}")]
+    Misspelled(Stray),
     /// A rank beyond the size.
     #[error("rank {rank} is outside the job's size, which {announced_by} says is {size}")]
     OutOfSize { rank: u32, size: u32, announced_by: &'static str },
@@ -83,11 +86,6 @@ pub(crate) enum JoinError {
     System { what: &'static str, reason: String },
 }
 
-/// Of a variable that begins as ours do.
-pub(super) fn sets_nothing(name: &str) -> String {
-    format!("the environment variable {name} sets nothing: Penstock reads no variable of that name")
-}
-
 fn ranks(missing: &[u32]) -> String {
     const SHOWN: usize = 8;
     let shown: Vec<String> = missing.iter().take(SHOWN).map(u32::to_string).collect();
@@ -128,10 +126,9 @@ impl JoinError {
         use penstock_status::*;
         match self {
             Self::Manager(error) => asked(error),
-            Self::NoNumber { .. }
-            | Self::NoSecret { .. }
-            | Self::BadServer { .. }
-            | Self::Misspelled { .. } => PENSTOCK_BAD_OPTION,
+            Self::NoNumber { .. } | Self::NoSecret { .. } | Self::BadServer { .. } | Self::Misspelled(_) => {
+                PENSTOCK_BAD_OPTION
+            }
             Self::OutOfSize { .. } => PENSTOCK_JOB_FULL,
             Self::Server(error) => start(error),
             Self::RankZero { .. } => PENSTOCK_JOB_FAILED,
@@ -161,19 +158,14 @@ impl JoinError {
             Self::MeetingAlone => {
                 "set PENSTOCK_SIZE to the number of processes, the same for all, and PENSTOCK_RANK to this one's, from 0, or let a launcher do so; to train alone, unset PENSTOCK_RENDEZVOUS".to_owned()
             }
-            Self::Misspelled { meant, .. } => {
-                format!("did you mean {meant}? If not, unset it, or give it another name")
-            }
+            Self::Misspelled(stray) => return stray.hint(),
             Self::OutOfSize { .. } => "ranks count from 0; let the launcher set both".to_owned(),
             Self::NoStep { .. } => {
                 "start the program with `srun` in the batch script; to run alone, unset SLURM_NTASKS"
                     .to_owned()
             }
             Self::NoSecret { .. } | Self::SecretMissing { .. } => HOW_TO_GIVE_A_SECRET.to_owned(),
-            Self::BadServer { .. } => {
-                "PENSTOCK_SERVERS lists them, separated by commas, such as tcp://10.0.0.1:7700,tcp://10.0.0.2:7700"
-                    .to_owned()
-            }
+            Self::BadServer { what } => what.hint().unwrap_or_else(|| HOW_TO_LIST_SERVERS.to_owned()),
             Self::NoServers { .. } | Self::SeveralHosts { .. } => HOW_TO_NAME_SERVERS.to_owned(),
             Self::Directory { path, .. } => {
                 format!(

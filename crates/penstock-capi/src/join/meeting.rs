@@ -145,7 +145,7 @@ fn gather(
 
 fn late(error: Error, place: &Place, patience: &Patience) -> JoinError {
     match error {
-        Error::BarrierTimeout { missing, .. } => {
+        Error::BarrierTimeout { missing, .. } if !missing.is_empty() => {
             JoinError::Late { missing, size: place.size, waited: patience.since.elapsed() }
         }
         error => error.into(),

@@ -15,7 +15,7 @@ mod meeting;
 pub(crate) use error::JoinError;
 
 use environment::{Environment, Launcher, Place};
-use penstock::environment::{Stray, strays};
+use penstock::environment::strays;
 use penstock::options::Options;
 use penstock::server::Server;
 use penstock::worker::{Error, Job, Membership};
@@ -131,11 +131,11 @@ pub(crate) fn join(given: &Given<'_>) -> Result<Joined, JoinError> {
 /// Refuses variables that are nearly ours, and says on stderr which others nobody reads: the prefix may be somebody else's too.
 fn check_names() -> Result<(), JoinError> {
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    for Stray { name, meant } in strays(names) {
-        match meant {
-            Some(meant) => return Err(JoinError::Misspelled { name, meant }),
-            None => _ = writeln!(std::io::stderr(), "penstock: {}", error::sets_nothing(&name)),
+    for stray in strays(names) {
+        if stray.meant.is_some() {
+            return Err(JoinError::Misspelled(stray));
         }
+        let _ = writeln!(std::io::stderr(), "penstock: {stray}");
     }
     Ok(())
 }
@@ -165,10 +165,7 @@ fn endpoints(servers: &[String]) -> Result<Vec<Endpoint>, JoinError> {
 
 /// The processes of the job find each other.
 fn together(environment: &Environment<'_>, place: &Place, options: Options) -> Result<Joined, JoinError> {
-    let &Place { launcher, rank, size, announced_by } = place;
-    if rank >= size {
-        return Err(JoinError::OutOfSize { rank, size, announced_by });
-    }
+    let &Place { launcher, size, announced_by, .. } = place;
     if launcher == Launcher::Penstock {
         return Err(JoinError::NoServers { size });
     }

@@ -360,6 +360,7 @@ mod loom_tests {
         (std::sync::Arc::clone(&all), all)
     }
 
+    /// I-1.
     #[test]
     fn a_torn_or_mixed_item_is_never_returned() {
         let (seen, all) = outcomes();

@@ -41,6 +41,22 @@ pub struct NoEndpoint {
     pub got: String,
 }
 
+impl NoEndpoint {
+    /// What was meant, where it is an address to which only `tcp://` is missing.
+    pub fn hint(&self) -> Option<String> {
+        let Self { got } = self;
+        let bare = is_bare_address(got);
+        bare.then(|| format!("give tcp://{got}; a socket of that name in the current directory is ./{got}"))
+    }
+}
+
+/// Whether `tcp://` before it makes an endpoint of it. As a path it would be a socket in the directory that happens to be the current one,
+/// which nobody means, and which is not found.
+fn is_bare_address(text: &str) -> bool {
+    let address = text.split_once('?').map_or(text, |(address, _)| address);
+    address.parse::<Address>().is_ok() && !text.starts_with("unix:")
+}
+
 impl FromStr for Address {
     type Err = NoEndpoint;
 
@@ -76,7 +92,7 @@ impl FromStr for Endpoint {
         let path = |path: &str| (!path.is_empty() && !path.contains('\0')).then(|| PathBuf::from(path));
         let Some(rest) = text.strip_prefix("tcp://") else {
             let unix = path(text.strip_prefix("unix:").unwrap_or(text)).ok_or_else(refuse)?;
-            if unix.to_str().is_none_or(|path| path.contains("://")) {
+            if unix.to_str().is_none_or(|path| path.contains("://")) || is_bare_address(text) {
                 return Err(refuse());
             }
             return Ok(Self { unix: Some(unix), ..Self::default() });
@@ -160,5 +176,19 @@ mod tests {
         ] {
             assert_eq!(text.parse::<Endpoint>(), Err(NoEndpoint { got: text.to_owned() }), "{text}");
         }
+    }
+
+    // It was looked for as a socket in the current directory, and not found.
+    #[test]
+    fn an_address_without_tcp_is_refused_with_what_was_meant() {
+        for text in ["localhost:7700", "10.0.0.1:7700", "[::1]:7700", "a:7700?also=b:7700"] {
+            let refused = text.parse::<Endpoint>().unwrap_err();
+            assert!(refused.hint().unwrap().starts_with(&format!("give tcp://{text};")), "{text}");
+        }
+        for path in ["./localhost:7700", "/run/s:7700", "unix:s:7700", "s0", "s:x"] {
+            let endpoint: Endpoint = path.parse().unwrap();
+            assert!(endpoint.unix.is_some(), "{path}");
+        }
+        assert_eq!("http://host:80".parse::<Endpoint>().unwrap_err().hint(), None);
     }
 }

@@ -204,7 +204,7 @@ impl TableCalls {
         };
         let timeout = match timeout {
             None => None,
-            Some(timeout) => Some(timeout.extract::<Seconds>().ok()?.into()),
+            Some(timeout) => Some(timeout.extract::<Seconds>().ok()?.judged().ok()?),
         };
         Some(Terms { clock: number(clock)?, slack, timeout })
     }

@@ -7,13 +7,12 @@ pub(crate) use calls::TableCalls;
 use crate::detach::{Core, Quick, detached, let_go};
 use crate::error::bad_argument;
 use crate::memory::{Held, Memory};
-use crate::seconds::Seconds;
+use crate::seconds::{Seconds, span};
 use penstock::worker::{Table as CoreTable, View as CoreView};
 use penstock_kernels::Foreign;
 use penstock_proto::items::{RowSet, Slack, TableSpec};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use std::time::Duration;
 
 /// Rows of at most this many bytes are copied without letting go of the interpreter, which would cost more than the copy.
 const AT_ONCE: usize = 64 * 1024;
@@ -138,7 +137,7 @@ impl Table {
         timeout: Option<Seconds>,
     ) -> PyResult<u64> {
         let (clock, slack) = (self::clock(py, clock)?, self::slack(py, slack)?);
-        let timeout = timeout.map(Duration::from);
+        let timeout = span(timeout)?;
         let (rows, mut out) = (Held::new(rows)?, Held::new(out)?);
         let out = out.bytes_mut(py)?;
         detached(py, |free| self.table.on(free).get(&rows.words()[..], out, clock, slack, timeout))
@@ -173,7 +172,7 @@ impl Table {
         slack: Option<i64>,
         timeout: Option<Seconds>,
     ) -> PyResult<View> {
-        let (timeout, slack) = (timeout.map(Duration::from), self::slack(py, slack)?);
+        let (timeout, slack) = (span(timeout)?, self::slack(py, slack)?);
         Ok(View { view: detached(py, |free| self.table.on(free).view(row, clock, slack, timeout))? })
     }
 
@@ -183,7 +182,7 @@ impl Table {
     }
 
     fn drop(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<()> {
-        let timeout = timeout.map(Duration::from);
+        let timeout = span(timeout)?;
         detached(py, |free| self.table.on(free).discard(timeout))
     }
 

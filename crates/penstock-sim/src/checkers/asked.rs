@@ -227,6 +227,7 @@ mod tests {
         Observation::Returned { rank: 1, shard: 3, tensor: 0, ticket }
     }
 
+    /// S-3.
     #[test]
     fn a_ticket_before_what_it_is_for_is_seen() {
         let mut checker = checker();
@@ -240,6 +241,7 @@ mod tests {
         see(&mut checker, returned(1)).unwrap();
     }
 
+    /// S-2.
     #[test]
     fn what_comes_older_than_it_was_when_it_was_asked_for_is_seen() {
         let mut checker = checker();

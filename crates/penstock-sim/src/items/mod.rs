@@ -504,6 +504,7 @@ fn is_whole(history: &[After], numbers: &After) -> bool {
 mod tests {
     use super::*;
 
+    /// I-3, N-1, N-2, N-3, N-4, N-5.
     #[test]
     fn every_seed_keeps_every_promise() {
         let mut all = Tally::default();

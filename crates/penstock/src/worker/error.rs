@@ -96,7 +96,7 @@ pub enum Error {
         what: String,
     },
     /// A pull was not fresh enough in time.
-    #[error("`{name}` waited {waited:.1?} for version {version}; waiting for workers {missing:?}")]
+    #[error("`{name}` waited {waited:.1?} for version {version}; waiting for {}", whom(missing, *silent))]
     PullTimeout {
         /// The tensor.
         name: String,
@@ -104,6 +104,8 @@ pub enum Error {
         version: u64,
         /// Who keeps it.
         missing: Vec<Rank>,
+        /// Where nobody is known to: the server that did not send it, or did not say for whom it waits.
+        silent: Option<u32>,
         /// How long.
         waited: Duration,
     },
@@ -117,7 +119,7 @@ pub enum Error {
     },
     /// The lane was not free in time.
     #[error(
-        "`{name}` waited {waited:.1?} for its lane: the update of iteration {iteration} is not folded; waiting for workers {missing:?}"
+        "`{name}` waited {waited:.1?} for its lane: the update of iteration {iteration} is not folded; waiting for {}", whom(missing, *silent)
     )]
     LaneTimeout {
         /// The tensor.
@@ -126,6 +128,8 @@ pub enum Error {
         iteration: u64,
         /// Who keeps it.
         missing: Vec<Rank>,
+        /// Where nobody is known to: the server that did not take it, or did not say for whom it waits.
+        silent: Option<u32>,
         /// How long.
         waited: Duration,
     },
@@ -261,12 +265,14 @@ pub enum Error {
         waited: Duration,
     },
     /// The others did not come to the barrier in time.
-    #[error("{barrier} waited {waited:.1?} for workers {missing:?}")]
+    #[error("{barrier} waited {waited:.1?} for {}", whom(missing, *silent))]
     BarrierTimeout {
         /// Which barrier, in words.
         barrier: String,
         /// Who did not come.
         missing: Vec<Rank>,
+        /// Where nobody is known not to have come: the server that did not say who.
+        silent: Option<u32>,
         /// How long.
         waited: Duration,
     },
@@ -355,6 +361,15 @@ pub enum Error {
     Interrupted,
 }
 
+/// Whom a wait was for, in words.
+fn whom(missing: &[Rank], silent: Option<u32>) -> String {
+    match silent {
+        _ if !missing.is_empty() => format!("workers {missing:?}"),
+        Some(server) => format!("server {server}"),
+        None => "nobody in particular".to_owned(),
+    }
+}
+
 impl Error {
     /// What the system said when `what` was tried, with the limit that was reached, if it was one.
     pub(crate) fn system<E: Into<std::io::Error>>(what: &'static str) -> impl Fn(E) -> Self {
@@ -413,7 +428,9 @@ impl Error {
                     missing[0]
                 )
             }
-            Self::PullTimeout { .. } | Self::LaneTimeout { .. } | Self::BarrierTimeout { .. } => {
+            Self::PullTimeout { silent: None, .. }
+            | Self::LaneTimeout { silent: None, .. }
+            | Self::BarrierTimeout { silent: None, .. } => {
                 "raise `timeout` or the option `deadline`".to_owned()
             }
             Self::InLine { .. } => {
@@ -424,7 +441,11 @@ impl Error {
             Self::ConnectTimeout { .. } => {
                 "start the server first, or raise the option `deadline`".to_owned()
             }
-            Self::NotTaken { server, .. } | Self::Unanswered { server, .. } => format!(
+            Self::NotTaken { server, .. }
+            | Self::Unanswered { server, .. }
+            | Self::PullTimeout { silent: Some(server), .. }
+            | Self::LaneTimeout { silent: Some(server), .. }
+            | Self::BarrierTimeout { silent: Some(server), .. } => format!(
                 "check what server {server} is doing and the connection to it, or raise `timeout` or the option `deadline`"
             ),
             Self::Protocol { server, .. } => format!(

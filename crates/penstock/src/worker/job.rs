@@ -511,12 +511,23 @@ impl Job {
         self.inner.tell_clock(deadline)?;
         let links = self.inner.links();
         let first = links.first().ok_or(Error::Closed)?;
-        // What was submitted to another host before the barrier must have been taken there before anyone passes it.
-        links.iter().try_for_each(|link| link.drain("take what came before the barrier", deadline))?;
-        for courier in self.inner.all_couriers() {
-            courier.deliver(deadline)?;
-        }
         let goal = Goal::Barrier { what: what.to_owned() };
+        // Whatever says nothing, the caller waited for the barrier.
+        let in_vain = |missing: Vec<u32>, silent| {
+            let (barrier, waited) = (goal.to_string(), deadline.waited());
+            Error::BarrierTimeout { barrier, missing, silent, waited }
+        };
+        // What was submitted to another host before the barrier must have been taken there before anyone passes it.
+        let drained = links
+            .iter()
+            .try_for_each(|link| link.drain("take what came before the barrier", deadline))
+            .and_then(|()| {
+                self.inner.all_couriers().iter().try_for_each(|courier| courier.deliver(deadline))
+            });
+        drained.map_err(|error| match error {
+            Error::Unanswered { server, .. } => in_vain(Vec::new(), Some(server)),
+            error => error,
+        })?;
         let mut circle = Circle::new(&self.inner, deadline);
         let look = || circle.look(|| Ok(Some(goal.clone())));
         match first.meet(deadline, look)? {
@@ -524,11 +535,9 @@ impl Job {
                 self.inner.barriers.fetch_add(1, Ordering::Relaxed);
                 Ok(Meeting { ranks, left })
             }
-            Met::InVain { missing } if missing.is_empty() => {
-                Err(Error::Unanswered { server: 0, what: "open the barrier", waited: deadline.waited() })
-            }
             Met::InVain { missing } => {
-                Err(Error::BarrierTimeout { barrier: goal.to_string(), missing, waited: deadline.waited() })
+                let silent = missing.is_empty().then_some(0);
+                Err(in_vain(missing, silent))
             }
         }
     }

@@ -284,25 +284,32 @@ impl Tensor {
     /// The lane is not free: the update with which the tensor reaches `version` is not folded.
     fn lane_timeout(&self, version: u64, deadline: Deadline) -> Error {
         let (name, waited) = (self.spec.name.clone(), deadline.waited());
-        match self.missing(version, deadline.for_questions()) {
-            Ok(missing) if missing.is_empty() => {
-                let held = |home: &&HomeShard| !self.lane_is_free(home);
-                self.silent_home(held, "take a contribution that no worker is missing for", waited)
-            }
-            Ok(missing) => Error::LaneTimeout { name, iteration: version.saturating_sub(1), missing, waited },
+        let iteration = version.saturating_sub(1);
+        match self.whom(version, deadline, |home| !self.lane_is_free(home)) {
+            Ok((missing, silent)) => Error::LaneTimeout { name, iteration, missing, silent, waited },
             Err(error) => error,
         }
     }
 
-    /// Nobody is missing: what is waited for is the server that is home of a part which `lags`.
-    fn silent_home(
+    /// Whom a wait in vain for `version` was for: workers, or a server, which does not say, or is home of a part which `lags` although
+    /// nobody is missing.
+    fn whom(
         &self,
-        lags: impl Fn(&&HomeShard) -> bool,
-        what: &'static str,
-        waited: std::time::Duration,
-    ) -> Error {
-        let server = self.homes.iter().find(lags).map_or(0, |home| home.server as u32);
-        Error::Unanswered { server, what, waited }
+        version: u64,
+        deadline: Deadline,
+        lags: impl Fn(&HomeShard) -> bool,
+    ) -> Result<(Vec<u32>, Option<u32>), Error> {
+        match self.missing(version, deadline.for_questions()) {
+            Ok(missing) if missing.is_empty() => Ok((missing, Some(self.home_that(lags)))),
+            Ok(missing) => Ok((missing, None)),
+            Err(Error::Unanswered { server, .. }) => Ok((Vec::new(), Some(server))),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The server that is home of a part which `lags`.
+    fn home_that(&self, lags: impl Fn(&HomeShard) -> bool) -> u32 {
+        self.homes.iter().find(|home| lags(home)).map_or(0, |home| home.server as u32)
     }
 
     /// Who keeps the tensor from reaching `version`, as the servers say; an error that names the server which does not.
@@ -370,8 +377,9 @@ impl Tensor {
         match self.wait(deadline, |home| Self::is_fetched(home, &tickets))? {
             Waited::Done => Ok(()),
             Waited::TimedOut => {
-                let behind = |home: &&HomeShard| !Self::is_fetched(home, &tickets);
-                Err(self.silent_home(behind, "send a tensor's newest value", deadline.waited()))
+                let server = self.home_that(|home| !Self::is_fetched(home, &tickets));
+                let what = "send a tensor's newest value";
+                Err(Error::Unanswered { server, what, waited: deadline.waited() })
             }
         }
     }

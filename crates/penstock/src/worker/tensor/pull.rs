@@ -159,12 +159,8 @@ impl Tensor {
         if self.version().is_none() {
             return Err(Error::NoValue { name, waited });
         }
-        match self.missing(version, deadline.for_questions())? {
-            missing if missing.is_empty() => {
-                Err(self.silent_home(|home| !fresh(home), "send a tensor's newest value", waited))
-            }
-            missing => Err(Error::PullTimeout { name, version, missing, waited }),
-        }
+        let (missing, silent) = self.whom(version, deadline, |home| !fresh(home))?;
+        Err(Error::PullTimeout { name, version, missing, silent, waited })
     }
 
     /// Asks homes on other hosts for what the mirrors lack. Under BSP without slack that is nothing where the last push has
@@ -221,7 +217,13 @@ impl Tensor {
         let stands = || self.job.fate.check().and_then(|()| self.job.fate.check_interrupt());
         let Some((published, in_vain)) = undisturbed(deadline, stands, copy)? else {
             let (name, version) = (self.spec.name.clone(), self.version().unwrap_or(0));
-            return Err(Error::PullTimeout { name, version, missing: Vec::new(), waited: deadline.waited() });
+            return Err(Error::PullTimeout {
+                name,
+                version,
+                missing: Vec::new(),
+                silent: None,
+                waited: deadline.waited(),
+            });
         };
         if in_vain > 0 {
             self.job.counters.copies_retried.fetch_add(in_vain, Ordering::Relaxed);
