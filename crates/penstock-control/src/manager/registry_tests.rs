@@ -143,7 +143,10 @@ fn what_a_server_said_of_a_job_before_it_went_counts() {
         registry.register(at(0), "a", "/a", 100).unwrap();
         registry.register(at(0), "b", "/b", 100).unwrap();
         registry.create(at(0), job("j", 2, 60)).unwrap();
-        obey(&mut registry, at(1), "b", |_| {});
+        for server in ["a", "b"] {
+            obey(&mut registry, at(1), server, |_| {});
+        }
+        assert!(matches!(registry.hand_out(at(1), "j"), Ok(Readiness::Ready(_))));
         obey(&mut registry, at(1), "a", |status| status.ended = ended);
         if leaves {
             registry.leave(at(2), "a");
