@@ -13,7 +13,6 @@ import importlib
 import os
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -128,24 +127,6 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text()
     for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text):
         assert (page.parent / link).exists(), link
-
-
-def test_the_program_of_the_page_on_ray_prints_what_it_says(group: Group, tmp_path: Path) -> None:
-    if importlib.util.find_spec("ray") is None:
-        pytest.skip("Ray is not installed")
-    (text,) = re.findall(r"```python\n(.*?)```", (FOLDER / "ray.md").read_text(), re.DOTALL)
-    # This host may have fewer cores than the program has actors.
-    text = text.replace(
-        "    print(", "    import ray\n    ray.init(num_cpus=4, include_dashboard=False)\n    print("
-    )
-    (tmp_path / "program.py").write_text(text)
-    done = group.run(
-        [sys.executable, str(tmp_path / "program.py")],
-        HOME=str(group.scratch),
-        RAY_TMPDIR=str(group.scratch / "ray"),
-    )
-    assert done.code == 0, done
-    assert "[2.0, 2.0]" in done.out.splitlines(), done
 
 
 @pytest.mark.parametrize("name", ["assemble", "deadline", "slurm"])

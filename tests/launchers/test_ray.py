@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
-from groups import LINEAR, Group
+from groups import LINEAR, ROOT, Group
 
 import penstock as ps
 
@@ -28,6 +29,9 @@ spec.loader.exec_module(linear)
 ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
 """
 
+
+(PAGE,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "launchers" / "ray.md").read_text(), re.DOTALL)
+"""The program that the page on Ray shows."""
 
 DRIVER = """
 def train():
@@ -90,7 +94,7 @@ print(json.dumps(found))
 # One instance of Ray for all of it: each takes long to start.
 def test_scripts_train_on_ray_and_failures_surface_and_leave_nothing_behind(group: Group, script) -> None:
     path = script("")
-    Path(path).write_text(PRELUDE + DRIVER)
+    Path(path).write_text(PRELUDE + PAGE + DRIVER)
     done = group.run(
         [sys.executable, path],
         RAY_TMPDIR=str(group.scratch / "ray"),
@@ -99,7 +103,9 @@ def test_scripts_train_on_ray_and_failures_surface_and_leave_nothing_behind(grou
         PYTHONWARNINGS="ignore",
     )
     assert done.code == 0, done
-    found = json.loads(done.out.splitlines()[-1])
+    printed = done.out.splitlines()
+    assert "[2.0, 2.0]" in printed  # as the page says
+    found = json.loads(printed[-1])
     # With several servers; then the example, over TCP, as between hosts.
     assert found["results"] == [[0, 2, 3.0, 3.0, 2], [1, 2, 3.0, 3.0, 2]]
     assert found["again"] == [None, None]
