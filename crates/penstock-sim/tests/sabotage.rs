@@ -88,6 +88,21 @@ fn a_payload_that_is_flipped_behind_its_checksum_and_believed_is_seen() {
     is_seen_by(Sabotage::BelievesDamagedFrames, "bits", 2);
 }
 
+#[test]
+fn a_barrier_that_opens_early_is_seen() {
+    is_seen_by(Sabotage::OpensBarriersEarly, "together", 60);
+}
+
+#[test]
+fn a_request_that_is_carried_out_twice_is_seen() {
+    is_seen_by(Sabotage::ForgetsAnswers, "together", 2);
+}
+
+#[test]
+fn who_has_left_before_its_shards_let_it_go_is_seen() {
+    is_seen_by(Sabotage::LetsGoAtOnce, "together", 40);
+}
+
 /// The checker of tables sees it in some of these seeds, in these words.
 fn is_seen_in_tables(sabotage: items::Sabotage, seeds: u64, words: &str, least: usize) {
     let check = |seed| items::Scenario::from_seed(seed).sabotaged(sabotage).check().err();
