@@ -21,7 +21,7 @@ fn seen(sabotage: Sabotage, seeds: u64) -> BTreeMap<&'static str, u64> {
 }
 
 fn is_seen_by(sabotage: Sabotage, checker: &str, least: u64) {
-    let seen = seen(sabotage, 160);
+    let seen = seen(sabotage, 240);
     assert!(seen.get(checker).is_some_and(|&count| count >= least), "{sabotage:?} was seen by {seen:?}");
 }
 
@@ -135,6 +135,16 @@ fn a_row_that_falls_back_is_seen() {
 #[test]
 fn half_a_set_is_seen() {
     is_seen_in_tables(items::Sabotage::SplitsSets, 400, "were never like this", 2);
+}
+
+#[test]
+fn a_set_that_comes_in_and_is_shown_by_halves_is_seen() {
+    is_seen_in_tables(
+        items::Sabotage::ShowsHalfSets,
+        120,
+        "while rows came in: rows were never like this",
+        5,
+    );
 }
 
 #[test]
