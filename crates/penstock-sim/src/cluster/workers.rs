@@ -184,6 +184,10 @@ impl Cluster<'_> {
         if self.is_remote(rank) {
             let own = std::mem::take(&mut self.workers[rank as usize].renews[tensor as usize]);
             self.ask(rank, tensor, |courier| courier.freshen(tensor, &requirement, own))?;
+            // Another thread reads the state while this one waits.
+            if self.rng.once_in(6) {
+                self.ask(rank, tensor, |courier| courier.fetch(tensor, 0, true))?;
+            }
         }
         let own = |shard: usize| if requirement.own_folded { sent[shard] } else { 0 };
         let needs = self.needs(tensor, true, |shard| (Some(requirement.version), own(shard)));
