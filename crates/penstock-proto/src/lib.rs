@@ -50,6 +50,7 @@ pub mod placement;
 pub mod progress;
 pub mod record;
 pub mod remote;
+pub mod request;
 pub mod shard;
 pub mod spec;
 pub mod submission;

@@ -19,6 +19,11 @@ pub enum Fate {
         /// Steps.
         after: u64,
     },
+    /// It waits no longer than so many ticks to be let go, and else leaves as one that failed.
+    Hurried {
+        /// Ticks.
+        within: u64,
+    },
     /// It contributes a NaN in this iteration.
     Poison {
         /// Iteration.
@@ -56,6 +61,10 @@ pub struct Faults {
     pub remote: Vec<bool>,
     /// Longest time between two steps of each worker.
     pub pace: Vec<u64>,
+    /// How much longer anything is under way on each worker's connections than on others.
+    pub slow: Vec<u64>,
+    /// Longest time until each worker's first connection to the control thread.
+    pub late: Vec<u64>,
     /// What a loss means for the others.
     pub on_loss: OnLoss,
 }
@@ -74,6 +83,8 @@ impl Faults {
             fates: vec![Fate::Honest; workers],
             remote: (0..workers).map(|_| rng.once_in(2)).collect(),
             pace: (0..workers).map(|_| rng.pick(&[1, 5, 5, 60])).collect(),
+            slow: (0..workers).map(|_| rng.pick(&[1, 1, 1, 8])).collect(),
+            late: (0..workers).map(|_| rng.pick(&[1, 10, 10, 500])).collect(),
             on_loss: OnLoss::Continue,
         }
     }
@@ -101,6 +112,8 @@ impl Faults {
             } else if hostile && rank != 0 && rng.once_in(5) {
                 faults.fates[rank as usize] = Fate::Hostile { after };
                 faults.remote[rank as usize] = false;
+            } else if rng.once_in(10) {
+                faults.fates[rank as usize] = Fate::Hurried { within: rng.within(1..=20 * faults.delay) };
             }
         }
         faults

@@ -22,6 +22,32 @@ pub enum Observation<'a> {
         /// The update's stamp.
         stamp: u64,
     },
+    /// A worker has joined.
+    Joined {
+        /// Who.
+        rank: Rank,
+    },
+    /// A worker stands at the barrier of an iteration.
+    Stood {
+        /// Who.
+        rank: Rank,
+        /// The iteration.
+        round: u64,
+    },
+    /// A worker has passed it.
+    Passed {
+        /// Who.
+        rank: Rank,
+        /// The iteration.
+        round: u64,
+    },
+    /// A worker stands there no more, and has not passed.
+    InVain {
+        /// Who.
+        rank: Rank,
+        /// The iteration.
+        round: u64,
+    },
     /// A worker completed an iteration.
     Clocked {
         /// Who.
@@ -201,6 +227,10 @@ impl Observation<'_> {
         match self {
             Self::Submitted { .. } => "submit",
             Self::Clocked { .. } => "clock",
+            Self::Joined { .. } => "join",
+            Self::Stood { .. } => "stand",
+            Self::Passed { .. } => "pass",
+            Self::InVain { .. } => "vain",
             Self::Folded { .. } => "fold",
             Self::Published { .. } => "publish",
             Self::Read { .. } => "read",
@@ -229,6 +259,10 @@ impl Observation<'_> {
             | Self::Removed { shard, .. } => format!("shard {shard}"),
             Self::Submitted { rank, .. }
             | Self::Clocked { rank, .. }
+            | Self::Joined { rank }
+            | Self::Stood { rank, .. }
+            | Self::Passed { rank, .. }
+            | Self::InVain { rank, .. }
             | Self::Read { rank, .. }
             | Self::Crashed { rank }
             | Self::Turned { rank }
@@ -273,9 +307,14 @@ impl Observation<'_> {
             }
             Self::Refused { rank, why, .. } => format!("worker={rank} why={why:?}"),
             Self::Removed { rank, clean, .. } => format!("worker={rank} clean={clean}"),
-            Self::Crashed { .. } | Self::Turned { .. } | Self::Stated { .. } | Self::Committed { .. } => {
-                String::new()
+            Self::Stood { round, .. } | Self::Passed { round, .. } | Self::InVain { round, .. } => {
+                format!("iteration={round}")
             }
+            Self::Joined { .. }
+            | Self::Crashed { .. }
+            | Self::Turned { .. }
+            | Self::Stated { .. }
+            | Self::Committed { .. } => String::new(),
             Self::Cut { shard, how, .. } => format!("shard={shard} how={how:?}"),
             Self::Connected { shard, taken, submitted, .. } => {
                 format!("shard={shard} taken={taken} submitted={submitted}")

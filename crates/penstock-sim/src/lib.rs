@@ -11,7 +11,8 @@
 //! | [`marks`] | contributions that can be read back out of their sum |
 //! | [`faults`] | what goes wrong |
 //! | [`transport`] | links: in order within one, in any order between two; rings, and connections that break |
-//! | [`remote`] | both ends of a connection between hosts: the real machines, and what stands around them |
+//! | [`remote`] | both ends of a connection to a shard of another host: the real machines, and what stands around them |
+//! | [`control`] | both ends of a control connection, likewise |
 //! | [`memory`] | a shard's memory: lanes, values, mirrors; and how it can be sabotaged |
 //! | [`worker`] | a worker on its way through its program |
 //! | [`cluster`] | the event loop |
@@ -25,6 +26,7 @@
 
 pub mod checkers;
 pub mod cluster;
+pub mod control;
 pub mod faults;
 pub mod history;
 pub mod items;

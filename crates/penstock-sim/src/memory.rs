@@ -128,6 +128,12 @@ pub enum Sabotage {
     ReturnsTicketsTooEarly,
     /// Leaves chunks out of what a fetch brings.
     LosesNotices,
+    /// Opens the barrier when all but one stand at it.
+    OpensBarriersEarly,
+    /// Keeps no answers: what is asked again is carried out again.
+    ForgetsAnswers,
+    /// Lets a worker go before its shards have taken what it submitted.
+    LetsGoAtOnce,
     /// Flips a bit of a payload behind its checksum, and does not look at it where it arrives.
     BelievesDamagedFrames,
 }

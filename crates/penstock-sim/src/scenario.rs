@@ -115,11 +115,13 @@ impl Scenario {
     }
 
     fn checkers(&self) -> Vec<Box<dyn Checker>> {
+        let shards = (self.topology.servers * self.topology.shards) as usize;
         let mut checkers: Vec<Box<dyn Checker>> = vec![
             Box::new(checkers::staleness::Staleness::new(&self.workload)),
             Box::new(checkers::atomicity::Atomicity::new(self)),
             Box::new(checkers::bits::Bits::new(&self.workload)),
             Box::new(checkers::asked::Asked::default()),
+            Box::new(checkers::together::Together::new(self.workload.workers(), shards)),
         ];
         checkers.extend(
             checkers::exactly_once::ExactlyOnce::new(self)

@@ -3,6 +3,7 @@
 //! It moves in steps: each sends one submission, reads some chunks, or begins one operation. Between any two of them it may
 //! be slow, die or turn hostile. What it may ask for it learns from the real [`Position`].
 
+use crate::control::Meeting;
 use crate::rng::Rng;
 use crate::workload::{Share, Workload};
 use penstock_proto::error::JobFailure;
@@ -14,6 +15,10 @@ use std::collections::VecDeque;
 /// One operation of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
+    /// Waits until it is welcomed.
+    Join,
+    /// Waits until all stand at the barrier of this iteration.
+    Barrier,
     /// Declares the tensor and waits until all servers know it.
     Declare(TensorId),
     /// Gives it its first value; worker 0 only.
@@ -83,6 +88,10 @@ pub enum Then {
 /// Where a worker stands.
 #[derive(Debug, Clone)]
 pub enum State {
+    /// It waits to be welcomed.
+    Joining,
+    /// It is at a barrier, or on its way there and back.
+    Meeting(Meeting),
     /// It will take its next step.
     Running,
     /// It waits until the tensor is declared everywhere.
@@ -98,7 +107,7 @@ pub enum State {
     Reading(Reading),
     /// It writes arbitrary words, so many more times.
     Hostile(u64),
-    /// On another host: it has said goodbye, which not every shard has taken so far.
+    /// It has said goodbye to every shard, and waits to be let go.
     Leaving,
     /// It has left.
     Left,
@@ -142,8 +151,10 @@ pub struct Worker {
     pub seen: Vec<Option<Vec<u8>>>,
     /// On another host: its lane of each tensor. The others' are the home's memory.
     pub lanes: Vec<Vec<u8>>,
-    /// On another host: whether it has loaded the tensor since it last fetched it.
-    pub loaded: Vec<bool>,
+    /// On another host: whether its next pull fetches a tensor in any case: it has loaded it, or passed a barrier.
+    pub renews: Vec<bool>,
+    /// Attempts to pass the barrier that it is at.
+    pub attempts: u64,
     /// Whether it will be woken.
     pub waking: bool,
     ops: VecDeque<Op>,
@@ -162,10 +173,16 @@ impl Worker {
             sent: vec![vec![0; shards]; tensors],
             seen: vec![None; tensors],
             lanes: vec![Vec::new(); tensors],
-            loaded: vec![false; tensors],
+            renews: vec![false; tensors],
+            attempts: 0,
             waking: false,
-            ops: VecDeque::new(),
+            ops: VecDeque::from([Op::Join]),
         }
+    }
+
+    /// Does this operation before the next.
+    pub fn go_back(&mut self, op: Op) {
+        self.ops.push_front(op);
     }
 
     /// Whether it takes no further step by itself.
@@ -191,6 +208,8 @@ impl Worker {
             self.ops.push_back(Op::Leave);
             return;
         }
+        // Before anything that others may wait for with a barrier still to come.
+        self.ops.extend(workload.meets(clock).then_some(Op::Barrier));
         for tensor in workload.ids().filter(|&id| workload.tensors[id as usize].declared_at == clock) {
             self.ops.push_back(Op::Declare(tensor));
             self.ops.extend((rank == 0).then_some(Op::Load(tensor)));

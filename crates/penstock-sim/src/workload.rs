@@ -65,6 +65,7 @@ const PULLS_AGAIN: u64 = 3;
 const SLACK: u64 = 4;
 const TARGET: u64 = 5;
 const START: u64 = 6;
+const MEETS: u64 = 7;
 
 impl Workload {
     /// Marked contributions to tensors of every consistency.
@@ -122,6 +123,11 @@ impl Workload {
 
     fn some_declaration(&self, id: u64, rng: &mut Rng) -> u64 {
         if id > 0 && rng.once_in(3) { rng.within(0..=self.iterations - 1) } else { 0 }
+    }
+
+    /// Whether there is a barrier in front of this iteration.
+    pub fn meets(&self, clock: u64) -> bool {
+        hash(&[self.seed, MEETS, clock]).is_multiple_of(3)
     }
 
     /// How many workers there are.

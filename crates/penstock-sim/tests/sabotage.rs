@@ -21,7 +21,7 @@ fn seen(sabotage: Sabotage, seeds: u64) -> BTreeMap<&'static str, u64> {
 }
 
 fn is_seen_by(sabotage: Sabotage, checker: &str, least: u64) {
-    let seen = seen(sabotage, 160);
+    let seen = seen(sabotage, 240);
     assert!(seen.get(checker).is_some_and(|&count| count >= least), "{sabotage:?} was seen by {seen:?}");
 }
 
@@ -88,6 +88,21 @@ fn a_payload_that_is_flipped_behind_its_checksum_and_believed_is_seen() {
     is_seen_by(Sabotage::BelievesDamagedFrames, "bits", 2);
 }
 
+#[test]
+fn a_barrier_that_opens_early_is_seen() {
+    is_seen_by(Sabotage::OpensBarriersEarly, "together", 60);
+}
+
+#[test]
+fn a_request_that_is_carried_out_twice_is_seen() {
+    is_seen_by(Sabotage::ForgetsAnswers, "together", 2);
+}
+
+#[test]
+fn who_has_left_before_its_shards_let_it_go_is_seen() {
+    is_seen_by(Sabotage::LetsGoAtOnce, "together", 40);
+}
+
 /// The checker of tables sees it in some of these seeds, in these words.
 fn is_seen_in_tables(sabotage: items::Sabotage, seeds: u64, words: &str, least: usize) {
     let check = |seed| items::Scenario::from_seed(seed).sabotaged(sabotage).check().err();
@@ -120,6 +135,16 @@ fn a_row_that_falls_back_is_seen() {
 #[test]
 fn half_a_set_is_seen() {
     is_seen_in_tables(items::Sabotage::SplitsSets, 400, "were never like this", 2);
+}
+
+#[test]
+fn a_set_that_comes_in_and_is_shown_by_halves_is_seen() {
+    is_seen_in_tables(
+        items::Sabotage::ShowsHalfSets,
+        120,
+        "while rows came in: rows were never like this",
+        5,
+    );
 }
 
 #[test]

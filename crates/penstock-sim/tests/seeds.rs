@@ -30,6 +30,9 @@ fn every_seed_keeps_every_promise() {
         ("ask", 5000),
         ("want", 1000),
         ("state", 1000),
+        ("join", 2000),
+        ("pass", 2000),
+        ("vain", 500),
     ] {
         assert!(tally.of(event) >= least, "{event} happened {} times: {tally}", tally.of(event));
     }

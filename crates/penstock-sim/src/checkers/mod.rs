@@ -6,6 +6,7 @@
 //! | [`exactly_once`] | version v holds every update stamped < v once, and no update twice |
 //! | [`atomicity`] | a reader never sees a torn chunk |
 //! | [`bits`] | under BSP equal inputs give equal bits |
+//! | [`together`] | nobody passes a barrier without the others, nor has left before its shards let it go |
 //! | [`asked`] | between hosts, what was asked for comes, and a ticket comes back behind it |
 //!
 //! That every job ends (liveness) is judged by the event loop itself, which knows when nothing is under way any more.
@@ -15,6 +16,7 @@ pub mod atomicity;
 pub mod bits;
 pub mod exactly_once;
 pub mod staleness;
+pub mod together;
 
 use crate::history::Observation;
 use crate::memory::Mirror;

@@ -1,10 +1,12 @@
 //! The event loop: workers, links and shards under one queue of events.
 
+mod control;
 mod remote;
 mod servers;
 mod workers;
 
 use crate::checkers::{Checker, End};
+use crate::control::{Desk, Link};
 use crate::history::{Observation, Tally};
 use crate::memory::Memory;
 use crate::remote::{Courier, Port};
@@ -98,16 +100,43 @@ enum Event {
     Step(Rank),
     Wake(Rank),
     Deliver(Rank, usize),
-    Frame { rank: Rank, shard: usize, number: u64, way: Way },
-    Break { rank: Rank, shard: usize, number: u64, how: Break },
-    Drop { rank: Rank, shard: usize, number: u64 },
-    GiveUp { rank: Rank, shard: usize, number: u64 },
-    Connect { rank: Rank, shard: usize, number: u64 },
+    Frame {
+        rank: Rank,
+        shard: usize,
+        number: u64,
+        way: Way,
+    },
+    Break {
+        rank: Rank,
+        shard: usize,
+        number: u64,
+        how: Break,
+    },
+    Drop {
+        rank: Rank,
+        shard: usize,
+        number: u64,
+    },
+    GiveUp {
+        rank: Rank,
+        shard: usize,
+        number: u64,
+    },
+    Connect {
+        rank: Rank,
+        shard: usize,
+        number: u64,
+    },
     Declare(TensorId, usize),
     Commit(usize, TensorId, u32),
     Silent(Rank),
     Remove(Rank, usize),
     End(Rank),
+    Die(Rank),
+    /// A wait of a worker is over, if it still is that one.
+    Alarm(Rank, u64),
+    /// A shard has taken a worker's goodbye.
+    Departed(Rank, usize),
 }
 
 /// An entry of the queue; the sequence number makes the order of equal ticks the order of their making.
@@ -213,8 +242,11 @@ pub struct Cluster<'a> {
     servers: Vec<Server>,
     /// For each worker and shard: of one host, and of two.
     rings: Vec<Vec<Ring>>,
+    /// Behind those to the shards the one to the control thread.
     wires: Vec<Vec<Wire>>,
     couriers: Vec<Vec<Courier>>,
+    links: Vec<Link>,
+    desk: Desk,
     workers: Vec<Worker>,
     /// For each tensor: shards that still have to hear of it; `None` before anyone declared it.
     undeclared: Vec<Option<BTreeSet<usize>>>,
@@ -247,8 +279,10 @@ impl<'a> Cluster<'a> {
             events: BinaryHeap::new(),
             servers: (0..shards).map(|_| server(&mut rng)).collect(),
             rings: for_each_pair(workers, shards),
-            wires: for_each_pair(workers, shards),
+            wires: for_each_pair(workers, shards + 1),
             couriers: for_each_pair(workers, shards),
+            links: (0..workers).map(|_| Link::new(&mut rng)).collect(),
+            desk: Desk::new(workers),
             workers: (0..workers).map(|rank| Worker::new(rank, tensors, shards)).collect(),
             undeclared: vec![None; tensors],
             lost: BTreeSet::new(),
@@ -261,10 +295,8 @@ impl<'a> Cluster<'a> {
         };
         for rank in 0..workers {
             cluster.step_later(rank);
-            for shard in (0..shards).filter(|_| scenario.faults.remote[rank as usize]) {
-                let delay = cluster.delay();
-                cluster.later(delay, Event::Connect { rank, shard, number: 0 });
-            }
+            let late = cluster.rng.within(1..=scenario.faults.late[rank as usize]);
+            cluster.later(late, Event::Connect { rank, shard: shards, number: 0 });
         }
         cluster
     }
@@ -334,7 +366,12 @@ impl<'a> Cluster<'a> {
                 ))
             }
             State::Declaring(tensor) => Some(format!("worker {rank} waits for the declaration of t{tensor}")),
-            State::Leaving => Some(format!("worker {rank} waits for its goodbye to be taken")),
+            State::Joining => Some(format!("worker {rank} waits to be welcomed")),
+            State::Meeting(meeting) => Some(format!(
+                "worker {rank} is at a barrier ({meeting:?}) that waits for {:?}",
+                self.desk.roster.missing_at_barrier()
+            )),
+            State::Leaving => Some(format!("worker {rank} waits to be let go")),
             State::Left | State::Lost | State::Failed(_) => None,
             State::Running | State::Reading(_) | State::Hostile(_) => {
                 Some(format!("worker {rank} stands still"))
@@ -402,6 +439,13 @@ impl<'a> Cluster<'a> {
             }
             Event::Remove(rank, shard) => self.remove(rank, shard),
             Event::End(rank) => self.end(rank),
+            Event::Die(rank) if self.workers[rank as usize].has_ended() => Ok(()),
+            Event::Die(rank) => self.crash(rank),
+            Event::Alarm(rank, wait) => self.alarm(rank, wait),
+            Event::Departed(rank, shard) => {
+                self.departed(rank, shard);
+                Ok(())
+            }
         }
     }
 }

@@ -95,7 +95,9 @@ impl Cluster<'_> {
             return;
         }
         wire.close_at_shard();
-        if let Some(port) = &mut self.servers[shard].ports[rank as usize] {
+        if shard == self.control() {
+            self.desk.greeted.remove(&rank);
+        } else if let Some(port) = &mut self.servers[shard].ports[rank as usize] {
             port.subscriber.disconnect();
         }
         let delay = self.delay();
@@ -116,6 +118,11 @@ impl Cluster<'_> {
     pub(super) fn connect(&mut self, rank: Rank, shard: usize, number: u64) -> Result<(), Failure> {
         if !self.minds(rank, shard, number) {
             return Ok(());
+        }
+        if shard == self.control() {
+            self.wires[rank as usize][shard].connect();
+            self.introduce(rank);
+            return self.see(Observation::Connected { rank, shard, taken: 0, submitted: 0 });
         }
         let Some(port) = &mut self.servers[shard].ports[rank as usize] else { return Ok(()) };
         port.subscriber.connect();
@@ -139,13 +146,20 @@ impl Cluster<'_> {
             let at = self.rng.within(first..=frame.len() as u64 - 1) as usize;
             frame[at] ^= 1 << self.rng.within(0..=7);
         }
-        let due = self.now + self.delay();
+        self.transmit(rank, shard, way, frame);
+    }
+
+    /// Bytes go out.
+    pub(super) fn transmit(&mut self, rank: Rank, shard: usize, way: Way, bytes: Vec<u8>) {
+        let due = self.now + self.delay() * self.scenario.faults.slow[rank as usize];
         let wire = &mut self.wires[rank as usize][shard];
         let number = wire.number;
-        if let Some(due) = wire.send(way, frame, due) {
+        if let Some(due) = wire.send(way, bytes, due) {
             self.at(due, Event::Frame { rank, shard, number, way });
         }
-        self.tempt(rank, shard);
+        if self.is_remote(rank) {
+            self.tempt(rank, shard);
+        }
     }
 
     pub(super) fn frame(&mut self, rank: Rank, shard: usize, number: u64, way: Way) -> Result<(), Failure> {
@@ -154,6 +168,9 @@ impl Cluster<'_> {
             return Ok(());
         }
         let Some(bytes) = wire.receive(way, self.now) else { return Ok(()) };
+        if shard == self.control() {
+            return self.hear_record(rank, way, &bytes);
+        }
         match way {
             Way::Up => {
                 self.take(rank, shard, &bytes)?;
@@ -259,8 +276,7 @@ impl Cluster<'_> {
         let Courier { machine, tensors } = &mut self.couriers[rank as usize][shard];
         let wanted = |id: TensorId| tensors.get(&id).map_or(0, |mirrored| mirrored.wanted);
         let effect = machine.hear(header.sequence, &notice, wanted).map_err(|what| broke(self.now, &what))?;
-        self.obey(rank, shard, effect, payload)?;
-        self.see_whether_left(rank)
+        self.obey(rank, shard, effect, payload)
     }
 
     /// Does what the mirror's machine says, and wakes the worker.
@@ -297,25 +313,18 @@ impl Cluster<'_> {
     }
 
     /// A frame came damaged: who finds out ends the connection.
-    fn lose_wire(&mut self, rank: Rank, shard: usize, number: u64, way: Way) -> Result<(), Failure> {
+    pub(super) fn lose_wire(
+        &mut self,
+        rank: Rank,
+        shard: usize,
+        number: u64,
+        way: Way,
+    ) -> Result<(), Failure> {
         match way {
             Way::Up => self.drop_wire(rank, shard, number),
             Way::Down => self.give_up(rank, shard, number),
         }
         self.see(Observation::Cut { rank, shard, how: "damaged" })
-    }
-
-    /// A worker that has said goodbye has left when every shard has taken that.
-    pub(super) fn see_whether_left(&mut self, rank: Rank) -> Result<(), Failure> {
-        let delivered = |courier: &Courier| courier.machine.is_delivered();
-        if !matches!(self.workers[rank as usize].state, State::Leaving)
-            || !self.couriers[rank as usize].iter().all(delivered)
-        {
-            return Ok(());
-        }
-        self.workers[rank as usize].state = State::Left;
-        self.wires[rank as usize].iter_mut().for_each(super::Wire::close_at_worker);
-        self.see(Observation::Ended { rank, how: "left" })
     }
 
     /// Fetches made for `rank` at each shard that is home of some of the tensor.

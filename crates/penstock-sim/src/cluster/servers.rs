@@ -55,6 +55,8 @@ impl Cluster<'_> {
                 port.subscriber.let_go();
             }
             self.see(Observation::Removed { shard, rank, clean: true })?;
+            let delay = self.delay();
+            self.later(delay, Event::Departed(rank, shard));
             self.give_up_orphans(shard);
         }
         self.after(shard)
@@ -71,7 +73,7 @@ impl Cluster<'_> {
 
     /// The control plane tells all shards that a worker is lost, each in its own time.
     pub(super) fn lose(&mut self, rank: Rank, loss: &Loss) {
-        if !self.lost.insert(rank) {
+        if !self.strike_off(rank) || !self.lost.insert(rank) {
             return;
         }
         for shard in 0..self.servers.len() {

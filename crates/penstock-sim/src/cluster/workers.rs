@@ -20,7 +20,10 @@ impl Cluster<'_> {
         let steps = worker.steps;
         match self.scenario.faults.fates[rank as usize] {
             Fate::Crash { after } if steps > after => return self.crash(rank),
-            Fate::Hostile { after } if steps > after => return self.turn(rank),
+            // Before it has joined there is nothing that it could write to.
+            Fate::Hostile { after } if steps > after && self.links[rank as usize].joined => {
+                return self.turn(rank);
+            }
             _ => {}
         }
         if let Some(outgoing) = self.workers[rank as usize].outbox.pop_front() {
@@ -40,6 +43,8 @@ impl Cluster<'_> {
 
     pub(super) fn begin(&mut self, rank: Rank, op: Op) -> Result<(), Failure> {
         match op {
+            Op::Join => self.join(rank),
+            Op::Barrier => return self.meet(rank),
             Op::Declare(tensor) => self.begin_declare(rank, tensor),
             Op::Load(tensor) => self.load(rank, tensor),
             Op::Ready(tensor) => {
@@ -177,8 +182,12 @@ impl Cluster<'_> {
         let requirement = position.requirement(worker.clock, slack, consistency);
         let sent = worker.sent[tensor as usize].clone();
         if self.is_remote(rank) {
-            let own = std::mem::take(&mut self.workers[rank as usize].loaded[tensor as usize]);
+            let own = std::mem::take(&mut self.workers[rank as usize].renews[tensor as usize]);
             self.ask(rank, tensor, |courier| courier.freshen(tensor, &requirement, own))?;
+            // Another thread reads the state while this one waits.
+            if self.rng.once_in(6) {
+                self.ask(rank, tensor, |courier| courier.fetch(tensor, 0, true))?;
+            }
         }
         let own = |shard: usize| if requirement.own_folded { sent[shard] } else { 0 };
         let needs = self.needs(tensor, true, |shard| (Some(requirement.version), own(shard)));
@@ -256,7 +265,7 @@ impl Cluster<'_> {
         let Some(start) = self.workload.start(tensor) else {
             return self.tell_all(rank, Submission::Zero { tensor });
         };
-        self.workers[rank as usize].loaded[tensor as usize] = true;
+        self.workers[rank as usize].renews[tensor as usize] = true;
         let load = |first, count| Submission::Load { tensor, first, count, slot: 0, part: 0, steps: 0 };
         self.put(rank, tensor, start, Share::Whole, None, load);
     }
@@ -308,17 +317,13 @@ impl Cluster<'_> {
                 }
             }
         }
-        let remote = self.is_remote(rank);
-        if remote {
+        if self.is_remote(rank) {
             self.say(rank, shard, submission)?;
         } else {
             self.send(rank, shard, submission.encode());
         }
         if matches!(submission, Submission::Leave) && self.workers[rank as usize].outbox.is_empty() {
-            self.workers[rank as usize].state = if remote { State::Leaving } else { State::Left };
-            if !remote {
-                self.see(Observation::Ended { rank, how: "left" })?;
-            }
+            self.ask_to_leave(rank);
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Memory of the simulated nodes: the real one, beside whose looks the producer goes on; broken on purpose where that is asked for.
 
 use super::producer::Shared;
+use super::reader::Reader;
 use penstock_fabric::items::memory::RegionMemory;
 use penstock_fabric::items::region::Rows;
 use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Overtaken, Unlisted};
@@ -21,6 +22,8 @@ pub enum Sabotage {
     SplitsSets,
     /// Says that its producer has completed one iteration more, and that rows have the version of the next.
     PromisesTooMuch,
+    /// Shows rows of a set before the others have come.
+    ShowsHalfSets,
     /// Tells nobody that rows have changed.
     KeepsSilent,
 }
@@ -30,6 +33,8 @@ pub(super) struct Watched {
     /// Who writes it, if nobody here does.
     producer: Option<Shared>,
     sabotage: Option<Sabotage>,
+    /// Who reads while it is written.
+    reader: Option<Reader>,
     /// What was written first, by slot.
     first: BTreeMap<u32, Vec<u8>>,
     writes: u64,
@@ -37,11 +42,30 @@ pub(super) struct Watched {
 
 impl Watched {
     pub(super) fn new(memory: RegionMemory, producer: Option<Shared>, sabotage: Option<Sabotage>) -> Self {
-        Self { memory, producer, sabotage, first: BTreeMap::new(), writes: 0 }
+        Self { memory, producer, sabotage, reader: None, first: BTreeMap::new(), writes: 0 }
     }
 
     pub(super) fn rows(&self) -> &Rows {
         self.memory.rows()
+    }
+
+    pub(super) fn read_by(&mut self, reader: Reader) {
+        self.reader = Some(reader);
+    }
+
+    /// Something was written.
+    fn written(&mut self, number: u64) {
+        if self.is(Sabotage::ShowsHalfSets) {
+            self.memory.finish();
+            self.memory.open(number, 1);
+        }
+        self.shown();
+    }
+
+    fn shown(&mut self) {
+        if let Some(reader) = &mut self.reader {
+            reader.look(self.memory.rows());
+        }
     }
 
     fn is(&self, sabotage: Sabotage) -> bool {
@@ -125,12 +149,14 @@ impl Memory for Watched {
 
     fn open(&mut self, number: u64, rows: usize) {
         self.memory.open(number, rows);
+        self.shown();
     }
 
     fn put(&mut self, slot: u32, number: u64, clock: u64, value: &[u8]) {
         if let Some(value) = self.spoilt(slot, value) {
             let clock = self.version(clock);
             self.memory.put(slot, number, clock, &value);
+            self.written(number);
         }
     }
 
@@ -138,15 +164,18 @@ impl Memory for Watched {
         if let Some(values) = self.spoilt(first, values) {
             let clock = self.version(clock);
             self.memory.put_run(first, number, clock, &values);
+            self.written(number);
         }
     }
 
     fn finish(&mut self) {
         self.memory.finish();
+        self.shown();
     }
 
     fn abort(&mut self) {
         self.memory.abort();
+        self.shown();
     }
 
     fn refresh(&mut self, slot: u32, number: u64, version: u64, as_of: u64, value: Option<&[u8]>) {
@@ -159,6 +188,7 @@ impl Memory for Watched {
                 }
             }
         }
+        self.shown();
     }
 
     fn raise(&mut self, floor: u64) {

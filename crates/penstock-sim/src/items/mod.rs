@@ -12,6 +12,7 @@
 
 mod memory;
 mod producer;
+mod reader;
 
 pub use memory::Sabotage;
 
@@ -24,6 +25,7 @@ use penstock_proto::items::wire::{MAX_MESSAGE_BYTES, RegionId, Shape};
 use penstock_proto::items::{Propagation, RowSet};
 use penstock_proto::record::{self, LENGTH_BYTES};
 use producer::{After, Producer, Shared};
+use reader::{Reader, Seen};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -66,6 +68,8 @@ pub struct Plan {
 pub struct Tally {
     /// Reads of rows of one producer.
     pub reads: u64,
+    /// Looks at a mirror while rows came in.
+    pub looks: u64,
     /// Reads that had to wait.
     pub waits: u64,
     /// Links that broke.
@@ -80,6 +84,7 @@ impl Tally {
     /// Adds what happened in another run.
     pub fn merge(&mut self, other: &Self) {
         self.reads += other.reads;
+        self.looks += other.looks;
         self.waits += other.waits;
         self.cuts += other.cuts;
         self.bytes += other.bytes;
@@ -89,10 +94,10 @@ impl Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { reads, waits, cuts, bytes, staleness } = self;
+        let Self { reads, looks, waits, cuts, bytes, staleness } = self;
         write!(
             out,
-            "{reads} reads, {waits} waits, {cuts} cuts, {bytes} bytes, at most {staleness} clocks behind"
+            "{reads} reads, {looks} looks while rows came in, {waits} waits, {cuts} cuts, {bytes} bytes, at most {staleness} clocks behind"
         )
     }
 }
@@ -169,7 +174,7 @@ struct Worker {
     ticket: Option<u64>,
     waits: bool,
     /// Newest number read, by producer and slot.
-    newest: BTreeMap<(u32, u32), u64>,
+    newest: BTreeMap<u32, After>,
 }
 
 impl Worker {
@@ -191,6 +196,8 @@ struct Run<'a> {
     /// To and from the home, by rank.
     links: Vec<(Wire, Wire)>,
     tally: Tally,
+    /// What who reads while rows come in has seen.
+    seen: Rc<RefCell<Seen>>,
 }
 
 /// Things done without any worker's getting on, after which none ever will.
@@ -208,10 +215,15 @@ impl<'a> Run<'a> {
         let mut home = Node::new(here());
         let count = scenario.workers.len();
         let shape = |slots| Shape { slots, row_bytes: scenario.row_bytes, propagation: scenario.propagation };
+        let producer = |(plan, rank): (&Plan, u32)| {
+            let seed = hash(&[scenario.seed, rank.into()]);
+            Rc::new(RefCell::new(Producer::new(plan.slots, scenario.row_bytes, seed)))
+        };
+        let producers: Vec<Shared> = scenario.workers.iter().zip(0..).map(producer).collect();
+        let seen = Rc::new(RefCell::new(Seen::default()));
         let worker = |(plan, rank): (&Plan, u32)| {
             let mut node = Node::new(here());
-            let seed = hash(&[scenario.seed, rank.into()]);
-            let producer = Rc::new(RefCell::new(Producer::new(plan.slots, scenario.row_bytes, seed)));
+            let producer = Rc::clone(&producers[rank as usize]);
             if plan.slots > 0 {
                 let rows = producer.borrow().rows().clone();
                 let memory = RegionMemory::followed(rows, Waiters::private().unwrap());
@@ -226,7 +238,14 @@ impl<'a> Run<'a> {
                 if plan.near && scenario.workers[other as usize].near {
                     continue; // looks at the producer's own memory
                 }
-                let memory = here().make(region(other), &shape(rows.len() as u32)).unwrap();
+                let mut memory = here().make(region(other), &shape(rows.len() as u32)).unwrap();
+                memory.read_by(Reader::new(
+                    Rc::clone(&producers[other as usize]),
+                    rows.iter().map(|slot| slot as u32).collect(),
+                    scenario.row_bytes as usize,
+                    hash(&[scenario.seed, rank.into(), other.into()]),
+                    Rc::clone(&seen),
+                ));
                 node.consume(
                     region(other),
                     HOME,
@@ -250,7 +269,7 @@ impl<'a> Run<'a> {
         let workers: Vec<Worker> = scenario.workers.iter().zip(0..).map(worker).collect();
         let links = (0..count).map(|_| Default::default()).collect();
         let rng = Rng::new(scenario.seed ^ 0x5eed);
-        let mut run = Self { scenario, rng, home, workers, links, tally: Tally::default() };
+        let mut run = Self { scenario, rng, home, workers, links, tally: Tally::default(), seen };
         for rank in 0..count {
             run.connect(rank);
         }
@@ -302,6 +321,7 @@ impl<'a> Run<'a> {
                 ));
             }
         }
+        self.tally.looks = self.seen.borrow().looks;
         Ok(self.tally)
     }
 
@@ -351,7 +371,8 @@ impl<'a> Run<'a> {
             self.tally.bytes += record.len() as u64;
             self.workers[rank].node.receive(HOME, &record)
         };
-        received.map_err(|broken| format!("link {rank}: {broken}")).map(|()| true)
+        received.map_err(|broken| format!("link {rank}: {broken}"))?;
+        self.seen.borrow_mut().wrong.take().map_or(Ok(true), |wrong| Err(format!("worker {rank}, {wrong}")))
     }
 
     /// A worker goes on, if it can.
@@ -438,25 +459,11 @@ impl<'a> Run<'a> {
         }
         self.tally.reads += 1;
         self.tally.staleness = self.tally.staleness.max(worker.clock.saturating_sub(version));
-        let mut numbers = BTreeMap::new();
-        for (value, &slot) in out.chunks(bytes).zip(&slots) {
-            let number = u64::from_le_bytes(value[..8].try_into().unwrap_or_default());
-            let rest = slot as u8 ^ number as u8;
-            if number >= from.borrow().history.len() as u64 {
-                return Err(format!("row {slot} of {producer} is torn: no set had the number {number}"));
-            }
-            if number > 0 && value[8..].iter().any(|&byte| byte != rest) {
-                return Err(format!("row {slot} of {producer} is torn"));
-            }
-            let newest = worker.newest.entry((producer, slot)).or_default();
-            if number < *newest {
-                return Err(format!("row {slot} of {producer} fell from set {newest} to {number}"));
-            }
-            *newest = number;
-            numbers.insert(slot, number);
-        }
         let from = from.borrow();
         let (history, marks) = (&from.history, &from.marks);
+        let newest = worker.newest.entry(producer).or_default();
+        let numbers = judge_values(history, &slots, &out, bytes, newest)
+            .map_err(|what| format!("of producer {producer}, {what}"))?;
         let last = numbers.values().copied().max().unwrap_or(0) as usize;
         // Looked at while the producer went on, rows of different sets need not have been current together.
         let apart = direct && !follow;
@@ -482,6 +489,34 @@ impl<'a> Run<'a> {
         }
         Ok(true)
     }
+}
+
+/// The sets that wrote these rows, if each is whole and none is older than it was seen before.
+fn judge_values(
+    history: &[After],
+    slots: &[u32],
+    values: &[u8],
+    row_bytes: usize,
+    newest: &mut After,
+) -> Result<After, String> {
+    let mut numbers = After::new();
+    for (value, &slot) in values.chunks(row_bytes).zip(slots) {
+        let number = u64::from_le_bytes(value[..8].try_into().unwrap_or_default());
+        let rest = slot as u8 ^ number as u8;
+        if number >= history.len() as u64 {
+            return Err(format!("row {slot} is torn: no set had the number {number}"));
+        }
+        if number > 0 && value[8..].iter().any(|&byte| byte != rest) {
+            return Err(format!("row {slot} is torn"));
+        }
+        let newest = newest.entry(slot).or_default();
+        if number < *newest {
+            return Err(format!("row {slot} fell from set {newest} to {number}"));
+        }
+        *newest = number;
+        numbers.insert(slot, number);
+    }
+    Ok(numbers)
 }
 
 /// Whether these rows were current after a set.
@@ -514,7 +549,14 @@ mod tests {
             all.merge(&tally);
         }
         // A simulation that never met a wait or a cut proves nothing.
-        assert!(all.reads > 5_000 && all.waits > 2_500 && all.cuts > 250 && all.staleness == 8, "{all:?}");
+        assert!(
+            all.reads > 5_000
+                && all.looks > 20_000
+                && all.waits > 2_500
+                && all.cuts > 250
+                && all.staleness == 8,
+            "{all:?}"
+        );
     }
 
     #[test]

@@ -13,16 +13,11 @@ use penstock_proto::error::Loss;
 use penstock_proto::handshake::Session;
 use penstock_proto::membership::Lease;
 use penstock_proto::message::MAX_MESSAGE_BYTES;
+use penstock_proto::request::Answers;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
-use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// Answers kept at most for a worker that may connect again, and their bytes: those that it has not said to have. It has no
-/// more requests open at once than it has threads that ask.
-const MOST_KEPT: usize = 4096;
-const MOST_KEPT_BYTES: usize = 4 << 20;
 
 /// How messages come and go.
 pub(super) enum Channel {
@@ -136,8 +131,8 @@ pub(super) struct Worker {
     pub(super) ending: Option<(String, usize)>,
     /// Its connection; `None` while a worker on another host has none.
     pub(super) client: Option<u64>,
-    answers: BTreeMap<u64, Vec<u8>>,
-    kept: usize,
+    /// What it may have to be told again.
+    pub(super) answers: Answers,
     /// What its connections and wake-ups were charged.
     _charge: Charge,
 }
@@ -150,7 +145,7 @@ impl Worker {
         client: u64,
         charge: Charge,
     ) -> Self {
-        let (answers, client) = (BTreeMap::new(), Some(client));
+        let (answers, client) = (Answers::default(), Some(client));
         Self {
             page,
             session,
@@ -162,7 +157,6 @@ impl Worker {
             ending: None,
             client,
             answers,
-            kept: 0,
             _charge: charge,
         }
     }
@@ -180,28 +174,9 @@ impl Worker {
         self.lease.has_ended(sign, now_ms)
     }
 
-    /// The answer that was given to a request, if it was answered before.
-    pub(super) fn answered(&self, request: u64) -> Option<Vec<u8>> {
-        self.answers.get(&request).cloned()
-    }
-
-    /// The worker needs no answer any more to requests before this one.
-    pub(super) fn settle(&mut self, settled: u64) {
-        while let Some(oldest) = self.answers.first_entry()
-            && *oldest.key() < settled
-        {
-            self.kept -= oldest.remove().len();
-        }
-    }
-
-    /// Keeps an answer for a worker that may have to ask again, until it says that it needs it no more. `false`: it leaves
-    /// more of them open than any honest worker.
+    /// Keeps an answer for a worker that may have to ask again. `false`: it leaves more of them open than any honest worker.
     pub(super) fn keep_answer(&mut self, request: u64, bytes: &[u8]) -> bool {
-        if self.is_remote() {
-            self.kept += bytes.len();
-            self.kept -= self.answers.insert(request, bytes.to_vec()).map_or(0, |before| before.len());
-        }
-        self.answers.len() <= MOST_KEPT && self.kept <= MOST_KEPT_BYTES
+        !self.is_remote() || self.answers.keep(request, bytes)
     }
 }
 

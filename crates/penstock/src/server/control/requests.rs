@@ -76,8 +76,8 @@ impl Control {
         }
         if let Some(worker) = self.workers.get_mut(&rank) {
             worker.signs += 1;
-            worker.settle(request.settled);
-            if let Some(bytes) = worker.answered(id) {
+            worker.answers.settle(request.settled);
+            if let Some(bytes) = worker.answers.to(id).map(<[u8]>::to_vec) {
                 return self.send(token, &bytes, &[]);
             }
         }

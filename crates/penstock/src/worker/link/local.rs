@@ -20,8 +20,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -53,9 +52,8 @@ impl Link {
         let wire = Arc::new(Wire {
             channel: Channel::Local(connection),
             page: Arc::clone(&page),
-            open: Mutex::new(BTreeMap::new()),
+            open: Mutex::default(),
             slabs: Mutex::default(),
-            next: AtomicU64::new(1),
             server,
             rank: who.rank,
             left: AtomicBool::new(false),

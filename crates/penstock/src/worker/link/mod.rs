@@ -36,12 +36,12 @@ use penstock_proto::handshake::Session;
 use penstock_proto::message::{
     Answer, Ask, MAX_SERVERS, MAX_SHARDS, Reply, Request, Secret, Welcome, decode, encode,
 };
+use penstock_proto::request::Requests;
 use penstock_proto::submission::Submission;
 use remote::Records;
 use rustix::fd::OwnedFd;
 use rustix::net::SendFlags;
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -62,13 +62,6 @@ type Answered = (Answer, Vec<OwnedFd>);
 /// An answer, or why this process could not take it.
 type Heard = Result<Answered, Error>;
 
-/// A request that has no answer yet.
-struct Open {
-    /// As it was sent: on a connection that was made again it is repeated.
-    bytes: Vec<u8>,
-    answer: SyncSender<Heard>,
-}
-
 /// How messages come and go.
 enum Channel {
     /// By a socket of this host.
@@ -81,9 +74,9 @@ enum Channel {
 struct Wire {
     channel: Channel,
     page: Arc<Mapping>,
-    open: Mutex<BTreeMap<u64, Open>>,
+    /// What has no answer so far, and where it goes.
+    open: Mutex<Requests<SyncSender<Heard>>>,
     slabs: Mutex<slabs::Slabs>,
-    next: AtomicU64,
     server: u32,
     /// This worker's.
     rank: Rank,
@@ -294,7 +287,7 @@ impl Link {
     }
 
     fn forget(&self, id: u64) {
-        lock(&self.wire.open).remove(&id);
+        lock(&self.wire.open).settle(id);
     }
 
     /// The answer was not of the kind that was asked for.
@@ -396,21 +389,13 @@ impl Wire {
             server: self.server,
             what: error.to_string(),
         };
-        let (id, bytes) = {
-            // Numbers are given out under the lock: below the lowest that is open there is none that was not answered.
-            let mut open = lock(&self.open);
-            let id = self.next.fetch_add(1, Ordering::Relaxed);
-            let settled = open.keys().next().copied().unwrap_or(id);
-            let bytes = encode(&Request { id, settled, body }).map_err(protocol)?;
-            open.insert(id, Open { bytes: bytes.clone(), answer });
-            (id, bytes)
-        };
+        let (id, bytes) = lock(&self.open).ask(body, answer).map_err(protocol)?;
         match &self.channel {
             Channel::Local(connection) => match connection.send(&bytes, &[], SendFlags::empty()) {
                 // The server has hung up. Why, the link's thread hears in a moment, and then nobody answers.
                 Ok(()) | Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {}
                 Err(errno) => {
-                    lock(&self.open).remove(&id);
+                    lock(&self.open).settle(id);
                     return Err(Error::system("send to a server")(errno));
                 }
             },
@@ -422,7 +407,7 @@ impl Wire {
     /// Says what is not answered.
     fn say(&self, body: Ask) {
         if let Ok((id, _)) = self.ask(body) {
-            lock(&self.open).remove(&id);
+            lock(&self.open).settle(id);
         }
     }
 
@@ -445,9 +430,9 @@ impl Wire {
                     self.left.store(true, Ordering::Release);
                     self.confirm();
                 }
-                if let Some(open) = lock(&self.open).remove(&id) {
+                if let Some(answer) = lock(&self.open).settle(id) {
                     let heard = if cut { Err(local::no_room()) } else { Ok((body, descriptors)) };
-                    let _ = open.answer.try_send(heard);
+                    let _ = answer.try_send(heard);
                 }
                 true
             }

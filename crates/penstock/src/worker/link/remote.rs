@@ -29,8 +29,7 @@ use penstock_proto::message::{
 use penstock_proto::placement;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -186,9 +185,8 @@ impl Link {
         let wire = Arc::new(Wire {
             channel: Channel::Remote(Box::new(records)),
             page: Arc::clone(page.mapping()),
-            open: Mutex::new(BTreeMap::new()),
+            open: Mutex::default(),
             slabs: Mutex::default(),
-            next: AtomicU64::new(1),
             server,
             rank: who.rank,
             left: AtomicBool::new(false),
@@ -346,7 +344,7 @@ impl Wire {
                 continue;
             }
             if vigil.is_time_to_beat() {
-                let settled = lock(&self.open).keys().next().copied().unwrap_or(0);
+                let settled = lock(&self.open).settled();
                 if let Ok(bytes) = encode(&Request { id: BEAT, settled, body: Ask::Beat }) {
                     records.send(&bytes);
                 }
@@ -371,7 +369,7 @@ impl Wire {
                 let mut again = RecordStream::new(stream, MAX_MESSAGE_BYTES);
                 let mut stream = lock(&records.stream);
                 // First who we are, then everything that has no answer, in the order in which it was asked.
-                let open: Vec<Vec<u8>> = lock(&self.open).values().map(|open| open.bytes.clone()).collect();
+                let open: Vec<Vec<u8>> = lock(&self.open).again().map(<[u8]>::to_vec).collect();
                 let sent = again
                     .send(&records.hello)
                     .and_then(|()| open.iter().try_for_each(|bytes| again.send(bytes)));

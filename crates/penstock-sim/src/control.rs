@@ -1,0 +1,106 @@
+//! Both ends of a control connection: the real machines of `penstock_proto`, and what stands around them.
+//!
+//! What a worker does when it stands at a barrier is written here and in `cluster/control.rs` once more
+//! (`crates/penstock/src/worker/link/barrier.rs`), and so is what the server's control thread does with what is asked
+//! (`crates/penstock/src/server/control`). Numbers, repetition, answers, records, messages and the roster are the real ones.
+
+use crate::rng::Rng;
+use penstock_proto::Rank;
+use penstock_proto::handshake::Session;
+use penstock_proto::membership::Roster;
+use penstock_proto::request::{Answers, Requests};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a worker has asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// To stand at the barrier.
+    Barrier,
+    /// To be taken back from it.
+    Withdraw,
+    /// To be let go.
+    Leave,
+}
+
+/// A worker at a barrier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Meeting {
+    /// It stands there, by this request.
+    Stands(u64),
+    /// It has asked to be taken back.
+    Withdraws {
+        /// The request by which it stood there.
+        barrier: u64,
+        /// The request to be taken back.
+        withdrawal: u64,
+        /// Whether the barrier has opened, if it was told so meanwhile.
+        opened: Option<bool>,
+    },
+    /// It hears out what became of an earlier attempt.
+    Doubts(u64),
+}
+
+/// A worker's end.
+#[derive(Debug)]
+pub struct Link {
+    /// Tells that it is the same worker that comes again.
+    pub session: Session,
+    /// What has no answer.
+    pub requests: Requests<Asked>,
+    /// Whether it was welcomed.
+    pub joined: bool,
+    /// The request to a barrier of which it is not known whether this worker has passed it, and what was heard of it since.
+    pub doubtful: Option<(u64, Option<bool>)>,
+    /// Grows whenever a wait begins or ends: an alarm that was set for another is none.
+    pub waits: u64,
+}
+
+impl Link {
+    /// Before it has joined.
+    pub fn new(rng: &mut Rng) -> Self {
+        let mut session = [0; 16];
+        session.as_chunks_mut::<8>().0.iter_mut().for_each(|bytes| *bytes = rng.word().to_le_bytes());
+        Self { session, requests: Requests::default(), joined: false, doubtful: None, waits: 0 }
+    }
+}
+
+/// What the server keeps of a worker that is here.
+#[derive(Debug)]
+pub struct Clerk {
+    /// By which it comes again.
+    pub session: Session,
+    /// What it may have to be told again.
+    pub answers: Answers,
+    /// The request that stands at the barrier.
+    pub at_barrier: Option<u64>,
+    /// The request to be let go.
+    pub leaving: Option<u64>,
+}
+
+/// The server's end.
+#[derive(Debug)]
+pub struct Desk {
+    /// Who is here.
+    pub roster: Roster,
+    /// What is kept of them.
+    pub clerks: BTreeMap<Rank, Clerk>,
+    /// Shards that have taken each worker's goodbye.
+    pub departed: BTreeMap<Rank, BTreeSet<usize>>,
+    /// Who has said hello on the connection that there is.
+    pub greeted: BTreeSet<Rank>,
+    /// Who was let go, and may come again because it has not heard so.
+    pub parted: BTreeMap<Rank, Session>,
+}
+
+impl Desk {
+    /// Nobody is here.
+    pub fn new(workers: u32) -> Self {
+        Self {
+            roster: Roster::new(workers),
+            clerks: BTreeMap::new(),
+            departed: BTreeMap::new(),
+            greeted: BTreeSet::new(),
+            parted: BTreeMap::new(),
+        }
+    }
+}
