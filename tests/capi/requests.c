@@ -67,7 +67,7 @@ static void several(penstock_job *job, penstock_table *table, uint64_t rank)
     }
     OK(penstock_test(&requests[0], &done));
     HOLDS(done == 0 && requests[0] != NULL);
-    REFUSED(PENSTOCK_DEADLINE_EXCEEDED, "go on", penstock_wait(&requests[0], 0.001));
+    REFUSED(PENSTOCK_DEADLINE_EXCEEDED, "continue", penstock_wait(&requests[0], 0.001));
     REFUSED(PENSTOCK_DEADLINE_EXCEEDED, "none of 100", penstock_wait_any(requests, ROWS, &index, 0.001));
     OK(penstock_barrier(job, 0));
     for (row = 0; row < ROWS; row++) {

@@ -190,7 +190,7 @@ static void gets_beside(penstock_job *job, penstock_table *table, uint64_t rank)
         }
         HOLDS(get == NULL && (rank == 1 || value == soon));
         if (rank == 0)
-            REFUSED(PENSTOCK_DEADLINE_EXCEEDED, "go on", penstock_wait_any(gets, MANY, &index, 0.01));
+            REFUSED(PENSTOCK_DEADLINE_EXCEEDED, "continue", penstock_wait_any(gets, MANY, &index, 0.01));
         OK(penstock_barrier(job, 0));
         if (rank == 1)
             OK(penstock_set_row(table, rank, &late, late));
