@@ -558,6 +558,7 @@ mod tests {
         }
     }
 
+    // E-2.
     #[test]
     fn what_was_not_agreed_to_or_cannot_be_decoded_is_refused_and_changes_nothing() {
         let (known, plain) = (AGREED, Agreed::default());

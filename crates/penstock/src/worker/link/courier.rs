@@ -684,6 +684,7 @@ mod tests {
         }
     }
 
+    // E-2.
     #[test]
     fn a_payload_that_is_refused_is_never_seen_by_a_reader() {
         let mut mirrors = mirrors(AGREED);
