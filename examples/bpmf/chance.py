@@ -1,7 +1,7 @@
 """
 Random numbers that depend on what they are for, and on nothing else: (seed, iteration, side, row, feature).
 
-So a row is drawn alike whichever worker draws it. Philox4x32-10 (Salmon et al. 2011), for whole arrays.
+So a row is the same whichever worker draws it. Philox4x32-10 (Salmon et al. 2011), for whole arrays.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def main() -> int:
             runs.append(json.loads(Path(path).read_text()))
             name(runs[-1])
         except (OSError, ValueError, KeyError) as error:
-            print(f"error: {path} is no file of `train.py --json`: {error}", file=sys.stderr)
+            print(f"error: {path} is not a file from `train.py --json`: {error}", file=sys.stderr)
             return 2
     draw(runs, Path(sys.argv[1]))
     return 0

@@ -19,7 +19,7 @@ import numpy as np
 ALPHA = 2.0
 BETA0 = 2.0
 BLOCKS = 64
-"""Rows of a side are summed in this many blocks, whoever samples them."""
+"""Rows of a side are summed in this many blocks, whichever worker samples them."""
 
 
 def bounds(counts: np.ndarray, parts: int) -> np.ndarray:
@@ -52,7 +52,7 @@ class Side:
     ) -> np.ndarray:
         """New rows, given the other side's rows and the distribution of this side's: (rows, latent)."""
         k = self.latent
-        # Rating beside features: one product gives the precision's part and the mean's.
+        # Ratings next to features: one product gives the precision's part and the mean's.
         np.take(other, self.others, axis=0, out=self._ratings[:, :k])
         self._ratings[:, k] = self.values
         for at in range(len(self.rows)):

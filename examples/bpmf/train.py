@@ -1,5 +1,5 @@
 """
-Bayesian probabilistic matrix factorisation over item tables: Lapser's case study (README.md beside this).
+Bayesian probabilistic matrix factorisation over item tables: Lapser's case study (see README.md).
 
     penstock run --workers 2 examples/bpmf/train.py --data u.data --iterations 100 --slack 4
 """

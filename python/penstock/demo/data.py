@@ -2,9 +2,9 @@
 Handwritten digits: 1,797 pictures of 8 x 8 pixels from 43 people (scikit-learn's `load_digits`, the test part
 of the UCI set).
 
-Every worker works out by itself which samples are its own in a step: all shuffle alike, from the seed and the
-epoch, and the worker of rank r takes the r-th part of each global batch. So one process that takes whole
-global batches sees the same work.
+Every worker computes by itself which samples are its own in a step: all shuffle in the same way, from the
+seed and the epoch, and the worker of rank r takes the r-th part of each global batch. So one process that
+takes whole global batches sees the same work.
 """
 
 from __future__ import annotations

@@ -152,8 +152,8 @@ class _Screen(io.TextIOBase):
 class LiveConsole(PlainConsole):
     """
     Progress by a table that is drawn over and over; the processes' own lines go above it. Where the terminal
-    takes nothing (Ctrl-S) pictures are left out: whoever waited for it could not be stopped by Ctrl-C, which
-    the launcher hears.
+    takes nothing (Ctrl-S) pictures are left out: a process that waited for it could not be stopped by Ctrl-C,
+    which the launcher hears.
     """
 
     def __init__(self, progress: Progress) -> None:

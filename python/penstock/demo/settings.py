@@ -13,7 +13,7 @@ from typing import Any
 @dataclass(frozen=True)
 class Rule:
     """
-    An optimizer: its class and its settings, which `penstock.optim` and `torch.optim` call alike.
+    An optimizer: its class and its settings, which have the same names in `penstock.optim` and `torch.optim`.
     """
 
     name: str

@@ -44,7 +44,7 @@ def reachable(meeting_place: str) -> str:
 
 
 def endpoint_host(address: str) -> str:
-    """An address as it stands in an endpoint string."""
+    """An address as it is written in an endpoint string."""
     return f"[{address}]" if ":" in address else address
 
 
