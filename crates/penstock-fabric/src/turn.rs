@@ -79,13 +79,10 @@ impl Floor {
     /// Waits until nobody else is there. `look` as in [`Turn::take`].
     pub fn alone<E>(&self, look: impl FnMut() -> Result<Duration, E>) -> Result<Place<'_>, E> {
         self.line.fetch_add(1, Ordering::Relaxed);
-        let entered = self.enter(|word| (word & !AWAITED == 0).then_some(word | ALONE), look);
-        self.line.fetch_sub(1, Ordering::Relaxed);
-        if entered.is_err() {
-            // Those behind it need not wait for those before it.
-            self.ring();
-        }
-        entered
+        let mut in_line = InLine { floor: self, entered: false };
+        let place = self.enter(|word| (word & !AWAITED == 0).then_some(word | ALONE), look)?;
+        in_line.entered = true;
+        Ok(place)
     }
 
     /// Wakes all that sleep, and whoever is about to.
@@ -114,6 +111,22 @@ impl Floor {
                 None => self.rings.sleep(Among::Threads, rings, look()?),
                 _ => {}
             }
+        }
+    }
+}
+
+/// Who waits to be alone, until it has come in, has given up or has panicked.
+struct InLine<'a> {
+    floor: &'a Floor,
+    entered: bool,
+}
+
+impl Drop for InLine<'_> {
+    fn drop(&mut self) {
+        self.floor.line.fetch_sub(1, Ordering::Relaxed);
+        if !self.entered {
+            // Those behind it need not wait for those before it.
+            self.floor.ring();
         }
     }
 }
@@ -243,6 +256,15 @@ mod tests {
         assert!(floor.share(|| Err(())).is_err() && floor.alone(|| Err(())).is_err());
         drop(alone);
         drop(floor.share(|| Err(())).expect("it is free again"));
+    }
+
+    #[test]
+    fn who_panics_in_the_line_stands_in_it_no_more() {
+        let floor = Floor::default();
+        let first = floor.share(|| Err(())).expect("it was free");
+        let waits = || floor.alone(|| -> Result<Duration, ()> { panic!("in its look") }).is_ok();
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(waits)).unwrap_err();
+        drop((floor.share(|| Err(())).expect("nobody waits to be alone"), first));
     }
 }
 
