@@ -473,6 +473,7 @@ impl Wire {
 mod tests {
     use super::*;
     use penstock_fabric::ring::{CAPACITY, Consumer};
+    use std::sync::atomic::AtomicU64;
 
     // A ticket that was drawn first and submitted later was taken for answered when the other came back: a state of zeros was read.
     #[test]
