@@ -87,6 +87,8 @@ pub(super) enum Heard {
     Submission(Submission, bool, u32),
     /// A sign of life.
     Alive,
+    /// A header, which is judged at the next look.
+    Header,
     /// Nothing now.
     Nothing,
     /// It broke the protocol.
@@ -346,6 +348,7 @@ impl Remote {
             }
             Step::Frame(Header { body: Body::Alive, .. }, _) => Heard::Alive,
             Step::Frame(..) => Heard::Broke("it sent a shard's frame".to_owned()),
+            Step::Header => Heard::Header,
             Step::Nothing => {
                 wire.readable = false;
                 Heard::Nothing

@@ -599,7 +599,8 @@ impl Loop {
             return false;
         }
         while taken < FRAMES && self.running && !self.failed {
-            // As above: what a frame names was announced here before the worker could name it.
+            // As above: what a frame names was announced here before the worker could name it, and that the job has failed before anyone
+            // heard of that. So commands are taken between the look that brings a header and the one that judges it.
             self.take_commands();
             if !self.running {
                 break;
@@ -607,6 +608,7 @@ impl Loop {
             let Some(Some(Port::Remote(remote))) = self.ports.get_mut(rank as usize) else { return true };
             match remote.hear(&self.machine, &mut self.memory) {
                 Heard::Nothing => break,
+                Heard::Header => {}
                 // It costs a look like any other frame: who says nothing else must not have all of them.
                 Heard::Alive => {
                     taken += 1;

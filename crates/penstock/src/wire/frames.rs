@@ -23,6 +23,8 @@ pub(crate) trait Places {
 /// What a look at a stream brought.
 #[derive(Debug)]
 pub(crate) enum Step<P> {
+    /// A header, which is judged at the next look: whatever its sender knew is known here by then, if that is asked for in between.
+    Header,
     /// A whole frame, its payload verified and in its place.
     Frame(Header, P),
     /// Nothing more now.
@@ -95,6 +97,9 @@ impl<P> FrameReader<P> {
                         open.done += bytes.min(missing);
                     }
                     self.have += bytes.saturating_sub(missing);
+                    if self.open.is_none() && self.have == HEADER_BYTES {
+                        return Step::Header;
+                    }
                 }
                 Ok(Got::Nothing) => return Step::Nothing,
                 Ok(Got::End) => return Step::Ended("the connection was closed".to_owned()),
@@ -295,6 +300,7 @@ mod tests {
     fn next(reader: &mut FrameReader<Vec<u8>>, stream: &mut Stream) -> Step<Vec<u8>> {
         loop {
             match reader.next(stream, &mut Anywhere) {
+                Step::Header => {}
                 Step::Nothing => std::thread::yield_now(),
                 step => return step,
             }
@@ -363,6 +369,44 @@ mod tests {
         assert_eq!(batch.bytes(), 3 * 4096);
         assert!(batch.frames().iter().all(|(_, payload)| std::ptr::eq(*payload, &chunk)));
         assert!(batch.buffer.is_empty(), "nothing was copied");
+    }
+
+    /// Counts the headers that it has judged.
+    struct Judged(u32);
+
+    impl Places for Judged {
+        type Place = Vec<u8>;
+
+        fn place(&mut self, header: &Header) -> Result<Vec<u8>, String> {
+            self.0 += 1;
+            Ok(vec![0; header.length as usize])
+        }
+
+        fn memory<'a>(&'a mut self, place: &'a mut Vec<u8>) -> &'a mut [u8] {
+            place
+        }
+    }
+
+    // A shard took its commands and then read and judged a frame that was sent behind the one that declared its tensor: its worker
+    // counted as lost.
+    #[test]
+    fn no_header_is_judged_at_the_look_that_brought_it() {
+        let (mut one, mut other) = pair();
+        let frames = [value(0, b"abc").encode(), value(0, b"abc").encode()];
+        let slices = [&frames[0][..], b"abc", &frames[1][..], b"abc"].map(IoSlice::new);
+        one.write(&slices).unwrap();
+        let (mut reader, mut judged) = (FrameReader::new(), Judged(0));
+        let mut looks = Vec::new();
+        while looks.len() < 3 {
+            let before = judged.0;
+            match reader.next(&mut other, &mut judged) {
+                Step::Nothing => std::thread::yield_now(),
+                Step::Header => looks.push(("header", judged.0 - before)),
+                Step::Frame(..) => looks.push(("frame", judged.0 - before)),
+                step => panic!("{step:?}"),
+            }
+        }
+        assert_eq!(looks, [("header", 0), ("frame", 1), ("frame", 1)]);
     }
 
     #[test]

@@ -509,6 +509,7 @@ impl Courier {
                     taken += 1;
                     self.hear(&header, stage);
                 }
+                Step::Header => {}
                 Step::Nothing => wire.readable = false,
                 Step::Ended(why) => self.lose_connection(&why),
                 Step::Broke(what) => self.fail(format!("it broke the protocol: {what}")),
@@ -673,6 +674,7 @@ mod tests {
             let (header, stage) = loop {
                 match reader.next(&mut worker, &mut mirrors) {
                     Step::Frame(header, stage) => break (header, stage),
+                    Step::Header => {}
                     Step::Nothing => std::thread::yield_now(),
                     step => panic!("{step:?}"),
                 }
