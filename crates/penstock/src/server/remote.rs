@@ -525,6 +525,7 @@ mod tests {
             loop {
                 self.remote.ready(true, false);
                 match self.remote.hear(&self.machine, &mut self.memory) {
+                    Heard::Header => {}
                     Heard::Nothing => std::thread::yield_now(),
                     heard => return heard,
                 }
