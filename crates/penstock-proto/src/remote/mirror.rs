@@ -347,21 +347,20 @@ impl Mirror {
                 let at = standing.entry(*tensor).or_default();
                 match (state, std::mem::replace(ticket, NO_TICKET)) {
                     (true, _) => at.state = Some(place),
-                    (false, NO_TICKET) => at.wants.push(place),
+                    (false, NO_TICKET) => at.wants = [Some(place), at.wants[0]],
                     (false, _) => at.value = Some(place),
                 }
             }
         }
         let mut behind = Vec::new();
         for (tensor, mirrored) in self.tensors.iter_mut() {
-            let mut at = standing.remove(&tensor).unwrap_or_default();
+            let at = standing.remove(&tensor).unwrap_or_default();
             let mut ask = |place: Option<usize>, fetch| match place {
                 Some(place) => *untaken[place] = fetch,
                 None => behind.push(fetch),
             };
-            for version in mirrored.missing(wanted(tensor)) {
-                let fetch = Submission::Fetch { tensor, state: false, version, ticket: NO_TICKET };
-                ask(at.wants.pop(), fetch);
+            for (version, place) in mirrored.missing(wanted(tensor)).zip(at.wants) {
+                ask(place, Submission::Fetch { tensor, state: false, version, ticket: NO_TICKET });
             }
             // The value is asked for behind the state, with the ticket that stands for both.
             let follows = mirrored.open[1].is_none() || at.state.is_some() && at.value > at.state;
@@ -375,11 +374,11 @@ impl Mirror {
     }
 }
 
-/// Where the last frame stands, among those that were not taken, that asks for a tensor's value with a ticket, and for its state; and those
-/// that ask for versions.
-#[derive(Debug, Clone, Default)]
+/// Where the last frame stands, among those that were not taken, that asks for a tensor's value with a ticket and for its state, and the last
+/// two that ask for versions without one.
+#[derive(Debug, Clone, Copy, Default)]
 struct Standing {
     value: Option<usize>,
     state: Option<usize>,
-    wants: Vec<usize>,
+    wants: [Option<usize>; 2],
 }
