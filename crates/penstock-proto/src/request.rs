@@ -99,6 +99,7 @@ mod tests {
         decode(bytes).unwrap()
     }
 
+    /// Q-1, at the worker.
     #[test]
     fn what_has_no_answer_is_said_again_in_its_order_and_what_is_settled_is_named() {
         let mut requests = Requests::default();
@@ -114,6 +115,7 @@ mod tests {
         assert_eq!((requests.again().count(), requests.settled()), (0, 0));
     }
 
+    /// Q-1, at the server.
     #[test]
     fn an_answer_is_kept_until_it_is_said_to_have_come() {
         let mut answers = Answers::default();

@@ -1,4 +1,5 @@
-//! Together: what all workers do together. Nobody passes a barrier before everybody who may still come stands at it, nor with one that was told it did not (M-1).
+//! Together: what all workers do together. Nobody passes a barrier before everybody who may still come stands at it, nor with one
+//! that was told it did not (M-1).
 //! Who is told that it has left has been let go by every shard, which has then taken everything of it (M-3).
 //! A request that was carried out twice would have a worker stand where it does not.
 
@@ -99,6 +100,7 @@ mod tests {
         observations.iter().try_for_each(|observation| checker.see(observation))
     }
 
+    /// M-1.
     #[test]
     fn who_passes_without_another_is_seen() {
         let (stood, passed) =
@@ -110,6 +112,7 @@ mod tests {
         after(&[passed(0)]).unwrap_err();
     }
 
+    /// M-3.
     #[test]
     fn who_has_left_before_every_shard_let_it_go_is_seen() {
         let removed = |shard| Observation::Removed { shard, rank: 1, clean: true };
@@ -120,6 +123,7 @@ mod tests {
         after(&[Observation::Ended { rank: 1, how: "the job failed" }]).unwrap();
     }
 
+    /// M-1; and Q-1, without which a server tells it so.
     #[test]
     fn who_is_told_that_it_was_in_vain_after_another_has_passed_with_it_is_seen() {
         let stood = |rank| Observation::Stood { rank, round: 3 };
