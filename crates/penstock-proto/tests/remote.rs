@@ -597,6 +597,8 @@ fn a_shard_whose_versions_fall_or_that_miscounts_is_found_out() {
     let value = |version| Notice::Value { tensor: W, chunk: 0, version, steps: 0, publication: 2, base: 0 };
     mirror.hear(0, &value(4), |_| 0).unwrap();
     assert_eq!(mirror.hear(0, &value(3), |_| 0), Err(Broken::Fell { chunk: 0, version: 3 }));
+    let most = u64::MAX;
+    assert_eq!(mirror.hear(0, &value(most), |_| 0), Err(Broken::TooNew { chunk: 0, version: most }));
     let again = Effect::Publish { tensor: W, chunk: 0, version: 4, steps: 0, progress: None };
     assert_eq!(mirror.hear(0, &value(4), |_| 0), Ok(again), "a value may be loaded over");
     assert!(matches!(mirror.hear(1, &Notice::Taken, |_| 0), Err(Broken::Miscounted(_))));

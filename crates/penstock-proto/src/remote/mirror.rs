@@ -6,6 +6,7 @@
 
 use super::awaited::Awaited;
 use crate::TensorId;
+use crate::clock::MAX_CLOCK;
 use crate::frame::Notice;
 use crate::numbered::Numbered;
 use crate::outbox::{Miscounted, Outbox};
@@ -75,6 +76,14 @@ pub enum Broken {
     /// A version fell.
     #[error("chunk {chunk} fell to version {version}")]
     Fell {
+        /// The chunk.
+        chunk: u32,
+        /// What came.
+        version: u64,
+    },
+    /// A version that no job reaches.
+    #[error("chunk {chunk} has version {version}, expected at most {MAX_CLOCK}")]
+    TooNew {
         /// The chunk.
         chunk: u32,
         /// What came.
@@ -304,6 +313,9 @@ impl Mirror {
         match *notice {
             Notice::Value { tensor, chunk, version, steps, publication, base } => {
                 let Ok(local) = mirrored.chunks.binary_search(&chunk) else { return Ok(Effect::Nothing) };
+                if version > MAX_CLOCK {
+                    return Err(Broken::TooNew { chunk, version });
+                }
                 let was = mirrored.versions[local];
                 if version + 1 < was {
                     return Err(Broken::Fell { chunk, version });

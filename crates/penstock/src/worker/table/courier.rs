@@ -26,7 +26,7 @@ use penstock_proto::items::node::{Host, Node, Peer};
 use penstock_proto::items::wire::{RegionId, Shape};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -37,17 +37,38 @@ const HOME: Peer = 0;
 /// Longest wait for the last rows of a producer that is gone.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Fetches and flushes that have come back, until whoever asked takes them.
+/// Fetches and flushes that somebody waits for, and whether they have come back.
 #[derive(Default)]
 struct Answers {
-    came: Mutex<BTreeSet<u64>>,
+    awaited: Mutex<BTreeMap<u64, bool>>,
     changed: Condvar,
 }
 
 impl Answers {
+    /// From now on somebody waits for it.
+    fn expect(self: &Arc<Self>, number: u64) -> Awaited {
+        lock(&self.awaited).insert(number, false);
+        Awaited { answers: Arc::clone(self), number }
+    }
+
+    /// It has come back. What nobody waits for (rows that are fetched ahead, gets that were given up) is not kept.
     fn note(&self, number: u64) {
-        lock(&self.came).insert(number);
-        self.changed.notify_all();
+        if let Some(came) = lock(&self.awaited).get_mut(&number) {
+            *came = true;
+            self.changed.notify_all();
+        }
+    }
+}
+
+/// One that is waited for; forgotten with this.
+struct Awaited {
+    answers: Arc<Answers>,
+    number: u64,
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        lock(&self.answers.awaited).remove(&self.number);
     }
 }
 
@@ -149,6 +170,15 @@ impl Courier {
         result
     }
 
+    /// Asks for something that is answered by number. Answers are taken under the same lock, so none comes before it is awaited.
+    fn ask(&self, ask: impl FnOnce(&mut Node<Mirrors>) -> Option<u64>) -> Option<Awaited> {
+        self.with(|node| ask(node).map(|number| self.shared.answers.expect(number)))
+    }
+
+    fn ask_to_flush(&self) -> Awaited {
+        self.with(|node| self.shared.answers.expect(node.flush(HOME)))
+    }
+
     /// Rows that this worker writes go to the server.
     pub(super) fn produce(&self, id: RegionId, shape: Shape, rows: Rows, waiters: Waiters) {
         lock(&self.shared.state).own.push(id);
@@ -199,15 +229,15 @@ impl Courier {
         deadline: Deadline,
         gone: impl FnMut() -> bool,
     ) -> Result<bool, Error> {
-        let ticket = self.with(|node| node.fetch(id, places, version));
+        let ticket = self.ask(|node| node.fetch(id, places, version));
         let Some(ticket) = ticket else { return Ok(false) };
-        if self.wait(ticket, deadline, gone)? {
+        if self.wait(&ticket, deadline, gone)? {
             return Ok(true);
         }
         // What a producer that has left handed over may be on its way.
         let left = deadline.left().min(LAST_WORDS);
         self.flush(Deadline::new(left))?;
-        self.wait(ticket, Deadline::new(left), || false)
+        self.wait(&ticket, Deadline::new(left), || false)
     }
 
     /// The same without waiting.
@@ -239,8 +269,7 @@ impl Courier {
 
     /// Waits until everything that was set here is at the server, and everything that is due here has come.
     pub(in crate::worker) fn flush(&self, deadline: Deadline) -> Result<bool, Error> {
-        let id = self.with(|node| node.flush(HOME));
-        self.wait(id, deadline, || false)
+        self.wait(&self.ask_to_flush(), deadline, || false)
     }
 
     /// The same; that it did not happen in time is an error.
@@ -250,8 +279,7 @@ impl Courier {
 
     /// The same, as long as the job `stands`.
     fn deliver_while(&self, stands: impl Fn() -> Result<(), Error>, deadline: Deadline) -> Result<(), Error> {
-        let id = self.with(|node| node.flush(HOME));
-        if self.wait_while(stands, id, deadline, || false)? {
+        if self.wait_while(stands, &self.ask_to_flush(), deadline, || false)? {
             return Ok(());
         }
         let (server, waited) = (self.shared.setup.server, deadline.waited());
@@ -259,42 +287,43 @@ impl Courier {
     }
 
     /// Waits for an answer: `false` if it did not come in time, or `gone` says that it never will.
-    fn wait(&self, number: u64, deadline: Deadline, gone: impl FnMut() -> bool) -> Result<bool, Error> {
-        self.wait_while(|| self.shared.setup.fate.check(), number, deadline, gone)
+    fn wait(&self, answer: &Awaited, deadline: Deadline, gone: impl FnMut() -> bool) -> Result<bool, Error> {
+        self.wait_while(|| self.shared.setup.fate.check(), answer, deadline, gone)
     }
 
     /// The same, as long as the job `stands`.
     fn wait_while(
         &self,
         stands: impl Fn() -> Result<(), Error>,
-        number: u64,
+        answer: &Awaited,
         deadline: Deadline,
         mut gone: impl FnMut() -> bool,
     ) -> Result<bool, Error> {
-        let answers = &self.shared.answers;
+        let Awaited { answers, number } = answer;
+        let has_come = |awaited: &BTreeMap<u64, bool>| awaited.get(number) == Some(&true);
         let mut patience = Patience::new(true);
-        while patience.pause() && !lock(&answers.came).contains(&number) {
+        while patience.pause() && !has_come(&lock(&answers.awaited)) {
             self.help();
         }
-        let mut came = lock(&answers.came);
+        let mut awaited = lock(&answers.awaited);
         loop {
-            if came.remove(&number) {
+            if has_come(&awaited) {
                 return Ok(true);
             }
             let left = deadline.left();
             if left.is_zero() {
                 return Ok(false);
             }
-            let waited = answers.changed.wait_timeout(came, left.min(INTERRUPT_EVERY));
-            came = waited.unwrap_or_else(PoisonError::into_inner).0;
-            if !came.contains(&number) {
-                drop(came);
+            let waited = answers.changed.wait_timeout(awaited, left.min(INTERRUPT_EVERY));
+            awaited = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if !has_come(&awaited) {
+                drop(awaited);
                 stands()?;
                 self.shared.setup.fate.check_interrupt()?;
                 if gone() {
                     return Ok(false);
                 }
-                came = lock(&answers.came);
+                awaited = lock(&answers.awaited);
             }
         }
     }
@@ -466,6 +495,19 @@ mod tests {
     use penstock_proto::message::Secret;
     use std::net::TcpListener;
     use std::time::Instant;
+
+    #[test]
+    fn an_answer_that_nobody_waits_for_is_not_kept() {
+        let answers = Arc::new(Answers::default());
+        answers.note(1); // fetched ahead
+        let (given_up, awaited) = (answers.expect(2), answers.expect(3));
+        drop(given_up);
+        answers.note(2);
+        answers.note(3);
+        assert_eq!(*lock(&answers.awaited), BTreeMap::from([(3, true)]));
+        drop(awaited);
+        assert!(lock(&answers.awaited).is_empty());
+    }
 
     /// What was rung for while there was no connection stayed unread, and each pause that followed was over at once: the thread connected
     /// again as fast as it could.
