@@ -129,8 +129,8 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
         assert (page.parent / link).exists(), link
 
 
-@pytest.mark.parametrize("name", ["assemble", "deadline", "slurm"])
+@pytest.mark.parametrize("name", ["limit", "rendezvous.assemble", "rendezvous.slurm"])
 def test_the_examples_in_docstrings_are_true(name: str) -> None:
-    module = importlib.import_module(f"penstock.rendezvous.{name}")
+    module = importlib.import_module(f"penstock.{name}")
     assert doctest.testmod(module).attempted > 0
     assert doctest.testmod(module).failed == 0
