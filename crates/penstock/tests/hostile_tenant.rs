@@ -333,8 +333,8 @@ fn whatever_a_tenant_asks_the_process_keeps_no_more_than_its_quota_and_the_other
 /// Processor time that the attacker's own thread may take, in parts of one processor. What the service spends on it is not capped.
 const CAP: f64 = 0.1;
 /// Iterations of the other tenant's two workers, and runs of each kind, which take turns.
-const MEASURED: u64 = 3_000;
-const RUNS: usize = 9;
+const MEASURED: u64 = 20_000;
+const RUNS: usize = 5;
 
 /// Asks the control thread, and all shards by it, and submits to a shard, until `stop`.
 fn flood(address: SocketAddr, stop: &AtomicBool) {
