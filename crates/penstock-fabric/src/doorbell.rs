@@ -26,7 +26,7 @@ impl Sleeping {
     /// The shard is about to sleep. It must look at everything once more before it does.
     pub fn announce(&self) {
         self.0.store(1, Ordering::Relaxed);
-        // Pairs with the fence in `must_ring`: D-1.
+        // Pairs with the fence in `published`: D-1.
         fence(Ordering::SeqCst);
     }
 
@@ -35,10 +35,8 @@ impl Sleeping {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// Whether who has just brought something has to ring.
+    /// Whether the shard sleeps, for who has just brought it something and called [`published`].
     pub fn must_ring(&self) -> bool {
-        // Pairs with the fence in `announce`: D-1.
-        fence(Ordering::SeqCst);
         self.0.load(Ordering::Relaxed) != 0
     }
 }
@@ -73,7 +71,7 @@ impl Bell {
     pub fn announce(&self, what: u32) -> u32 {
         let rings = self.rings.load(Ordering::Acquire);
         self.waits_for.store(what, Ordering::Relaxed);
-        // Pairs with the fence in `must_ring`: D-1.
+        // Pairs with the fence in `published`: D-1.
         fence(Ordering::SeqCst);
         rings
     }
@@ -117,9 +115,10 @@ impl Default for Bell {
     }
 }
 
-/// To be called once between publishing something and asking any number of bells whether they must ring.
+/// To be called once between bringing or publishing something and asking any number of shards or bells whether they must be rung: it
+/// waits until all that was stored has left this core.
 pub fn published() {
-    // Pairs with the fence in `Bell::announce`: D-1.
+    // Pairs with the fences in `announce`: D-1.
     fence(Ordering::SeqCst);
 }
 
@@ -140,6 +139,7 @@ mod loom_tests {
             let worker = Arc::clone(&shared);
             let writer = loom::thread::spawn(move || {
                 worker.1.store(1, Ordering::Release);
+                published();
                 worker.0.must_ring()
             });
             shared.0.announce();

@@ -69,7 +69,7 @@ pub mod board {
         shard as usize * size_of::<Sleeping>()
     }
 
-    /// For a worker, which may only look at the board: whether who has just brought a shard something has to ring.
+    /// For a worker, which may only look at the board: whether a shard sleeps, behind [`published`](crate::doorbell::published).
     pub fn must_ring(board: &Mapping, shard: u32) -> bool {
         board.peek::<Sleeping>(sleeping(shard)).must_ring()
     }

@@ -78,6 +78,9 @@ impl Floor {
 
     /// Waits until nobody else is there. `look` as in [`Turn::take`].
     pub fn alone<E>(&self, look: impl FnMut() -> Result<Duration, E>) -> Result<Place<'_>, E> {
+        if self.word.compare_exchange(0, ALONE, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            return Ok(Place(self));
+        }
         self.line.fetch_add(1, Ordering::Relaxed);
         let mut in_line = InLine { floor: self, entered: false };
         let place = self.enter(|word| (word & !AWAITED == 0).then_some(word | ALONE), look)?;

@@ -3,7 +3,7 @@
 use super::Error;
 use super::circle::{Circle, Company};
 use super::leaving::Leaving;
-use super::link::{Introduction, Link, Met, Room, lock};
+use super::link::{self, Introduction, Link, Met, Rooms, lock};
 use super::table::{Courier, CourierSetup, Progress, Table, TableDeclaration, TableInner};
 use super::tensor::{Declaration, Progress as TensorProgress, Tensor};
 use crate::limits;
@@ -25,7 +25,6 @@ use penstock_proto::handshake::{Purpose, Session};
 use penstock_proto::knot::Goal;
 use penstock_proto::message::{Answer, Ask, Departure, Secret};
 use penstock_proto::submission::Submission;
-use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
@@ -141,10 +140,14 @@ impl Inner {
     /// Tells all shards, or none.
     fn submit_clock(&self, clock: u64, deadline: Deadline) -> Result<(), Error> {
         let links = self.links();
-        let shards = links.iter().flat_map(|link| (0..link.welcome.shards).map(move |shard| (link, shard)));
-        let rooms = shards.map(|(link, shard)| link.room(shard, 1, deadline));
-        let rooms = rooms.collect::<Result<SmallVec<[Room<'_>; 8]>, _>>()?;
-        rooms.into_iter().for_each(|mut room| room.submit(&Submission::Clock { clock }));
+        let mut rooms = Rooms::new();
+        for link in links.iter() {
+            for shard in 0..link.welcome.shards {
+                rooms.push(link.room(shard, 1, deadline)?);
+            }
+        }
+        rooms.iter_mut().for_each(|room| room.put(|| Submission::Clock { clock }));
+        link::ring(&mut rooms);
         Ok(())
     }
 

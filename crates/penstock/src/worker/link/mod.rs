@@ -24,7 +24,7 @@ use super::Error;
 use crate::thread::{self, Wakeup};
 use crate::wait::{Deadline, INTERRUPT_EVERY, Patience};
 use crate::worker::fate::Fate;
-use penstock_fabric::doorbell::{ANYTHING, Bell};
+use penstock_fabric::doorbell::{self, ANYTHING, Bell};
 use penstock_fabric::layout::{board, page};
 use penstock_fabric::region::Mapping;
 use penstock_fabric::ring::{Producer, Ring};
@@ -41,6 +41,7 @@ use penstock_proto::submission::Submission;
 use remote::Records;
 use rustix::fd::OwnedFd;
 use rustix::net::SendFlags;
+use smallvec::SmallVec;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -115,6 +116,11 @@ impl Outlet {
         outlet.kept -= 1;
         outlet.sealed = matches!(submission, Submission::Leave);
     }
+
+    /// Whether there is room for `count` beside what is kept.
+    fn has_room(&mut self, ring: &Ring, count: u64) -> bool {
+        self.producer.has_room(ring, self.kept + count)
+    }
 }
 
 pub(super) struct Link {
@@ -142,6 +148,10 @@ impl Link {
         self.welcome.crowding > 1
     }
 
+    fn outlet(&self, shard: u32) -> (&Mutex<Outlet>, &Ring) {
+        (&self.producers[shard as usize], self.wire.page.at(page::ring(shard)))
+    }
+
     /// Waits for room for `count` submissions in a shard's ring, at most [`CAPACITY`](penstock_fabric::ring::CAPACITY), which is
     /// then kept: they do not wait. What several shards are told by one call is told to all or to none: the call first asks for
     /// room at each, in the servers' and shards' order, so that no two calls keep what the other wants.
@@ -156,9 +166,8 @@ impl Link {
         count: u64,
         deadline: Deadline,
     ) -> Result<Room<'_>, Error> {
-        let outlet = &self.producers[shard as usize];
-        let ring: &Ring = self.wire.page.at(page::ring(shard));
-        let has_room = |outlet: &mut Outlet| outlet.producer.has_room(ring, outlet.kept + count);
+        let (outlet, ring) = self.outlet(shard);
+        let has_room = |outlet: &mut Outlet| outlet.has_room(ring, count);
         loop {
             {
                 let mut outlet = lock(outlet);
@@ -168,7 +177,7 @@ impl Link {
                 }
                 if has_room(&mut outlet) {
                     outlet.kept += count;
-                    return Ok(Room { link: self, shard, left: count });
+                    return Ok(Room { link: self, shard, left: count, unheard: false });
                 }
             }
             if self.wait_while(&stands, ANYTHING, deadline, || has_room(&mut lock(outlet)))?
@@ -304,7 +313,12 @@ pub(super) struct Room<'a> {
     link: &'a Link,
     shard: u32,
     left: u64,
+    /// Whether the shard was told something, and it was not looked whether it sleeps.
+    unheard: bool,
 }
+
+/// Room at several shards, for what they are told by one call.
+pub(super) type Rooms<'a> = SmallVec<[Room<'a>; 4]>;
 
 impl Room<'_> {
     /// Tells the shard something, without waiting. Nothing is told once the worker has said goodbye, for which it waits until
@@ -315,12 +329,27 @@ impl Room<'_> {
 
     /// The same of what is made in the order in which it is submitted: no other thread submits to the shard meanwhile.
     pub(super) fn submit_made(&mut self, make: impl FnOnce() -> Submission) {
-        let Link { wire, board, wakeups, producers, .. } = self.link;
+        self.put(make);
+        ring(std::slice::from_mut(self));
+    }
+
+    /// The same, for one of several who are then [rung](ring) for together.
+    pub(super) fn put(&mut self, make: impl FnOnce() -> Submission) {
         debug_assert!(self.left > 0, "room was kept for it");
-        Outlet::submit(&producers[self.shard as usize], wire.page.at(page::ring(self.shard)), make);
+        let (outlet, ring) = self.link.outlet(self.shard);
+        Outlet::submit(outlet, ring, make);
         self.left -= 1;
-        if board::must_ring(board, self.shard) {
-            thread::ring(&wakeups[self.shard as usize]);
+        self.unheard = true;
+    }
+}
+
+/// Wakes those that were told something and sleep.
+pub(super) fn ring(rooms: &mut [Room<'_>]) {
+    doorbell::published();
+    for room in rooms.iter_mut().filter(|room| room.unheard) {
+        room.unheard = false;
+        if board::must_ring(&room.link.board, room.shard) {
+            thread::ring(&room.link.wakeups[room.shard as usize]);
         }
     }
 }

@@ -25,7 +25,7 @@ pub use pull::Asked;
 use super::Error;
 use super::circle::{Circle, LOOK_EVERY};
 use super::job::Inner;
-use super::link::{Link, RemoteHome, Room, Waited, lock};
+use super::link::{Link, RemoteHome, Rooms, Waited, lock};
 use crate::turn::{Taken, Turn};
 use crate::wait::{ASK_WITHIN, Deadline, INTERRUPT_EVERY};
 use penstock_fabric::memory::{OwnLane, ValueCopy, WorkerMemory};
@@ -60,9 +60,6 @@ struct HomeShard {
     /// Of a server on another host: what the courier and the tensor tell each other.
     remote: Option<Arc<RemoteHome>>,
 }
-
-/// Room at each home, in their order.
-type Rooms<'a> = SmallVec<[Room<'a>; 4]>;
 
 /// For each home, in their order, the ticket that one call waits for there: tickets of other calls are none of its business.
 type Tickets = SmallVec<[u64; 4]>;
@@ -384,14 +381,18 @@ impl Tensor {
         }
     }
 
-    /// Waits until there is room at each home for as many submissions as `count` says.
+    /// Waits until there is room at each home, in their order, for as many submissions as `count` says.
     fn rooms<'a>(
         &self,
         links: &'a [Link],
         count: impl Fn(&HomeShard) -> u64,
         deadline: Deadline,
     ) -> Result<Rooms<'a>, Error> {
-        let link = |home: &HomeShard| links.get(home.server).ok_or(Error::Closed);
-        self.homes.iter().map(|home| link(home)?.room(home.shard, count(home), deadline)).collect()
+        let mut rooms = Rooms::new();
+        for home in &self.homes {
+            let link = links.get(home.server).ok_or(Error::Closed)?;
+            rooms.push(link.room(home.shard, count(home), deadline)?);
+        }
+        Ok(rooms)
     }
 }

@@ -1,9 +1,9 @@
 //! Pushes: contributions on their way into the lane and from there to the homes.
 
-use super::{HomeShard, Rooms, Tensor};
+use super::{HomeShard, Tensor};
 use crate::wait::Deadline;
 use crate::worker::Error;
-use crate::worker::link::{Link, Room, Waited, lock};
+use crate::worker::link::{Link, Room, Rooms, Waited, lock, ring};
 use penstock_fabric::memory::OwnLane;
 use penstock_fabric::ring::CAPACITY;
 use penstock_fabric::sync::Ordering;
@@ -160,9 +160,10 @@ impl Tensor {
                 let last = end.min(home.extent.first + home.extent.count);
                 if first < last {
                     let (tensor, count) = (self.id, last - first);
-                    room.submit(&Submission::Push { tensor, first, count, stamp, settings });
+                    room.put(|| Submission::Push { tensor, first, count, stamp, settings });
                 }
             }
+            ring(rooms);
         }
         self.count_push(bytes);
     }
