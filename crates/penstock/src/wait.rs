@@ -92,6 +92,11 @@ impl Deadline {
         Self { default: true, ..Self::new(longest) }
     }
 
+    /// When the wait began.
+    pub(crate) fn began(&self) -> Instant {
+        self.since
+    }
+
     /// Whether nobody named another.
     pub(crate) fn is_default(&self) -> bool {
         self.default

@@ -86,7 +86,7 @@ pub(super) struct Counters {
     pub(super) copies_retried: AtomicU64,
 }
 
-/// How often shards are told the clock in a job without tensors, where they do not need it: often enough for who looks on.
+/// How often shards are told the clock that are home of no tensor and do not need it: often enough for who looks on.
 const TELL_CLOCK: Duration = Duration::from_millis(100);
 
 /// What a job's tensors need of it.
@@ -104,9 +104,7 @@ pub(super) struct Inner {
     barriers: AtomicU64,
     /// Bytes that each shard is home of, by server.
     pub(super) homed: Mutex<Vec<Vec<u64>>>,
-    /// Whether a tensor was declared. Without any, shards need not know the clock before they are asked for it.
-    pub(super) has_tensors: AtomicBool,
-    /// Whether they do not know the newest clock, and when they were last told.
+    /// Whether there may be shards that do not know the newest clock, and when all were last told.
     untold: AtomicBool,
     told: Mutex<Option<Instant>>,
     /// Where the servers are, and who this worker is to them; `None` with a server in this process.
@@ -137,38 +135,65 @@ impl Inner {
         self.links().first().is_some_and(Link::crowded)
     }
 
-    /// Tells all shards, or none.
+    /// Tells the shards the clock, all or none: those that are home of a tensor, and the others if it is time to.
     fn submit_clock(&self, clock: u64, deadline: Deadline) -> Result<(), Error> {
-        let links = self.links();
-        let mut rooms = Rooms::new();
-        for link in links.iter() {
-            for shard in 0..link.welcome.shards {
-                rooms.push(link.room(shard, 1, deadline)?);
-            }
+        let is_time = self.is_time_to_tell(deadline.began());
+        let (links, mut rooms) = (self.links(), Rooms::new());
+        let shards =
+            || links.iter().flat_map(|link| (0..link.welcome.shards).map(move |shard| (link, shard)));
+        for (link, shard) in shards().filter(|(link, shard)| is_time || link.is_home(*shard)) {
+            rooms.push(link.room(shard, 1, deadline)?);
+        }
+        for (link, shard) in shards().filter(|(link, shard)| !is_time && !link.is_home(*shard)) {
+            link.leave_behind(shard, clock);
+            self.untold.store(true, Ordering::Release);
         }
         rooms.iter_mut().for_each(|room| room.put(|| Submission::Clock { clock }));
         link::ring(&mut rooms);
         Ok(())
     }
 
-    fn is_time_to_tell(&self) -> bool {
-        let (mut told, now) = (lock(&self.told), Instant::now());
-        let is_time = told.is_none_or(|told| now - told >= TELL_CLOCK);
+    fn is_time_to_tell(&self, now: Instant) -> bool {
+        let mut told = lock(&self.told);
+        let is_time = told.is_none_or(|told| now.saturating_duration_since(told) >= TELL_CLOCK);
         if is_time {
             *told = Some(now);
         }
         is_time
     }
 
-    /// Tells the shards the clock, if they do not know it.
+    /// Tells the clock those shards that do not know it.
     pub(super) fn tell_clock(&self, deadline: Deadline) -> Result<(), Error> {
-        if !self.untold.load(Ordering::SeqCst) {
+        if !self.untold.load(Ordering::Acquire) {
             return Ok(());
         }
         let _alone = self.stop_clock("telling the servers the clock", deadline)?;
-        self.submit_clock(self.shown_clock(), deadline)?;
-        self.untold.store(false, Ordering::SeqCst);
+        let (links, mut rooms) = (self.links(), Rooms::new());
+        for link in links.iter() {
+            for shard in 0..link.welcome.shards {
+                rooms.push(link.room(shard, 0, deadline)?);
+            }
+        }
+        link::ring(&mut rooms);
+        self.untold.store(false, Ordering::Release);
         Ok(())
+    }
+
+    /// From now on these shards, by server, hear of every clock at once.
+    pub(super) fn move_in(
+        &self,
+        homes: impl Iterator<Item = (usize, u32)>,
+        deadline: Deadline,
+    ) -> Result<(), Error> {
+        {
+            // The clock stands still: they are told of it, or it has been noted that they were not.
+            let (_, _place) = self.clock(deadline)?;
+            let links = self.links();
+            for (server, shard) in homes {
+                links.get(server).ok_or(Error::Closed)?.make_home(shard);
+            }
+        }
+        self.tell_clock(deadline)
     }
 
     /// Waits until nothing is being stamped, so that the clock may move.
@@ -386,7 +411,6 @@ impl Job {
         let homed = links.iter().map(|link| vec![0; link.welcome.shards as usize]).collect();
         let inner = Inner {
             homed: Mutex::new(homed),
-            has_tensors: AtomicBool::new(false),
             untold: AtomicBool::new(false),
             told: Mutex::new(None),
             membership,
@@ -482,17 +506,7 @@ impl Job {
         // Once more: the job may have been closed while this waited for its turn.
         self.inner.fate.check()?;
         let next = self.inner.shown_clock() + 1;
-        if self.inner.has_tensors.load(Ordering::SeqCst) || self.inner.is_time_to_tell() {
-            self.inner.submit_clock(next, deadline)?;
-        } else {
-            // Noted before it is looked once more whether there is a tensor, as whoever declares the first notes that before it looks
-            // here: one of the two sees the other.
-            self.inner.untold.store(true, Ordering::SeqCst);
-            if self.inner.has_tensors.load(Ordering::SeqCst) {
-                self.inner.submit_clock(next, deadline)?;
-                self.inner.untold.store(false, Ordering::SeqCst);
-            }
-        }
+        self.inner.submit_clock(next, deadline)?;
         self.inner.clock.store(next, Ordering::Relaxed);
         self.inner.each_table(|table| table.raise(next));
         self.inner.complete_iteration();
@@ -545,8 +559,8 @@ impl Job {
         }
     }
 
-    /// The clocks of all workers as the first server last heard of them; -1 for one that is gone. In a job without tensors it hears
-    /// of them ten times a second, and whenever a worker passes a barrier.
+    /// The clocks of all workers as the first shard of the first server last heard of them; -1 for one that is gone. If it is home of no
+    /// tensor it hears of them ten times a second, and whenever a worker passes a barrier.
     pub fn clocks(&self) -> Result<Vec<i64>, Error> {
         self.inner.fate.check()?;
         let deadline = self.inner.deadline(None);

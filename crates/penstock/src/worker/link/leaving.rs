@@ -9,7 +9,6 @@ use super::courier::Command;
 use super::{Heard, Link, lock};
 use crate::wait::{Deadline, INTERRUPT_EVERY};
 use crate::worker::Error;
-use penstock_fabric::layout::page;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::message::{Answer, Ask, Departure};
 use penstock_proto::submission::Submission;
@@ -74,15 +73,11 @@ impl Link {
     /// The server had not taken everything in time; if it had, it did not say so.
     fn not_taken(&self, what: &'static str, deadline: Deadline) -> Error {
         let (server, waited) = (self.wire.server, deadline.waited());
-        let (mut taken, mut submitted) = (0, 0);
-        let mut count = |(some, all): (u64, u64)| (taken, submitted) = (taken + some, submitted + all);
-        if self.is_remote() {
-            self.couriers.iter().for_each(|courier| count(courier.progress()));
-        } else {
-            for (outlet, shard) in self.producers.iter().zip(0..) {
-                count(lock(outlet).producer.taken(self.wire.page.at(page::ring(shard))));
-            }
-        }
+        let progress = self.couriers.iter().map(|courier| courier.progress());
+        let (taken, submitted) = match self.is_remote() {
+            true => progress.fold((0, 0), |(taken, all), (some, more)| (taken + some, all + more)),
+            false => self.wire.outlets.taken(),
+        };
         if taken < submitted {
             Error::NotTaken { server, taken, submitted, waited }
         } else {

@@ -1,6 +1,6 @@
 //! A server on this host: a Unix socket, and shared memory whose descriptors come beside its messages.
 
-use super::{Channel, Introduction, Link, Wire, judge, lock, lost};
+use super::{Channel, Introduction, Link, Outlets, Wire, judge, lock, lost};
 use crate::thread::{self, Wakeup};
 use crate::wait::{Deadline, INTERRUPT_EVERY, poll, until_readable};
 use crate::wire::random;
@@ -54,6 +54,7 @@ impl Link {
             page: Arc::clone(&page),
             open: Mutex::default(),
             slabs: Mutex::default(),
+            outlets: Outlets::new(Arc::clone(&page), Arc::clone(&board), descriptors.collect()),
             server,
             rank: who.rank,
             left: AtomicBool::new(false),
@@ -67,11 +68,8 @@ impl Link {
         };
         let thread = thread.map_err(Error::system("start a thread"))?;
         Ok(Self {
-            producers: (0..welcome.shards).map(|_| Mutex::default()).collect(),
             welcome,
             wire,
-            board,
-            wakeups: descriptors.collect(),
             waiters: Mutex::new(0),
             doubtful: Mutex::default(),
             fate: Arc::clone(fate),
@@ -225,6 +223,7 @@ impl Wire {
             if now >= next_beat {
                 self.page.at::<Count>(page::HEARTBEAT).0.fetch_add(1, Ordering::Relaxed);
                 next_beat = now + beat;
+                self.outlets.catch_up();
                 if let Some(silent) = watch.find_silent() {
                     self.gone(fate, &silent);
                     break;

@@ -3,7 +3,8 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `mod.rs` | submitting, waiting, asking |
+//! | `mod.rs` | waiting, asking |
+//! | [`outlet`] | submitting |
 //! | [`barrier`] | standing at the barrier, and going away from it |
 //! | [`leaving`] | waiting for what was submitted to be taken; leaving |
 //! | [`local`] | a server on this host: descriptors beside the messages, shards at the other end of the rings |
@@ -14,20 +15,22 @@ mod barrier;
 mod courier;
 mod leaving;
 mod local;
+mod outlet;
 mod remote;
 mod slabs;
 
 pub(super) use barrier::Met;
 pub(super) use courier::RemoteHome;
+pub(super) use outlet::{Room, Rooms, ring};
 
 use super::Error;
-use crate::thread::{self, Wakeup};
+use crate::thread::Wakeup;
 use crate::wait::{Deadline, INTERRUPT_EVERY, Patience};
 use crate::worker::fate::Fate;
-use penstock_fabric::doorbell::{self, ANYTHING, Bell};
-use penstock_fabric::layout::{board, page};
+use outlet::{NoRoom, Outlets};
+use penstock_fabric::doorbell::{ANYTHING, Bell};
+use penstock_fabric::layout::page;
 use penstock_fabric::region::Mapping;
-use penstock_fabric::ring::{Producer, Ring};
 use penstock_fabric::socket::{Connection, Received};
 use penstock_fabric::sync::Ordering;
 use penstock_proto::Rank;
@@ -37,11 +40,9 @@ use penstock_proto::message::{
     Answer, Ask, MAX_SERVERS, MAX_SHARDS, Reply, Request, Secret, Welcome, decode, encode,
 };
 use penstock_proto::request::Requests;
-use penstock_proto::submission::Submission;
 use remote::Records;
 use rustix::fd::OwnedFd;
 use rustix::net::SendFlags;
-use smallvec::SmallVec;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -78,6 +79,7 @@ struct Wire {
     /// What has no answer so far, and where it goes.
     open: Mutex<Requests<SyncSender<Heard>>>,
     slabs: Mutex<slabs::Slabs>,
+    outlets: Outlets,
     server: u32,
     /// This worker's.
     rank: Rank,
@@ -95,40 +97,9 @@ pub(super) struct Introduction {
     pub(super) size: u32,
 }
 
-/// The way to one shard. Locked to look or to write, never while its thread waits.
-#[derive(Default)]
-struct Outlet {
-    producer: Producer,
-    /// Slots that are kept for those who have a [`Room`].
-    kept: u64,
-    /// Whether the worker has said goodbye, behind which nothing may come.
-    sealed: bool,
-}
-
-impl Outlet {
-    /// Submits what `make` makes, into room that was kept.
-    fn submit(outlet: &Mutex<Self>, ring: &Ring, make: impl FnOnce() -> Submission) {
-        let mut outlet = lock(outlet);
-        debug_assert!(outlet.kept > 0 && !outlet.sealed, "room was kept for it");
-        let submission = make();
-        let pushed = outlet.producer.push(ring, submission.encode());
-        debug_assert!(pushed.is_ok(), "there was room");
-        outlet.kept -= 1;
-        outlet.sealed = matches!(submission, Submission::Leave);
-    }
-
-    /// Whether there is room for `count` beside what is kept.
-    fn has_room(&mut self, ring: &Ring, count: u64) -> bool {
-        self.producer.has_room(ring, self.kept + count)
-    }
-}
-
 pub(super) struct Link {
     pub(super) welcome: Welcome,
     wire: Arc<Wire>,
-    board: Arc<Mapping>,
-    wakeups: Vec<OwnedFd>,
-    producers: Vec<Mutex<Outlet>>,
     waiters: Mutex<u32>,
     /// The answer to a barrier of which it is not known whether this worker has passed it.
     doubtful: Mutex<Option<Receiver<Heard>>>,
@@ -148,10 +119,6 @@ impl Link {
         self.welcome.crowding > 1
     }
 
-    fn outlet(&self, shard: u32) -> (&Mutex<Outlet>, &Ring) {
-        (&self.producers[shard as usize], self.wire.page.at(page::ring(shard)))
-    }
-
     /// Waits for room for `count` submissions in a shard's ring, at most [`CAPACITY`](penstock_fabric::ring::CAPACITY), which is
     /// then kept: they do not wait. What several shards are told by one call is told to all or to none: the call first asks for
     /// room at each, in the servers' and shards' order, so that no two calls keep what the other wants.
@@ -166,27 +133,37 @@ impl Link {
         count: u64,
         deadline: Deadline,
     ) -> Result<Room<'_>, Error> {
-        let (outlet, ring) = self.outlet(shard);
-        let has_room = |outlet: &mut Outlet| outlet.has_room(ring, count);
+        let outlets = &self.wire.outlets;
         loop {
-            {
-                let mut outlet = lock(outlet);
-                if outlet.sealed {
+            match outlets.room(shard, count) {
+                Ok(room) => return Ok(room),
+                Err(NoRoom::Sealed) => {
                     self.fate.check()?;
                     return Err(Error::Closed);
                 }
-                if has_room(&mut outlet) {
-                    outlet.kept += count;
-                    return Ok(Room { link: self, shard, left: count, unheard: false });
-                }
+                Err(NoRoom::Full) => {}
             }
-            if self.wait_while(&stands, ANYTHING, deadline, || has_room(&mut lock(outlet)))?
-                == Waited::TimedOut
-            {
+            let has_room = || outlets.has_room(shard, count);
+            if self.wait_while(&stands, ANYTHING, deadline, has_room)? == Waited::TimedOut {
                 let (server, waited) = (self.wire.server, deadline.waited());
                 return Err(Error::Unanswered { server, what: "take submissions", waited });
             }
         }
+    }
+
+    /// Whether a shard is home of one of this worker's tensors; only then it is told of every clock at once.
+    pub(super) fn is_home(&self, shard: u32) -> bool {
+        self.wire.outlets.is_home(shard)
+    }
+
+    /// From now on it is. The clock must stand still meanwhile.
+    pub(super) fn make_home(&self, shard: u32) {
+        self.wire.outlets.make_home(shard);
+    }
+
+    /// Notes a clock that a shard is told later: before anything else, and within an eighth of the lease.
+    pub(super) fn leave_behind(&self, shard: u32, clock: u64) {
+        self.wire.outlets.leave_behind(shard, clock);
     }
 
     /// Waits until `done`, which only the server can bring about by something that happens to `what`.
@@ -304,60 +281,6 @@ impl Link {
         Error::Protocol {
             server: self.wire.server,
             what: format!("an answer that was not asked for: {answer:?}"),
-        }
-    }
-}
-
-/// Room in a shard's ring that is kept for what is going to be submitted. What of it was not used is given back when this is dropped.
-pub(super) struct Room<'a> {
-    link: &'a Link,
-    shard: u32,
-    left: u64,
-    /// Whether the shard was told something, and it was not looked whether it sleeps.
-    unheard: bool,
-}
-
-/// Room at several shards, for what they are told by one call.
-pub(super) type Rooms<'a> = SmallVec<[Room<'a>; 4]>;
-
-impl Room<'_> {
-    /// Tells the shard something, without waiting. Nothing is told once the worker has said goodbye, for which it waits until
-    /// nobody is in the middle of submitting something.
-    pub(super) fn submit(&mut self, submission: &Submission) {
-        self.submit_made(|| *submission);
-    }
-
-    /// The same of what is made in the order in which it is submitted: no other thread submits to the shard meanwhile.
-    pub(super) fn submit_made(&mut self, make: impl FnOnce() -> Submission) {
-        self.put(make);
-        ring(std::slice::from_mut(self));
-    }
-
-    /// The same, for one of several who are then [rung](ring) for together.
-    pub(super) fn put(&mut self, make: impl FnOnce() -> Submission) {
-        debug_assert!(self.left > 0, "room was kept for it");
-        let (outlet, ring) = self.link.outlet(self.shard);
-        Outlet::submit(outlet, ring, make);
-        self.left -= 1;
-        self.unheard = true;
-    }
-}
-
-/// Wakes those that were told something and sleep.
-pub(super) fn ring(rooms: &mut [Room<'_>]) {
-    doorbell::published();
-    for room in rooms.iter_mut().filter(|room| room.unheard) {
-        room.unheard = false;
-        if board::must_ring(&room.link.board, room.shard) {
-            thread::ring(&room.link.wakeups[room.shard as usize]);
-        }
-    }
-}
-
-impl Drop for Room<'_> {
-    fn drop(&mut self) {
-        if self.left > 0 {
-            lock(&self.link.producers[self.shard as usize]).kept -= self.left;
         }
     }
 }
@@ -495,35 +418,5 @@ impl Wire {
             fate.fail(lost(self.server, reason));
         }
         false
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use penstock_fabric::ring::{CAPACITY, Consumer};
-    use std::sync::atomic::AtomicU64;
-
-    // A ticket that was drawn first and submitted later was taken for answered when the other came back: a state of zeros was read.
-    #[test]
-    fn what_threads_number_as_they_submit_it_is_submitted_in_the_order_of_its_numbers() {
-        let (ring, outlet) = (Ring::new(), Mutex::new(Outlet { kept: CAPACITY, ..Outlet::default() }));
-        let next = AtomicU64::new(0);
-        let draw = || Submission::Clock { clock: next.fetch_add(1, Ordering::Relaxed) };
-        let mut consumer = Consumer::default();
-        for round in 0..50 {
-            lock(&outlet).kept = CAPACITY;
-            std::thread::scope(|scope| {
-                for _ in 0..4 {
-                    let work = || (0..CAPACITY / 4).for_each(|_| Outlet::submit(&outlet, &ring, draw));
-                    scope.spawn(work);
-                }
-            });
-            for place in 0..CAPACITY {
-                let words = consumer.pop(&ring).unwrap().unwrap();
-                let clock = round * CAPACITY + place;
-                assert_eq!(Submission::decode(words), Ok(Submission::Clock { clock }));
-            }
-        }
     }
 }

@@ -4,7 +4,7 @@
 //! answers every sign of life, so that silence is noticed at both ends: after a lease without a word it counts as lost.
 
 use super::courier::{self, Command, RemoteHome};
-use super::{Channel, Introduction, Link, Wire, judge, lock};
+use super::{Channel, Introduction, Link, Outlets, Wire, judge, lock};
 use crate::thread::{self, Wakeup};
 use crate::wait::{Deadline, INTERRUPT_EVERY, poll, until_readable};
 use crate::wire::Ended as Over;
@@ -182,15 +182,6 @@ impl Link {
         let page = region("penstock-page", page::bytes(welcome.shards))?;
         let board = region("penstock-board", board::BYTES)?;
         let records = Records { dialer: Arc::clone(&dialer), hello, stream: Mutex::new(Some(records)) };
-        let wire = Arc::new(Wire {
-            channel: Channel::Remote(Box::new(records)),
-            page: Arc::clone(page.mapping()),
-            open: Mutex::default(),
-            slabs: Mutex::default(),
-            server,
-            rank: who.rank,
-            left: AtomicBool::new(false),
-        });
         fate.rings(Arc::clone(page.mapping()));
         let stop = Arc::new(Wakeup::new().map_err(Error::system("make a descriptor"))?);
         let started = Error::system::<std::io::Error>("start a thread");
@@ -215,6 +206,16 @@ impl Link {
             couriers.push(courier);
             wakeups.push(wakeup);
         }
+        let wire = Arc::new(Wire {
+            channel: Channel::Remote(Box::new(records)),
+            page: Arc::clone(page.mapping()),
+            open: Mutex::default(),
+            slabs: Mutex::default(),
+            outlets: Outlets::new(Arc::clone(page.mapping()), Arc::clone(board.mapping()), wakeups),
+            server,
+            rank: who.rank,
+            left: AtomicBool::new(false),
+        });
         let thread = {
             let (wire, fate, stop) = (Arc::clone(&wire), Arc::clone(fate), Arc::clone(&stop));
             let lease = seconds(welcome.lease_ms);
@@ -222,11 +223,8 @@ impl Link {
             thread::spawn(name, move || wire.listen_remote(&fate, &stop, lease)).map_err(&started)?
         };
         Ok(Self {
-            producers: (0..welcome.shards).map(|_| Mutex::default()).collect(),
             welcome,
             wire,
-            board: Arc::clone(board.mapping()),
-            wakeups,
             waiters: Mutex::new(0),
             doubtful: Mutex::default(),
             fate: Arc::clone(fate),
@@ -344,6 +342,7 @@ impl Wire {
                 continue;
             }
             if vigil.is_time_to_beat() {
+                self.outlets.catch_up();
                 let settled = lock(&self.open).settled();
                 if let Ok(bytes) = encode(&Request { id: BEAT, settled, body: Ask::Beat }) {
                     records.send(&bytes);

@@ -17,7 +17,7 @@ use penstock_proto::message::{Answer, Ask};
 use penstock_proto::placement::Extent;
 use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::{Rank, TensorId};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -118,7 +118,6 @@ impl Tensor {
         spec.consistency = consistency.unwrap_or(job.options.consistency);
         spec.check().map_err(Refusal::from)?;
         let deadline = job.deadline(timeout);
-        job.has_tensors.store(true, Ordering::SeqCst);
         job.tell_clock(deadline)?;
         let progress = Arc::clone(lock(&job.tensors).entry(spec.name.clone()).or_default());
         let _turn = progress.turn.take(|| job.look(&format!("declaring `{}`", spec.name), deadline))?;
@@ -132,6 +131,7 @@ impl Tensor {
         }
         let State::Begun(draft) = &mut *state else { return Err(Error::Closed) };
         let memory = draft.go_on(job, deadline)?;
+        job.move_in(draft.homes.iter().map(|home| (home.server, home.shard)), deadline)?;
         let State::Begun(draft) = std::mem::take(&mut *state) else { return Err(Error::Closed) };
         let tensor = Arc::new(draft.finish(job, memory)?);
         *state = State::Made(Arc::clone(&tensor));

@@ -1,0 +1,220 @@
+//! The ways from a worker to the shards of one server: a ring each, in which several threads keep room and submit.
+//!
+//! A shard that is home of none of this worker's tensors has no use for its clock, and would be kept awake by it. It is told before
+//! it is told anything else, when its time has come, or by the link's thread.
+
+use crate::thread;
+use crate::worker::link::lock;
+use penstock_fabric::doorbell;
+use penstock_fabric::layout::{board, page};
+use penstock_fabric::region::Mapping;
+use penstock_fabric::ring::{Producer, Ring};
+use penstock_fabric::sync::Ordering;
+use penstock_proto::submission::Submission;
+use rustix::fd::OwnedFd;
+use smallvec::SmallVec;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+/// The way to one shard. Locked to look or to write, never while its thread waits.
+#[derive(Default)]
+struct Outlet {
+    producer: Producer,
+    /// Slots that are kept for those who have a [`Room`].
+    kept: u64,
+    /// The clock, where the shard was not told.
+    behind: Option<u64>,
+    /// Whether the worker has said goodbye, behind which nothing may come.
+    sealed: bool,
+}
+
+impl Outlet {
+    /// Whether there is room for `count` beside what is kept.
+    fn has_room(&mut self, ring: &Ring, count: u64) -> bool {
+        let count = count + u64::from(self.behind.is_some());
+        self.producer.has_room(ring, self.kept + count)
+    }
+
+    fn push(&mut self, ring: &Ring, submission: Submission) {
+        let pushed = self.producer.push(ring, submission.encode());
+        debug_assert!(pushed.is_ok(), "there was room");
+    }
+
+    /// Submits what `make` makes, into room that was kept.
+    fn submit(outlet: &Mutex<Self>, ring: &Ring, make: impl FnOnce() -> Submission) {
+        let mut outlet = lock(outlet);
+        debug_assert!(outlet.kept > 0 && !outlet.sealed, "room was kept for it");
+        let submission = make();
+        outlet.push(ring, submission);
+        outlet.kept -= 1;
+        outlet.sealed = matches!(submission, Submission::Leave);
+    }
+}
+
+/// Why no room was kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NoRoom {
+    /// There is none now.
+    Full,
+    /// The worker has said goodbye.
+    Sealed,
+}
+
+/// The ways to all shards of a server.
+pub(super) struct Outlets {
+    outlets: Box<[Mutex<Outlet>]>,
+    /// Whether the shard is home of one of this worker's tensors.
+    homes: Box<[AtomicBool]>,
+    page: Arc<Mapping>,
+    board: Arc<Mapping>,
+    wakeups: Vec<OwnedFd>,
+}
+
+impl Outlets {
+    /// To as many shards as `wakeups` are for.
+    pub(super) fn new(page: Arc<Mapping>, board: Arc<Mapping>, wakeups: Vec<OwnedFd>) -> Self {
+        let outlets = wakeups.iter().map(|_| Mutex::default()).collect();
+        let homes = wakeups.iter().map(|_| AtomicBool::new(false)).collect();
+        Self { outlets, homes, page, board, wakeups }
+    }
+
+    fn outlet(&self, shard: u32) -> (&Mutex<Outlet>, &Ring) {
+        (&self.outlets[shard as usize], self.page.at(page::ring(shard)))
+    }
+
+    pub(super) fn has_room(&self, shard: u32, count: u64) -> bool {
+        let (outlet, ring) = self.outlet(shard);
+        lock(outlet).has_room(ring, count)
+    }
+
+    /// Keeps room for `count` submissions, behind a clock that the shard was not told.
+    pub(super) fn room(&self, shard: u32, count: u64) -> Result<Room<'_>, NoRoom> {
+        let (outlet, ring) = self.outlet(shard);
+        let mut outlet = lock(outlet);
+        if outlet.sealed {
+            return Err(NoRoom::Sealed);
+        }
+        if !outlet.has_room(ring, count) {
+            return Err(NoRoom::Full);
+        }
+        let behind = outlet.behind.take();
+        if let Some(clock) = behind {
+            outlet.push(ring, Submission::Clock { clock });
+        }
+        outlet.kept += count;
+        Ok(Room { outlets: self, shard, left: count, unheard: behind.is_some() })
+    }
+
+    pub(super) fn is_home(&self, shard: u32) -> bool {
+        self.homes[shard as usize].load(Ordering::Relaxed)
+    }
+
+    /// From now on the shard is told of every clock at once.
+    pub(super) fn make_home(&self, shard: u32) {
+        self.homes[shard as usize].store(true, Ordering::Relaxed);
+    }
+
+    /// Notes a clock that the shard is told later.
+    pub(super) fn leave_behind(&self, shard: u32, clock: u64) {
+        lock(&self.outlets[shard as usize]).behind = Some(clock);
+    }
+
+    /// Tells the clock those who were not told, as far as they have room.
+    pub(super) fn catch_up(&self) {
+        let shards = 0..self.outlets.len() as u32;
+        ring(&mut shards.filter_map(|shard| self.room(shard, 0).ok()).collect::<Rooms<'_>>());
+    }
+
+    /// How many submissions the shards have taken, as they say, of how many that were submitted.
+    pub(super) fn taken(&self) -> (u64, u64) {
+        let count = |(outlet, shard): (&Mutex<Outlet>, u32)| {
+            lock(outlet).producer.taken(self.page.at(page::ring(shard)))
+        };
+        let add = |(taken, all), (some, more)| (taken + some, all + more);
+        self.outlets.iter().zip(0..).map(count).fold((0, 0), add)
+    }
+}
+
+/// Room in a shard's ring that is kept for what is going to be submitted. What of it was not used is given back when this is dropped.
+pub(in crate::worker) struct Room<'a> {
+    outlets: &'a Outlets,
+    shard: u32,
+    left: u64,
+    /// Whether the shard was told something, and it was not looked whether it sleeps.
+    unheard: bool,
+}
+
+/// Room at several shards, for what they are told by one call.
+pub(in crate::worker) type Rooms<'a> = SmallVec<[Room<'a>; 4]>;
+
+impl Room<'_> {
+    /// Tells the shard something, without waiting. Nothing is told once the worker has said goodbye, for which it waits until
+    /// nobody is in the middle of submitting something.
+    pub(in crate::worker) fn submit(&mut self, submission: &Submission) {
+        self.submit_made(|| *submission);
+    }
+
+    /// The same of what is made in the order in which it is submitted: no other thread submits to the shard meanwhile.
+    pub(in crate::worker) fn submit_made(&mut self, make: impl FnOnce() -> Submission) {
+        self.put(make);
+        ring(std::slice::from_mut(self));
+    }
+
+    /// The same, for one of several who are then [rung](ring) for together.
+    pub(in crate::worker) fn put(&mut self, make: impl FnOnce() -> Submission) {
+        debug_assert!(self.left > 0, "room was kept for it");
+        let (outlet, ring) = self.outlets.outlet(self.shard);
+        Outlet::submit(outlet, ring, make);
+        self.left -= 1;
+        self.unheard = true;
+    }
+}
+
+/// Wakes those that were told something and sleep.
+pub(in crate::worker) fn ring(rooms: &mut [Room<'_>]) {
+    doorbell::published();
+    for room in rooms.iter_mut().filter(|room| room.unheard) {
+        room.unheard = false;
+        if board::must_ring(&room.outlets.board, room.shard) {
+            thread::ring(&room.outlets.wakeups[room.shard as usize]);
+        }
+    }
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        if self.left > 0 {
+            lock(&self.outlets.outlets[self.shard as usize]).kept -= self.left;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_fabric::ring::{CAPACITY, Consumer};
+    use std::sync::atomic::AtomicU64;
+
+    // A ticket that was drawn first and submitted later was taken for answered when the other came back: a state of zeros was read.
+    #[test]
+    fn what_threads_number_as_they_submit_it_is_submitted_in_the_order_of_its_numbers() {
+        let (ring, outlet) = (Ring::new(), Mutex::new(Outlet { kept: CAPACITY, ..Outlet::default() }));
+        let next = AtomicU64::new(0);
+        let draw = || Submission::Clock { clock: next.fetch_add(1, Ordering::Relaxed) };
+        let mut consumer = Consumer::default();
+        for round in 0..50 {
+            lock(&outlet).kept = CAPACITY;
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    let work = || (0..CAPACITY / 4).for_each(|_| Outlet::submit(&outlet, &ring, draw));
+                    scope.spawn(work);
+                }
+            });
+            for place in 0..CAPACITY {
+                let words = consumer.pop(&ring).unwrap().unwrap();
+                let clock = round * CAPACITY + place;
+                assert_eq!(Submission::decode(words), Ok(Submission::Clock { clock }));
+            }
+        }
+    }
+}
