@@ -109,3 +109,26 @@ fn another_declaration_of_a_tensor_is_refused_with_what_differs() {
         error => panic!("{error}"),
     }
 }
+
+// Shards that are home of nothing are not told of every clock: who declares the first tensor there waits for workers that have long
+// passed it, and may compute on for as long as they like.
+#[test]
+fn whoever_has_passed_a_tensor_before_its_shard_heard_so_is_not_waited_for() {
+    for way in [Way::Memory, Way::Tcp] {
+        let cluster = Cluster::over(way, 2, 1, &[("lease", "1")]);
+        let (a, b) = (cluster.join(0), cluster.join(1));
+        for _ in 0..3 {
+            b.clock().unwrap();
+            a.clock().unwrap();
+        }
+        let early = declare(&a, "w", 4, Bsp);
+        assert_eq!(pull(&early, None).unwrap(), (3, vec![0.0; 4]));
+        let late = declare(&b, "w", 4, Bsp);
+        for (tensor, job, value) in [(&early, &a, 1.0), (&late, &b, 2.0)] {
+            tensor.push(Some(&bytes(&[value; 4])), NO_SETTINGS, false, None).unwrap();
+            job.clock().unwrap();
+        }
+        assert_eq!(pull(&late, None).unwrap(), (4, vec![3.0; 4]));
+        assert_eq!(a.clocks().unwrap(), [4, 4]);
+    }
+}

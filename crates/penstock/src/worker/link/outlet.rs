@@ -192,8 +192,49 @@ impl Drop for Room<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use penstock_fabric::region::{Region, Writers};
     use penstock_fabric::ring::{CAPACITY, Consumer};
+    use rustix::event::{EventfdFlags, eventfd};
     use std::sync::atomic::AtomicU64;
+
+    fn outlets(shards: u32) -> (Outlets, Arc<Mapping>) {
+        let region = |bytes| Region::new("penstock-test", bytes, Writers::Holders).unwrap();
+        let (page, board) = (region(page::bytes(shards)), region(board::BYTES));
+        let wakeups = (0..shards).map(|_| eventfd(0, EventfdFlags::NONBLOCK).unwrap()).collect();
+        let page = Arc::clone(page.mapping());
+        (Outlets::new(Arc::clone(&page), Arc::clone(board.mapping()), wakeups), page)
+    }
+
+    #[test]
+    fn a_clock_that_a_shard_was_not_told_goes_before_whatever_it_is_told_next() {
+        let (outlets, page) = outlets(2);
+        let mut consumers = [0, 1].map(|shard| (page.at::<Ring>(page::ring(shard)), Consumer::default()));
+        let mut pop = |shard: usize| {
+            let (ring, consumer) = &mut consumers[shard];
+            consumer.pop(ring).unwrap().map(|words| Submission::decode(words).unwrap())
+        };
+        outlets.leave_behind(1, 5);
+        outlets.leave_behind(1, 6);
+        assert_eq!(pop(1), None, "it is left alone");
+        outlets.catch_up();
+        assert_eq!((pop(0), pop(1), pop(1)), (None, Some(Submission::Clock { clock: 6 }), None));
+        outlets.leave_behind(1, 7);
+        outlets.room(1, 1).unwrap().submit(&Submission::Leave);
+        assert_eq!((pop(1), pop(1)), (Some(Submission::Clock { clock: 7 }), Some(Submission::Leave)));
+        assert_eq!(outlets.room(1, 1).err(), Some(NoRoom::Sealed));
+    }
+
+    #[test]
+    fn room_that_is_kept_is_nobody_elses_and_a_clock_needs_some_too() {
+        let (outlets, _) = outlets(1);
+        let kept = outlets.room(0, CAPACITY - 1).unwrap();
+        outlets.leave_behind(0, 1);
+        assert_eq!(outlets.room(0, 1).err(), Some(NoRoom::Full));
+        drop(kept);
+        let mut room = outlets.room(0, CAPACITY - 1).unwrap();
+        (0..CAPACITY - 1).for_each(|clock| room.submit(&Submission::Clock { clock: clock + 2 }));
+        assert_eq!(outlets.taken(), (0, CAPACITY));
+    }
 
     // A ticket that was drawn first and submitted later was taken for answered when the other came back: a state of zeros was read.
     #[test]
