@@ -5,7 +5,8 @@
 use std::marker::PhantomData;
 
 use crate::arch::{self, Arch, Dispatch};
-use crate::vector::{Element, Isa, Kernel, TAIL, Vector};
+use crate::arch::{Isa, Kernel};
+use crate::vector::{Element, TAIL, Vector};
 use crate::{Dtype, Foreign, ForeignMut};
 
 /// `dst += src`, element by element in `dtype` (half precision through f32, rounded once). Any alignment will do.

@@ -6,11 +6,12 @@
 
 use std::marker::PhantomData;
 
+use crate::arch::Isa;
 use crate::arch::{self, Arch, Dispatch};
 use crate::foreign::ALIGNMENT;
 use crate::optimizer::{Moment, Runs, Update};
 use crate::sweep::{Check, Gather, Sweep};
-use crate::vector::{Element, Isa};
+use crate::vector::Element;
 use crate::{Dtype, Foreign, Rule, Settings};
 
 /// What a tensor's chunks do with their lanes; fixed when the tensor is declared.

@@ -1,11 +1,10 @@
 //! The small vector: what kernels are written in, once, for every instruction set.
 //!
 //! A [`Vector`] is a handful of registers of accumulators; an [`Element`] says how elements of a dtype become one and
-//! are stored again; an [`Isa`] names both for one instruction set and runs a [`Kernel`] with it enabled. Every operation
+//! are stored again; an [`Isa`](crate::arch::Isa) names both for one instruction set. Every operation
 //! is one IEEE operation on each number, in the order written: nothing is fused or reassociated, so all instruction sets
 //! give the same bits (NaNs are equal only as NaNs: which payload survives is the compiler's choice).
 
-use crate::arch::Arch;
 use crate::foreign::{Foreign, ForeignMut};
 
 /// The scalar of an accumulator: f32 or f64.
@@ -84,21 +83,3 @@ pub(crate) trait Element {
 
 /// Room for a vector's worth of elements of any dtype: the padded tail of a chunk.
 pub(crate) const TAIL: usize = 256;
-
-/// A loop over a chunk. Its `run` is inlined into the function that enables the instruction set.
-pub(crate) trait Kernel {
-    type Output;
-    fn run(self) -> Self::Output;
-}
-
-/// An instruction set that this machine is known to have: whoever holds one may run with it.
-pub(crate) trait Isa: Copy {
-    /// Its name.
-    const ARCH: Arch;
-    type F32: Element;
-    type F64: Element;
-    type F16: Element;
-    type Bf16: Element;
-
-    fn run<K: Kernel>(self, kernel: K) -> K::Output;
-}

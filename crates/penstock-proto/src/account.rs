@@ -9,7 +9,6 @@
 //! [a part](KEPT_FOR_WORKERS) of the memory, the descriptors and the mappings to its workers.
 
 use crate::Rank;
-use crate::error::Refusal;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -253,13 +252,6 @@ pub struct Exhausted {
     pub left: u64,
     /// What there may be.
     pub limit: u64,
-}
-
-impl Exhausted {
-    /// As the refusal of `what`.
-    pub fn refuse(self, what: impl Into<String>) -> Refusal {
-        Refusal::Exhausted { what: what.into(), why: self }
-    }
 }
 
 #[cfg(test)]

@@ -7,36 +7,7 @@ use crate::spec::SpecError;
 use crate::{Rank, TensorId};
 use serde::{Deserialize, Serialize};
 
-/// What the user can do about an error, for the line that starts with `hint:`.
-pub trait Hint {
-    /// One sentence, or nothing where the error says it all.
-    fn hint(&self) -> Option<String>;
-}
-
-/// Most bytes of a text in which somebody says what went wrong: so whoever is told why a job failed is told in one message.
-pub const MAX_TEXT_BYTES: usize = 1024;
-
-/// Cuts what is longer than `most` bytes, and says so. What is left are letters: line ends become spaces, and no other character
-/// rules a terminal or a log that a peer's words are shown in.
-pub fn shorten(text: &mut String, most: usize) {
-    const CUT: &str = " ...";
-    if text.contains(char::is_control) {
-        *text = text.chars().map(harmless).collect();
-    }
-    if text.len() > most {
-        let end = (0..=most - CUT.len()).rev().find(|&at| text.is_char_boundary(at));
-        text.truncate(end.unwrap_or(0));
-        text.push_str(CUT);
-    }
-}
-
-fn harmless(letter: char) -> char {
-    match letter {
-        '\n' | '\r' | '\t' => ' ',
-        letter if letter.is_control() => char::REPLACEMENT_CHARACTER,
-        letter => letter,
-    }
-}
+pub use crate::text::{Hint, MAX_TEXT_BYTES, shorten};
 
 /// Why a server refused a request. The job is as it was before the request, in every case.
 #[derive(Debug, Clone, PartialEq, thiserror::Error, Serialize, Deserialize)]
@@ -346,6 +317,13 @@ impl Hint for JobFailure {
             Self::ServerLost { server, .. } => format!("check server {server}'s own output"),
             Self::Stopped { .. } => return None,
         })
+    }
+}
+
+impl Exhausted {
+    /// As the refusal of `what`.
+    pub fn refuse(self, what: impl Into<String>) -> Refusal {
+        Refusal::Exhausted { what: what.into(), why: self }
     }
 }
 

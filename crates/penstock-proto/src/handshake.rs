@@ -31,8 +31,7 @@ pub const MAX_JOB_NAME_BYTES: usize = 256;
 
 /// Random bytes, drawn for one connection.
 pub type Nonce = [u8; 32];
-/// Identifies a worker's process over reconnects.
-pub type Session = [u8; 16];
+pub use crate::message::Session;
 /// What ties a handshake to its connection.
 pub type Binding = [u8; 32];
 

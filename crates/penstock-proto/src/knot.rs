@@ -13,7 +13,7 @@
 //! Pure state, held by the first server's control thread. Memory: one entry a worker.
 
 use crate::Rank;
-use crate::error::shorten;
+use crate::text::shorten;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

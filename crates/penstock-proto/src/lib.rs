@@ -26,6 +26,7 @@
 //! | [`handshake`] | both ends of a network connection prove that they know the job's secret |
 //! | [`record`] | control messages on a stream |
 //! | [`error`] | one enum per operation |
+//! | `text.rs` | what somebody says: in how many letters, and which |
 //!
 //! # Architecture invariant
 //! Nothing here reads a clock, starts a thread or opens a socket (`clippy.toml` forbids it), and nothing is unsafe.
@@ -54,6 +55,7 @@ pub mod request;
 pub mod shard;
 pub mod spec;
 pub mod submission;
+mod text;
 pub mod worker;
 
 /// A worker's number in its job, `0..size`.

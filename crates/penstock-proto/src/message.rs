@@ -5,7 +5,6 @@
 //! happens once per iteration goes this way but barriers.
 
 use crate::error::{JobFailure, MAX_TEXT_BYTES, Refusal, shorten};
-use crate::handshake::Session;
 use crate::items::control::{TableAnswer, TableAsk};
 use crate::knot::{Goal, Knot};
 use crate::placement::Extent;
@@ -26,6 +25,9 @@ pub const MAX_SERVERS: u32 = 64;
 pub const MAX_SHARDS: u32 = 64;
 /// Most tensors of a job: each costs a server some kilobytes, and a worker must not be able to ask for any number.
 pub const MAX_TENSORS: u32 = 1 << 20;
+
+/// Identifies a worker's process over reconnects.
+pub type Session = [u8; 16];
 
 /// A job's secret, 32 bytes. It cannot be part of any message: what is sent is a [proof](crate::handshake).
 #[derive(Clone, Copy, PartialEq, Eq)]

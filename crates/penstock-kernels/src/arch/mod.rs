@@ -4,7 +4,7 @@
 //! exists only where the processor has what it names, so running with it needs no further check.
 
 use crate::control_word::settled;
-use crate::vector::Isa;
+use crate::vector::Element;
 
 pub(crate) mod generic;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -46,6 +46,24 @@ impl Arch {
             Self::Avx512 => "avx512",
         }
     }
+}
+
+/// A loop over a chunk. Its `run` is inlined into the function that enables the instruction set.
+pub(crate) trait Kernel {
+    type Output;
+    fn run(self) -> Self::Output;
+}
+
+/// An instruction set that this machine is known to have: whoever holds one may run with it.
+pub(crate) trait Isa: Copy {
+    /// Its name.
+    const ARCH: Arch;
+    type F32: Element;
+    type F64: Element;
+    type F16: Element;
+    type Bf16: Element;
+
+    fn run<K: Kernel>(self, kernel: K) -> K::Output;
 }
 
 /// Work that can be done with any instruction set.

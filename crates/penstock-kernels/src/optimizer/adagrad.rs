@@ -1,6 +1,7 @@
 //! AdaGrad (Duchi et al. 2011): `sum += g g`, `value -= clr g / (sqrt(sum) + eps)`.
 
-use super::update::{Gradient, MOST_SLOTS, Moment, Update};
+use super::rules::MOST_SLOTS;
+use super::update::{Gradient, Moment, Update};
 use crate::vector::{Real, Vector};
 
 #[derive(Clone, Copy)]

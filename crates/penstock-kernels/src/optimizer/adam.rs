@@ -4,7 +4,8 @@
 //! the bias corrections `c = 1 - beta^t`, t counted from 1. Two divisions and a root for each element: the one rule whose
 //! arithmetic a hot chunk can feel.
 
-use super::update::{Gradient, Lerp, MOST_SLOTS, Moment, Update};
+use super::rules::MOST_SLOTS;
+use super::update::{Gradient, Lerp, Moment, Update};
 use crate::vector::{Real, Vector};
 
 /// Slots: `exp_avg`, `exp_avg_sq`, and `max_exp_avg_sq` with AMSGrad.

@@ -12,7 +12,10 @@ mod settings;
 mod sgd;
 pub(crate) mod update;
 
-pub(crate) use update::{MOST_SLOTS, Moment, Update};
+pub(crate) use {
+    rules::MOST_SLOTS,
+    update::{Moment, Update},
+};
 pub use {
     rules::{Bound, Flag, Flags, RULES, Row, Rule, Setting, Slot},
     settings::{Settings, SettingsError},

@@ -2,7 +2,8 @@
 //!
 //! `square_avg = alpha square_avg + (1 - alpha) g g`, `value -= lr g / (sqrt(square_avg) + eps)`.
 
-use super::update::{Gradient, Lerp, MOST_SLOTS, Moment, Update};
+use super::rules::MOST_SLOTS;
+use super::update::{Gradient, Lerp, Moment, Update};
 use crate::vector::{Real, Vector};
 
 /// Slots: `square_avg`, then `momentum_buffer` and `grad_avg` as present.

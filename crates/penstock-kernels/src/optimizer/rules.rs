@@ -21,8 +21,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::update::MOST_SLOTS;
-
+/// State slots of the rule that has most.
+pub(crate) const MOST_SLOTS: usize = 3;
 /// Numbers that travel with a push: room for the rule that has most.
 pub(super) const MOST_SETTINGS: usize = 5;
 

@@ -1,6 +1,7 @@
 //! Stochastic gradient descent, with and without momentum (Sutskever et al. 2013, as torch writes it).
 
-use super::update::{Gradient, MOST_SLOTS, Moment, Update};
+use super::rules::MOST_SLOTS;
+use super::update::{Gradient, Moment, Update};
 use crate::vector::{Real, Vector};
 
 /// `value -= lr g`.

@@ -2,11 +2,9 @@
 //!
 //! Settings become the accumulator's numbers once per chunk, after all arithmetic between settings was done in f64.
 
-use super::Settings;
+use super::rules::MOST_SLOTS;
+use super::settings::Settings;
 use crate::vector::{Real, Vector};
-
-/// State slots of the rule that has most.
-pub(crate) const MOST_SLOTS: usize = 3;
 
 /// A rule with its settings, ready to run.
 pub(crate) trait Update<V>: Copy {

@@ -120,10 +120,10 @@ fn a_lane_rewritten_while_it_is_folded_never_brings_a_nan_in() {
 
 #[test]
 fn a_sum_that_changed_after_its_check_counts_as_zero_where_it_is_not_finite() {
+    use crate::arch::Isa;
     use crate::arch::{Dispatch, on};
     use crate::optimizer::update::Add;
     use crate::sweep::{Gather, Sweep};
-    use crate::vector::Isa;
 
     /// The sweep alone: what a fold does to lanes that were finite only while they were checked.
     struct Unchecked<'a>(&'a [Foreign<'a>], &'a mut [u8]);

@@ -4,7 +4,7 @@ use super::rows::RowSet;
 use crate::Rank;
 use crate::account::Exhausted;
 use crate::consistency::MAX_SLACK;
-use crate::error::Hint;
+use crate::text::Hint;
 use penstock_kernels::Dtype;
 use serde::{Deserialize, Serialize};
 use std::fmt;

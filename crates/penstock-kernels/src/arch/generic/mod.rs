@@ -4,7 +4,7 @@ mod element;
 mod vector;
 
 use crate::arch::Arch;
-use crate::vector::{Isa, Kernel};
+use crate::arch::{Isa, Kernel};
 
 /// Every machine has it.
 #[derive(Clone, Copy)]

@@ -4,7 +4,7 @@ mod element;
 mod vector;
 
 use crate::arch::Arch;
-use crate::vector::{Isa, Kernel};
+use crate::arch::{Isa, Kernel};
 
 /// Proof that this processor has AVX2 and F16C.
 #[derive(Clone, Copy)]

@@ -1,0 +1,137 @@
+//! Copies of memory that others may be writing: what is short word by word, the rest with the widest instruction set.
+
+use super::{Foreign, ForeignMut, load_words, store_words};
+use crate::arch::{self, Isa, Kernel};
+use crate::vector::Element;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+impl Foreign<'_> {
+    /// Copies the bytes out with loads that may race, each byte loaded once.
+    ///
+    /// # Panics
+    ///
+    /// If `dst` is not exactly as long as this.
+    pub fn copy_to(&self, dst: &mut [u8]) {
+        ForeignMut::of(dst).copy_from(*self);
+    }
+}
+
+impl ForeignMut<'_> {
+    /// Copies `source`, each byte loaded once and stored once. Where the two overlap, but for being the same, what
+    /// comes is some mixture.
+    ///
+    /// # Panics
+    ///
+    /// If it is not exactly as long as this.
+    pub fn copy_from(&mut self, source: Foreign<'_>) {
+        assert_eq!(source.len, self.len, "a copy needs as many bytes as there are");
+        if self.len < SHORT {
+            // SAFETY: both are good for as many bytes, by the promises that they were made with.
+            unsafe { copy_short(source.base, self.base, self.len) };
+        } else {
+            arch::on_best(Copy { source, target: self.part(0..self.len) });
+        }
+    }
+}
+
+/// Bytes from which on it pays to choose the widest instruction set.
+const SHORT: usize = 4096;
+
+/// Copies what is short without choosing an instruction set, which would take longer than the copy.
+///
+/// # Safety
+/// `source` is good for `bytes` loads, `target` for as many stores.
+#[inline]
+unsafe fn copy_short(mut source: *const u8, mut target: *mut u8, mut bytes: usize) {
+    #[cfg(all(target_arch = "x86_64", not(any(miri, penstock_portable))))]
+    if bytes >= 128 && std::arch::is_x86_feature_detected!("avx") {
+        let whole = bytes / 128 * 128;
+        // SAFETY: loads and stores of `whole` bytes, which the caller vouches for; the processor has the instructions (above). The
+        // registers are those that a call may change.
+        unsafe {
+            std::arch::asm!(
+                "2:",
+                "vmovups ymm0, [rsi]",
+                "vmovups ymm1, [rsi + 32]",
+                "vmovups ymm2, [rsi + 64]",
+                "vmovups ymm3, [rsi + 96]",
+                "vmovups [rdi], ymm0",
+                "vmovups [rdi + 32], ymm1",
+                "vmovups [rdi + 64], ymm2",
+                "vmovups [rdi + 96], ymm3",
+                "add rsi, 128",
+                "add rdi, 128",
+                "sub rcx, 128",
+                "jnz 2b",
+                "vzeroupper",
+                inout("rsi") source,
+                inout("rdi") target,
+                inout("rcx") whole => _,
+                clobber_abi("C"),
+                options(nostack),
+            );
+        }
+        bytes -= whole;
+    }
+    if source.cast::<u64>().is_aligned() && target.cast::<u64>().is_aligned() {
+        while bytes >= 8 {
+            // SAFETY: 8 bytes are left, aligned.
+            let word = unsafe { AtomicU64::from_ptr(source.cast_mut().cast()) }.load(Ordering::Relaxed);
+            // SAFETY: likewise.
+            unsafe { AtomicU64::from_ptr(target.cast()) }.store(word, Ordering::Relaxed);
+            (source, target, bytes) = (source.wrapping_add(8), target.wrapping_add(8), bytes - 8);
+        }
+    }
+    while bytes > 0 {
+        let mut word = [0; 8];
+        let word = &mut word[..bytes.min(8)];
+        // SAFETY: as many bytes are left.
+        unsafe { load_words(source, word) };
+        // SAFETY: likewise.
+        unsafe { store_words(target, word) };
+        let done = word.len();
+        (source, target, bytes) = (source.wrapping_add(done), target.wrapping_add(done), bytes - done);
+    }
+}
+
+struct Copy<'a> {
+    source: Foreign<'a>,
+    target: ForeignMut<'a>,
+}
+
+impl arch::Dispatch for Copy<'_> {
+    type Output = ();
+
+    fn on<I: Isa>(self, isa: I) {
+        isa.run(CopyOn::<I::F32> { copy: self, element: PhantomData });
+    }
+}
+
+struct CopyOn<'a, E> {
+    copy: Copy<'a>,
+    element: PhantomData<E>,
+}
+
+impl<E: Element> Kernel for CopyOn<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Copy { source, mut target } = self.copy;
+        let bytes = source.len;
+        let mut at = 0;
+        while bytes - at >= E::BYTES {
+            E::store_foreign(E::load_foreign(&source, at), &mut target, at);
+            at += E::BYTES;
+        }
+        while bytes - at >= 8 {
+            target.store_words(at, &source.word(at).to_le_bytes());
+            at += 8;
+        }
+        let mut rest = [0; 8];
+        let rest = &mut rest[..bytes - at];
+        source.copy_words(at, rest);
+        target.store_words(at, rest);
+    }
+}
