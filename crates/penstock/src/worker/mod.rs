@@ -2,7 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | [`job`] | joining, clock, barrier |
+//! | [`job`] | a job: joining it, its clock, barriers |
 //! | [`leaving`] | leaving the job: cleanly, or because of an error |
 //! | [`tensor`] | push, pull, and what they wait for |
 //! | [`table`] | items: set, get, and what they wait for |

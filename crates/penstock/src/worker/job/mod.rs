@@ -1,49 +1,38 @@
 //! A job, as one of its workers holds it.
+//!
+//! | file | what |
+//! |---|---|
+//! | `mod.rs` | what tensors and tables need of it; barriers |
+//! | [`clock`] | the worker's clock: what is stamped with it, when it moves, which shards are told |
+//! | [`join`] | joining the servers |
+
+mod clock;
+mod join;
+
+pub use join::Membership;
 
 use super::Error;
 use super::circle::{Circle, Company};
 use super::leaving::Leaving;
-use super::link::{self, Introduction, Link, Met, Rooms, lock};
+use super::link::{Introduction, Link, Met, lock};
 use super::table::{Courier, CourierSetup, Progress, Table, TableDeclaration, TableInner};
 use super::tensor::{Declaration, Progress as TensorProgress, Tensor};
-use crate::limits;
-use crate::options::{Options, Transport};
-use crate::server::{Server, ServerConfig, StartError};
-use crate::service::socket_of;
-use crate::turn::{Floor, Place, Turn};
+use crate::options::Options;
+use crate::server::{Server, StartError};
+use crate::turn::{Floor, Turn};
 use crate::wait::{Deadline, INTERRUPT_EVERY};
 use crate::wire::dial::Dialer;
-use crate::wire::random;
 use crate::worker::fate::Fate;
-use penstock_fabric::net::endpoint::Endpoint;
-use penstock_fabric::socket::Connection;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::Rank;
 use penstock_proto::adaptive::{Adaptive, Controller};
-use penstock_proto::error::Refusal;
 use penstock_proto::handshake::{Purpose, Session};
 use penstock_proto::knot::Goal;
-use penstock_proto::message::{Answer, Ask, Departure, Secret};
-use penstock_proto::submission::Submission;
+use penstock_proto::message::{Answer, Ask};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
-
-/// Who this worker is, and where the servers are.
-#[derive(Debug, Clone)]
-pub struct Membership {
-    /// Where the servers are, in the servers' order.
-    pub servers: Vec<Endpoint>,
-    /// The job's name.
-    pub job: String,
-    /// The job's secret.
-    pub secret: Secret,
-    /// This worker's number.
-    pub rank: Rank,
-    /// Workers of the job.
-    pub size: u32,
-}
 
 /// What a worker has done since it joined.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -85,9 +74,6 @@ pub(super) struct Counters {
     pub(super) max_staleness: AtomicU64,
     pub(super) copies_retried: AtomicU64,
 }
-
-/// How often shards are told the clock that are home of no tensor and do not need it: often enough for who looks on.
-const TELL_CLOCK: Duration = Duration::from_millis(100);
 
 /// What a job's tensors need of it.
 pub(super) struct Inner {
@@ -133,72 +119,6 @@ impl Inner {
     /// Whether there are more of the job's threads on this host than cores.
     pub(super) fn crowded(&self) -> bool {
         self.links().first().is_some_and(Link::crowded)
-    }
-
-    /// Tells the shards the clock, all or none: those that are home of a tensor, and the others if it is time to.
-    fn submit_clock(&self, clock: u64, deadline: Deadline) -> Result<(), Error> {
-        let is_time = self.is_time_to_tell(deadline.began());
-        let (links, mut rooms) = (self.links(), Rooms::new());
-        let shards =
-            || links.iter().flat_map(|link| (0..link.welcome.shards).map(move |shard| (link, shard)));
-        for (link, shard) in shards().filter(|(link, shard)| is_time || link.is_home(*shard)) {
-            rooms.push(link.room(shard, 1, deadline)?);
-        }
-        for (link, shard) in shards().filter(|(link, shard)| !is_time && !link.is_home(*shard)) {
-            link.leave_behind(shard, clock);
-            self.untold.store(true, Ordering::Release);
-        }
-        rooms.iter_mut().for_each(|room| room.put(|| Submission::Clock { clock }));
-        link::ring(&mut rooms);
-        Ok(())
-    }
-
-    fn is_time_to_tell(&self, now: Instant) -> bool {
-        let mut told = lock(&self.told);
-        let is_time = told.is_none_or(|told| now.saturating_duration_since(told) >= TELL_CLOCK);
-        if is_time {
-            *told = Some(now);
-        }
-        is_time
-    }
-
-    /// Tells the clock those shards that do not know it.
-    pub(super) fn tell_clock(&self, deadline: Deadline) -> Result<(), Error> {
-        if !self.untold.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let _alone = self.stop_clock("telling the servers the clock", deadline)?;
-        let (links, mut rooms) = (self.links(), Rooms::new());
-        for link in links.iter() {
-            for shard in 0..link.welcome.shards {
-                rooms.push(link.room(shard, 0, deadline)?);
-            }
-        }
-        link::ring(&mut rooms);
-        self.untold.store(false, Ordering::Release);
-        Ok(())
-    }
-
-    /// From now on these shards, by server, hear of every clock at once.
-    pub(super) fn move_in(
-        &self,
-        homes: impl Iterator<Item = (usize, u32)>,
-        deadline: Deadline,
-    ) -> Result<(), Error> {
-        {
-            // The clock stands still: they are told of it, or it has been noted that they were not.
-            let (_, _place) = self.clock(deadline)?;
-            let links = self.links();
-            for (server, shard) in homes {
-                links.get(server).ok_or(Error::Closed)?.make_home(shard);
-            }
-        }
-        self.tell_clock(deadline)
-    }
-
-    /// Waits until nothing is being stamped, so that the clock may move.
-    fn stop_clock(&self, what: &str, deadline: Deadline) -> Result<Place<'_>, Error> {
-        self.stamping.alone(|| self.look(what, deadline))
     }
 
     /// How long who stands in line behind other threads of this worker may sleep until it looks again.
@@ -270,17 +190,6 @@ impl Inner {
         lock(&self.adaptive).values().map(|one| lock(one).slack()).max().unwrap_or(0)
     }
 
-    fn complete_iteration(&self) {
-        let all = lock(&self.adaptive);
-        if all.is_empty() {
-            return;
-        }
-        let now = Instant::now();
-        if let Some(began) = lock(&self.began).replace(now) {
-            all.values().for_each(|controller| lock(controller).iteration(now - began));
-        }
-    }
-
     pub(super) fn each_table(&self, tell: impl Fn(&TableInner)) {
         lock(&self.tables).iter().for_each(|table| tell(table));
     }
@@ -307,19 +216,8 @@ impl Inner {
         self.links.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The clock, which stands still as long as the place is held; nor is the job closed meanwhile.
-    pub(super) fn clock(&self, deadline: Deadline) -> Result<(u64, Place<'_>), Error> {
-        let place = self.stamping.share(|| self.look("stamping what was submitted", deadline))?;
-        self.fate.check()?;
-        Ok((self.shown_clock(), place))
-    }
-
     pub(super) fn barriers(&self) -> u64 {
         self.barriers.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn shown_clock(&self) -> u64 {
-        self.clock.load(Ordering::Relaxed)
     }
 }
 
@@ -341,65 +239,6 @@ impl std::fmt::Debug for Job {
 }
 
 impl Job {
-    /// Joins the job whose servers listen on the sockets, waiting for them as long as the option `deadline` says.
-    pub fn connect(membership: &Membership, options: Options) -> Result<Self, Error> {
-        Self::connect_interruptibly(membership, options, None)
-    }
-
-    /// The same; `interrupt` is asked now and then whether to give up waiting, here and in every later wait.
-    pub fn connect_interruptibly(
-        membership: &Membership,
-        options: Options,
-        interrupt: Option<Box<dyn Fn() -> bool + Send + Sync>>,
-    ) -> Result<Self, Error> {
-        let fate = Arc::new(Fate::default());
-        if let Some(interrupt) = interrupt {
-            fate.on_interrupt(interrupt);
-        }
-        let Membership { secret, rank, size, .. } = *membership;
-        let deadline = Deadline::new(options.deadline);
-        let who = Introduction { job: membership.job.clone(), secret, session: session()?, rank, size };
-        fate.expect_notes(membership.servers.iter().filter(|at| is_here(at)).filter_map(note).collect());
-        let mut links = Vec::new();
-        if let Err(error) = join_all(&mut links, membership, &who, &options, &fate, deadline) {
-            // Those that took this worker in would name it alone.
-            let how = match (fate.failure(), &error) {
-                (Some(failure), _) => Departure::Heard(failure),
-                (None, Error::Failed(failure)) => Departure::Heard(failure.clone()),
-                _ => Departure::Failed { what: format!("it could not join: {error}") },
-            };
-            fate.end();
-            links.into_iter().for_each(|link| link.part(how.clone()));
-            return Err(error);
-        }
-        fate.expect_notes(Vec::new());
-        let membership = Some((membership.clone(), who.session));
-        Ok(Self::new(links, fate, &who, options, None, membership))
-    }
-
-    /// A job of one worker, with a server in this process.
-    pub fn embedded(options: Options) -> Result<Self, Error> {
-        let secret = random::bytes();
-        let secret = secret.map_err(Error::system("make a secret"))?;
-        let job = "embedded".to_owned();
-        let who = Introduction { job, secret: Secret(secret), session: session()?, rank: 0, size: 1 };
-        let config = ServerConfig {
-            path: None,
-            listen: Vec::new(),
-            job: who.job.clone(),
-            secret: who.secret,
-            index: 0,
-            servers: 1,
-            workers: 1,
-            options: options.clone(),
-        };
-        let server = Server::start(config)?;
-        let connection = server.connect().map_err(Error::system("make a socket"))?;
-        let fate = Arc::new(Fate::default());
-        let link = Link::join(connection, &who, 0, &fate, Deadline::new(options.deadline))?;
-        Ok(Self::new(vec![link], fate, &who, options, Some(server), None))
-    }
-
     fn new(
         links: Vec<Link>,
         fate: Arc<Fate>,
@@ -497,22 +336,6 @@ impl Job {
         self.inner.fate.is_closed()
     }
 
-    /// Completes an iteration; returns the new clock. Tensors that were not pushed in it are thereby passed by.
-    pub fn clock(&self) -> Result<u64, Error> {
-        self.inner.fate.check()?;
-        self.inner.touch();
-        let deadline = self.inner.deadline(None);
-        let _alone = self.inner.stop_clock("completing the iteration", deadline)?;
-        // Once more: the job may have been closed while this waited for its turn.
-        self.inner.fate.check()?;
-        let next = self.inner.shown_clock() + 1;
-        self.inner.submit_clock(next, deadline)?;
-        self.inner.clock.store(next, Ordering::Relaxed);
-        self.inner.each_table(|table| table.raise(next));
-        self.inner.complete_iteration();
-        Ok(next)
-    }
-
     /// Waits until all workers stand here. After an error this worker stands here no more, so nobody passes the barrier as if it had.
     /// Threads of one worker that come at once pass one barrier after another.
     pub fn barrier(&self, timeout: Option<Duration>) -> Result<(), Error> {
@@ -559,20 +382,6 @@ impl Job {
         }
     }
 
-    /// The clocks of all workers as the first shard of the first server last heard of them; -1 for one that is gone. If it is home of no
-    /// tensor it hears of them ten times a second, and whenever a worker passes a barrier.
-    pub fn clocks(&self) -> Result<Vec<i64>, Error> {
-        self.inner.fate.check()?;
-        let deadline = self.inner.deadline(None);
-        self.inner.tell_clock(deadline)?;
-        let links = self.inner.links();
-        let first = links.first().ok_or(Error::Closed)?;
-        match first.ask(Ask::Clocks, "tell the clocks", deadline)? {
-            (Answer::Clocks { clocks }, _) => Ok(clocks),
-            (other, _) => Err(first.misunderstood(&other)),
-        }
-    }
-
     /// Declares a tensor, as all workers do. The same declaration again gives the same tensor, from whichever thread; one that failed
     /// on its way goes on from there.
     pub fn declare(&self, declaration: Declaration) -> Result<Arc<Tensor>, Error> {
@@ -605,125 +414,5 @@ impl Job {
     /// nothing is said to the servers. Takes no lock, since any may have been copied while it was held.
     pub fn abandon(&self) {
         self.inner.fate.abandon();
-    }
-}
-
-/// What identifies this process to the servers over reconnects.
-fn session() -> Result<Session, Error> {
-    random::bytes().map_err(Error::system("draw a session"))
-}
-
-/// Joins the servers one by one; with an error `links` has those that were joined before.
-fn join_all(
-    links: &mut Vec<Link>,
-    membership: &Membership,
-    who: &Introduction,
-    options: &Options,
-    fate: &Arc<Fate>,
-    deadline: Deadline,
-) -> Result<(), Error> {
-    for (endpoint, server) in membership.servers.iter().zip(0..) {
-        links.push(join(endpoint, &membership.job, who, server, options, fate, deadline)?);
-    }
-    let what = match links.first() {
-        Some(first) if first.welcome.servers as usize == links.len() => return Ok(()),
-        Some(first) => {
-            format!("the job has {} servers, this worker was told of {}", first.welcome.servers, links.len())
-        }
-        None => "no server was named".to_owned(),
-    };
-    Err(Error::Protocol { server: 0, what })
-}
-
-/// Whether a server is on this host.
-fn is_here(endpoint: &Endpoint) -> bool {
-    endpoint.host.as_ref().is_none_or(|host| *host == crate::host::id())
-}
-
-/// Where it is noted who is lost before this worker has joined.
-fn note(endpoint: &Endpoint) -> Option<std::path::PathBuf> {
-    endpoint.unix.as_deref().map(crate::notes::beside)
-}
-
-/// Pause before a server is asked again that had no room to listen.
-const BUSY: Duration = Duration::from_millis(20);
-
-/// Joins a server: by shared memory if it is on this host, else by the network.
-fn join(
-    endpoint: &Endpoint,
-    job: &str,
-    who: &Introduction,
-    server: u32,
-    options: &Options,
-    fate: &Arc<Fate>,
-    deadline: Deadline,
-) -> Result<Link, Error> {
-    let here = is_here(endpoint);
-    let forced = options.transport == Transport::Tcp && endpoint.tcp.is_some();
-    let local = endpoint.unix.as_deref().filter(|_| here && !forced);
-    let local = local.map(|path| socket_of(path, job));
-    match (local.as_deref(), &endpoint.tcp) {
-        (Some(path), None) => {
-            let connection = reach(path, server, deadline, fate)?;
-            join_here(path, connection, who, server, fate, deadline)
-        }
-        // The server may be in a container that shares the network but not the file system.
-        (Some(path), Some(_)) if let Ok(connection) = Connection::connect(path) => {
-            join_here(path, connection, who, server, fate, deadline)
-        }
-        (_, Some(address)) => {
-            let dialer = Dialer::new(address.clone(), job, who.secret, options).map_err(StartError::from)?;
-            Link::join_remote(dialer, &endpoint.also, who, server, fate, deadline)
-        }
-        (None, None) => {
-            let what = "its socket is on another host, and it has no network address".to_owned();
-            Err(Error::Protocol { server, what })
-        }
-    }
-}
-
-/// Joins a server of this host, again and again where it has no room to listen: many stand before it then, who may be no workers.
-fn join_here(
-    path: &std::path::Path,
-    mut connection: Connection,
-    who: &Introduction,
-    server: u32,
-    fate: &Arc<Fate>,
-    deadline: Deadline,
-) -> Result<Link, Error> {
-    loop {
-        match Link::join(connection, who, server, fate, deadline) {
-            Err(Error::Refused(Refusal::Busy)) if !deadline.left().is_zero() => {
-                fate.look()?;
-                std::thread::sleep(BUSY.min(deadline.left()));
-                connection = reach(path, server, deadline, fate)?;
-            }
-            joined => return joined,
-        }
-    }
-}
-
-/// Connects to a server that may not be up yet. There is no event to wait for: the path may not exist, nor its directory.
-fn reach(path: &std::path::Path, server: u32, deadline: Deadline, fate: &Fate) -> Result<Connection, Error> {
-    let mut pause = Duration::from_micros(500);
-    loop {
-        match Connection::connect(path) {
-            Ok(connection) => return Ok(connection),
-            Err(rustix::io::Errno::NOENT | rustix::io::Errno::CONNREFUSED | rustix::io::Errno::AGAIN)
-                if !deadline.left().is_zero() =>
-            {
-                // It fails while this worker waits for a later server, if another that it has joined says so.
-                fate.look()?;
-                std::thread::sleep(pause.min(deadline.left()));
-                pause = (pause * 2).min(Duration::from_millis(10));
-            }
-            Err(errno) if limits::is_own(&errno.into()) => {
-                return Err(Error::system("make a socket")(errno));
-            }
-            Err(errno) => {
-                let (path, reason) = (path.display().to_string(), errno.to_string());
-                return Err(Error::ConnectTimeout { server, path, reason, waited: deadline.waited() });
-            }
-        }
     }
 }

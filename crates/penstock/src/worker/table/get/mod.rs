@@ -1,75 +1,34 @@
 //! Get: looks at rows where they stand, and waits for those that are too old.
+//!
+//! | file | what |
+//! |---|---|
+//! | `mod.rs` | copying rows that are fresh enough |
+//! | [`view`] | a row where it stands |
+//! | [`wait`] | waiting for rows that are too old, and whom for |
+//! | [`needs`] | asking for rows that stand on another host |
 
-use super::{Chosen, FINAL, Needs, Place, Remote, Source, Table, TableInner};
-use crate::wait::{Deadline, INTERRUPT_EVERY, Patience, undisturbed};
+mod needs;
+mod view;
+mod wait;
+
+pub use view::View;
+
+use wait::Stale;
+
+use super::{Chosen, FINAL, Place, Table, TableInner};
+use crate::wait::{Deadline, undisturbed};
 use crate::worker::Error;
-use crate::worker::circle::Circle;
 use crate::worker::link::lock;
-use penstock_fabric::items::region::{Rows, Shown, Together};
+use penstock_fabric::items::region::{Rows, Together};
 use penstock_fabric::items::slot::Overtaken;
-use penstock_fabric::region::Mapping;
 use penstock_kernels::{Foreign, ForeignMut};
-use penstock_proto::items::{Propagation, RowSet, Slack};
-use penstock_proto::knot::Goal;
+use penstock_proto::items::{Propagation, Slack};
 use std::borrow::Cow;
-use std::collections::BTreeSet;
-use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
-
-/// Between two looks at whether the producer that is waited for is still there.
-const LOOK_FOR_PRODUCER: Duration = Duration::from_millis(500);
-/// Longest sleep of a reader that found no line to sleep on.
-const WITHOUT_LINE: Duration = Duration::from_millis(1);
+use std::time::Duration;
 
 /// Bytes that are not copied before it is known that they are fresh.
 const LONG: usize = 256;
-
-/// A row where it stands.
-#[derive(Debug)]
-pub struct View {
-    shown: Shown,
-    bytes: usize,
-}
-
-impl View {
-    /// Its bytes, which the producer may be writing once it has come round: look at [`View::is_valid`] after reading.
-    pub fn address(&self) -> NonNull<u8> {
-        self.shown.address()
-    }
-
-    /// The mapping that they stand in, and where.
-    pub fn place(&self) -> (&Arc<Mapping>, usize) {
-        self.shown.place()
-    }
-
-    /// Bytes of the row.
-    pub fn len(&self) -> usize {
-        self.bytes
-    }
-
-    /// Never.
-    pub fn is_empty(&self) -> bool {
-        false
-    }
-
-    /// Its version.
-    pub fn version(&self) -> u64 {
-        self.shown.version()
-    }
-
-    /// Whether all that was read so far was read unmixed.
-    pub fn is_valid(&self) -> bool {
-        self.shown.is_valid()
-    }
-}
-
-/// A row that is too old.
-struct Stale {
-    row: u64,
-    place: Place,
-}
 
 /// Slots of one producer, and where in `out` their rows go.
 #[derive(Clone, Copy)]
@@ -200,32 +159,6 @@ impl Table {
         }
     }
 
-    /// Starts what a later get with the same arguments would wait for. Returns at once.
-    pub fn prefetch(&self, rows: &[u64], clock: Option<u64>, slack: Option<Slack>) -> Result<(), Error> {
-        let inner = &*self.inner;
-        inner.check()?;
-        let wanted = inner.wanted(clock, slack);
-        let mut places: Vec<Vec<u64>> = vec![Vec::new(); inner.sources.len()];
-        for &row in rows {
-            for place in inner.places(row)? {
-                places[place.source as usize].push(place.slot.into());
-            }
-        }
-        for (source, places) in inner.sources.iter().zip(places).filter(|(_, places)| !places.is_empty()) {
-            let Some(remote) = &source.remote else { continue };
-            let old = |slot: &u64| source.rows.version(*slot as u32) < wanted.version;
-            match remote.propagation {
-                Propagation::Eager => {}
-                Propagation::Lazy if places.iter().any(old) => {
-                    remote.courier.prefetch(remote.id, &RowSet::from_rows(places), wanted.version);
-                }
-                Propagation::Lazy => {}
-                Propagation::Bounded => remote.need(wanted.version, wanted.version),
-            }
-        }
-        Ok(())
-    }
-
     /// [`Table::get`], and the version of each value. Where a producer sets rows all the while, that of one may be less than its
     /// value's, never more.
     pub fn get_versions<'a>(
@@ -278,72 +211,6 @@ impl Table {
             *out = versions.min().unwrap_or(0);
         }
         Ok(())
-    }
-
-    /// Waits as [`Table::get`] does, and shows the row where it stands, without a copy. A row with a sum of several producers
-    /// stands nowhere.
-    pub fn view(
-        &self,
-        row: u64,
-        clock: Option<u64>,
-        slack: Option<Slack>,
-        timeout: Option<Duration>,
-    ) -> Result<View, Error> {
-        let inner = &*self.inner;
-        inner.check()?;
-        let wanted = inner.wanted(clock, slack);
-        let &[place] = inner.places(row)? else {
-            return Err(Error::WrongFold { name: inner.spec.name.clone(), sum: true });
-        };
-        let deadline = inner.job.deadline(timeout);
-        let source = &inner.sources[place.source as usize];
-        loop {
-            let shown = inner.verified(row, deadline, || source.rows.show(place.slot, source.rows.now()))?;
-            if shown.version() >= wanted.version || inner.is_own(place) || source.is_gone() {
-                inner.check_own(row, place, shown.version(), wanted)?;
-                return Ok(View { shown, bytes: inner.layout.row_bytes() });
-            }
-            inner.wait(Stale { row, place }, &[place.slot], wanted, deadline)?;
-        }
-    }
-}
-
-impl Remote {
-    /// Says which versions are needed: the one asked for, the one that the next get will ask for, and those that are waited for.
-    fn need(&self, now: u64, next: u64) {
-        let mut needs = lock(&self.needs);
-        (needs.now, needs.next) = (now.max(needs.now), next.max(needs.next));
-        self.say(&mut needs);
-    }
-
-    /// Notes that a get waits for a version, or does no more.
-    fn wait_for(&self, version: u64, begins: bool) {
-        let mut needs = lock(&self.needs);
-        let count = needs.waiting.entry(version).or_default();
-        *count = if begins { *count + 1 } else { count.saturating_sub(1) };
-        if *count == 0 {
-            needs.waiting.remove(&version);
-        }
-        if begins {
-            self.say(&mut needs);
-        }
-    }
-
-    fn say(&self, needs: &mut Needs) {
-        let waiting = needs.waiting.keys().copied();
-        let all: BTreeSet<u64> =
-            waiting.chain([needs.now, needs.next]).filter(|&version| version > 0).collect();
-        // What was said and is not needed any more does no harm: it is left until something is added.
-        if all.iter().any(|version| !needs.said.contains(version)) {
-            needs.said = all.into_iter().collect();
-            self.courier.need(self.id, needs.said.clone());
-        }
-    }
-}
-
-impl Source {
-    fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::Relaxed)
     }
 }
 
@@ -545,81 +412,6 @@ impl TableInner {
         (0..4).find_map(|_| look().ok())
     }
 
-    /// Has rows sent that are fresh enough, all as of one moment.
-    fn fetch(
-        &self,
-        source: &Source,
-        remote: &Remote,
-        slots: &[u32],
-        wanted: Wanted,
-        row: u64,
-        deadline: Deadline,
-    ) -> Result<(), Error> {
-        let places = RowSet::from_rows(slots.iter().map(|&slot| slot.into()));
-        let mut looked = Instant::now();
-        let mut lost = Ok(());
-        let gone = || {
-            if looked.elapsed() > LOOK_FOR_PRODUCER {
-                looked = Instant::now();
-                match self.is_lost(source, deadline) {
-                    Ok(gone) => source.gone.fetch_or(gone, Ordering::Relaxed),
-                    Err(error) => {
-                        lost = Err(error);
-                        true
-                    }
-                };
-            }
-            lost.is_err() || source.is_gone()
-        };
-        let came = remote.courier.fetch(remote.id, &places, wanted.version, deadline, gone)?;
-        lost?;
-        if came || source.is_gone() {
-            return Ok(());
-        }
-        let place = Place { source: 0, slot: slots[0] };
-        Err(self.too_late(source, &Stale { row, place }, wanted, deadline))
-    }
-
-    /// After a barrier, what others set before it must be here.
-    fn pass_barrier(&self, source: &Source, deadline: Deadline) -> Result<(), Error> {
-        let Some(remote) = &source.remote else { return Ok(()) };
-        let barriers = self.job.barriers();
-        if remote.barriers.load(Ordering::Relaxed) == barriers {
-            return Ok(());
-        }
-        match remote.propagation {
-            Propagation::Eager => {
-                if !remote.courier.flush(deadline)? {
-                    let wanted = Wanted { clock: 0, version: 0, slack: Slack::Unbounded };
-                    let place = Place { source: 0, slot: 0 };
-                    return Err(self.too_late(source, &Stale { row: 0, place }, wanted, deadline));
-                }
-            }
-            _ => {
-                let all: Vec<u32> = (0..remote.len).collect();
-                self.fetch(
-                    source,
-                    remote,
-                    &all,
-                    Wanted { clock: 0, version: 0, slack: Slack::Unbounded },
-                    0,
-                    deadline,
-                )?;
-            }
-        }
-        remote.barriers.store(barriers, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Within bounds: rows that the next get will find too old are sent before it asks.
-    fn look_ahead(&self, source: &Source, wanted: Wanted) {
-        if let Some(remote) = &source.remote
-            && remote.propagation == Propagation::Bounded
-        {
-            remote.need(wanted.version, wanted.slack.required(wanted.clock + 1));
-        }
-    }
-
     /// Repeats a look until the producer did not come round meanwhile.
     fn verified<T>(
         &self,
@@ -636,113 +428,6 @@ impl TableInner {
             self.counters.retries.fetch_add(in_vain, Ordering::Relaxed);
         }
         Ok(seen)
-    }
-
-    /// Waits until a row has the version, or its producer is gone.
-    fn wait(&self, stale: Stale, slots: &[u32], wanted: Wanted, deadline: Deadline) -> Result<(), Error> {
-        let since = Instant::now();
-        let source = &self.sources[stale.place.source as usize];
-        let result = match &source.remote {
-            Some(remote) if remote.propagation == Propagation::Lazy => {
-                self.fetch(source, remote, slots, wanted, stale.row, deadline)
-            }
-            Some(remote) if remote.propagation == Propagation::Bounded => {
-                remote.wait_for(wanted.version, true);
-                let result = self.wait_for(&stale, wanted, deadline);
-                remote.wait_for(wanted.version, false);
-                result
-            }
-            _ => self.wait_for(&stale, wanted, deadline),
-        };
-        let waited = since.elapsed();
-        let nanos = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
-        self.counters.waited_nanos.fetch_add(nanos, Ordering::Relaxed);
-        if let Some(controller) = &self.adaptive {
-            lock(controller).waited(waited);
-        }
-        result
-    }
-
-    fn wait_for(&self, stale: &Stale, wanted: Wanted, deadline: Deadline) -> Result<(), Error> {
-        let source = &self.sources[stale.place.source as usize];
-        let slot = stale.place.slot;
-        let crowded = self.job.crowded();
-        let local = source.remote.is_none();
-        let mut patience = if local { Patience::for_memory(crowded) } else { Patience::new(true) };
-        while patience.pause() {
-            if let Some(remote) = &source.remote {
-                remote.courier.help();
-            }
-            if self.is_fresh(stale.place, wanted) {
-                return Ok(());
-            }
-        }
-        let seat = source.waiters.seat();
-        let mut looked = Instant::now();
-        let mut circle = Circle::new(&self.job, deadline);
-        loop {
-            let rings = seat.as_ref().map(|seat| seat.announce(slot, wanted.version));
-            if self.is_fresh(stale.place, wanted) {
-                return Ok(());
-            }
-            self.check()?;
-            self.job.fate.check_interrupt()?;
-            let left = deadline.left();
-            if left.is_zero() {
-                return Err(self.too_late(source, stale, wanted, deadline));
-            }
-            match (&seat, rings) {
-                (Some(seat), Some(rings)) => seat.sleep(rings, left.min(INTERRUPT_EVERY)),
-                // More readers sleep on this host than the page has lines: this one looks again by itself.
-                _ => std::thread::sleep(left.min(WITHOUT_LINE)),
-            }
-            // What comes by the network may be on its way: only in its producer's own memory is a row surely what it is.
-            if local && source.rank != self.job.rank {
-                circle.look(|| Ok(Some(self.goal(source, stale))))?;
-            }
-            if looked.elapsed() > LOOK_FOR_PRODUCER {
-                looked = Instant::now();
-                if self.is_lost(source, deadline)? {
-                    self.hear_out(source, deadline)?;
-                    source.gone.store(true, Ordering::Relaxed);
-                }
-            }
-        }
-    }
-
-    /// Whether the servers wait for a producer no longer. A server that does not say so now is asked again at the next look: meanwhile
-    /// the row may come.
-    fn is_lost(&self, source: &Source, deadline: Deadline) -> Result<bool, Error> {
-        self.job.is_gone(source.rank, deadline.at_most(deadline.waited() + LOOK_FOR_PRODUCER))
-    }
-
-    fn goal(&self, source: &Source, stale: &Stale) -> Goal {
-        let what = format!("row {} of table `{}`", stale.row, self.spec.name);
-        Goal::Ranks { what, ranks: vec![source.rank] }
-    }
-
-    /// A producer is gone: what it set before may still be on its way from its home.
-    fn hear_out(&self, source: &Source, deadline: Deadline) -> Result<(), Error> {
-        let Some(remote) = &source.remote else { return Ok(()) };
-        if remote.propagation == Propagation::Eager {
-            remote.courier.flush(deadline)?;
-        } else {
-            let all = RowSet::from_ranges(std::iter::once(0..u64::from(remote.len)));
-            remote.courier.fetch(remote.id, &all, 0, deadline, || true)?;
-        }
-        Ok(())
-    }
-
-    fn too_late(&self, source: &Source, stale: &Stale, wanted: Wanted, deadline: Deadline) -> Error {
-        let version = source.rows.version(stale.place.slot);
-        Error::GetTimeout {
-            name: self.spec.name.clone(),
-            row: stale.row,
-            version,
-            wanted: wanted.version,
-            producer: source.rank,
-            waited: deadline.waited(),
-        }
     }
 
     #[inline]

@@ -1,0 +1,136 @@
+//! The worker's clock: what is stamped with it, when it moves, and which shards are told.
+
+use super::{Inner, Job};
+use crate::turn::Place;
+use crate::wait::Deadline;
+use crate::worker::Error;
+use crate::worker::link::{self, Rooms, lock};
+use penstock_fabric::sync::Ordering;
+use penstock_proto::message::{Answer, Ask};
+use penstock_proto::submission::Submission;
+use std::time::{Duration, Instant};
+
+/// How often shards are told the clock that are home of no tensor and do not need it: often enough for who looks on.
+const TELL_CLOCK: Duration = Duration::from_millis(100);
+
+impl Inner {
+    /// Tells the shards the clock, all or none: those that are home of a tensor, and the others if it is time to.
+    fn submit_clock(&self, clock: u64, deadline: Deadline) -> Result<(), Error> {
+        let is_time = self.is_time_to_tell(deadline.began());
+        let (links, mut rooms) = (self.links(), Rooms::new());
+        let shards =
+            || links.iter().flat_map(|link| (0..link.welcome.shards).map(move |shard| (link, shard)));
+        for (link, shard) in shards().filter(|(link, shard)| is_time || link.is_home(*shard)) {
+            rooms.push(link.room(shard, 1, deadline)?);
+        }
+        for (link, shard) in shards().filter(|(link, shard)| !is_time && !link.is_home(*shard)) {
+            link.leave_behind(shard, clock);
+            self.untold.store(true, Ordering::Release);
+        }
+        rooms.iter_mut().for_each(|room| room.put(|| Submission::Clock { clock }));
+        link::ring(&mut rooms);
+        Ok(())
+    }
+
+    fn is_time_to_tell(&self, now: Instant) -> bool {
+        let mut told = lock(&self.told);
+        let is_time = told.is_none_or(|told| now.saturating_duration_since(told) >= TELL_CLOCK);
+        if is_time {
+            *told = Some(now);
+        }
+        is_time
+    }
+
+    /// Tells the clock those shards that do not know it.
+    pub(in crate::worker) fn tell_clock(&self, deadline: Deadline) -> Result<(), Error> {
+        if !self.untold.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let _alone = self.stop_clock("telling the servers the clock", deadline)?;
+        let (links, mut rooms) = (self.links(), Rooms::new());
+        for link in links.iter() {
+            for shard in 0..link.welcome.shards {
+                rooms.push(link.room(shard, 0, deadline)?);
+            }
+        }
+        link::ring(&mut rooms);
+        self.untold.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// From now on these shards, by server, hear of every clock at once.
+    pub(in crate::worker) fn move_in(
+        &self,
+        homes: impl Iterator<Item = (usize, u32)>,
+        deadline: Deadline,
+    ) -> Result<(), Error> {
+        {
+            // The clock stands still: they are told of it, or it has been noted that they were not.
+            let (_, _place) = self.clock(deadline)?;
+            let links = self.links();
+            for (server, shard) in homes {
+                links.get(server).ok_or(Error::Closed)?.make_home(shard);
+            }
+        }
+        self.tell_clock(deadline)
+    }
+
+    /// Waits until nothing is being stamped, so that the clock may move.
+    fn stop_clock(&self, what: &str, deadline: Deadline) -> Result<Place<'_>, Error> {
+        self.stamping.alone(|| self.look(what, deadline))
+    }
+
+    fn complete_iteration(&self) {
+        let all = lock(&self.adaptive);
+        if all.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        if let Some(began) = lock(&self.began).replace(now) {
+            all.values().for_each(|controller| lock(controller).iteration(now - began));
+        }
+    }
+
+    /// The clock, which stands still as long as the place is held; nor is the job closed meanwhile.
+    pub(in crate::worker) fn clock(&self, deadline: Deadline) -> Result<(u64, Place<'_>), Error> {
+        let place = self.stamping.share(|| self.look("stamping what was submitted", deadline))?;
+        self.fate.check()?;
+        Ok((self.shown_clock(), place))
+    }
+
+    pub(in crate::worker) fn shown_clock(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+}
+
+impl Job {
+    /// Completes an iteration; returns the new clock. Tensors that were not pushed in it are thereby passed by.
+    pub fn clock(&self) -> Result<u64, Error> {
+        self.inner.fate.check()?;
+        self.inner.touch();
+        let deadline = self.inner.deadline(None);
+        let _alone = self.inner.stop_clock("completing the iteration", deadline)?;
+        // Once more: the job may have been closed while this waited for its turn.
+        self.inner.fate.check()?;
+        let next = self.inner.shown_clock() + 1;
+        self.inner.submit_clock(next, deadline)?;
+        self.inner.clock.store(next, Ordering::Relaxed);
+        self.inner.each_table(|table| table.raise(next));
+        self.inner.complete_iteration();
+        Ok(next)
+    }
+
+    /// The clocks of all workers as the first shard of the first server last heard of them; -1 for one that is gone. If it is home of no
+    /// tensor it hears of them ten times a second, and whenever a worker passes a barrier.
+    pub fn clocks(&self) -> Result<Vec<i64>, Error> {
+        self.inner.fate.check()?;
+        let deadline = self.inner.deadline(None);
+        self.inner.tell_clock(deadline)?;
+        let links = self.inner.links();
+        let first = links.first().ok_or(Error::Closed)?;
+        match first.ask(Ask::Clocks, "tell the clocks", deadline)? {
+            (Answer::Clocks { clocks }, _) => Ok(clocks),
+            (other, _) => Err(first.misunderstood(&other)),
+        }
+    }
+}

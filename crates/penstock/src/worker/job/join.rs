@@ -1,0 +1,217 @@
+//! Joining the servers of a job: by shared memory where they are on this host, else by the network.
+
+use super::Job;
+use crate::limits;
+use crate::options::{Options, Transport};
+use crate::server::{Server, ServerConfig, StartError};
+use crate::service::socket_of;
+use crate::wait::Deadline;
+use crate::wire::dial::Dialer;
+use crate::wire::random;
+use crate::worker::Error;
+use crate::worker::fate::Fate;
+use crate::worker::link::{Introduction, Link};
+use penstock_fabric::net::endpoint::Endpoint;
+use penstock_fabric::socket::Connection;
+use penstock_proto::Rank;
+use penstock_proto::error::Refusal;
+use penstock_proto::handshake::Session;
+use penstock_proto::message::{Departure, Secret};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Who this worker is, and where the servers are.
+#[derive(Debug, Clone)]
+pub struct Membership {
+    /// Where the servers are, in the servers' order.
+    pub servers: Vec<Endpoint>,
+    /// The job's name.
+    pub job: String,
+    /// The job's secret.
+    pub secret: Secret,
+    /// This worker's number.
+    pub rank: Rank,
+    /// Workers of the job.
+    pub size: u32,
+}
+
+impl Job {
+    /// Joins the job whose servers listen on the sockets, waiting for them as long as the option `deadline` says.
+    pub fn connect(membership: &Membership, options: Options) -> Result<Self, Error> {
+        Self::connect_interruptibly(membership, options, None)
+    }
+
+    /// The same; `interrupt` is asked now and then whether to give up waiting, here and in every later wait.
+    pub fn connect_interruptibly(
+        membership: &Membership,
+        options: Options,
+        interrupt: Option<Box<dyn Fn() -> bool + Send + Sync>>,
+    ) -> Result<Self, Error> {
+        let fate = Arc::new(Fate::default());
+        if let Some(interrupt) = interrupt {
+            fate.on_interrupt(interrupt);
+        }
+        let Membership { secret, rank, size, .. } = *membership;
+        let deadline = Deadline::new(options.deadline);
+        let who = Introduction { job: membership.job.clone(), secret, session: session()?, rank, size };
+        fate.expect_notes(membership.servers.iter().filter(|at| is_here(at)).filter_map(note).collect());
+        let mut links = Vec::new();
+        if let Err(error) = join_all(&mut links, membership, &who, &options, &fate, deadline) {
+            // Those that took this worker in would name it alone.
+            let how = match (fate.failure(), &error) {
+                (Some(failure), _) => Departure::Heard(failure),
+                (None, Error::Failed(failure)) => Departure::Heard(failure.clone()),
+                _ => Departure::Failed { what: format!("it could not join: {error}") },
+            };
+            fate.end();
+            links.into_iter().for_each(|link| link.part(how.clone()));
+            return Err(error);
+        }
+        fate.expect_notes(Vec::new());
+        let membership = Some((membership.clone(), who.session));
+        Ok(Self::new(links, fate, &who, options, None, membership))
+    }
+
+    /// A job of one worker, with a server in this process.
+    pub fn embedded(options: Options) -> Result<Self, Error> {
+        let secret = random::bytes();
+        let secret = secret.map_err(Error::system("make a secret"))?;
+        let job = "embedded".to_owned();
+        let who = Introduction { job, secret: Secret(secret), session: session()?, rank: 0, size: 1 };
+        let config = ServerConfig {
+            path: None,
+            listen: Vec::new(),
+            job: who.job.clone(),
+            secret: who.secret,
+            index: 0,
+            servers: 1,
+            workers: 1,
+            options: options.clone(),
+        };
+        let server = Server::start(config)?;
+        let connection = server.connect().map_err(Error::system("make a socket"))?;
+        let fate = Arc::new(Fate::default());
+        let link = Link::join(connection, &who, 0, &fate, Deadline::new(options.deadline))?;
+        Ok(Self::new(vec![link], fate, &who, options, Some(server), None))
+    }
+}
+
+/// What identifies this process to the servers over reconnects.
+fn session() -> Result<Session, Error> {
+    random::bytes().map_err(Error::system("draw a session"))
+}
+
+/// Joins the servers one by one; with an error `links` has those that were joined before.
+fn join_all(
+    links: &mut Vec<Link>,
+    membership: &Membership,
+    who: &Introduction,
+    options: &Options,
+    fate: &Arc<Fate>,
+    deadline: Deadline,
+) -> Result<(), Error> {
+    for (endpoint, server) in membership.servers.iter().zip(0..) {
+        links.push(join(endpoint, &membership.job, who, server, options, fate, deadline)?);
+    }
+    let what = match links.first() {
+        Some(first) if first.welcome.servers as usize == links.len() => return Ok(()),
+        Some(first) => {
+            format!("the job has {} servers, this worker was told of {}", first.welcome.servers, links.len())
+        }
+        None => "no server was named".to_owned(),
+    };
+    Err(Error::Protocol { server: 0, what })
+}
+
+/// Whether a server is on this host.
+fn is_here(endpoint: &Endpoint) -> bool {
+    endpoint.host.as_ref().is_none_or(|host| *host == crate::host::id())
+}
+
+/// Where it is noted who is lost before this worker has joined.
+fn note(endpoint: &Endpoint) -> Option<std::path::PathBuf> {
+    endpoint.unix.as_deref().map(crate::notes::beside)
+}
+
+/// Pause before a server is asked again that had no room to listen.
+const BUSY: Duration = Duration::from_millis(20);
+
+/// Joins a server: by shared memory if it is on this host, else by the network.
+fn join(
+    endpoint: &Endpoint,
+    job: &str,
+    who: &Introduction,
+    server: u32,
+    options: &Options,
+    fate: &Arc<Fate>,
+    deadline: Deadline,
+) -> Result<Link, Error> {
+    let here = is_here(endpoint);
+    let forced = options.transport == Transport::Tcp && endpoint.tcp.is_some();
+    let local = endpoint.unix.as_deref().filter(|_| here && !forced);
+    let local = local.map(|path| socket_of(path, job));
+    match (local.as_deref(), &endpoint.tcp) {
+        (Some(path), None) => {
+            let connection = reach(path, server, deadline, fate)?;
+            join_here(path, connection, who, server, fate, deadline)
+        }
+        // The server may be in a container that shares the network but not the file system.
+        (Some(path), Some(_)) if let Ok(connection) = Connection::connect(path) => {
+            join_here(path, connection, who, server, fate, deadline)
+        }
+        (_, Some(address)) => {
+            let dialer = Dialer::new(address.clone(), job, who.secret, options).map_err(StartError::from)?;
+            Link::join_remote(dialer, &endpoint.also, who, server, fate, deadline)
+        }
+        (None, None) => {
+            let what = "its socket is on another host, and it has no network address".to_owned();
+            Err(Error::Protocol { server, what })
+        }
+    }
+}
+
+/// Joins a server of this host, again and again where it has no room to listen: many stand before it then, who may be no workers.
+fn join_here(
+    path: &std::path::Path,
+    mut connection: Connection,
+    who: &Introduction,
+    server: u32,
+    fate: &Arc<Fate>,
+    deadline: Deadline,
+) -> Result<Link, Error> {
+    loop {
+        match Link::join(connection, who, server, fate, deadline) {
+            Err(Error::Refused(Refusal::Busy)) if !deadline.left().is_zero() => {
+                fate.look()?;
+                std::thread::sleep(BUSY.min(deadline.left()));
+                connection = reach(path, server, deadline, fate)?;
+            }
+            joined => return joined,
+        }
+    }
+}
+
+/// Connects to a server that may not be up yet. There is no event to wait for: the path may not exist, nor its directory.
+fn reach(path: &std::path::Path, server: u32, deadline: Deadline, fate: &Fate) -> Result<Connection, Error> {
+    let mut pause = Duration::from_micros(500);
+    loop {
+        match Connection::connect(path) {
+            Ok(connection) => return Ok(connection),
+            Err(rustix::io::Errno::NOENT | rustix::io::Errno::CONNREFUSED | rustix::io::Errno::AGAIN)
+                if !deadline.left().is_zero() =>
+            {
+                // It fails while this worker waits for a later server, if another that it has joined says so.
+                fate.look()?;
+                std::thread::sleep(pause.min(deadline.left()));
+                pause = (pause * 2).min(Duration::from_millis(10));
+            }
+            Err(errno) if limits::is_own(&errno.into()) => {
+                return Err(Error::system("make a socket")(errno));
+            }
+            Err(errno) => {
+                let (path, reason) = (path.display().to_string(), errno.to_string());
+                return Err(Error::ConnectTimeout { server, path, reason, waited: deadline.waited() });
+            }
+        }
+    }
+}

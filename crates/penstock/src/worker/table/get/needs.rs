@@ -1,0 +1,162 @@
+//! What a reader asks for that stands on another host: rows ahead of their time, or now.
+
+use super::Wanted;
+use super::wait::{LOOK_FOR_PRODUCER, Stale};
+use crate::wait::Deadline;
+use crate::worker::Error;
+use crate::worker::link::lock;
+use crate::worker::table::{Needs, Place, Remote, Source, Table, TableInner};
+use penstock_proto::items::{Propagation, RowSet, Slack};
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+impl Table {
+    /// Starts what a later get with the same arguments would wait for. Returns at once.
+    pub fn prefetch(&self, rows: &[u64], clock: Option<u64>, slack: Option<Slack>) -> Result<(), Error> {
+        let inner = &*self.inner;
+        inner.check()?;
+        let wanted = inner.wanted(clock, slack);
+        let mut places: Vec<Vec<u64>> = vec![Vec::new(); inner.sources.len()];
+        for &row in rows {
+            for place in inner.places(row)? {
+                places[place.source as usize].push(place.slot.into());
+            }
+        }
+        for (source, places) in inner.sources.iter().zip(places).filter(|(_, places)| !places.is_empty()) {
+            let Some(remote) = &source.remote else { continue };
+            let old = |slot: &u64| source.rows.version(*slot as u32) < wanted.version;
+            match remote.propagation {
+                Propagation::Eager => {}
+                Propagation::Lazy if places.iter().any(old) => {
+                    remote.courier.prefetch(remote.id, &RowSet::from_rows(places), wanted.version);
+                }
+                Propagation::Lazy => {}
+                Propagation::Bounded => remote.need(wanted.version, wanted.version),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Remote {
+    /// Says which versions are needed: the one asked for, the one that the next get will ask for, and those that are waited for.
+    fn need(&self, now: u64, next: u64) {
+        let mut needs = lock(&self.needs);
+        (needs.now, needs.next) = (now.max(needs.now), next.max(needs.next));
+        self.say(&mut needs);
+    }
+
+    /// Notes that a get waits for a version, or does no more.
+    pub(super) fn wait_for(&self, version: u64, begins: bool) {
+        let mut needs = lock(&self.needs);
+        let count = needs.waiting.entry(version).or_default();
+        *count = if begins { *count + 1 } else { count.saturating_sub(1) };
+        if *count == 0 {
+            needs.waiting.remove(&version);
+        }
+        if begins {
+            self.say(&mut needs);
+        }
+    }
+
+    fn say(&self, needs: &mut Needs) {
+        let waiting = needs.waiting.keys().copied();
+        let all: BTreeSet<u64> =
+            waiting.chain([needs.now, needs.next]).filter(|&version| version > 0).collect();
+        // What was said and is not needed any more does no harm: it is left until something is added.
+        if all.iter().any(|version| !needs.said.contains(version)) {
+            needs.said = all.into_iter().collect();
+            self.courier.need(self.id, needs.said.clone());
+        }
+    }
+}
+
+impl TableInner {
+    /// Has rows sent that are fresh enough, all as of one moment.
+    pub(super) fn fetch(
+        &self,
+        source: &Source,
+        remote: &Remote,
+        slots: &[u32],
+        wanted: Wanted,
+        row: u64,
+        deadline: Deadline,
+    ) -> Result<(), Error> {
+        let places = RowSet::from_rows(slots.iter().map(|&slot| slot.into()));
+        let mut looked = Instant::now();
+        let mut lost = Ok(());
+        let gone = || {
+            if looked.elapsed() > LOOK_FOR_PRODUCER {
+                looked = Instant::now();
+                match self.is_lost(source, deadline) {
+                    Ok(gone) => source.gone.fetch_or(gone, Ordering::Relaxed),
+                    Err(error) => {
+                        lost = Err(error);
+                        true
+                    }
+                };
+            }
+            lost.is_err() || source.is_gone()
+        };
+        let came = remote.courier.fetch(remote.id, &places, wanted.version, deadline, gone)?;
+        lost?;
+        if came || source.is_gone() {
+            return Ok(());
+        }
+        let place = Place { source: 0, slot: slots[0] };
+        Err(self.too_late(source, &Stale { row, place }, wanted, deadline))
+    }
+
+    /// After a barrier, what others set before it must be here.
+    pub(super) fn pass_barrier(&self, source: &Source, deadline: Deadline) -> Result<(), Error> {
+        let Some(remote) = &source.remote else { return Ok(()) };
+        let barriers = self.job.barriers();
+        if remote.barriers.load(Ordering::Relaxed) == barriers {
+            return Ok(());
+        }
+        match remote.propagation {
+            Propagation::Eager => {
+                if !remote.courier.flush(deadline)? {
+                    let wanted = Wanted { clock: 0, version: 0, slack: Slack::Unbounded };
+                    let place = Place { source: 0, slot: 0 };
+                    return Err(self.too_late(source, &Stale { row: 0, place }, wanted, deadline));
+                }
+            }
+            _ => {
+                let all: Vec<u32> = (0..remote.len).collect();
+                self.fetch(
+                    source,
+                    remote,
+                    &all,
+                    Wanted { clock: 0, version: 0, slack: Slack::Unbounded },
+                    0,
+                    deadline,
+                )?;
+            }
+        }
+        remote.barriers.store(barriers, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Within bounds: rows that the next get will find too old are sent before it asks.
+    pub(super) fn look_ahead(&self, source: &Source, wanted: Wanted) {
+        if let Some(remote) = &source.remote
+            && remote.propagation == Propagation::Bounded
+        {
+            remote.need(wanted.version, wanted.slack.required(wanted.clock + 1));
+        }
+    }
+
+    /// A producer is gone: what it set before may still be on its way from its home.
+    pub(super) fn hear_out(&self, source: &Source, deadline: Deadline) -> Result<(), Error> {
+        let Some(remote) = &source.remote else { return Ok(()) };
+        if remote.propagation == Propagation::Eager {
+            remote.courier.flush(deadline)?;
+        } else {
+            let all = RowSet::from_ranges(std::iter::once(0..u64::from(remote.len)));
+            remote.courier.fetch(remote.id, &all, 0, deadline, || true)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+//! Waiting for rows that are too old, and whom for.
+
+use super::Wanted;
+use crate::wait::{Deadline, INTERRUPT_EVERY, Patience};
+use crate::worker::Error;
+use crate::worker::circle::Circle;
+use crate::worker::link::lock;
+use crate::worker::table::{Place, Source, TableInner};
+use penstock_proto::items::Propagation;
+use penstock_proto::knot::Goal;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Between two looks at whether the producer that is waited for is still there.
+pub(super) const LOOK_FOR_PRODUCER: Duration = Duration::from_millis(500);
+/// Longest sleep of a reader that found no line to sleep on.
+const WITHOUT_LINE: Duration = Duration::from_millis(1);
+
+/// A row that is too old.
+pub(super) struct Stale {
+    pub(super) row: u64,
+    pub(super) place: Place,
+}
+
+impl Source {
+    pub(super) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+}
+
+impl TableInner {
+    /// Waits until a row has the version, or its producer is gone.
+    pub(super) fn wait(
+        &self,
+        stale: Stale,
+        slots: &[u32],
+        wanted: Wanted,
+        deadline: Deadline,
+    ) -> Result<(), Error> {
+        let since = Instant::now();
+        let source = &self.sources[stale.place.source as usize];
+        let result = match &source.remote {
+            Some(remote) if remote.propagation == Propagation::Lazy => {
+                self.fetch(source, remote, slots, wanted, stale.row, deadline)
+            }
+            Some(remote) if remote.propagation == Propagation::Bounded => {
+                remote.wait_for(wanted.version, true);
+                let result = self.wait_for(&stale, wanted, deadline);
+                remote.wait_for(wanted.version, false);
+                result
+            }
+            _ => self.wait_for(&stale, wanted, deadline),
+        };
+        let waited = since.elapsed();
+        let nanos = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
+        self.counters.waited_nanos.fetch_add(nanos, Ordering::Relaxed);
+        if let Some(controller) = &self.adaptive {
+            lock(controller).waited(waited);
+        }
+        result
+    }
+
+    fn wait_for(&self, stale: &Stale, wanted: Wanted, deadline: Deadline) -> Result<(), Error> {
+        let source = &self.sources[stale.place.source as usize];
+        let slot = stale.place.slot;
+        let crowded = self.job.crowded();
+        let local = source.remote.is_none();
+        let mut patience = if local { Patience::for_memory(crowded) } else { Patience::new(true) };
+        while patience.pause() {
+            if let Some(remote) = &source.remote {
+                remote.courier.help();
+            }
+            if self.is_fresh(stale.place, wanted) {
+                return Ok(());
+            }
+        }
+        let seat = source.waiters.seat();
+        let mut looked = Instant::now();
+        let mut circle = Circle::new(&self.job, deadline);
+        loop {
+            let rings = seat.as_ref().map(|seat| seat.announce(slot, wanted.version));
+            if self.is_fresh(stale.place, wanted) {
+                return Ok(());
+            }
+            self.check()?;
+            self.job.fate.check_interrupt()?;
+            let left = deadline.left();
+            if left.is_zero() {
+                return Err(self.too_late(source, stale, wanted, deadline));
+            }
+            match (&seat, rings) {
+                (Some(seat), Some(rings)) => seat.sleep(rings, left.min(INTERRUPT_EVERY)),
+                // More readers sleep on this host than the page has lines: this one looks again by itself.
+                _ => std::thread::sleep(left.min(WITHOUT_LINE)),
+            }
+            // What comes by the network may be on its way: only in its producer's own memory is a row surely what it is.
+            if local && source.rank != self.job.rank {
+                circle.look(|| Ok(Some(self.goal(source, stale))))?;
+            }
+            if looked.elapsed() > LOOK_FOR_PRODUCER {
+                looked = Instant::now();
+                if self.is_lost(source, deadline)? {
+                    self.hear_out(source, deadline)?;
+                    source.gone.store(true, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    /// Whether the servers wait for a producer no longer. A server that does not say so now is asked again at the next look: meanwhile
+    /// the row may come.
+    pub(super) fn is_lost(&self, source: &Source, deadline: Deadline) -> Result<bool, Error> {
+        self.job.is_gone(source.rank, deadline.at_most(deadline.waited() + LOOK_FOR_PRODUCER))
+    }
+
+    fn goal(&self, source: &Source, stale: &Stale) -> Goal {
+        let what = format!("row {} of table `{}`", stale.row, self.spec.name);
+        Goal::Ranks { what, ranks: vec![source.rank] }
+    }
+
+    pub(super) fn too_late(
+        &self,
+        source: &Source,
+        stale: &Stale,
+        wanted: Wanted,
+        deadline: Deadline,
+    ) -> Error {
+        let version = source.rows.version(stale.place.slot);
+        Error::GetTimeout {
+            name: self.spec.name.clone(),
+            row: stale.row,
+            version,
+            wanted: wanted.version,
+            producer: source.rank,
+            waited: deadline.waited(),
+        }
+    }
+}
