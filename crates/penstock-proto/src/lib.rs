@@ -16,12 +16,14 @@
 //! | [`shard`] | the home's machine: contribution in, fold due, publish out |
 //! | [`worker`] | the worker's machine: stamps, and what a pull has to wait for |
 //! | [`items`] | tables of rows with a producer and consumers |
+//! | [`peer`] | who is sent to and received from: a worker, or another |
 //! | [`membership`] | who joined, who left, who was lost; barriers |
 //! | [`message`] | the control plane's messages |
 //! | [`frame`] | what travels between a worker and a shard of another host |
 //! | [`encoding`] | what travels of a chunk, and in which bytes |
 //! | [`outbox`] | frames until they are taken: reconnecting without loss or repetition |
 //! | [`remote`] | a tensor between hosts: what a shard owes to a subscriber, and what that has of it |
+//! | [`overlay`] | who passes on to whom |
 //! | [`progress`] | the least of many counts |
 //! | [`handshake`] | both ends of a network connection prove that they know the job's secret |
 //! | [`record`] | control messages on a stream |
@@ -47,6 +49,8 @@ pub mod membership;
 pub mod message;
 pub mod numbered;
 pub mod outbox;
+pub mod overlay;
+pub mod peer;
 pub mod placement;
 pub mod progress;
 pub mod record;

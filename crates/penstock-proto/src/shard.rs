@@ -23,6 +23,7 @@
 use crate::clock::{Clocks, MAX_CLOCK};
 use crate::error::JobFailure;
 use crate::numbered::Numbered;
+use crate::peer::PeerId;
 use crate::progress::Progress;
 use crate::spec::TensorSpec;
 use crate::submission::Submission;
@@ -158,6 +159,12 @@ pub enum SubmissionRefused {
         /// Largest slot.
         slots: u32,
     },
+    /// A contribution of a peer that is no worker.
+    #[error("expected contributions of workers only, got one of {peer}")]
+    NoWorker {
+        /// Who it is.
+        peer: PeerId,
+    },
     /// A fetch from a worker that sees the value itself.
     #[error("it asked for tensor {tensor} to be sent, which it sees in shared memory")]
     NothingToFetch {
@@ -286,8 +293,16 @@ impl Shard {
         }
     }
 
-    /// Judges a submission as [`Shard::submit`] would, and changes nothing: before its payload is let into the lane.
-    pub fn judge(&self, writer: Rank, submission: &Submission) -> Result<(), SubmissionRefused> {
+    /// Judges what a peer sends as [`Shard::submit`] would, and changes nothing: before its payload is let into the lane. Whoever is no
+    /// worker may fetch and leave.
+    pub fn judge(&self, peer: PeerId, submission: &Submission) -> Result<(), SubmissionRefused> {
+        let Some(writer) = peer.rank() else {
+            return match *submission {
+                Submission::Fetch { tensor, version, .. } => self.judge_fetch(tensor, version),
+                Submission::Leave => Ok(()),
+                _ => Err(SubmissionRefused::NoWorker { peer }),
+            };
+        };
         match *submission {
             Submission::Push { tensor, first, count, stamp, settings } => {
                 self.check_push(writer, tensor, first, count, stamp, &settings)
@@ -297,14 +312,16 @@ impl Shard {
                 check_limit("the steps of a load", steps)
             }
             Submission::Zero { tensor } => self.known(tensor).map(drop),
-            Submission::Fetch { tensor, version, .. } => {
-                self.known(tensor)?;
-                // The push of the last clock makes the version behind it.
-                check_limit("the clock that a fetch asks for", version.saturating_sub(1))
-            }
             Submission::Clock { clock } => check_limit("its clock", clock),
+            Submission::Fetch { tensor, version, .. } => self.judge_fetch(tensor, version),
             Submission::Leave => Ok(()),
         }
+    }
+
+    fn judge_fetch(&self, id: TensorId, version: u64) -> Result<(), SubmissionRefused> {
+        self.known(id)?;
+        // The push of the last clock makes the version behind it.
+        check_limit("the clock that a fetch asks for", version.saturating_sub(1))
     }
 
     /// Commits the fold of a chunk that waits for it, and goes on from there. `false`: none waits, and nothing has changed.
@@ -359,11 +376,12 @@ impl Shard {
     }
 
     /// How many contributions of `reader` must have been folded before it is sent a value: out of step it finds all of its own in what it
-    /// reads, also those that wait for a commit.
-    pub fn promised(&self, reader: Rank, id: TensorId) -> u64 {
-        match self.tensors.get(id).filter(|tensor| !tensor.spec.consistency.folds_together()) {
-            Some(tensor) => tensor.folded[reader as usize] + tensor.pending[reader as usize] as u64,
-            None => 0,
+    /// reads, also those that wait for a commit. Who is no worker has contributed nothing.
+    pub fn promised(&self, reader: PeerId, id: TensorId) -> u64 {
+        let tensor = self.tensors.get(id).filter(|tensor| !tensor.spec.consistency.folds_together());
+        match (tensor, reader.rank()) {
+            (Some(tensor), Some(rank)) => tensor.folded[rank as usize] + tensor.pending[rank as usize] as u64,
+            _ => 0,
         }
     }
 

@@ -5,6 +5,7 @@ use penstock_kernels::{Dtype, Rule, Settings};
 use penstock_proto::clock::MAX_CLOCK;
 use penstock_proto::consistency::Consistency::{Asp, Bsp, Ssp};
 use penstock_proto::error::JobFailure;
+use penstock_proto::peer::{PeerId, Role};
 use penstock_proto::shard::{Shard, SubmissionRefused};
 use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::submission::Submission;
@@ -339,8 +340,8 @@ fn a_number_that_could_overflow_is_refused() {
         );
     }
     let fetch = |version| Submission::Fetch { tensor: W, state: false, version, ticket: 1 };
-    assert!(rig.shard.judge(0, &fetch(MAX_CLOCK + 1)).is_ok());
-    let refused = rig.shard.judge(0, &fetch(u64::MAX)).unwrap_err();
+    assert!(rig.shard.judge(PeerId::worker(0), &fetch(MAX_CLOCK + 1)).is_ok());
+    let refused = rig.shard.judge(PeerId::worker(0), &fetch(u64::MAX)).unwrap_err();
     assert!(matches!(refused, SubmissionRefused::TooLarge { limit: MAX_CLOCK, .. }), "{refused}");
     rig.clock(0, MAX_CLOCK);
     rig.submit(0, load(0, 1, 0, MAX_CLOCK));
@@ -460,4 +461,20 @@ fn a_shard_that_homes_no_chunk_of_a_tensor_takes_its_submissions_and_waits_for_n
     rig.clock(0, 1);
     assert_eq!(rig.shard.missing(W, 1), []);
     assert!(rig.home.published.is_empty() && rig.home.folded.is_empty());
+}
+
+#[test]
+fn who_is_no_worker_may_fetch_and_leave_and_contributes_nothing() {
+    let mut rig = Rig::new(2, 1, Asp);
+    rig.push(0, (0, 1), 0, 1.0);
+    let follower = PeerId::first(Role::Follower, 0);
+    assert_eq!((rig.shard.promised(PeerId::worker(0), W), rig.shard.promised(follower, W)), (1, 0));
+    let fetch = |version| Submission::Fetch { tensor: W, state: false, version, ticket: 1 };
+    assert_eq!(rig.shard.judge(follower, &fetch(1)), Ok(()));
+    assert_eq!(rig.shard.judge(follower, &Submission::Leave), Ok(()));
+    assert!(matches!(rig.shard.judge(follower, &fetch(u64::MAX)), Err(SubmissionRefused::TooLarge { .. })));
+    for contribution in [Submission::Zero { tensor: W }, Submission::Clock { clock: 1 }] {
+        let refused = rig.shard.judge(follower, &contribution);
+        assert_eq!(refused, Err(SubmissionRefused::NoWorker { peer: follower }));
+    }
 }

@@ -17,6 +17,7 @@ use crate::worker::{Need, State, Worker};
 use crate::workload::Workload;
 use penstock_proto::chunk::Cut;
 use penstock_proto::error::{JobFailure, Loss};
+use penstock_proto::overlay::Direct;
 use penstock_proto::placement;
 use penstock_proto::shard::Shard;
 use penstock_proto::{Rank, TensorId};
@@ -221,6 +222,8 @@ struct Server {
     memory: Memory,
     /// Of each worker on another host that it listens to.
     ports: Vec<Option<Port>>,
+    /// Whom it sends values to.
+    overlay: Direct,
 }
 
 impl Server {
@@ -269,6 +272,7 @@ impl<'a> Cluster<'a> {
             machine: Shard::new(workers),
             memory: Memory::new(scenario.faults.wait_once_in, scenario.sabotage, Rng::new(rng.word())),
             ports: scenario.faults.remote.iter().map(|remote| remote.then(Port::default)).collect(),
+            overlay: Direct::default(),
         };
         let mut cluster = Self {
             scenario,

@@ -8,6 +8,7 @@ use crate::remote::{Courier, Mirrored, Port};
 use crate::transport::{Break, Way};
 use crate::worker::State;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
+use penstock_proto::peer::PeerId;
 use penstock_proto::remote::home::{Owing, Publication};
 use penstock_proto::remote::mirror::Effect;
 use penstock_proto::shard::SubmissionRefused;
@@ -398,7 +399,7 @@ impl Cluster<'_> {
         if header.length > 0 && !self.is_whole(&header, payload) {
             return self.lose_wire(rank, shard, number, Way::Up);
         }
-        let Server { memory, ports, .. } = &mut self.servers[shard];
+        let Server { memory, ports, overlay, .. } = &mut self.servers[shard];
         let subscriber = &mut open_port(ports, rank).subscriber;
         if let Err(what) = subscriber.take(&submission) {
             return self.refused(rank, shard, &what.to_string());
@@ -408,6 +409,7 @@ impl Cluster<'_> {
             && let Submission::Push { tensor, first, stamp, .. } = submission
             && let Some(local) = memory.local(tensor, first)
         {
+            overlay.subscribe(tensor, PeerId::worker(rank));
             subscriber.want(tensor, local, stamp + 1, memory);
         }
         match submission {
@@ -427,7 +429,7 @@ impl Cluster<'_> {
         let Body::Submission { submission, wanted } = header.body else {
             return Err("it sent a shard's frame".to_owned());
         };
-        match machine.judge(rank, &submission) {
+        match machine.judge(PeerId::worker(rank), &submission) {
             Ok(()) | Err(SubmissionRefused::Failure(_)) => {}
             Err(refused) => return Err(refused.to_string()),
         }
@@ -452,8 +454,8 @@ impl Cluster<'_> {
         version: u64,
         ticket: u64,
     ) {
-        let Server { machine, memory, ports } = &mut self.servers[shard];
-        let port = open_port(ports, rank);
+        let Server { machine, memory, ports, overlay } = &mut self.servers[shard];
+        let (port, peer) = (open_port(ports, rank), PeerId::worker(rank));
         let newest = port.tickets.entry(tensor).or_insert(0);
         let again = ticket <= *newest;
         *newest = ticket.max(*newest);
@@ -464,7 +466,8 @@ impl Cluster<'_> {
         match state {
             true => port.subscriber.fetch_state(tensor, ticket, memory),
             false => {
-                let folded = machine.promised(rank, tensor);
+                overlay.subscribe(tensor, peer);
+                let folded = machine.promised(peer, tensor);
                 port.subscriber.fetch(tensor, version, ticket, folded, memory);
             }
         }

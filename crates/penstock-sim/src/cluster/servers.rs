@@ -6,6 +6,7 @@ use crate::history::Observation;
 use crate::memory::{Deed, Mirror};
 use crate::worker::{State, Worker};
 use penstock_proto::error::{JobFailure, Loss};
+use penstock_proto::peer::PeerId;
 use penstock_proto::shard::SubmissionRefused;
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
@@ -87,8 +88,9 @@ impl Cluster<'_> {
 
     /// A shard goes on without a worker that was lost.
     pub(super) fn remove(&mut self, rank: Rank, shard: usize) -> Result<(), Failure> {
-        let Server { machine, memory, ports, .. } = &mut self.servers[shard];
+        let Server { machine, memory, ports, overlay } = &mut self.servers[shard];
         ports[rank as usize] = None;
+        overlay.leave(PeerId::worker(rank));
         if !machine.clocks().is_live(rank) {
             return Ok(());
         }
@@ -147,11 +149,13 @@ impl Cluster<'_> {
                 Deed::Published { tensor, chunk, mirror: Mirror { version, value, .. } } => {
                     let (tensor, chunk, version) = (*tensor, *chunk, *version);
                     self.see(Observation::Published { shard, tensor, chunk, version, value })?;
-                    let Server { memory, ports, .. } = &mut self.servers[shard];
+                    let Server { memory, ports, overlay, .. } = &mut self.servers[shard];
                     let local =
                         memory.local(tensor, chunk).expect("only what is homed here is published here");
-                    for port in ports.iter_mut().flatten() {
-                        port.subscriber.published(tensor, local, memory);
+                    for rank in overlay.next_hops(tensor).iter().filter_map(|peer| peer.rank()) {
+                        if let Some(port) = &mut ports[rank as usize] {
+                            port.subscriber.published(tensor, local, memory);
+                        }
                     }
                 }
                 Deed::Counted { tensor, writer, count } => {

@@ -18,6 +18,7 @@ use penstock_proto::account::{Account, Charge, Resource};
 use penstock_proto::items::node::{Host, Node};
 use penstock_proto::items::spec::TableId;
 use penstock_proto::items::wire::{RegionId, Shape};
+use penstock_proto::peer::PeerId;
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::{BTreeMap, BTreeSet};
@@ -314,7 +315,7 @@ impl Passer {
                 tracing::debug!(rank, %error, "a worker's connection for items ended")
             }
             Ended::Peer(what) => {
-                self.report(Report::Broke { rank, what });
+                self.report(Report::Broke { peer: PeerId::worker(rank), what });
             }
         }
         self.tell_end(rank);
@@ -328,7 +329,7 @@ impl Passer {
     /// Tells that a connection has ended which was awaited to.
     fn tell_end(&mut self, rank: Rank) {
         if !self.wires.contains_key(&rank) && self.ending.remove(&rank) {
-            self.report(Report::Ended { rank });
+            self.report(Report::Ended { peer: PeerId::worker(rank) });
         }
     }
 

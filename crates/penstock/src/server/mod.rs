@@ -30,6 +30,7 @@ mod items;
 mod leaving;
 mod memory;
 mod pace;
+mod ports;
 mod proof;
 mod remote;
 mod shard;

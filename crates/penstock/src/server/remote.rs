@@ -1,4 +1,4 @@
-//! A worker on another host, as one shard sees it: its connection. Which of its frames were taken, and what is owed to it, its
+//! A peer on another host, as one shard sees it: its connection. Which of its frames were taken, and what is owed to it, its
 //! machine knows ([`penstock_proto::remote::home`]).
 
 use super::memory::Memory;
@@ -9,6 +9,7 @@ use penstock_fabric::net::stream::Stream;
 use penstock_kernels::codec::{Base, Codec, Undecodable};
 use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
+use penstock_proto::peer::PeerId;
 use penstock_proto::remote::home::{Owing, Publication, Subscriber};
 use penstock_proto::shard::{Shard, SubmissionRefused};
 use penstock_proto::submission::Submission;
@@ -20,13 +21,13 @@ use std::time::{Duration, Instant};
 /// Bytes of a connection that may be past the kernel and not be taken: a frame that is here in part, and what TLS has decrypted.
 const UNDER_WAY: u64 = 2 << 20;
 
-/// Where the payload of a worker's frame goes.
+/// Where the payload of a peer's frame goes.
 #[derive(Debug)]
 pub(super) enum Place {
     /// There is none.
     Nowhere,
-    /// Into its lane of this tensor: straight, or by way of the stage if it has to be decoded.
-    Lane { tensor: TensorId, range: Range<usize>, length: usize, codec: &'static dyn Codec },
+    /// Into a worker's lane of this tensor: straight, or by way of the stage if it has to be decoded.
+    Lane { rank: Rank, tensor: TensorId, range: Range<usize>, length: usize, codec: &'static dyn Codec },
 }
 
 /// Chunks that a worker may be ahead of the others' before its connection has to wait: 1 MiB of the usual ones.
@@ -47,7 +48,7 @@ struct Wire {
     readable: bool,
     /// Whether the socket takes something.
     writable: bool,
-    /// Whether it is not read for now, because the worker is too far ahead.
+    /// Whether it is not read for now, because a worker is too far ahead.
     paused: bool,
     /// What the poll watches: whether it can be read, and written.
     watched: (bool, bool),
@@ -66,10 +67,10 @@ impl Drop for Wire {
     }
 }
 
-/// One worker's port.
+/// One peer's port.
 pub(super) struct Remote {
     job: u64,
-    rank: Rank,
+    peer: PeerId,
     place: Option<shares::Place>,
     wire: Option<Wire>,
     subscriber: Subscriber,
@@ -77,7 +78,7 @@ pub(super) struct Remote {
     vigil: Vigil,
     /// Bytes of frames that were taken.
     received: u64,
-    /// Whether the worker's process has ended, and the control thread waits for its connection to.
+    /// Whether the peer's process has ended, and the control thread waits for its connection to.
     ending: bool,
 }
 
@@ -95,10 +96,10 @@ pub(super) enum Heard {
     Broke(String),
 }
 
-/// Judges frames of one worker before their payload is let in.
+/// Judges frames of one peer before their payload is let in.
 struct Judge<'a> {
     job: u64,
-    rank: Rank,
+    peer: PeerId,
     subscriber: &'a Subscriber,
     machine: &'a Shard,
     memory: &'a mut Memory,
@@ -119,7 +120,7 @@ impl Places for Judge<'_> {
         let Body::Submission { submission, .. } = header.body else {
             return Err("it sent a shard's frame".to_owned());
         };
-        match self.machine.judge(self.rank, &submission) {
+        match self.machine.judge(self.peer, &submission) {
             // It breaks nothing, but the job has failed by it: the machine says so by type when it takes the frame.
             Ok(()) | Err(SubmissionRefused::Failure(_)) => {}
             Err(refused) => return Err(refused.to_string()),
@@ -133,11 +134,10 @@ impl Places for Judge<'_> {
                 Err("it sent a payload for nothing".to_owned())
             };
         };
-        let range = self
-            .memory
-            .homed(tensor, first)
-            .filter(|_| count == 1 && self.memory.has_lane(tensor, self.rank));
-        let Some(range) = range else {
+        let range = self.memory.homed(tensor, first).filter(|_| count == 1);
+        // Who contributes is a worker: anybody else was refused above.
+        let rank = self.peer.rank().filter(|&rank| self.memory.has_lane(tensor, rank));
+        let (Some(range), Some(rank)) = (range, rank) else {
             return Err(format!(
                 "it sent chunk {first} of tensor {tensor}, which it did not declare or which is not homed here"
             ));
@@ -148,14 +148,14 @@ impl Places for Judge<'_> {
         if !codec.is_verbatim() && self.stage.len() < length {
             self.stage.resize(length, 0);
         }
-        Ok(Place::Lane { tensor, range, length, codec })
+        Ok(Place::Lane { rank, tensor, range, length, codec })
     }
 
     fn memory<'a>(&'a mut self, place: &'a mut Place) -> &'a mut [u8] {
         match place {
             Place::Nowhere => &mut [],
-            Place::Lane { tensor, range, codec, .. } if codec.is_verbatim() => {
-                self.memory.lane(*tensor, self.rank).receive(range.clone())
+            Place::Lane { rank, tensor, range, codec, .. } if codec.is_verbatim() => {
+                self.memory.lane(*tensor, *rank).receive(range.clone())
             }
             Place::Lane { length, .. } => &mut self.stage[..*length],
         }
@@ -166,8 +166,8 @@ impl Judge<'_> {
     /// The payload is here, verified: decodes it into its lane, if it is not there already.
     fn settle(&mut self, place: Place) -> Result<(), Undecodable> {
         match place {
-            Place::Lane { tensor, range, length, codec } if !codec.is_verbatim() => {
-                let lane = self.memory.lane(tensor, self.rank).receive(range);
+            Place::Lane { rank, tensor, range, length, codec } if !codec.is_verbatim() => {
+                let lane = self.memory.lane(tensor, rank).receive(range);
                 codec.decode(&self.stage[..length], Base::Zeros, lane)
             }
             _ => Ok(()),
@@ -176,10 +176,10 @@ impl Judge<'_> {
 }
 
 impl Remote {
-    pub(super) fn new(job: u64, rank: Rank, place: Option<shares::Place>, lease: Duration) -> Self {
+    pub(super) fn new(job: u64, peer: PeerId, place: Option<shares::Place>, lease: Duration) -> Self {
         Self {
             job,
-            rank,
+            peer,
             place,
             wire: None,
             subscriber: Subscriber::default(),
@@ -188,6 +188,11 @@ impl Remote {
             received: 0,
             ending: false,
         }
+    }
+
+    /// Who is at the other end.
+    pub(super) fn peer(&self) -> PeerId {
+        self.peer
     }
 
     pub(super) fn stream(&self) -> Option<&Stream> {
@@ -217,12 +222,12 @@ impl Remote {
         self.subscriber.connect();
     }
 
-    /// The worker has said goodbye: nothing may follow.
+    /// The peer has said goodbye: nothing may follow.
     pub(super) fn let_go(&mut self) {
         self.subscriber.let_go();
     }
 
-    /// The worker's process has ended: no other connection comes when this one is over.
+    /// The peer's process has ended: no other connection comes when this one is over.
     pub(super) fn await_end(&mut self) {
         self.ending = true;
     }
@@ -232,13 +237,13 @@ impl Remote {
         self.wire.is_none() && std::mem::take(&mut self.ending)
     }
 
-    /// The connection is over; the worker may make another.
+    /// The connection is over; the peer may make another.
     pub(super) fn detach(&mut self) {
         self.wire = None;
         self.subscriber.disconnect();
     }
 
-    /// Gives up a connection on which the worker is silent, for it to make another; shows it that this end lives.
+    /// Gives up a connection on which the peer is silent, for it to make another; shows it that this end lives.
     pub(super) fn keep_vigil(&mut self) {
         let Some(wire) = &self.wire else { return };
         if self.vigil.is_time_to_beat() {
@@ -248,7 +253,7 @@ impl Remote {
             // What it says is not read for now.
             self.vigil.heard();
         } else if self.vigil.is_silent(wire.reader.heard()) {
-            tracing::info!(rank = self.rank, "a worker's connection is silent");
+            tracing::info!(peer = %self.peer, "a peer's connection is silent");
             self.detach();
         }
     }
@@ -279,9 +284,10 @@ impl Remote {
             .is_some_and(|wire| (wire.readable && !wire.paused) || (wire.writable && self.has_output(wire)))
     }
 
-    /// Whether the worker is sending, and how far ahead it is.
+    /// Whether it is a worker that is sending, and how far ahead it is. Nobody is held back for who contributes nothing.
     pub(super) fn progress(&self, now: Instant) -> Option<u64> {
-        let sends = self.wire.is_some() && now.duration_since(self.last_sign) < SENDING;
+        let sends =
+            self.peer.rank().is_some() && self.wire.is_some() && now.duration_since(self.last_sign) < SENDING;
         sends.then(|| self.subscriber.lead())
     }
 
@@ -322,10 +328,10 @@ impl Remote {
 
     /// The next submission.
     pub(super) fn hear(&mut self, machine: &Shard, memory: &mut Memory) -> Heard {
-        let Self { job, rank, wire, subscriber, .. } = self;
+        let Self { job, peer, wire, subscriber, .. } = self;
         let Some(wire) = wire.as_mut().filter(|wire| wire.readable) else { return Heard::Nothing };
         let stage = &mut wire.stage;
-        let mut judge = Judge { job: *job, rank: *rank, subscriber, machine, memory, stage };
+        let mut judge = Judge { job: *job, peer: *peer, subscriber, machine, memory, stage };
         let step = wire.reader.next(&mut wire.stream, &mut judge);
         if let Step::Frame(header, _) = &step {
             // Whatever the frame says, its bytes have come.
@@ -354,7 +360,7 @@ impl Remote {
                 Heard::Nothing
             }
             Step::Ended(why) => {
-                tracing::info!(rank, why, "a worker's connection has ended");
+                tracing::info!(%peer, why, "a peer's connection has ended");
                 self.detach();
                 Heard::Nothing
             }
@@ -374,7 +380,7 @@ impl Remote {
         held.map_or(self.received, |held| self.received + held + UNDER_WAY)
     }
 
-    /// What is owed to the worker.
+    /// What is owed to the peer.
     pub(super) fn subscriber(&mut self) -> &mut Subscriber {
         &mut self.subscriber
     }
@@ -396,7 +402,7 @@ impl Remote {
                     wire.writable = taken;
                 }
                 Err(error) => {
-                    tracing::info!(rank = self.rank, %error, "a worker's connection has ended");
+                    tracing::info!(peer = %self.peer, %error, "a peer's connection has ended");
                     self.detach();
                 }
             }
@@ -463,6 +469,7 @@ mod tests {
     use penstock_proto::chunk::Cut;
     use penstock_proto::consistency::Consistency;
     use penstock_proto::encoding::Encoding;
+    use penstock_proto::peer::Role;
     use penstock_proto::placement::Extent;
     use penstock_proto::remote::home::Chunks;
     use penstock_proto::spec::{Reduce, TensorSpec};
@@ -505,7 +512,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let worker = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, _) = listener.accept().unwrap();
-        let mut remote = Remote::new(1, 0, None, Duration::from_secs(10));
+        let mut remote = Remote::new(1, PeerId::worker(0), None, Duration::from_secs(10));
         remote.attach(Stream::plain(stream, Duration::from_secs(10)).unwrap(), false);
         Rig { machine, memory, remote, worker }
     }
@@ -603,6 +610,19 @@ mod tests {
             }
             assert_eq!(rig.lane(1), [0xee; 40], "{said}");
             assert!(rig.remote.subscriber().expect(1).is_ok(), "no frame was taken");
+        }
+    }
+
+    #[test]
+    fn nobody_is_held_back_for_a_peer_that_contributes_nothing() {
+        for (peer, least) in [(PeerId::worker(0), Some(0)), (PeerId::first(Role::Follower, 0), None)] {
+            let mut rig = rig(Agreed::default());
+            rig.remote.peer = peer;
+            let submission = Submission::Fetch { tensor: W, state: false, version: 0, ticket: 1 };
+            let header = Header::bare(1, 1, Body::Submission { submission, wanted: false });
+            rig.worker.write_all(&header.encode()).unwrap();
+            assert!(matches!(rig.hear(), Heard::Submission(..)));
+            assert_eq!(rig.remote.progress(rig.remote.last_sign), least, "{peer}");
         }
     }
 

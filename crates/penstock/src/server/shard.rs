@@ -4,21 +4,24 @@
 use super::bells;
 use super::memory::{Event, Memory, Touched};
 use super::pace::Pace;
+use super::ports::{Local, Port, Ports};
 use super::remote::{Heard, Remote};
 use super::{Obituary, Shared, StartError, shares};
 use crate::thread::{self, Inbox};
 use crate::wait::{self, Patience};
 use crate::wire::vigil::look_every;
-use penstock_fabric::doorbell::{self, ANYTHING, Bell, Sleeping};
-use penstock_fabric::layout::{Count, board, page};
+use penstock_fabric::doorbell::{self, ANYTHING, Sleeping};
+use penstock_fabric::layout::{Count, board};
 use penstock_fabric::memory::{HomeMemory, LaneView};
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::{Mapping, Region, Writers};
-use penstock_fabric::ring::{Broken, Consumer, Ring};
+use penstock_fabric::ring::Broken;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::encoding::Agreed;
 use penstock_proto::error::JobFailure;
 use penstock_proto::frame::job_number;
+use penstock_proto::overlay::Direct;
+use penstock_proto::peer::PeerId;
 use penstock_proto::remote::home::Chunks;
 use penstock_proto::shard::{Shard, SubmissionRefused};
 use penstock_proto::spec::TensorSpec;
@@ -37,24 +40,24 @@ const TURN: u64 = 16;
 const FRAMES: usize = 32;
 /// Longest sleep while a worker is held back.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-/// Tokens of the connections of workers on other hosts, in the shard's poll: this and the rank.
+/// Tokens of the connections of peers on other hosts, in the shard's poll: this and the port's place.
 const CONNECTIONS: u64 = 1 << 32;
 
 /// What the control thread tells a shard.
 #[derive(Debug)]
 pub(super) enum Command {
     Join {
-        rank: Rank,
+        peer: PeerId,
         page: Arc<Mapping>,
         wakeup: OwnedFd,
     },
-    /// A worker on another host has joined.
+    /// A peer on another host has joined.
     JoinRemote {
-        rank: Rank,
+        peer: PeerId,
     },
     /// It has connected to this shard, for the first time or again.
     Attach {
-        rank: Rank,
+        peer: PeerId,
         stream: Stream,
         long: bool,
     },
@@ -70,11 +73,11 @@ pub(super) enum Command {
         lane: LaneView,
     },
     Remove {
-        rank: Rank,
+        peer: PeerId,
     },
-    /// The process of a worker on another host has ended: the control thread wants to know when all that it sent has come.
+    /// The process of a peer on another host has ended: the control thread wants to know when all that it sent has come.
     AwaitEnd {
-        rank: Rank,
+        peer: PeerId,
     },
     Missing {
         ticket: u64,
@@ -92,16 +95,16 @@ pub(super) enum Command {
 pub(super) enum Report {
     Failed(JobFailure),
     Broke {
-        rank: Rank,
+        peer: PeerId,
         what: String,
     },
-    /// The worker has said goodbye, and everything before that was taken.
+    /// The peer has said goodbye, and everything before that was taken.
     Departed {
-        rank: Rank,
+        peer: PeerId,
     },
-    /// A worker's process has ended, and so has its connection: nothing more comes of it.
+    /// A peer's process has ended, and so has its connection: nothing more comes of it.
     Ended {
-        rank: Rank,
+        peer: PeerId,
     },
     Missing {
         ticket: u64,
@@ -172,7 +175,7 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
         epoll::add(&epoll, inbox.wakeup(), epoll::EventData::new_u64(u64::MAX), epoll::EventFlags::IN);
     watch.map_err(StartError::system("watch a wake-up descriptor"))?;
     let name = format!("penstock-shard-{}", setup.index);
-    let ports = (0..setup.workers).map(|_| None).collect();
+    let ports = Ports::new(setup.workers);
     let memory = Memory::new(setup.index);
     let (control, reports) = (Arc::clone(&setup.control), setup.reports.clone());
     let obituary = Obituary { thread: "folds", server: setup.server, reports, control };
@@ -183,6 +186,7 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
         epoll,
         machine,
         ports,
+        overlay: Direct::default(),
         memory,
         networked: false,
         generation: 0,
@@ -202,59 +206,16 @@ pub(super) fn start(setup: Setup) -> Result<(Handle, JoinHandle<()>), StartError
     Ok((handle, thread.map_err(StartError::thread)?))
 }
 
-/// A worker that has joined, as far as this shard has to do with it.
-enum Port {
-    /// On this host: its page.
-    Local(Local),
-    /// On another: its connection.
-    Remote(Box<Remote>),
-}
-
-struct Local {
-    page: Arc<Mapping>,
-    wakeup: OwnedFd,
-    ring_at: usize,
-    consumer: Consumer,
-}
-
-impl Local {
-    fn ring(&self) -> &Ring {
-        self.page.at(self.ring_at)
-    }
-
-    fn bell(&self) -> &Bell {
-        self.page.at(page::BELL)
-    }
-
-    fn has_submission(&self) -> bool {
-        !self.consumer.is_empty(self.ring())
-    }
-}
-
-impl Port {
-    fn local(&self) -> Option<&Local> {
-        match self {
-            Self::Local(local) => Some(local),
-            Self::Remote(_) => None,
-        }
-    }
-
-    fn has_work(&self) -> bool {
-        match self {
-            Self::Local(local) => local.has_submission(),
-            Self::Remote(remote) => remote.has_work(),
-        }
-    }
-}
-
 struct Loop {
     setup: Setup,
     inbox: Inbox<Command>,
     epoll: OwnedFd,
     machine: Shard,
-    ports: Vec<Option<Port>>,
+    ports: Ports,
+    /// Whom values are sent to.
+    overlay: Direct,
     memory: Memory,
-    /// Whether some worker is on another host: then the poll is asked at every look.
+    /// Whether some peer is on another host: then the poll is asked at every look.
     networked: bool,
     /// The change of shares that was applied last.
     generation: u64,
@@ -314,8 +275,8 @@ impl Loop {
             self.keep_to_share();
             self.out = self.pace.is_out(Instant::now()) && self.is_shared();
         }
-        for rank in 0..self.ports.len() as Rank {
-            busy |= self.take_turn(rank);
+        for place in self.ports.places() {
+            busy |= self.take_turn(place);
         }
         if self.networked {
             busy |= self.send();
@@ -325,7 +286,7 @@ impl Loop {
     }
 
     fn has_work(&self) -> bool {
-        self.inbox.is_open() || (!self.failed && self.ports.iter().flatten().any(Port::has_work))
+        self.inbox.is_open() || (!self.failed && self.ports.iter().any(Port::has_work))
     }
 
     fn sleep(&mut self) {
@@ -333,8 +294,8 @@ impl Loop {
         sleeping.announce();
         if !self.has_work() {
             let paused = |port: &Port| matches!(port, Port::Remote(remote) if remote.is_paused());
-            // Whom a paused worker waits for may stop sending, which is no event. And whoever sleeps shows that it lives.
-            let paused = self.ports.iter().flatten().any(paused);
+            // Whom a paused peer waits for may stop sending, which is no event. And whoever sleeps shows that it lives.
+            let paused = self.ports.iter().any(paused);
             let longest = look_every(self.setup.lease).min(if paused { LOOK_AGAIN } else { Duration::MAX });
             self.poll(longest);
         }
@@ -352,15 +313,13 @@ impl Loop {
         }
         self.next_vigil = now + look_every(self.setup.lease);
         // First whatever has come, which may lie there since before this process was suspended.
-        for rank in 0..self.ports.len() as Rank {
-            if matches!(self.ports[rank as usize], Some(Port::Remote(_))) {
-                self.take_turn(rank);
+        for place in self.ports.places() {
+            if self.ports.remote_at(place).is_some() {
+                self.take_turn(place);
             }
         }
-        for port in self.ports.iter_mut().flatten() {
-            if let Port::Remote(remote) = port {
-                remote.keep_vigil();
-            }
+        for (_, remote) in self.ports.remotes() {
+            remote.keep_vigil();
         }
     }
 
@@ -372,14 +331,10 @@ impl Loop {
                 self.inbox.wakeup().clear();
                 continue;
             }
-            match self.ports.get_mut((token % CONNECTIONS) as usize) {
-                // A worker has rung, which is all there is to know. Its descriptor is never read: see `bells`.
-                Some(Some(Port::Local(_))) => {}
-                Some(Some(Port::Remote(remote))) => {
-                    // Errors and hang-ups are found out by reading.
-                    remote.ready(flags != epoll::EventFlags::OUT, flags.contains(epoll::EventFlags::OUT));
-                }
-                _ => {}
+            // Where there is no connection a worker has rung, which is all there is to know. Its descriptor is never read: see `bells`.
+            if let Some(remote) = self.ports.remote_at((token % CONNECTIONS) as usize) {
+                // Errors and hang-ups are found out by reading.
+                remote.ready(flags != epoll::EventFlags::OUT, flags.contains(epoll::EventFlags::OUT));
             }
         }
     }
@@ -394,29 +349,27 @@ impl Loop {
         }
         self.generation = generation;
         let buffer = place.shares.buffer(place.job);
-        for port in self.ports.iter_mut().flatten() {
-            if let Port::Remote(remote) = port {
-                remote.resize(buffer);
-            }
+        for (_, remote) in self.ports.remotes() {
+            remote.resize(buffer);
         }
     }
 
     /// Tells of the connections that were awaited to end.
     fn tell_ends(&mut self) {
-        for rank in 0..self.ports.len() as Rank {
-            if let Some(Port::Remote(remote)) = &mut self.ports[rank as usize]
+        for place in self.ports.places() {
+            if let Some(remote) = self.ports.remote_at(place)
                 && remote.take_end()
             {
-                self.report(Report::Ended { rank });
+                let peer = remote.peer();
+                self.report(Report::Ended { peer });
             }
         }
     }
 
-    /// Sends what is due to workers on other hosts.
+    /// Sends what is due to peers on other hosts.
     fn send(&mut self) -> bool {
         let mut busy = false;
-        for (port, rank) in self.ports.iter_mut().zip(0u64..) {
-            let Some(Port::Remote(remote)) = port else { continue };
+        for (place, remote) in self.ports.remotes() {
             busy |= remote.send(&self.memory);
             if let Some((read, write)) = remote.change_of_interest()
                 && let Some(stream) = remote.stream()
@@ -424,8 +377,8 @@ impl Loop {
                 let mut flags = epoll::EventFlags::empty();
                 flags.set(epoll::EventFlags::IN, read);
                 flags.set(epoll::EventFlags::OUT, write);
-                let _ =
-                    epoll::modify(&self.epoll, stream, epoll::EventData::new_u64(CONNECTIONS + rank), flags);
+                let token = epoll::EventData::new_u64(CONNECTIONS + place as u64);
+                let _ = epoll::modify(&self.epoll, stream, token, flags);
             }
         }
         busy
@@ -443,25 +396,25 @@ impl Loop {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Join { rank, page, wakeup } => self.join(rank, page, wakeup),
-            Command::JoinRemote { rank } => {
+            Command::Join { peer, page, wakeup } => self.join(peer, page, wakeup),
+            Command::JoinRemote { peer } => {
                 self.networked = true;
                 self.memory.keep_events();
                 let (job, place) = (job_number(&self.setup.job), self.setup.place.clone());
-                let remote = Remote::new(job, rank, place, self.setup.lease);
-                self.ports[rank as usize] = Some(Port::Remote(Box::new(remote)));
+                let remote = Remote::new(job, peer, place, self.setup.lease);
+                self.ports.open(peer, Port::Remote(Box::new(remote)));
             }
-            Command::Attach { rank, stream, long } => self.attach(rank, stream, long),
+            Command::Attach { peer, stream, long } => self.attach(peer, stream, long),
             Command::Declare { id, spec, total, home } => {
                 let chunks = home.chunks().to_vec();
                 self.memory.declare(id, spec.plan(), Agreed::default(), home, self.setup.workers);
                 self.machine.declare(id, *spec, total, chunks);
             }
             Command::Lane { id, rank, lane } => self.memory.give_lane(id, rank, lane),
-            Command::Remove { rank } => self.remove(rank),
-            Command::AwaitEnd { rank } => match self.ports.get_mut(rank as usize) {
-                Some(Some(Port::Remote(remote))) => remote.await_end(),
-                _ => self.report(Report::Ended { rank }),
+            Command::Remove { peer } => self.remove(peer),
+            Command::AwaitEnd { peer } => match self.ports.remote(peer) {
+                Some(remote) => remote.await_end(),
+                None => self.report(Report::Ended { peer }),
             },
             Command::Missing { ticket, id, version } => {
                 let ranks = self.machine.missing(id, version);
@@ -482,59 +435,43 @@ impl Loop {
         self.setup.control.wakeup.ring();
     }
 
-    fn join(&mut self, rank: Rank, page: Arc<Mapping>, wakeup: OwnedFd) {
+    fn join(&mut self, peer: PeerId, page: Arc<Mapping>, wakeup: OwnedFd) {
+        let place = self.ports.open(peer, Port::Local(Local::new(page, wakeup, self.setup.index)));
+        let Some(local) = self.ports.local_at(place) else { return };
         // Never read: see `bells`.
-        if let Err(error) = bells::listen(&self.epoll, &wakeup, u64::from(rank)) {
-            self.report(Report::Broke { rank, what: format!("its wake-up cannot be watched: {error}") });
-            return;
+        if let Err(error) = bells::listen(&self.epoll, &local.wakeup, place as u64) {
+            self.ports.close(place);
+            self.report(Report::Broke { peer, what: format!("its wake-up cannot be watched: {error}") });
         }
-        let ring_at = page::ring(self.setup.index);
-        let local = Local { page, wakeup, ring_at, consumer: Consumer::default() };
-        self.ports[rank as usize] = Some(Port::Local(local));
     }
 
-    fn attach(&mut self, rank: Rank, stream: Stream, long: bool) {
-        let token = epoll::EventData::new_u64(CONNECTIONS + u64::from(rank));
+    fn attach(&mut self, peer: PeerId, stream: Stream, long: bool) {
+        let Some(place) = self.ports.place(peer) else { return };
+        let token = epoll::EventData::new_u64(CONNECTIONS + place as u64);
         // The old connection, if there is one, is closed by being replaced, and leaves the poll with that.
-        if let Some(Some(Port::Remote(remote))) = self.ports.get_mut(rank as usize)
+        if let Some(remote) = self.ports.remote_at(place)
             && epoll::add(&self.epoll, &stream, token, epoll::EventFlags::IN).is_ok()
         {
             remote.attach(stream, long);
         }
     }
 
-    fn close_port(&mut self, rank: Rank) {
-        if let Some(Port::Local(local)) = self.ports[rank as usize].take() {
+    fn close_port(&mut self, place: usize) {
+        if let Some(Port::Local(local)) = self.ports.close(place) {
             let _ = epoll::delete(&self.epoll, &local.wakeup);
         }
     }
 
-    /// Takes what the worker had submitted until now, then goes on without it. What it submits meanwhile is not waited for: it
-    /// might never end.
-    fn remove(&mut self, rank: Rank) {
-        match self.ports[rank as usize].as_mut() {
-            None => {}
-            Some(Port::Local(local)) => {
-                let stood = local.consumer.waiting(local.page.at(local.ring_at));
-                self.take_local_turn(rank, stood);
-            }
-            Some(Port::Remote(remote)) => {
-                let until = remote.standing();
-                let comes = |port: &Option<Port>| match port {
-                    Some(Port::Remote(remote)) => remote.received() < until,
-                    _ => false,
-                };
-                while self.running
-                    && !self.failed
-                    && comes(&self.ports[rank as usize])
-                    && self.take_remote_turn(rank)
-                {}
-            }
+    /// Takes what the peer had submitted until now, then goes on without it. What it submits meanwhile is not waited for: it might
+    /// never end.
+    fn remove(&mut self, peer: PeerId) {
+        if let Some(place) = self.ports.place(peer) {
+            self.take_the_rest(place);
+            self.close_port(place);
         }
-        self.close_port(rank);
-        if self.failed {
-            return;
-        }
+        self.overlay.leave(peer);
+        // Nothing waits for who contributes nothing.
+        let Some(rank) = peer.rank().filter(|_| !self.failed) else { return };
         let result = self.machine.remove(rank, &mut self.memory);
         self.tell_waiting();
         if let Err(failure) = result {
@@ -542,60 +479,77 @@ impl Loop {
         }
     }
 
-    /// The worker has said goodbye: nothing more is taken from it, and the control thread hears of it.
-    fn let_go(&mut self, rank: Rank) {
-        match self.ports.get_mut(rank as usize) {
+    fn take_the_rest(&mut self, place: usize) {
+        if let Some(local) = self.ports.local_at(place) {
+            let stood = local.waiting();
+            self.take_local_turn(place, stood);
+        } else if let Some(remote) = self.ports.remote_at(place) {
+            let until = remote.standing();
+            while self.running
+                && !self.failed
+                && self.ports.remote_at(place).is_some_and(|remote| remote.received() < until)
+                && self.take_remote_turn(place)
+            {}
+        }
+    }
+
+    /// The peer has said goodbye: nothing more is taken from it, and the control thread hears of it.
+    fn let_go(&mut self, peer: PeerId) {
+        let Some(place) = self.ports.place(peer) else { return };
+        match self.ports.remote_at(place) {
             // It still has to hear that its goodbye was taken.
-            Some(Some(Port::Remote(remote))) => remote.let_go(),
-            _ => self.close_port(rank),
+            Some(remote) => remote.let_go(),
+            None => self.close_port(place),
         }
-        self.report(Report::Departed { rank });
+        self.report(Report::Departed { peer });
     }
 
-    /// Takes some submissions of one worker; `false` if there were none.
-    fn take_turn(&mut self, rank: Rank) -> bool {
-        match &self.ports[rank as usize] {
+    /// Takes some submissions of one peer; `false` if there were none.
+    fn take_turn(&mut self, place: usize) -> bool {
+        match self.ports.at(place) {
             None => false,
-            Some(Port::Local(_)) => self.take_local_turn(rank, TURN),
-            Some(Port::Remote(_)) => self.take_remote_turn(rank),
+            Some(Port::Local(_)) => self.take_local_turn(place, TURN),
+            Some(Port::Remote(_)) => self.take_remote_turn(place),
         }
     }
 
-    fn take_local_turn(&mut self, rank: Rank, most: u64) -> bool {
+    fn take_local_turn(&mut self, place: usize, most: u64) -> bool {
+        let Some(peer) = self.ports.peer_at(place) else { return false };
         let mut taken = 0;
-        while taken < most && self.running && !self.failed && self.has_submission(rank) {
+        while taken < most && self.running && !self.failed && self.has_submission(place) {
             // A tensor, or a lane, is announced here before the worker hears of it, so before it can submit from it; and that the job
             // has failed, before anyone hears of that, so before whatever is submitted by who did.
             self.take_commands();
             if !self.running {
                 break;
             }
-            match self.pop(rank) {
+            match self.pop(place) {
                 Ok(None) => return true, // it was removed just now
                 Ok(Some(words)) => {
                     taken += 1;
                     let submission = Submission::decode(words).map_err(|error| error.to_string());
-                    if let Err(what) = submission.and_then(|submission| self.submit(rank, &submission)) {
-                        self.drop_worker(rank, what);
+                    if let Err(what) = submission.and_then(|submission| self.submit(peer, &submission)) {
+                        self.drop_peer(peer, what);
                     }
                     self.tell_waiting();
                 }
                 Err(broken) => {
-                    self.drop_worker(rank, broken.to_string());
+                    self.drop_peer(peer, broken.to_string());
                     return true;
                 }
             }
         }
         if taken > 0 {
             self.moved = true;
-            self.tell_who_waits_for_room(rank);
+            self.tell_who_waits_for_room(place);
         }
         taken > 0
     }
 
-    fn take_remote_turn(&mut self, rank: Rank) -> bool {
+    fn take_remote_turn(&mut self, place: usize) -> bool {
+        let Some(peer) = self.ports.peer_at(place) else { return false };
         let mut taken = 0;
-        if self.hold_back(rank) {
+        if self.hold_back(place) {
             return false;
         }
         while taken < FRAMES && self.running && !self.failed {
@@ -605,7 +559,7 @@ impl Loop {
             if !self.running {
                 break;
             }
-            let Some(Some(Port::Remote(remote))) = self.ports.get_mut(rank as usize) else { return true };
+            let Some(remote) = self.ports.remote_at(place) else { return true };
             match remote.hear(&self.machine, &mut self.memory) {
                 Heard::Nothing => break,
                 Heard::Header => {}
@@ -615,15 +569,15 @@ impl Loop {
                     self.pace.frame(0);
                 }
                 Heard::Broke(what) => {
-                    self.drop_worker(rank, what);
+                    self.drop_peer(peer, what);
                     return true;
                 }
                 Heard::Submission(submission, wanted, bytes) => {
                     taken += 1;
                     self.pace.frame(bytes);
                     self.moved |= bytes > 0;
-                    if let Err(what) = self.submit_remote(rank, &submission, wanted) {
-                        self.drop_worker(rank, what);
+                    if let Err(what) = self.submit_remote(peer, &submission, wanted) {
+                        self.drop_peer(peer, what);
                     }
                     self.tell_waiting();
                 }
@@ -633,51 +587,47 @@ impl Loop {
     }
 
     /// Keeps workers that share a link in step: one that is far ahead of another that is sending is not read for now.
-    fn hold_back(&mut self, rank: Rank) -> bool {
+    fn hold_back(&mut self, place: usize) -> bool {
         let now = Instant::now();
-        let remotes = self.ports.iter().zip(0..).filter(|(_, other)| *other != rank);
-        let least = remotes
-            .filter_map(|(port, _)| match port {
-                Some(Port::Remote(remote)) => remote.progress(now),
-                _ => None,
-            })
-            .min();
-        let Some(Some(Port::Remote(remote))) = self.ports.get_mut(rank as usize) else { return false };
+        let others = self.ports.remotes().filter(|(other, _)| *other != place);
+        let least = others.filter_map(|(_, remote)| remote.progress(now)).min();
+        let Some(remote) = self.ports.remote_at(place) else { return false };
         let pause = self.out || remote.is_too_far_ahead(least);
         remote.pause(pause);
         pause
     }
 
-    fn submit_remote(&mut self, rank: Rank, submission: &Submission, wanted: bool) -> Result<(), String> {
-        let Self { ports, memory, machine, .. } = self;
-        let Some(Some(Port::Remote(remote))) = ports.get_mut(rank as usize) else { return Ok(()) };
+    fn submit_remote(&mut self, peer: PeerId, submission: &Submission, wanted: bool) -> Result<(), String> {
+        let Self { ports, overlay, memory, machine, .. } = self;
+        let Some(remote) = ports.remote(peer) else { return Ok(()) };
         match *submission {
             Submission::Fetch { tensor, state: true, ticket, .. } => {
                 remote.subscriber().fetch_state(tensor, ticket, memory)
             }
             Submission::Fetch { tensor, version, ticket, .. } => {
                 self.pace.look_at(memory.chunks(tensor));
-                let folded = machine.promised(rank, tensor);
+                overlay.subscribe(tensor, peer);
+                let folded = machine.promised(peer, tensor);
                 remote.subscriber().fetch(tensor, version, ticket, folded, memory)
             }
             Submission::Push { tensor, first, stamp, .. } if wanted => {
                 if let Some(local) = memory.local(tensor, first) {
+                    overlay.subscribe(tensor, peer);
                     remote.subscriber().want(tensor, local, stamp + 1, memory);
                 }
-                return self.submit(rank, submission);
+                return self.submit(peer, submission);
             }
-            _ => return self.submit(rank, submission),
+            _ => return self.submit(peer, submission),
         }
         Ok(())
     }
 
-    fn has_submission(&self, rank: Rank) -> bool {
-        self.ports[rank as usize].as_ref().and_then(Port::local).is_some_and(Local::has_submission)
+    fn has_submission(&self, place: usize) -> bool {
+        self.ports.at(place).and_then(Port::local).is_some_and(Local::has_submission)
     }
 
-    fn pop(&mut self, rank: Rank) -> Result<Option<[u64; WORDS]>, Broken> {
-        let Some(Port::Local(local)) = &mut self.ports[rank as usize] else { return Ok(None) };
-        local.consumer.pop(local.page.at(local.ring_at))
+    fn pop(&mut self, place: usize) -> Result<Option<[u64; WORDS]>, Broken> {
+        self.ports.local_at(place).map_or(Ok(None), Local::pop)
     }
 
     fn fail(&mut self, failure: JobFailure) {
@@ -685,13 +635,16 @@ impl Loop {
         self.report(Report::Failed(failure));
     }
 
-    /// The shard listens to this worker no more; the control thread decides what becomes of the job.
-    fn drop_worker(&mut self, rank: Rank, what: String) {
-        self.close_port(rank);
-        self.report(Report::Broke { rank, what });
+    /// The shard listens to this peer no more; the control thread decides what becomes of the job.
+    fn drop_peer(&mut self, peer: PeerId, what: String) {
+        if let Some(place) = self.ports.place(peer) {
+            self.close_port(place);
+        }
+        self.report(Report::Broke { peer, what });
     }
 
-    fn submit(&mut self, rank: Rank, submission: &Submission) -> Result<(), String> {
+    fn submit(&mut self, peer: PeerId, submission: &Submission) -> Result<(), String> {
+        let Some(rank) = peer.rank() else { return self.submit_of_reader(peer, submission) };
         if let Submission::Push { tensor, .. } | Submission::Load { tensor, .. } = *submission
             && !self.memory.has_lane(tensor, rank)
         {
@@ -700,7 +653,7 @@ impl Loop {
         match self.machine.submit(rank, submission, &mut self.memory) {
             Ok(()) => {
                 if matches!(submission, Submission::Leave) {
-                    self.let_go(rank);
+                    self.let_go(peer);
                 }
                 Ok(())
             }
@@ -710,6 +663,15 @@ impl Loop {
             }
             Err(refused) => Err(refused.to_string()),
         }
+    }
+
+    /// Of who is no worker a goodbye is all there is to take: what it asks to be sent was noted before.
+    fn submit_of_reader(&mut self, peer: PeerId, submission: &Submission) -> Result<(), String> {
+        self.machine.judge(peer, submission).map_err(|refused| refused.to_string())?;
+        if matches!(submission, Submission::Leave) {
+            self.let_go(peer);
+        }
+        Ok(())
     }
 
     /// Tells everyone who waits what has just happened: rings for those on this host, queues for the others.
@@ -725,8 +687,7 @@ impl Loop {
                     Touched::One(id) => local.bell().must_ring(id + 1),
                     Touched::Many => local.bell().waits(),
                 };
-                let locals = self.ports.iter().flatten().filter_map(Port::local);
-                locals.filter(waits).for_each(|local| local.bell().ring());
+                self.ports.locals().filter(waits).for_each(|local| local.bell().ring());
             }
         }
     }
@@ -736,14 +697,14 @@ impl Loop {
         for &event in &events {
             match event {
                 Event::Published { tensor, local } => {
-                    for port in self.ports.iter_mut().flatten() {
-                        if let Port::Remote(remote) = port {
+                    for &peer in self.overlay.next_hops(tensor) {
+                        if let Some(remote) = self.ports.remote(peer) {
                             remote.subscriber().published(tensor, local, &self.memory);
                         }
                     }
                 }
                 Event::Folded { tensor, writer, count } => {
-                    if let Some(Some(Port::Remote(remote))) = self.ports.get_mut(writer as usize) {
+                    if let Some(remote) = self.ports.contributor(writer) {
                         remote.subscriber().folded(tensor, count, &self.memory);
                     }
                 }
@@ -752,8 +713,8 @@ impl Loop {
         self.memory.recycle(events);
     }
 
-    fn tell_who_waits_for_room(&self, rank: Rank) {
-        if let Some(local) = self.ports[rank as usize].as_ref().and_then(Port::local) {
+    fn tell_who_waits_for_room(&self, place: usize) {
+        if let Some(local) = self.ports.at(place).and_then(Port::local) {
             doorbell::published();
             if local.bell().must_ring(ANYTHING) {
                 local.bell().ring();

@@ -8,6 +8,7 @@ use crate::server::shard::Command;
 use penstock_proto::Rank;
 use penstock_proto::error::{JobFailure, Loss};
 use penstock_proto::message::{Answer, Reply, encode};
+use penstock_proto::peer::PeerId;
 use rustix::event::epoll;
 
 impl Control {
@@ -80,7 +81,8 @@ impl Control {
         let how = how.unwrap_or_else(|| "ended without closing the job".to_owned());
         let shards = &self.shards.handles;
         worker.ending = Some((how, shards.len() + usize::from(self.items.is_some())));
-        shards.iter().for_each(|shard| shard.send(Command::AwaitEnd { rank }));
+        let peer = PeerId::worker(rank);
+        shards.iter().for_each(|shard| shard.send(Command::AwaitEnd { peer }));
         if let Some(items) = &self.items {
             items.send(items::Command::AwaitEnd { rank });
         }
@@ -181,7 +183,7 @@ impl Control {
         }
         self.table_without(rank);
         for shard in &self.shards.handles {
-            shard.send(Command::Remove { rank });
+            shard.send(Command::Remove { peer: PeerId::worker(rank) });
         }
         self.open_barrier();
     }

@@ -17,6 +17,7 @@ use penstock_proto::error::{JobFailure, Refusal};
 use penstock_proto::handshake::Session;
 use penstock_proto::membership::Lease;
 use penstock_proto::message::{Answer, Ask, PROTOCOL_VERSION, Reply, Request, Welcome, encode};
+use penstock_proto::peer::PeerId;
 use rustix::event::epoll;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -118,7 +119,7 @@ impl Control {
         if let Some(handle) = self.shards.handles.get(shard as usize)
             && known
         {
-            handle.send(Command::Attach { rank, stream, long });
+            handle.send(Command::Attach { peer: PeerId::worker(rank), stream, long });
         }
     }
 
@@ -185,7 +186,11 @@ impl Control {
         // Last, because it cannot be taken back: a rank joins once.
         self.roster.join(rank, size)?;
         for (shard, wakeup) in self.shards.handles.iter().zip(wakeups) {
-            shard.send(Command::Join { rank, page: Arc::clone(page.mapping()), wakeup });
+            shard.send(Command::Join {
+                peer: PeerId::worker(rank),
+                page: Arc::clone(page.mapping()),
+                wakeup,
+            });
         }
         self.enroll(token, rank, session, Some(Arc::clone(page.mapping())), charge);
         self.conclude(token, sent);
@@ -241,7 +246,7 @@ impl Control {
         let charge = self.charge_descriptors(rank, self.shards.handles.len() as u32 + 2)?;
         self.roster.join(rank, size)?;
         for shard in &self.shards.handles {
-            shard.send(Command::JoinRemote { rank });
+            shard.send(Command::JoinRemote { peer: PeerId::worker(rank) });
         }
         self.enroll(token, rank, session, None, charge);
         Ok((Answer::Welcome(self.welcome()), Vec::new()))

@@ -357,16 +357,23 @@ impl Control {
                     self.end(JobFailure::NoValue { name, loss: self.loss_of_first.clone() });
                 }
                 Report::Failed(failure) => self.end(failure),
-                Report::Broke { rank, what } => self.lose_rank(rank, Loss::Broke { what }),
-                Report::Departed { rank } => {
-                    if let Some(worker) = self.workers.get_mut(&rank) {
+                Report::Broke { peer, what } => {
+                    if let Some(rank) = peer.rank() {
+                        self.lose_rank(rank, Loss::Broke { what });
+                    }
+                }
+                Report::Departed { peer } => {
+                    if let Some(rank) = peer.rank()
+                        && let Some(worker) = self.workers.get_mut(&rank)
+                    {
                         worker.departed += 1;
                         self.let_go(rank);
                     }
                 }
-                Report::Ended { rank } => {
-                    if let Some((_, open)) =
-                        self.workers.get_mut(&rank).and_then(|worker| worker.ending.as_mut())
+                Report::Ended { peer } => {
+                    if let Some(rank) = peer.rank()
+                        && let Some((_, open)) =
+                            self.workers.get_mut(&rank).and_then(|worker| worker.ending.as_mut())
                     {
                         *open = open.saturating_sub(1);
                         self.look_at_end(rank);
