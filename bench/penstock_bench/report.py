@@ -20,6 +20,8 @@ def line(case: Case) -> str:
     spreads = case.spreads()
     ours = spreads.get(REFERENCE)
     head = f"pushpull {format_size(case.nbytes)} f32, {workers_of(case.workers)}, {case.temperature}"
+    if case.company:
+        head += f", {case.company}"
     if case.chunk is not None:
         head += f", chunks of {format_size(case.chunk)}"
     parts = [head]
@@ -124,13 +126,13 @@ def document(cases: Iterable[Case], machine: dict[str, object]) -> dict[str, Any
         "rounds": [],
         "absent": [],
     }
-    seen: set[tuple[str, int, int]] = set()
+    seen: set[tuple[str, int, int, str]] = set()
     for case in cases:
-        where = {"bytes": case.nbytes, "workers": case.workers}
+        where = {"bytes": case.nbytes, "workers": case.workers, "neighbour": bool(case.company)}
         for name, spread in case.spreads().items():
             entry = _entry(name, case, spread)
-            if (name, case.nbytes, case.workers) not in seen:
-                seen.add((name, case.nbytes, case.workers))
+            if (name, case.nbytes, case.workers, case.company) not in seen:
+                seen.add((name, case.nbytes, case.workers, case.company))
                 result["cases"].append(entry)
             if case.chunk is not None and name == REFERENCE:
                 result["chunks"].append({**entry, "chunk_bytes": case.chunk})
@@ -155,6 +157,7 @@ def _entry(name: str, case: Case, spread: Spread) -> dict[str, Any]:
         "system": name,
         "bytes": case.nbytes,
         "workers": case.workers,
+        "neighbour": bool(case.company),
         "median_s": spread.median,
         "min_s": spread.least,
         "max_s": spread.most,
@@ -165,10 +168,12 @@ def _entry(name: str, case: Case, spread: Spread) -> dict[str, Any]:
 def summary(cases: Sequence[Case]) -> str:
     """All cases as one table of medians, for a sweep."""
     names = list(dict.fromkeys(name for case in cases for name in case.spreads()))
+    beside = any(case.company for case in cases)
     rows = [
         [
             "size",
             "workers",
+            *(["neighbour"] if beside else []),
             *names,
             "of limit",
             *(f"{n} / {REFERENCE}" for n in names if n not in (REFERENCE, LIMIT)),
@@ -178,6 +183,7 @@ def summary(cases: Sequence[Case]) -> str:
         spreads = case.spreads()
         ours, limit = spreads.get(REFERENCE), spreads.get(LIMIT)
         row = [format_size(case.nbytes), str(case.workers)]
+        row += ["busy" if case.company else "none"] if beside else []
         row += [format_time(spreads[name].median) if name in spreads else "-" for name in names]
         row.append(format_ratio(ours.median / limit.median) if ours and limit else "-")
         row += [

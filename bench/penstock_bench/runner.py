@@ -19,13 +19,14 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from penstock.launch.crew import CrewError
 from penstock.units import format_size
+from penstock_bench.neighbour import BESIDE
 from penstock_bench.systems import System
 
 NEAR_BELOW_NS = 150.0
@@ -101,6 +102,15 @@ class Case:
     """Systems that were not measured or failed, and why."""
     failed: dict[str, str] = field(default_factory=dict)
     """What the processes of a system that failed said last."""
+    company: str = ""
+    """Beside what it was measured."""
+    beside: Case | None = None
+    """The same, measured in turns beside a busy process, where that was asked for."""
+
+    @property
+    def all(self) -> list[Case]:
+        """Itself, and what was measured beside it."""
+        return [self] if self.beside is None else [self, self.beside]
 
     def times(self, system: str, placement: str | None = None) -> list[float]:
         """Seconds of all iterations of a system, of all rounds or of those in one placement."""
@@ -138,6 +148,7 @@ def measure(
     distance: Callable[[], float],
     busy: Callable[[], float],
     note: Callable[[str], None],
+    neighbour: Callable[[], AbstractContextManager[None]] | None = None,
 ) -> Case:
     """
     Measures one case on all systems, filling `case`.
@@ -158,12 +169,17 @@ def measure(
         Share of the cores that is in use, while all systems wait.
     note
         Told what goes on.
+    neighbour
+        Keeps a core busy: then each round is run once more beside it, for `case.beside`.
 
     Returns
     -------
     Case
         `case`. A system that is missing or fails stands in `case.absent`; the others go on.
     """
+    if neighbour:
+        absent, failed = case.absent, case.failed
+        case.beside = Case(case.nbytes, case.workers, case.chunk, [], absent, failed, company=BESIDE)
     standing = {system.name: system for system in systems}
     for system in systems:
         reason = system.missing() or _too_large(standing, case)
@@ -194,12 +210,15 @@ def measure(
         for system in list(standing.values()):
             attempt(system, "starts", partial(prepare, system))
         for number in range(1, rounds + 1):
-            others, before = busy(), distance()
-            found = Round((before, before), busy=others)
-            for system in list(standing.values()):
-                attempt(system, f"round {number} of {rounds}", partial(turn, system, found))
-            found.distance_ns = (before, distance())
-            case.rounds.append(found)
+            others = busy()
+            for one in case.all:
+                with neighbour() if one.company and neighbour else nullcontext():
+                    before = distance()
+                    found = Round((before, before), busy=others)
+                    for system in list(standing.values()):
+                        attempt(system, f"round {number} of {rounds}", partial(turn, system, found))
+                    found.distance_ns = (before, distance())
+                    one.rounds.append(found)
     finally:
         for system in list(standing.values()):
             attempt(system, "ends", system.close)

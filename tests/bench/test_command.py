@@ -69,6 +69,17 @@ def test_pushpull_measures_the_same_work_on_penstock_and_on_the_bare_machine(
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_beside_a_busy_neighbour_everything_is_measured_once_more(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    figures = tmp_path / "figures.json"
+    command = "bench pushpull --systems penstock --size 4KiB --workers 1 --rounds 1 --repeats 3 --neighbour"
+    assert main([*command.split(), "--json", str(figures)]) == 0
+    cases = json.loads(figures.read_text())["cases"]
+    assert [(case["neighbour"], case["repeats"]) for case in cases] == [(False, 3), (True, 3)]
+    assert "beside a busy process   penstock " in capsys.readouterr().out
+
+
 def test_a_peer_that_is_not_installed_is_skipped_aloud(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,17 @@ def test_every_row_reaches_every_consumer_on_one_host(
     assert "of limit" in capsys.readouterr().out
 
 
+def test_beside_a_busy_neighbour_everything_is_measured_once_more(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = "--rows-bytes 8 --consumers 1 --transport shm --batch 1 --systems penstock --neighbour"
+    cases = items(arguments, tmp_path / "figures.json")
+    assert [case["neighbour"] for case in cases] == [False, True]
+    assert all(case["latency"]["least"] > 0 for case in cases)  # type: ignore[index]
+    printed = capsys.readouterr().out
+    assert printed.count(" none ") == printed.count(" busy ") == 2, "a rate and a latency each"
+
+
 @pytest.mark.parametrize("propagation", ["eager", "lazy", "bounded"])
 def test_every_row_reaches_every_consumer_over_tcp(propagation: str, tmp_path: Path) -> None:
     arguments = f"--rows-bytes 64 --consumers 2 --transport tcp --batch 64 --propagation {propagation}"

@@ -2,10 +2,15 @@
 
 import json
 import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
 from penstock_bench import report, runner
+from penstock_bench.neighbour import busy
 from penstock_bench.network import report as network_report
 from penstock_bench.runner import Case, Round, Spread
 from penstock_bench.systems import BenchError
@@ -53,6 +58,7 @@ def measured(
     distance: float = 50.0,
     busy: float = 0.0,
     nbytes: int = 4096,
+    neighbour: Callable[[], AbstractContextManager[None]] | None = None,
 ) -> Case:
     return runner.measure(
         Case(nbytes, 2),
@@ -62,6 +68,7 @@ def measured(
         distance=lambda: distance,
         busy=lambda: busy,
         note=lambda text: None,
+        neighbour=neighbour,
     )
 
 
@@ -82,6 +89,36 @@ def test_systems_take_turns_in_every_round() -> None:
     case = measured(Fake("a", log), Fake("b", log), rounds=3)
     assert log == ["a open", "b open", *["a run", "b run"] * 3, "a close", "b close"]
     assert case.spreads()["a"].repeats == 9
+
+
+def test_each_round_is_run_once_more_beside_a_neighbour() -> None:
+    log: list[str] = []
+
+    @contextmanager
+    def neighbour() -> Iterator[None]:
+        log.append("comes")
+        yield
+        log.append("goes")
+
+    case = measured(Fake("a", log), neighbour=neighbour)
+    beside = case.beside
+    assert beside is not None
+    assert log == ["a open", *["a run", "comes", "a run", "goes"] * 2, "a close"]
+    assert case.spreads()["a"].repeats == beside.spreads()["a"].repeats == 6
+    assert "beside a busy process" in report.line(beside)
+    assert "beside" not in report.line(case)
+    assert [entry["neighbour"] for entry in report.document(case.all, {})["cases"]] == [False, True]
+
+
+def test_a_busy_neighbour_takes_a_core_until_it_is_told_to_go() -> None:
+    def used() -> float:
+        children = os.times()
+        return children.children_user + children.children_system
+
+    before = used()
+    with busy():
+        time.sleep(0.3)
+    assert used() - before > 0.05
 
 
 def test_without_a_count_as_many_iterations_as_fit_into_a_round_are_taken() -> None:

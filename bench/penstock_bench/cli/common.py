@@ -10,6 +10,8 @@ from pathlib import Path
 from penstock.cli import terminal
 from penstock.launch.crew import CrewError
 
+NEIGHBOUR = "measure each round once more beside a process that is always at work"
+
 
 def prepare_files(given: argparse.Namespace) -> None:
     """Refuses files that cannot be written, before minutes of measuring."""

@@ -13,7 +13,7 @@ from penstock.cli.numbers import count, counts, names, real
 from penstock.exceptions import OptionError
 from penstock.launch.crew import CrewError
 from penstock.units import parse_bytes
-from penstock_bench.cli.common import distance, failed, prepare_files, progress
+from penstock_bench.cli.common import NEIGHBOUR, distance, failed, prepare_files, progress
 
 if TYPE_CHECKING:
     from penstock_bench.items.runner import Measured
@@ -67,6 +67,7 @@ def items(arguments: Sequence[str]) -> int:
         for batch in batches
     ]
     _measure(given, cases, systems, propagations, quiet=printed)
+    alone, cases = cases, [one for case in cases for one in case.all]
     document = report.document(cases, machine(distance))
     if printed:
         terminal.say(json.dumps(document, indent=1))
@@ -82,7 +83,7 @@ def items(arguments: Sequence[str]) -> int:
     if given.plot and measured:
         from penstock_bench.items import plot
 
-        plot.draw(cases, given.plot)
+        plot.draw(alone, given.plot)
     if not measured:
         terminal.error("no system could be measured", "the reasons stand above, system by system")
     return int(not measured or any(case.failed for case in cases))
@@ -97,6 +98,7 @@ def _measure(
     quiet: bool,
 ) -> None:
     """Case by case; processes stay up while consumers and transport stay the same."""
+    from penstock_bench import neighbour
     from penstock_bench.items import report, runner
     from penstock_bench.runner import busy_cores
 
@@ -116,10 +118,12 @@ def _measure(
                 distance=distance,
                 busy=busy_cores,
                 note=progress,
+                neighbour=neighbour.busy if given.neighbour else None,
             )
             progress("")
             if not quiet:
-                terminal.say(report.line(case))
+                for one in case.all:
+                    terminal.say(report.line(one))
     finally:
         progress("")
         _end(turns)
@@ -167,6 +171,7 @@ def _items_parser() -> terminal.Parser:
     parser.add_argument("--systems", default=",".join(SYSTEMS), help=f"default {','.join(SYSTEMS)}")
     parser.add_argument("--rounds", default="3", help="turns of each system; default 3")
     parser.add_argument("--repeats", help="iterations in a turn; default: what fits into 0.2 s, at least 5")
+    parser.add_argument("--neighbour", action="store_true", help=NEIGHBOUR)
     _add_files(parser)
     return parser
 

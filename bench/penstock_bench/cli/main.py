@@ -19,7 +19,7 @@ from penstock.cli.numbers import count
 from penstock.exceptions import OptionError
 from penstock.launch.crew import CrewError
 from penstock.units import format_ratio, format_size, format_time, parse_bytes
-from penstock_bench.cli.common import distance, failed, prepare_files, progress
+from penstock_bench.cli.common import NEIGHBOUR, distance, failed, prepare_files, progress
 
 if TYPE_CHECKING:
     from penstock_bench.runner import Case, Spread
@@ -38,6 +38,7 @@ _EXAMPLES = """\
   penstock bench pushpull --workers 2 --size 64MiB --json figures.json --plot figures.png
   penstock bench pushpull --sweep --plot sweep.png          # 4 KiB to 256 MiB, 1 to 8 workers
   penstock bench pushpull --size 64MiB --systems penstock,limit --chunk-size 16KiB --chunk-size 64KiB
+  penstock bench pushpull --size 4KiB --neighbour           # once more beside a process that is always at work
   penstock bench pull                                       # a fresh 4 KiB tensor
   penstock bench startup                                    # from `penstock run` to the first step"""
 
@@ -97,7 +98,8 @@ def _pushpull(arguments: Sequence[str]) -> int:
 
     from penstock_bench import report, runner
 
-    cases = _measure(given, [runner.Case(s, w, c) for c in chunks for w in workers for s in sizes])
+    _measure(given, alone := [runner.Case(s, w, c) for c in chunks for w in workers for s in sizes])
+    cases = [case for one in alone for case in one.all]
     if len(cases) > 1:
         terminal.say("\n" + report.summary(cases))
     terminal.say("\n" + report.LEGEND)
@@ -108,15 +110,15 @@ def _pushpull(arguments: Sequence[str]) -> int:
     if given.plot and measured:
         from penstock_bench import plot
 
-        plot.draw(cases, given.plot)
+        plot.draw(alone, given.plot)
     if not measured:
         terminal.error("no system could be measured", "the reasons stand above, system by system")
     return int(not measured or any(case.failed for case in cases))
 
 
-def _measure(given: argparse.Namespace, cases: list[Case]) -> list[Case]:
+def _measure(given: argparse.Namespace, cases: list[Case]) -> None:
     """Measures and prints case by case. Processes stay up from case to case as long as they fit."""
-    from penstock_bench import report, runner
+    from penstock_bench import neighbour, report, runner
     from penstock_bench.systems import gloo, limit, mpi, penstock
 
     systems: dict[str, System] = {}
@@ -142,15 +144,16 @@ def _measure(given: argparse.Namespace, cases: list[Case]) -> list[Case]:
                 distance=distance,
                 busy=runner.busy_cores,
                 note=progress,
+                neighbour=neighbour.busy if given.neighbour else None,
             )
             progress("")
-            terminal.say(report.line(case))
-            terminal.say(report.details(case))
+            for one in case.all:
+                terminal.say(report.line(one))
+                terminal.say(report.details(one))
     finally:
         progress("")
         for system in systems.values():
             system.end()
-    return cases
 
 
 def _pull(arguments: Sequence[str]) -> int:
@@ -246,6 +249,7 @@ def _pushpull_parser() -> terminal.Parser:
     parser.add_argument(
         "--sweep", action="store_true", help="4 KiB to 256 MiB by four, 1, 2, 4 and 8 workers"
     )
+    parser.add_argument("--neighbour", action="store_true", help=NEIGHBOUR)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them (needs matplotlib)")
     return parser

@@ -38,18 +38,38 @@ def rates(cases: Sequence[Measured]) -> str:
     """A line for each size, number of consumers, batch, propagation and transport."""
     peers = [line for line in PEERS if any(measured.rates.get(line) for measured in cases)]
     with_limit = any(measured.rates.get(LIMIT) for measured in cases)
+    beside = any(measured.company for measured in cases)
     rows = [
-        ["row", "consumers", "a call", "transport", "system", "rows/s", "GB/s", "IQR/2", "turns"]
+        [
+            "row",
+            "consumers",
+            "a call",
+            "transport",
+            *_company(beside),
+            "system",
+            "rows/s",
+            "GB/s",
+            "IQR/2",
+            "turns",
+        ]
         + [f"of {peer}" for peer in peers]
         + (["of limit"] if with_limit else [])
     ]
     for measured in cases:
         shown = ours(measured) or [line for line in measured.rates if line != LIMIT]
-        rows += [_rate(measured, line, [*peers, *([LIMIT] if with_limit else [])]) for line in shown]
+        against = [*peers, *([LIMIT] if with_limit else [])]
+        rows += [_rate(measured, line, against, beside=beside) for line in shown]
     return columns(rows)
 
 
-def _rate(measured: Measured, line: str, against: Sequence[str]) -> list[str]:
+def _company(beside: bool, measured: Measured | None = None) -> list[str]:
+    """The column that says beside what a case was measured, where some were measured beside something."""
+    if not beside:
+        return []
+    return ["neighbour" if measured is None else "busy" if measured.company else "none"]
+
+
+def _rate(measured: Measured, line: str, against: Sequence[str], *, beside: bool) -> list[str]:
     work, spread, rate = measured.work, measured.spread(line), measured.rows_per_second(line)
     assert spread is not None
     assert rate is not None
@@ -58,6 +78,7 @@ def _rate(measured: Measured, line: str, against: Sequence[str]) -> list[str]:
         str(work.consumers),
         str(work.batch),
         work.transport,
+        *_company(beside, measured),
         line,
         _count(rate),
         f"{rate * work.row_bytes / 1e9:.3f}",
@@ -76,8 +97,17 @@ def latencies(cases: Sequence[Measured]) -> str:
     with_limit = any(measured.latencies.get(LIMIT) for measured in shown)
     against = [*peers, *([LIMIT] if with_limit else [])]
     getter = any(measured.fresh.get("mpi get") for measured in shown)
+    beside = any(measured.company for measured in shown)
     rows = [
-        ["row", "transport", "system", "latency", *(f"of {line}" for line in against), "get, fresh"]
+        [
+            "row",
+            "transport",
+            *_company(beside),
+            "system",
+            "latency",
+            *(f"of {line}" for line in against),
+            "get, fresh",
+        ]
         + (["of mpi get"] if getter else [])
     ]
     for measured in shown:
@@ -89,6 +119,7 @@ def latencies(cases: Sequence[Measured]) -> str:
                 [
                     format_size(measured.work.row_bytes),
                     measured.work.transport,
+                    *_company(beside, measured),
                     line,
                     format_time(seconds),
                     *(_ratio(seconds, measured.median_latency(other)) for other in against),
@@ -112,7 +143,7 @@ def _count(value: float) -> str:
 
 def line(measured: Measured) -> str:
     """A case in one line, while it runs."""
-    parts = [str(measured.work)]
+    parts = [f"{measured.work}, {measured.company}" if measured.company else str(measured.work)]
     for name in measured.rates:
         rate = measured.rows_per_second(name)
         if rate is not None:
@@ -147,7 +178,7 @@ def document(cases: Iterable[Measured], machine: dict[str, object]) -> dict[str,
     """
     result: dict[str, Any] = {"bench": "items", "machine": machine, "cases": [], "absent": []}
     for measured in cases:
-        where = asdict(measured.work)
+        where = {**asdict(measured.work), "neighbour": bool(measured.company)}
         placements = [r.placement for r in measured.rounds]
         for name in measured.rates:
             spread, rate = measured.spread(name), measured.rows_per_second(name)

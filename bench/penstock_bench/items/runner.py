@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from penstock.launch.crew import CrewError
 from penstock_bench.items.systems import System
 from penstock_bench.items.work import Work
+from penstock_bench.neighbour import BESIDE
 from penstock_bench.runner import Round, Spread
 
 TURN_SECONDS = 0.2
@@ -47,6 +49,15 @@ class Measured:
     """Systems that were not measured or failed, and why."""
     failed: dict[str, str] = field(default_factory=dict)
     """What the processes of a system that failed said last."""
+    company: str = ""
+    """Beside what it was measured."""
+    beside: Measured | None = None
+    """The same, measured in turns beside a busy process, where that was asked for."""
+
+    @property
+    def all(self) -> list[Measured]:
+        """Itself, and what was measured beside it."""
+        return [self] if self.beside is None else [self, self.beside]
 
     def spread(self, line: str) -> Spread | None:
         """Of the turns of a line."""
@@ -83,12 +94,16 @@ def measure(
     distance: Callable[[], float],
     busy: Callable[[], float],
     note: Callable[[str], None],
+    neighbour: Callable[[], AbstractContextManager[None]] | None = None,
 ) -> Measured:
     """
-    Measures one case on all systems, filling `measured`.
+    Measures one case on all systems, filling `measured`; with a `neighbour`, which keeps a core busy, each
+    round once more beside it, filling `measured.beside`.
 
     A system that is missing or fails stands in `measured.absent`; the others go on.
     """
+    if neighbour:
+        measured.beside = replace(measured, rates={}, latencies={}, fresh={}, rounds=[], company=BESIDE)
     standing: dict[str, System] = {}
     for system in systems:
         if reason := system.missing():
@@ -111,28 +126,31 @@ def measure(
         for way in system.ways:
             counts[line_name(system, way)] = repeats or _fitting(system.rate(way, PILOT))
 
-    def turn(system: System) -> None:
+    def turn(one: Measured, system: System) -> None:
         for way in system.ways:
             line = line_name(system, way)
             times = system.rate(way, counts[line])
-            measured.rates.setdefault(line, []).append(statistics.mean(times))
+            one.rates.setdefault(line, []).append(statistics.mean(times))
 
-    def latencies(system: System) -> None:
+    def latencies(one: Measured, system: System) -> None:
         for way in system.ways:
             line, small = line_name(system, way), repeats
-            measured.latencies.setdefault(line, []).extend(system.latency(way, small or LATENCIES))
-            measured.fresh.setdefault(line, []).extend(system.fresh(way, small or FRESH))
+            one.latencies.setdefault(line, []).extend(system.latency(way, small or LATENCIES))
+            one.fresh.setdefault(line, []).extend(system.fresh(way, small or FRESH))
 
     try:
         for system in list(standing.values()):
             attempt(system, "starts", begin)
         for number in range(1, rounds + 1):
-            others, before = busy(), distance()
-            for system in list(standing.values()):
-                attempt(system, f"round {number} of {rounds}", turn)
-                if measured.latency_too and system.name in standing:
-                    attempt(system, f"round {number} of {rounds}, latency", latencies)
-            measured.rounds.append(Round((before, distance()), {}, others))
+            others = busy()
+            for one in measured.all:
+                with neighbour() if one.company and neighbour else nullcontext():
+                    before = distance()
+                    for system in list(standing.values()):
+                        attempt(system, f"round {number} of {rounds}", partial(turn, one))
+                        if measured.latency_too and system.name in standing:
+                            attempt(system, f"round {number} of {rounds}, latency", partial(latencies, one))
+                    one.rounds.append(Round((before, distance()), {}, others))
     finally:
         for system in list(standing.values()):
             with suppress(CrewError):
