@@ -90,7 +90,7 @@ def test_beside_a_busy_neighbour_everything_is_measured_once_more(
     assert [case["neighbour"] for case in cases] == [False, True]
     assert all(case["latency"]["least"] > 0 for case in cases)  # type: ignore[index]
     printed = capsys.readouterr().out
-    assert printed.count(" none ") == printed.count(" busy ") == 2, "a rate and a latency each"
+    assert printed.count(" none ") == printed.count(" busy  ") == 2, "a rate and a latency each"
 
 
 @pytest.mark.parametrize("propagation", ["eager", "lazy", "bounded"])

@@ -38,7 +38,7 @@ _EXAMPLES = """\
   penstock bench pushpull --workers 2 --size 64MiB --json figures.json --plot figures.png
   penstock bench pushpull --sweep --plot sweep.png          # 4 KiB to 256 MiB, 1 to 8 workers
   penstock bench pushpull --size 64MiB --systems penstock,limit --chunk-size 16KiB --chunk-size 64KiB
-  penstock bench pushpull --size 4KiB --neighbour           # once more beside a process that is always at work
+  penstock bench pushpull --size 4KiB --neighbour           # and beside a process that is always at work
   penstock bench pull                                       # a fresh 4 KiB tensor
   penstock bench startup                                    # from `penstock run` to the first step"""
 
