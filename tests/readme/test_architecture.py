@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
@@ -120,3 +123,66 @@ def test_invariants_that_the_code_cites_are_on_the_page() -> None:
         for number in re.findall(r"\b([CPRDSEINMTK]-\d{1,2})\b", path.read_text())
     }
     assert cited - known == set()
+
+
+USE = re.compile(r"(?<!pub )(?<!\) )\buse\s+([^;]+);|\b(crate::[\w:]+)")
+
+
+def leaves(tree: str, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of a `use`: `a::{b, c::d}` has a::b and a::c::d."""
+    head, brace, inside = tree.strip().partition("{")
+    path = prefix + tuple(word for word in head.strip().split("::") if word)
+    if not brace:
+        yield path
+        return
+    depth, begin = 0, 0
+    inside = inside[: inside.rindex("}")] + ","
+    for at, letter in enumerate(inside):
+        depth += (letter == "{") - (letter == "}")
+        if letter == "," and depth == 0:
+            if part := inside[begin:at].strip():
+                yield from leaves(part, path)
+            begin = at + 1
+
+
+def needs(crate: str) -> dict[str, set[str]]:
+    """By module of a crate, a file each: the others that it uses outside its tests, but for its folder's own."""
+    source = ROOT / "crates" / crate / "src"
+    named = {
+        "::".join(
+            part for part in path.relative_to(source).with_suffix("").parts if part not in ("mod", "lib")
+        ): path
+        for path in source.rglob("*.rs")
+    }
+
+    def module(path: tuple[str, ...]) -> str | None:
+        return next((name for n in range(len(path), 0, -1) if (name := "::".join(path[:n])) in named), None)
+
+    found: dict[str, set[str]] = {}
+    for name, file in named.items():
+        text = re.split(r"#\[cfg\((?:all\()?test", file.read_text())[0]
+        text = re.sub(r"//.*", "", text)
+        here = tuple(filter(None, name.split("::")))
+        used = set()
+        for tree, inline in USE.findall(text):
+            for path in leaves(re.sub(r" as \w+", "", tree or inline)):
+                up = len([word for word in path if word == "super"])
+                whole = path[1:] if path[0] == "crate" else here[: len(here) - up] + path[up:]
+                used.add(module(whole))
+        others = {other for other in used if other and other != name}
+        found[name] = {
+            other
+            for other in others
+            if not name.startswith(f"{other}::") and not other.startswith(f"{name}::")
+        }
+    return found
+
+
+@pytest.mark.parametrize("crate", ["penstock-proto", "penstock-kernels"])
+def test_no_two_files_need_each_other(crate: str) -> None:
+    graph = needs(crate)
+    assert sum(map(len, graph.values())) > len(graph), "their uses are found"
+    while free := [name for name, others in graph.items() if not others & graph.keys()]:
+        for name in free:
+            del graph[name]
+    assert graph == {}, "these need each other, in a circle, or what does"
