@@ -146,7 +146,7 @@ def leaves(tree: str, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]
 
 
 def needs(crate: str) -> dict[str, set[str]]:
-    """By module of a crate, a file each: the others that it uses outside its tests, but for its folder's own."""
+    """By module, a file each: what it uses outside its tests, but for the files of its own folder."""
     source = ROOT / "crates" / crate / "src"
     named = {
         "::".join(
