@@ -128,7 +128,7 @@ def document(cases: Iterable[Case], machine: dict[str, object]) -> dict[str, Any
     }
     seen: set[tuple[str, int, int, str]] = set()
     for case in cases:
-        where = {"bytes": case.nbytes, "workers": case.workers, "neighbour": bool(case.company)}
+        where = {"bytes": case.nbytes, "workers": case.workers, **_company(case)}
         for name, spread in case.spreads().items():
             entry = _entry(name, case, spread)
             if (name, case.nbytes, case.workers, case.company) not in seen:
@@ -152,12 +152,17 @@ def document(cases: Iterable[Case], machine: dict[str, object]) -> dict[str, Any
     return result
 
 
+def _company(case: Case) -> dict[str, bool]:
+    """Where it was measured beside a busy process, that it was."""
+    return {"neighbour": True} if case.company else {}
+
+
 def _entry(name: str, case: Case, spread: Spread) -> dict[str, Any]:
     return {
         "system": name,
         "bytes": case.nbytes,
         "workers": case.workers,
-        "neighbour": bool(case.company),
+        **_company(case),
         "median_s": spread.median,
         "min_s": spread.least,
         "max_s": spread.most,

@@ -526,8 +526,7 @@ class Job(Sealed):
     def clocks(self) -> list[int]:
         """
         The clock of each worker, by rank, as the first server last saw it; -1 for a worker that never came or
-        was lost. While the server's first thread holds no part of a tensor, it learns the clocks ten times a
-        second, and at barriers.
+        was lost. The server may hear of a clock a tenth of a second late, but not of a worker that waits.
 
         Raises
         ------

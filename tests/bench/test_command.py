@@ -76,7 +76,7 @@ def test_beside_a_busy_neighbour_everything_is_measured_once_more(
     command = "bench pushpull --systems penstock --size 4KiB --workers 1 --rounds 1 --repeats 3 --neighbour"
     assert main([*command.split(), "--json", str(figures)]) == 0
     cases = json.loads(figures.read_text())["cases"]
-    assert [(case["neighbour"], case["repeats"]) for case in cases] == [(False, 3), (True, 3)]
+    assert [("neighbour" in case, case["repeats"]) for case in cases] == [(False, 3), (True, 3)]
     assert "beside a busy process   penstock " in capsys.readouterr().out
 
 

@@ -87,7 +87,7 @@ def test_beside_a_busy_neighbour_everything_is_measured_once_more(
 ) -> None:
     arguments = "--rows-bytes 8 --consumers 1 --transport shm --batch 1 --systems penstock --neighbour"
     cases = items(arguments, tmp_path / "figures.json")
-    assert [case["neighbour"] for case in cases] == [False, True]
+    assert ["neighbour" in case for case in cases] == [False, True]
     assert all(case["latency"]["least"] > 0 for case in cases)  # type: ignore[index]
     printed = capsys.readouterr().out
     assert printed.count(" none ") == printed.count(" busy  ") == 2, "a rate and a latency each"

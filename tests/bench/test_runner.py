@@ -107,7 +107,7 @@ def test_each_round_is_run_once_more_beside_a_neighbour() -> None:
     assert case.spreads()["a"].repeats == beside.spreads()["a"].repeats == 6
     assert "beside a busy process" in report.line(beside)
     assert "beside" not in report.line(case)
-    assert [entry["neighbour"] for entry in report.document(case.all, {})["cases"]] == [False, True]
+    assert ["neighbour" in entry for entry in report.document(case.all, {})["cases"]] == [False, True]
 
 
 def test_a_busy_neighbour_takes_a_core_until_it_is_told_to_go() -> None:

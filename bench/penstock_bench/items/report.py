@@ -178,7 +178,7 @@ def document(cases: Iterable[Measured], machine: dict[str, object]) -> dict[str,
     """
     result: dict[str, Any] = {"bench": "items", "machine": machine, "cases": [], "absent": []}
     for measured in cases:
-        where = {**asdict(measured.work), "neighbour": bool(measured.company)}
+        where = {**asdict(measured.work), **({"neighbour": True} if measured.company else {})}
         placements = [r.placement for r in measured.rounds]
         for name in measured.rates:
             spread, rate = measured.spread(name), measured.rows_per_second(name)

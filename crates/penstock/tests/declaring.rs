@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Cluster, NO_SETTINGS, Way, bytes, declare, pull};
+use common::{Cluster, NO_SETTINGS, Way, bytes, declare, pull, waiting_push};
 use penstock::worker::{Declaration, Error};
 use penstock_kernels::{Dtype, Rule};
 use penstock_proto::consistency::Consistency::{Asp, Bsp, Ssp};
@@ -111,11 +111,11 @@ fn another_declaration_of_a_tensor_is_refused_with_what_differs() {
 }
 
 // Shards that are home of nothing are not told of every clock: who declares the first tensor there waits for workers that have long
-// passed it, and may compute on for as long as they like.
+// passed it, and may compute on for as long as they like. However long the lease is.
 #[test]
 fn whoever_has_passed_a_tensor_before_its_shard_heard_so_is_not_waited_for() {
     for way in [Way::Memory, Way::Tcp] {
-        let cluster = Cluster::over(way, 2, 1, &[("lease", "1")]);
+        let cluster = Cluster::over(way, 2, 1, &[("lease", "100")]);
         let (a, b) = (cluster.join(0), cluster.join(1));
         for _ in 0..3 {
             b.clock().unwrap();
@@ -130,5 +130,57 @@ fn whoever_has_passed_a_tensor_before_its_shard_heard_so_is_not_waited_for() {
         }
         assert_eq!(pull(&late, None).unwrap(), (4, vec![3.0; 4]));
         assert_eq!(a.clocks().unwrap(), [4, 4]);
+    }
+}
+
+// The clock that worker 1 had not told kept worker 0 waiting, which kept worker 1 waiting: that was taken for a circle, and where it
+// was not, an iteration took an eighth of the lease.
+#[test]
+fn workers_go_in_step_although_one_has_not_declared_a_tensor_that_the_other_pulls() {
+    for way in [Way::Memory, Way::Tcp] {
+        let cluster = Cluster::over(way, 2, 1, &[("lease", "100")]);
+        let work = |rank| {
+            let job = cluster.join(rank);
+            job.on_alone(Box::new(|| true));
+            let both = declare(&job, "w", 4, Bsp);
+            let early = (rank == 0).then(|| declare(&job, "u", 4, Bsp));
+            job.barrier(None).unwrap();
+            for round in 1..=50 {
+                both.push(Some(&bytes(&[1.0; 4])), NO_SETTINGS, false, None).unwrap();
+                job.clock().unwrap();
+                assert_eq!(pull(&both, None).unwrap().0, round);
+                if let Some(early) = &early {
+                    assert_eq!(pull(early, None).unwrap().0, round);
+                }
+            }
+            job.barrier(None).unwrap();
+        };
+        std::thread::scope(|scope| {
+            [0, 1].map(|rank| scope.spawn(move || work(rank))).map(|t| t.join().unwrap())
+        });
+    }
+}
+
+// To tell a shard the clock, who came to the barrier waited for the push that waits for the one at the barrier.
+#[test]
+fn a_push_that_waits_keeps_no_other_thread_from_the_barrier_the_clocks_or_a_declaration() {
+    for way in [Way::Memory, Way::Tcp] {
+        let cluster = Cluster::over(way, 2, 1, &[]);
+        let (a, b) = (cluster.join(0), cluster.join(1));
+        let (ours, theirs) = (declare(&a, "w", 4, Bsp), declare(&b, "w", 4, Bsp));
+        (a.clock().unwrap(), b.clock().unwrap());
+        let data = bytes(&[1.0; 4]);
+        std::thread::scope(|scope| {
+            let waits = waiting_push(scope, &a, &ours, &data);
+            let other = scope.spawn(|| b.barrier(None));
+            a.clocks().unwrap();
+            declare(&a, "u", 4, Bsp);
+            a.barrier(None).unwrap();
+            other.join().unwrap().unwrap();
+            assert!(!waits.is_finished());
+            theirs.push(Some(&data), NO_SETTINGS, false, None).unwrap();
+            b.clock().unwrap();
+            waits.join().unwrap().unwrap();
+        });
     }
 }

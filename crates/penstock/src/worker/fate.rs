@@ -6,7 +6,7 @@
 //! | closing: the worker is leaving | are refused, and stop waiting | go on, until what was submitted is taken |
 //! | over: it has left, or the job has failed | are refused | end |
 
-use super::link::lock;
+use super::link::{Untold, lock};
 use crate::notes;
 use crate::worker::Error;
 use penstock_fabric::doorbell::Bell;
@@ -41,6 +41,8 @@ pub(in crate::worker) struct Fate {
     pages: Mutex<Vec<Arc<Mapping>>>,
     /// Where whoever started the job notes who is lost, as long as this worker joins.
     notes: Mutex<Vec<PathBuf>>,
+    /// Which shards do not know this worker's clock.
+    pub(in crate::worker) untold: Untold,
     /// Set once. It stands behind no lock: it waits for Python's interpreter, and runs signal handlers.
     interrupt: OnceLock<Interrupt>,
 }

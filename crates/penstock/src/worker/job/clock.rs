@@ -4,31 +4,31 @@ use super::{Inner, Job};
 use crate::turn::Place;
 use crate::wait::Deadline;
 use crate::worker::Error;
-use crate::worker::link::{self, Rooms, lock};
+use crate::worker::link::{self, Link, Rooms, TELL_CLOCK, lock};
 use penstock_fabric::sync::Ordering;
 use penstock_proto::message::{Answer, Ask};
 use penstock_proto::submission::Submission;
-use std::time::{Duration, Instant};
-
-/// How often shards are told the clock that are home of no tensor and do not need it: often enough for who looks on.
-const TELL_CLOCK: Duration = Duration::from_millis(100);
+use smallvec::SmallVec;
+use std::time::Instant;
 
 impl Inner {
     /// Tells the shards the clock, all or none: those that are home of a tensor, and the others if it is time to.
     fn submit_clock(&self, clock: u64, deadline: Deadline) -> Result<(), Error> {
         let is_time = self.is_time_to_tell(deadline.began());
         let (links, mut rooms) = (self.links(), Rooms::new());
-        let shards =
-            || links.iter().flat_map(|link| (0..link.welcome.shards).map(move |shard| (link, shard)));
-        for (link, shard) in shards().filter(|(link, shard)| is_time || link.is_home(*shard)) {
-            rooms.push(link.room(shard, 1, deadline)?);
-        }
-        for (link, shard) in shards().filter(|(link, shard)| !is_time && !link.is_home(*shard)) {
-            link.leave_behind(shard, clock);
-            self.untold.store(true, Ordering::Release);
+        let mut others: SmallVec<[(&Link, u32); 8]> = SmallVec::new();
+        for link in links.iter() {
+            for shard in 0..link.welcome.shards {
+                if is_time || link.is_home(shard) {
+                    rooms.push(link.room(shard, 1, deadline)?);
+                } else {
+                    others.push((link, shard));
+                }
+            }
         }
         rooms.iter_mut().for_each(|room| room.put(|| Submission::Clock { clock }));
         link::ring(&mut rooms);
+        others.into_iter().for_each(|(link, shard)| link.leave_behind(shard, clock));
         Ok(())
     }
 
@@ -43,18 +43,15 @@ impl Inner {
 
     /// Tells the clock those shards that do not know it.
     pub(in crate::worker) fn tell_clock(&self, deadline: Deadline) -> Result<(), Error> {
-        if !self.untold.load(Ordering::Acquire) {
+        if self.fate.untold.tell() {
             return Ok(());
         }
-        let _alone = self.stop_clock("telling the servers the clock", deadline)?;
-        let (links, mut rooms) = (self.links(), Rooms::new());
-        for link in links.iter() {
+        // Some have no room: they are waited for.
+        for link in self.links().iter() {
             for shard in 0..link.welcome.shards {
-                rooms.push(link.room(shard, 0, deadline)?);
+                link.room(shard, 0, deadline)?;
             }
         }
-        link::ring(&mut rooms);
-        self.untold.store(false, Ordering::Release);
         Ok(())
     }
 
@@ -64,13 +61,8 @@ impl Inner {
         homes: impl Iterator<Item = (usize, u32)>,
         deadline: Deadline,
     ) -> Result<(), Error> {
-        {
-            // The clock stands still: they are told of it, or it has been noted that they were not.
-            let (_, _place) = self.clock(deadline)?;
-            let links = self.links();
-            for (server, shard) in homes {
-                links.get(server).ok_or(Error::Closed)?.make_home(shard);
-            }
+        for (server, shard) in homes {
+            self.links().get(server).ok_or(Error::Closed)?.make_home(shard);
         }
         self.tell_clock(deadline)
     }
@@ -120,8 +112,8 @@ impl Job {
         Ok(next)
     }
 
-    /// The clocks of all workers as the first shard of the first server last heard of them; -1 for one that is gone. If it is home of no
-    /// tensor it hears of them ten times a second, and whenever a worker passes a barrier.
+    /// The clocks of all workers as the first shard of the first server last heard of them; -1 for one that is gone. If it is home of none
+    /// of a worker's tensors it hears of that one's clock within a tenth of a second, at once if the worker waits for anything.
     pub fn clocks(&self) -> Result<Vec<i64>, Error> {
         self.inner.fate.check()?;
         let deadline = self.inner.deadline(None);

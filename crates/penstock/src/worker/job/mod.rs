@@ -30,7 +30,7 @@ use penstock_proto::handshake::{Purpose, Session};
 use penstock_proto::knot::Goal;
 use penstock_proto::message::{Answer, Ask};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
@@ -90,8 +90,7 @@ pub(super) struct Inner {
     barriers: AtomicU64,
     /// Bytes that each shard is home of, by server.
     pub(super) homed: Mutex<Vec<Vec<u64>>>,
-    /// Whether there may be shards that do not know the newest clock, and when all were last told.
-    untold: AtomicBool,
+    /// When all shards were last told the clock.
     told: Mutex<Option<Instant>>,
     /// Where the servers are, and who this worker is to them; `None` with a server in this process.
     membership: Option<(Membership, Session)>,
@@ -124,6 +123,7 @@ impl Inner {
     /// How long who stands in line behind other threads of this worker may sleep until it looks again.
     pub(super) fn look(&self, what: &str, deadline: Deadline) -> Result<Duration, Error> {
         self.fate.look()?;
+        self.fate.untold.tell();
         let left = deadline.left();
         if left.is_zero() {
             return Err(Error::InLine { what: what.to_owned(), waited: deadline.waited() });
@@ -250,7 +250,6 @@ impl Job {
         let homed = links.iter().map(|link| vec![0; link.welcome.shards as usize]).collect();
         let inner = Inner {
             homed: Mutex::new(homed),
-            untold: AtomicBool::new(false),
             told: Mutex::new(None),
             membership,
             adaptive: Mutex::default(),

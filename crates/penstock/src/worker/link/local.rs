@@ -1,5 +1,6 @@
 //! A server on this host: a Unix socket, and shared memory whose descriptors come beside its messages.
 
+use super::outlet::TELL_CLOCK;
 use super::{Channel, Introduction, Link, Outlets, Wire, judge, lock, lost};
 use crate::thread::{self, Wakeup};
 use crate::wait::{Deadline, INTERRUPT_EVERY, poll, until_readable};
@@ -49,12 +50,15 @@ impl Link {
         let page = map(page::bytes(welcome.shards), Access::Write)?;
         let board = map(board::BYTES, Access::Read)?;
         page.touch().map_err(Error::system("touch a page"))?;
+        let outlets = Outlets::new(Arc::clone(&page), Arc::clone(&board), descriptors.collect());
+        let outlets = Arc::new(outlets);
+        fate.untold.add(&outlets);
         let wire = Arc::new(Wire {
             channel: Channel::Local(connection),
             page: Arc::clone(&page),
             open: Mutex::default(),
             slabs: Mutex::default(),
-            outlets: Outlets::new(Arc::clone(&page), Arc::clone(&board), descriptors.collect()),
+            outlets,
             server,
             rank: who.rank,
             left: AtomicBool::new(false),
@@ -220,10 +224,10 @@ impl Wire {
         let mut next_beat = Instant::now();
         loop {
             let now = Instant::now();
+            fate.untold.tell();
             if now >= next_beat {
                 self.page.at::<Count>(page::HEARTBEAT).0.fetch_add(1, Ordering::Relaxed);
                 next_beat = now + beat;
-                self.outlets.catch_up();
                 if let Some(silent) = watch.find_silent() {
                     self.gone(fate, &silent);
                     break;
@@ -231,7 +235,7 @@ impl Wire {
             }
             let Channel::Local(connection) = &self.channel else { break };
             let mut fds = [PollFd::new(connection, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-            let _ = poll(&mut fds, Some(next_beat.saturating_duration_since(now)));
+            let _ = poll(&mut fds, Some(next_beat.saturating_duration_since(now).min(TELL_CLOCK)));
             if !fds[1].revents().is_empty() {
                 break;
             }

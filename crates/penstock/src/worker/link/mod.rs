@@ -21,7 +21,7 @@ mod slabs;
 
 pub(super) use barrier::Met;
 pub(super) use courier::RemoteHome;
-pub(super) use outlet::{Room, Rooms, ring};
+pub(super) use outlet::{Room, Rooms, TELL_CLOCK, Untold, ring};
 
 use super::Error;
 use crate::thread::Wakeup;
@@ -79,7 +79,7 @@ struct Wire {
     /// What has no answer so far, and where it goes.
     open: Mutex<Requests<SyncSender<Heard>>>,
     slabs: Mutex<slabs::Slabs>,
-    outlets: Outlets,
+    outlets: Arc<Outlets>,
     server: u32,
     /// This worker's.
     rank: Rank,
@@ -156,14 +156,14 @@ impl Link {
         self.wire.outlets.is_home(shard)
     }
 
-    /// From now on it is. The clock must stand still meanwhile.
+    /// From now on it is. Then those are to be [told](outlet::Untold::tell) who were not.
     pub(super) fn make_home(&self, shard: u32) {
         self.wire.outlets.make_home(shard);
     }
 
-    /// Notes a clock that a shard is told later: before anything else, and within an eighth of the lease.
+    /// Notes a clock that a shard is told later.
     pub(super) fn leave_behind(&self, shard: u32, clock: u64) {
-        self.wire.outlets.leave_behind(shard, clock);
+        self.fate.untold.leave(&self.wire.outlets, shard, clock);
     }
 
     /// Waits until `done`, which only the server can bring about by something that happens to `what`.
@@ -198,6 +198,7 @@ impl Link {
             }
             stands()?;
             self.fate.check_interrupt()?;
+            self.fate.untold.tell();
             let left = deadline.left();
             if left.is_zero() {
                 return Ok(Waited::TimedOut);
@@ -253,6 +254,7 @@ impl Link {
         patient: impl Fn() -> Result<(), Error>,
         deadline: Deadline,
     ) -> Result<Option<Answered>, Error> {
+        self.fate.untold.tell();
         loop {
             match receiver.recv_timeout(deadline.left().min(INTERRUPT_EVERY)) {
                 Ok(Ok((Answer::Refused(refusal), _))) => return Err(refusal.into()),

@@ -1,7 +1,9 @@
 //! The ways from a worker to the shards of one server: a ring each, in which several threads keep room and submit.
 //!
-//! A shard that is home of none of this worker's tensors has no use for its clock, and would be kept awake by it. It is told before
-//! it is told anything else, when its time has come, or by the link's thread.
+//! A shard that is home of none of this worker's tensors has no use for its clock, and would be kept awake by it. But another worker may
+//! wait for that clock there, by a tensor that this one has not declared so far. So a clock stays [`Untold`] while its worker computes,
+//! for a tenth of a second at most: the shard is told before it is told anything else, before the worker sleeps over anything, and by
+//! the link's thread.
 
 use crate::thread;
 use crate::worker::link::lock;
@@ -14,7 +16,11 @@ use penstock_proto::submission::Submission;
 use rustix::fd::OwnedFd;
 use smallvec::SmallVec;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+/// How long a shard may not know the clock: not so long that anybody notices, and long beside an iteration of which it need not know.
+pub(in crate::worker) const TELL_CLOCK: Duration = Duration::from_millis(100);
 
 /// The way to one shard. Locked to look or to write, never while its thread waits.
 #[derive(Default)]
@@ -106,23 +112,27 @@ impl Outlets {
     }
 
     pub(super) fn is_home(&self, shard: u32) -> bool {
-        self.homes[shard as usize].load(Ordering::Relaxed)
+        self.homes[shard as usize].load(Ordering::SeqCst)
     }
 
-    /// From now on the shard is told of every clock at once.
+    /// From now on the shard is told of every clock at once. What it was not told, who calls this tells it then.
     pub(super) fn make_home(&self, shard: u32) {
-        self.homes[shard as usize].store(true, Ordering::Relaxed);
+        // In one order with `Untold::any`: see `leave_behind`.
+        self.homes[shard as usize].store(true, Ordering::SeqCst);
     }
 
-    /// Notes a clock that the shard is told later.
-    pub(super) fn leave_behind(&self, shard: u32, clock: u64) {
+    fn leave_behind(&self, shard: u32, clock: u64) {
         lock(&self.outlets[shard as usize]).behind = Some(clock);
     }
 
-    /// Tells the clock those who were not told, as far as they have room.
-    pub(super) fn catch_up(&self) {
-        let shards = 0..self.outlets.len() as u32;
-        ring(&mut shards.filter_map(|shard| self.room(shard, 0).ok()).collect::<Rooms<'_>>());
+    /// Tells the clock those who were not told; whether all had room for it.
+    fn catch_up(&self) -> bool {
+        let mut all = true;
+        for shard in 0..self.outlets.len() as u32 {
+            // What is dropped rings.
+            all &= !matches!(self.room(shard, 0), Err(NoRoom::Full));
+        }
+        all
     }
 
     /// How many submissions the shards have taken, as they say, of how many that were submitted.
@@ -132,6 +142,45 @@ impl Outlets {
         };
         let add = |(taken, all), (some, more)| (taken + some, all + more);
         self.outlets.iter().zip(0..).map(count).fold((0, 0), add)
+    }
+}
+
+/// Which shards, of all servers, were not told the worker's clock.
+#[derive(Default)]
+pub(in crate::worker) struct Untold {
+    /// Whether there may be any.
+    any: AtomicBool,
+    /// Those of links that have ended are gone.
+    all: Mutex<Vec<Weak<Outlets>>>,
+}
+
+impl Untold {
+    /// The ways to another server.
+    pub(super) fn add(&self, outlets: &Arc<Outlets>) {
+        lock(&self.all).push(Arc::downgrade(outlets));
+    }
+
+    /// Notes a clock that a shard is told later. It may have become home since it was looked at.
+    pub(super) fn leave(&self, outlets: &Outlets, shard: u32, clock: u64) {
+        outlets.leave_behind(shard, clock);
+        // Either this sees that it is home now, or who made it one sees this: both are in one order with what they wrote first.
+        self.any.store(true, Ordering::SeqCst);
+        if outlets.is_home(shard) {
+            self.tell();
+        }
+    }
+
+    /// Tells all shards the clock, without waiting for room; whether all know it now.
+    pub(in crate::worker) fn tell(&self) -> bool {
+        // Whoever comes second returns when they have been told.
+        let all = lock(&self.all);
+        let standing = all.iter().filter_map(Weak::upgrade);
+        let told = !self.any.swap(false, Ordering::SeqCst)
+            || standing.filter(|outlets| !outlets.catch_up()).count() == 0;
+        if !told {
+            self.any.store(true, Ordering::SeqCst);
+        }
+        told
     }
 }
 
@@ -145,7 +194,7 @@ pub(in crate::worker) struct Room<'a> {
 }
 
 /// Room at several shards, for what they are told by one call.
-pub(in crate::worker) type Rooms<'a> = SmallVec<[Room<'a>; 4]>;
+pub(in crate::worker) type Rooms<'a> = SmallVec<[Room<'a>; 8]>;
 
 impl Room<'_> {
     /// Tells the shard something, without waiting. Nothing is told once the worker has said goodbye, for which it waits until
@@ -183,6 +232,9 @@ pub(in crate::worker) fn ring(rooms: &mut [Room<'_>]) {
 
 impl Drop for Room<'_> {
     fn drop(&mut self) {
+        if self.unheard {
+            ring(std::slice::from_mut(self));
+        }
         if self.left > 0 {
             lock(&self.outlets.outlets[self.shard as usize]).kept -= self.left;
         }
@@ -192,6 +244,7 @@ impl Drop for Room<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use penstock_fabric::doorbell::Sleeping;
     use penstock_fabric::region::{Region, Writers};
     use penstock_fabric::ring::{CAPACITY, Consumer};
     use rustix::event::{EventfdFlags, eventfd};
@@ -222,6 +275,17 @@ mod tests {
         outlets.room(1, 1).unwrap().submit(&Submission::Leave);
         assert_eq!((pop(1), pop(1)), (Some(Submission::Clock { clock: 7 }), Some(Submission::Leave)));
         assert_eq!(outlets.room(1, 1).err(), Some(NoRoom::Sealed));
+    }
+
+    // The shard slept over what it had been told, and was not told again.
+    #[test]
+    fn a_shard_is_rung_for_a_clock_although_nothing_follows_it() {
+        let (outlets, _) = outlets(1);
+        outlets.board.at::<Sleeping>(board::sleeping(0)).announce();
+        outlets.leave_behind(0, 1);
+        drop(outlets.room(0, 1).unwrap());
+        let mut count = [0; 8];
+        assert_eq!(rustix::io::read(&outlets.wakeups[0], &mut count), Ok(8), "it was rung for");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! answers every sign of life, so that silence is noticed at both ends: after a lease without a word it counts as lost.
 
 use super::courier::{self, Command, RemoteHome};
+use super::outlet::TELL_CLOCK;
 use super::{Channel, Introduction, Link, Outlets, Wire, judge, lock};
 use crate::thread::{self, Wakeup};
 use crate::wait::{Deadline, INTERRUPT_EVERY, poll, until_readable};
@@ -206,12 +207,15 @@ impl Link {
             couriers.push(courier);
             wakeups.push(wakeup);
         }
+        let outlets = Outlets::new(Arc::clone(page.mapping()), Arc::clone(board.mapping()), wakeups);
+        let outlets = Arc::new(outlets);
+        fate.untold.add(&outlets);
         let wire = Arc::new(Wire {
             channel: Channel::Remote(Box::new(records)),
             page: Arc::clone(page.mapping()),
             open: Mutex::default(),
             slabs: Mutex::default(),
-            outlets: Outlets::new(Arc::clone(page.mapping()), Arc::clone(board.mapping()), wakeups),
+            outlets,
             server,
             rank: who.rank,
             left: AtomicBool::new(false),
@@ -342,13 +346,13 @@ impl Wire {
                 continue;
             }
             if vigil.is_time_to_beat() {
-                self.outlets.catch_up();
                 let settled = lock(&self.open).settled();
                 if let Ok(bytes) = encode(&Request { id: BEAT, settled, body: Ask::Beat }) {
                     records.send(&bytes);
                 }
             }
-            if !wait(records, stop, look_every(lease)) {
+            fate.untold.tell();
+            if !wait(records, stop, look_every(lease).min(TELL_CLOCK)) {
                 break;
             }
             match self.receive_all(records, fate) {

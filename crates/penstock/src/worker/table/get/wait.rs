@@ -84,6 +84,7 @@ impl TableInner {
             }
             self.check()?;
             self.job.fate.check_interrupt()?;
+            self.job.fate.untold.tell();
             let left = deadline.left();
             if left.is_zero() {
                 return Err(self.too_late(source, stale, wanted, deadline));
