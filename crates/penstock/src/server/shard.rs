@@ -13,6 +13,7 @@ use crate::wire::vigil::look_every;
 use penstock_fabric::doorbell::{self, ANYTHING, Sleeping};
 use penstock_fabric::layout::{Count, board};
 use penstock_fabric::memory::{HomeMemory, LaneView};
+use penstock_fabric::net::link::Interest;
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::{Mapping, Region, Writers};
 use penstock_fabric::ring::Broken;
@@ -371,14 +372,14 @@ impl Loop {
         let mut busy = false;
         for (place, remote) in self.ports.remotes() {
             busy |= remote.send(&self.memory);
-            if let Some((read, write)) = remote.change_of_interest()
-                && let Some(stream) = remote.stream()
+            if let Some(Interest { read, write }) = remote.change_of_interest()
+                && let Some(link) = remote.link()
             {
                 let mut flags = epoll::EventFlags::empty();
                 flags.set(epoll::EventFlags::IN, read);
                 flags.set(epoll::EventFlags::OUT, write);
                 let token = epoll::EventData::new_u64(CONNECTIONS + place as u64);
-                let _ = epoll::modify(&self.epoll, stream, token, flags);
+                let _ = epoll::modify(&self.epoll, link, token, flags);
             }
         }
         busy

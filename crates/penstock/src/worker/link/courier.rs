@@ -9,13 +9,14 @@
 use crate::thread::{self, Inbox};
 use crate::wait::{Patience, poll};
 use crate::wire::dial::Dialer;
-use crate::wire::frames::{Batch, FrameReader, FrameWriter, Places, Step};
 use crate::wire::redial::{Failed, PAUSE, redial};
 use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::fate::Fate;
 use penstock_fabric::doorbell::{self, ANYTHING, Bell, Sleeping};
 use penstock_fabric::layout::{board, page};
 use penstock_fabric::memory::{HomeMemory, LaneView, StateMirror};
+use penstock_fabric::net::frames::{Batch, FrameReader, FrameWriter, Places, Step};
+use penstock_fabric::net::link::{Interest, Link as _};
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::publish::Published;
 use penstock_fabric::region::Mapping;
@@ -410,9 +411,13 @@ impl Courier {
     }
 
     fn has_output(&self, wire: &Wire) -> bool {
-        !wire.writer.is_clear()
-            || wire.stream.holds_output()
-            || (self.machine.is_resumed() && (wire.beat || self.machine.unsent() > 0))
+        self.interest(wire).write
+    }
+
+    /// What has to be waited for, as long as neither is known to be ready.
+    fn interest(&self, wire: &Wire) -> Interest {
+        let due = self.machine.is_resumed() && (wire.beat || self.machine.unsent() > 0);
+        wire.stream.interest(due || !wire.writer.is_clear())
     }
 
     fn has_work(&self) -> bool {
@@ -429,8 +434,10 @@ impl Courier {
 
     fn poll(&mut self, longest: Duration) {
         let Some(wire) = &self.wire else { return };
-        let mut flags = PollFlags::IN;
-        flags.set(PollFlags::OUT, !wire.writable && self.has_output(wire));
+        let interest = self.interest(wire);
+        let mut flags = PollFlags::empty();
+        flags.set(PollFlags::IN, interest.read);
+        flags.set(PollFlags::OUT, interest.write && !wire.writable);
         let mut fds = [PollFd::new(&wire.stream, flags), PollFd::new(self.inbox.wakeup(), PollFlags::IN)];
         let _ = poll(&mut fds, Some(longest));
         let (socket, woken) = (fds[0].revents(), fds[1].revents());
@@ -611,10 +618,10 @@ impl Courier {
         }
         // Whatever is sent is a sign of life.
         let beats = std::mem::take(&mut wire.beat);
-        if batch.len() == 0 && beats {
+        if batch.is_empty() && beats {
             batch.push(Header::bare(mirrors.job, 0, Body::Alive));
         }
-        if batch.len() == 0 {
+        if batch.is_empty() {
             return Ok(None);
         }
         wire.writer.send(&mut wire.stream, &batch.frames()).map(Some)
