@@ -13,6 +13,7 @@
 //! | waiting | [`turn`] | one thread after the other, or many together and one alone; threads of one process |
 //! | wake-up | [`doorbell`] | spin, yield, then sleep; who sleeps says so |
 //! | submission | [`ring`] | 64 bytes from a worker to a shard, without a system call while the shard is awake |
+//! | submission | [`inlet`] | what a shard, or who stands in for it, takes of one worker |
 //! | publication | [`publish`] | version and payload: writer, reader |
 //!
 //! What stands over [`sync`] is model-checked with loom (`make test-model`): `publish`, `ring`, `doorbell`, `turn`, and of [`items`]
@@ -64,6 +65,8 @@ pub mod turn;
 
 #[cfg(not(loom))]
 pub mod forked;
+#[cfg(not(loom))]
+pub mod inlet;
 #[cfg(not(loom))]
 pub mod layout;
 #[cfg(not(loom))]

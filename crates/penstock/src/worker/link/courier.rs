@@ -12,15 +12,15 @@ use crate::wire::dial::Dialer;
 use crate::wire::redial::{Failed, PAUSE, redial};
 use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::fate::Fate;
-use penstock_fabric::doorbell::{self, ANYTHING, Bell, Sleeping};
-use penstock_fabric::layout::{board, page};
+use penstock_fabric::doorbell::{self, ANYTHING, Sleeping};
+use penstock_fabric::inlet::Inlet;
+use penstock_fabric::layout::board;
 use penstock_fabric::memory::{HomeMemory, LaneView, StateMirror};
 use penstock_fabric::net::frames::{Batch, FrameReader, FrameWriter, Places, Step};
 use penstock_fabric::net::link::{Interest, Link as _};
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::publish::Published;
 use penstock_fabric::region::Mapping;
-use penstock_fabric::ring::{Consumer, Ring};
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::codec::{Base, Codec, Raw, Undecodable};
 use penstock_proto::encoding::{Agreed, Sent, Source};
@@ -138,9 +138,8 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
     let progress = Arc::new(Progress::default());
     let name = format!("penstock-courier-{}.{}", setup.server, setup.shard);
     let courier = Courier {
-        ring_at: page::ring(setup.shard),
+        inlet: Inlet::new(Arc::clone(&setup.page), setup.shard),
         inbox,
-        consumer: Consumer::default(),
         machine: Mirror::default(),
         wire: None,
         vigil: Vigil::new(setup.lease),
@@ -280,8 +279,7 @@ struct Wire {
 struct Courier {
     setup: Setup,
     inbox: Inbox<Command>,
-    ring_at: usize,
-    consumer: Consumer,
+    inlet: Inlet,
     machine: Mirror,
     wire: Option<Wire>,
     vigil: Vigil,
@@ -396,18 +394,10 @@ impl Courier {
             self.progress.submitted.store(submitted, Ordering::Relaxed);
             self.progress.taken.store(taken, Ordering::Relaxed);
         }
-        if self.machine.is_delivered() && !self.drains.is_empty() && self.consumer.is_empty(self.ring()) {
+        if self.machine.is_delivered() && !self.drains.is_empty() && self.inlet.is_empty() {
             self.drains.drain(..).for_each(|done| _ = done.send(()));
         }
         busy
-    }
-
-    fn ring(&self) -> &Ring {
-        self.setup.page.at(self.ring_at)
-    }
-
-    fn bell(&self) -> &Bell {
-        self.setup.page.at(page::BELL)
     }
 
     fn has_output(&self, wire: &Wire) -> bool {
@@ -423,7 +413,7 @@ impl Courier {
     fn has_work(&self) -> bool {
         let room = self.machine.unsent() < MOST_UNSENT;
         self.inbox.is_open()
-            || (room && !self.consumer.is_empty(self.ring()))
+            || (room && !self.inlet.is_empty())
             || self.wire.as_ref().is_none_or(|wire| wire.readable || (wire.writable && self.has_output(wire)))
     }
 
@@ -487,9 +477,8 @@ impl Courier {
     fn take_submissions(&mut self) -> bool {
         let mut taken = 0;
         while self.machine.unsent() < MOST_UNSENT {
-            let ring: &Ring = self.setup.page.at(self.ring_at);
             // The ring is this process's own: it cannot be broken but by this process.
-            let Ok(Some(words)) = self.consumer.pop(ring) else { break };
+            let Ok(Some(words)) = self.inlet.pop() else { break };
             let Ok(submission) = Submission::decode(words) else { break };
             // What a submission names was declared before; the command may still be on its way.
             self.take_commands();
@@ -498,8 +487,8 @@ impl Courier {
         }
         if taken > 0 {
             doorbell::published();
-            if self.bell().must_ring(ANYTHING) {
-                self.bell().ring();
+            if self.inlet.bell().must_ring(ANYTHING) {
+                self.inlet.bell().ring();
             }
         }
         taken > 0
@@ -576,8 +565,8 @@ impl Courier {
 
     fn tell(&self, tensor: TensorId) {
         doorbell::published();
-        if self.bell().must_ring(tensor + 1) {
-            self.bell().ring();
+        if self.inlet.bell().must_ring(tensor + 1) {
+            self.inlet.bell().ring();
         }
     }
 
