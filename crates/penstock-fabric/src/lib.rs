@@ -4,7 +4,7 @@
 //!
 //! | level | file | what |
 //! |---|---|---|
-//! | network | [`net`] | TCP connections that never block, plain or under TLS; the names of servers |
+//! | network | [`net`] | links that never block (TCP, plain or under TLS); frames over them; the names of servers |
 //! | control | [`socket`] | one datagram a message over a Unix socket, descriptors beside it |
 //! | region | [`region`], [`layout`] | sealed memfds, mapped once, touched once; where everything lies in them |
 //! | memory | [`memory`] | chunks as their home and their readers see them; lanes |
@@ -13,6 +13,7 @@
 //! | waiting | [`turn`] | one thread after the other, or many together and one alone; threads of one process |
 //! | wake-up | [`doorbell`] | spin, yield, then sleep; who sleeps says so |
 //! | submission | [`ring`] | 64 bytes from a worker to a shard, without a system call while the shard is awake |
+//! | submission | [`inlet`] | what a shard, or who stands in for it, takes of one worker |
 //! | publication | [`publish`] | version and payload: writer, reader |
 //!
 //! What stands over [`sync`] is model-checked with loom (`make test-model`): `publish`, `ring`, `doorbell`, `turn`, and of [`items`]
@@ -64,6 +65,8 @@ pub mod turn;
 
 #[cfg(not(loom))]
 pub mod forked;
+#[cfg(not(loom))]
+pub mod inlet;
 #[cfg(not(loom))]
 pub mod layout;
 #[cfg(not(loom))]

@@ -134,7 +134,7 @@ pub enum Sabotage {
     ForgetsAnswers,
     /// Lets a worker go before its shards have taken what it submitted.
     LetsGoAtOnce,
-    /// Flips a bit of a payload behind its checksum, and does not look at it where it arrives.
+    /// Flips a bit of a payload without anybody's noticing: its checksum is that of what arrives.
     BelievesDamagedFrames,
 }
 
@@ -191,9 +191,9 @@ impl Memory {
         self.tensors.insert(id, Tensor { plan: spec.plan(), chunks, homed, progress: None, folded });
     }
 
-    /// Writes a worker's contribution to a chunk into its lane.
-    pub fn write_lane(&mut self, id: TensorId, chunk: u32, rank: Rank, bytes: &[u8]) {
-        self.chunk(id, chunk).lanes[rank as usize].copy_from_slice(bytes);
+    /// Where a worker's contribution to a chunk stands.
+    pub fn lane(&mut self, id: TensorId, chunk: u32, rank: Rank) -> &mut [u8] {
+        &mut self.chunk(id, chunk).lanes[rank as usize]
     }
 
     /// Zeroes all lanes of a worker.

@@ -2,11 +2,14 @@
 //!
 //! To a worker on the same host a link is a [`Ring`] in shared memory: nothing in it is lost. To one on another host it is a
 //! [`Wire`]: frames, as bytes, that arrive in order while a connection stands, and are lost with it. Which are sent again is no
-//! matter of the wire's: the machines at its ends see to that.
+//! matter of the wire's: the machines at its ends see to that. To the frames' reader and writer each [`End`] of a wire is a link like
+//! any other.
 
 use crate::rng::Rng;
+use penstock_fabric::net::link::{Got, Link};
 use penstock_proto::submission::WORDS;
 use std::collections::VecDeque;
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 
 /// The way from a worker to a shard of its own host.
 #[derive(Debug, Default)]
@@ -45,6 +48,16 @@ pub enum Way {
     Down,
 }
 
+impl Way {
+    /// The other one.
+    fn back(self) -> Self {
+        match self {
+            Self::Up => Self::Down,
+            Self::Down => Self::Up,
+        }
+    }
+}
+
 /// How a connection ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Break {
@@ -57,8 +70,22 @@ pub enum Break {
 #[derive(Debug, Default)]
 struct Lane {
     under_way: VecDeque<(u64, Vec<u8>)>,
+    /// Bytes of the first that were read.
+    read: usize,
     last_due: u64,
     silent: bool,
+    /// Whether who reads is still to hear that the connection was cut.
+    cut: bool,
+}
+
+impl Lane {
+    fn lose(&mut self, left: usize) {
+        self.under_way.truncate(left);
+        if left == 0 {
+            self.read = 0;
+        }
+        self.silent = true;
+    }
 }
 
 /// The connections between a worker and a shard of another host, one after the other.
@@ -108,6 +135,34 @@ impl Wire {
         under_way.pop_front().map(|(_, frame)| frame)
     }
 
+    /// Leaves out what is left of a frame that was read in part.
+    pub fn skip(&mut self, way: Way) {
+        let lane = self.lane(way);
+        if std::mem::take(&mut lane.read) > 0 {
+            lane.under_way.pop_front();
+        }
+    }
+
+    /// Whether a frame has arrived this way by `now`.
+    pub fn has_arrived(&self, way: Way, now: u64) -> bool {
+        self.lanes[way as usize].under_way.front().is_some_and(|(due, _)| *due <= now)
+    }
+
+    /// Whether who reads this way at `now` gets anything: bytes, the end, or an error.
+    pub fn has_news(&self, way: Way, now: u64) -> bool {
+        let Lane { under_way, cut, .. } = &self.lanes[way as usize];
+        let over = *cut || !self.at_worker || !self.at_shard;
+        self.has_arrived(way, now) || (under_way.is_empty() && over)
+    }
+
+    /// Whether the end stands that writes this way.
+    fn writer_stands(&mut self, way: Way) -> &mut bool {
+        match way {
+            Way::Up => &mut self.at_worker,
+            Way::Down => &mut self.at_shard,
+        }
+    }
+
     /// The connection breaks, though nobody at its ends knows so far.
     pub fn shatter(&mut self, how: Break, rng: &mut Rng) {
         for way in [Way::Up, Way::Down] {
@@ -117,31 +172,113 @@ impl Wire {
                 Break::Silent(silent) if silent == way => rng.within(0..=lane.under_way.len() as u64),
                 Break::Silent(_) => continue,
             };
-            lane.under_way.truncate(left as usize);
-            lane.silent = true;
+            lane.lose(left as usize);
+            lane.cut = how == Break::Cut;
         }
     }
 
     /// The worker gives it up. What it has sent still arrives.
     pub fn close_at_worker(&mut self) {
         self.at_worker = false;
-        let down = self.lane(Way::Down);
-        down.under_way.clear();
-        down.silent = true;
+        self.lane(Way::Down).lose(0);
     }
 
     /// The shard gives it up. What it has sent still arrives.
     pub fn close_at_shard(&mut self) {
         self.at_shard = false;
-        let up = self.lane(Way::Up);
-        up.under_way.clear();
-        up.silent = true;
+        self.lane(Way::Up).lose(0);
     }
 
     /// The worker died: a part of what is under way still arrives, from the front.
     pub fn abandon(&mut self, rng: &mut Rng) {
         self.close_at_worker();
         self.shatter(Break::Silent(Way::Up), rng);
+    }
+}
+
+/// One end of a wire, at one moment. What is written at once arrives at once.
+#[derive(Debug)]
+pub struct End<'a> {
+    /// The connection.
+    pub wire: &'a mut Wire,
+    /// The way on which this end writes.
+    pub out: Way,
+    /// The time.
+    pub now: u64,
+    /// When what is written would arrive.
+    pub due: u64,
+    /// Frames that may be under way at once: more are not taken.
+    pub window: usize,
+    /// A byte of what is written, and what of it is flipped on its way.
+    pub damage: Option<(usize, u8)>,
+    /// When what was written arrives, if ever.
+    pub arrives: Option<u64>,
+}
+
+impl<'a> End<'a> {
+    /// The end that writes this way, at `now`, of a wire that takes what it is given and delays nothing.
+    pub fn new(wire: &'a mut Wire, out: Way, now: u64) -> Self {
+        Self { wire, out, now, due: now, window: usize::MAX, damage: None, arrives: None }
+    }
+}
+
+impl Link for End<'_> {
+    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Got> {
+        let (into, now) = (self.out.back(), self.now);
+        if !*self.wire.writer_stands(self.out) {
+            return Ok(Got::End);
+        }
+        if !self.wire.has_news(into, now) {
+            return Ok(Got::Nothing);
+        }
+        let lane = self.wire.lane(into);
+        let Some((_, frame)) = lane.under_way.front() else {
+            if std::mem::take(&mut lane.cut) {
+                *self.wire.writer_stands(self.out) = false;
+                return Err(ErrorKind::ConnectionReset.into());
+            }
+            return Ok(Got::End);
+        };
+        let before = lane.read;
+        for part in parts {
+            let count = part.len().min(frame.len() - lane.read);
+            part[..count].copy_from_slice(&frame[lane.read..lane.read + count]);
+            lane.read += count;
+        }
+        let came = lane.read - before;
+        if lane.read == frame.len() {
+            self.wire.skip(into);
+        }
+        Ok(Got::Bytes(came))
+    }
+
+    fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        if !*self.wire.writer_stands(self.out) {
+            return Err(ErrorKind::BrokenPipe.into());
+        }
+        if !self.wire.has_room(self.out, self.window) {
+            return Ok(0);
+        }
+        let mut frame = parts.iter().flat_map(|part| part.iter().copied()).collect::<Vec<_>>();
+        if let Some((at, bits)) = self.damage {
+            frame[at] ^= bits;
+        }
+        let count = frame.len();
+        self.arrives = self.wire.send(self.out, frame, self.due);
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<bool> {
+        Ok(true)
+    }
+
+    fn holds_output(&self) -> bool {
+        false
+    }
+
+    /// It is the window that says how much is under way.
+    fn resize(&self, _: usize) -> io::Result<()> {
+        Ok(())
     }
 }
 

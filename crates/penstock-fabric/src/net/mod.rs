@@ -1,11 +1,15 @@
-//! Bytes between hosts: a TCP connection that never blocks, plain or under TLS 1.3, and the names of servers.
+//! Bytes between hosts: links, frames over them, and the names of servers.
 //!
 //! | file | what |
 //! |---|---|
-//! | [`stream`] | a connection: reads and writes what it can at once |
+//! | [`link`] | a connection that never blocks, whatever it is made of |
+//! | [`stream`] | one over TCP, plain or under TLS 1.3 |
 //! | [`tls`] | who is trusted, and with which certificate a server shows itself |
+//! | [`frames`] | frames of a link and onto it |
 //! | [`endpoint`] | how a server is named |
 
 pub mod endpoint;
+pub mod frames;
+pub mod link;
 pub mod stream;
 pub mod tls;

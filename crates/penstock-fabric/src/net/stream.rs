@@ -3,6 +3,7 @@
 //! Plain, bytes go straight between the socket and the caller's memory (a lane, a chunk's value): one copy, the kernel's.
 //! Under TLS they pass through rustls' buffers, which are bounded.
 
+use super::link::{Got, Link};
 use penstock_proto::handshake::PLAIN_BINDING;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustls::pki_types::ServerName;
@@ -25,6 +26,8 @@ pub type Binding = [u8; 32];
 pub struct Stream {
     socket: TcpStream,
     tls: Option<Box<Connection>>,
+    /// Whether what came was not TLS, or not this connection's: nothing more is read or written.
+    failed: bool,
 }
 
 impl std::fmt::Debug for Stream {
@@ -37,17 +40,6 @@ impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
-}
-
-/// What a read brought.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Got {
-    /// So many bytes, at least one.
-    Bytes(usize),
-    /// Nothing now.
-    Nothing,
-    /// The other end has closed.
-    End,
 }
 
 /// How long a peer may stay silent before the kernel gives its connection up.
@@ -67,7 +59,7 @@ impl Stream {
     pub fn plain(socket: TcpStream, patience: Duration) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         watch_over(&socket, patience)?;
-        Ok(Self { socket, tls: None })
+        Ok(Self { socket, tls: None, failed: false })
     }
 
     /// Speaks TLS from here on, as the server.
@@ -106,7 +98,7 @@ impl Stream {
 
     /// Goes on with the TLS handshake; whether it is done.
     pub fn is_ready(&mut self) -> io::Result<bool> {
-        let Self { socket, tls } = self;
+        let Self { socket, tls, .. } = self;
         let Some(tls) = tls else { return Ok(true) };
         while tls.is_handshaking() {
             if tls.wants_write() {
@@ -139,13 +131,20 @@ impl Stream {
         tls.export_keying_material([0; 32], b"EXPORTER-Channel-Binding", Some(b"")).map_err(io::Error::other)
     }
 
-    /// Reads what is there into `parts`, in order.
-    pub fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Got> {
-        let Self { socket, tls } = self;
+    /// Ends the connection in both directions: whoever reads it at either end hears of it.
+    pub fn shutdown(&self) {
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+impl Link for Stream {
+    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Got> {
+        let Self { socket, tls, failed } = self;
         let mut looks = 0;
         loop {
             let result = match tls {
                 None => socket.read_vectored(parts),
+                Some(_) if *failed => return Ok(Got::End),
                 Some(tls) => tls.reader().read_vectored(parts),
             };
             match result {
@@ -153,6 +152,8 @@ impl Stream {
                 Ok(bytes) => return Ok(Got::Bytes(bytes)),
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) if is_nothing(&error) => {}
+                // The end came without TLS's goodbye, and was told: frames have checksums and numbers of their own.
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(Got::End),
                 Err(error) => return Err(error),
             }
             let Some(tls) = tls else { return Ok(Got::Nothing) };
@@ -168,12 +169,14 @@ impl Stream {
                 Err(error) if is_nothing(&error) => return Ok(Got::Nothing),
                 Err(error) => return Err(error),
             }
-            tls.process_new_packets().map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?;
+            tls.process_new_packets().map_err(|error| {
+                *failed = true;
+                io::Error::new(ErrorKind::InvalidData, error)
+            })?;
         }
     }
 
-    /// Writes what goes at once of `parts`, in order; how many bytes.
-    pub fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+    fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         let Some(tls) = &mut self.tls else {
             loop {
                 match self.socket.write_vectored(parts) {
@@ -183,14 +186,16 @@ impl Stream {
                 }
             }
         };
+        if self.failed {
+            return Err(ErrorKind::BrokenPipe.into());
+        }
         let written = tls.writer().write_vectored(parts)?;
         self.flush()?;
         Ok(written)
     }
 
-    /// Goes on sending what TLS still holds; whether nothing is left.
-    pub fn flush(&mut self) -> io::Result<bool> {
-        let Self { socket, tls } = self;
+    fn flush(&mut self) -> io::Result<bool> {
+        let Self { socket, tls, .. } = self;
         let Some(tls) = tls else { return Ok(true) };
         while tls.wants_write() {
             match tls.write_tls(socket) {
@@ -202,14 +207,15 @@ impl Stream {
         Ok(true)
     }
 
-    /// Whether it holds bytes that the socket would not take: wait until it can be written, then [`Stream::flush`].
-    pub fn holds_output(&self) -> bool {
+    fn holds_output(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.wants_write())
     }
 
-    /// Ends the connection in both directions: whoever reads it at either end hears of it.
-    pub fn shutdown(&self) {
-        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+    /// The socket's buffers. What is left to the kernel it sizes itself; once told, it keeps to it.
+    fn resize(&self, bytes: usize) -> io::Result<()> {
+        use rustix::net::sockopt;
+        sockopt::set_socket_recv_buffer_size(&self.socket, bytes)?;
+        Ok(sockopt::set_socket_send_buffer_size(&self.socket, bytes)?)
     }
 }
 

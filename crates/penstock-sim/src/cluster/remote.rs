@@ -1,12 +1,13 @@
 //! What happens on the wires: frames go, arrive, are judged and taken as a courier and a shard of a real job do it; connections
 //! break, unnoticed at first, and are made again.
 
-use super::{Cluster, Event, Failure, Server};
+use super::{Cluster, Event, Failure, Map, Server};
 use crate::history::Observation;
 use crate::memory::{Mirror, Sabotage};
 use crate::remote::{Courier, Mirrored, Port};
-use crate::transport::{Break, Way};
+use crate::transport::{Break, End, Way};
 use crate::worker::State;
+use penstock_fabric::net::frames::{FrameReader, FrameWriter, Places, Step};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::peer::PeerId;
 use penstock_proto::remote::home::{Owing, Publication};
@@ -14,7 +15,6 @@ use penstock_proto::remote::mirror::Effect;
 use penstock_proto::shard::SubmissionRefused;
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
-use std::ops::Range;
 use std::rc::Rc;
 
 /// The job's number in frames.
@@ -26,8 +26,107 @@ const BEAT_ONCE_IN: u64 = 24;
 /// So many breaks of one wire, and they become as many times rarer: what is sent whole on no connection would never come.
 const USUAL_BREAKS: u64 = 8;
 
-/// A frame that came, and where its payload is in its bytes.
-type Came = (Header, Range<usize>);
+/// A payload's place where it is looked at before it goes any further.
+type Staged = Vec<u8>;
+
+/// Judges a shard's frames before their payload is let in.
+struct Mirrors<'a> {
+    maps: &'a [Map],
+}
+
+impl Places for Mirrors<'_> {
+    type Place = Staged;
+
+    fn place(&mut self, header: &Header) -> Result<Staged, String> {
+        let notice = notice(header)?;
+        let expected = match notice {
+            Notice::Value { tensor, chunk, .. } => Some(self.maps[tensor as usize].bytes(chunk).len()),
+            Notice::State { .. } => None,
+            _ => Some(0),
+        };
+        match header.length as usize {
+            length if expected.is_none_or(|expected| expected == length) => Ok(vec![0; length]),
+            length => Err(format!("{length} bytes for {notice:?}")),
+        }
+    }
+
+    fn memory<'a>(&'a mut self, place: &'a mut Staged) -> &'a mut [u8] {
+        place
+    }
+}
+
+fn notice(header: &Header) -> Result<Notice, String> {
+    of_this_job(header)?;
+    match header.body {
+        Body::Notice(notice) => Ok(notice),
+        _ => Err("a worker's frame".to_owned()),
+    }
+}
+
+fn of_this_job(header: &Header) -> Result<(), String> {
+    if header.job == JOB && header.epoch == 0 {
+        Ok(())
+    } else {
+        Err("a frame of another job or epoch".to_owned())
+    }
+}
+
+/// Judges a worker's frames before their payload is let in.
+struct Judge<'a> {
+    server: &'a mut Server,
+    rank: Rank,
+}
+
+/// The chunk into whose lane a payload goes, if there is one.
+type Lane = Option<(TensorId, u32)>;
+
+impl Places for Judge<'_> {
+    type Place = Lane;
+
+    fn place(&mut self, header: &Header) -> Result<Lane, String> {
+        of_this_job(header)?;
+        if header.body == Body::Alive && header.is_bare() {
+            return Ok(None);
+        }
+        let Server { machine, memory, ports, .. } = &*self.server;
+        let port = ports[self.rank as usize].as_ref().expect("it was asked whether anybody listens");
+        port.subscriber.expect(header.sequence).map_err(|error| error.to_string())?;
+        let Body::Submission { submission, .. } = header.body else {
+            return Err("it sent a shard's frame".to_owned());
+        };
+        match machine.judge(PeerId::worker(self.rank), &submission) {
+            Ok(()) | Err(SubmissionRefused::Failure(_)) => {}
+            Err(refused) => return Err(refused.to_string()),
+        }
+        let (lane, bytes) = match submission {
+            Submission::Push { tensor, first, count: 1, .. }
+            | Submission::Load { tensor, first, count: 1, .. } => {
+                (Some((tensor, first)), memory.bytes(tensor, first))
+            }
+            Submission::Push { .. } | Submission::Load { .. } => (None, None),
+            _ => (None, Some(0)),
+        };
+        if bytes != Some(header.length as usize) {
+            return Err(format!("it sent {} bytes for {submission:?}", header.length));
+        }
+        Ok(lane)
+    }
+
+    fn memory<'a>(&'a mut self, place: &'a mut Lane) -> &'a mut [u8] {
+        place.map_or(&mut [], |(tensor, chunk)| self.server.memory.lane(tensor, chunk, self.rank))
+    }
+}
+
+/// Reads the frame that has arrived: it came whole.
+fn read<T: Places>(end: &mut End<'_>, places: &mut T) -> Step<T::Place> {
+    let mut reader = FrameReader::new();
+    loop {
+        match reader.next(end, places) {
+            Step::Header => {}
+            step => return step,
+        }
+    }
+}
 
 /// The port of a worker that somebody listens to.
 fn open_port(ports: &mut [Option<Port>], rank: Rank) -> &mut Port {
@@ -135,27 +234,48 @@ impl Cluster<'_> {
         Ok(())
     }
 
-    /// A frame goes out: its bytes, which may arrive as others.
+    /// A frame goes out: its bytes, which may arrive as others. Whoever posts has looked whether there is room.
     fn post(&mut self, rank: Rank, shard: usize, way: Way, header: Header, payload: &[u8]) {
-        let header = if payload.is_empty() { header } else { header.with_payload(payload) };
-        let mut frame = Vec::with_capacity(HEADER_BYTES + payload.len());
-        frame.extend_from_slice(&header.encode());
-        frame.extend_from_slice(payload);
+        let mut payload = payload.to_vec();
         let behind = self.breaks(Sabotage::BelievesDamagedFrames, 8) && !payload.is_empty();
+        let mut damage = None;
         if behind || self.rng.once_in(self.scenario.faults.damage_once_in) {
             let first = if behind { HEADER_BYTES as u64 } else { 0 };
-            let at = self.rng.within(first..=frame.len() as u64 - 1) as usize;
-            frame[at] ^= 1 << self.rng.within(0..=7);
+            let at = self.rng.within(first..=(HEADER_BYTES + payload.len()) as u64 - 1) as usize;
+            let bits = 1 << self.rng.within(0..=7);
+            match at.checked_sub(HEADER_BYTES) {
+                Some(at) if self.scenario.sabotage == Some(Sabotage::BelievesDamagedFrames) => {
+                    payload[at] ^= bits
+                }
+                _ => damage = Some((at, bits)),
+            }
         }
-        self.transmit(rank, shard, way, frame);
+        let header = if payload.is_empty() { header } else { header.with_payload(&payload) };
+        let due = self.due(rank);
+        let wire = &mut self.wires[rank as usize][shard];
+        let mut end = End { due, damage, ..End::new(wire, way, self.now) };
+        // Where the connection is over, the frame is lost.
+        let _ = FrameWriter::default().send(&mut end, &[(header.encode(), &payload)]);
+        let arrives = end.arrives;
+        self.left(rank, shard, way, arrives);
+    }
+
+    /// When what goes out now would arrive.
+    fn due(&mut self, rank: Rank) -> u64 {
+        self.now + self.delay() * self.scenario.faults.slow[rank as usize]
     }
 
     /// Bytes go out.
     pub(super) fn transmit(&mut self, rank: Rank, shard: usize, way: Way, bytes: Vec<u8>) {
-        let due = self.now + self.delay() * self.scenario.faults.slow[rank as usize];
-        let wire = &mut self.wires[rank as usize][shard];
-        let number = wire.number;
-        if let Some(due) = wire.send(way, bytes, due) {
+        let due = self.due(rank);
+        let arrives = self.wires[rank as usize][shard].send(way, bytes, due);
+        self.left(rank, shard, way, arrives);
+    }
+
+    /// Something has gone out, and arrives then, if ever.
+    fn left(&mut self, rank: Rank, shard: usize, way: Way, arrives: Option<u64>) {
+        let number = self.wires[rank as usize][shard].number;
+        if let Some(due) = arrives {
             self.at(due, Event::Frame { rank, shard, number, way });
         }
         if self.is_remote(rank) {
@@ -164,22 +284,25 @@ impl Cluster<'_> {
     }
 
     pub(super) fn frame(&mut self, rank: Rank, shard: usize, number: u64, way: Way) -> Result<(), Failure> {
+        let (now, control) = (self.now, self.control());
         let wire = &mut self.wires[rank as usize][shard];
-        if wire.number != number {
+        if wire.number != number || !wire.has_arrived(way, now) {
             return Ok(());
         }
-        let Some(bytes) = wire.receive(way, self.now) else { return Ok(()) };
-        if shard == self.control() {
+        if shard == control {
+            let bytes = wire.receive(way, now).expect("it has arrived");
             return self.hear_record(rank, way, &bytes);
         }
         match way {
             Way::Up => {
-                self.take(rank, shard, &bytes)?;
+                self.take(rank, shard)?;
+                self.wires[rank as usize][shard].skip(way);
                 self.answer(rank, shard);
                 self.dispatch(rank, shard);
             }
             Way::Down => {
-                self.hear(rank, shard, &bytes)?;
+                self.hear(rank, shard)?;
+                self.wires[rank as usize][shard].skip(way);
                 self.dispatch(rank, shard);
                 self.answer(rank, shard);
             }
@@ -189,24 +312,6 @@ impl Cluster<'_> {
 
     fn breaks(&mut self, sabotage: Sabotage, once_in: u64) -> bool {
         self.scenario.sabotage == Some(sabotage) && self.rng.once_in(once_in)
-    }
-
-    /// The header of what came. `None`: it came damaged, and the connection is good for nothing more.
-    fn open(&self, bytes: &[u8]) -> Result<Option<Came>, String> {
-        let head = bytes[..HEADER_BYTES].try_into().expect("a frame has a header");
-        let header = match Header::decode(head) {
-            Ok(header) => header,
-            Err(penstock_proto::frame::FrameError::Damaged) => return Ok(None),
-            Err(error) => return Err(error.to_string()),
-        };
-        if header.job != JOB || header.epoch != 0 {
-            return Err("a frame of another job or epoch".to_owned());
-        }
-        Ok(Some((header, HEADER_BYTES..bytes.len())))
-    }
-
-    fn is_whole(&self, header: &Header, payload: &[u8]) -> bool {
-        self.scenario.sabotage == Some(Sabotage::BelievesDamagedFrames) || header.check(payload).is_ok()
     }
 
     // The worker's end
@@ -252,32 +357,24 @@ impl Cluster<'_> {
         }
     }
 
-    fn hear(&mut self, rank: Rank, shard: usize, bytes: &[u8]) -> Result<(), Failure> {
+    fn hear(&mut self, rank: Rank, shard: usize) -> Result<(), Failure> {
         let broke = |at, what: &dyn std::fmt::Display| Failure::Broke {
             at,
             what: format!("shard {shard} broke the protocol to worker {rank}: {what}"),
         };
-        let number = self.wires[rank as usize][shard].number;
-        let Some((header, payload)) = self.open(bytes).map_err(|what| broke(self.now, &what))? else {
-            return self.lose_wire(rank, shard, number, Way::Down);
-        };
-        let Body::Notice(notice) = header.body else { return Err(broke(self.now, &"a worker's frame")) };
-        let payload = &bytes[payload];
-        let expected = match notice {
-            Notice::Value { tensor, chunk, .. } => Some(self.maps[tensor as usize].bytes(chunk).len()),
-            Notice::State { .. } => None,
-            _ => Some(0),
-        };
-        if expected.is_some_and(|expected| expected != header.length as usize) {
-            return Err(broke(self.now, &format_args!("{} bytes for {notice:?}", header.length)));
-        }
-        if header.length > 0 && !self.is_whole(&header, payload) {
-            return self.lose_wire(rank, shard, number, Way::Down);
-        }
+        let wire = &mut self.wires[rank as usize][shard];
+        let number = wire.number;
+        let (header, payload) =
+            match read(&mut End::new(wire, Way::Up, self.now), &mut Mirrors { maps: &self.maps }) {
+                Step::Frame(header, payload) => (header, payload),
+                Step::Broke(what) => return Err(broke(self.now, &what)),
+                _ => return self.lose_wire(rank, shard, number, Way::Down),
+            };
+        let notice = notice(&header).map_err(|what| broke(self.now, &what))?;
         let Courier { machine, tensors } = &mut self.couriers[rank as usize][shard];
         let wanted = |id: TensorId| tensors.get(&id).map_or(0, |mirrored| mirrored.wanted);
         let effect = machine.hear(header.sequence, &notice, wanted).map_err(|what| broke(self.now, &what))?;
-        self.obey(rank, shard, effect, payload)
+        self.obey(rank, shard, effect, &payload)
     }
 
     /// Does what the mirror's machine says, and wakes the worker.
@@ -376,29 +473,20 @@ impl Cluster<'_> {
     // The shard's end
 
     /// A frame has come to a shard: it is judged, let into the lane, verified and taken, in this order.
-    fn take(&mut self, rank: Rank, shard: usize, bytes: &[u8]) -> Result<(), Failure> {
+    fn take(&mut self, rank: Rank, shard: usize) -> Result<(), Failure> {
+        let wire = &mut self.wires[rank as usize][shard];
         if self.servers[shard].ports[rank as usize].is_none() {
-            return Ok(()); // nobody listens to it any more
-        }
-        let number = self.wires[rank as usize][shard].number;
-        let (header, payload) = match self.open(bytes) {
-            Ok(Some((header, range))) => (header, &bytes[range]),
-            Ok(None) => return self.lose_wire(rank, shard, number, Way::Up),
-            Err(what) => return self.refused(rank, shard, &what),
-        };
-        if header.body == Body::Alive && payload.is_empty() {
+            wire.receive(Way::Up, self.now); // nobody listens to it any more
             return Ok(());
         }
-        let (submission, wanted) = match self.place(rank, shard, &header) {
-            Ok(submission) => submission,
-            Err(what) => return self.refused(rank, shard, &what),
+        let number = wire.number;
+        let mut judge = Judge { server: &mut self.servers[shard], rank };
+        let body = match read(&mut End::new(wire, Way::Down, self.now), &mut judge) {
+            Step::Frame(header, _) => header.body,
+            Step::Broke(what) => return self.refused(rank, shard, &what),
+            _ => return self.lose_wire(rank, shard, number, Way::Up),
         };
-        if let Submission::Push { tensor, first, .. } | Submission::Load { tensor, first, .. } = submission {
-            self.servers[shard].memory.write_lane(tensor, first, rank, payload);
-        }
-        if header.length > 0 && !self.is_whole(&header, payload) {
-            return self.lose_wire(rank, shard, number, Way::Up);
-        }
+        let Body::Submission { submission, wanted } = body else { return Ok(()) };
         let Server { memory, ports, overlay, .. } = &mut self.servers[shard];
         let subscriber = &mut open_port(ports, rank).subscriber;
         if let Err(what) = subscriber.take(&submission) {
@@ -419,30 +507,6 @@ impl Cluster<'_> {
             }
             _ => self.submit_to(rank, shard, &submission),
         }
-    }
-
-    /// Judges a frame before its payload is let in.
-    fn place(&self, rank: Rank, shard: usize, header: &Header) -> Result<(Submission, bool), String> {
-        let Server { machine, memory, ports, .. } = &self.servers[shard];
-        let port = ports[rank as usize].as_ref().expect("it was asked whether anybody listens");
-        port.subscriber.expect(header.sequence).map_err(|error| error.to_string())?;
-        let Body::Submission { submission, wanted } = header.body else {
-            return Err("it sent a shard's frame".to_owned());
-        };
-        match machine.judge(PeerId::worker(rank), &submission) {
-            Ok(()) | Err(SubmissionRefused::Failure(_)) => {}
-            Err(refused) => return Err(refused.to_string()),
-        }
-        let bytes = match submission {
-            Submission::Push { tensor, first, count: 1, .. }
-            | Submission::Load { tensor, first, count: 1, .. } => memory.bytes(tensor, first),
-            Submission::Push { .. } | Submission::Load { .. } => None,
-            _ => Some(0),
-        };
-        if bytes != Some(header.length as usize) {
-            return Err(format!("it sent {} bytes for {submission:?}", header.length));
-        }
-        Ok((submission, wanted))
     }
 
     fn take_fetch(

@@ -294,7 +294,7 @@ impl Cluster<'_> {
                 if !remote {
                     let memory = &mut self.servers[shard].memory;
                     for &chunk in &chunks {
-                        memory.write_lane(tensor, chunk, rank, &lane[map.bytes(chunk)]);
+                        memory.lane(tensor, chunk, rank).copy_from_slice(&lane[map.bytes(chunk)]);
                     }
                 }
                 outbox.push(Outgoing { shard, submission, chunks, update: Some((tensor, stamp)) });

@@ -4,56 +4,22 @@
 //! what comes is taken in rank order, and a look costs an index.
 
 use super::remote::Remote;
-use penstock_fabric::doorbell::Bell;
-use penstock_fabric::layout::page;
-use penstock_fabric::region::Mapping;
-use penstock_fabric::ring::{Broken, Consumer, Ring};
+use penstock_fabric::inlet::Inlet;
 use penstock_proto::Rank;
 use penstock_proto::peer::PeerId;
-use penstock_proto::submission::WORDS;
 use rustix::fd::OwnedFd;
-use std::sync::Arc;
 
 /// A peer, as far as a shard has to do with it.
 pub(super) enum Port {
-    /// On this host: its page.
+    /// On this host: its page, and what it rings.
     Local(Local),
     /// On another: its connection.
     Remote(Box<Remote>),
 }
 
 pub(super) struct Local {
-    page: Arc<Mapping>,
+    pub(super) inlet: Inlet,
     pub(super) wakeup: OwnedFd,
-    ring_at: usize,
-    consumer: Consumer,
-}
-
-impl Local {
-    pub(super) fn new(page: Arc<Mapping>, wakeup: OwnedFd, shard: u32) -> Self {
-        Self { page, wakeup, ring_at: page::ring(shard), consumer: Consumer::default() }
-    }
-
-    fn ring(&self) -> &Ring {
-        self.page.at(self.ring_at)
-    }
-
-    pub(super) fn bell(&self) -> &Bell {
-        self.page.at(page::BELL)
-    }
-
-    pub(super) fn has_submission(&self) -> bool {
-        !self.consumer.is_empty(self.ring())
-    }
-
-    /// Submissions that wait.
-    pub(super) fn waiting(&self) -> u64 {
-        self.consumer.waiting(self.ring())
-    }
-
-    pub(super) fn pop(&mut self) -> Result<Option<[u64; WORDS]>, Broken> {
-        self.consumer.pop(self.page.at(self.ring_at))
-    }
 }
 
 impl Port {
@@ -66,7 +32,7 @@ impl Port {
 
     pub(super) fn has_work(&self) -> bool {
         match self {
-            Self::Local(local) => local.has_submission(),
+            Self::Local(local) => !local.inlet.is_empty(),
             Self::Remote(remote) => remote.has_work(),
         }
     }

@@ -3,8 +3,9 @@
 
 use super::memory::Memory;
 use super::shares;
-use crate::wire::frames::{Batch, FrameReader, FrameWriter, Places, Step};
 use crate::wire::vigil::Vigil;
+use penstock_fabric::net::frames::{Batch, FrameReader, FrameWriter, Places, Step};
+use penstock_fabric::net::link::{Interest, Link};
 use penstock_fabric::net::stream::Stream;
 use penstock_kernels::codec::{Base, Codec, Undecodable};
 use penstock_proto::encoding::{Agreed, Sent, Source};
@@ -14,6 +15,7 @@ use penstock_proto::remote::home::{Owing, Publication, Subscriber};
 use penstock_proto::shard::{Shard, SubmissionRefused};
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
+use rustix::fd::AsFd;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -36,8 +38,8 @@ const LEAD: u64 = 32;
 const SENDING: Duration = Duration::from_millis(20);
 
 /// The connection. It counts among its job's while it lives.
-struct Wire {
-    stream: Stream,
+struct Wire<L> {
+    link: L,
     reader: FrameReader<Place>,
     writer: FrameWriter,
     /// Where a payload is received that has to be decoded.
@@ -50,8 +52,8 @@ struct Wire {
     writable: bool,
     /// Whether it is not read for now, because a worker is too far ahead.
     paused: bool,
-    /// What the poll watches: whether it can be read, and written.
-    watched: (bool, bool),
+    /// What the poll watches.
+    watched: Interest,
     /// What its buffers were sized to; `None`: left to the kernel.
     buffer: Option<usize>,
     /// Whether its round trip is long.
@@ -59,7 +61,7 @@ struct Wire {
     place: Option<shares::Place>,
 }
 
-impl Drop for Wire {
+impl<L> Drop for Wire<L> {
     fn drop(&mut self) {
         if let Some(place) = &self.place {
             place.shares.count(place.job, -1);
@@ -67,12 +69,12 @@ impl Drop for Wire {
     }
 }
 
-/// One peer's port.
-pub(super) struct Remote {
+/// One peer's port, over any link.
+pub(super) struct Remote<L = Stream> {
     job: u64,
     peer: PeerId,
     place: Option<shares::Place>,
-    wire: Option<Wire>,
+    wire: Option<Wire<L>>,
     subscriber: Subscriber,
     last_sign: Instant,
     vigil: Vigil,
@@ -175,7 +177,7 @@ impl Judge<'_> {
     }
 }
 
-impl Remote {
+impl<L: Link> Remote<L> {
     pub(super) fn new(job: u64, peer: PeerId, place: Option<shares::Place>, lease: Duration) -> Self {
         Self {
             job,
@@ -195,12 +197,12 @@ impl Remote {
         self.peer
     }
 
-    pub(super) fn stream(&self) -> Option<&Stream> {
-        self.wire.as_ref().map(|wire| &wire.stream)
+    pub(super) fn link(&self) -> Option<&L> {
+        self.wire.as_ref().map(|wire| &wire.link)
     }
 
     /// A new connection.
-    pub(super) fn attach(&mut self, stream: Stream, long: bool) {
+    pub(super) fn attach(&mut self, link: L, long: bool) {
         if let Some(place) = &self.place {
             place.shares.count(place.job, 1);
         }
@@ -208,7 +210,7 @@ impl Remote {
             place: self.place.clone(),
             buffer: None,
             long,
-            stream,
+            link,
             reader: FrameReader::new(),
             writer: FrameWriter::default(),
             stage: Vec::new(),
@@ -216,7 +218,7 @@ impl Remote {
             readable: true,
             writable: true,
             paused: false,
-            watched: (true, false),
+            watched: Interest { read: true, write: false },
         });
         self.vigil.connected();
         self.subscriber.connect();
@@ -264,7 +266,9 @@ impl Remote {
             && !wire.long
             && wire.buffer != buffer
         {
-            shares::apply(&wire.stream, bytes);
+            if let Err(error) = wire.link.resize(bytes) {
+                tracing::warn!(%error, "a connection's buffers stay as they are");
+            }
             wire.buffer = buffer;
         }
     }
@@ -311,15 +315,19 @@ impl Remote {
         self.wire.as_ref().is_some_and(|wire| wire.paused)
     }
 
-    fn has_output(&self, wire: &Wire) -> bool {
-        self.subscriber.has_due() || !wire.writer.is_clear() || wire.stream.holds_output()
+    fn interest(&self, wire: &Wire<L>) -> Interest {
+        wire.link.interest(self.subscriber.has_due() || !wire.writer.is_clear())
     }
 
-    /// What the poll has to watch from now on, if that has changed: whether it can be read, and written.
-    pub(super) fn change_of_interest(&mut self) -> Option<(bool, bool)> {
-        let writes = self.wire.as_ref().is_some_and(|wire| !wire.writable && self.has_output(wire));
+    fn has_output(&self, wire: &Wire<L>) -> bool {
+        self.interest(wire).write
+    }
+
+    /// What the poll has to watch from now on, if that has changed.
+    pub(super) fn change_of_interest(&mut self) -> Option<Interest> {
+        let Interest { read, write } = self.interest(self.wire.as_ref()?);
         let wire = self.wire.as_mut()?;
-        let wanted = (!wire.paused, writes);
+        let wanted = Interest { read: read && !wire.paused, write: write && !wire.writable };
         (wire.watched != wanted).then(|| {
             wire.watched = wanted;
             wanted
@@ -332,7 +340,7 @@ impl Remote {
         let Some(wire) = wire.as_mut().filter(|wire| wire.readable) else { return Heard::Nothing };
         let stage = &mut wire.stage;
         let mut judge = Judge { job: *job, peer: *peer, subscriber, machine, memory, stage };
-        let step = wire.reader.next(&mut wire.stream, &mut judge);
+        let step = wire.reader.next(&mut wire.link, &mut judge);
         if let Step::Frame(header, _) = &step {
             // Whatever the frame says, its bytes have come.
             let bytes = HEADER_BYTES as u64 + u64::from(header.length);
@@ -373,13 +381,6 @@ impl Remote {
         self.received
     }
 
-    /// What [`received`](Self::received) will be when everything is taken that has come by now, at most: what the kernel holds, and what
-    /// may stand in buffers here.
-    pub(super) fn standing(&self) -> u64 {
-        let held = self.stream().and_then(|stream| rustix::io::ioctl_fionread(stream).ok());
-        held.map_or(self.received, |held| self.received + held + UNDER_WAY)
-    }
-
     /// What is owed to the peer.
     pub(super) fn subscriber(&mut self) -> &mut Subscriber {
         &mut self.subscriber
@@ -389,7 +390,7 @@ impl Remote {
     pub(super) fn send(&mut self, memory: &Memory) -> bool {
         let mut busy = false;
         while let Some(wire) = self.wire.as_mut().filter(|wire| wire.writable) {
-            let flushed = wire.writer.flush(&mut wire.stream);
+            let flushed = wire.writer.flush(&mut wire.link);
             let sent = match flushed {
                 Ok(true) => self.send_batch(memory),
                 other => other.map(|_| Some(false)),
@@ -423,7 +424,7 @@ impl Remote {
                 None => batch.push(header),
             }
         }
-        if batch.len() == 0 {
+        if batch.is_empty() {
             if !subscriber.must_tell() {
                 return Ok(None);
             }
@@ -433,7 +434,16 @@ impl Remote {
             let bytes = batch.bytes() + batch.len() * HEADER_BYTES;
             place.moved.fetch_add(bytes as u64, Ordering::Relaxed);
         }
-        wire.writer.send(&mut wire.stream, &batch.frames()).map(Some)
+        wire.writer.send(&mut wire.link, &batch.frames()).map(Some)
+    }
+}
+
+impl<L: Link + AsFd> Remote<L> {
+    /// What [`received`](Self::received) will be when everything is taken that has come by now, at most: what the kernel holds, and what
+    /// may stand in buffers here.
+    pub(super) fn standing(&self) -> u64 {
+        let held = self.link().and_then(|link| rustix::io::ioctl_fionread(link).ok());
+        held.map_or(self.received, |held| self.received + held + UNDER_WAY)
     }
 }
 

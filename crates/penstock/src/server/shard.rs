@@ -11,8 +11,10 @@ use crate::thread::{self, Inbox};
 use crate::wait::{self, Patience};
 use crate::wire::vigil::look_every;
 use penstock_fabric::doorbell::{self, ANYTHING, Sleeping};
+use penstock_fabric::inlet::Inlet;
 use penstock_fabric::layout::{Count, board};
 use penstock_fabric::memory::{HomeMemory, LaneView};
+use penstock_fabric::net::link::Interest;
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::{Mapping, Region, Writers};
 use penstock_fabric::ring::Broken;
@@ -371,14 +373,14 @@ impl Loop {
         let mut busy = false;
         for (place, remote) in self.ports.remotes() {
             busy |= remote.send(&self.memory);
-            if let Some((read, write)) = remote.change_of_interest()
-                && let Some(stream) = remote.stream()
+            if let Some(Interest { read, write }) = remote.change_of_interest()
+                && let Some(link) = remote.link()
             {
                 let mut flags = epoll::EventFlags::empty();
                 flags.set(epoll::EventFlags::IN, read);
                 flags.set(epoll::EventFlags::OUT, write);
                 let token = epoll::EventData::new_u64(CONNECTIONS + place as u64);
-                let _ = epoll::modify(&self.epoll, stream, token, flags);
+                let _ = epoll::modify(&self.epoll, link, token, flags);
             }
         }
         busy
@@ -436,7 +438,8 @@ impl Loop {
     }
 
     fn join(&mut self, peer: PeerId, page: Arc<Mapping>, wakeup: OwnedFd) {
-        let place = self.ports.open(peer, Port::Local(Local::new(page, wakeup, self.setup.index)));
+        let inlet = Inlet::new(page, self.setup.index);
+        let place = self.ports.open(peer, Port::Local(Local { inlet, wakeup }));
         let Some(local) = self.ports.local_at(place) else { return };
         // Never read: see `bells`.
         if let Err(error) = bells::listen(&self.epoll, &local.wakeup, place as u64) {
@@ -481,7 +484,7 @@ impl Loop {
 
     fn take_the_rest(&mut self, place: usize) {
         if let Some(local) = self.ports.local_at(place) {
-            let stood = local.waiting();
+            let stood = local.inlet.waiting();
             self.take_local_turn(place, stood);
         } else if let Some(remote) = self.ports.remote_at(place) {
             let until = remote.standing();
@@ -623,11 +626,11 @@ impl Loop {
     }
 
     fn has_submission(&self, place: usize) -> bool {
-        self.ports.at(place).and_then(Port::local).is_some_and(Local::has_submission)
+        self.ports.at(place).and_then(Port::local).is_some_and(|local| !local.inlet.is_empty())
     }
 
     fn pop(&mut self, place: usize) -> Result<Option<[u64; WORDS]>, Broken> {
-        self.ports.local_at(place).map_or(Ok(None), Local::pop)
+        self.ports.local_at(place).map_or(Ok(None), |local| local.inlet.pop())
     }
 
     fn fail(&mut self, failure: JobFailure) {
@@ -684,10 +687,10 @@ impl Loop {
             Some(touched) => {
                 doorbell::published();
                 let waits = |local: &&Local| match touched {
-                    Touched::One(id) => local.bell().must_ring(id + 1),
-                    Touched::Many => local.bell().waits(),
+                    Touched::One(id) => local.inlet.bell().must_ring(id + 1),
+                    Touched::Many => local.inlet.bell().waits(),
                 };
-                self.ports.locals().filter(waits).for_each(|local| local.bell().ring());
+                self.ports.locals().filter(waits).for_each(|local| local.inlet.bell().ring());
             }
         }
     }
@@ -716,8 +719,8 @@ impl Loop {
     fn tell_who_waits_for_room(&self, place: usize) {
         if let Some(local) = self.ports.at(place).and_then(Port::local) {
             doorbell::published();
-            if local.bell().must_ring(ANYTHING) {
-                local.bell().ring();
+            if local.inlet.bell().must_ring(ANYTHING) {
+                local.inlet.bell().ring();
             }
         }
     }

@@ -15,7 +15,6 @@
 //! along cannot change it: its receive window and the server's send buffer are the server's. A connection with a long round
 //! trip ([`LONG`]) needs more under way than that, and one of the loopback has no queue to overflow: they are left to the kernel.
 
-use penstock_fabric::net::stream::Stream;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -202,16 +201,6 @@ pub(super) struct Place {
     pub(super) shares: Arc<Shares>,
     pub(super) job: u64,
     pub(super) moved: Arc<AtomicU64>,
-}
-
-/// Sizes a connection's buffers.
-pub(super) fn apply(stream: &Stream, bytes: usize) {
-    use rustix::net::sockopt;
-    let set = sockopt::set_socket_recv_buffer_size(stream, bytes)
-        .and_then(|()| sockopt::set_socket_send_buffer_size(stream, bytes));
-    if let Err(error) = set {
-        tracing::warn!(%error, "a connection's buffers stay as they are");
-    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use crate::limits;
 use crate::options::{Options, Security};
 use crate::wait::poll;
 use penstock_fabric::net::endpoint::Address;
+use penstock_fabric::net::link::Link as _;
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::net::tls::{self, TlsError};
 use penstock_proto::error::Refusal;

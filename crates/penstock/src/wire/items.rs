@@ -2,7 +2,8 @@
 
 use super::Ended;
 use super::vigil::Vigil;
-use penstock_fabric::net::stream::{Got, Stream};
+use penstock_fabric::net::link::{Got, Link};
+use penstock_fabric::net::stream::Stream;
 use penstock_proto::account::{Account, Charge, Resource};
 use penstock_proto::items::node::{Broken, Host, Node, Peer};
 use penstock_proto::items::wire::MAX_MESSAGE_BYTES;
@@ -17,10 +18,10 @@ const WRITE: usize = 512 * 1024;
 /// Bytes taken of a connection before others get their turn.
 const TURN: usize = 4 << 20;
 
-/// A connection.
+/// A connection, over any link.
 #[derive(Debug)]
-pub(crate) struct ItemWire {
-    stream: Stream,
+pub(crate) struct ItemWire<L = Stream> {
+    stream: L,
     account: Account,
     /// Of what `input` has grown by.
     charge: Charge,
@@ -48,9 +49,9 @@ impl From<Broken> for Ended {
     }
 }
 
-impl ItemWire {
+impl<L: Link> ItemWire<L> {
     /// What it has to keep of the peer's beyond what any connection has is charged to `account`.
-    pub(crate) fn new(stream: Stream, lease: Duration, account: Account) -> Self {
+    pub(crate) fn new(stream: L, lease: Duration, account: Account) -> Self {
         let (input, output, charge) = (vec![0; READ], Vec::new(), Charge::default());
         let (filled, used, written, heard, vigil) = (0, 0, 0, 0, Vigil::new(lease));
         let (behind, output_charge) = (false, Charge::default());
@@ -70,7 +71,7 @@ impl ItemWire {
         }
     }
 
-    pub(crate) fn stream(&self) -> &Stream {
+    pub(crate) fn stream(&self) -> &L {
         &self.stream
     }
 

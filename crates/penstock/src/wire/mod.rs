@@ -1,8 +1,7 @@
-//! What both ends of a network connection do alike.
+//! What both ends of a network connection do alike, beside [frames](penstock_fabric::net::frames).
 //!
 //! | file | what |
 //! |---|---|
-//! | [`frames`] | frames of a stream, payloads straight into their place; frames onto it, from where they stand |
 //! | [`items`] | messages about items |
 //! | [`records`] | control messages of a stream and onto it |
 //! | [`vigil`] | whether the other end lives, and showing it that this one does |
@@ -11,7 +10,6 @@
 //! | [`random`] | nonces |
 
 pub(crate) mod dial;
-pub(crate) mod frames;
 pub(crate) mod items;
 pub(crate) mod random;
 pub(crate) mod records;

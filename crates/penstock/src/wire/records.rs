@@ -1,7 +1,8 @@
 //! Control messages on a network connection, without blocking.
 
 use super::Ended;
-use penstock_fabric::net::stream::{Got, Stream};
+use penstock_fabric::net::link::{Got, Link};
+use penstock_fabric::net::stream::Stream;
 use penstock_proto::record::{RecordError, Records, record};
 use std::io::{self, IoSlice, IoSliceMut};
 
@@ -10,27 +11,27 @@ const MOST_HELD: usize = 4 << 20;
 /// Bytes that have gone and are still kept before those that wait: to move those up for each message would cost more.
 const MOST_GONE: usize = 64 << 10;
 
-/// A stream of records.
+/// A stream of records, over any link.
 #[derive(Debug)]
-pub(crate) struct RecordStream {
-    stream: Stream,
+pub(crate) struct RecordStream<L = Stream> {
+    stream: L,
     records: Records,
     held: Vec<u8>,
     at: usize,
 }
 
-impl RecordStream {
+impl<L: Link> RecordStream<L> {
     /// Records of at most `limit` bytes.
-    pub(crate) fn new(stream: Stream, limit: usize) -> Self {
+    pub(crate) fn new(stream: L, limit: usize) -> Self {
         Self { stream, records: Records::new(limit), held: Vec::new(), at: 0 }
     }
 
-    pub(crate) fn stream(&self) -> &Stream {
+    pub(crate) fn stream(&self) -> &L {
         &self.stream
     }
 
     /// The stream, from behind the last record: nothing beyond it was read.
-    pub(crate) fn into_stream(self) -> Stream {
+    pub(crate) fn into_stream(self) -> L {
         self.stream
     }
 

@@ -16,6 +16,7 @@ use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::submission::{NO_TICKET, Submission};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;

@@ -9,17 +9,18 @@
 use crate::thread::{self, Inbox};
 use crate::wait::{Patience, poll};
 use crate::wire::dial::Dialer;
-use crate::wire::frames::{Batch, FrameReader, FrameWriter, Places, Step};
 use crate::wire::redial::{Failed, PAUSE, redial};
 use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::fate::Fate;
-use penstock_fabric::doorbell::{self, ANYTHING, Bell, Sleeping};
-use penstock_fabric::layout::{board, page};
+use penstock_fabric::doorbell::{self, ANYTHING, Sleeping};
+use penstock_fabric::inlet::Inlet;
+use penstock_fabric::layout::board;
 use penstock_fabric::memory::{HomeMemory, LaneView, StateMirror};
+use penstock_fabric::net::frames::{Batch, FrameReader, FrameWriter, Places, Step};
+use penstock_fabric::net::link::{Interest, Link as _};
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::publish::Published;
 use penstock_fabric::region::Mapping;
-use penstock_fabric::ring::{Consumer, Ring};
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::codec::{Base, Codec, Raw, Undecodable};
 use penstock_proto::encoding::{Agreed, Sent, Source};
@@ -137,9 +138,8 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
     let progress = Arc::new(Progress::default());
     let name = format!("penstock-courier-{}.{}", setup.server, setup.shard);
     let courier = Courier {
-        ring_at: page::ring(setup.shard),
+        inlet: Inlet::new(Arc::clone(&setup.page), setup.shard),
         inbox,
-        consumer: Consumer::default(),
         machine: Mirror::default(),
         wire: None,
         vigil: Vigil::new(setup.lease),
@@ -279,8 +279,7 @@ struct Wire {
 struct Courier {
     setup: Setup,
     inbox: Inbox<Command>,
-    ring_at: usize,
-    consumer: Consumer,
+    inlet: Inlet,
     machine: Mirror,
     wire: Option<Wire>,
     vigil: Vigil,
@@ -395,30 +394,26 @@ impl Courier {
             self.progress.submitted.store(submitted, Ordering::Relaxed);
             self.progress.taken.store(taken, Ordering::Relaxed);
         }
-        if self.machine.is_delivered() && !self.drains.is_empty() && self.consumer.is_empty(self.ring()) {
+        if self.machine.is_delivered() && !self.drains.is_empty() && self.inlet.is_empty() {
             self.drains.drain(..).for_each(|done| _ = done.send(()));
         }
         busy
     }
 
-    fn ring(&self) -> &Ring {
-        self.setup.page.at(self.ring_at)
-    }
-
-    fn bell(&self) -> &Bell {
-        self.setup.page.at(page::BELL)
-    }
-
     fn has_output(&self, wire: &Wire) -> bool {
-        !wire.writer.is_clear()
-            || wire.stream.holds_output()
-            || (self.machine.is_resumed() && (wire.beat || self.machine.unsent() > 0))
+        self.interest(wire).write
+    }
+
+    /// What has to be waited for, as long as neither is known to be ready.
+    fn interest(&self, wire: &Wire) -> Interest {
+        let due = self.machine.is_resumed() && (wire.beat || self.machine.unsent() > 0);
+        wire.stream.interest(due || !wire.writer.is_clear())
     }
 
     fn has_work(&self) -> bool {
         let room = self.machine.unsent() < MOST_UNSENT;
         self.inbox.is_open()
-            || (room && !self.consumer.is_empty(self.ring()))
+            || (room && !self.inlet.is_empty())
             || self.wire.as_ref().is_none_or(|wire| wire.readable || (wire.writable && self.has_output(wire)))
     }
 
@@ -429,8 +424,10 @@ impl Courier {
 
     fn poll(&mut self, longest: Duration) {
         let Some(wire) = &self.wire else { return };
-        let mut flags = PollFlags::IN;
-        flags.set(PollFlags::OUT, !wire.writable && self.has_output(wire));
+        let interest = self.interest(wire);
+        let mut flags = PollFlags::empty();
+        flags.set(PollFlags::IN, interest.read);
+        flags.set(PollFlags::OUT, interest.write && !wire.writable);
         let mut fds = [PollFd::new(&wire.stream, flags), PollFd::new(self.inbox.wakeup(), PollFlags::IN)];
         let _ = poll(&mut fds, Some(longest));
         let (socket, woken) = (fds[0].revents(), fds[1].revents());
@@ -480,9 +477,8 @@ impl Courier {
     fn take_submissions(&mut self) -> bool {
         let mut taken = 0;
         while self.machine.unsent() < MOST_UNSENT {
-            let ring: &Ring = self.setup.page.at(self.ring_at);
             // The ring is this process's own: it cannot be broken but by this process.
-            let Ok(Some(words)) = self.consumer.pop(ring) else { break };
+            let Ok(Some(words)) = self.inlet.pop() else { break };
             let Ok(submission) = Submission::decode(words) else { break };
             // What a submission names was declared before; the command may still be on its way.
             self.take_commands();
@@ -491,8 +487,8 @@ impl Courier {
         }
         if taken > 0 {
             doorbell::published();
-            if self.bell().must_ring(ANYTHING) {
-                self.bell().ring();
+            if self.inlet.bell().must_ring(ANYTHING) {
+                self.inlet.bell().ring();
             }
         }
         taken > 0
@@ -569,8 +565,8 @@ impl Courier {
 
     fn tell(&self, tensor: TensorId) {
         doorbell::published();
-        if self.bell().must_ring(tensor + 1) {
-            self.bell().ring();
+        if self.inlet.bell().must_ring(tensor + 1) {
+            self.inlet.bell().ring();
         }
     }
 
@@ -611,10 +607,10 @@ impl Courier {
         }
         // Whatever is sent is a sign of life.
         let beats = std::mem::take(&mut wire.beat);
-        if batch.len() == 0 && beats {
+        if batch.is_empty() && beats {
             batch.push(Header::bare(mirrors.job, 0, Body::Alive));
         }
-        if batch.len() == 0 {
+        if batch.is_empty() {
             return Ok(None);
         }
         wire.writer.send(&mut wire.stream, &batch.frames()).map(Some)

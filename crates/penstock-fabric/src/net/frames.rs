@@ -1,17 +1,17 @@
-//! Frames of a stream and onto it, without blocking.
+//! Frames of a link and onto it, without blocking.
 //!
 //! A reader asks its owner where each payload goes as soon as the header has come and been judged, and reads it straight to
 //! there, together with the next header in one system call. A payload counts only when its checksum was verified; decoding it is
 //! up to the owner. A sender collects frames in a [`Batch`], which [encodes](penstock_proto::encoding) their payloads.
 
-use penstock_fabric::net::stream::{Got, Stream};
+use super::link::{Got, Link};
 use penstock_proto::encoding::{Agreed, Encoded, Payload, Sent};
 use penstock_proto::frame::{FrameError, HEADER_BYTES, Header};
 use smallvec::SmallVec;
 use std::io::{self, IoSlice, IoSliceMut};
 
 /// Where payloads go.
-pub(crate) trait Places {
+pub trait Places {
     /// One payload's place.
     type Place;
     /// Judges a header and finds the place of its payload.
@@ -20,9 +20,9 @@ pub(crate) trait Places {
     fn memory<'a>(&'a mut self, place: &'a mut Self::Place) -> &'a mut [u8];
 }
 
-/// What a look at a stream brought.
+/// What a look at a link brought.
 #[derive(Debug)]
-pub(crate) enum Step<P> {
+pub enum Step<P> {
     /// A header, which is judged at the next look: whatever its sender knew is known here by then, if that is asked for in between.
     Header,
     /// A whole frame, its payload verified and in its place.
@@ -42,25 +42,32 @@ struct Open<P> {
 }
 
 /// The receiving end.
-pub(crate) struct FrameReader<P> {
+pub struct FrameReader<P> {
     header: [u8; HEADER_BYTES],
     have: usize,
     open: Option<Open<P>>,
     heard: u64,
 }
 
-impl<P> FrameReader<P> {
-    pub(crate) fn new() -> Self {
+impl<P> Default for FrameReader<P> {
+    fn default() -> Self {
         Self { header: [0; HEADER_BYTES], have: 0, open: None, heard: 0 }
+    }
+}
+
+impl<P> FrameReader<P> {
+    /// For a link of which nothing was read.
+    pub fn new() -> Self {
+        Self::default()
     }
 
     /// Bytes that ever came: it grows while the peer lives.
-    pub(crate) fn heard(&self) -> u64 {
+    pub fn heard(&self) -> u64 {
         self.heard
     }
 
     /// Goes on reading until a frame is whole or nothing is there.
-    pub(crate) fn next<T: Places<Place = P>>(&mut self, stream: &mut Stream, places: &mut T) -> Step<P> {
+    pub fn next<L: Link, T: Places<Place = P>>(&mut self, link: &mut L, places: &mut T) -> Step<P> {
         loop {
             if self.open.is_none() && self.have == HEADER_BYTES {
                 self.have = 0;
@@ -84,10 +91,10 @@ impl<P> FrameReader<P> {
             }
             let missing = self.open.as_ref().map_or(0, |open| open.header.length as usize - open.done);
             let read = match &mut self.open {
-                None => stream.read(&mut [IoSliceMut::new(&mut self.header[self.have..])]),
+                None => link.read(&mut [IoSliceMut::new(&mut self.header[self.have..])]),
                 Some(open) => {
                     let rest = &mut places.memory(&mut open.place)[open.done..];
-                    stream.read(&mut [IoSliceMut::new(rest), IoSliceMut::new(&mut self.header)])
+                    link.read(&mut [IoSliceMut::new(rest), IoSliceMut::new(&mut self.header)])
                 }
             };
             match read {
@@ -116,7 +123,7 @@ const BATCH_BYTES: usize = 256 * 1024;
 
 /// The frames of one batch. A chunk that others may be writing is read once, into the buffer: so the bytes that are sent are those
 /// that the checksum was taken of, and nothing here takes memory for a slice that others may write.
-pub(crate) struct Batch<'a> {
+pub struct Batch<'a> {
     /// It only grows, to the longest batch so far.
     buffer: &'a mut Vec<u8>,
     /// Bytes of it that this batch uses.
@@ -129,32 +136,43 @@ pub(crate) struct Batch<'a> {
 impl<'a> Batch<'a> {
     /// An empty batch. The buffer is the sender's, and is used again by the next one.
     #[inline]
-    pub(crate) fn new(buffer: &'a mut Vec<u8>) -> Self {
+    pub fn new(buffer: &'a mut Vec<u8>) -> Self {
         Self { buffer, used: 0, headers: SmallVec::new(), payloads: SmallVec::new(), bytes: 0 }
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// Frames.
+    #[inline]
+    pub fn len(&self) -> usize {
         self.headers.len()
     }
 
+    /// Whether there is nothing to send.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.headers.is_empty()
+    }
+
     /// Bytes of payloads.
-    pub(crate) fn bytes(&self) -> usize {
+    #[inline]
+    pub fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Whether it should be sent before more is added.
-    pub(crate) fn is_full(&self) -> bool {
+    #[inline]
+    pub fn is_full(&self) -> bool {
         self.len() == BATCH || self.bytes >= BATCH_BYTES
     }
 
     /// A frame without a payload.
-    pub(crate) fn push(&mut self, header: Header) {
+    #[inline]
+    pub fn push(&mut self, header: Header) {
         self.headers.push(header.encode());
         self.payloads.push(Payload::Stands(&[]));
     }
 
     /// A frame with a chunk.
-    pub(crate) fn push_chunk(&mut self, header: Header, agreed: &Agreed, sent: &Sent<'a>) {
+    pub fn push_chunk(&mut self, header: Header, agreed: &Agreed, sent: &Sent<'a>) {
         let Encoded { encoding, base, payload } = agreed.encode(sent, self.buffer, self.used);
         if let Payload::Buffered(range) = &payload {
             self.used = range.end;
@@ -165,7 +183,8 @@ impl<'a> Batch<'a> {
         self.payloads.push(payload);
     }
 
-    pub(crate) fn frames(&self) -> SmallVec<[([u8; HEADER_BYTES], &[u8]); BATCH]> {
+    /// The frames, to be [sent](FrameWriter::send).
+    pub fn frames(&self) -> SmallVec<[([u8; HEADER_BYTES], &[u8]); BATCH]> {
         let payloads = self.payloads.iter().map(|payload| bytes(self.buffer, payload));
         self.headers.iter().copied().zip(payloads).collect()
     }
@@ -178,36 +197,37 @@ fn bytes<'b>(buffer: &'b [u8], payload: &'b Payload<'_>) -> &'b [u8] {
     }
 }
 
-/// The sending end. What the socket does not take of a batch is held here: never more than a batch.
+/// The sending end. What the link does not take of a batch is held here: never more than a batch.
 #[derive(Debug, Default)]
-pub(crate) struct FrameWriter {
+pub struct FrameWriter {
     held: Vec<u8>,
     at: usize,
 }
 
 impl FrameWriter {
     /// Whether the last batch has gone; only then another may be sent.
-    pub(crate) fn is_clear(&self) -> bool {
+    #[inline]
+    pub fn is_clear(&self) -> bool {
         self.at == self.held.len()
     }
 
-    /// Goes on with what is held; whether the socket took it all.
-    pub(crate) fn flush(&mut self, stream: &mut Stream) -> io::Result<bool> {
+    /// Goes on with what is held; whether the link took it all.
+    pub fn flush<L: Link>(&mut self, link: &mut L) -> io::Result<bool> {
         while !self.is_clear() {
-            match stream.write(&[IoSlice::new(&self.held[self.at..])])? {
+            match link.write(&[IoSlice::new(&self.held[self.at..])])? {
                 0 => return Ok(false),
                 bytes => self.at += bytes,
             }
         }
         self.held.clear();
         self.at = 0;
-        stream.flush()
+        link.flush()
     }
 
-    /// Sends frames, each a header and a payload; whether the socket took them all.
-    pub(crate) fn send(
+    /// Sends frames, each a header and a payload; whether the link took them all.
+    pub fn send<L: Link>(
         &mut self,
-        stream: &mut Stream,
+        link: &mut L,
         frames: &[([u8; HEADER_BYTES], &[u8])],
     ) -> io::Result<bool> {
         debug_assert!(self.is_clear() && frames.len() <= BATCH, "one batch at a time");
@@ -215,7 +235,7 @@ impl FrameWriter {
         let mut sent = 0;
         while sent < total {
             let mut parts = [IoSlice::new(&[]); 2 * BATCH];
-            match stream.write(rest(frames, sent, &mut parts))? {
+            match link.write(rest(frames, sent, &mut parts))? {
                 0 => {
                     self.hold(frames, sent);
                     return Ok(false);
@@ -223,7 +243,7 @@ impl FrameWriter {
                 bytes => sent += bytes,
             }
         }
-        stream.flush()
+        link.flush()
     }
 
     fn hold(&mut self, frames: &[([u8; HEADER_BYTES], &[u8])], mut skip: usize) {
@@ -258,7 +278,8 @@ fn rest<'a, 'b>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_fabric::sync::Ordering;
+    use crate::net::stream::Stream;
+    use crate::sync::Ordering;
     use penstock_kernels::Foreign;
     use penstock_proto::encoding::{Shadow, Source};
     use penstock_proto::frame::{Body, Notice};

@@ -1,0 +1,58 @@
+//! Links: bytes between two hosts, in order, without ever blocking.
+//!
+//! What is above a link (frames, records, messages about items, a worker's port at a shard) is generic over it, so that no byte goes
+//! through a pointer to a function. A new one implements [`Link`] and passes the suite in `tests/link`.
+//!
+//! - **Order.** What is read is what was written at the other end, whole and in order, up to where the link ends.
+//! - **No waiting.** Every call does what goes at once. A read that brings nothing and a write that takes nothing are no errors: the
+//!   caller waits for what [`Link::interest`] says.
+//! - **The end is for good.** It comes behind everything that was sent before it, and a link that has ended goes on saying so.
+//! - **An error is told once** by reading: whatever was under way may be lost, the link has ended, and writing fails from then on.
+//!
+//! Where connections are made there is one kind: the worker's dialer, the server's door, and the threads that poll what these make, name
+//! [`Stream`](super::stream::Stream).
+
+use std::io::{self, IoSlice, IoSliceMut};
+
+/// One end of a connection.
+pub trait Link {
+    /// Reads what is there into `parts`, in order. They have room for at least one byte.
+    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Got>;
+
+    /// Writes what goes at once of `parts`, in order; how many bytes. 0: none now. They hold at least one byte.
+    fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
+
+    /// Goes on sending what was written and is still held here; whether nothing is left.
+    fn flush(&mut self) -> io::Result<bool>;
+
+    /// Whether it holds bytes that were written and have not gone: wait until it can be written, then [`flush`](Self::flush).
+    fn holds_output(&self) -> bool;
+
+    /// Sizes what may be under way, each way, in bytes: a wish, which the link meets as far as it can.
+    fn resize(&self, bytes: usize) -> io::Result<()>;
+
+    /// What has to be waited for before the link goes on. `more`: the caller has bytes that it did not take.
+    fn interest(&self, more: bool) -> Interest {
+        Interest { read: true, write: more || self.holds_output() }
+    }
+}
+
+/// What a read brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Got {
+    /// So many bytes, at least one.
+    Bytes(usize),
+    /// Nothing now.
+    Nothing,
+    /// The other end has closed.
+    End,
+}
+
+/// What is waited for. A link that has a descriptor says so by [`AsFd`](rustix::fd::AsFd), and this is what to watch it for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Interest {
+    /// That it can be read.
+    pub read: bool,
+    /// That it can be written.
+    pub write: bool,
+}
