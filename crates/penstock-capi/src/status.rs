@@ -223,9 +223,10 @@ fn status(error: &Error) -> penstock_status {
 fn refusal(refusal: &Refusal) -> penstock_status {
     match refusal {
         Refusal::Authentication => PENSTOCK_AUTHENTICATION,
-        Refusal::SizeMismatch { .. } | Refusal::RankOutOfRange { .. } | Refusal::RankTaken { .. } => {
-            PENSTOCK_JOB_FULL
-        }
+        Refusal::SizeMismatch { .. }
+        | Refusal::RankOutOfRange { .. }
+        | Refusal::RankTaken { .. }
+        | Refusal::NotAdmitted { .. } => PENSTOCK_JOB_FULL,
         Refusal::Spec(SpecError::BadName { .. }) => PENSTOCK_BAD_NAME,
         Refusal::Spec(SpecError::BadShape { .. } | SpecError::TooLarge { .. }) => PENSTOCK_BAD_SHAPE,
         Refusal::Spec(_) => PENSTOCK_BAD_SETTINGS,

@@ -19,7 +19,8 @@ use penstock_proto::handshake::{
     MAGIC, MAX_HANDSHAKE_BYTES, MAX_JOB_NAME_BYTES, PLAIN_BINDING, Purpose, SOCKET_BINDING, ServerHandshake,
     Verdict, WorkerHandshake, verdict,
 };
-use penstock_proto::message::{MAX_SHARDS, PROTOCOL_VERSION, Secret};
+use penstock_proto::message::{MAX_SHARDS, PROTOCOL_VERSION, Secret, encode};
+use penstock_proto::peer::{PeerId, Role};
 use penstock_proto::placement::Extent;
 use penstock_proto::record::{CHECKSUM_BYTES, LENGTH_BYTES, record};
 use penstock_proto::submission::{Submission, WORDS};
@@ -433,16 +434,18 @@ fn a_record_has_in_front_of_its_message_what_the_page_says() {
 #[test]
 fn a_handshake_is_as_long_as_the_page_draws_it() {
     let session = [3; 16];
+    // Role, number and incarnation, in the order in which the page names them.
+    let peer = PeerId { role: Role::Follower, number: 1, incarnation: 7 };
     let purposes = [
         ("0 control", Purpose::Control, vec![0]),
-        ("1 shard (rank, 16 bytes of session, shard)", Purpose::Shard { rank: 1, session, shard: 2 }, {
-            let mut bytes = vec![1, 1];
+        ("1 shard (peer, 16 bytes of session, shard)", Purpose::Shard { peer, session, shard: 2 }, {
+            let mut bytes = vec![1, 2, 1, 7];
             bytes.extend(session);
             bytes.push(2);
             bytes
         }),
-        ("2 items (rank, 16 bytes of session)", Purpose::Items { rank: 1, session }, {
-            let mut bytes = vec![2, 1];
+        ("2 items (peer, 16 bytes of session)", Purpose::Items { peer, session }, {
+            let mut bytes = vec![2, 2, 1, 7];
             bytes.extend(session);
             bytes
         }),
@@ -470,6 +473,13 @@ fn a_handshake_is_as_long_as_the_page_draws_it() {
     );
     assert_eq!(verdict(&Verdict::Accepted), [0]);
     assert_eq!(verdict(&Verdict::Refused(Refusal::Busy))[0], 1);
+    for (role, number) in
+        [Role::Worker, Role::Server, Role::Follower, Role::Relay, Role::Replica].iter().zip(0..)
+    {
+        let peer = PeerId { role: *role, number: 1, incarnation: 7 };
+        assert_eq!(encode(&peer).expect("it is short"), [number, 1, 7]);
+        assert!(PAGE.contains(&format!("{number} {role}")), "{role}");
+    }
     let hello = rows["hello"][1];
     assert!(hello.contains(std::str::from_utf8(&MAGIC).expect("letters")));
     assert!(hello.contains(&format!("now {PROTOCOL_VERSION};")));

@@ -3,6 +3,7 @@
 use crate::account::Exhausted;
 use crate::items::TableError;
 use crate::knot::{CANNOT_COME, REMEDY};
+use crate::peer::PeerId;
 use crate::spec::SpecError;
 use crate::{Rank, TensorId};
 use serde::{Deserialize, Serialize};
@@ -51,6 +52,12 @@ pub enum Refusal {
     RankTaken {
         /// The rank.
         rank: Rank,
+    },
+    /// A peer that this server does not take in: it is no worker, or comes back as another incarnation.
+    #[error("expected a worker of the first incarnation, got {peer}")]
+    NotAdmitted {
+        /// Who came.
+        peer: PeerId,
     },
     /// The declaration is none.
     #[error(transparent)]
@@ -143,6 +150,9 @@ impl Hint for Refusal {
             Self::RankOutOfRange { .. } => "raise the job's number of workers, or start fewer",
             Self::RankTaken { .. } => {
                 "give each worker its own PENSTOCK_RANK; call `ps.init()` once in each process"
+            }
+            Self::NotAdmitted { .. } => {
+                "start the whole job again: a server takes in each worker once, and nobody else"
             }
             Self::Table(error) => return error.hint(),
             Self::Conflict { .. } => {

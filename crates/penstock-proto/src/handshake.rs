@@ -17,9 +17,9 @@
 //! A job that does not exist is answered like one whose secret is wrong (the server draws a secret for it), so nobody learns
 //! which jobs there are.
 
-use crate::Rank;
 use crate::error::Refusal;
 use crate::message::{PROTOCOL_VERSION, Secret, decode, encode};
+use crate::peer::PeerId;
 use hmac::{Hmac, Mac};
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
@@ -45,19 +45,19 @@ pub const SOCKET_BINDING: Binding = *b"a Unix socket of this very host.";
 pub enum Purpose {
     /// Control messages ([`crate::message`]).
     Control,
-    /// Frames ([`crate::frame`]) to one shard, of a worker that has said hello on its control connection.
+    /// Frames ([`crate::frame`]) to one shard, of a peer that has said hello on its control connection.
     Shard {
-        /// The worker.
-        rank: Rank,
+        /// Who it is.
+        peer: PeerId,
         /// Its session.
         session: Session,
         /// The shard.
         shard: u32,
     },
-    /// Messages about items ([`crate::items::wire`]), of such a worker.
+    /// Messages about items ([`crate::items::wire`]), of such a peer.
     Items {
-        /// The worker.
-        rank: Rank,
+        /// Who it is.
+        peer: PeerId,
         /// Its session.
         session: Session,
     },

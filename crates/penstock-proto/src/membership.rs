@@ -4,11 +4,14 @@
 //!   not.
 //! - **M-3** A worker has left only when every shard has taken everything that it submitted; before, it is here or lost.
 //!
+//! Whoever comes says which peer it is; what it contributes, and its place at the barrier, go by the rank that it then has.
+//!
 //! Pure state, held by a server's control thread. A rank joins once; a worker that left cleanly is no loss, the others go
 //! on without it. Leases are judged by the caller, who has a clock: [`Lease`] only compares signs of life.
 
 use crate::Rank;
 use crate::error::Refusal;
+use crate::peer::PeerId;
 use std::collections::BTreeSet;
 
 /// What is known of a worker.
@@ -55,6 +58,8 @@ impl Crew {
 /// The workers of a job, and their barrier.
 #[derive(Debug)]
 pub struct Roster {
+    /// Who has each rank, or will.
+    peers: Vec<PeerId>,
     members: Vec<Member>,
     at_barrier: Vec<bool>,
 }
@@ -62,7 +67,11 @@ pub struct Roster {
 impl Roster {
     /// `size` workers, all awaited.
     pub fn new(size: u32) -> Self {
-        Self { members: vec![Member::Awaited; size as usize], at_barrier: vec![false; size as usize] }
+        Self {
+            peers: (0..size).map(PeerId::worker).collect(),
+            members: vec![Member::Awaited; size as usize],
+            at_barrier: vec![false; size as usize],
+        }
     }
 
     /// Workers that the job was made for.
@@ -75,14 +84,25 @@ impl Roster {
         self.members.get(rank as usize).copied().unwrap_or(Member::Lost)
     }
 
-    /// Whether [`Self::join`] would take `rank` in: to be asked before anything is kept for it.
-    pub fn may_join(&self, rank: Rank, size: u32) -> Result<(), Refusal> {
+    /// The rank under which a peer takes part: one that contributes nothing has none, and one that comes back finds its rank taken.
+    pub fn admit(&self, peer: PeerId) -> Result<Rank, Refusal> {
+        peer.rank().filter(|_| peer.incarnation == 0).ok_or(Refusal::NotAdmitted { peer })
+    }
+
+    /// Who has this rank, or will.
+    pub fn peer(&self, rank: Rank) -> PeerId {
+        self.peers.get(rank as usize).copied().unwrap_or_else(|| PeerId::worker(rank))
+    }
+
+    /// Whether [`Self::join`] would take `peer` in: to be asked before anything is kept for it. The rank that it then has.
+    pub fn may_join(&self, peer: PeerId, size: u32) -> Result<Rank, Refusal> {
+        let rank = self.admit(peer)?;
         if size != self.size() {
             return Err(Refusal::SizeMismatch { expected: self.size(), got: size });
         }
         match self.members.get(rank as usize) {
             None => Err(Refusal::RankOutOfRange { rank, size }),
-            Some(Member::Awaited) => Ok(()),
+            Some(Member::Awaited) => Ok(rank),
             Some(_) => Err(Refusal::RankTaken { rank }),
         }
     }
@@ -101,10 +121,10 @@ impl Roster {
         crew
     }
 
-    /// Takes `rank` in, which says that the job has `size` workers.
-    pub fn join(&mut self, rank: Rank, size: u32) -> Result<(), Refusal> {
-        self.may_join(rank, size)?;
-        self.members[rank as usize] = Member::Joined;
+    /// Takes `peer` in, which says that the job has `size` workers.
+    pub fn join(&mut self, peer: PeerId, size: u32) -> Result<(), Refusal> {
+        let rank = self.may_join(peer, size)? as usize;
+        (self.peers[rank], self.members[rank]) = (peer, Member::Joined);
         Ok(())
     }
 
@@ -242,18 +262,19 @@ impl Lived {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::peer::Role;
 
     #[test]
     fn a_rank_that_never_comes_is_not_waited_for() {
         let mut roster = Roster::new(3);
-        roster.join(0, 3).unwrap();
+        roster.join(PeerId::worker(0), 3).unwrap();
         assert!(!roster.miss(0, false), "it is here");
         assert!(roster.miss(1, false) && !roster.miss(1, false) && roster.miss(2, true));
         assert!(!roster.miss(3, true), "there is no such rank");
         assert!(!roster.lose(3) && !roster.leave(3) && roster.of(3) == Member::Lost);
         roster.arrive(0);
         assert_eq!(roster.pass_barrier(), Some(vec![0]));
-        assert!(roster.join(1, 3).is_err());
+        assert!(roster.join(PeerId::worker(1), 3).is_err());
         roster.leave(0);
         assert!(roster.is_over());
     }
@@ -261,7 +282,7 @@ mod tests {
     #[test]
     fn who_leaves_and_then_fails_is_lost() {
         let mut roster = Roster::new(3);
-        roster.join(0, 3).unwrap();
+        roster.join(PeerId::worker(0), 3).unwrap();
         assert!(!roster.disown(0) && !roster.disown(1) && !roster.disown(3), "none of these has left");
         roster.leave(0);
         assert!(roster.disown(0) && !roster.disown(0));
@@ -274,20 +295,33 @@ mod tests {
     #[test]
     fn a_rank_joins_once() {
         let mut roster = Roster::new(2);
-        assert_eq!(roster.join(1, 2), Ok(()));
-        assert_eq!(roster.join(1, 2), Err(Refusal::RankTaken { rank: 1 }));
-        assert_eq!(roster.join(2, 2), Err(Refusal::RankOutOfRange { rank: 2, size: 2 }));
-        assert_eq!(roster.join(0, 3), Err(Refusal::SizeMismatch { expected: 2, got: 3 }));
+        assert_eq!(roster.join(PeerId::worker(1), 2), Ok(()));
+        assert_eq!(roster.join(PeerId::worker(1), 2), Err(Refusal::RankTaken { rank: 1 }));
+        assert_eq!(roster.join(PeerId::worker(2), 2), Err(Refusal::RankOutOfRange { rank: 2, size: 2 }));
+        assert_eq!(roster.join(PeerId::worker(0), 3), Err(Refusal::SizeMismatch { expected: 2, got: 3 }));
+    }
+
+    #[test]
+    fn who_is_no_worker_or_comes_back_is_not_taken_in_and_nobody_waits_for_it() {
+        let mut roster = Roster::new(1);
+        let returned = PeerId { incarnation: 1, ..PeerId::worker(0) };
+        for peer in [PeerId::first(Role::Follower, 0), PeerId::first(Role::Relay, 0), returned] {
+            assert_eq!(roster.join(peer, 1), Err(Refusal::NotAdmitted { peer }));
+        }
+        assert_eq!((roster.of(0), roster.peer(0)), (Member::Awaited, PeerId::worker(0)));
+        assert_eq!(roster.join(PeerId::worker(0), 1), Ok(()));
+        roster.arrive(0);
+        assert_eq!(roster.pass_barrier(), Some(vec![0]));
     }
 
     #[test]
     fn a_barrier_opens_when_the_last_worker_stands_at_it() {
         let mut roster = Roster::new(2);
-        roster.join(0, 2).unwrap();
+        roster.join(PeerId::worker(0), 2).unwrap();
         roster.arrive(0);
         assert_eq!(roster.pass_barrier(), None);
         assert_eq!(roster.missing_at_barrier(), [1], "a worker that has not come yet is waited for");
-        roster.join(1, 2).unwrap();
+        roster.join(PeerId::worker(1), 2).unwrap();
         roster.arrive(1);
         assert_eq!(roster.pass_barrier(), Some(vec![0, 1]));
         assert_eq!(roster.pass_barrier(), None, "and then it is closed again");
@@ -298,7 +332,7 @@ mod tests {
     fn a_barrier_does_not_wait_for_workers_that_left_or_were_lost() {
         let mut roster = Roster::new(3);
         for rank in 0..3 {
-            roster.join(rank, 3).unwrap();
+            roster.join(PeerId::worker(rank), 3).unwrap();
         }
         roster.arrive(0);
         assert!(roster.leave(1) && roster.lose(2));

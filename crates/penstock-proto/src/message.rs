@@ -7,13 +7,14 @@
 use crate::error::{JobFailure, MAX_TEXT_BYTES, Refusal, shorten};
 use crate::items::control::{TableAnswer, TableAsk};
 use crate::knot::{Goal, Knot};
+use crate::peer::PeerId;
 use crate::placement::Extent;
 use crate::spec::TensorSpec;
 use crate::{Rank, TensorId};
 use serde::{Deserialize, Serialize};
 
 /// Version of messages, submissions and shared layouts together. Both sides must be of the same.
-pub const PROTOCOL_VERSION: u32 = 5;
+pub const PROTOCOL_VERSION: u32 = 6;
 /// Largest message: a declaration with the longest name and most dimensions, with room; the answer that names every rank
 /// missing of the largest job, likewise.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
@@ -26,7 +27,7 @@ pub const MAX_SHARDS: u32 = 64;
 /// Most tensors of a job: each costs a server some kilobytes, and a worker must not be able to ask for any number.
 pub const MAX_TENSORS: u32 = 1 << 20;
 
-/// Identifies a worker's process over reconnects.
+/// Identifies a peer's process over reconnects.
 pub type Session = [u8; 16];
 
 /// A job's secret, 32 bytes. It cannot be part of any message: what is sent is a [proof](crate::handshake).
@@ -74,8 +75,8 @@ pub enum Ask {
         version: u32,
         /// Drawn once by the worker's process: who reconnects is the same by this.
         session: Session,
-        /// Its rank.
-        rank: Rank,
+        /// Who it is.
+        peer: PeerId,
         /// Workers of the job, as it was told.
         size: u32,
     },

@@ -134,9 +134,10 @@ fn refusal<'py>(py: Python<'py>, refusal: &Refusal) -> Shape<'py> {
     let named = |class| Shape::new(py, class);
     match refusal {
         Refusal::Authentication => named("AuthenticationError"),
-        Refusal::SizeMismatch { .. } | Refusal::RankOutOfRange { .. } | Refusal::RankTaken { .. } => {
-            named("JobFull")
-        }
+        Refusal::SizeMismatch { .. }
+        | Refusal::RankOutOfRange { .. }
+        | Refusal::RankTaken { .. }
+        | Refusal::NotAdmitted { .. } => named("JobFull"),
         Refusal::Spec(SpecError::BadName { .. }) => named("TensorNameError"),
         Refusal::Spec(SpecError::BadShape { .. } | SpecError::TooLarge { .. }) => named("ShapeError"),
         Refusal::Spec(_) => named("SettingsError"),

@@ -18,6 +18,7 @@ use penstock_proto::items::registry::Part;
 use penstock_proto::items::spec::{Propagation, TableSpec};
 use penstock_proto::items::wire::{Encoder, Message};
 use penstock_proto::message::{Answer, Ask, Departure, PROTOCOL_VERSION, Reply, Request, decode, encode};
+use penstock_proto::peer::{PeerId, Role};
 use penstock_proto::submission::Submission;
 use rustix::net;
 use std::io::{ErrorKind, Read, Write};
@@ -218,7 +219,7 @@ fn frames_of_a_hostile_job_reach_no_other_and_end_its_worker() {
 fn a_connection_with_another_session_is_not_the_workers() {
     let (_service, address) = service();
     let _control = evil_worker(address);
-    let purpose = Purpose::Shard { rank: 0, session: [8; 16], shard: 0 };
+    let purpose = Purpose::Shard { peer: PeerId::worker(0), session: [8; 16], shard: 0 };
     assert!(hangs_up(enter(address, "evil", EVIL, purpose).unwrap()));
 }
 
@@ -305,7 +306,7 @@ fn who_says_without_end_that_it_lives_holds_up_no_other_worker_of_its_job_and_ca
     std::thread::scope(|scope| {
         let job = cluster.join(0);
         let mut control = raw_worker(address, 1);
-        let purpose = Purpose::Shard { rank: 1, session: SESSION, shard: 0 };
+        let purpose = Purpose::Shard { peer: PeerId::worker(1), session: SESSION, shard: 0 };
         let shard = enter(address, "job", SECRET, purpose).unwrap();
         let tensor = declare(&job, "w", 8, Ssp(1 << 20));
         scope.spawn(|| flood(shard, "job", &stop));
@@ -327,8 +328,8 @@ fn who_says_without_end_that_it_lives_holds_up_no_other_worker_of_its_job_and_ca
     });
 }
 
-fn hello(rank: u32) -> Vec<u8> {
-    let hello = Ask::Hello { version: PROTOCOL_VERSION, session: SESSION, rank, size: 2 };
+fn hello(peer: PeerId) -> Vec<u8> {
+    let hello = Ask::Hello { version: PROTOCOL_VERSION, session: SESSION, peer, size: 2 };
     encode(&Request { id: 1, settled: 1, body: hello }).unwrap()
 }
 
@@ -340,10 +341,28 @@ fn asks(control: &mut TcpStream, id: u64, body: Ask) -> Option<Answer> {
 /// Another worker that speaks by hand.
 fn raw_worker(address: SocketAddr, rank: u32) -> TcpStream {
     let mut control = enter(address, "job", SECRET, Purpose::Control).unwrap();
-    say(&mut control, &hello(rank));
+    say(&mut control, &hello(PeerId::worker(rank)));
     let reply: Reply = decode(&hear(&mut control).unwrap()).unwrap();
     assert!(matches!(reply.body, Answer::Welcome(_)), "{reply:?}");
     control
+}
+
+#[test]
+fn a_peer_that_is_no_worker_or_comes_back_is_refused_by_type_and_the_job_goes_on() {
+    let cluster = Cluster::over(Way::Tcp, 2, 1, &[]);
+    let address = cluster.servers[0].addresses()[0];
+    let returned = PeerId { incarnation: 1, ..PeerId::worker(1) };
+    for peer in [PeerId::first(Role::Follower, 0), PeerId::first(Role::Relay, 1), returned] {
+        let mut control = enter(address, "job", SECRET, Purpose::Control).unwrap();
+        say(&mut control, &hello(peer));
+        let reply: Reply = decode(&hear(&mut control).unwrap()).unwrap();
+        assert_eq!(reply.body, Answer::Refused(Refusal::NotAdmitted { peer }));
+        // Nor does a connection of its to a shard count for anything.
+        let purpose = Purpose::Shard { peer, session: SESSION, shard: 0 };
+        let mut frames = enter(address, "job", SECRET, purpose).unwrap();
+        assert_eq!(hear(&mut frames), None, "{peer}");
+    }
+    raw_worker(address, 1);
 }
 
 #[test]
@@ -352,7 +371,8 @@ fn who_was_lost_is_not_listened_to_about_rows_either() {
     let address = cluster.servers[0].addresses()[0];
     let job = cluster.join(0);
     let mut control = raw_worker(address, 1);
-    let mut items = enter(address, "job", SECRET, Purpose::Items { rank: 1, session: SESSION }).unwrap();
+    let mut items =
+        enter(address, "job", SECRET, Purpose::Items { peer: PeerId::worker(1), session: SESSION }).unwrap();
     items.set_read_timeout(Some(common::seconds(common::DEADLINE))).unwrap();
     let mut flush = Vec::new();
     Encoder::message(&mut flush, &Message::Flush { id: 1 });
@@ -385,7 +405,7 @@ fn who_comes_again_and_again_after_the_end_keeps_no_server() {
         let both = since.elapsed() > Duration::from_secs(1);
         for rank in if both { 0..2 } else { 1..2 } {
             if let Ok(mut again) = enter(address, "job", SECRET, Purpose::Control) {
-                say(&mut again, &hello(rank));
+                say(&mut again, &hello(PeerId::worker(rank)));
                 let _ = hear(&mut again);
             }
         }
@@ -426,7 +446,7 @@ fn who_takes_all_the_memory_that_it_gets_leaves_the_other_workers_some() {
 /// Comes to the server as worker 1 of 2, for the first time or again, and says that it heard the job fail; `false` if it is not welcome.
 fn comes_and_heard(address: SocketAddr) -> bool {
     let Ok(mut control) = enter(address, "job", SECRET, Purpose::Control) else { return false };
-    let hello = Ask::Hello { version: PROTOCOL_VERSION, session: SESSION, rank: 1, size: 2 };
+    let hello = Ask::Hello { version: PROTOCOL_VERSION, session: SESSION, peer: PeerId::worker(1), size: 2 };
     say(&mut control, &encode(&Request { id: 1, settled: 1, body: hello }).unwrap());
     let welcome = hear(&mut control).and_then(|reply| decode::<Reply>(&reply).ok());
     if !matches!(welcome, Some(Reply { body: Answer::Welcome(_), .. })) {

@@ -16,6 +16,7 @@ use penstock_proto::items::rows::RowSet;
 use penstock_proto::items::spec::{Propagation, TableSpec};
 use penstock_proto::items::wire::{Encoder, Message, RegionId, Shape};
 use penstock_proto::message::{Ask, MAX_TENSORS, Request, encode};
+use penstock_proto::peer::PeerId;
 use penstock_proto::placement::Extent;
 use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::submission::Submission;
@@ -133,7 +134,7 @@ fn fetches_of_a_state_that_are_never_read(address: SocketAddr) -> Vec<TcpStream>
 }
 
 fn items(address: SocketAddr) -> TcpStream {
-    enter(address, "evil", EVIL, Purpose::Items { rank: 0, session: SESSION }).unwrap()
+    enter(address, "evil", EVIL, Purpose::Items { peer: PeerId::worker(0), session: SESSION }).unwrap()
 }
 
 fn message(message: &Message<'_>) -> Vec<u8> {

@@ -7,6 +7,7 @@ use penstock_proto::handshake::{Purpose, ServerHandshake, Verdict, WorkerHandsha
 use penstock_proto::items::wire::{Encoder, Entry, Head, Message, RegionId, Shape};
 use penstock_proto::items::{Propagation, RowSet};
 use penstock_proto::message::{Answer, Ask, PROTOCOL_VERSION, Reply, Request, Secret, Welcome, encode};
+use penstock_proto::peer::PeerId;
 use penstock_proto::record::record;
 use penstock_proto::submission::Submission;
 use std::path::Path;
@@ -44,7 +45,7 @@ fn main() {
     let refused = verdict(&Verdict::Refused(Refusal::Busy));
     drop(worker);
     let requests = [
-        Ask::Hello { version: PROTOCOL_VERSION, session: [3; 16], rank: 1, size: 2 },
+        Ask::Hello { version: PROTOCOL_VERSION, session: [3; 16], peer: PeerId::worker(1), size: 2 },
         Ask::Beat,
         Ask::Barrier,
         Ask::Missing { tensor: 1, version: 2 },

@@ -17,6 +17,7 @@ use penstock_proto::membership::Member;
 use penstock_proto::message::{
     Answer, Ask, Departure, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
 };
+use penstock_proto::peer::PeerId;
 use penstock_proto::record::{self, Records};
 use penstock_proto::request::Answers;
 
@@ -48,7 +49,7 @@ impl Cluster<'_> {
         self.desk.greeted.remove(&rank);
         let link = &self.links[rank as usize];
         let (session, size) = (link.session, self.workload.workers());
-        let hello = Ask::Hello { version: PROTOCOL_VERSION, session, rank, size };
+        let hello = Ask::Hello { version: PROTOCOL_VERSION, session, peer: PeerId::worker(rank), size };
         let again: Vec<Vec<u8>> = link.requests.again().map(<[u8]>::to_vec).collect();
         self.post_record(rank, Way::Up, &request(HELLO, hello));
         again.iter().for_each(|message| self.post_record(rank, Way::Up, message));
@@ -347,7 +348,7 @@ impl Cluster<'_> {
     /// Hears who has not said hello on this connection.
     fn serve_stranger(&mut self, rank: Rank, id: u64, body: Ask) -> Result<(), Failure> {
         let answer = match body {
-            Ask::Hello { session, size, .. } => match self.enroll(rank, session, size) {
+            Ask::Hello { session, peer, size, .. } => match self.enroll(peer, session, size) {
                 Ok(()) => Answer::Welcome(self.welcome()),
                 Err(refusal) => Answer::Refused(refusal),
             },
@@ -364,12 +365,13 @@ impl Cluster<'_> {
     }
 
     /// A worker that comes for the first time, or again.
-    fn enroll(&mut self, rank: Rank, session: Session, size: u32) -> Result<(), Refusal> {
+    fn enroll(&mut self, peer: PeerId, session: Session, size: u32) -> Result<(), Refusal> {
+        let rank = self.desk.roster.admit(peer)?;
         if self.desk.parted.get(&rank) == Some(&session) {
             return Ok(()); // it will say again that it leaves
         }
         if self.desk.clerks.get(&rank).is_none_or(|clerk| clerk.session != session) {
-            self.desk.roster.join(rank, size)?;
+            self.desk.roster.join(peer, size)?;
             let clerk = Clerk { session, answers: Answers::default(), at_barrier: None, leaving: None };
             self.desk.clerks.insert(rank, clerk);
         }

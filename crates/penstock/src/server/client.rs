@@ -7,12 +7,12 @@ use penstock_fabric::layout::{Count, page};
 use penstock_fabric::region::Mapping;
 use penstock_fabric::socket::Connection;
 use penstock_fabric::sync::Ordering;
-use penstock_proto::Rank;
 use penstock_proto::account::Charge;
 use penstock_proto::error::Loss;
 use penstock_proto::handshake::Session;
 use penstock_proto::membership::Lease;
 use penstock_proto::message::MAX_MESSAGE_BYTES;
+use penstock_proto::peer::PeerId;
 use penstock_proto::request::Answers;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
@@ -109,13 +109,14 @@ pub(super) struct Client {
     /// Whether it has proved that it knows the job's secret. Before, nothing else is heard.
     pub(super) proof: Proof,
     /// Whose it is; `None` before it has said hello.
-    pub(super) rank: Option<Rank>,
-    /// The worker on another host that is told the last word by this connection: it has left, or the job has failed.
-    pub(super) parting: Option<Rank>,
+    pub(super) peer: Option<PeerId>,
+    /// The peer on another host that is told the last word by this connection: it has left, or the job has failed.
+    pub(super) parting: Option<PeerId>,
 }
 
 /// A worker that has joined and not left.
 pub(super) struct Worker {
+    pub(super) peer: PeerId,
     /// Its page; `None` for a worker on another host.
     page: Option<Arc<Mapping>>,
     pub(super) session: Session,
@@ -139,6 +140,7 @@ pub(super) struct Worker {
 
 impl Worker {
     pub(super) fn new(
+        peer: PeerId,
         page: Option<Arc<Mapping>>,
         session: Session,
         lease: Lease,
@@ -147,6 +149,7 @@ impl Worker {
     ) -> Self {
         let (answers, client) = (Answers::default(), Some(client));
         Self {
+            peer,
             page,
             session,
             lease,

@@ -159,10 +159,11 @@ impl Control {
             return;
         }
         // Until it has heard the answer it may come again.
-        self.departed.insert(rank, (worker.session, Last::Left));
-        self.partings.insert(rank, self.clock.now() + self.lease_ms());
+        let peer = worker.peer;
+        self.departed.insert(peer, (worker.session, Last::Left));
+        self.partings.insert(peer, self.clock.now() + self.lease_ms());
         if let Some(client) = worker.client.and_then(|token| self.clients.get_mut(&token)) {
-            (client.rank, client.parting) = (None, Some(rank));
+            (client.peer, client.parting) = (None, Some(peer));
         }
     }
 }

@@ -10,6 +10,7 @@ use penstock_proto::handshake::{Purpose, WorkerHandshake};
 use penstock_proto::message::{
     Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Secret, decode, encode,
 };
+use penstock_proto::peer::PeerId;
 use penstock_proto::record::{Records, record};
 use penstock_proto::submission::Submission;
 use std::io::{Read, Write};
@@ -119,7 +120,7 @@ pub(crate) fn enter(
 /// A worker of the other job that has said hello; its control connection.
 pub(crate) fn evil_worker(address: SocketAddr) -> TcpStream {
     let mut control = enter(address, "evil", EVIL, Purpose::Control).unwrap();
-    let hello = Ask::Hello { version: PROTOCOL_VERSION, session: SESSION, rank: 0, size: 2 };
+    let hello = Ask::Hello { version: PROTOCOL_VERSION, session: SESSION, peer: PeerId::worker(0), size: 2 };
     say(&mut control, &encode(&Request { id: 1, settled: 1, body: hello }).unwrap());
     let reply: Reply = decode(&hear(&mut control).unwrap()).unwrap();
     assert!(matches!(reply.body, Answer::Welcome(_)), "{reply:?}");
@@ -127,7 +128,8 @@ pub(crate) fn evil_worker(address: SocketAddr) -> TcpStream {
 }
 
 pub(crate) fn evil_shard(address: SocketAddr) -> TcpStream {
-    enter(address, "evil", EVIL, Purpose::Shard { rank: 0, session: SESSION, shard: 0 }).unwrap()
+    enter(address, "evil", EVIL, Purpose::Shard { peer: PeerId::worker(0), session: SESSION, shard: 0 })
+        .unwrap()
 }
 
 pub(crate) fn frame(job: &str, sequence: u64, submission: Submission) -> Header {

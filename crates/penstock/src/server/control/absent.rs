@@ -15,7 +15,7 @@ impl Control {
     /// The connection is over. A worker on this host is lost with it; one on another host may come again.
     pub(in crate::server) fn close(&mut self, token: u64, loss: Loss) {
         let Some(client) = self.clients.get(&token) else { return };
-        let Some(rank) = client.rank else {
+        let Some(rank) = client.peer.and_then(|peer| self.rank_of(peer)) else {
             self.drop_client(token);
             return;
         };
@@ -56,7 +56,7 @@ impl Control {
             return;
         }
         // Nobody comes again to hear the last word.
-        self.partings.remove(&rank);
+        self.partings.remove(&self.roster.peer(rank));
         match how {
             None if self.roster.miss(rank, true) => self.go_on_without(rank),
             Some(how) if self.roster.miss(rank, false) => self.note_loss(rank, Loss::Ended { how }),
@@ -81,7 +81,7 @@ impl Control {
         let how = how.unwrap_or_else(|| "ended without closing the job".to_owned());
         let shards = &self.shards.handles;
         worker.ending = Some((how, shards.len() + usize::from(self.items.is_some())));
-        let peer = PeerId::worker(rank);
+        let peer = worker.peer;
         shards.iter().for_each(|shard| shard.send(Command::AwaitEnd { peer }));
         if let Some(items) = &self.items {
             items.send(items::Command::AwaitEnd { rank });
@@ -121,10 +121,10 @@ impl Control {
         let loss = loss.brief();
         if let Some(worker) = self.workers.remove(&rank) {
             if worker.is_remote() {
-                self.departed.insert(rank, (worker.session, Last::Lost(loss.clone())));
+                self.departed.insert(worker.peer, (worker.session, Last::Lost(loss.clone())));
             }
             if let Some(token) = worker.client {
-                self.dismiss(token, rank, &loss);
+                self.dismiss(token, worker.peer, rank, &loss);
             }
         }
         self.forget(rank);
@@ -147,7 +147,7 @@ impl Control {
     }
 
     /// Tells a worker that is lost, and may not know it, why: it was suspended and wakes, its line was silent, or it broke the protocol.
-    fn dismiss(&mut self, token: u64, rank: Rank, loss: &Loss) {
+    fn dismiss(&mut self, token: u64, peer: PeerId, rank: Rank, loss: &Loss) {
         let failure = JobFailure::WorkerLost { rank, loss: loss.clone() };
         let reply = Reply { id: 0, body: Answer::Failed(failure) };
         let until = self.clock.now() + RETURN_WITHIN_MS;
@@ -155,8 +155,8 @@ impl Control {
             (Some(client), Ok(bytes)) if matches!(loss, Loss::Silent { .. } | Loss::Broke { .. }) => {
                 let sent = client.channel.send(&bytes, &[]).is_ok();
                 if sent && matches!(client.channel, Channel::Remote(_)) {
-                    (client.rank, client.parting) = (None, Some(rank));
-                    self.partings.insert(rank, until);
+                    (client.peer, client.parting) = (None, Some(peer));
+                    self.partings.insert(peer, until);
                     return self.watch(token);
                 }
             }
@@ -182,8 +182,9 @@ impl Control {
             items.send(items::Command::Silence(bell));
         }
         self.table_without(rank);
+        let peer = self.roster.peer(rank);
         for shard in &self.shards.handles {
-            shard.send(Command::Remove { peer: PeerId::worker(rank) });
+            shard.send(Command::Remove { peer });
         }
         self.open_barrier();
     }
@@ -201,8 +202,8 @@ impl Control {
         }
         self.partings.retain(|_, until| now <= *until);
         let partings = &self.partings;
-        self.clients.retain(|_, client| match (client.rank, client.parting) {
-            (None, Some(rank)) => partings.contains_key(&rank),
+        self.clients.retain(|_, client| match (client.peer, client.parting) {
+            (None, Some(peer)) => partings.contains_key(&peer),
             (None, None) => now.saturating_sub(client.since) <= HELLO_WITHIN_MS,
             (Some(_), _) => true,
         });

@@ -68,7 +68,7 @@ impl Control {
             // Another user of this host, or nobody knows who. Nothing of it is read.
             Channel::Local(_) => return refuse(channel, Refusal::Authentication),
         };
-        let strangers = self.clients.values().filter(|client| client.rank.is_none()).count();
+        let strangers = self.clients.values().filter(|client| client.peer.is_none()).count();
         if strangers >= MAX_STRANGERS && !self.make_room() {
             return turn_away(channel, matches!(proof, Proof::Given));
         }
@@ -77,7 +77,7 @@ impl Control {
         let flags = epoll::EventFlags::IN;
         if epoll::add(&self.epoll, &channel, epoll::EventData::new_u64(token), flags).is_ok() {
             let since = self.clock.now();
-            self.clients.insert(token, Client { channel, since, proof, rank: None, parting: None });
+            self.clients.insert(token, Client { channel, since, proof, peer: None, parting: None });
         }
     }
 
@@ -85,7 +85,7 @@ impl Control {
     /// `false` where there is none: those that are left wait for the job's last word.
     fn make_room(&mut self) -> bool {
         let strangers =
-            self.clients.iter().filter(|(_, client)| client.rank.is_none() && client.parting.is_none());
+            self.clients.iter().filter(|(_, client)| client.peer.is_none() && client.parting.is_none());
         let Some(token) = strangers.map(|(token, client)| (client.proof.is_given(), *token)).min() else {
             return false;
         };
@@ -112,22 +112,26 @@ impl Control {
         true
     }
 
-    /// Passes a worker's connection on to the shard that it is for.
-    pub(super) fn attach(&mut self, rank: Rank, session: Session, shard: u32, stream: Stream, long: bool) {
-        let known =
-            self.workers.get(&rank).is_some_and(|worker| worker.is_remote() && worker.session == session);
+    /// The worker that a peer is, if it has said hello in this session.
+    pub(super) fn known(&self, peer: PeerId, session: Session) -> Option<&Worker> {
+        let worker = self.rank_of(peer).and_then(|rank| self.workers.get(&rank));
+        worker.filter(|worker| worker.session == session)
+    }
+
+    /// Passes a peer's connection on to the shard that it is for.
+    pub(super) fn attach(&mut self, peer: PeerId, session: Session, shard: u32, stream: Stream, long: bool) {
         if let Some(handle) = self.shards.handles.get(shard as usize)
-            && known
+            && self.known(peer, session).is_some_and(Worker::is_remote)
         {
-            handle.send(Command::Attach { peer: PeerId::worker(rank), stream, long });
+            handle.send(Command::Attach { peer, stream, long });
         }
     }
 
     /// Answers who has not said hello.
     pub(super) fn ask_stranger(&mut self, token: u64, request: Request) -> Option<Answered> {
         match request.body {
-            Ask::Hello { version, session, rank, size } => {
-                self.hello(token, request.id, (version, session, rank, size)).transpose()
+            Ask::Hello { version, session, peer, size } => {
+                self.hello(token, request.id, (version, session, peer, size)).transpose()
             }
             // It has left, and the answer was lost with a connection.
             Ask::Leave { .. } if self.clients.get(&token)?.parting.is_some() => plain(Answer::Left),
@@ -142,11 +146,12 @@ impl Control {
         &mut self,
         token: u64,
         request: u64,
-        (version, session, rank, size): (u32, Session, Rank, u32),
+        (version, session, peer, size): (u32, Session, PeerId, u32),
     ) -> Result<Option<(Answer, Vec<OwnedFd>)>, Refusal> {
+        let rank = self.roster.admit(peer)?;
         let client = self.clients.get(&token).ok_or(Refusal::Authentication)?;
         let Channel::Local(_) = &client.channel else {
-            return self.hello_remote(token, version, session, rank, size).map(Some);
+            return self.hello_remote(token, version, session, peer, size).map(Some);
         };
         if let Some(outcome) = &self.ended {
             self.roster.miss(rank, false);
@@ -156,7 +161,7 @@ impl Control {
             return Err(Refusal::ProtocolVersion { expected: PROTOCOL_VERSION, got: version });
         }
         // Before anything is kept for a rank that there may not be.
-        self.roster.may_join(rank, size)?;
+        self.roster.may_join(peer, size)?;
         let shards = self.shards.handles.len() as u32;
         let charge = self.charge_descriptors(rank, shards + 1)?;
         let page = Region::new("penstock-page", page::bytes(shards), Writers::Holders)
@@ -184,15 +189,11 @@ impl Control {
             return Err(lacking("pass the descriptors of a worker that joins")(errno));
         }
         // Last, because it cannot be taken back: a rank joins once.
-        self.roster.join(rank, size)?;
+        self.roster.join(peer, size)?;
         for (shard, wakeup) in self.shards.handles.iter().zip(wakeups) {
-            shard.send(Command::Join {
-                peer: PeerId::worker(rank),
-                page: Arc::clone(page.mapping()),
-                wakeup,
-            });
+            shard.send(Command::Join { peer, page: Arc::clone(page.mapping()), wakeup });
         }
-        self.enroll(token, rank, session, Some(Arc::clone(page.mapping())), charge);
+        self.enroll(token, peer, rank, session, Some(Arc::clone(page.mapping())), charge);
         self.conclude(token, sent);
         Ok(None)
     }
@@ -203,14 +204,15 @@ impl Control {
         token: u64,
         version: u32,
         session: Session,
-        rank: Rank,
+        peer: PeerId,
         size: u32,
     ) -> Answered {
+        let rank = self.roster.admit(peer)?;
         if version != PROTOCOL_VERSION {
             return Err(Refusal::ProtocolVersion { expected: PROTOCOL_VERSION, got: version });
         }
         let departed =
-            self.departed.get(&rank).filter(|(theirs, _)| *theirs == session).map(|(_, last)| last);
+            self.departed.get(&peer).filter(|(theirs, _)| *theirs == session).map(|(_, last)| last);
         let here = self.workers.get(&rank).is_some_and(|worker| worker.session == session);
         let word = match (&self.ended, departed) {
             (_, Some(Last::Left)) => Some(Ok(Answer::Welcome(self.welcome()))), // it will say again that it leaves
@@ -227,9 +229,9 @@ impl Control {
         if let Some(word) = word {
             self.roster.miss(rank, false);
             if departed.is_some() || here {
-                self.clients.get_mut(&token).ok_or(Refusal::Authentication)?.parting = Some(rank);
+                self.clients.get_mut(&token).ok_or(Refusal::Authentication)?.parting = Some(peer);
                 let until = self.clock.now() + RETURN_WITHIN_MS;
-                self.partings.entry(rank).or_insert(until);
+                self.partings.entry(peer).or_insert(until);
             }
             return word.map(|word| (word, Vec::new()));
         }
@@ -239,16 +241,16 @@ impl Control {
             if let Some(old) = worker.client.replace(token) {
                 self.drop_client(old);
             }
-            self.clients.get_mut(&token).ok_or(Refusal::Authentication)?.rank = Some(rank);
+            self.clients.get_mut(&token).ok_or(Refusal::Authentication)?.peer = Some(peer);
             return Ok((Answer::Welcome(self.welcome()), Vec::new()));
         }
-        self.roster.may_join(rank, size)?;
+        self.roster.may_join(peer, size)?;
         let charge = self.charge_descriptors(rank, self.shards.handles.len() as u32 + 2)?;
-        self.roster.join(rank, size)?;
+        self.roster.join(peer, size)?;
         for shard in &self.shards.handles {
-            shard.send(Command::JoinRemote { peer: PeerId::worker(rank) });
+            shard.send(Command::JoinRemote { peer });
         }
-        self.enroll(token, rank, session, None, charge);
+        self.enroll(token, peer, rank, session, None, charge);
         Ok((Answer::Welcome(self.welcome()), Vec::new()))
     }
 
@@ -261,16 +263,17 @@ impl Control {
     fn enroll(
         &mut self,
         token: u64,
+        peer: PeerId,
         rank: Rank,
         session: Session,
         page: Option<Arc<Mapping>>,
         descriptors: Charge,
     ) {
         let lease = Lease::new(self.lease_ms(), self.clock.now());
-        let worker = Worker::new(page, session, lease, token, descriptors);
+        let worker = Worker::new(peer, page, session, lease, token, descriptors);
         self.workers.insert(rank, worker);
         if let Some(client) = self.clients.get_mut(&token) {
-            client.rank = Some(rank);
+            client.peer = Some(peer);
         }
     }
 

@@ -30,6 +30,7 @@ use penstock_proto::handshake::{Purpose, Session, Verdict, verdict};
 use penstock_proto::knot::Knots;
 use penstock_proto::membership::Roster;
 use penstock_proto::message::{Answer, MAX_MESSAGE_BYTES, Reply, encode};
+use penstock_proto::peer::PeerId;
 use rustix::event::epoll;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::collections::{BTreeMap, HashMap};
@@ -116,10 +117,10 @@ pub(super) struct Control {
     tickets: HashMap<u64, Ticket>,
     next_ticket: u64,
     pub(super) clock: LivedClock,
-    /// Workers on other hosts that have left or were lost, by their session.
-    pub(super) departed: HashMap<Rank, (Session, Last)>,
+    /// Peers on other hosts that have left or were lost, by their session.
+    pub(super) departed: HashMap<PeerId, (Session, Last)>,
     /// Those that have not said that they heard the last word, and until when they may come and ask for it.
-    pub(super) partings: BTreeMap<Rank, u64>,
+    pub(super) partings: BTreeMap<PeerId, u64>,
     /// What workers that have left have heard elsewhere of the job's failure, and until when others may know better.
     pub(super) hearsay: BTreeMap<Rank, (u64, JobFailure)>,
     /// How worker 0 was lost, for whoever waits for a value that only it gives.
@@ -335,11 +336,11 @@ impl Control {
                 }
                 // Whoever comes to work when the job has ended hears of it on the control connection.
                 Order::Enter { .. } if self.ended.is_some() => {}
-                Order::Enter { stream, purpose: Purpose::Shard { rank, session, shard }, long } => {
-                    self.attach(rank, session, shard, stream, long);
+                Order::Enter { stream, purpose: Purpose::Shard { peer, session, shard }, long } => {
+                    self.attach(peer, session, shard, stream, long);
                 }
-                Order::Enter { stream, purpose: Purpose::Items { rank, session }, .. } => {
-                    self.attach_items(rank, session, stream);
+                Order::Enter { stream, purpose: Purpose::Items { peer, session }, .. } => {
+                    self.attach_items(peer, session, stream);
                 }
                 Order::Gone { rank, how } => self.gone(rank, how),
                 Order::Stop => {
@@ -357,13 +358,14 @@ impl Control {
                     self.end(JobFailure::NoValue { name, loss: self.loss_of_first.clone() });
                 }
                 Report::Failed(failure) => self.end(failure),
+                // Of a peer that has gone, and may have come back as another, nothing more is heard.
                 Report::Broke { peer, what } => {
-                    if let Some(rank) = peer.rank() {
+                    if let Some(rank) = self.rank_of(peer) {
                         self.lose_rank(rank, Loss::Broke { what });
                     }
                 }
                 Report::Departed { peer } => {
-                    if let Some(rank) = peer.rank()
+                    if let Some(rank) = self.rank_of(peer)
                         && let Some(worker) = self.workers.get_mut(&rank)
                     {
                         worker.departed += 1;
@@ -371,7 +373,7 @@ impl Control {
                     }
                 }
                 Report::Ended { peer } => {
-                    if let Some(rank) = peer.rank()
+                    if let Some(rank) = self.rank_of(peer)
                         && let Some((_, open)) =
                             self.workers.get_mut(&rank).and_then(|worker| worker.ending.as_mut())
                     {
@@ -389,6 +391,11 @@ impl Control {
         }
     }
 
+    /// The rank that a peer has, as far as it is that peer that has it.
+    pub(super) fn rank_of(&self, peer: PeerId) -> Option<Rank> {
+        peer.rank().filter(|&rank| self.roster.peer(rank) == peer)
+    }
+
     pub(super) fn end(&mut self, failure: JobFailure) {
         if self.ended.is_none() {
             self.ended = Some(Err(failure.brief()));
@@ -399,20 +406,20 @@ impl Control {
         let reply = Reply { id: 0, body: Answer::Failed(failure.clone()) };
         let Ok(bytes) = encode(&reply) else { return };
         let until = self.clock.now() + self.lease_ms();
-        for (&rank, worker) in &self.workers {
-            if worker.is_remote() && !self.hearsay.contains_key(&rank) {
-                self.partings.insert(rank, until);
+        for (rank, worker) in &self.workers {
+            if worker.is_remote() && !self.hearsay.contains_key(rank) {
+                self.partings.insert(worker.peer, until);
             }
         }
         let told: Vec<u64> = self
             .clients
             .iter()
-            .filter(|(_, client)| client.rank.is_some())
+            .filter(|(_, client)| client.peer.is_some())
             .map(|(&token, _)| token)
             .collect();
         for token in told {
             let Some(client) = self.clients.get_mut(&token) else { continue };
-            client.parting = client.rank;
+            client.parting = client.peer;
             // One that cannot be told now is told when it comes again.
             let _ = client.channel.send(&bytes, &[]);
             self.watch(token);

@@ -60,17 +60,18 @@ impl Control {
         self.pace.spend(cost(&request.body));
         let id = request.id;
         let Some(client) = self.clients.get(&token) else { return };
-        if let (Some(rank), Ask::Heard) = (client.parting, &request.body) {
-            self.partings.remove(&rank);
+        if let (Some(peer), Ask::Heard) = (client.parting, &request.body) {
+            self.partings.remove(&peer);
             self.drop_client(token);
             return;
         }
-        let Some(rank) = client.rank else {
+        let Some(peer) = client.peer else {
             if let Some(answer) = self.ask_stranger(token, request) {
                 self.answer_client(token, id, answer);
             }
             return;
         };
+        let Some(rank) = self.rank_of(peer) else { return };
         if self.ended.is_some() {
             return; // it was told so, and nothing else is answered
         }

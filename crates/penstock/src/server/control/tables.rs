@@ -8,14 +8,13 @@ use penstock_proto::Rank;
 use penstock_proto::handshake::Session;
 use penstock_proto::items::control::TableAsk;
 use penstock_proto::message::Answer;
+use penstock_proto::peer::PeerId;
 use std::sync::Arc;
 
 impl Control {
-    /// Passes a worker's connection on to who passes rows on.
-    pub(super) fn attach_items(&mut self, rank: Rank, session: Session, stream: Stream) {
-        if self.workers.get(&rank).is_none_or(|worker| worker.session != session) {
-            return;
-        }
+    /// Passes a peer's connection on to who passes rows on.
+    pub(super) fn attach_items(&mut self, peer: PeerId, session: Session, stream: Stream) {
+        let Some(rank) = peer.rank().filter(|_| self.known(peer, session).is_some()) else { return };
         if self.items.is_none() {
             match self.start_items() {
                 Ok(items) => self.items = Some(items),

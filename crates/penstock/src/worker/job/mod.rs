@@ -29,6 +29,7 @@ use penstock_proto::adaptive::{Adaptive, Controller};
 use penstock_proto::handshake::{Purpose, Session};
 use penstock_proto::knot::Goal;
 use penstock_proto::message::{Answer, Ask};
+use penstock_proto::peer::PeerId;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
@@ -162,7 +163,7 @@ impl Inner {
         let setup = CourierSetup {
             server,
             rank: *rank,
-            purpose: Purpose::Items { rank: *rank, session: *session },
+            purpose: Purpose::Items { peer: PeerId::worker(*rank), session: *session },
             dialer: dialer.map_err(StartError::from)?,
             fate: Arc::clone(&self.fate),
             lease: self.options.lease,

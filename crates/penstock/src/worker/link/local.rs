@@ -17,6 +17,7 @@ use penstock_proto::membership::Lease;
 use penstock_proto::message::{
     Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
 };
+use penstock_proto::peer::PeerId;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
@@ -109,7 +110,7 @@ impl Introducing<'_> {
         let (verdict, _) = self.hear()?;
         WorkerHandshake::finish(&verdict)?;
         let Introduction { session, rank, size, .. } = *who;
-        let body = Ask::Hello { version: PROTOCOL_VERSION, session, rank, size };
+        let body = Ask::Hello { version: PROTOCOL_VERSION, session, peer: PeerId::worker(rank), size };
         self.say(
             &encode(&Request { id: 1, settled: 1, body }).map_err(|error| self.broke(error.to_string()))?,
         )?;

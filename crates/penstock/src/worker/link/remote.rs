@@ -27,6 +27,7 @@ use penstock_proto::message::SlabSpot;
 use penstock_proto::message::{
     Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
 };
+use penstock_proto::peer::PeerId;
 use penstock_proto::placement;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
@@ -168,8 +169,12 @@ impl Link {
         fate: &Arc<Fate>,
         deadline: Deadline,
     ) -> Result<Self, Error> {
-        let hello =
-            Ask::Hello { version: PROTOCOL_VERSION, session: who.session, rank: who.rank, size: who.size };
+        let hello = Ask::Hello {
+            version: PROTOCOL_VERSION,
+            session: who.session,
+            peer: PeerId::worker(who.rank),
+            size: who.size,
+        };
         let hello = encode(&Request { id: HELLO, settled: 0, body: hello })
             .map_err(|error| Error::Protocol { server, what: error.to_string() })?;
         let dialer = Arc::new(dialer);
@@ -195,7 +200,7 @@ impl Link {
                 server,
                 rank: who.rank,
                 shard,
-                purpose: Purpose::Shard { rank: who.rank, session: who.session, shard },
+                purpose: Purpose::Shard { peer: PeerId::worker(who.rank), session: who.session, shard },
                 crowded: welcome.crowding > 1,
                 lease: seconds(welcome.lease_ms),
                 dialer: Arc::clone(dialer),

@@ -493,6 +493,7 @@ mod tests {
     use super::*;
     use crate::options::Options;
     use penstock_proto::message::Secret;
+    use penstock_proto::peer::PeerId;
     use std::net::TcpListener;
     use std::time::Instant;
 
@@ -519,7 +520,7 @@ mod tests {
         let courier = Courier::start(Setup {
             server: 0,
             rank: 0,
-            purpose: Purpose::Items { rank: 0, session: [0; 16] },
+            purpose: Purpose::Items { peer: PeerId::worker(0), session: [0; 16] },
             dialer,
             fate: Arc::default(),
             lease: Duration::from_secs(60),
