@@ -15,6 +15,10 @@ MAX_WORKERS: int
 """The most workers of a job."""
 MAX_SERVERS: int
 """The most servers of a job."""
+MESSAGE_LIMIT: int
+"""Bytes of one process's message in an exchange."""
+VERDICT_MARGIN: float
+"""Seconds after the deadline in which an exchange's verdict may still come."""
 
 @final
 class Memory:
@@ -391,6 +395,66 @@ def show_job(
 
 def delete_job(manager: str, token: str, name: str, ca: str = "", insecure: bool = False) -> None:
     """Deletes a job: its servers drop it, its workers get an error."""
+
+@final
+class MeetingRoot:
+    """Rank 0's end of a meeting over TCP; it listens from construction until `close`. Waits honour Ctrl-C."""
+
+    def __init__(self, size: int, host: str, port: int, secret: str, job: str) -> None: ...
+
+    port: int
+    def collect(self, own: bytes, seconds: float) -> tuple[dict[int, bytes], list[int]]:
+        """
+        Everyone's contribution by rank, and who did not come in time. As soon as one says that its process
+        cannot go on, the rest are not waited for, and nobody is missing.
+        """
+
+    def announce(self, verdict: bytes) -> None:
+        """Hands the verdict to everyone who is here."""
+
+    def close(self) -> None:
+        """Lets go of the port and of all connections."""
+
+@final
+class MeetingVisitor:
+    """Everyone else's end; it connects when it first delivers. Waits honour Ctrl-C."""
+
+    def __init__(self, rank: int, size: int, host: str, port: int, secret: str, job: str) -> None: ...
+    def deliver(self, contribution: bytes, seconds: float) -> None:
+        """Hands a contribution to rank 0. DeadlineExceeded: rank 0 was not reached."""
+
+    def await_verdict(self, seconds: float) -> bytes:
+        """The verdict, at most VERDICT_MARGIN after `seconds`. DeadlineExceeded: there is none."""
+
+    def close(self) -> None:
+        """Ends the connection."""
+
+def meeting_place(text: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`; an IPv6 address is in brackets."""
+
+def given(message: bytes) -> bytes:
+    """What a process gives in a round of an exchange."""
+
+def failed(why: str) -> bytes:
+    """What a process says that cannot go on."""
+
+def is_failure(contribution: bytes) -> bool:
+    """Whether it says that."""
+
+def verdict_limit(size: int) -> int:
+    """The most bytes of a verdict."""
+
+def verdict(contributions: Mapping[int, bytes]) -> bytes:
+    """What rank 0 tells all: everyone's messages, or which process could not go on."""
+
+def late_verdict(missing: Sequence[int], waited: float) -> bytes:
+    """What rank 0 tells all where some did not come."""
+
+def judge(verdict: bytes, size: int) -> tuple[list[bytes] | None, tuple[list[int], float] | None, str | None]:
+    """
+    A verdict, of which one part is not None: everyone's messages in rank order, who is missing after how many
+    seconds, or why a process could not go on.
+    """
 
 def health(manager: str, ca: str = "", insecure: bool = False) -> bool:
     """Whether the manager serves (grpc.health.v1)."""

@@ -5,6 +5,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from programs import build, cc, cxx, flags, libs, mpirun, runner
+from programs import build, cc, cxx, flags, libs, mpirun, port, runner
 
-__all__ = ["build", "cc", "cxx", "flags", "libs", "mpirun", "runner"]
+__all__ = ["build", "cc", "cxx", "flags", "libs", "mpirun", "port", "runner"]

@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -133,6 +134,13 @@ def runner() -> Iterator[Runner]:
     yield runner
     runner.finish()
     shutil.rmtree(runtime)
+
+
+@pytest.fixture
+def port() -> int:
+    """One that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

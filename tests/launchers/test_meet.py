@@ -1,26 +1,25 @@
 """
 The TCP rendezvous: who knows the secret gets everyone's messages, everyone else gets nothing and harms
-nobody.
+nobody. What it looks like from inside, `crates/penstock-join` tests.
 """
 
 from __future__ import annotations
 
 import contextlib
 import secrets
+import signal
 import socket
-import struct
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
 import penstock as ps
+from penstock import _core
 from penstock.limit import Limit
-from penstock.rendezvous import proof
 from penstock.rendezvous.errors import RendezvousTimeout
 from penstock.rendezvous.exchange import MESSAGE_LIMIT
-from penstock.rendezvous.meet import STRANGERS, Root, Visitor, parse_place
+from penstock.rendezvous.tcp import Root, Visitor
 
 SECRET = secrets.token_hex(32)
 SECONDS = 20.0
@@ -184,23 +183,28 @@ def test_a_second_process_of_the_same_rank_takes_nothing_from_the_first(meeting)
     one = meeting(3)
     first, second = one.visitor(1), one.visitor(1)
     result = one.go(one.root.gather, b"a", Limit(SECONDS))
-    holding = one.go(first.gather, b"first", Limit(SECONDS))
-    while 1 not in one.root._guests:  # the first is in
-        threading.Event().wait(0.01)
+    first.deliver(_core.given(b"first"), Limit(SECONDS))
+    holding = one.go(first.await_verdict, Limit(SECONDS))
     with pytest.raises(RendezvousTimeout):
         second.gather(b"second", Limit(0.3))
     assert one.visitor(2).gather(b"c", Limit(SECONDS)) == [b"a", b"first", b"c"]
-    assert holding.result(SECONDS) == result.result(SECONDS) == [b"a", b"first", b"c"]
+    assert result.result(SECONDS) == [b"a", b"first", b"c"]
+    assert holding.result(SECONDS) == _core.verdict({0: b"+a", 1: b"+first", 2: b"+c"})
 
+
+MAGIC = b"PSMEET\x00\x02"
+HELLO = MAGIC + bytes(32)
+STRANGERS = 256
+"""Connections that have not proved themselves and are listened to at once."""
 
 GARBAGE = [
     b"",
     b"GET / HTTP/1.1\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
-    proof.MAGIC,
-    proof.MAGIC + bytes(proof.NONCE_BYTES),
-    proof.MAGIC + bytes(proof.NONCE_BYTES + proof.CLAIM_BYTES),
-    proof.MAGIC + bytes(1 << 16),
+    MAGIC,
+    HELLO,
+    HELLO + bytes(40),
+    MAGIC + bytes(1 << 16),
     secrets.token_bytes(1 << 16),
 ]
 
@@ -231,72 +235,24 @@ def test_more_silent_connections_than_there_are_places_keep_nobody_out(meeting) 
             open_ones.callback(stranger.close)
         assert one.visitor(1).gather(b"b", Limit(SECONDS)) == [b"a", b"b"]
         assert result.result(SECONDS) == [b"a", b"b"]
-        assert len(one.root._strangers) <= STRANGERS
 
 
-def conversations() -> tuple[proof.Conversation, proof.Conversation]:
-    """Both sides of one."""
-    nonces = proof.nonce() + proof.nonce()
-    return proof.Conversation("worker", SECRET, "job", nonces), proof.Conversation(
-        "root", SECRET, "job", nonces
-    )
+def test_ctrl_c_ends_a_wait_at_a_meeting(meeting, port: int) -> None:
+    class Interrupted(Exception):
+        pass
 
+    def interrupt(*_: object) -> None:
+        raise Interrupted
 
-def test_a_proof_is_worth_nothing_from_the_other_side_for_another_rank_or_in_another_conversation() -> None:
-    worker, root = conversations()
-    assert root.proves(worker.proof(1, 2), 1, 2)
-    assert worker.proves(root.proof(1, 2), 1, 2)
-    assert not worker.proves(worker.proof(1, 2), 1, 2)  # reflected
-    assert not root.proves(worker.proof(1, 2), 2, 3)
-    assert not conversations()[1].proves(worker.proof(1, 2), 1, 2)  # replayed
-
-
-@pytest.mark.parametrize("fault", ["changed", "repeated", "reflected", "left out"])
-def test_a_frame_that_was_tampered_with_is_found_out(fault: str) -> None:
-    worker, root = conversations()
-    first, second = worker.frame(b"first"), worker.frame(b"second")
-    if fault == "changed":
-        frames, reader = [first[:-1] + b"?"], root
-    elif fault == "repeated":
-        frames, reader = [first, first], root
-    elif fault == "reflected":
-        frames, reader = [first], worker
-    else:
-        frames, reader = [second], root
-    with pytest.raises(proof.BadFrame):
-        for frame in frames:
-            reader.payload(frame[4:36], frame[36:])
-
-
-def test_a_worker_does_not_believe_a_rank_0_that_does_not_know_the_secret() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as threads:
-
-        def pretend() -> bytes:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(proof.HELLO_BYTES, socket.MSG_WAITALL)
-                connection.sendall(proof.nonce())
-                connection.recv(proof.CLAIM_BYTES, socket.MSG_WAITALL)
-                connection.sendall(proof.WELCOME + secrets.token_bytes(proof.PROOF_BYTES))
-                return connection.recv(1 << 16)
-
-        heard = threads.submit(pretend)
-        visitor = Visitor(1, 2, "127.0.0.1", listener.getsockname()[1], SECRET, "job")
-        with pytest.raises(ps.exceptions.AuthenticationError):
-            visitor.gather(b"mine", Limit(SECONDS))
-        assert heard.result(SECONDS) == b""
-
-
-def test_a_frame_that_announces_too_much_ends_the_connection(meeting) -> None:
-    one = meeting(2)
-    result = one.go(one.root.gather, b"", Limit(1))
-    visitor = one.visitor(1)
-    visitor._come(Limit(SECONDS))
-    assert visitor._connection is not None
-    visitor._connection.sendall(struct.pack(">I", 1 << 30) + bytes(proof.PROOF_BYTES))
-    assert visitor._connection.recv(1) == b""
-    with pytest.raises(RendezvousTimeout):
-        result.result(SECONDS)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        visitor = Visitor(1, 2, "127.0.0.1", port, SECRET, "job")
+        for end in (meeting(2).root, visitor):
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(Interrupted):
+                end.gather(b"", Limit(SECONDS))
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_taken_port_says_so() -> None:
@@ -311,7 +267,7 @@ def test_a_taken_port_says_so() -> None:
     [("a:1", ("a", 1)), ("[fd00::1]:70", ("fd00::1", 70)), ("10.0.0.1:65535", ("10.0.0.1", 65535))],
 )
 def test_a_meeting_place_is_read(text: str, expected: tuple[str, int]) -> None:
-    assert parse_place(text) == expected
+    assert _core.meeting_place(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -319,4 +275,4 @@ def test_a_meeting_place_is_read(text: str, expected: tuple[str, int]) -> None:
 )
 def test_a_meeting_place_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ps.exceptions.OptionError, match="HOST:PORT"):
-        parse_place(text)
+        _core.meeting_place(text)

@@ -6,6 +6,7 @@ mod error;
 mod exit;
 mod job;
 mod manager;
+mod meeting;
 mod memory;
 mod seconds;
 mod server;
@@ -14,6 +15,7 @@ mod table;
 mod tensor;
 mod tools;
 
+use penstock_join::exchange::{MESSAGE_LIMIT, VERDICT_MARGIN};
 use penstock_proto::message::{MAX_SERVERS, MAX_WORKERS};
 use pyo3::prelude::*;
 
@@ -22,6 +24,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("MAX_WORKERS", MAX_WORKERS)?;
     module.add("MAX_SERVERS", MAX_SERVERS)?;
+    module.add("MESSAGE_LIMIT", MESSAGE_LIMIT)?;
+    module.add("VERDICT_MARGIN", VERDICT_MARGIN.as_secs_f64())?;
     module.add_class::<memory::Memory>()?;
     module.add_class::<job::Job>()?;
     module.add_class::<tensor::Tensor>()?;
@@ -31,6 +35,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<server::Server>()?;
     module.add_class::<service::Service>()?;
     module.add_class::<manager::Manager>()?;
+    module.add_class::<meeting::MeetingRoot>()?;
+    module.add_class::<meeting::MeetingVisitor>()?;
     module.add_function(wrap_pyfunction!(exit::exit_with, module)?)?;
     module.add_function(wrap_pyfunction!(exit::leave_at_exit, module)?)?;
     module.add_function(wrap_pyfunction!(tools::host_id, module)?)?;
@@ -52,5 +58,13 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(manager::health, module)?)?;
     module.add_function(wrap_pyfunction!(manager::connect, module)?)?;
     module.add_function(wrap_pyfunction!(manager::make_certificate, module)?)?;
+    module.add_function(wrap_pyfunction!(meeting::meeting_place, module)?)?;
+    module.add_function(wrap_pyfunction!(meeting::given, module)?)?;
+    module.add_function(wrap_pyfunction!(meeting::failed, module)?)?;
+    module.add_function(wrap_pyfunction!(meeting::is_failure, module)?)?;
+    module.add_function(wrap_pyfunction!(meeting::verdict, module)?)?;
+    module.add_function(wrap_pyfunction!(meeting::verdict_limit, module)?)?;
+    module.add_function(wrap_pyfunction!(meeting::late_verdict, module)?)?;
+    module.add_function(wrap_pyfunction!(meeting::judge, module)?)?;
     Ok(())
 }

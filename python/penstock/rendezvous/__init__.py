@@ -5,7 +5,7 @@ How processes that a launcher started become one job.
 |---|---|
 | `environment` | reads what launchers set: who we are, how many we are, and what Penstock was told |
 | `exchange` | everyone gives a short message and gets everyone's, or one error that says who is missing |
-| `meet`, `torch_store`, `mpi` | the ways to exchange: our own TCP rendezvous, torchrun's store, MPI |
+| `tcp`, `torch_store`, `mpi` | the ways to exchange: our own TCP rendezvous, torchrun's store, MPI |
 | `choose` | which of them this process uses |
 | `address` | the address by which other hosts reach this one |
 | `servers`, `child` | a server as a child process that ends with its job or with its parent |

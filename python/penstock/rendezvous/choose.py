@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from penstock import _core
 from penstock.exceptions import NotUnderLauncher
 from penstock.limit import Limit
 from penstock.rendezvous import environment
@@ -24,10 +25,11 @@ def exchange(place: Place, deadline: Limit[float]) -> Exchange:
     """
     where = os.environ.get("PENSTOCK_RENDEZVOUS", "")
     if where:
-        from penstock.rendezvous import meet
+        from penstock.rendezvous import tcp
 
         secret = environment.required_secret(f"PENSTOCK_RENDEZVOUS says that {place.size} processes meet")
-        return meet.meet(place.rank, place.size, *meet.parse_place(where), secret, environment.job_name())
+        host, port = _core.meeting_place(where)
+        return tcp.meet(place.rank, place.size, host, port, secret, environment.job_name())
     if place.launcher == "torchrun":
         from penstock.rendezvous import torch_store
 
@@ -37,12 +39,12 @@ def exchange(place: Place, deadline: Limit[float]) -> Exchange:
 
         return mpi.required(place)
     if place.launcher == "srun":
-        from penstock.rendezvous import meet, slurm
+        from penstock.rendezvous import slurm, tcp
 
         secret = environment.required_secret(
             f"{place.announced_by} says that srun started {place.size} processes, which must know each other"
         )
-        return meet.meet(place.rank, place.size, *slurm.meeting_place(), secret, environment.job_name())
+        return tcp.meet(place.rank, place.size, *slurm.meeting_place(), secret, environment.job_name())
     raise NotUnderLauncher(
         f"{place.announced_by} says that {place.size} processes were started, but nothing says where they "
         "meet",

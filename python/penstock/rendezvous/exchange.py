@@ -9,25 +9,21 @@ to wait, and only rank 0 has to know who is missing.
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping
 from typing import Any
 
+from penstock import _core
 from penstock.exceptions import JobFailed, PenstockError, ProtocolError
 from penstock.limit import Limit
 from penstock.rendezvous.errors import RendezvousTimeout
 
-MESSAGE_LIMIT = 16 * 1024
+MESSAGE_LIMIT = _core.MESSAGE_LIMIT
 """Bytes of one process's message: some endpoint strings, or an error's text."""
-VERDICT_MARGIN = 5.0
+VERDICT_MARGIN = _core.VERDICT_MARGIN
 """
 Seconds after the deadline in which rank 0's verdict may still come: it names who is missing, so it is worth
 more than an error of our own.
 """
-
-_GIVEN, _FAILED = b"+", b"-"
-_LENGTH = struct.Struct(">I")
-_TEXT_LIMIT = 2000
 
 
 class Missing(Exception):  # noqa: N818 (never leaves this package)
@@ -71,14 +67,14 @@ class Exchange:
         """
         if len(message) > MESSAGE_LIMIT:
             raise ProtocolError(f"expected a message of at most {MESSAGE_LIMIT} bytes, got {len(message)}")
-        return self._round(_GIVEN + message, deadline)
+        return self._round(_core.given(message), deadline)
 
     def fail(self, why: str, deadline: Limit[float]) -> None:
         """
         Takes part in the round as one that cannot go on. The others get the reason, shortened, in place of
         messages.
         """
-        contribution = _FAILED + why.encode()[:_TEXT_LIMIT]
+        contribution = _core.failed(why)
         try:
             if self.rank == 0:
                 self._round(contribution, deadline)
@@ -101,25 +97,20 @@ class Exchange:
         try:
             contributions = self.collect(contribution, deadline)
         except Missing as missing:
-            self.announce(_error("late", missing=missing.ranks, waited=deadline.waited()))
+            self.announce(_core.late_verdict(missing.ranks, deadline.waited()))
             raise self._late(missing.ranks, deadline.waited()) from None
-        verdict = _verdict(contributions)
+        verdict = _core.verdict(contributions)
         self.announce(verdict)
         return self._judge(verdict)
 
     def _judge(self, verdict: bytes) -> list[bytes]:
-        if verdict[:1] == _GIVEN:
-            return _unpack(verdict[1:], self.size)
-        try:
-            told: dict[str, Any] = json.loads(verdict[1:])
-            kind = str(told["kind"])
-            if kind == "late":
-                raise self._late([int(rank) for rank in told["missing"]], float(told["waited"]))
-            raise JobFailed(str(told["text"])[:_TEXT_LIMIT], "see the output of the process that it names")
-        except (KeyError, TypeError, ValueError) as error:
-            raise ProtocolError(
-                "expected the messages of all processes, got something else", "is another program there?"
-            ) from error
+        messages, late, failed = _core.judge(verdict, self.size)
+        if late is not None:
+            raise self._late(*late)
+        if failed is not None:
+            raise JobFailed(failed, "see the output of the process that it names")
+        assert messages is not None
+        return messages
 
     def _late(self, missing: list[int], waited: float) -> RendezvousTimeout:
         ranks = ", ".join(map(str, missing[:8])) + (
@@ -154,47 +145,6 @@ class Exchange:
     def await_verdict(self, deadline: Limit[float]) -> bytes:
         """Others: the verdict, which may come up to VERDICT_MARGIN after the deadline. Raises Missing."""
         raise NotImplementedError("the others' end only")
-
-
-def is_failure(contribution: bytes) -> bool:
-    """Whether a process says by it that it cannot go on."""
-    return contribution[:1] == _FAILED
-
-
-def verdict_limit(size: int) -> int:
-    """The most bytes of a verdict."""
-    return 1 + size * (_LENGTH.size + 1 + MESSAGE_LIMIT)
-
-
-GONE = _FAILED + b"it went away during the rendezvous"
-"""The contribution of a process that went away without one."""
-
-
-def _verdict(contributions: Mapping[int, bytes]) -> bytes:
-    for rank, one in sorted(contributions.items()):
-        if is_failure(one):
-            return _error("failed", text=f"rank {rank} could not join: {one[1:].decode('utf-8', 'replace')}")
-    return _GIVEN + b"".join(_LENGTH.pack(len(one) - 1) + one[1:] for _, one in sorted(contributions.items()))
-
-
-def _error(kind: str, **details: Any) -> bytes:
-    return _FAILED + json.dumps({"kind": kind, **details}).encode()
-
-
-def _unpack(data: bytes, size: int) -> list[bytes]:
-    messages: list[bytes] = []
-    view = memoryview(data)
-    while view:
-        if len(view) < _LENGTH.size:
-            raise ProtocolError("the messages of all processes end in the middle of one")
-        (length,) = _LENGTH.unpack_from(view)
-        messages.append(bytes(view[_LENGTH.size : _LENGTH.size + length]))
-        if len(messages[-1]) < length:
-            raise ProtocolError("the messages of all processes end in the middle of one")
-        view = view[_LENGTH.size + length :]
-    if len(messages) != size:
-        raise ProtocolError(f"expected the messages of {size} processes, got {len(messages)}")
-    return messages
 
 
 def fields(message: bytes, rank: int) -> Mapping[str, Any]:

@@ -12,10 +12,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from penstock import _core
 from penstock.exceptions import NotUnderLauncher
 from penstock.limit import Limit
 from penstock.rendezvous.environment import PAGES, Place
-from penstock.rendezvous.exchange import VERDICT_MARGIN, Exchange, Missing, is_failure, verdict_limit
+from penstock.rendezvous.exchange import VERDICT_MARGIN, Exchange, Missing
 
 _TAG = 20563
 """Of our messages in MPI_COMM_WORLD. Every MPI allows at least 32767."""
@@ -62,14 +63,14 @@ class Mpi(Exchange):
 
     def collect(self, own: bytes, deadline: Limit[float]) -> Mapping[int, bytes]:
         came = {0: own}
-        limit = verdict_limit(1)
-        while len(came) < self.size and not any(map(is_failure, list(came.values())[1:])):
+        limit = _core.verdict_limit(1)
+        while len(came) < self.size and not any(map(_core.is_failure, list(came.values())[1:])):
             found = self._receive(self._mpi.ANY_SOURCE, limit)
             if found is not None:
                 came[found[0]] = found[1]
             elif deadline.left():
                 time.sleep(_PAUSE_SECONDS)
-            elif is_failure(own):
+            elif _core.is_failure(own):
                 break
             else:
                 raise Missing([rank for rank in range(self.size) if rank not in came])
@@ -86,7 +87,7 @@ class Mpi(Exchange):
 
     def await_verdict(self, deadline: Limit[float]) -> bytes:
         patience = Limit(deadline.left() + VERDICT_MARGIN)
-        while (found := self._receive(0, verdict_limit(self.size))) is None:
+        while (found := self._receive(0, _core.verdict_limit(self.size))) is None:
             if not patience.left():
                 raise Missing([0])
             time.sleep(_PAUSE_SECONDS)

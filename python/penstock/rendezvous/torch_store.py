@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from penstock import _core
 from penstock.exceptions import NotUnderLauncher, PenstockError
 from penstock.limit import Limit
 from penstock.rendezvous.environment import PAGES, Place, whole_number
-from penstock.rendezvous.exchange import VERDICT_MARGIN, Exchange, Missing, is_failure
+from penstock.rendezvous.exchange import VERDICT_MARGIN, Exchange, Missing
 
 _LEAST = timedelta(milliseconds=1)
 _LOOK_SECONDS = 1.0
@@ -50,7 +51,7 @@ class TorchStore(Exchange):
     def collect(self, own: bytes, deadline: Limit[float]) -> Mapping[int, bytes]:
         came = {0: own}
         for rank in range(1, self.size):
-            while rank not in came and not any(map(is_failure, came.values())):
+            while rank not in came and not any(map(_core.is_failure, came.values())):
                 # The store waits for keys, not for the first of several: whoever fails is looked for in
                 # between.
                 found = self._wait_for(self._key(rank), min(_LOOK_SECONDS, deadline.left()))
@@ -59,7 +60,7 @@ class TorchStore(Exchange):
                     continue
                 here = [other for other in range(rank, self.size) if self._store.check([self._key(other)])]
                 came |= self._failed(here)
-                if not deadline.left() and not any(map(is_failure, came.values())):
+                if not deadline.left() and not any(map(_core.is_failure, came.values())):
                     raise Missing([other for other in range(rank, self.size) if other not in here])
         return came
 
@@ -79,7 +80,7 @@ class TorchStore(Exchange):
 
     def _failed(self, ranks: list[int]) -> dict[int, bytes]:
         said = {rank: bytes(self._store.get(self._key(rank))) for rank in ranks}
-        return {rank: one for rank, one in said.items() if is_failure(one)}
+        return {rank: one for rank, one in said.items() if _core.is_failure(one)}
 
     def _key(self, rank: int) -> str:
         return f"{self._prefix}/{self._number}/{rank}"

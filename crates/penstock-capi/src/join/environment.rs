@@ -4,6 +4,7 @@
 //! srun, and leave its variables to their processes.
 
 use super::JoinError;
+use penstock_join::introduce::Topology;
 use penstock_proto::message::Secret;
 
 /// Who started this process.
@@ -138,6 +139,15 @@ impl Environment<'_> {
         let Some(hex) = self.get("PENSTOCK_SECRET") else { return Ok(None) };
         let got = hex.chars().count();
         Secret::from_hex(&hex).map(Some).ok_or(JoinError::NoSecret { got })
+    }
+
+    /// Where the servers stand that the job starts itself.
+    pub(crate) fn topology(&self) -> Result<Topology, JoinError> {
+        match self.get("PENSTOCK_TOPOLOGY").as_deref() {
+            None | Some("cs") => Ok(Topology::Cs),
+            Some("cc") => Ok(Topology::Cc),
+            Some(got) => Err(JoinError::NoTopology { got: got.to_owned() }),
+        }
     }
 
     /// Whether some of the processes are on other hosts, as far as the launcher says.

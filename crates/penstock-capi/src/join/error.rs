@@ -5,14 +5,15 @@ use penstock::environment::Stray;
 use penstock::server::StartError;
 use penstock::worker::Error;
 use penstock_fabric::net::endpoint::NoEndpoint;
+use penstock_join::introduce::Disagreement;
+use penstock_join::tcp::{MeetingError, NoPlace, RoundError};
 use std::path::PathBuf;
 use std::time::Duration;
 
 const HOW_TO_GIVE_A_SECRET: &str = "make one where the job is started, so that every process gets it: export PENSTOCK_SECRET=$(penstock secret)";
 const HOW_TO_LIST_SERVERS: &str =
     "PENSTOCK_SERVERS lists them, separated by commas, such as tcp://10.0.0.1:7700,tcp://10.0.0.2:7700";
-const HOW_TO_NAME_SERVERS: &str =
-    "start servers with `penstock-server`, and give every process PENSTOCK_SERVERS and PENSTOCK_SECRET";
+const HOW_TO_NAME_SERVERS: &str = "give every process PENSTOCK_SECRET and PENSTOCK_RENDEZVOUS=HOST:PORT, where HOST is rank 0's; or start servers with `penstock-server`, and give every process PENSTOCK_SERVERS and PENSTOCK_SECRET";
 
 /// Why a process did not join its job.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -78,12 +79,52 @@ pub(crate) enum JoinError {
     /// What rank 0 has left for the others.
     #[error("rank 0 could not join: {reason}")]
     RankZero { reason: String },
+    /// What is no meeting place.
+    #[error(transparent)]
+    NoPlace(#[from] NoPlace),
+    /// Where processes meet.
+    #[error(transparent)]
+    Round(#[from] RoundError),
+    /// What they say of themselves.
+    #[error(transparent)]
+    Disagreement(#[from] Disagreement),
+    /// Where servers stand.
+    #[error(
+        "expected PENSTOCK_TOPOLOGY to be cs (a server on each host) or cc (one, on rank 0's), got `{got}`"
+    )]
+    NoTopology { got: String },
+    /// The other hosts cannot reach this one.
+    #[error("this host has no address but loopback, so the job's other hosts cannot reach its server")]
+    NoAddress,
     /// Not all came.
     #[error("waited {waited:.1?} for {} of {size} to call penstock_init()", ranks(missing))]
     Late { missing: Vec<u32>, size: u32, waited: Duration },
     /// The system.
     #[error("could not {what}: {reason}")]
     System { what: &'static str, reason: String },
+}
+
+impl From<MeetingError> for JoinError {
+    fn from(error: MeetingError) -> Self {
+        Self::Round(error.into())
+    }
+}
+
+/// What went wrong where processes meet.
+fn met(error: &RoundError) -> penstock_status {
+    use penstock_status::*;
+    match error {
+        RoundError::Meeting(error) => match error {
+            MeetingError::NoAddress { .. } | MeetingError::OtherSize { .. } => PENSTOCK_BAD_OPTION,
+            MeetingError::InUse { .. } => PENSTOCK_ADDRESS_IN_USE,
+            MeetingError::OtherSecret { .. } => PENSTOCK_AUTHENTICATION,
+            MeetingError::Left { .. } | MeetingError::Changed { .. } => PENSTOCK_PROTOCOL,
+            _ => PENSTOCK_SYSTEM,
+        },
+        RoundError::Late { .. } => PENSTOCK_DEADLINE_EXCEEDED,
+        RoundError::Failed { .. } => PENSTOCK_JOB_FAILED,
+        RoundError::Verdict(_) | RoundError::TooLong { .. } => PENSTOCK_PROTOCOL,
+    }
 }
 
 fn ranks(missing: &[u32]) -> String {
@@ -126,6 +167,9 @@ impl JoinError {
         use penstock_status::*;
         match self {
             Self::Manager(error) => asked(error),
+            Self::Round(error) => met(error),
+            Self::Disagreement(Disagreement::Foreign { .. }) => PENSTOCK_PROTOCOL,
+            Self::NoPlace(_) | Self::NoTopology { .. } | Self::NoAddress => PENSTOCK_BAD_OPTION,
             Self::NoNumber { .. } | Self::NoSecret { .. } | Self::BadServer { .. } | Self::Misspelled(_) => {
                 PENSTOCK_BAD_OPTION
             }
@@ -143,6 +187,22 @@ impl JoinError {
             Self::Core(error) => return error.hint(),
             Self::Server(error) => return error.hint(),
             Self::Manager(error) => return error.hint(),
+            Self::NoPlace(error) => error.hint().to_owned(),
+            Self::Round(RoundError::Meeting(error)) => return error.hint().map(str::to_owned),
+            Self::Round(RoundError::Failed { .. }) => "see the output of the process that it names".to_owned(),
+            Self::Round(_) | Self::Disagreement(Disagreement::Foreign { .. }) => {
+                "is another program there?".to_owned()
+            }
+            Self::Disagreement(Disagreement::Job { .. }) => "give all processes the same PENSTOCK_JOB".to_owned(),
+            Self::Disagreement(Disagreement::Secret { .. }) => {
+                "give it to all processes (mpirun: -x PENSTOCK_SECRET), or to none".to_owned()
+            }
+            Self::NoTopology { .. } => {
+                "for servers on hosts without workers, start `penstock server` there and give the workers PENSTOCK_MANAGER or PENSTOCK_SERVERS".to_owned()
+            }
+            Self::NoAddress => {
+                "set PENSTOCK_ADDRESS on this host to the address by which the others reach it".to_owned()
+            }
             Self::JobMissing => {
                 "set PENSTOCK_JOB to the job's name, as `penstock job list` shows it".to_owned()
             }

@@ -11,21 +11,21 @@
 //!
 //! Cost: one file, one socket; a worker that comes early looks for the file every few milliseconds.
 
+use super::carried::{self, LOOPBACK, Role, directory, hex, random};
 use super::environment::{Environment, Place};
 use super::error::JoinError;
 use penstock::options::{Options, Transport};
-use penstock::server::{Server, ServerConfig};
+use penstock::server::Server;
 use penstock::worker::{Error, Job, Membership};
-use penstock_fabric::net::endpoint::{Address, Endpoint};
+use penstock_fabric::net::endpoint::Endpoint;
 use penstock_fabric::socket::Connection;
 use penstock_proto::frame::job_number;
 use penstock_proto::message::Secret;
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -33,8 +33,6 @@ use std::time::{Duration, Instant, SystemTime};
 const MAGIC: &str = "penstock meeting 1";
 /// Longest file: an endpoint, a secret, or an error's text.
 const MOST_BYTES: u64 = 16 * 1024;
-/// Longest path of the directory: a socket's path, with its name behind it, has to fit into 107 bytes.
-const LONGEST_DIRECTORY: usize = 60;
 /// Pause between two looks for the file.
 const FIRST_PAUSE: Duration = Duration::from_micros(500);
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
@@ -181,25 +179,11 @@ fn start(
         Some(secret) => secret,
         None => Secret(random()?),
     };
-    let unix = directory.join(format!("{}.s", hex(&random::<8>()?)));
     // TCP on one host is what a user asks for who wants to see what it costs.
-    let loopback =
-        (options.transport == Transport::Tcp).then(|| Address { host: "127.0.0.1".to_owned(), port: 0 });
-    let config = ServerConfig {
-        path: Some(unix.clone()),
-        listen: loopback.into_iter().collect(),
-        job: environment.job(),
-        secret,
-        index: 0,
-        servers: 1,
-        workers: place.size,
-        options: options.clone(),
-    };
-    let server = Server::start(config).map_err(JoinError::Server)?;
-    let tcp = server.addresses().first();
-    let tcp = tcp.map(|address| Address { host: address.ip().to_string(), port: address.port() });
-    let host = tcp.is_some().then(penstock::host::id);
-    Ok((Endpoint { tcp, also: Vec::new(), unix: Some(unix), host }, secret, server))
+    let listen = (options.transport == Transport::Tcp).then(|| LOOPBACK.to_owned());
+    let role = Role { index: 0, servers: 1, workers: place.size, listen, secret };
+    let (endpoint, server) = carried::start(environment, directory, role, options)?;
+    Ok((endpoint, secret, server))
 }
 
 /// The others: what rank 0 has left. There is no event to wait for: neither file nor server may be there yet.
@@ -270,35 +254,6 @@ fn remove_left_over(file: &Path) {
     let _ = std::fs::remove_file(file);
 }
 
-/// The directory in which the processes of this user meet: `penstock` in XDG_RUNTIME_DIR, or `penstock-UID` in /tmp.
-fn directory(environment: &Environment<'_>) -> Result<PathBuf, JoinError> {
-    let user = rustix::process::getuid().as_raw();
-    let runtime = environment.get("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| {
-        // What has a meaning in endpoint strings may not stand in a socket's path.
-        let plain = path.to_str().is_some_and(|text| !text.contains([',', '?', '&', '#', '%']));
-        plain && path.is_absolute() && path.is_dir() && path.as_os_str().len() <= LONGEST_DIRECTORY
-    });
-    let path = match runtime {
-        Some(runtime) => runtime.join("penstock"),
-        None => PathBuf::from(format!("/tmp/penstock-{user}")),
-    };
-    let refuse = |reason: String| JoinError::Directory { path: path.clone(), reason };
-    match DirBuilder::new().mode(0o700).create(&path) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-            return Err(refuse(error.to_string()));
-        }
-        _ => {}
-    }
-    // Anyone may have made a directory of this name in /tmp.
-    let found = std::fs::symlink_metadata(&path).map_err(|error| refuse(error.to_string()))?;
-    match (found.is_dir(), found.uid() == user, found.mode() & 0o077) {
-        (true, true, 0) => Ok(path),
-        (false, ..) => Err(refuse("it is not a directory".to_owned())),
-        (_, false, _) => Err(refuse(format!("it belongs to user {}", found.uid()))),
-        (_, _, others) => Err(refuse(format!("others may enter it (mode {others:03o})"))),
-    }
-}
-
 /// The file's name, alike for the processes that were started together and call for the same time.
 fn name(environment: &Environment<'_>, place: &Place) -> Result<String, JoinError> {
     let launch = match environment.launch(place.launcher) {
@@ -328,27 +283,11 @@ fn parent() -> Result<String, JoinError> {
     Ok(format!("{parent}/{started}"))
 }
 
-fn random<const N: usize>() -> Result<[u8; N], JoinError> {
-    let mut bytes = [0; N];
-    let drawn = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty());
-    match drawn {
-        Ok(count) if count == N => Ok(bytes),
-        Ok(_) => Err(JoinError::System { what: "make a secret", reason: "too few random bytes".to_owned() }),
-        Err(errno) => Err(JoinError::System { what: "make a secret", reason: errno.to_string() }),
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::environment::Launcher;
     use super::*;
+    use std::os::unix::fs::MetadataExt as _;
 
     fn note() -> Note {
         let endpoint = "tcp://127.0.0.1:7?host=1f&unix=/run/s".parse().expect("it is one");
@@ -416,19 +355,6 @@ mod tests {
         let mode = std::fs::metadata(&file).expect("it is there").mode();
         assert_eq!(mode & 0o777, 0o600);
         assert_eq!(std::fs::read_dir(folder.path()).expect("it is a folder").count(), 1, "no draft is left");
-    }
-
-    #[test]
-    fn processes_do_not_meet_where_others_may_enter() {
-        let folder = tempfile::tempdir().expect("there is room");
-        let inside = folder.path().join("penstock");
-        DirBuilder::new().mode(0o755).create(&inside).expect("there is room");
-        let runtime = folder.path().to_str().map(str::to_owned);
-        let lookup = |name: &str| runtime.clone().filter(|_| name == "XDG_RUNTIME_DIR");
-        let refused = directory(&Environment(&lookup));
-        assert!(
-            matches!(refused, Err(JoinError::Directory { reason, .. }) if reason.contains("others may enter"))
-        );
     }
 
     #[test]

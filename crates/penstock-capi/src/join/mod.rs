@@ -4,13 +4,16 @@
 //! |---|---|
 //! | PENSTOCK_SERVERS (`penstock run`, or by hand) | those servers |
 //! | PENSTOCK_MANAGER, PENSTOCK_JOB and PENSTOCK_SECRET | the servers that the manager names ([`manager`]) |
+//! | PENSTOCK_RENDEZVOUS | they meet there: the first of each host carries a server ([`together`]) |
 //! | a launcher started several processes on this host | they meet: rank 0 carries a server ([`meeting`]) |
 //! | nothing | this process is alone, with a server inside |
 
+mod carried;
 mod environment;
 mod error;
 mod manager;
 mod meeting;
+mod together;
 
 pub(crate) use error::JoinError;
 
@@ -73,8 +76,10 @@ impl Given<'_> {
             "PENSTOCK_JOB" if self.job.is_some() => self.job.map(str::to_owned),
             "PENSTOCK_SECRET" if self.secret.is_some() => self.secret.map(str::to_owned),
             "PENSTOCK_SERVERS" if !self.servers.is_empty() => Some(self.servers.join(",")),
-            // The environment's servers were started for the environment's job.
-            "PENSTOCK_SERVERS" if self.job.is_some_and(|job| job != outer_job()) => None,
+            // The environment's servers were started for the environment's job, and its processes meet for it.
+            "PENSTOCK_SERVERS" | "PENSTOCK_RENDEZVOUS" if self.job.is_some_and(|job| job != outer_job()) => {
+                None
+            }
             _ => std::env::var(name).ok(),
         }
     }
@@ -113,7 +118,7 @@ pub(crate) fn join(given: &Given<'_>) -> Result<Joined, JoinError> {
         return Ok(Joined { job, carried: None });
     }
     match place {
-        Some(place) if place.size > 1 => together(&environment, &place, options),
+        Some(place) if place.size > 1 => find_each_other(&environment, &place, options),
         Some(_) if given.place.is_some() => Ok(Joined { job: Job::embedded(options)?, carried: None }),
         _ => match environment.several_without_step() {
             Some(tasks) => Err(JoinError::NoStep { tasks }),
@@ -164,7 +169,15 @@ fn endpoints(servers: &[String]) -> Result<Vec<Endpoint>, JoinError> {
 }
 
 /// The processes of the job find each other.
-fn together(environment: &Environment<'_>, place: &Place, options: Options) -> Result<Joined, JoinError> {
+fn find_each_other(
+    environment: &Environment<'_>,
+    place: &Place,
+    options: Options,
+) -> Result<Joined, JoinError> {
+    if let Some(at) = environment.get("PENSTOCK_RENDEZVOUS") {
+        let (job, carried) = together::meet(environment, place, &at, options)?;
+        return Ok(Joined { job, carried });
+    }
     let &Place { launcher, size, announced_by, .. } = place;
     if launcher == Launcher::Penstock {
         return Err(JoinError::NoServers { size });

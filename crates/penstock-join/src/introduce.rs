@@ -1,0 +1,152 @@
+//! What processes say of themselves in the first round of an exchange, and what every one of them concludes from it: who starts
+//! servers. In the second round those that started one give its endpoint string.
+
+use penstock_proto::message::MAX_SERVERS;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// Where the servers stand that the job starts itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Topology {
+    /// One on each host.
+    #[default]
+    Cs,
+    /// One, on rank 0's.
+    Cc,
+}
+
+/// A process, as it says itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Introduction {
+    /// An id that two processes share exactly if they may share memory.
+    pub host: String,
+    /// The job that it was started for.
+    pub job: String,
+    /// Whether it was given the job's secret.
+    pub has_secret: bool,
+    /// Rank 0's counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub topology: Option<Topology>,
+    /// Where nobody was given one and the launcher's own secrets travel the same way: the one that rank 0 has made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<String>,
+}
+
+/// Why the processes are not one job.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Disagreement {
+    /// Another program, or another version.
+    #[error("rank {rank} sent something that is not understood")]
+    Foreign {
+        /// Whose it is.
+        rank: usize,
+    },
+    /// Two jobs.
+    #[error("rank {rank} was started for the job '{job}', rank 0 for '{first}'")]
+    Job {
+        /// The first that differs.
+        rank: usize,
+        /// Its job.
+        job: String,
+        /// Rank 0's.
+        first: String,
+    },
+    /// Some were given a secret.
+    #[error("rank {having} has a PENSTOCK_SECRET, rank {lacking} has none")]
+    Secret {
+        /// One that was.
+        having: usize,
+        /// One that was not.
+        lacking: usize,
+    },
+}
+
+/// What all processes have agreed on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// The rank that starts each server, in the servers' order.
+    pub owners: Vec<usize>,
+    /// Whether all processes share a host, and with it memory.
+    pub one_host: bool,
+    /// The secret that rank 0 has made.
+    pub secret: Option<String>,
+}
+
+impl Introduction {
+    /// Its bytes.
+    pub fn spell(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("text can be written")
+    }
+}
+
+/// The plan, from everyone's introduction in rank order; every process comes to the same answer.
+pub fn agree(messages: &[Vec<u8>]) -> Result<Plan, Disagreement> {
+    let read = |(rank, message): (usize, &Vec<u8>)| {
+        serde_json::from_slice::<Introduction>(message).map_err(|_| Disagreement::Foreign { rank })
+    };
+    let everyone: Vec<Introduction> = messages.iter().enumerate().map(read).collect::<Result<_, _>>()?;
+    let Some(first) = everyone.first() else { return Err(Disagreement::Foreign { rank: 0 }) };
+    for (rank, one) in everyone.iter().enumerate() {
+        if one.job != first.job {
+            return Err(Disagreement::Job { rank, job: one.job.clone(), first: first.job.clone() });
+        }
+        if one.has_secret != first.has_secret {
+            let (having, lacking) = if one.has_secret { (rank, 0) } else { (0, rank) };
+            return Err(Disagreement::Secret { having, lacking });
+        }
+    }
+    let hosts: Vec<&str> = everyone.iter().map(|one| &one.host[..]).collect();
+    let (owners, one_host) = plan(&hosts, first.topology.unwrap_or_default());
+    Ok(Plan { owners, one_host, secret: first.secret.clone() })
+}
+
+/// Who starts servers, from the host of each rank; and whether all are on one.
+pub fn plan(hosts: &[&str], topology: Topology) -> (Vec<usize>, bool) {
+    let mut known = BTreeSet::new();
+    let mut first: Vec<usize> = (0..hosts.len()).filter(|&rank| known.insert(hosts[rank])).collect();
+    first.truncate(match topology {
+        Topology::Cs => MAX_SERVERS as usize,
+        Topology::Cc => 1,
+    });
+    (first, known.len() == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(host: &str) -> Introduction {
+        let (host, job) = (host.to_owned(), "job".to_owned());
+        Introduction { host, job, has_secret: true, topology: None, secret: None }
+    }
+
+    fn agreed(everyone: &[Introduction]) -> Result<Plan, Disagreement> {
+        agree(&everyone.iter().map(Introduction::spell).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn the_first_of_each_host_starts_its_server_or_rank_0_the_only_one() {
+        assert_eq!(plan(&["a", "a", "b", "b"], Topology::Cs), (vec![0, 2], false));
+        assert_eq!(plan(&["a", "b"], Topology::Cc), (vec![0], false));
+        assert_eq!(plan(&["a", "a"], Topology::Cs), (vec![0], true));
+    }
+
+    #[test]
+    fn rank_0_says_where_servers_stand() {
+        let cc = Introduction { topology: Some(Topology::Cc), ..from("a") };
+        assert_eq!(agreed(&[cc.clone(), from("b")]).map(|plan| plan.owners), Ok(vec![0]));
+        assert_eq!(agreed(&[from("a"), cc]).map(|plan| plan.owners), Ok(vec![0]));
+        assert_eq!(agreed(&[from("a"), from("b")]).map(|plan| plan.owners), Ok(vec![0, 1]));
+    }
+
+    #[test]
+    fn processes_of_two_jobs_and_those_without_the_secret_are_named() {
+        let other = Introduction { job: "other".to_owned(), ..from("a") };
+        let refused = agreed(&[from("a"), other]).expect_err("they are two");
+        assert_eq!(refused.to_string(), "rank 1 was started for the job 'other', rank 0 for 'job'");
+        let lacking = Introduction { has_secret: false, ..from("a") };
+        assert_eq!(agreed(&[from("a"), lacking]), Err(Disagreement::Secret { having: 0, lacking: 1 }));
+        assert_eq!(agree(&[from("a").spell(), b"[]".to_vec()]), Err(Disagreement::Foreign { rank: 1 }));
+    }
+}

@@ -1,0 +1,270 @@
+//! A meeting over TCP, for launchers that only say who is who: rank 0 listens, the others come.
+//!
+//! | file | word |
+//! |---|---|
+//! | [`proof`] | what both sides say, and how each knows that the other knows the secret |
+//! | [`guest`] | what rank 0 makes of the bytes of one connection |
+//! | [`root`] | rank 0's end |
+//! | [`visitor`] | everyone else's |
+//! | [`round`] | a whole round, whichever end this process has |
+//!
+//! Rank 0 has one thread and one loop. A connection that has not proved itself costs it 8 KiB at most, a place among a limited number,
+//! and a few seconds; then it is dropped, and so is whoever sends anything but the next message of the handshake. A process that proved
+//! itself and then goes away ends the attempt at once.
+
+pub mod guest;
+pub mod proof;
+mod root;
+mod round;
+mod visitor;
+
+pub use root::{Collected, Root, STRANGERS};
+pub use round::{Meeting, RoundError};
+pub use visitor::Visitor;
+
+use crate::patience::Interrupted;
+use penstock_proto::message::Secret;
+use proof::Nonce;
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Time in which a connection must prove itself.
+const STRANGER_TIME: Duration = Duration::from_secs(5);
+
+/// Where processes meet: `HOST:PORT`; an IPv6 address stands in brackets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// A name or an address, without brackets.
+    pub host: String,
+    /// Never 0 in one that was read.
+    pub port: u16,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port } = self;
+        if host.contains(':') {
+            write!(formatter, "[{host}]:{port}")
+        } else {
+            write!(formatter, "{host}:{port}")
+        }
+    }
+}
+
+impl FromStr for Place {
+    type Err = NoPlace;
+
+    fn from_str(text: &str) -> Result<Self, NoPlace> {
+        let refused = || NoPlace { got: text.to_owned() };
+        let (host, port) = text.rsplit_once(':').ok_or_else(refused)?;
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let host = bare.or_else(|| (!host.contains(':')).then_some(host)).filter(|host| !host.is_empty());
+        let port = Some(port).filter(|port| port.bytes().all(|digit| digit.is_ascii_digit()));
+        let port = port.and_then(|port| port.parse().ok()).filter(|&port| port != 0);
+        match (host, port) {
+            (Some(host), Some(port)) => Ok(Self { host: host.to_owned(), port }),
+            _ => Err(refused()),
+        }
+    }
+}
+
+impl Place {
+    /// Its addresses, of which there is one at least.
+    fn resolve(&self) -> Result<Vec<SocketAddr>, MeetingError> {
+        let refused = |reason: String| MeetingError::NoAddress { host: self.host.clone(), reason };
+        let found = (&self.host[..], self.port).to_socket_addrs();
+        let found: Vec<_> = found.map_err(|error| refused(plain(&error)))?.collect();
+        if found.is_empty() { Err(refused("it is unknown".to_owned())) } else { Ok(found) }
+    }
+}
+
+/// What is no meeting place.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("expected PENSTOCK_RENDEZVOUS to be HOST:PORT, got `{got}`")]
+pub struct NoPlace {
+    /// What came.
+    pub got: String,
+}
+
+impl NoPlace {
+    /// What the user can do about it.
+    pub fn hint(&self) -> &'static str {
+        "name the host of rank 0 and a port that is free there, such as node1:7070; IPv6 as [fd00::1]:7070"
+    }
+}
+
+/// Why a meeting did not begin, or ended.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MeetingError {
+    /// The meeting place has no address here.
+    #[error("the rendezvous host `{host}` has no address: {reason}")]
+    NoAddress {
+        /// Its name.
+        host: String,
+        /// What the system says.
+        reason: String,
+    },
+    /// Another program listens at the port.
+    #[error("port {port} for the rendezvous is taken on this host")]
+    InUse {
+        /// The port.
+        port: u16,
+    },
+    /// Rank 0 cannot listen.
+    #[error("rank 0 cannot listen at {place}: {reason}")]
+    Listen {
+        /// Where.
+        place: Place,
+        /// What the system says.
+        reason: String,
+    },
+    /// Rank 0 does not know the secret, or says that this process does not.
+    #[error("the rendezvous at {place} has another secret or job name than rank {rank}")]
+    OtherSecret {
+        /// Where.
+        place: Place,
+        /// This process.
+        rank: u32,
+    },
+    /// Rank 0 was told another number of processes.
+    #[error(
+        "rank 0 at {place} expects {expected} processes, this one was told that it is rank {rank} of {size}"
+    )]
+    OtherSize {
+        /// Where.
+        place: Place,
+        /// What rank 0 was told.
+        expected: u32,
+        /// This process.
+        rank: u32,
+        /// What it was told.
+        size: u32,
+    },
+    /// Rank 0 was not reached in time.
+    #[error("rank 0 was not reached at {place}")]
+    Late {
+        /// Where.
+        place: Place,
+    },
+    /// Rank 0 has ended, or let go of this process.
+    #[error("rank 0 went away during the rendezvous at {place}")]
+    Left {
+        /// Where.
+        place: Place,
+    },
+    /// Somebody in between.
+    #[error("the answer of the rendezvous at {place} was changed on the way")]
+    Changed {
+        /// Where.
+        place: Place,
+    },
+    /// The system.
+    #[error("could not {what}: {reason}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the system says.
+        reason: String,
+    },
+    /// The caller was interrupted.
+    #[error(transparent)]
+    Interrupted(#[from] Interrupted),
+}
+
+impl MeetingError {
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::NoAddress { .. } => {
+                Some("PENSTOCK_RENDEZVOUS=HOST:PORT names the host of rank 0 as the others reach it")
+            }
+            Self::InUse { .. } => Some(
+                "set PENSTOCK_RENDEZVOUS=HOST:PORT, the same for all processes, to a port that is free there",
+            ),
+            Self::Listen { .. } => Some(
+                "PENSTOCK_RENDEZVOUS=HOST:PORT names the host on which rank 0 runs, the same for all processes",
+            ),
+            Self::OtherSecret { .. } => Some(
+                "give all processes the same PENSTOCK_SECRET and PENSTOCK_JOB; another job may use this port: then choose another in PENSTOCK_RENDEZVOUS",
+            ),
+            Self::OtherSize { .. } => {
+                Some("start all processes of the job with one command, or give all the same PENSTOCK_SIZE")
+            }
+            Self::Late { .. } | Self::Left { .. } => Some("check what rank 0 prints"),
+            Self::System { .. } => Some("run `penstock doctor` on this host"),
+            Self::Changed { .. } | Self::Interrupted(_) => None,
+        }
+    }
+}
+
+/// What the system says of an error, without the number that Rust adds.
+fn plain(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    let text = text.strip_prefix("failed to lookup address information: ").unwrap_or(&text);
+    text.split(" (os error").next().unwrap_or(text).to_owned()
+}
+
+fn nonce() -> Result<Nonce, MeetingError> {
+    let mut nonce = Nonce::default();
+    let refused = |reason: String| MeetingError::System { what: "draw a nonce", reason };
+    match rustix::rand::getrandom(&mut nonce[..], rustix::rand::GetRandomFlags::empty()) {
+        Ok(count) if count == nonce.len() => Ok(nonce),
+        Ok(_) => Err(refused("too few random bytes".to_owned())),
+        Err(errno) => Err(refused(errno.to_string())),
+    }
+}
+
+/// Which process of which job this is.
+#[derive(Debug, Clone)]
+pub struct Party {
+    /// This process.
+    pub rank: u32,
+    /// How many there are.
+    pub size: u32,
+    /// The job's.
+    pub secret: Secret,
+    /// Its name.
+    pub job: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_meeting_place_reads_back_as_it_was_written() {
+        for (text, host, port) in
+            [("a:1", "a", 1), ("[fd00::1]:70", "fd00::1", 70), ("10.0.0.1:65535", "10.0.0.1", 65535)]
+        {
+            let place: Place = text.parse().expect("it is one");
+            assert_eq!((&place.host[..], place.port, place.to_string()), (host, port, text.to_owned()));
+        }
+    }
+
+    #[test]
+    fn a_meeting_place_that_is_none_is_refused() {
+        for text in [
+            "",
+            "a",
+            "a:",
+            ":1",
+            "a:b",
+            "a:0",
+            "a:+1",
+            "a:65536",
+            "fd00::1:70",
+            "[fd00::1]",
+            "[]:1",
+            "a:\u{ff11}",
+        ] {
+            let refused = text.parse::<Place>().expect_err(text);
+            assert_eq!(
+                refused.to_string(),
+                format!("expected PENSTOCK_RENDEZVOUS to be HOST:PORT, got `{text}`")
+            );
+        }
+    }
+}

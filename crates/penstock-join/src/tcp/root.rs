@@ -1,0 +1,253 @@
+//! Rank 0's end of a meeting: it listens.
+
+use super::guest::{Expected, Guest};
+use super::{MeetingError, Party, Place, STRANGER_TIME, nonce, plain};
+use crate::exchange::{Contributions, GONE, VERDICT_MARGIN, is_failure};
+use crate::patience::{Interrupted, Patience};
+use rustix::event::{PollFd, PollFlags};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+/// Connections that have not proved themselves and are listened to at once; one more drops the oldest.
+pub const STRANGERS: usize = 256;
+/// After the failure of another process, rank 0 stays this long to tell those that are about to come.
+const LATE: Duration = Duration::from_secs(1);
+const READ_BYTES: usize = 8192;
+
+/// A connection to rank 0.
+#[derive(Debug)]
+struct Connection {
+    stream: TcpStream,
+    until: Instant,
+    guest: Guest,
+}
+
+/// The connection has ended, or does not belong here.
+struct Gone;
+
+impl Connection {
+    /// Takes what has come.
+    fn read(&mut self) -> Result<(), Gone> {
+        let mut bytes = [0; READ_BYTES];
+        match self.stream.read(&mut bytes) {
+            Ok(0) => Err(Gone),
+            Ok(count) => self.guest.receive(&bytes[..count]).map_err(|_| Gone),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(()),
+            Err(_) => Err(Gone),
+        }
+    }
+
+    /// Sends as much as goes.
+    fn send(&mut self) -> Result<(), Gone> {
+        while !self.guest.to_send.is_empty() {
+            match self.stream.write(&self.guest.to_send) {
+                Ok(count) => drop(self.guest.to_send.drain(..count)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return Err(Gone),
+            }
+        }
+        Ok(())
+    }
+
+    fn watch(&self) -> PollFd<'_> {
+        let sends = if self.guest.to_send.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
+        PollFd::new(&self.stream, PollFlags::IN | sends)
+    }
+}
+
+/// What has come to rank 0 in a round.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Collected {
+    /// By rank; without everyone's, where one of them cannot go on.
+    pub came: Contributions,
+    /// Who did not come in time, where all others can go on.
+    pub missing: Vec<u32>,
+}
+
+/// Rank 0's end.
+#[derive(Debug)]
+pub struct Root {
+    expected: Expected,
+    listener: TcpListener,
+    port: u16,
+    /// In the order in which they came.
+    strangers: VecDeque<Connection>,
+    guests: BTreeMap<u32, Connection>,
+    came: Contributions,
+    /// Who has ever given something.
+    heard: BTreeSet<u32>,
+}
+
+impl Root {
+    /// Listens at `place`: at an address that was given as such, on every interface for a name. A host's own name often leads to its
+    /// loopback address, where nobody else could come. The rank of `party` is not looked at.
+    pub fn listen(party: Party, place: &Place) -> Result<Self, MeetingError> {
+        let Party { size, secret, job, .. } = party;
+        let first = place.resolve()?[0];
+        let bare = place.host.split('%').next().unwrap_or_default();
+        let exactly = place.host == "localhost" || bare.parse::<IpAddr>().is_ok();
+        let everywhere = match first {
+            SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        };
+        let address = if exactly { first } else { SocketAddr::new(everywhere, place.port) };
+        let refused = |error: std::io::Error| match error.kind() {
+            ErrorKind::AddrInUse => MeetingError::InUse { port: place.port },
+            _ => MeetingError::Listen { place: place.clone(), reason: plain(&error) },
+        };
+        let listener = TcpListener::bind(address).map_err(refused)?;
+        listener.set_nonblocking(true).map_err(refused)?;
+        let port = listener.local_addr().map_err(refused)?.port();
+        Ok(Self {
+            expected: Expected { size, secret, job },
+            listener,
+            port,
+            strangers: VecDeque::new(),
+            guests: BTreeMap::new(),
+            came: Contributions::new(),
+            heard: BTreeSet::new(),
+        })
+    }
+
+    /// Where it listens.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Everyone's contribution, `own` among them. As soon as one says that its process cannot go on, the rest are not waited for.
+    pub fn collect(&mut self, own: &[u8], patience: &Patience<'_>) -> Result<Collected, MeetingError> {
+        let gone = self.heard.iter().filter(|&rank| !self.guests.contains_key(rank));
+        self.came = gone.map(|&rank| (rank, GONE.to_vec())).collect();
+        self.came.insert(0, own.to_vec());
+        // What came before it was asked for.
+        for rank in self.guests.keys().copied().collect::<Vec<_>>() {
+            self.hear(rank);
+        }
+        // Where it cannot go on itself it stays just long enough to tell those who come. Where another cannot, a little shorter.
+        let (mut patience, mut ending) = (*patience, false);
+        while self.came.len() < self.expected.size as usize {
+            if !ending && self.came.values().any(|one| is_failure(one)) {
+                ending = true;
+                patience = patience.at_most(if is_failure(own) { VERDICT_MARGIN } else { LATE });
+            }
+            if patience.is_over() {
+                let missing = (0..self.expected.size).filter(|rank| !self.came.contains_key(rank));
+                let missing = if ending { Vec::new() } else { missing.collect() };
+                return Ok(Collected { came: self.came.clone(), missing });
+            }
+            self.step(&patience)?;
+        }
+        Ok(Collected { came: self.came.clone(), missing: Vec::new() })
+    }
+
+    /// Hands the verdict to everyone who is here.
+    pub fn announce(&mut self, verdict: &[u8], patience: &Patience<'_>) -> Result<(), MeetingError> {
+        let patience = patience.another(VERDICT_MARGIN);
+        for rank in self.guests.keys().copied().collect::<Vec<_>>() {
+            if let Some(connection) = self.guests.get_mut(&rank) {
+                connection.guest.tell(verdict);
+                if connection.send().is_err() {
+                    self.leave(rank);
+                }
+            }
+        }
+        while self.guests.values().any(|one| !one.guest.to_send.is_empty()) && !patience.is_over() {
+            self.step(&patience)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for something to happen, and deals with it.
+    fn step(&mut self, patience: &Patience<'_>) -> Result<(), Interrupted> {
+        let now = Instant::now();
+        self.strangers.retain(|one| one.until > now);
+        let due = self.strangers.front().map_or(Duration::MAX, |one| one.until - now);
+        let ranks: Vec<u32> = self.guests.keys().copied().collect();
+        let mut watched = vec![PollFd::new(&self.listener, PollFlags::IN)];
+        watched.extend(self.strangers.iter().chain(self.guests.values()).map(Connection::watch));
+        patience.poll(&mut watched, due)?;
+        let seen: Vec<PollFlags> = watched.iter().map(PollFd::revents).collect();
+        drop(watched);
+
+        let (strangers, guests) = seen[1..].split_at(self.strangers.len());
+        for (connection, &seen) in std::mem::take(&mut self.strangers).into_iter().zip(strangers) {
+            self.attend(connection, seen);
+        }
+        for (rank, &seen) in ranks.into_iter().zip(guests) {
+            self.serve(rank, seen);
+        }
+        if seen[0].contains(PollFlags::IN) {
+            self.accept();
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self) {
+        // It may have gone already, or no descriptor is left for it, or no random bytes.
+        let Ok((stream, _)) = self.listener.accept() else { return };
+        let (Ok(()), Ok(nonce)) = (stream.set_nonblocking(true), nonce()) else { return };
+        if self.strangers.len() >= STRANGERS {
+            self.strangers.pop_front();
+        }
+        let until = Instant::now() + STRANGER_TIME;
+        self.strangers.push_back(Connection { stream, until, guest: Guest::new(nonce) });
+    }
+
+    /// A connection that has not proved itself: it stays one, becomes a guest, or is dropped.
+    fn attend(&mut self, mut connection: Connection, seen: PollFlags) {
+        if seen.is_empty() {
+            return self.strangers.push_back(connection);
+        }
+        if connection.read().is_err() {
+            return;
+        }
+        let rank = connection.guest.shake_hands(&self.expected, |rank| self.guests.contains_key(&rank));
+        // A stranger is told why, if that goes at once.
+        let sent = connection.send();
+        match (rank, sent) {
+            (Ok(None), Ok(())) => self.strangers.push_back(connection),
+            (Ok(Some(rank)), Ok(())) => {
+                self.guests.insert(rank, connection);
+                self.hear(rank);
+            }
+            _ => {}
+        }
+    }
+
+    /// A process of the job.
+    fn serve(&mut self, rank: u32, seen: PollFlags) {
+        let Some(connection) = self.guests.get_mut(&rank).filter(|_| !seen.is_empty()) else { return };
+        let reads = seen.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR);
+        if connection.send().is_err() || (reads && connection.read().is_err()) {
+            self.leave(rank);
+        } else {
+            self.hear(rank);
+        }
+    }
+
+    /// Takes the guest's contribution, if this round lacks it and it has come.
+    fn hear(&mut self, rank: u32) {
+        let Some(connection) = self.guests.get_mut(&rank).filter(|_| !self.came.contains_key(&rank)) else {
+            return;
+        };
+        match connection.guest.message() {
+            Ok(None) => {}
+            Ok(Some(contribution)) => {
+                self.came.insert(rank, contribution);
+                self.heard.insert(rank);
+            }
+            Err(_) => self.leave(rank),
+        }
+    }
+
+    /// The connection has ended, or is ended. A process that was heard will not come again.
+    fn leave(&mut self, rank: u32) {
+        self.guests.remove(&rank);
+        if self.heard.contains(&rank) {
+            self.came.entry(rank).or_insert_with(|| GONE.to_vec());
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! A whole round, whichever end this process has.
+
+use super::{MeetingError, Party, Place, Root, Visitor};
+use crate::exchange::{MESSAGE_LIMIT, NoVerdict, Verdict, failed, given};
+use crate::patience::Patience;
+use std::time::Duration;
+
+/// Why a round gave no messages.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum RoundError {
+    /// The meeting itself.
+    #[error(transparent)]
+    Meeting(#[from] MeetingError),
+    /// Rank 0's answer.
+    #[error(transparent)]
+    Verdict(#[from] NoVerdict),
+    /// What this process gives.
+    #[error("expected a message of at most {MESSAGE_LIMIT} bytes, got {got}")]
+    TooLong {
+        /// Its bytes.
+        got: usize,
+    },
+    /// Not every process came.
+    #[error("not every process came: {missing:?} did not")]
+    Late {
+        /// Who did not.
+        missing: Vec<u32>,
+        /// How long they were waited for.
+        waited: Duration,
+    },
+    /// Another process could not go on.
+    #[error("{text}")]
+    Failed {
+        /// Which one, and why.
+        text: String,
+    },
+}
+
+/// This process's end of a meeting.
+#[derive(Debug)]
+pub enum Meeting {
+    /// Rank 0's.
+    Root(Box<Root>),
+    /// Everyone else's.
+    Visitor(Box<Visitor>),
+}
+
+impl Meeting {
+    /// The end of `party`; rank 0 listens from now on.
+    pub fn open(party: Party, place: &Place) -> Result<Self, MeetingError> {
+        Ok(match party.rank {
+            0 => Self::Root(Box::new(Root::listen(party, place)?)),
+            _ => Self::Visitor(Box::new(Visitor::new(party, place.clone()))),
+        })
+    }
+
+    /// Gives `message` and returns everyone's. `size`: how many processes there are.
+    pub fn gather(
+        &mut self,
+        message: &[u8],
+        size: u32,
+        patience: &Patience<'_>,
+    ) -> Result<Vec<Vec<u8>>, RoundError> {
+        if message.len() > MESSAGE_LIMIT {
+            return Err(RoundError::TooLong { got: message.len() });
+        }
+        match self.round(&given(message), size, patience)? {
+            Verdict::Given(messages) => Ok(messages),
+            Verdict::Late { missing, waited } => Err(RoundError::Late { missing, waited }),
+            Verdict::Failed { text } => Err(RoundError::Failed { text }),
+        }
+    }
+
+    /// Takes part in a round as one that cannot go on: the others get the reason, shortened, in place of messages.
+    pub fn fail(&mut self, why: &str, size: u32, patience: &Patience<'_>) {
+        let why = failed(why);
+        // Its own error is the one to be told.
+        match self {
+            Self::Root(_) => drop(self.round(&why, size, patience)),
+            Self::Visitor(visitor) => drop(visitor.deliver(&why, patience)),
+        }
+    }
+
+    fn round(
+        &mut self,
+        contribution: &[u8],
+        size: u32,
+        patience: &Patience<'_>,
+    ) -> Result<Verdict, RoundError> {
+        match self {
+            Self::Root(root) => {
+                let found = root.collect(contribution, patience)?;
+                let verdict = if found.missing.is_empty() {
+                    Verdict::over(&found.came)
+                } else {
+                    Verdict::Late { missing: found.missing, waited: patience.waited() }
+                };
+                root.announce(&verdict.spell(), patience)?;
+                Ok(verdict)
+            }
+            Self::Visitor(visitor) => {
+                let told =
+                    visitor.deliver(contribution, patience).and_then(|()| visitor.await_verdict(patience));
+                match told {
+                    Ok(verdict) => Ok(Verdict::read(&verdict, size)?),
+                    Err(MeetingError::Late { .. }) => {
+                        Ok(Verdict::Late { missing: vec![0], waited: patience.waited() })
+                    }
+                    Err(error) => Err(error.into()),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Everyone else's end of a meeting: it comes to rank 0, again and again until rank 0 is there.
+
+use super::proof::{
+    Claim, Conversation, Digest, FRAME_HEAD_BYTES, MAGIC, Nonce, Side, WELCOME, WRONG_SECRET, WRONG_SIZE,
+};
+use super::{MeetingError, Party, Place, STRANGER_TIME, nonce};
+use crate::exchange::{VERDICT_MARGIN, verdict_limit};
+use crate::patience::{Interrupted, Patience};
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// Pause before it tries again: rank 0 may not be listening yet.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Why a connection is of no use.
+enum Unfit {
+    /// Trying again may help.
+    Passing,
+    /// It took too long.
+    Late,
+    /// It will not.
+    Final(MeetingError),
+}
+
+impl From<Interrupted> for Unfit {
+    fn from(interrupted: Interrupted) -> Self {
+        Self::Final(interrupted.into())
+    }
+}
+
+/// The end of a process that is not rank 0.
+#[derive(Debug)]
+pub struct Visitor {
+    party: Party,
+    place: Place,
+    met: Option<(TcpStream, Conversation)>,
+}
+
+impl Visitor {
+    /// Nothing is sent yet.
+    pub fn new(party: Party, place: Place) -> Self {
+        Self { party, place, met: None }
+    }
+
+    /// Hands a contribution to rank 0.
+    pub fn deliver(&mut self, contribution: &[u8], patience: &Patience<'_>) -> Result<(), MeetingError> {
+        let mut pause = FIRST_PAUSE;
+        let (mut stream, mut conversation) = loop {
+            if let Some(met) = self.met.take() {
+                break met;
+            }
+            match self.come(patience) {
+                Ok(met) => break met,
+                Err(Unfit::Final(error)) => return Err(error),
+                Err(_) if patience.is_over() => return Err(self.late()),
+                // Nothing tells when a port on another host begins to listen.
+                Err(_) => patience.sleep(pause)?,
+            }
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        };
+        let sent = send(&mut stream, &conversation.frame(contribution), patience);
+        self.met = Some((stream, conversation));
+        sent.map_err(|unfit| match unfit {
+            Unfit::Final(error) => error,
+            _ => self.late(),
+        })
+    }
+
+    /// The verdict, which may come up to [`VERDICT_MARGIN`] after the end of `patience`. It follows a [`Self::deliver`].
+    pub fn await_verdict(&mut self, patience: &Patience<'_>) -> Result<Vec<u8>, MeetingError> {
+        let place = &self.place;
+        let Some((stream, conversation)) = &mut self.met else {
+            return Err(MeetingError::Left { place: place.clone() });
+        };
+        let patience = patience.another(patience.left() + VERDICT_MARGIN);
+        let changed = || Unfit::Final(MeetingError::Changed { place: place.clone() });
+        let mut answer = || {
+            let mut head = [0; FRAME_HEAD_BYTES];
+            receive(stream, &mut head, &patience)?;
+            let (length, tag) = head.split_first_chunk().expect("a head is longer");
+            let length = u32::from_le_bytes(*length) as usize;
+            if length > verdict_limit(self.party.size) {
+                return Err(changed());
+            }
+            let mut payload = vec![0; length];
+            receive(stream, &mut payload, &patience)?;
+            let tag: &Digest = tag.try_into().expect("the rest is the tag");
+            conversation.take(tag, &payload).map_err(|_| changed())?;
+            Ok(payload)
+        };
+        answer().map_err(|unfit| match unfit {
+            Unfit::Final(error) => error,
+            Unfit::Late => self.late(),
+            Unfit::Passing => MeetingError::Left { place: self.place.clone() },
+        })
+    }
+
+    /// Connects, and each side proves itself to the other.
+    fn come(&self, patience: &Patience<'_>) -> Result<(TcpStream, Conversation), Unfit> {
+        let patience = patience.at_most(STRANGER_TIME);
+        let mut stream = self.reach(&patience)?;
+        let own = nonce().map_err(Unfit::Final)?;
+        send(&mut stream, &[&MAGIC[..], &own].concat(), &patience)?;
+        let mut theirs = Nonce::default();
+        receive(&mut stream, &mut theirs, &patience)?;
+
+        let Party { rank, size, secret, job } = &self.party;
+        let claim = Claim { rank: *rank, size: *size };
+        let conversation = Conversation::new(Side::Worker, secret, job, [own, theirs]);
+        send(&mut stream, &[&claim.spell()[..], &conversation.proof(claim)].concat(), &patience)?;
+        let other_secret = || MeetingError::OtherSecret { place: self.place.clone(), rank: *rank };
+        let mut answer = [0];
+        receive(&mut stream, &mut answer, &patience)?;
+        match answer[0] {
+            WELCOME => {}
+            WRONG_SECRET => return Err(Unfit::Final(other_secret())),
+            WRONG_SIZE => {
+                let mut expected = [0; 4];
+                receive(&mut stream, &mut expected, &patience)?;
+                let (place, expected) = (self.place.clone(), u32::from_le_bytes(expected));
+                return Err(Unfit::Final(MeetingError::OtherSize {
+                    place,
+                    expected,
+                    rank: *rank,
+                    size: *size,
+                }));
+            }
+            _ => return Err(Unfit::Passing),
+        }
+        let mut proof = Digest::default();
+        receive(&mut stream, &mut proof, &patience)?;
+        if conversation.proves(&proof, claim) {
+            Ok((stream, conversation))
+        } else {
+            Err(Unfit::Final(other_secret()))
+        }
+    }
+
+    /// A connection to the first of the place's addresses that takes one.
+    fn reach(&self, patience: &Patience<'_>) -> Result<TcpStream, Unfit> {
+        // A name may be made known later than this process begins: in a cluster, when rank 0's host is ready.
+        let addresses = self.place.resolve().map_err(|_| Unfit::Passing)?;
+        let mut unfit = Unfit::Passing;
+        for address in addresses {
+            match reach(address, patience) {
+                Err(Unfit::Final(error)) => return Err(Unfit::Final(error)),
+                Err(other) => unfit = other,
+                Ok(stream) => return Ok(stream),
+            }
+        }
+        Err(unfit)
+    }
+
+    fn late(&self) -> MeetingError {
+        MeetingError::Late { place: self.place.clone() }
+    }
+}
+
+fn reach(address: SocketAddr, patience: &Patience<'_>) -> Result<TcpStream, Unfit> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, SocketType::STREAM, flags, None).map_err(|_| Unfit::Passing)?;
+    match connect(&socket, &address) {
+        Ok(()) => {}
+        // One that a signal interrupts goes on too.
+        Err(Errno::INPROGRESS | Errno::INTR) => {
+            let mut watched = [PollFd::new(&socket, PollFlags::OUT)];
+            patience.poll(&mut watched, Duration::MAX)?;
+            if watched[0].revents().is_empty() {
+                return Err(Unfit::Late);
+            }
+            match sockopt::socket_error(&socket) {
+                Ok(Ok(())) => {}
+                _ => return Err(Unfit::Passing),
+            }
+        }
+        Err(_) => return Err(Unfit::Passing),
+    }
+    Ok(socket.into())
+}
+
+/// Sends all of `bytes`.
+fn send(stream: &mut TcpStream, mut bytes: &[u8], patience: &Patience<'_>) -> Result<(), Unfit> {
+    while !bytes.is_empty() {
+        match stream.write(bytes) {
+            Ok(count) => bytes = &bytes[count..],
+            Err(error) => passing(stream, &error, PollFlags::OUT, patience)?,
+        }
+    }
+    Ok(())
+}
+
+/// Fills `bytes`.
+fn receive(stream: &mut TcpStream, mut bytes: &mut [u8], patience: &Patience<'_>) -> Result<(), Unfit> {
+    while !bytes.is_empty() {
+        match stream.read(bytes) {
+            Ok(0) => return Err(Unfit::Passing),
+            Ok(count) => bytes = &mut bytes[count..],
+            Err(error) => passing(stream, &error, PollFlags::IN, patience)?,
+        }
+    }
+    Ok(())
+}
+
+/// Waits until a stream that would block goes on.
+fn passing(
+    stream: &TcpStream,
+    error: &std::io::Error,
+    what: PollFlags,
+    patience: &Patience<'_>,
+) -> Result<(), Unfit> {
+    match error.kind() {
+        ErrorKind::Interrupted => Ok(()),
+        ErrorKind::WouldBlock if patience.is_over() => Err(Unfit::Late),
+        ErrorKind::WouldBlock => Ok(patience.poll(&mut [PollFd::new(stream, what)], Duration::MAX)?),
+        _ => Err(Unfit::Passing),
+    }
+}

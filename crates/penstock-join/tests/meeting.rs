@@ -1,0 +1,269 @@
+//! A meeting over TCP: who knows the secret gets everyone's messages, everyone else gets nothing and harms nobody.
+
+use penstock_join::exchange::{GONE, MESSAGE_LIMIT, Verdict, failed, given};
+use penstock_join::patience::{Interrupted, Patience};
+use penstock_join::tcp::proof::{CLAIM_BYTES, HELLO_BYTES, MAGIC, WELCOME};
+use penstock_join::tcp::{Collected, MeetingError, Party, Place, Root, STRANGERS, Visitor};
+use penstock_proto::message::Secret;
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{JoinHandle, spawn};
+use std::time::{Duration, Instant};
+
+/// Time for what succeeds.
+const LONG: Duration = Duration::from_secs(20);
+const SECRET: Secret = Secret([7; 32]);
+
+fn never() -> bool {
+    false
+}
+
+fn patience(longest: Duration) -> Patience<'static> {
+    Patience::new(longest, &never)
+}
+
+fn party(rank: u32, size: u32) -> Party {
+    Party { rank, size, secret: SECRET, job: "job".to_owned() }
+}
+
+fn here(port: u16) -> Place {
+    Place { host: "127.0.0.1".to_owned(), port }
+}
+
+fn root(size: u32) -> (Root, Place) {
+    let root = Root::listen(party(0, size), &here(0)).expect("there is a port");
+    let place = here(root.port());
+    (root, place)
+}
+
+/// A round of rank 0, whose verdict everyone is told.
+fn round(root: &mut Root, own: &[u8]) -> Collected {
+    let found = root.collect(own, &patience(LONG)).expect("nobody interrupts");
+    root.announce(&Verdict::over(&found.came).spell(), &patience(LONG)).expect("nobody interrupts");
+    found
+}
+
+/// A round of another, in a thread of its own.
+fn coming(party: Party, place: &Place, message: &[u8]) -> JoinHandle<Result<Verdict, MeetingError>> {
+    let (mut visitor, message) = (Visitor::new(party.clone(), place.clone()), given(message));
+    spawn(move || {
+        visitor.deliver(&message, &patience(LONG))?;
+        let verdict = visitor.await_verdict(&patience(LONG))?;
+        Ok(Verdict::read(&verdict, party.size).expect("it is one"))
+    })
+}
+
+#[test]
+fn everyone_gets_the_messages_of_all_in_rank_order_round_after_round() {
+    for size in [2, 3, 9] {
+        let (mut root, place) = root(size);
+        let others = (1..size).map(|rank| {
+            let mut visitor = Visitor::new(party(rank, size), place.clone());
+            spawn(move || {
+                for round in 0..3 {
+                    visitor.deliver(&given(&[round, rank as u8]), &patience(LONG)).expect("rank 0 is there");
+                    let verdict = visitor.await_verdict(&patience(LONG)).expect("rank 0 is there");
+                    let all = (0..size).map(|rank| vec![round, rank as u8]).collect();
+                    assert_eq!(Verdict::read(&verdict, size), Ok(Verdict::Given(all)));
+                }
+            })
+        });
+        let others: Vec<_> = others.collect();
+        for number in 0..3 {
+            assert!(round(&mut root, &given(&[number, 0])).missing.is_empty());
+        }
+        others.into_iter().for_each(|other| other.join().expect("it got all"));
+    }
+}
+
+#[test]
+fn messages_as_long_as_allowed_arrive_whole() {
+    let (mut root, place) = root(4);
+    let message = vec![b'x'; MESSAGE_LIMIT];
+    let others: Vec<_> = (1..4).map(|rank| coming(party(rank, 4), &place, &message)).collect();
+    round(&mut root, &given(&message));
+    for other in others {
+        assert_eq!(other.join().expect("it ends"), Ok(Verdict::Given(vec![message.clone(); 4])));
+    }
+}
+
+#[test]
+fn who_comes_before_rank_0_listens_waits_for_it() {
+    let (first, place) = root(2);
+    drop(first);
+    let waiting = coming(party(1, 2), &place, b"b");
+    std::thread::sleep(Duration::from_millis(100));
+    let mut root = Root::listen(party(0, 2), &place).expect("the port is free again");
+    round(&mut root, &given(b"a"));
+    assert_eq!(waiting.join().expect("it ends"), Ok(Verdict::Given(vec![b"a".to_vec(), b"b".to_vec()])));
+}
+
+#[test]
+fn who_does_not_come_is_named() {
+    let (mut root, place) = root(4);
+    let here = coming(party(2, 4), &place, b"");
+    let found = root.collect(&given(b""), &patience(Duration::from_secs(2))).expect("nobody interrupts");
+    assert_eq!(found.missing, [1, 3]);
+    drop(root);
+    assert_eq!(here.join().expect("it ends"), Err(MeetingError::Left { place: place.clone() }));
+    let late = Visitor::new(party(1, 4), place.clone()).deliver(b"+", &patience(Duration::from_millis(200)));
+    assert_eq!(late, Err(MeetingError::Late { place }));
+}
+
+#[test]
+fn one_that_cannot_go_on_ends_the_wait_of_all() {
+    let (mut root, place) = root(5); // of whom two never come: nobody has to wait for them any more
+    let waiting = coming(party(1, 5), &place, b"");
+    let mut fails = Visitor::new(party(3, 5), place);
+    let fails = spawn(move || fails.deliver(&failed("no memory"), &patience(LONG)).map(|()| fails));
+    assert!(round(&mut root, &given(b"")).missing.is_empty());
+    let text = "rank 3 could not join: no memory".to_owned();
+    assert_eq!(waiting.join().expect("it ends"), Ok(Verdict::Failed { text }));
+    assert!(fails.join().expect("it ends").is_ok());
+}
+
+#[test]
+fn one_that_goes_away_between_rounds_is_noticed_at_once() {
+    let (mut root, place) = root(3);
+    let others: Vec<_> = (1..3).map(|rank| coming(party(rank, 3), &place, b"")).collect();
+    round(&mut root, &given(b""));
+    others.into_iter().for_each(|other| drop(other.join()));
+    let found = root.collect(&given(b""), &patience(LONG)).expect("nobody interrupts");
+    assert!(found.missing.is_empty() && found.came.values().any(|one| one == GONE));
+}
+
+#[test]
+fn one_of_another_job_is_refused_at_once_and_the_job_goes_on() {
+    let (mut root, place) = root(2);
+    let going = spawn(move || round(&mut root, &given(b"a")));
+    let different = [
+        Party { secret: Secret([8; 32]), ..party(1, 2) },
+        Party { job: "another".to_owned(), ..party(1, 2) },
+    ];
+    for party in different {
+        let refused = Visitor::new(party, place.clone()).deliver(b"+stolen", &patience(LONG));
+        assert_eq!(refused, Err(MeetingError::OtherSecret { place: place.clone(), rank: 1 }));
+    }
+    let refused = Visitor::new(party(1, 3), place.clone()).deliver(b"+stolen", &patience(LONG));
+    assert_eq!(refused, Err(MeetingError::OtherSize { place: place.clone(), expected: 2, rank: 1, size: 3 }));
+    let all = Verdict::Given(vec![b"a".to_vec(), b"b".to_vec()]);
+    assert_eq!(coming(party(1, 2), &place, b"b").join().expect("it ends"), Ok(all));
+    assert_eq!(going.join().expect("it ends").came.len(), 2);
+}
+
+#[test]
+fn a_second_process_of_the_same_rank_takes_nothing_from_the_first() {
+    let (mut root, place) = root(3);
+    let going = spawn(move || round(&mut root, &given(b"a")));
+    let mut first = Visitor::new(party(1, 3), place.clone());
+    first.deliver(b"+first", &patience(LONG)).expect("rank 0 is there");
+    let second =
+        Visitor::new(party(1, 3), place.clone()).deliver(b"+second", &patience(Duration::from_millis(300)));
+    assert_eq!(second, Err(MeetingError::Late { place: place.clone() }));
+    let third = coming(party(2, 3), &place, b"c").join().expect("it ends");
+    assert_eq!(third, Ok(Verdict::Given(vec![b"a".to_vec(), b"first".to_vec(), b"c".to_vec()])));
+    assert!(first.await_verdict(&patience(LONG)).is_ok());
+    going.join().expect("it ends");
+}
+
+/// What others may say to whoever listens.
+fn garbage() -> Vec<Vec<u8>> {
+    let hello = [&MAGIC[..], &[0; HELLO_BYTES - MAGIC.len()]].concat();
+    let mut noise = 1_u32;
+    let noise = std::iter::repeat_with(move || {
+        noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (noise >> 24) as u8
+    });
+    vec![
+        Vec::new(),
+        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+        [&b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..], &[0; 500]].concat(),
+        MAGIC.to_vec(),
+        hello.clone(),
+        [&hello[..], &[0; CLAIM_BYTES]].concat(),
+        [&MAGIC[..], &[0; 1 << 16]].concat(),
+        noise.take(1 << 16).collect(),
+    ]
+}
+
+#[test]
+fn strangers_get_nothing_and_harm_nobody() {
+    for hangs_up in [true, false] {
+        let (mut root, place) = root(2);
+        let going = spawn(move || round(&mut root, &given(b"a")));
+        let strangers = garbage().into_iter().map(|garbage| {
+            let mut stranger = TcpStream::connect(("127.0.0.1", place.port)).expect("somebody listens");
+            // It may be dropped before it has said all.
+            let _ = stranger.write_all(&garbage);
+            if hangs_up {
+                let _ = stranger.shutdown(Shutdown::Both);
+            }
+            stranger
+        });
+        let _open: Vec<TcpStream> = strangers.collect();
+        let all = Verdict::Given(vec![b"a".to_vec(), b"b".to_vec()]);
+        assert_eq!(coming(party(1, 2), &place, b"b").join().expect("it ends"), Ok(all));
+        going.join().expect("it ends");
+    }
+}
+
+#[test]
+fn more_silent_connections_than_there_are_places_keep_nobody_out() {
+    let (mut root, place) = root(2);
+    let going = spawn(move || round(&mut root, &given(b"a")));
+    let connect = || TcpStream::connect(("127.0.0.1", place.port)).expect("somebody listens");
+    let silent: Vec<TcpStream> = (0..STRANGERS + 50).map(|_| connect()).collect();
+    let others = coming(party(1, 2), &place, b"b");
+    // The oldest was dropped for the newest: no more are held than there are places.
+    silent[0].set_read_timeout(Some(LONG)).expect("it is a time");
+    assert_eq!((&silent[0]).read(&mut [0]).ok(), Some(0));
+    assert!(others.join().expect("it ends").is_ok());
+    going.join().expect("it ends");
+}
+
+#[test]
+fn a_worker_does_not_believe_a_rank_0_that_does_not_know_the_secret() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("there is a port");
+    let place = here(listener.local_addr().expect("it listens").port());
+    let pretending = spawn(move || {
+        let (mut stream, _) = listener.accept().expect("somebody comes");
+        stream.read_exact(&mut [0; HELLO_BYTES]).expect("it greets");
+        stream.write_all(&[3; 32]).expect("it listens");
+        stream.read_exact(&mut [0; CLAIM_BYTES]).expect("it says who it is");
+        stream.write_all(&[&[WELCOME][..], &[4; 32]].concat()).expect("it listens");
+        let mut heard = Vec::new();
+        let _ = stream.read_to_end(&mut heard);
+        heard
+    });
+    let refused = Visitor::new(party(1, 2), place.clone()).deliver(b"+mine", &patience(LONG));
+    assert_eq!(refused, Err(MeetingError::OtherSecret { place, rank: 1 }));
+    assert_eq!(pretending.join().expect("it ends"), b"");
+}
+
+#[test]
+fn a_taken_port_says_so() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("there is a port");
+    let port = listener.local_addr().expect("it listens").port();
+    let refused = Root::listen(party(0, 2), &here(port)).expect_err("it is taken");
+    assert_eq!(refused, MeetingError::InUse { port });
+}
+
+#[test]
+fn a_wait_at_a_meeting_ends_when_the_caller_is_interrupted() {
+    static STOP: AtomicBool = AtomicBool::new(false);
+    let stop = || STOP.load(Ordering::Relaxed);
+    let began = Instant::now();
+    let (mut root, _) = root(2);
+    spawn(|| {
+        std::thread::sleep(Duration::from_millis(100));
+        STOP.store(true, Ordering::Relaxed);
+    });
+    let interrupted = Err(MeetingError::Interrupted(Interrupted));
+    assert_eq!(root.collect(b"+", &Patience::new(LONG, &stop)).map(drop), interrupted);
+    // Nobody answers there: rank 0 of another meeting accepts only while it collects.
+    let (_silent, place) = self::root(2);
+    let visitor = &mut Visitor::new(party(1, 2), place);
+    assert_eq!(visitor.deliver(b"+", &Patience::new(LONG, &stop)), interrupted);
+    assert!(began.elapsed() < LONG);
+}

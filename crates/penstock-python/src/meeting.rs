@@ -1,0 +1,201 @@
+//! How processes find each other: both ends of a meeting over TCP, and what they tell each other, however it is carried.
+
+use crate::detach::{Core, Detached, finish, interrupted, let_go};
+use crate::error::bad_argument;
+use crate::job::secret;
+use crate::seconds::Seconds;
+use penstock_join::exchange::{self, Contributions, NoVerdict, Verdict};
+use penstock_join::patience::Patience;
+use penstock_join::tcp::{MeetingError, Party, Place, Root, Visitor};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList};
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// Rank 0's end of a meeting over TCP.
+#[pyclass(frozen, module = "penstock._core")]
+pub(crate) struct MeetingRoot {
+    end: Core<Mutex<Option<Root>>>,
+    #[pyo3(get)]
+    port: u16,
+}
+
+#[pymethods]
+impl MeetingRoot {
+    #[new]
+    fn new(py: Python<'_>, size: u32, host: String, port: u16, secret: &str, job: String) -> PyResult<Self> {
+        let party = Party { rank: 0, size, secret: self::secret(py, secret)?, job };
+        let end = let_go(py, |_| Root::listen(party, &Place { host, port }))?;
+        let end = end.map_err(|error| raise(py, &error))?;
+        Ok(Self { port: end.port(), end: Core::new(Mutex::new(Some(end))) })
+    }
+
+    fn collect<'py>(
+        &self,
+        py: Python<'py>,
+        own: &[u8],
+        seconds: Seconds,
+    ) -> PyResult<(Bound<'py, PyDict>, Vec<u32>)> {
+        let longest = seconds.judged()?;
+        let found = use_end(py, &self.end, |end| end.collect(own, &Patience::new(longest, &interrupted)))?;
+        let came = PyDict::new(py);
+        for (rank, contribution) in &found.came {
+            came.set_item(rank, PyBytes::new(py, contribution))?;
+        }
+        Ok((came, found.missing))
+    }
+
+    fn announce(&self, py: Python<'_>, verdict: &[u8]) -> PyResult<()> {
+        use_end(py, &self.end, |end| end.announce(verdict, &Patience::new(Duration::ZERO, &interrupted)))
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let_go(py, |free| drop(self.end.lock(free).take()))
+    }
+}
+
+/// Everyone else's.
+#[pyclass(frozen, module = "penstock._core")]
+pub(crate) struct MeetingVisitor {
+    end: Core<Mutex<Option<Visitor>>>,
+}
+
+#[pymethods]
+impl MeetingVisitor {
+    #[new]
+    #[allow(clippy::too_many_arguments, reason = "one for each of Python's")]
+    fn new(
+        py: Python<'_>,
+        rank: u32,
+        size: u32,
+        host: String,
+        port: u16,
+        secret: &str,
+        job: String,
+    ) -> PyResult<Self> {
+        let party = Party { rank, size, secret: self::secret(py, secret)?, job };
+        Ok(Self { end: Core::new(Mutex::new(Some(Visitor::new(party, Place { host, port })))) })
+    }
+
+    fn deliver(&self, py: Python<'_>, contribution: &[u8], seconds: Seconds) -> PyResult<()> {
+        let longest = seconds.judged()?;
+        use_end(py, &self.end, |end| end.deliver(contribution, &Patience::new(longest, &interrupted)))
+    }
+
+    fn await_verdict<'py>(&self, py: Python<'py>, seconds: Seconds) -> PyResult<Bound<'py, PyBytes>> {
+        let longest = seconds.judged()?;
+        let found = use_end(py, &self.end, |end| end.await_verdict(&Patience::new(longest, &interrupted)))?;
+        Ok(PyBytes::new(py, &found))
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let_go(py, |free| drop(self.end.lock(free).take()))
+    }
+}
+
+/// Does something with an end that was not closed.
+fn use_end<T, Answer>(
+    py: Python<'_>,
+    end: &Core<Mutex<Option<T>>>,
+    work: impl FnOnce(&mut T) -> Result<Answer, MeetingError> + Send,
+) -> PyResult<Answer>
+where
+    T: Send,
+    Answer: Send,
+{
+    let answer = let_go(py, |free: &Detached| end.lock(free).as_mut().map(work))?;
+    match answer {
+        Some(answer) => answer.map_err(|error| raise(py, &error)),
+        None => finish(py, Err(penstock::worker::Error::Closed)),
+    }
+}
+
+fn raise(py: Python<'_>, error: &MeetingError) -> PyErr {
+    let class = match error {
+        MeetingError::Interrupted(_) => {
+            return match finish::<()>(py, Err(penstock::worker::Error::Interrupted)) {
+                Ok(()) => bad_argument(py, "PenstockError", &error.to_string(), None),
+                Err(raised) => raised,
+            };
+        }
+        MeetingError::NoAddress { .. } | MeetingError::OtherSize { .. } => "OptionError",
+        MeetingError::InUse { .. } => "AddressInUse",
+        MeetingError::OtherSecret { .. } => "AuthenticationError",
+        MeetingError::Late { .. } => "DeadlineExceeded",
+        MeetingError::Left { .. } | MeetingError::Changed { .. } => "ProtocolError",
+        _ => "PenstockError",
+    };
+    bad_argument(py, class, &error.to_string(), error.hint())
+}
+
+/// Host and port of `HOST:PORT`.
+#[pyfunction]
+pub(crate) fn meeting_place(py: Python<'_>, text: &str) -> PyResult<(String, u16)> {
+    match text.parse::<Place>() {
+        Ok(Place { host, port }) => Ok((host, port)),
+        Err(error) => Err(bad_argument(py, "OptionError", &error.to_string(), Some(error.hint()))),
+    }
+}
+
+/// What a process gives in a round.
+#[pyfunction]
+pub(crate) fn given<'py>(py: Python<'py>, message: &[u8]) -> Bound<'py, PyBytes> {
+    PyBytes::new(py, &exchange::given(message))
+}
+
+/// That it cannot go on.
+#[pyfunction]
+pub(crate) fn failed<'py>(py: Python<'py>, why: &str) -> Bound<'py, PyBytes> {
+    PyBytes::new(py, &exchange::failed(why))
+}
+
+/// Whether a process says that it cannot go on.
+#[pyfunction]
+pub(crate) fn is_failure(contribution: &[u8]) -> bool {
+    exchange::is_failure(contribution)
+}
+
+/// The most bytes of a verdict.
+#[pyfunction]
+pub(crate) fn verdict_limit(size: u32) -> usize {
+    exchange::verdict_limit(size)
+}
+
+/// What rank 0 tells all when contributions have come.
+#[pyfunction]
+pub(crate) fn verdict(py: Python<'_>, contributions: Contributions) -> Bound<'_, PyBytes> {
+    PyBytes::new(py, &Verdict::over(&contributions).spell())
+}
+
+/// What rank 0 tells all when some have not come.
+#[pyfunction]
+pub(crate) fn late_verdict(
+    py: Python<'_>,
+    missing: Vec<u32>,
+    waited: Seconds,
+) -> PyResult<Bound<'_, PyBytes>> {
+    let verdict = Verdict::Late { missing, waited: waited.judged()? };
+    Ok(PyBytes::new(py, &verdict.spell()))
+}
+
+/// A verdict: the messages of all, or who is missing and how long rank 0 waited, or why a process could not go on.
+#[pyfunction]
+#[allow(clippy::type_complexity, reason = "one of three, for Python to tell apart")]
+pub(crate) fn judge<'py>(
+    py: Python<'py>,
+    verdict: &[u8],
+    size: u32,
+) -> PyResult<(Option<Bound<'py, PyList>>, Option<(Vec<u32>, f64)>, Option<String>)> {
+    match Verdict::read(verdict, size) {
+        Ok(Verdict::Given(messages)) => {
+            let messages = PyList::new(py, messages.iter().map(|message| PyBytes::new(py, message)))?;
+            Ok((Some(messages), None, None))
+        }
+        Ok(Verdict::Late { missing, waited }) => Ok((None, Some((missing, waited.as_secs_f64())), None)),
+        Ok(Verdict::Failed { text }) => Ok((None, None, Some(text))),
+        Err(error) => {
+            let hint = (error == NoVerdict::Foreign).then_some("is another program there?");
+            Err(bad_argument(py, "ProtocolError", &error.to_string(), hint))
+        }
+    }
+}

@@ -1,0 +1,68 @@
+"""
+The exchange over TCP, for launchers that only say who is who: rank 0 listens, the others come, and each side
+proves that it knows the job's secret.
+
+The meeting itself is the core's, the same for C programs: a job may have workers of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock import _core
+from penstock.exceptions import DeadlineExceeded
+from penstock.limit import Limit
+from penstock.rendezvous.exchange import Exchange, Missing
+
+
+def meet(rank: int, size: int, host: str, port: int, secret: str, job: str) -> Exchange:
+    """This process's side of the rendezvous at `host`:`port`."""
+    if rank == 0:
+        return Root(size, host, port, secret, job)
+    return Visitor(rank, size, host, port, secret, job)
+
+
+class Root(Exchange):
+    """Rank 0's end: it listens."""
+
+    def __init__(self, size: int, host: str, port: int, secret: str, job: str) -> None:
+        super().__init__(0, size)
+        self.meeting_place = host
+        self._end = _core.MeetingRoot(size, host, port, secret, job)
+        self.port = self._end.port
+
+    def collect(self, own: bytes, deadline: Limit[float]) -> Mapping[int, bytes]:
+        came, missing = self._end.collect(own, deadline.left())
+        if missing:
+            raise Missing(missing)
+        return came
+
+    def announce(self, verdict: bytes) -> None:
+        self._end.announce(verdict)
+
+    def close(self) -> None:
+        self._end.close()
+
+
+class Visitor(Exchange):
+    """Everyone else's side: it comes to rank 0, again and again until rank 0 is there."""
+
+    def __init__(self, rank: int, size: int, host: str, port: int, secret: str, job: str) -> None:
+        super().__init__(rank, size)
+        self.meeting_place = host
+        self._end = _core.MeetingVisitor(rank, size, host, port, secret, job)
+
+    def deliver(self, contribution: bytes, deadline: Limit[float]) -> None:
+        try:
+            self._end.deliver(contribution, deadline.left())
+        except DeadlineExceeded:
+            raise Missing([0]) from None
+
+    def await_verdict(self, deadline: Limit[float]) -> bytes:
+        try:
+            return self._end.await_verdict(deadline.left())
+        except DeadlineExceeded:
+            raise Missing([0]) from None
+
+    def close(self) -> None:
+        self._end.close()
