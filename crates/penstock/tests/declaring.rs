@@ -168,7 +168,9 @@ fn a_push_that_waits_keeps_no_other_thread_from_the_barrier_the_clocks_or_a_decl
         let cluster = Cluster::over(way, 2, 1, &[]);
         let (a, b) = (cluster.join(0), cluster.join(1));
         let (ours, theirs) = (declare(&a, "w", 4, Bsp), declare(&b, "w", 4, Bsp));
-        (a.clock().unwrap(), b.clock().unwrap());
+        for job in [&a, &b] {
+            job.clock().unwrap();
+        }
         let data = bytes(&[1.0; 4]);
         std::thread::scope(|scope| {
             let waits = waiting_push(scope, &a, &ours, &data);
