@@ -4,6 +4,10 @@
 use penstock_fabric::items::memory::RegionMemory;
 use penstock_fabric::items::region::{Layout, Waiters, Writer};
 use penstock_fabric::net::endpoint::Endpoint;
+use penstock_join::exchange::Verdict;
+use penstock_join::tcp::Place;
+use penstock_join::tcp::guest::{Expected, Guest};
+use penstock_join::tcp::proof::{Claim, Conversation, MAGIC, Side};
 use penstock_kernels::codec::{self, Codec};
 use penstock_proto::encoding::Agreed;
 use penstock_proto::frame::{Body, HEADER_BYTES, Header};
@@ -20,12 +24,13 @@ use penstock_proto::submission::{Submission, WORDS};
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 11] = [
     ("frame", frame),
     ("stream", stream),
     ("outbox", outbox),
     ("handshake_server", handshake_server),
     ("handshake_worker", handshake_worker),
+    ("meeting", meeting),
     ("records", records),
     ("messages", messages),
     ("submission", submission),
@@ -137,6 +142,47 @@ pub fn handshake_worker(data: &[u8]) {
     let (worker, _) = WorkerHandshake::start("job", SECRET, Purpose::Control, [2; 32]).expect("it is short");
     assert!(worker.answer(data, &[0; 32]).is_err());
     let _ = WorkerHandshake::finish(data);
+}
+
+/// Rank 0 of a meeting: nobody gets in without the secret, and nobody speaks for a process that is in, however the bytes are cut.
+/// And what all are told, and where they meet: what reads is spelled the same.
+pub fn meeting(data: &[u8]) {
+    let expected = Expected { size: 3, secret: SECRET, job: "job".to_owned() };
+    for step in [1, 7, data.len().max(1)] {
+        let mut stranger = Guest::new([1; 32]);
+        for piece in data.chunks(step) {
+            let Ok(()) = stranger.receive(piece) else { break };
+            match stranger.shake_hands(&expected, |rank| rank == 2) {
+                Ok(rank) => assert_eq!(rank, None),
+                Err(_) => break,
+            }
+            assert!(stranger.message().is_err());
+        }
+
+        let claim = Claim { rank: 1, size: 3 };
+        let talk = Conversation::new(Side::Worker, &SECRET, "job", [[2; 32], [1; 32]]);
+        let hello = [&MAGIC[..], &[2; 32], &claim.spell(), &talk.proof(claim)].concat();
+        let mut guest = Guest::new([1; 32]);
+        guest.receive(&hello).expect("it is short");
+        assert_eq!(guest.shake_hands(&expected, |_| false), Ok(Some(1)));
+        for piece in data.chunks(step) {
+            let Ok(()) = guest.receive(piece) else { break };
+            match guest.message() {
+                Ok(message) => assert_eq!(message, None),
+                Err(_) => break,
+            }
+        }
+    }
+    for size in [2, 3] {
+        match Verdict::read(data, size) {
+            // Seconds as a decimal fraction may lose their last bit.
+            Ok(Verdict::Late { .. }) | Err(_) => {}
+            Ok(verdict) => assert_eq!(Verdict::read(&verdict.spell(), size), Ok(verdict)),
+        }
+    }
+    if let Some(place) = std::str::from_utf8(data).ok().and_then(|text| text.parse::<Place>().ok()) {
+        assert_eq!(place.to_string().parse(), Ok(place));
+    }
 }
 
 /// Records: however the stream is cut, the same ones come out, and none is longer than the limit.

@@ -1,9 +1,11 @@
 //! Makes the corpus from real messages: `cargo run --manifest-path fuzz/Cargo.toml --bin seeds`.
 
+use penstock_join::exchange::Verdict;
+use penstock_join::tcp::proof::{Claim, Conversation, MAGIC, Side};
 use penstock_kernels::Settings;
 use penstock_proto::error::{JobFailure, Loss, Refusal};
 use penstock_proto::frame::{Body, Header, Notice, job_number};
-use penstock_proto::handshake::{Purpose, ServerHandshake, Verdict, WorkerHandshake, verdict};
+use penstock_proto::handshake::{self, Purpose, ServerHandshake, WorkerHandshake, verdict};
 use penstock_proto::items::wire::{Encoder, Entry, Head, Message, RegionId, Shape};
 use penstock_proto::items::{Propagation, RowSet};
 use penstock_proto::message::{Answer, Ask, PROTOCOL_VERSION, Reply, Request, Secret, Welcome, encode};
@@ -42,7 +44,7 @@ fn main() {
     let mut server = ServerHandshake::start(&hello).expect("it is ours");
     // Another secret, so that the fuzzer's own cannot be proved with what stands in the corpus.
     let challenge = server.challenge(Secret([8; 32]), [1; 32], [0; 32]);
-    let refused = verdict(&Verdict::Refused(Refusal::Busy));
+    let refused = verdict(&handshake::Verdict::Refused(Refusal::Busy));
     drop(worker);
     let requests = [
         Ask::Hello { version: PROTOCOL_VERSION, session: [3; 16], peer: PeerId::worker(1), size: 2 },
@@ -72,7 +74,8 @@ fn main() {
     write("stream", vec![frames[..5].concat(), frames[..2].concat()]);
     write("outbox", vec![vec![0, 3, 1, 0, 1, 0, 2, 1, 3, 1, 1, 0], vec![0, 1, 0, 2, 1, 0, 3, 0, 1, 0, 2, 4]]);
     write("handshake_server", vec![[&hello[..], &hello[..]].concat(), [&hello[..], &challenge[..]].concat()]);
-    write("handshake_worker", vec![challenge, refused, verdict(&Verdict::Accepted)]);
+    write("handshake_worker", vec![challenge, refused, verdict(&handshake::Verdict::Accepted)]);
+    write("meeting", meeting());
     write("records", vec![records, record(b"one"), vec![0xff; 5]]);
     write("messages", messages);
     write("submission", submissions.iter().map(words).collect());
@@ -80,6 +83,23 @@ fn main() {
     let endpoints =
         ["/run/s0", "tcp://10.0.0.1:7700", "tcp://[::1]:80?also=a:1&host=ab&unix=/run/{job}.sock"];
     write("endpoint", endpoints.map(|text| text.as_bytes().to_vec()).to_vec());
+}
+
+/// A worker's whole side of a meeting under another secret, what rank 0 tells all, and a place.
+fn meeting() -> Vec<Vec<u8>> {
+    let claim = Claim { rank: 1, size: 3 };
+    let mut talk = Conversation::new(Side::Worker, &Secret([8; 32]), "job", [[2; 32], [1; 32]]);
+    let hello = [&MAGIC[..], &[2; 32], &claim.spell(), &talk.proof(claim)].concat();
+    let said = [hello, talk.frame(b"+a")].concat();
+    let waited = std::time::Duration::from_millis(1500);
+    let verdicts = [
+        Verdict::Given(vec![b"a".to_vec(), Vec::new(), b"c".to_vec()]),
+        Verdict::Late { missing: vec![1, 2], waited },
+        Verdict::Failed { text: "rank 1 could not join: no memory".to_owned() },
+    ];
+    let mut seeds = vec![said, talk.frame(b"+b"), b"node1:7070".to_vec(), b"[fd00::1]:7070".to_vec()];
+    seeds.extend(verdicts.iter().map(Verdict::spell));
+    seeds
 }
 
 /// Two whole conversations with a home: an offer, a subscription, rows, questions.

@@ -60,7 +60,9 @@ impl FromStr for Place {
         let refused = || NoPlace { got: text.to_owned() };
         let (host, port) = text.rsplit_once(':').ok_or_else(refused)?;
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-        let host = bare.or_else(|| (!host.contains(':')).then_some(host)).filter(|host| !host.is_empty());
+        let host = bare
+            .or_else(|| (!host.contains(':')).then_some(host))
+            .filter(|host| !host.is_empty() && !host.contains(['[', ']']));
         let port = Some(port).filter(|port| port.bytes().all(|digit| digit.is_ascii_digit()));
         let port = port.and_then(|port| port.parse().ok()).filter(|&port| port != 0);
         match (host, port) {
@@ -258,6 +260,8 @@ mod tests {
             "fd00::1:70",
             "[fd00::1]",
             "[]:1",
+            "[[a]]:1",
+            "a]:1",
             "a:\u{ff11}",
         ] {
             let refused = text.parse::<Place>().expect_err(text);
