@@ -51,9 +51,11 @@ pub fn verdict_limit(size: u32) -> usize {
     1 + size as usize * (LENGTH_BYTES + 1 + MESSAGE_LIMIT)
 }
 
-fn shortened(text: &str) -> &str {
-    let end = (0..=TEXT_LIMIT.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
-    &text[..end.unwrap_or(0)]
+/// What a process says of itself, as every terminal may show it.
+fn shortened(text: &str) -> String {
+    let mut text = text.to_owned();
+    penstock_proto::error::shorten(&mut text, TEXT_LIMIT);
+    text
 }
 
 /// How a round ended, for every process alike.
@@ -130,7 +132,7 @@ impl Verdict {
             Self::Late { missing, waited } => {
                 Told::Late { missing: missing.clone(), waited: waited.as_secs_f64() }
             }
-            Self::Failed { text } => Told::Failed { text: shortened(text).to_owned() },
+            Self::Failed { text } => Told::Failed { text: shortened(text) },
         };
         let told = serde_json::to_vec(&told).expect("numbers and text can be written");
         [vec![FAILED], told].concat()
@@ -145,7 +147,7 @@ impl Verdict {
                     let waited = Duration::try_from_secs_f64(waited).map_err(|_| NoVerdict::Foreign)?;
                     Ok(Self::Late { missing, waited })
                 }
-                Told::Failed { text } => Ok(Self::Failed { text: shortened(&text).to_owned() }),
+                Told::Failed { text } => Ok(Self::Failed { text: shortened(&text) }),
             },
             _ => Err(NoVerdict::Foreign),
         }

@@ -204,7 +204,9 @@ impl Root {
         if connection.read().is_err() {
             return;
         }
-        let rank = connection.guest.shake_hands(&self.expected, |rank| self.guests.contains_key(&rank));
+        // Who was heard and has gone is not replaced: what it said stands for its rank.
+        let is_taken = |rank| self.guests.contains_key(&rank) || self.heard.contains(&rank);
+        let rank = connection.guest.shake_hands(&self.expected, is_taken);
         // A stranger is told why, if that goes at once.
         let sent = connection.send();
         match (rank, sent) {

@@ -102,8 +102,8 @@ impl Visitor {
 
     /// Connects, and each side proves itself to the other.
     fn come(&self, patience: &Patience<'_>) -> Result<(TcpStream, Conversation), Unfit> {
+        let mut stream = self.reach(&patience.at_most(STRANGER_TIME))?;
         let patience = patience.at_most(STRANGER_TIME);
-        let mut stream = self.reach(&patience)?;
         let own = nonce().map_err(Unfit::Final)?;
         send(&mut stream, &[&MAGIC[..], &own].concat(), &patience)?;
         let mut theirs = Nonce::default();
@@ -145,20 +145,25 @@ impl Visitor {
     fn reach(&self, patience: &Patience<'_>) -> Result<TcpStream, Unfit> {
         // A name may be made known later than this process begins: in a cluster, when rank 0's host is ready.
         let addresses = self.place.resolve().map_err(|_| Unfit::Passing)?;
-        let mut unfit = Unfit::Passing;
-        for address in addresses {
-            match reach(address, patience) {
-                Err(Unfit::Final(error)) => return Err(Unfit::Final(error)),
-                Err(other) => unfit = other,
-                Ok(stream) => return Ok(stream),
-            }
-        }
-        Err(unfit)
+        reach_one_of(&addresses, patience)
     }
 
     fn late(&self) -> MeetingError {
         MeetingError::Late { place: self.place.clone() }
     }
+}
+
+/// One that never answers, as behind a firewall, leaves the others their share of the time.
+fn reach_one_of(addresses: &[SocketAddr], patience: &Patience<'_>) -> Result<TcpStream, Unfit> {
+    let mut unfit = Unfit::Passing;
+    for (address, rest) in addresses.iter().zip((1..=addresses.len() as u32).rev()) {
+        match reach(*address, &patience.at_most(patience.left() / rest)) {
+            Err(Unfit::Final(error)) => return Err(Unfit::Final(error)),
+            Err(other) => unfit = other,
+            Ok(stream) => return Ok(stream),
+        }
+    }
+    Err(unfit)
 }
 
 fn reach(address: SocketAddr, patience: &Patience<'_>) -> Result<TcpStream, Unfit> {
@@ -219,5 +224,32 @@ fn passing(
         ErrorKind::WouldBlock if patience.is_over() => Err(Unfit::Late),
         ErrorKind::WouldBlock => Ok(patience.poll(&mut [PollFd::new(stream, what)], Duration::MAX)?),
         _ => Err(Unfit::Passing),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{bind, getsockname, listen};
+    use std::net::{Ipv4Addr, TcpListener};
+
+    // A name with an address that a firewall hides never met at the other.
+    #[test]
+    fn an_address_that_never_answers_leaves_the_next_its_time() {
+        let silent =
+            socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::empty(), None).unwrap();
+        bind(&silent, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        listen(&silent, 0).unwrap();
+        let full = SocketAddr::try_from(getsockname(&silent).unwrap()).unwrap();
+        let never = || false;
+        let short = || Patience::new(Duration::from_millis(200), &never);
+        // Whoever is not accepted fills it; from then on the kernel drops what comes.
+        let filled: Vec<_> = (0..8).map_while(|_| reach(full, &short()).ok()).collect();
+        assert!(filled.len() < 8, "it takes no more");
+
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let open = listener.local_addr().unwrap();
+        let met = reach_one_of(&[full, open], &short()).ok().expect("the second answers");
+        assert_eq!(met.peer_addr().unwrap(), open);
     }
 }

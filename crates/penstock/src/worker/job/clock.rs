@@ -12,23 +12,26 @@ use smallvec::SmallVec;
 use std::time::Instant;
 
 impl Inner {
-    /// Tells the shards the clock, all or none: those that are home of a tensor, and the others if it is time to.
+    /// Tells the shards the clock that are home of a tensor, all or none; the others later, or if it is time to, as far as they have room.
     fn submit_clock(&self, clock: u64, deadline: Deadline) -> Result<(), Error> {
-        let is_time = self.is_time_to_tell(deadline.began());
         let (links, mut rooms) = (self.links(), Rooms::new());
         let mut others: SmallVec<[(&Link, u32); 8]> = SmallVec::new();
         for link in links.iter() {
             for shard in 0..link.welcome.shards {
-                if is_time || link.is_home(shard) {
-                    rooms.push(link.room(shard, 1, deadline)?);
-                } else {
-                    others.push((link, shard));
+                match link.is_home(shard) {
+                    true => rooms.push(link.room(shard, 1, deadline)?),
+                    false => others.push((link, shard)),
                 }
             }
         }
         rooms.iter_mut().for_each(|room| room.put(|| Submission::Clock { clock }));
         link::ring(&mut rooms);
-        others.into_iter().for_each(|(link, shard)| link.leave_behind(shard, clock));
+        if !others.is_empty() {
+            others.into_iter().for_each(|(link, shard)| link.leave_behind(shard, clock));
+            if self.is_time_to_tell(deadline.began()) {
+                self.fate.untold.tell();
+            }
+        }
         Ok(())
     }
 

@@ -123,8 +123,10 @@ impl Inner {
 
     /// How long who stands in line behind other threads of this worker may sleep until it looks again.
     pub(super) fn look(&self, what: &str, deadline: Deadline) -> Result<Duration, Error> {
-        self.fate.look()?;
+        self.fate.check()?;
+        // Before a signal handler may fork: the rings are not the child's.
         self.fate.untold.tell();
+        self.fate.look()?;
         let left = deadline.left();
         if left.is_zero() {
             return Err(Error::InLine { what: what.to_owned(), waited: deadline.waited() });

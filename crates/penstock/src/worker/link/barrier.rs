@@ -51,6 +51,8 @@ impl Link {
         let why = match self.listen(&opens, stands, patient, deadline) {
             Ok(Some(answered)) => return self.passed(answered),
             Ok(None) => None,
+            // A child of a signal handler's fork would take its parent away from the barrier.
+            Err(error) if self.fate.is_abandoned() => return Err(error),
             Err(error) => Some(error),
         };
         let missing = self.withdraw(barrier, deadline)?;

@@ -1,6 +1,5 @@
 //! A server on this host: a Unix socket, and shared memory whose descriptors come beside its messages.
 
-use super::outlet::TELL_CLOCK;
 use super::{Channel, Introduction, Link, Outlets, Wire, judge, lock, lost};
 use crate::thread::{self, Wakeup};
 use crate::wait::{Deadline, INTERRUPT_EVERY, poll, until_readable};
@@ -236,7 +235,8 @@ impl Wire {
             }
             let Channel::Local(connection) = &self.channel else { break };
             let mut fds = [PollFd::new(connection, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-            let _ = poll(&mut fds, Some(next_beat.saturating_duration_since(now).min(TELL_CLOCK)));
+            let _ =
+                poll(&mut fds, Some(next_beat.saturating_duration_since(now).min(self.look_for_untold())));
             if !fds[1].revents().is_empty() {
                 break;
             }

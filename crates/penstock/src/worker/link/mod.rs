@@ -47,6 +47,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -191,19 +192,21 @@ impl Link {
             }
         }
         let waiter = Waiter::new(self, what);
+        let mut slept = false;
         loop {
             let rings = waiter.announce();
             if done() {
                 return Ok(Waited::Done);
             }
             stands()?;
+            // Before a signal handler may fork: the child comes back into this wait, and the rings are its parent's.
+            let untold = self.fate.untold.before_sleep(&mut slept);
             self.fate.check_interrupt()?;
-            self.fate.untold.tell();
             let left = deadline.left();
             if left.is_zero() {
                 return Ok(Waited::TimedOut);
             }
-            self.bell().sleep(rings, left.min(INTERRUPT_EVERY));
+            self.bell().sleep(rings, left.min(INTERRUPT_EVERY).min(untold));
         }
     }
 
@@ -265,6 +268,7 @@ impl Link {
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     stands()?;
+                    self.fate.untold.tell();
                     patient()?;
                     if deadline.left().is_zero() {
                         return Ok(None);
@@ -336,6 +340,11 @@ fn lost(server: u32, reason: &str) -> JobFailure {
 }
 
 impl Wire {
+    /// How long the link's thread may sleep as far as clocks are concerned that shards were not told. One thread for all links looks.
+    fn look_for_untold(&self) -> Duration {
+        if self.server == 0 { TELL_CLOCK } else { Duration::MAX }
+    }
+
     /// Sends a request; the answer comes through the receiver.
     fn ask(&self, body: Ask) -> Result<(u64, Receiver<Heard>), Error> {
         let (answer, receiver) = sync_channel(1);

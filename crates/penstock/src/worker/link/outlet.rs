@@ -2,8 +2,9 @@
 //!
 //! A shard that is home of none of this worker's tensors has no use for its clock, and would be kept awake by it. But another worker may
 //! wait for that clock there, by a tensor that this one has not declared so far. So a clock stays [`Untold`] while its worker computes,
-//! for a tenth of a second at most: the shard is told before it is told anything else, before the worker sleeps over anything, and by
-//! the link's thread.
+//! for about a tenth of a second at most, and while it waits, for a millisecond: the shard is told before it is told anything else, by
+//! who waits for longer, and by the first link's thread. (Two workers of which one has not declared a tensor that the other pulls, and
+//! which wait for each other outside of this library as well, so take a tenth of a second for an iteration.)
 
 use crate::thread;
 use crate::worker::link::lock;
@@ -21,6 +22,9 @@ use std::time::Duration;
 
 /// How long a shard may not know the clock: not so long that anybody notices, and long beside an iteration of which it need not know.
 pub(in crate::worker) const TELL_CLOCK: Duration = Duration::from_millis(100);
+
+/// The same for a worker that waits: most waits are over by then, and nobody was woken for nothing.
+const WAIT_UNTOLD: Duration = Duration::from_millis(1);
 
 /// The way to one shard. Locked to look or to write, never while its thread waits.
 #[derive(Default)]
@@ -168,6 +172,14 @@ impl Untold {
         if outlets.is_home(shard) {
             self.tell();
         }
+    }
+
+    /// For who is about to sleep, and has `slept` before in this wait: how long it may sleep until it comes here again.
+    pub(in crate::worker) fn before_sleep(&self, slept: &mut bool) -> Duration {
+        if std::mem::replace(slept, true) {
+            self.tell();
+        }
+        if self.any.load(Ordering::Relaxed) { WAIT_UNTOLD } else { Duration::MAX }
     }
 
     /// Tells all shards the clock, without waiting for room; whether all know it now.

@@ -4,7 +4,6 @@
 //! answers every sign of life, so that silence is noticed at both ends: after a lease without a word it counts as lost.
 
 use super::courier::{self, Command, RemoteHome};
-use super::outlet::TELL_CLOCK;
 use super::{Channel, Introduction, Link, Outlets, Wire, judge, lock};
 use crate::thread::{self, Wakeup};
 use crate::wait::{Deadline, INTERRUPT_EVERY, poll, until_readable};
@@ -357,7 +356,7 @@ impl Wire {
                 }
             }
             fate.untold.tell();
-            if !wait(records, stop, look_every(lease).min(TELL_CLOCK)) {
+            if !wait(records, stop, look_every(lease).min(self.look_for_untold())) {
                 break;
             }
             match self.receive_all(records, fate) {

@@ -305,6 +305,7 @@ impl Courier {
         while patience.pause() && !has_come(&lock(&answers.awaited)) {
             self.help();
         }
+        self.shared.setup.fate.untold.tell();
         let mut awaited = lock(&answers.awaited);
         loop {
             if has_come(&awaited) {

@@ -77,20 +77,21 @@ impl TableInner {
         let seat = source.waiters.seat();
         let mut looked = Instant::now();
         let mut circle = Circle::new(&self.job, deadline);
+        let mut slept = false;
         loop {
             let rings = seat.as_ref().map(|seat| seat.announce(slot, wanted.version));
             if self.is_fresh(stale.place, wanted) {
                 return Ok(());
             }
             self.check()?;
+            let untold = self.job.fate.untold.before_sleep(&mut slept);
             self.job.fate.check_interrupt()?;
-            self.job.fate.untold.tell();
             let left = deadline.left();
             if left.is_zero() {
                 return Err(self.too_late(source, stale, wanted, deadline));
             }
             match (&seat, rings) {
-                (Some(seat), Some(rings)) => seat.sleep(rings, left.min(INTERRUPT_EVERY)),
+                (Some(seat), Some(rings)) => seat.sleep(rings, left.min(INTERRUPT_EVERY).min(untold)),
                 // More readers sleep on this host than the page has lines: this one looks again by itself.
                 _ => std::thread::sleep(left.min(WITHOUT_LINE)),
             }
