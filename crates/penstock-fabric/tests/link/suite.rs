@@ -174,7 +174,14 @@ pub(crate) fn a_full_link_takes_nothing_and_goes_on_when_it_was_read<E: Ends>() 
     for from in [0, 1] {
         let mut ends = E::connect();
         let mut sent = fill(&mut ends, from);
-        assert_eq!(write(&mut ends, from, sent, &[100]), 0);
+        // What was sent is acknowledged meanwhile, which makes a little room again, but not for ever.
+        loop {
+            match write(&mut ends, from, sent, &[100]) {
+                0 => break,
+                taken => sent += taken,
+            }
+            assert!(sent < 1 << 28, "it takes whatever it is given");
+        }
         assert!(receive(&mut ends, 1 - from, sent) == bytes(from, 0, sent));
         assert!(ends.wait(from, WRITE, LONG), "it stays full though it was read");
         let before = sent;
