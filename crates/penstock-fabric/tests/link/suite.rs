@@ -114,19 +114,16 @@ fn sizes() -> impl Strategy<Value = Sizes> {
     vec(size, 1..5).prop_filter("room for a byte", |sizes| sizes.iter().any(|size| *size > 0))
 }
 
-/// Who writes, in parts of which sizes; parts of which sizes the other reads; what buffers are resized to before: never to less than
-/// some segments of the loopback's 64 KiB, for which the kernel would wait minutes.
-fn step() -> impl Strategy<Value = (usize, Sizes, Sizes, Option<usize>)> {
-    (0..2usize, sizes(), sizes(), proptest::option::weighted(0.1, 200_000..500_000usize))
+/// Who writes, in parts of which sizes; parts of which sizes the other reads. Buffers stay as they are: with smaller ones than are full
+/// the kernel waits for many seconds before it goes on.
+fn step() -> impl Strategy<Value = (usize, Sizes, Sizes)> {
+    (0..2usize, sizes(), sizes())
 }
 
 pub(crate) fn what_is_read_is_what_was_written_whole_and_in_order<E: Ends>() {
     proptest!(ProptestConfig::with_cases(24), |(steps in vec(step(), 1..60))| {
         let (mut ends, mut written, mut got) = (E::connect(), [0; 2], [0; 2]);
-        for (from, writes, reads, resize) in steps {
-            if let Some(bytes) = resize {
-                ends.end(from).resize(bytes).unwrap();
-            }
+        for (from, writes, reads) in steps {
             written[from] += write(&mut ends, from, written[from], &writes);
             let (_, came) = read(&mut ends, 1 - from, &reads).unwrap();
             prop_assert!(came == bytes(from, got[from], came.len()));
