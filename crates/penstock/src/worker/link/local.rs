@@ -51,8 +51,7 @@ impl Link {
         let board = map(board::BYTES, Access::Read)?;
         page.touch().map_err(Error::system("touch a page"))?;
         let outlets = Outlets::new(Arc::clone(&page), Arc::clone(&board), descriptors.collect());
-        let outlets = Arc::new(outlets);
-        fate.untold.add(&outlets);
+        let outlets = fate.untold.add(outlets);
         let wire = Arc::new(Wire {
             channel: Channel::Local(connection),
             page: Arc::clone(&page),

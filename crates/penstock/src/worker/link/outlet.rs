@@ -160,8 +160,10 @@ pub(in crate::worker) struct Untold {
 
 impl Untold {
     /// The ways to another server.
-    pub(super) fn add(&self, outlets: &Arc<Outlets>) {
-        lock(&self.all).push(Arc::downgrade(outlets));
+    pub(super) fn add(&self, outlets: Outlets) -> Arc<Outlets> {
+        let outlets = Arc::new(outlets);
+        lock(&self.all).push(Arc::downgrade(&outlets));
+        outlets
     }
 
     /// Notes a clock that a shard is told later. It may have become home since it was looked at.

@@ -212,8 +212,7 @@ impl Link {
             wakeups.push(wakeup);
         }
         let outlets = Outlets::new(Arc::clone(page.mapping()), Arc::clone(board.mapping()), wakeups);
-        let outlets = Arc::new(outlets);
-        fate.untold.add(&outlets);
+        let outlets = fate.untold.add(outlets);
         let wire = Arc::new(Wire {
             channel: Channel::Remote(Box::new(records)),
             page: Arc::clone(page.mapping()),
