@@ -8,7 +8,7 @@ and no barrier hides a slow rank:
 
     completion[i] = max over ranks of end[rank][i]        time[i] = completion[i] - completion[i - 1]
 
-What a rank runs is a `Body`, told what to do by `penstock.launch.crew`. Between measurements it waits and
+What a rank runs is a `Body`, told what to do by `penstock.launch.ranks`. Between measurements it waits and
 costs nothing, so that all systems can stay up while their rounds alternate.
 """
 
@@ -23,8 +23,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from penstock.launch import crew
-from penstock.launch.crew import Command
+from penstock.launch import ranks as launched
+from penstock.launch.ranks import Command
 
 LEARNING_RATE = 0.5
 """A power of two, so that the check of the answer is exact."""
@@ -136,4 +136,4 @@ def serve(body: Body, more: Mapping[str, Command] | None = None) -> None:
         body.close()
         return {}
 
-    crew.serve(body.rank, {"open": opened, "run": run, "close": closed, **(more or {})})
+    launched.serve(body.rank, {"open": opened, "run": run, "close": closed, **(more or {})})

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from penstock.launch.crew import CrewError
+from penstock.launch.ranks import RanksError
 from penstock.units import format_size
 from penstock_bench.neighbour import BESIDE
 from penstock_bench.systems import System
@@ -192,7 +192,7 @@ def measure(
         note(f"{format_size(case.nbytes)}, {case.workers} workers: {system.name} {what}")
         try:
             act()
-        except CrewError as error:
+        except RanksError as error:
             case.absent[system.name] = f"failed: {error}"
             case.failed[system.name] = error.detail
             del standing[system.name]

@@ -11,8 +11,7 @@ from __future__ import annotations
 import sys
 import time
 
-from penstock.launch import crew
-from penstock.launch.crew import Crew
+from penstock.launch.ranks import Ranks, serve
 
 
 def seconds(workers: int, servers: int) -> float:
@@ -26,8 +25,8 @@ def seconds(workers: int, servers: int) -> float:
     """
     run = [sys.executable, "-m", "penstock.cli", "run", "--workers", str(workers), "--servers", str(servers)]
     start = time.monotonic_ns()
-    with Crew("penstock run", workers, [[*run, "-m", __name__]], [{}]) as crew:
-        return float(max(answer["at"] for answer in crew.ask(do="at")) - start) / 1e9
+    with Ranks("penstock run", workers, [[*run, "-m", __name__]], [{}]) as ranks:
+        return float(max(answer["at"] for answer in ranks.ask(do="at")) - start) / 1e9
 
 
 class FirstStep:
@@ -49,7 +48,7 @@ class FirstStep:
 def main() -> None:
     """One worker."""
     worker = FirstStep()
-    crew.serve(worker.rank, {"at": lambda _: {"at": worker.at}})
+    serve(worker.rank, {"at": lambda _: {"at": worker.at}})
 
 
 if __name__ == "__main__":

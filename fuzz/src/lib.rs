@@ -1,12 +1,12 @@
 //! What is fuzzed: everything that takes bytes from a network. Each function is one target; it asserts what must hold of any
 //! bytes, not only that nothing panics. The same bodies run under libFuzzer (`fuzz_targets`) and on stable (`replay`).
 
-use penstock_fabric::items::memory::RegionMemory;
-use penstock_fabric::items::region::{Layout, Waiters, Writer};
+use penstock_fabric::items::partition::{Layout, Waiters, Writer};
+use penstock_fabric::items::partition_memory::PartitionMemory;
 use penstock_fabric::net::endpoint::Endpoint;
 use penstock_join::exchange::Verdict;
 use penstock_join::tcp::Place;
-use penstock_join::tcp::guest::{Expected, Guest};
+use penstock_join::tcp::member::{Expected, Member};
 use penstock_join::tcp::proof::{Claim, Conversation, MAGIC, Side};
 use penstock_kernels::codec::{self, Codec};
 use penstock_proto::encoding::Agreed;
@@ -14,7 +14,7 @@ use penstock_proto::frame::{Body, HEADER_BYTES, Header};
 use penstock_proto::handshake::{Purpose, ServerHandshake, WorkerHandshake};
 use penstock_proto::items::RowSet;
 use penstock_proto::items::node::{Host, Node};
-use penstock_proto::items::wire::{Encoder, Entries, MAX_MESSAGE_BYTES, Message, RegionId, Shape};
+use penstock_proto::items::wire::{Encoder, Entries, MAX_MESSAGE_BYTES, Message, PartitionId, Shape};
 use penstock_proto::message::{Reply, Request, Secret, decode, encode};
 use penstock_proto::outbox::{Inbox, Outbox};
 use penstock_proto::record::{self, LENGTH_BYTES, Records};
@@ -30,7 +30,7 @@ pub const TARGETS: [Target; 11] = [
     ("outbox", outbox),
     ("handshake_server", handshake_server),
     ("handshake_worker", handshake_worker),
-    ("meeting", meeting),
+    ("rendezvous", rendezvous),
     ("records", records),
     ("messages", messages),
     ("submission", submission),
@@ -144,12 +144,12 @@ pub fn handshake_worker(data: &[u8]) {
     let _ = WorkerHandshake::finish(data);
 }
 
-/// Rank 0 of a meeting: nobody gets in without the secret, and nobody speaks for a process that is in, however the bytes are cut.
+/// Rank 0 of a rendezvous: nobody gets in without the secret, and nobody speaks for a process that is in, however the bytes are cut.
 /// And what all are told, and where they meet: what reads is spelled the same.
-pub fn meeting(data: &[u8]) {
+pub fn rendezvous(data: &[u8]) {
     let expected = Expected { size: 3, secret: SECRET, job: "job".to_owned() };
     for step in [1, 7, data.len().max(1)] {
-        let mut stranger = Guest::new([1; 32]);
+        let mut stranger = Member::new([1; 32]);
         for piece in data.chunks(step) {
             let Ok(()) = stranger.receive(piece) else { break };
             match stranger.shake_hands(&expected, |rank| rank == 2) {
@@ -162,12 +162,12 @@ pub fn meeting(data: &[u8]) {
         let claim = Claim { rank: 1, size: 3 };
         let talk = Conversation::new(Side::Worker, &SECRET, "job", [[2; 32], [1; 32]]);
         let hello = [&MAGIC[..], &[2; 32], &claim.spell(), &talk.proof(claim)].concat();
-        let mut guest = Guest::new([1; 32]);
-        guest.receive(&hello).expect("it is short");
-        assert_eq!(guest.shake_hands(&expected, |_| false), Ok(Some(1)));
+        let mut member = Member::new([1; 32]);
+        member.receive(&hello).expect("it is short");
+        assert_eq!(member.shake_hands(&expected, |_| false), Ok(Some(1)));
         for piece in data.chunks(step) {
-            let Ok(()) = guest.receive(piece) else { break };
-            match guest.message() {
+            let Ok(()) = member.receive(piece) else { break };
+            match member.message() {
                 Ok(message) => assert_eq!(message, None),
                 Err(_) => break,
             }
@@ -246,14 +246,14 @@ pub fn endpoint(data: &[u8]) {
 struct Little;
 
 impl Host for Little {
-    type Memory = RegionMemory;
+    type Memory = PartitionMemory;
 
-    fn make(&mut self, _: RegionId, shape: &Shape) -> Option<RegionMemory> {
+    fn make(&mut self, _: PartitionId, shape: &Shape) -> Option<PartitionMemory> {
         if u64::from(shape.slots) * u64::from(shape.row_bytes) > 1 << 16 {
             return None;
         }
         let writer = Writer::private(Layout::new(shape.slots, shape.row_bytes)).ok()?;
-        Some(RegionMemory::mirror(writer, Waiters::private().ok()?))
+        Some(PartitionMemory::mirror(writer, Waiters::private().ok()?))
     }
 
     fn answered(&mut self, _: u64) {}

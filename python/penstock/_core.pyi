@@ -397,8 +397,8 @@ def delete_job(manager: str, token: str, name: str, ca: str = "", insecure: bool
     """Deletes a job: its servers drop it, its workers get an error."""
 
 @final
-class MeetingRoot:
-    """Rank 0's end of a meeting over TCP; it listens from construction until `close`. Waits honour Ctrl-C."""
+class RendezvousRoot:
+    """Rank 0's end of a rendezvous over TCP; listens from construction until `close`. Ctrl-C ends a wait."""
 
     def __init__(self, size: int, host: str, port: int, secret: str, job: str) -> None: ...
 
@@ -416,7 +416,7 @@ class MeetingRoot:
         """Lets go of the port and of all connections."""
 
 @final
-class MeetingVisitor:
+class RendezvousVisitor:
     """Everyone else's end; it connects when it first delivers. Waits honour Ctrl-C."""
 
     def __init__(self, rank: int, size: int, host: str, port: int, secret: str, job: str) -> None: ...
@@ -429,7 +429,7 @@ class MeetingVisitor:
     def close(self) -> None:
         """Ends the connection."""
 
-def meeting_place(text: str) -> tuple[str, int]:
+def rendezvous_address(text: str) -> tuple[str, int]:
     """Host and port of `HOST:PORT`; an IPv6 address is in brackets."""
 
 def given(message: bytes) -> bytes:

@@ -184,7 +184,7 @@ REFUSED: dict[str, tuple[Mapping[str, str], int, str]] = {
         NOT_UNDER_LAUNCHER,
         "number 1 of several, but OMPI_COMM_WORLD_SIZE is not set",
     ),
-    "a meeting place alone": (
+    "a rendezvous address alone": (
         {"PENSTOCK_RENDEZVOUS": "h:1"},
         NOT_UNDER_LAUNCHER,
         "says where processes meet",

@@ -96,7 +96,7 @@ def test_the_launcher_starts_workers_of_both(in_c: list[str | Path], runner: Run
     assert len({line.rpartition(": ")[2] for line in said}) == 1, done
 
 
-def test_a_worker_in_c_of_another_job_is_refused_at_the_meeting(
+def test_a_worker_in_c_of_another_job_is_refused_at_the_rendezvous(
     joiner: Path, runner: Runner, place: dict[str, str]
 ) -> None:
     by_hand = {**place, "PENSTOCK_SIZE": "2"}
@@ -109,7 +109,7 @@ def test_a_worker_in_c_of_another_job_is_refused_at_the_meeting(
     assert (second.code, runner.ends(first).code) == (0, 0), second
 
 
-def test_all_are_told_who_did_not_come_to_the_meeting(
+def test_all_are_told_who_did_not_come_to_the_rendezvous(
     joiner: Path, runner: Runner, place: dict[str, str]
 ) -> None:
     by_hand = {**place, "PENSTOCK_SIZE": "3", "PENSTOCK_DEADLINE": "3"}

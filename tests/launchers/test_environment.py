@@ -36,7 +36,7 @@ TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "MASTER_ADDR": "a", "MASTER_PORT": "
         ({**STEP, **OPEN_MPI}, ("mpirun", 1, 2)),
         ({**STEP, **TORCHRUN}, ("torchrun", 5, 8)),
         ({**TORCHRUN, "PENSTOCK_RANK": "1", "PENSTOCK_SIZE": "3"}, ("penstock", 1, 3)),
-        # Anybody's RANK, and a meeting place that is exported everywhere, say nothing of this process.
+        # Anybody's RANK, and a rendezvous address that is exported everywhere, say nothing of this process.
         ({"RANK": "1"}, None),
         ({"MASTER_ADDR": "a", "MASTER_PORT": "1"}, None),
         # A batch script and an allocation have Slurm's count, but are one process.
@@ -122,12 +122,12 @@ def test_the_first_host_of_a_list_of_slurm_is_found(nodes: str, first: str) -> N
 
 def test_the_tasks_of_a_step_agree_on_where_they_meet_and_two_steps_meet_elsewhere() -> None:
     step = {**STEP, "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"}
-    places = [slurm.meeting_place({**step, "SLURM_PROCID": str(rank)}) for rank in range(4)]
+    places = [slurm.rendezvous_address({**step, "SLURM_PROCID": str(rank)}) for rank in range(4)]
     assert set(places) == {places[0]}
     assert places[0][0] == "n1"
     assert 20000 <= places[0][1] < 30000
-    assert slurm.meeting_place({**step, "SLURM_STEP_ID": "1"})[1] != places[0][1]
-    assert slurm.meeting_place({**step, "SLURM_JOB_ID": "4712"})[1] != places[0][1]
+    assert slurm.rendezvous_address({**step, "SLURM_STEP_ID": "1"})[1] != places[0][1]
+    assert slurm.rendezvous_address({**step, "SLURM_JOB_ID": "4712"})[1] != places[0][1]
 
 
 @pytest.mark.parametrize(

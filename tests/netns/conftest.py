@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock_bench.netns import Laboratory, missing
+from penstock_bench.netns import Testbed, missing
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-MakeLaboratory = Callable[..., Laboratory]
+MakeTestbed = Callable[..., Testbed]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -23,7 +23,7 @@ def _hosts() -> None:
 
 
 @pytest.fixture
-def make_laboratory() -> Iterator[MakeLaboratory]:
-    """Makes laboratories that end with the test."""
+def make_testbed() -> Iterator[MakeTestbed]:
+    """Makes testbeds that end with the test."""
     with ExitStack() as stack:
-        yield lambda *args, **kwargs: stack.enter_context(Laboratory(*args, **kwargs))
+        yield lambda *args, **kwargs: stack.enter_context(Testbed(*args, **kwargs))

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock_bench.netns import Laboratory
+from penstock_bench.netns import Testbed
 
 PROGRAMS = Path(__file__).parent / "programs"
 PATIENCE = 60.0
@@ -31,7 +31,7 @@ class Running:
 
     def __init__(
         self,
-        lab: Laboratory | None,
+        testbed: Testbed | None,
         host: int,
         argv: Sequence[str],
         environment: Mapping[str, str],
@@ -43,10 +43,10 @@ class Running:
             "stderr": subprocess.PIPE,
             "text": True,
         }
-        if lab is None:
+        if testbed is None:
             self.popen = subprocess.Popen(argv, env=environment, **{**pipes, **popen})
         else:
-            self.popen = lab.spawn(host, argv, environment, **{**pipes, **popen})
+            self.popen = testbed.spawn(host, argv, environment, **{**pipes, **popen})
         self.lines: list[str] = []
         self.errors: list[str] = []
         self._more = threading.Condition()
@@ -134,16 +134,16 @@ class Job:
         self.workers: list[Running] = []
         self.endpoints: list[str] = []
 
-    def serve(self, lab: Laboratory | None, hosts: Sequence[int], workers: int, **environment: str) -> None:
+    def serve(self, testbed: Testbed | None, hosts: Sequence[int], workers: int, **environment: str) -> None:
         """Starts the servers on these hosts, each with a socket for workers that share its host."""
         for index, host in enumerate(hosts):
-            address = "127.0.0.1" if lab is None else lab.address(host)
+            address = "127.0.0.1" if testbed is None else testbed.address(host)
             reading, writing = os.pipe()
             endpoint = f"tcp://{address}:0?unix={self.folder}/{self.secret[:8]}-{index}"
             numbers = [str(number) for number in (index, len(hosts), workers)]
             argv = [sys.executable, "-m", "penstock.launch.server", endpoint, *numbers]
             given = {**self.environment, **environment, "PENSTOCK_ANNOUNCE_FD": str(writing)}
-            self.servers.append(Running(lab, host, argv, given, pass_fds=[writing]))
+            self.servers.append(Running(testbed, host, argv, given, pass_fds=[writing]))
             os.close(writing)
             with os.fdopen(reading) as line:
                 self.endpoints.append(line.readline().strip())
@@ -153,7 +153,7 @@ class Job:
 
     def work(
         self,
-        lab: Laboratory | None,
+        testbed: Testbed | None,
         hosts: Sequence[int],
         *arguments: object,
         program: str = "train.py",
@@ -170,7 +170,7 @@ class Job:
                 "PENSTOCK_SIZE": str(len(hosts)),
                 **environment,
             }
-            self.workers.append(Running(lab, host, argv, given))
+            self.workers.append(Running(testbed, host, argv, given))
 
     def results(self) -> list[list[str]]:
         """What each worker said in its last line, by rank, word by word."""
@@ -200,12 +200,12 @@ class Relay(Running):
     """A machine in the middle, on a host of its own; see its program."""
 
     def __init__(
-        self, lab: Laboratory, host: int, what: str, server: int, endpoint: str, *arguments: object
+        self, testbed: Testbed, host: int, what: str, server: int, endpoint: str, *arguments: object
     ) -> None:
-        where = [lab.address(host), lab.address(server), port(endpoint)]
+        where = [testbed.address(host), testbed.address(server), port(endpoint)]
         argv = [sys.executable, str(PROGRAMS / "relay.py"), what, *where, *map(str, arguments)]
-        super().__init__(lab, host, argv, clean(), stdin=subprocess.PIPE)
-        self.endpoint = f"tcp://{lab.address(host)}:{self.until('listens').split()[1]}"
+        super().__init__(testbed, host, argv, clean(), stdin=subprocess.PIPE)
+        self.endpoint = f"tcp://{testbed.address(host)}:{self.until('listens').split()[1]}"
 
     def counts(self) -> dict[str, int]:
         """What it has done so far."""

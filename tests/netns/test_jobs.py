@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from placing import ELEMENTS, PROGRAMS, Running, alone, clean, connections, job
 
-from penstock_bench.netns import Laboratory
+from penstock_bench.netns import Testbed
 
-MakeLaboratory = Callable[..., Laboratory]
+MakeTestbed = Callable[..., Testbed]
 
 TOPOLOGIES = [
     ("cc", [0, 1, 2], [0]),
@@ -30,28 +30,28 @@ TOPOLOGIES = [
 @pytest.mark.parametrize(("topology", "workers", "servers"), TOPOLOGIES, ids=[row[0] for row in TOPOLOGIES])
 def test_every_topology_gives_the_bits_of_one_host(
     tmp_path: Path,
-    make_laboratory: MakeLaboratory,
+    make_testbed: MakeTestbed,
     topology: str,
     workers: list[int],
     servers: list[int],
     security: str,
 ) -> None:
-    lab = make_laboratory(hosts=max(*workers, *servers) + 1, rate="1gbit")
+    testbed = make_testbed(hosts=max(*workers, *servers) + 1, rate="1gbit")
     with job(tmp_path, security=security) as one:
-        one.serve(lab, servers, len(workers))
-        one.work(lab, workers, 6, ELEMENTS, "bsp")
+        one.serve(testbed, servers, len(workers))
+        one.work(testbed, workers, 6, ELEMENTS, "bsp")
         assert one.value() == alone(len(workers), 6)
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_only_workers_on_other_hosts_use_the_network_unless_told_to(
-    tmp_path: Path, make_laboratory: MakeLaboratory, transport: str
+    tmp_path: Path, make_testbed: MakeTestbed, transport: str
 ) -> None:
-    lab = make_laboratory(hosts=2, rate=None)
+    testbed = make_testbed(hosts=2, rate=None)
     with job(tmp_path, transport=transport) as one:
-        one.serve(lab, [0], 2)
+        one.serve(testbed, [0], 2)
         # The last iterations wait for each other, so that both workers are there while they are looked at.
-        one.work(lab, [0, 1], 1_000_000, 1_000, "bsp")
+        one.work(testbed, [0, 1], 1_000_000, 1_000, "bsp")
         for worker in one.workers:
             worker.until("iteration 3.")
         near, far = (connections(worker.pid) for worker in one.workers)
@@ -61,12 +61,12 @@ def test_only_workers_on_other_hosts_use_the_network_unless_told_to(
 
 @pytest.mark.parametrize(("consistency", "slack"), [("bsp", 0), ("ssp:2", 2)])
 def test_a_reader_on_another_host_is_never_staler_than_its_slack_while_another_stands_still(
-    tmp_path: Path, make_laboratory: MakeLaboratory, consistency: str, slack: int
+    tmp_path: Path, make_testbed: MakeTestbed, consistency: str, slack: int
 ) -> None:
-    lab = make_laboratory(hosts=3, rate="1gbit")
+    testbed = make_testbed(hosts=3, rate="1gbit")
     with job(tmp_path) as one:
-        one.serve(lab, [2], 2)
-        one.work(lab, [0, 1], 300, 20_000, consistency, program="count.py")
+        one.serve(testbed, [2], 2)
+        one.work(testbed, [0, 1], 300, 20_000, consistency, program="count.py")
         one.workers[1].until("iteration 3.")
         one.workers[1].send(signal.SIGSTOP)
         stands = len(one.workers[1].lines)  # iterations that are certainly complete
@@ -81,20 +81,20 @@ def test_a_reader_on_another_host_is_never_staler_than_its_slack_while_another_s
 
 @pytest.mark.parametrize("security", ["auto", "insecure"])
 def test_what_travels_can_be_read_only_where_that_was_asked_for(
-    tmp_path: Path, make_laboratory: MakeLaboratory, security: str
+    tmp_path: Path, make_testbed: MakeTestbed, security: str
 ) -> None:
-    lab = make_laboratory(hosts=2, rate=None)
+    testbed = make_testbed(hosts=2, rate=None)
     # 3.3 in every element of the gradient; the secret as it is, and as it is written.
     patterns = [struct.pack("<4f", *[3.3] * 4).hex()]
     with job(tmp_path, security=security) as one:
         patterns += [one.secret, one.secret.encode().hex()]
         sniff = [sys.executable, str(PROGRAMS / "sniff.py"), "p0", *patterns]
-        argv = ["ip", "netns", "exec", lab.switch, *sniff]
+        argv = ["ip", "netns", "exec", testbed.switch, *sniff]
         sniffer = Running(None, 0, argv, clean(), stdin=subprocess.PIPE)
         try:
             sniffer.until("listens")
-            one.serve(lab, [1], 1)
-            one.work(lab, [0], "3.3", 50_000, program="constant.py")
+            one.serve(testbed, [1], 1)
+            one.work(testbed, [0], "3.3", 50_000, program="constant.py")
             one.results()
             assert sniffer.popen.stdin is not None
             sniffer.popen.stdin.close()

@@ -56,14 +56,14 @@ def keep(server: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
 
 
-def meeting() -> tuple[str, str]:
+def rendezvous() -> tuple[str, str]:
     """A socket's path, and a secret."""
     return f"{tempfile.mkdtemp(prefix='ps-')}/0", secrets.token_hex(32)
 
 
 def pair(consistency: str = "bsp", deadline: str = "20") -> Pair:
     """A server and two workers in this process."""
-    path, secret = meeting()
+    path, secret = rendezvous()
     # It lives as long as the process.
     globals()["server"] = _core.Server(path, "job", secret, 0, 1, 2, {})
     keep(globals()["server"])
@@ -74,7 +74,7 @@ class Apart:
     """A server in a process of its own, and two workers in this one."""
 
     def __init__(self, deadline: str = "20") -> None:
-        path, secret = meeting()
+        path, secret = rendezvous()
         command = [sys.executable, "-m", "penstock.launch.server", path, "0", "1", "2"]
         self.server = subprocess.Popen(
             command, env={**os.environ, "PENSTOCK_SECRET": secret}, stderr=subprocess.PIPE, text=True

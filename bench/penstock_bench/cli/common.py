@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from penstock.cli import terminal
-from penstock.launch.crew import CrewError
+from penstock.launch.ranks import RanksError
 
 NEIGHBOUR = "measure each round once more beside a process that is always at work"
 
@@ -53,7 +53,7 @@ def distance() -> float:
     return _core.core_distance()
 
 
-def failed(error: CrewError) -> int:
+def failed(error: RanksError) -> int:
     """Says what went wrong; the exit code."""
     terminal.error(str(error), detail=error.detail or None)
     return 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.cli import terminal
 from penstock.cli.numbers import count, counts, names, real
 from penstock.exceptions import OptionError
-from penstock.launch.crew import CrewError
+from penstock.launch.ranks import RanksError
 from penstock.units import parse_bytes
 from penstock_bench.cli.common import NEIGHBOUR, distance, failed, prepare_files, progress
 
@@ -228,7 +228,7 @@ def straggler(arguments: Sequence[str]) -> int:
     found = measuring.Found(workers, sleep, who, iterations)
     try:
         measuring.measure(found, slacks, rounds=rounds, target=target, note=progress)
-    except CrewError as error:
+    except RanksError as error:
         return failed(error)
     finally:
         progress("")

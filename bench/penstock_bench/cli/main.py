@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from penstock.cli import terminal
 from penstock.cli.numbers import count
 from penstock.exceptions import OptionError
-from penstock.launch.crew import CrewError
+from penstock.launch.ranks import RanksError
 from penstock.units import format_ratio, format_size, format_time, parse_bytes
 from penstock_bench.cli.common import NEIGHBOUR, distance, failed, prepare_files, progress
 
@@ -176,7 +176,7 @@ def _pull(arguments: Sequence[str]) -> int:
     try:
         system.open(given.size, given.workers)
         latencies = system.latencies(given.repeats)
-    except CrewError as error:
+    except RanksError as error:
         return failed(error)
     finally:
         system.end()
@@ -208,7 +208,7 @@ def _startup(arguments: Sequence[str]) -> int:
 
     try:
         times = [startup.seconds(given.workers, given.servers) for _ in range(given.repeats)]
-    except CrewError as error:
+    except RanksError as error:
         return failed(error)
     spread = Spread.of(times)
     terminal.say(

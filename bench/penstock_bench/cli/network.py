@@ -81,7 +81,7 @@ def security(given: argparse.Namespace) -> dict[str, str]:
 @contextlib.contextmanager
 def place(given: argparse.Namespace, hosts: int) -> Iterator[Place]:
     """The test hosts, or this host."""
-    from penstock_bench.netns import Laboratory
+    from penstock_bench.netns import Testbed
     from penstock_bench.network.places import Place
 
     if given.hosts != "netns":
@@ -89,8 +89,8 @@ def place(given: argparse.Namespace, hosts: int) -> Iterator[Place]:
             terminal.refuse("--rate shapes the links of test hosts", "add --hosts netns")
         yield Place(None)
         return
-    with Laboratory(hosts=hosts, rate=given.rate) as laboratory:
-        yield Place(laboratory)
+    with Testbed(hosts=hosts, rate=given.rate) as testbed:
+        yield Place(testbed)
 
 
 def measure(case: Case, systems: Sequence[System], given: argparse.Namespace) -> Case:
@@ -241,7 +241,7 @@ def _turns(
     for name in systems:
         if name == "penstock":
             # On the loopback everything stands on one host: TCP is what is measured.
-            alone = {} if where.laboratory is not None else {"PENSTOCK_TRANSPORT": "tcp"}
+            alone = {} if where.testbed is not None else {"PENSTOCK_TRANSPORT": "tcp"}
             turns += [
                 NetworkPenstock(
                     f"penstock {kind}",

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from penstock.launch import crew
+from penstock.launch.ranks import serve
 from penstock_bench.items.work import Rows, Verifier, Work, stamp
 
 CHECKED = 4
@@ -190,4 +190,4 @@ class Rank(ABC):
             "fresh": self.fresh,
             "finish": self.finish,
         }
-        crew.serve(self.rank, commands)
+        serve(self.rank, commands)

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from penstock.launch.crew import CrewError
+from penstock.launch.ranks import RanksError
 from penstock_bench.items.systems import System
 from penstock_bench.items.work import Work
 from penstock_bench.neighbour import BESIDE
@@ -116,7 +116,7 @@ def measure(
         note(f"{measured.work}: {system.name} {what}")
         try:
             act(system)
-        except CrewError as error:
+        except RanksError as error:
             measured.absent[system.name] = f"failed: {error}"
             measured.failed[system.name] = error.detail
             del standing[system.name]
@@ -153,7 +153,7 @@ def measure(
                     one.rounds.append(Round((before, distance()), {}, others))
     finally:
         for system in list(standing.values()):
-            with suppress(CrewError):
+            with suppress(RanksError):
                 system.finish()
     return measured
 

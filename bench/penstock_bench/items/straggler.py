@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.launch.crew import rank_command
+from penstock.launch.ranks import rank_command
 from penstock.units import format_ratio, format_time
-from penstock_bench.items.systems import Ranks
+from penstock_bench.items.systems import OutspokenRanks
 from penstock_bench.network.places import Layout, Place, servers
 from penstock_bench.network.report import columns
 
@@ -99,7 +99,7 @@ def measure(
 
     Raises
     ------
-    CrewError
+    RanksError
         The workers failed.
     """
     layout = Layout((0,) * found.workers, (0,))
@@ -115,19 +115,19 @@ def measure(
         }
         commands = [rank_command("penstock_bench.items.straggler_rank") for _ in range(found.workers)]
         environments = [{**common, "PENSTOCK_RANK": str(rank)} for rank in range(found.workers)]
-        crew = stack.enter_context(Ranks("penstock", found.workers, commands, environments))
+        ranks = stack.enter_context(OutspokenRanks("penstock", found.workers, commands, environments))
         for number in range(rounds):
             for slack in slacks:
                 note(f"slack {slack}, round {number + 1} of {rounds}")
-                found.runs.append(_run(crew, found, slack, number))
+                found.runs.append(_run(ranks, found, slack, number))
     if target is None:
         target = max(run.losses[found.iterations // 2] for run in found.of(slacks[0]))
     found.target = target
     return found
 
 
-def _run(crew: Ranks, found: Found, slack: str, seed: int) -> Run:
-    answers = crew.ask(
+def _run(ranks: OutspokenRanks, found: Found, slack: str, seed: int) -> Run:
+    answers = ranks.ask(
         do="train", slack=slack, seed=seed, iterations=found.iterations, sleep=found.sleep, who=found.who
     )
     return Run(

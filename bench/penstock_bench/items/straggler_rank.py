@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import penstock as ps
-from penstock.launch import crew
+from penstock.launch.ranks import serve
 
 Floats = npt.NDArray[np.float64]
 
@@ -135,7 +135,7 @@ class Worker:
 def main() -> None:
     """One worker."""
     worker = Worker()
-    crew.serve(worker.rank, {"train": worker.run})
+    serve(worker.rank, {"train": worker.run})
 
 
 if __name__ == "__main__":

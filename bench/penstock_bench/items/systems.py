@@ -10,7 +10,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-from penstock.launch.crew import Crew, CrewError, rank_command
+from penstock.launch.ranks import Ranks, RanksError, rank_command
 from penstock_bench import ranks
 from penstock_bench.items import sockets
 from penstock_bench.items.work import PROPAGATIONS, Work
@@ -70,14 +70,14 @@ class System(Protocol):
         """Ends all processes. Safe to call at any time, and twice."""
 
 
-class Ranks(Crew):
-    """A crew whose errors name every rank that failed: the one that waited in vain is seldom the cause."""
+class OutspokenRanks(Ranks):
+    """A ranks whose errors name every rank that failed: the one that waited in vain is seldom the cause."""
 
     def ask(self, **command: Any) -> list[dict[str, Any]]:
-        """As `Crew.ask`."""
+        """As `Ranks.ask`."""
         try:
             return super().ask(**command)
-        except CrewError as error:
+        except RanksError as error:
             more = list(self._others())
             raise BenchError("; ".join([str(error), *more]), error.detail) from None
 
@@ -92,13 +92,13 @@ class Ranks(Crew):
 
 
 class Processes(ABC):
-    """A system that is a crew of ranks."""
+    """A system that is a ranks of ranks."""
 
     name: str
     ways: Sequence[str]
 
     def __init__(self) -> None:
-        self._crew: Crew | None = None
+        self._ranks: Ranks | None = None
         self._for: tuple[int, str] = (0, "")
         self._stack = contextlib.ExitStack()
 
@@ -113,10 +113,10 @@ class Processes(ABC):
     def begin(self, work: Work) -> None:
         """Starts the ranks where they do not stand already."""
         wanted = (work.workers, work.transport)
-        if self._crew is None or self._for != wanted:
+        if self._ranks is None or self._for != wanted:
             self.end()
             commands, environments = self._commands(work)
-            self._crew, self._for = Ranks(self.name, work.workers, commands, environments), wanted
+            self._ranks, self._for = OutspokenRanks(self.name, work.workers, commands, environments), wanted
         self._ask(do="begin", work=asdict(work), ways=list(self.ways))
 
     def rate(self, way: str, repeats: int) -> list[float]:
@@ -134,21 +134,21 @@ class Processes(ABC):
 
     def finish(self) -> None:
         """Gives back the memory of a case."""
-        if self._crew is not None:
+        if self._ranks is not None:
             self._ask(do="finish")
 
     def end(self) -> None:
         """Ends the processes, and what was started for them."""
-        if self._crew is not None:
-            self._crew.end()
-            self._crew = None
+        if self._ranks is not None:
+            self._ranks.end()
+            self._ranks = None
         self._stack.close()
 
     def _ask(self, **command: Any) -> list[dict[str, Any]]:
-        if self._crew is None:
+        if self._ranks is None:
             raise BenchError(f"{self.name}: not started")
         try:
-            return self._crew.ask(**command)
+            return self._ranks.ask(**command)
         except BaseException:
             self.end()
             raise

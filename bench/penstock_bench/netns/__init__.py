@@ -5,7 +5,7 @@ Linux and root only; `missing` says what a machine lacks.
 """
 
 from penstock_bench.netns.commands import missing
-from penstock_bench.netns.errors import LaboratoryError
-from penstock_bench.netns.laboratory import Laboratory, clean
+from penstock_bench.netns.errors import TestbedError
+from penstock_bench.netns.testbed import Testbed, clean
 
-__all__ = ["Laboratory", "LaboratoryError", "clean", "missing"]
+__all__ = ["Testbed", "TestbedError", "clean", "missing"]

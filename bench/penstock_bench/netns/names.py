@@ -20,7 +20,7 @@ _NAME = re.compile(r"penstock-(\d+)-(\d+)-[0-9a-f]{6}-(?:sw|\d+)")
 
 
 def prefix() -> str:
-    """What the names of one laboratory of this process begin with."""
+    """What the names of one testbed of this process begin with."""
     pid = os.getpid()
     return f"penstock-{pid}-{started(pid)}-{secrets.token_hex(3)}"
 
@@ -37,7 +37,7 @@ def started(pid: int) -> int | None:
 
 
 def abandoned(names: Iterable[str]) -> list[str]:
-    """Those of `names` that are a laboratory's whose process has ended."""
+    """Those of `names` that are a testbed's whose process has ended."""
     left = []
     for name in names:
         match = _NAME.fullmatch(name)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock_bench.netns import Laboratory
+from penstock_bench.netns import Testbed
 from penstock_bench.systems import BenchError
 
 
@@ -49,27 +49,27 @@ class Place:
 
     Parameters
     ----------
-    laboratory
+    testbed
         The test hosts; None: everything on this host, and TCP over the loopback.
     """
 
-    def __init__(self, laboratory: Laboratory | None) -> None:
-        self.laboratory = laboratory
+    def __init__(self, testbed: Testbed | None) -> None:
+        self.testbed = testbed
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
         """A command, as it is started on a host."""
-        if self.laboratory is None:
+        if self.testbed is None:
             return list(argv)
-        return [*self.laboratory.prefix(host), *argv]
+        return [*self.testbed.prefix(host), *argv]
 
     def address(self, host: int) -> str:
         """A host's address."""
-        return "127.0.0.1" if self.laboratory is None else self.laboratory.address(host)
+        return "127.0.0.1" if self.testbed is None else self.testbed.address(host)
 
     @property
     def interface(self) -> str:
         """The network interface of every host."""
-        return "lo" if self.laboratory is None else "eth0"
+        return "lo" if self.testbed is None else "eth0"
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from penstock.launch.crew import CONTROL, rank_command
+from penstock.launch.ranks import CONTROL, rank_command
 from penstock_bench.network import exchange
 from penstock_bench.network.places import Layout, Place, Servers, servers
-from penstock_bench.systems.crew import CrewSystem
 from penstock_bench.systems.mpi import mpirun
+from penstock_bench.systems.on_ranks import SystemOnRanks
 
 MODULE = "penstock_bench.network.exchange"
 RING = ["--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm", "4"]
@@ -26,7 +26,7 @@ at 1 Gbit/s (0.68 s, 0.26 s) and no longer between two: a peer is measured at it
 """
 
 
-class Network(CrewSystem):
+class Network(SystemOnRanks):
     """
     Ranks on hosts of their own.
 
@@ -164,15 +164,15 @@ class NetworkMpi(Network):
         if self.name.endswith("-ring"):
             tcp += RING
         rank = [*rank_command(MODULE), self.name]
-        laboratory = self._place.laboratory
-        if laboratory is None:
+        testbed = self._place.testbed
+        if testbed is None:
             place = ["--map-by", ":OVERSUBSCRIBE"]
             return [[mpirun() or "mpirun", *root, *place, *tcp, "-n", str(workers), *rank]]
-        hosts = [laboratory.address(host) for host in range(workers)]
+        hosts = [testbed.address(host) for host in range(workers)]
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
         agent = folder / "agent"
         names = "\n".join(
-            f"  {laboratory.address(host)}) namespace={laboratory.namespace(host)}; name=host{host};;"
+            f"  {testbed.address(host)}) namespace={testbed.namespace(host)}; name=host{host};;"
             for host in range(workers)
         )
         agent.write_text(
@@ -183,7 +183,7 @@ class NetworkMpi(Network):
         agent.chmod(agent.stat().st_mode | stat.S_IXUSR)
         launch = ["--host", ",".join(f"{host}:1" for host in hosts), "--prtemca", "plm_ssh_agent", str(agent)]
         # The launcher stands on the first worker's host, and is quiet while the ranks run.
-        launcher = ["ip", "netns", "exec", laboratory.namespace(0)]
+        launcher = ["ip", "netns", "exec", testbed.namespace(0)]
         exports = [part for name in (*self._shared(), CONTROL) for part in ("-x", name)]
         run = [mpirun() or "mpirun", *root, *launch, *tcp, *exports, "-n", str(workers), *rank]
         return [[*launcher, *run]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from penstock.launch.crew import CrewError
+from penstock.launch.ranks import RanksError
 
 
 class System(Protocol):
@@ -40,5 +40,5 @@ class System(Protocol):
         """Ends all processes. Safe to call at any time, and twice."""
 
 
-class BenchError(CrewError):
+class BenchError(RanksError):
     """A system failed while it was measured. `detail` is what its processes last said."""

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.launch.crew import rank_command
+from penstock.launch.ranks import rank_command
 from penstock_bench import ranks
-from penstock_bench.systems.crew import CrewSystem
+from penstock_bench.systems.on_ranks import SystemOnRanks
 
 
-class Gloo(CrewSystem):
+class Gloo(SystemOnRanks):
     """`torch.distributed` with Gloo."""
 
     name = "gloo+sgd"

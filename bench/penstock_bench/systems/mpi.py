@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.launch.crew import rank_command
+from penstock.launch.ranks import rank_command
 from penstock_bench import ranks
-from penstock_bench.systems.crew import CrewSystem
+from penstock_bench.systems.on_ranks import SystemOnRanks
 
 _BLOCK = 1 << 15
 """Floats of a block of the SGD step: 128 KiB, so that three of them stay in a second-level cache."""
@@ -33,7 +33,7 @@ def mpirun() -> str | None:
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
-class Mpi(CrewSystem):
+class Mpi(SystemOnRanks):
     """mpi4py under mpirun."""
 
     name = "mpi+sgd"

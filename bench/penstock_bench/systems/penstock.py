@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock_bench import ranks
-from penstock_bench.systems.crew import CrewSystem
+from penstock_bench.systems.on_ranks import SystemOnRanks
 
 if TYPE_CHECKING:
     import penstock as ps
 
 
-class Penstock(CrewSystem):
+class Penstock(SystemOnRanks):
     """
     A job of its own for each case, so that tensors of earlier cases hold no memory.
 

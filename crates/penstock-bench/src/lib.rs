@@ -8,6 +8,6 @@
 //! Nothing here uses Penstock: no lanes, no chunks, no versions, no other process.
 
 pub mod cores;
+mod huge_pages;
 pub mod limit;
-mod memory;
 mod step;

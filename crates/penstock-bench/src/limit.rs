@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::cores::{allowed, pin, spin_until};
-use crate::memory::Floats;
+use crate::huge_pages::Floats;
 use crate::step;
 
 /// A power of two, so that the check below is exact.

@@ -1,6 +1,6 @@
 //! A worker as whoever takes its submissions sees it: its page, and in it the ring to one shard and the bell.
 //!
-//! A shard has one for each worker of its host, in a page that the worker writes; a courier has one for its own worker, in a page of
+//! A shard has one for each worker of its host, in a page that the worker writes; a proxy has one for its own worker, in a page of
 //! their process. Where the page lies, and who fills the ring, is nobody's business here: any mapping will do, also one that another
 //! host writes from afar.
 

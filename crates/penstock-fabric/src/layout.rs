@@ -2,7 +2,7 @@
 //!
 //! | region | made by | workers map it | holds |
 //! |---|---|---|---|
-//! | board | server, one a job | read-only | each shard's sleeping flag; heartbeats of the shards and of the control thread |
+//! | flags | server, one a job | read-only | each shard's sleeping flag; heartbeats of the shards and of the control thread |
 //! | page | server, one a worker | writable | bell, heartbeat, a ring for each shard |
 //! | model | server, one a tensor | read-only | this server's extent of the value; then progress of each shard; then chunk headers |
 //! | lane | server, one for each tensor and worker | writable | the same extent of the contribution; then counts of folded chunks, by shard |
@@ -46,8 +46,8 @@ unsafe impl Shared for Bell {}
 // SAFETY: `AtomicU64`s only.
 unsafe impl Shared for Ring {}
 
-/// The board: one [`Sleeping`] a shard; then the heartbeats, a [`Count`] for each shard and one for the control thread.
-pub mod board {
+/// The flags: one [`Sleeping`] a shard; then the heartbeats, a [`Count`] for each shard and one for the control thread.
+pub mod flags {
     use super::{Count, MAX_SHARDS, Sleeping, pages};
     use crate::region::Mapping;
     use crate::sync::Ordering;
@@ -69,14 +69,14 @@ pub mod board {
         shard as usize * size_of::<Sleeping>()
     }
 
-    /// For a worker, which may only look at the board: whether a shard sleeps, behind [`published`](crate::doorbell::published).
-    pub fn must_ring(board: &Mapping, shard: u32) -> bool {
-        board.peek::<Sleeping>(sleeping(shard)).must_ring()
+    /// For a worker, which may only look at the flags: whether a shard sleeps, behind [`published`](crate::doorbell::published).
+    pub fn must_ring(flags: &Mapping, shard: u32) -> bool {
+        flags.peek::<Sleeping>(sleeping(shard)).must_ring()
     }
 
     /// For a worker, likewise: how often the thread of `shard`, or of [`CONTROL`], has shown that it lives.
-    pub fn beats(board: &Mapping, shard: u32) -> u64 {
-        board.peek::<Count>(heartbeat(shard)).0.load(Ordering::Relaxed)
+    pub fn beats(flags: &Mapping, shard: u32) -> u64 {
+        flags.peek::<Count>(heartbeat(shard)).0.load(Ordering::Relaxed)
     }
 }
 

@@ -17,7 +17,7 @@
 //! | publication | [`publish`] | version and payload: writer, reader |
 //!
 //! What stands over [`sync`] is model-checked with loom (`make test-model`): `publish`, `ring`, `doorbell`, `turn`, and of [`items`]
-//! `slot`, `steps`, `journal`, `together` and `waiters`. The models run the code that runs: the order in which a writer of rows does
+//! `slot`, `steps`, `change_log`, `together` and `waiters`. The models run the code that runs: the order in which a writer of rows does
 //! what stands in `items/steps.rs` alone, and who sleeps there truly sleeps, so that one who is forgotten is a deadlock.
 //!
 //! # What a model notices
@@ -28,12 +28,12 @@
 //! | `publish` | both fences; release and acquire of the sequence | `publish` |
 //! | `ring` | release and acquire of the tail | `ring` |
 //! | `doorbell` | each of the four fences | `doorbell` |
-//! | `slot`, a buffer | release fence of `begin`, acquire fences of the two ways to read a row, of a sheet's, and of `still`; no `begin`; no `part` | `slot` |
+//! | `slot`, a buffer | release fence of `begin`, acquire fences of the two ways to read a row, of a row group's, and of `still`; no `begin`; no `part` | `slot` |
 //! | `slot`, a buffer | release of the number, acquire of `within`; numbers before payloads | `slot`: rows of a mirror that come late |
 //! | `slot`, progress | release and acquire of `done` and of `floor`; no `begin_several` | `slot` |
 //! | `slot`, a mirror | release and acquire of `as_of`; no `confirm` | `together` |
-//! | `journal` | release and acquire of `logged`, both fences; no `begin_log`; a row that is not logged | `journal`, `slot`: followers |
-//! | `steps` | a set that is finished before its entries are | `journal`: a mirror as of a set |
+//! | `change_log` | release and acquire of `logged`, both fences; no `begin_log`; a row that is not logged | `change_log`, `slot`: followers |
+//! | `steps` | a set that is finished before its entries are | `change_log`: a mirror as of a set |
 //! | `waiters` | release of the summary, acquire of the swap that takes it, all three fences; a summary that is not set again | `waiters` |
 //! | `turn` | each ordering of a turn; who waits does not say so; who leaves wakes nobody | `turn` |
 //! | `turn`, a floor | acquire on coming in, release on leaving; whoever leaves, or gives up, rings for nobody; a ring that does not count | `turn` |

@@ -15,7 +15,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 
-/// Most descriptors of one message: a page, the board, and a wake-up for each shard.
+/// Most descriptors of one message: a page, the flags, and a wake-up for each shard.
 pub const MAX_DESCRIPTORS: usize = MAX_SHARDS as usize + 2;
 
 /// One end of a connection.

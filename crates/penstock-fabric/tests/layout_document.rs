@@ -2,10 +2,10 @@
 #![cfg(not(loom))]
 
 use penstock_fabric::doorbell::{Bell, Sleeping};
-use penstock_fabric::items::region::{Layout, MAX_ROW_BYTES, WAITERS_BYTES};
-use penstock_fabric::items::slot::{Progress, Sheet, Slot};
+use penstock_fabric::items::partition::{Layout, MAX_ROW_BYTES, WAITERS_BYTES};
+use penstock_fabric::items::slot::{Progress, RowGroup, Slot};
 use penstock_fabric::items::waiters::{LINES, Line, Summary, Wanted};
-use penstock_fabric::layout::{Count, LINE, LaneLayout, ModelLayout, Shared, board, page, pages};
+use penstock_fabric::layout::{Count, LINE, LaneLayout, ModelLayout, Shared, flags, page, pages};
 use penstock_fabric::memory::ExtentLayout;
 use penstock_fabric::publish::{ChunkHeader, Published, Publisher};
 use penstock_fabric::region::Mapping;
@@ -14,11 +14,12 @@ use penstock_fabric::sync::{Ordering, OwnedU64};
 use penstock_kernels::{Dtype, Settings};
 use penstock_proto::chunk::Cut;
 use penstock_proto::error::Refusal;
-use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice, checksum, job_number};
+use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice, checksum};
 use penstock_proto::handshake::{
     MAGIC, MAX_HANDSHAKE_BYTES, MAX_JOB_NAME_BYTES, PLAIN_BINDING, Purpose, SOCKET_BINDING, ServerHandshake,
     Verdict, WorkerHandshake, verdict,
 };
+use penstock_proto::job::job_number;
 use penstock_proto::message::{MAX_SHARDS, PROTOCOL_VERSION, Secret, encode};
 use penstock_proto::peer::{PeerId, Role};
 use penstock_proto::placement::Extent;
@@ -184,15 +185,15 @@ fn the_other_regions_have_their_parts_where_the_page_draws_them() {
     let rows = table("## Regions");
     let count = size_of::<Count>();
     let shards = MAX_SHARDS as usize;
-    assert_eq!(rows["board"][2], format!("a Sleeping for each of {MAX_SHARDS} shards"));
+    assert_eq!(rows["flags"][2], format!("a Sleeping for each of {MAX_SHARDS} shards"));
     assert_eq!(
-        rows["board"][3],
+        rows["flags"][3],
         format!("{MAX_SHARDS} Counts: heartbeat by shard; then one: heartbeat of the control thread")
     );
-    assert_eq!(board::sleeping(1), size_of::<Sleeping>());
-    assert_eq!(board::heartbeat(0), board::sleeping(MAX_SHARDS));
-    assert_eq!(board::heartbeat(board::CONTROL), board::heartbeat(0) + shards * count);
-    assert_eq!(board::BYTES, pages(board::heartbeat(board::CONTROL) + count));
+    assert_eq!(flags::sleeping(1), size_of::<Sleeping>());
+    assert_eq!(flags::heartbeat(0), flags::sleeping(MAX_SHARDS));
+    assert_eq!(flags::heartbeat(flags::CONTROL), flags::heartbeat(0) + shards * count);
+    assert_eq!(flags::BYTES, pages(flags::heartbeat(flags::CONTROL) + count));
     let model = ModelLayout::new(5000, 3);
     assert_eq!(rows["model"][2], "the server's extent of the value, in whole pages");
     assert_eq!(model.data, pages(5000));
@@ -218,16 +219,24 @@ fn rows_of_a_table_lie_where_the_page_draws_them() {
         let digits = cell.split(' ').next().expect("a cell starts with its number").replace(',', "");
         digits.parse::<usize>().unwrap_or_else(|_| panic!("a number, not {cell}"))
     };
-    let (progress, head, sheet) =
-        (number(rows["progress"][0]), number(rows["head of a row"][0]), number(rows["heads of sheets"][0]));
-    assert_eq!((progress, head, sheet), (size_of::<Progress>(), size_of::<Slot>(), size_of::<Sheet>()));
-    let entry = number(rows["journal"][0]);
-    assert_eq!(rows["journal"][0], "8 an entry, 64 to 65,536 entries, a power of two");
+    let (progress, head, row_group) = (
+        number(rows["progress"][0]),
+        number(rows["head of a row"][0]),
+        number(rows["heads of row groups"][0]),
+    );
+    assert_eq!(
+        (progress, head, row_group),
+        (size_of::<Progress>(), size_of::<Slot>(), size_of::<RowGroup>())
+    );
+    let entry = number(rows["change log"][0]);
+    assert_eq!(rows["change log"][0], "8 an entry, 64 to 65,536 entries, a power of two");
     assert!(PAGE.contains("for rows of at most 40 bytes; else from the next cache line on, in whole lines"));
     assert_eq!(rows["buffers of a row"][0], "twice the row");
-    assert_eq!(rows["first buffers of sheets, then second"][0], "twice the rows in sheets");
+    assert_eq!(rows["first buffers of row groups, then second"][0], "twice the rows in row groups");
     assert!(
-        PAGE.contains("Rows of at most 1024 bytes in whole words also have a place in a *sheet*: 8 to 64")
+        PAGE.contains(
+            "Rows of at most 1024 bytes in whole words also have a place in a *row group*: 8 to 64"
+        )
     );
     assert!(PAGE.contains("as many as make 1024 bytes"));
     let lines = |bytes: usize| bytes.next_multiple_of(LINE);
@@ -244,8 +253,8 @@ fn rows_of_a_table_lie_where_the_page_draws_them() {
             };
             assert_eq!(layout.slot(slots) - layout.slot(0), slots as usize * stride, "{slots} of {bytes}");
             let group = (1024 / bytes).next_power_of_two().clamp(8, 64);
-            let sheets = if bytes % 8 == 0 && bytes <= 1024 { slots as usize / group } else { 0 };
-            let total = layout.slot(slots) + sheets * (sheet + 2 * group * bytes);
+            let row_groups = if bytes % 8 == 0 && bytes <= 1024 { slots as usize / group } else { 0 };
+            let total = layout.slot(slots) + row_groups * (row_group + 2 * group * bytes);
             assert_eq!(layout.total(), pages(total), "{slots} of {bytes}");
         }
     }
@@ -264,7 +273,7 @@ fn what_a_table_s_rows_carry_stands_in_the_order_that_the_page_gives() {
     assert_eq!(words(progress), [1, 2, 3, 4, 5]);
     assert_eq!(
         rows["progress"][2],
-        "u64 sets finished, u64 last set of several rows begun, u64 iterations completed, u64 and u64 journal \
+        "u64 sets finished, u64 last set of several rows begun, u64 iterations completed, u64 and u64 change_log \
          entries begun and written"
     );
     let head = |slot: &Slot| {
@@ -279,15 +288,15 @@ fn what_a_table_s_rows_carry_stands_in_the_order_that_the_page_gives() {
         "u64 and u64 numbers of the sets that wrote the two buffers (all ones: unfinished), u64 and u64 their \
          clocks, u64 the set after which the newest still was the newest (mirrors)"
     );
-    let sheet = |sheet: &Sheet| {
-        sheet.buffers.finish(0, 1, 3);
-        sheet.buffers.finish(1, 2, 4);
-        sheet.part(5);
-        sheet.part(6);
+    let row_group = |row_group: &RowGroup| {
+        row_group.buffers.finish(0, 1, 3);
+        row_group.buffers.finish(1, 2, 4);
+        row_group.part(5);
+        row_group.part(6);
     };
-    assert_eq!(words(sheet), [1, 2, 3, 4, 5]);
-    assert!(rows["heads of sheets"][2].ends_with(
-        "the last word: the first set after the sheet's newest that wrote one of its rows by itself"
+    assert_eq!(words(row_group), [1, 2, 3, 4, 5]);
+    assert!(rows["heads of row groups"][2].ends_with(
+        "the last word: the first set after the row group's newest that wrote one of its rows by itself"
     ));
 }
 

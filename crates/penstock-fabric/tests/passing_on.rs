@@ -1,11 +1,11 @@
 //! What the nodes promise over the real memory, when its producer does something between two looks of theirs.
 
-use penstock_fabric::items::memory::RegionMemory;
-use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
+use penstock_fabric::items::partition::{Layout, Rows, Waiters, Writer};
+use penstock_fabric::items::partition_memory::PartitionMemory;
 use penstock_proto::account::{Account, Limits, Resource};
-use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Overtaken, Unlisted};
+use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
 use penstock_proto::items::node::{Broken, Host, Node, Peer};
-use penstock_proto::items::wire::{Encoder, MAX_MESSAGE_BYTES, Message, RegionId, Shape};
+use penstock_proto::items::wire::{Encoder, MAX_MESSAGE_BYTES, Message, PartitionId, Shape};
 use penstock_proto::items::{Propagation, RowSet};
 use penstock_proto::record::{self, LENGTH_BYTES};
 use std::cell::RefCell;
@@ -17,18 +17,18 @@ const ROW_BYTES: u32 = 8;
 const HOME: Peer = 0;
 /// The rank that produces.
 const PRODUCER: Peer = 7;
-const ID: RegionId = RegionId { table: 0, rank: PRODUCER };
+const ID: PartitionId = PartitionId { table: 0, rank: PRODUCER };
 
 fn writer(slots: u32) -> Writer {
     Writer::private(Layout::new(slots, ROW_BYTES)).unwrap()
 }
 
-fn followed(rows: &Rows) -> RegionMemory {
-    RegionMemory::followed(rows.clone(), Waiters::private().unwrap())
+fn followed(rows: &Rows) -> PartitionMemory {
+    PartitionMemory::followed(rows.clone(), Waiters::private().unwrap())
 }
 
-fn mirror(slots: u32) -> RegionMemory {
-    RegionMemory::mirror(writer(slots), Waiters::private().unwrap())
+fn mirror(slots: u32) -> PartitionMemory {
+    PartitionMemory::mirror(writer(slots), Waiters::private().unwrap())
 }
 
 fn set(writer: &mut Writer, clock: u64, rows: &[u32], value: u64) {
@@ -49,20 +49,20 @@ fn values(rows: &Rows) -> Vec<u64> {
 /// What happens elsewhere between two looks of a node.
 #[derive(Default)]
 struct Between {
-    /// Done before the journal is looked at.
-    before_journal: Option<Box<dyn FnMut()>>,
+    /// Done before the change log is looked at.
+    before_change_log: Option<Box<dyn FnMut()>>,
     /// The last set is logged but not finished, as far as anybody can see.
     unfinished: bool,
 }
 
 struct Watched {
-    memory: RegionMemory,
+    memory: PartitionMemory,
     between: Rc<RefCell<Between>>,
 }
 
 impl Memory for Watched {
     fn changed(&mut self, changed: &mut Vec<Changed>) -> Result<(), Unlisted> {
-        let before = self.between.borrow_mut().before_journal.take();
+        let before = self.between.borrow_mut().before_change_log.take();
         before.into_iter().for_each(|mut before| before());
         self.memory.changed(changed)
     }
@@ -72,11 +72,11 @@ impl Memory for Watched {
         Moment { done: now.done - u64::from(self.between.borrow().unfinished), ..now }
     }
 
-    fn look(&self, slot: u32, now: Moment) -> Result<Look, Overtaken> {
+    fn look(&self, slot: u32, now: Moment) -> Result<Look, Torn> {
         self.memory.look(slot, now)
     }
 
-    fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Overtaken> {
+    fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Torn> {
         self.memory.read(slot, now, out)
     }
 
@@ -84,7 +84,7 @@ impl Memory for Watched {
         self.memory.run()
     }
 
-    fn read_run(&self, first: u32, now: Moment, out: &mut [u8]) -> Result<Option<Look>, Overtaken> {
+    fn read_run(&self, first: u32, now: Moment, out: &mut [u8]) -> Result<Option<Look>, Torn> {
         self.memory.read_run(first, now, out)
     }
 
@@ -131,7 +131,7 @@ struct Here {
 impl Host for Here {
     type Memory = Watched;
 
-    fn make(&mut self, _: RegionId, shape: &Shape) -> Option<Watched> {
+    fn make(&mut self, _: PartitionId, shape: &Shape) -> Option<Watched> {
         Some(Watched { memory: mirror(shape.slots), between: Rc::default() })
     }
 
@@ -230,7 +230,7 @@ impl Net {
     }
 }
 
-/// A row is set once, and then the journal comes round, all between a node's look at what is finished and at the journal.
+/// A row is set once, and then the change log comes round, all between a node's look at what is finished and at the change log.
 fn a_row_is_not_lost(propagation: Propagation) {
     let mut net = Net::new(2, propagation);
     let producer = Rc::new(RefCell::new(writer(2)));
@@ -252,23 +252,23 @@ fn a_row_is_not_lost(propagation: Propagation) {
             (0..100).for_each(|value| set(&mut producer, 1, &[0], value));
         }
     };
-    // The first look at the journal is that of `collect_all`; the second that of the batch.
+    // The first look at the change log is that of `collect_all`; the second that of the batch.
     let again = Rc::clone(&between);
     let mut before = Some(Box::new(before) as Box<dyn FnMut()>);
-    between.borrow_mut().before_journal =
-        Some(Box::new(move || again.borrow_mut().before_journal = before.take()));
+    between.borrow_mut().before_change_log =
+        Some(Box::new(move || again.borrow_mut().before_change_log = before.take()));
     net.settle();
-    assert!(between.borrow().before_journal.is_none(), "it has happened");
+    assert!(between.borrow().before_change_log.is_none(), "it has happened");
     assert_eq!(net.seen_by(1), [1], "N-2, N-4");
 }
 
 #[test]
-fn an_eager_row_is_not_lost_where_the_journal_comes_round_between_two_looks() {
+fn an_eager_row_is_not_lost_where_the_change_log_comes_round_between_two_looks() {
     a_row_is_not_lost(Propagation::Eager);
 }
 
 #[test]
-fn a_bounded_row_is_not_lost_where_the_journal_comes_round_between_two_looks() {
+fn a_bounded_row_is_not_lost_where_the_change_log_comes_round_between_two_looks() {
     a_row_is_not_lost(Propagation::Bounded);
 }
 
@@ -358,13 +358,13 @@ fn what_a_consumer_asks_of_a_producer_costs_the_consumer_and_not_the_producer() 
         let say = |home: &mut Node<Here>, message: &Message<'_>| say(home, 1, message).unwrap();
         for turn in 1..2_000u64 {
             let rows = RowSet::from_rows((turn % 2..SLOTS.into()).step_by(2));
-            say(home, &Message::Subscribe { region: ID, shape, done: 0, serial: turn, rows });
+            say(home, &Message::Subscribe { partition: ID, shape, done: 0, serial: turn, rows });
             if propagation == Propagation::Bounded {
-                say(home, &Message::Need { region: ID, versions: (turn..turn + 512).collect() });
+                say(home, &Message::Need { partition: ID, versions: (turn..turn + 512).collect() });
             }
             if turn % 10 == 0 && propagation == Propagation::Lazy {
                 let places = RowSet::from_rows([turn % 16]);
-                say(home, &Message::Fetch { region: ID, ticket: turn, version: turn, places });
+                say(home, &Message::Fetch { partition: ID, ticket: turn, version: turn, places });
                 home.collect_all();
                 home.transmit(1, &mut Vec::new(), 1 << 20);
             }
@@ -403,9 +403,9 @@ fn who_offers_its_rows_again_and_again_is_told_once_what_is_wanted() {
     let shape = net.shape;
     // Every other row takes as many bytes as a subscription can.
     let rows = RowSet::from_rows((0..SLOTS.into()).step_by(2));
-    say(&mut net.home, 1, &Message::Subscribe { region: ID, shape, done: 0, serial: 9, rows }).unwrap();
+    say(&mut net.home, 1, &Message::Subscribe { partition: ID, shape, done: 0, serial: 9, rows }).unwrap();
     for _ in 0..1000 {
-        say(&mut net.home, PRODUCER, &Message::Offer { region: ID, shape }).unwrap();
+        say(&mut net.home, PRODUCER, &Message::Offer { partition: ID, shape }).unwrap();
     }
     let mut bytes = Vec::new();
     net.home.transmit(PRODUCER, &mut bytes, usize::MAX);

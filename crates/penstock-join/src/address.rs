@@ -7,9 +7,9 @@ const SOME_ADDRESS_ELSEWHERE: &str = "192.0.2.1";
 /// Any port does.
 const PORT: u16 = 9;
 
-/// That of the interface that leads to `meeting_place`, else that of the way out of this host; `None` if there is none but loopback.
-pub fn reachable(meeting_place: &str) -> Option<IpAddr> {
-    [meeting_place, SOME_ADDRESS_ELSEWHERE]
+/// That of the interface that leads to `rendezvous_address`, else that of the way out of this host; `None` if there is none but loopback.
+pub fn reachable(rendezvous_address: &str) -> Option<IpAddr> {
+    [rendezvous_address, SOME_ADDRESS_ELSEWHERE]
         .into_iter()
         .filter_map(on_the_way_to)
         .find(|found| !found.is_loopback())

@@ -148,11 +148,6 @@ pub fn checksum(payload: &[u8]) -> u64 {
     xxh3_64(payload)
 }
 
-/// The number of a job in frames.
-pub fn job_number(name: &str) -> u64 {
-    xxh3_64(name.as_bytes())
-}
-
 const VALUE: u32 = 1;
 const STATE: u32 = 2;
 const FOLDED: u32 = 3;
@@ -300,6 +295,7 @@ impl Header {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::job_number;
     use penstock_kernels::Settings;
     use proptest::prelude::*;
 

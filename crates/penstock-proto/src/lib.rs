@@ -18,6 +18,7 @@
 //! | [`items`] | tables of rows with a producer and consumers |
 //! | [`peer`] | who is sent to and received from: a worker, or another |
 //! | [`membership`] | who joined, who left, who was lost; barriers |
+//! | [`job`] | what a job goes by where its name would be too long |
 //! | [`message`] | the control plane's messages |
 //! | [`frame`] | what travels between a worker and a shard of another host |
 //! | [`encoding`] | what travels of a chunk, and in which bytes |
@@ -44,6 +45,7 @@ pub mod error;
 pub mod frame;
 pub mod handshake;
 pub mod items;
+pub mod job;
 pub mod knot;
 pub mod membership;
 pub mod message;

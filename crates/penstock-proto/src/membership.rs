@@ -29,7 +29,7 @@ pub enum Member {
 
 /// Who a job's workers are by now, for what all of them do together.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Crew {
+pub struct Members {
     /// Workers that are here or may still come.
     pub live: BTreeSet<Rank>,
     /// Those that closed the job.
@@ -38,7 +38,7 @@ pub struct Crew {
     pub lost: BTreeSet<Rank>,
 }
 
-impl Crew {
+impl Members {
     /// These are here, and nobody has gone.
     pub fn of(live: impl IntoIterator<Item = Rank>) -> Self {
         Self { live: live.into_iter().collect(), ..Self::default() }
@@ -108,17 +108,17 @@ impl Roster {
     }
 
     /// All workers, by what is known of them.
-    pub fn crew(&self) -> Crew {
-        let mut crew = Crew::default();
+    pub fn members(&self) -> Members {
+        let mut members = Members::default();
         for (member, rank) in self.members.iter().zip(0..) {
             let whose = match member {
-                Member::Awaited | Member::Joined => &mut crew.live,
-                Member::Left => &mut crew.left,
-                Member::Lost => &mut crew.lost,
+                Member::Awaited | Member::Joined => &mut members.live,
+                Member::Left => &mut members.left,
+                Member::Lost => &mut members.lost,
             };
             whose.insert(rank);
         }
-        crew
+        members
     }
 
     /// Takes `peer` in, which says that the job has `size` workers.
@@ -287,8 +287,8 @@ mod tests {
         roster.leave(0);
         assert!(roster.disown(0) && !roster.disown(0));
         roster.miss(1, true);
-        let crew = Crew { live: [2].into(), left: [1].into(), lost: [0].into() };
-        assert_eq!(roster.crew(), crew);
+        let members = Members { live: [2].into(), left: [1].into(), lost: [0].into() };
+        assert_eq!(roster.members(), members);
     }
 
     /// M-1.

@@ -2,16 +2,16 @@
 
 use penstock_proto::account::{Account, Limits, Resource};
 use penstock_proto::items::RowSet;
-use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Overtaken, Unlisted};
+use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
 use penstock_proto::items::node::{Broken, Host, Node, Peer};
 use penstock_proto::items::spec::Propagation;
-use penstock_proto::items::wire::{Encoder, Message, RegionId, Shape};
+use penstock_proto::items::wire::{Encoder, Message, PartitionId, Shape};
 use penstock_proto::record::LENGTH_BYTES;
 use std::cell::Cell;
 use std::rc::Rc;
 
 const PEER: Peer = 1;
-const REGION: RegionId = RegionId { table: 0, rank: 0 };
+const PARTITION: PartitionId = PartitionId { table: 0, rank: 0 };
 const ROWS: u32 = 1024;
 const ROW_BYTES: u32 = 64 * 1024;
 /// What the peer may have: a small part of the rows.
@@ -29,11 +29,11 @@ impl Memory for Written {
         Moment { done: 1, several: 1, floor: 5 }
     }
 
-    fn look(&self, _: u32, _: Moment) -> Result<Look, Overtaken> {
+    fn look(&self, _: u32, _: Moment) -> Result<Look, Torn> {
         Ok(Look { number: 1, clock: 5, as_of: 1 })
     }
 
-    fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Overtaken> {
+    fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Torn> {
         self.0.set(self.0.get() + out.len() as u64);
         self.look(slot, now)
     }
@@ -42,7 +42,7 @@ impl Memory for Written {
         0
     }
 
-    fn read_run(&self, _: u32, _: Moment, _: &mut [u8]) -> Result<Option<Look>, Overtaken> {
+    fn read_run(&self, _: u32, _: Moment, _: &mut [u8]) -> Result<Option<Look>, Torn> {
         Ok(None)
     }
 
@@ -68,7 +68,7 @@ struct Job(Account);
 impl Host for Job {
     type Memory = Written;
 
-    fn make(&mut self, _: RegionId, _: &Shape) -> Option<Written> {
+    fn make(&mut self, _: PartitionId, _: &Shape) -> Option<Written> {
         None
     }
 
@@ -92,15 +92,18 @@ fn node(propagation: Propagation, rows: u32) -> (Node<Job>, Account, Rc<Cell<u64
     let (account, read) = (Account::new(Limits::NONE.with(Resource::Bytes, QUOTA)), Rc::default());
     let mut node = Node::new(Job(account.clone()));
     let shape = Shape { slots: ROWS, row_bytes: ROW_BYTES, propagation };
-    node.produce(REGION, shape, Written(Rc::clone(&read)), None);
+    node.produce(PARTITION, shape, Written(Rc::clone(&read)), None);
     node.connected(PEER);
     let rows = RowSet::from_ranges(std::iter::once(0..rows.into()));
-    say(&mut node, &Message::Subscribe { region: REGION, shape, done: 0, serial: 1, rows: rows.clone() });
+    say(
+        &mut node,
+        &Message::Subscribe { partition: PARTITION, shape, done: 0, serial: 1, rows: rows.clone() },
+    );
     match propagation {
         Propagation::Eager => {}
-        Propagation::Bounded => say(&mut node, &Message::Need { region: REGION, versions: vec![1] }),
+        Propagation::Bounded => say(&mut node, &Message::Need { partition: PARTITION, versions: vec![1] }),
         Propagation::Lazy => {
-            say(&mut node, &Message::Fetch { region: REGION, ticket: 1, version: 1, places: rows });
+            say(&mut node, &Message::Fetch { partition: PARTITION, ticket: 1, version: 1, places: rows });
         }
     }
     (node, account, read)

@@ -1,13 +1,13 @@
 //! `penstock._core`: the thin seam between Python and Rust. It takes and gives plain numbers and buffers; what is
 //! comfortable lives in `python/penstock`. The surface is written down in `python/penstock/_core.pyi`.
 
+mod buffers;
 mod detach;
 mod error;
 mod exit;
 mod job;
 mod manager;
-mod meeting;
-mod memory;
+mod rendezvous;
 mod seconds;
 mod server;
 mod service;
@@ -26,7 +26,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("MAX_SERVERS", MAX_SERVERS)?;
     module.add("MESSAGE_LIMIT", MESSAGE_LIMIT)?;
     module.add("VERDICT_MARGIN", VERDICT_MARGIN.as_secs_f64())?;
-    module.add_class::<memory::Memory>()?;
+    module.add_class::<buffers::Memory>()?;
     module.add_class::<job::Job>()?;
     module.add_class::<tensor::Tensor>()?;
     module.add_class::<table::Table>()?;
@@ -35,8 +35,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<server::Server>()?;
     module.add_class::<service::Service>()?;
     module.add_class::<manager::Manager>()?;
-    module.add_class::<meeting::MeetingRoot>()?;
-    module.add_class::<meeting::MeetingVisitor>()?;
+    module.add_class::<rendezvous::RendezvousRoot>()?;
+    module.add_class::<rendezvous::RendezvousVisitor>()?;
     module.add_function(wrap_pyfunction!(exit::exit_with, module)?)?;
     module.add_function(wrap_pyfunction!(exit::leave_at_exit, module)?)?;
     module.add_function(wrap_pyfunction!(tools::host_id, module)?)?;
@@ -58,13 +58,13 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(manager::health, module)?)?;
     module.add_function(wrap_pyfunction!(manager::connect, module)?)?;
     module.add_function(wrap_pyfunction!(manager::make_certificate, module)?)?;
-    module.add_function(wrap_pyfunction!(meeting::meeting_place, module)?)?;
-    module.add_function(wrap_pyfunction!(meeting::given, module)?)?;
-    module.add_function(wrap_pyfunction!(meeting::failed, module)?)?;
-    module.add_function(wrap_pyfunction!(meeting::is_failure, module)?)?;
-    module.add_function(wrap_pyfunction!(meeting::verdict, module)?)?;
-    module.add_function(wrap_pyfunction!(meeting::verdict_limit, module)?)?;
-    module.add_function(wrap_pyfunction!(meeting::late_verdict, module)?)?;
-    module.add_function(wrap_pyfunction!(meeting::judge, module)?)?;
+    module.add_function(wrap_pyfunction!(rendezvous::rendezvous_address, module)?)?;
+    module.add_function(wrap_pyfunction!(rendezvous::given, module)?)?;
+    module.add_function(wrap_pyfunction!(rendezvous::failed, module)?)?;
+    module.add_function(wrap_pyfunction!(rendezvous::is_failure, module)?)?;
+    module.add_function(wrap_pyfunction!(rendezvous::verdict, module)?)?;
+    module.add_function(wrap_pyfunction!(rendezvous::verdict_limit, module)?)?;
+    module.add_function(wrap_pyfunction!(rendezvous::late_verdict, module)?)?;
+    module.add_function(wrap_pyfunction!(rendezvous::judge, module)?)?;
     Ok(())
 }

@@ -19,18 +19,18 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// A running service.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Service {
-    guest: Core<Mutex<Option<Arc<Guest>>>>,
+    member: Core<Mutex<Option<Arc<Member>>>>,
     endpoint: String,
 }
 
 /// What the manager's agent directs.
-struct Guest {
+struct Member {
     service: penstock::service::Service,
     endpoint: String,
     memory: u64,
 }
 
-impl Host for Guest {
+impl Host for Member {
     fn endpoint(&self) -> String {
         self.endpoint.clone()
     }
@@ -73,8 +73,8 @@ fn address(py: Python<'_>, text: &str) -> PyResult<Address> {
 }
 
 impl Service {
-    fn guest(&self, free: &Detached) -> Option<Arc<Guest>> {
-        self.guest.lock(free).clone()
+    fn member(&self, free: &Detached) -> Option<Arc<Member>> {
+        self.member.lock(free).clone()
     }
 }
 
@@ -96,11 +96,11 @@ impl Service {
             let memory = penstock::server::memory_budget(&options);
             let service = penstock::service::Service::start(&listen, options)?;
             let endpoint = service.endpoint(advertise.as_ref()).to_string();
-            let guest = Guest { service, endpoint: endpoint.clone(), memory };
-            Ok((Core::new(Mutex::new(Some(Arc::new(guest)))), endpoint))
+            let member = Member { service, endpoint: endpoint.clone(), memory };
+            Ok((Core::new(Mutex::new(Some(Arc::new(member)))), endpoint))
         })?;
-        let (guest, endpoint) = started.map_err(|error| raise_start(py, &error))?;
-        Ok(Self { guest, endpoint })
+        let (member, endpoint) = started.map_err(|error| raise_start(py, &error))?;
+        Ok(Self { member, endpoint })
     }
 
     /// Where workers find it; `{job}` in the socket's path stands for the job's number.
@@ -115,13 +115,13 @@ impl Service {
         let token = self::token(py, token)?;
         let target = target(manager, ca, insecure);
         let start = |free: &Detached| {
-            let started = self.guest(free).map(|guest| Agent::start(&target, token, guest));
+            let started = self.member(free).map(|member| Agent::start(&target, token, member));
             started.transpose().map(|agent| agent.map(Core::new))
         };
         let Some(agent) = let_go(py, start)?.map_err(|error| raise(py, &error))? else { return Ok(()) };
         loop {
             py.check_signals()?;
-            let look = |free: &Detached| (self.guest(free).is_some(), agent.on(free).wait(LOOK_EVERY));
+            let look = |free: &Detached| (self.member(free).is_some(), agent.on(free).wait(LOOK_EVERY));
             match let_go(py, look)? {
                 (_, Some(ended)) => return ended.map_err(|error| raise(py, &error)),
                 (true, None) => {}
@@ -147,7 +147,7 @@ impl Service {
     ) -> PyResult<()> {
         let (secret, options) = (self::secret(py, secret)?, pairs(options)?);
         let job = JobConfig { name, secret, index, servers, workers, options, memory, share };
-        let create = |free: &Detached| self.guest(free).map_or(Ok(()), |guest| guest.service.create(job));
+        let create = |free: &Detached| self.member(free).map_or(Ok(()), |member| member.service.create(job));
         let_go(py, create)?.map_err(|error| match error {
             penstock::service::CreateError::Options(error) => raise_option(py, &error),
             penstock::service::CreateError::Start(error) => raise_start(py, &error),
@@ -157,15 +157,15 @@ impl Service {
 
     /// Ends a job and forgets it; False if there was none.
     fn delete(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
-        let_go(py, |free| self.guest(free).is_some_and(|guest| guest.service.delete(name)))
+        let_go(py, |free| self.member(free).is_some_and(|member| member.service.delete(name)))
     }
 
     /// Stops every job.
     fn stop(&self, py: Python<'_>) -> PyResult<()> {
         let_go(py, |free| {
-            let guest = self.guest.lock(free).take();
+            let member = self.member.lock(free).take();
             // Outside the lock: it waits for the jobs' threads.
-            drop(guest);
+            drop(member);
         })
     }
 

@@ -1,7 +1,7 @@
 //! A tensor as a Python object.
 
+use crate::buffers::{Held, Memory};
 use crate::detach::{Core, Quick, detached, let_go};
-use crate::memory::{Held, Memory};
 use crate::seconds::{Seconds, span};
 use penstock::worker::{Error, Tensor as CoreTensor};
 use penstock_fabric::region::Mapping;

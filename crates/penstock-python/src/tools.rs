@@ -1,9 +1,9 @@
 //! Functions beside the classes.
 
+use crate::buffers::Held;
 use crate::detach::{let_go, within};
 use crate::error::raise_option;
 use crate::job::pairs;
-use crate::memory::Held;
 use penstock::environment::strays;
 use penstock::options::{Options, TABLE};
 use penstock_kernels::{Dtype, Flag, RULES};

@@ -24,7 +24,7 @@ pub enum Asked {
 
 /// A worker at a barrier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Meeting {
+pub enum AtBarrier {
     /// It stands there, by this request.
     Stands(u64),
     /// It has asked to be taken back.

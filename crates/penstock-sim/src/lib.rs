@@ -13,7 +13,7 @@
 //! | [`transport`] | links: in order within one, in any order between two; rings, and connections that break |
 //! | [`remote`] | both ends of a connection to a shard of another host: the real machines, and what stands around them |
 //! | [`control`] | both ends of a control connection, likewise |
-//! | [`memory`] | a shard's memory: lanes, values, mirrors; and how it can be sabotaged |
+//! | [`shard_memory`] | a shard's memory: lanes, values, mirrors; and how it can be sabotaged |
 //! | [`worker`] | a worker on its way through its program |
 //! | [`cluster`] | the event loop |
 //! | [`history`] | what is seen, line by line |
@@ -31,10 +31,10 @@ pub mod faults;
 pub mod history;
 pub mod items;
 pub mod marks;
-pub mod memory;
 pub mod remote;
 pub mod rng;
 pub mod scenario;
+pub mod shard_memory;
 pub mod transport;
 pub mod worker;
 pub mod workload;

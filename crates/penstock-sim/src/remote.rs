@@ -1,9 +1,9 @@
 //! Both ends of a wire: the real machines of `penstock_proto::remote`, and what stands around them.
 //!
-//! What a [`Courier`] and its worker tell each other is what `RemoteHome` is in a real job, and when a pull fetches and a push asks
+//! What a [`Proxy`] and its worker tell each other is what `RemoteHome` is in a real job, and when a pull fetches and a push asks
 //! for its result is written here once more (`freshen` and `ask_for_result` in `crates/penstock/src/worker/tensor`).
 
-use crate::memory::Mirror;
+use crate::shard_memory::Mirror;
 use crate::worker::Need;
 use penstock_proto::TensorId;
 use penstock_proto::remote::home::Subscriber;
@@ -35,14 +35,14 @@ pub struct Mirrored {
 
 /// A worker's stand-in for one shard of another host.
 #[derive(Debug, Default)]
-pub struct Courier {
+pub struct Proxy {
     /// What is to be sent, and what has come.
     pub machine: Machine,
     /// Tensors that the shard is home of some of.
     pub tensors: BTreeMap<TensorId, Mirrored>,
 }
 
-impl Courier {
+impl Proxy {
     /// Whether what is needed of the shard is there.
     pub fn meets(&self, need: &Need) -> bool {
         let Some(mirrored) = self.tensors.get(&need.tensor) else { return false };
@@ -91,6 +91,6 @@ impl Courier {
 pub struct Port {
     /// Which frames were taken, and what is owed.
     pub subscriber: Subscriber,
-    /// The last ticket of each tensor that was asked for: of use to [`Sabotage`](crate::memory::Sabotage) alone.
+    /// The last ticket of each tensor that was asked for: of use to [`Sabotage`](crate::shard_memory::Sabotage) alone.
     pub tickets: BTreeMap<TensorId, u64>,
 }

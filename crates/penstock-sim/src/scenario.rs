@@ -3,8 +3,8 @@
 use crate::checkers::{self, Checker};
 use crate::cluster::{Cluster, Failure, Log, Outcome};
 use crate::faults::{Fate, Faults, OnLoss};
-use crate::memory::Sabotage;
 use crate::rng::Rng;
+use crate::shard_memory::Sabotage;
 use crate::workload::{Kind, Workload};
 use penstock_proto::consistency::Consistency;
 use penstock_proto::{Rank, TensorId};

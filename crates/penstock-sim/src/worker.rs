@@ -3,7 +3,7 @@
 //! It moves in steps: each sends one submission, reads some chunks, or begins one operation. Between any two of them it may
 //! be slow, die or turn hostile. What it may ask for it learns from the real [`Position`].
 
-use crate::control::Meeting;
+use crate::control::AtBarrier;
 use crate::rng::Rng;
 use crate::workload::{Share, Workload};
 use penstock_proto::error::JobFailure;
@@ -91,7 +91,7 @@ pub enum State {
     /// It waits to be welcomed.
     Joining,
     /// It is at a barrier, or on its way there and back.
-    Meeting(Meeting),
+    AtBarrier(AtBarrier),
     /// It will take its next step.
     Running,
     /// It waits until the tensor is declared everywhere.

@@ -4,8 +4,8 @@
 //! the links. So two runs of one workload must, under BSP, come to the same bits.
 
 use crate::marks::Marks;
-use crate::memory::Aligned;
 use crate::rng::{Rng, hash};
+use crate::shard_memory::Aligned;
 use half::{bf16, f16};
 use penstock_kernels::{Dtype, Foreign, Rule, Settings};
 use penstock_proto::consistency::Consistency;

@@ -1,7 +1,7 @@
 //! A checker that never fails proves nothing: here each promise is broken on purpose, and the checker that watches over it
 //! has to say so.
 
-use penstock_sim::memory::Sabotage;
+use penstock_sim::shard_memory::Sabotage;
 use penstock_sim::{Failure, Scenario, items};
 use std::collections::BTreeMap;
 
@@ -118,7 +118,7 @@ fn rows_that_are_left_out_are_seen() {
 }
 
 #[test]
-fn rows_that_the_journal_could_not_list_and_that_are_forgotten_are_seen() {
+fn rows_that_the_change_log_could_not_list_and_that_are_forgotten_are_seen() {
     is_seen_in_tables(items::Sabotage::ForgetsTheUnlisted, 120, "older than version", 5);
 }
 
@@ -153,6 +153,6 @@ fn a_version_that_is_promised_too_early_is_seen() {
 }
 
 #[test]
-fn a_journal_that_keeps_silent_is_seen() {
+fn a_change_log_that_keeps_silent_is_seen() {
     is_seen_in_tables(items::Sabotage::KeepsSilent, 120, "older than version", 9);
 }

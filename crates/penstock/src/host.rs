@@ -12,7 +12,7 @@ pub fn id() -> String {
     let user = rustix::process::getuid().as_raw();
     let whole = format!("{}/{namespace}/{user}", boot.trim());
     let mut id = String::with_capacity(16);
-    let _ = write!(id, "{:016x}", penstock_proto::frame::job_number(&whole));
+    let _ = write!(id, "{:016x}", penstock_proto::job::job_number(&whole));
     id
 }
 

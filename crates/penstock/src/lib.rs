@@ -35,6 +35,7 @@ pub mod options;
 mod pools;
 pub mod server;
 pub mod service;
+mod sockets;
 mod thread;
 mod wait;
 mod wire;

@@ -298,7 +298,7 @@ mod tests {
         assert!(Outlet::of(folder.as_fd()).is_none());
     }
 
-    // A door without descriptors said the same ten times a second.
+    // An acceptor without descriptors said the same ten times a second.
     #[test]
     fn what_is_said_again_and_again_is_said_once_a_minute_with_a_count() {
         let (mut recent, start) = (Recent::default(), Instant::now());

@@ -1,22 +1,21 @@
 //! A service: one process that homes the chunks of many jobs, each as if it were alone.
 //!
-//! Every job has a [`Server`] of its own behind the one door: a control thread and shards that no other job's bytes ever reach,
+//! Every job has a [`Server`] of its own behind the one acceptor: a control thread and shards that no other job's bytes ever reach,
 //! a catalog, a memory budget, a Unix socket. What jobs share is the processor, which the kernel shares out fairly among
-//! threads, the network, and the door, which knows each job by its secret only.
+//! threads, the network, and the acceptor, which knows each job by its secret only.
 
 use crate::directory::Directory;
 use crate::host;
 use crate::options::{OptionError, Options};
-use crate::server::door::Door;
+use crate::server::acceptor::Acceptor;
 use crate::server::{Server, ServerConfig, StartError};
+use crate::sockets::socket_in;
 use penstock_fabric::forked::Maker;
 use penstock_fabric::net::endpoint::{Address, Endpoint};
 use penstock_proto::error::JobFailure;
-use penstock_proto::frame::job_number;
 use penstock_proto::message::Secret;
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -74,7 +73,7 @@ pub enum CreateError {
 /// A running service. Its jobs are stopped when it is dropped.
 #[derive(Debug)]
 pub struct Service {
-    door: Arc<Door>,
+    acceptor: Arc<Acceptor>,
     options: Options,
     directory: Directory,
     jobs: Mutex<HashMap<String, Server>>,
@@ -84,16 +83,16 @@ pub struct Service {
 }
 
 impl Service {
-    /// Listens on these addresses. `options`: security, certificate and key of the door, and what jobs do not set.
+    /// Listens on these addresses. `options`: security, certificate and key of the acceptor, and what jobs do not set.
     pub fn start(listen: &[Address], options: Options) -> Result<Self, StartError> {
-        let door = Arc::new(Door::new(listen, &options)?);
-        door.stand_open();
+        let acceptor = Arc::new(Acceptor::new(listen, &options)?);
+        acceptor.open();
         let temporary = std::env::temp_dir();
         Directory::remove_left_behind(&temporary, DIRECTORY);
         let directory = Directory::new(&temporary, DIRECTORY)
             .map_err(StartError::system("make a directory for sockets"))?;
         Ok(Self {
-            door,
+            acceptor,
             options,
             directory,
             jobs: Mutex::default(),
@@ -113,7 +112,7 @@ impl Service {
         ending
     }
 
-    /// Waits for the last job of this name to end whole: its socket, and its connections behind the door, go by the name.
+    /// Waits for the last job of this name to end whole: its socket, and its connections behind the acceptor, go by the name.
     fn wait_for_end(&self, name: &str) {
         let until = Instant::now() + ENDS_WITHIN;
         while self.ending().contains_key(name) && Instant::now() < until {
@@ -123,14 +122,14 @@ impl Service {
 
     /// Where it listens.
     pub fn addresses(&self) -> &[SocketAddr] {
-        self.door.addresses()
+        self.acceptor.addresses()
     }
 
     /// Where workers of any job find it: workers on this host by the job's own socket (`{job}` stands for the job's number).
     /// `advertise` replaces a listening address that others cannot reach, such as 0.0.0.0.
     pub fn endpoint(&self, advertise: Option<&Address>) -> Endpoint {
         let mut listening =
-            self.door.addresses().iter().map(|at| Address { host: at.ip().to_string(), port: at.port() });
+            self.acceptor.addresses().iter().map(|at| Address { host: at.ip().to_string(), port: at.port() });
         let tcp = match (advertise, listening.next()) {
             (Some(Address { host, port: 0 }), Some(at)) => {
                 Some(Address { host: host.clone(), port: at.port })
@@ -166,7 +165,7 @@ impl Service {
             options,
         };
         let share = if job.share > 0.0 { job.share } else { 1.0 };
-        let server = Server::start_behind(config, Arc::clone(&self.door), share)?;
+        let server = Server::start_behind(config, Arc::clone(&self.acceptor), share)?;
         jobs.insert(job.name, server);
         Ok(())
     }
@@ -218,15 +217,3 @@ impl Drop for Service {
 
 /// Start of the name of a service's directory.
 const DIRECTORY: &str = "penstock-service-";
-
-fn socket_in(directory: &Path, job: &str) -> PathBuf {
-    directory.join(format!("{:016x}.sock", job_number(job)))
-}
-
-/// The socket that a service's path names for this job.
-pub(crate) fn socket_of(path: &Path, job: &str) -> PathBuf {
-    match (path.file_name(), path.parent()) {
-        (Some(name), Some(directory)) if name == "{job}.sock" => socket_in(directory, job),
-        _ => path.to_owned(),
-    }
-}

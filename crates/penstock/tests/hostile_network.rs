@@ -1,4 +1,4 @@
-//! What strangers and hostile workers do on a network connection, while an honest job trains behind the same door. The honest
+//! What strangers and hostile workers do on a network connection, while an honest job trains behind the same acceptor. The honest
 //! job's values are the same, bit by bit, as when it is alone.
 
 mod common;
@@ -11,12 +11,13 @@ use penstock::service::{JobConfig, Service};
 use penstock::worker::Error;
 use penstock_proto::consistency::Consistency::{Bsp, Ssp};
 use penstock_proto::error::{JobFailure, Loss, Refusal};
-use penstock_proto::frame::{Body, Header, Notice, job_number};
+use penstock_proto::frame::{Body, Header, Notice};
 use penstock_proto::handshake::{MAX_HANDSHAKE_BYTES, Purpose, WorkerHandshake};
 use penstock_proto::items::control::{PART_BYTES, TableAsk};
 use penstock_proto::items::registry::Part;
 use penstock_proto::items::spec::{Propagation, TableSpec};
 use penstock_proto::items::wire::{Encoder, Message};
+use penstock_proto::job::job_number;
 use penstock_proto::message::{Answer, Ask, Departure, PROTOCOL_VERSION, Reply, Request, decode, encode};
 use penstock_proto::peer::{PeerId, Role};
 use penstock_proto::submission::Submission;
@@ -95,7 +96,7 @@ fn silent_connections_from_thousands_of_addresses_do_not_push_out_workers_that_c
     raise_descriptor_limit();
     let (_service, address) = service();
     let came = || {
-        // Whoever is refused now was let in when all before had been: the door's queue is short.
+        // Whoever is refused now was let in when all before had been: the acceptor's queue is short.
         let mut last = dial(address);
         last.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
         hangs_up(last);

@@ -9,16 +9,16 @@ use penstock::worker::{Error, TableDeclaration};
 use penstock_kernels::Dtype;
 use penstock_proto::error::Refusal;
 use penstock_proto::items::control::{TableAnswer, TableAsk};
-use penstock_proto::items::wire::RegionId;
+use penstock_proto::items::wire::PartitionId;
 use penstock_proto::items::{Propagation, RowSet, Slack, TableError, TableSpec};
 use penstock_proto::message::{Answer, Ask};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-fn region(table: u32, rank: u32, slots: u32) -> Ask {
-    let (region, propagation) = (RegionId { table, rank }, Propagation::Eager);
-    Ask::Table(TableAsk::Region { region, slots, row_bytes: 8, propagation })
+fn partition(table: u32, rank: u32, slots: u32) -> Ask {
+    let (partition, propagation) = (PartitionId { table, rank }, Propagation::Eager);
+    Ask::Table(TableAsk::Partition { partition, slots, row_bytes: 8, propagation })
 }
 
 fn discard(id: u32) -> Ask {
@@ -40,19 +40,19 @@ fn wait_until_taken(cluster: &Cluster, server: usize, bytes: u64) {
 
 // They were charged to the job, and stayed when who had asked for them went.
 #[test]
-fn regions_of_tables_that_there_are_not_are_refused_or_go_with_who_asked_for_them() {
+fn partitions_of_tables_that_there_are_not_are_refused_or_go_with_who_asked_for_them() {
     let cluster = Cluster::new(2, 2, &[("on_worker_loss", "continue"), ("lease", "2")]);
     let known = Raw::join_at(&cluster, 0, 1);
     for rank in [0, 1] {
-        let answer = known.ask(2 + u64::from(rank), region(7, rank, 1000));
+        let answer = known.ask(2 + u64::from(rank), partition(7, rank, 1000));
         assert!(is_refused(&answer), "the first server knows which tables there are: {answer:?}");
     }
     let before = cluster.servers[1].memory_taken();
     let raw = Raw::join_at(&cluster, 1, 1);
-    assert_eq!(raw.ask(2, region(7, 1, 100_000)), Answer::Table(TableAnswer::Region));
-    let mapped = Ask::Table(TableAsk::Mapped { region: RegionId { table: 7, rank: 1 } });
+    assert_eq!(raw.ask(2, partition(7, 1, 100_000)), Answer::Table(TableAnswer::Partition));
+    let mapped = Ask::Table(TableAsk::Mapped { partition: PartitionId { table: 7, rank: 1 } });
     assert_eq!(raw.ask(3, mapped), Answer::Table(TableAnswer::Done));
-    tell(&raw.connection, 4, region(8, 0, 100_000)); // waits for worker 0
+    tell(&raw.connection, 4, partition(8, 0, 100_000)); // waits for worker 0
     tell(&raw.connection, 5, discard(7)); // likewise
     for id in 6..300 {
         assert_eq!(
@@ -81,16 +81,16 @@ fn a_home_that_there_is_not_is_refused_to_the_producer_that_names_it() {
 
 // Who named other rows of a table first kept its producer from it.
 #[test]
-fn a_region_has_the_rows_that_its_producer_names() {
+fn a_partition_has_the_rows_that_its_producer_names() {
     let cluster = Cluster::new(2, 2, &[]);
     let (producer, other) = (Raw::join_at(&cluster, 1, 0), Raw::join_at(&cluster, 1, 1));
-    tell(&other.connection, 2, region(0, 0, 9));
+    tell(&other.connection, 2, partition(0, 0, 9));
     let barrier = other.ask(3, Ask::Table(TableAsk::Users { id: 0 }));
     assert_eq!(barrier, Answer::Table(TableAnswer::Absent { ranks: Vec::new() }));
-    assert_eq!(producer.ask(2, region(0, 0, 2)), Answer::Table(TableAnswer::Region));
+    assert_eq!(producer.ask(2, partition(0, 0, 2)), Answer::Table(TableAnswer::Partition));
     let (reply, _) = hear(&other.connection);
     assert!(reply.id == 2 && is_refused(&reply.body), "{reply:?}");
-    assert!(is_refused(&other.ask(4, region(0, 0, 9))));
+    assert!(is_refused(&other.ask(4, partition(0, 0, 9))));
 }
 
 /// Ranges of the set that the flood asks about.

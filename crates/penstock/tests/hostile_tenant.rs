@@ -14,7 +14,7 @@ use penstock_proto::items::control::{PART_BYTES, TableAsk};
 use penstock_proto::items::registry::Part;
 use penstock_proto::items::rows::RowSet;
 use penstock_proto::items::spec::{Propagation, TableSpec};
-use penstock_proto::items::wire::{Encoder, Message, RegionId, Shape};
+use penstock_proto::items::wire::{Encoder, Message, PartitionId, Shape};
 use penstock_proto::message::{Ask, MAX_TENSORS, Request, encode};
 use penstock_proto::peer::PeerId;
 use penstock_proto::placement::Extent;
@@ -143,17 +143,17 @@ fn message(message: &Message<'_>) -> Vec<u8> {
     bytes
 }
 
-const REGION: RegionId = RegionId { table: 0, rank: 0 };
+const REGION: PartitionId = PartitionId { table: 0, rank: 0 };
 
 fn fetches_of_rows_that_are_never_read(address: SocketAddr) -> Vec<TcpStream> {
     let (control, mut items) = (evil_worker(address), items(address));
     let shape = Shape { slots: 500_000, row_bytes: 1, propagation: Propagation::Lazy };
     let rows = RowSet::from_ranges(std::iter::once(0..500_000));
     let begin = [
-        message(&Message::Offer { region: REGION, shape }),
-        message(&Message::Subscribe { region: REGION, shape, done: 0, serial: 1, rows: rows.clone() }),
+        message(&Message::Offer { partition: REGION, shape }),
+        message(&Message::Subscribe { partition: REGION, shape, done: 0, serial: 1, rows: rows.clone() }),
     ];
-    let fetch = |ticket| Message::Fetch { region: REGION, ticket, version: 1 << 40, places: rows.clone() };
+    let fetch = |ticket| Message::Fetch { partition: REGION, ticket, version: 1 << 40, places: rows.clone() };
     pour(&mut items, begin.into_iter().chain((1..2_000).map(|ticket| message(&fetch(ticket)))));
     vec![control, items]
 }
@@ -178,8 +178,8 @@ fn subscriptions_that_decode_to_many_times_their_bytes(address: SocketAddr) -> V
     let rows = RowSet::decode(&dense(1 << 20)).unwrap();
     let shape = Shape { slots: 1 << 30, row_bytes: 1, propagation: Propagation::Eager };
     let subscribe = |table| {
-        let region = RegionId { table, rank: 0 };
-        message(&Message::Subscribe { region, shape, done: 0, serial: 1, rows: rows.clone() })
+        let partition = PartitionId { table, rank: 0 };
+        message(&Message::Subscribe { partition, shape, done: 0, serial: 1, rows: rows.clone() })
     };
     pour(&mut items, (0..64).map(subscribe));
     vec![control, items]
@@ -190,10 +190,10 @@ fn needs_of_rows_that_nobody_offers(address: SocketAddr) -> Vec<TcpStream> {
     let shape = Shape { slots: 1, row_bytes: 1, propagation: Propagation::Bounded };
     let rows = RowSet::from_ranges(std::iter::once(0..1));
     let ask = |table| {
-        let region = RegionId { table, rank: 1 };
-        let subscribe = Message::Subscribe { region, shape, done: 0, serial: 1, rows: rows.clone() };
+        let partition = PartitionId { table, rank: 1 };
+        let subscribe = Message::Subscribe { partition, shape, done: 0, serial: 1, rows: rows.clone() };
         let versions = (0..1024).map(|version| version + (1 << 20)).collect();
-        [message(&subscribe), message(&Message::Need { region, versions })].concat()
+        [message(&subscribe), message(&Message::Need { partition, versions })].concat()
     };
     pour(&mut items, (0..60_000).map(ask));
     vec![control, items]

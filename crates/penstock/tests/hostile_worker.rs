@@ -171,8 +171,8 @@ fn a_worker_cannot_map_the_model_writable() {
     let model = Part { fd: descriptors[0].as_fd(), offset: 0, bytes: 4096 };
     assert!(Mapping::new(&[model], Access::Read).is_ok());
     assert_eq!(Mapping::new(&[model], Access::Write).unwrap_err(), rustix::io::Errno::PERM);
-    let board = Part { fd: raw.descriptors[1].as_fd(), offset: 0, bytes: 4096 };
-    assert_eq!(Mapping::new(&[board], Access::Write).unwrap_err(), rustix::io::Errno::PERM);
+    let flags = Part { fd: raw.descriptors[1].as_fd(), offset: 0, bytes: 4096 };
+    assert_eq!(Mapping::new(&[flags], Access::Write).unwrap_err(), rustix::io::Errno::PERM);
     assert_eq!(rustix::io::pwrite(&descriptors[0], b"x", 0).unwrap_err(), rustix::io::Errno::PERM);
 }
 
@@ -324,7 +324,7 @@ fn a_hole_can_be_punched_only_into_what_is_the_workers_own_and_reads_as_zeros_th
     let (answer, descriptors) =
         say(&raw.connection, 2, Ask::Declare { spec: declaration.spec, decided: None });
     assert!(matches!(answer, Answer::Declared { .. }), "{answer:?}");
-    // The value and the board: refused by the kernel, as every other write.
+    // The value and the flags: refused by the kernel, as every other write.
     for sealed in [&descriptors[0], &raw.descriptors[1]] {
         assert_eq!(punch_hole(sealed, 4096).unwrap_err(), rustix::io::Errno::PERM);
         let more = rustix::fs::fallocate(sealed, FallocateFlags::empty(), 0, 1 << 30);

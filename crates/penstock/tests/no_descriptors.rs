@@ -9,7 +9,7 @@ use penstock_kernels::{Dtype, Rule};
 use penstock_proto::consistency::Consistency::Bsp;
 use penstock_proto::error::Refusal;
 use penstock_proto::items::control::{TableAnswer, TableAsk};
-use penstock_proto::items::wire::RegionId;
+use penstock_proto::items::wire::PartitionId;
 use penstock_proto::items::{Propagation, RowSet, Slack, TableSpec};
 use penstock_proto::message::{Answer, Ask};
 use rustix::fd::AsFd;
@@ -173,10 +173,10 @@ fn rows_of_a_lost_producer_that_could_not_be_sealed_at_first_are_sealed_later() 
     let ask = |raw: &raw::Raw, id, ask| raw.ask(id, Ask::Table(ask));
     let joined = ask(&consumer, next, TableAsk::Join { name });
     assert!(matches!(joined, Answer::Table(TableAnswer::Joined { .. })), "{joined:?}");
-    let region = RegionId { table: 0, rank: 1 };
-    let region = TableAsk::Region { region, slots: 4, row_bytes: 8, propagation };
-    assert_eq!(ask(&producer, 9, region.clone()), Answer::Table(TableAnswer::Region));
-    raw::tell(&consumer.connection, next + 1, Ask::Table(region));
+    let partition = PartitionId { table: 0, rank: 1 };
+    let partition = TableAsk::Partition { partition, slots: 4, row_bytes: 8, propagation };
+    assert_eq!(ask(&producer, 9, partition.clone()), Answer::Table(TableAnswer::Partition));
+    raw::tell(&consumer.connection, next + 1, Ask::Table(partition));
     ask(&consumer, next + 2, TableAsk::Users { id: 0 });
     // No number below is free, whatever is closed now.
     let limit = getrlimit(Resource::Nofile);
@@ -190,7 +190,7 @@ fn rows_of_a_lost_producer_that_could_not_be_sealed_at_first_are_sealed_later() 
     }
     allow(limit.current);
     let (reply, descriptors) = raw::hear(&consumer.connection);
-    assert_eq!((reply.id, reply.body), (next + 1, Answer::Table(TableAnswer::Region)));
+    assert_eq!((reply.id, reply.body), (next + 1, Answer::Table(TableAnswer::Partition)));
     assert_eq!(descriptors.len(), 3);
 }
 
@@ -214,7 +214,7 @@ fn table(job: &Job, name: &str, timeout: &str) -> Result<Table, Error> {
     })
 }
 
-/// The region was sealed, and whoever passes rows on to other hosts never heard of it: their gets waited in vain.
+/// The partition was sealed, and whoever passes rows on to other hosts never heard of it: their gets waited in vain.
 #[test]
 fn a_table_that_failed_for_want_of_descriptors_is_made_by_the_same_call_wherever_it_failed() {
     let _alone = alone();

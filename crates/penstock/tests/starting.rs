@@ -109,7 +109,7 @@ fn where_descriptors_run_out_the_threads_that_accept_sleep_and_go_on_when_there_
     // A thread names itself when it first runs.
     let mut accepting = Vec::new();
     wait_until("the server's threads run", || {
-        accepting = [threads("penstock-door"), threads("penstock-contro")].concat();
+        accepting = [threads("penstock-accept"), threads("penstock-contro")].concat();
         accepting.len() == 2
     });
     let accepting: Vec<File> =
@@ -206,7 +206,7 @@ fn a_forked_child_lets_go_of_its_parents_service_and_the_service_goes_on() {
         service.create(config).unwrap();
     };
     create("before");
-    // One without jobs is the last to hold its door.
+    // One without jobs is the last to hold its acceptor.
     let idle = Service::start(&["127.0.0.1:0".parse().unwrap()], options(&[])).unwrap();
     for service in [&service, &idle] {
         // SAFETY: the copy is dropped in the child only, whose memory is its own; here it is forgotten, and never used.

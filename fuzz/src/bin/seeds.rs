@@ -4,10 +4,11 @@ use penstock_join::exchange::Verdict;
 use penstock_join::tcp::proof::{Claim, Conversation, MAGIC, Side};
 use penstock_kernels::Settings;
 use penstock_proto::error::{JobFailure, Loss, Refusal};
-use penstock_proto::frame::{Body, Header, Notice, job_number};
+use penstock_proto::frame::{Body, Header, Notice};
 use penstock_proto::handshake::{self, Purpose, ServerHandshake, WorkerHandshake, verdict};
-use penstock_proto::items::wire::{Encoder, Entry, Head, Message, RegionId, Shape};
+use penstock_proto::items::wire::{Encoder, Entry, Head, Message, PartitionId, Shape};
 use penstock_proto::items::{Propagation, RowSet};
+use penstock_proto::job::job_number;
 use penstock_proto::message::{Answer, Ask, PROTOCOL_VERSION, Reply, Request, Secret, Welcome, encode};
 use penstock_proto::peer::PeerId;
 use penstock_proto::record::record;
@@ -75,7 +76,7 @@ fn main() {
     write("outbox", vec![vec![0, 3, 1, 0, 1, 0, 2, 1, 3, 1, 1, 0], vec![0, 1, 0, 2, 1, 0, 3, 0, 1, 0, 2, 4]]);
     write("handshake_server", vec![[&hello[..], &hello[..]].concat(), [&hello[..], &challenge[..]].concat()]);
     write("handshake_worker", vec![challenge, refused, verdict(&handshake::Verdict::Accepted)]);
-    write("meeting", meeting());
+    write("rendezvous", rendezvous());
     write("records", vec![records, record(b"one"), vec![0xff; 5]]);
     write("messages", messages);
     write("submission", submissions.iter().map(words).collect());
@@ -85,8 +86,8 @@ fn main() {
     write("endpoint", endpoints.map(|text| text.as_bytes().to_vec()).to_vec());
 }
 
-/// A worker's whole side of a meeting under another secret, what rank 0 tells all, and a place.
-fn meeting() -> Vec<Vec<u8>> {
+/// A worker's whole side of a rendezvous under another secret, what rank 0 tells all, and a place.
+fn rendezvous() -> Vec<Vec<u8>> {
     let claim = Claim { rank: 1, size: 3 };
     let mut talk = Conversation::new(Side::Worker, &Secret([8; 32]), "job", [[2; 32], [1; 32]]);
     let hello = [&MAGIC[..], &[2; 32], &claim.spell(), &talk.proof(claim)].concat();
@@ -104,22 +105,22 @@ fn meeting() -> Vec<Vec<u8>> {
 
 /// Two whole conversations with a home: an offer, a subscription, rows, questions.
 fn items() -> Vec<Vec<u8>> {
-    let region = RegionId { table: 0, rank: 0 };
+    let partition = PartitionId { table: 0, rank: 0 };
     let talk = |propagation| {
         let shape = Shape { slots: 3, row_bytes: 8, propagation };
         let apart = propagation != Propagation::Eager;
         let head = Head { serial: 2, ticket: 1, done: 1, floor: 1, apart, ..Head::default() };
         let mut entries = Vec::new();
         let entry = Entry { place: 0, number: 1, clock: 1, as_of: 1, count: 1, value: Some(&[7; 8]) };
-        let mut encoder = Encoder::rows(&mut entries, region, &Head { last: true, ..head });
+        let mut encoder = Encoder::rows(&mut entries, partition, &Head { last: true, ..head });
         encoder.entry(&entry, apart);
         encoder.end();
         let mut said = Vec::new();
         let messages = [
-            (0, Message::Offer { region, shape }),
-            (1, Message::Subscribe { region, shape, done: 0, serial: 1, rows: RowSet::from_rows(0..2) }),
-            (1, Message::Need { region, versions: vec![1, 2] }),
-            (1, Message::Fetch { region, ticket: 1, version: 1, places: RowSet::from_rows([0]) }),
+            (0, Message::Offer { partition, shape }),
+            (1, Message::Subscribe { partition, shape, done: 0, serial: 1, rows: RowSet::from_rows(0..2) }),
+            (1, Message::Need { partition, versions: vec![1, 2] }),
+            (1, Message::Fetch { partition, ticket: 1, version: 1, places: RowSet::from_rows([0]) }),
             (1, Message::Flush { id: 1 }),
         ];
         let mut say = |peer: u8, record: &[u8]| {

@@ -23,7 +23,7 @@ from penstock.demo.data import Array, Digits, epoch_batches
 from penstock.demo.judging import judge, scorer
 from penstock.demo.learner import Alone, Learner, Taken
 from penstock.demo.settings import Settings
-from penstock.launch.crew import Crew, rank_command, serve
+from penstock.launch.ranks import Ranks, rank_command, serve
 
 if TYPE_CHECKING:
     from penstock.demo.torch_learner import TorchAlone
@@ -49,7 +49,7 @@ def train(settings: Settings, digits: Digits, folder: Path) -> Peer:
 
     Raises
     ------
-    CrewError
+    RanksError
         A process failed or has gone.
     """
     shared = {
@@ -61,8 +61,8 @@ def train(settings: Settings, digits: Digits, folder: Path) -> Peer:
     commands = [[*rank_command(__name__), "{folder}"] for _ in environments]
     (folder / "settings.json").write_bytes(settings.to_bytes())
     (folder / "digits.npz").write_bytes(digits.to_bytes())
-    with Crew("gloo", settings.workers, commands, environments) as crew:
-        answers = crew.ask(do="train", folder=str(folder))
+    with Ranks("gloo", settings.workers, commands, environments) as ranks:
+        answers = ranks.ask(do="train", folder=str(folder))
     seconds = max(answer["end"] for answer in answers) - min(answer["begin"] for answer in answers)
     return Peer(answers[0]["accuracy"], answers[0]["loss"], seconds)
 

@@ -15,7 +15,7 @@ _SOME_ADDRESS_ELSEWHERE = "192.0.2.1"
 _SIOCGIFADDR = 0x8915
 
 
-def reachable(meeting_place: str) -> str:
+def reachable(rendezvous_address: str) -> str:
     """
     The address of this host for the others: PENSTOCK_ADDRESS, else that of the interface that leads to where
     all meet, else that of the way out of this host.
@@ -28,7 +28,7 @@ def reachable(meeting_place: str) -> str:
     given = os.environ.get("PENSTOCK_ADDRESS", "")
     if given:
         return given
-    for target in filter(None, (meeting_place, _SOME_ADDRESS_ELSEWHERE)):
+    for target in filter(None, (rendezvous_address, _SOME_ADDRESS_ELSEWHERE)):
         address = _on_the_way_to(target)
         if address is not None and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
             return address

@@ -146,7 +146,7 @@ def _check(everyone: Sequence[Mapping[str, object]]) -> None:
 def _start(place: Place, planned: Plan, exchange: Exchange, secret: str, given: Mapping[str, str]) -> Server:
     """The server of this host."""
     if not planned.one_host:
-        host: str | None = address.endpoint_host(address.reachable(exchange.meeting_place))
+        host: str | None = address.endpoint_host(address.reachable(exchange.rendezvous_address))
     else:
         # TCP on one host is what a user asks for who wants to see what it costs.
         host = LOOPBACK if given.get("transport") == "tcp" else None

@@ -28,7 +28,7 @@ def exchange(place: Place, deadline: Limit[float]) -> Exchange:
         from penstock.rendezvous import tcp
 
         secret = environment.required_secret(f"PENSTOCK_RENDEZVOUS says that {place.size} processes meet")
-        host, port = _core.meeting_place(where)
+        host, port = _core.rendezvous_address(where)
         return tcp.meet(place.rank, place.size, host, port, secret, environment.job_name())
     if place.launcher == "torchrun":
         from penstock.rendezvous import torch_store
@@ -44,7 +44,7 @@ def exchange(place: Place, deadline: Limit[float]) -> Exchange:
         secret = environment.required_secret(
             f"{place.announced_by} says that srun started {place.size} processes, which must know each other"
         )
-        return tcp.meet(place.rank, place.size, *slurm.meeting_place(), secret, environment.job_name())
+        return tcp.meet(place.rank, place.size, *slurm.rendezvous_address(), secret, environment.job_name())
     raise NotUnderLauncher(
         f"{place.announced_by} says that {place.size} processes were started, but nothing says where they "
         "meet",

@@ -100,7 +100,7 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
     for launcher, rank_name, size_names in _VARIABLES:
         if launcher == "mpirun":
             _refuse_half(rank_name, size_names[0], environment)
-    # Many programs may set `RANK`; together with torchrun's meeting place it is torchrun's.
+    # Many programs may set `RANK`; together with torchrun's rendezvous address it is torchrun's.
     if environment.get("MASTER_ADDR") or environment.get("MASTER_PORT"):
         _refuse_half("RANK", "WORLD_SIZE", environment)
     return None
@@ -117,9 +117,9 @@ def _refuse_half(rank_name: str, size_name: str, environment: Mapping[str, str])
         )
 
 
-def refuse_meeting_alone(environment: Mapping[str, str] = os.environ) -> None:
+def refuse_rendezvous_alone(environment: Mapping[str, str] = os.environ) -> None:
     """
-    Refuses a meeting place where nothing says how many meet; for a process that has no `place`.
+    Refuses a rendezvous address where nothing says how many meet; for a process that has no `place`.
 
     Raises
     ------

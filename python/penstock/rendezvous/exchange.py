@@ -46,7 +46,7 @@ class Exchange:
 
     trusted = False
     """Whether the job's secret may travel by it, because the launcher's own secrets do."""
-    meeting_place = ""
+    rendezvous_address = ""
     """The host that all processes can reach: what leads there is the way to the other hosts."""
 
     def __init__(self, rank: int, size: int) -> None:

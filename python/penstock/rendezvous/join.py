@@ -35,7 +35,7 @@ def join(given: dict[str, str]) -> _core.Job:
             "start the script with `srun python ...` in the batch script; to train alone, unset SLURM_NTASKS",
         )
     if place is None:
-        environment.refuse_meeting_alone()
+        environment.refuse_rendezvous_alone()
     # It would be of no use here, but elsewhere; and what it says may be wrong.
     environment.topology()
     job = _core.Job.embedded(given)

@@ -17,7 +17,7 @@ _FIRST_PORT, _PORTS = 20000, 10000
 """Below the ports that Linux gives to outgoing connections (32768 on)."""
 
 
-def meeting_place(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
+def rendezvous_address(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
     """
     Host and port for the step's tasks.
 

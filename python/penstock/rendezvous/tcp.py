@@ -2,7 +2,7 @@
 The exchange over TCP, for launchers that only say who is who: rank 0 listens, the others come, and each side
 proves that it knows the job's secret.
 
-The meeting itself is the core's, the same for C programs: a job may have workers of both.
+The rendezvous itself is the core's, the same for C programs: a job may have workers of both.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Root(Exchange):
 
     def __init__(self, size: int, host: str, port: int, secret: str, job: str) -> None:
         super().__init__(0, size)
-        self.meeting_place = host
-        self._end = _core.MeetingRoot(size, host, port, secret, job)
+        self.rendezvous_address = host
+        self._end = _core.RendezvousRoot(size, host, port, secret, job)
         self.port = self._end.port
 
     def collect(self, own: bytes, deadline: Limit[float]) -> Mapping[int, bytes]:
@@ -49,8 +49,8 @@ class Visitor(Exchange):
 
     def __init__(self, rank: int, size: int, host: str, port: int, secret: str, job: str) -> None:
         super().__init__(rank, size)
-        self.meeting_place = host
-        self._end = _core.MeetingVisitor(rank, size, host, port, secret, job)
+        self.rendezvous_address = host
+        self._end = _core.RendezvousVisitor(rank, size, host, port, secret, job)
 
     def deliver(self, contribution: bytes, deadline: Limit[float]) -> None:
         try:

@@ -145,7 +145,7 @@ def guess() -> None:
             except ps.exceptions.AuthenticationError as error:
                 heard.add(str(error))
             except ps.PenstockError:
-                pass  # no room at the door for now
+                pass  # no room at the acceptor for now
             time.sleep(PAUSE)
         assert len(heard) <= 1, f"the answers tell which jobs exist: {heard}"
         if wave == 0:

@@ -1,5 +1,6 @@
 """
-A service with two jobs of two workers behind one door. Prints where it listens; ends with its standard input.
+A service with two jobs of two workers behind one acceptor. Prints where it
+listens; ends with its standard input.
 
     service.py ADDRESS      GOOD, EVIL: the jobs' secrets, by environment
 """

@@ -96,7 +96,7 @@ impl Environment<'_> {
         for Source { rank, size, .. } in SOURCES.iter().filter(|source| source.launcher == Launcher::Mpirun) {
             self.refuse_half(rank, size[0])?;
         }
-        // `RANK` alone is anybody's name; beside torchrun's meeting place it is torchrun's.
+        // `RANK` alone is anybody's name; beside torchrun's rendezvous address it is torchrun's.
         if ["MASTER_ADDR", "MASTER_PORT"].iter().any(|name| self.get(name).is_some()) {
             self.refuse_half("RANK", "WORLD_SIZE")?;
         }
@@ -111,10 +111,10 @@ impl Environment<'_> {
         }
     }
 
-    /// Refuses a meeting place where nothing says how many meet; for a process that has no place.
-    pub(crate) fn refuse_meeting_alone(&self) -> Result<(), JoinError> {
+    /// Refuses a rendezvous address where nothing says how many meet; for a process that has no place.
+    pub(crate) fn refuse_rendezvous_alone(&self) -> Result<(), JoinError> {
         match self.get("PENSTOCK_RENDEZVOUS") {
-            Some(_) => Err(JoinError::MeetingAlone),
+            Some(_) => Err(JoinError::RendezvousAlone),
             None => Ok(()),
         }
     }
@@ -175,9 +175,9 @@ impl Environment<'_> {
                 Some(format!("{step}/{}", one("SLURM_RESTART_COUNT")))
             }
             Launcher::Torchrun => {
-                let meeting = all(&["MASTER_ADDR", "MASTER_PORT"])?;
+                let rendezvous = all(&["MASTER_ADDR", "MASTER_PORT"])?;
                 let (run, restart) = (one("TORCHELASTIC_RUN_ID"), one("TORCHELASTIC_RESTART_COUNT"));
-                Some(format!("{meeting}/{run}/{restart}"))
+                Some(format!("{rendezvous}/{run}/{restart}"))
             }
             Launcher::Penstock | Launcher::Hand => None,
         }

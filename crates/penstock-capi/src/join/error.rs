@@ -6,7 +6,7 @@ use penstock::server::StartError;
 use penstock::worker::Error;
 use penstock_fabric::net::endpoint::NoEndpoint;
 use penstock_join::introduce::Disagreement;
-use penstock_join::tcp::{MeetingError, NoPlace, RoundError};
+use penstock_join::tcp::{NoPlace, RendezvousError, RoundError};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub(crate) enum JoinError {
     NoSize { rank: &'static str, got: String, size: &'static str },
     /// A place to meet at, and nothing that says how many meet.
     #[error("PENSTOCK_RENDEZVOUS says where processes meet, but PENSTOCK_RANK and PENSTOCK_SIZE are not set")]
-    MeetingAlone,
+    RendezvousAlone,
     /// A variable that is nearly one of ours.
     #[error("{0}")]
     Misspelled(Stray),
@@ -79,7 +79,7 @@ pub(crate) enum JoinError {
     /// What rank 0 has left for the others.
     #[error("rank 0 could not join: {reason}")]
     RankZero { reason: String },
-    /// What is no meeting place.
+    /// What is no rendezvous address.
     #[error(transparent)]
     NoPlace(#[from] NoPlace),
     /// Where processes meet.
@@ -104,8 +104,8 @@ pub(crate) enum JoinError {
     System { what: &'static str, reason: String },
 }
 
-impl From<MeetingError> for JoinError {
-    fn from(error: MeetingError) -> Self {
+impl From<RendezvousError> for JoinError {
+    fn from(error: RendezvousError) -> Self {
         Self::Round(error.into())
     }
 }
@@ -114,11 +114,11 @@ impl From<MeetingError> for JoinError {
 fn met(error: &RoundError) -> penstock_status {
     use penstock_status::*;
     match error {
-        RoundError::Meeting(error) => match error {
-            MeetingError::NoAddress { .. } | MeetingError::OtherSize { .. } => PENSTOCK_BAD_OPTION,
-            MeetingError::InUse { .. } => PENSTOCK_ADDRESS_IN_USE,
-            MeetingError::OtherSecret { .. } => PENSTOCK_AUTHENTICATION,
-            MeetingError::Left { .. } | MeetingError::Changed { .. } => PENSTOCK_PROTOCOL,
+        RoundError::Rendezvous(error) => match error {
+            RendezvousError::NoAddress { .. } | RendezvousError::OtherSize { .. } => PENSTOCK_BAD_OPTION,
+            RendezvousError::InUse { .. } => PENSTOCK_ADDRESS_IN_USE,
+            RendezvousError::OtherSecret { .. } => PENSTOCK_AUTHENTICATION,
+            RendezvousError::Left { .. } | RendezvousError::Changed { .. } => PENSTOCK_PROTOCOL,
             _ => PENSTOCK_SYSTEM,
         },
         RoundError::Late { .. } => PENSTOCK_DEADLINE_EXCEEDED,
@@ -188,7 +188,7 @@ impl JoinError {
             Self::Server(error) => return error.hint(),
             Self::Manager(error) => return error.hint(),
             Self::NoPlace(error) => error.hint().to_owned(),
-            Self::Round(RoundError::Meeting(error)) => return error.hint().map(str::to_owned),
+            Self::Round(RoundError::Rendezvous(error)) => return error.hint().map(str::to_owned),
             Self::Round(RoundError::Failed { .. }) => "see the output of the process that it names".to_owned(),
             Self::Round(_) | Self::Disagreement(Disagreement::Foreign { .. }) => {
                 "is another program there?".to_owned()
@@ -215,7 +215,7 @@ impl JoinError {
             Self::NoSize { rank, size, .. } => {
                 format!("set {size} to the number of processes, the same for all; to train alone, unset {rank}")
             }
-            Self::MeetingAlone => {
+            Self::RendezvousAlone => {
                 "set PENSTOCK_SIZE to the number of processes, the same for all, and PENSTOCK_RANK to this one's, from 0, or let a launcher do so; to train alone, unset PENSTOCK_RENDEZVOUS".to_owned()
             }
             Self::Misspelled(stray) => return stray.hint(),

@@ -4,16 +4,16 @@
 //! |---|---|
 //! | PENSTOCK_SERVERS (`penstock run`, or by hand) | those servers |
 //! | PENSTOCK_MANAGER, PENSTOCK_JOB and PENSTOCK_SECRET | the servers that the manager names ([`manager`]) |
-//! | PENSTOCK_RENDEZVOUS | they meet there: the first of each host carries a server ([`together`]) |
-//! | a launcher started several processes on this host | they meet: rank 0 carries a server ([`meeting`]) |
+//! | PENSTOCK_RENDEZVOUS | they meet there: the first of each host carries a server ([`by_tcp`]) |
+//! | a launcher started several processes on this host | they meet: rank 0 carries a server ([`by_file`]) |
 //! | nothing | this process is alone, with a server inside |
 
+mod by_file;
+mod by_tcp;
 mod carried;
 mod environment;
 mod error;
 mod manager;
-mod meeting;
-mod together;
 
 pub(crate) use error::JoinError;
 
@@ -125,7 +125,7 @@ pub(crate) fn join(given: &Given<'_>) -> Result<Joined, JoinError> {
             None => {
                 // Who says that it is alone may be told where others meet.
                 if place.is_none() {
-                    environment.refuse_meeting_alone()?;
+                    environment.refuse_rendezvous_alone()?;
                 }
                 Ok(Joined { job: Job::embedded(options)?, carried: None })
             }
@@ -175,7 +175,7 @@ fn find_each_other(
     options: Options,
 ) -> Result<Joined, JoinError> {
     if let Some(at) = environment.get("PENSTOCK_RENDEZVOUS") {
-        let (job, carried) = together::meet(environment, place, &at, options)?;
+        let (job, carried) = by_tcp::meet(environment, place, &at, options)?;
         return Ok(Joined { job, carried });
     }
     let &Place { launcher, size, announced_by, .. } = place;
@@ -185,6 +185,6 @@ fn find_each_other(
     if environment.on_several_hosts(place) {
         return Err(JoinError::SeveralHosts { size, announced_by });
     }
-    let (job, carried) = meeting::meet(environment, place, options)?;
+    let (job, carried) = by_file::meet(environment, place, options)?;
     Ok(Joined { job, carried })
 }

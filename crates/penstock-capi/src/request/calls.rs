@@ -1,9 +1,9 @@
 //! What a C program calls: start, test, wait.
 
-use super::board::{Board, Work, board, check_forked, sleep};
-use super::crew::carry_out;
 use super::later;
 use super::lent::{Lent, LentToRead};
+use super::pools::carry_out;
+use super::registry::{Registry, Work, check_forked, registry, sleep};
 use crate::boundary::{array, array_mut, guard, here, result, timeout};
 use crate::call::{Call, penstock_call};
 use crate::status::{Failure, penstock_status};
@@ -25,10 +25,10 @@ fn handle(id: u64) -> *mut penstock_request {
 }
 
 /// The number of a handle that is not NULL, if it is one.
-fn number(board: &Board, request: *const penstock_request) -> Result<u64, Failure> {
+fn number(registry: &Registry, request: *const penstock_request) -> Result<u64, Failure> {
     let id = request.addr() as u64;
     check_forked(id)?;
-    if board.requests.contains_key(&id) {
+    if registry.requests.contains_key(&id) {
         return Ok(id);
     }
     let hint = "a request ends with the call that reports it done, or with its job: do not use its handle after that";
@@ -277,14 +277,14 @@ pub unsafe extern "C" fn penstock_test(
             *done = 1;
             return Ok(());
         }
-        let mut board = board();
-        let id = number(&board, *request)?;
-        if board.waits(id) {
-            drop(board);
+        let mut registry = registry();
+        let id = number(&registry, *request)?;
+        if registry.waits(id) {
+            drop(registry);
             carry_out(id, Some(Instant::now()));
-            board = super::board::board();
+            registry = super::registry::registry();
         }
-        let taken = board.take(id);
+        let taken = registry.take(id);
         *done = taken.is_some().into();
         if taken.is_some() {
             *request = std::ptr::null_mut();
@@ -309,24 +309,24 @@ pub unsafe extern "C" fn penstock_wait(request: *mut *mut penstock_request, time
         if request.is_null() {
             return Ok(());
         }
-        let mut board = board();
-        let id = number(&board, *request)?;
+        let mut registry = registry();
+        let id = number(&registry, *request)?;
         loop {
-            if let Some(done) = board.take(id) {
+            if let Some(done) = registry.take(id) {
                 *request = std::ptr::null_mut();
                 return done;
             }
-            number(&board, *request)?; // it may have been taken by another thread, or ended with its job
+            number(&registry, *request)?; // it may have been taken by another thread, or ended with its job
             let in_time;
-            (board, in_time) = if board.waits(id) {
-                drop(board);
+            (registry, in_time) = if registry.waits(id) {
+                drop(registry);
                 carry_out(id, until);
-                (super::board::board(), until.is_none_or(|until| Instant::now() < until))
+                (super::registry::registry(), until.is_none_or(|until| Instant::now() < until))
             } else {
-                sleep(board, until)
+                sleep(registry, until)
             };
             if !in_time {
-                return board
+                return registry
                     .take(id)
                     .inspect(|_| *request = std::ptr::null_mut())
                     .unwrap_or_else(|| Err(late(1)));
@@ -358,19 +358,19 @@ pub unsafe extern "C" fn penstock_wait_any(
         // SAFETY: likewise.
         let index = unsafe { result(index, "index") }?;
         let until = until(timeout)?;
-        let (mut board, mut turn, mut in_time) = (board(), 0usize, true);
+        let (mut registry, mut turn, mut in_time) = (registry(), 0usize, true);
         loop {
             let mut waiting = Vec::new();
             let mut any = false;
             for (place, request) in requests.iter_mut().enumerate().filter(|(_, request)| !request.is_null())
             {
                 any = true;
-                let id = number(&board, *request).inspect_err(|_| *index = place)?;
-                if let Some(done) = board.take(id) {
+                let id = number(&registry, *request).inspect_err(|_| *index = place)?;
+                if let Some(done) = registry.take(id) {
                     (*index, *request) = (place, std::ptr::null_mut());
                     return done;
                 }
-                waiting.extend(board.waits(id).then_some(id));
+                waiting.extend(registry.waits(id).then_some(id));
             }
             if !any {
                 *index = usize::MAX;
@@ -379,13 +379,13 @@ pub unsafe extern "C" fn penstock_wait_any(
             if !in_time {
                 return Err(late(count));
             }
-            (board, in_time) = if waiting.is_empty() {
-                sleep(board, until)
+            (registry, in_time) = if waiting.is_empty() {
+                sleep(registry, until)
             } else {
-                drop(board);
+                drop(registry);
                 look_at(&waiting, turn, until);
                 turn += 1;
-                (super::board::board(), until.is_none_or(|until| Instant::now() < until))
+                (super::registry::registry(), until.is_none_or(|until| Instant::now() < until))
             };
         }
     })
@@ -400,7 +400,7 @@ fn look_at(waiting: &[u64], turn: usize, until: Option<Instant>) {
     for &id in waiting {
         carry_out(id, Some(now));
     }
-    if waiting.iter().all(|&id| board().waits(id)) {
+    if waiting.iter().all(|&id| registry().waits(id)) {
         let end = now + BY_TURNS;
         carry_out(waiting[turn % waiting.len()], Some(until.map_or(end, |until| until.min(end))));
     }

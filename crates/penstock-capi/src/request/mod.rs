@@ -1,12 +1,12 @@
 //! Requests: pushes, pulls and gets that are started, and tested or waited for later.
 //!
-//! Whatever cannot be done at once is carried out by threads of the job's own, its *crew*: so it goes on while the program computes, and
+//! Whatever cannot be done at once is carried out by threads of the job's own, its *pools*: so it goes on while the program computes, and
 //! nobody has to ask for that. Requests for one tensor go one after the other, in the order in which they were started, on one thread;
-//! gets each on their own, up to [`crew::MOST_GETS`] at one time. A get beyond that stands in a queue, and whoever waits for it carries it
+//! gets each on their own, up to [`pools::MOST_GETS`] at one time. A get beyond that stands in a queue, and whoever waits for it carries it
 //! out itself; who waits for one of several looks at each and waits for them by turns.
 //!
-//! All that is known of requests stands on one board, under one lock: `penstock_wait_any` may wait for requests of several jobs. A
-//! handle is a number on that board and no address, so one that is done already is noticed and not followed.
+//! All that is known of requests stands in one registry, under one lock: `penstock_wait_any` may wait for requests of several jobs. A
+//! handle is a number in that registry and no address, so one that is done already is noticed and not followed.
 //!
 //! A contribution is stamped with the clock that it meets, so `penstock_clock` waits until every push that was started has left. A pull
 //! takes the clock with it when it is started, and whatever is set for a tensor is copied then: what the program does later changes nothing
@@ -15,22 +15,22 @@
 //! | file | what |
 //! |---|---|
 //! | `mod.rs` | requests of a job, and those for one tensor or table |
-//! | `board.rs` | what is known of each |
-//! | `crew.rs` | the threads that carry them out |
+//! | `registry.rs` | what is known of each |
+//! | `pools.rs` | the threads that carry them out |
 //! | `lent.rs` | the program's memory meanwhile |
 //! | `calls.rs` | what a C program calls |
 
-mod board;
 mod calls;
-mod crew;
 mod lent;
+mod pools;
+mod registry;
 
 pub use calls::*;
 
 use crate::status::{Failure, penstock_status};
-use board::{Count, Entry, State, Work, board, desk, number, wait_for_none};
-use crew::Task;
 use penstock::turn::{Taken, Turn};
+use pools::Task;
+use registry::{Count, Entry, State, Work, desk, number, registry, wait_for_none};
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -84,41 +84,41 @@ impl Requests {
         self.untold().map_or_else(|| Ok(wait.saturating_sub(since.elapsed())), Err)
     }
 
-    /// Why the first push failed of those whose requests lie on the board and of which nobody has been told.
+    /// Why the first push failed of those whose requests lie on the registry and of which nobody has been told.
     fn untold(&self) -> Option<Failure> {
-        if self.pushes.has_failed() { board().tell_failure(&self.pushes) } else { None }
+        if self.pushes.has_failed() { registry().tell_failure(&self.pushes) } else { None }
     }
 
     /// The job is over, and its calls return: nothing of the program's memory is touched behind this, and its requests are gone.
     pub(crate) fn end(&self) {
-        let mut board = board();
+        let mut registry = registry();
         let mut given_up = Vec::new();
-        for entry in board.requests.values_mut().filter(|entry| entry.job == self.job) {
+        for entry in registry.requests.values_mut().filter(|entry| entry.job == self.job) {
             if matches!(entry.state, State::Queued(_)) {
                 given_up.push(entry.finish(Err(penstock::worker::Error::Closed.into())));
             }
         }
-        let crew = board.crews.entry(self.job).or_default();
-        let handles = std::mem::take(&mut crew.handles);
-        crew.over = true;
+        let pools = registry.pools.entry(self.job).or_default();
+        let handles = std::mem::take(&mut pools.handles);
+        pools.over = true;
         desk().work.notify_all();
         desk().changed.notify_all();
-        drop(board);
+        drop(registry);
         drop(given_up); // what they hold may need locks
         for thread in handles {
             let _ = thread.join();
         }
-        let mut board = board::board();
+        let mut registry = registry::registry();
         // What a thread of the program's carries out.
-        while board
+        while registry
             .requests
             .values()
             .any(|entry| entry.job == self.job && matches!(entry.state, State::Running))
         {
-            board = desk().changed.wait(board).unwrap_or_else(PoisonError::into_inner);
+            registry = desk().changed.wait(registry).unwrap_or_else(PoisonError::into_inner);
         }
-        board.requests.retain(|_, entry| entry.job != self.job);
-        board.crews.remove(&self.job);
+        registry.requests.retain(|_, entry| entry.job != self.job);
+        registry.pools.remove(&self.job);
     }
 }
 
@@ -138,30 +138,30 @@ impl Line {
     /// Notes something that is done already.
     fn note(&self) -> u64 {
         let id = number();
-        board().requests.insert(id, Entry::done(self.job));
+        registry().requests.insert(id, Entry::done(self.job));
         id
     }
 
     /// Starts something that goes behind whatever was started before for the same tensor.
     fn in_turn(&self, work: Work, push: bool) -> Result<u64, Failure> {
-        let (id, mut board) = (number(), board());
-        if let Some(line) = board.lines.get_mut(&self.id) {
+        let (id, mut registry) = (number(), registry());
+        if let Some(line) = registry.lines.get_mut(&self.id) {
             line.push_back(id);
         } else {
-            board.hand_over(self.job, Task::Line(self.id))?;
-            board.lines.insert(self.id, VecDeque::from([id]));
+            registry.hand_over(self.job, Task::Line(self.id))?;
+            registry.lines.insert(self.id, VecDeque::from([id]));
         }
         let mut counts = vec![Arc::clone(&self.all)];
         counts.extend(push.then(|| Arc::clone(&self.pushes)));
-        board.requests.insert(id, Entry::new(self.job, work, false, counts));
+        registry.requests.insert(id, Entry::new(self.job, work, false, counts));
         Ok(id)
     }
 
     /// Starts something that goes beside everything else.
     fn beside(&self, work: Work) -> Result<u64, Failure> {
-        let (id, mut board) = (number(), board());
-        board.hand_over(self.job, Task::Get(id))?;
-        board.requests.insert(id, Entry::new(self.job, work, true, vec![Arc::clone(&self.all)]));
+        let (id, mut registry) = (number(), registry());
+        registry.hand_over(self.job, Task::Get(id))?;
+        registry.requests.insert(id, Entry::new(self.job, work, true, vec![Arc::clone(&self.all)]));
         Ok(id)
     }
 }

@@ -1,6 +1,6 @@
 //! The workers' call.
 
-use super::guests::{Guest, Protection};
+use super::admission::{Caller, Protection};
 use super::job;
 use super::registry::Readiness;
 use super::shared::Shared;
@@ -24,14 +24,14 @@ impl Jobs for JobsService {
     ) -> Result<Response<proto::ConnectReply>, Status> {
         let secret = bearer(request.metadata()).ok_or_else(Refusal::job_secret)?;
         let workers = self.0.look().authenticate(&request.get_ref().job, &secret)?.spec.workers;
-        let guest = request.extensions().get::<Guest>().cloned();
+        let caller = request.extensions().get::<Caller>().cloned();
         let sent = request.into_inner();
         if !is_identity(&sent.worker) {
             let message = "expected a worker's identity of 32 hexadecimal digits";
             return Err(Refusal::new(Reason::Invalid, message).into());
         }
         let _turn =
-            Turn::take(&self.0, &sent.job, workers as usize + limits::SPARE_WAITS_PER_JOB, guest.as_ref())?;
+            Turn::take(&self.0, &sent.job, workers as usize + limits::SPARE_WAITS_PER_JOB, caller.as_ref())?;
         self.ready(&sent, &secret).await?;
         // The rank comes last: who gave up waiting has taken none.
         let reply = self.0.change(|registry, now| {
@@ -96,14 +96,14 @@ struct Turn {
 }
 
 impl Turn {
-    fn take(shared: &Arc<Shared>, job: &str, most: usize, guest: Option<&Guest>) -> Result<Self, Refusal> {
+    fn take(shared: &Arc<Shared>, job: &str, most: usize, caller: Option<&Caller>) -> Result<Self, Refusal> {
         let mut waits = shared.waits.lock().unwrap_or_else(PoisonError::into_inner);
         let count = waits.entry(job.to_owned()).or_default();
         if *count >= most {
             return Err(Refusal::new(Reason::Busy, format!("{most} workers of the job are waiting already")));
         }
         *count += 1;
-        Ok(Self { shared: Arc::clone(shared), job: job.to_owned(), _protection: guest.map(Guest::protect) })
+        Ok(Self { shared: Arc::clone(shared), job: job.to_owned(), _protection: caller.map(Caller::protect) })
     }
 }
 

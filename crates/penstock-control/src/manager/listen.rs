@@ -1,6 +1,6 @@
 //! Taking connections in: a seat, TLS, the first bytes of HTTP/2, all within [`limits::HANDSHAKE`].
 
-use super::guests::{Connection, Guests, PREFACE, Seat, Wire};
+use super::admission::{Admission, Connection, PREFACE, Seat, Wire};
 use crate::limits;
 use std::future::poll_fn;
 use std::io;
@@ -17,7 +17,7 @@ const BREATH: Duration = Duration::from_millis(50);
 pub(super) async fn accept(
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
-    guests: Guests,
+    admission: Admission,
     ready: mpsc::Sender<io::Result<Connection>>,
 ) {
     loop {
@@ -33,7 +33,7 @@ pub(super) async fn accept(
                 continue;
             }
         };
-        let Some(seat) = guests.admit() else {
+        let Some(seat) = admission.admit() else {
             tracing::warn!("a connection was closed: all places are taken");
             continue;
         };

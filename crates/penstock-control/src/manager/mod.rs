@@ -5,7 +5,7 @@
 //! | [`registry`] | which jobs and servers there are, who hosts what: pure state |
 //! | [`placement`] | which servers a job goes to |
 //! | [`store`] | the state directory |
-//! | [`guests`], [`listen`] | connections, and how many of them |
+//! | [`admission`], [`listen`] | connections, and how many of them |
 //! | [`routes`] | which service a call is for |
 //! | [`admin`], [`servers`], [`jobs`] | the three services |
 //!
@@ -13,7 +13,7 @@
 //! and servers talk to each other; servers register again when it is back.
 
 mod admin;
-mod guests;
+mod admission;
 mod job;
 mod jobs;
 mod listen;
@@ -35,7 +35,7 @@ use crate::proto::jobs_server::JobsServer;
 use crate::proto::servers_server::ServersServer;
 use crate::secret::random;
 use crate::{limits, tls};
-use guests::Guests;
+use admission::Admission;
 use penstock_proto::message::Secret;
 use registry::Registry;
 use routes::Routes;
@@ -283,7 +283,7 @@ async fn serve(
     ended: Ended,
 ) {
     let (ready, incoming) = mpsc::channel(READY_CONNECTIONS);
-    tokio::spawn(listen::accept(listener, tls, Guests::new(connections), ready));
+    tokio::spawn(listen::accept(listener, tls, Admission::new(connections), ready));
     let (health, checks) = tonic_health::server::health_reporter();
     health.set_serving::<AdminServer<admin::AdminService>>().await;
     health.set_serving::<ServersServer<servers::ServersService>>().await;

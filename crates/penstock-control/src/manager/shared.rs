@@ -1,6 +1,6 @@
 //! What the services share: the registry behind one lock, the disk beside it, and who waits for a change.
 
-use super::guests::Guest;
+use super::admission::Caller;
 use super::job::CheckSettings;
 use super::registry::Registry;
 use super::store::{StateError, Store};
@@ -109,8 +109,8 @@ impl Shared {
 fn require<T>(request: &Request<T>, own: &Secret, which: &str) -> Result<(), Refusal> {
     match bearer(request.metadata()) {
         Some(shown) if same(&shown, own) => {
-            if let Some(guest) = request.extensions().get::<Guest>() {
-                guest.is_known();
+            if let Some(caller) = request.extensions().get::<Caller>() {
+                caller.is_known();
             }
             Ok(())
         }

@@ -4,13 +4,13 @@
 //! |---|---|
 //! | [`slot`] | the protocol of one row, and of many at once: two buffers, each with the number of the set that wrote it |
 //! | [`steps`] | in which order a writer does what; for the program and for the models |
-//! | [`journal`] | which rows were written, for who passes them on |
+//! | [`change_log`] | which rows were written, for who passes them on |
 //! | [`together`] | whether rows that were looked at one after the other belong together |
 //! | [`waiters`] | how readers that must wait sleep, and are woken by the writer |
-//! | [`memory`] | the same for who sends rows to other hosts |
-//! | [`region`] | where everything lies; the writer's end and the readers' end |
+//! | [`partition_memory`] | the same for who sends rows to other hosts |
+//! | [`partition`] | where everything lies; the writer's end and the readers' end |
 //!
-//! A *set* is one call that writes rows; sets of one region are numbered from 1. A region is written by one process: the
+//! A *set* is one call that writes rows; sets of one partition are numbered from 1. A partition is written by one process: the
 //! producer, or whoever keeps a mirror of its rows. Everybody else maps it read-only.
 //!
 //! - **I-1** What a reader gets of a row is value, number and clock of one set, unmixed.
@@ -23,15 +23,15 @@
 //! Here the writer writes beside the newest value: a reader never waits for a writer that is inside, and a writer that dies
 //! inside leaves the row as it was. It costs a second buffer a row.
 
-pub mod journal;
+pub mod change_log;
 pub mod slot;
 mod steps;
 pub mod together;
 pub mod waiters;
 
-#[cfg(not(loom))]
-pub mod memory;
 #[cfg(all(test, loom))]
 mod model;
 #[cfg(not(loom))]
-pub mod region;
+pub mod partition;
+#[cfg(not(loom))]
+pub mod partition_memory;

@@ -1,18 +1,18 @@
 //! Memory of models' atomics, for the models of this folder: what is written to it is written by the [`Steps`] that the program takes.
 
-use super::slot::{Look, Overtaken, Progress, Sheet, Slot, Spot};
+use super::slot::{Look, Progress, RowGroup, Slot, Spot, Torn};
 use super::steps::{Steps, Words};
 use crate::sync::{AtomicU64, Ordering, OwnedU64};
 use loom::sync::Arc;
 
-/// A region's words. Every word of a row is the number of the set that wrote it, and its clock too.
+/// A partition's words. Every word of a row is the number of the set that wrote it, and its clock too.
 pub(super) struct Memory {
     pub(super) progress: Progress,
     pub(super) slots: Vec<Slot>,
-    pub(super) sheet: Option<Sheet>,
+    pub(super) row_group: Option<RowGroup>,
     /// By row, buffer and word.
     own: Vec<[Vec<AtomicU64>; 2]>,
-    /// The sheet's: by buffer and row.
+    /// The row group's: by buffer and row.
     common: [Vec<AtomicU64>; 2],
     entries: Vec<OwnedU64>,
 }
@@ -21,22 +21,22 @@ pub(super) struct Memory {
 pub(super) type Writer = Steps<Arc<Memory>>;
 
 impl Memory {
-    /// `rows` rows of `words` words, and a journal of two entries.
+    /// `rows` rows of `words` words, and a change log of two entries.
     pub(super) fn new(rows: usize, words: usize) -> Arc<Self> {
         Arc::new(Self::made(rows, words, None))
     }
 
-    /// Two rows of one word, which have a sheet.
-    pub(super) fn with_sheet() -> Arc<Self> {
-        Arc::new(Self::made(2, 1, Some(Sheet::new())))
+    /// Two rows of one word, which have a row group.
+    pub(super) fn with_row_group() -> Arc<Self> {
+        Arc::new(Self::made(2, 1, Some(RowGroup::new())))
     }
 
-    fn made(rows: usize, words: usize, sheet: Option<Sheet>) -> Self {
+    fn made(rows: usize, words: usize, row_group: Option<RowGroup>) -> Self {
         let zeros = |words| (0..words).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
         Self {
             progress: Progress::new(),
             slots: (0..rows).map(|_| Slot::new()).collect(),
-            sheet,
+            row_group,
             own: (0..rows).map(|_| [zeros(words), zeros(words)]).collect(),
             common: [zeros(rows), zeros(rows)],
             entries: (0..2).map(|_| OwnedU64::new(0)).collect(),
@@ -44,21 +44,22 @@ impl Memory {
     }
 
     /// One look at a row as of set `done`.
-    pub(super) fn look(&self, row: usize, done: u64) -> Result<Look, Overtaken> {
+    pub(super) fn look(&self, row: usize, done: u64) -> Result<Look, Torn> {
         let mut words = Vec::new();
-        let look = self.slots[row].read(self.sheet.as_ref(), done, |spot| words = self.words(row, spot))?;
+        let look =
+            self.slots[row].read(self.row_group.as_ref(), done, |spot| words = self.words(row, spot))?;
         assert!(words.iter().all(|&word| word == look.number), "I-1: {words:?} of {look:?}");
         assert_eq!(look.clock, look.number, "I-1: figure 3.1");
         Ok(look)
     }
 
     /// The same for a row that is read where it stands, after it was looked at.
-    pub(super) fn view(&self, row: usize, done: u64) -> Result<u64, Overtaken> {
+    pub(super) fn view(&self, row: usize, done: u64) -> Result<u64, Torn> {
         let mut at = Spot::Slot(0);
-        let look = self.slots[row].read(self.sheet.as_ref(), done, |spot| at = spot)?;
+        let look = self.slots[row].read(self.row_group.as_ref(), done, |spot| at = spot)?;
         let words = self.words(row, at);
-        if !self.slots[row].still(self.sheet.as_ref(), at, look) {
-            return Err(Overtaken);
+        if !self.slots[row].still(self.row_group.as_ref(), at, look) {
+            return Err(Torn);
         }
         assert!(words.iter().all(|&word| word == look.number), "I-1: {words:?} of {look:?}");
         Ok(look.number)
@@ -67,20 +68,20 @@ impl Memory {
     fn words(&self, row: usize, spot: Spot) -> Vec<u64> {
         match spot {
             Spot::Slot(buffer) => self.own[row][buffer].iter().map(load).collect(),
-            Spot::Sheet(buffer) => vec![load(&self.common[buffer][row])],
+            Spot::RowGroup(buffer) => vec![load(&self.common[buffer][row])],
         }
     }
 
     /// The same, for its number.
-    pub(super) fn get(&self, row: usize, done: u64) -> Result<u64, Overtaken> {
+    pub(super) fn get(&self, row: usize, done: u64) -> Result<u64, Torn> {
         self.look(row, done).map(|look| look.number)
     }
 
-    /// The rows of the sheet, if the newest of all stands there.
-    pub(super) fn get_sheet(&self, done: u64) -> Result<Option<u64>, Overtaken> {
-        let Some(sheet) = &self.sheet else { return Ok(None) };
+    /// The rows of the row group, if the newest of all stands there.
+    pub(super) fn get_row_group(&self, done: u64) -> Result<Option<u64>, Torn> {
+        let Some(row_group) = &self.row_group else { return Ok(None) };
         let mut words = Vec::new();
-        let look = sheet.read(done, |buffer| words.extend(self.common[buffer].iter().map(load)))?;
+        let look = row_group.read(done, |buffer| words.extend(self.common[buffer].iter().map(load)))?;
         look.map_or(Ok(None), |look| {
             assert!(words.iter().all(|&word| word == look.number), "I-1: {words:?} of {look:?}");
             Ok(Some(look.number))
@@ -113,16 +114,16 @@ impl Words for Arc<Memory> {
         &self.slots[slot as usize]
     }
 
-    fn sheets(&self) -> u32 {
-        self.sheet.iter().count() as u32
+    fn row_groups(&self) -> u32 {
+        self.row_group.iter().count() as u32
     }
 
-    fn sheet(&self, _: u32) -> &Sheet {
-        self.sheet.as_ref().expect("the rows have a sheet")
+    fn row_group(&self, _: u32) -> &RowGroup {
+        self.row_group.as_ref().expect("the rows have a row group")
     }
 
-    fn sheet_of(&self, _: u32) -> Option<&Sheet> {
-        self.sheet.as_ref()
+    fn row_group_of(&self, _: u32) -> Option<&RowGroup> {
+        self.row_group.as_ref()
     }
 }
 
@@ -135,17 +136,17 @@ impl Writer {
         self.finish();
     }
 
-    /// One set of all rows, in their sheet.
-    pub(super) fn set_sheet(&mut self) {
+    /// One set of all rows, in their row group.
+    pub(super) fn set_row_group(&mut self) {
         let number = self.done() + 1;
         self.open(number, self.words().slots.len());
-        self.put_sheet_number(number);
+        self.put_row_group_number(number);
         self.finish();
     }
 
-    /// All rows in the open set, in their sheet.
-    pub(super) fn put_sheet_number(&mut self, number: u64) {
-        self.put_sheet(0, number, number, |memory, buffer| {
+    /// All rows in the open set, in their row group.
+    pub(super) fn put_row_group_number(&mut self, number: u64) {
+        self.put_row_group(0, number, number, |memory, buffer| {
             memory.common[buffer].iter().for_each(|word| word.store(number, Ordering::Relaxed));
         });
     }

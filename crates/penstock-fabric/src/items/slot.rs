@@ -1,7 +1,7 @@
-//! One row: two buffers, each with the number of the set that wrote it. Several rows at once: a sheet, of the same kind.
+//! One row: two buffers, each with the number of the set that wrote it. Several rows at once: a row group, of the same kind.
 //!
 //! The writer always writes the older buffer, and readers take the newest of those that are finished, so they meet only if the
-//! writer comes round twice during one look. A set is finished when the region's `done` reaches its number: what
+//! writer comes round twice during one look. A set is finished when the partition's `done` reaches its number: what
 //! carries a higher number is not looked at (I-3).
 //!
 //! Why it holds. [`Buffers::begin`] marks a buffer before its payload is touched, ordered by a release fence; a reader that saw
@@ -11,12 +11,12 @@
 //! with a later limit. lapser.md, 3.3.1 (figure 3.1) is the same race with a clock that overtakes its value.
 
 use crate::sync::{Ordering, OwnedU64, fence};
-pub use penstock_proto::items::memory::{Look, Moment, Overtaken};
+pub use penstock_proto::items::memory::{Look, Moment, Torn};
 
 /// Number of a buffer that is being written, or was left half-written: older than any.
 pub const UNFINISHED: u64 = u64::MAX;
 
-/// What is known of two buffers that are written in turns. Written by the region's writer only.
+/// What is known of two buffers that are written in turns. Written by the partition's writer only.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Buffers {
@@ -36,15 +36,15 @@ pub struct Slot {
     as_of: OwnedU64,
 }
 
-/// Head of a sheet: some rows that stand one after the other, in two more buffers. A set that has all of them writes the sheet
-/// and leaves their slots alone, so a row's newest value stands in its slot or in its sheet, whichever has the later number; with
+/// Head of a row group: some rows that stand one after the other, in two more buffers. A set that has all of them writes the row group
+/// and leaves their slots alone, so a row's newest value stands in its slot or in its row group, whichever has the later number; with
 /// the same, in its slot.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub struct Sheet {
-    /// The sheet's buffers.
+pub struct RowGroup {
+    /// The row group's buffers.
     pub buffers: Buffers,
-    /// Number of the first set after the sheet's newest that wrote one of its rows by itself; any before it if there was none.
+    /// Number of the first set after the row group's newest that wrote one of its rows by itself; any before it if there was none.
     apart: OwnedU64,
 }
 
@@ -53,8 +53,8 @@ pub struct Sheet {
 pub enum Spot {
     /// Of its slot.
     Slot(usize),
-    /// Of its sheet.
-    Sheet(usize),
+    /// Of its row group.
+    RowGroup(usize),
 }
 
 /// Rises with the number of a set; 0 for what is not finished.
@@ -109,11 +109,11 @@ impl Buffers {
     /// one is, the other is older, or later than the limit, or being written: nothing between them was lost, as long as the one
     /// still [stands](Buffers::still) when all has been read.
     #[inline]
-    fn within(&self, limit: u64) -> Result<Found, Overtaken> {
+    fn within(&self, limit: u64) -> Result<Found, Torn> {
         let numbers = [0, 1].map(|buffer: usize| self.numbers[buffer].load(Ordering::Acquire));
         let within = numbers.map(|number| if number <= limit { age(number) } else { 0 });
         let buffer = usize::from(within[1] > within[0]);
-        if within[buffer] == 0 { Err(Overtaken) } else { Ok(Found { buffer, number: numbers[buffer] }) }
+        if within[buffer] == 0 { Err(Torn) } else { Ok(Found { buffer, number: numbers[buffer] }) }
     }
 
     fn clock_of(&self, found: Found) -> u64 {
@@ -155,22 +155,27 @@ impl Slot {
     }
 
     /// Copies the newest value that no set after `done` has written, with `copy`, which is given where it stands and must use
-    /// racing-safe loads. `sheet`: the one that the row is in. In a mirror, rows carry their own limit.
+    /// racing-safe loads. `row_group`: the one that the row is in. In a mirror, rows carry their own limit.
     #[inline]
-    pub fn read(&self, sheet: Option<&Sheet>, done: u64, copy: impl FnOnce(Spot)) -> Result<Look, Overtaken> {
+    pub fn read(
+        &self,
+        row_group: Option<&RowGroup>,
+        done: u64,
+        copy: impl FnOnce(Spot),
+    ) -> Result<Look, Torn> {
         let limit = done.max(self.as_of.load(Ordering::Acquire));
         let own = self.buffers.within(limit)?;
-        let Some(sheet) = sheet else {
+        let Some(row_group) = row_group else {
             let clock = self.buffers.clock_of(own);
             copy(Spot::Slot(own.buffer));
             fence(Ordering::Acquire);
             let still = self.buffers.still(own);
-            return if still { Ok(Look { number: own.number, clock, as_of: limit }) } else { Err(Overtaken) };
+            return if still { Ok(Look { number: own.number, clock, as_of: limit }) } else { Err(Torn) };
         };
-        let common = sheet.buffers.within(limit)?;
+        let common = row_group.buffers.within(limit)?;
         let (number, clock) = if common.number > own.number {
-            let clock = sheet.buffers.clock_of(common);
-            copy(Spot::Sheet(common.buffer));
+            let clock = row_group.buffers.clock_of(common);
+            copy(Spot::RowGroup(common.buffer));
             (common.number, clock)
         } else {
             let clock = self.buffers.clock_of(own);
@@ -179,36 +184,36 @@ impl Slot {
         };
         fence(Ordering::Acquire);
         // Both: what was found in the one says that nothing later stood in the other.
-        let still = self.buffers.still(own) && sheet.buffers.still(common);
-        if still { Ok(Look { number, clock, as_of: limit }) } else { Err(Overtaken) }
+        let still = self.buffers.still(own) && row_group.buffers.still(common);
+        if still { Ok(Look { number, clock, as_of: limit }) } else { Err(Torn) }
     }
 
     /// Whether a value that was shown in place still stands: `look` and `spot` come from [`Slot::read`].
-    pub fn still(&self, sheet: Option<&Sheet>, spot: Spot, look: Look) -> bool {
+    pub fn still(&self, row_group: Option<&RowGroup>, spot: Spot, look: Look) -> bool {
         fence(Ordering::Acquire);
         let found = |buffer| Found { buffer, number: look.number };
-        match (spot, sheet) {
+        match (spot, row_group) {
             (Spot::Slot(buffer), _) => self.buffers.still(found(buffer)),
-            (Spot::Sheet(buffer), Some(sheet)) => sheet.buffers.still(found(buffer)),
-            (Spot::Sheet(_), None) => false,
+            (Spot::RowGroup(buffer), Some(row_group)) => row_group.buffers.still(found(buffer)),
+            (Spot::RowGroup(_), None) => false,
         }
     }
 }
 
-impl Sheet {
+impl RowGroup {
     /// Zeros: what fresh memory holds.
     pub fn new() -> Self {
         Self { buffers: Buffers::new(), apart: OwnedU64::new(0) }
     }
 
-    /// For the writer: the buffer of all rows, if the newest of each stands in the sheet.
+    /// For the writer: the buffer of all rows, if the newest of each stands in the row group.
     fn whole(&self) -> Option<usize> {
         let numbers = self.buffers.numbers();
         let newest = newest(numbers);
         (age(self.apart.own()) < age(numbers[newest])).then_some(newest)
     }
 
-    /// For the writer: the clock of all rows, if the newest of each stands in the sheet.
+    /// For the writer: the clock of all rows, if the newest of each stands in the row group.
     pub fn clock(&self) -> Option<u64> {
         self.whole().map(|buffer| self.buffers.clock(buffer))
     }
@@ -218,11 +223,11 @@ impl Sheet {
         self.whole().map(|buffer| self.buffers.numbers()[buffer])
     }
 
-    /// For the writer: set `number` is about to write a row of the sheet by itself.
+    /// For the writer: set `number` is about to write a row of the row group by itself.
     #[inline]
     pub fn part(&self, number: u64) {
         let numbers = self.buffers.numbers();
-        // Later ones need not be told: what the first says stands until the sheet is written again, and readers keep the line.
+        // Later ones need not be told: what the first says stands until the row group is written again, and readers keep the line.
         if self.apart.own() <= numbers[newest(numbers)] {
             // Readers that may see the row have seen the end of its set, which is stored later, with release.
             self.apart.store(number, Ordering::Relaxed);
@@ -230,9 +235,9 @@ impl Sheet {
     }
 
     /// Copies all rows with `copy`, which is given the buffer, if the newest of each that no set after `done` has written stands in
-    /// the sheet; `None` if some stand in their slots, or all do.
+    /// the row group; `None` if some stand in their slots, or all do.
     #[inline]
-    pub fn read(&self, done: u64, copy: impl FnOnce(usize)) -> Result<Option<Look>, Overtaken> {
+    pub fn read(&self, done: u64, copy: impl FnOnce(usize)) -> Result<Option<Look>, Torn> {
         let apart = self.apart.load(Ordering::Relaxed);
         let found = self.buffers.within(done)?;
         // A row that was written by itself within the limit and after this set is at least as late as `apart`.
@@ -243,7 +248,7 @@ impl Sheet {
         copy(found.buffer);
         fence(Ordering::Acquire);
         let look = Look { number: found.number, clock, as_of: done };
-        if self.buffers.still(found) { Ok(Some(look)) } else { Err(Overtaken) }
+        if self.buffers.still(found) { Ok(Some(look)) } else { Err(Torn) }
     }
 }
 
@@ -259,13 +264,13 @@ impl Default for Slot {
     }
 }
 
-impl Default for Sheet {
+impl Default for RowGroup {
     fn default() -> Self {
         Self::new()
     }
 }
 
-/// The head of a region: how far its writer has come. Written by the writer only.
+/// The head of a partition: how far its writer has come. Written by the writer only.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Progress {
@@ -275,7 +280,7 @@ pub struct Progress {
     several: OwnedU64,
     /// Iterations that the producer has completed: every row's version is at least this.
     floor: OwnedU64,
-    /// Of the [journal](super::journal): entries that were ever begun, and that were ever written.
+    /// Of the [change_log](super::change_log): entries that were ever begun, and that were ever written.
     pub(super) begun: OwnedU64,
     pub(super) logged: OwnedU64,
 }
@@ -345,7 +350,7 @@ impl Default for Progress {
 
 #[cfg(all(test, loom))]
 mod loom_tests {
-    use super::super::journal::Position;
+    use super::super::change_log::Position;
     use super::super::model::{Memory, Writer};
     use super::super::steps::Words;
     use super::*;
@@ -376,7 +381,7 @@ mod loom_tests {
             writer.join().unwrap();
             assert_eq!(region.get(0, region.progress.now().done), Ok(2), "who comes after it sees it");
         });
-        assert_eq!(*all.lock().unwrap(), BTreeSet::from([Ok(0), Ok(1), Ok(2), Err(Overtaken)]));
+        assert_eq!(*all.lock().unwrap(), BTreeSet::from([Ok(0), Ok(1), Ok(2), Err(Torn)]));
     }
 
     #[test]
@@ -390,7 +395,7 @@ mod loom_tests {
             seen.lock().unwrap().insert(got);
             writer.join().unwrap();
         });
-        assert_eq!(*all.lock().unwrap(), BTreeSet::from([Ok(0), Ok(1), Ok(2), Err(Overtaken)]));
+        assert_eq!(*all.lock().unwrap(), BTreeSet::from([Ok(0), Ok(1), Ok(2), Err(Torn)]));
     }
 
     #[test]
@@ -558,18 +563,18 @@ mod loom_tests {
     }
 
     #[test]
-    fn rows_of_a_mirror_s_sheet_that_come_late_are_whole_before_their_set_is_finished() {
+    fn rows_of_a_mirror_s_row_group_that_come_late_are_whole_before_their_set_is_finished() {
         let (seen, all) = outcomes();
         loom::model(move || {
-            let region = Memory::with_sheet();
+            let region = Memory::with_row_group();
             let mut mirror = Writer::over(Arc::clone(&region));
             mirror.open(2, 0);
             mirror.finish();
             let writer = loom::thread::spawn(move || {
                 mirror.open(3, 1);
-                mirror.put_sheet_number(1);
+                mirror.put_row_group_number(1);
             });
-            let got = region.get_sheet(2);
+            let got = region.get_row_group(2);
             seen.lock().unwrap().insert(got);
             writer.join().unwrap();
         });
@@ -593,9 +598,9 @@ mod loom_tests {
         });
     }
 
-    /// Both rows of a sheet: at once if they stand in it.
-    fn get_both(region: &Memory, done: u64) -> Result<([u64; 2], bool), Overtaken> {
-        match region.get_sheet(done)? {
+    /// Both rows of a row group: at once if they stand in it.
+    fn get_both(region: &Memory, done: u64) -> Result<([u64; 2], bool), Torn> {
+        match region.get_row_group(done)? {
             Some(number) => Ok(([number; 2], true)),
             None => Ok(([region.get(0, done)?, region.get(1, done)?], false)),
         }
@@ -611,7 +616,7 @@ mod loom_tests {
     fn set(writer: &mut Writer, rows: Rows) {
         match rows {
             Rows::One(row) => writer.set(&[row]),
-            Rows::Both => writer.set_sheet(),
+            Rows::Both => writer.set_row_group(),
         }
     }
 
@@ -635,7 +640,7 @@ mod loom_tests {
     ) -> BTreeSet<([u64; 2], bool)> {
         let (seen, all) = outcomes();
         loom::model(move || {
-            let region = Memory::with_sheet();
+            let region = Memory::with_row_group();
             let mut writer = Writer::over(Arc::clone(&region));
             sets[..first].iter().for_each(|&rows| set(&mut writer, rows));
             let writing =
@@ -653,7 +658,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn rows_of_a_sheet_are_those_of_one_moment_while_one_of_them_is_set() {
+    fn rows_of_a_row_group_are_those_of_one_moment_while_one_of_them_is_set() {
         use Rows::{Both, One};
         let seen = rows_are_as_they_were_at_one_moment(&[Both, One(0), One(1)], 1);
         let expected = [([1, 1], true), ([1, 1], false), ([2, 1], false), ([2, 3], false)];
@@ -661,7 +666,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn rows_of_a_sheet_are_those_of_one_moment_while_the_sheet_is_set() {
+    fn rows_of_a_row_group_are_those_of_one_moment_while_the_row_group_is_set() {
         use Rows::{Both, One};
         let seen = rows_are_as_they_were_at_one_moment(&[Both, One(0), Both, One(1)], 2);
         // From before the set of both: never at once, since row 0 had been set by itself.
@@ -670,22 +675,22 @@ mod loom_tests {
     }
 
     #[test]
-    fn a_sheet_that_is_overtaken_is_not_read() {
+    fn a_row_group_that_is_overtaken_is_not_read() {
         use Rows::Both;
         let seen = rows_are_as_they_were_at_one_moment(&[Both, Both, Both], 1);
         assert_eq!(seen, BTreeSet::from([([1, 1], true), ([2, 2], true), ([3, 3], true)]));
     }
 
     #[test]
-    fn a_row_never_falls_back_from_its_sheet_to_its_slot() {
+    fn a_row_never_falls_back_from_its_row_group_to_its_slot() {
         let (seen, all) = outcomes();
         loom::model(move || {
-            let region = Memory::with_sheet();
+            let region = Memory::with_row_group();
             let mut writer = Writer::over(Arc::clone(&region));
             writer.set(&[0]);
             let writing = loom::thread::spawn(move || {
-                // The sheet comes round: at a moment between, neither of its buffers says what was.
-                (0..3).for_each(|_| writer.set_sheet());
+                // The row group comes round: at a moment between, neither of its buffers says what was.
+                (0..3).for_each(|_| writer.set_row_group());
             });
             let done = region.progress.now().done;
             let got = region.get(0, done);
@@ -693,6 +698,6 @@ mod loom_tests {
             seen.lock().unwrap().insert(got);
             writing.join().unwrap();
         });
-        assert_eq!(*all.lock().unwrap(), BTreeSet::from([Ok(1), Ok(2), Ok(3), Ok(4), Err(Overtaken)]));
+        assert_eq!(*all.lock().unwrap(), BTreeSet::from([Ok(1), Ok(2), Ok(3), Ok(4), Err(Torn)]));
     }
 }

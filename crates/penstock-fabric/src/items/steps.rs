@@ -1,28 +1,28 @@
-//! The steps of a region's writer, in the order on which what readers are promised rests (I-1 to I-3, N-1). It stands here and nowhere
-//! else: the program takes these steps over mapped memory ([`Writer`](super::region::Writer)), the models over their own.
+//! The steps of a partition's writer, in the order on which what readers are promised rests (I-1 to I-3, N-1). It stands here and nowhere
+//! else: the program takes these steps over mapped memory ([`Writer`](super::partition::Writer)), the models over their own.
 
-use super::slot::{Buffers, Progress, Sheet, Slot, Spot, UNFINISHED, age, newest, target};
+use super::slot::{Buffers, Progress, RowGroup, Slot, Spot, UNFINISHED, age, newest, target};
 use crate::sync::{Ordering, OwnedU64};
 
-/// In an entry of the journal: all rows of the sheet whose number follows.
-pub(super) const WHOLE_SHEET: u32 = 1 << 31;
+/// In an entry of the change log: all rows of the row group whose number follows.
+pub(super) const WHOLE_GROUP: u32 = 1 << 31;
 
-/// Where the words of a region lie.
+/// Where the words of a partition lie.
 pub(super) trait Words {
     fn progress(&self) -> &Progress;
-    /// Entries of the journal.
+    /// Entries of the change log.
     fn entries(&self) -> u64;
     /// Entry `at` of all that ever were, or what has taken its place since.
     fn entry(&self, at: u64) -> &OwnedU64;
     fn slots(&self) -> u32;
     fn head(&self, slot: u32) -> &Slot;
-    fn sheets(&self) -> u32;
-    fn sheet(&self, sheet: u32) -> &Sheet;
-    /// The sheet that a slot's row is in.
-    fn sheet_of(&self, slot: u32) -> Option<&Sheet>;
+    fn row_groups(&self) -> u32;
+    fn row_group(&self, row_group: u32) -> &RowGroup;
+    /// The row group that a slot's row is in.
+    fn row_group_of(&self, slot: u32) -> Option<&RowGroup>;
 }
 
-/// The one writer of a region.
+/// The one writer of a partition.
 #[derive(Debug)]
 pub(super) struct Steps<W> {
     words: W,
@@ -35,7 +35,7 @@ pub(super) struct Steps<W> {
 #[derive(Debug, Clone, Copy)]
 struct Open {
     number: u64,
-    /// Entries of the journal that are about it, and that it has announced.
+    /// Entries of the change log that are about it, and that it has announced.
     logged: u64,
     begun: u64,
 }
@@ -80,8 +80,8 @@ impl<W: Words> Steps<W> {
             (newest, numbers[newest])
         };
         let (buffer, number) = newest_of(&self.words.head(slot).buffers);
-        match self.words.sheet_of(slot).map(|sheet| newest_of(&sheet.buffers)) {
-            Some((other, later)) if age(later) > age(number) => (Spot::Sheet(other), later),
+        match self.words.row_group_of(slot).map(|row_group| newest_of(&row_group.buffers)) {
+            Some((other, later)) if age(later) > age(number) => (Spot::RowGroup(other), later),
             _ => (Spot::Slot(buffer), number),
         }
     }
@@ -92,7 +92,9 @@ impl<W: Words> Steps<W> {
         let (spot, number) = self.newest(slot);
         let clock = match spot {
             Spot::Slot(buffer) => self.words.head(slot).buffers.clock(buffer),
-            Spot::Sheet(buffer) => self.words.sheet_of(slot).map_or(0, |sheet| sheet.buffers.clock(buffer)),
+            Spot::RowGroup(buffer) => {
+                self.words.row_group_of(slot).map_or(0, |row_group| row_group.buffers.clock(buffer))
+            }
         };
         (number, clock)
     }
@@ -115,15 +117,21 @@ impl<W: Words> Steps<W> {
         self.log(slot);
     }
 
-    /// The same for all rows of a sheet. None of them was written by itself in this set.
+    /// The same for all rows of a row group. None of them was written by itself in this set.
     #[inline]
-    pub(super) fn put_sheet(&mut self, sheet: u32, number: u64, clock: u64, fill: impl FnOnce(&W, usize)) {
-        let buffers = &self.words.sheet(sheet).buffers;
+    pub(super) fn put_row_group(
+        &mut self,
+        row_group: u32,
+        number: u64,
+        clock: u64,
+        fill: impl FnOnce(&W, usize),
+    ) {
+        let buffers = &self.words.row_group(row_group).buffers;
         let to = target(buffers.numbers(), number);
         buffers.begin(to);
         fill(&self.words, to);
         buffers.finish(to, number, clock);
-        self.log(sheet | WHOLE_SHEET);
+        self.log(row_group | WHOLE_GROUP);
     }
 
     /// All rows of the open set are written: they are seen from now on.
@@ -153,12 +161,12 @@ impl<W: Words> Steps<W> {
         let written: Vec<u32> = if open.logged <= entries {
             listed().map(|entry| entry.own() as u32).collect()
         } else {
-            let sheets = (0..self.words.sheets()).map(|sheet| sheet | WHOLE_SHEET);
-            (0..self.words.slots()).chain(sheets).collect()
+            let row_groups = (0..self.words.row_groups()).map(|row_group| row_group | WHOLE_GROUP);
+            (0..self.words.slots()).chain(row_groups).collect()
         };
         for entry in written {
-            let buffers = if entry & WHOLE_SHEET != 0 {
-                &self.words.sheet(entry & !WHOLE_SHEET).buffers
+            let buffers = if entry & WHOLE_GROUP != 0 {
+                &self.words.row_group(entry & !WHOLE_GROUP).buffers
             } else {
                 &self.words.head(entry).buffers
             };
@@ -215,15 +223,15 @@ impl<W: Words> Steps<W> {
         let buffers = &self.words.head(slot).buffers;
         let to = target(buffers.numbers(), number);
         let (from, _) = self.newest(slot);
-        if let Some(sheet) = self.words.sheet_of(slot) {
-            sheet.part(number);
+        if let Some(row_group) = self.words.row_group_of(slot) {
+            row_group.part(number);
         }
         buffers.begin(to);
         fill(&self.words, to, from);
         buffers.finish(to, number, clock);
     }
 
-    /// Notes in the journal that a row was written, or a whole sheet.
+    /// Notes in the change log that a row was written, or a whole row group.
     #[inline]
     fn log(&mut self, place: u32) {
         let Some(open) = &mut self.open else { return };

@@ -1,6 +1,6 @@
 //! Several rows at once: whether what was seen of each belongs together (I-3).
 
-use super::slot::{Look, Moment, Overtaken, Progress};
+use super::slot::{Look, Moment, Progress, Torn};
 
 /// Rows that were looked at together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct Gathered<'a> {
     now: Moment,
     /// All looks were from one moment.
     strict: bool,
-    /// Some row carries a limit of its own: rows come here one by one, and the region's progress says nothing of their sets.
+    /// Some row carries a limit of its own: rows come here one by one, and the partition's progress says nothing of their sets.
     apart: bool,
     version: u64,
     newest: u64,
@@ -36,8 +36,8 @@ impl<'a> Gathered<'a> {
 
     /// Looks at some rows, as of the moment that is given.
     #[inline]
-    pub fn look<T>(&mut self, mut look: impl FnMut(Moment) -> Result<T, Overtaken>) -> Result<T, Overtaken> {
-        look(self.now).or_else(|Overtaken| {
+    pub fn look<T>(&mut self, mut look: impl FnMut(Moment) -> Result<T, Torn>) -> Result<T, Torn> {
+        look(self.now).or_else(|Torn| {
             // The writer came round here. If its sets are of one row each, a later moment will do.
             (self.now, self.strict) = (self.progress.now(), false);
             look(self.now)
@@ -54,14 +54,14 @@ impl<'a> Gathered<'a> {
     }
 
     /// All of them, if they belong together.
-    pub fn together(&self) -> Result<Together, Overtaken> {
+    pub fn together(&self) -> Result<Together, Torn> {
         // Of one moment all rows are within its limit; rows of a mirror must have been current at one common set.
         let common = self.newest <= self.as_of;
         let alone = || !self.strict && !self.apart && self.progress.belong_together(self.first);
         if common || alone() {
             return Ok(Together { version: self.version, as_of: self.as_of });
         }
-        Err(Overtaken)
+        Err(Torn)
     }
 }
 
@@ -74,7 +74,7 @@ mod loom_tests {
     use std::sync::Mutex;
 
     /// Both rows of a mirror.
-    fn both(mirror: &Memory) -> Result<[u64; 2], Overtaken> {
+    fn both(mirror: &Memory) -> Result<[u64; 2], Torn> {
         let mut all = Gathered::new(&mirror.progress);
         let mut numbers = [0; 2];
         for (row, number) in numbers.iter_mut().enumerate() {
@@ -110,7 +110,7 @@ mod loom_tests {
             assert_eq!(both(&mirror), Ok([2, 2]));
         });
         let all = all.lock().unwrap();
-        for expected in [Ok([0, 0]), Ok([1, 1]), Ok([2, 2]), Err(Overtaken)] {
+        for expected in [Ok([0, 0]), Ok([1, 1]), Ok([2, 2]), Err(Torn)] {
             assert!(all.contains(&expected), "{expected:?} never came up: {all:?}");
         }
     }

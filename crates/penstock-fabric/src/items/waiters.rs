@@ -1,7 +1,7 @@
-//! Readers that must wait sleep on a line of the region's waiters' page, which says what they wait for; the writer wakes those
+//! Readers that must wait sleep on a line of the partition's waiters' page, which says what they wait for; the writer wakes those
 //! whose row has come. While nobody sleeps a set costs the writer one look.
 //!
-//! The page is writable by all readers of the region, all of one job. One that lies in it can make the writer ring for
+//! The page is writable by all readers of the partition, all of one job. One that lies in it can make the writer ring for
 //! nothing, or take a line away from another reader, which then looks again by itself after a short sleep.
 //!
 //! Each side has a sequentially consistent fence between its store and its look (I-4), as in [`crate::doorbell`]. The writer

@@ -154,7 +154,7 @@ impl OwnLane {
     fn memory(&mut self, range: Range<usize>) -> ForeignMut<'_> {
         let address = self.mapping.pointer(range.clone());
         // SAFETY: inside the lane's writable mapping (`pointer`), which lives as long as the result. No reference covers it: what
-        // was lent of the lane is an address, and the server's loads, and a courier's, are of other mappings.
+        // was lent of the lane is an address, and the server's loads, and a proxy's, are of other mappings.
         unsafe { ForeignMut::new(address.as_ptr(), range.len()) }
     }
 }

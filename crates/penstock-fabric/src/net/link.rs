@@ -9,7 +9,7 @@
 //! - **The end is for good.** It comes behind everything that was sent before it, and a link that has ended goes on saying so.
 //! - **An error is told once** by reading: whatever was under way may be lost, the link has ended, and writing fails from then on.
 //!
-//! Where connections are made there is one kind: the worker's dialer, the server's door, and the threads that poll what these make, name
+//! Where connections are made there is one kind: the worker's dialer, the server's acceptor, and the threads that poll what these make, name
 //! [`Stream`](super::stream::Stream).
 
 use std::io::{self, IoSlice, IoSliceMut};

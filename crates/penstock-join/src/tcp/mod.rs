@@ -1,9 +1,9 @@
-//! A meeting over TCP, for launchers that only say who is who: rank 0 listens, the others come.
+//! A rendezvous over TCP, for launchers that only say who is who: rank 0 listens, the others come.
 //!
 //! | file | word |
 //! |---|---|
 //! | [`proof`] | what both sides say, and how each knows that the other knows the secret |
-//! | [`guest`] | what rank 0 makes of the bytes of one connection |
+//! | [`member`] | what rank 0 makes of the bytes of one connection |
 //! | [`root`] | rank 0's end |
 //! | [`visitor`] | everyone else's |
 //! | [`round`] | a whole round, whichever end this process has |
@@ -12,14 +12,14 @@
 //! and a few seconds; then it is dropped, and so is whoever sends anything but the next message of the handshake. A process that proved
 //! itself and then goes away ends the attempt at once.
 
-pub mod guest;
+pub mod member;
 pub mod proof;
 mod root;
 mod round;
 mod visitor;
 
 pub use root::{Collected, Root, STRANGERS};
-pub use round::{Meeting, RoundError};
+pub use round::{Rendezvous, RoundError};
 pub use visitor::Visitor;
 
 use crate::patience::Interrupted;
@@ -74,15 +74,15 @@ impl FromStr for Place {
 
 impl Place {
     /// Its addresses, of which there is one at least.
-    fn resolve(&self) -> Result<Vec<SocketAddr>, MeetingError> {
-        let refused = |reason: String| MeetingError::NoAddress { host: self.host.clone(), reason };
+    fn resolve(&self) -> Result<Vec<SocketAddr>, RendezvousError> {
+        let refused = |reason: String| RendezvousError::NoAddress { host: self.host.clone(), reason };
         let found = (&self.host[..], self.port).to_socket_addrs();
         let found: Vec<_> = found.map_err(|error| refused(plain(&error)))?.collect();
         if found.is_empty() { Err(refused("it is unknown".to_owned())) } else { Ok(found) }
     }
 }
 
-/// What is no meeting place.
+/// What is no rendezvous address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("expected PENSTOCK_RENDEZVOUS to be HOST:PORT, got `{got}`")]
 pub struct NoPlace {
@@ -97,11 +97,11 @@ impl NoPlace {
     }
 }
 
-/// Why a meeting did not begin, or ended.
+/// Why a rendezvous did not begin, or ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum MeetingError {
-    /// The meeting place has no address here.
+pub enum RendezvousError {
+    /// The rendezvous address has no address here.
     #[error("the rendezvous host `{host}` has no address: {reason}")]
     NoAddress {
         /// Its name.
@@ -176,7 +176,7 @@ pub enum MeetingError {
     Interrupted(#[from] Interrupted),
 }
 
-impl MeetingError {
+impl RendezvousError {
     /// What the user can do about it.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
@@ -209,9 +209,9 @@ fn plain(error: &std::io::Error) -> String {
     text.split(" (os error").next().unwrap_or(text).to_owned()
 }
 
-fn nonce() -> Result<Nonce, MeetingError> {
+fn nonce() -> Result<Nonce, RendezvousError> {
     let mut nonce = Nonce::default();
-    let refused = |reason: String| MeetingError::System { what: "draw a nonce", reason };
+    let refused = |reason: String| RendezvousError::System { what: "draw a nonce", reason };
     match rustix::rand::getrandom(&mut nonce[..], rustix::rand::GetRandomFlags::empty()) {
         Ok(count) if count == nonce.len() => Ok(nonce),
         Ok(_) => Err(refused("too few random bytes".to_owned())),
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_meeting_place_reads_back_as_it_was_written() {
+    fn a_rendezvous_address_reads_back_as_it_was_written() {
         for (text, host, port) in
             [("a:1", "a", 1), ("[fd00::1]:70", "fd00::1", 70), ("10.0.0.1:65535", "10.0.0.1", 65535)]
         {
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_meeting_place_that_is_none_is_refused() {
+    fn a_rendezvous_address_that_is_none_is_refused() {
         for text in [
             "",
             "a",

@@ -1,4 +1,4 @@
-//! The handshake and the frames of a meeting, without sockets.
+//! The handshake and the frames of a rendezvous, without sockets.
 //!
 //! ```text
 //! worker                                        rank 0

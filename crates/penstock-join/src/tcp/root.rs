@@ -1,7 +1,7 @@
-//! Rank 0's end of a meeting: it listens.
+//! Rank 0's end of a rendezvous: it listens.
 
-use super::guest::{Expected, Guest};
-use super::{MeetingError, Party, Place, STRANGER_TIME, nonce, plain};
+use super::member::{Expected, Member};
+use super::{Party, Place, RendezvousError, STRANGER_TIME, nonce, plain};
 use crate::exchange::{Contributions, GONE, VERDICT_MARGIN, is_failure};
 use crate::patience::{Interrupted, Patience};
 use rustix::event::{PollFd, PollFlags};
@@ -21,7 +21,7 @@ const READ_BYTES: usize = 8192;
 struct Connection {
     stream: TcpStream,
     until: Instant,
-    guest: Guest,
+    member: Member,
 }
 
 /// The connection has ended, or does not belong here.
@@ -33,7 +33,7 @@ impl Connection {
         let mut bytes = [0; READ_BYTES];
         match self.stream.read(&mut bytes) {
             Ok(0) => Err(Gone),
-            Ok(count) => self.guest.receive(&bytes[..count]).map_err(|_| Gone),
+            Ok(count) => self.member.receive(&bytes[..count]).map_err(|_| Gone),
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(()),
             Err(_) => Err(Gone),
         }
@@ -41,9 +41,9 @@ impl Connection {
 
     /// Sends as much as goes.
     fn send(&mut self) -> Result<(), Gone> {
-        while !self.guest.to_send.is_empty() {
-            match self.stream.write(&self.guest.to_send) {
-                Ok(count) => drop(self.guest.to_send.drain(..count)),
+        while !self.member.to_send.is_empty() {
+            match self.stream.write(&self.member.to_send) {
+                Ok(count) => drop(self.member.to_send.drain(..count)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(_) => return Err(Gone),
@@ -53,7 +53,7 @@ impl Connection {
     }
 
     fn watch(&self) -> PollFd<'_> {
-        let sends = if self.guest.to_send.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
+        let sends = if self.member.to_send.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
         PollFd::new(&self.stream, PollFlags::IN | sends)
     }
 }
@@ -75,7 +75,7 @@ pub struct Root {
     port: u16,
     /// In the order in which they came.
     strangers: VecDeque<Connection>,
-    guests: BTreeMap<u32, Connection>,
+    members: BTreeMap<u32, Connection>,
     came: Contributions,
     /// Who has ever given something.
     heard: BTreeSet<u32>,
@@ -84,7 +84,7 @@ pub struct Root {
 impl Root {
     /// Listens at `place`: at an address that was given as such, on every interface for a name. A host's own name often leads to its
     /// loopback address, where nobody else could come. The rank of `party` is not looked at.
-    pub fn listen(party: Party, place: &Place) -> Result<Self, MeetingError> {
+    pub fn listen(party: Party, place: &Place) -> Result<Self, RendezvousError> {
         let Party { size, secret, job, .. } = party;
         let first = place.resolve()?[0];
         let bare = place.host.split('%').next().unwrap_or_default();
@@ -95,8 +95,8 @@ impl Root {
         };
         let address = if exactly { first } else { SocketAddr::new(everywhere, place.port) };
         let refused = |error: std::io::Error| match error.kind() {
-            ErrorKind::AddrInUse => MeetingError::InUse { port: place.port },
-            _ => MeetingError::Listen { place: place.clone(), reason: plain(&error) },
+            ErrorKind::AddrInUse => RendezvousError::InUse { port: place.port },
+            _ => RendezvousError::Listen { place: place.clone(), reason: plain(&error) },
         };
         let listener = TcpListener::bind(address).map_err(refused)?;
         listener.set_nonblocking(true).map_err(refused)?;
@@ -106,7 +106,7 @@ impl Root {
             listener,
             port,
             strangers: VecDeque::new(),
-            guests: BTreeMap::new(),
+            members: BTreeMap::new(),
             came: Contributions::new(),
             heard: BTreeSet::new(),
         })
@@ -118,12 +118,12 @@ impl Root {
     }
 
     /// Everyone's contribution, `own` among them. As soon as one says that its process cannot go on, the rest are not waited for.
-    pub fn collect(&mut self, own: &[u8], patience: &Patience<'_>) -> Result<Collected, MeetingError> {
-        let gone = self.heard.iter().filter(|&rank| !self.guests.contains_key(rank));
+    pub fn collect(&mut self, own: &[u8], patience: &Patience<'_>) -> Result<Collected, RendezvousError> {
+        let gone = self.heard.iter().filter(|&rank| !self.members.contains_key(rank));
         self.came = gone.map(|&rank| (rank, GONE.to_vec())).collect();
         self.came.insert(0, own.to_vec());
         // What came before it was asked for.
-        for rank in self.guests.keys().copied().collect::<Vec<_>>() {
+        for rank in self.members.keys().copied().collect::<Vec<_>>() {
             self.hear(rank);
         }
         // Where it cannot go on itself it stays just long enough to tell those who come. Where another cannot, a little shorter.
@@ -144,17 +144,17 @@ impl Root {
     }
 
     /// Hands the verdict to everyone who is here.
-    pub fn announce(&mut self, verdict: &[u8], patience: &Patience<'_>) -> Result<(), MeetingError> {
+    pub fn announce(&mut self, verdict: &[u8], patience: &Patience<'_>) -> Result<(), RendezvousError> {
         let patience = patience.another(VERDICT_MARGIN);
-        for rank in self.guests.keys().copied().collect::<Vec<_>>() {
-            if let Some(connection) = self.guests.get_mut(&rank) {
-                connection.guest.tell(verdict);
+        for rank in self.members.keys().copied().collect::<Vec<_>>() {
+            if let Some(connection) = self.members.get_mut(&rank) {
+                connection.member.tell(verdict);
                 if connection.send().is_err() {
                     self.leave(rank);
                 }
             }
         }
-        while self.guests.values().any(|one| !one.guest.to_send.is_empty()) && !patience.is_over() {
+        while self.members.values().any(|one| !one.member.to_send.is_empty()) && !patience.is_over() {
             self.step(&patience)?;
         }
         Ok(())
@@ -165,18 +165,18 @@ impl Root {
         let now = Instant::now();
         self.strangers.retain(|one| one.until > now);
         let due = self.strangers.front().map_or(Duration::MAX, |one| one.until - now);
-        let ranks: Vec<u32> = self.guests.keys().copied().collect();
+        let ranks: Vec<u32> = self.members.keys().copied().collect();
         let mut watched = vec![PollFd::new(&self.listener, PollFlags::IN)];
-        watched.extend(self.strangers.iter().chain(self.guests.values()).map(Connection::watch));
+        watched.extend(self.strangers.iter().chain(self.members.values()).map(Connection::watch));
         patience.poll(&mut watched, due)?;
         let seen: Vec<PollFlags> = watched.iter().map(PollFd::revents).collect();
         drop(watched);
 
-        let (strangers, guests) = seen[1..].split_at(self.strangers.len());
+        let (strangers, members) = seen[1..].split_at(self.strangers.len());
         for (connection, &seen) in std::mem::take(&mut self.strangers).into_iter().zip(strangers) {
             self.attend(connection, seen);
         }
-        for (rank, &seen) in ranks.into_iter().zip(guests) {
+        for (rank, &seen) in ranks.into_iter().zip(members) {
             self.serve(rank, seen);
         }
         if seen[0].contains(PollFlags::IN) {
@@ -193,10 +193,10 @@ impl Root {
             self.strangers.pop_front();
         }
         let until = Instant::now() + STRANGER_TIME;
-        self.strangers.push_back(Connection { stream, until, guest: Guest::new(nonce) });
+        self.strangers.push_back(Connection { stream, until, member: Member::new(nonce) });
     }
 
-    /// A connection that has not proved itself: it stays one, becomes a guest, or is dropped.
+    /// A connection that has not proved itself: it stays one, becomes a member, or is dropped.
     fn attend(&mut self, mut connection: Connection, seen: PollFlags) {
         if seen.is_empty() {
             return self.strangers.push_back(connection);
@@ -205,14 +205,14 @@ impl Root {
             return;
         }
         // Who was heard and has gone is not replaced: what it said stands for its rank.
-        let is_taken = |rank| self.guests.contains_key(&rank) || self.heard.contains(&rank);
-        let rank = connection.guest.shake_hands(&self.expected, is_taken);
+        let is_taken = |rank| self.members.contains_key(&rank) || self.heard.contains(&rank);
+        let rank = connection.member.shake_hands(&self.expected, is_taken);
         // A stranger is told why, if that goes at once.
         let sent = connection.send();
         match (rank, sent) {
             (Ok(None), Ok(())) => self.strangers.push_back(connection),
             (Ok(Some(rank)), Ok(())) => {
-                self.guests.insert(rank, connection);
+                self.members.insert(rank, connection);
                 self.hear(rank);
             }
             _ => {}
@@ -221,7 +221,7 @@ impl Root {
 
     /// A process of the job.
     fn serve(&mut self, rank: u32, seen: PollFlags) {
-        let Some(connection) = self.guests.get_mut(&rank).filter(|_| !seen.is_empty()) else { return };
+        let Some(connection) = self.members.get_mut(&rank).filter(|_| !seen.is_empty()) else { return };
         let reads = seen.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR);
         if connection.send().is_err() || (reads && connection.read().is_err()) {
             self.leave(rank);
@@ -230,12 +230,12 @@ impl Root {
         }
     }
 
-    /// Takes the guest's contribution, if this round lacks it and it has come.
+    /// Takes the member's contribution, if this round lacks it and it has come.
     fn hear(&mut self, rank: u32) {
-        let Some(connection) = self.guests.get_mut(&rank).filter(|_| !self.came.contains_key(&rank)) else {
+        let Some(connection) = self.members.get_mut(&rank).filter(|_| !self.came.contains_key(&rank)) else {
             return;
         };
-        match connection.guest.message() {
+        match connection.member.message() {
             Ok(None) => {}
             Ok(Some(contribution)) => {
                 self.came.insert(rank, contribution);
@@ -247,7 +247,7 @@ impl Root {
 
     /// The connection has ended, or is ended. A process that was heard will not come again.
     fn leave(&mut self, rank: u32) {
-        self.guests.remove(&rank);
+        self.members.remove(&rank);
         if self.heard.contains(&rank) {
             self.came.entry(rank).or_insert_with(|| GONE.to_vec());
         }

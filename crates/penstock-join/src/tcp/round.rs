@@ -1,6 +1,6 @@
 //! A whole round, whichever end this process has.
 
-use super::{MeetingError, Party, Place, Root, Visitor};
+use super::{Party, Place, RendezvousError, Root, Visitor};
 use crate::exchange::{MESSAGE_LIMIT, NoVerdict, Verdict, failed, given};
 use crate::patience::Patience;
 use std::time::Duration;
@@ -8,9 +8,9 @@ use std::time::Duration;
 /// Why a round gave no messages.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum RoundError {
-    /// The meeting itself.
+    /// The rendezvous itself.
     #[error(transparent)]
-    Meeting(#[from] MeetingError),
+    Rendezvous(#[from] RendezvousError),
     /// Rank 0's answer.
     #[error(transparent)]
     Verdict(#[from] NoVerdict),
@@ -36,18 +36,18 @@ pub enum RoundError {
     },
 }
 
-/// This process's end of a meeting.
+/// This process's end of a rendezvous.
 #[derive(Debug)]
-pub enum Meeting {
+pub enum Rendezvous {
     /// Rank 0's.
     Root(Box<Root>),
     /// Everyone else's.
     Visitor(Box<Visitor>),
 }
 
-impl Meeting {
+impl Rendezvous {
     /// The end of `party`; rank 0 listens from now on.
-    pub fn open(party: Party, place: &Place) -> Result<Self, MeetingError> {
+    pub fn open(party: Party, place: &Place) -> Result<Self, RendezvousError> {
         Ok(match party.rank {
             0 => Self::Root(Box::new(Root::listen(party, place)?)),
             _ => Self::Visitor(Box::new(Visitor::new(party, place.clone()))),
@@ -103,7 +103,7 @@ impl Meeting {
                     visitor.deliver(contribution, patience).and_then(|()| visitor.await_verdict(patience));
                 match told {
                     Ok(verdict) => Ok(Verdict::read(&verdict, size)?),
-                    Err(MeetingError::Late { .. }) => {
+                    Err(RendezvousError::Late { .. }) => {
                         Ok(Verdict::Late { missing: vec![0], waited: patience.waited() })
                     }
                     Err(error) => Err(error.into()),

@@ -1,9 +1,9 @@
-//! Everyone else's end of a meeting: it comes to rank 0, again and again until rank 0 is there.
+//! Everyone else's end of a rendezvous: it comes to rank 0, again and again until rank 0 is there.
 
 use super::proof::{
     Claim, Conversation, Digest, FRAME_HEAD_BYTES, MAGIC, Nonce, Side, WELCOME, WRONG_SECRET, WRONG_SIZE,
 };
-use super::{MeetingError, Party, Place, STRANGER_TIME, nonce};
+use super::{Party, Place, RendezvousError, STRANGER_TIME, nonce};
 use crate::exchange::{VERDICT_MARGIN, verdict_limit};
 use crate::patience::{Interrupted, Patience};
 use rustix::event::{PollFd, PollFlags};
@@ -24,7 +24,7 @@ enum Unfit {
     /// It took too long.
     Late,
     /// It will not.
-    Final(MeetingError),
+    Final(RendezvousError),
 }
 
 impl From<Interrupted> for Unfit {
@@ -48,7 +48,7 @@ impl Visitor {
     }
 
     /// Hands a contribution to rank 0.
-    pub fn deliver(&mut self, contribution: &[u8], patience: &Patience<'_>) -> Result<(), MeetingError> {
+    pub fn deliver(&mut self, contribution: &[u8], patience: &Patience<'_>) -> Result<(), RendezvousError> {
         let mut pause = FIRST_PAUSE;
         let (mut stream, mut conversation) = loop {
             if let Some(met) = self.met.take() {
@@ -72,13 +72,13 @@ impl Visitor {
     }
 
     /// The verdict, which may come up to [`VERDICT_MARGIN`] after the end of `patience`. It follows a [`Self::deliver`].
-    pub fn await_verdict(&mut self, patience: &Patience<'_>) -> Result<Vec<u8>, MeetingError> {
+    pub fn await_verdict(&mut self, patience: &Patience<'_>) -> Result<Vec<u8>, RendezvousError> {
         let place = &self.place;
         let Some((stream, conversation)) = &mut self.met else {
-            return Err(MeetingError::Left { place: place.clone() });
+            return Err(RendezvousError::Left { place: place.clone() });
         };
         let patience = patience.another(patience.left() + VERDICT_MARGIN);
-        let changed = || Unfit::Final(MeetingError::Changed { place: place.clone() });
+        let changed = || Unfit::Final(RendezvousError::Changed { place: place.clone() });
         let mut answer = || {
             let mut head = [0; FRAME_HEAD_BYTES];
             receive(stream, &mut head, &patience)?;
@@ -96,7 +96,7 @@ impl Visitor {
         answer().map_err(|unfit| match unfit {
             Unfit::Final(error) => error,
             Unfit::Late => self.late(),
-            Unfit::Passing => MeetingError::Left { place: self.place.clone() },
+            Unfit::Passing => RendezvousError::Left { place: self.place.clone() },
         })
     }
 
@@ -113,7 +113,7 @@ impl Visitor {
         let claim = Claim { rank: *rank, size: *size };
         let conversation = Conversation::new(Side::Worker, secret, job, [own, theirs]);
         send(&mut stream, &[&claim.spell()[..], &conversation.proof(claim)].concat(), &patience)?;
-        let other_secret = || MeetingError::OtherSecret { place: self.place.clone(), rank: *rank };
+        let other_secret = || RendezvousError::OtherSecret { place: self.place.clone(), rank: *rank };
         let mut answer = [0];
         receive(&mut stream, &mut answer, &patience)?;
         match answer[0] {
@@ -123,7 +123,7 @@ impl Visitor {
                 let mut expected = [0; 4];
                 receive(&mut stream, &mut expected, &patience)?;
                 let (place, expected) = (self.place.clone(), u32::from_le_bytes(expected));
-                return Err(Unfit::Final(MeetingError::OtherSize {
+                return Err(Unfit::Final(RendezvousError::OtherSize {
                     place,
                     expected,
                     rank: *rank,
@@ -148,8 +148,8 @@ impl Visitor {
         reach_one_of(&addresses, patience)
     }
 
-    fn late(&self) -> MeetingError {
-        MeetingError::Late { place: self.place.clone() }
+    fn late(&self) -> RendezvousError {
+        RendezvousError::Late { place: self.place.clone() }
     }
 }
 

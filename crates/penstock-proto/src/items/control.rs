@@ -2,14 +2,14 @@
 
 use super::registry::{Part, Producer};
 use super::spec::{Propagation, TableId, TableSpec};
-use super::wire::RegionId;
+use super::wire::PartitionId;
 use crate::Rank;
 use serde::{Deserialize, Serialize};
 
 /// Bytes of an encoded set of rows that travel in one message.
 pub const PART_BYTES: usize = 32 * 1024;
 
-/// What a worker asks. The first server keeps the book; each server homes the regions that their producers ask it for.
+/// What a worker asks. The first server keeps the book; each server homes the partitions that their producers ask it for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TableAsk {
     /// Begins to declare a table.
@@ -72,10 +72,10 @@ pub enum TableAsk {
         /// The first byte.
         from: u64,
     },
-    /// On the home's host: the memory of a region. The producer makes it be; others wait for that.
-    Region {
+    /// On the home's host: the memory of a partition. The producer makes it be; others wait for that.
+    Partition {
         /// Which.
-        region: RegionId,
+        partition: PartitionId,
         /// Rows.
         slots: u32,
         /// Bytes of a row.
@@ -83,10 +83,10 @@ pub enum TableAsk {
         /// Who moves them to other hosts.
         propagation: Propagation,
     },
-    /// The producer has mapped its region: nobody else may map it writable from now on.
+    /// The producer has mapped its partition: nobody else may map it writable from now on.
     Mapped {
         /// Which.
-        region: RegionId,
+        partition: PartitionId,
     },
 }
 
@@ -114,6 +114,6 @@ pub enum TableAnswer {
         /// Bytes of the whole encoding.
         total: u64,
     },
-    /// To `Region`. Descriptors: the region, the page that its readers sleep on, and the bell of who passes its rows on (eventfd).
-    Region,
+    /// To `Partition`. Descriptors: the partition, the page that its readers sleep on, and the bell of who passes its rows on (eventfd).
+    Partition,
 }

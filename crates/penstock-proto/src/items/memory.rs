@@ -42,7 +42,7 @@ pub struct Unlisted {
 
 /// The writer came round while the reader looked. Look again, from a later moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Overtaken;
+pub struct Torn;
 
 /// Rows of one producer: written here, by another process of this host, or from what a peer sends.
 pub trait Memory {
@@ -54,16 +54,16 @@ pub trait Memory {
     fn now(&self) -> Moment;
 
     /// What a row carries as of a moment: its clock is its version.
-    fn look(&self, slot: u32, now: Moment) -> Result<Look, Overtaken>;
+    fn look(&self, slot: u32, now: Moment) -> Result<Look, Torn>;
 
     /// The same, and its value.
-    fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Overtaken>;
+    fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Torn>;
 
     /// Rows that stand together, and can be read at once, begin at multiples of this, and are as many. 0: there are none.
     fn run(&self) -> u32;
 
     /// Reads those from `first` on, if one set wrote the newest of each; `None` if they must be read one by one.
-    fn read_run(&self, first: u32, now: Moment, out: &mut [u8]) -> Result<Option<Look>, Overtaken>;
+    fn read_run(&self, first: u32, now: Moment, out: &mut [u8]) -> Result<Option<Look>, Torn>;
 
     /// Begins to bring all rows to where they were after set `number` of the producer, by at least `rows` rows. What was begun before and
     /// not finished is as if it had never been.

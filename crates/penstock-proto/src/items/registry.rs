@@ -2,10 +2,10 @@
 
 use super::rows::RowSet;
 use super::spec::{MAX_OWN_ROWS, MAX_TABLES, TableError, TableId, TableSpec};
-use super::wire::{RegionId, Shape};
+use super::wire::{PartitionId, Shape};
 use crate::Rank;
 use crate::account::{Account, Charge, Exhausted, Resource};
-use crate::membership::Crew;
+use crate::membership::Members;
 use serde::{Deserialize, Serialize};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,11 +24,11 @@ pub enum Part {
 pub struct Producer {
     /// Its rank.
     pub rank: Rank,
-    /// Rows that it produces: slots of its region.
+    /// Rows that it produces: slots of its partition.
     pub slots: u32,
-    /// The server that its region is homed at.
+    /// The server that its partition is homed at.
     pub home: u32,
-    /// Whether it is on that server's host, so that others there map its region.
+    /// Whether it is on that server's host, so that others there map its partition.
     pub near: bool,
 }
 
@@ -225,10 +225,10 @@ impl Registry {
         }
     }
 
-    /// What a region at server `home` holds, for who is on its producer's host; `None` if no worker was told of such a region.
-    pub fn shape(&self, region: RegionId, home: u32) -> Option<Shape> {
-        let table = self.tables.get(self.names.get(&region.table)?).filter(|table| table.told)?;
-        let declared = table.workers.get(&region.rank).filter(|it| it.near && it.home == home)?;
+    /// What a partition at server `home` holds, for who is on its producer's host; `None` if no worker was told of such a partition.
+    pub fn shape(&self, partition: PartitionId, home: u32) -> Option<Shape> {
+        let table = self.tables.get(self.names.get(&partition.table)?).filter(|table| table.told)?;
+        let declared = table.workers.get(&partition.rank).filter(|it| it.near && it.home == home)?;
         let (produce, _) = declared.sets.as_ref().filter(|(produce, _)| !produce.is_empty())?;
         let TableSpec { row_bytes, propagation, .. } = table.spec;
         Some(Shape { slots: produce.len() as u32, row_bytes, propagation })
@@ -238,17 +238,22 @@ impl Registry {
     ///
     /// Rows that nobody produces count as those of a worker that was lost before it declared the table, if there is one: where the others
     /// may go on without it, they go on without its rows.
-    pub fn joined(&mut self, rank: Rank, name: &str, crew: &Crew) -> Option<Result<Joined, TableError>> {
+    pub fn joined(
+        &mut self,
+        rank: Rank,
+        name: &str,
+        members: &Members,
+    ) -> Option<Result<Joined, TableError>> {
         let table = self.tables.get_mut(name)?;
         if let Some(error) = &table.failed {
             return Some(Err(error.clone()));
         }
         let declared = |rank: &Rank| table.workers.get(rank).is_some_and(|worker| worker.sets.is_some());
-        if !crew.live.iter().all(declared) {
+        if !members.live.iter().all(declared) {
             return None;
         }
         if !table.told {
-            match table.settle_orphans(crew) {
+            match table.settle_orphans(members) {
                 Ok(inherited) => self.inherited.extend(inherited),
                 Err(error) => {
                     table.failed = Some(error.clone());
@@ -325,13 +330,14 @@ impl Table {
 
     /// Gives rows that are consumed and that nobody produces to a worker that was lost, and says which; without such a worker they are
     /// refused.
-    fn settle_orphans(&mut self, crew: &Crew) -> Result<Option<Inherited>, TableError> {
+    fn settle_orphans(&mut self, members: &Members) -> Result<Option<Inherited>, TableError> {
         let Some((rank, row)) = self.orphan() else { return Ok(None) };
         let undeclared = |rank: &&Rank| self.workers.get(*rank).is_none_or(|worker| worker.sets.is_none());
         let orphans = self.orphans();
-        let heir = crew.lost.iter().find(undeclared).copied().filter(|_| orphans.len() <= MAX_OWN_ROWS);
+        let heir = members.lost.iter().find(undeclared).copied().filter(|_| orphans.len() <= MAX_OWN_ROWS);
         let Some(heir) = heir else {
-            let gone: BTreeSet<Rank> = crew.left.union(&crew.lost).filter(undeclared).copied().collect();
+            let gone: BTreeSet<Rank> =
+                members.left.union(&members.lost).filter(undeclared).copied().collect();
             let (name, gone) = (self.spec.name.clone(), gone.into_iter().collect());
             return Err(TableError::NoProducer { name, row, rank, gone });
         };
@@ -393,7 +399,7 @@ mod tests {
 
     #[test]
     fn a_worker_is_told_of_the_producers_that_concern_it_once_all_have_declared() {
-        let (mut registry, live) = (Registry::default(), Crew::of([0, 1, 2]));
+        let (mut registry, live) = (Registry::default(), Members::of([0, 1, 2]));
         declare(&mut registry, 0, &spec(), &[0, 1, 2], &[5]);
         declare(&mut registry, 1, &spec(), &[5, 6], &[]);
         assert_eq!(registry.joined(0, "U", &live), None);
@@ -434,22 +440,22 @@ mod tests {
             registry.part(0, "U", part, &bytes).unwrap();
         }
         registry.end(0, "U").unwrap();
-        let error = registry.joined(0, "U", &Crew::of([0])).unwrap().unwrap_err();
+        let error = registry.joined(0, "U", &Members::of([0])).unwrap().unwrap_err();
         assert!(matches!(error, TableError::NoProducer { row, .. } if row == MAX_OWN_ROWS - 1), "{error}");
     }
 
     #[test]
-    fn only_a_region_that_workers_were_told_of_has_a_shape() {
-        let (mut registry, live) = (Registry::default(), Crew::of([0, 1]));
+    fn only_a_partition_that_workers_were_told_of_has_a_shape() {
+        let (mut registry, live) = (Registry::default(), Members::of([0, 1]));
         declare(&mut registry, 0, &spec(), &[0, 1, 2], &[]);
-        let at = |table, rank| RegionId { table, rank };
+        let at = |table, rank| PartitionId { table, rank };
         assert_eq!(registry.shape(at(0, 0), 0), None, "nobody was told");
         declare(&mut registry, 1, &spec(), &[], &[0]);
         assert!(registry.joined(1, "U", &live).unwrap().is_ok());
         let shape = Shape { slots: 3, row_bytes: 8, propagation: Propagation::Eager };
         assert_eq!(registry.shape(at(0, 0), 0), Some(shape));
-        for (region, home) in [(at(0, 0), 1), (at(0, 1), 1), (at(0, 2), 0), (at(1, 0), 0)] {
-            assert_eq!(registry.shape(region, home), None, "{region:?} at server {home}");
+        for (partition, home) in [(at(0, 0), 1), (at(0, 1), 1), (at(0, 2), 0), (at(1, 0), 0)] {
+            assert_eq!(registry.shape(partition, home), None, "{partition:?} at server {home}");
         }
         registry.remove("U", 0);
         assert_eq!(registry.shape(at(0, 0), 0), None, "it was dropped");
@@ -457,7 +463,7 @@ mod tests {
 
     #[test]
     fn who_gave_up_waiting_declares_again_and_gets_the_same_table() {
-        let (mut registry, live) = (Registry::default(), Crew::of([0, 1]));
+        let (mut registry, live) = (Registry::default(), Members::of([0, 1]));
         declare(&mut registry, 0, &spec(), &[0], &[1]);
         assert_eq!(registry.joined(0, "U", &live), None);
         // It gave up, and asks for other rows: nobody has been told of the first ones.
@@ -481,7 +487,7 @@ mod tests {
 
     #[test]
     fn a_name_that_all_have_dropped_is_free_for_another_table() {
-        let (mut registry, live) = (Registry::default(), Crew::of([0]));
+        let (mut registry, live) = (Registry::default(), Members::of([0]));
         declare(&mut registry, 0, &spec(), &[0], &[]);
         let before = registry.joined(0, "U", &live).unwrap().unwrap().id;
         registry.remove("U", before + 1);
@@ -496,7 +502,7 @@ mod tests {
     fn a_worker_that_is_gone_is_not_waited_for() {
         let mut registry = Registry::default();
         declare(&mut registry, 0, &spec(), &[0], &[0]);
-        assert!(registry.joined(0, "U", &Crew::of([0])).unwrap().is_ok());
+        assert!(registry.joined(0, "U", &Members::of([0])).unwrap().is_ok());
     }
 
     #[test]
@@ -504,10 +510,10 @@ mod tests {
         let mut registry = Registry::default();
         declare(&mut registry, 0, &spec(), &[0, 1], &[0, 1, 2, 4]);
         declare(&mut registry, 2, &spec(), &[4, 5], &[0, 6]);
-        let crew = Crew { lost: [1].into(), ..Crew::of([0, 2]) };
+        let members = Members { lost: [1].into(), ..Members::of([0, 2]) };
         let heir = |rank| Producer { rank: 1, slots: 2, home: rank, near: true };
         for rank in [0, 2] {
-            let producers = registry.joined(rank, "U", &crew).unwrap().unwrap().producers;
+            let producers = registry.joined(rank, "U", &members).unwrap().unwrap().producers;
             assert!(producers.contains(&heir(0)), "{rank}: {producers:?}");
         }
         let rows = RowSet::from_rows([2, 6]);
@@ -520,15 +526,15 @@ mod tests {
     fn who_left_without_declaring_a_table_is_named_where_its_rows_are_missing() {
         let mut registry = Registry::default();
         declare(&mut registry, 0, &spec(), &[0], &[0, 1]);
-        let crew = Crew { left: [2].into(), ..Crew::of([0]) };
-        let error = registry.joined(0, "U", &crew).unwrap().unwrap_err();
+        let members = Members { left: [2].into(), ..Members::of([0]) };
+        let error = registry.joined(0, "U", &members).unwrap().unwrap_err();
         assert_eq!(error, TableError::NoProducer { name: "U".to_owned(), row: 1, rank: 0, gone: vec![2] });
         assert!(error.to_string().contains("workers [2] left before they declared the table"), "{error}");
     }
 
     #[test]
     fn all_hear_of_two_producers_of_a_row_and_a_sum_may_have_them() {
-        let (mut registry, live) = (Registry::default(), Crew::of([0, 1]));
+        let (mut registry, live) = (Registry::default(), Members::of([0, 1]));
         declare(&mut registry, 0, &spec(), &[3, 4], &[]);
         declare(&mut registry, 1, &spec(), &[4], &[]);
         for rank in [0, 1] {
@@ -544,7 +550,7 @@ mod tests {
 
     #[test]
     fn declarations_that_make_no_sense_are_refused_by_name() {
-        let (mut registry, live) = (Registry::default(), Crew::of([0, 1]));
+        let (mut registry, live) = (Registry::default(), Members::of([0, 1]));
         declare(&mut registry, 0, &spec(), &[1], &[2]);
         declare(&mut registry, 1, &spec(), &[], &[]);
         let error = registry.joined(1, "U", &live).unwrap().unwrap_err();
@@ -554,7 +560,7 @@ mod tests {
         assert!(matches!(registry.end(1, "V"), Err(TableError::OutOfTurn { .. })));
         let far = TableSpec { name: "F".to_owned(), ..spec() };
         declare(&mut registry, 0, &far, &[10], &[]);
-        let error = registry.joined(0, "F", &Crew::of([0])).unwrap().unwrap_err();
+        let error = registry.joined(0, "F", &Members::of([0])).unwrap().unwrap_err();
         assert!(matches!(error, TableError::RowOutOfRange { got: 10, .. }));
     }
 }

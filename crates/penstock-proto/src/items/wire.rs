@@ -15,7 +15,7 @@ pub const BATCH_BYTES: usize = 256 * 1024;
 
 /// A producer's rows of one table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct RegionId {
+pub struct PartitionId {
     /// The table.
     pub table: TableId,
     /// The producer.
@@ -82,14 +82,14 @@ pub enum Message<'a> {
     /// The producer of these rows is here.
     Offer {
         /// Which.
-        region: RegionId,
+        partition: PartitionId,
         /// How many.
         shape: Shape,
     },
     /// Send me these rows, as their propagation says. Replaces what was subscribed before.
     Subscribe {
-        /// Of which region.
-        region: RegionId,
+        /// Of which partition.
+        partition: PartitionId,
         /// As the subscriber knows it.
         shape: Shape,
         /// Its rows are as after this set.
@@ -101,8 +101,8 @@ pub enum Message<'a> {
     },
     /// Send me these rows once they have the version.
     Fetch {
-        /// Of which region.
-        region: RegionId,
+        /// Of which partition.
+        partition: PartitionId,
         /// Repeated in the answer, above 0.
         ticket: u64,
         /// The version.
@@ -112,15 +112,15 @@ pub enum Message<'a> {
     },
     /// Send me rows before they are older than this: one version for each consumer behind me.
     Need {
-        /// Of which region.
-        region: RegionId,
+        /// Of which partition.
+        partition: PartitionId,
         /// The versions, ascending.
         versions: Vec<u64>,
     },
     /// Rows.
     Rows {
-        /// Of which region.
-        region: RegionId,
+        /// Of which partition.
+        partition: PartitionId,
         /// What they are.
         head: Head,
         /// Them, to be read with [`Entries`].
@@ -139,14 +139,14 @@ pub enum Message<'a> {
 }
 
 impl Message<'_> {
-    /// The region that it is about.
-    pub fn region(&self) -> Option<RegionId> {
+    /// The partition that it is about.
+    pub fn partition(&self) -> Option<PartitionId> {
         match self {
-            Self::Offer { region, .. }
-            | Self::Subscribe { region, .. }
-            | Self::Fetch { region, .. }
-            | Self::Need { region, .. }
-            | Self::Rows { region, .. } => Some(*region),
+            Self::Offer { partition, .. }
+            | Self::Subscribe { partition, .. }
+            | Self::Fetch { partition, .. }
+            | Self::Need { partition, .. }
+            | Self::Rows { partition, .. } => Some(*partition),
             Self::Flush { .. } | Self::Flushed { .. } => None,
         }
     }
@@ -183,37 +183,37 @@ impl<'a> Encoder<'a> {
     /// Appends a whole message; rows are not encoded by this but by [`Encoder::rows`].
     pub fn message(out: &'a mut Vec<u8>, message: &Message<'_>) {
         match message {
-            Message::Offer { region, shape } => {
-                Self::begin(out, 1, *region, shape_numbers(shape)).end();
+            Message::Offer { partition, shape } => {
+                Self::begin(out, 1, *partition, shape_numbers(shape)).end();
             }
-            Message::Subscribe { region, shape, done, serial, rows } => {
+            Message::Subscribe { partition, shape, done, serial, rows } => {
                 let numbers = shape_numbers(shape).into_iter().chain([*done, *serial]);
-                let encoder = Self::begin(out, 2, *region, numbers);
+                let encoder = Self::begin(out, 2, *partition, numbers);
                 encoder.out.extend(rows.encode());
                 encoder.end();
             }
-            Message::Fetch { region, ticket, version, places } => {
-                let encoder = Self::begin(out, 3, *region, [*ticket, *version]);
+            Message::Fetch { partition, ticket, version, places } => {
+                let encoder = Self::begin(out, 3, *partition, [*ticket, *version]);
                 encoder.out.extend(places.encode());
                 encoder.end();
             }
-            Message::Need { region, versions } => {
-                Self::begin(out, 4, *region, versions.iter().copied()).end();
+            Message::Need { partition, versions } => {
+                Self::begin(out, 4, *partition, versions.iter().copied()).end();
             }
-            Message::Rows { region, head, entries } => {
-                let encoder = Self::rows(out, *region, head);
+            Message::Rows { partition, head, entries } => {
+                let encoder = Self::rows(out, *partition, head);
                 encoder.out.extend_from_slice(entries);
                 encoder.end();
             }
-            Message::Flush { id } => Self::begin(out, 6, RegionId { table: 0, rank: 0 }, [*id]).end(),
-            Message::Flushed { id } => Self::begin(out, 7, RegionId { table: 0, rank: 0 }, [*id]).end(),
+            Message::Flush { id } => Self::begin(out, 6, PartitionId { table: 0, rank: 0 }, [*id]).end(),
+            Message::Flushed { id } => Self::begin(out, 7, PartitionId { table: 0, rank: 0 }, [*id]).end(),
         }
     }
 
     /// Begins a message of rows.
-    pub fn rows(out: &'a mut Vec<u8>, region: RegionId, head: &Head) -> Self {
+    pub fn rows(out: &'a mut Vec<u8>, partition: PartitionId, head: &Head) -> Self {
         let flags = u64::from(head.first) | u64::from(head.last) << 1 | u64::from(head.apart) << 2;
-        Self::begin(out, 5, region, [flags, head.serial, head.ticket, head.done, head.floor])
+        Self::begin(out, 5, partition, [flags, head.serial, head.ticket, head.done, head.floor])
     }
 
     /// Appends a row, or some.
@@ -242,14 +242,14 @@ impl<'a> Encoder<'a> {
     fn begin(
         out: &'a mut Vec<u8>,
         kind: u8,
-        region: RegionId,
+        partition: PartitionId,
         numbers: impl IntoIterator<Item = u64>,
     ) -> Self {
         let start = out.len();
         out.extend_from_slice(&[0; LENGTH + CHECKSUM]);
         out.push(kind);
-        push(out, region.table.into());
-        push(out, region.rank.into());
+        push(out, partition.table.into());
+        push(out, partition.rank.into());
         numbers.into_iter().for_each(|number| push(out, number));
         Self { out, start }
     }
@@ -292,7 +292,7 @@ impl<'a> Message<'a> {
         rest = body;
         let mut number = || pop(&mut rest).map_err(|_| malformed("a number is missing"));
         let small = |number: u64| u32::try_from(number).map_err(|_| malformed("a number is too large"));
-        let region = RegionId { table: small(number()?)?, rank: small(number()?)? };
+        let partition = PartitionId { table: small(number()?)?, rank: small(number()?)? };
         let shape = |number: &mut dyn FnMut() -> Result<u64, Malformed>| {
             let (slots, row_bytes) = (small(number()?)?, small(number()?)?);
             let propagation = match number()? {
@@ -307,26 +307,26 @@ impl<'a> Message<'a> {
             Ok(Shape { slots, row_bytes, propagation })
         };
         let message = match kind {
-            1 => Self::Offer { region, shape: shape(&mut number)? },
+            1 => Self::Offer { partition, shape: shape(&mut number)? },
             2 => {
                 let shape = shape(&mut number)?;
                 let (done, serial) = (number()?, number()?);
                 let rows = RowSet::decode(rest).map_err(|_| malformed("no set of rows"))?;
                 rest = &[];
-                Self::Subscribe { region, shape, done, serial, rows }
+                Self::Subscribe { partition, shape, done, serial, rows }
             }
             3 => {
                 let (ticket, version) = (number()?, number()?);
                 let places = RowSet::decode(rest).map_err(|_| malformed("no set of rows"))?;
                 rest = &[];
-                Self::Fetch { region, ticket, version, places }
+                Self::Fetch { partition, ticket, version, places }
             }
             4 => {
                 let mut versions = Vec::new();
                 while !rest.is_empty() {
                     versions.push(pop(&mut rest).map_err(|_| malformed("a number is missing"))?);
                 }
-                Self::Need { region, versions }
+                Self::Need { partition, versions }
             }
             5 => {
                 let flags = number()?;
@@ -335,7 +335,7 @@ impl<'a> Message<'a> {
                 let head =
                     Head { serial, ticket, done, floor, first: flag(0), last: flag(1), apart: flag(2) };
                 let entries = std::mem::take(&mut rest);
-                Self::Rows { region, head, entries }
+                Self::Rows { partition, head, entries }
             }
             6 => Self::Flush { id: number()? },
             7 => Self::Flushed { id: number()? },
@@ -400,16 +400,16 @@ mod tests {
     use proptest::prelude::*;
 
     fn messages() -> Vec<Message<'static>> {
-        let region = RegionId { table: 3, rank: 700 };
+        let partition = PartitionId { table: 3, rank: 700 };
         let shape = Shape { slots: 9, row_bytes: 8, propagation: Propagation::Bounded };
         let head =
             Head { serial: 1, ticket: 4, done: 1 << 40, floor: 7, first: true, last: false, apart: true };
         vec![
-            Message::Offer { region, shape },
-            Message::Subscribe { region, shape, done: 5, serial: 2, rows: RowSet::from_rows([1, 2, 7]) },
-            Message::Fetch { region, ticket: 1, version: 300, places: RowSet::from_rows([0, 2]) },
-            Message::Need { region, versions: vec![1, 128, 1 << 50] },
-            Message::Rows { region, head, entries: b"bytes" },
+            Message::Offer { partition, shape },
+            Message::Subscribe { partition, shape, done: 5, serial: 2, rows: RowSet::from_rows([1, 2, 7]) },
+            Message::Fetch { partition, ticket: 1, version: 300, places: RowSet::from_rows([0, 2]) },
+            Message::Need { partition, versions: vec![1, 128, 1 << 50] },
+            Message::Rows { partition, head, entries: b"bytes" },
             Message::Flush { id: 1 },
             Message::Flushed { id: 1 << 60 },
         ]
@@ -450,10 +450,10 @@ mod tests {
 
         #[test]
         fn rows_read_back(rows in prop::collection::vec((0u32..1 << 31, 1u32..5, any::<[u64; 3]>(), any::<bool>()), 0..9), apart: bool) {
-            let region = RegionId { table: 0, rank: 0 };
+            let partition = PartitionId { table: 0, rank: 0 };
             let head = Head { serial: 9, ticket: 0, done: 0, floor: 0, first: true, last: true, apart };
             let mut record = Vec::new();
-            let mut encoder = Encoder::rows(&mut record, region, &head);
+            let mut encoder = Encoder::rows(&mut record, partition, &head);
             let entry = |(place, count, [number, clock, as_of], value): &(u32, u32, [u64; 3], bool)| {
                 let value = value.then(|| vec![*number as u8; 3 * *count as usize]);
                 (*place, *count, *number, *clock, if apart { *as_of } else { 0 }, value)

@@ -2,8 +2,8 @@
 //! else may be given is looked at in Python (`penstock/table.py`), which also says what is wrong with it.
 
 use super::{AT_ONCE, Table};
+use crate::buffers::{Held, words};
 use crate::detach::{Core, Quick, detached, finish};
-use crate::memory::{Held, words};
 use crate::seconds::Seconds;
 use penstock::worker::{Chosen, Error, Table as CoreTable};
 use penstock_kernels::{Foreign, ForeignMut};

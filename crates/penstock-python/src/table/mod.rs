@@ -4,9 +4,9 @@ mod calls;
 
 pub(crate) use calls::TableCalls;
 
+use crate::buffers::{Held, Memory};
 use crate::detach::{Core, Quick, detached, let_go};
 use crate::error::bad_argument;
-use crate::memory::{Held, Memory};
 use crate::seconds::{Seconds, span};
 use penstock::worker::{Table as CoreTable, View as CoreView};
 use penstock_kernels::Foreign;

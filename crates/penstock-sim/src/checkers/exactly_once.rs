@@ -258,7 +258,7 @@ mod tests {
             if let Some(rank) = lost {
                 checker.see(&Observation::Crashed { rank }).unwrap();
             }
-            let mirror = crate::memory::Mirror { version: 2, steps: 0, value: sum(updates).into() };
+            let mirror = crate::shard_memory::Mirror { version: 2, steps: 0, value: sum(updates).into() };
             checker.finish(&End { failed, last: &[(0, 0, mirror)] })
         };
         finish(&SUBMITTED, None, false).unwrap();

@@ -19,7 +19,7 @@ pub mod staleness;
 pub mod together;
 
 use crate::history::Observation;
-use crate::memory::Mirror;
+use crate::shard_memory::Mirror;
 use penstock_proto::TensorId;
 
 /// How a run ended.

@@ -4,10 +4,10 @@
 //! shards, numbered behind them.
 
 use super::{Cluster, Event, Failure};
-use crate::control::{Asked, Clerk, Meeting};
+use crate::control::{Asked, AtBarrier, Clerk};
 use crate::faults::Fate;
 use crate::history::Observation;
-use crate::memory::Sabotage;
+use crate::shard_memory::Sabotage;
 use crate::transport::Way;
 use crate::worker::{Op, State};
 use penstock_proto::Rank;
@@ -126,7 +126,7 @@ impl Cluster<'_> {
         match self.links[rank as usize].doubtful {
             None => {}
             Some((barrier, None)) => {
-                self.wait_at_control(rank, State::Meeting(Meeting::Doubts(barrier)), impatient);
+                self.wait_at_control(rank, State::AtBarrier(AtBarrier::Doubts(barrier)), impatient);
                 return Ok(());
             }
             Some((_, Some(true))) => return self.passed(rank),
@@ -141,7 +141,7 @@ impl Cluster<'_> {
         self.see(Observation::Stood { rank, round })?;
         let barrier = self.ask_control(rank, Ask::Barrier, Asked::Barrier);
         let impatient = impatient && self.rng.once_in(2);
-        self.wait_at_control(rank, State::Meeting(Meeting::Stands(barrier)), impatient);
+        self.wait_at_control(rank, State::AtBarrier(AtBarrier::Stands(barrier)), impatient);
         Ok(())
     }
 
@@ -151,19 +151,19 @@ impl Cluster<'_> {
             return Ok(());
         }
         match self.workers[rank as usize].state {
-            State::Meeting(Meeting::Stands(barrier)) => {
+            State::AtBarrier(AtBarrier::Stands(barrier)) => {
                 let withdrawal = self.ask_control(rank, Ask::Withdraw { barrier }, Asked::Withdraw);
-                let withdraws = Meeting::Withdraws { barrier, withdrawal, opened: None };
-                self.wait_at_control(rank, State::Meeting(withdraws), true);
+                let withdraws = AtBarrier::Withdraws { barrier, withdrawal, opened: None };
+                self.wait_at_control(rank, State::AtBarrier(withdraws), true);
                 Ok(())
             }
-            State::Meeting(Meeting::Withdraws { opened: Some(true), .. }) => self.pass_on(rank),
-            State::Meeting(Meeting::Withdraws { opened: Some(false), .. }) => {
+            State::AtBarrier(AtBarrier::Withdraws { opened: Some(true), .. }) => self.pass_on(rank),
+            State::AtBarrier(AtBarrier::Withdraws { opened: Some(false), .. }) => {
                 self.in_vain(rank)?;
                 self.meet_again(rank);
                 Ok(())
             }
-            State::Meeting(Meeting::Withdraws { barrier, .. } | Meeting::Doubts(barrier)) => {
+            State::AtBarrier(AtBarrier::Withdraws { barrier, .. } | AtBarrier::Doubts(barrier)) => {
                 self.links[rank as usize].doubtful = Some((barrier, None));
                 self.meet_again(rank);
                 Ok(())
@@ -226,21 +226,21 @@ impl Cluster<'_> {
             other => return self.refused_at_control(rank, format!("{other:?}")),
         };
         match self.workers[rank as usize].state {
-            State::Meeting(Meeting::Stands(barrier) | Meeting::Doubts(barrier))
+            State::AtBarrier(AtBarrier::Stands(barrier) | AtBarrier::Doubts(barrier))
                 if barrier == id && passed =>
             {
                 self.pass_on(rank)
             }
-            State::Meeting(Meeting::Doubts(barrier)) if barrier == id => {
+            State::AtBarrier(AtBarrier::Doubts(barrier)) if barrier == id => {
                 self.in_vain(rank)?;
                 self.stand(rank)
             }
-            State::Meeting(Meeting::Withdraws { barrier, withdrawal, .. }) if barrier == id => {
-                let withdraws = Meeting::Withdraws { barrier, withdrawal, opened: Some(passed) };
-                self.workers[rank as usize].state = State::Meeting(withdraws);
+            State::AtBarrier(AtBarrier::Withdraws { barrier, withdrawal, .. }) if barrier == id => {
+                let withdraws = AtBarrier::Withdraws { barrier, withdrawal, opened: Some(passed) };
+                self.workers[rank as usize].state = State::AtBarrier(withdraws);
                 Ok(())
             }
-            State::Meeting(Meeting::Withdraws { withdrawal, opened, .. }) if withdrawal == id => {
+            State::AtBarrier(AtBarrier::Withdraws { withdrawal, opened, .. }) if withdrawal == id => {
                 if opened == Some(true) {
                     return self.pass_on(rank);
                 }
@@ -411,7 +411,7 @@ impl Cluster<'_> {
             self.desk.roster.arrive(missing);
         }
         let Some(ranks) = self.desk.roster.pass_barrier() else { return };
-        let left: Vec<Rank> = self.desk.roster.crew().left.into_iter().collect();
+        let left: Vec<Rank> = self.desk.roster.members().left.into_iter().collect();
         for &rank in &ranks {
             let stood = self.desk.clerks.get_mut(&rank).and_then(|clerk| clerk.at_barrier.take());
             if let Some(id) = stood {

@@ -8,10 +8,10 @@ mod workers;
 use crate::checkers::{Checker, End};
 use crate::control::{Desk, Link};
 use crate::history::{Observation, Tally};
-use crate::memory::Memory;
-use crate::remote::{Courier, Port};
+use crate::remote::{Port, Proxy};
 use crate::rng::Rng;
 use crate::scenario::Scenario;
+use crate::shard_memory::Memory;
 use crate::transport::{Break, Ring, Way, Wire};
 use crate::worker::{Need, State, Worker};
 use crate::workload::Workload;
@@ -247,7 +247,7 @@ pub struct Cluster<'a> {
     rings: Vec<Vec<Ring>>,
     /// Behind those to the shards the one to the control thread.
     wires: Vec<Vec<Wire>>,
-    couriers: Vec<Vec<Courier>>,
+    proxies: Vec<Vec<Proxy>>,
     links: Vec<Link>,
     desk: Desk,
     workers: Vec<Worker>,
@@ -284,7 +284,7 @@ impl<'a> Cluster<'a> {
             servers: (0..shards).map(|_| server(&mut rng)).collect(),
             rings: for_each_pair(workers, shards),
             wires: for_each_pair(workers, shards + 1),
-            couriers: for_each_pair(workers, shards),
+            proxies: for_each_pair(workers, shards),
             links: (0..workers).map(|_| Link::new(&mut rng)).collect(),
             desk: Desk::new(workers),
             workers: (0..workers).map(|rank| Worker::new(rank, tensors, shards)).collect(),
@@ -371,8 +371,8 @@ impl<'a> Cluster<'a> {
             }
             State::Declaring(tensor) => Some(format!("worker {rank} waits for the declaration of t{tensor}")),
             State::Joining => Some(format!("worker {rank} waits to be welcomed")),
-            State::Meeting(meeting) => Some(format!(
-                "worker {rank} is at a barrier ({meeting:?}) that waits for {:?}",
+            State::AtBarrier(at) => Some(format!(
+                "worker {rank} is at a barrier ({at:?}) that waits for {:?}",
                 self.desk.roster.missing_at_barrier()
             )),
             State::Leaving => Some(format!("worker {rank} waits to be let go")),

@@ -1,10 +1,10 @@
-//! What happens on the wires: frames go, arrive, are judged and taken as a courier and a shard of a real job do it; connections
+//! What happens on the wires: frames go, arrive, are judged and taken as a proxy and a shard of a real job do it; connections
 //! break, unnoticed at first, and are made again.
 
 use super::{Cluster, Event, Failure, Map, Server};
 use crate::history::Observation;
-use crate::memory::{Mirror, Sabotage};
-use crate::remote::{Courier, Mirrored, Port};
+use crate::remote::{Mirrored, Port, Proxy};
+use crate::shard_memory::{Mirror, Sabotage};
 use crate::transport::{Break, End, Way};
 use crate::worker::State;
 use penstock_fabric::net::frames::{FrameReader, FrameWriter, Places, Step};
@@ -226,9 +226,9 @@ impl Cluster<'_> {
         }
         let Some(port) = &mut self.servers[shard].ports[rank as usize] else { return Ok(()) };
         port.subscriber.connect();
-        self.couriers[rank as usize][shard].machine.connect();
+        self.proxies[rank as usize][shard].machine.connect();
         self.wires[rank as usize][shard].connect();
-        let (taken, submitted) = self.couriers[rank as usize][shard].machine.progress();
+        let (taken, submitted) = self.proxies[rank as usize][shard].machine.progress();
         self.see(Observation::Connected { rank, shard, taken, submitted })?;
         self.answer(rank, shard);
         Ok(())
@@ -316,9 +316,9 @@ impl Cluster<'_> {
 
     // The worker's end
 
-    /// Hands a submission to the courier.
+    /// Hands a submission to the proxy.
     pub(super) fn say(&mut self, rank: Rank, shard: usize, submission: Submission) -> Result<(), Failure> {
-        self.couriers[rank as usize][shard].machine.submit(submission);
+        self.proxies[rank as usize][shard].machine.submit(submission);
         if let Submission::Fetch { tensor, state, version, ticket } = submission {
             let maps = std::mem::take(&mut self.maps);
             let chunks = &maps[tensor as usize].homes[shard];
@@ -335,16 +335,16 @@ impl Cluster<'_> {
         let most = self.scenario.faults.window;
         loop {
             let wire = &self.wires[rank as usize][shard];
-            let courier = &mut self.couriers[rank as usize][shard];
-            if !wire.at_worker || !courier.machine.is_resumed() || !wire.has_room(Way::Up, most) {
+            let proxy = &mut self.proxies[rank as usize][shard];
+            if !wire.at_worker || !proxy.machine.is_resumed() || !wire.has_room(Way::Up, most) {
                 return;
             }
-            let Some(frame) = courier.machine.due() else { break };
-            courier.machine.sent();
+            let Some(frame) = proxy.machine.due() else { break };
+            proxy.machine.sent();
             let (mut wanted, mut payload) = (false, Vec::new());
             if let Some((tensor, chunk)) = frame.payload {
                 let is_push = matches!(frame.submission, Submission::Push { .. });
-                wanted = is_push && courier.tensors[&tensor].wants;
+                wanted = is_push && proxy.tensors[&tensor].wants;
                 // As it stands in the lane now.
                 let range = self.maps[tensor as usize].bytes(chunk);
                 payload.extend_from_slice(&self.workers[rank as usize].lanes[tensor as usize][range]);
@@ -371,7 +371,7 @@ impl Cluster<'_> {
                 _ => return self.lose_wire(rank, shard, number, Way::Down),
             };
         let notice = notice(&header).map_err(|what| broke(self.now, &what))?;
-        let Courier { machine, tensors } = &mut self.couriers[rank as usize][shard];
+        let Proxy { machine, tensors } = &mut self.proxies[rank as usize][shard];
         let wanted = |id: TensorId| tensors.get(&id).map_or(0, |mirrored| mirrored.wanted);
         let effect = machine.hear(header.sequence, &notice, wanted).map_err(|what| broke(self.now, &what))?;
         self.obey(rank, shard, effect, &payload)
@@ -386,7 +386,7 @@ impl Cluster<'_> {
         else {
             return Ok(());
         };
-        let Some(mirrored) = self.couriers[rank as usize][shard].tensors.get_mut(&tensor) else {
+        let Some(mirrored) = self.proxies[rank as usize][shard].tensors.get_mut(&tensor) else {
             return Ok(());
         };
         let Mirrored { values, progress, folded, fetched, .. } = mirrored;
@@ -430,10 +430,10 @@ impl Cluster<'_> {
         &mut self,
         rank: Rank,
         tensor: TensorId,
-        fetch: impl Fn(&mut Courier) -> Option<Submission>,
+        fetch: impl Fn(&mut Proxy) -> Option<Submission>,
     ) -> Result<(), Failure> {
         for shard in 0..self.servers.len() {
-            if let Some(submission) = fetch(&mut self.couriers[rank as usize][shard]) {
+            if let Some(submission) = fetch(&mut self.proxies[rank as usize][shard]) {
                 debug_assert!(!self.maps[tensor as usize].homes[shard].is_empty());
                 self.say(rank, shard, submission)?;
             }
@@ -443,11 +443,10 @@ impl Cluster<'_> {
 
     /// The declaration stands everywhere: mirrors are made.
     pub(super) fn mirror(&mut self, rank: Rank, tensor: TensorId) {
-        for (courier, homed) in self.couriers[rank as usize].iter_mut().zip(&self.maps[tensor as usize].homes)
-        {
+        for (proxy, homed) in self.proxies[rank as usize].iter_mut().zip(&self.maps[tensor as usize].homes) {
             if !homed.is_empty() {
-                courier.machine.declare(tensor, homed.clone());
-                courier.tensors.insert(tensor, Mirrored::default());
+                proxy.machine.declare(tensor, homed.clone());
+                proxy.tensors.insert(tensor, Mirrored::default());
             }
         }
     }
@@ -462,8 +461,8 @@ impl Cluster<'_> {
     ) -> Result<(), Failure> {
         let together = self.workload.spec(tensor).consistency.folds_together();
         for shard in 0..self.servers.len() {
-            let courier = &mut self.couriers[rank as usize][shard];
-            if let Some(version) = courier.ask_for_result(tensor, stamp, whole, together) {
+            let proxy = &mut self.proxies[rank as usize][shard];
+            if let Some(version) = proxy.ask_for_result(tensor, stamp, whole, together) {
                 self.see(Observation::Wanted { rank, shard, tensor, version })?;
             }
         }

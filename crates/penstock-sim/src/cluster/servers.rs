@@ -3,7 +3,7 @@
 use super::{Cluster, Event, Failure, Map, Server};
 use crate::faults::{Fate, OnLoss};
 use crate::history::Observation;
-use crate::memory::{Deed, Mirror};
+use crate::shard_memory::{Deed, Mirror};
 use crate::worker::{State, Worker};
 use penstock_proto::error::{JobFailure, Loss};
 use penstock_proto::peer::PeerId;

@@ -3,7 +3,7 @@
 use super::{Cluster, Event, Failure, HOSTILE_SUBMISSIONS, LEASE};
 use crate::faults::Fate;
 use crate::history::Observation;
-use crate::memory::Mirror;
+use crate::shard_memory::Mirror;
 use crate::worker::{Need, Op, Outgoing, Reading, State, Then, ranges};
 use crate::workload::Share;
 use penstock_proto::submission::Submission;
@@ -49,16 +49,16 @@ impl Cluster<'_> {
             Op::Load(tensor) => self.load(rank, tensor),
             Op::Ready(tensor) => {
                 if self.is_remote(rank) {
-                    self.ask(rank, tensor, |courier| {
-                        let lacks = courier.tensors.get(&tensor).is_some_and(|home| home.progress == 0);
-                        lacks.then(|| courier.fetch(tensor, 0, false)).flatten()
+                    self.ask(rank, tensor, |proxy| {
+                        let lacks = proxy.tensors.get(&tensor).is_some_and(|home| home.progress == 0);
+                        lacks.then(|| proxy.fetch(tensor, 0, false)).flatten()
                     })?;
                 }
                 let needs = self.needs(tensor, false, |_| (Some(0), 0));
                 return self.wait_for(rank, needs, Then::Go);
             }
             Op::Pull { tensor, slack, trains } => return self.pull(rank, tensor, slack, trains),
-            Op::State(tensor) => return self.ask(rank, tensor, |courier| courier.fetch(tensor, 0, true)),
+            Op::State(tensor) => return self.ask(rank, tensor, |proxy| proxy.fetch(tensor, 0, true)),
             Op::Push(tensor) => {
                 let sent = self.workers[rank as usize].sent[tensor as usize].clone();
                 let mut needs = self.needs(tensor, false, |shard| (None, sent[shard]));
@@ -136,7 +136,7 @@ impl Cluster<'_> {
     /// Whether what a worker needs is there: at the home, or in its mirror of it.
     pub(super) fn meets(&self, rank: Rank, need: &Need) -> bool {
         if self.is_remote(rank) {
-            return self.couriers[rank as usize][need.shard].meets(need);
+            return self.proxies[rank as usize][need.shard].meets(need);
         }
         self.servers[need.shard].meets(rank, need)
     }
@@ -183,10 +183,10 @@ impl Cluster<'_> {
         let sent = worker.sent[tensor as usize].clone();
         if self.is_remote(rank) {
             let own = std::mem::take(&mut self.workers[rank as usize].renews[tensor as usize]);
-            self.ask(rank, tensor, |courier| courier.freshen(tensor, &requirement, own))?;
+            self.ask(rank, tensor, |proxy| proxy.freshen(tensor, &requirement, own))?;
             // Another thread reads the state while this one waits.
             if self.rng.once_in(6) {
-                self.ask(rank, tensor, |courier| courier.fetch(tensor, 0, true))?;
+                self.ask(rank, tensor, |proxy| proxy.fetch(tensor, 0, true))?;
             }
         }
         let own = |shard: usize| if requirement.own_folded { sent[shard] } else { 0 };
@@ -211,7 +211,7 @@ impl Cluster<'_> {
             let map = &self.maps[tensor as usize];
             let home = map.home(chunk);
             let mirror = match self.is_remote(rank) {
-                true => self.couriers[rank as usize][home].tensors[&tensor].values.get(&chunk),
+                true => self.proxies[rank as usize][home].tensors[&tensor].values.get(&chunk),
                 false => self.servers[home].memory.mirror(tensor, chunk),
             };
             let Mirror { version, value, .. } = mirror.expect("what is ready is published").clone();

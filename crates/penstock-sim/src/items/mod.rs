@@ -2,7 +2,7 @@
 //! between them that delay and break.
 //!
 //! A producer goes on while its rows are passed on and read: between any two looks of a node it may set some, or so many that the
-//! journal comes round. A worker sets its rows, completes an iteration, and reads what it consumes with its slack; it goes on when that is fresh enough.
+//! change log comes round. A worker sets its rows, completes an iteration, and reads what it consumes with its slack; it goes on when that is fresh enough.
 //! Every value names the set that wrote it, so what is read is compared with what its producer did:
 //!
 //! - never older than the slack allows, never torn, never falling;
@@ -10,18 +10,17 @@
 //! - everyone comes to the end, and has what was set last, whatever was lost with a connection (N-2, N-5);
 //! - lazily, and within bounds, nothing is sent that nobody needed (N-3, N-4).
 
-mod memory;
 mod producer;
 mod reader;
+mod watched;
 
-pub use memory::Sabotage;
+pub use watched::Sabotage;
 
 use crate::rng::{Rng, hash};
-use memory::Watched;
-use penstock_fabric::items::memory::RegionMemory;
-use penstock_fabric::items::region::{Layout, Waiters, Writer};
+use penstock_fabric::items::partition::{Layout, Waiters, Writer};
+use penstock_fabric::items::partition_memory::PartitionMemory;
 use penstock_proto::items::node::{Host, Node, Peer};
-use penstock_proto::items::wire::{MAX_MESSAGE_BYTES, RegionId, Shape};
+use penstock_proto::items::wire::{MAX_MESSAGE_BYTES, PartitionId, Shape};
 use penstock_proto::items::{Propagation, RowSet};
 use penstock_proto::record::{self, LENGTH_BYTES};
 use producer::{After, Producer, Shared};
@@ -30,6 +29,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::rc::Rc;
+use watched::Watched;
 
 /// All that a seed decides.
 #[derive(Debug, Clone)]
@@ -149,9 +149,9 @@ struct Here {
 impl Host for Here {
     type Memory = Watched;
 
-    fn make(&mut self, _: RegionId, shape: &Shape) -> Option<Watched> {
+    fn make(&mut self, _: PartitionId, shape: &Shape) -> Option<Watched> {
         let writer = Writer::private(Layout::new(shape.slots, shape.row_bytes)).ok()?;
-        let mirror = RegionMemory::mirror(writer, Waiters::private().ok()?);
+        let mirror = PartitionMemory::mirror(writer, Waiters::private().ok()?);
         Some(Watched::new(mirror, None, self.sabotage))
     }
 
@@ -205,8 +205,8 @@ const LONG: u64 = 20_000;
 const TABLE: u32 = 0;
 const HOME: Peer = 0;
 
-fn region(rank: u32) -> RegionId {
-    RegionId { table: TABLE, rank }
+fn partition(rank: u32) -> PartitionId {
+    PartitionId { table: TABLE, rank }
 }
 
 impl<'a> Run<'a> {
@@ -226,19 +226,19 @@ impl<'a> Run<'a> {
             let producer = Rc::clone(&producers[rank as usize]);
             if plan.slots > 0 {
                 let rows = producer.borrow().rows().clone();
-                let memory = RegionMemory::followed(rows, Waiters::private().unwrap());
+                let memory = PartitionMemory::followed(rows, Waiters::private().unwrap());
                 let memory = Watched::new(memory, Some(Rc::clone(&producer)), scenario.sabotage);
                 if plan.near {
-                    home.produce(region(rank), shape(plan.slots), memory, None);
+                    home.produce(partition(rank), shape(plan.slots), memory, None);
                 } else {
-                    node.produce(region(rank), shape(plan.slots), memory, Some(HOME));
+                    node.produce(partition(rank), shape(plan.slots), memory, Some(HOME));
                 }
             }
             for (&other, rows) in &plan.consumes {
                 if plan.near && scenario.workers[other as usize].near {
                     continue; // looks at the producer's own memory
                 }
-                let mut memory = here().make(region(other), &shape(rows.len() as u32)).unwrap();
+                let mut memory = here().make(partition(other), &shape(rows.len() as u32)).unwrap();
                 memory.read_by(Reader::new(
                     Rc::clone(&producers[other as usize]),
                     rows.iter().map(|slot| slot as u32).collect(),
@@ -247,7 +247,7 @@ impl<'a> Run<'a> {
                     Rc::clone(&seen),
                 ));
                 node.consume(
-                    region(other),
+                    partition(other),
                     HOME,
                     shape(scenario.workers[other as usize].slots),
                     rows.clone(),
@@ -405,7 +405,7 @@ impl<'a> Run<'a> {
 
     /// Reads what a worker consumes of a producer, if it is fresh enough.
     fn read(&mut self, rank: usize, producer: u32, half: bool) -> Result<bool, String> {
-        let (scenario, id) = (self.scenario, region(producer));
+        let (scenario, id) = (self.scenario, partition(producer));
         let direct = self.workers[rank].plan.near && self.workers[producer as usize].plan.near;
         let from = Rc::clone(&self.workers[producer as usize].producer);
         let worker = &mut self.workers[rank];

@@ -1,7 +1,7 @@
 //! A producer: it goes on between any two looks of those that pass its rows on, as one on another core does.
 
 use crate::rng::Rng;
-use penstock_fabric::items::region::{Layout, Rows, Writer};
+use penstock_fabric::items::partition::{Layout, Rows, Writer};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -9,7 +9,7 @@ use std::rc::Rc;
 /// The rows after a set: by slot, the number of the set that wrote it.
 pub(super) type After = BTreeMap<u32, u64>;
 
-/// Sets of one row that come round the shortest journal.
+/// Sets of one row that come round the shortest change log.
 const ROUND: u64 = 70;
 
 pub(super) struct Producer {
@@ -31,7 +31,7 @@ pub(super) type Shared = Rc<RefCell<Producer>>;
 impl Producer {
     pub(super) fn new(slots: u32, row_bytes: u32, seed: u64) -> Self {
         let writer =
-            Writer::private(Layout::new(slots.max(1), row_bytes)).expect("memory for a simulated region");
+            Writer::private(Layout::new(slots.max(1), row_bytes)).expect("memory for a simulated partition");
         let (history, marks) = (vec![After::new()], vec![0]);
         let (row_bytes, rng) = (row_bytes as usize, Rng::new(seed));
         Self { writer, slots, row_bytes, history, marks, clock: 0, rng, works: slots > 0 }
@@ -93,7 +93,7 @@ impl Producer {
         self.writer.raise(self.clock);
     }
 
-    /// Between two looks of somebody else: nothing most often, a set, or so many that the journal comes round.
+    /// Between two looks of somebody else: nothing most often, a set, or so many that the change log comes round.
     pub(super) fn go_on(&mut self) {
         if !self.works || !self.rng.once_in(30) {
             return;

@@ -3,7 +3,7 @@
 use super::producer::Shared;
 use super::{After, judge_values, was};
 use crate::rng::Rng;
-use penstock_fabric::items::region::Rows;
+use penstock_fabric::items::partition::Rows;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;

@@ -10,14 +10,14 @@ use crate::wait::{self, Patience};
 use crate::wire::Ended;
 use crate::wire::items::ItemWire;
 use crate::wire::vigil::look_every;
-use penstock_fabric::items::memory::RegionMemory;
-use penstock_fabric::items::region::{Layout, MAX_SLOTS, Rows, Waiters, Writer};
+use penstock_fabric::items::partition::{Layout, MAX_SLOTS, Rows, Waiters, Writer};
+use penstock_fabric::items::partition_memory::PartitionMemory;
 use penstock_fabric::net::stream::Stream;
 use penstock_proto::Rank;
 use penstock_proto::account::{Account, Charge, Resource};
 use penstock_proto::items::node::{Host, Node};
 use penstock_proto::items::spec::TableId;
-use penstock_proto::items::wire::{RegionId, Shape};
+use penstock_proto::items::wire::{PartitionId, Shape};
 use penstock_proto::peer::PeerId;
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
@@ -29,7 +29,7 @@ use std::time::Duration;
 /// What the thread is told.
 pub(super) enum Command {
     /// A producer of this host has made its rows.
-    Region(Sealed),
+    Partition(Sealed),
     /// A worker's connection.
     Enter {
         rank: Rank,
@@ -60,12 +60,12 @@ pub(super) struct Handle {
     kept: Kept,
 }
 
-/// Regions that are kept here, for the control thread: of producers on other hosts it knows nothing.
+/// Partitions that are kept here, for the control thread: of producers on other hosts it knows nothing.
 #[derive(Clone, Default)]
-struct Kept(Arc<Mutex<BTreeSet<RegionId>>>);
+struct Kept(Arc<Mutex<BTreeSet<PartitionId>>>);
 
 impl Kept {
-    fn change(&self, change: impl FnOnce(&mut BTreeSet<RegionId>)) {
+    fn change(&self, change: impl FnOnce(&mut BTreeSet<PartitionId>)) {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }
@@ -78,7 +78,7 @@ impl Handle {
     /// Whether rows of a table are kept there.
     pub(super) fn has(&self, table: TableId) -> bool {
         let kept = self.kept.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.range(RegionId { table, rank: 0 }..).next().is_some_and(|id| id.table == table)
+        kept.range(PartitionId { table, rank: 0 }..).next().is_some_and(|id| id.table == table)
     }
 }
 
@@ -138,14 +138,14 @@ const ROUNDS: usize = 16;
 /// Memory for rows of producers on other hosts.
 struct Memories {
     account: Account,
-    charges: BTreeMap<RegionId, [Charge; 2]>,
+    charges: BTreeMap<PartitionId, [Charge; 2]>,
     kept: Kept,
 }
 
 impl Host for Memories {
-    type Memory = RegionMemory;
+    type Memory = PartitionMemory;
 
-    fn make(&mut self, id: RegionId, shape: &Shape) -> Option<RegionMemory> {
+    fn make(&mut self, id: PartitionId, shape: &Shape) -> Option<PartitionMemory> {
         if shape.slots > MAX_SLOTS {
             return None;
         }
@@ -155,7 +155,7 @@ impl Host for Memories {
         let bytes = peer.charge(Resource::Bytes, needed).ok()?;
         let mappings = peer.charge(Resource::Mappings, 2).ok()?;
         let writer = Writer::private(layout).ok()?;
-        let memory = RegionMemory::mirror(writer, Waiters::private().ok()?);
+        let memory = PartitionMemory::mirror(writer, Waiters::private().ok()?);
         self.charges.insert(id, [bytes, mappings]);
         self.kept.change(|kept| _ = kept.insert(id));
         Some(memory)
@@ -169,7 +169,7 @@ impl Host for Memories {
 
     fn flushed(&mut self, _: u64) {}
 
-    fn unmade(&mut self, id: RegionId, _: &Shape) {
+    fn unmade(&mut self, id: PartitionId, _: &Shape) {
         self.charges.remove(&id);
         self.kept.change(|kept| _ = kept.remove(&id));
     }
@@ -183,8 +183,8 @@ struct Passer {
     wires: BTreeMap<Rank, ItemWire>,
     /// Those whose connections the poll watches for room to write.
     writing: BTreeSet<Rank>,
-    /// Regions that producers of this host write, and what they were charged.
-    followed: BTreeMap<RegionId, Arc<Paid>>,
+    /// Partitions that producers of this host write, and what they were charged.
+    followed: BTreeMap<PartitionId, Arc<Paid>>,
     kept: Kept,
     /// Workers whose processes have ended, but not their connections.
     ending: BTreeSet<Rank>,
@@ -337,7 +337,7 @@ impl Passer {
         while let Some(command) = self.inbox.next() {
             match command {
                 Command::Stop => self.running = false,
-                Command::Region(sealed) => self.follow(sealed),
+                Command::Partition(sealed) => self.follow(sealed),
                 Command::Bell(bell) => {
                     if let Err(error) = bells::listen(&self.epoll, &bell, BELL) {
                         tracing::warn!(%error, "a producer's bell cannot be heard");
@@ -377,13 +377,13 @@ impl Passer {
     }
 
     fn follow(&mut self, sealed: Sealed) {
-        let Sealed { id, region, layout, shape, waiters, charges } = sealed;
+        let Sealed { id, partition, layout, shape, waiters, charges } = sealed;
         if self.followed.contains_key(&id) {
             return; // its producer went before anybody else on this host asked: nothing was set
         }
-        match Rows::open(layout, region.as_fd()) {
+        match Rows::open(layout, partition.as_fd()) {
             Ok(rows) => {
-                self.node.produce(id, shape, RegionMemory::followed(rows, waiters), None);
+                self.node.produce(id, shape, PartitionMemory::followed(rows, waiters), None);
                 self.followed.insert(id, charges);
                 self.kept.change(|kept| _ = kept.insert(id));
             }

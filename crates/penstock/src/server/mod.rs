@@ -13,35 +13,36 @@
 //! | [`tables`] | control | which tables of items there are, and the regions that are homed here |
 //! | [`bells`] | control, items | what workers of this host ring who passes rows on with |
 //! | [`items`] | items | passes rows of tables on to other hosts |
-//! | [`memory`] | one a shard | what the shard's machine acts on |
+//! | [`shard_memory`] | one a shard | what the shard's machine acts on |
 //! | [`remote`] | one a shard | workers on other hosts: their frames, and what is owed to them |
-//! | [`shares`] | one a shard | how jobs behind one door share the network |
-//! | [`door`] | door | accepts network connections and lets them prove which job they belong to |
+//! | [`fair_share`] | one a shard | how jobs behind one acceptor share the network |
+//! | [`acceptor`] | acceptor | accepts network connections and lets them prove which job they belong to |
 //!
 //! The control thread never waits for a worker, and no shard waits for the control thread.
 
+pub(crate) mod acceptor;
 mod bells;
 mod budget;
 mod catalog;
 mod client;
 mod control;
-pub(crate) mod door;
+pub(crate) mod fair_share;
 mod items;
 mod leaving;
-mod memory;
 mod pace;
 mod ports;
 mod proof;
 mod remote;
 mod shard;
-pub(crate) mod shares;
+mod shard_memory;
 mod slabs;
 mod tables;
 
 use crate::limits::explain_io;
 use crate::options::Options;
 use crate::thread::{self, Wakeup};
-use door::Door;
+use acceptor::Acceptor;
+use fair_share::Place;
 use penstock_fabric::forked::Maker;
 use penstock_fabric::net::endpoint::Address;
 use penstock_fabric::net::stream::Stream;
@@ -49,10 +50,9 @@ use penstock_fabric::net::tls::TlsError;
 use penstock_fabric::socket::{Connection, ListenError, Listener};
 use penstock_proto::Rank;
 use penstock_proto::error::JobFailure;
-use penstock_proto::frame::job_number;
 use penstock_proto::handshake::Purpose;
+use penstock_proto::job::job_number;
 use penstock_proto::message::{MAX_SERVERS, MAX_SHARDS, MAX_WORKERS, Secret};
-use shares::Place;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -113,7 +113,7 @@ pub enum StartError {
     /// A certificate without its key, or the other way round.
     #[error("expected both of the options `certificate` and `key`, or neither, got one of them")]
     HalfCertificate,
-    /// There is a job of this name behind the same door.
+    /// There is a job of this name behind the same acceptor.
     #[error("this server already hosts a job named {name:?}")]
     JobExists {
         /// The name.
@@ -178,7 +178,7 @@ pub struct Server {
     orders: Sender<Order>,
     threads: Threads,
     job: String,
-    door: Option<Arc<Door>>,
+    acceptor: Option<Arc<Acceptor>>,
 }
 
 /// Threads of a server, which are not left alone: whoever lets go of them waits until they have ended. A shard ends when its
@@ -289,42 +289,42 @@ impl Server {
     pub fn start(config: ServerConfig) -> Result<Self, StartError> {
         check(&config)?;
         raise_descriptor_limit();
-        // Before the door: a worker of this host that finds an open port finds the socket too.
+        // Before the acceptor: a worker of this host that finds an open port finds the socket too.
         let listener = config.path.as_deref().map(Listener::bind).transpose()?;
-        let door = match &config.listen[..] {
+        let acceptor = match &config.listen[..] {
             [] => None,
-            listen => Some(Arc::new(Door::new(listen, &config.options)?)),
+            listen => Some(Arc::new(Acceptor::new(listen, &config.options)?)),
         };
-        let server = Self::run(config, listener, door, None)?;
-        // Whoever comes before stands in the queue: a door that stood open without a job behind it would refuse them for good.
-        server.door.iter().for_each(|door| door.stand_open());
+        let server = Self::run(config, listener, acceptor, None)?;
+        // Whoever comes before stands in the queue: an acceptor that was open without a job behind it would refuse them for good.
+        server.acceptor.iter().for_each(|acceptor| acceptor.open());
         Ok(server)
     }
 
-    /// Starts a server behind a door that others may share; `share`: its part of the network, in proportion to the others'.
+    /// Starts a server behind an acceptor that others may share; `share`: its part of the network, in proportion to the others'.
     pub(crate) fn start_behind(
         config: ServerConfig,
-        door: Arc<Door>,
+        acceptor: Arc<Acceptor>,
         share: f64,
     ) -> Result<Self, StartError> {
         check(&config)?;
         raise_descriptor_limit();
         let listener = config.path.as_deref().map(Listener::bind).transpose()?;
-        let (shares, job) = (Arc::clone(door.shares()), job_number(&config.job));
+        let (shares, job) = (Arc::clone(acceptor.shares()), job_number(&config.job));
         // A job that did not start takes no share of the others'.
-        Self::run(config, listener, Some(door), Some(share)).inspect_err(|_| shares.dismiss(job))
+        Self::run(config, listener, Some(acceptor), Some(share)).inspect_err(|_| shares.dismiss(job))
     }
 
     fn run(
         config: ServerConfig,
         listener: Option<Listener>,
-        door: Option<Arc<Door>>,
+        acceptor: Option<Arc<Acceptor>>,
         share: Option<f64>,
     ) -> Result<Self, StartError> {
         let shared = Arc::new(Shared::new()?);
         let (orders, inbox) = channel();
-        let place = door.as_ref().map(|door| {
-            let (shares, job) = (Arc::clone(door.shares()), job_number(&config.job));
+        let place = acceptor.as_ref().map(|acceptor| {
+            let (shares, job) = (Arc::clone(acceptor.shares()), job_number(&config.job));
             let moved = shares.admit(job, share.unwrap_or(1.0));
             Place { shares, job, moved }
         });
@@ -344,20 +344,20 @@ impl Server {
             control.run();
         });
         threads.0.push(thread.map_err(StartError::thread)?);
-        let mut server = Self { maker: Maker::this(), shared, orders, threads, job, door: None };
-        if let Some(door) = door {
-            if !door.admit(&server.job, secret, server.orders.clone(), Arc::clone(&server.shared)) {
+        let mut server = Self { maker: Maker::this(), shared, orders, threads, job, acceptor: None };
+        if let Some(acceptor) = acceptor {
+            if !acceptor.admit(&server.job, secret, server.orders.clone(), Arc::clone(&server.shared)) {
                 let name = server.job.clone();
                 return Err(StartError::JobExists { name });
             }
-            server.door = Some(door);
+            server.acceptor = Some(acceptor);
         }
         Ok(server)
     }
 
     /// Network addresses on which workers find it.
     pub fn addresses(&self) -> &[SocketAddr] {
-        self.door.as_ref().map_or(&[], |door| door.addresses())
+        self.acceptor.as_ref().map_or(&[], |acceptor| acceptor.addresses())
     }
 
     /// Workers that are here now.
@@ -403,7 +403,7 @@ impl Server {
     /// Ends the job, if it has not ended, and every thread of the server.
     pub fn stop(&mut self) {
         if !self.maker.is_here() {
-            std::mem::forget((std::mem::take(&mut self.threads), self.door.take()));
+            std::mem::forget((std::mem::take(&mut self.threads), self.acceptor.take()));
             return;
         }
         self.begin_to_stop();
@@ -412,9 +412,9 @@ impl Server {
 
     /// The same without waiting: nobody is let in any more, and the threads end by and by.
     pub(crate) fn begin_to_stop(&mut self) {
-        if let Some(door) = self.door.take() {
-            door.dismiss(&self.job);
-            door.shares().dismiss(job_number(&self.job));
+        if let Some(acceptor) = self.acceptor.take() {
+            acceptor.dismiss(&self.job);
+            acceptor.shares().dismiss(job_number(&self.job));
         }
         let _ = self.orders.send(Order::Stop);
         self.shared.wakeup.ring();
@@ -489,7 +489,7 @@ fn start_shards(
     threads: &mut Threads,
 ) -> Result<control::Shards, StartError> {
     let (reports, inbox): (_, Receiver<shard::Report>) = channel();
-    let board = shard::Board::new().map_err(StartError::system("make the board"))?;
+    let flags = shard::Flags::new().map_err(StartError::system("make the flags"))?;
     let cores = cores();
     let count = shard_count(config);
     let mut handles = Vec::new();
@@ -504,7 +504,7 @@ fn start_shards(
             lease: config.options.lease,
             place: place.cloned(),
             core: config.options.pin.then_some(cores[core]),
-            board: board.clone(),
+            flags: flags.clone(),
             reports: reports.clone(),
             control: Arc::clone(shared),
         };
@@ -512,7 +512,7 @@ fn start_shards(
         handles.push(handle);
         threads.0.push(thread);
     }
-    Ok(control::Shards { handles, reports: inbox, sender: reports, board })
+    Ok(control::Shards { handles, reports: inbox, sender: reports, flags })
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! A frame without a payload, or a question, costs its sender less than the server: a few microseconds of its processor time made a
 //! server spend ten times as many, on the cores that the other jobs' threads need. Values pay for themselves, since they are what a
-//! job's share of the network is measured by ([`super::shares`]); all else is paced while there is another job. An honest worker
+//! job's share of the network is measured by ([`super::fair_share`]); all else is paced while there is another job. An honest worker
 //! does not notice: what it asks for with each exchange is paid for by the values of the same exchange.
 
 use std::time::{Duration, Instant};

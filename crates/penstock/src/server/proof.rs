@@ -1,4 +1,4 @@
-//! What the other end of a connection has proved. Over the network the [door](super::door) has seen to it before the control
+//! What the other end of a connection has proved. Over the network the [acceptor](super::acceptor) has seen to it before the control
 //! thread hears of a connection; on a Unix socket the control thread does, by the same [handshake](penstock_proto::handshake).
 
 use crate::limits::lacking;

@@ -1,8 +1,8 @@
 //! A peer on another host, as one shard sees it: its connection. Which of its frames were taken, and what is owed to it, its
 //! machine knows ([`penstock_proto::remote::home`]).
 
-use super::memory::Memory;
-use super::shares;
+use super::fair_share;
+use super::shard_memory::Memory;
 use crate::wire::vigil::Vigil;
 use penstock_fabric::net::frames::{Batch, FrameReader, FrameWriter, Places, Step};
 use penstock_fabric::net::link::{Interest, Link};
@@ -58,7 +58,7 @@ struct Wire<L> {
     buffer: Option<usize>,
     /// Whether its round trip is long.
     long: bool,
-    place: Option<shares::Place>,
+    place: Option<fair_share::Place>,
 }
 
 impl<L> Drop for Wire<L> {
@@ -73,7 +73,7 @@ impl<L> Drop for Wire<L> {
 pub(super) struct Remote<L = Stream> {
     job: u64,
     peer: PeerId,
-    place: Option<shares::Place>,
+    place: Option<fair_share::Place>,
     wire: Option<Wire<L>>,
     subscriber: Subscriber,
     last_sign: Instant,
@@ -178,7 +178,7 @@ impl Judge<'_> {
 }
 
 impl<L: Link> Remote<L> {
-    pub(super) fn new(job: u64, peer: PeerId, place: Option<shares::Place>, lease: Duration) -> Self {
+    pub(super) fn new(job: u64, peer: PeerId, place: Option<fair_share::Place>, lease: Duration) -> Self {
         Self {
             job,
             peer,

@@ -2,17 +2,17 @@
 //! `penstock-proto` decide, folds in shared memory, publishes, rings for who waits, and sleeps when there is nothing to do.
 
 use super::bells;
-use super::memory::{Event, Memory, Touched};
 use super::pace::Pace;
 use super::ports::{Local, Port, Ports};
 use super::remote::{Heard, Remote};
-use super::{Obituary, Shared, StartError, shares};
+use super::shard_memory::{Event, Memory, Touched};
+use super::{Obituary, Shared, StartError, fair_share};
 use crate::thread::{self, Inbox};
 use crate::wait::{self, Patience};
 use crate::wire::vigil::look_every;
 use penstock_fabric::doorbell::{self, ANYTHING, Sleeping};
 use penstock_fabric::inlet::Inlet;
-use penstock_fabric::layout::{Count, board};
+use penstock_fabric::layout::{Count, flags};
 use penstock_fabric::memory::{HomeMemory, LaneView};
 use penstock_fabric::net::link::Interest;
 use penstock_fabric::net::stream::Stream;
@@ -21,7 +21,7 @@ use penstock_fabric::ring::Broken;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::encoding::Agreed;
 use penstock_proto::error::JobFailure;
-use penstock_proto::frame::job_number;
+use penstock_proto::job::job_number;
 use penstock_proto::overlay::Direct;
 use penstock_proto::peer::PeerId;
 use penstock_proto::remote::home::Chunks;
@@ -120,11 +120,11 @@ pub(super) enum Report {
 
 /// Where all shards of a server show whether they sleep.
 #[derive(Debug, Clone)]
-pub(super) struct Board(Arc<Region>);
+pub(super) struct Flags(Arc<Region>);
 
-impl Board {
+impl Flags {
     pub(super) fn new() -> rustix::io::Result<Self> {
-        Ok(Self(Arc::new(Region::new("penstock-board", board::BYTES, Writers::Maker)?)))
+        Ok(Self(Arc::new(Region::new("penstock-flags", flags::BYTES, Writers::Maker)?)))
     }
 
     pub(super) fn region(&self) -> &Region {
@@ -133,13 +133,13 @@ impl Board {
 
     /// Shows that a shard, or the control thread, lives. Only that thread calls this for itself.
     pub(super) fn beat(&self, shard: u32) {
-        let count = &self.0.mapping().at::<Count>(board::heartbeat(shard)).0;
+        let count = &self.0.mapping().at::<Count>(flags::heartbeat(shard)).0;
         // A count of one writer: no read-modify-write, which would cost a shard's loop more than all the rest of a look.
         count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
     fn sleeping(&self, shard: u32) -> &Sleeping {
-        self.0.mapping().at(board::sleeping(shard))
+        self.0.mapping().at(flags::sleeping(shard))
     }
 }
 
@@ -153,10 +153,10 @@ pub(super) struct Setup {
     pub(super) workers: u32,
     pub(super) crowded: bool,
     pub(super) lease: Duration,
-    /// The job's place among those behind the same door.
-    pub(super) place: Option<shares::Place>,
+    /// The job's place among those behind the same acceptor.
+    pub(super) place: Option<fair_share::Place>,
     pub(super) core: Option<usize>,
-    pub(super) board: Board,
+    pub(super) flags: Flags,
     pub(super) reports: Sender<Report>,
     pub(super) control: Arc<Shared>,
 }
@@ -267,7 +267,7 @@ impl Loop {
 
     /// Does what there is to do; `false` if there was nothing.
     fn look(&mut self) -> bool {
-        self.setup.board.beat(self.setup.index);
+        self.setup.flags.beat(self.setup.index);
         let mut busy = self.take_commands();
         if self.failed {
             return busy;
@@ -292,7 +292,7 @@ impl Loop {
     }
 
     fn sleep(&mut self) {
-        let sleeping = self.setup.board.sleeping(self.setup.index);
+        let sleeping = self.setup.flags.sleeping(self.setup.index);
         sleeping.announce();
         if !self.has_work() {
             let paused = |port: &Port| matches!(port, Port::Remote(remote) if remote.is_paused());
@@ -301,7 +301,7 @@ impl Loop {
             let longest = look_every(self.setup.lease).min(if paused { LOOK_AGAIN } else { Duration::MAX });
             self.poll(longest);
         }
-        self.setup.board.sleeping(self.setup.index).awake();
+        self.setup.flags.sleeping(self.setup.index).awake();
         if self.networked && !self.failed {
             self.keep_vigil();
         }
@@ -341,7 +341,7 @@ impl Loop {
         }
     }
 
-    /// Sizes the connections' buffers anew when jobs or connections behind the door have come or gone.
+    /// Sizes the connections' buffers anew when jobs or connections behind the acceptor have come or gone.
     fn keep_to_share(&mut self) {
         let Some(place) = &self.setup.place else { return };
         place.shares.look(Instant::now());

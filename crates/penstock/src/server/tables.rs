@@ -1,15 +1,15 @@
-//! Tables of items, as the control thread knows them: the book (on the first server), and the regions that are homed here.
+//! Tables of items, as the control thread knows them: the book (on the first server), and the partitions that are homed here.
 //!
-//! Rows between workers of this host never pass through the server: it makes a region, gives it to its producer, and once that one has
+//! Rows between workers of this host never pass through the server: it makes a partition, gives it to its producer, and once that one has
 //! mapped it seals it against every other writer and gives it to the consumers.
 //!
-//! Only the first server knows which tables there are. So that workers cannot fill any server with what there is not, who makes a region
+//! Only the first server knows which tables there are. So that workers cannot fill any server with what there is not, who makes a partition
 //! be pays for it, and it goes with the last of those who asked for it; who passes rows on keeps what others still want.
 
 use super::bells::Bells;
 use super::items;
 use crate::limits::lacking;
-use penstock_fabric::items::region::{Layout, WAITERS_BYTES, Waiters, make};
+use penstock_fabric::items::partition::{Layout, WAITERS_BYTES, Waiters, make};
 use penstock_fabric::region::Region;
 use penstock_proto::Rank;
 use penstock_proto::account::{Account, Charge, Exhausted, Resource};
@@ -17,19 +17,19 @@ use penstock_proto::error::Refusal;
 use penstock_proto::items::control::{PART_BYTES, TableAnswer, TableAsk};
 use penstock_proto::items::registry::{Inherited, Joined, Registry};
 use penstock_proto::items::spec::{MAX_ROW_BYTES, TableId};
-use penstock_proto::items::wire::{RegionId, Shape};
+use penstock_proto::items::wire::{PartitionId, Shape};
 use penstock_proto::items::{RowSet, TableError};
-use penstock_proto::membership::Crew;
+use penstock_proto::membership::Members;
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// A region that is homed here, of a producer on this host.
+/// A partition that is homed here, of a producer on this host.
 struct Homed {
     layout: Layout,
     shape: Shape,
-    region: Region,
+    partition: Region,
     page: Region,
     waiters: Waiters,
     sealed: bool,
@@ -40,7 +40,7 @@ struct Homed {
     charges: Arc<Paid>,
 }
 
-/// What a region's bytes, descriptors and mappings were charged: to who asked for it first.
+/// What a partition's bytes, descriptors and mappings were charged: to who asked for it first.
 pub(super) type Paid = [Charge; 3];
 
 /// A request that waits: whose, its number, the table's name.
@@ -51,10 +51,10 @@ struct Wait {
     _charges: [Charge; 2],
 }
 
-/// A region that has its writer and no other, for whoever passes its rows on.
+/// A partition that has its writer and no other, for whoever passes its rows on.
 pub(super) struct Sealed {
-    pub(super) id: RegionId,
-    pub(super) region: OwnedFd,
+    pub(super) id: PartitionId,
+    pub(super) partition: OwnedFd,
     pub(super) layout: Layout,
     pub(super) shape: Shape,
     pub(super) waiters: Waiters,
@@ -65,7 +65,7 @@ pub(super) struct Sealed {
 pub(super) struct Tables {
     account: Account,
     registry: Registry,
-    regions: BTreeMap<RegionId, Homed>,
+    partitions: BTreeMap<PartitionId, Homed>,
     /// Workers that wait for a table.
     joining: Vec<Wait>,
     /// Workers that are ready for a table, and those that wait until all are.
@@ -78,7 +78,7 @@ pub(super) struct Tables {
     freed: RowSet,
     /// What those numbers were charged, here and where rows are passed on.
     freed_charge: Charge,
-    /// Whether the region of a producer that has gone could not be sealed so far.
+    /// Whether the partition of a producer that has gone could not be sealed so far.
     unsealed: bool,
     /// Whether this is the first server, which has the book.
     first: bool,
@@ -108,7 +108,7 @@ pub(super) struct Asker<'a> {
     /// Whether it is on this host.
     pub(super) local: bool,
     /// Who is here, and who is not any more.
-    pub(super) crew: &'a Crew,
+    pub(super) members: &'a Members,
     /// Who passes rows on, if there is one.
     pub(super) passer: Option<&'a items::Handle>,
 }
@@ -123,13 +123,13 @@ impl Tables {
 
     /// A worker has gone: nothing waits for it, and what only it wanted is not kept any more.
     pub(super) fn forget(&mut self, rank: Rank) {
-        let regions = self.regions.values_mut().map(|homed| &mut homed.waiting);
+        let partitions = self.partitions.values_mut().map(|homed| &mut homed.waiting);
         let dropped = self.dropped.values_mut().map(|dropped| &mut dropped.waiting);
-        for waiting in regions.chain(dropped).chain([&mut self.joining, &mut self.waiting]) {
+        for waiting in partitions.chain(dropped).chain([&mut self.joining, &mut self.waiting]) {
             waiting.retain(|wait| wait.rank != rank);
         }
-        self.regions.values_mut().for_each(|homed| _ = homed.askers.remove(&rank));
-        self.regions.retain(|_, homed| !homed.askers.is_empty());
+        self.partitions.values_mut().for_each(|homed| _ = homed.askers.remove(&rank));
+        self.partitions.retain(|_, homed| !homed.askers.is_empty());
         self.dropped.values_mut().for_each(|dropped| _ = dropped.ranks.remove(&rank));
         self.dropped.retain(|_, dropped| !dropped.ranks.is_empty());
         self.freed_charge.shrink_to(self.freed_bytes());
@@ -143,7 +143,7 @@ impl Tables {
         Wait::new(&self.account, asker, among, name)
     }
 
-    /// Carries out a request: what can be answered now, to the asker and to others, and a region that was sealed by it.
+    /// Carries out a request: what can be answered now, to the asker and to others, and a partition that was sealed by it.
     pub(super) fn ask(
         &mut self,
         asker: &Asker<'_>,
@@ -165,7 +165,7 @@ impl Tables {
                 let begun = self.registry.begin(rank, &spec, home, near);
                 if begun.is_err() {
                     // Those who declared it otherwise wait for this one, and are told now.
-                    answers.append(&mut self.join(asker.crew));
+                    answers.append(&mut self.join(asker.members));
                 }
                 Some(done(begun))
             }
@@ -176,7 +176,7 @@ impl Tables {
                     // Who asks again has given up on what it asked before.
                     self.joining.retain(|before| wait.is_none() || !before.is_of(rank, &name));
                     self.joining.extend(wait);
-                    answers.append(&mut self.join(asker.crew));
+                    answers.append(&mut self.join(asker.members));
                     None
                 }
                 Err(refusal) => Some(Err(refusal)),
@@ -186,7 +186,7 @@ impl Tables {
                     self.waiting.retain(|before| wait.is_none() || !before.is_of(rank, &name));
                     self.ready.entry(name).or_default().insert(rank);
                     self.waiting.extend(wait);
-                    answers.append(&mut self.join(asker.crew));
+                    answers.append(&mut self.join(asker.members));
                     None
                 }
                 Err(refusal) => Some(Err(refusal)),
@@ -194,30 +194,30 @@ impl Tables {
             TableAsk::Drop { name, id } => match self.discard(asker, name, id) {
                 Ok(true) => Some(done(Ok(()))),
                 Ok(false) => {
-                    answers.append(&mut self.join(asker.crew));
+                    answers.append(&mut self.join(asker.members));
                     None
                 }
                 Err(refusal) => Some(Err(refusal)),
             },
             TableAsk::Users { id } => {
-                let ranks = self.users(id, &asker.crew.live);
+                let ranks = self.users(id, &asker.members.live);
                 Some(Ok((TableAnswer::Absent { ranks }, Vec::new())))
             }
             TableAsk::Absent { name } => {
-                let ranks = self.undeclared(&name, &asker.crew.live);
+                let ranks = self.undeclared(&name, &asker.members.live);
                 Some(Ok((TableAnswer::Absent { ranks }, Vec::new())))
             }
             TableAsk::Produced { name, rank, from } => Some(self.produced(&name, rank, from)),
-            TableAsk::Region { region, slots, row_bytes, propagation } => {
+            TableAsk::Partition { partition, slots, row_bytes, propagation } => {
                 let shape = Shape { slots, row_bytes, propagation };
-                let answer = self.region(asker, region, shape, &mut answers, bells).transpose();
+                let answer = self.partition(asker, partition, shape, &mut answers, bells).transpose();
                 // One that went before it had mapped its rows will not write to them any more.
-                if answer.is_none() && asker.crew.is_gone(region.rank) {
-                    sealed.extend(self.abandoned(region, &mut answers, bells));
+                if answer.is_none() && asker.members.is_gone(partition.rank) {
+                    sealed.extend(self.abandoned(partition, &mut answers, bells));
                 }
                 answer
             }
-            TableAsk::Mapped { region } => match self.seal(asker, region, &mut answers, bells) {
+            TableAsk::Mapped { partition } => match self.seal(asker, partition, &mut answers, bells) {
                 Ok(it) => {
                     sealed.extend(it);
                     Some(Ok((TableAnswer::Done, Vec::new())))
@@ -230,8 +230,8 @@ impl Tables {
     }
 
     /// Answers those who wait for tables that all live workers have declared, or are ready for.
-    pub(super) fn join(&mut self, crew: &Crew) -> Answers {
-        let (live, mut answers) = (&crew.live, Vec::new());
+    pub(super) fn join(&mut self, members: &Members) -> Answers {
+        let (live, mut answers) = (&members.live, Vec::new());
         self.waiting.retain(|Wait { rank, request, name, .. }| {
             let all = self.ready.get(name).is_some_and(|ready| live.is_subset(ready));
             if all {
@@ -240,7 +240,7 @@ impl Tables {
             !all
         });
         self.joining.retain(|Wait { rank, request, name, .. }| {
-            match self.registry.joined(*rank, name, crew) {
+            match self.registry.joined(*rank, name, members) {
                 None => true,
                 Some(joined) => {
                     let answer = joined
@@ -327,7 +327,7 @@ impl Tables {
 
     /// Whether anything of a table is here.
     fn has(&self, table: TableId, passer: Option<&items::Handle>) -> bool {
-        let first = self.regions.range(RegionId { table, rank: 0 }..).next();
+        let first = self.partitions.range(PartitionId { table, rank: 0 }..).next();
         first.is_some_and(|(id, _)| id.table == table) || passer.is_some_and(|passer| passer.has(table))
     }
 
@@ -336,11 +336,11 @@ impl Tables {
         FREED_COPIES * (self.freed.kept_bytes() + self.dropped.len() as u64 * FREED_BYTES)
     }
 
-    /// Frees the regions of tables that nobody uses any more; returns which, for whoever passes rows on.
+    /// Frees the partitions of tables that nobody uses any more; returns which, for whoever passes rows on.
     pub(super) fn free(&mut self) -> Vec<TableId> {
         let gone = std::mem::take(&mut self.gone);
         for id in &gone {
-            self.regions.retain(|region, _| region.table != *id);
+            self.partitions.retain(|partition, _| partition.table != *id);
         }
         gone
     }
@@ -355,39 +355,39 @@ impl Tables {
         Ok((TableAnswer::Produced { bytes, total: all.len() as u64 }, Vec::new()))
     }
 
-    fn region(
+    fn partition(
         &mut self,
         asker: &Asker<'_>,
-        id: RegionId,
+        id: PartitionId,
         shape: Shape,
         answers: &mut Answers,
         bells: &mut Bells,
     ) -> Result<Option<(TableAnswer, Vec<OwnedFd>)>, Refusal> {
         if !asker.local {
-            return Err(out_of_turn("a region that is to be mapped on another host"));
+            return Err(out_of_turn("a partition that is to be mapped on another host"));
         }
         if shape.slots == 0 || !(1..=MAX_ROW_BYTES).contains(&shape.row_bytes) {
-            return Err(out_of_turn("a region without rows, or with too long ones"));
+            return Err(out_of_turn("a partition without rows, or with too long ones"));
         }
         let none = self.first && self.registry.shape(id, 0) != Some(shape);
         if none || self.freed.contains(id.table.into()) {
-            return Err(out_of_turn(&no_region(id, shape)));
+            return Err(out_of_turn(&no_partition(id, shape)));
         }
         let layout = Layout::new(shape.slots, shape.row_bytes);
         // Its producer knows best what it holds: who named something else before is told so.
         let wrong = |homed: &Homed| homed.shape != shape && !homed.askers.contains(&id.rank);
-        if asker.rank == id.rank && self.regions.get(&id).is_some_and(wrong) {
+        if asker.rank == id.rank && self.partitions.get(&id).is_some_and(wrong) {
             for Wait { rank, request, .. } in
-                self.regions.remove(&id).into_iter().flat_map(|homed| homed.waiting)
+                self.partitions.remove(&id).into_iter().flat_map(|homed| homed.waiting)
             {
                 answers.push((rank, request, Err(out_of_turn(OTHER_ROWS))));
             }
         }
-        let homed = match self.regions.entry(id) {
+        let homed = match self.partitions.entry(id) {
             Entry::Occupied(homed) => homed.into_mut(),
             Entry::Vacant(place) => {
                 let peer = self.account.peer(asker.rank);
-                place.insert(Homed::make(id, shape, layout, asker.crew.size(), &peer)?)
+                place.insert(Homed::make(id, shape, layout, asker.members.size(), &peer)?)
             }
         };
         if homed.shape != shape {
@@ -406,28 +406,28 @@ impl Tables {
     fn seal(
         &mut self,
         asker: &Asker<'_>,
-        id: RegionId,
+        id: PartitionId,
         answers: &mut Answers,
         bells: &mut Bells,
     ) -> Result<Option<Sealed>, Refusal> {
         if id.rank != asker.rank {
-            return Err(out_of_turn("a region that is another's"));
+            return Err(out_of_turn("a partition that is another's"));
         }
-        self.seal_region(id, answers, bells)
+        self.seal_partition(id, answers, bells)
     }
 
     /// A producer has gone: what it had not mapped by then it never will, and whoever waits for it is given it as it is.
     pub(super) fn abandon(&mut self, rank: Rank, bells: &mut Bells) -> (Answers, Vec<Sealed>) {
         let (mut answers, mut sealed) = (Vec::new(), Vec::new());
-        let open = self.regions.iter().filter(|(id, homed)| id.rank == rank && !homed.sealed);
+        let open = self.partitions.iter().filter(|(id, homed)| id.rank == rank && !homed.sealed);
         for id in open.map(|(id, _)| *id).collect::<Vec<_>>() {
             sealed.extend(self.abandoned(id, &mut answers, bells));
         }
         (answers, sealed)
     }
 
-    fn abandoned(&mut self, id: RegionId, answers: &mut Answers, bells: &mut Bells) -> Option<Sealed> {
-        self.seal_region(id, answers, bells).unwrap_or_else(|refusal| {
+    fn abandoned(&mut self, id: PartitionId, answers: &mut Answers, bells: &mut Bells) -> Option<Sealed> {
+        self.seal_partition(id, answers, bells).unwrap_or_else(|refusal| {
             if !std::mem::replace(&mut self.unsealed, true) {
                 tracing::warn!(rank = id.rank, table = id.table, %refusal, "rows of a worker that has gone cannot be passed on so far");
             }
@@ -435,37 +435,38 @@ impl Tables {
         })
     }
 
-    /// Whether a region is to be [sealed again](Self::seal_again).
+    /// Whether a partition is to be [sealed again](Self::seal_again).
     pub(super) fn is_unsealed(&self) -> bool {
         self.unsealed
     }
 
     /// Seals what could not be sealed when its producer went: the system may have descriptors again.
-    pub(super) fn seal_again(&mut self, crew: &Crew, bells: &mut Bells) -> (Answers, Vec<Sealed>) {
+    pub(super) fn seal_again(&mut self, members: &Members, bells: &mut Bells) -> (Answers, Vec<Sealed>) {
         let (mut answers, mut sealed) = (Vec::new(), Vec::new());
-        let open = self.regions.iter().filter(|(id, homed)| !homed.sealed && crew.is_gone(id.rank));
-        let open: Vec<RegionId> = open.map(|(id, _)| *id).collect();
+        let open = self.partitions.iter().filter(|(id, homed)| !homed.sealed && members.is_gone(id.rank));
+        let open: Vec<PartitionId> = open.map(|(id, _)| *id).collect();
         for &id in &open {
             sealed.extend(self.abandoned(id, &mut answers, bells));
         }
-        self.unsealed = open.iter().any(|id| self.regions.get(id).is_some_and(|homed| !homed.sealed));
+        self.unsealed = open.iter().any(|id| self.partitions.get(id).is_some_and(|homed| !homed.sealed));
         (answers, sealed)
     }
 
-    /// Seals a region against every other writer, and gives it to those who wait for it; what is passed on, unless it was sealed before.
-    fn seal_region(
+    /// Seals a partition against every other writer, and gives it to those who wait for it; what is passed on, unless it was sealed before.
+    fn seal_partition(
         &mut self,
-        id: RegionId,
+        id: PartitionId,
         answers: &mut Answers,
         bells: &mut Bells,
     ) -> Result<Option<Sealed>, Refusal> {
-        let homed = self.regions.get_mut(&id).ok_or_else(|| out_of_turn("a region that does not exist"))?;
+        let homed =
+            self.partitions.get_mut(&id).ok_or_else(|| out_of_turn("a partition that does not exist"))?;
         let new = !homed.sealed;
         let mut passed_on = None;
         if new {
             // Before it is sealed: where there is no descriptor left, whoever says it again finds everything still to be done.
-            passed_on = Some(clone(homed.region.fd())?);
-            homed.region.seal().map_err(lacking("seal a table's memory"))?;
+            passed_on = Some(clone(homed.partition.fd())?);
+            homed.partition.seal().map_err(lacking("seal a table's memory"))?;
             homed.sealed = true;
         }
         for Wait { rank, request, .. } in std::mem::take(&mut homed.waiting) {
@@ -475,7 +476,7 @@ impl Tables {
         // Said twice, it is passed on once.
         let (layout, shape, waiters) = (homed.layout, homed.shape, homed.waiters.clone());
         let charges = Arc::clone(&homed.charges);
-        Ok(passed_on.map(|region| Sealed { id, region, layout, shape, waiters, charges }))
+        Ok(passed_on.map(|partition| Sealed { id, partition, layout, shape, waiters, charges }))
     }
 }
 
@@ -516,7 +517,7 @@ const WAIT_ENTRIES: u64 = 256;
 
 impl Homed {
     fn make(
-        id: RegionId,
+        id: PartitionId,
         shape: Shape,
         layout: Layout,
         workers: u32,
@@ -532,15 +533,15 @@ impl Homed {
             peer.charge(Resource::Descriptors, 3).map_err(refuse)?,
             peer.charge(Resource::Mappings, 3).map_err(refuse)?,
         ];
-        let made = make(&layout).and_then(|region| Ok((region, Waiters::make()?)));
-        let (region, (waiters, page)) = made.map_err(lacking("make a table's memory"))?;
+        let made = make(&layout).and_then(|partition| Ok((partition, Waiters::make()?)));
+        let (partition, (waiters, page)) = made.map_err(lacking("make a table's memory"))?;
         let (sealed, askers, waiting, charges) = (false, BTreeSet::new(), Vec::new(), Arc::new(charges));
-        Ok(Self { layout, shape, region, page, waiters, sealed, askers, waiting, charges })
+        Ok(Self { layout, shape, partition, page, waiters, sealed, askers, waiting, charges })
     }
 
     fn pass(&self, bell: &OwnedFd) -> Answered {
-        let descriptors = vec![clone(self.region.fd())?, clone(self.page.fd())?, clone(bell)?];
-        Ok((TableAnswer::Region, descriptors))
+        let descriptors = vec![clone(self.partition.fd())?, clone(self.page.fd())?, clone(bell)?];
+        Ok((TableAnswer::Partition, descriptors))
     }
 }
 
@@ -548,12 +549,12 @@ fn clone(fd: impl AsFd) -> Result<OwnedFd, Refusal> {
     fd.as_fd().try_clone_to_owned().map_err(lacking("pass a table's memory"))
 }
 
-const OTHER_ROWS: &str = "a region with other rows than it has";
+const OTHER_ROWS: &str = "a partition with other rows than it has";
 
-fn no_region(RegionId { table, rank }: RegionId, shape: Shape) -> String {
+fn no_partition(PartitionId { table, rank }: PartitionId, shape: Shape) -> String {
     let Shape { slots, row_bytes, .. } = shape;
     format!(
-        "a region of {slots} rows of {row_bytes} bytes that worker {rank} does not have here in table {table}"
+        "a partition of {slots} rows of {row_bytes} bytes that worker {rank} does not have here in table {table}"
     )
 }
 

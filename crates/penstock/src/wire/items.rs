@@ -207,21 +207,21 @@ impl<L: Link> ItemWire<L> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_fabric::items::memory::RegionMemory;
-    use penstock_fabric::items::region::{Layout, Waiters, Writer};
+    use penstock_fabric::items::partition::{Layout, Waiters, Writer};
+    use penstock_fabric::items::partition_memory::PartitionMemory;
     use penstock_proto::account::Limits;
     use penstock_proto::items::RowSet;
     use penstock_proto::items::spec::{MAX_ROW_BYTES, Propagation};
-    use penstock_proto::items::wire::{Encoder, Message, RegionId, Shape};
+    use penstock_proto::items::wire::{Encoder, Message, PartitionId, Shape};
     use std::io::Read;
     use std::net::{TcpListener, TcpStream};
 
     struct Nobody;
 
     impl Host for Nobody {
-        type Memory = RegionMemory;
+        type Memory = PartitionMemory;
 
-        fn make(&mut self, _: RegionId, _: &Shape) -> Option<RegionMemory> {
+        fn make(&mut self, _: PartitionId, _: &Shape) -> Option<PartitionMemory> {
             None
         }
 
@@ -235,19 +235,19 @@ mod tests {
 
     /// A node whose one row, as long as a row may be, somebody wants.
     fn node_with_a_long_row() -> Node<Nobody> {
-        let (region, row_bytes) = (RegionId { table: 0, rank: 0 }, MAX_ROW_BYTES);
+        let (partition, row_bytes) = (PartitionId { table: 0, rank: 0 }, MAX_ROW_BYTES);
         let shape = Shape { slots: 1, row_bytes, propagation: Propagation::Eager };
         let mut writer = Writer::private(Layout::new(1, row_bytes)).unwrap();
         let mut set = writer.begin(1);
         set.put(0, 1, &vec![7; row_bytes as usize]);
         set.finish();
         let mut node = Node::new(Nobody);
-        let memory = RegionMemory::followed(writer.rows().clone(), Waiters::private().unwrap());
-        node.produce(region, shape, memory, None);
+        let memory = PartitionMemory::followed(writer.rows().clone(), Waiters::private().unwrap());
+        node.produce(partition, shape, memory, None);
         node.connected(PEER);
         let mut message = Vec::new();
         let rows = RowSet::from_rows([0]);
-        Encoder::message(&mut message, &Message::Subscribe { region, shape, done: 0, serial: 1, rows });
+        Encoder::message(&mut message, &Message::Subscribe { partition, shape, done: 0, serial: 1, rows });
         node.receive(PEER, &message[LENGTH_BYTES..]).unwrap();
         node
     }

@@ -1,6 +1,6 @@
 //! Whether the job goes on, for all links of a worker: its calls, and the threads that work for them.
 //!
-//! | | calls | couriers, links' threads, what has begun to be submitted |
+//! | | calls | proxies, links' threads, what has begun to be submitted |
 //! |---|---|---|
 //! | running | go on | go on |
 //! | closing: the worker is leaving | are refused, and stop waiting | go on, until what was submitted is taken |

@@ -113,8 +113,8 @@ impl Job {
         // What it heard says more than what became of it.
         let how = self.inner.fate.failure().map_or(how, Departure::Heard).brief();
         self.inner.fate.end();
-        for courier in std::mem::take(&mut *lock(&self.inner.couriers)).into_values() {
-            courier.end();
+        for relay in std::mem::take(&mut *lock(&self.inner.relays)).into_values() {
+            relay.end();
         }
         for link in links {
             link.part(how.clone());
@@ -156,8 +156,8 @@ impl Inner {
     fn depart(&self, links: &[Link], deadline: Deadline) -> Result<(), Error> {
         self.fate.stands()?;
         self.each_table(TableInner::leave);
-        for courier in self.all_couriers() {
-            courier.hand_over(deadline)?;
+        for relay in self.all_relays() {
+            relay.hand_over(deadline)?;
         }
         links.iter().try_for_each(|link| link.say_goodbye(deadline))?;
         // The first server opens barriers: it hears of it last, so that nobody passes one before the others have everything.
@@ -166,8 +166,8 @@ impl Inner {
         for ((link, asked), server) in others.iter().zip(asked).zip(1..) {
             link.confirm(asked, deadline)?;
             // It would be taken for lost: it listens to this worker no more, however long the first server takes.
-            let courier = lock(&self.couriers).remove(&server);
-            courier.inspect(|courier| courier.end());
+            let relay = lock(&self.relays).remove(&server);
+            relay.inspect(|relay| relay.end());
         }
         first.confirm(first.ask_to_leave()?, deadline)
     }

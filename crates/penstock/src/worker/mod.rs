@@ -21,6 +21,6 @@ mod table;
 mod tensor;
 
 pub use error::Error;
-pub use job::{Job, Meeting, Membership, Stats};
+pub use job::{Gathered, Job, Membership, Stats};
 pub use table::{Chosen, Table, TableDeclaration, TableStats, View};
 pub use tensor::{Asked, Declaration, Tensor};

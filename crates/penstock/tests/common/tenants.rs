@@ -1,12 +1,13 @@
-//! Two jobs behind one door: an honest one, and one whose worker speaks the protocol by hand and means no good.
+//! Two jobs behind one acceptor: an honest one, and one whose worker speaks the protocol by hand and means no good.
 
 use super::{NO_SETTINGS, bytes, declare, options, pull};
 use penstock::service::{JobConfig, Service};
 use penstock::worker::{Error, Job, Membership};
 use penstock_proto::consistency::Consistency::Bsp;
 use penstock_proto::error::Refusal;
-use penstock_proto::frame::{Body, Header, job_number};
+use penstock_proto::frame::{Body, Header};
 use penstock_proto::handshake::{Purpose, WorkerHandshake};
+use penstock_proto::job::job_number;
 use penstock_proto::message::{
     Answer, Ask, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Secret, decode, encode,
 };
@@ -25,7 +26,7 @@ pub(crate) const PLAIN: u8 = b'P';
 pub(crate) const ITERATIONS: u64 = 40;
 pub(crate) const ELEMENTS: u64 = 3 * 512 + 7;
 
-/// A door with two jobs behind it, of two workers each.
+/// An acceptor with two jobs behind it, of two workers each.
 pub(crate) fn service() -> (Service, SocketAddr) {
     service_with(256 << 20)
 }

@@ -1,12 +1,12 @@
 //! Batches: which rows a subscriber is sent now, as they were at one moment.
 
 use super::subscriber::{candidates, merged};
-use super::{Peer, Region};
+use super::{Partition, Peer};
 use crate::account::{Account, Charge, Exhausted, Resource};
 use crate::items::FINAL;
-use crate::items::memory::{Changed, Look, Memory, Moment, Overtaken, Unlisted};
+use crate::items::memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
 use crate::items::spec::Propagation;
-use crate::items::wire::{BATCH_BYTES, Encoder, Entry, Head, RegionId};
+use crate::items::wire::{BATCH_BYTES, Encoder, Entry, Head, PartitionId};
 
 /// Attempts to take a batch at one moment, before others get their turn.
 const ATTEMPTS: usize = 8;
@@ -19,13 +19,13 @@ const STEP_BYTES: usize = 256 * 1024;
 /// Why a batch was not taken whole.
 #[derive(Debug)]
 enum Halt {
-    Overtaken,
+    Torn,
     Exhausted(Exhausted),
 }
 
-impl From<Overtaken> for Halt {
-    fn from(_: Overtaken) -> Self {
-        Self::Overtaken
+impl From<Torn> for Halt {
+    fn from(_: Torn) -> Self {
+        Self::Torn
     }
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Sent {
 /// Rows on their way to a peer.
 #[derive(Debug)]
 pub(super) struct Batch {
-    pub(super) region: RegionId,
+    pub(super) partition: PartitionId,
     pub(super) head: Head,
     /// The turn in which all that was due was taken; 0 for one that answers a fetch.
     pub(super) turn: u64,
@@ -64,11 +64,16 @@ pub(super) struct Batch {
 
 impl Batch {
     /// For so many rows, most likely, charged to `account` as they are taken.
-    fn new(region: RegionId, row_bytes: usize, rows: usize, account: &Account) -> Result<Self, Exhausted> {
+    fn new(
+        partition: PartitionId,
+        row_bytes: usize,
+        rows: usize,
+        account: &Account,
+    ) -> Result<Self, Exhausted> {
         let (head, charge) = (Head::default(), account.charge(Resource::Bytes, 0)?);
         let room = (rows * row_bytes).min(STEP_BYTES);
         let (values, next, value) = (Vec::with_capacity(room), 0, 0);
-        Ok(Self { region, head, turn: 0, rows: Vec::new(), values, next, value, row_bytes, charge })
+        Ok(Self { partition, head, turn: 0, rows: Vec::new(), values, next, value, row_bytes, charge })
     }
 
     /// Bytes that it takes.
@@ -157,7 +162,7 @@ impl Batch {
         let count = count.count().max(1).min(self.rows.len() - self.next);
         let end = self.next + count;
         self.head.last = end == self.rows.len();
-        let mut message = Encoder::rows(out, self.region, &self.head);
+        let mut message = Encoder::rows(out, self.partition, &self.head);
         for &Sent { place, count, look, value } in &self.rows[self.next..end] {
             let value = value.then(|| {
                 let start = self.value;
@@ -174,7 +179,7 @@ impl Batch {
     }
 }
 
-/// What is due to a peer of a region.
+/// What is due to a peer of a partition.
 #[derive(Debug)]
 pub(super) enum Due {
     /// These rows.
@@ -188,13 +193,13 @@ pub(super) enum Due {
 }
 
 /// Passes on to the subscribers which rows have changed.
-pub(super) fn collect<M: Memory>(region: &mut Region<M>, scratch: &mut Vec<Changed>) {
+pub(super) fn collect<M: Memory>(partition: &mut Partition<M>, scratch: &mut Vec<Changed>) {
     scratch.clear();
-    let unlisted = region.memory.changed(scratch).err();
-    let floor = region.memory.now().floor;
+    let unlisted = partition.memory.changed(scratch).err();
+    let floor = partition.memory.now().floor;
     let last = unlisted.map(|Unlisted { until }| until).or_else(|| scratch.last().map(|changed| changed.set));
-    region.heard = last.unwrap_or(region.heard);
-    for subscriber in region.subscribers.values_mut() {
+    partition.heard = last.unwrap_or(partition.heard);
+    for subscriber in partition.subscribers.values_mut() {
         match unlisted {
             None => subscriber.note(scratch),
             Some(Unlisted { until }) => subscriber.note_all(until),
@@ -207,18 +212,19 @@ pub(super) fn collect<M: Memory>(region: &mut Region<M>, scratch: &mut Vec<Chang
 
 /// All rows that a subscriber lacks, as they were at one moment.
 pub(super) fn eager<M: Memory>(
-    region: &mut Region<M>,
+    partition: &mut Partition<M>,
     peer: Peer,
-    id: RegionId,
+    id: PartitionId,
     account: &Account,
     scratch: &mut Vec<Changed>,
 ) -> Due {
-    let row_bytes = region.shape.row_bytes as usize;
+    let row_bytes = partition.shape.row_bytes as usize;
     let mut slots = Vec::new();
     for attempt in 0..ATTEMPTS {
-        let now = region.memory.now();
-        collect(region, scratch);
-        let Some(subscriber) = region.subscribers.get_mut(&peer).filter(|subscriber| subscriber.ready) else {
+        let now = partition.memory.now();
+        collect(partition, scratch);
+        let Some(subscriber) = partition.subscribers.get_mut(&peer).filter(|subscriber| subscriber.ready)
+        else {
             return Due::Unknown;
         };
         slots.append(&mut candidates(subscriber, now));
@@ -232,11 +238,11 @@ pub(super) fn eager<M: Memory>(
         };
         let taken = slots.iter().try_for_each(|range| {
             let place = subscriber.rows.place(range.start.into()).unwrap_or(0) as u32;
-            batch.take(&region.memory, range.clone(), place, now, subscriber.done)
+            batch.take(&partition.memory, range.clone(), place, now, subscriber.done)
         });
         match taken {
             Ok(()) => {}
-            Err(Halt::Overtaken) => continue,
+            Err(Halt::Torn) => continue,
             Err(Halt::Exhausted(why)) => return Due::Unpaid(why),
         }
         subscriber.dirty = !subscriber.changed.is_empty() || subscriber.all;
@@ -249,8 +255,8 @@ pub(super) fn eager<M: Memory>(
         let head = Head { serial: subscriber.serial, done: now.done, floor: now.floor, ..Head::default() };
         return Due::Rows(batch.whole(head));
     }
-    // Overtaken again and again: what was to be sent is looked for anew, at the next turn.
-    if let Some(subscriber) = region.subscribers.get_mut(&peer) {
+    // Torn again and again: what was to be sent is looked for anew, at the next turn.
+    if let Some(subscriber) = partition.subscribers.get_mut(&peer) {
         (subscriber.all, subscriber.dirty) = (true, true);
     }
     Due::Unknown
@@ -258,16 +264,16 @@ pub(super) fn eager<M: Memory>(
 
 /// Rows that those behind a subscriber need and it lacks.
 pub(super) fn bounded<M: Memory>(
-    region: &mut Region<M>,
+    partition: &mut Partition<M>,
     peer: Peer,
-    id: RegionId,
+    id: PartitionId,
     account: &Account,
     scratch: &mut Vec<Changed>,
 ) -> Result<Option<Batch>, Exhausted> {
-    let row_bytes = region.shape.row_bytes as usize;
-    let now = region.memory.now();
-    collect(region, scratch);
-    let Some(subscriber) = region.subscribers.get_mut(&peer) else { return Ok(None) };
+    let row_bytes = partition.shape.row_bytes as usize;
+    let now = partition.memory.now();
+    collect(partition, scratch);
+    let Some(subscriber) = partition.subscribers.get_mut(&peer) else { return Ok(None) };
     subscriber.floor = now.floor;
     let slots = candidates(subscriber, now);
     let mut batch = Batch::new(id, row_bytes, 0, account)?;
@@ -279,7 +285,7 @@ pub(super) fn bounded<M: Memory>(
         let at = needs.partition_point(|&need| need <= version);
         let Some(&need) = needs.get(at) else { continue };
         let start = batch.room(1)?;
-        match region.memory.read(slot, now, &mut batch.values[start..]) {
+        match partition.memory.read(slot, now, &mut batch.values[start..]) {
             Ok(look) if look.clock >= need => {
                 let value = look.number != number;
                 if !value {
@@ -290,7 +296,7 @@ pub(super) fn bounded<M: Memory>(
                 continue;
             }
             Ok(_) => {}
-            Err(Overtaken) => again.push(Changed { first: slot, count: 1, set: now.done as u32 }),
+            Err(Torn) => again.push(Changed { first: slot, count: 1, set: now.done as u32 }),
         }
         batch.values.truncate(start);
     }
@@ -302,20 +308,20 @@ pub(super) fn bounded<M: Memory>(
 
 /// All rows of a producer that leaves, once.
 pub(super) fn whole<M: Memory>(
-    region: &mut Region<M>,
+    partition: &mut Partition<M>,
     peer: Peer,
-    id: RegionId,
+    id: PartitionId,
     account: &Account,
 ) -> Result<Option<Batch>, Exhausted> {
-    let row_bytes = region.shape.row_bytes as usize;
-    let subscriber = region.subscribers.get_mut(&peer).filter(|subscriber| subscriber.handing_over);
+    let row_bytes = partition.shape.row_bytes as usize;
+    let subscriber = partition.subscribers.get_mut(&peer).filter(|subscriber| subscriber.handing_over);
     let Some(subscriber) = subscriber else { return Ok(None) };
     for _ in 0..ATTEMPTS {
-        let now = region.memory.now();
+        let now = partition.memory.now();
         let mut batch = Batch::new(id, row_bytes, subscriber.rows.len() as usize, account)?;
         let taken = subscriber.rows.iter().zip(0..).try_for_each(|(slot, place)| {
             let start = batch.room(1)?;
-            let look = region.memory.read(slot as u32, now, &mut batch.values[start..])?;
+            let look = partition.memory.read(slot as u32, now, &mut batch.values[start..])?;
             batch.push(place, look, true);
             Ok(())
         });
@@ -325,7 +331,7 @@ pub(super) fn whole<M: Memory>(
                 let head = Head { serial: subscriber.serial, apart: true, ..Head::default() };
                 return Ok(Some(batch.whole(head)));
             }
-            Err(Halt::Overtaken) => {}
+            Err(Halt::Torn) => {}
             Err(Halt::Exhausted(why)) => return Err(why),
         }
     }
@@ -334,15 +340,15 @@ pub(super) fn whole<M: Memory>(
 
 /// The answer to a subscriber's first fetch that can be answered.
 pub(super) fn fetched<M: Memory>(
-    region: &mut Region<M>,
+    partition: &mut Partition<M>,
     peer: Peer,
-    id: RegionId,
+    id: PartitionId,
     account: &Account,
 ) -> Result<Option<Batch>, Exhausted> {
-    let row_bytes = region.shape.row_bytes as usize;
-    let memory = &region.memory;
-    let Some(subscriber) = region.subscribers.get_mut(&peer) else { return Ok(None) };
-    let here = region.upstream.is_none();
+    let row_bytes = partition.shape.row_bytes as usize;
+    let memory = &partition.memory;
+    let Some(subscriber) = partition.subscribers.get_mut(&peer) else { return Ok(None) };
+    let here = partition.upstream.is_none();
     for at in 0..subscriber.fetches.len() {
         let pending = &mut subscriber.fetches[at];
         let now = memory.now();
@@ -373,7 +379,7 @@ pub(super) fn fetched<M: Memory>(
             let as_of = batch.rows.iter().map(|sent| sent.look.as_of).min().unwrap_or(0);
             match taken {
                 Ok(()) => {}
-                Err(Halt::Overtaken) => continue,
+                Err(Halt::Torn) => continue,
                 Err(Halt::Exhausted(why)) => return Err(why),
             }
             if newest > as_of {

@@ -2,14 +2,14 @@
 
 use super::subscriber::{Pending, Subscriber};
 use super::{
-    Broken, ENTRY_BYTES, FREE_BYTES, Host, Kept, MOST_NEEDS, Needs, Node, Peer, Region, Upstream, Waiting,
+    Broken, ENTRY_BYTES, FREE_BYTES, Host, Kept, MOST_NEEDS, Needs, Node, Partition, Peer, Upstream, Waiting,
     keep,
 };
 use crate::items::memory::Changed;
 use crate::items::memory::Memory;
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
-use crate::items::wire::{Entries, Entry, Head, Message, RegionId, Shape};
+use crate::items::wire::{Entries, Entry, Head, Message, PartitionId, Shape};
 
 impl<H: Host> Node<H> {
     /// Takes a message, without its length, of a peer. On an error the peer is to be taken for lost.
@@ -28,45 +28,45 @@ impl<H: Host> Node<H> {
         };
         let message = Message::decode(record)?;
         if !self.dropped.is_empty()
-            && message.region().is_some_and(|id| self.dropped.contains(id.table.into()))
+            && message.partition().is_some_and(|id| self.dropped.contains(id.table.into()))
         {
             return Ok(());
         }
         match message {
-            Message::Offer { region, shape } => self.offered(peer, region, shape),
-            Message::Subscribe { region, shape, done, serial, rows } => {
-                if self.regions.contains_key(&region) {
-                    return self.enter(region, peer, shape, done, serial, rows);
+            Message::Offer { partition, shape } => self.offered(peer, partition, shape),
+            Message::Subscribe { partition, shape, done, serial, rows } => {
+                if self.partitions.contains_key(&partition) {
+                    return self.enter(partition, peer, shape, done, serial, rows);
                 }
                 let bytes = ENTRY_BYTES + rows.kept_bytes();
                 let kept = keep(&self.host.account(peer), "a subscription", bytes)?;
-                let waiting = self.waiting.entry(region).or_default();
+                let waiting = self.waiting.entry(partition).or_default();
                 waiting.retain(|waiting| waiting.peer != peer);
                 let (needs, fetches) = (Needs::default(), Vec::new());
                 waiting.push(Waiting { peer, shape, done, serial, rows, needs, fetches, kept });
                 Ok(())
             }
-            Message::Fetch { region, ticket, version, places } => {
+            Message::Fetch { partition, ticket, version, places } => {
                 let account = self.host.account(peer);
-                if let Some(waiting) = self.is_waiting(region, peer) {
+                if let Some(waiting) = self.is_waiting(partition, peer) {
                     let kept = keep(&account, "a fetch", ENTRY_BYTES + places.kept_bytes())?;
                     waiting.fetches.push((ticket, version, places, kept));
                     return Ok(());
                 }
-                self.wanted(region, peer, ticket, version, &places)
+                self.wanted(partition, peer, ticket, version, &places)
             }
-            Message::Need { region, versions } => {
+            Message::Need { partition, versions } => {
                 if versions.len() > MOST_NEEDS {
                     return Err(Broken::Nonsense("needs of more consumers than a job has workers"));
                 }
                 let needs = Needs::new(&self.host.account(peer), versions)?;
-                if let Some(waiting) = self.is_waiting(region, peer) {
+                if let Some(waiting) = self.is_waiting(partition, peer) {
                     waiting.needs = needs;
                     return Ok(());
                 }
-                self.needed(region, peer, needs)
+                self.needed(partition, peer, needs)
             }
-            Message::Rows { region, head, entries } => self.rows(peer, region, &head, entries),
+            Message::Rows { partition, head, entries } => self.rows(peer, partition, &head, entries),
             Message::Flush { id } => self.begin_flush(id, peer, true),
             Message::Flushed { id } => {
                 if self.flushing.remove(&id).is_some() {
@@ -77,13 +77,13 @@ impl<H: Host> Node<H> {
         }
     }
 
-    fn is_waiting(&mut self, id: RegionId, peer: Peer) -> Option<&mut Waiting> {
+    fn is_waiting(&mut self, id: PartitionId, peer: Peer) -> Option<&mut Waiting> {
         self.waiting.get_mut(&id)?.iter_mut().find(|waiting| waiting.peer == peer)
     }
 
     pub(super) fn wanted(
         &mut self,
-        id: RegionId,
+        id: PartitionId,
         peer: Peer,
         ticket: u64,
         version: u64,
@@ -107,7 +107,7 @@ impl<H: Host> Node<H> {
         Ok(())
     }
 
-    pub(super) fn needed(&mut self, id: RegionId, peer: Peer, needs: Needs) -> Result<(), Broken> {
+    pub(super) fn needed(&mut self, id: PartitionId, peer: Peer, needs: Needs) -> Result<(), Broken> {
         let subscriber = self.subscriber(id, peer)?;
         if subscriber.propagation != Propagation::Bounded || !needs.versions.is_sorted() {
             return Err(Broken::Nonsense("needs where there are none, or in no order"));
@@ -118,23 +118,24 @@ impl<H: Host> Node<H> {
         Ok(())
     }
 
-    fn subscriber(&mut self, id: RegionId, peer: Peer) -> Result<&mut Subscriber, Broken> {
-        let region = self.regions.get_mut(&id);
-        let subscriber = region.and_then(|region| region.subscribers.get_mut(&peer));
+    fn subscriber(&mut self, id: PartitionId, peer: Peer) -> Result<&mut Subscriber, Broken> {
+        let partition = self.partitions.get_mut(&id);
+        let subscriber = partition.and_then(|partition| partition.subscribers.get_mut(&peer));
         subscriber.ok_or(Broken::Nonsense("a question about rows that it has not subscribed to"))
     }
 
-    fn offered(&mut self, peer: Peer, id: RegionId, shape: Shape) -> Result<(), Broken> {
+    fn offered(&mut self, peer: Peer, id: PartitionId, shape: Shape) -> Result<(), Broken> {
         if id.rank != peer {
             return Err(Broken::Nonsense("an offer of another worker's rows"));
         }
-        match self.regions.get(&id) {
-            Some(region) if region.upstream.is_none() || region.shape != shape => {
+        match self.partitions.get(&id) {
+            Some(partition) if partition.upstream.is_none() || partition.shape != shape => {
                 return Err(Broken::Nonsense("an offer of rows that are here"));
             }
             // However often it offers them before it reads what is wanted, it is told once.
             Some(_) => {
-                if let Some(upstream) = self.regions.get_mut(&id).and_then(|region| region.upstream.as_mut())
+                if let Some(upstream) =
+                    self.partitions.get_mut(&id).and_then(|partition| partition.upstream.as_mut())
                 {
                     upstream.heard = false;
                 }
@@ -145,17 +146,18 @@ impl<H: Host> Node<H> {
                 let memory =
                     memory.ok_or(Broken::Nonsense("an offer of more rows than there is memory for"))?;
                 let upstream = Upstream::new(peer, shape, RowSet::default(), true);
-                self.regions.insert(id, Region::new(memory, shape, Some(upstream), None));
+                self.partitions.insert(id, Partition::new(memory, shape, Some(upstream), None));
                 self.admit(id);
             }
         }
         Ok(())
     }
 
-    fn rows(&mut self, peer: Peer, id: RegionId, head: &Head, entries: &[u8]) -> Result<(), Broken> {
-        let region = self.regions.get_mut(&id).ok_or(Broken::Nonsense("rows that were not asked for"))?;
-        region.traffic.1 += entries.len() as u64;
-        let Region { memory, shape, upstream, subscribers, .. } = region;
+    fn rows(&mut self, peer: Peer, id: PartitionId, head: &Head, entries: &[u8]) -> Result<(), Broken> {
+        let partition =
+            self.partitions.get_mut(&id).ok_or(Broken::Nonsense("rows that were not asked for"))?;
+        partition.traffic.1 += entries.len() as u64;
+        let Partition { memory, shape, upstream, subscribers, .. } = partition;
         let upstream = upstream.as_mut().filter(|upstream| upstream.peer == peer);
         let upstream = upstream.ok_or(Broken::Nonsense("rows that were not asked for"))?;
         let exact = shape.propagation == Propagation::Eager;

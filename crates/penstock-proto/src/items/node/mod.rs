@@ -1,16 +1,16 @@
 //! Who is sent what, when: one machine for a server, for a producer and for a consumer on another host.
 //!
-//! A node holds *regions*: rows of one producer of one table. A region's rows come from memory that is written on this host, or from a
-//! peer; they go to peers that have subscribed to them. On a producer's host the node of its courier holds the region and its one
-//! subscriber, the home; at the home the region comes from that peer (or from shared memory) and goes to all consumers on other hosts;
-//! a consumer's courier holds a mirror without subscribers.
+//! A node holds *partitions*: rows of one producer of one table. A partition's rows come from memory that is written on this host, or from a
+//! peer; they go to peers that have subscribed to them. On a producer's host the node of its relay holds the partition and its one
+//! subscriber, the home; at the home the partition comes from that peer (or from shared memory) and goes to all consumers on other hosts;
+//! a consumer's relay holds a mirror without subscribers.
 //!
 //! | file | what |
 //! |---|---|
-//! | `mod.rs` | regions, connections; what the host asks |
+//! | `mod.rs` | partitions, connections; what the host asks |
 //! | `incoming.rs` | what peers say |
 //! | `outgoing.rs` | what they are sent |
-//! | `subscriber.rs` | what one peer has of a region, and lacks |
+//! | `subscriber.rs` | what one peer has of a partition, and lacks |
 //! | `batch.rs` | which rows go together |
 //!
 //! What is sent is always state: a *batch* of rows as they were at one moment, with the numbers of the sets that wrote them.
@@ -29,7 +29,7 @@ mod subscriber;
 use super::memory::{Changed, Memory};
 use super::rows::RowSet;
 use super::spec::Propagation;
-use super::wire::{Encoder, Malformed, Message, RegionId, Shape};
+use super::wire::{Encoder, Malformed, Message, PartitionId, Shape};
 use crate::account::{Account, Charge, Exhausted, Resource};
 use batch::{Batch, collect};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -47,7 +47,7 @@ pub trait Host {
     type Memory: Memory;
 
     /// Memory for rows that a peer produces; `None` if there is none left.
-    fn make(&mut self, region: RegionId, shape: &Shape) -> Option<Self::Memory>;
+    fn make(&mut self, partition: PartitionId, shape: &Shape) -> Option<Self::Memory>;
 
     /// The rows of a fetch are here.
     fn answered(&mut self, ticket: u64);
@@ -60,8 +60,8 @@ pub trait Host {
         Account::default()
     }
 
-    /// The memory that [`Host::make`] made for a region is not needed any more.
-    fn unmade(&mut self, _region: RegionId, _shape: &Shape) {}
+    /// The memory that [`Host::make`] made for a partition is not needed any more.
+    fn unmade(&mut self, _partition: PartitionId, _shape: &Shape) {}
 }
 
 /// A peer said what no honest one says.
@@ -83,7 +83,7 @@ pub enum Broken {
     },
 }
 
-/// Where a region's rows come from, if not from this host.
+/// Where a partition's rows come from, if not from this host.
 #[derive(Debug)]
 struct Upstream {
     peer: Peer,
@@ -106,7 +106,7 @@ struct Upstream {
 }
 
 #[derive(Debug)]
-struct Region<M> {
+struct Partition<M> {
     memory: M,
     shape: Shape,
     upstream: Option<Upstream>,
@@ -115,7 +115,7 @@ struct Region<M> {
     subscribers: BTreeMap<Peer, Subscriber>,
     /// Who has subscribed, its producer apart, and has not gone for good: one whose connection broke comes again.
     asked: BTreeSet<Peer>,
-    /// Low half of the number of the last set that the journal told of.
+    /// Low half of the number of the last set that the change log told of.
     heard: u32,
     /// Bytes of rows that were sent and that came.
     traffic: (u64, u64),
@@ -153,14 +153,14 @@ impl Needs {
     }
 }
 
-/// A flush that waits until some regions' rows have been sent.
+/// A flush that waits until some partitions' rows have been sent.
 #[derive(Debug)]
 struct Flush {
     id: u64,
     /// Whether the peer asked, or this side asks when it is through.
     asked: bool,
-    /// By region: the turn, that or a later one, in which what was due must have been taken.
-    regions: BTreeMap<RegionId, u64>,
+    /// By partition: the turn, that or a later one, in which what was due must have been taken.
+    partitions: BTreeMap<PartitionId, u64>,
     _kept: Kept,
 }
 
@@ -170,19 +170,19 @@ struct Connection {
     messages: Vec<u8>,
     /// Bytes of the messages that another peer has paid for: it is for its sake that they are said.
     relayed: u64,
-    /// Regions of this peer's of which others want something else than it knows.
-    wanted: BTreeSet<RegionId>,
+    /// Partitions of this peer's of which others want something else than it knows.
+    wanted: BTreeSet<PartitionId>,
     /// What of the messages, here and on their way, was charged.
     unread: Charge,
     batch: Option<Batch>,
     /// Why the peer is to be taken for lost.
     overdrawn: Option<Broken>,
     flushes: Vec<Flush>,
-    /// The region that had the last turn.
-    turn: Option<RegionId>,
+    /// The partition that had the last turn.
+    turn: Option<PartitionId>,
 }
 
-/// A subscription to a region that is not here yet.
+/// A subscription to a partition that is not here yet.
 #[derive(Debug)]
 struct Waiting {
     peer: Peer,
@@ -200,9 +200,9 @@ struct Waiting {
 #[derive(Debug)]
 pub struct Node<H: Host> {
     host: H,
-    regions: BTreeMap<RegionId, Region<H::Memory>>,
+    partitions: BTreeMap<PartitionId, Partition<H::Memory>>,
     peers: BTreeMap<Peer, Connection>,
-    waiting: BTreeMap<RegionId, Vec<Waiting>>,
+    waiting: BTreeMap<PartitionId, Vec<Waiting>>,
     /// Flushes that were asked for here and are not complete.
     flushing: BTreeMap<u64, Peer>,
     next: u64,
@@ -216,11 +216,11 @@ pub struct Node<H: Host> {
 }
 
 impl<H: Host> Node<H> {
-    /// Without regions and peers.
+    /// Without partitions and peers.
     pub fn new(host: H) -> Self {
         Self {
             host,
-            regions: BTreeMap::new(),
+            partitions: BTreeMap::new(),
             peers: BTreeMap::new(),
             waiting: BTreeMap::new(),
             flushing: BTreeMap::new(),
@@ -237,23 +237,23 @@ impl<H: Host> Node<H> {
         &mut self.host
     }
 
-    /// The memory of a region.
-    pub fn memory(&mut self, region: RegionId) -> Option<&mut H::Memory> {
-        self.regions.get_mut(&region).map(|region| &mut region.memory)
+    /// The memory of a partition.
+    pub fn memory(&mut self, partition: PartitionId) -> Option<&mut H::Memory> {
+        self.partitions.get_mut(&partition).map(|partition| &mut partition.memory)
     }
 
     /// Rows that are written on this host, to be offered to `home`, or to whoever asks for them.
-    pub fn produce(&mut self, id: RegionId, shape: Shape, memory: H::Memory, home: Option<Peer>) {
-        self.regions.insert(id, Region::new(memory, shape, None, home));
+    pub fn produce(&mut self, id: PartitionId, shape: Shape, memory: H::Memory, home: Option<Peer>) {
+        self.partitions.insert(id, Partition::new(memory, shape, None, home));
         self.offer(id);
         self.admit(id);
     }
 
     /// Rows that are wanted of a peer, in memory with as many slots, in their order. `shape`: as their producer has them.
-    pub fn consume(&mut self, id: RegionId, peer: Peer, shape: Shape, rows: RowSet, memory: H::Memory) {
+    pub fn consume(&mut self, id: PartitionId, peer: Peer, shape: Shape, rows: RowSet, memory: H::Memory) {
         let mirror = Shape { slots: rows.len() as u32, ..shape };
         let upstream = Upstream::new(peer, shape, rows, false);
-        self.regions.insert(id, Region::new(memory, mirror, Some(upstream), None));
+        self.partitions.insert(id, Partition::new(memory, mirror, Some(upstream), None));
         self.subscribe(id);
     }
 
@@ -263,12 +263,13 @@ impl<H: Host> Node<H> {
         let account = self.host.account(peer);
         let unread = account.charge(Resource::Bytes, 0).unwrap_or_default();
         self.peers.insert(peer, Connection { account, unread, ..Connection::default() });
-        let ids: Vec<RegionId> = self.regions.keys().copied().collect();
+        let ids: Vec<PartitionId> = self.partitions.keys().copied().collect();
         for id in ids {
             self.offer(id);
-            let region = &self.regions[&id];
+            let partition = &self.partitions[&id];
             // A producer that comes again offers its rows first.
-            if region.upstream.as_ref().is_some_and(|upstream| upstream.peer == peer && !upstream.identity) {
+            if partition.upstream.as_ref().is_some_and(|upstream| upstream.peer == peer && !upstream.identity)
+            {
                 self.resume(id);
             }
         }
@@ -286,51 +287,51 @@ impl<H: Host> Node<H> {
             waiting.retain(|waiting| waiting.peer != peer);
             !waiting.is_empty()
         });
-        let ids: Vec<RegionId> = self.regions.keys().copied().collect();
+        let ids: Vec<PartitionId> = self.partitions.keys().copied().collect();
         for id in ids {
-            let Some(region) = self.regions.get_mut(&id) else { continue };
-            if let Some(upstream) = region.upstream.as_mut().filter(|upstream| upstream.peer == peer) {
-                region.memory.abort();
+            let Some(partition) = self.partitions.get_mut(&id) else { continue };
+            if let Some(upstream) = partition.upstream.as_mut().filter(|upstream| upstream.peer == peer) {
+                partition.memory.abort();
                 (upstream.receiving, upstream.heard) = (false, false);
             }
-            if region.subscribers.remove(&peer).is_some() {
+            if partition.subscribers.remove(&peer).is_some() {
                 self.merge_needs(id);
             }
         }
     }
 
-    /// Whether somebody has subscribed to a region.
-    pub fn is_wanted(&self, region: RegionId) -> bool {
-        self.regions.get(&region).is_some_and(|region| !region.subscribers.is_empty())
+    /// Whether somebody has subscribed to a partition.
+    pub fn is_wanted(&self, partition: PartitionId) -> bool {
+        self.partitions.get(&partition).is_some_and(|partition| !partition.subscribers.is_empty())
     }
 
     /// Bytes of a table's rows that were sent from here and that came here, in messages.
     pub fn traffic(&self, table: u32) -> (u64, u64) {
-        let of = self.regions.iter().filter(|(id, _)| id.table == table);
-        of.fold((0, 0), |sum, (_, region)| (sum.0 + region.traffic.0, sum.1 + region.traffic.1))
+        let of = self.partitions.iter().filter(|(id, _)| id.table == table);
+        of.fold((0, 0), |sum, (_, partition)| (sum.0 + partition.traffic.0, sum.1 + partition.traffic.1))
     }
 
     /// Asks for rows at `places` of what is consumed, once they have the version; the ticket comes back to [`Host::answered`].
-    pub fn fetch(&mut self, id: RegionId, places: &RowSet, version: u64) -> Option<u64> {
-        let upstream = self.regions.get(&id)?.upstream.as_ref()?;
+    pub fn fetch(&mut self, id: PartitionId, places: &RowSet, version: u64) -> Option<u64> {
+        let upstream = self.partitions.get(&id)?.upstream.as_ref()?;
         let slots = RowSet::from_rows(places.iter().filter_map(|place| upstream.rows.nth(place)));
         self.fetch_slots(id, slots, version, Kept::default())
     }
 
-    fn fetch_slots(&mut self, id: RegionId, slots: RowSet, version: u64, kept: Kept) -> Option<u64> {
+    fn fetch_slots(&mut self, id: PartitionId, slots: RowSet, version: u64, kept: Kept) -> Option<u64> {
         self.next += 1;
         let ticket = self.next;
-        let upstream = self.regions.get_mut(&id)?.upstream.as_mut()?;
+        let upstream = self.partitions.get_mut(&id)?.upstream.as_mut()?;
         let (peer, places, heard) = (upstream.peer, upstream.places(&slots), upstream.heard);
         upstream.fetches.insert(ticket, (version, slots, kept));
         if heard {
-            self.relay_to(peer, &Message::Fetch { region: id, ticket, version, places });
+            self.relay_to(peer, &Message::Fetch { partition: id, ticket, version, places });
         }
         Some(ticket)
     }
 
     /// Bounded: from now on the consumer here needs these versions, ascending: what its gets wait for, and what the next will ask for.
-    pub fn need(&mut self, id: RegionId, versions: Vec<u64>) {
+    pub fn need(&mut self, id: PartitionId, versions: Vec<u64>) {
         self.set_needs(id, versions);
     }
 
@@ -344,8 +345,8 @@ impl<H: Host> Node<H> {
 
     /// The producer here leaves: whoever passes its rows on gets all that it subscribed to, since it can ask for none later.
     pub fn hand_over(&mut self) {
-        for region in self.regions.values_mut().filter(|region| region.home.is_some()) {
-            for subscriber in region.subscribers.values_mut() {
+        for partition in self.partitions.values_mut().filter(|partition| partition.home.is_some()) {
+            for subscriber in partition.subscribers.values_mut() {
                 let apart = subscriber.propagation != Propagation::Eager;
                 (subscriber.handing_over, subscriber.dirty) = (apart, true);
             }
@@ -357,36 +358,37 @@ impl<H: Host> Node<H> {
     pub fn drop_table(&mut self, table: u32) {
         self.dropped = self.dropped.union(&RowSet::from_rows([table.into()]));
         self.waiting.retain(|id, _| id.table != table);
-        let ids = self.regions.keys().filter(|id| id.table == table).copied().collect();
+        let ids = self.partitions.keys().filter(|id| id.table == table).copied().collect();
         self.remove(&ids);
     }
 
     /// A worker has gone for good. What it produced is kept as long as somebody who is here has asked for it, and no longer: nobody knows
     /// here which tables there are. Returns what is not kept any more.
-    pub fn forget(&mut self, rank: Peer) -> BTreeSet<RegionId> {
+    pub fn forget(&mut self, rank: Peer) -> BTreeSet<PartitionId> {
         self.gone.insert(rank);
-        self.regions.values_mut().for_each(|region| _ = region.asked.remove(&rank));
-        let unused =
-            |(id, region): &(&RegionId, &Region<_>)| self.gone.contains(&id.rank) && region.asked.is_empty();
-        let ids = self.regions.iter().filter(unused).map(|(id, _)| *id).collect();
+        self.partitions.values_mut().for_each(|partition| _ = partition.asked.remove(&rank));
+        let unused = |(id, partition): &(&PartitionId, &Partition<_>)| {
+            self.gone.contains(&id.rank) && partition.asked.is_empty()
+        };
+        let ids = self.partitions.iter().filter(unused).map(|(id, _)| *id).collect();
         self.remove(&ids);
         ids
     }
 
-    /// Neither keeps nor passes on the rows of some regions any more.
-    fn remove(&mut self, ids: &BTreeSet<RegionId>) {
+    /// Neither keeps nor passes on the rows of some partitions any more.
+    fn remove(&mut self, ids: &BTreeSet<PartitionId>) {
         for id in ids {
-            let Some(region) = self.regions.remove(id) else { continue };
-            if region.upstream.as_ref().is_some_and(|upstream| upstream.identity) {
-                self.host.unmade(*id, &region.shape);
+            let Some(partition) = self.partitions.remove(id) else { continue };
+            if partition.upstream.as_ref().is_some_and(|upstream| upstream.identity) {
+                self.host.unmade(*id, &partition.shape);
             }
         }
         let peers: Vec<Peer> = self.peers.keys().copied().collect();
         for peer in peers {
             if let Some(connection) = self.peers.get_mut(&peer) {
-                let _ = connection.batch.take_if(|batch| ids.contains(&batch.region));
+                let _ = connection.batch.take_if(|batch| ids.contains(&batch.partition));
                 for flush in &mut connection.flushes {
-                    flush.regions.retain(|id, _| !ids.contains(id));
+                    flush.partitions.retain(|id, _| !ids.contains(id));
                 }
             }
             self.settle(peer);
@@ -396,17 +398,17 @@ impl<H: Host> Node<H> {
     fn begin_flush(&mut self, id: u64, peer: Peer, asked: bool) -> Result<(), Broken> {
         self.collect_all();
         self.turn += 1;
-        let regions = self.unsent(peer);
+        let partitions = self.unsent(peer);
         if let Some(connection) = self.peers.get_mut(&peer) {
-            let bytes = ENTRY_BYTES + (regions.len() * 2 * size_of::<RegionId>()) as u64;
+            let bytes = ENTRY_BYTES + (partitions.len() * 2 * size_of::<PartitionId>()) as u64;
             let kept = keep(&connection.account, "a flush", bytes)?;
-            connection.flushes.push(Flush { id, asked, regions, _kept: kept });
+            connection.flushes.push(Flush { id, asked, partitions, _kept: kept });
         }
         self.settle(peer);
         Ok(())
     }
 
-    // Regions and subscriptions
+    // Partitions and subscriptions
 
     fn say(&mut self, peer: Peer, message: &Message<'_>) {
         if let Some(connection) = self.peers.get_mut(&peer) {
@@ -424,22 +426,22 @@ impl<H: Host> Node<H> {
         }
     }
 
-    /// What is wanted of a region has changed. Its source is told when it is next sent something: once, however often it changes.
-    fn want(&mut self, id: RegionId) {
-        let upstream = self.regions.get(&id).and_then(|region| region.upstream.as_ref());
+    /// What is wanted of a partition has changed. Its source is told when it is next sent something: once, however often it changes.
+    fn want(&mut self, id: PartitionId) {
+        let upstream = self.partitions.get(&id).and_then(|partition| partition.upstream.as_ref());
         let connection = upstream.and_then(|upstream| self.peers.get_mut(&upstream.peer));
         connection.map(|connection| connection.wanted.insert(id));
     }
 
-    /// Tells a source what is wanted of its regions now.
+    /// Tells a source what is wanted of its partitions now.
     fn say_wanted(&mut self, source: Peer) {
         let Some(connection) = self.peers.get_mut(&source) else { return };
         for id in std::mem::take(&mut connection.wanted) {
-            let upstream = self.regions.get(&id).and_then(|region| region.upstream.as_ref());
+            let upstream = self.partitions.get(&id).and_then(|partition| partition.upstream.as_ref());
             match upstream.filter(|upstream| upstream.peer == source) {
                 Some(upstream) if upstream.heard => {
                     let versions = upstream.needs.clone();
-                    self.relay_to(source, &Message::Need { region: id, versions });
+                    self.relay_to(source, &Message::Need { partition: id, versions });
                 }
                 Some(_) => self.resume(id),
                 None => {}
@@ -452,26 +454,27 @@ impl<H: Host> Node<H> {
         self.peers.iter_mut().find_map(|(peer, connection)| Some((*peer, connection.overdrawn.take()?)))
     }
 
-    fn offer(&mut self, id: RegionId) {
-        if let Some(Region { home: Some(home), shape, .. }) = self.regions.get(&id) {
+    fn offer(&mut self, id: PartitionId) {
+        if let Some(Partition { home: Some(home), shape, .. }) = self.partitions.get(&id) {
             let (home, shape) = (*home, *shape);
-            self.say(home, &Message::Offer { region: id, shape });
+            self.say(home, &Message::Offer { partition: id, shape });
         }
     }
 
-    fn subscribe(&mut self, id: RegionId) {
-        let upstream = self.regions.get_mut(&id).and_then(|region| region.upstream.as_mut());
+    fn subscribe(&mut self, id: PartitionId) {
+        let upstream = self.partitions.get_mut(&id).and_then(|partition| partition.upstream.as_mut());
         let Some(upstream) = upstream.filter(|upstream| !upstream.rows.is_empty()) else { return };
         let (peer, shape, done, serial) = (upstream.peer, upstream.shape, upstream.done, upstream.serial);
         upstream.heard = self.peers.contains_key(&peer);
         let rows = upstream.rows.clone();
-        self.relay_to(peer, &Message::Subscribe { region: id, shape, done, serial, rows });
+        self.relay_to(peer, &Message::Subscribe { partition: id, shape, done, serial, rows });
     }
 
     /// Says again what the source needs to know, on a new connection.
-    fn resume(&mut self, id: RegionId) {
+    fn resume(&mut self, id: PartitionId) {
         self.subscribe(id);
-        let Some(upstream) = self.regions.get(&id).and_then(|region| region.upstream.as_ref()) else {
+        let Some(upstream) = self.partitions.get(&id).and_then(|partition| partition.upstream.as_ref())
+        else {
             return;
         };
         let fetch = |(&ticket, (version, slots, _)): (&u64, &(u64, RowSet, Kept))| {
@@ -483,15 +486,15 @@ impl<H: Host> Node<H> {
             return;
         }
         if !needs.is_empty() {
-            self.relay_to(peer, &Message::Need { region: id, versions: needs });
+            self.relay_to(peer, &Message::Need { partition: id, versions: needs });
         }
         for (ticket, version, places) in fetches {
-            self.relay_to(peer, &Message::Fetch { region: id, ticket, version, places });
+            self.relay_to(peer, &Message::Fetch { partition: id, ticket, version, places });
         }
     }
 
-    /// Lets in those who have waited for a region.
-    fn admit(&mut self, id: RegionId) {
+    /// Lets in those who have waited for a partition.
+    fn admit(&mut self, id: PartitionId) {
         for waiting in self.waiting.remove(&id).unwrap_or_default() {
             let Waiting { peer, shape, done, serial, rows, needs, fetches, kept } = waiting;
             // One that expects other rows than there are hears of nothing; its own wait ends it.
@@ -509,7 +512,7 @@ impl<H: Host> Node<H> {
 
     fn enter(
         &mut self,
-        id: RegionId,
+        id: PartitionId,
         peer: Peer,
         shape: Shape,
         done: u64,
@@ -517,18 +520,18 @@ impl<H: Host> Node<H> {
         rows: RowSet,
     ) -> Result<(), Broken> {
         let account = self.host.account(peer);
-        let Some(region) = self.regions.get_mut(&id) else { return Ok(()) };
-        if shape != region.shape || rows.end() > u64::from(shape.slots) || rows.is_empty() {
+        let Some(partition) = self.partitions.get_mut(&id) else { return Ok(()) };
+        if shape != partition.shape || rows.end() > u64::from(shape.slots) || rows.is_empty() {
             return Err(Broken::Nonsense("a subscription to other rows than there are"));
         }
         // The rows, also as what is wanted of the source and said to it; which of them have changed; and what it has of each.
         let bytes = ENTRY_BYTES + 3 * rows.kept_bytes() + (rows.len() + 1024) * size_of::<Changed>() as u64;
         let bounded = shape.propagation == Propagation::Bounded;
         let had = if bounded { rows.len() * size_of::<(u64, u64)>() as u64 } else { 0 };
-        region.subscribers.remove(&peer);
+        partition.subscribers.remove(&peer);
         let kept = keep(&account, "a subscription", bytes + had)?;
         // What was heard before it came is not told to it.
-        collect(region, &mut self.scratch);
+        collect(partition, &mut self.scratch);
         let have = match shape.propagation {
             Propagation::Bounded => vec![(0, 0); rows.len() as usize],
             _ => Vec::new(),
@@ -538,12 +541,12 @@ impl<H: Host> Node<H> {
             propagation: shape.propagation,
             serial,
             begun: false,
-            ready: region.upstream.is_none() || shape.propagation != Propagation::Eager,
+            ready: partition.upstream.is_none() || shape.propagation != Propagation::Eager,
             done,
             floor: 0,
             changed: Vec::new(),
             all: true,
-            until: Some(region.heard),
+            until: Some(partition.heard),
             dirty: true,
             have,
             needs: Needs::default(),
@@ -551,28 +554,30 @@ impl<H: Host> Node<H> {
             handing_over: false,
             _kept: kept,
         };
-        region.subscribers.insert(peer, subscriber);
+        partition.subscribers.insert(peer, subscriber);
         if peer != id.rank {
-            region.asked.insert(peer);
+            partition.asked.insert(peer);
         }
-        let Some(upstream) = &mut region.upstream else { return Ok(()) };
-        let wanted = region.subscribers.values().fold(RowSet::default(), |all, other| all.union(&other.rows));
+        let Some(upstream) = &mut partition.upstream else { return Ok(()) };
+        let wanted =
+            partition.subscribers.values().fold(RowSet::default(), |all, other| all.union(&other.rows));
         if wanted != upstream.rows {
             // Rows that are new to this node must come before it can say how they were after some set.
             (upstream.rows, upstream.done) = (wanted, 0);
             upstream.serial += 1;
             upstream.synced = false;
-            region.memory.abort();
+            partition.memory.abort();
             (upstream.receiving, upstream.heard) = (false, false);
             self.want(id);
         } else if upstream.synced {
-            region.subscribers.values_mut().for_each(|subscriber| subscriber.ready = true);
+            partition.subscribers.values_mut().for_each(|subscriber| subscriber.ready = true);
         }
         Ok(())
     }
 
-    fn set_needs(&mut self, id: RegionId, needs: Vec<u64>) {
-        let Some(upstream) = self.regions.get_mut(&id).and_then(|region| region.upstream.as_mut()) else {
+    fn set_needs(&mut self, id: PartitionId, needs: Vec<u64>) {
+        let Some(upstream) = self.partitions.get_mut(&id).and_then(|partition| partition.upstream.as_mut())
+        else {
             return;
         };
         if upstream.needs != needs {
@@ -585,20 +590,22 @@ impl<H: Host> Node<H> {
     }
 
     /// What the consumers behind this node need, the node needs.
-    fn merge_needs(&mut self, id: RegionId) {
-        let Some(region) = self.regions.get(&id) else { return };
-        if region.shape.propagation == Propagation::Bounded
-            && region.upstream.as_ref().is_some_and(|up| up.identity)
+    fn merge_needs(&mut self, id: PartitionId) {
+        let Some(partition) = self.partitions.get(&id) else { return };
+        if partition.shape.propagation == Propagation::Bounded
+            && partition.upstream.as_ref().is_some_and(|up| up.identity)
         {
-            let needs =
-                region.subscribers.values().flat_map(|subscriber| subscriber.needs.versions.iter().copied());
+            let needs = partition
+                .subscribers
+                .values()
+                .flat_map(|subscriber| subscriber.needs.versions.iter().copied());
             let needs: BTreeSet<u64> = needs.collect();
             self.set_needs(id, needs.into_iter().collect());
         }
     }
 }
 
-impl<M> Region<M> {
+impl<M> Partition<M> {
     fn new(memory: M, shape: Shape, upstream: Option<Upstream>, home: Option<Peer>) -> Self {
         let (subscribers, asked) = (BTreeMap::new(), BTreeSet::new());
         Self { memory, shape, upstream, home, subscribers, asked, heard: 0, traffic: (0, 0) }

@@ -2,28 +2,31 @@
 
 use super::batch::{Batch, Due, bounded, collect, eager, fetched, whole};
 use super::subscriber::Subscriber;
-use super::{Broken, Connection, ENTRY_BYTES, Host, Node, Peer, Region, keep};
+use super::{Broken, Connection, ENTRY_BYTES, Host, Node, Partition, Peer, keep};
 use crate::account::{Account, Exhausted};
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
-use crate::items::wire::{Encoder, Message, RegionId};
+use crate::items::wire::{Encoder, Message, PartitionId};
 use std::collections::BTreeMap;
 
 impl<H: Host> Node<H> {
     /// Rows on this host have changed.
     pub fn collect_all(&mut self) {
-        let Self { regions, scratch, .. } = self;
-        for region in regions.values_mut().filter(|region| !region.subscribers.is_empty()) {
-            collect(region, scratch);
+        let Self { partitions, scratch, .. } = self;
+        for partition in partitions.values_mut().filter(|partition| !partition.subscribers.is_empty()) {
+            collect(partition, scratch);
         }
     }
 
-    /// Regions of which a peer may have to be sent something, each with the turn in which that is taken.
-    pub(super) fn unsent(&self, peer: Peer) -> BTreeMap<RegionId, u64> {
+    /// Partitions of which a peer may have to be sent something, each with the turn in which that is taken.
+    pub(super) fn unsent(&self, peer: Peer) -> BTreeMap<PartitionId, u64> {
         let sending = self.peers.get(&peer).and_then(|peer| peer.batch.as_ref());
-        let due = |region: &Region<H::Memory>| region.subscribers.get(&peer).is_some_and(Subscriber::is_due);
-        let dirty = self.regions.iter().filter(|(_, region)| due(region)).map(|(id, _)| (*id, self.turn));
-        sending.map(|batch| (batch.region, batch.turn)).into_iter().chain(dirty).collect()
+        let due = |partition: &Partition<H::Memory>| {
+            partition.subscribers.get(&peer).is_some_and(Subscriber::is_due)
+        };
+        let dirty =
+            self.partitions.iter().filter(|(_, partition)| due(partition)).map(|(id, _)| (*id, self.turn));
+        sending.map(|batch| (batch.partition, batch.turn)).into_iter().chain(dirty).collect()
     }
 
     /// Answers flushes that are through.
@@ -31,7 +34,7 @@ impl<H: Host> Node<H> {
         let Some(connection) = self.peers.get_mut(&peer) else { return };
         let Connection { flushes, messages, .. } = connection;
         flushes.retain(|flush| {
-            let through = flush.regions.is_empty();
+            let through = flush.partitions.is_empty();
             if through {
                 let message = match flush.asked {
                     true => Message::Flushed { id: flush.id },
@@ -60,10 +63,10 @@ impl<H: Host> Node<H> {
                 if out.len() >= limit {
                     return true;
                 }
-                let (before, id) = (out.len(), batch.region);
+                let (before, id) = (out.len(), batch.partition);
                 let (last, turn) = (batch.send(out), batch.turn);
-                if let Some(region) = self.regions.get_mut(&id) {
-                    region.traffic.0 += (out.len() - before) as u64;
+                if let Some(partition) = self.partitions.get_mut(&id) {
+                    partition.traffic.0 += (out.len() - before) as u64;
                 }
                 if last {
                     connection.batch = None;
@@ -99,29 +102,31 @@ impl<H: Host> Node<H> {
         }
     }
 
-    /// What was due to a peer of a region in some turn has been sent. What is not finished yet is not due.
-    fn sent(&mut self, peer: Peer, id: RegionId, turn: u64) {
-        let subscriber = self.regions.get(&id).and_then(|region| region.subscribers.get(&peer));
+    /// What was due to a peer of a partition in some turn has been sent. What is not finished yet is not due.
+    fn sent(&mut self, peer: Peer, id: PartitionId, turn: u64) {
+        let subscriber = self.partitions.get(&id).and_then(|partition| partition.subscribers.get(&peer));
         if subscriber.is_some_and(|subscriber| subscriber.handing_over) {
             return;
         }
         if let Some(connection) = self.peers.get_mut(&peer) {
             let waits = |wanted: &u64| *wanted > turn;
-            let regions = connection.flushes.iter_mut().map(|flush| &mut flush.regions);
-            regions.for_each(|regions| regions.retain(|region, wanted| *region != id || waits(wanted)));
+            let partitions = connection.flushes.iter_mut().map(|flush| &mut flush.partitions);
+            partitions.for_each(|partitions| {
+                partitions.retain(|partition, wanted| *partition != id || waits(wanted))
+            });
         }
         self.settle(peer);
     }
 
-    /// The next batch for a peer, which is charged to it before a value is taken. Regions take turns.
+    /// The next batch for a peer, which is charged to it before a value is taken. Partitions take turns.
     fn next_batch(&mut self, peer: Peer) -> Result<Option<Batch>, Exhausted> {
         let Some(connection) = self.peers.get(&peer) else { return Ok(None) };
         let (turn, account) = (connection.turn, connection.account.clone());
-        let dirty = |region: &Region<H::Memory>| {
-            region.subscribers.get(&peer).is_some_and(|it| it.dirty && it.ready || !it.fetches.is_empty())
+        let dirty = |partition: &Partition<H::Memory>| {
+            partition.subscribers.get(&peer).is_some_and(|it| it.dirty && it.ready || !it.fetches.is_empty())
         };
-        let ids = self.regions.iter().filter(|(_, region)| dirty(region)).map(|(id, _)| *id);
-        let (before, after): (Vec<RegionId>, Vec<RegionId>) = ids.partition(|id| Some(*id) <= turn);
+        let ids = self.partitions.iter().filter(|(_, partition)| dirty(partition)).map(|(id, _)| *id);
+        let (before, after): (Vec<PartitionId>, Vec<PartitionId>) = ids.partition(|id| Some(*id) <= turn);
         for id in after.into_iter().chain(before) {
             match self.batch(peer, id, &account) {
                 Due::Rows(batch) => {
@@ -138,27 +143,27 @@ impl<H: Host> Node<H> {
         Ok(None)
     }
 
-    fn batch(&mut self, peer: Peer, id: RegionId, account: &Account) -> Due {
-        let Self { regions, scratch, turn, .. } = self;
-        let Some(region) = regions.get_mut(&id) else { return Due::Nothing };
-        match fetched(region, peer, id, account) {
+    fn batch(&mut self, peer: Peer, id: PartitionId, account: &Account) -> Due {
+        let Self { partitions, scratch, turn, .. } = self;
+        let Some(partition) = partitions.get_mut(&id) else { return Due::Nothing };
+        match fetched(partition, peer, id, account) {
             Ok(Some(batch)) => return Due::Rows(batch),
             Ok(None) => {}
             Err(why) => return Due::Unpaid(why),
         }
-        let due = match whole(region, peer, id, account) {
+        let due = match whole(partition, peer, id, account) {
             Ok(Some(batch)) => Due::Rows(batch),
             Err(why) => Due::Unpaid(why),
-            Ok(None) if region.subscribers.get(&peer).is_some_and(|it| it.handing_over) => Due::Unknown,
-            Ok(None) => match region.shape.propagation {
-                Propagation::Eager => eager(region, peer, id, account, scratch),
-                Propagation::Bounded => match bounded(region, peer, id, account, scratch) {
+            Ok(None) if partition.subscribers.get(&peer).is_some_and(|it| it.handing_over) => Due::Unknown,
+            Ok(None) => match partition.shape.propagation {
+                Propagation::Eager => eager(partition, peer, id, account, scratch),
+                Propagation::Bounded => match bounded(partition, peer, id, account, scratch) {
                     Ok(batch) => batch.map_or(Due::Nothing, Due::Rows),
                     Err(why) => Due::Unpaid(why),
                 },
                 Propagation::Lazy => {
-                    collect(region, scratch);
-                    if let Some(subscriber) = region.subscribers.get_mut(&peer) {
+                    collect(partition, scratch);
+                    if let Some(subscriber) = partition.subscribers.get_mut(&peer) {
                         (subscriber.changed, subscriber.all, subscriber.until) = (Vec::new(), false, None);
                         subscriber.dirty = false;
                     }
@@ -179,9 +184,9 @@ impl<H: Host> Node<H> {
     }
 
     /// Asks the source for what a peer fetches and is not fresh enough here.
-    fn relay(&mut self, peer: Peer, id: RegionId) {
-        let Some(region) = self.regions.get_mut(&id) else { return };
-        let Region { subscribers, upstream: Some(_), .. } = region else { return };
+    fn relay(&mut self, peer: Peer, id: PartitionId) {
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        let Partition { subscribers, upstream: Some(_), .. } = partition else { return };
         let Some(subscriber) = subscribers.get_mut(&peer) else { return };
         let open = subscriber.fetches.iter().enumerate().filter(|(_, pending)| pending.relayed.is_none());
         let asks: Vec<(usize, u64, RowSet)> = open
@@ -195,9 +200,9 @@ impl<H: Host> Node<H> {
             let Ok(kept) = keep(&account, "a fetch", ENTRY_BYTES + slots.kept_bytes()) else { return };
             let ticket = self.fetch_slots(id, slots, version, kept);
             if let Some(pending) = self
-                .regions
+                .partitions
                 .get_mut(&id)
-                .and_then(|region| region.subscribers.get_mut(&peer)?.fetches.get_mut(at))
+                .and_then(|partition| partition.subscribers.get_mut(&peer)?.fetches.get_mut(at))
             {
                 pending.relayed = ticket;
             }

@@ -1,4 +1,4 @@
-//! A peer that is sent rows of a region: what it has, what may have changed since, and what it waits for.
+//! A peer that is sent rows of a partition: what it has, what may have changed since, and what it waits for.
 
 use crate::items::memory::{Changed, Moment};
 use crate::items::rows::RowSet;
@@ -14,13 +14,13 @@ pub(super) struct Pending {
     pub(super) slots: Vec<u32>,
     /// Slots before this one have the version.
     pub(super) fresh: usize,
-    /// The ticket by which the region's own source was asked, and whether it has answered.
+    /// The ticket by which the partition's own source was asked, and whether it has answered.
     pub(super) relayed: Option<u64>,
     pub(super) answered: bool,
     pub(super) _kept: super::Kept,
 }
 
-/// A peer that is sent rows of a region.
+/// A peer that is sent rows of a partition.
 #[derive(Debug)]
 pub(super) struct Subscriber {
     pub(super) rows: RowSet,

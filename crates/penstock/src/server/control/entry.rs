@@ -171,7 +171,7 @@ impl Control {
         let mut wakeups = Vec::with_capacity(shards as usize);
         let copied = (|| -> std::io::Result<()> {
             descriptors.push(clone(page.fd())?);
-            descriptors.push(clone(self.shards.board.region().fd())?);
+            descriptors.push(clone(self.shards.flags.region().fd())?);
             for _ in 0..shards {
                 let wakeup = bell()?;
                 descriptors.push(clone(wakeup.as_fd())?);

@@ -9,19 +9,19 @@ mod entry;
 mod requests;
 mod tables;
 
+use super::acceptor::LOOK_AGAIN;
 use super::bells::Bells;
 use super::catalog::Catalog;
 use super::client::{Channel, Client, Worker};
-use super::door::LOOK_AGAIN;
+use super::fair_share::Place;
 use super::pace::{BREATH, Pace};
-use super::shard::{Board, Command, Handle, Report};
-use super::shares::Place;
+use super::shard::{Command, Flags, Handle, Report};
 use super::tables::{Sealed, Tables};
 use super::{Order, ServerConfig, Shared, StartError, items};
 use crate::wait;
 use crate::wire::records::RecordStream;
 use crate::wire::vigil::{LivedClock, look_every};
-use penstock_fabric::layout::board;
+use penstock_fabric::layout::flags;
 use penstock_fabric::socket::Listener;
 use penstock_proto::Rank;
 use penstock_proto::account::{Account, Charge, Limits, Resource};
@@ -67,7 +67,7 @@ pub(super) struct Shards {
     pub(super) reports: Receiver<Report>,
     /// For other threads that report.
     pub(super) sender: Sender<Report>,
-    pub(super) board: Board,
+    pub(super) flags: Flags,
 }
 
 /// How it ended with a worker on another host, which may come again because it has not heard of it.
@@ -111,7 +111,7 @@ pub(super) struct Control {
     bells: Bells,
     /// Clients that had not said all when their turn was over.
     unfinished: Vec<u64>,
-    /// The job's place among those behind the same door, and what all its clients together may ask beside them.
+    /// The job's place among those behind the same acceptor, and what all its clients together may ask beside them.
     place: Option<Place>,
     pace: Pace,
     tickets: HashMap<u64, Ticket>,
@@ -258,7 +258,7 @@ impl Control {
     }
 
     fn turn(&mut self) {
-        self.shards.board.beat(board::CONTROL);
+        self.shards.flags.beat(flags::CONTROL);
         let out = self.pace.is_out(Instant::now())
             && self.place.as_ref().is_some_and(|place| place.shares.is_shared());
         if out {

@@ -5,7 +5,7 @@ use crate::limits;
 use crate::server::catalog::NewTensor;
 use crate::server::client::{Channel, Received, Unsent, Worker};
 use crate::server::shard::Command;
-use penstock_fabric::layout::board;
+use penstock_fabric::layout::flags;
 use penstock_proto::account::Resource;
 use penstock_proto::error::{Loss, Refusal};
 use penstock_proto::knot::{Goal, Knot};
@@ -33,7 +33,7 @@ impl Control {
         let since = Instant::now();
         for _ in 0..REQUESTS {
             // However long each of them takes, this thread lives.
-            self.shards.board.beat(board::CONTROL);
+            self.shards.flags.beat(flags::CONTROL);
             if since.elapsed() > REQUESTS_WITHIN {
                 break;
             }
@@ -273,7 +273,7 @@ impl Control {
             ranks.truncate(self.config.workers as usize);
         }
         self.knots.waits(rank, wait, goal);
-        let (live, missing) = (self.roster.crew().live, self.roster.missing_at_barrier());
+        let (live, missing) = (self.roster.members().live, self.roster.missing_at_barrier());
         let stands = |rank| self.workers.get(&rank).is_some_and(|worker| worker.at_barrier.is_some());
         self.knots.find(rank, |rank, goal| match goal {
             Goal::Barrier { .. } if stands(rank) => missing.clone(),
@@ -311,7 +311,7 @@ impl Control {
 
     pub(super) fn open_barrier(&mut self) {
         let Some(ranks) = self.roster.pass_barrier() else { return };
-        let left: Vec<Rank> = self.roster.crew().left.into_iter().collect();
+        let left: Vec<Rank> = self.roster.members().left.into_iter().collect();
         for &rank in &ranks {
             self.knots.end(rank);
             if let Some(request) = self.workers.get_mut(&rank).and_then(|worker| worker.at_barrier.take()) {

@@ -47,19 +47,19 @@ impl Control {
         let items = items::start(setup)?;
         self.bells.all().for_each(|bell| items.send(items::Command::Bell(bell)));
         for sealed in self.sealed.drain(..) {
-            items.send(items::Command::Region(sealed));
+            items.send(items::Command::Partition(sealed));
         }
         Ok(items)
     }
 
     pub(super) fn table(&mut self, rank: Rank, request: u64, ask: TableAsk) {
-        let crew = self.roster.crew();
+        let members = self.roster.members();
         let local = self.workers.get(&rank).is_some_and(|worker| !worker.is_remote());
-        let asker = Asker { rank, request, local, crew: &crew, passer: self.items.as_ref() };
+        let asker = Asker { rank, request, local, members: &members, passer: self.items.as_ref() };
         let (answers, sealed) = self.tables.ask(&asker, ask, &mut self.bells);
-        // Before its region is known there: what it sets from then on it rings for.
+        // Before its partition is known there: what it sets from then on it rings for.
         self.pass_bells();
-        self.pass_regions(sealed);
+        self.pass_partitions(sealed);
         self.free_tables();
         self.answer_tables(answers);
     }
@@ -68,8 +68,8 @@ impl Control {
     pub(super) fn table_without(&mut self, rank: Rank) {
         let (mut answers, sealed) = self.tables.abandon(rank, &mut self.bells);
         self.pass_bells();
-        self.pass_regions(sealed);
-        answers.append(&mut self.tables.join(&self.roster.crew()));
+        self.pass_partitions(sealed);
+        answers.append(&mut self.tables.join(&self.roster.members()));
         self.free_tables();
         self.answer_tables(answers);
     }
@@ -77,24 +77,24 @@ impl Control {
     /// Seals what could not be sealed when its producer went.
     pub(super) fn seal_again(&mut self) {
         if self.tables.is_unsealed() {
-            let (answers, sealed) = self.tables.seal_again(&self.roster.crew(), &mut self.bells);
+            let (answers, sealed) = self.tables.seal_again(&self.roster.members(), &mut self.bells);
             self.pass_bells();
-            self.pass_regions(sealed);
+            self.pass_partitions(sealed);
             self.answer_tables(answers);
         }
     }
 
-    fn pass_regions(&mut self, sealed: Vec<Sealed>) {
+    fn pass_partitions(&mut self, sealed: Vec<Sealed>) {
         for sealed in sealed {
             match &self.items {
-                Some(items) => items.send(items::Command::Region(sealed)),
+                Some(items) => items.send(items::Command::Partition(sealed)),
                 None => self.sealed.push(sealed),
             }
         }
         if self.items.is_none() {
             // Whoever is still to come for rows finds nothing of those who went before, and needs nothing.
-            let crew = self.roster.crew();
-            self.sealed.retain(|sealed| !crew.is_gone(sealed.id.rank));
+            let members = self.roster.members();
+            self.sealed.retain(|sealed| !members.is_gone(sealed.id.rank));
         }
     }
 

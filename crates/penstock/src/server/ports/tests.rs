@@ -2,14 +2,15 @@
 
 use super::*;
 use crate::server::Shared;
-use crate::server::shard::{self, Board, Command, Handle, Report, Setup};
+use crate::server::shard::{self, Command, Flags, Handle, Report, Setup};
 use penstock_fabric::memory::{ExtentLayout, HomeRegions, LaneView};
 use penstock_fabric::net::stream::Stream;
 use penstock_kernels::{Dtype, Rule, Settings};
 use penstock_proto::TensorId;
 use penstock_proto::chunk::Cut;
 use penstock_proto::consistency::Consistency;
-use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice, job_number};
+use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
+use penstock_proto::job::job_number;
 use penstock_proto::peer::Role;
 use penstock_proto::placement::Extent;
 use penstock_proto::spec::{Reduce, TensorSpec};
@@ -71,7 +72,7 @@ impl Rig {
             lease: LEASE,
             place: None,
             core: None,
-            board: Board::new().unwrap(),
+            flags: Flags::new().unwrap(),
             reports: sender,
             control: Arc::new(Shared::new().unwrap()),
         };

@@ -4,7 +4,7 @@ use super::Job;
 use crate::limits;
 use crate::options::{Options, Transport};
 use crate::server::{Server, ServerConfig, StartError};
-use crate::service::socket_of;
+use crate::sockets::socket_of;
 use crate::wait::Deadline;
 use crate::wire::dial::Dialer;
 use crate::wire::random;

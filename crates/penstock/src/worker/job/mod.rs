@@ -15,7 +15,7 @@ use super::Error;
 use super::circle::{Circle, Company};
 use super::leaving::Leaving;
 use super::link::{Introduction, Link, Met, lock};
-use super::table::{Courier, CourierSetup, Progress, Table, TableDeclaration, TableInner};
+use super::table::{Progress, Relay, RelaySetup, Table, TableDeclaration, TableInner};
 use super::tensor::{Declaration, Progress as TensorProgress, Tensor};
 use crate::options::Options;
 use crate::server::{Server, StartError};
@@ -58,7 +58,7 @@ pub struct Stats {
 
 /// Who was at a barrier.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Meeting {
+pub struct Gathered {
     /// Workers that stood there.
     pub ranks: Vec<Rank>,
     /// Workers that had left the job by then. Those that are in neither list were lost.
@@ -86,7 +86,7 @@ pub(super) struct Inner {
     /// Shared while something is stamped with the clock, so that none is stamped with the past; the clock moves for who is alone.
     pub(super) stamping: Floor,
     /// Of the threads of this worker that come to a barrier.
-    meeting: Turn,
+    gathering: Turn,
     /// Barriers passed: what others did before one must be seen behind it, also on other hosts.
     barriers: AtomicU64,
     /// Bytes that each shard is home of, by server.
@@ -96,7 +96,7 @@ pub(super) struct Inner {
     /// Where the servers are, and who this worker is to them; `None` with a server in this process.
     membership: Option<(Membership, Session)>,
     /// Connections about items, by server.
-    pub(super) couriers: Mutex<BTreeMap<u32, Arc<Courier>>>,
+    pub(super) relays: Mutex<BTreeMap<u32, Arc<Relay>>>,
     /// What chooses slack, by its bounds, and when the iteration began.
     adaptive: Mutex<BTreeMap<Adaptive, Arc<Mutex<Controller>>>>,
     began: Mutex<Option<Instant>>,
@@ -149,10 +149,10 @@ impl Inner {
     }
 
     /// The connection about items to a server, made when it is first needed.
-    pub(super) fn courier(&self, server: u32) -> Result<Arc<Courier>, Error> {
-        let mut couriers = lock(&self.couriers);
-        if let Some(courier) = couriers.get(&server) {
-            return Ok(Arc::clone(courier));
+    pub(super) fn relay(&self, server: u32) -> Result<Arc<Relay>, Error> {
+        let mut relays = lock(&self.relays);
+        if let Some(relay) = relays.get(&server) {
+            return Ok(Arc::clone(relay));
         }
         let nowhere = || {
             let what = "rows are on another host than their home, which has no network address".to_owned();
@@ -162,7 +162,7 @@ impl Inner {
         let address = membership.servers.get(server as usize).and_then(|endpoint| endpoint.tcp.clone());
         let Membership { job, secret, rank, .. } = membership;
         let dialer = Dialer::new(address.ok_or_else(nowhere)?, job, *secret, &self.options);
-        let setup = CourierSetup {
+        let setup = RelaySetup {
             server,
             rank: *rank,
             purpose: Purpose::Items { peer: PeerId::worker(*rank), session: *session },
@@ -170,13 +170,13 @@ impl Inner {
             fate: Arc::clone(&self.fate),
             lease: self.options.lease,
         };
-        let courier = Arc::new(Courier::start(setup)?);
-        couriers.insert(server, Arc::clone(&courier));
-        Ok(courier)
+        let relay = Arc::new(Relay::start(setup)?);
+        relays.insert(server, Arc::clone(&relay));
+        Ok(relay)
     }
 
-    pub(super) fn all_couriers(&self) -> Vec<Arc<Courier>> {
-        lock(&self.couriers).values().cloned().collect()
+    pub(super) fn all_relays(&self) -> Vec<Arc<Relay>> {
+        lock(&self.relays).values().cloned().collect()
     }
 
     /// What chooses slack between these bounds, for all tensors and tables of this worker.
@@ -257,7 +257,7 @@ impl Job {
             membership,
             adaptive: Mutex::default(),
             began: Mutex::default(),
-            couriers: Mutex::default(),
+            relays: Mutex::default(),
             tables: Mutex::default(),
             declared: Mutex::default(),
             tensors: Mutex::default(),
@@ -266,7 +266,7 @@ impl Job {
             counters: Counters::default(),
             clock: AtomicU64::new(0),
             stamping: Floor::default(),
-            meeting: Turn::default(),
+            gathering: Turn::default(),
             barriers: AtomicU64::new(0),
             company: Company::default(),
             waits: AtomicU64::new(0),
@@ -345,11 +345,11 @@ impl Job {
     }
 
     /// The same; returns who stood there. Workers that have left or were lost did not. Errors call the barrier by `what` it is for.
-    pub fn meet(&self, what: &str, timeout: Option<Duration>) -> Result<Meeting, Error> {
+    pub fn meet(&self, what: &str, timeout: Option<Duration>) -> Result<Gathered, Error> {
         self.inner.fate.check()?;
         let deadline = self.inner.deadline(timeout);
         self.inner.touch();
-        let _turn = self.inner.meeting.take(|| self.inner.look("standing at the barrier", deadline))?;
+        let _turn = self.inner.gathering.take(|| self.inner.look("standing at the barrier", deadline))?;
         self.inner.tell_clock(deadline)?;
         let links = self.inner.links();
         let first = links.first().ok_or(Error::Closed)?;
@@ -363,9 +363,7 @@ impl Job {
         let drained = links
             .iter()
             .try_for_each(|link| link.drain("take what came before the barrier", deadline))
-            .and_then(|()| {
-                self.inner.all_couriers().iter().try_for_each(|courier| courier.deliver(deadline))
-            });
+            .and_then(|()| self.inner.all_relays().iter().try_for_each(|relay| relay.deliver(deadline)));
         drained.map_err(|error| match error {
             Error::Unanswered { server, .. } => in_vain(Vec::new(), Some(server)),
             error => error,
@@ -375,7 +373,7 @@ impl Job {
         match first.meet(deadline, look)? {
             Met::Passed { ranks, left } => {
                 self.inner.barriers.fetch_add(1, Ordering::Relaxed);
-                Ok(Meeting { ranks, left })
+                Ok(Gathered { ranks, left })
             }
             Met::InVain { missing } => {
                 let silent = missing.is_empty().then_some(0);

@@ -5,7 +5,7 @@
 //! go, and the server answers when all its shards have; only then does this worker count as one that left cleanly. The wait
 //! ends with the caller's deadline, with an error that says how much was taken; the server is then told that this worker failed.
 
-use super::courier::Command;
+use super::proxy::Command;
 use super::{Heard, Link, lock};
 use crate::wait::{Deadline, INTERRUPT_EVERY};
 use crate::worker::Error;
@@ -21,11 +21,11 @@ impl Link {
     /// Waits until a server on another host has taken what was submitted: control messages travel on another connection.
     pub(in crate::worker) fn drain(&self, what: &'static str, deadline: Deadline) -> Result<(), Error> {
         let (done, drained) = channel();
-        for courier in &self.couriers {
-            courier.send(Command::Drain { done: done.clone() });
+        for proxy in &self.proxies {
+            proxy.send(Command::Drain { done: done.clone() });
         }
         drop(done);
-        let mut open = self.couriers.len();
+        let mut open = self.proxies.len();
         while open > 0 {
             match drained.recv_timeout(deadline.left().min(INTERRUPT_EVERY)) {
                 Ok(()) => open -= 1,
@@ -61,7 +61,7 @@ impl Link {
         match self.hear_answer(asked.0, || self.fate.stands(), what, deadline) {
             Ok((Answer::Left, _)) => {
                 // They would try for ever to reach shards that know this worker no more.
-                self.couriers.iter().for_each(|courier| courier.send(Command::Stop));
+                self.proxies.iter().for_each(|proxy| proxy.send(Command::Stop));
                 Ok(())
             }
             Ok((other, _)) => Err(self.misunderstood(&other)),
@@ -73,7 +73,7 @@ impl Link {
     /// The server had not taken everything in time; if it had, it did not say so.
     fn not_taken(&self, what: &'static str, deadline: Deadline) -> Error {
         let (server, waited) = (self.wire.server, deadline.waited());
-        let progress = self.couriers.iter().map(|courier| courier.progress());
+        let progress = self.proxies.iter().map(|proxy| proxy.progress());
         let (taken, submitted) = match self.is_remote() {
             true => progress.fold((0, 0), |(taken, all), (some, more)| (taken + some, all + more)),
             false => self.wire.outlets.taken(),
@@ -95,8 +95,8 @@ impl Link {
 
     pub(super) fn hang_up(&mut self) {
         self.stop.ring();
-        self.couriers.iter().for_each(|courier| courier.send(Command::Stop));
-        self.couriers.clear();
+        self.proxies.iter().for_each(|proxy| proxy.send(Command::Stop));
+        self.proxies.clear();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

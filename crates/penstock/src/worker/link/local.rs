@@ -7,7 +7,7 @@ use crate::wire::random;
 use crate::wire::vigil::{LivedClock, look_every};
 use crate::worker::Error;
 use crate::worker::fate::Fate;
-use penstock_fabric::layout::{Count, board, page};
+use penstock_fabric::layout::{Count, flags, page};
 use penstock_fabric::region::{Access, Mapping, Part};
 use penstock_fabric::socket::{Connection, Received, own_user};
 use penstock_fabric::sync::Ordering;
@@ -48,9 +48,9 @@ impl Link {
                 .map_err(Error::system("map a server's page"))
         };
         let page = map(page::bytes(welcome.shards), Access::Write)?;
-        let board = map(board::BYTES, Access::Read)?;
+        let flags = map(flags::BYTES, Access::Read)?;
         page.touch().map_err(Error::system("touch a page"))?;
-        let outlets = Outlets::new(Arc::clone(&page), Arc::clone(&board), descriptors.collect());
+        let outlets = Outlets::new(Arc::clone(&page), Arc::clone(&flags), descriptors.collect());
         let outlets = fate.untold.add(outlets);
         let wire = Arc::new(Wire {
             channel: Channel::Local(connection),
@@ -64,7 +64,7 @@ impl Link {
         });
         fate.rings(page);
         let stop = Arc::new(Wakeup::new().map_err(Error::system("make a descriptor"))?);
-        let watch = Watch::new(&board, &welcome);
+        let watch = Watch::new(&flags, &welcome);
         let thread = {
             let (wire, fate, stop) = (Arc::clone(&wire), Arc::clone(fate), Arc::clone(&stop));
             thread::spawn(format!("penstock-link-{server}"), move || wire.listen(&fate, &stop, watch))
@@ -78,7 +78,7 @@ impl Link {
             fate: Arc::clone(fate),
             stop,
             thread: Some(thread),
-            couriers: Vec::new(),
+            proxies: Vec::new(),
         })
     }
 }
@@ -177,9 +177,9 @@ fn take(
     }
 }
 
-/// Watches the heartbeats on a server's board: its control thread's, and each shard's.
+/// Watches the heartbeats on a server's flags: its control thread's, and each shard's.
 struct Watch {
-    board: Arc<Mapping>,
+    flags: Arc<Mapping>,
     lease: Duration,
     clock: LivedClock,
     control: Lease,
@@ -187,11 +187,11 @@ struct Watch {
 }
 
 impl Watch {
-    fn new(board: &Arc<Mapping>, welcome: &Welcome) -> Self {
+    fn new(flags: &Arc<Mapping>, welcome: &Welcome) -> Self {
         let lease = Lease::new(welcome.lease_ms, 0);
         let duration = Duration::from_millis(welcome.lease_ms);
         Self {
-            board: Arc::clone(board),
+            flags: Arc::clone(flags),
             lease: duration,
             clock: LivedClock::new(duration),
             control: lease,
@@ -201,12 +201,12 @@ impl Watch {
 
     /// What there is to say of a thread that gives no sign of life any more.
     fn find_silent(&mut self) -> Option<String> {
-        let Self { board, lease, clock, control, shards } = self;
+        let Self { flags, lease, clock, control, shards } = self;
         let now = clock.now();
-        let sign = |thread| board::beats(board, thread);
+        let sign = |thread| flags::beats(flags, thread);
         let silent =
             |who: String| format!("{who} gave no sign of life for {} ms (the lease)", lease.as_millis());
-        if control.has_ended(sign(board::CONTROL), now) {
+        if control.has_ended(sign(flags::CONTROL), now) {
             return Some(silent("it".to_owned()));
         }
         let mut shards = shards.iter_mut().zip(0..);

@@ -9,19 +9,19 @@
 //! | [`leaving`] | waiting for what was submitted to be taken; leaving |
 //! | [`local`] | a server on this host: descriptors beside the messages, shards at the other end of the rings |
 //! | [`remote`] | a server on another host: messages on a connection that is made again when it breaks |
-//! | [`courier`] | there, what stands at the other end of each ring |
+//! | [`proxy`] | there, what stands at the other end of each ring |
 
 mod barrier;
-mod courier;
 mod leaving;
 mod local;
 mod outlet;
+mod proxy;
 mod remote;
 mod slabs;
 
 pub(super) use barrier::Met;
-pub(super) use courier::RemoteHome;
 pub(super) use outlet::{Room, Rooms, TELL_CLOCK, Untold, ring};
+pub(super) use proxy::RemoteHome;
 
 use super::Error;
 use crate::thread::Wakeup;
@@ -108,7 +108,7 @@ pub(super) struct Link {
     stop: Arc<Wakeup>,
     thread: Option<JoinHandle<()>>,
     /// One a shard, for a server on another host.
-    couriers: Vec<courier::Handle>,
+    proxies: Vec<proxy::Handle>,
 }
 
 impl Link {

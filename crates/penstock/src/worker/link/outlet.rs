@@ -9,7 +9,7 @@
 use crate::thread;
 use crate::worker::link::lock;
 use penstock_fabric::doorbell;
-use penstock_fabric::layout::{board, page};
+use penstock_fabric::layout::{flags, page};
 use penstock_fabric::region::Mapping;
 use penstock_fabric::ring::{Producer, Ring};
 use penstock_fabric::sync::Ordering;
@@ -76,16 +76,16 @@ pub(super) struct Outlets {
     /// Whether the shard is home of one of this worker's tensors.
     homes: Box<[AtomicBool]>,
     page: Arc<Mapping>,
-    board: Arc<Mapping>,
+    flags: Arc<Mapping>,
     wakeups: Vec<OwnedFd>,
 }
 
 impl Outlets {
     /// To as many shards as `wakeups` are for.
-    pub(super) fn new(page: Arc<Mapping>, board: Arc<Mapping>, wakeups: Vec<OwnedFd>) -> Self {
+    pub(super) fn new(page: Arc<Mapping>, flags: Arc<Mapping>, wakeups: Vec<OwnedFd>) -> Self {
         let outlets = wakeups.iter().map(|_| Mutex::default()).collect();
         let homes = wakeups.iter().map(|_| AtomicBool::new(false)).collect();
-        Self { outlets, homes, page, board, wakeups }
+        Self { outlets, homes, page, flags, wakeups }
     }
 
     fn outlet(&self, shard: u32) -> (&Mutex<Outlet>, &Ring) {
@@ -238,7 +238,7 @@ pub(in crate::worker) fn ring(rooms: &mut [Room<'_>]) {
     doorbell::published();
     for room in rooms.iter_mut().filter(|room| room.unheard) {
         room.unheard = false;
-        if board::must_ring(&room.outlets.board, room.shard) {
+        if flags::must_ring(&room.outlets.flags, room.shard) {
             thread::ring(&room.outlets.wakeups[room.shard as usize]);
         }
     }
@@ -266,10 +266,10 @@ mod tests {
 
     fn outlets(shards: u32) -> (Outlets, Arc<Mapping>) {
         let region = |bytes| Region::new("penstock-test", bytes, Writers::Holders).unwrap();
-        let (page, board) = (region(page::bytes(shards)), region(board::BYTES));
+        let (page, flags) = (region(page::bytes(shards)), region(flags::BYTES));
         let wakeups = (0..shards).map(|_| eventfd(0, EventfdFlags::NONBLOCK).unwrap()).collect();
         let page = Arc::clone(page.mapping());
-        (Outlets::new(Arc::clone(&page), Arc::clone(board.mapping()), wakeups), page)
+        (Outlets::new(Arc::clone(&page), Arc::clone(flags.mapping()), wakeups), page)
     }
 
     #[test]
@@ -295,7 +295,7 @@ mod tests {
     #[test]
     fn a_shard_is_rung_for_a_clock_although_nothing_follows_it() {
         let (outlets, _) = outlets(1);
-        outlets.board.at::<Sleeping>(board::sleeping(0)).announce();
+        outlets.flags.at::<Sleeping>(flags::sleeping(0)).announce();
         outlets.leave_behind(0, 1);
         drop(outlets.room(0, 1).unwrap());
         let mut count = [0; 8];

@@ -1,9 +1,9 @@
-//! A server on another host: control messages on a connection that is made again when it breaks, and couriers for its shards.
+//! A server on another host: control messages on a connection that is made again when it breaks, and proxies for its shards.
 //!
 //! A request that has no answer when a connection breaks is repeated on the next; the server carries it out once. The server
 //! answers every sign of life, so that silence is noticed at both ends: after a lease without a word it counts as lost.
 
-use super::courier::{self, Command, RemoteHome};
+use super::proxy::{self, Command, RemoteHome};
 use super::{Channel, Introduction, Link, Outlets, Wire, judge, lock};
 use crate::thread::{self, Wakeup};
 use crate::wait::{Deadline, INTERRUPT_EVERY, poll, until_readable};
@@ -14,7 +14,7 @@ use crate::wire::redial::{Failed, PAUSE, redial};
 use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::Error;
 use crate::worker::fate::Fate;
-use penstock_fabric::layout::{board, page};
+use penstock_fabric::layout::{flags, page};
 use penstock_fabric::memory::{ExtentLayout, HomeMemory, HomeRegions, LaneView, Place, StateMirror};
 use penstock_fabric::net::endpoint::Address;
 use penstock_fabric::region::{Region, Writers};
@@ -179,23 +179,23 @@ impl Link {
         let dialer = Arc::new(dialer);
         let (records, mut welcome) = introduce(&dialer, &hello, server, deadline, fate)?;
         judge(&welcome, server)?;
-        // The server's cores are not ours: here a courier a shard and the worker itself want one.
+        // The server's cores are not ours: here a proxy a shard and the worker itself want one.
         let cores = std::thread::available_parallelism().map_or(1, usize::from) as u32;
         welcome.crowding = (welcome.shards + 1).div_ceil(cores);
         let region =
             |name, bytes| Region::new(name, bytes, Writers::Holders).map_err(Error::system("make a page"));
         let page = region("penstock-page", page::bytes(welcome.shards))?;
-        let board = region("penstock-board", board::BYTES)?;
+        let flags = region("penstock-flags", flags::BYTES)?;
         let records = Records { dialer: Arc::clone(&dialer), hello, stream: Mutex::new(Some(records)) };
         fate.rings(Arc::clone(page.mapping()));
         let stop = Arc::new(Wakeup::new().map_err(Error::system("make a descriptor"))?);
         let started = Error::system::<std::io::Error>("start a thread");
-        let (mut couriers, mut wakeups) = (Vec::new(), Vec::new());
+        let (mut proxies, mut wakeups) = (Vec::new(), Vec::new());
         // Shards have even loads, so the interfaces have if the shards take turns on them.
         let mut ways = vec![Arc::clone(&dialer)];
         ways.extend(also.iter().map(|address| Arc::new(dialer.by(address.clone()))));
         for (shard, dialer) in (0..welcome.shards).zip(ways.iter().cycle()) {
-            let setup = courier::Setup {
+            let setup = proxy::Setup {
                 server,
                 rank: who.rank,
                 shard,
@@ -204,14 +204,14 @@ impl Link {
                 lease: seconds(welcome.lease_ms),
                 dialer: Arc::clone(dialer),
                 page: Arc::clone(page.mapping()),
-                board: Arc::clone(board.mapping()),
+                flags: Arc::clone(flags.mapping()),
                 fate: Arc::clone(fate),
             };
-            let (courier, wakeup) = courier::start(setup).map_err(&started)?;
-            couriers.push(courier);
+            let (proxy, wakeup) = proxy::start(setup).map_err(&started)?;
+            proxies.push(proxy);
             wakeups.push(wakeup);
         }
-        let outlets = Outlets::new(Arc::clone(page.mapping()), Arc::clone(board.mapping()), wakeups);
+        let outlets = Outlets::new(Arc::clone(page.mapping()), Arc::clone(flags.mapping()), wakeups);
         let outlets = fate.untold.add(outlets);
         let wire = Arc::new(Wire {
             channel: Channel::Remote(Box::new(records)),
@@ -237,17 +237,17 @@ impl Link {
             fate: Arc::clone(fate),
             stop,
             thread: Some(thread),
-            couriers,
+            proxies,
         })
     }
 
     /// Whether the server is on another host.
     pub(in crate::worker) fn is_remote(&self) -> bool {
-        !self.couriers.is_empty()
+        !self.proxies.is_empty()
     }
 
-    /// Makes the memory of a tensor on this side of the network, and tells the couriers: where model and lane are, and what each
-    /// shard's courier and the tensor tell each other.
+    /// Makes the memory of a tensor on this side of the network, and tells the proxies: where model and lane are, and what each
+    /// shard's proxy and the tensor tell each other.
     pub(in crate::worker) fn mirror(
         &self,
         id: TensorId,
@@ -274,17 +274,17 @@ impl Link {
             Self::mirror_alone(layout, &shard_of, shards)?
         };
         let mut remotes = Vec::new();
-        for ((courier, home), lane) in self.couriers.iter().zip(homes).zip(lanes) {
+        for ((proxy, home), lane) in self.proxies.iter().zip(homes).zip(lanes) {
             let remote = Arc::new(RemoteHome { pulled: AtomicBool::new(true), ..RemoteHome::default() });
             remotes.push(Arc::clone(&remote));
             if !home.chunks().is_empty() {
-                courier.send(Command::Declare { id, home, lane, remote });
+                proxy.send(Command::Declare { id, home, lane, remote });
             }
         }
         Ok((place, remotes))
     }
 
-    /// The memory of a tensor that has regions of its own: the couriers' ends, and the worker's.
+    /// The memory of a tensor that has regions of its own: the proxies' ends, and the worker's.
     fn mirror_alone(
         layout: ExtentLayout,
         shard_of: &[u32],
@@ -314,8 +314,8 @@ impl Link {
     ) -> Result<OwnedFd, Error> {
         let (state, region) =
             StateMirror::new("penstock-state", layout).map_err(Error::system("make a state's memory"))?;
-        for courier in &self.couriers {
-            courier.send(Command::State { id, state: state.clone() });
+        for proxy in &self.proxies {
+            proxy.send(Command::State { id, state: state.clone() });
         }
         region.fd().try_clone_to_owned().map_err(Error::system("copy a descriptor"))
     }

@@ -39,7 +39,7 @@ impl Shelf {
     }
 }
 
-/// The mirrors' slabs: each as the couriers have it, and mapped once more as the worker has it.
+/// The mirrors' slabs: each as the proxies have it, and mapped once more as the worker has it.
 #[derive(Default)]
 struct Mirrors {
     plan: Plan,
@@ -95,7 +95,7 @@ impl Slabs {
         }))
     }
 
-    /// Makes room for the mirror of a tensor of a server on another host: the couriers' ends, and the worker's.
+    /// Makes room for the mirror of a tensor of a server on another host: the proxies' ends, and the worker's.
     pub(super) fn mirror(
         &mut self,
         layout: ExtentLayout,

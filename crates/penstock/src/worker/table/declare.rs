@@ -8,13 +8,13 @@ use crate::worker::Error;
 use crate::worker::circle::Circle;
 use crate::worker::job::Inner;
 use crate::worker::link::{Link, lock};
-use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
+use penstock_fabric::items::partition::{Layout, Rows, Waiters, Writer};
 use penstock_kernels::Dtype;
 use penstock_proto::adaptive::Adaptive;
 use penstock_proto::error::Refusal;
 use penstock_proto::items::control::{PART_BYTES, TableAnswer, TableAsk};
 use penstock_proto::items::registry::{Part, Producer};
-use penstock_proto::items::wire::{RegionId, Shape};
+use penstock_proto::items::wire::{PartitionId, Shape};
 use penstock_proto::items::{Propagation, RowSet, Slack, TableError, TableSpec};
 use penstock_proto::knot::Goal;
 use penstock_proto::message::{Answer, Ask};
@@ -113,7 +113,7 @@ impl Progress {
     }
 }
 
-/// A table of which not every region is there.
+/// A table of which not every partition is there.
 struct Draft {
     given: TableDeclaration,
     id: u32,
@@ -166,8 +166,8 @@ impl Table {
         }
         if let State::Mapped(given, table) = &*state {
             let inner = &table.inner;
-            for courier in inner.couriers() {
-                courier.flush(deadline)?;
+            for relay in inner.relays() {
+                relay.flush(deadline)?;
             }
             inner.get_ready(deadline)?;
             lock(&job.tables).push(Arc::clone(inner));
@@ -190,7 +190,7 @@ impl Draft {
         let TableDeclaration { row_bytes, propagation, produce, consume, name, .. } = &self.given;
         let (row_bytes, propagation) = (*row_bytes, *propagation);
         let layout = |slots| Layout::new(slots, row_bytes);
-        // First this worker's own region: others may wait for it.
+        // First this worker's own partition: others may wait for it.
         if let Some(me) = self.producers.iter().find(|producer| producer.rank == job.rank) {
             if self.own.is_none() {
                 let (id, rows, layout) = ((&name[..], self.id), produce.clone(), layout(me.slots));
@@ -198,7 +198,7 @@ impl Draft {
             }
             // Kept before it is sealed, behind which nobody can map it for writing again.
             if me.near && !self.sealed {
-                seal(job, RegionId { table: self.id, rank: me.rank }, me, deadline)?;
+                seal(job, PartitionId { table: self.id, rank: me.rank }, me, deadline)?;
                 self.sealed = true;
             }
         }
@@ -230,7 +230,7 @@ impl Draft {
             let wanted = theirs.intersection(consume);
             let slots = RowSet::from_rows(wanted.iter().filter_map(|row| theirs.place(row)));
             let shape = Shape { slots: producer.slots, row_bytes, propagation };
-            let id = RegionId { table: self.id, rank: producer.rank };
+            let id = PartitionId { table: self.id, rank: producer.rank };
             self.sources.push(Source::mirror(job, id, producer, shape, slots)?);
             self.sets.push(wanted);
         }
@@ -363,10 +363,10 @@ fn produced(job: &Inner, name: &str, rank: u32, deadline: Deadline) -> Result<Ro
     RowSet::decode(&all).map_err(|error| Error::Protocol { server: 0, what: error.to_string() })
 }
 
-/// The descriptors of a region on this host.
-fn region(
+/// The descriptors of a partition on this host.
+fn partition(
     job: &Inner,
-    (name, id): (&str, RegionId),
+    (name, id): (&str, PartitionId),
     producer: &Producer,
     layout: Layout,
     propagation: Propagation,
@@ -374,16 +374,16 @@ fn region(
 ) -> Result<[OwnedFd; 3], Error> {
     let links = job.links();
     let home = links.get(producer.home as usize).ok_or(Error::Closed)?;
-    let ask = TableAsk::Region {
-        region: id,
+    let ask = TableAsk::Partition {
+        partition: id,
         slots: producer.slots,
         row_bytes: layout.row_bytes() as u32,
         propagation,
     };
     match asked(home, ask, deadline) {
-        Ok((TableAnswer::Region, fds)) => fds.try_into().map_err(|_| Error::Protocol {
+        Ok((TableAnswer::Partition, fds)) => fds.try_into().map_err(|_| Error::Protocol {
             server: producer.home,
-            what: "a region came without its descriptors".to_owned(),
+            what: "a partition came without its descriptors".to_owned(),
         }),
         Ok((other, _)) => Err(home.misunderstood(&Answer::Table(other))),
         // A consumer's is answered when the producer has mapped it.
@@ -394,11 +394,11 @@ fn region(
     }
 }
 
-/// Tells the home of this worker's region that it is mapped.
-fn seal(job: &Inner, region: RegionId, me: &Producer, deadline: Deadline) -> Result<(), Error> {
+/// Tells the home of this worker's partition that it is mapped.
+fn seal(job: &Inner, partition: PartitionId, me: &Producer, deadline: Deadline) -> Result<(), Error> {
     let links = job.links();
     let home = links.get(me.home as usize).ok_or(Error::Closed)?;
-    asked(home, TableAsk::Mapped { region }, deadline).map(drop)
+    asked(home, TableAsk::Mapped { partition }, deadline).map(drop)
 }
 
 const MAP: &str = "map a table's memory";
@@ -413,17 +413,17 @@ impl Own {
         propagation: Propagation,
         deadline: Deadline,
     ) -> Result<Self, Error> {
-        let id = RegionId { table, rank: me.rank };
+        let id = PartitionId { table, rank: me.rank };
         if !me.near {
             let writer = Writer::private(layout).map_err(Error::system(MAP))?;
             let waiters = Waiters::private().map_err(Error::system(MAP))?;
-            let (rows, courier) = (writer.rows().clone(), job.courier(me.home)?);
+            let (rows, relay) = (writer.rows().clone(), job.relay(me.home)?);
             let shape = Shape { slots: me.slots, row_bytes: layout.row_bytes() as u32, propagation };
-            courier.produce(id, shape, rows.clone(), waiters.clone());
-            let bell = Bell::Courier(courier);
+            relay.produce(id, shape, rows.clone(), waiters.clone());
+            let bell = Bell::Relay(relay);
             return Ok(Self { source: 0, produce, writer: Mutex::new(writer), rows, waiters, bell });
         }
-        let [memory, page, bell] = region(job, (name, id), me, layout, propagation, deadline)?;
+        let [memory, page, bell] = partition(job, (name, id), me, layout, propagation, deadline)?;
         let writer = Writer::shared(layout, memory.as_fd()).map_err(Error::system(MAP))?;
         let waiters = Waiters::open(page.as_fd()).map_err(Error::system(MAP))?;
         let rows = writer.rows().clone();
@@ -441,8 +441,8 @@ impl Source {
         propagation: Propagation,
         deadline: Deadline,
     ) -> Result<Self, Error> {
-        let id = RegionId { table, rank: producer.rank };
-        let [memory, page, _] = region(job, (name, id), producer, layout, propagation, deadline)?;
+        let id = PartitionId { table, rank: producer.rank };
+        let [memory, page, _] = partition(job, (name, id), producer, layout, propagation, deadline)?;
         let rows = Rows::open(layout, memory.as_fd()).map_err(Error::system(MAP))?;
         let waiters = Waiters::open(page.as_fd()).map_err(Error::system(MAP))?;
         Ok(Self { rank: producer.rank, rows, waiters, gone: AtomicBool::new(false), remote: None })
@@ -451,15 +451,15 @@ impl Source {
     /// Has the rows sent.
     fn mirror(
         job: &Inner,
-        id: RegionId,
+        id: PartitionId,
         producer: &Producer,
         shape: Shape,
         slots: RowSet,
     ) -> Result<Self, Error> {
-        let (courier, len) = (job.courier(producer.home)?, slots.len() as u32);
-        let (rows, waiters) = courier.consume(id, shape, slots)?;
+        let (relay, len) = (job.relay(producer.home)?, slots.len() as u32);
+        let (rows, waiters) = relay.consume(id, shape, slots)?;
         let remote = Remote {
-            courier,
+            relay,
             id,
             len,
             propagation: shape.propagation,

@@ -26,8 +26,8 @@ impl Table {
             lock(&inner.job.tables).retain(|other| !Arc::ptr_eq(other, inner));
         }
         inner.discard_everywhere(deadline)?;
-        for courier in inner.couriers() {
-            courier.drop_table(inner.id);
+        for relay in inner.relays() {
+            relay.drop_table(inner.id);
         }
         let mut declared = lock(&inner.job.declared);
         if declared.get(&inner.spec.name).is_some_and(|progress| progress.is_of(inner)) {

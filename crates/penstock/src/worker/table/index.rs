@@ -1,4 +1,4 @@
-//! Where each row that a worker knows stands: which producer's region, which slot.
+//! Where each row that a worker knows stands: which producer's partition, which slot.
 
 use penstock_proto::items::RowSet;
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ const SPARSEST: u64 = 8;
 pub(super) struct Place {
     /// Index of the source.
     pub(super) source: u32,
-    /// Slot of its region.
+    /// Slot of its partition.
     pub(super) slot: u32,
 }
 

@@ -5,32 +5,32 @@
 //! | [`discard`] | dropping it, as all do |
 //! | [`declare`] | agreeing with the others on who produces what, and mapping their rows |
 //! | [`index`] | where each row stands |
-//! | [`courier`] | rows to and from other hosts |
+//! | [`relay`] | rows to and from other hosts |
 //! | [`set`] | set, add, and the clock |
 //! | [`get`] | get, prefetch, views, and what they wait for |
 //!
 //! A producer writes its rows into memory of its own, and consumers on its host look at them there: a get of a row that is fresh
 //! enough is some looks at memory, without anyone's help.
 
-mod courier;
 mod declare;
 mod discard;
 mod get;
 mod index;
+mod relay;
 mod set;
 
-pub(super) use courier::{Courier, Setup as CourierSetup};
 pub(super) use declare::Progress;
 pub use declare::TableDeclaration;
 pub use get::View;
+pub(super) use relay::{Relay, Setup as RelaySetup};
 
 use super::Error;
 use super::job::Inner;
 use index::{Index, Place};
-use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
+use penstock_fabric::items::partition::{Layout, Rows, Waiters, Writer};
 use penstock_proto::Rank;
 use penstock_proto::adaptive::Controller;
-use penstock_proto::items::wire::RegionId;
+use penstock_proto::items::wire::PartitionId;
 use penstock_proto::items::{FINAL, Propagation, RowSet, Slack, TableSpec};
 use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
@@ -52,8 +52,8 @@ struct Source {
 
 /// Rows that are mirrored.
 struct Remote {
-    courier: Arc<Courier>,
-    id: RegionId,
+    relay: Arc<Relay>,
+    id: PartitionId,
     /// Rows of the mirror.
     len: u32,
     propagation: Propagation,
@@ -173,7 +173,7 @@ enum Bell {
     /// The home, on this host: its bell.
     Home(OwnedFd),
     /// This worker's own connection to it.
-    Courier(Arc<Courier>),
+    Relay(Arc<Relay>),
 }
 
 /// What a worker has done with a table since it declared it.
@@ -274,8 +274,8 @@ impl Table {
     pub fn stats(&self) -> TableStats {
         let counters = &self.inner.counters;
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let couriers = if self.inner.job.fate.is_abandoned() { Vec::new() } else { self.inner.couriers() };
-        let traffic = couriers.into_iter().map(|courier| courier.traffic(self.inner.id));
+        let relays = if self.inner.job.fate.is_abandoned() { Vec::new() } else { self.inner.relays() };
+        let traffic = relays.into_iter().map(|relay| relay.traffic(self.inner.id));
         let (sent, received) = traffic.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
         TableStats {
             sets: get(&counters.sets),
@@ -304,15 +304,15 @@ impl TableInner {
     }
 
     /// The connections that its rows come and go by.
-    fn couriers(&self) -> Vec<&Arc<Courier>> {
+    fn relays(&self) -> Vec<&Arc<Relay>> {
         let own = self.own.as_ref().and_then(|own| match &own.bell {
-            Bell::Courier(courier) => Some(courier),
+            Bell::Relay(relay) => Some(relay),
             Bell::Home(_) => None,
         });
-        let remote = self.sources.iter().filter_map(|source| Some(&source.remote.as_ref()?.courier));
-        let mut all: Vec<&Arc<Courier>> = own.into_iter().chain(remote).collect();
-        all.sort_by_key(|courier| Arc::as_ptr(courier));
-        all.dedup_by_key(|courier| Arc::as_ptr(courier));
+        let remote = self.sources.iter().filter_map(|source| Some(&source.remote.as_ref()?.relay));
+        let mut all: Vec<&Arc<Relay>> = own.into_iter().chain(remote).collect();
+        all.sort_by_key(|relay| Arc::as_ptr(relay));
+        all.dedup_by_key(|relay| Arc::as_ptr(relay));
         all
     }
 

@@ -1,10 +1,10 @@
-//! Set and add: rows go into this worker's own region; whoever waits for them is woken.
+//! Set and add: rows go into this worker's own partition; whoever waits for them is woken.
 
 use super::{Bell, Chosen, FINAL, Own, Table, TableInner};
 use crate::thread;
 use crate::worker::Error;
 use crate::worker::link::lock;
-use penstock_fabric::items::region::Writer;
+use penstock_fabric::items::partition::Writer;
 use penstock_kernels::Foreign;
 use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, TryLockError};
@@ -184,7 +184,7 @@ impl TableInner {
         }
         match &own.bell {
             Bell::Home(bell) => thread::ring(bell),
-            Bell::Courier(courier) => courier.kick(),
+            Bell::Relay(relay) => relay.kick(),
         }
     }
 

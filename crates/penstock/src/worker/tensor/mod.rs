@@ -57,7 +57,7 @@ struct HomeShard {
     extent: Extent,
     /// Chunk contributions handed to it so far. Written by who has the lane's turn.
     submitted: AtomicU64,
-    /// Of a server on another host: what the courier and the tensor tell each other.
+    /// Of a server on another host: what the proxy and the tensor tell each other.
     remote: Option<Arc<RemoteHome>>,
 }
 
@@ -358,7 +358,7 @@ impl Tensor {
 
     /// Whether what was asked of a home on another host with its ticket has come.
     fn is_fetched(home: &HomeShard, tickets: &Tickets) -> bool {
-        // Pairs with the release in the courier: who sees the ticket sees the chunks.
+        // Pairs with the release in the proxy: who sees the ticket sees the chunks.
         home.remote
             .as_ref()
             .is_none_or(|remote| remote.fetched.load(Ordering::Acquire) >= tickets[home.place])

@@ -92,7 +92,7 @@ impl Tensor {
             let wants = pulled && self.spec.consistency.folds_together();
             remote.wants.store(wants, Ordering::Relaxed);
             if wants {
-                // Pairs with the acquire load in the courier, when it connects again.
+                // Pairs with the acquire load in the proxy, when it connects again.
                 remote.wanted.store(stamp + 2, Ordering::Release);
             }
         }

@@ -19,8 +19,8 @@ use super::{Chosen, FINAL, Place, Table, TableInner};
 use crate::wait::{Deadline, undisturbed};
 use crate::worker::Error;
 use crate::worker::link::lock;
-use penstock_fabric::items::region::{Rows, Together};
-use penstock_fabric::items::slot::Overtaken;
+use penstock_fabric::items::partition::{Rows, Together};
+use penstock_fabric::items::slot::Torn;
 use penstock_kernels::{Foreign, ForeignMut};
 use penstock_proto::items::{Propagation, Slack};
 use std::borrow::Cow;
@@ -61,7 +61,7 @@ impl<'a> Slots<'a> {
         }
     }
 
-    fn read(&self, rows: &Rows, out: ForeignMut<'_>) -> Result<Together, Overtaken> {
+    fn read(&self, rows: &Rows, out: ForeignMut<'_>) -> Result<Together, Torn> {
         match *self {
             Self::Each { slots, outs: Some(outs) } => rows.read_together(slots, |at| outs[at] as usize, out),
             Self::Each { slots, outs: None } => rows.read_together(slots, |at| at, out),
@@ -69,7 +69,7 @@ impl<'a> Slots<'a> {
         }
     }
 
-    fn read_apart(&self, rows: &Rows, out: ForeignMut<'_>) -> Result<u64, Overtaken> {
+    fn read_apart(&self, rows: &Rows, out: ForeignMut<'_>) -> Result<u64, Torn> {
         match *self {
             Self::Each { slots, outs: Some(outs) } => rows.read_apart(slots, |at| outs[at] as usize, out),
             _ => rows.read_apart(&self.list(), |at| at, out),
@@ -284,7 +284,7 @@ impl TableInner {
             let bytes = out.len();
             let look = match source.rows.read(place.slot, source.rows.now(), out.part(0..bytes)) {
                 Ok(look) => look,
-                Err(Overtaken) => {
+                Err(Torn) => {
                     let deadline = *deadline.get_or_insert_with(|| self.job.deadline(timeout));
                     let look = || source.rows.read(place.slot, source.rows.now(), out.part(0..bytes));
                     self.verified(row, deadline, look)?
@@ -408,7 +408,7 @@ impl TableInner {
     }
 
     /// Some looks at rows of a mirror whose rows come one by one.
-    fn verified_apart<T>(&self, mut look: impl FnMut() -> Result<T, Overtaken>) -> Option<T> {
+    fn verified_apart<T>(&self, mut look: impl FnMut() -> Result<T, Torn>) -> Option<T> {
         (0..4).find_map(|_| look().ok())
     }
 
@@ -417,7 +417,7 @@ impl TableInner {
         &self,
         row: u64,
         deadline: Deadline,
-        look: impl FnMut() -> Result<T, Overtaken>,
+        look: impl FnMut() -> Result<T, Torn>,
     ) -> Result<T, Error> {
         let stands = || self.check().and_then(|()| self.job.fate.check_interrupt());
         let Some((seen, in_vain)) = undisturbed(deadline, stands, look)? else {

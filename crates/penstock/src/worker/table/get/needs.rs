@@ -29,7 +29,7 @@ impl Table {
             match remote.propagation {
                 Propagation::Eager => {}
                 Propagation::Lazy if places.iter().any(old) => {
-                    remote.courier.prefetch(remote.id, &RowSet::from_rows(places), wanted.version);
+                    remote.relay.prefetch(remote.id, &RowSet::from_rows(places), wanted.version);
                 }
                 Propagation::Lazy => {}
                 Propagation::Bounded => remote.need(wanted.version, wanted.version),
@@ -67,7 +67,7 @@ impl Remote {
         // What was said and is not needed any more does no harm: it is left until something is added.
         if all.iter().any(|version| !needs.said.contains(version)) {
             needs.said = all.into_iter().collect();
-            self.courier.need(self.id, needs.said.clone());
+            self.relay.need(self.id, needs.said.clone());
         }
     }
 }
@@ -99,7 +99,7 @@ impl TableInner {
             }
             lost.is_err() || source.is_gone()
         };
-        let came = remote.courier.fetch(remote.id, &places, wanted.version, deadline, gone)?;
+        let came = remote.relay.fetch(remote.id, &places, wanted.version, deadline, gone)?;
         lost?;
         if came || source.is_gone() {
             return Ok(());
@@ -117,7 +117,7 @@ impl TableInner {
         }
         match remote.propagation {
             Propagation::Eager => {
-                if !remote.courier.flush(deadline)? {
+                if !remote.relay.flush(deadline)? {
                     let wanted = Wanted { clock: 0, version: 0, slack: Slack::Unbounded };
                     let place = Place { source: 0, slot: 0 };
                     return Err(self.too_late(source, &Stale { row: 0, place }, wanted, deadline));
@@ -152,10 +152,10 @@ impl TableInner {
     pub(super) fn hear_out(&self, source: &Source, deadline: Deadline) -> Result<(), Error> {
         let Some(remote) = &source.remote else { return Ok(()) };
         if remote.propagation == Propagation::Eager {
-            remote.courier.flush(deadline)?;
+            remote.relay.flush(deadline)?;
         } else {
             let all = RowSet::from_ranges(std::iter::once(0..u64::from(remote.len)));
-            remote.courier.fetch(remote.id, &all, 0, deadline, || true)?;
+            remote.relay.fetch(remote.id, &all, 0, deadline, || true)?;
         }
         Ok(())
     }

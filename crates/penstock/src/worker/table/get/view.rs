@@ -3,7 +3,7 @@
 use super::wait::Stale;
 use crate::worker::Error;
 use crate::worker::table::Table;
-use penstock_fabric::items::region::Shown;
+use penstock_fabric::items::partition::Shown;
 use penstock_fabric::region::Mapping;
 use penstock_proto::items::Slack;
 use std::ptr::NonNull;

@@ -68,7 +68,7 @@ impl TableInner {
         let mut patience = if local { Patience::for_memory(crowded) } else { Patience::new(true) };
         while patience.pause() {
             if let Some(remote) = &source.remote {
-                remote.courier.help();
+                remote.relay.help();
             }
             if self.is_fresh(stale.place, wanted) {
                 return Ok(());

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.launch.crew import Crew, CrewError
+from penstock.launch.ranks import Ranks, RanksError
 from penstock_bench.systems import BenchError
-from penstock_bench.systems.crew import CrewSystem
+from penstock_bench.systems.on_ranks import SystemOnRanks
 
 RANK = """
 import os, sys
@@ -31,7 +31,7 @@ def commands(*more: str) -> list[list[str]]:
     return [[sys.executable, "-c", RANK, str(rank), *more] for rank in range(2)]
 
 
-class Two(CrewSystem):
+class Two(SystemOnRanks):
     name = "two"
 
     def commands(self, workers: int) -> list[list[str]]:
@@ -43,22 +43,22 @@ def gone(pid: int) -> bool:
 
 
 def test_every_rank_answers_in_rank_order_and_none_is_left() -> None:
-    with Crew("two", 2, commands(), [{}, {}]) as crew:
-        pids = [answer["pid"] for answer in crew.ask(do="pid")]
+    with Ranks("two", 2, commands(), [{}, {}]) as ranks:
+        pids = [answer["pid"] for answer in ranks.ask(do="pid")]
         assert len(set(pids)) == 2
-        assert len(crew.ask(do="run", repeats=4)[0]["ends"]) == 5
+        assert len(ranks.ask(do="run", repeats=4)[0]["ends"]) == 5
     assert all(map(gone, pids))
 
 
 def test_a_process_that_ends_before_it_joins_is_reported_with_what_it_said() -> None:
-    with pytest.raises(CrewError, match="ended with 1 before all ranks had come") as caught:
-        Crew("two", 2, commands("early"), [{}, {}])
+    with pytest.raises(RanksError, match="ended with 1 before all ranks had come") as caught:
+        Ranks("two", 2, commands("early"), [{}, {}])
     assert "no such library" in caught.value.detail
 
 
 def test_a_wrong_answer_is_an_error_that_names_the_rank_and_the_element() -> None:
     system = Two()
-    with pytest.raises(CrewError, match="two: rank 0: WrongAnswerError: element 7 is wrong") as caught:
+    with pytest.raises(RanksError, match="two: rank 0: WrongAnswerError: element 7 is wrong") as caught:
         system.open(13, 2)
     assert "Traceback" in caught.value.detail
     system.end()
@@ -67,7 +67,7 @@ def test_a_wrong_answer_is_an_error_that_names_the_rank_and_the_element() -> Non
 def test_after_a_rank_has_gone_the_next_case_starts_new_ones() -> None:
     system = Two()
     try:
-        with pytest.raises(CrewError, match="rank 1 has gone"):
+        with pytest.raises(RanksError, match="rank 1 has gone"):
             system.open(17, 2)
         system.open(4, 2)
         assert len(system.run(3)) == 3

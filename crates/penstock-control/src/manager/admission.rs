@@ -32,12 +32,12 @@ struct Seats {
 
 /// All connections.
 #[derive(Debug, Clone)]
-pub(super) struct Guests {
+pub(super) struct Admission {
     seats: Arc<Mutex<Seats>>,
     limit: usize,
 }
 
-impl Guests {
+impl Admission {
     pub(super) fn new(limit: usize) -> Self {
         Self { seats: Arc::default(), limit }
     }
@@ -52,18 +52,18 @@ impl Guests {
         seats.next += 1;
         let (thread, cut) = oneshot::channel();
         seats.strangers.insert(number, thread);
-        Some(Seat { guest: Guest { seats: Arc::clone(&self.seats), number }, cut: Some(cut) })
+        Some(Seat { caller: Caller { seats: Arc::clone(&self.seats), number }, cut: Some(cut) })
     }
 }
 
 /// A connection, as its calls see it.
 #[derive(Debug, Clone)]
-pub(super) struct Guest {
+pub(super) struct Caller {
     seats: Arc<Mutex<Seats>>,
     number: u64,
 }
 
-impl Guest {
+impl Caller {
     /// From now on it is not put out.
     pub(super) fn is_known(&self) {
         let mut seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
@@ -89,7 +89,7 @@ impl Guest {
 
 /// Keeps a connection from being put out.
 #[derive(Debug)]
-pub(super) struct Protection(Guest);
+pub(super) struct Protection(Caller);
 
 impl Drop for Protection {
     fn drop(&mut self) {
@@ -100,7 +100,7 @@ impl Drop for Protection {
 /// The place of a connection, given back when dropped.
 #[derive(Debug)]
 pub(super) struct Seat {
-    guest: Guest,
+    caller: Caller,
     /// `None` once the connection was put out.
     cut: Option<oneshot::Receiver<()>>,
 }
@@ -119,9 +119,9 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let mut seats = self.guest.seats.lock().unwrap_or_else(PoisonError::into_inner);
-        seats.strangers.remove(&self.guest.number);
-        seats.known.remove(&self.guest.number);
+        let mut seats = self.caller.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        seats.strangers.remove(&self.caller.number);
+        seats.known.remove(&self.caller.number);
     }
 }
 
@@ -155,10 +155,10 @@ impl Connection {
 }
 
 impl Connected for Connection {
-    type ConnectInfo = Guest;
+    type ConnectInfo = Caller;
 
-    fn connect_info(&self) -> Guest {
-        self.seat.guest.clone()
+    fn connect_info(&self) -> Caller {
+        self.seat.caller.clone()
     }
 }
 
@@ -221,25 +221,25 @@ mod tests {
 
     #[test]
     fn the_oldest_stranger_makes_room_and_a_known_guest_never_does() {
-        let guests = Guests::new(2);
-        let (mut known, mut stranger) = (guests.admit().unwrap(), guests.admit().unwrap());
-        known.guest.is_known();
-        let mut newcomer = guests.admit().unwrap();
+        let admission = Admission::new(2);
+        let (mut known, mut stranger) = (admission.admit().unwrap(), admission.admit().unwrap());
+        known.caller.is_known();
+        let mut newcomer = admission.admit().unwrap();
         assert!(is_cut(&mut stranger) && !is_cut(&mut known) && !is_cut(&mut newcomer));
-        newcomer.guest.is_known();
-        assert!(guests.admit().is_none());
+        newcomer.caller.is_known();
+        assert!(admission.admit().is_none());
         drop(known);
-        assert!(guests.admit().is_some());
+        assert!(admission.admit().is_some());
     }
 
     #[test]
     fn a_guest_is_protected_only_as_long_as_its_call() {
-        let guests = Guests::new(1);
-        let mut seat = guests.admit().unwrap();
-        let protection = seat.guest.protect();
-        assert!(guests.admit().is_none());
+        let admission = Admission::new(1);
+        let mut seat = admission.admit().unwrap();
+        let protection = seat.caller.protect();
+        assert!(admission.admit().is_none());
         drop(protection);
-        assert!(guests.admit().is_some());
+        assert!(admission.admit().is_some());
         assert!(is_cut(&mut seat));
     }
 }

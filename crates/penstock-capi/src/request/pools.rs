@@ -1,6 +1,6 @@
-//! The crew: threads of a job that carry out what was started.
+//! The pools: threads of a job that carry out what was started.
 
-use super::board::{Board, State, board, desk};
+use super::registry::{Registry, State, desk, registry};
 use crate::status::{Failure, penstock_status};
 use penstock::worker::Error;
 use std::collections::VecDeque;
@@ -34,14 +34,14 @@ struct Pool {
 
 /// The threads of a job.
 #[derive(Default)]
-pub(super) struct Crew {
+pub(super) struct Pools {
     lines: Pool,
     gets: Pool,
     pub(super) handles: Vec<JoinHandle<()>>,
     pub(super) over: bool,
 }
 
-impl Crew {
+impl Pools {
     fn pool(&mut self, task: Task) -> &mut Pool {
         match task {
             Task::Line(_) => &mut self.lines,
@@ -50,26 +50,26 @@ impl Crew {
     }
 }
 
-impl Board {
+impl Registry {
     /// Queues a task, for a thread that there is or will be.
     pub(super) fn hand_over(&mut self, job: u64, task: Task) -> Result<(), Failure> {
-        let crew = self.crews.entry(job).or_default();
-        if crew.over {
+        let pools = self.pools.entry(job).or_default();
+        if pools.over {
             return Err(Error::Closed.into());
         }
-        let pool = crew.pool(task);
+        let pool = pools.pool(task);
         let enough = matches!(task, Task::Get(_)) && pool.threads >= MOST_GETS;
         if pool.idle <= pool.queue.len() && !enough {
-            crew.grow(job, task)?;
+            pools.grow(job, task)?;
         }
         let (Task::Line(id) | Task::Get(id)) = task;
-        crew.pool(task).queue.push_back(id);
+        pools.pool(task).queue.push_back(id);
         desk().work.notify_all();
         Ok(())
     }
 }
 
-impl Crew {
+impl Pools {
     fn grow(&mut self, job: u64, task: Task) -> Result<(), Failure> {
         self.handles.retain(|thread| !thread.is_finished());
         let thread = std::thread::Builder::new().name("penstock-request".to_owned()).stack_size(STACK);
@@ -87,38 +87,38 @@ impl Crew {
     }
 }
 
-/// A thread of a crew, for tasks of this `kind`.
+/// A thread of a pools, for tasks of this `kind`.
 fn serve(job: u64, kind: Task) {
-    let mut board = board();
+    let mut registry = registry();
     loop {
-        let Some(crew) = board.crews.get_mut(&job) else { return };
-        let over = crew.over;
-        let next = crew.pool(kind).queue.pop_front();
+        let Some(pools) = registry.pools.get_mut(&job) else { return };
+        let over = pools.over;
+        let next = pools.pool(kind).queue.pop_front();
         match (next, kind) {
             (Some(id), Task::Get(_)) => {
-                if let Some(entry) = board.requests.get_mut(&id) {
+                if let Some(entry) = registry.requests.get_mut(&id) {
                     entry.queued = false;
                 }
-                drop(board);
+                drop(registry);
                 carry_out(id, None);
-                board = super::board::board();
+                registry = super::registry::registry();
             }
             (Some(line), Task::Line(_)) => {
-                while let Some(id) = board.lines.get_mut(&line).and_then(VecDeque::pop_front) {
-                    drop(board);
+                while let Some(id) = registry.lines.get_mut(&line).and_then(VecDeque::pop_front) {
+                    drop(registry);
                     carry_out(id, None);
-                    board = super::board::board();
+                    registry = super::registry::registry();
                 }
-                board.lines.remove(&line);
+                registry.lines.remove(&line);
             }
             (None, _) if over => break,
             (None, _) => {
-                crew.pool(kind).idle += 1;
-                let slept = desk().work.wait_timeout(board, IDLE);
+                pools.pool(kind).idle += 1;
+                let slept = desk().work.wait_timeout(registry, IDLE);
                 let (woken, slept) = slept.unwrap_or_else(PoisonError::into_inner);
-                board = woken;
-                let Some(crew) = board.crews.get_mut(&job) else { return };
-                let pool = crew.pool(kind);
+                registry = woken;
+                let Some(pools) = registry.pools.get_mut(&job) else { return };
+                let pool = pools.pool(kind);
                 pool.idle -= 1;
                 if slept.timed_out() && pool.queue.is_empty() {
                     break;
@@ -126,21 +126,23 @@ fn serve(job: u64, kind: Task) {
             }
         }
     }
-    if let Some(crew) = board.crews.get_mut(&job) {
-        crew.pool(kind).threads -= 1;
+    if let Some(pools) = registry.pools.get_mut(&job) {
+        pools.pool(kind).threads -= 1;
     }
 }
 
 /// Carries out a request that nobody has taken up, at most until `until`.
 pub(super) fn carry_out(id: u64, until: Option<Instant>) {
-    let mut board = board();
-    let Some(mut work) = board.requests.get_mut(&id).and_then(super::board::Entry::begin) else { return };
-    drop(board);
+    let mut registry = registry();
+    let Some(mut work) = registry.requests.get_mut(&id).and_then(super::registry::Entry::begin) else {
+        return;
+    };
+    drop(registry);
     let done = catch_unwind(AssertUnwindSafe(|| work(until)))
         .unwrap_or_else(|panic| Some(Err(Failure::bug(&*panic))));
-    let mut board = super::board::board();
-    let Some(entry) = board.requests.get_mut(&id) else { return };
-    // What it holds is let go of when the board is free again.
+    let mut registry = super::registry::registry();
+    let Some(entry) = registry.requests.get_mut(&id) else { return };
+    // What it holds is let go of when the registry is free again.
     let _work = match done {
         Some(result) => {
             entry.finish(result);
@@ -148,16 +150,16 @@ pub(super) fn carry_out(id: u64, until: Option<Instant>) {
         }
         None => {
             entry.state = State::Queued(work);
-            board.queue_again(id)
+            registry.queue_again(id)
         }
     };
     desk().changed.notify_all();
-    drop(board);
+    drop(registry);
 }
 
-impl Board {
+impl Registry {
     /// A get that somebody has left as it is: a thread that is free may go on with it.
-    fn queue_again(&mut self, id: u64) -> Option<super::board::Work> {
+    fn queue_again(&mut self, id: u64) -> Option<super::registry::Work> {
         let entry = self.requests.get_mut(&id).filter(|entry| !entry.queued)?;
         entry.queued = true;
         let job = entry.job;

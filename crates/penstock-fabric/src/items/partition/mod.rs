@@ -1,4 +1,4 @@
-//! Where a table's rows of one producer lie: progress, journal, slots, sheets.
+//! Where a table's rows of one producer lie: progress, change log, slots, row groups.
 //!
 //! | file | what |
 //! |---|---|
@@ -23,7 +23,7 @@ pub use rows::{Rows, Shown};
 pub use sleep::{Seat, WAITERS_BYTES, Waiters};
 pub use writer::{Set, Writer};
 
-use super::slot::{Progress, Sheet, Slot};
+use super::slot::{Progress, RowGroup, Slot};
 use super::waiters::{Line, Summary};
 use crate::layout::Shared;
 use crate::region::Region;
@@ -33,7 +33,7 @@ use rustix::io;
 // SAFETY: `AtomicU64`s only.
 unsafe impl Shared for Slot {}
 // SAFETY: `AtomicU64`s only.
-unsafe impl Shared for Sheet {}
+unsafe impl Shared for RowGroup {}
 // SAFETY: `AtomicU64`s only.
 unsafe impl Shared for Progress {}
 // SAFETY: two `AtomicU32`.
@@ -43,7 +43,7 @@ unsafe impl Shared for Line {}
 // SAFETY: an atomic.
 unsafe impl Shared for OwnedU64 {}
 
-/// Makes a region that other processes map: whoever gets the descriptor may write until it is [sealed](Region::seal).
+/// Makes a partition that other processes map: whoever gets the descriptor may write until it is [sealed](Region::seal).
 pub fn make(layout: &Layout) -> io::Result<Region> {
     Region::open_to_writers("penstock-items", layout.total())
 }

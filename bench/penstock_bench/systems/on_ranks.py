@@ -5,20 +5,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from penstock.launch.crew import Crew
+from penstock.launch.ranks import Ranks
 from penstock_bench import ranks
 from penstock_bench.systems import BenchError
 
 
-class CrewSystem(ABC):
-    """A `System` of processes: a crew that stays up while the number of workers stays the same."""
+class SystemOnRanks(ABC):
+    """A `System` of processes: a ranks that stays up while the number of workers stays the same."""
 
     name: str
     processor: float | None = None
     """Processor seconds of all its processes an iteration, in the last run; None before the first."""
 
     def __init__(self) -> None:
-        self._crew: Crew | None = None
+        self._ranks: Ranks | None = None
 
     @abstractmethod
     def commands(self, workers: int) -> list[list[str]]:
@@ -30,9 +30,9 @@ class CrewSystem(ABC):
 
     def open(self, nbytes: int, workers: int) -> None:
         """Starts the ranks where they do not stand already, and checks the answer."""
-        if self._crew is None or self._crew.size != workers:
+        if self._ranks is None or self._ranks.size != workers:
             self.end()
-            self._crew = Crew(self.name, workers, self.commands(workers), self.environments(workers))
+            self._ranks = Ranks(self.name, workers, self.commands(workers), self.environments(workers))
         self._ask(do="open", bytes=nbytes)
 
     def run(self, repeats: int) -> list[float]:
@@ -49,20 +49,20 @@ class CrewSystem(ABC):
 
     def close(self) -> None:
         """Gives back the case's memory."""
-        if self._crew is not None:
+        if self._ranks is not None:
             self._ask(do="close")
 
     def end(self) -> None:
         """Ends the processes."""
-        if self._crew is not None:
-            self._crew.end()
-            self._crew = None
+        if self._ranks is not None:
+            self._ranks.end()
+            self._ranks = None
 
     def _ask(self, **command: Any) -> list[dict[str, Any]]:
-        if self._crew is None:
+        if self._ranks is None:
             raise BenchError(f"{self.name}: not started")
         try:
-            return self._crew.ask(**command)
+            return self._ranks.ask(**command)
         except BaseException:
             # After a failure the ranks are out of step with each other: the next case starts new ones.
             self.end()

@@ -1,9 +1,9 @@
-//! A meeting over TCP: who knows the secret gets everyone's messages, everyone else gets nothing and harms nobody.
+//! A rendezvous over TCP: who knows the secret gets everyone's messages, everyone else gets nothing and harms nobody.
 
 use penstock_join::exchange::{GONE, MESSAGE_LIMIT, Verdict, failed, given};
 use penstock_join::patience::{Interrupted, Patience};
 use penstock_join::tcp::proof::{CLAIM_BYTES, HELLO_BYTES, MAGIC, WELCOME};
-use penstock_join::tcp::{Collected, MeetingError, Party, Place, Root, STRANGERS, Visitor};
+use penstock_join::tcp::{Collected, Party, Place, RendezvousError, Root, STRANGERS, Visitor};
 use penstock_proto::message::Secret;
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -45,7 +45,7 @@ fn round(root: &mut Root, own: &[u8]) -> Collected {
 }
 
 /// A round of another, in a thread of its own.
-fn coming(party: Party, place: &Place, message: &[u8]) -> JoinHandle<Result<Verdict, MeetingError>> {
+fn coming(party: Party, place: &Place, message: &[u8]) -> JoinHandle<Result<Verdict, RendezvousError>> {
     let (mut visitor, message) = (Visitor::new(party.clone(), place.clone()), given(message));
     spawn(move || {
         visitor.deliver(&message, &patience(LONG))?;
@@ -106,9 +106,9 @@ fn who_does_not_come_is_named() {
     let found = root.collect(&given(b""), &patience(Duration::from_secs(2))).expect("nobody interrupts");
     assert_eq!(found.missing, [1, 3]);
     drop(root);
-    assert_eq!(here.join().expect("it ends"), Err(MeetingError::Left { place: place.clone() }));
+    assert_eq!(here.join().expect("it ends"), Err(RendezvousError::Left { place: place.clone() }));
     let late = Visitor::new(party(1, 4), place.clone()).deliver(b"+", &patience(Duration::from_millis(200)));
-    assert_eq!(late, Err(MeetingError::Late { place }));
+    assert_eq!(late, Err(RendezvousError::Late { place }));
 }
 
 #[test]
@@ -143,10 +143,13 @@ fn one_of_another_job_is_refused_at_once_and_the_job_goes_on() {
     ];
     for party in different {
         let refused = Visitor::new(party, place.clone()).deliver(b"+stolen", &patience(LONG));
-        assert_eq!(refused, Err(MeetingError::OtherSecret { place: place.clone(), rank: 1 }));
+        assert_eq!(refused, Err(RendezvousError::OtherSecret { place: place.clone(), rank: 1 }));
     }
     let refused = Visitor::new(party(1, 3), place.clone()).deliver(b"+stolen", &patience(LONG));
-    assert_eq!(refused, Err(MeetingError::OtherSize { place: place.clone(), expected: 2, rank: 1, size: 3 }));
+    assert_eq!(
+        refused,
+        Err(RendezvousError::OtherSize { place: place.clone(), expected: 2, rank: 1, size: 3 })
+    );
     let all = Verdict::Given(vec![b"a".to_vec(), b"b".to_vec()]);
     assert_eq!(coming(party(1, 2), &place, b"b").join().expect("it ends"), Ok(all));
     assert_eq!(going.join().expect("it ends").came.len(), 2);
@@ -160,7 +163,7 @@ fn a_second_process_of_the_same_rank_takes_nothing_from_the_first() {
     first.deliver(b"+first", &patience(LONG)).expect("rank 0 is there");
     let second =
         Visitor::new(party(1, 3), place.clone()).deliver(b"+second", &patience(Duration::from_millis(300)));
-    assert_eq!(second, Err(MeetingError::Late { place: place.clone() }));
+    assert_eq!(second, Err(RendezvousError::Late { place: place.clone() }));
     let third = coming(party(2, 3), &place, b"c").join().expect("it ends");
     assert_eq!(third, Ok(Verdict::Given(vec![b"a".to_vec(), b"first".to_vec(), b"c".to_vec()])));
     assert!(first.await_verdict(&patience(LONG)).is_ok());
@@ -237,7 +240,7 @@ fn a_worker_does_not_believe_a_rank_0_that_does_not_know_the_secret() {
         heard
     });
     let refused = Visitor::new(party(1, 2), place.clone()).deliver(b"+mine", &patience(LONG));
-    assert_eq!(refused, Err(MeetingError::OtherSecret { place, rank: 1 }));
+    assert_eq!(refused, Err(RendezvousError::OtherSecret { place, rank: 1 }));
     assert_eq!(pretending.join().expect("it ends"), b"");
 }
 
@@ -246,7 +249,7 @@ fn a_taken_port_says_so() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("there is a port");
     let port = listener.local_addr().expect("it listens").port();
     let refused = Root::listen(party(0, 2), &here(port)).expect_err("it is taken");
-    assert_eq!(refused, MeetingError::InUse { port });
+    assert_eq!(refused, RendezvousError::InUse { port });
 }
 
 #[test]
@@ -259,9 +262,9 @@ fn a_wait_at_a_meeting_ends_when_the_caller_is_interrupted() {
         std::thread::sleep(Duration::from_millis(100));
         STOP.store(true, Ordering::Relaxed);
     });
-    let interrupted = Err(MeetingError::Interrupted(Interrupted));
+    let interrupted = Err(RendezvousError::Interrupted(Interrupted));
     assert_eq!(root.collect(b"+", &Patience::new(LONG, &stop)).map(drop), interrupted);
-    // Nobody answers there: rank 0 of another meeting accepts only while it collects.
+    // Nobody answers there: rank 0 of another rendezvous accepts only while it collects.
     let (_silent, place) = self::root(2);
     let visitor = &mut Visitor::new(party(1, 2), place);
     assert_eq!(visitor.deliver(b"+", &Patience::new(LONG, &stop)), interrupted);

@@ -1,29 +1,29 @@
-//! Geometry: journal, slots and sheets one after the other. Drawn in docs/layout.md.
+//! Geometry: change log, slots and row groups one after the other. Drawn in docs/layout.md.
 
-use super::super::slot::{Progress, Sheet, Slot, Spot};
-use super::super::steps::WHOLE_SHEET;
+use super::super::slot::{Progress, RowGroup, Slot, Spot};
+use super::super::steps::WHOLE_GROUP;
 use crate::layout::pages;
 use std::ops::Range;
 
 pub(super) const LINE: usize = 64;
-pub(super) const JOURNAL: usize = size_of::<Progress>();
-/// Most and fewest entries of a journal: a follower that falls further behind looks at all rows.
+pub(super) const CHANGE_LOG: usize = size_of::<Progress>();
+/// Most and fewest entries of a change log: a follower that falls further behind looks at all rows.
 const ENTRIES: (u32, u32) = (1 << 16, 64);
-/// Longest row that stands in a sheet too: the head of a longer one is little beside it.
+/// Longest row that stands in a row group too: the head of a longer one is little beside it.
 const SHEET_ROW: usize = 1024;
-/// Bytes of a sheet that is long enough, and fewest and most rows of one.
+/// Bytes of a row group that is long enough, and fewest and most rows of one.
 const SHEET_BYTES: usize = 1024;
 const SHEET_ROWS: (usize, usize) = (8, 64);
-/// Most bytes of a sheet that are asked for in advance: as much as a core can wait for at once, and some more.
+/// Most bytes of a row group that are asked for in advance: as much as a core can wait for at once, and some more.
 pub(super) const CLAIM_BYTES: usize = 2048;
-/// Sheets whose heads are asked for in advance.
+/// Row groups whose heads are asked for in advance.
 pub(super) const HEADS: u32 = 16;
-/// Most rows of a region.
-pub const MAX_SLOTS: u32 = WHOLE_SHEET;
+/// Most rows of a partition.
+pub const MAX_SLOTS: u32 = WHOLE_GROUP;
 /// Longest row.
 pub const MAX_ROW_BYTES: u32 = 1 << 24;
 
-/// Geometry of a region.
+/// Geometry of a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     pub(super) slots: u32,
@@ -33,14 +33,14 @@ pub struct Layout {
     pub(super) first: usize,
     pub(super) stride: usize,
     pub(super) entries: u32,
-    /// Sheets, and rows of one.
-    pub(super) sheets: u32,
+    /// Row groups, and rows of one.
+    pub(super) row_groups: u32,
     pub(super) group: u32,
 }
 
 impl Layout {
     /// For `slots` rows of `row_bytes` bytes. A row of at most 40 bytes shares its head's cache lines; longer ones start on
-    /// cache lines of their own. Short rows of whole words also have a place in a sheet, but for the last few that fill none.
+    /// cache lines of their own. Short rows of whole words also have a place in a row group, but for the last few that fill none.
     pub fn new(slots: u32, row_bytes: u32) -> Self {
         assert!(slots <= MAX_SLOTS, "expected at most {MAX_SLOTS} rows, got {slots}");
         let row_bytes = row_bytes as usize;
@@ -55,8 +55,9 @@ impl Layout {
         let entries = slots.saturating_mul(2).clamp(ENTRIES.1, ENTRIES.0).next_power_of_two();
         let group =
             (SHEET_BYTES / row_bytes.max(1)).next_power_of_two().clamp(SHEET_ROWS.0, SHEET_ROWS.1) as u32;
-        let sheets = if row_bytes.is_multiple_of(8) && row_bytes <= SHEET_ROW { slots / group } else { 0 };
-        Self { slots, row_bytes, buffer, first, stride, entries, sheets, group }
+        let row_groups =
+            if row_bytes.is_multiple_of(8) && row_bytes <= SHEET_ROW { slots / group } else { 0 };
+        Self { slots, row_bytes, buffer, first, stride, entries, row_groups, group }
     }
 
     /// Rows.
@@ -69,62 +70,62 @@ impl Layout {
         self.row_bytes
     }
 
-    /// Bytes of the region.
+    /// Bytes of the partition.
     pub fn total(&self) -> usize {
-        pages(self.values(self.sheets, 1))
+        pages(self.values(self.row_groups, 1))
     }
 
     /// Where a slot lies.
     pub fn slot(&self, slot: u32) -> usize {
-        let slots = (JOURNAL + 8 * self.entries as usize).next_multiple_of(LINE);
+        let slots = (CHANGE_LOG + 8 * self.entries as usize).next_multiple_of(LINE);
         slots + slot as usize * self.stride
     }
 
     pub(super) fn value(&self, slot: u32, spot: Spot) -> usize {
         match spot {
             Spot::Slot(buffer) => self.slot(slot) + self.first + buffer * self.buffer,
-            Spot::Sheet(buffer) => self.values(0, buffer) + slot as usize * self.row_bytes,
+            Spot::RowGroup(buffer) => self.values(0, buffer) + slot as usize * self.row_bytes,
         }
     }
 
-    /// The sheet that a slot's row is in.
+    /// The row group that a slot's row is in.
     #[inline]
-    pub(super) fn sheet_of(&self, slot: u32) -> Option<u32> {
-        let sheet = slot / self.group;
-        (sheet < self.sheets).then_some(sheet)
+    pub(super) fn row_group_of(&self, slot: u32) -> Option<u32> {
+        let row_group = slot / self.group;
+        (row_group < self.row_groups).then_some(row_group)
     }
 
-    /// Where the head of a sheet lies: behind the slots.
-    pub(super) fn sheet(&self, sheet: u32) -> usize {
-        self.slot(self.slots) + sheet as usize * size_of::<Sheet>()
+    /// Where the head of a row group lies: behind the slots.
+    pub(super) fn row_group(&self, row_group: u32) -> usize {
+        self.slot(self.slots) + row_group as usize * size_of::<RowGroup>()
     }
 
-    /// The rows of a sheet.
-    pub(super) fn rows_of(&self, sheet: u32) -> Range<u32> {
-        sheet * self.group..(sheet + 1) * self.group
+    /// The rows of a row group.
+    pub(super) fn rows_of(&self, row_group: u32) -> Range<u32> {
+        row_group * self.group..(row_group + 1) * self.group
     }
 
-    /// `count` rows from `first` on: whole sheets where they are whole.
+    /// `count` rows from `first` on: whole row groups where they are whole.
     pub(super) fn pieces(&self, first: u32, count: u32) -> impl Iterator<Item = Piece> {
         let (layout, mut at) = (*self, first);
         std::iter::from_fn(move || {
             let left = (first + count).checked_sub(at).filter(|&left| left > 0)?;
             let whole = at.is_multiple_of(layout.group) && left >= layout.group;
-            let sheet = layout.sheet_of(at).filter(|_| whole);
-            let piece = sheet.map_or(Piece::Row(at), Piece::Sheet);
-            at += if sheet.is_some() { layout.group } else { 1 };
+            let row_group = layout.row_group_of(at).filter(|_| whole);
+            let piece = row_group.map_or(Piece::Row(at), Piece::RowGroup);
+            at += if row_group.is_some() { layout.group } else { 1 };
             Some(piece)
         })
     }
 
-    pub(super) fn sheet_bytes(&self) -> usize {
+    pub(super) fn row_group_bytes(&self) -> usize {
         self.group as usize * self.row_bytes
     }
 
-    /// Where the rows of a sheet lie: behind the heads, the first buffers of all sheets, then the second.
-    pub(super) fn values(&self, sheet: u32, buffer: usize) -> usize {
-        let before = buffer * self.sheets as usize + sheet as usize;
-        self.sheet(self.sheets) + before * self.sheet_bytes()
+    /// Where the rows of a row group lie: behind the heads, the first buffers of all row groups, then the second.
+    pub(super) fn values(&self, row_group: u32, buffer: usize) -> usize {
+        let before = buffer * self.row_groups as usize + row_group as usize;
+        self.row_group(self.row_groups) + before * self.row_group_bytes()
     }
 }
 
@@ -137,7 +138,7 @@ pub(super) fn is_long(at: usize, bytes: usize) -> bool {
 /// Of some rows that follow each other.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Piece {
-    /// All rows of a sheet.
-    Sheet(u32),
+    /// All rows of a row group.
+    RowGroup(u32),
     Row(u32),
 }

@@ -19,7 +19,7 @@ use penstock::server::Server;
 use penstock::worker::{Error, Job, Membership};
 use penstock_fabric::net::endpoint::Endpoint;
 use penstock_fabric::socket::Connection;
-use penstock_proto::frame::job_number;
+use penstock_proto::job::job_number;
 use penstock_proto::message::Secret;
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -30,7 +30,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// First words of the file.
-const MAGIC: &str = "penstock meeting 1";
+const MAGIC: &str = "penstock rendezvous 1";
 /// Longest file: an endpoint, a secret, or an error's text.
 const MOST_BYTES: u64 = 16 * 1024;
 /// Pause between two looks for the file.
@@ -40,8 +40,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 /// How far apart processes of one launch may begin, for one to hear of another's failure before.
 const APART: Duration = Duration::from_secs(5);
 
-/// Meetings that this process has been at, by the job's name.
-static MEETINGS: Mutex<BTreeMap<String, u32>> = Mutex::new(BTreeMap::new());
+/// Times that this process has joined, by the job's name.
+static JOINS: Mutex<BTreeMap<String, u32>> = Mutex::new(BTreeMap::new());
 
 /// What rank 0 leaves for the others.
 #[derive(Debug, Clone, PartialEq)]
@@ -261,14 +261,14 @@ fn name(environment: &Environment<'_>, place: &Place) -> Result<String, JoinErro
         None => parent()?,
     };
     let job = environment.job();
-    let meeting = {
-        let mut meetings = MEETINGS.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = meetings.entry(job.clone()).or_default();
+    let join = {
+        let mut joins = JOINS.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = joins.entry(job.clone()).or_default();
         *count += 1;
         *count
     };
-    let whole = format!("{}/{:?}/{launch}/{job}/{meeting}", penstock::host::id(), place.launcher);
-    Ok(format!("{:016x}.meet", job_number(&whole)))
+    let whole = format!("{}/{:?}/{launch}/{job}/{join}", penstock::host::id(), place.launcher);
+    Ok(format!("{:016x}.join", job_number(&whole)))
 }
 
 /// What started this process, where its launcher gives the job no name: the launcher's part on this host.
@@ -307,13 +307,13 @@ mod tests {
         for end in 0..whole.len() {
             assert_eq!(Note::read(&whole[..end]), None, "{end} bytes");
         }
-        assert_eq!(Note::read("penstock meeting 2\nfailed x\n"), None);
+        assert_eq!(Note::read("penstock rendezvous 2\nfailed x\n"), None);
     }
 
     #[test]
     fn a_note_whose_server_is_gone_is_not_followed() {
         let folder = tempfile::tempdir().expect("there is room");
-        let file = folder.path().join("a.meet");
+        let file = folder.path().join("a.join");
         let endpoint = Endpoint { unix: Some(folder.path().join("gone.s")), ..Endpoint::default() };
         leave(&file, &Note::Here { endpoint, secret: Secret([7; 32]) }).expect("it can be written");
         let place = Place { launcher: Launcher::Mpirun, rank: 1, size: 2, announced_by: "PMI_SIZE" };
@@ -325,7 +325,7 @@ mod tests {
     #[test]
     fn a_failure_is_heard_by_those_who_begin_about_then_and_by_nobody_later() {
         let folder = tempfile::tempdir().expect("there is room");
-        let file = folder.path().join("a.meet");
+        let file = folder.path().join("a.join");
         leave(&file, &Note::Failed { reason: "no memory".to_owned() }).expect("it can be written");
         let mut patience = Patience::new(Duration::from_secs(60));
         assert!(matches!(look(&file, &patience), Some(Note::Failed { .. })));
@@ -336,8 +336,8 @@ mod tests {
     #[test]
     fn what_killed_processes_left_is_removed_and_what_others_left_is_not() {
         let folder = tempfile::tempdir().expect("there is room");
-        let (file, socket) = (folder.path().join("a.meet"), folder.path().join("gone.s"));
-        let other = folder.path().join("b.meet");
+        let (file, socket) = (folder.path().join("a.join"), folder.path().join("gone.s"));
+        let other = folder.path().join("b.join");
         for path in [&socket, &other] {
             File::create(path).expect("there is room");
         }
@@ -350,7 +350,7 @@ mod tests {
     #[test]
     fn nobody_else_can_read_a_note() {
         let folder = tempfile::tempdir().expect("there is room");
-        let file = folder.path().join("a.meet");
+        let file = folder.path().join("a.join");
         leave(&file, &note()).expect("it can be written");
         let mode = std::fs::metadata(&file).expect("it is there").mode();
         assert_eq!(mode & 0o777, 0o600);

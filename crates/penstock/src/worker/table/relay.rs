@@ -15,15 +15,15 @@ use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::Error;
 use crate::worker::fate::Fate;
 use crate::worker::link::lock;
-use penstock_fabric::items::memory::RegionMemory;
-use penstock_fabric::items::region::{Layout, Rows, Waiters, Writer};
+use penstock_fabric::items::partition::{Layout, Rows, Waiters, Writer};
+use penstock_fabric::items::partition_memory::PartitionMemory;
 use penstock_proto::Rank;
 use penstock_proto::account::Account;
 use penstock_proto::error::JobFailure;
 use penstock_proto::handshake::Purpose;
 use penstock_proto::items::RowSet;
 use penstock_proto::items::node::{Host, Node, Peer};
-use penstock_proto::items::wire::{RegionId, Shape};
+use penstock_proto::items::wire::{PartitionId, Shape};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::BTreeMap;
@@ -77,9 +77,9 @@ struct Mirrors {
 }
 
 impl Host for Mirrors {
-    type Memory = RegionMemory;
+    type Memory = PartitionMemory;
 
-    fn make(&mut self, _: RegionId, _: &Shape) -> Option<RegionMemory> {
+    fn make(&mut self, _: PartitionId, _: &Shape) -> Option<PartitionMemory> {
         None // nobody offers rows to a worker
     }
 
@@ -95,8 +95,8 @@ impl Host for Mirrors {
 struct State {
     node: Node<Mirrors>,
     wire: Option<ItemWire>,
-    /// Regions that this worker writes.
-    own: Vec<RegionId>,
+    /// Partitions that this worker writes.
+    own: Vec<PartitionId>,
 }
 
 impl State {
@@ -114,7 +114,7 @@ impl State {
     }
 }
 
-/// What a courier is started with.
+/// What a relay is started with.
 pub(in crate::worker) struct Setup {
     pub(in crate::worker) server: u32,
     /// This worker's.
@@ -134,12 +134,12 @@ struct Shared {
 }
 
 /// The connection and its thread.
-pub(in crate::worker) struct Courier {
+pub(in crate::worker) struct Relay {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Courier {
+impl Relay {
     pub(in crate::worker) fn start(setup: Setup) -> Result<Self, Error> {
         let answers = Arc::new(Answers::default());
         let node = Node::new(Mirrors { answers: Arc::clone(&answers) });
@@ -180,19 +180,24 @@ impl Courier {
     }
 
     /// Rows that this worker writes go to the server.
-    pub(super) fn produce(&self, id: RegionId, shape: Shape, rows: Rows, waiters: Waiters) {
+    pub(super) fn produce(&self, id: PartitionId, shape: Shape, rows: Rows, waiters: Waiters) {
         lock(&self.shared.state).own.push(id);
-        self.with(|node| node.produce(id, shape, RegionMemory::followed(rows, waiters), Some(HOME)));
+        self.with(|node| node.produce(id, shape, PartitionMemory::followed(rows, waiters), Some(HOME)));
     }
 
     /// Slots `rows` of what another worker writes come from the server, into memory that is returned.
-    pub(super) fn consume(&self, id: RegionId, shape: Shape, rows: RowSet) -> Result<(Rows, Waiters), Error> {
+    pub(super) fn consume(
+        &self,
+        id: PartitionId,
+        shape: Shape,
+        rows: RowSet,
+    ) -> Result<(Rows, Waiters), Error> {
         let made = || -> rustix::io::Result<(Writer, Waiters)> {
             Ok((Writer::private(Layout::new(rows.len() as u32, shape.row_bytes))?, Waiters::private()?))
         };
         let (writer, waiters) = made().map_err(Error::system("make a table's memory"))?;
         let seen = (writer.rows().clone(), waiters.clone());
-        self.with(|node| node.consume(id, HOME, shape, rows, RegionMemory::mirror(writer, waiters)));
+        self.with(|node| node.consume(id, HOME, shape, rows, PartitionMemory::mirror(writer, waiters)));
         Ok(seen)
     }
 
@@ -223,7 +228,7 @@ impl Courier {
     /// Asks for rows at `places` of what is consumed, and waits for them.
     pub(super) fn fetch(
         &self,
-        id: RegionId,
+        id: PartitionId,
         places: &RowSet,
         version: u64,
         deadline: Deadline,
@@ -241,12 +246,12 @@ impl Courier {
     }
 
     /// The same without waiting.
-    pub(super) fn prefetch(&self, id: RegionId, places: &RowSet, version: u64) {
+    pub(super) fn prefetch(&self, id: PartitionId, places: &RowSet, version: u64) {
         self.with(|node| node.fetch(id, places, version));
     }
 
     /// Versions that this worker's gets wait for, and that the next will ask for.
-    pub(super) fn need(&self, id: RegionId, versions: Vec<u64>) {
+    pub(super) fn need(&self, id: PartitionId, versions: Vec<u64>) {
         self.with(|node| node.need(id, versions));
     }
 
@@ -353,7 +358,7 @@ impl Courier {
     }
 }
 
-impl Drop for Courier {
+impl Drop for Relay {
     fn drop(&mut self) {
         self.end();
     }
@@ -518,7 +523,7 @@ mod tests {
         let away = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("127.0.0.1:{}", away.local_addr().unwrap().port()).parse().unwrap();
         let dialer = Dialer::new(address, "job", Secret([0; 32]), &Options::load([]).unwrap()).unwrap();
-        let courier = Courier::start(Setup {
+        let relay = Relay::start(Setup {
             server: 0,
             rank: 0,
             purpose: Purpose::Items { peer: PeerId::worker(0), session: [0; 16] },
@@ -531,7 +536,7 @@ mod tests {
         while came.len() < 10 {
             drop(away.accept().unwrap());
             came.push(Instant::now());
-            courier.kick();
+            relay.kick();
         }
         assert!(came[9] - came[0] >= 8 * PAUSE, "{:?} between ten attempts", came[9] - came[0]);
     }

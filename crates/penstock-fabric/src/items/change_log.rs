@@ -1,7 +1,7 @@
-//! The journal: which rows were written, for who passes them on. A ring of entries, each a place and the low half of a set's number.
+//! The change log: which rows were written, for who passes them on. A ring of entries, each a place and the low half of a set's number.
 //!
 //! Entries of a set stand there before the set is finished, so that a follower that looks at what is finished first, and at the
-//! journal then, misses none of it. It may find entries of the one set that is not finished yet, behind all others. Where the
+//! change log then, misses none of it. It may find entries of the one set that is not finished yet, behind all others. Where the
 //! writer came round before the follower, the last entry says up to which set rows may have changed that are not listed.
 
 use super::slot::Progress;
@@ -72,12 +72,12 @@ impl Position {
                 return Unlisted { until };
             }
         }
-        // Sets come too quickly, or one of more rows than the journal has entries: they are of the next set at most.
+        // Sets come too quickly, or one of more rows than the change log has entries: they are of the next set at most.
         Unlisted { until: progress.now().done.wrapping_add(1) as u32 }
     }
 }
 
-/// The node over the journal and a mirror: a producer on one thread, its home and a consumer on the other. What moves rows is the code
+/// The node over the change log and a mirror: a producer on one thread, its home and a consumer on the other. What moves rows is the code
 /// that runs; the memory is of models' atomics.
 #[cfg(all(test, loom))]
 mod loom_tests {
@@ -85,9 +85,9 @@ mod loom_tests {
     use super::super::steps::Words;
     use super::*;
     use loom::sync::Arc;
-    use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Overtaken};
+    use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Torn};
     use penstock_proto::items::node::{Host, Node, Peer};
-    use penstock_proto::items::wire::{MAX_MESSAGE_BYTES, RegionId, Shape};
+    use penstock_proto::items::wire::{MAX_MESSAGE_BYTES, PartitionId, Shape};
     use penstock_proto::items::{Propagation, RowSet};
     use penstock_proto::record::{self, LENGTH_BYTES};
     use std::collections::BTreeSet;
@@ -95,14 +95,14 @@ mod loom_tests {
 
     const HOME: Peer = 0;
     const CONSUMER: Peer = 1;
-    const ID: RegionId = RegionId { table: 0, rank: 2 };
+    const ID: PartitionId = PartitionId { table: 0, rank: 2 };
     const SHAPE: Shape = Shape { slots: 2, row_bytes: 8, propagation: Propagation::Eager };
     /// Rows as a node sees them: those of the producer, or a mirror.
     enum Rows {
         Followed {
             region: Arc<Region>,
             position: Position,
-            /// Whether the journal ever came round.
+            /// Whether the change log ever came round.
             unlisted: bool,
         },
         Mirror {
@@ -134,11 +134,11 @@ mod loom_tests {
             }
         }
 
-        fn look(&self, slot: u32, now: Moment) -> Result<Look, Overtaken> {
+        fn look(&self, slot: u32, now: Moment) -> Result<Look, Torn> {
             self.read(slot, now, &mut [0; 8])
         }
 
-        fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Overtaken> {
+        fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Torn> {
             match self {
                 Self::Followed { region, .. } => {
                     let look = region.look(slot as usize, now.done)?;
@@ -153,7 +153,7 @@ mod loom_tests {
             0
         }
 
-        fn read_run(&self, _: u32, _: Moment, _: &mut [u8]) -> Result<Option<Look>, Overtaken> {
+        fn read_run(&self, _: u32, _: Moment, _: &mut [u8]) -> Result<Option<Look>, Torn> {
             Ok(None)
         }
 
@@ -204,7 +204,7 @@ mod loom_tests {
     impl Host for Here {
         type Memory = Rows;
 
-        fn make(&mut self, _: RegionId, _: &Shape) -> Option<Rows> {
+        fn make(&mut self, _: PartitionId, _: &Shape) -> Option<Rows> {
             None
         }
 
@@ -274,7 +274,7 @@ mod loom_tests {
         }
     }
 
-    /// What a consumer of some rows saw once while a producer set, and whether the journal had come round; it sees all in the end.
+    /// What a consumer of some rows saw once while a producer set, and whether the change log had come round; it sees all in the end.
     fn seen(sets: &'static [&'static [usize]], consumed: &'static [u64]) -> BTreeSet<(Vec<u64>, bool)> {
         let seen = std::sync::Arc::new(Mutex::new(BTreeSet::new()));
         let all = std::sync::Arc::clone(&seen);
@@ -306,7 +306,7 @@ mod loom_tests {
         all.lock().unwrap().clone()
     }
 
-    /// Each of these seen both before the journal came round and after: all that there is to be met.
+    /// Each of these seen both before the change log came round and after: all that there is to be met.
     fn each_of<const N: usize>(rows: [Vec<u64>; N]) -> BTreeSet<(Vec<u64>, bool)> {
         rows.into_iter().flat_map(|rows| [(rows.clone(), false), (rows, true)]).collect()
     }
@@ -326,7 +326,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn no_row_is_lost_where_the_journal_comes_round() {
+    fn no_row_is_lost_where_the_change_log_comes_round() {
         let seen = seen(&[&[1], &[0], &[0]], &[1]);
         assert_eq!(seen, each_of([vec![0], vec![1]]));
     }

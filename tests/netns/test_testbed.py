@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from penstock.exceptions import OptionError
-from penstock_bench.netns import Laboratory, LaboratoryError, clean, commands, names
-from penstock_bench.netns.laboratory import bucket
+from penstock_bench.netns import Testbed, TestbedError, clean, commands, names
+from penstock_bench.netns.testbed import bucket
 
-MakeLaboratory = Callable[..., Laboratory]
+MakeTestbed = Callable[..., Testbed]
 
 LISTEN = """
 import socketserver, sys
@@ -42,10 +42,10 @@ with socket.create_connection((sys.argv[1], 7000), timeout=float(sys.argv[2])) a
 
 HOLD = """
 import os, subprocess, sys
-from penstock_bench.netns import Laboratory
-with Laboratory(hosts=2, rate=None) as laboratory:
-    worker = laboratory.spawn(0, ["sleep", "600"])
-    print(worker.pid, laboratory.switch, flush=True)
+from penstock_bench.netns import Testbed
+with Testbed(hosts=2, rate=None) as testbed:
+    worker = testbed.spawn(0, ["sleep", "600"])
+    print(worker.pid, testbed.switch, flush=True)
     sys.stdin.read()
 """
 
@@ -57,23 +57,23 @@ def spaces() -> set[str]:
     return {line.split()[0] for line in commands.run("ip", "netns", "list").splitlines()}
 
 
-def listen(laboratory: Laboratory, host: int) -> None:
-    argv = [sys.executable, "-c", LISTEN, laboratory.address(host)]
-    process = laboratory.spawn(host, argv, stdout=subprocess.PIPE, text=True)
+def listen(testbed: Testbed, host: int) -> None:
+    argv = [sys.executable, "-c", LISTEN, testbed.address(host)]
+    process = testbed.spawn(host, argv, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "listening\n"
     process.stdout.close()
 
 
-def reaches(laboratory: Laboratory, host: int, other: int, seconds: float = LIMIT) -> bool:
-    argv = [sys.executable, "-c", CONNECT, laboratory.address(other), str(seconds)]
-    process = laboratory.spawn(host, argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+def reaches(testbed: Testbed, host: int, other: int, seconds: float = LIMIT) -> bool:
+    argv = [sys.executable, "-c", CONNECT, testbed.address(other), str(seconds)]
+    process = testbed.spawn(host, argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     said, _ = process.communicate(timeout=LIMIT + seconds)
     return bool(said == "hello\n")
 
 
 def hold() -> tuple[subprocess.Popen[str], int, str]:
-    """A process that holds a laboratory, the pid of what runs on a host of it, and the name of its switch."""
+    """A process that holds a testbed, the pid of what runs on a host of it, and the name of its switch."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -93,29 +93,29 @@ def gone(pid: int) -> bool:
     return bool(ready)
 
 
-def test_hosts_reach_each_other_and_themselves(make_laboratory: MakeLaboratory) -> None:
-    laboratory = make_laboratory(hosts=3, rate="1gbit")
-    listen(laboratory, 0)
-    assert all(reaches(laboratory, host, 0) for host in range(3))
+def test_hosts_reach_each_other_and_themselves(make_testbed: MakeTestbed) -> None:
+    testbed = make_testbed(hosts=3, rate="1gbit")
+    listen(testbed, 0)
+    assert all(reaches(testbed, host, 0) for host in range(3))
 
 
-def test_a_program_outside_and_another_laboratory_do_not_reach_a_host(
-    make_laboratory: MakeLaboratory,
+def test_a_program_outside_and_another_testbed_do_not_reach_a_host(
+    make_testbed: MakeTestbed,
 ) -> None:
-    one, two = make_laboratory(hosts=2, rate=None), make_laboratory(hosts=2, rate=None)
+    one, two = make_testbed(hosts=2, rate=None), make_testbed(hosts=2, rate=None)
     listen(one, 1)
     assert reaches(one, 0, 1)
-    assert not reaches(two, 0, 1, seconds=1.0), "hosts of two laboratories have the same addresses"
+    assert not reaches(two, 0, 1, seconds=1.0), "hosts of two testbeds have the same addresses"
     # What answers out there, if anything does, is not the program on the host.
     outside = [sys.executable, "-c", CONNECT, one.address(1), "1"]
     assert subprocess.run(outside, capture_output=True, timeout=LIMIT).stdout != b"hello\n"
 
 
 def test_a_cut_cable_stops_a_connection_and_a_mended_one_lets_it_go_on(
-    make_laboratory: MakeLaboratory,
+    make_testbed: MakeTestbed,
 ) -> None:
-    laboratory = make_laboratory(hosts=3, rate="1gbit")
-    listen(laboratory, 0)
+    testbed = make_testbed(hosts=3, rate="1gbit")
+    listen(testbed, 0)
     script = """
 import socket, sys
 connection = socket.create_connection((sys.argv[1], 7000), timeout=60)
@@ -127,9 +127,9 @@ for line in sys.stdin:
     except TimeoutError:
         print("silence", flush=True)
 """
-    talker = laboratory.spawn(
+    talker = testbed.spawn(
         1,
-        [sys.executable, "-c", script, laboratory.address(0)],
+        [sys.executable, "-c", script, testbed.address(0)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -143,21 +143,21 @@ for line in sys.stdin:
         return str(talker.stdout.readline()).strip()
 
     assert talk(LIMIT) == "heard"
-    laboratory.cut(1)
+    testbed.cut(1)
     assert talk(1.0) == "silence"
-    assert reaches(laboratory, 2, 0), "only the cut host is off"
-    laboratory.mend(1)
+    assert reaches(testbed, 2, 0), "only the cut host is off"
+    testbed.mend(1)
     assert talk(LIMIT) == "heard"
     talker.communicate(timeout=LIMIT)
 
 
-def test_links_are_shaped_at_both_ends(make_laboratory: MakeLaboratory) -> None:
-    laboratory = make_laboratory(hosts=1, rate="250mbit")
-    for space, device in ((laboratory.namespace(0), "eth0"), (laboratory.switch, "p0")):
+def test_links_are_shaped_at_both_ends(make_testbed: MakeTestbed) -> None:
+    testbed = make_testbed(hosts=1, rate="250mbit")
+    for space, device in ((testbed.namespace(0), "eth0"), (testbed.switch, "p0")):
         assert "tbf" in (said := commands.run("tc", "-n", space, "qdisc", "show", "dev", device))
         assert "rate 250Mbit" in said
     assert "tbf" not in commands.run(
-        "tc", "-n", make_laboratory(hosts=1, rate=None).namespace(0), "qdisc", "show", "dev", "eth0"
+        "tc", "-n", make_testbed(hosts=1, rate=None).namespace(0), "qdisc", "show", "dev", "eth0"
     )
 
 
@@ -169,26 +169,26 @@ def test_a_bucket_holds_a_segment_and_its_queue_more_than_the_bucket(rate: int) 
     assert 64 << 10 < burst < limit
 
 
-def test_nothing_is_left_after_an_exception(make_laboratory: MakeLaboratory) -> None:
+def test_nothing_is_left_after_an_exception(make_testbed: MakeTestbed) -> None:
     before = spaces()
-    with pytest.raises(KeyError), Laboratory(hosts=2, rate=None) as laboratory:
-        process = laboratory.spawn(0, ["sleep", "600"])
+    with pytest.raises(KeyError), Testbed(hosts=2, rate=None) as testbed:
+        process = testbed.spawn(0, ["sleep", "600"])
         assert len(spaces() - before) == 3
         raise KeyError
     assert process.returncode == -signal.SIGKILL
     assert spaces() <= before
 
 
-def test_a_program_that_a_program_on_a_host_started_is_killed_too(make_laboratory: MakeLaboratory) -> None:
-    laboratory = make_laboratory(hosts=1, rate=None)
+def test_a_program_that_a_program_on_a_host_started_is_killed_too(make_testbed: MakeTestbed) -> None:
+    testbed = make_testbed(hosts=1, rate=None)
     argv = ["sh", "-c", "setsid sleep 600 & echo $!; wait"]
-    process = laboratory.spawn(0, argv, stdout=subprocess.PIPE, text=True)
+    process = testbed.spawn(0, argv, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     grandchild = int(process.stdout.readline())
     process.stdout.close()
-    laboratory.close()
+    testbed.close()
     assert gone(grandchild)
-    laboratory.close()
+    testbed.close()
 
 
 @pytest.mark.parametrize("how", ["end", "SIGTERM", "SIGHUP", "SIGINT"])
@@ -205,7 +205,7 @@ def test_nothing_is_left_when_the_holder_ends(how: str) -> None:
 
 
 def test_what_a_killed_holder_left_is_removed_by_the_next_and_nothing_else(
-    make_laboratory: MakeLaboratory,
+    make_testbed: MakeTestbed,
 ) -> None:
     alive, _, living = hold()
     holder, worker, switch = hold()
@@ -215,7 +215,7 @@ def test_what_a_killed_holder_left_is_removed_by_the_next_and_nothing_else(
         assert pipe is not None
         pipe.close()
     assert switch in spaces(), "nobody could have removed it"
-    make_laboratory(hosts=1, rate=None)
+    make_testbed(hosts=1, rate=None)
     assert switch not in spaces()
     assert gone(worker)
     assert living in spaces()
@@ -230,24 +230,24 @@ def test_a_reused_process_number_does_not_keep_a_dead_holders_hosts() -> None:
     assert names.abandoned(["somebody-else", "penstock-1-2-xyz", "penstock"]) == []
 
 
-def test_a_forked_child_leaves_its_parents_hosts_alone(make_laboratory: MakeLaboratory) -> None:
-    laboratory = make_laboratory(hosts=1, rate=None)
-    laboratory._owner += 1  # as a forked child sees it
-    laboratory.close()
-    laboratory._owner -= 1
-    assert laboratory.switch in spaces()
+def test_a_forked_child_leaves_its_parents_hosts_alone(make_testbed: MakeTestbed) -> None:
+    testbed = make_testbed(hosts=1, rate=None)
+    testbed._owner += 1  # as a forked child sees it
+    testbed.close()
+    testbed._owner -= 1
+    assert testbed.switch in spaces()
 
 
-def test_a_wrong_laboratory_is_refused_before_anything_is_made() -> None:
+def test_a_wrong_testbed_is_refused_before_anything_is_made() -> None:
     before = spaces()
-    with pytest.raises(LaboratoryError, match="expected 1 to 250 hosts, got 0"):
-        Laboratory(hosts=0)
+    with pytest.raises(TestbedError, match="expected 1 to 250 hosts, got 0"):
+        Testbed(hosts=0)
     with pytest.raises(OptionError, match="unknown unit"):
-        Laboratory(rate="1gigabit")
-    closed = Laboratory(hosts=2)
-    with pytest.raises(LaboratoryError, match="the laboratory is closed"):
+        Testbed(rate="1gigabit")
+    closed = Testbed(hosts=2)
+    with pytest.raises(TestbedError, match="the testbed is closed"):
         closed.spawn(0, ["true"])
-    with pytest.raises(LaboratoryError, match="there is no host 2 in a laboratory of 2"):
+    with pytest.raises(TestbedError, match="there is no host 2 in a testbed of 2"):
         closed.address(2)
     assert spaces() <= before
 
@@ -256,8 +256,8 @@ def test_a_machine_without_the_tools_is_told_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LaboratoryError, match=r"`ip` was not found \(apt-get install iproute2\)"):
-        Laboratory().__enter__()
+    with pytest.raises(TestbedError, match=r"`ip` was not found \(apt-get install iproute2\)"):
+        Testbed().__enter__()
 
 
 def test_a_user_without_the_capabilities_is_told_which(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_a_user_without_the_capabilities_is_told_which(monkeypatch: pytest.Monke
 
 
 def test_a_failing_command_is_quoted_with_what_it_said() -> None:
-    with pytest.raises(LaboratoryError, match=r"`ip -n nowhere link` failed: .*nowhere"):
+    with pytest.raises(TestbedError, match=r"`ip -n nowhere link` failed: .*nowhere"):
         commands.run("ip", "-n", "nowhere", "link")
 
 

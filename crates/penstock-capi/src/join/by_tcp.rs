@@ -13,7 +13,7 @@ use penstock::worker::{Job, Membership};
 use penstock_join::address::reachable;
 use penstock_join::introduce::{Introduction, Plan, agree};
 use penstock_join::patience::Patience;
-use penstock_join::tcp::{self, Meeting, Party, RoundError};
+use penstock_join::tcp::{self, Party, Rendezvous, RoundError};
 use penstock_proto::message::Secret;
 
 /// Joins with the others at `at`; returns the server too if this process carries one.
@@ -29,12 +29,12 @@ pub(super) fn meet(
     let &Place { rank, size, .. } = place;
     let party = Party { rank, size, secret, job: environment.job() };
     let patience = Patience::new(options.deadline, &|| false);
-    let mut meeting = Meeting::open(party, &at)?;
+    let mut rendezvous = Rendezvous::open(party, &at)?;
 
     let topology = match environment.topology() {
         Ok(topology) => topology,
         Err(error) => {
-            meeting.fail(&error.to_string(), size, &patience);
+            rendezvous.fail(&error.to_string(), size, &patience);
             return Err(error);
         }
     };
@@ -49,16 +49,16 @@ pub(super) fn meet(
         RoundError::Late { missing, waited } => JoinError::Late { missing, size, waited },
         error => error.into(),
     };
-    let plan = agree(&meeting.gather(&introduction.spell(), size, &patience).map_err(late)?)?;
+    let plan = agree(&rendezvous.gather(&introduction.spell(), size, &patience).map_err(late)?)?;
     let own = match carry(environment, place, &at, secret, &options, &plan) {
         Ok(own) => own,
         Err(error) => {
-            meeting.fail(&error.to_string(), size, &patience);
+            rendezvous.fail(&error.to_string(), size, &patience);
             return Err(error);
         }
     };
     let (endpoint, server) = own.unzip();
-    let told = meeting.gather(endpoint.unwrap_or_default().as_bytes(), size, &patience).map_err(late)?;
+    let told = rendezvous.gather(endpoint.unwrap_or_default().as_bytes(), size, &patience).map_err(late)?;
     let owners = plan.owners.iter().map(|&owner| String::from_utf8_lossy(&told[owner]).into_owned());
     let servers = endpoints(&owners.collect::<Vec<_>>())?;
     let membership = Membership { servers, job: environment.job(), secret, rank, size };

@@ -1,4 +1,4 @@
-//! Shares: how connections behind one door share the network.
+//! Shares: how connections behind one acceptor share the network.
 //!
 //! What a connection may have under way is bounded by its buffers. Left to the kernel, each grows to megabytes, and many workers
 //! that send to one server overflow the queue before its link: what is lost there is sent again, after a pause (the incast of
@@ -76,7 +76,7 @@ impl Default for Look {
     }
 }
 
-/// The jobs behind one door, and their connections.
+/// The jobs behind one acceptor, and their connections.
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
     tenants: Mutex<HashMap<u64, Tenant>>,

@@ -27,10 +27,10 @@ from typing import Any, Self
 
 from penstock.units import format_rate, parse_rate
 from penstock_bench.netns import commands, names
-from penstock_bench.netns.errors import LaboratoryError
+from penstock_bench.netns.errors import TestbedError
 
 MOST_HOSTS = 250
-"""Hosts of one laboratory: the last part of an address, with room."""
+"""Hosts of one testbed: the last part of an address, with room."""
 LEAST_BURST = 256 << 10
 """Bytes that pass at once after a pause: above the largest segment (64 KiB), below what a figure notices."""
 BURST_SECONDS = 1e-3
@@ -39,15 +39,15 @@ LEAST_QUEUE = 2 << 20
 _ENDS_WITHIN = 5.0
 """Seconds for processes that were killed to be gone."""
 
-_open: weakref.WeakSet[Laboratory] = weakref.WeakSet()
+_open: weakref.WeakSet[Testbed] = weakref.WeakSet()
 
 
-class Laboratory:
+class Testbed:
     """
     Test hosts, as a context manager; none is left when it ends, whatever way it ends.
 
     Left by an exception, the interpreter's end, or SIGTERM or SIGHUP (where the program has no handler of its
-    own), the hosts and all processes on them are removed at once. After SIGKILL the next laboratory on this
+    own), the hosts and all processes on them are removed at once. After SIGKILL the next testbed on this
     machine removes them.
 
     Parameters
@@ -59,22 +59,22 @@ class Laboratory:
 
     Raises
     ------
-    LaboratoryError
+    TestbedError
         Test hosts cannot be had here (`missing` says so without trying), or a command failed.
     OptionError
         `rate` is no rate.
 
     Examples
     --------
-    >>> with Laboratory(hosts=2, rate="1gbit") as laboratory:  # doctest: +SKIP
-    ...     laboratory.spawn(0, ["ping", "-c", "1", laboratory.address(1)]).wait()
+    >>> with Testbed(hosts=2, rate="1gbit") as testbed:  # doctest: +SKIP
+    ...     testbed.spawn(0, ["ping", "-c", "1", testbed.address(1)]).wait()
     0
     """
 
     def __init__(self, hosts: int = 3, rate: str | int | None = "1gbit") -> None:
         if not 1 <= hosts <= MOST_HOSTS:
-            raise LaboratoryError(
-                f"expected 1 to {MOST_HOSTS} hosts, got {hosts}", "use several laboratories, or fewer hosts"
+            raise TestbedError(
+                f"expected 1 to {MOST_HOSTS} hosts, got {hosts}", "use several testbeds, or fewer hosts"
             )
         self.hosts = hosts
         self.rate = parse_rate(rate) if isinstance(rate, str) else rate
@@ -86,9 +86,9 @@ class Laboratory:
 
     def __enter__(self) -> Self:
         if self._prefix:
-            raise LaboratoryError("the laboratory is in use", "make another one")
+            raise TestbedError("the testbed is in use", "make another one")
         if reason := commands.missing():
-            raise LaboratoryError(
+            raise TestbedError(
                 f"test hosts cannot be made here: {reason}", "run as root on Linux, with iproute2 installed"
             )
         clean()
@@ -164,7 +164,7 @@ class Laboratory:
         Returns
         -------
         subprocess.Popen
-            The process. It is killed when the laboratory closes.
+            The process. It is killed when the testbed closes.
 
         Raises
         ------
@@ -205,19 +205,17 @@ class Laboratory:
 
     def __repr__(self) -> str:
         rate = format_rate(self.rate) if self.rate else "not shaped"
-        return f"Laboratory({self.hosts} hosts, {rate}, {'open' if self._prefix else 'closed'})"
+        return f"Testbed({self.hosts} hosts, {rate}, {'open' if self._prefix else 'closed'})"
 
     def _required(self) -> str:
         if not self._prefix:
-            raise LaboratoryError(
-                "the laboratory is closed", "use it as a context manager: with Laboratory():"
-            )
+            raise TestbedError("the testbed is closed", "use it as a context manager: with Testbed():")
         return self._prefix
 
     def _known(self, host: int) -> int:
         if not 0 <= host < self.hosts:
-            raise LaboratoryError(
-                f"there is no host {host} in a laboratory of {self.hosts}", "hosts are numbered from 0"
+            raise TestbedError(
+                f"there is no host {host} in a testbed of {self.hosts}", "hosts are numbered from 0"
             )
         return host
 
@@ -229,7 +227,7 @@ def bucket(rate: int) -> list[str]:
 
 
 def clean() -> list[str]:
-    """Removes what laboratories of dead processes left behind; returns the names of those namespaces."""
+    """Removes what testbeds of dead processes left behind; returns the names of those namespaces."""
     left = names.abandoned(_present())
     remove(left)
     return left
@@ -244,7 +242,7 @@ def remove(spaces: Iterable[str]) -> None:
         commands.run("ip", "netns", "delete", space, check=False)
     left = set(spaces) & set(_present())
     if left:
-        raise LaboratoryError(
+        raise TestbedError(
             f"network namespaces could not be removed: {', '.join(sorted(left))}",
             "`ip netns delete NAME` says why",
         )
@@ -282,13 +280,13 @@ def _present() -> list[str]:
 
 @atexit.register
 def _close_all() -> None:
-    for laboratory in list(_open):
-        with contextlib.suppress(LaboratoryError):
-            laboratory.close()
+    for testbed in list(_open):
+        with contextlib.suppress(TestbedError):
+            testbed.close()
 
 
 def _watch_signals() -> None:
-    """Lets SIGTERM and SIGHUP close laboratories first, where the program leaves them to the system."""
+    """Lets SIGTERM and SIGHUP close testbeds first, where the program leaves them to the system."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -1,9 +1,9 @@
 //! The readers' end.
 
-use super::super::slot::{Look, Moment, Overtaken, Progress, Sheet, Slot, Spot};
+use super::super::slot::{Look, Moment, Progress, RowGroup, Slot, Spot, Torn};
 use super::super::steps::Words;
 use super::super::together::{Gathered, Together};
-use super::layout::{CLAIM_BYTES, HEADS, JOURNAL, LINE, Layout, Piece, is_long};
+use super::layout::{CHANGE_LOG, CLAIM_BYTES, HEADS, LINE, Layout, Piece, is_long};
 use crate::memory::bring_near;
 use crate::region::{Access, Mapping, Part};
 use crate::sync::OwnedU64;
@@ -21,7 +21,7 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Maps a region of another process, to look.
+    /// Maps a partition of another process, to look.
     pub fn open(layout: Layout, fd: BorrowedFd<'_>) -> io::Result<Self> {
         Self::map(layout, fd, Access::Read)
     }
@@ -38,8 +38,8 @@ impl Rows {
 
     /// Looks at a row as of a moment.
     #[inline]
-    fn see(&self, slot: u32, now: Moment, copy: impl FnOnce(Spot)) -> Result<Look, Overtaken> {
-        let mut look = self.head(slot).read(self.sheet_of(slot), now.done, copy)?;
+    fn see(&self, slot: u32, now: Moment, copy: impl FnOnce(Spot)) -> Result<Look, Torn> {
+        let mut look = self.head(slot).read(self.row_group_of(slot), now.done, copy)?;
         look.clock = look.clock.max(now.floor);
         Ok(look)
     }
@@ -62,24 +62,19 @@ impl Rows {
     /// The version of a row now: nothing is copied.
     pub fn version(&self, slot: u32) -> u64 {
         let now = self.now();
-        // Overtaken: a newer one stands there, whose clock is not known yet.
+        // Torn: a newer one stands there, whose clock is not known yet.
         self.see(slot, now, |_| {}).map_or(now.floor, |look| look.clock)
     }
 
     /// Copies the row of `slot` as of a moment.
-    pub fn read<'o>(
-        &self,
-        slot: u32,
-        now: Moment,
-        out: impl Into<ForeignMut<'o>>,
-    ) -> Result<Look, Overtaken> {
+    pub fn read<'o>(&self, slot: u32, now: Moment, out: impl Into<ForeignMut<'o>>) -> Result<Look, Torn> {
         let out = out.into();
         assert_eq!(out.len(), self.layout.row_bytes, "a copy needs as many bytes as the row has");
         self.see(slot, now, |spot| self.copy(slot, spot, out))
     }
 
     /// What a row carries as of a moment, without its value.
-    pub fn look(&self, slot: u32, now: Moment) -> Result<Look, Overtaken> {
+    pub fn look(&self, slot: u32, now: Moment) -> Result<Look, Torn> {
         self.see(slot, now, |_| {})
     }
 
@@ -101,81 +96,85 @@ impl Rows {
         }
     }
 
-    fn expect_head(&self, sheet: u32) {
-        if sheet < self.layout.sheets {
-            bring_near(ptr::from_ref(self.sheet(sheet)).cast());
+    fn expect_head(&self, row_group: u32) {
+        if row_group < self.layout.row_groups {
+            bring_near(ptr::from_ref(self.row_group(row_group)).cast());
         }
     }
 
-    /// Brings a sheet near, while another is read. Most often it stands in the buffer that the one before stood in.
-    fn expect_sheet(&self, sheet: u32, buffer: usize) {
-        if sheet < self.layout.sheets {
-            let at = self.layout.values(sheet, buffer);
-            let bytes = self.layout.sheet_bytes().min(CLAIM_BYTES);
+    /// Brings a row group near, while another is read. Most often it stands in the buffer that the one before stood in.
+    fn expect_row_group(&self, row_group: u32, buffer: usize) {
+        if row_group < self.layout.row_groups {
+            let at = self.layout.values(row_group, buffer);
+            let bytes = self.layout.row_group_bytes().min(CLAIM_BYTES);
             let base = self.mapping.pointer(at..at + bytes).as_ptr();
             (0..bytes).step_by(LINE).for_each(|line| bring_near(base.wrapping_add(line)));
         }
     }
 
-    /// Rows of a sheet; 0 if there are none.
-    pub fn sheet_rows(&self) -> u32 {
-        if self.layout.sheets > 0 { self.layout.group } else { 0 }
+    /// Rows of a row group; 0 if there are none.
+    pub fn row_group_rows(&self) -> u32 {
+        if self.layout.row_groups > 0 { self.layout.group } else { 0 }
     }
 
-    /// Copies the rows of the sheet that begins at slot `first`, as of a moment, if one set wrote the newest of each; `None` if not,
+    /// Copies the rows of the row group that begins at slot `first`, as of a moment, if one set wrote the newest of each; `None` if not,
     /// or if none begins there.
-    pub fn read_sheet<'o>(
+    pub fn read_row_group<'o>(
         &self,
         first: u32,
         now: Moment,
         out: impl Into<ForeignMut<'o>>,
-    ) -> Result<Option<Look>, Overtaken> {
+    ) -> Result<Option<Look>, Torn> {
         let out = out.into();
-        let Some(sheet) = self.layout.sheet_of(first).filter(|_| first.is_multiple_of(self.layout.group))
+        let Some(row_group) =
+            self.layout.row_group_of(first).filter(|_| first.is_multiple_of(self.layout.group))
         else {
             return Ok(None);
         };
-        assert_eq!(out.len(), self.layout.sheet_bytes(), "a copy needs as many bytes as the rows have");
-        let look = self.sheet(sheet).read(now.done, |buffer| self.copy(first, Spot::Sheet(buffer), out))?;
+        assert_eq!(out.len(), self.layout.row_group_bytes(), "a copy needs as many bytes as the rows have");
+        let look = self
+            .row_group(row_group)
+            .read(now.done, |buffer| self.copy(first, Spot::RowGroup(buffer), out))?;
         Ok(look.map(|look| Look { clock: look.clock.max(now.floor), ..look }))
     }
 
     /// One attempt to copy the rows from `first` on, which belong together, to `out`.
-    pub fn read_run<'o>(&self, first: u32, out: impl Into<ForeignMut<'o>>) -> Result<Together, Overtaken> {
+    pub fn read_run<'o>(&self, first: u32, out: impl Into<ForeignMut<'o>>) -> Result<Together, Torn> {
         let mut out = out.into();
         let mut all = Gathered::new(self.progress());
         let bytes = self.layout.row_bytes;
         let place = |slot: u32| (slot - first) as usize * bytes;
         let mut before = 0;
         let count = (out.len() / bytes) as u32;
-        let (first_sheet, end_sheet) =
+        let (first_row_group, end_row_group) =
             (first.div_ceil(self.layout.group), (first + count) / self.layout.group);
-        (first_sheet..end_sheet.min(first_sheet + HEADS)).for_each(|sheet| self.expect_head(sheet));
+        (first_row_group..end_row_group.min(first_row_group + HEADS))
+            .for_each(|row_group| self.expect_head(row_group));
         for piece in self.layout.pieces(first, count) {
             let rows = match piece {
                 Piece::Row(slot) => slot..slot + 1,
-                Piece::Sheet(sheet) => {
-                    let slot = self.layout.rows_of(sheet).start;
+                Piece::RowGroup(row_group) => {
+                    let slot = self.layout.rows_of(row_group).start;
                     let at = place(slot);
-                    let mut out = out.part(at..at + self.layout.sheet_bytes());
+                    let mut out = out.part(at..at + self.layout.row_group_bytes());
                     let bytes = out.len();
-                    if sheet + 1 < end_sheet {
-                        self.expect_sheet(sheet + 1, before);
+                    if row_group + 1 < end_row_group {
+                        self.expect_row_group(row_group + 1, before);
                     }
-                    if sheet + HEADS < end_sheet {
-                        self.expect_head(sheet + HEADS);
+                    if row_group + HEADS < end_row_group {
+                        self.expect_head(row_group + HEADS);
                     }
                     let look = |now: Moment| {
-                        self.sheet(sheet).read(now.done, |buffer| {
+                        self.row_group(row_group).read(now.done, |buffer| {
                             before = buffer;
-                            self.copy(slot, Spot::Sheet(buffer), out.part(0..bytes));
+                            self.copy(slot, Spot::RowGroup(buffer), out.part(0..bytes));
                         })
                     };
                     if let Some(look) = all.look(look)? {
                         all.take(look);
                         continue;
                     }
-                    self.layout.rows_of(sheet)
+                    self.layout.rows_of(row_group)
                 }
             };
             for slot in rows {
@@ -193,7 +192,7 @@ impl Rows {
         slots: &[u32],
         place: impl Fn(usize) -> usize,
         out: impl Into<ForeignMut<'o>>,
-    ) -> Result<Together, Overtaken> {
+    ) -> Result<Together, Torn> {
         const AHEAD: usize = 8;
         let mut out = out.into();
         let bytes = self.layout.row_bytes;
@@ -216,7 +215,7 @@ impl Rows {
         slots: &[u32],
         place: impl Fn(usize) -> usize,
         out: impl Into<ForeignMut<'o>>,
-    ) -> Result<u64, Overtaken> {
+    ) -> Result<u64, Torn> {
         let mut out = out.into();
         let bytes = self.layout.row_bytes;
         let mut version = u64::MAX;
@@ -228,7 +227,7 @@ impl Rows {
     }
 
     /// A row as of a moment, where it stands: `bytes` bytes from the address, which others may be writing.
-    pub fn show(&self, slot: u32, now: Moment) -> Result<Shown, Overtaken> {
+    pub fn show(&self, slot: u32, now: Moment) -> Result<Shown, Torn> {
         let mut at = Spot::Slot(0);
         let look = self.see(slot, now, |spot| at = spot)?;
         Ok(Shown { rows: self.clone(), slot, spot: at, look })
@@ -247,7 +246,7 @@ impl Words for Rows {
 
     #[inline]
     fn entry(&self, at: u64) -> &OwnedU64 {
-        self.mapping.peek(JOURNAL + 8 * (at % u64::from(self.layout.entries)) as usize)
+        self.mapping.peek(CHANGE_LOG + 8 * (at % u64::from(self.layout.entries)) as usize)
     }
 
     fn slots(&self) -> u32 {
@@ -260,19 +259,19 @@ impl Words for Rows {
         self.mapping.peek(self.layout.slot(slot))
     }
 
-    fn sheets(&self) -> u32 {
-        self.layout.sheets
+    fn row_groups(&self) -> u32 {
+        self.layout.row_groups
     }
 
     #[inline]
-    fn sheet(&self, sheet: u32) -> &Sheet {
-        assert!(sheet < self.layout.sheets, "sheet {sheet} of {}", self.layout.sheets);
-        self.mapping.peek(self.layout.sheet(sheet))
+    fn row_group(&self, row_group: u32) -> &RowGroup {
+        assert!(row_group < self.layout.row_groups, "row group {row_group} of {}", self.layout.row_groups);
+        self.mapping.peek(self.layout.row_group(row_group))
     }
 
     #[inline]
-    fn sheet_of(&self, slot: u32) -> Option<&Sheet> {
-        self.layout.sheet_of(slot).map(|sheet| self.sheet(sheet))
+    fn row_group_of(&self, slot: u32) -> Option<&RowGroup> {
+        self.layout.row_group_of(slot).map(|row_group| self.row_group(row_group))
     }
 }
 
@@ -304,6 +303,6 @@ impl Shown {
 
     /// Whether all that was read so far was read unmixed.
     pub fn is_valid(&self) -> bool {
-        self.rows.head(self.slot).still(self.rows.sheet_of(self.slot), self.spot, self.look)
+        self.rows.head(self.slot).still(self.rows.row_group_of(self.slot), self.spot, self.look)
     }
 }

@@ -1,9 +1,9 @@
-//! The board: what is known of every request, under one lock.
+//! The registry: what is known of every request, under one lock.
 //!
-//! A child of `fork` has a board of its own: the parent's may have been copied while it was locked, and its threads are not there.
+//! A child of `fork` has a registry of its own: the parent's may have been copied while it was locked, and its threads are not there.
 //! Numbers go on where the parent's were at the fork, so a handle of the parent's is known for one.
 
-use super::crew::Crew;
+use super::pools::Pools;
 use crate::status::Failure;
 use penstock::worker::Error;
 use penstock_fabric::forked::Maker;
@@ -42,7 +42,7 @@ impl Count {
         started.saturating_sub(self.done.load(Ordering::Acquire))
     }
 
-    /// Whether some have failed of which nobody has been told. Counted under the board's lock; [`Count::left`] comes first, behind
+    /// Whether some have failed of which nobody has been told. Counted under the registry's lock; [`Count::left`] comes first, behind
     /// which those that are done are seen to have failed.
     pub(super) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed) > 0
@@ -54,7 +54,7 @@ pub(super) struct Entry {
     pub(super) state: State,
     /// A get: the order does not matter, so whoever waits for it may carry it out.
     pub(super) free: bool,
-    /// Whether it stands in its crew's queue; it may, although somebody else has taken it.
+    /// Whether it stands in its pools's queue; it may, although somebody else has taken it.
     pub(super) queued: bool,
     /// Whether it has failed and nobody has been told.
     untold: bool,
@@ -113,19 +113,19 @@ impl Entry {
 }
 
 #[derive(Default)]
-pub(super) struct Board {
+pub(super) struct Registry {
     pub(super) requests: BTreeMap<u64, Entry>,
-    pub(super) crews: BTreeMap<u64, Crew>,
+    pub(super) pools: BTreeMap<u64, Pools>,
     /// By tensor: what was started and not taken up. One that is here has a thread, or will have.
     pub(super) lines: BTreeMap<u64, VecDeque<u64>>,
 }
 
-/// The board, and what is rung beside it.
+/// The registry, and what is rung beside it.
 pub(super) struct Desk {
     maker: Maker,
     /// The last number of a forefather of this process.
     before: u64,
-    board: Mutex<Board>,
+    registry: Mutex<Registry>,
     /// A request is done, or one that was taken up is free again.
     pub(super) changed: Condvar,
     /// There is work, or a job is over.
@@ -149,8 +149,8 @@ pub(super) fn desk() -> &'static Desk {
     if let Some(desk) = unsafe { found.as_ref() }.filter(|desk| desk.maker.is_here()) {
         return desk;
     }
-    let (board, changed, work) = (Mutex::default(), Condvar::new(), Condvar::new());
-    let desk = Desk { maker: Maker::this(), before: LAST.load(Ordering::Relaxed), board, changed, work };
+    let (registry, changed, work) = (Mutex::default(), Condvar::new(), Condvar::new());
+    let desk = Desk { maker: Maker::this(), before: LAST.load(Ordering::Relaxed), registry, changed, work };
     let made = Box::into_raw(Box::new(desk));
     match DESK.compare_exchange(found, made, Ordering::AcqRel, Ordering::Acquire) {
         // SAFETY: as above; a parent's desk is left as it is.
@@ -164,8 +164,8 @@ pub(super) fn desk() -> &'static Desk {
     }
 }
 
-pub(super) fn board() -> MutexGuard<'static, Board> {
-    desk().board.lock().unwrap_or_else(PoisonError::into_inner)
+pub(super) fn registry() -> MutexGuard<'static, Registry> {
+    desk().registry.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether a request was started by the process that this one was forked from.
@@ -175,38 +175,38 @@ pub(super) fn check_forked(id: u64) -> Result<(), Failure> {
 
 /// Sleeps until something is done, at most until `until`; `false` if that has passed.
 pub(super) fn sleep(
-    board: MutexGuard<'static, Board>,
+    registry: MutexGuard<'static, Registry>,
     until: Option<Instant>,
-) -> (MutexGuard<'static, Board>, bool) {
+) -> (MutexGuard<'static, Registry>, bool) {
     let changed = &desk().changed;
     let Some(until) = until else {
-        return (changed.wait(board).unwrap_or_else(PoisonError::into_inner), true);
+        return (changed.wait(registry).unwrap_or_else(PoisonError::into_inner), true);
     };
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() {
-        return (board, false);
+        return (registry, false);
     }
-    (changed.wait_timeout(board, left).unwrap_or_else(PoisonError::into_inner).0, true)
+    (changed.wait_timeout(registry, left).unwrap_or_else(PoisonError::into_inner).0, true)
 }
 
 /// Waits until none is `left`; how many are, if that is not so in time.
 pub(super) fn wait_for_none(left: impl Fn() -> u64, until: Instant) -> Result<(), u64> {
-    let mut board = board();
+    let mut registry = registry();
     loop {
         let now = left();
         if now == 0 {
             return Ok(());
         }
-        let (woken, in_time) = sleep(board, Some(until));
-        board = woken;
+        let (woken, in_time) = sleep(registry, Some(until));
+        registry = woken;
         if !in_time {
             return Err(now);
         }
     }
 }
 
-impl Board {
-    /// Takes a request off the board, if it is done.
+impl Registry {
+    /// Takes a request off the registry, if it is done.
     pub(super) fn take(&mut self, id: u64) -> Option<Result<(), Failure>> {
         if !matches!(self.requests.get(&id)?.state, State::Done(_)) {
             return None;

@@ -1,7 +1,7 @@
-//! Who passes rows on follows the journal.
+//! Who passes rows on follows the change log.
 
-use super::super::journal::Position;
-use super::super::steps::{WHOLE_SHEET, Words};
+use super::super::change_log::Position;
+use super::super::steps::{WHOLE_GROUP, Words};
 use super::rows::Rows;
 use crate::sync::Ordering;
 use penstock_proto::items::memory::{Changed, Unlisted};
@@ -20,13 +20,13 @@ impl Follower {
         let entry = |at| rows.entry(at).load(Ordering::Relaxed);
         let listed = self.position.advance(rows.progress(), rows.layout.entries.into(), entry, |entry| {
             let (place, set) = (entry as u32, (entry >> 32) as u32);
-            let sheet = place & !WHOLE_SHEET;
-            let slots = match place & WHOLE_SHEET {
+            let row_group = place & !WHOLE_GROUP;
+            let slots = match place & WHOLE_GROUP {
                 0 => place..place.saturating_add(1),
-                _ if sheet < rows.layout.sheets => rows.layout.rows_of(sheet),
+                _ if row_group < rows.layout.row_groups => rows.layout.rows_of(row_group),
                 _ => 0..0,
             };
-            // The journal may be another process's: what is no slot is not passed on.
+            // The change log may be another process's: what is no slot is not passed on.
             if !slots.is_empty() && slots.end <= rows.layout.slots {
                 changed.push(Changed { first: slots.start, count: slots.end - slots.start, set });
             }

@@ -1,6 +1,6 @@
-//! Couriers: on a worker's side, one thread for each shard of a server on another host.
+//! Proxies: on a worker's side, one thread for each shard of a server on another host.
 //!
-//! A courier stands in for the shard: it pops the same submissions from the same ring, keeps a mirror of the chunks that the
+//! A proxy stands in for the shard: it pops the same submissions from the same ring, keeps a mirror of the chunks that the
 //! shard is home of, publishes in it, counts and rings as a shard would. So everything above it is the same with and without
 //! a network. What has come, and what is asked for again on a new connection, its machine knows
 //! ([`penstock_proto::remote::mirror`]). Its frames are encoded out of the lane; values are received beside the mirror, verified, and then
@@ -14,7 +14,7 @@ use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::fate::Fate;
 use penstock_fabric::doorbell::{self, ANYTHING, Sleeping};
 use penstock_fabric::inlet::Inlet;
-use penstock_fabric::layout::board;
+use penstock_fabric::layout::flags;
 use penstock_fabric::memory::{HomeMemory, LaneView, StateMirror};
 use penstock_fabric::net::frames::{Batch, FrameReader, FrameWriter, Places, Step};
 use penstock_fabric::net::link::{Interest, Link as _};
@@ -24,8 +24,9 @@ use penstock_fabric::region::Mapping;
 use penstock_fabric::sync::Ordering;
 use penstock_kernels::codec::{Base, Codec, Raw, Undecodable};
 use penstock_proto::encoding::{Agreed, Sent, Source};
-use penstock_proto::frame::{Body, Header, Notice, job_number};
+use penstock_proto::frame::{Body, Header, Notice};
 use penstock_proto::handshake::Purpose;
+use penstock_proto::job::job_number;
 use penstock_proto::numbered::Numbered;
 use penstock_proto::remote::mirror::{Effect, Frame, Mirror};
 use penstock_proto::submission::Submission;
@@ -42,7 +43,7 @@ const MOST_UNSENT: u64 = 4096;
 /// Frames taken between two looks at the ring.
 const FRAMES: usize = 32;
 
-/// What a tensor and the courier of one of its homes tell each other.
+/// What a tensor and the proxy of one of its homes tell each other.
 #[derive(Debug, Default)]
 pub(in crate::worker) struct RemoteHome {
     /// The last ticket that was given out. Tickets are drawn where they are submitted, in that order.
@@ -59,7 +60,7 @@ pub(in crate::worker) struct RemoteHome {
     pub(in crate::worker) pulled: AtomicBool,
 }
 
-/// What a courier is told by its own process.
+/// What a proxy is told by its own process.
 pub(super) enum Command {
     /// A tensor, as far as the shard is home of it.
     Declare {
@@ -87,7 +88,7 @@ struct Progress {
     submitted: AtomicU64,
 }
 
-/// The link's end of a courier.
+/// The link's end of a proxy.
 pub(super) struct Handle {
     thread: thread::Handle<Command>,
     progress: Arc<Progress>,
@@ -98,7 +99,7 @@ impl thread::Command for Command {
 }
 
 impl Handle {
-    /// Sends a command, and wakes the courier unless it may wait: what is declared is first named by a submission, and the courier
+    /// Sends a command, and wakes the proxy unless it may wait: what is declared is first named by a submission, and the proxy
     /// takes its commands before it looks at one. So who declares many tensors wakes nobody for each.
     pub(super) fn send(&self, command: Command) {
         match command {
@@ -116,7 +117,7 @@ impl Handle {
     }
 }
 
-/// What a courier is started with.
+/// What a proxy is started with.
 pub(super) struct Setup {
     pub(super) server: u32,
     /// This worker's.
@@ -127,17 +128,17 @@ pub(super) struct Setup {
     pub(super) lease: Duration,
     pub(super) dialer: Arc<Dialer>,
     pub(super) page: Arc<Mapping>,
-    pub(super) board: Arc<Mapping>,
+    pub(super) flags: Arc<Mapping>,
     pub(super) fate: Arc<Fate>,
 }
 
-/// Starts a courier; the descriptor is what it is woken with.
+/// Starts a proxy; the descriptor is what it is woken with.
 pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
     let (mut thread, inbox) = thread::commanded()?;
     let rung = thread.bell()?;
     let progress = Arc::new(Progress::default());
-    let name = format!("penstock-courier-{}.{}", setup.server, setup.shard);
-    let courier = Courier {
+    let name = format!("penstock-proxy-{}.{}", setup.server, setup.shard);
+    let proxy = Proxy {
         inlet: Inlet::new(Arc::clone(&setup.page), setup.shard),
         inbox,
         machine: Mirror::default(),
@@ -150,7 +151,7 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
         running: true,
         setup,
     };
-    thread.start(name, move || courier.run())?;
+    thread.start(name, move || proxy.run())?;
     Ok((Handle { thread, progress }, rung))
 }
 
@@ -276,7 +277,7 @@ struct Wire {
     beat: bool,
 }
 
-struct Courier {
+struct Proxy {
     setup: Setup,
     inbox: Inbox<Command>,
     inlet: Inlet,
@@ -291,7 +292,7 @@ struct Courier {
     running: bool,
 }
 
-impl Courier {
+impl Proxy {
     fn run(mut self) {
         self.mirrors.job = job_number(self.setup.dialer.job());
         let mut patience = Patience::new(self.setup.crowded);
@@ -442,13 +443,13 @@ impl Courier {
     }
 
     fn sleep(&mut self) {
-        let sleeping: &Sleeping = self.setup.board.at(board::sleeping(self.setup.shard));
+        let sleeping: &Sleeping = self.setup.flags.at(flags::sleeping(self.setup.shard));
         sleeping.announce();
         if !self.has_work() {
             self.poll(look_every(self.setup.lease));
             self.keep_vigil();
         }
-        self.setup.board.at::<Sleeping>(board::sleeping(self.setup.shard)).awake();
+        self.setup.flags.at::<Sleeping>(flags::sleeping(self.setup.shard)).awake();
     }
 
     fn take_commands(&mut self) -> bool {

@@ -1,11 +1,11 @@
-//! The door of a server to the network: one thread that accepts connections, lets strangers prove which job they belong to,
+//! The acceptor of a server to the network: one thread that accepts connections, lets strangers prove which job they belong to,
 //! and passes those that did to the job's control thread.
 //!
 //! Strangers get little: a deadline, a bounded number of places (one host cannot take those of another: where there is no room
 //! left the network with the most strangers loses its oldest, and where each has few, whoever has said nothing for longest), and
 //! no thread of any job. A job that does not exist is answered like a wrong secret.
 
-use super::shares::{LONG, Shares};
+use super::fair_share::{LONG, Shares};
 use super::{Order, Shared, StartError};
 use crate::options::{Options, Security};
 use crate::thread::{self, Wakeup};
@@ -51,14 +51,14 @@ const TURN: usize = 64;
 const WAKEUP: u64 = u64::MAX;
 const LISTENERS: u64 = u64::MAX - 1024;
 
-/// A job behind the door.
+/// A job behind the acceptor.
 struct Job {
     secret: Secret,
     orders: Sender<Order>,
     control: Arc<Shared>,
 }
 
-struct Hall {
+struct State {
     jobs: Mutex<HashMap<String, Job>>,
     /// Whether anyone is let in; until then they stand in the kernel's queue.
     open: AtomicBool,
@@ -66,29 +66,29 @@ struct Hall {
     wakeup: Wakeup,
 }
 
-impl Hall {
+impl State {
     fn jobs(&self) -> MutexGuard<'_, HashMap<String, Job>> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The door.
-pub(crate) struct Door {
-    hall: Arc<Hall>,
+/// The acceptor.
+pub(crate) struct Acceptor {
+    state: Arc<State>,
     shares: Arc<Shares>,
     addresses: Vec<SocketAddr>,
     thread: Option<JoinHandle<()>>,
     maker: Maker,
 }
 
-impl std::fmt::Debug for Door {
+impl std::fmt::Debug for Acceptor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Door").field("addresses", &self.addresses).finish_non_exhaustive()
+        f.debug_struct("Acceptor").field("addresses", &self.addresses).finish_non_exhaustive()
     }
 }
 
-impl Door {
-    /// Listens on these addresses, and lets nobody in before it [stands open](Self::stand_open).
+impl Acceptor {
+    /// Listens on these addresses, and lets nobody in before it [is open](Self::open).
     pub(crate) fn new(listen: &[Address], options: &Options) -> Result<Self, StartError> {
         let files = match (&options.certificate, &options.key) {
             (Some(certificate), Some(key)) => Some((certificate.as_path(), key.as_path())),
@@ -102,7 +102,7 @@ impl Door {
             .iter()
             .map(|listener| listener.local_addr().map_err(&failed))
             .collect::<Result<_, _>>()?;
-        let hall = Arc::new(Hall {
+        let state = Arc::new(State {
             jobs: Mutex::default(),
             open: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -114,12 +114,12 @@ impl Door {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(token), flags)
                 .map_err(StartError::system("watch a descriptor"))
         };
-        watch(hall.wakeup.as_fd(), WAKEUP, epoll::EventFlags::IN)?;
+        watch(state.wakeup.as_fd(), WAKEUP, epoll::EventFlags::IN)?;
         for (listener, token) in listeners.iter().zip(LISTENERS..) {
             watch(listener.as_fd(), token, epoll::EventFlags::empty())?;
         }
-        let keeper = Keeper {
-            hall: Arc::clone(&hall),
+        let run = Loop {
+            state: Arc::clone(&state),
             listeners,
             epoll,
             tls,
@@ -130,15 +130,15 @@ impl Door {
             accepting: false,
             full: false,
         };
-        let thread = thread::spawn("penstock-door", move || keeper.run());
+        let thread = thread::spawn("penstock-accept", move || run.run());
         let thread = thread.map_err(StartError::thread)?;
-        Ok(Self { hall, shares: Arc::default(), addresses, thread: Some(thread), maker: Maker::this() })
+        Ok(Self { state, shares: Arc::default(), addresses, thread: Some(thread), maker: Maker::this() })
     }
 
     /// Lets in whoever belongs to a job, from now on until it is dropped.
-    pub(crate) fn stand_open(&self) {
-        self.hall.open.store(true, Ordering::Release);
-        self.hall.wakeup.ring();
+    pub(crate) fn open(&self) {
+        self.state.open.store(true, Ordering::Release);
+        self.state.wakeup.ring();
     }
 
     /// Where it listens.
@@ -159,7 +159,7 @@ impl Door {
         orders: Sender<Order>,
         control: Arc<Shared>,
     ) -> bool {
-        let mut jobs = self.hall.jobs();
+        let mut jobs = self.state.jobs();
         let free = !jobs.contains_key(name);
         if free {
             jobs.insert(name.to_owned(), Job { secret, orders, control });
@@ -169,19 +169,19 @@ impl Door {
 
     /// Lets nobody of this job in any more.
     pub(super) fn dismiss(&self, name: &str) {
-        self.hall.jobs().remove(name);
+        self.state.jobs().remove(name);
     }
 }
 
-impl Drop for Door {
+impl Drop for Acceptor {
     fn drop(&mut self) {
         // In a forked child the thread is the parent's: nobody ends here.
         if !self.maker.is_here() {
             std::mem::forget(self.thread.take());
             return;
         }
-        self.hall.stop.store(true, Ordering::Release);
-        self.hall.wakeup.ring();
+        self.state.stop.store(true, Ordering::Release);
+        self.state.wakeup.ring();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -259,8 +259,8 @@ enum Next {
     Refuse(Box<RecordStream>, Refusal),
 }
 
-struct Keeper {
-    hall: Arc<Hall>,
+struct Loop {
+    state: Arc<State>,
     listeners: Vec<TcpListener>,
     epoll: OwnedFd,
     tls: Arc<ServerConfig>,
@@ -274,17 +274,17 @@ struct Keeper {
     full: bool,
 }
 
-impl Keeper {
+impl Loop {
     fn run(mut self) {
-        while !self.hall.stop.load(Ordering::Acquire) {
-            self.watch_listeners(self.hall.open.load(Ordering::Acquire) && !self.full);
+        while !self.state.stop.load(Ordering::Acquire) {
+            self.watch_listeners(self.state.open.load(Ordering::Acquire) && !self.full);
             let longest = (!self.strangers.is_empty()).then_some(Duration::from_secs(1));
             let longest = if self.full { Some(LOOK_AGAIN) } else { longest };
             let events = wait::events(&self.epoll, 64, longest);
             self.full = false;
             for event in events {
                 match event.data.u64() {
-                    WAKEUP => self.hall.wakeup.clear(),
+                    WAKEUP => self.state.wakeup.clear(),
                     token if token >= LISTENERS => self.accept((token - LISTENERS) as usize),
                     token => self.hear(token),
                 }
@@ -467,7 +467,7 @@ impl Keeper {
             Ok(handshake) => handshake,
             Err(refusal) => return Ok(Err(refusal)),
         };
-        let known = self.hall.jobs().get(&handshake.job).map(|job| job.secret);
+        let known = self.state.jobs().get(&handshake.job).map(|job| job.secret);
         let unknown = Secret(random::bytes()?);
         let (nonce, binding) = (random::bytes()?, records.stream().binding()?);
         records.send(&handshake.challenge(known.unwrap_or(unknown), nonce, binding))?;
@@ -477,7 +477,7 @@ impl Keeper {
     fn enter(&self, mut records: RecordStream, job: &str, purpose: Purpose, long: bool) {
         let _ = epoll::delete(&self.epoll, records.stream());
         // Who comes when the job has ended is told so, as long as the server is there to tell.
-        let outcome = self.hall.jobs().get(job).and_then(|job| job.control.outcome());
+        let outcome = self.state.jobs().get(job).and_then(|job| job.control.outcome());
         let said = match outcome {
             None => Verdict::Accepted,
             Some(Ok(())) => Verdict::Refused(Refusal::Over),
@@ -490,7 +490,7 @@ impl Keeper {
         if sent.is_err() || records.holds_output() {
             return;
         }
-        if let Some(job) = self.hall.jobs().get(job) {
+        if let Some(job) = self.state.jobs().get(job) {
             let _ = job.orders.send(Order::Enter { stream: records.into_stream(), purpose, long });
             job.control.wakeup.ring();
         }

@@ -26,7 +26,7 @@ SECONDS = 20.0
 """Deadline of exchanges that succeed."""
 
 
-class Meeting:
+class Rendezvous:
     """A rendezvous within this process: each rank in a thread of its own."""
 
     def __init__(self, size: int) -> None:
@@ -55,11 +55,11 @@ class Meeting:
 
 
 @pytest.fixture
-def meeting() -> Iterator[Callable[[int], Meeting]]:
-    opened: list[Meeting] = []
+def rendezvous() -> Iterator[Callable[[int], Rendezvous]]:
+    opened: list[Rendezvous] = []
 
-    def open_one(size: int) -> Meeting:
-        opened.append(Meeting(size))
+    def open_one(size: int) -> Rendezvous:
+        opened.append(Rendezvous(size))
         return opened[-1]
 
     yield open_one
@@ -67,7 +67,7 @@ def meeting() -> Iterator[Callable[[int], Meeting]]:
         one.close()
 
 
-def gathered(one: Meeting, rounds: int = 1, others: list[Visitor] | None = None) -> list[list[bytes]]:
+def gathered(one: Rendezvous, rounds: int = 1, others: list[Visitor] | None = None) -> list[list[bytes]]:
     """What each rank gets in the last of some rounds."""
     ends = [one.root, *(others or [one.visitor(rank) for rank in range(1, one.size)])]
 
@@ -80,13 +80,13 @@ def gathered(one: Meeting, rounds: int = 1, others: list[Visitor] | None = None)
 
 
 @pytest.mark.parametrize("size", [2, 3, 9])
-def test_everyone_gets_the_messages_of_all_in_rank_order_round_after_round(meeting, size: int) -> None:
+def test_everyone_gets_the_messages_of_all_in_rank_order_round_after_round(rendezvous, size: int) -> None:
     expected = [b"2/%d" % rank for rank in range(size)]
-    assert gathered(meeting(size), rounds=3) == [expected] * size
+    assert gathered(rendezvous(size), rounds=3) == [expected] * size
 
 
-def test_messages_as_long_as_allowed_arrive_whole(meeting) -> None:
-    one = meeting(4)
+def test_messages_as_long_as_allowed_arrive_whole(rendezvous) -> None:
+    one = rendezvous(4)
     message = secrets.token_bytes(MESSAGE_LIMIT)
     ends = [one.root, *map(one.visitor, range(1, 4))]
     for future in [one.go(end.gather, message, Limit(SECONDS)) for end in ends]:
@@ -105,8 +105,8 @@ def test_who_comes_before_rank_0_listens_waits_for_it(port: int) -> None:
         visitor.close()
 
 
-def test_everyone_is_told_who_did_not_come(meeting) -> None:
-    one = meeting(4)
+def test_everyone_is_told_who_did_not_come(rendezvous) -> None:
+    one = rendezvous(4)
     future = one.go(one.visitor(2).gather, b"", Limit(SECONDS))
     for wait in (lambda: one.root.gather(b"", Limit(0.5)), lambda: future.result(SECONDS)):
         with pytest.raises(RendezvousTimeout, match="for ranks 1, 3 of 4 to call") as caught:
@@ -121,8 +121,8 @@ def test_rank_0_is_named_where_it_does_not_come(port: int) -> None:
     assert caught.value.missing == [0]
 
 
-def test_one_that_cannot_go_on_ends_the_wait_of_all_with_its_reason(meeting) -> None:
-    one = meeting(5)  # of whom two never come: nobody has to wait for them any more
+def test_one_that_cannot_go_on_ends_the_wait_of_all_with_its_reason(rendezvous) -> None:
+    one = rendezvous(5)  # of whom two never come: nobody has to wait for them any more
     waiting = one.go(one.visitor(1).gather, b"", Limit(SECONDS))
     one.go(one.visitor(3).fail, "no memory for a server", Limit(SECONDS))
     for wait in (lambda: one.root.gather(b"", Limit(SECONDS)), lambda: waiting.result(SECONDS)):
@@ -130,8 +130,8 @@ def test_one_that_cannot_go_on_ends_the_wait_of_all_with_its_reason(meeting) -> 
             wait()
 
 
-def test_rank_0_that_cannot_go_on_tells_who_comes(meeting) -> None:
-    one = meeting(2)
+def test_rank_0_that_cannot_go_on_tells_who_comes(rendezvous) -> None:
+    one = rendezvous(2)
     waiting = one.go(one.visitor(1).gather, b"", Limit(SECONDS))
     one.root.fail("no such topology", Limit(SECONDS))
     with pytest.raises(ps.JobFailed, match="rank 0 could not join: no such topology"):
@@ -139,8 +139,8 @@ def test_rank_0_that_cannot_go_on_tells_who_comes(meeting) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "while"])
-def test_one_that_goes_away_between_rounds_is_noticed_at_once(meeting, when: str) -> None:
-    one = meeting(3)
+def test_one_that_goes_away_between_rounds_is_noticed_at_once(rendezvous, when: str) -> None:
+    one = rendezvous(3)
     others = [one.visitor(1), one.visitor(2)]
     gathered(one, others=others)
     if when == "before":
@@ -169,8 +169,10 @@ def test_one_that_goes_away_between_rounds_is_noticed_at_once(meeting, when: str
         ),
     ],
 )
-def test_one_of_another_job_is_refused_at_once_and_the_job_goes_on(meeting, different, error, says) -> None:
-    one = meeting(2)
+def test_one_of_another_job_is_refused_at_once_and_the_job_goes_on(
+    rendezvous, different, error, says
+) -> None:
+    one = rendezvous(2)
     result = one.go(one.root.gather, b"a", Limit(SECONDS))
     with pytest.raises(error, match=says) as caught:
         one.visitor(1, **different).gather(b"stolen", Limit(SECONDS))
@@ -179,8 +181,8 @@ def test_one_of_another_job_is_refused_at_once_and_the_job_goes_on(meeting, diff
     assert result.result(SECONDS) == [b"a", b"b"]
 
 
-def test_a_second_process_of_the_same_rank_takes_nothing_from_the_first(meeting) -> None:
-    one = meeting(3)
+def test_a_second_process_of_the_same_rank_takes_nothing_from_the_first(rendezvous) -> None:
+    one = rendezvous(3)
     first, second = one.visitor(1), one.visitor(1)
     result = one.go(one.root.gather, b"a", Limit(SECONDS))
     first.deliver(_core.given(b"first"), Limit(SECONDS))
@@ -210,8 +212,8 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("hangs_up", [True, False])
-def test_strangers_get_nothing_and_harm_nobody(meeting, hangs_up: bool) -> None:
-    one = meeting(2)
+def test_strangers_get_nothing_and_harm_nobody(rendezvous, hangs_up: bool) -> None:
+    one = rendezvous(2)
     result = one.go(one.root.gather, b"a", Limit(SECONDS))
     with contextlib.ExitStack() as open_ones:
         for garbage in GARBAGE:
@@ -226,8 +228,8 @@ def test_strangers_get_nothing_and_harm_nobody(meeting, hangs_up: bool) -> None:
         assert result.result(SECONDS) == [b"a", b"b"]
 
 
-def test_more_silent_connections_than_there_are_places_keep_nobody_out(meeting) -> None:
-    one = meeting(2)
+def test_more_silent_connections_than_there_are_places_keep_nobody_out(rendezvous) -> None:
+    one = rendezvous(2)
     result = one.go(one.root.gather, b"a", Limit(SECONDS))
     with contextlib.ExitStack() as open_ones:
         for _ in range(STRANGERS + 50):
@@ -237,7 +239,7 @@ def test_more_silent_connections_than_there_are_places_keep_nobody_out(meeting) 
         assert result.result(SECONDS) == [b"a", b"b"]
 
 
-def test_ctrl_c_ends_a_wait_at_a_meeting(meeting, port: int) -> None:
+def test_ctrl_c_ends_a_wait_at_a_rendezvous(rendezvous, port: int) -> None:
     class Interrupted(Exception):
         pass
 
@@ -247,7 +249,7 @@ def test_ctrl_c_ends_a_wait_at_a_meeting(meeting, port: int) -> None:
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         visitor = Visitor(1, 2, "127.0.0.1", port, SECRET, "job")
-        for end in (meeting(2).root, visitor):
+        for end in (rendezvous(2).root, visitor):
             signal.setitimer(signal.ITIMER_REAL, 0.2)
             with pytest.raises(Interrupted):
                 end.gather(b"", Limit(SECONDS))
@@ -266,13 +268,13 @@ def test_a_taken_port_says_so() -> None:
     ("text", "expected"),
     [("a:1", ("a", 1)), ("[fd00::1]:70", ("fd00::1", 70)), ("10.0.0.1:65535", ("10.0.0.1", 65535))],
 )
-def test_a_meeting_place_is_read(text: str, expected: tuple[str, int]) -> None:
-    assert _core.meeting_place(text) == expected
+def test_a_rendezvous_address_is_read(text: str, expected: tuple[str, int]) -> None:
+    assert _core.rendezvous_address(text) == expected
 
 
 @pytest.mark.parametrize(
     "text", ["a", "a:", ":1", "a:b", "a:0", "a:65536", "fd00::1:70", "[fd00::1]", "a:１"]
 )
-def test_a_meeting_place_that_is_none_is_refused(text: str) -> None:
+def test_a_rendezvous_address_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ps.exceptions.OptionError, match="HOST:PORT"):
-        _core.meeting_place(text)
+        _core.rendezvous_address(text)

@@ -36,7 +36,7 @@ END_DEADLINE = 10.0
 _TAIL_BYTES = 4000
 
 
-class CrewError(Exception):
+class RanksError(Exception):
     """A process failed, or has gone. `detail` is what the processes last said."""
 
     def __init__(self, message: str, detail: str = "") -> None:
@@ -68,7 +68,7 @@ class _Peer:
         self.connection.close()
 
 
-class Crew:
+class Ranks:
     """
     The processes, each with a rank.
 
@@ -80,7 +80,7 @@ class Crew:
         Number of ranks.
     commands
         What to start: a launcher that starts all ranks, or each rank by itself. `{folder}` in an argument
-        becomes a private folder that lives as long as the crew.
+        becomes a private folder that lives as long as the ranks.
     environments
         What each command finds in its environment beside ours.
     """
@@ -153,7 +153,7 @@ class Crew:
 
         Raises
         ------
-        CrewError
+        RanksError
             A rank failed, has gone, or did not answer in time.
         """
         answers: list[dict[str, Any]] = []
@@ -172,8 +172,8 @@ class Crew:
             raise self._failed(f"rank {rank} has gone ({type(error).__name__})") from None
         return answers
 
-    def _failed(self, what: str, detail: str = "") -> CrewError:
-        return CrewError(f"{self.name}: {what}", detail or self.output())
+    def _failed(self, what: str, detail: str = "") -> RanksError:
+        return RanksError(f"{self.name}: {what}", detail or self.output())
 
     def output(self) -> str:
         """The end of what the processes printed."""

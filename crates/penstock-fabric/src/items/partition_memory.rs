@@ -1,11 +1,11 @@
 //! Rows as the node of [`penstock_proto::items::node`] sees them.
 
-use super::region::{Follower, Rows, Waiters, Writer};
-use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Overtaken, Unlisted};
+use super::partition::{Follower, Rows, Waiters, Writer};
+use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
 
 /// Rows that are written by another process of this host, or here.
 #[derive(Debug)]
-pub struct RegionMemory {
+pub struct PartitionMemory {
     rows: Rows,
     /// `None` where somebody else writes.
     writer: Option<Writer>,
@@ -13,7 +13,7 @@ pub struct RegionMemory {
     waiters: Waiters,
 }
 
-impl RegionMemory {
+impl PartitionMemory {
     /// Rows that somebody else writes.
     pub fn followed(rows: Rows, waiters: Waiters) -> Self {
         Self { rows, writer: None, follower: Follower::default(), waiters }
@@ -36,7 +36,7 @@ impl RegionMemory {
     }
 }
 
-impl Memory for RegionMemory {
+impl Memory for PartitionMemory {
     fn changed(&mut self, changed: &mut Vec<Changed>) -> Result<(), Unlisted> {
         self.follower.changed(&self.rows, changed)
     }
@@ -45,20 +45,20 @@ impl Memory for RegionMemory {
         self.rows.now()
     }
 
-    fn look(&self, slot: u32, now: Moment) -> Result<Look, Overtaken> {
+    fn look(&self, slot: u32, now: Moment) -> Result<Look, Torn> {
         self.rows.look(slot, now)
     }
 
-    fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Overtaken> {
+    fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Torn> {
         self.rows.read(slot, now, out)
     }
 
     fn run(&self) -> u32 {
-        self.rows.sheet_rows()
+        self.rows.row_group_rows()
     }
 
-    fn read_run(&self, first: u32, now: Moment, out: &mut [u8]) -> Result<Option<Look>, Overtaken> {
-        self.rows.read_sheet(first, now, out)
+    fn read_run(&self, first: u32, now: Moment, out: &mut [u8]) -> Result<Option<Look>, Torn> {
+        self.rows.read_row_group(first, now, out)
     }
 
     fn open(&mut self, number: u64, rows: usize) {

@@ -31,7 +31,7 @@ pub struct Expected {
 
 /// One connection to rank 0.
 #[derive(Debug)]
-pub struct Guest {
+pub struct Member {
     nonce: Nonce,
     received: Vec<u8>,
     /// What is to be sent, and was not yet.
@@ -40,7 +40,7 @@ pub struct Guest {
     admitted: bool,
 }
 
-impl Guest {
+impl Member {
     /// A connection that has said nothing. `nonce` is drawn for it.
     pub fn new(nonce: Nonce) -> Self {
         Self { nonce, received: Vec::new(), to_send: Vec::new(), conversation: None, admitted: false }
@@ -97,7 +97,7 @@ impl Guest {
         Ok(true)
     }
 
-    /// The payload of the next frame, once it is whole. Only of a guest that has proved itself.
+    /// The payload of the next frame, once it is whole. Only of a member that has proved itself.
     pub fn message(&mut self) -> Result<Option<Vec<u8>>, Stranger> {
         let Some(conversation) = self.conversation.as_mut().filter(|_| self.admitted) else {
             return Err(Stranger);
@@ -118,7 +118,7 @@ impl Guest {
         Ok(Some(payload))
     }
 
-    /// Says something to a guest that has proved itself.
+    /// Says something to a member that has proved itself.
     pub fn tell(&mut self, payload: &[u8]) {
         if let Some(conversation) = &mut self.conversation {
             self.to_send.extend(conversation.frame(payload));
@@ -156,19 +156,19 @@ mod tests {
         let (bytes, mut talk) = hello(SECRET, Claim { rank: 1, size: 3 });
         let bytes = [bytes, talk.frame(b"a")].concat();
         for piece in [1, 7, 41, bytes.len()] {
-            let mut guest = Guest::new(OURS);
+            let mut member = Member::new(OURS);
             let (mut rank, mut heard) = (None, None);
             for piece in bytes.chunks(piece) {
-                guest.receive(piece).expect("it is short");
+                member.receive(piece).expect("it is short");
                 if rank.is_none() {
-                    rank = guest.shake_hands(&expected(), |_| false).expect("it belongs here");
+                    rank = member.shake_hands(&expected(), |_| false).expect("it belongs here");
                 }
                 if rank.is_some() {
-                    heard = guest.message().expect("it belongs here");
+                    heard = member.message().expect("it belongs here");
                 }
             }
             assert_eq!((rank, heard.as_deref()), (Some(1), Some(&b"a"[..])));
-            assert_eq!(guest.to_send.len(), 32 + 1 + 32);
+            assert_eq!(member.to_send.len(), 32 + 1 + 32);
         }
     }
 
@@ -182,38 +182,38 @@ mod tests {
             (SECRET, Claim { rank: 2, size: 3 }, vec![TAKEN]),
         ];
         for (secret, claim, answer) in cases {
-            let mut guest = Guest::new(OURS);
-            guest.receive(&hello(secret, claim).0).expect("it is short");
-            assert_eq!(guest.shake_hands(&expected(), |rank| rank == 2), Err(Stranger));
-            assert_eq!(guest.to_send[32..], answer);
+            let mut member = Member::new(OURS);
+            member.receive(&hello(secret, claim).0).expect("it is short");
+            assert_eq!(member.shake_hands(&expected(), |rank| rank == 2), Err(Stranger));
+            assert_eq!(member.to_send[32..], answer);
         }
     }
 
     #[test]
     fn a_frame_that_announces_too_much_is_refused_before_it_has_come() {
         let (bytes, _) = hello(SECRET, Claim { rank: 1, size: 3 });
-        let mut guest = Guest::new(OURS);
-        guest.receive(&bytes).expect("it is short");
-        assert_eq!(guest.shake_hands(&expected(), |_| false), Ok(Some(1)));
-        guest.receive(&[&(1_u32 << 30).to_le_bytes()[..], &[0; 32]].concat()).expect("it is short");
-        assert_eq!(guest.message(), Err(Stranger));
+        let mut member = Member::new(OURS);
+        member.receive(&bytes).expect("it is short");
+        assert_eq!(member.shake_hands(&expected(), |_| false), Ok(Some(1)));
+        member.receive(&[&(1_u32 << 30).to_le_bytes()[..], &[0; 32]].concat()).expect("it is short");
+        assert_eq!(member.message(), Err(Stranger));
     }
 
     #[test]
     fn nobody_is_heard_before_it_has_proved_itself() {
         let mut talk = Conversation::new(Side::Worker, &SECRET, "job", [[2; 32], OURS]);
-        let mut guest = Guest::new(OURS);
-        guest.receive(&[&MAGIC[..], &[2; 32]].concat()).expect("it is short");
-        assert_eq!(guest.shake_hands(&expected(), |_| false), Ok(None));
-        guest.receive(&talk.frame(b"a")).expect("it is short");
-        assert_eq!(guest.message(), Err(Stranger));
+        let mut member = Member::new(OURS);
+        member.receive(&[&MAGIC[..], &[2; 32]].concat()).expect("it is short");
+        assert_eq!(member.shake_hands(&expected(), |_| false), Ok(None));
+        member.receive(&talk.frame(b"a")).expect("it is short");
+        assert_eq!(member.message(), Err(Stranger));
     }
 
     #[test]
     fn no_more_is_kept_than_two_messages() {
-        let mut guest = Guest::new(OURS);
-        assert_eq!(guest.receive(&[0; READ_AHEAD_LIMIT]), Ok(()));
-        assert_eq!(guest.receive(&[0]), Err(Stranger));
+        let mut member = Member::new(OURS);
+        assert_eq!(member.receive(&[0; READ_AHEAD_LIMIT]), Ok(()));
+        assert_eq!(member.receive(&[0]), Err(Stranger));
     }
 
     proptest! {
@@ -224,14 +224,14 @@ mod tests {
             piece in 1..300_usize,
         ) {
             let begins: [&[u8]; 3] = [b"", &MAGIC, &[&MAGIC[..], &[2; 32]].concat()];
-            let mut guest = Guest::new(OURS);
+            let mut member = Member::new(OURS);
             for piece in [begins[begun], &bytes].concat().chunks(piece) {
-                prop_assert!(guest.receive(piece).is_ok());
-                match guest.shake_hands(&expected(), |_| false) {
+                prop_assert!(member.receive(piece).is_ok());
+                match member.shake_hands(&expected(), |_| false) {
                     Ok(rank) => prop_assert_eq!(rank, None),
                     Err(Stranger) => break,
                 }
-                prop_assert!(guest.message().is_err());
+                prop_assert!(member.message().is_err());
             }
         }
     }

@@ -1,4 +1,4 @@
-//! How processes find each other: both ends of a meeting over TCP, and what they tell each other, however it is carried.
+//! How processes find each other: both ends of a rendezvous over TCP, and what they tell each other, however it is carried.
 
 use crate::detach::{Core, Detached, finish, interrupted, let_go};
 use crate::error::bad_argument;
@@ -6,22 +6,22 @@ use crate::job::secret;
 use crate::seconds::Seconds;
 use penstock_join::exchange::{self, Contributions, NoVerdict, Verdict};
 use penstock_join::patience::Patience;
-use penstock_join::tcp::{MeetingError, Party, Place, Root, Visitor};
+use penstock_join::tcp::{Party, Place, RendezvousError, Root, Visitor};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// Rank 0's end of a meeting over TCP.
+/// Rank 0's end of a rendezvous over TCP.
 #[pyclass(frozen, module = "penstock._core")]
-pub(crate) struct MeetingRoot {
+pub(crate) struct RendezvousRoot {
     end: Core<Mutex<Option<Root>>>,
     #[pyo3(get)]
     port: u16,
 }
 
 #[pymethods]
-impl MeetingRoot {
+impl RendezvousRoot {
     #[new]
     fn new(py: Python<'_>, size: u32, host: String, port: u16, secret: &str, job: String) -> PyResult<Self> {
         let party = Party { rank: 0, size, secret: self::secret(py, secret)?, job };
@@ -56,12 +56,12 @@ impl MeetingRoot {
 
 /// Everyone else's.
 #[pyclass(frozen, module = "penstock._core")]
-pub(crate) struct MeetingVisitor {
+pub(crate) struct RendezvousVisitor {
     end: Core<Mutex<Option<Visitor>>>,
 }
 
 #[pymethods]
-impl MeetingVisitor {
+impl RendezvousVisitor {
     #[new]
     #[allow(clippy::too_many_arguments, reason = "one for each of Python's")]
     fn new(
@@ -97,7 +97,7 @@ impl MeetingVisitor {
 fn use_end<T, Answer>(
     py: Python<'_>,
     end: &Core<Mutex<Option<T>>>,
-    work: impl FnOnce(&mut T) -> Result<Answer, MeetingError> + Send,
+    work: impl FnOnce(&mut T) -> Result<Answer, RendezvousError> + Send,
 ) -> PyResult<Answer>
 where
     T: Send,
@@ -110,19 +110,19 @@ where
     }
 }
 
-fn raise(py: Python<'_>, error: &MeetingError) -> PyErr {
+fn raise(py: Python<'_>, error: &RendezvousError) -> PyErr {
     let class = match error {
-        MeetingError::Interrupted(_) => {
+        RendezvousError::Interrupted(_) => {
             return match finish::<()>(py, Err(penstock::worker::Error::Interrupted)) {
                 Ok(()) => bad_argument(py, "PenstockError", &error.to_string(), None),
                 Err(raised) => raised,
             };
         }
-        MeetingError::NoAddress { .. } | MeetingError::OtherSize { .. } => "OptionError",
-        MeetingError::InUse { .. } => "AddressInUse",
-        MeetingError::OtherSecret { .. } => "AuthenticationError",
-        MeetingError::Late { .. } => "DeadlineExceeded",
-        MeetingError::Left { .. } | MeetingError::Changed { .. } => "ProtocolError",
+        RendezvousError::NoAddress { .. } | RendezvousError::OtherSize { .. } => "OptionError",
+        RendezvousError::InUse { .. } => "AddressInUse",
+        RendezvousError::OtherSecret { .. } => "AuthenticationError",
+        RendezvousError::Late { .. } => "DeadlineExceeded",
+        RendezvousError::Left { .. } | RendezvousError::Changed { .. } => "ProtocolError",
         _ => "PenstockError",
     };
     bad_argument(py, class, &error.to_string(), error.hint())
@@ -130,7 +130,7 @@ fn raise(py: Python<'_>, error: &MeetingError) -> PyErr {
 
 /// Host and port of `HOST:PORT`.
 #[pyfunction]
-pub(crate) fn meeting_place(py: Python<'_>, text: &str) -> PyResult<(String, u16)> {
+pub(crate) fn rendezvous_address(py: Python<'_>, text: &str) -> PyResult<(String, u16)> {
     match text.parse::<Place>() {
         Ok(Place { host, port }) => Ok((host, port)),
         Err(error) => Err(bad_argument(py, "OptionError", &error.to_string(), Some(error.hint()))),

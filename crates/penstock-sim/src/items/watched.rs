@@ -2,9 +2,9 @@
 
 use super::producer::Shared;
 use super::reader::Reader;
-use penstock_fabric::items::memory::RegionMemory;
-use penstock_fabric::items::region::Rows;
-use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Overtaken, Unlisted};
+use penstock_fabric::items::partition::Rows;
+use penstock_fabric::items::partition_memory::PartitionMemory;
+use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
 use std::collections::BTreeMap;
 
 /// A promise broken on purpose.
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 pub enum Sabotage {
     /// Leaves out rows that came from a peer.
     LosesRows,
-    /// Takes what the journal could not list for nothing.
+    /// Takes what the change log could not list for nothing.
     ForgetsTheUnlisted,
     /// Mixes a row that came with another.
     TearsRows,
@@ -29,7 +29,7 @@ pub enum Sabotage {
 }
 
 pub(super) struct Watched {
-    memory: RegionMemory,
+    memory: PartitionMemory,
     /// Who writes it, if nobody here does.
     producer: Option<Shared>,
     sabotage: Option<Sabotage>,
@@ -41,7 +41,7 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    pub(super) fn new(memory: RegionMemory, producer: Option<Shared>, sabotage: Option<Sabotage>) -> Self {
+    pub(super) fn new(memory: PartitionMemory, producer: Option<Shared>, sabotage: Option<Sabotage>) -> Self {
         Self { memory, producer, sabotage, reader: None, first: BTreeMap::new(), writes: 0 }
     }
 
@@ -125,12 +125,12 @@ impl Memory for Watched {
         self.memory.now()
     }
 
-    fn look(&self, slot: u32, now: Moment) -> Result<Look, Overtaken> {
+    fn look(&self, slot: u32, now: Moment) -> Result<Look, Torn> {
         self.meanwhile();
         self.memory.look(slot, self.moment(now))
     }
 
-    fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Overtaken> {
+    fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Torn> {
         self.meanwhile();
         let look = self.memory.read(slot, self.moment(now), out)?;
         // As of the moment that was asked for, or so it says.
@@ -142,7 +142,7 @@ impl Memory for Watched {
         self.memory.run()
     }
 
-    fn read_run(&self, first: u32, now: Moment, out: &mut [u8]) -> Result<Option<Look>, Overtaken> {
+    fn read_run(&self, first: u32, now: Moment, out: &mut [u8]) -> Result<Option<Look>, Torn> {
         self.meanwhile();
         self.memory.read_run(first, self.moment(now), out)
     }

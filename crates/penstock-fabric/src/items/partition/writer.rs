@@ -11,7 +11,7 @@ use rustix::fd::BorrowedFd;
 use rustix::io;
 use std::ptr;
 
-/// The rows as their writer sees them. There is one for each region.
+/// The rows as their writer sees them. There is one for each partition.
 #[derive(Debug)]
 pub struct Writer {
     /// The order of whatever readers see.
@@ -25,7 +25,7 @@ impl Writer {
         Ok(Self { steps: Steps::over(Rows { mapping, layout }) })
     }
 
-    /// Rows in a region that others map.
+    /// Rows in a partition that others map.
     pub fn shared(layout: Layout, fd: BorrowedFd<'_>) -> io::Result<Self> {
         Ok(Self { steps: Steps::over(Rows::map(layout, fd, Access::Write)?) })
     }
@@ -51,9 +51,9 @@ impl Writer {
         layout
             .pieces(first, count)
             .map(|piece| match piece {
-                Piece::Sheet(sheet) => match self.rows().sheet(sheet).clock() {
+                Piece::RowGroup(row_group) => match self.rows().row_group(row_group).clock() {
                     Some(clock) => clock,
-                    None => layout.rows_of(sheet).map(|slot| self.peek(slot).1).max().unwrap_or(0),
+                    None => layout.rows_of(row_group).map(|slot| self.peek(slot).1).max().unwrap_or(0),
                 },
                 Piece::Row(slot) => self.peek(slot).1,
             })
@@ -91,17 +91,17 @@ impl Writer {
         for piece in layout.pieces(first, (values.len() / bytes) as u32) {
             let rows = match piece {
                 Piece::Row(slot) => slot..slot + 1,
-                Piece::Sheet(sheet) => {
-                    let rows = layout.rows_of(sheet);
+                Piece::RowGroup(row_group) => {
+                    let rows = layout.rows_of(row_group);
                     let newest_of = |slot: u32| self.peek(slot).0;
                     // Most often all of them came at once before, and one look says that they are older.
-                    let later = match self.rows().sheet(sheet).number() {
+                    let later = match self.rows().row_group(row_group).number() {
                         Some(newest) => newest >= number,
                         None => rows.clone().any(|slot| newest_of(slot) >= number),
                     };
                     if !later {
                         let values = Foreign::of(value(rows.start, layout.group));
-                        self.put_sheet(sheet, number, clock, values);
+                        self.put_row_group(row_group, number, clock, values);
                         continue;
                     }
                     rows
@@ -115,7 +115,7 @@ impl Writer {
 
     fn put(&mut self, slot: u32, number: u64, clock: u64, value: Foreign<'_>) {
         self.steps.put(slot, number, clock, |rows, to, _| {
-            // SAFETY: this is the region's writer, borrowed exclusively.
+            // SAFETY: this is the partition's writer, borrowed exclusively.
             unsafe { Buffer::of_row(rows, slot, to) }.copy(value);
         });
     }
@@ -147,38 +147,38 @@ impl Writer {
         self.steps.raise(floor);
     }
 
-    /// Begins to take the lines of a sheet from the readers' caches, while something else is written: asked for one by one, each
+    /// Begins to take the lines of a row group from the readers' caches, while something else is written: asked for one by one, each
     /// would keep the writer waiting.
-    fn claim_sheet(&self, sheet: u32) {
+    fn claim_row_group(&self, row_group: u32) {
         let rows = self.rows();
-        if sheet >= rows.layout.sheets {
+        if row_group >= rows.layout.row_groups {
             return;
         }
-        let to = target(rows.sheet(sheet).buffers.numbers(), UNFINISHED);
-        let at = rows.layout.values(sheet, to);
-        let bytes = rows.layout.sheet_bytes().min(CLAIM_BYTES);
+        let to = target(rows.row_group(row_group).buffers.numbers(), UNFINISHED);
+        let at = rows.layout.values(row_group, to);
+        let bytes = rows.layout.row_group_bytes().min(CLAIM_BYTES);
         let base = rows.mapping.pointer(at..at + bytes).as_ptr();
         (0..bytes).step_by(LINE).for_each(|line| claim(base.wrapping_add(line)));
     }
 
-    fn claim_head(&self, sheet: u32) {
-        if sheet < self.rows().layout.sheets {
-            claim(ptr::from_ref(self.rows().sheet(sheet)).cast());
+    fn claim_head(&self, row_group: u32) {
+        if row_group < self.rows().layout.row_groups {
+            claim(ptr::from_ref(self.rows().row_group(row_group)).cast());
         }
     }
 
-    /// All rows of a sheet. None of them was written by itself in this set.
-    fn put_sheet(&mut self, sheet: u32, number: u64, clock: u64, values: Foreign<'_>) {
-        assert_eq!(values.len(), self.rows().layout.sheet_bytes(), "a sheet has as many bytes");
-        self.steps.put_sheet(sheet, number, clock, |rows, to| {
-            let first = rows.layout.rows_of(sheet).start;
+    /// All rows of a row group. None of them was written by itself in this set.
+    fn put_row_group(&mut self, row_group: u32, number: u64, clock: u64, values: Foreign<'_>) {
+        assert_eq!(values.len(), self.rows().layout.row_group_bytes(), "a row group has as many bytes");
+        self.steps.put_row_group(row_group, number, clock, |rows, to| {
+            let first = rows.layout.rows_of(row_group).start;
             // SAFETY: as in `put`.
-            unsafe { Buffer::new(rows, first, Spot::Sheet(to), values.len()) }.copy(values);
+            unsafe { Buffer::new(rows, first, Spot::RowGroup(to), values.len()) }.copy(values);
         });
     }
 }
 
-/// A row's buffer, or a sheet's, to be written.
+/// A row's buffer, or a row group's, to be written.
 struct Buffer<'a> {
     /// In whole words where it is short.
     memory: ForeignMut<'a>,
@@ -269,26 +269,28 @@ impl Set<'_> {
         let (layout, bytes) = (self.writer.rows().layout, self.writer.rows().layout.row_bytes);
         let count = (values.len() / bytes) as u32;
         // Of a set that has written a row already, nobody could tell which of two values came last.
-        let sheets = self.writer.steps.is_fresh();
-        let first_sheet = first.div_ceil(layout.group);
-        let end_sheet = (first + count) / layout.group;
-        (first_sheet..end_sheet.min(first_sheet + HEADS)).for_each(|sheet| self.writer.claim_head(sheet));
-        (first_sheet..end_sheet.min(first_sheet + 2)).for_each(|sheet| self.writer.claim_sheet(sheet));
+        let row_groups = self.writer.steps.is_fresh();
+        let first_row_group = first.div_ceil(layout.group);
+        let end_row_group = (first + count) / layout.group;
+        (first_row_group..end_row_group.min(first_row_group + HEADS))
+            .for_each(|row_group| self.writer.claim_head(row_group));
+        (first_row_group..end_row_group.min(first_row_group + 2))
+            .for_each(|row_group| self.writer.claim_row_group(row_group));
         for piece in layout.pieces(first, count) {
             match piece {
-                Piece::Sheet(sheet) if sheets => {
-                    let at = (layout.rows_of(sheet).start - first) as usize * bytes;
-                    let values = values.part(at..at + layout.sheet_bytes());
-                    if sheet + 2 < end_sheet {
-                        self.writer.claim_sheet(sheet + 2);
+                Piece::RowGroup(row_group) if row_groups => {
+                    let at = (layout.rows_of(row_group).start - first) as usize * bytes;
+                    let values = values.part(at..at + layout.row_group_bytes());
+                    if row_group + 2 < end_row_group {
+                        self.writer.claim_row_group(row_group + 2);
                     }
-                    if sheet + HEADS < end_sheet {
-                        self.writer.claim_head(sheet + HEADS);
+                    if row_group + HEADS < end_row_group {
+                        self.writer.claim_head(row_group + HEADS);
                     }
-                    self.writer.put_sheet(sheet, number, clock, values);
+                    self.writer.put_row_group(row_group, number, clock, values);
                 }
-                Piece::Sheet(sheet) => {
-                    for slot in layout.rows_of(sheet) {
+                Piece::RowGroup(row_group) => {
+                    for slot in layout.rows_of(row_group) {
                         let at = (slot - first) as usize * bytes;
                         self.put(slot, clock, values.part(at..at + bytes));
                     }
@@ -310,7 +312,7 @@ impl Set<'_> {
             // What is added to stands in the buffer itself, or in another that is not written now.
             let room = if is_long(at, bytes) { bytes } else { bytes.next_multiple_of(8) };
             let before = (from != Spot::Slot(to)).then(|| rows.mapping.foreign(at..at + room));
-            // SAFETY: this is the region's writer, borrowed exclusively.
+            // SAFETY: this is the partition's writer, borrowed exclusively.
             unsafe { Buffer::of_row(rows, slot, to) }.add(dtype, before, value);
         });
     }

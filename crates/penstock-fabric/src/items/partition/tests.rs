@@ -1,6 +1,6 @@
-//! What one region promises, with a reader and a writer that take turns; races are in `slot::loom_tests`.
+//! What one partition promises, with a reader and a writer that take turns; races are in `slot::loom_tests`.
 
-use super::super::slot::Overtaken;
+use super::super::slot::Torn;
 use super::*;
 use crate::sync::Ordering;
 use penstock_kernels::Dtype;
@@ -156,7 +156,7 @@ fn rows_of_a_mirror_that_were_never_current_together_are_refused() {
     mirror.refresh(1, 1, 1, 2, Some(&[1; 8]));
     mirror.refresh(0, 3, 3, 3, Some(&[3; 8]));
     let together = mirror.rows().read_together(&[0, 1], |at| at, &mut [0; 16]);
-    assert_eq!(together, Err(Overtaken), "I-3");
+    assert_eq!(together, Err(Torn), "I-3");
     // Had set 3 not changed row 1, as a second look says, they would belong together.
     mirror.refresh(1, 1, 3, 3, None);
     assert_eq!(get(mirror.rows(), &[0, 1]), (Together { version: 3, as_of: 3 }, vec![3, 1]));
@@ -216,7 +216,7 @@ fn a_sleeper_is_woken_by_its_row_and_not_by_another() {
     seat.sleep(rings, Duration::from_secs(60));
 }
 
-/// What a test does to a region of rows of a word.
+/// What a test does to a partition of rows of a word.
 #[derive(Debug, Clone)]
 enum Step {
     Run {
@@ -256,7 +256,7 @@ fn words(rows: &[u64]) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn rows_in_slots_and_sheets_are_those_that_were_set_last(
+    fn rows_in_slots_and_row_groups_are_those_that_were_set_last(
         steps in prop::collection::vec((step(), any::<bool>()), 1..20),
         look in run(),
     ) {
