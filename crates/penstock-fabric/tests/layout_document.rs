@@ -273,7 +273,7 @@ fn what_a_table_s_rows_carry_stands_in_the_order_that_the_page_gives() {
     assert_eq!(words(progress), [1, 2, 3, 4, 5]);
     assert_eq!(
         rows["progress"][2],
-        "u64 sets finished, u64 last set of several rows begun, u64 iterations completed, u64 and u64 change_log \
+        "u64 sets finished, u64 last set of several rows begun, u64 iterations completed, u64 and u64 change log \
          entries begun and written"
     );
     let head = |slot: &Slot| {
