@@ -50,7 +50,7 @@ def test_a_rank_that_never_comes_is_named_by_all_who_waited(joiner: Path, runner
     assert done.code == JOB_FAILED, done
     assert "rank 0 could not join: waited" in done.out
     assert "for rank 1 of 3 to call penstock_init()" in done.out
-    assert [Path(name).suffix for name in runner.left()] == [".meet"], "only what late ones are told"
+    assert [Path(name).suffix for name in runner.left()] == [".join"], "only what late ones are told"
 
 
 def test_who_waits_for_rank_0_says_so(joiner: Path, runner: Runner) -> None:
@@ -74,7 +74,7 @@ def test_what_keeps_rank_0_from_joining_is_told_to_the_others(joiner: Path, runn
 def test_what_killed_processes_left_behind_harms_nobody(joiner: Path, runner: Runner) -> None:
     killed = runner.start([joiner, "init"], **mpich(0))
     until = time.monotonic() + PATIENCE
-    while not any(name.endswith(".meet") for name in runner.left()):
+    while not any(name.endswith(".join") for name in runner.left()):
         assert killed.poll() is None
         assert time.monotonic() < until
         time.sleep(0.001)

@@ -19,7 +19,7 @@ import pytest
 from groups import ROOT, Group
 from test_pages import program
 
-from penstock_bench.netns import Testbed, missing
+from penstock_bench.netns import NetworkTestbed, missing
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 BLOCKS = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
@@ -37,10 +37,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def hosts() -> Iterator[Testbed | None]:
+def hosts() -> Iterator[NetworkTestbed | None]:
     """Two test hosts, or None."""
     with ExitStack() as stack:
-        yield None if missing() else stack.enter_context(Testbed(hosts=2, rate=None))
+        yield None if missing() else stack.enter_context(NetworkTestbed(hosts=2, rate=None))
 
 
 def test_every_block_of_the_tutorial_is_run() -> None:
@@ -65,7 +65,7 @@ def test_a_step_prints_what_it_says(group: Group, folder: Path, block: str) -> N
 
 
 def test_the_job_on_two_hosts_prints_what_it_says(
-    group: Group, folder: Path, port: int, hosts: Testbed | None
+    group: Group, folder: Path, port: int, hosts: NetworkTestbed | None
 ) -> None:
     common = "\n".join(re.findall(r"^\$ (.*)$", BETWEEN_HOSTS, re.MULTILINE))
     expected = re.findall(r"^worker .*$", BETWEEN_HOSTS, re.MULTILINE)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock_bench.netns import Testbed, missing
+from penstock_bench.netns import NetworkTestbed, missing
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-MakeTestbed = Callable[..., Testbed]
+MakeTestbed = Callable[..., NetworkTestbed]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,4 +26,4 @@ def _hosts() -> None:
 def make_testbed() -> Iterator[MakeTestbed]:
     """Makes testbeds that end with the test."""
     with ExitStack() as stack:
-        yield lambda *args, **kwargs: stack.enter_context(Testbed(*args, **kwargs))
+        yield lambda *args, **kwargs: stack.enter_context(NetworkTestbed(*args, **kwargs))

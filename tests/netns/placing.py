@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock_bench.netns import Testbed
+from penstock_bench.netns import NetworkTestbed
 
 PROGRAMS = Path(__file__).parent / "programs"
 PATIENCE = 60.0
@@ -31,7 +31,7 @@ class Running:
 
     def __init__(
         self,
-        testbed: Testbed | None,
+        testbed: NetworkTestbed | None,
         host: int,
         argv: Sequence[str],
         environment: Mapping[str, str],
@@ -134,7 +134,9 @@ class Job:
         self.workers: list[Running] = []
         self.endpoints: list[str] = []
 
-    def serve(self, testbed: Testbed | None, hosts: Sequence[int], workers: int, **environment: str) -> None:
+    def serve(
+        self, testbed: NetworkTestbed | None, hosts: Sequence[int], workers: int, **environment: str
+    ) -> None:
         """Starts the servers on these hosts, each with a socket for workers that share its host."""
         for index, host in enumerate(hosts):
             address = "127.0.0.1" if testbed is None else testbed.address(host)
@@ -153,7 +155,7 @@ class Job:
 
     def work(
         self,
-        testbed: Testbed | None,
+        testbed: NetworkTestbed | None,
         hosts: Sequence[int],
         *arguments: object,
         program: str = "train.py",
@@ -200,7 +202,7 @@ class Relay(Running):
     """A machine in the middle, on a host of its own; see its program."""
 
     def __init__(
-        self, testbed: Testbed, host: int, what: str, server: int, endpoint: str, *arguments: object
+        self, testbed: NetworkTestbed, host: int, what: str, server: int, endpoint: str, *arguments: object
     ) -> None:
         where = [testbed.address(host), testbed.address(server), port(endpoint)]
         argv = [sys.executable, str(PROGRAMS / "relay.py"), what, *where, *map(str, arguments)]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from placing import ELEMENTS, Relay, alone, job, running, wait_until_sent_again
 
-from penstock_bench.netns import Testbed
+from penstock_bench.netns import NetworkTestbed
 
-MakeTestbed = Callable[..., Testbed]
+MakeTestbed = Callable[..., NetworkTestbed]
 
 LARGE = 2_000_000
 """Elements of a tensor that keeps a link of 1 Gbit/s busy for some 70 ms in each iteration."""

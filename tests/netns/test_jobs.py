@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from placing import ELEMENTS, PROGRAMS, Running, alone, clean, connections, job
 
-from penstock_bench.netns import Testbed
+from penstock_bench.netns import NetworkTestbed
 
-MakeTestbed = Callable[..., Testbed]
+MakeTestbed = Callable[..., NetworkTestbed]
 
 TOPOLOGIES = [
     ("cc", [0, 1, 2], [0]),

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from penstock.exceptions import OptionError
-from penstock_bench.netns import Testbed, TestbedError, clean, commands, names
+from penstock_bench.netns import NetworkTestbed, NetworkTestbedError, clean, commands, names
 from penstock_bench.netns.testbed import bucket
 
-MakeTestbed = Callable[..., Testbed]
+MakeTestbed = Callable[..., NetworkTestbed]
 
 LISTEN = """
 import socketserver, sys
@@ -42,8 +42,8 @@ with socket.create_connection((sys.argv[1], 7000), timeout=float(sys.argv[2])) a
 
 HOLD = """
 import os, subprocess, sys
-from penstock_bench.netns import Testbed
-with Testbed(hosts=2, rate=None) as testbed:
+from penstock_bench.netns import NetworkTestbed
+with NetworkTestbed(hosts=2, rate=None) as testbed:
     worker = testbed.spawn(0, ["sleep", "600"])
     print(worker.pid, testbed.switch, flush=True)
     sys.stdin.read()
@@ -57,7 +57,7 @@ def spaces() -> set[str]:
     return {line.split()[0] for line in commands.run("ip", "netns", "list").splitlines()}
 
 
-def listen(testbed: Testbed, host: int) -> None:
+def listen(testbed: NetworkTestbed, host: int) -> None:
     argv = [sys.executable, "-c", LISTEN, testbed.address(host)]
     process = testbed.spawn(host, argv, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -65,7 +65,7 @@ def listen(testbed: Testbed, host: int) -> None:
     process.stdout.close()
 
 
-def reaches(testbed: Testbed, host: int, other: int, seconds: float = LIMIT) -> bool:
+def reaches(testbed: NetworkTestbed, host: int, other: int, seconds: float = LIMIT) -> bool:
     argv = [sys.executable, "-c", CONNECT, testbed.address(other), str(seconds)]
     process = testbed.spawn(host, argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     said, _ = process.communicate(timeout=LIMIT + seconds)
@@ -171,7 +171,7 @@ def test_a_bucket_holds_a_segment_and_its_queue_more_than_the_bucket(rate: int) 
 
 def test_nothing_is_left_after_an_exception(make_testbed: MakeTestbed) -> None:
     before = spaces()
-    with pytest.raises(KeyError), Testbed(hosts=2, rate=None) as testbed:
+    with pytest.raises(KeyError), NetworkTestbed(hosts=2, rate=None) as testbed:
         process = testbed.spawn(0, ["sleep", "600"])
         assert len(spaces() - before) == 3
         raise KeyError
@@ -240,14 +240,14 @@ def test_a_forked_child_leaves_its_parents_hosts_alone(make_testbed: MakeTestbed
 
 def test_a_wrong_testbed_is_refused_before_anything_is_made() -> None:
     before = spaces()
-    with pytest.raises(TestbedError, match="expected 1 to 250 hosts, got 0"):
-        Testbed(hosts=0)
+    with pytest.raises(NetworkTestbedError, match="expected 1 to 250 hosts, got 0"):
+        NetworkTestbed(hosts=0)
     with pytest.raises(OptionError, match="unknown unit"):
-        Testbed(rate="1gigabit")
-    closed = Testbed(hosts=2)
-    with pytest.raises(TestbedError, match="the testbed is closed"):
+        NetworkTestbed(rate="1gigabit")
+    closed = NetworkTestbed(hosts=2)
+    with pytest.raises(NetworkTestbedError, match="the testbed is closed"):
         closed.spawn(0, ["true"])
-    with pytest.raises(TestbedError, match="there is no host 2 in a testbed of 2"):
+    with pytest.raises(NetworkTestbedError, match="there is no host 2 in a testbed of 2"):
         closed.address(2)
     assert spaces() <= before
 
@@ -256,8 +256,8 @@ def test_a_machine_without_the_tools_is_told_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(TestbedError, match=r"`ip` was not found \(apt-get install iproute2\)"):
-        Testbed().__enter__()
+    with pytest.raises(NetworkTestbedError, match=r"`ip` was not found \(apt-get install iproute2\)"):
+        NetworkTestbed().__enter__()
 
 
 def test_a_user_without_the_capabilities_is_told_which(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_a_user_without_the_capabilities_is_told_which(monkeypatch: pytest.Monke
 
 
 def test_a_failing_command_is_quoted_with_what_it_said() -> None:
-    with pytest.raises(TestbedError, match=r"`ip -n nowhere link` failed: .*nowhere"):
+    with pytest.raises(NetworkTestbedError, match=r"`ip -n nowhere link` failed: .*nowhere"):
         commands.run("ip", "-n", "nowhere", "link")
 
 

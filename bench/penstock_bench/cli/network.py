@@ -81,7 +81,7 @@ def security(given: argparse.Namespace) -> dict[str, str]:
 @contextlib.contextmanager
 def place(given: argparse.Namespace, hosts: int) -> Iterator[Place]:
     """The test hosts, or this host."""
-    from penstock_bench.netns import Testbed
+    from penstock_bench.netns import NetworkTestbed
     from penstock_bench.network.places import Place
 
     if given.hosts != "netns":
@@ -89,7 +89,7 @@ def place(given: argparse.Namespace, hosts: int) -> Iterator[Place]:
             terminal.refuse("--rate shapes the links of test hosts", "add --hosts netns")
         yield Place(None)
         return
-    with Testbed(hosts=hosts, rate=given.rate) as testbed:
+    with NetworkTestbed(hosts=hosts, rate=given.rate) as testbed:
         yield Place(testbed)
 
 

@@ -5,7 +5,7 @@ Linux and root only; `missing` says what a machine lacks.
 """
 
 from penstock_bench.netns.commands import missing
-from penstock_bench.netns.errors import TestbedError
-from penstock_bench.netns.testbed import Testbed, clean
+from penstock_bench.netns.errors import NetworkTestbedError
+from penstock_bench.netns.testbed import NetworkTestbed, clean
 
-__all__ = ["Testbed", "TestbedError", "clean", "missing"]
+__all__ = ["NetworkTestbed", "NetworkTestbedError", "clean", "missing"]

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from penstock_bench.netns.errors import TestbedError
+from penstock_bench.netns.errors import NetworkTestbedError
 
 DEADLINE = 30.0
 """Seconds for one command: each takes milliseconds; the kernel may hold one up while it removes others."""
@@ -24,7 +24,7 @@ def run(*command: str, check: bool = True) -> str:
 
     Raises
     ------
-    TestbedError
+    NetworkTestbedError
         It failed (where `check`), or did not end before the deadline; the text has what it said.
     """
     said = " ".join(command)
@@ -33,13 +33,15 @@ def run(*command: str, check: bool = True) -> str:
             command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=DEADLINE, check=False
         )
     except subprocess.TimeoutExpired:
-        raise TestbedError(
+        raise NetworkTestbedError(
             f"`{said}` did not end within {DEADLINE:g} s", "look at `dmesg`: the kernel may hold an interface"
         ) from None
     except OSError as error:
-        raise TestbedError(f"`{said}` could not be run: {error.strerror or error}", missing()) from None
+        raise NetworkTestbedError(
+            f"`{said}` could not be run: {error.strerror or error}", missing()
+        ) from None
     if check and done.returncode:
-        raise TestbedError(f"`{said}` failed: {done.stderr.strip() or f'exit code {done.returncode}'}")
+        raise NetworkTestbedError(f"`{said}` failed: {done.stderr.strip() or f'exit code {done.returncode}'}")
     return done.stdout
 
 

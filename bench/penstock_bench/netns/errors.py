@@ -5,5 +5,5 @@ from __future__ import annotations
 from penstock.exceptions import PenstockError
 
 
-class TestbedError(PenstockError, RuntimeError):
+class NetworkTestbedError(PenstockError, RuntimeError):
     """Test hosts cannot be had here, or a command that makes or changes them failed."""

@@ -27,7 +27,7 @@ from typing import Any, Self
 
 from penstock.units import format_rate, parse_rate
 from penstock_bench.netns import commands, names
-from penstock_bench.netns.errors import TestbedError
+from penstock_bench.netns.errors import NetworkTestbedError
 
 MOST_HOSTS = 250
 """Hosts of one testbed: the last part of an address, with room."""
@@ -39,10 +39,10 @@ LEAST_QUEUE = 2 << 20
 _ENDS_WITHIN = 5.0
 """Seconds for processes that were killed to be gone."""
 
-_open: weakref.WeakSet[Testbed] = weakref.WeakSet()
+_open: weakref.WeakSet[NetworkTestbed] = weakref.WeakSet()
 
 
-class Testbed:
+class NetworkTestbed:
     """
     Test hosts, as a context manager; none is left when it ends, whatever way it ends.
 
@@ -59,21 +59,21 @@ class Testbed:
 
     Raises
     ------
-    TestbedError
+    NetworkTestbedError
         Test hosts cannot be had here (`missing` says so without trying), or a command failed.
     OptionError
         `rate` is no rate.
 
     Examples
     --------
-    >>> with Testbed(hosts=2, rate="1gbit") as testbed:  # doctest: +SKIP
+    >>> with NetworkTestbed(hosts=2, rate="1gbit") as testbed:  # doctest: +SKIP
     ...     testbed.spawn(0, ["ping", "-c", "1", testbed.address(1)]).wait()
     0
     """
 
     def __init__(self, hosts: int = 3, rate: str | int | None = "1gbit") -> None:
         if not 1 <= hosts <= MOST_HOSTS:
-            raise TestbedError(
+            raise NetworkTestbedError(
                 f"expected 1 to {MOST_HOSTS} hosts, got {hosts}", "use several testbeds, or fewer hosts"
             )
         self.hosts = hosts
@@ -86,9 +86,9 @@ class Testbed:
 
     def __enter__(self) -> Self:
         if self._prefix:
-            raise TestbedError("the testbed is in use", "make another one")
+            raise NetworkTestbedError("the testbed is in use", "make another one")
         if reason := commands.missing():
-            raise TestbedError(
+            raise NetworkTestbedError(
                 f"test hosts cannot be made here: {reason}", "run as root on Linux, with iproute2 installed"
             )
         clean()
@@ -205,16 +205,18 @@ class Testbed:
 
     def __repr__(self) -> str:
         rate = format_rate(self.rate) if self.rate else "not shaped"
-        return f"Testbed({self.hosts} hosts, {rate}, {'open' if self._prefix else 'closed'})"
+        return f"NetworkTestbed({self.hosts} hosts, {rate}, {'open' if self._prefix else 'closed'})"
 
     def _required(self) -> str:
         if not self._prefix:
-            raise TestbedError("the testbed is closed", "use it as a context manager: with Testbed():")
+            raise NetworkTestbedError(
+                "the testbed is closed", "use it as a context manager: with NetworkTestbed():"
+            )
         return self._prefix
 
     def _known(self, host: int) -> int:
         if not 0 <= host < self.hosts:
-            raise TestbedError(
+            raise NetworkTestbedError(
                 f"there is no host {host} in a testbed of {self.hosts}", "hosts are numbered from 0"
             )
         return host
@@ -242,7 +244,7 @@ def remove(spaces: Iterable[str]) -> None:
         commands.run("ip", "netns", "delete", space, check=False)
     left = set(spaces) & set(_present())
     if left:
-        raise TestbedError(
+        raise NetworkTestbedError(
             f"network namespaces could not be removed: {', '.join(sorted(left))}",
             "`ip netns delete NAME` says why",
         )
@@ -281,7 +283,7 @@ def _present() -> list[str]:
 @atexit.register
 def _close_all() -> None:
     for testbed in list(_open):
-        with contextlib.suppress(TestbedError):
+        with contextlib.suppress(NetworkTestbedError):
             testbed.close()
 
 

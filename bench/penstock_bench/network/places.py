@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock_bench.netns import Testbed
+from penstock_bench.netns import NetworkTestbed
 from penstock_bench.systems import BenchError
 
 
@@ -53,7 +53,7 @@ class Place:
         The test hosts; None: everything on this host, and TCP over the loopback.
     """
 
-    def __init__(self, testbed: Testbed | None) -> None:
+    def __init__(self, testbed: NetworkTestbed | None) -> None:
         self.testbed = testbed
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
