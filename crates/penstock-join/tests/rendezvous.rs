@@ -5,8 +5,9 @@ use penstock_join::patience::{Interrupted, Patience};
 use penstock_join::tcp::proof::{CLAIM_BYTES, HELLO_BYTES, MAGIC, WELCOME};
 use penstock_join::tcp::{Collected, Party, Place, RendezvousError, Root, STRANGERS, Visitor};
 use penstock_proto::message::Secret;
+use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use std::io::{Read as _, Write as _};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{JoinHandle, spawn};
 use std::time::{Duration, Instant};
@@ -222,6 +223,30 @@ fn more_silent_connections_than_there_are_places_keep_nobody_out() {
     silent[0].set_read_timeout(Some(LONG)).expect("it is a time");
     assert_eq!((&silent[0]).read(&mut [0]).ok(), Some(0));
     assert!(others.join().expect("it ends").is_ok());
+    going.join().expect("it ends");
+}
+
+/// A connection that comes from this address of the loopback network.
+fn from(host: [u8; 4], place: &Place) -> TcpStream {
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("there is one");
+    bind(&socket, &SocketAddr::from((host, 0))).expect("it is this host's");
+    connect(&socket, &SocketAddr::from(([127, 0, 0, 1], place.port))).expect("somebody listens");
+    socket.into()
+}
+
+// Whoever came first went, from wherever the newest came.
+#[test]
+fn one_host_cannot_take_the_places_of_another() {
+    let (mut root, place) = root(2);
+    let going = spawn(move || round(&mut root, &given(b"a")));
+    let mut slow = from([127, 0, 0, 2], &place);
+    slow.write_all(&MAGIC).expect("somebody listens");
+    let silent: Vec<TcpStream> = (0..STRANGERS + 50).map(|_| from([127, 0, 0, 3], &place)).collect();
+    silent[0].set_read_timeout(Some(LONG)).expect("it is a time");
+    assert_eq!((&silent[0]).read(&mut [0]).ok(), Some(0));
+    slow.write_all(&[0; HELLO_BYTES - MAGIC.len()]).expect("it was let in");
+    slow.read_exact(&mut [0; 32]).expect("rank 0 answers");
+    assert!(coming(party(1, 2), &place, b"b").join().expect("it ends").is_ok());
     going.join().expect("it ends");
 }
 
