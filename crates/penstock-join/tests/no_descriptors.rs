@@ -30,7 +30,7 @@ fn used() -> Duration {
 /// system would let it have others. `before_others`: how long rank 0 waits for one.
 fn meet(more: bool, before_others: Duration) -> Duration {
     let place = |port| Place { host: "127.0.0.1".to_owned(), port };
-    let mut root = Root::listen(party(0), &place(0)).expect("there is a port");
+    let mut root = Root::listen(party(0), &place(0), &Patience::new(LONG, &never)).expect("there is a port");
     let place = place(root.port());
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = Some(64);

@@ -1,9 +1,10 @@
 //! Rank 0's end of a rendezvous: it listens.
 
 use super::member::{Expected, Member};
-use super::{Party, Place, RendezvousError, STRANGER_TIME, nonce, plain};
+use super::{Party, Place, RendezvousError, STRANGER_TIME, nonce};
 use crate::exchange::{Contributions, GONE, VERDICT_MARGIN, is_failure};
 use crate::patience::{Interrupted, Patience};
+use crate::resolve::{Lookup, Unresolved, plain, system};
 use penstock_fabric::descriptors;
 use penstock_proto::strangers::{Places, Stranger};
 use rustix::event::{PollFd, PollFlags};
@@ -98,10 +99,16 @@ pub struct Root {
 
 impl Root {
     /// Listens at `place`: at an address that was given as such, on every interface for a name. A host's own name often leads to its
-    /// loopback address, where nobody else could come. The rank of `party` is not looked at.
-    pub fn listen(party: Party, place: &Place) -> Result<Self, RendezvousError> {
+    /// loopback address, where nobody else could come. The rank of `party` is not looked at. `patience`: for the name server.
+    pub fn listen(party: Party, place: &Place, patience: &Patience<'_>) -> Result<Self, RendezvousError> {
         let Party { size, secret, job, .. } = party;
-        let first = place.resolve()?[0];
+        let host = || place.host.clone();
+        let found = Lookup::default().resolve(&place.host, place.port, patience, system);
+        let first = found.map_err(|unresolved| match unresolved {
+            Unresolved::Refused(reason) => RendezvousError::NoAddress { host: host(), reason },
+            Unresolved::Late => RendezvousError::Unresolved { host: host(), waited: patience.waited() },
+            Unresolved::Interrupted(interrupted) => interrupted.into(),
+        })?[0];
         let bare = place.host.split('%').next().unwrap_or_default();
         let exactly = place.host == "localhost" || bare.parse::<IpAddr>().is_ok();
         let everywhere = match first {
