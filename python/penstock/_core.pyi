@@ -400,7 +400,7 @@ def delete_job(manager: str, token: str, name: str, ca: str = "", insecure: bool
 class RendezvousRoot:
     """Rank 0's end of a rendezvous over TCP; listens from construction until `close`. Ctrl-C ends a wait."""
 
-    def __init__(self, size: int, host: str, port: int, secret: str, job: str) -> None: ...
+    def __init__(self, size: int, host: str, port: int, secret: str, job: str, seconds: float) -> None: ...
 
     port: int
     def collect(self, own: bytes, seconds: float) -> tuple[dict[int, bytes], list[int]]:
@@ -431,6 +431,29 @@ class RendezvousVisitor:
 
 def rendezvous_address(text: str) -> tuple[str, int]:
     """Host and port of `HOST:PORT`; an IPv6 address is in brackets."""
+
+def reachable(rendezvous_address: str, seconds: float) -> str | None:
+    """
+    The address by which other hosts reach this one: on the way to `rendezvous_address`, on the way out, or
+    of any interface. None if there is none but loopback.
+    """
+
+def introduction(host: str, job: str, has_secret: bool, alone: bool | None, secret: str | None) -> bytes:
+    """
+    What a process says of itself in the first round; rank 0 also whether its server is the only one
+    (`alone`), and the secret that it made.
+    """
+
+def agree(messages: Sequence[bytes]) -> tuple[list[int], bool, str | None]:
+    """
+    What all conclude from that: the rank that starts each server, whether all share a host, and the secret
+    that rank 0 made. NotUnderLauncher: they are not one job. ProtocolError: one said something else.
+    """
+
+def named_servers(owners: Sequence[int], told: Sequence[bytes]) -> list[str]:
+    """
+    The servers' endpoint strings, from what each rank said in the second round. ProtocolError: one is none.
+    """
 
 def given(message: bytes) -> bytes:
     """What a process gives in a round of an exchange."""

@@ -67,6 +67,18 @@ REPORT = """
 """
 
 
+def test_a_host_without_a_way_out_has_the_address_of_its_interface(hosts) -> None:
+    script = (
+        "from penstock.limit import Limit; from penstock.rendezvous.address import reachable; "
+        "print(reachable('', Limit(20.0)))"
+    )
+    for index, host in enumerate(hosts):
+        said = subprocess.run(
+            within(host, sys.executable, "-c", script), capture_output=True, text=True, check=True, timeout=60
+        )
+        assert said.stdout.strip() == f"10.213.7.{index + 1}"
+
+
 @pytest.mark.parametrize(
     ("topology", "servers", "owners"), [("cs", 2, {0: "server 0", 2: "server 1"}), ("cc", 1, {0: "server 0"})]
 )

@@ -31,7 +31,7 @@ class Rendezvous:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.root = Root(size, "127.0.0.1", 0, SECRET, "job")
+        self.root = Root(size, "127.0.0.1", 0, SECRET, "job", Limit(SECONDS))
         self._threads = ThreadPoolExecutor(16)
         self._visitors: list[Visitor] = []
 
@@ -99,7 +99,7 @@ def test_who_comes_before_rank_0_listens_waits_for_it(port: int) -> None:
     with ThreadPoolExecutor(1) as threads:
         visitor = Visitor(1, 2, "127.0.0.1", port, SECRET, "job")
         waiting = threads.submit(visitor.gather, b"b", Limit(SECONDS))
-        root = Root(2, "127.0.0.1", port, SECRET, "job")
+        root = Root(2, "127.0.0.1", port, SECRET, "job", Limit(SECONDS))
         assert root.gather(b"a", Limit(SECONDS)) == waiting.result(SECONDS) == [b"a", b"b"]
         root.close()
         visitor.close()
@@ -119,6 +119,28 @@ def test_rank_0_is_named_where_it_does_not_come(port: int) -> None:
     with pytest.raises(RendezvousTimeout, match="for rank 0 of 2") as caught:
         Visitor(1, 2, "127.0.0.1", port, SECRET, "job").gather(b"", Limit(0.3))
     assert caught.value.missing == [0]
+
+
+# It was told only that it had waited for rank 0.
+def test_who_does_not_reach_rank_0_is_told_why(port: int) -> None:
+    with pytest.raises(RendezvousTimeout, match=f"connection refused at 127.0.0.1:{port}") as caught:
+        Visitor(1, 2, "127.0.0.1", port, SECRET, "job").gather(b"", Limit(0.3))
+    assert "PENSTOCK_RENDEZVOUS" in str(caught.value.hint)
+
+
+# It waited for the whole deadline, and was told then that rank 0 had not come.
+def test_a_second_process_of_the_same_rank_is_told_so(rendezvous) -> None:
+    one = rendezvous(3)
+    first, second, third = one.visitor(1), one.visitor(1), one.visitor(1)
+    result = one.go(one.root.gather, b"a", Limit(SECONDS))
+    first.deliver(_core.given(b"first"), Limit(SECONDS))
+    with pytest.raises(RendezvousTimeout, match="another process has come there as rank 1"):
+        third.gather(b"third", Limit(0.3))
+    with pytest.raises(ps.exceptions.JobFull, match=r"another process has come .* as rank 1") as caught:
+        second.gather(b"second", Limit(60.0))
+    assert "PENSTOCK_RANK" in str(caught.value.hint)
+    assert one.visitor(2).gather(b"c", Limit(SECONDS)) == [b"a", b"first", b"c"]
+    assert result.result(SECONDS) == [b"a", b"first", b"c"]
 
 
 def test_one_that_cannot_go_on_ends_the_wait_of_all_with_its_reason(rendezvous) -> None:
@@ -260,7 +282,7 @@ def test_ctrl_c_ends_a_wait_at_a_rendezvous(rendezvous, port: int) -> None:
 def test_a_taken_port_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         with pytest.raises(ps.exceptions.AddressInUse, match="is taken on this host") as caught:
-            Root(2, "127.0.0.1", listener.getsockname()[1], SECRET, "job")
+            Root(2, "127.0.0.1", listener.getsockname()[1], SECRET, "job", Limit(SECONDS))
         assert "PENSTOCK_RENDEZVOUS" in str(caught.value.hint)
 
 

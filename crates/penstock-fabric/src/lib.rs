@@ -9,6 +9,7 @@
 //! | region | [`region`], [`layout`] | sealed memfds, mapped once, touched once; where everything lies in them |
 //! | memory | [`memory`] | chunks as their home and their readers see them; lanes |
 //! | process | [`forked`] | which process made something: a child of `fork` is another |
+//! | process | [`descriptors`] | how many may be open |
 //! | process | [`signals`] | which signal has asked this one to end |
 //! | waiting | [`turn`] | one thread after the other, or many together and one alone; threads of one process |
 //! | wake-up | [`doorbell`] | spin, yield, then sleep; who sleeps says so |
@@ -63,6 +64,8 @@ pub mod ring;
 pub mod sync;
 pub mod turn;
 
+#[cfg(not(loom))]
+pub mod descriptors;
 #[cfg(not(loom))]
 pub mod forked;
 #[cfg(not(loom))]

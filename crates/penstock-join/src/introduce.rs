@@ -1,9 +1,11 @@
 //! What processes say of themselves in the first round of an exchange, and what every one of them concludes from it: who starts
 //! servers. In the second round those that started one give its endpoint string.
 
+use penstock_fabric::net::endpoint::Endpoint;
 use penstock_proto::message::MAX_SERVERS;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::fmt;
 
 /// Where the servers stand that the job starts itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,6 +16,17 @@ pub enum Topology {
     Cs,
     /// One, on rank 0's.
     Cc,
+}
+
+/// The job's secret where rank 0 has made it, in hex digits. It is not shown.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct MadeSecret(pub String);
+
+impl fmt::Debug for MadeSecret {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("MadeSecret(..)")
+    }
 }
 
 /// A process, as it says itself.
@@ -30,7 +43,7 @@ pub struct Introduction {
     pub topology: Option<Topology>,
     /// Where nobody was given one and the launcher's own secrets travel the same way: the one that rank 0 has made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub secret: Option<String>,
+    pub secret: Option<MadeSecret>,
 }
 
 /// Why the processes are not one job.
@@ -60,6 +73,24 @@ pub enum Disagreement {
         /// One that was not.
         lacking: usize,
     },
+    /// It was one of those that start servers.
+    #[error("rank {rank} had to start a server, and named none")]
+    NoServer {
+        /// Which one.
+        rank: usize,
+    },
+}
+
+impl Disagreement {
+    /// What the user can do about it.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Foreign { .. } => "is another program there?",
+            Self::Job { .. } => "give all processes the same PENSTOCK_JOB",
+            Self::Secret { .. } => "give it to all processes (mpirun: -x PENSTOCK_SECRET), or to none",
+            Self::NoServer { .. } => "see its output",
+        }
+    }
 }
 
 /// What all processes have agreed on.
@@ -70,7 +101,7 @@ pub struct Plan {
     /// Whether all processes share a host, and with it memory.
     pub one_host: bool,
     /// The secret that rank 0 has made.
-    pub secret: Option<String>,
+    pub secret: Option<MadeSecret>,
 }
 
 impl Introduction {
@@ -99,6 +130,16 @@ pub fn agree(messages: &[Vec<u8>]) -> Result<Plan, Disagreement> {
     let hosts: Vec<&str> = everyone.iter().map(|one| &one.host[..]).collect();
     let (owners, one_host) = plan(&hosts, first.topology.unwrap_or_default());
     Ok(Plan { owners, one_host, secret: first.secret.clone() })
+}
+
+/// The servers' endpoint strings, in the servers' order, from what each rank has said in the second round.
+pub fn servers(owners: &[usize], told: &[Vec<u8>]) -> Result<Vec<String>, Disagreement> {
+    let named = |&rank: &usize| match told.get(rank).map(|one| std::str::from_utf8(one)) {
+        None | Some(Ok("")) => Err(Disagreement::NoServer { rank }),
+        Some(Ok(text)) if text.parse::<Endpoint>().is_ok() => Ok(text.to_owned()),
+        Some(_) => Err(Disagreement::Foreign { rank }),
+    };
+    owners.iter().map(named).collect()
 }
 
 /// Who starts servers, from the host of each rank; and whether all are on one.
@@ -138,6 +179,33 @@ mod tests {
         assert_eq!(agreed(&[cc.clone(), from("b")]).map(|plan| plan.owners), Ok(vec![0]));
         assert_eq!(agreed(&[from("a"), cc]).map(|plan| plan.owners), Ok(vec![0]));
         assert_eq!(agreed(&[from("a"), from("b")]).map(|plan| plan.owners), Ok(vec![0, 1]));
+    }
+
+    #[test]
+    fn the_servers_are_those_that_their_owners_name() {
+        let told =
+            [b"tcp://10.0.0.1:7".to_vec(), Vec::new(), b"/run/s".to_vec(), b"tcp://:".to_vec(), vec![0xff]];
+        let named = vec!["tcp://10.0.0.1:7".to_owned(), "/run/s".to_owned()];
+        assert_eq!(servers(&[0, 2], &told), Ok(named));
+        for (rank, refused) in [
+            (1, Disagreement::NoServer { rank: 1 }),
+            (3, Disagreement::Foreign { rank: 3 }),
+            (4, Disagreement::Foreign { rank: 4 }),
+            (5, Disagreement::NoServer { rank: 5 }),
+        ] {
+            assert_eq!(servers(&[0, rank], &told), Err(refused));
+        }
+    }
+
+    #[test]
+    fn whoever_shows_what_was_said_does_not_show_the_secret() {
+        let secret = Some(MadeSecret("abad1dea".repeat(8)));
+        let first = Introduction { has_secret: false, secret, ..from("a") };
+        let plan = agreed(std::slice::from_ref(&first)).expect("it is alone");
+        assert_eq!(plan.secret, first.secret);
+        for shown in [format!("{first:?}"), format!("{plan:?}"), format!("{plan:#?}")] {
+            assert!(!shown.contains("abad1dea"), "{shown}");
+        }
     }
 
     #[test]

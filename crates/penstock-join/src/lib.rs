@@ -15,4 +15,5 @@ pub mod address;
 pub mod exchange;
 pub mod introduce;
 pub mod patience;
+mod resolve;
 pub mod tcp;

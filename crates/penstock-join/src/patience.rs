@@ -2,6 +2,7 @@
 
 use rustix::event::{PollFd, Timespec, poll};
 use rustix::io::Errno;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 /// Longest sleep between two looks at whether the caller was interrupted.
@@ -74,6 +75,20 @@ impl<'a> Patience<'a> {
                 Ok(_) => return Ok(()),
                 // No memory for the call, which passes.
                 Err(_) => std::thread::sleep(slice),
+            }
+        }
+    }
+
+    /// What another thread has to say; `None` if that has not come in time, or will not come.
+    pub(crate) fn receive<T>(&self, from: &Receiver<T>) -> Result<Option<T>, Interrupted> {
+        loop {
+            if (self.stop)() {
+                return Err(Interrupted);
+            }
+            match from.recv_timeout(self.left().min(LOOK_EVERY)) {
+                Ok(said) => return Ok(Some(said)),
+                Err(RecvTimeoutError::Timeout) if !self.is_over() => {}
+                Err(_) => return Ok(None),
             }
         }
     }

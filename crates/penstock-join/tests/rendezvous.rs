@@ -3,10 +3,11 @@
 use penstock_join::exchange::{GONE, MESSAGE_LIMIT, Verdict, failed, given};
 use penstock_join::patience::{Interrupted, Patience};
 use penstock_join::tcp::proof::{CLAIM_BYTES, HELLO_BYTES, MAGIC, WELCOME};
-use penstock_join::tcp::{Collected, Party, Place, RendezvousError, Root, STRANGERS, Visitor};
+use penstock_join::tcp::{Cause, Collected, Party, Place, RendezvousError, Root, STRANGERS, Visitor};
 use penstock_proto::message::Secret;
+use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use std::io::{Read as _, Write as _};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{JoinHandle, spawn};
 use std::time::{Duration, Instant};
@@ -32,7 +33,7 @@ fn here(port: u16) -> Place {
 }
 
 fn root(size: u32) -> (Root, Place) {
-    let root = Root::listen(party(0, size), &here(0)).expect("there is a port");
+    let root = Root::listen(party(0, size), &here(0), &patience(LONG)).expect("there is a port");
     let place = here(root.port());
     (root, place)
 }
@@ -94,7 +95,7 @@ fn who_comes_before_rank_0_listens_waits_for_it() {
     drop(first);
     let waiting = coming(party(1, 2), &place, b"b");
     std::thread::sleep(Duration::from_millis(100));
-    let mut root = Root::listen(party(0, 2), &place).expect("the port is free again");
+    let mut root = Root::listen(party(0, 2), &place, &patience(LONG)).expect("the port is free again");
     round(&mut root, &given(b"a"));
     assert_eq!(waiting.join().expect("it ends"), Ok(Verdict::Given(vec![b"a".to_vec(), b"b".to_vec()])));
 }
@@ -108,7 +109,66 @@ fn who_does_not_come_is_named() {
     drop(root);
     assert_eq!(here.join().expect("it ends"), Err(RendezvousError::Left { place: place.clone() }));
     let late = Visitor::new(party(1, 4), place.clone()).deliver(b"+", &patience(Duration::from_millis(200)));
-    assert_eq!(late, Err(RendezvousError::Late { place }));
+    let cause = refused_at(&place);
+    assert_eq!(late, Err(RendezvousError::Late { place, cause }));
+}
+
+fn refused_at(place: &Place) -> Cause {
+    let address = place.to_string().parse().expect("it is one");
+    Cause::Unreachable { address, reason: "connection refused".to_owned() }
+}
+
+/// Why rank 1 of 2 did not get there in a short time.
+fn late(place: &Place) -> Cause {
+    let short = patience(Duration::from_millis(300));
+    match Visitor::new(party(1, 2), place.clone()).deliver(b"+", &short) {
+        Err(RendezvousError::Late { cause, .. }) => cause,
+        other => panic!("{other:?}"),
+    }
+}
+
+// Each was told only that it had waited for rank 0.
+#[test]
+fn who_does_not_reach_rank_0_is_told_what_became_of_its_attempts() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("there is a port");
+    let place = here(listener.local_addr().expect("it listens").port());
+    // The kernel takes the connection, and nobody answers.
+    assert_eq!(late(&place), Cause::Silent);
+    let ends = spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            let mut first = [0];
+            if stream.read(&mut first).is_ok_and(|count| count == 1 && first == *b"!") {
+                return;
+            }
+        }
+    });
+    assert_eq!(late(&place), Cause::Ended);
+    let mut end = TcpStream::connect(("127.0.0.1", place.port)).expect("it listens");
+    end.write_all(b"!").expect("it listens");
+    ends.join().expect("it ends");
+    assert_eq!(late(&place), refused_at(&place));
+    let error = RendezvousError::Late { cause: refused_at(&place), place: place.clone() };
+    let expected = format!("rank 0 was not reached at {place}: connection refused at {place}");
+    assert_eq!(error.to_string(), expected);
+    let nowhere = Place { host: "no-such-host.invalid".to_owned(), port: 7 };
+    let cause = late(&nowhere);
+    assert!(matches!(&cause, Cause::NoAddress { .. } | Cause::Unresolved { .. }), "{cause:?}");
+}
+
+// It waited for the whole deadline, and was told then that rank 0 had not come.
+#[test]
+fn a_second_process_of_the_same_rank_is_told_so_and_does_not_wait_for_its_deadline() {
+    let (mut root, place) = root(3);
+    let going = spawn(move || round(&mut root, &given(b"a")));
+    let first = coming(party(1, 3), &place, b"first");
+    let (began, second) = (Instant::now(), Visitor::new(party(1, 3), place.clone()));
+    std::thread::sleep(Duration::from_millis(200));
+    let refused = { second }.deliver(b"+second", &patience(Duration::from_secs(60)));
+    assert_eq!(refused, Err(RendezvousError::Taken { place: place.clone(), rank: 1 }));
+    assert!(began.elapsed() < Duration::from_secs(30));
+    assert!(coming(party(2, 3), &place, b"c").join().expect("it ends").is_ok());
+    assert!(first.join().expect("it ends").is_ok());
+    going.join().expect("it ends");
 }
 
 #[test]
@@ -163,7 +223,8 @@ fn a_second_process_of_the_same_rank_takes_nothing_from_the_first() {
     first.deliver(b"+first", &patience(LONG)).expect("rank 0 is there");
     let second =
         Visitor::new(party(1, 3), place.clone()).deliver(b"+second", &patience(Duration::from_millis(300)));
-    assert_eq!(second, Err(RendezvousError::Late { place: place.clone() }));
+    let cause = Cause::Taken { rank: 1 };
+    assert_eq!(second, Err(RendezvousError::Late { place: place.clone(), cause }));
     let third = coming(party(2, 3), &place, b"c").join().expect("it ends");
     assert_eq!(third, Ok(Verdict::Given(vec![b"a".to_vec(), b"first".to_vec(), b"c".to_vec()])));
     assert!(first.await_verdict(&patience(LONG)).is_ok());
@@ -225,6 +286,30 @@ fn more_silent_connections_than_there_are_places_keep_nobody_out() {
     going.join().expect("it ends");
 }
 
+/// A connection that comes from this address of the loopback network.
+fn from(host: [u8; 4], place: &Place) -> TcpStream {
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("there is one");
+    bind(&socket, &SocketAddr::from((host, 0))).expect("it is this host's");
+    connect(&socket, &SocketAddr::from(([127, 0, 0, 1], place.port))).expect("somebody listens");
+    socket.into()
+}
+
+// Whoever came first went, from wherever the newest came.
+#[test]
+fn one_host_cannot_take_the_places_of_another() {
+    let (mut root, place) = root(2);
+    let going = spawn(move || round(&mut root, &given(b"a")));
+    let mut slow = from([127, 0, 0, 2], &place);
+    slow.write_all(&MAGIC).expect("somebody listens");
+    let silent: Vec<TcpStream> = (0..STRANGERS + 50).map(|_| from([127, 0, 0, 3], &place)).collect();
+    silent[0].set_read_timeout(Some(LONG)).expect("it is a time");
+    assert_eq!((&silent[0]).read(&mut [0]).ok(), Some(0));
+    slow.write_all(&[0; HELLO_BYTES - MAGIC.len()]).expect("it was let in");
+    slow.read_exact(&mut [0; 32]).expect("rank 0 answers");
+    assert!(coming(party(1, 2), &place, b"b").join().expect("it ends").is_ok());
+    going.join().expect("it ends");
+}
+
 #[test]
 fn a_worker_does_not_believe_a_rank_0_that_does_not_know_the_secret() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("there is a port");
@@ -248,7 +333,7 @@ fn a_worker_does_not_believe_a_rank_0_that_does_not_know_the_secret() {
 fn a_taken_port_says_so() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("there is a port");
     let port = listener.local_addr().expect("it listens").port();
-    let refused = Root::listen(party(0, 2), &here(port)).expect_err("it is taken");
+    let refused = Root::listen(party(0, 2), &here(port), &patience(LONG)).expect_err("it is taken");
     assert_eq!(refused, RendezvousError::InUse { port });
 }
 

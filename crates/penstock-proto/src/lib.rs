@@ -27,6 +27,7 @@
 //! | [`overlay`] | who passes on to whom |
 //! | [`progress`] | the least of many counts |
 //! | [`handshake`] | both ends of a network connection prove that they know the job's secret |
+//! | [`strangers`] | who of those that have not proved it goes where there is no room |
 //! | [`record`] | control messages on a stream |
 //! | [`error`] | one enum per operation |
 //! | `text.rs` | what somebody says: in how many letters, and which |
@@ -60,6 +61,7 @@ pub mod remote;
 pub mod request;
 pub mod shard;
 pub mod spec;
+pub mod strangers;
 pub mod submission;
 mod text;
 pub mod worker;

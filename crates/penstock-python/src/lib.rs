@@ -59,6 +59,10 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(manager::connect, module)?)?;
     module.add_function(wrap_pyfunction!(manager::make_certificate, module)?)?;
     module.add_function(wrap_pyfunction!(rendezvous::rendezvous_address, module)?)?;
+    module.add_function(wrap_pyfunction!(rendezvous::reachable, module)?)?;
+    module.add_function(wrap_pyfunction!(rendezvous::introduction, module)?)?;
+    module.add_function(wrap_pyfunction!(rendezvous::agree, module)?)?;
+    module.add_function(wrap_pyfunction!(rendezvous::named_servers, module)?)?;
     module.add_function(wrap_pyfunction!(rendezvous::given, module)?)?;
     module.add_function(wrap_pyfunction!(rendezvous::failed, module)?)?;
     module.add_function(wrap_pyfunction!(rendezvous::is_failure, module)?)?;

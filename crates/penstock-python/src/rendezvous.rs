@@ -4,7 +4,9 @@ use crate::detach::{Core, Detached, finish, interrupted, let_go};
 use crate::error::bad_argument;
 use crate::job::secret;
 use crate::seconds::Seconds;
+use penstock_join::address;
 use penstock_join::exchange::{self, Contributions, NoVerdict, Verdict};
+use penstock_join::introduce::{self, Disagreement, Introduction, MadeSecret, Plan, Topology};
 use penstock_join::patience::Patience;
 use penstock_join::tcp::{Party, Place, RendezvousError, Root, Visitor};
 use pyo3::prelude::*;
@@ -23,9 +25,19 @@ pub(crate) struct RendezvousRoot {
 #[pymethods]
 impl RendezvousRoot {
     #[new]
-    fn new(py: Python<'_>, size: u32, host: String, port: u16, secret: &str, job: String) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        size: u32,
+        host: String,
+        port: u16,
+        secret: &str,
+        job: String,
+        seconds: Seconds,
+    ) -> PyResult<Self> {
+        let longest = seconds.judged()?;
         let party = Party { rank: 0, size, secret: self::secret(py, secret)?, job };
-        let end = let_go(py, |_| Root::listen(party, &Place { host, port }))?;
+        let patience = || Patience::new(longest, &interrupted);
+        let end = let_go(py, |_| Root::listen(party, &Place { host, port }, &patience()))?;
         let end = end.map_err(|error| raise(py, &error))?;
         Ok(Self { port: end.port(), end: Core::new(Mutex::new(Some(end))) })
     }
@@ -112,20 +124,74 @@ where
 
 fn raise(py: Python<'_>, error: &RendezvousError) -> PyErr {
     let class = match error {
-        RendezvousError::Interrupted(_) => {
-            return match finish::<()>(py, Err(penstock::worker::Error::Interrupted)) {
-                Ok(()) => bad_argument(py, "PenstockError", &error.to_string(), None),
-                Err(raised) => raised,
-            };
-        }
+        RendezvousError::Interrupted(_) => return stopped(py),
         RendezvousError::NoAddress { .. } | RendezvousError::OtherSize { .. } => "OptionError",
         RendezvousError::InUse { .. } => "AddressInUse",
+        RendezvousError::Taken { .. } => "JobFull",
         RendezvousError::OtherSecret { .. } => "AuthenticationError",
-        RendezvousError::Late { .. } => "DeadlineExceeded",
+        RendezvousError::Late { .. } | RendezvousError::Unresolved { .. } => "DeadlineExceeded",
         RendezvousError::Left { .. } | RendezvousError::Changed { .. } => "ProtocolError",
         _ => "PenstockError",
     };
     bad_argument(py, class, &error.to_string(), error.hint())
+}
+
+/// What the caller's signal handler raised.
+fn stopped(py: Python<'_>) -> PyErr {
+    match finish::<()>(py, Err(penstock::worker::Error::Interrupted)) {
+        Ok(()) => bad_argument(py, "PenstockError", "interrupted", None),
+        Err(raised) => raised,
+    }
+}
+
+/// The address by which other hosts reach this one, if there is one.
+#[pyfunction]
+pub(crate) fn reachable(
+    py: Python<'_>,
+    rendezvous_address: String,
+    seconds: Seconds,
+) -> PyResult<Option<String>> {
+    let longest = seconds.judged()?;
+    let found =
+        let_go(py, |_| address::reachable(&rendezvous_address, &Patience::new(longest, &interrupted)))?;
+    found.map_err(|_| stopped(py))
+}
+
+/// What a process says of itself in the first round.
+#[pyfunction]
+pub(crate) fn introduction<'py>(
+    py: Python<'py>,
+    host: String,
+    job: String,
+    has_secret: bool,
+    alone: Option<bool>,
+    secret: Option<String>,
+) -> Bound<'py, PyBytes> {
+    let topology = alone.map(|alone| if alone { Topology::Cc } else { Topology::Cs });
+    let said = Introduction { host, job, has_secret, topology, secret: secret.map(MadeSecret) };
+    PyBytes::new(py, &said.spell())
+}
+
+/// What all conclude from it: who starts each server, whether all are on one host, the secret that rank 0 has made.
+#[pyfunction]
+pub(crate) fn agree(py: Python<'_>, messages: Vec<Vec<u8>>) -> PyResult<(Vec<usize>, bool, Option<String>)> {
+    let Plan { owners, one_host, secret } =
+        introduce::agree(&messages).map_err(|error| disagreement(py, &error))?;
+    Ok((owners, one_host, secret.map(|MadeSecret(secret)| secret)))
+}
+
+/// The servers' endpoint strings, from what each rank has said in the second round.
+#[pyfunction]
+pub(crate) fn named_servers(py: Python<'_>, owners: Vec<usize>, told: Vec<Vec<u8>>) -> PyResult<Vec<String>> {
+    introduce::servers(&owners, &told).map_err(|error| disagreement(py, &error))
+}
+
+fn disagreement(py: Python<'_>, error: &Disagreement) -> PyErr {
+    let class = match error {
+        Disagreement::Foreign { .. } | Disagreement::NoServer { .. } => "ProtocolError",
+        Disagreement::Job { .. } | Disagreement::Secret { .. } => "NotUnderLauncher",
+    };
+    bad_argument(py, class, &error.to_string(), Some(error.hint()))
 }
 
 /// Host and port of `HOST:PORT`.

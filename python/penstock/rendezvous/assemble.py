@@ -3,24 +3,23 @@ From processes that a launcher started to one job: they say which host each is o
 starts that host's server, and everyone learns all servers.
 
 Two rounds of the exchange. In the first, each process gives its host; rank 0 gives the topology, and the
-job's secret where it made one. From the answers every process computes the same plan. In the second, those
-who started a server give its endpoint string. A process that fails takes part in the round as one that
-failed, so nobody waits for it.
+job's secret where it made one. From the answers the core computes the same plan for every process, in
+Python or in C. In the second, those who started a server give its endpoint string. A process that fails
+takes part in the round as one that failed, so nobody waits for it.
 """
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from penstock import _core
-from penstock.exceptions import NotUnderLauncher, PenstockError, ProtocolError
+from penstock.exceptions import NotUnderLauncher, PenstockError
 from penstock.limit import Limit
 from penstock.rendezvous import address, environment
-from penstock.rendezvous.environment import Place, Topology
-from penstock.rendezvous.exchange import Exchange, fields
+from penstock.rendezvous.environment import Place
+from penstock.rendezvous.exchange import Exchange
 from penstock.rendezvous.servers import Server
 
 LOOPBACK = "127.0.0.1"
@@ -42,27 +41,9 @@ class Assembled:
     """What is needed to join."""
 
     servers: list[str]
-    secret: str
+    secret: str = field(repr=False)
     own: Server | None
     """The server that this process started."""
-
-
-def plan(hosts: Sequence[str], topology: Topology) -> Plan:
-    """
-    Who starts servers, from the host of each rank.
-
-    Examples
-    --------
-    >>> plan(["a", "a", "b", "b"], "cs")
-    Plan(owners=(0, 2), one_host=False)
-    >>> plan(["a", "b"], "cc")
-    Plan(owners=(0,), one_host=False)
-    """
-    first: dict[str, int] = {}
-    for rank, host in enumerate(hosts):
-        first.setdefault(host, rank)
-    owners = tuple(first.values()) if topology == "cs" else (0,)
-    return Plan(owners[: _core.MAX_SERVERS], len(first) == 1)
 
 
 def assemble(place: Place, exchange: Exchange, given: Mapping[str, str], deadline: Limit[float]) -> Assembled:
@@ -75,25 +56,24 @@ def assemble(place: Place, exchange: Exchange, given: Mapping[str, str], deadlin
         Not every process came; `.missing` holds their ranks.
     JobFailed
         Another process could not go on.
+    ProtocolError
+        Another process said something that is not understood.
     PenstockError
         This one could not.
     """
-    hosts, topology, secret = _introduce(place, exchange, deadline)
-    planned = plan(hosts, topology)
+    planned, secret = _introduce(place, exchange, deadline)
     own: Server | None = None
     endpoint = ""
     if place.rank in planned.owners:
         try:
-            own = _start(place, planned, exchange, secret, given)
+            own = _start(place, planned, exchange, secret, given, deadline)
             endpoint = own.listening(deadline)
         except Exception as error:
             exchange.fail(_reason(error), deadline)
             raise
     try:
-        endpoints = [one.decode() for one in exchange.gather(endpoint.encode(), deadline)]
-        servers = [endpoints[rank] for rank in planned.owners]
-        if not all(servers):
-            raise ProtocolError("a process that had to start a server named none")
+        told = exchange.gather(endpoint.encode(), deadline)
+        servers = _core.named_servers(planned.owners, told)
     except BaseException:
         if own is not None:
             own.end()
@@ -101,52 +81,38 @@ def assemble(place: Place, exchange: Exchange, given: Mapping[str, str], deadlin
     return Assembled(servers, secret, own)
 
 
-def _introduce(place: Place, exchange: Exchange, deadline: Limit[float]) -> tuple[list[str], Topology, str]:
+def _introduce(place: Place, exchange: Exchange, deadline: Limit[float]) -> tuple[Plan, str]:
     """The first round: everyone's host, the topology, and the secret."""
     try:
-        own_secret = environment.secret()
+        secret = environment.secret()
         topology = environment.topology()
         host = _core.host_id()
     except Exception as error:
         exchange.fail(_reason(error), deadline)
         raise
-    message = {"host": host, "job": environment.job_name(), "has_secret": own_secret is not None}
-    if place.rank == 0:
-        message["topology"] = topology
-        if own_secret is None and exchange.trusted:
-            message["secret"] = own_secret = secrets.token_hex(32)
-    everyone = [
-        fields(one, rank) for rank, one in enumerate(exchange.gather(json.dumps(message).encode(), deadline))
-    ]
-    _check(everyone)
-    first = everyone[0]
-    secret = own_secret or first.get("secret")
-    if not isinstance(secret, str):
+    has_secret, made = secret is not None, None
+    if place.rank == 0 and not has_secret and exchange.trusted:
+        made = secrets.token_hex(32)
+    alone = topology == "cc" if place.rank == 0 else None
+    message = _core.introduction(host, environment.job_name(), has_secret, alone, made)
+    owners, one_host, from_rank_0 = _core.agree(exchange.gather(message, deadline))
+    secret = secret or from_rank_0
+    if secret is None:
         raise NotUnderLauncher("the job has no secret", environment.HOW_TO_GIVE_ONE)
-    return [str(one["host"]) for one in everyone], "cc" if first.get("topology") == "cc" else "cs", secret
+    return Plan(tuple(owners), one_host), secret
 
 
-def _check(everyone: Sequence[Mapping[str, object]]) -> None:
-    """That all processes were told the same; every process comes to the same answer."""
-    first = everyone[0]
-    for rank, one in enumerate(everyone):
-        if one.get("job") != first.get("job"):
-            raise NotUnderLauncher(
-                f"rank {rank} was started for the job {one.get('job')!r}, rank 0 for {first.get('job')!r}",
-                "give all processes the same PENSTOCK_JOB",
-            )
-        if one.get("has_secret") != first.get("has_secret"):
-            having, lacking = (rank, 0) if one.get("has_secret") else (0, rank)
-            raise NotUnderLauncher(
-                f"rank {having} has a PENSTOCK_SECRET, rank {lacking} has none",
-                "give it to all processes (mpirun: -x PENSTOCK_SECRET), or to none",
-            )
-
-
-def _start(place: Place, planned: Plan, exchange: Exchange, secret: str, given: Mapping[str, str]) -> Server:
+def _start(
+    place: Place,
+    planned: Plan,
+    exchange: Exchange,
+    secret: str,
+    given: Mapping[str, str],
+    deadline: Limit[float],
+) -> Server:
     """The server of this host."""
     if not planned.one_host:
-        host: str | None = address.endpoint_host(address.reachable(exchange.rendezvous_address))
+        host: str | None = address.endpoint_host(address.reachable(exchange.rendezvous_address, deadline))
     else:
         # TCP on one host is what a user asks for who wants to see what it costs.
         host = LOOPBACK if given.get("transport") == "tcp" else None
@@ -166,5 +132,12 @@ def _reason(error: Exception) -> str:
 
 
 def as_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Options by the names of their environment variables."""
+    """
+    Options by the names of their environment variables.
+
+    Examples
+    --------
+    >>> as_environment({"transport": "tcp"})
+    {'PENSTOCK_TRANSPORT': 'tcp'}
+    """
     return {str(one["env"]): given[str(one["name"])] for one in _core.options() if one["name"] in given}

@@ -8,12 +8,10 @@ to wait, and only rank 0 has to know who is missing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Any
 
 from penstock import _core
-from penstock.exceptions import JobFailed, PenstockError, ProtocolError
+from penstock.exceptions import DeadlineExceeded, JobFailed, ProtocolError
 from penstock.limit import Limit
 from penstock.rendezvous.errors import RendezvousTimeout
 
@@ -27,11 +25,11 @@ more than an error of our own.
 
 
 class Missing(Exception):  # noqa: N818 (never leaves this package)
-    """Not every process has given its message in time."""
+    """Not every process has given its message in time; `why`, where that is known."""
 
-    def __init__(self, ranks: list[int]) -> None:
+    def __init__(self, ranks: list[int], why: DeadlineExceeded | None = None) -> None:
         super().__init__(ranks)
-        self.ranks = ranks
+        self.ranks, self.why = ranks, why
 
 
 class Exchange:
@@ -74,13 +72,14 @@ class Exchange:
         Takes part in the round as one that cannot go on. The others get the reason, shortened, in place of
         messages.
         """
-        contribution = _core.failed(why)
         try:
+            # A name of a file may be any bytes: what is no text is shown as the shell writes it.
+            contribution = _core.failed(why.encode(errors="backslashreplace").decode())
             if self.rank == 0:
                 self._round(contribution, deadline)
             else:
                 self.deliver(contribution, deadline)
-        except (PenstockError, Missing, OSError):
+        except Exception:
             return  # our own error is the one to be told
 
     def close(self) -> None:
@@ -91,8 +90,8 @@ class Exchange:
             try:
                 self.deliver(contribution, deadline)
                 verdict = self.await_verdict(deadline)
-            except Missing:
-                raise self._late([0], deadline.waited()) from None
+            except Missing as missing:
+                raise self._late([0], deadline.waited(), missing.why) from None
             return self._judge(verdict)
         try:
             contributions = self.collect(contribution, deadline)
@@ -112,14 +111,17 @@ class Exchange:
         assert messages is not None
         return messages
 
-    def _late(self, missing: list[int], waited: float) -> RendezvousTimeout:
+    def _late(
+        self, missing: list[int], waited: float, why: DeadlineExceeded | None = None
+    ) -> RendezvousTimeout:
         ranks = ", ".join(map(str, missing[:8])) + (
             f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         )
         return RendezvousTimeout(
             f"waited {waited:.1f} s for rank{'s' if len(missing) > 1 else ''} {ranks} of {self.size} to call "
-            "penstock.init()",
-            "check what they do or print, or raise the option `deadline` (PENSTOCK_DEADLINE)",
+            f"penstock.init(){f': {why}' if why else ''}",
+            (why and why.hint)
+            or "check what they do or print, or raise the option `deadline` (PENSTOCK_DEADLINE)",
             missing=missing,
             waited=waited,
         )
@@ -145,14 +147,3 @@ class Exchange:
     def await_verdict(self, deadline: Limit[float]) -> bytes:
         """Others: the verdict, which may come up to VERDICT_MARGIN after the deadline. Raises Missing."""
         raise NotImplementedError("the others' end only")
-
-
-def fields(message: bytes, rank: int) -> Mapping[str, Any]:
-    """A message that is a JSON object."""
-    try:
-        found = json.loads(message)
-    except ValueError as error:
-        raise ProtocolError(f"rank {rank} sent something that is not understood") from error
-    if not isinstance(found, dict):
-        raise ProtocolError(f"rank {rank} sent something that is not understood")
-    return found

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock import _core
-from penstock.exceptions import NotUnderLauncher
+from penstock.exceptions import NotUnderLauncher, ProtocolError
 from penstock.limit import Limit
 from penstock.rendezvous.environment import PAGES, Place
 from penstock.rendezvous.exchange import VERDICT_MARGIN, Exchange, Missing
@@ -109,8 +109,13 @@ class Mpi(Exchange):
         status = self._mpi.Status()
         if not self._world.Iprobe(source, _TAG, status):
             return None
-        message = bytearray(min(status.Get_count(self._mpi.BYTE), limit))
-        sender = int(status.Get_source())
+        count, sender = int(status.Get_count(self._mpi.BYTE)), int(status.Get_source())
+        if not 0 <= count <= limit:
+            raise ProtocolError(
+                f"expected a message of at most {limit} bytes of rank {sender}, got {count}",
+                f"does the program use the tag {_TAG} in MPI_COMM_WORLD?",
+            )
+        message = bytearray(count)
         self._world.Recv([message, self._mpi.BYTE], sender, _TAG)
         return sender, bytes(message)
 

@@ -12,23 +12,26 @@ from collections.abc import Mapping
 from penstock import _core
 from penstock.exceptions import DeadlineExceeded
 from penstock.limit import Limit
+from penstock.rendezvous.environment import Place
 from penstock.rendezvous.exchange import Exchange, Missing
 
 
-def meet(rank: int, size: int, host: str, port: int, secret: str, job: str) -> Exchange:
+def meet(place: Place, host: str, port: int, secret: str, job: str, deadline: Limit[float]) -> Exchange:
     """This process's side of the rendezvous at `host`:`port`."""
-    if rank == 0:
-        return Root(size, host, port, secret, job)
-    return Visitor(rank, size, host, port, secret, job)
+    if place.rank == 0:
+        return Root(place.size, host, port, secret, job, deadline)
+    return Visitor(place.rank, place.size, host, port, secret, job)
 
 
 class Root(Exchange):
-    """Rank 0's end: it listens."""
+    """Rank 0's end: it listens. `deadline` bounds the look for the host's address."""
 
-    def __init__(self, size: int, host: str, port: int, secret: str, job: str) -> None:
+    def __init__(
+        self, size: int, host: str, port: int, secret: str, job: str, deadline: Limit[float]
+    ) -> None:
         super().__init__(0, size)
         self.rendezvous_address = host
-        self._end = _core.RendezvousRoot(size, host, port, secret, job)
+        self._end = _core.RendezvousRoot(size, host, port, secret, job, deadline.left())
         self.port = self._end.port
 
     def collect(self, own: bytes, deadline: Limit[float]) -> Mapping[int, bytes]:
@@ -55,14 +58,14 @@ class Visitor(Exchange):
     def deliver(self, contribution: bytes, deadline: Limit[float]) -> None:
         try:
             self._end.deliver(contribution, deadline.left())
-        except DeadlineExceeded:
-            raise Missing([0]) from None
+        except DeadlineExceeded as late:
+            raise Missing([0], late) from None
 
     def await_verdict(self, deadline: Limit[float]) -> bytes:
         try:
             return self._end.await_verdict(deadline.left())
-        except DeadlineExceeded:
-            raise Missing([0]) from None
+        except DeadlineExceeded as late:
+            raise Missing([0], late) from None
 
     def close(self) -> None:
         self._end.close()

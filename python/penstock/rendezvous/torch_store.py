@@ -58,8 +58,13 @@ class TorchStore(Exchange):
                 if found is not None:
                     came[rank] = found
                     continue
-                here = [other for other in range(rank, self.size) if self._store.check([self._key(other)])]
-                came |= self._failed(here)
+                try:
+                    here = [
+                        other for other in range(rank, self.size) if self._store.check([self._key(other)])
+                    ]
+                    came |= self._failed(here)
+                except RuntimeError as error:
+                    raise self._lost(error) from error
                 if not deadline.left() and not any(map(_core.is_failure, came.values())):
                     raise Missing([other for other in range(rank, self.size) if other not in here])
         return came

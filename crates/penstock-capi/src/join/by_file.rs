@@ -144,7 +144,7 @@ fn gather(
 fn late(error: Error, place: &Place, patience: &Patience) -> JoinError {
     match error {
         Error::BarrierTimeout { missing, .. } if !missing.is_empty() => {
-            JoinError::Late { missing, size: place.size, waited: patience.since.elapsed() }
+            JoinError::Late { missing, size: place.size, waited: patience.since.elapsed(), cause: None }
         }
         error => error.into(),
     }
@@ -195,7 +195,7 @@ fn find(file: &Path, place: &Place, patience: &Patience) -> Result<(Endpoint, Se
             Some(Note::Failed { reason }) => return Err(JoinError::RankZero { reason }),
             _ if patience.left().is_zero() => {
                 let (size, waited) = (place.size, patience.since.elapsed());
-                return Err(JoinError::Late { missing: vec![0], size, waited });
+                return Err(JoinError::Late { missing: vec![0], size, waited, cause: None });
             }
             _ => {}
         }

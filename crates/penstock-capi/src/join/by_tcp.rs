@@ -11,7 +11,7 @@ use penstock::options::{Options, Transport};
 use penstock::server::Server;
 use penstock::worker::{Job, Membership};
 use penstock_join::address::reachable;
-use penstock_join::introduce::{Introduction, Plan, agree};
+use penstock_join::introduce::{Introduction, Plan, agree, servers};
 use penstock_join::patience::Patience;
 use penstock_join::tcp::{self, Party, Rendezvous, RoundError};
 use penstock_proto::message::Secret;
@@ -29,7 +29,11 @@ pub(super) fn meet(
     let &Place { rank, size, .. } = place;
     let party = Party { rank, size, secret, job: environment.job() };
     let patience = Patience::new(options.deadline, &|| false);
-    let mut rendezvous = Rendezvous::open(party, &at)?;
+    let late = |error| match error {
+        RoundError::Late { missing, waited, cause } => JoinError::Late { missing, size, waited, cause },
+        error => error.into(),
+    };
+    let mut rendezvous = Rendezvous::open(party, &at, &patience)?;
 
     let topology = match environment.topology() {
         Ok(topology) => topology,
@@ -45,12 +49,8 @@ pub(super) fn meet(
         topology: (rank == 0).then_some(topology),
         secret: None,
     };
-    let late = |error| match error {
-        RoundError::Late { missing, waited } => JoinError::Late { missing, size, waited },
-        error => error.into(),
-    };
     let plan = agree(&rendezvous.gather(&introduction.spell(), size, &patience).map_err(late)?)?;
-    let own = match carry(environment, place, &at, secret, &options, &plan) {
+    let own = match carry(environment, place, &at, secret, &options, &plan, &patience) {
         Ok(own) => own,
         Err(error) => {
             rendezvous.fail(&error.to_string(), size, &patience);
@@ -59,8 +59,7 @@ pub(super) fn meet(
     };
     let (endpoint, server) = own.unzip();
     let told = rendezvous.gather(endpoint.unwrap_or_default().as_bytes(), size, &patience).map_err(late)?;
-    let owners = plan.owners.iter().map(|&owner| String::from_utf8_lossy(&told[owner]).into_owned());
-    let servers = endpoints(&owners.collect::<Vec<_>>())?;
+    let servers = endpoints(&servers(&plan.owners, &told)?)?;
     let membership = Membership { servers, job: environment.job(), secret, rank, size };
     Ok((Job::connect(&membership, options)?, server))
 }
@@ -73,6 +72,7 @@ fn carry(
     secret: Secret,
     options: &Options,
     plan: &Plan,
+    patience: &Patience<'_>,
 ) -> Result<Option<(String, Server)>, JoinError> {
     let Some(index) = plan.owners.iter().position(|&owner| owner == place.rank as usize) else {
         return Ok(None);
@@ -81,9 +81,9 @@ fn carry(
         // TCP on one host is what a user asks for who wants to see what it costs.
         (options.transport == Transport::Tcp).then(|| carried::LOOPBACK.to_owned())
     } else {
-        let given = environment.get("PENSTOCK_ADDRESS");
-        let found = || reachable(&at.host).map(|address| address.to_string());
-        Some(given.or_else(found).ok_or(JoinError::NoAddress)?)
+        // Nobody interrupts here: who would say so has no way to.
+        let found = || reachable(&at.host, patience).ok().flatten();
+        Some(environment.get("PENSTOCK_ADDRESS").or_else(found).ok_or(JoinError::NoAddress)?)
     };
     let servers = plan.owners.len();
     let role = Role { index: index as u32, servers: servers as u32, workers: place.size, listen, secret };

@@ -6,7 +6,7 @@ use penstock::server::StartError;
 use penstock::worker::Error;
 use penstock_fabric::net::endpoint::NoEndpoint;
 use penstock_join::introduce::Disagreement;
-use penstock_join::tcp::{NoPlace, RendezvousError, RoundError};
+use penstock_join::tcp::{Cause, NoPlace, RendezvousError, RoundError};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -97,8 +97,8 @@ pub(crate) enum JoinError {
     #[error("this host has no address but loopback, so the job's other hosts cannot reach its server")]
     NoAddress,
     /// Not all came.
-    #[error("waited {waited:.1?} for {} of {size} to call penstock_init()", ranks(missing))]
-    Late { missing: Vec<u32>, size: u32, waited: Duration },
+    #[error("waited {waited:.1?} for {} of {size} to call penstock_init(){}", ranks(missing), because(cause.as_ref()))]
+    Late { missing: Vec<u32>, size: u32, waited: Duration, cause: Option<Cause> },
     /// The system.
     #[error("could not {what}: {reason}")]
     System { what: &'static str, reason: String },
@@ -116,6 +116,8 @@ fn met(error: &RoundError) -> penstock_status {
     match error {
         RoundError::Rendezvous(error) => match error {
             RendezvousError::NoAddress { .. } | RendezvousError::OtherSize { .. } => PENSTOCK_BAD_OPTION,
+            RendezvousError::Taken { .. } => PENSTOCK_JOB_FULL,
+            RendezvousError::Unresolved { .. } | RendezvousError::Late { .. } => PENSTOCK_DEADLINE_EXCEEDED,
             RendezvousError::InUse { .. } => PENSTOCK_ADDRESS_IN_USE,
             RendezvousError::OtherSecret { .. } => PENSTOCK_AUTHENTICATION,
             RendezvousError::Left { .. } | RendezvousError::Changed { .. } => PENSTOCK_PROTOCOL,
@@ -125,6 +127,11 @@ fn met(error: &RoundError) -> penstock_status {
         RoundError::Failed { .. } => PENSTOCK_JOB_FAILED,
         RoundError::Verdict(_) | RoundError::TooLong { .. } => PENSTOCK_PROTOCOL,
     }
+}
+
+/// Why rank 0 was not reached, if that is known.
+fn because(cause: Option<&Cause>) -> String {
+    cause.map_or_else(String::new, |cause| format!(": {cause}"))
 }
 
 fn ranks(missing: &[u32]) -> String {
@@ -168,7 +175,9 @@ impl JoinError {
         match self {
             Self::Manager(error) => asked(error),
             Self::Round(error) => met(error),
-            Self::Disagreement(Disagreement::Foreign { .. }) => PENSTOCK_PROTOCOL,
+            Self::Disagreement(Disagreement::Foreign { .. } | Disagreement::NoServer { .. }) => {
+                PENSTOCK_PROTOCOL
+            }
             Self::NoPlace(_) | Self::NoTopology { .. } | Self::NoAddress => PENSTOCK_BAD_OPTION,
             Self::NoNumber { .. } | Self::NoSecret { .. } | Self::BadServer { .. } | Self::Misspelled(_) => {
                 PENSTOCK_BAD_OPTION
@@ -190,13 +199,8 @@ impl JoinError {
             Self::NoPlace(error) => error.hint().to_owned(),
             Self::Round(RoundError::Rendezvous(error)) => return error.hint().map(str::to_owned),
             Self::Round(RoundError::Failed { .. }) => "see the output of the process that it names".to_owned(),
-            Self::Round(_) | Self::Disagreement(Disagreement::Foreign { .. }) => {
-                "is another program there?".to_owned()
-            }
-            Self::Disagreement(Disagreement::Job { .. }) => "give all processes the same PENSTOCK_JOB".to_owned(),
-            Self::Disagreement(Disagreement::Secret { .. }) => {
-                "give it to all processes (mpirun: -x PENSTOCK_SECRET), or to none".to_owned()
-            }
+            Self::Round(_) => "is another program there?".to_owned(),
+            Self::Disagreement(error) => error.hint().to_owned(),
             Self::NoTopology { .. } => {
                 "for servers on hosts without workers, start `penstock server` there and give the workers PENSTOCK_MANAGER or PENSTOCK_SERVERS".to_owned()
             }
@@ -234,6 +238,7 @@ impl JoinError {
                 )
             }
             Self::RankZero { .. } => "see its output".to_owned(),
+            Self::Late { cause: Some(cause), .. } => cause.hint().to_owned(),
             Self::Late { .. } => {
                 "check what they do or print, or raise the option `deadline` (PENSTOCK_DEADLINE)".to_owned()
             }

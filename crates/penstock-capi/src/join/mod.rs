@@ -57,7 +57,7 @@ impl Joined {
 }
 
 /// What a program says of its job itself; what it leaves open, the environment says.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Given<'a> {
     pub(crate) job: Option<&'a str>,
     pub(crate) secret: Option<&'a str>,

@@ -52,6 +52,11 @@ impl Member {
         if self.received.len() > READ_AHEAD_LIMIT { Err(Stranger) } else { Ok(()) }
     }
 
+    /// Whether nothing has come.
+    pub fn is_silent(&self) -> bool {
+        self.received.is_empty() && self.conversation.is_none()
+    }
+
     /// Goes on with the handshake as far as the bytes allow; the rank, once the connection has proved itself. `here` says whether
     /// somebody else is here under a rank. What a stranger is to be told is in `to_send`.
     pub fn shake_hands(

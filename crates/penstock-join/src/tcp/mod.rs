@@ -26,7 +26,7 @@ use crate::patience::Interrupted;
 use penstock_proto::message::Secret;
 use proof::Nonce;
 use std::fmt;
-use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -69,16 +69,6 @@ impl FromStr for Place {
             (Some(host), Some(port)) => Ok(Self { host: host.to_owned(), port }),
             _ => Err(refused()),
         }
-    }
-}
-
-impl Place {
-    /// Its addresses, of which there is one at least.
-    fn resolve(&self) -> Result<Vec<SocketAddr>, RendezvousError> {
-        let refused = |reason: String| RendezvousError::NoAddress { host: self.host.clone(), reason };
-        let found = (&self.host[..], self.port).to_socket_addrs();
-        let found: Vec<_> = found.map_err(|error| refused(plain(&error)))?.collect();
-        if found.is_empty() { Err(refused("it is unknown".to_owned())) } else { Ok(found) }
     }
 }
 
@@ -145,11 +135,29 @@ pub enum RendezvousError {
         /// What it was told.
         size: u32,
     },
+    /// The name server did not tell rank 0 in time where to listen.
+    #[error("the address of the rendezvous host `{host}` was not found within {waited:.1?}")]
+    Unresolved {
+        /// Its name.
+        host: String,
+        /// How long it was looked up.
+        waited: Duration,
+    },
+    /// Another process has this rank.
+    #[error("another process has come to the rendezvous at {place} as rank {rank}")]
+    Taken {
+        /// Where.
+        place: Place,
+        /// The rank of both.
+        rank: u32,
+    },
     /// Rank 0 was not reached in time.
-    #[error("rank 0 was not reached at {place}")]
+    #[error("rank 0 was not reached at {place}: {cause}")]
     Late {
         /// Where.
         place: Place,
+        /// What became of the last attempts.
+        cause: Cause,
     },
     /// Rank 0 has ended, or let go of this process.
     #[error("rank 0 went away during the rendezvous at {place}")]
@@ -176,6 +184,70 @@ pub enum RendezvousError {
     Interrupted(#[from] Interrupted),
 }
 
+/// What became of an attempt to reach rank 0. Another may succeed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The host's name has no address so far.
+    #[error("the name `{host}` has no address: {reason}")]
+    NoAddress {
+        /// The name.
+        host: String,
+        /// What the system says.
+        reason: String,
+    },
+    /// The system has not said yet whether it has one.
+    #[error("the address of `{host}` is still being looked up")]
+    Unresolved {
+        /// The name.
+        host: String,
+    },
+    /// There is no connection.
+    #[error("{reason} at {address}")]
+    Unreachable {
+        /// The last address that was tried.
+        address: SocketAddr,
+        /// What the system says.
+        reason: String,
+    },
+    /// Nobody answers.
+    #[error("nobody answered there")]
+    Silent,
+    /// Somebody takes connections there, and ends them.
+    #[error("whoever listens there ended the connection")]
+    Ended,
+    /// Somebody listens there who is not rank 0.
+    #[error("whoever listens there does not answer as rank 0 of a job does")]
+    Foreign,
+    /// Another process has this rank.
+    #[error("another process has come there as rank {rank}")]
+    Taken {
+        /// The rank of both.
+        rank: u32,
+    },
+}
+
+impl Cause {
+    /// What the user can do about it.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::NoAddress { .. } | Self::Unresolved { .. } => {
+                "PENSTOCK_RENDEZVOUS=HOST:PORT names the host of rank 0 as the others reach it, by an address if its name is not known there"
+            }
+            Self::Unreachable { .. } => {
+                "check what rank 0 prints, and that PENSTOCK_RENDEZVOUS names its host and a port that no firewall closes"
+            }
+            Self::Taken { .. } => TAKEN_HINT,
+            Self::Ended | Self::Foreign => {
+                "another program may use this port: then choose another in PENSTOCK_RENDEZVOUS"
+            }
+            Self::Silent => "check what rank 0 prints",
+        }
+    }
+}
+
+const TAKEN_HINT: &str = "start one process for each rank: give each a PENSTOCK_RANK of its own, and end those of an earlier start";
+
 impl RendezvousError {
     /// What the user can do about it.
     pub fn hint(&self) -> Option<&'static str> {
@@ -195,18 +267,16 @@ impl RendezvousError {
             Self::OtherSize { .. } => {
                 Some("start all processes of the job with one command, or give all the same PENSTOCK_SIZE")
             }
-            Self::Late { .. } | Self::Left { .. } => Some("check what rank 0 prints"),
+            Self::Unresolved { .. } => {
+                Some("name rank 0's host in PENSTOCK_RENDEZVOUS by its address, or check the name server")
+            }
+            Self::Taken { .. } => Some(TAKEN_HINT),
+            Self::Late { cause, .. } => Some(cause.hint()),
+            Self::Left { .. } => Some("check what rank 0 prints"),
             Self::System { .. } => Some("run `penstock doctor` on this host"),
             Self::Changed { .. } | Self::Interrupted(_) => None,
         }
     }
-}
-
-/// What the system says of an error, without the number that Rust adds.
-fn plain(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    let text = text.strip_prefix("failed to lookup address information: ").unwrap_or(&text);
-    text.split(" (os error").next().unwrap_or(text).to_owned()
 }
 
 fn nonce() -> Result<Nonce, RendezvousError> {

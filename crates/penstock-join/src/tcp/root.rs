@@ -1,17 +1,30 @@
 //! Rank 0's end of a rendezvous: it listens.
 
 use super::member::{Expected, Member};
-use super::{Party, Place, RendezvousError, STRANGER_TIME, nonce, plain};
+use super::{Party, Place, RendezvousError, STRANGER_TIME, nonce};
 use crate::exchange::{Contributions, GONE, VERDICT_MARGIN, is_failure};
 use crate::patience::{Interrupted, Patience};
+use crate::resolve::{Lookup, Unresolved, plain, system};
+use penstock_fabric::descriptors;
+use penstock_proto::strangers::{Places, Stranger};
 use rustix::event::{PollFd, PollFlags};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Connections that have not proved themselves and are listened to at once; one more drops the oldest.
+/// Connections of one host that have not proved themselves and are listened to at once; one more drops the oldest.
 pub const STRANGERS: usize = 256;
+/// The same of all hosts, and how many of one network are few.
+const PLACES: Places = Places { a_host: STRANGERS, all: 4 * STRANGERS, few: 64 };
+/// Who has said nothing for so long is no process that comes: its first words follow at once, but for a lost packet.
+const SILENT: Duration = Duration::from_secs(1);
+/// Connections that may stand in the kernel's queue, if the system allows as many.
+const QUEUE: i32 = 4096;
+/// Connections accepted in one turn.
+const TURN: usize = 64;
+/// How long nobody is accepted where the system had no descriptor left: there is no event for that.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// After the failure of another process, rank 0 stays this long to tell those that are about to come.
 const LATE: Duration = Duration::from_secs(1);
 const READ_BYTES: usize = 8192;
@@ -20,7 +33,8 @@ const READ_BYTES: usize = 8192;
 #[derive(Debug)]
 struct Connection {
     stream: TcpStream,
-    until: Instant,
+    host: IpAddr,
+    since: Instant,
     member: Member,
 }
 
@@ -73,6 +87,8 @@ pub struct Root {
     expected: Expected,
     listener: TcpListener,
     port: u16,
+    /// Until when nobody is accepted: the system had no descriptor or no memory left for one more connection.
+    full: Option<Instant>,
     /// In the order in which they came.
     strangers: VecDeque<Connection>,
     members: BTreeMap<u32, Connection>,
@@ -83,10 +99,16 @@ pub struct Root {
 
 impl Root {
     /// Listens at `place`: at an address that was given as such, on every interface for a name. A host's own name often leads to its
-    /// loopback address, where nobody else could come. The rank of `party` is not looked at.
-    pub fn listen(party: Party, place: &Place) -> Result<Self, RendezvousError> {
+    /// loopback address, where nobody else could come. The rank of `party` is not looked at. `patience`: for the name server.
+    pub fn listen(party: Party, place: &Place, patience: &Patience<'_>) -> Result<Self, RendezvousError> {
         let Party { size, secret, job, .. } = party;
-        let first = place.resolve()?[0];
+        let host = || place.host.clone();
+        let found = Lookup::default().resolve(&place.host, place.port, patience, system);
+        let first = found.map_err(|unresolved| match unresolved {
+            Unresolved::Refused(reason) => RendezvousError::NoAddress { host: host(), reason },
+            Unresolved::Late => RendezvousError::Unresolved { host: host(), waited: patience.waited() },
+            Unresolved::Interrupted(interrupted) => interrupted.into(),
+        })?[0];
         let bare = place.host.split('%').next().unwrap_or_default();
         let exactly = place.host == "localhost" || bare.parse::<IpAddr>().is_ok();
         let everywhere = match first {
@@ -100,11 +122,14 @@ impl Root {
         };
         let listener = TcpListener::bind(address).map_err(refused)?;
         listener.set_nonblocking(true).map_err(refused)?;
+        // std asks for a queue of 128; the system takes what it allows at most.
+        let _ = rustix::net::listen(&listener, QUEUE);
         let port = listener.local_addr().map_err(refused)?.port();
         Ok(Self {
             expected: Expected { size, secret, job },
             listener,
             port,
+            full: None,
             strangers: VecDeque::new(),
             members: BTreeMap::new(),
             came: Contributions::new(),
@@ -163,10 +188,14 @@ impl Root {
     /// Waits for something to happen, and deals with it.
     fn step(&mut self, patience: &Patience<'_>) -> Result<(), Interrupted> {
         let now = Instant::now();
-        self.strangers.retain(|one| one.until > now);
-        let due = self.strangers.front().map_or(Duration::MAX, |one| one.until - now);
+        self.strangers.retain(|one| now - one.since < STRANGER_TIME);
+        let due = self.strangers.front().map(|one| one.since + STRANGER_TIME - now);
+        self.full = self.full.filter(|&until| until > now);
+        let due = due.into_iter().chain(self.full.map(|until| until - now)).min().unwrap_or(Duration::MAX);
         let ranks: Vec<u32> = self.members.keys().copied().collect();
-        let mut watched = vec![PollFd::new(&self.listener, PollFlags::IN)];
+        // While nobody can be accepted it is not watched: it would be ready all the time for the same connection.
+        let accepts = if self.full.is_none() { PollFlags::IN } else { PollFlags::empty() };
+        let mut watched = vec![PollFd::new(&self.listener, accepts)];
         watched.extend(self.strangers.iter().chain(self.members.values()).map(Connection::watch));
         patience.poll(&mut watched, due)?;
         let seen: Vec<PollFlags> = watched.iter().map(PollFd::revents).collect();
@@ -186,14 +215,37 @@ impl Root {
     }
 
     fn accept(&mut self) {
-        // It may have gone already, or no descriptor is left for it, or no random bytes.
-        let Ok((stream, _)) = self.listener.accept() else { return };
-        let (Ok(()), Ok(nonce)) = (stream.set_nonblocking(true), nonce()) else { return };
-        if self.strangers.len() >= STRANGERS {
-            self.strangers.pop_front();
+        for _ in 0..TURN {
+            match self.listener.accept() {
+                Ok((stream, from)) => self.let_in(stream, from.ip().to_canonical()),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                // It ended before it was accepted.
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => {}
+                // No descriptor or no memory is left. Who knocks stands in the queue meanwhile.
+                Err(_) => {
+                    if !matches!(descriptors::raise_limit(), Ok(true)) {
+                        self.full = Some(Instant::now() + LOOK_AGAIN);
+                        return;
+                    }
+                }
+            }
         }
-        let until = Instant::now() + STRANGER_TIME;
-        self.strangers.push_back(Connection { stream, until, member: Member::new(nonce) });
+    }
+
+    /// One more stranger. Where there is no room another goes.
+    fn let_in(&mut self, stream: TcpStream, host: IpAddr) {
+        let (Ok(()), Ok(nonce)) = (stream.set_nonblocking(true), nonce()) else { return };
+        let now = Instant::now();
+        let strangers = self.strangers.iter().enumerate().map(|(key, one)| Stranger {
+            key,
+            host: one.host,
+            silent: one.member.is_silent() && now - one.since >= SILENT,
+        });
+        if let Some(oldest) = PLACES.who_goes(strangers, host) {
+            self.strangers.remove(oldest);
+        }
+        self.strangers.push_back(Connection { stream, host, since: now, member: Member::new(nonce) });
     }
 
     /// A connection that has not proved itself: it stays one, becomes a member, or is dropped.

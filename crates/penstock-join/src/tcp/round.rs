@@ -1,6 +1,6 @@
 //! A whole round, whichever end this process has.
 
-use super::{Party, Place, RendezvousError, Root, Visitor};
+use super::{Cause, Party, Place, RendezvousError, Root, Visitor};
 use crate::exchange::{MESSAGE_LIMIT, NoVerdict, Verdict, failed, given};
 use crate::patience::Patience;
 use std::time::Duration;
@@ -27,6 +27,8 @@ pub enum RoundError {
         missing: Vec<u32>,
         /// How long they were waited for.
         waited: Duration,
+        /// Where rank 0 was not reached, why.
+        cause: Option<Cause>,
     },
     /// Another process could not go on.
     #[error("{text}")]
@@ -47,9 +49,9 @@ pub enum Rendezvous {
 
 impl Rendezvous {
     /// The end of `party`; rank 0 listens from now on.
-    pub fn open(party: Party, place: &Place) -> Result<Self, RendezvousError> {
+    pub fn open(party: Party, place: &Place, patience: &Patience<'_>) -> Result<Self, RendezvousError> {
         Ok(match party.rank {
-            0 => Self::Root(Box::new(Root::listen(party, place)?)),
+            0 => Self::Root(Box::new(Root::listen(party, place, patience)?)),
             _ => Self::Visitor(Box::new(Visitor::new(party, place.clone()))),
         })
     }
@@ -66,7 +68,7 @@ impl Rendezvous {
         }
         match self.round(&given(message), size, patience)? {
             Verdict::Given(messages) => Ok(messages),
-            Verdict::Late { missing, waited } => Err(RoundError::Late { missing, waited }),
+            Verdict::Late { missing, waited } => Err(RoundError::Late { missing, waited, cause: None }),
             Verdict::Failed { text } => Err(RoundError::Failed { text }),
         }
     }
@@ -103,8 +105,9 @@ impl Rendezvous {
                     visitor.deliver(contribution, patience).and_then(|()| visitor.await_verdict(patience));
                 match told {
                     Ok(verdict) => Ok(Verdict::read(&verdict, size)?),
-                    Err(RendezvousError::Late { .. }) => {
-                        Ok(Verdict::Late { missing: vec![0], waited: patience.waited() })
+                    Err(RendezvousError::Late { cause, .. }) => {
+                        let (missing, waited) = (vec![0], patience.waited());
+                        Err(RoundError::Late { missing, waited, cause: Some(cause) })
                     }
                     Err(error) => Err(error.into()),
                 }

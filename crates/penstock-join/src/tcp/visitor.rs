@@ -1,26 +1,30 @@
 //! Everyone else's end of a rendezvous: it comes to rank 0, again and again until rank 0 is there.
 
 use super::proof::{
-    Claim, Conversation, Digest, FRAME_HEAD_BYTES, MAGIC, Nonce, Side, WELCOME, WRONG_SECRET, WRONG_SIZE,
+    Claim, Conversation, Digest, FRAME_HEAD_BYTES, MAGIC, Nonce, Side, TAKEN, WELCOME, WRONG_SECRET,
+    WRONG_SIZE,
 };
-use super::{Party, Place, RendezvousError, STRANGER_TIME, nonce};
+use super::{Cause, Party, Place, RendezvousError, STRANGER_TIME, nonce};
 use crate::exchange::{VERDICT_MARGIN, verdict_limit};
 use crate::patience::{Interrupted, Patience};
+use crate::resolve::{Lookup, Resolver, Unresolved, plain, system};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Pause before it tries again: rank 0 may not be listening yet.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// How long rank 0 may say that somebody else has this rank: an earlier connection of this process ends before.
+const TAKEN_TIME: Duration = Duration::from_secs(5);
 
 /// Why a connection is of no use.
 enum Unfit {
     /// Trying again may help.
-    Passing,
+    Passing(Cause),
     /// It took too long.
     Late,
     /// It will not.
@@ -39,17 +43,20 @@ pub struct Visitor {
     party: Party,
     place: Place,
     met: Option<(TcpStream, Conversation)>,
+    lookup: Lookup,
+    resolver: Resolver,
 }
 
 impl Visitor {
     /// Nothing is sent yet.
     pub fn new(party: Party, place: Place) -> Self {
-        Self { party, place, met: None }
+        Self { party, place, met: None, lookup: Lookup::default(), resolver: system }
     }
 
     /// Hands a contribution to rank 0.
     pub fn deliver(&mut self, contribution: &[u8], patience: &Patience<'_>) -> Result<(), RendezvousError> {
         let mut pause = FIRST_PAUSE;
+        let (mut last, mut taken_since) = (None, None);
         let (mut stream, mut conversation) = loop {
             if let Some(met) = self.met.take() {
                 break met;
@@ -57,17 +64,29 @@ impl Visitor {
             match self.come(patience) {
                 Ok(met) => break met,
                 Err(Unfit::Final(error)) => return Err(error),
-                Err(_) if patience.is_over() => return Err(self.late()),
-                // Nothing tells when a port on another host begins to listen.
-                Err(_) => patience.sleep(pause)?,
+                Err(Unfit::Passing(cause)) => last = Some(cause),
+                // Where the time was up in the middle of an attempt, the one before says more.
+                Err(Unfit::Late) if last.is_some() && patience.is_over() => {}
+                Err(Unfit::Late) => last = Some(Cause::Silent),
             }
+            if !matches!(last, Some(Cause::Taken { .. })) {
+                taken_since = None;
+            } else if taken_since.get_or_insert_with(Instant::now).elapsed() > TAKEN_TIME {
+                return Err(RendezvousError::Taken { place: self.place.clone(), rank: self.party.rank });
+            }
+            if patience.is_over() {
+                return Err(self.late(last.unwrap_or(Cause::Silent)));
+            }
+            // Nothing tells when a port on another host begins to listen.
+            patience.sleep(pause)?;
             pause = (2 * pause).min(LONGEST_PAUSE);
         };
         let sent = send(&mut stream, &conversation.frame(contribution), patience);
         self.met = Some((stream, conversation));
         sent.map_err(|unfit| match unfit {
             Unfit::Final(error) => error,
-            _ => self.late(),
+            Unfit::Passing(cause) => self.late(cause),
+            Unfit::Late => self.late(Cause::Silent),
         })
     }
 
@@ -95,13 +114,13 @@ impl Visitor {
         };
         answer().map_err(|unfit| match unfit {
             Unfit::Final(error) => error,
-            Unfit::Late => self.late(),
-            Unfit::Passing => RendezvousError::Left { place: self.place.clone() },
+            Unfit::Late => self.late(Cause::Silent),
+            Unfit::Passing(_) => RendezvousError::Left { place: self.place.clone() },
         })
     }
 
     /// Connects, and each side proves itself to the other.
-    fn come(&self, patience: &Patience<'_>) -> Result<(TcpStream, Conversation), Unfit> {
+    fn come(&mut self, patience: &Patience<'_>) -> Result<(TcpStream, Conversation), Unfit> {
         let mut stream = self.reach(&patience.at_most(STRANGER_TIME))?;
         let patience = patience.at_most(STRANGER_TIME);
         let own = nonce().map_err(Unfit::Final)?;
@@ -130,7 +149,8 @@ impl Visitor {
                     size: *size,
                 }));
             }
-            _ => return Err(Unfit::Passing),
+            TAKEN => return Err(Unfit::Passing(Cause::Taken { rank: *rank })),
+            _ => return Err(Unfit::Passing(Cause::Foreign)),
         }
         let mut proof = Digest::default();
         receive(&mut stream, &mut proof, &patience)?;
@@ -142,20 +162,26 @@ impl Visitor {
     }
 
     /// A connection to the first of the place's addresses that takes one.
-    fn reach(&self, patience: &Patience<'_>) -> Result<TcpStream, Unfit> {
-        // A name may be made known later than this process begins: in a cluster, when rank 0's host is ready.
-        let addresses = self.place.resolve().map_err(|_| Unfit::Passing)?;
+    fn reach(&mut self, patience: &Patience<'_>) -> Result<TcpStream, Unfit> {
+        let Place { host, port } = &self.place;
+        let found = self.lookup.resolve(host, *port, patience, self.resolver);
+        let addresses = found.map_err(|unresolved| match unresolved {
+            // It may be made known later than this process begins: in a cluster, when rank 0's host is ready.
+            Unresolved::Refused(reason) => Unfit::Passing(Cause::NoAddress { host: host.clone(), reason }),
+            Unresolved::Late => Unfit::Passing(Cause::Unresolved { host: host.clone() }),
+            Unresolved::Interrupted(interrupted) => interrupted.into(),
+        })?;
         reach_one_of(&addresses, patience)
     }
 
-    fn late(&self) -> RendezvousError {
-        RendezvousError::Late { place: self.place.clone() }
+    fn late(&self, cause: Cause) -> RendezvousError {
+        RendezvousError::Late { place: self.place.clone(), cause }
     }
 }
 
 /// One that never answers, as behind a firewall, leaves the others their share of the time.
 fn reach_one_of(addresses: &[SocketAddr], patience: &Patience<'_>) -> Result<TcpStream, Unfit> {
-    let mut unfit = Unfit::Passing;
+    let mut unfit = Unfit::Late;
     for (address, rest) in addresses.iter().zip((1..=addresses.len() as u32).rev()) {
         match reach(*address, &patience.at_most(patience.left() / rest)) {
             Err(Unfit::Final(error)) => return Err(Unfit::Final(error)),
@@ -169,7 +195,14 @@ fn reach_one_of(addresses: &[SocketAddr], patience: &Patience<'_>) -> Result<Tcp
 fn reach(address: SocketAddr, patience: &Patience<'_>) -> Result<TcpStream, Unfit> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(family, SocketType::STREAM, flags, None).map_err(|_| Unfit::Passing)?;
+    let unreachable = |errno: Errno| {
+        let mut reason = plain(&errno.into());
+        if let Some(first) = reason.get_mut(..1) {
+            first.make_ascii_lowercase();
+        }
+        Unfit::Passing(Cause::Unreachable { address, reason })
+    };
+    let socket = socket_with(family, SocketType::STREAM, flags, None).map_err(unreachable)?;
     match connect(&socket, &address) {
         Ok(()) => {}
         // One that a signal interrupts goes on too.
@@ -181,10 +214,10 @@ fn reach(address: SocketAddr, patience: &Patience<'_>) -> Result<TcpStream, Unfi
             }
             match sockopt::socket_error(&socket) {
                 Ok(Ok(())) => {}
-                _ => return Err(Unfit::Passing),
+                Ok(Err(errno)) | Err(errno) => return Err(unreachable(errno)),
             }
         }
-        Err(_) => return Err(Unfit::Passing),
+        Err(errno) => return Err(unreachable(errno)),
     }
     Ok(socket.into())
 }
@@ -204,7 +237,7 @@ fn send(stream: &mut TcpStream, mut bytes: &[u8], patience: &Patience<'_>) -> Re
 fn receive(stream: &mut TcpStream, mut bytes: &mut [u8], patience: &Patience<'_>) -> Result<(), Unfit> {
     while !bytes.is_empty() {
         match stream.read(bytes) {
-            Ok(0) => return Err(Unfit::Passing),
+            Ok(0) => return Err(Unfit::Passing(Cause::Ended)),
             Ok(count) => bytes = &mut bytes[count..],
             Err(error) => passing(stream, &error, PollFlags::IN, patience)?,
         }
@@ -223,7 +256,7 @@ fn passing(
         ErrorKind::Interrupted => Ok(()),
         ErrorKind::WouldBlock if patience.is_over() => Err(Unfit::Late),
         ErrorKind::WouldBlock => Ok(patience.poll(&mut [PollFd::new(stream, what)], Duration::MAX)?),
-        _ => Err(Unfit::Passing),
+        _ => Err(Unfit::Passing(Cause::Ended)),
     }
 }
 
@@ -232,6 +265,26 @@ mod tests {
     use super::*;
     use rustix::net::{bind, getsockname, listen};
     use std::net::{Ipv4Addr, TcpListener};
+
+    fn stuck(_: &str, _: u16) -> std::io::Result<Vec<SocketAddr>> {
+        std::thread::sleep(Duration::from_secs(600));
+        Ok(Vec::new())
+    }
+
+    // It heard neither its deadline nor Ctrl-C.
+    #[test]
+    fn a_name_server_that_does_not_answer_ends_at_the_deadline_and_with_the_caller() {
+        let (host, secret, job) =
+            ("a".to_owned(), penstock_proto::message::Secret([7; 32]), "job".to_owned());
+        let place = Place { host, port: 7 };
+        let mut visitor = Visitor::new(Party { rank: 1, size: 2, secret, job }, place.clone());
+        visitor.resolver = stuck;
+        let cause = Cause::Unresolved { host: "a".to_owned() };
+        let late = visitor.deliver(b"+", &Patience::new(Duration::from_millis(200), &|| false));
+        assert_eq!(late, Err(RendezvousError::Late { place, cause }));
+        let ended = visitor.deliver(b"+", &Patience::new(Duration::from_secs(600), &|| true));
+        assert_eq!(ended, Err(RendezvousError::Interrupted(Interrupted)));
+    }
 
     // A name with an address that a firewall hides never met at the other.
     #[test]

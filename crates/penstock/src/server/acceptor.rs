@@ -1,9 +1,8 @@
 //! The acceptor of a server to the network: one thread that accepts connections, lets strangers prove which job they belong to,
 //! and passes those that did to the job's control thread.
 //!
-//! Strangers get little: a deadline, a bounded number of places (one host cannot take those of another: where there is no room
-//! left the network with the most strangers loses its oldest, and where each has few, whoever has said nothing for longest), and
-//! no thread of any job. A job that does not exist is answered like a wrong secret.
+//! Strangers get little: a deadline, a bounded number of places, of which one host cannot take those of another
+//! ([`penstock_proto::strangers`]), and no thread of any job. A job that does not exist is answered like a wrong secret.
 
 use super::fair_share::{LONG, Shares};
 use super::{Order, Shared, StartError};
@@ -21,6 +20,7 @@ use penstock_fabric::net::tls;
 use penstock_proto::error::Refusal;
 use penstock_proto::handshake::{MAX_HANDSHAKE_BYTES, Purpose, ServerHandshake, Verdict, verdict};
 use penstock_proto::message::Secret;
+use penstock_proto::strangers::{self, Places};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
 use rustls::ServerConfig;
@@ -33,18 +33,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Connections of one host that have not proved who they are.
-const MAX_STRANGERS_A_HOST: usize = 256;
-/// The same, of all hosts.
-const MAX_STRANGERS: usize = 2048;
-/// Strangers of one network that are few: as many as workers that start at once have.
-const FEW: usize = 64;
+/// For connections that have not proved who they are.
+const PLACES: Places = Places { a_host: 256, all: 2048, few: 64 };
 /// Who has said nothing for so long is no worker that comes: its first words follow at once, but for a lost packet.
 const SILENT: Duration = Duration::from_secs(1);
 /// Longest time that a stranger may take.
 const PROVE_WITHIN: Duration = Duration::from_secs(10);
 /// How long nobody is accepted where the system had no descriptor left: there is no event for that.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// Connections that may stand in the kernel's queue, if the system allows as many.
+const QUEUE: i32 = 4096;
 /// Connections accepted in one turn.
 const TURN: usize = 64;
 
@@ -196,15 +194,9 @@ fn bind(address: &Address) -> Result<TcpListener, StartError> {
     // std sets SO_REUSEADDR: a server that was killed can be started again at once.
     let listener = TcpListener::bind(&addresses[..]).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
+    // std asks for a queue of 128; the system takes what it allows at most.
+    let _ = rustix::net::listen(&listener, QUEUE);
     Ok(listener)
-}
-
-/// What of an address somebody was given: of IPv6 the first half, in which everyone has as many as it likes.
-fn network(host: IpAddr) -> IpAddr {
-    match host {
-        IpAddr::V4(_) => host,
-        IpAddr::V6(host) => IpAddr::V6((host.to_bits() & (u128::MAX << 64)).into()),
-    }
 }
 
 /// How far a stranger has come.
@@ -335,37 +327,15 @@ impl Loop {
 
     /// Where there is no room somebody goes.
     fn make_room(&mut self, host: IpAddr) {
-        let all = || self.strangers.iter().map(|(token, stranger)| (*token, stranger));
-        let oldest = match all().filter(|(_, stranger)| stranger.host == host).count() {
-            own if own >= MAX_STRANGERS_A_HOST => {
-                all().filter(|(_, stranger)| stranger.host == host).map(|(token, _)| token).min()
-            }
-            _ if self.strangers.len() >= MAX_STRANGERS => self.most_dispensable(),
-            _ => None,
-        };
-        if let Some(oldest) = oldest {
-            self.strangers.remove(&oldest);
+        let now = Instant::now();
+        let strangers = self.strangers.iter().map(|(&key, stranger)| strangers::Stranger {
+            key,
+            host: stranger.host,
+            silent: matches!(stranger.phase, Phase::Silent(_)) && now - stranger.since >= SILENT,
+        });
+        if let Some(key) = PLACES.who_goes(strangers, host) {
+            self.strangers.remove(&key);
         }
-    }
-
-    /// The oldest stranger of the network that has the most; where each has few, the oldest that is silent, or the oldest of all: who has many
-    /// addresses must not push out the one host with a handful of workers.
-    fn most_dispensable(&self) -> Option<u64> {
-        let mut counts: HashMap<IpAddr, usize> = HashMap::new();
-        for stranger in self.strangers.values() {
-            *counts.entry(network(stranger.host)).or_default() += 1;
-        }
-        let (crowded, most) = counts.into_iter().max_by_key(|&(_, count)| count)?;
-        let oldest = |of: &dyn Fn(&Stranger) -> bool| {
-            self.strangers.iter().filter(|(_, stranger)| of(stranger)).map(|(token, _)| *token).min()
-        };
-        if most > FEW {
-            return oldest(&|stranger| network(stranger.host) == crowded);
-        }
-        let silent = |stranger: &Stranger| {
-            matches!(stranger.phase, Phase::Silent(_)) && stranger.since.elapsed() >= SILENT
-        };
-        oldest(&silent).or_else(|| oldest(&|_| true))
     }
 
     fn hear(&mut self, token: u64) {
@@ -494,18 +464,5 @@ impl Loop {
             let _ = job.orders.send(Order::Enter { stream: records.into_stream(), purpose, long });
             job.control.wakeup.ring();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_of_one_ipv6_network_are_one() {
-        let of = |host: &str| network(host.parse().unwrap());
-        assert_eq!(of("2001:db8:1:2:3::4"), of("2001:db8:1:2:ffff::1"));
-        assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
-        assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
     }
 }

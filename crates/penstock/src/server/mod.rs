@@ -43,6 +43,7 @@ use crate::options::Options;
 use crate::thread::{self, Wakeup};
 use acceptor::Acceptor;
 use fair_share::Place;
+use penstock_fabric::descriptors;
 use penstock_fabric::forked::Maker;
 use penstock_fabric::net::endpoint::Address;
 use penstock_fabric::net::stream::Stream;
@@ -454,10 +455,7 @@ fn check(config: &ServerConfig) -> Result<(), StartError> {
 /// A tensor keeps two descriptors open, so that workers may come late: more than a thousand tensors would not fit into what
 /// many systems allow at first. What they allow at most is taken; where that is little, a declaration says so.
 fn raise_descriptor_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
-    if let Err(error) = raised {
+    if let Err(error) = descriptors::raise_limit() {
         tracing::warn!(%error, "the limit on open descriptors stays as it is");
     }
 }
