@@ -17,6 +17,7 @@ use penstock_proto::items::node::{Host, Node};
 use penstock_proto::items::wire::{Encoder, Entries, MAX_MESSAGE_BYTES, Message, PartitionId, Shape};
 use penstock_proto::message::{Reply, Request, Secret, decode, encode};
 use penstock_proto::outbox::{Inbox, Outbox};
+use penstock_proto::peer::{PeerId, Role};
 use penstock_proto::record::{self, LENGTH_BYTES, Records};
 use penstock_proto::submission::{Submission, WORDS};
 
@@ -261,17 +262,23 @@ impl Host for Little {
     fn flushed(&mut self, _: u64) {}
 }
 
+/// Two workers, and one that is none.
+fn fuzzed_peer(number: u8) -> PeerId {
+    let role = if number == 2 { Role::Follower } else { Role::Worker };
+    PeerId::first(role, number.into())
+}
+
 /// Messages about items: what decodes encodes to itself, and a home that is told anything at all by its peers goes on, says
 /// only what can be read, and keeps rows readable. Each message of the input is a peer, a length, and so many bytes without their checksum.
 pub fn items(data: &[u8]) {
     let _ = RowSet::decode(data);
     let mut node = Node::new(Little);
-    (0..3).for_each(|peer| node.connected(peer));
+    (0..3).for_each(|number| node.connected(fuzzed_peer(number)));
     let mut rest = data;
     while let Some(([peer, length], tail)) = rest.split_first_chunk::<2>() {
         let (body, tail) = tail.split_at(tail.len().min(usize::from(*length)));
         rest = tail;
-        let peer = u32::from(peer % 3);
+        let peer = fuzzed_peer(peer % 3);
         let mut record = xxhash_rust::xxh3::xxh3_64(body).to_le_bytes().to_vec();
         record.extend_from_slice(body);
         if let Ok(message) = Message::decode(&record) {
@@ -283,7 +290,7 @@ pub fn items(data: &[u8]) {
             node.lost(peer);
             node.connected(peer);
         }
-        for peer in 0..3 {
+        for peer in (0..3).map(fuzzed_peer) {
             let mut out = Vec::new();
             node.transmit(peer, &mut out, 1 << 16);
             let mut sent = &out[..];

@@ -4,20 +4,24 @@ use penstock_fabric::items::partition::{Layout, Rows, Waiters, Writer};
 use penstock_fabric::items::partition_memory::PartitionMemory;
 use penstock_proto::account::{Account, Limits, Resource};
 use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
-use penstock_proto::items::node::{Broken, Host, Node, Peer};
+use penstock_proto::items::node::{Broken, Host, Node};
 use penstock_proto::items::wire::{Encoder, MAX_MESSAGE_BYTES, Message, PartitionId, Shape};
 use penstock_proto::items::{Propagation, RowSet};
+use penstock_proto::peer::{PeerId, Role};
 use penstock_proto::record::{self, LENGTH_BYTES};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 const ROW_BYTES: u32 = 8;
-/// At its peers. A worker's own number for the server is the same.
-const HOME: Peer = 0;
-/// The rank that produces.
-const PRODUCER: Peer = 7;
-const ID: PartitionId = PartitionId { table: 0, rank: PRODUCER };
+/// At its peers.
+const HOME: PeerId = PeerId::server(0);
+const PRODUCER: PeerId = PeerId::worker(7);
+const ID: PartitionId = PartitionId { table: 0, rank: 7 };
+/// Consumers.
+const ONE: PeerId = PeerId::worker(1);
+const TWO: PeerId = PeerId::worker(2);
+const FOLLOWER: PeerId = PeerId::first(Role::Follower, 1);
 
 fn writer(slots: u32) -> Writer {
     Writer::private(Layout::new(slots, ROW_BYTES)).unwrap()
@@ -135,7 +139,7 @@ impl Host for Here {
         Some(Watched { memory: mirror(shape.slots), between: Rc::default() })
     }
 
-    fn account(&self, peer: Peer) -> Account {
+    fn account(&self, peer: PeerId) -> Account {
         self.account.peer(peer)
     }
 
@@ -149,14 +153,16 @@ impl Host for Here {
 /// A home, and workers that are connected to it.
 struct Net {
     home: Node<Here>,
-    workers: BTreeMap<Peer, Node<Here>>,
+    workers: BTreeMap<PeerId, Node<Here>>,
+    /// Those that neither read nor say anything.
+    silent: BTreeSet<PeerId>,
     shape: Shape,
 }
 
 impl Net {
     fn new(slots: u32, propagation: Propagation) -> Self {
         let shape = Shape { slots, row_bytes: ROW_BYTES, propagation };
-        Self { home: Node::new(Here::default()), workers: BTreeMap::new(), shape }
+        Self { home: Node::new(Here::default()), workers: BTreeMap::new(), silent: BTreeSet::new(), shape }
     }
 
     /// With a producer of all rows and one consumer of them, which have heard of each other.
@@ -165,35 +171,41 @@ impl Net {
         let producer = writer(slots);
         let shape = net.shape;
         let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
-        net.join(PRODUCER).produce(ID, shape, memory, Some(HOME));
-        net.consume(1);
+        net.join(PRODUCER).produce(ID, PRODUCER, shape, memory, Some(HOME));
+        net.consume(ONE);
         net.settle();
         (net, producer)
     }
 
-    fn join(&mut self, rank: Peer) -> &mut Node<Here> {
-        self.home.connected(rank);
+    fn join(&mut self, peer: PeerId) -> &mut Node<Here> {
+        self.home.connected(peer);
         let mut node = Node::new(Here::default());
         node.connected(HOME);
-        self.workers.entry(rank).or_insert(node)
+        self.workers.entry(peer).or_insert(node)
     }
 
-    fn consume(&mut self, rank: Peer) {
-        self.consume_some(rank, RowSet::from_rows(0..self.shape.slots.into()));
+    fn consume(&mut self, peer: PeerId) {
+        self.consume_some(peer, RowSet::from_rows(0..self.shape.slots.into()));
     }
 
-    fn consume_some(&mut self, rank: Peer, rows: RowSet) {
+    fn consume_some(&mut self, peer: PeerId, rows: RowSet) {
         let shape = self.shape;
         let memory = Watched { memory: mirror(rows.len() as u32), between: Rc::default() };
-        self.join(rank).consume(ID, HOME, shape, rows, memory);
+        self.join(peer).consume(ID, HOME, shape, rows, memory);
     }
 
-    fn seen_by(&mut self, rank: Peer) -> Vec<u64> {
-        values(self.workers.get_mut(&rank).unwrap().memory(ID).unwrap().memory.rows())
+    fn seen_by(&mut self, peer: PeerId) -> Vec<u64> {
+        values(self.workers.get_mut(&peer).unwrap().memory(ID).unwrap().memory.rows())
     }
 
     /// Messages from one node to the other, whole or until `most` have come.
-    fn pass(from: &mut Node<Here>, to_peer: Peer, to: &mut Node<Here>, from_peer: Peer, most: usize) -> bool {
+    fn pass(
+        from: &mut Node<Here>,
+        to_peer: PeerId,
+        to: &mut Node<Here>,
+        from_peer: PeerId,
+        most: usize,
+    ) -> bool {
         let mut bytes = Vec::new();
         from.collect_all();
         from.transmit(to_peer, &mut bytes, 1 << 20);
@@ -213,20 +225,31 @@ impl Net {
         let mut silent = 0;
         while silent < 2 {
             let mut more = false;
-            for (&rank, node) in &mut self.workers {
-                more |= Self::pass(node, HOME, &mut self.home, rank, usize::MAX);
-                more |= Self::pass(&mut self.home, rank, node, HOME, usize::MAX);
+            for (&peer, node) in self.workers.iter_mut().filter(|(peer, _)| !self.silent.contains(peer)) {
+                more |= Self::pass(node, HOME, &mut self.home, peer, usize::MAX);
+                more |= Self::pass(&mut self.home, peer, node, HOME, usize::MAX);
             }
             silent = if more { 0 } else { silent + 1 };
         }
     }
 
+    /// A peer wants all rows as of the first iteration.
+    fn want(&mut self, peer: PeerId) {
+        let (all, propagation) = (RowSet::from_rows(0..self.shape.slots.into()), self.shape.propagation);
+        let node = self.workers.get_mut(&peer).unwrap();
+        match propagation {
+            Propagation::Eager => {}
+            Propagation::Bounded => node.need(ID, vec![1]),
+            Propagation::Lazy => assert!(node.fetch(ID, &all, 1).is_some()),
+        }
+    }
+
     /// Whether a flush of a worker comes back.
-    fn flushes(&mut self, rank: Peer) -> bool {
-        let node = self.workers.get_mut(&rank).unwrap();
+    fn flushes(&mut self, peer: PeerId) -> bool {
+        let node = self.workers.get_mut(&peer).unwrap();
         let id = node.flush(HOME);
         self.settle();
-        self.workers.get_mut(&rank).unwrap().host().flushed.contains(&id)
+        self.workers.get_mut(&peer).unwrap().host().flushed.contains(&id)
     }
 }
 
@@ -236,11 +259,11 @@ fn a_row_is_not_lost(propagation: Propagation) {
     let producer = Rc::new(RefCell::new(writer(2)));
     let between = Rc::<RefCell<Between>>::default();
     let memory = followed(producer.borrow().rows());
-    net.home.produce(ID, net.shape, Watched { memory, between: Rc::clone(&between) }, None);
+    net.home.produce(ID, PRODUCER, net.shape, Watched { memory, between: Rc::clone(&between) }, None);
     // It does not consume the row that comes round, so nothing tells that it has looked too early.
-    net.consume_some(1, RowSet::from_rows([1]));
+    net.consume_some(ONE, RowSet::from_rows([1]));
     if propagation == Propagation::Bounded {
-        net.workers.get_mut(&1).unwrap().need(ID, vec![1]);
+        net.workers.get_mut(&ONE).unwrap().need(ID, vec![1]);
     }
     net.settle();
     set(&mut producer.borrow_mut(), 0, &[1], 10);
@@ -259,7 +282,7 @@ fn a_row_is_not_lost(propagation: Propagation) {
         Some(Box::new(move || again.borrow_mut().before_change_log = before.take()));
     net.settle();
     assert!(between.borrow().before_change_log.is_none(), "it has happened");
-    assert_eq!(net.seen_by(1), [1], "N-2, N-4");
+    assert_eq!(net.seen_by(ONE), [1], "N-2, N-4");
 }
 
 #[test]
@@ -278,19 +301,19 @@ fn who_subscribes_while_a_set_is_logged_but_not_finished_gets_its_row() {
     let mut producer = writer(2);
     let between = Rc::<RefCell<Between>>::default();
     let memory = Watched { memory: followed(producer.rows()), between: Rc::clone(&between) };
-    net.home.produce(ID, net.shape, memory, None);
-    net.consume(1);
+    net.home.produce(ID, PRODUCER, net.shape, memory, None);
+    net.consume(ONE);
     net.settle();
     set(&mut producer, 1, &[1], 5);
     between.borrow_mut().unfinished = true;
     net.settle();
-    assert_eq!(net.seen_by(1), [0, 0]);
-    assert!(net.flushes(1), "what is not finished is not waited for");
-    net.consume(2);
+    assert_eq!(net.seen_by(ONE), [0, 0]);
+    assert!(net.flushes(ONE), "what is not finished is not waited for");
+    net.consume(TWO);
     net.settle();
     between.borrow_mut().unfinished = false;
     net.settle();
-    assert_eq!((net.seen_by(1), net.seen_by(2)), (vec![0, 5], vec![0, 5]), "N-2");
+    assert_eq!((net.seen_by(ONE), net.seen_by(TWO)), (vec![0, 5], vec![0, 5]), "N-2");
 }
 
 // A worker offered rows of tables that there are not, and they stayed when it went.
@@ -300,7 +323,7 @@ fn rows_of_who_has_gone_are_kept_as_long_as_somebody_who_is_here_has_asked_for_t
     let producer = writer(2);
     let shape = net.shape;
     let memory = || Watched { memory: followed(producer.rows()), between: Rc::default() };
-    net.join(PRODUCER).produce(ID, shape, memory(), Some(HOME));
+    net.join(PRODUCER).produce(ID, PRODUCER, shape, memory(), Some(HOME));
     net.settle();
     net.home.lost(PRODUCER);
     assert!(net.home.memory(ID).is_some(), "it may come again");
@@ -308,13 +331,94 @@ fn rows_of_who_has_gone_are_kept_as_long_as_somebody_who_is_here_has_asked_for_t
     assert!(net.home.memory(ID).is_none());
 
     let mut net = Net::new(2, Propagation::Lazy);
-    net.home.produce(ID, shape, memory(), None);
-    [1, 2].into_iter().for_each(|rank| net.consume(rank));
+    net.home.produce(ID, PRODUCER, shape, memory(), None);
+    [ONE, TWO].into_iter().for_each(|rank| net.consume(rank));
     net.settle();
     assert_eq!(net.home.forget(PRODUCER), BTreeSet::new());
-    net.home.lost(1);
-    assert_eq!(net.home.forget(2), BTreeSet::new(), "the other may come again, and finds them");
-    assert_eq!(net.home.forget(1), BTreeSet::from([ID]));
+    net.home.lost(ONE);
+    assert_eq!(net.home.forget(TWO), BTreeSet::new(), "the other may come again, and finds them");
+    assert_eq!(net.home.forget(ONE), BTreeSet::from([ID]));
+}
+
+#[test]
+fn a_follower_gets_the_rows_and_nobody_waits_for_it() {
+    for propagation in [Propagation::Eager, Propagation::Bounded, Propagation::Lazy] {
+        let (mut net, mut producer) = Net::subscribed(2, propagation);
+        net.consume(FOLLOWER);
+        net.settle();
+        [ONE, FOLLOWER].into_iter().for_each(|peer| net.want(peer));
+        net.settle();
+        // From now on it reads nothing and says nothing.
+        net.silent.insert(FOLLOWER);
+        set(&mut producer, 1, &[0, 1], 5);
+        producer.raise(1);
+        net.settle();
+        assert_eq!(net.seen_by(ONE), [5, 5], "{propagation}: the consumer has them");
+        assert!(net.flushes(PRODUCER) && net.flushes(ONE), "{propagation}: nobody's flush waits for it");
+        assert_eq!(net.seen_by(FOLLOWER), [0, 0], "{propagation}");
+        net.silent.clear();
+        net.settle();
+        assert_eq!(net.seen_by(FOLLOWER), [5, 5], "{propagation}");
+        // What it has asked for is there for it as it is for a worker.
+        net.home.forget(ONE);
+        assert_eq!(net.home.forget(PRODUCER), BTreeSet::new(), "{propagation}");
+        assert_eq!(net.home.forget(FOLLOWER), BTreeSet::from([ID]), "{propagation}");
+    }
+}
+
+#[test]
+fn a_worker_that_comes_again_is_sent_nothing_that_was_owed_to_the_first() {
+    let again = PeerId { incarnation: 1, ..ONE };
+    for propagation in [Propagation::Eager, Propagation::Bounded, Propagation::Lazy] {
+        let (mut net, mut producer) = Net::subscribed(2, propagation);
+        net.want(ONE);
+        net.settle();
+        net.silent.insert(ONE);
+        set(&mut producer, 1, &[0, 1], 5);
+        producer.raise(1);
+        net.settle();
+        // The first is owed the rows now, and what stands on its connection nobody reads.
+        let sent = |net: &mut Net, peer| {
+            let mut bytes = Vec::new();
+            net.home.transmit(peer, &mut bytes, 1 << 20);
+            bytes
+        };
+        net.join(again);
+        net.settle();
+        assert_eq!(sent(&mut net, again), [], "{propagation}: it has asked for nothing");
+        assert_ne!(sent(&mut net, ONE), [], "{propagation}: the first still has a connection");
+        net.home.lost(ONE);
+        net.home.forget(ONE);
+        assert_eq!(sent(&mut net, again), [], "{propagation}: it does not inherit either");
+        assert_eq!(sent(&mut net, ONE), [], "{propagation}");
+        net.consume(again);
+        net.want(again);
+        net.settle();
+        assert_eq!((net.seen_by(again), net.seen_by(ONE)), (vec![5, 5], vec![0, 0]), "{propagation}");
+    }
+}
+
+#[test]
+fn only_the_worker_that_began_them_offers_its_rows() {
+    let (mut net, _producer) = Net::subscribed(2, Propagation::Eager);
+    let shape = net.shape;
+    let offer = Message::Offer { partition: ID, shape };
+    let again = PeerId { incarnation: 1, ..PRODUCER };
+    for (peer, said) in [
+        (again, "an offer of rows that are here"),
+        (ONE, "an offer of another worker's rows"),
+        (PeerId { role: Role::Follower, ..PRODUCER }, "an offer of another worker's rows"),
+    ] {
+        net.home.connected(peer);
+        assert_eq!(say(&mut net.home, peer, &offer), Err(Broken::Nonsense(said)), "{peer}");
+    }
+    // Nobody asks for them any more, and the first has gone for good: then they are another's to offer, and last as long as that one.
+    net.home.forget(ONE);
+    assert_eq!(net.home.forget(PRODUCER), BTreeSet::from([ID]));
+    assert_eq!(say(&mut net.home, again, &offer), Ok(()));
+    net.home.forget(TWO);
+    assert!(net.home.memory(ID).is_some(), "that the first has gone does not concern them");
+    assert_eq!(net.home.forget(again), BTreeSet::from([ID]));
 }
 
 #[test]
@@ -322,14 +426,14 @@ fn a_flush_does_not_wait_for_a_set_whose_producer_died_inside() {
     let mut net = Net::new(2, Propagation::Eager);
     let mut producer = writer(2);
     let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
-    net.home.produce(ID, net.shape, memory, None);
+    net.home.produce(ID, PRODUCER, net.shape, memory, None);
     set(&mut producer, 1, &[0, 1], 5);
     let mut last = producer.begin(2);
     last.put(0, 2, &[9; ROW_BYTES as usize]);
     std::mem::forget(last);
-    net.consume(1);
-    assert!(net.flushes(1));
-    assert_eq!(net.seen_by(1), [5, 5], "I-3");
+    net.consume(ONE);
+    assert!(net.flushes(ONE));
+    assert_eq!(net.seen_by(ONE), [5, 5], "I-3");
 }
 
 #[test]
@@ -343,8 +447,8 @@ fn a_flush_does_not_wait_for_a_batch_whose_producer_was_lost_in_the_middle() {
     assert!(net.home.memory(ID).unwrap().memory.rows().now().done == 0, "half of it is there");
     net.workers.remove(&PRODUCER);
     net.home.lost(PRODUCER);
-    assert!(net.flushes(1));
-    assert_eq!(net.seen_by(1), vec![0; ROWS as usize], "I-3");
+    assert!(net.flushes(ONE));
+    assert_eq!(net.seen_by(ONE), vec![0; ROWS as usize], "I-3");
 }
 
 #[test]
@@ -355,7 +459,7 @@ fn what_a_consumer_asks_of_a_producer_costs_the_consumer_and_not_the_producer() 
         let shape = net.shape;
         // Greedy: other rows, versions and fetches again and again, while the producer reads nothing.
         let home = &mut net.home;
-        let say = |home: &mut Node<Here>, message: &Message<'_>| say(home, 1, message).unwrap();
+        let say = |home: &mut Node<Here>, message: &Message<'_>| say(home, ONE, message).unwrap();
         for turn in 1..2_000u64 {
             let rows = RowSet::from_rows((turn % 2..SLOTS.into()).step_by(2));
             say(home, &Message::Subscribe { partition: ID, shape, done: 0, serial: turn, rows });
@@ -366,7 +470,7 @@ fn what_a_consumer_asks_of_a_producer_costs_the_consumer_and_not_the_producer() 
                 let places = RowSet::from_rows([turn % 16]);
                 say(home, &Message::Fetch { partition: ID, ticket: turn, version: turn, places });
                 home.collect_all();
-                home.transmit(1, &mut Vec::new(), 1 << 20);
+                home.transmit(ONE, &mut Vec::new(), 1 << 20);
             }
         }
         assert_eq!(net.home.host().account.peer(PRODUCER).taken(Resource::Bytes), 0, "{propagation}");
@@ -377,7 +481,7 @@ fn what_a_consumer_asks_of_a_producer_costs_the_consumer_and_not_the_producer() 
     }
 }
 
-fn say(home: &mut Node<Here>, peer: Peer, message: &Message<'_>) -> Result<(), Broken> {
+fn say(home: &mut Node<Here>, peer: PeerId, message: &Message<'_>) -> Result<(), Broken> {
     let mut bytes = Vec::new();
     Encoder::message(&mut bytes, message);
     home.receive(peer, &bytes[LENGTH_BYTES..])
@@ -388,11 +492,11 @@ fn who_asks_for_flushes_and_reads_no_answer_is_charged_for_them_and_lost() {
     const LIMIT: u64 = 1 << 20;
     let account = Account::new(Limits::NONE.with(Resource::Bytes, LIMIT));
     let mut home = Node::new(Here { account: account.clone(), ..Here::default() });
-    home.connected(1);
-    let asked = (1..LIMIT).find(|&id| say(&mut home, 1, &Message::Flush { id }).is_err());
+    home.connected(ONE);
+    let asked = (1..LIMIT).find(|&id| say(&mut home, ONE, &Message::Flush { id }).is_err());
     assert!(asked.is_some(), "it is lost before its answers take more than the whole job has");
     assert!(account.taken(Resource::Bytes) > LIMIT / 2, "the answers were charged");
-    home.lost(1);
+    home.lost(ONE);
     assert_eq!(account.taken(Resource::Bytes), 0);
 }
 
@@ -403,7 +507,7 @@ fn who_offers_its_rows_again_and_again_is_told_once_what_is_wanted() {
     let shape = net.shape;
     // Every other row takes as many bytes as a subscription can.
     let rows = RowSet::from_rows((0..SLOTS.into()).step_by(2));
-    say(&mut net.home, 1, &Message::Subscribe { partition: ID, shape, done: 0, serial: 9, rows }).unwrap();
+    say(&mut net.home, ONE, &Message::Subscribe { partition: ID, shape, done: 0, serial: 9, rows }).unwrap();
     for _ in 0..1000 {
         say(&mut net.home, PRODUCER, &Message::Offer { partition: ID, shape }).unwrap();
     }

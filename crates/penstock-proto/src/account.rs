@@ -9,6 +9,7 @@
 //! [a part](KEPT_FOR_WORKERS) of the memory, the descriptors and the mappings to its workers.
 
 use crate::Rank;
+use crate::peer::{PeerId, Role};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -83,8 +84,8 @@ struct Ledger {
     within: Option<Account>,
     limits: Limits,
     taken: [AtomicU64; Resource::COUNT],
-    /// Accounts of workers within this one, as long as anything is charged to them or they are used.
-    peers: Mutex<BTreeMap<Rank, Weak<Self>>>,
+    /// Accounts of peers within this one, as long as anything is charged to them or they are used.
+    peers: Mutex<BTreeMap<(Role, u32), Weak<Self>>>,
 }
 
 /// An account. Clones are the same account.
@@ -117,17 +118,24 @@ impl Account {
         Self(Arc::new(Ledger { within, limits, taken, peers }))
     }
 
-    /// The account of a worker within this one: always the same for the same rank, so that who connects again owes what it owed.
-    pub fn peer(&self, rank: Rank) -> Self {
+    /// The account of a rank's worker within this one, whichever incarnation it is.
+    pub fn worker(&self, rank: Rank) -> Self {
+        self.peer(PeerId::worker(rank))
+    }
+
+    /// The account of a peer within this one: always the same for the same role and number, so that who connects again, or comes back as
+    /// another incarnation, owes what is still kept for it.
+    pub fn peer(&self, peer: PeerId) -> Self {
+        let holder = (peer.role, peer.number);
         let mut peers = self.0.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let limits = Limits::NONE.with(Resource::Entries, PEER_ENTRIES);
-        if let Some(ledger) = peers.get(&rank).and_then(Weak::upgrade) {
+        if let Some(ledger) = peers.get(&holder).and_then(Weak::upgrade) {
             return Self(ledger);
         }
         // One that nobody uses any more still takes its place, and that of its ledger.
         peers.retain(|_, ledger| ledger.strong_count() > 0);
         let account = Self::within(Some(self.clone()), limits);
-        peers.insert(rank, Arc::downgrade(&account.0));
+        peers.insert(holder, Arc::downgrade(&account.0));
         account
     }
 
@@ -262,7 +270,7 @@ mod tests {
     #[test]
     fn what_is_dropped_is_given_back_to_every_account_that_it_was_taken_of() {
         let job = Account::new(Limits::NONE.with(Bytes, 160));
-        let worker = job.peer(3);
+        let worker = job.worker(3);
         let charge = worker.charge(Bytes, 60).unwrap();
         assert_eq!((job.left(Bytes), worker.taken(Bytes)), (90, 60));
         drop(charge);
@@ -273,9 +281,9 @@ mod tests {
     fn a_refusal_takes_nothing_and_says_what_was_asked_and_left() {
         let job = Account::new(Limits::NONE.with(Bytes, 160));
         let kept = job.charge(Bytes, 150).unwrap();
-        let refused = job.peer(1).charge(Bytes, 9).unwrap_err();
+        let refused = job.worker(1).charge(Bytes, 9).unwrap_err();
         assert_eq!(refused, Exhausted { resource: Bytes, asked: 9, left: 8, limit: 160 });
-        assert_eq!(job.peer(1).taken(Bytes), 0, "nor within the worker's own account");
+        assert_eq!(job.worker(1).taken(Bytes), 0, "nor within the worker's own account");
         assert!(job.charge(Bytes, u64::MAX).is_err(), "a sum that would wrap is refused");
         drop(kept);
     }
@@ -285,16 +293,16 @@ mod tests {
         let job = Account::new(Limits::NONE.with(Bytes, 1600));
         let declared = job.charge(Bytes, 1501).unwrap_err();
         assert_eq!(declared.left, 1500, "what the job declares leaves its workers a part");
-        let greedy = job.peer(0);
+        let greedy = job.worker(0);
         let mut taken = Vec::new();
         while let Ok(charge) = greedy.charge(Bytes, 1) {
             taken.push(charge);
         }
         assert_eq!(greedy.taken(Bytes), 1280, "four times what is left");
         assert_eq!(greedy.charge(Bytes, 1).unwrap_err().left, 0);
-        assert_eq!(job.peer(1).left(Bytes), 256);
-        let _its = job.peer(1).charge(Bytes, 256).unwrap();
-        assert!(job.peer(2).charge(Bytes, 51).is_ok(), "and so on");
+        assert_eq!(job.worker(1).left(Bytes), 256);
+        let _its = job.worker(1).charge(Bytes, 256).unwrap();
+        assert!(job.worker(2).charge(Bytes, 51).is_ok(), "and so on");
     }
 
     // A job that declared tensors until it was refused had no descriptor left for the worker that came then.
@@ -308,7 +316,7 @@ mod tests {
             }
             assert_eq!(job.taken(resource), 224, "{resource}");
             assert!(
-                job.peer(1).charge(resource, 3).is_ok(),
+                job.worker(1).charge(resource, 3).is_ok(),
                 "{resource}: the next worker gets what it needs"
             );
         }
@@ -317,9 +325,9 @@ mod tests {
     #[test]
     fn ranks_that_nobody_uses_any_more_take_no_memory() {
         let job = Account::default();
-        let here = job.peer(0);
+        let here = job.worker(0);
         for rank in 1..1000 {
-            drop(job.peer(rank));
+            drop(job.worker(rank));
         }
         assert!(job.0.peers.lock().unwrap().len() <= 2);
         drop(here);
@@ -328,9 +336,18 @@ mod tests {
     #[test]
     fn a_worker_that_comes_again_owes_what_it_owed() {
         let job = Account::default();
-        let _kept = job.peer(0).charge(Entries, PEER_ENTRIES).unwrap();
-        assert!(job.peer(0).charge(Entries, 1).is_err());
-        assert!(job.peer(1).charge(Entries, 1).is_ok(), "another has its own");
+        let _kept = job.worker(0).charge(Entries, PEER_ENTRIES).unwrap();
+        assert!(job.worker(0).charge(Entries, 1).is_err());
+        assert!(job.worker(1).charge(Entries, 1).is_ok(), "another has its own");
+        let again = PeerId { incarnation: 1, ..PeerId::worker(0) };
+        assert!(
+            job.peer(again).charge(Entries, 1).is_err(),
+            "it came back, and what was kept for it still is"
+        );
+        assert!(
+            job.peer(PeerId::first(Role::Follower, 0)).charge(Entries, 1).is_ok(),
+            "a follower is another"
+        );
     }
 
     #[test]

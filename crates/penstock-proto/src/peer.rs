@@ -1,7 +1,8 @@
 //! Who is sent to, and received from.
 //!
 //! A worker contributes: its clock, its lanes and its place at a barrier go by its [rank](crate::Rank). Whoever is at the other end
-//! of a connection is a *peer*, and need not be a worker: connections, ports, subscriptions and accounts go by its [`PeerId`]. A worker
+//! of a connection is a *peer*, and need not be a worker: connections, ports and subscriptions, of tensors and of rows, go by its
+//! [`PeerId`]; accounts by its role and number, so that who comes back owes what is still kept for it. A worker
 //! is both, and [`PeerId::rank`] is the only way from one to the other.
 //!
 //! Today a server takes in workers of the first incarnation ([`PeerId::worker`]), and no other peer.

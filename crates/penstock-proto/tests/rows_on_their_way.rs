@@ -3,14 +3,15 @@
 use penstock_proto::account::{Account, Limits, Resource};
 use penstock_proto::items::RowSet;
 use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
-use penstock_proto::items::node::{Broken, Host, Node, Peer};
+use penstock_proto::items::node::{Broken, Host, Node};
 use penstock_proto::items::spec::Propagation;
 use penstock_proto::items::wire::{Encoder, Message, PartitionId, Shape};
+use penstock_proto::peer::PeerId;
 use penstock_proto::record::LENGTH_BYTES;
 use std::cell::Cell;
 use std::rc::Rc;
 
-const PEER: Peer = 1;
+const PEER: PeerId = PeerId::worker(1);
 const PARTITION: PartitionId = PartitionId { table: 0, rank: 0 };
 const ROWS: u32 = 1024;
 const ROW_BYTES: u32 = 64 * 1024;
@@ -76,7 +77,7 @@ impl Host for Job {
 
     fn flushed(&mut self, _: u64) {}
 
-    fn account(&self, peer: Peer) -> Account {
+    fn account(&self, peer: PeerId) -> Account {
         self.0.peer(peer)
     }
 }
@@ -92,7 +93,7 @@ fn node(propagation: Propagation, rows: u32) -> (Node<Job>, Account, Rc<Cell<u64
     let (account, read) = (Account::new(Limits::NONE.with(Resource::Bytes, QUOTA)), Rc::default());
     let mut node = Node::new(Job(account.clone()));
     let shape = Shape { slots: ROWS, row_bytes: ROW_BYTES, propagation };
-    node.produce(PARTITION, shape, Written(Rc::clone(&read)), None);
+    node.produce(PARTITION, PeerId::worker(0), shape, Written(Rc::clone(&read)), None);
     node.connected(PEER);
     let rows = RowSet::from_ranges(std::iter::once(0..rows.into()));
     say(

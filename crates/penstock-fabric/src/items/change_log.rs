@@ -86,15 +86,16 @@ mod loom_tests {
     use super::*;
     use loom::sync::Arc;
     use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Torn};
-    use penstock_proto::items::node::{Host, Node, Peer};
+    use penstock_proto::items::node::{Host, Node};
     use penstock_proto::items::wire::{MAX_MESSAGE_BYTES, PartitionId, Shape};
     use penstock_proto::items::{Propagation, RowSet};
+    use penstock_proto::peer::PeerId;
     use penstock_proto::record::{self, LENGTH_BYTES};
     use std::collections::BTreeSet;
     use std::sync::Mutex;
 
-    const HOME: Peer = 0;
-    const CONSUMER: Peer = 1;
+    const HOME: PeerId = PeerId::server(0);
+    const CONSUMER: PeerId = PeerId::worker(1);
     const ID: PartitionId = PartitionId { table: 0, rank: 2 };
     const SHAPE: Shape = Shape { slots: 2, row_bytes: 8, propagation: Propagation::Eager };
     /// Rows as a node sees them: those of the producer, or a mirror.
@@ -223,7 +224,7 @@ mod loom_tests {
             let (mut home, mut consumer) = (Node::new(Here), Node::new(Here));
             let rows =
                 Rows::Followed { region: Arc::clone(region), position: Position::default(), unlisted: false };
-            home.produce(ID, SHAPE, rows, None);
+            home.produce(ID, PeerId::worker(ID.rank), SHAPE, rows, None);
             home.connected(CONSUMER);
             consumer.connected(HOME);
             let none = Look { number: 0, clock: 0, as_of: 0 };
@@ -234,7 +235,7 @@ mod loom_tests {
             net
         }
 
-        fn carry(from: &mut Node<Here>, to_peer: Peer, to: &mut Node<Here>, from_peer: Peer) -> bool {
+        fn carry(from: &mut Node<Here>, to_peer: PeerId, to: &mut Node<Here>, from_peer: PeerId) -> bool {
             let mut bytes = Vec::new();
             from.transmit(to_peer, &mut bytes, 1 << 20);
             let mut rest = &bytes[..];

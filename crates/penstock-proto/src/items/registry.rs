@@ -118,7 +118,7 @@ impl Registry {
     pub fn begin(&mut self, rank: Rank, spec: &TableSpec, home: u32, near: bool) -> Result<(), TableError> {
         spec.check()?;
         let known = self.tables.len();
-        let peer = self.account.peer(rank);
+        let peer = self.account.worker(rank);
         let exhausted = |why: Exhausted| TableError::Exhausted { name: spec.name.clone(), why };
         let table = match self.tables.entry(spec.name.clone()) {
             Entry::Occupied(table) => table.into_mut(),

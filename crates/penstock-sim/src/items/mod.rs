@@ -19,9 +19,10 @@ pub use watched::Sabotage;
 use crate::rng::{Rng, hash};
 use penstock_fabric::items::partition::{Layout, Waiters, Writer};
 use penstock_fabric::items::partition_memory::PartitionMemory;
-use penstock_proto::items::node::{Host, Node, Peer};
+use penstock_proto::items::node::{Host, Node};
 use penstock_proto::items::wire::{MAX_MESSAGE_BYTES, PartitionId, Shape};
 use penstock_proto::items::{Propagation, RowSet};
+use penstock_proto::peer::PeerId;
 use penstock_proto::record::{self, LENGTH_BYTES};
 use producer::{After, Producer, Shared};
 use reader::{Reader, Seen};
@@ -203,7 +204,7 @@ struct Run<'a> {
 /// Things done without any worker's getting on, after which none ever will.
 const LONG: u64 = 20_000;
 const TABLE: u32 = 0;
-const HOME: Peer = 0;
+const HOME: PeerId = PeerId::server(0);
 
 fn partition(rank: u32) -> PartitionId {
     PartitionId { table: TABLE, rank }
@@ -229,9 +230,15 @@ impl<'a> Run<'a> {
                 let memory = PartitionMemory::followed(rows, Waiters::private().unwrap());
                 let memory = Watched::new(memory, Some(Rc::clone(&producer)), scenario.sabotage);
                 if plan.near {
-                    home.produce(partition(rank), shape(plan.slots), memory, None);
+                    home.produce(partition(rank), PeerId::worker(rank), shape(plan.slots), memory, None);
                 } else {
-                    node.produce(partition(rank), shape(plan.slots), memory, Some(HOME));
+                    node.produce(
+                        partition(rank),
+                        PeerId::worker(rank),
+                        shape(plan.slots),
+                        memory,
+                        Some(HOME),
+                    );
                 }
             }
             for (&other, rows) in &plan.consumes {
@@ -278,7 +285,7 @@ impl<'a> Run<'a> {
 
     fn connect(&mut self, rank: usize) {
         self.links[rank] = Default::default();
-        self.home.connected(rank as Peer);
+        self.home.connected(PeerId::worker(rank as u32));
         self.workers[rank].node.connected(HOME);
     }
 
@@ -346,7 +353,7 @@ impl<'a> Run<'a> {
         let node = &mut self.workers[rank].node;
         node.collect_all();
         self.home.collect_all();
-        for (node, peer, wire) in [(node, HOME, up), (&mut self.home, rank as Peer, down)] {
+        for (node, peer, wire) in [(node, HOME, up), (&mut self.home, PeerId::worker(rank as u32), down)] {
             let mut bytes = Vec::new();
             node.transmit(peer, &mut bytes, 300_000);
             did |= !bytes.is_empty();
@@ -366,7 +373,7 @@ impl<'a> Run<'a> {
         let wire = if up { to_home } else { to_worker };
         let Some(record) = wire.pop_front() else { return Ok(false) };
         let received = if up {
-            self.home.receive(rank as Peer, &record)
+            self.home.receive(PeerId::worker(rank as u32), &record)
         } else {
             self.tally.bytes += record.len() as u64;
             self.workers[rank].node.receive(HOME, &record)

@@ -30,7 +30,7 @@ impl Bells {
         match self.of.entry(rank) {
             Entry::Occupied(bell) => Ok(&bell.into_mut().0),
             Entry::Vacant(place) => {
-                let charge = account.peer(rank).charge(Resource::Descriptors, 1);
+                let charge = account.worker(rank).charge(Resource::Descriptors, 1);
                 let charge = charge.map_err(|why| why.refuse("a bell"))?;
                 let bell = Arc::new(thread::bell().map_err(lacking("make a bell"))?);
                 self.new.push(Arc::clone(&bell));

@@ -13,7 +13,6 @@ use crate::wire::vigil::look_every;
 use penstock_fabric::items::partition::{Layout, MAX_SLOTS, Rows, Waiters, Writer};
 use penstock_fabric::items::partition_memory::PartitionMemory;
 use penstock_fabric::net::stream::Stream;
-use penstock_proto::Rank;
 use penstock_proto::account::{Account, Charge, Resource};
 use penstock_proto::items::node::{Host, Node};
 use penstock_proto::items::spec::TableId;
@@ -30,22 +29,22 @@ use std::time::Duration;
 pub(super) enum Command {
     /// A producer of this host has made its rows.
     Partition(Sealed),
-    /// A worker's connection.
+    /// A peer's connection.
     Enter {
-        rank: Rank,
+        peer: PeerId,
         stream: Stream,
     },
-    /// A worker has gone: what it says from now on is not listened to.
+    /// A peer has gone: what it says from now on is not listened to.
     Leave {
-        rank: Rank,
+        peer: PeerId,
     },
     /// A worker of this host rings with this from now on.
     Bell(Arc<OwnedFd>),
     /// And with this no more.
     Silence(Arc<OwnedFd>),
-    /// The process of a worker has ended: the control thread wants to know when all that it sent has come.
+    /// The process of a peer has ended: the control thread wants to know when all that it sent has come.
     AwaitEnd {
-        rank: Rank,
+        peer: PeerId,
     },
     /// All have dropped a table.
     Drop {
@@ -114,7 +113,8 @@ pub(super) fn start(setup: Setup) -> Result<Handle, StartError> {
         inbox,
         epoll,
         wires: BTreeMap::new(),
-        writing: BTreeSet::new(),
+        tokens: BTreeMap::new(),
+        next: 0,
         followed: BTreeMap::new(),
         ending: BTreeSet::new(),
         running: true,
@@ -127,7 +127,7 @@ pub(super) fn start(setup: Setup) -> Result<Handle, StartError> {
     Ok(Handle { thread, kept })
 }
 
-/// Tokens of the poll; the others are ranks.
+/// Tokens of the poll; the others count connections.
 const COMMANDS: u64 = u64::MAX;
 const BELL: u64 = u64::MAX - 1;
 /// Longest sleep while rows of this host are passed on.
@@ -151,7 +151,7 @@ impl Host for Memories {
         }
         let layout = Layout::new(shape.slots, shape.row_bytes);
         let needed = layout.total() as u64;
-        let peer = self.account.peer(id.rank);
+        let peer = self.account.worker(id.rank);
         let bytes = peer.charge(Resource::Bytes, needed).ok()?;
         let mappings = peer.charge(Resource::Mappings, 2).ok()?;
         let writer = Writer::private(layout).ok()?;
@@ -161,7 +161,7 @@ impl Host for Memories {
         Some(memory)
     }
 
-    fn account(&self, peer: Rank) -> Account {
+    fn account(&self, peer: PeerId) -> Account {
         self.account.peer(peer)
     }
 
@@ -180,15 +180,25 @@ struct Passer {
     inbox: Inbox<Command>,
     epoll: OwnedFd,
     node: Node<Memories>,
-    wires: BTreeMap<Rank, ItemWire>,
-    /// Those whose connections the poll watches for room to write.
-    writing: BTreeSet<Rank>,
+    wires: BTreeMap<PeerId, Watched>,
+    /// Whose connection a token of the poll is.
+    tokens: BTreeMap<u64, PeerId>,
+    /// The token of the next.
+    next: u64,
     /// Partitions that producers of this host write, and what they were charged.
     followed: BTreeMap<PartitionId, Arc<Paid>>,
     kept: Kept,
-    /// Workers whose processes have ended, but not their connections.
-    ending: BTreeSet<Rank>,
+    /// Peers whose processes have ended, but not their connections.
+    ending: BTreeSet<PeerId>,
     running: bool,
+}
+
+/// A connection, as the poll knows it.
+struct Watched {
+    wire: ItemWire,
+    token: u64,
+    /// Whether the poll watches it for room to write.
+    writing: bool,
 }
 
 impl Passer {
@@ -227,17 +237,17 @@ impl Passer {
             self.node.collect_all();
             let mut sent = false;
             let mut lost = Vec::new();
-            for (&rank, wire) in &mut self.wires {
-                match wire.transmit(&mut self.node, rank) {
+            for (&peer, Watched { wire, .. }) in &mut self.wires {
+                match wire.transmit(&mut self.node, peer) {
                     Ok(some) => sent |= some,
-                    Err(ended) => lost.push((rank, ended)),
+                    Err(ended) => lost.push((peer, ended)),
                 }
             }
-            while let Some((rank, broken)) = self.node.overdrawn() {
-                lost.push((rank, Ended::from(broken)));
+            while let Some((peer, broken)) = self.node.overdrawn() {
+                lost.push((peer, Ended::from(broken)));
             }
-            for (rank, ended) in lost {
-                self.end(rank, ended);
+            for (peer, ended) in lost {
+                self.end(peer, ended);
             }
             any |= sent;
             if !sent {
@@ -250,14 +260,12 @@ impl Passer {
 
     /// Watches for room to write where something waits for it, and only there: a socket that has room is ready all the time.
     fn watch_output(&mut self) {
-        for (&rank, wire) in &self.wires {
+        for Watched { wire, token, writing } in self.wires.values_mut() {
             let waits = wire.holds_output();
-            let changed = if waits { self.writing.insert(rank) } else { self.writing.remove(&rank) };
-            if changed {
+            if std::mem::replace(writing, waits) != waits {
                 let mut flags = epoll::EventFlags::IN;
                 flags.set(epoll::EventFlags::OUT, waits);
-                let data = epoll::EventData::new_u64(rank.into());
-                let _ = epoll::modify(&self.epoll, wire.stream(), data, flags);
+                let _ = epoll::modify(&self.epoll, wire.stream(), epoll::EventData::new_u64(*token), flags);
             }
         }
     }
@@ -268,10 +276,11 @@ impl Passer {
         let longest = look_every(self.setup.lease);
         let longest = if self.followed.is_empty() { longest } else { longest.min(LONGEST) };
         self.look((!self.wires.is_empty()).then_some(longest));
-        let silent = |(&rank, wire): (&Rank, &mut ItemWire)| Some((rank, wire.keep_vigil().err()?));
-        let silent: Vec<(Rank, Ended)> = self.wires.iter_mut().filter_map(silent).collect();
-        for (rank, ended) in silent {
-            self.end(rank, ended);
+        let silent =
+            |(&peer, watched): (&PeerId, &mut Watched)| Some((peer, watched.wire.keep_vigil().err()?));
+        let silent: Vec<(PeerId, Ended)> = self.wires.iter_mut().filter_map(silent).collect();
+        for (peer, ended) in silent {
+            self.end(peer, ended);
         }
     }
 
@@ -286,39 +295,41 @@ impl Passer {
                     self.take_commands();
                 }
                 BELL => {}
-                rank => self.hear(rank as Rank),
+                token => {
+                    if let Some(&peer) = self.tokens.get(&token) {
+                        self.hear(peer);
+                    }
+                }
             }
         }
         any
     }
 
-    fn hear(&mut self, rank: Rank) {
-        if let Some(wire) = self.wires.get_mut(&rank)
-            && let Err(ended) = wire.receive(&mut self.node, rank)
+    fn hear(&mut self, peer: PeerId) {
+        if let Some(Watched { wire, .. }) = self.wires.get_mut(&peer)
+            && let Err(ended) = wire.receive(&mut self.node, peer)
         {
-            self.end(rank, ended);
+            self.end(peer, ended);
         }
     }
 
-    fn part(&mut self, rank: Rank) {
-        if let Some(wire) = self.wires.remove(&rank) {
+    fn part(&mut self, peer: PeerId) {
+        if let Some(Watched { wire, token, .. }) = self.wires.remove(&peer) {
             let _ = epoll::delete(&self.epoll, wire.stream());
+            self.tokens.remove(&token);
         }
-        self.writing.remove(&rank);
-        self.node.lost(rank);
+        self.node.lost(peer);
     }
 
-    fn end(&mut self, rank: Rank, ended: Ended) {
-        self.part(rank);
+    fn end(&mut self, peer: PeerId, ended: Ended) {
+        self.part(peer);
         match ended {
             Ended::Connection(error) => {
-                tracing::debug!(rank, %error, "a worker's connection for items ended")
+                tracing::debug!(%peer, %error, "a peer's connection for items ended")
             }
-            Ended::Peer(what) => {
-                self.report(Report::Broke { peer: PeerId::worker(rank), what });
-            }
+            Ended::Peer(what) => self.report(Report::Broke { peer, what }),
         }
-        self.tell_end(rank);
+        self.tell_end(peer);
     }
 
     fn report(&self, report: Report) {
@@ -327,9 +338,9 @@ impl Passer {
     }
 
     /// Tells that a connection has ended which was awaited to.
-    fn tell_end(&mut self, rank: Rank) {
-        if !self.wires.contains_key(&rank) && self.ending.remove(&rank) {
-            self.report(Report::Ended { peer: PeerId::worker(rank) });
+    fn tell_end(&mut self, peer: PeerId) {
+        if !self.wires.contains_key(&peer) && self.ending.remove(&peer) {
+            self.report(Report::Ended { peer });
         }
     }
 
@@ -344,35 +355,41 @@ impl Passer {
                     }
                 }
                 Command::Silence(bell) => _ = epoll::delete(&self.epoll, &bell),
-                Command::AwaitEnd { rank } => {
-                    self.ending.insert(rank);
-                    self.tell_end(rank);
+                Command::AwaitEnd { peer } => {
+                    self.ending.insert(peer);
+                    self.tell_end(peer);
                 }
                 Command::Drop { table } => {
                     self.node.drop_table(table);
                     self.followed.retain(|id, _| id.table != table);
                     self.kept.change(|kept| kept.retain(|id| id.table != table));
                 }
-                Command::Leave { rank } => {
+                Command::Leave { peer } => {
                     // What it sent before it went is there already.
-                    self.hear(rank);
-                    self.part(rank);
-                    let unused = self.node.forget(rank);
+                    self.hear(peer);
+                    self.part(peer);
+                    let unused = self.node.forget(peer);
                     self.followed.retain(|id, _| !unused.contains(id));
                     self.kept.change(|kept| kept.retain(|id| !unused.contains(id)));
                 }
-                Command::Enter { rank, stream } => {
-                    self.part(rank);
-                    let data = epoll::EventData::new_u64(rank.into());
-                    if epoll::add(&self.epoll, &stream, data, epoll::EventFlags::IN).is_ok() {
-                        let account = self.setup.account.peer(rank);
-                        self.wires.insert(rank, ItemWire::new(stream, self.setup.lease, account));
-                        self.node.connected(rank);
-                        // What came together with the proof does not ring again.
-                        self.hear(rank);
-                    }
-                }
+                Command::Enter { peer, stream } => self.enter(peer, stream),
             }
+        }
+    }
+
+    fn enter(&mut self, peer: PeerId, stream: Stream) {
+        self.part(peer);
+        let token = self.next;
+        self.next += 1;
+        let data = epoll::EventData::new_u64(token);
+        if epoll::add(&self.epoll, &stream, data, epoll::EventFlags::IN).is_ok() {
+            let account = self.setup.account.peer(peer);
+            let wire = ItemWire::new(stream, self.setup.lease, account);
+            self.wires.insert(peer, Watched { wire, token, writing: false });
+            self.tokens.insert(token, peer);
+            self.node.connected(peer);
+            // What came together with the proof does not ring again.
+            self.hear(peer);
         }
     }
 
@@ -383,7 +400,8 @@ impl Passer {
         }
         match Rows::open(layout, partition.as_fd()) {
             Ok(rows) => {
-                self.node.produce(id, shape, PartitionMemory::followed(rows, waiters), None);
+                let memory = PartitionMemory::followed(rows, waiters);
+                self.node.produce(id, PeerId::worker(id.rank), shape, memory, None);
                 self.followed.insert(id, charges);
                 self.kept.change(|kept| _ = kept.insert(id));
             }

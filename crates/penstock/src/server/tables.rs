@@ -313,7 +313,7 @@ impl Tables {
             let charged = self.freed_charge.grow(more);
             charged.map_err(|why: Exhausted| why.refuse("the number of a table that is dropped"))?;
             let bytes = (size_of::<Dropped>() + name.len()) as u64;
-            let charge = self.account.peer(asker.rank).charge(Resource::Bytes, bytes);
+            let charge = self.account.worker(asker.rank).charge(Resource::Bytes, bytes);
             let charge = charge.map_err(|why: Exhausted| why.refuse("a table that is dropped"))?;
             let (ranks, waiting) = (BTreeSet::new(), Vec::new());
             self.dropped.insert(id, Dropped { name, ranks, waiting, _charge: charge });
@@ -386,7 +386,7 @@ impl Tables {
         let homed = match self.partitions.entry(id) {
             Entry::Occupied(homed) => homed.into_mut(),
             Entry::Vacant(place) => {
-                let peer = self.account.peer(asker.rank);
+                let peer = self.account.worker(asker.rank);
                 place.insert(Homed::make(id, shape, layout, asker.members.size(), &peer)?)
             }
         };
@@ -497,7 +497,7 @@ impl Wait {
             return Ok(None);
         }
         let refuse = |why: Exhausted| why.refuse("another wait for a table");
-        let peer = account.peer(rank);
+        let peer = account.worker(rank);
         let bytes = (size_of::<Self>() + name.len()) as u64;
         let charges = [
             peer.charge(Resource::Entries, WAIT_ENTRIES).map_err(refuse)?,

@@ -5,8 +5,9 @@ use super::vigil::Vigil;
 use penstock_fabric::net::link::{Got, Link};
 use penstock_fabric::net::stream::Stream;
 use penstock_proto::account::{Account, Charge, Resource};
-use penstock_proto::items::node::{Broken, Host, Node, Peer};
+use penstock_proto::items::node::{Broken, Host, Node};
 use penstock_proto::items::wire::MAX_MESSAGE_BYTES;
+use penstock_proto::peer::PeerId;
 use penstock_proto::record::{self, LENGTH_BYTES, RecordError};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -76,7 +77,7 @@ impl<L: Link> ItemWire<L> {
     }
 
     /// Passes on what has come; whether anything had. `true` also where more may be there.
-    pub(crate) fn receive<H: Host>(&mut self, node: &mut Node<H>, peer: Peer) -> Result<bool, Ended> {
+    pub(crate) fn receive<H: Host>(&mut self, node: &mut Node<H>, peer: PeerId) -> Result<bool, Ended> {
         let mut taken = 0;
         while taken < TURN {
             if self.filled == self.input.len() {
@@ -136,7 +137,7 @@ impl<L: Link> ItemWire<L> {
     }
 
     /// Sends what the peer is to be sent, as far as the connection takes it; whether it took anything.
-    pub(crate) fn transmit<H: Host>(&mut self, node: &mut Node<H>, peer: Peer) -> Result<bool, Ended> {
+    pub(crate) fn transmit<H: Host>(&mut self, node: &mut Node<H>, peer: PeerId) -> Result<bool, Ended> {
         let mut sent = 0;
         self.behind = false;
         while sent < TURN {
@@ -230,7 +231,7 @@ mod tests {
         fn flushed(&mut self, _: u64) {}
     }
 
-    const PEER: Peer = 1;
+    const PEER: PeerId = PeerId::worker(1);
     const LEASE: Duration = Duration::from_secs(30);
 
     /// A node whose one row, as long as a row may be, somebody wants.
@@ -243,7 +244,7 @@ mod tests {
         set.finish();
         let mut node = Node::new(Nobody);
         let memory = PartitionMemory::followed(writer.rows().clone(), Waiters::private().unwrap());
-        node.produce(partition, shape, memory, None);
+        node.produce(partition, PeerId::worker(0), shape, memory, None);
         node.connected(PEER);
         let mut message = Vec::new();
         let rows = RowSet::from_rows([0]);

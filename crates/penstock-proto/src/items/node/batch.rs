@@ -1,12 +1,13 @@
 //! Batches: which rows a subscriber is sent now, as they were at one moment.
 
+use super::Partition;
 use super::subscriber::{candidates, merged};
-use super::{Partition, Peer};
 use crate::account::{Account, Charge, Exhausted, Resource};
 use crate::items::FINAL;
 use crate::items::memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
 use crate::items::spec::Propagation;
 use crate::items::wire::{BATCH_BYTES, Encoder, Entry, Head, PartitionId};
+use crate::peer::PeerId;
 
 /// Attempts to take a batch at one moment, before others get their turn.
 const ATTEMPTS: usize = 8;
@@ -213,7 +214,7 @@ pub(super) fn collect<M: Memory>(partition: &mut Partition<M>, scratch: &mut Vec
 /// All rows that a subscriber lacks, as they were at one moment.
 pub(super) fn eager<M: Memory>(
     partition: &mut Partition<M>,
-    peer: Peer,
+    peer: PeerId,
     id: PartitionId,
     account: &Account,
     scratch: &mut Vec<Changed>,
@@ -265,7 +266,7 @@ pub(super) fn eager<M: Memory>(
 /// Rows that those behind a subscriber need and it lacks.
 pub(super) fn bounded<M: Memory>(
     partition: &mut Partition<M>,
-    peer: Peer,
+    peer: PeerId,
     id: PartitionId,
     account: &Account,
     scratch: &mut Vec<Changed>,
@@ -309,7 +310,7 @@ pub(super) fn bounded<M: Memory>(
 /// All rows of a producer that leaves, once.
 pub(super) fn whole<M: Memory>(
     partition: &mut Partition<M>,
-    peer: Peer,
+    peer: PeerId,
     id: PartitionId,
     account: &Account,
 ) -> Result<Option<Batch>, Exhausted> {
@@ -341,7 +342,7 @@ pub(super) fn whole<M: Memory>(
 /// The answer to a subscriber's first fetch that can be answered.
 pub(super) fn fetched<M: Memory>(
     partition: &mut Partition<M>,
-    peer: Peer,
+    peer: PeerId,
     id: PartitionId,
     account: &Account,
 ) -> Result<Option<Batch>, Exhausted> {

@@ -2,25 +2,25 @@
 
 use super::subscriber::{Pending, Subscriber};
 use super::{
-    Broken, ENTRY_BYTES, FREE_BYTES, Host, Kept, MOST_NEEDS, Needs, Node, Partition, Peer, Upstream, Waiting,
-    keep,
+    Broken, ENTRY_BYTES, FREE_BYTES, Host, Kept, MOST_NEEDS, Needs, Node, Partition, Upstream, Waiting, keep,
 };
 use crate::items::memory::Changed;
 use crate::items::memory::Memory;
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
 use crate::items::wire::{Entries, Entry, Head, Message, PartitionId, Shape};
+use crate::peer::PeerId;
 
 impl<H: Host> Node<H> {
     /// Takes a message, without its length, of a peer. On an error the peer is to be taken for lost.
-    pub fn receive(&mut self, peer: Peer, record: &[u8]) -> Result<(), Broken> {
+    pub fn receive(&mut self, peer: PeerId, record: &[u8]) -> Result<(), Broken> {
         self.take(peer, record)?;
         // Nothing more is taken of who has asked for more than it can pay for.
         let overdrawn = self.peers.get_mut(&peer).and_then(|connection| connection.overdrawn.take());
         overdrawn.map_or(Ok(()), Err)
     }
 
-    pub(super) fn take(&mut self, peer: Peer, record: &[u8]) -> Result<(), Broken> {
+    pub(super) fn take(&mut self, peer: PeerId, record: &[u8]) -> Result<(), Broken> {
         // A long message that is no rows is a set of rows, which takes more memory than it has bytes.
         let _decoded = match record.len() > FREE_BYTES as usize && !Message::is_rows(record) {
             true => keep(&self.host.account(peer), "a long message", RowSet::decoded_bytes(record))?,
@@ -77,14 +77,14 @@ impl<H: Host> Node<H> {
         }
     }
 
-    fn is_waiting(&mut self, id: PartitionId, peer: Peer) -> Option<&mut Waiting> {
+    fn is_waiting(&mut self, id: PartitionId, peer: PeerId) -> Option<&mut Waiting> {
         self.waiting.get_mut(&id)?.iter_mut().find(|waiting| waiting.peer == peer)
     }
 
     pub(super) fn wanted(
         &mut self,
         id: PartitionId,
-        peer: Peer,
+        peer: PeerId,
         ticket: u64,
         version: u64,
         places: &RowSet,
@@ -107,7 +107,7 @@ impl<H: Host> Node<H> {
         Ok(())
     }
 
-    pub(super) fn needed(&mut self, id: PartitionId, peer: Peer, needs: Needs) -> Result<(), Broken> {
+    pub(super) fn needed(&mut self, id: PartitionId, peer: PeerId, needs: Needs) -> Result<(), Broken> {
         let subscriber = self.subscriber(id, peer)?;
         if subscriber.propagation != Propagation::Bounded || !needs.versions.is_sorted() {
             return Err(Broken::Nonsense("needs where there are none, or in no order"));
@@ -118,18 +118,23 @@ impl<H: Host> Node<H> {
         Ok(())
     }
 
-    fn subscriber(&mut self, id: PartitionId, peer: Peer) -> Result<&mut Subscriber, Broken> {
+    fn subscriber(&mut self, id: PartitionId, peer: PeerId) -> Result<&mut Subscriber, Broken> {
         let partition = self.partitions.get_mut(&id);
         let subscriber = partition.and_then(|partition| partition.subscribers.get_mut(&peer));
         subscriber.ok_or(Broken::Nonsense("a question about rows that it has not subscribed to"))
     }
 
-    fn offered(&mut self, peer: Peer, id: PartitionId, shape: Shape) -> Result<(), Broken> {
-        if id.rank != peer {
+    fn offered(&mut self, peer: PeerId, id: PartitionId, shape: Shape) -> Result<(), Broken> {
+        if peer.rank() != Some(id.rank) {
             return Err(Broken::Nonsense("an offer of another worker's rows"));
         }
         match self.partitions.get(&id) {
-            Some(partition) if partition.upstream.is_none() || partition.shape != shape => {
+            // Also those of an earlier incarnation: its sets have numbers of their own, and a row's never fall (I-2).
+            Some(partition)
+                if partition.upstream.is_none()
+                    || partition.shape != shape
+                    || partition.producer != Some(peer) =>
+            {
                 return Err(Broken::Nonsense("an offer of rows that are here"));
             }
             // However often it offers them before it reads what is wanted, it is told once.
@@ -146,14 +151,14 @@ impl<H: Host> Node<H> {
                 let memory =
                     memory.ok_or(Broken::Nonsense("an offer of more rows than there is memory for"))?;
                 let upstream = Upstream::new(peer, shape, RowSet::default(), true);
-                self.partitions.insert(id, Partition::new(memory, shape, Some(upstream), None));
+                self.partitions.insert(id, Partition::new(memory, shape, Some(peer), Some(upstream), None));
                 self.admit(id);
             }
         }
         Ok(())
     }
 
-    fn rows(&mut self, peer: Peer, id: PartitionId, head: &Head, entries: &[u8]) -> Result<(), Broken> {
+    fn rows(&mut self, peer: PeerId, id: PartitionId, head: &Head, entries: &[u8]) -> Result<(), Broken> {
         let partition =
             self.partitions.get_mut(&id).ok_or(Broken::Nonsense("rows that were not asked for"))?;
         partition.traffic.1 += entries.len() as u64;

@@ -13,6 +13,9 @@
 //! | `subscriber.rs` | what one peer has of a partition, and lacks |
 //! | `batch.rs` | which rows go together |
 //!
+//! Peers are known by their [`PeerId`], and any may subscribe: a follower, a relay, a worker that came back. Only the worker of a
+//! partition's rank may offer its rows. Whoever comes back is another peer, and is sent what it asks for itself.
+//!
 //! What is sent is always state: a *batch* of rows as they were at one moment, with the numbers of the sets that wrote them.
 //!
 //! - **N-1** Rows of one set reach a subscriber together: a batch is taken at one moment between two sets, and applied as one.
@@ -31,12 +34,10 @@ use super::rows::RowSet;
 use super::spec::Propagation;
 use super::wire::{Encoder, Malformed, Message, PartitionId, Shape};
 use crate::account::{Account, Charge, Exhausted, Resource};
+use crate::peer::PeerId;
 use batch::{Batch, collect};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use subscriber::Subscriber;
-
-/// Who is at the other end of a connection: a rank at a server, a server's number at a worker.
-pub type Peer = u32;
 
 /// Most versions that a need may name: one for each consumer.
 const MOST_NEEDS: usize = crate::message::MAX_WORKERS as usize;
@@ -56,7 +57,7 @@ pub trait Host {
     fn flushed(&mut self, id: u64);
 
     /// What is kept for a peer is charged to this.
-    fn account(&self, _peer: Peer) -> Account {
+    fn account(&self, _peer: PeerId) -> Account {
         Account::default()
     }
 
@@ -86,7 +87,7 @@ pub enum Broken {
 /// Where a partition's rows come from, if not from this host.
 #[derive(Debug)]
 struct Upstream {
-    peer: Peer,
+    peer: PeerId,
     /// As the source knows it.
     shape: Shape,
     /// Slots of the source that are wanted: place in this set is place on the wire.
@@ -109,12 +110,14 @@ struct Upstream {
 struct Partition<M> {
     memory: M,
     shape: Shape,
+    /// Who writes the rows; `None`: somebody behind the source.
+    producer: Option<PeerId>,
     upstream: Option<Upstream>,
     /// The peer that is told of rows that are produced here.
-    home: Option<Peer>,
-    subscribers: BTreeMap<Peer, Subscriber>,
+    home: Option<PeerId>,
+    subscribers: BTreeMap<PeerId, Subscriber>,
     /// Who has subscribed, its producer apart, and has not gone for good: one whose connection broke comes again.
-    asked: BTreeSet<Peer>,
+    asked: BTreeSet<PeerId>,
     /// Low half of the number of the last set that the change log told of.
     heard: u32,
     /// Bytes of rows that were sent and that came.
@@ -185,7 +188,7 @@ struct Connection {
 /// A subscription to a partition that is not here yet.
 #[derive(Debug)]
 struct Waiting {
-    peer: Peer,
+    peer: PeerId,
     shape: Shape,
     done: u64,
     serial: u64,
@@ -201,10 +204,10 @@ struct Waiting {
 pub struct Node<H: Host> {
     host: H,
     partitions: BTreeMap<PartitionId, Partition<H::Memory>>,
-    peers: BTreeMap<Peer, Connection>,
+    peers: BTreeMap<PeerId, Connection>,
     waiting: BTreeMap<PartitionId, Vec<Waiting>>,
     /// Flushes that were asked for here and are not complete.
-    flushing: BTreeMap<u64, Peer>,
+    flushing: BTreeMap<u64, PeerId>,
     next: u64,
     /// Counts flushes that were begun: what is taken in a later turn holds all that was finished before.
     turn: u64,
@@ -212,7 +215,7 @@ pub struct Node<H: Host> {
     /// Tables that all have dropped: what is still under way of them concerns nobody.
     dropped: RowSet,
     /// Peers that have gone for good.
-    gone: BTreeSet<Peer>,
+    gone: BTreeSet<PeerId>,
 }
 
 impl<H: Host> Node<H> {
@@ -242,23 +245,30 @@ impl<H: Host> Node<H> {
         self.partitions.get_mut(&partition).map(|partition| &mut partition.memory)
     }
 
-    /// Rows that are written on this host, to be offered to `home`, or to whoever asks for them.
-    pub fn produce(&mut self, id: PartitionId, shape: Shape, memory: H::Memory, home: Option<Peer>) {
-        self.partitions.insert(id, Partition::new(memory, shape, None, home));
+    /// Rows that `producer` writes on this host, to be offered to `home`, or to whoever asks for them.
+    pub fn produce(
+        &mut self,
+        id: PartitionId,
+        producer: PeerId,
+        shape: Shape,
+        memory: H::Memory,
+        home: Option<PeerId>,
+    ) {
+        self.partitions.insert(id, Partition::new(memory, shape, Some(producer), None, home));
         self.offer(id);
         self.admit(id);
     }
 
     /// Rows that are wanted of a peer, in memory with as many slots, in their order. `shape`: as their producer has them.
-    pub fn consume(&mut self, id: PartitionId, peer: Peer, shape: Shape, rows: RowSet, memory: H::Memory) {
+    pub fn consume(&mut self, id: PartitionId, peer: PeerId, shape: Shape, rows: RowSet, memory: H::Memory) {
         let mirror = Shape { slots: rows.len() as u32, ..shape };
         let upstream = Upstream::new(peer, shape, rows, false);
-        self.partitions.insert(id, Partition::new(memory, mirror, Some(upstream), None));
+        self.partitions.insert(id, Partition::new(memory, mirror, None, Some(upstream), None));
         self.subscribe(id);
     }
 
     /// A connection to a peer stands, for the first time or again.
-    pub fn connected(&mut self, peer: Peer) {
+    pub fn connected(&mut self, peer: PeerId) {
         self.lost(peer);
         let account = self.host.account(peer);
         let unread = account.charge(Resource::Bytes, 0).unwrap_or_default();
@@ -279,7 +289,7 @@ impl<H: Host> Node<H> {
     }
 
     /// The connection to a peer is gone: what it was to be sent, it will ask for again.
-    pub fn lost(&mut self, peer: Peer) {
+    pub fn lost(&mut self, peer: PeerId) {
         if self.peers.remove(&peer).is_none() {
             return;
         }
@@ -336,7 +346,7 @@ impl<H: Host> Node<H> {
     }
 
     /// Asks `peer` to say, to [`Host::flushed`], when all that was set here has come there, and all that was due here has been sent.
-    pub fn flush(&mut self, peer: Peer) -> u64 {
+    pub fn flush(&mut self, peer: PeerId) -> u64 {
         self.next += 1;
         self.flushing.insert(self.next, peer);
         let _ = self.begin_flush(self.next, peer, false);
@@ -362,13 +372,14 @@ impl<H: Host> Node<H> {
         self.remove(&ids);
     }
 
-    /// A worker has gone for good. What it produced is kept as long as somebody who is here has asked for it, and no longer: nobody knows
+    /// A peer has gone for good. What it produced is kept as long as somebody who is here has asked for it, and no longer: nobody knows
     /// here which tables there are. Returns what is not kept any more.
-    pub fn forget(&mut self, rank: Peer) -> BTreeSet<PartitionId> {
-        self.gone.insert(rank);
-        self.partitions.values_mut().for_each(|partition| _ = partition.asked.remove(&rank));
-        let unused = |(id, partition): &(&PartitionId, &Partition<_>)| {
-            self.gone.contains(&id.rank) && partition.asked.is_empty()
+    pub fn forget(&mut self, peer: PeerId) -> BTreeSet<PartitionId> {
+        self.gone.insert(peer);
+        self.partitions.values_mut().for_each(|partition| _ = partition.asked.remove(&peer));
+        let unused = |(_, partition): &(&PartitionId, &Partition<_>)| {
+            let orphaned = partition.producer.is_some_and(|producer| self.gone.contains(&producer));
+            orphaned && partition.asked.is_empty()
         };
         let ids = self.partitions.iter().filter(unused).map(|(id, _)| *id).collect();
         self.remove(&ids);
@@ -383,7 +394,7 @@ impl<H: Host> Node<H> {
                 self.host.unmade(*id, &partition.shape);
             }
         }
-        let peers: Vec<Peer> = self.peers.keys().copied().collect();
+        let peers: Vec<PeerId> = self.peers.keys().copied().collect();
         for peer in peers {
             if let Some(connection) = self.peers.get_mut(&peer) {
                 let _ = connection.batch.take_if(|batch| ids.contains(&batch.partition));
@@ -395,7 +406,7 @@ impl<H: Host> Node<H> {
         }
     }
 
-    fn begin_flush(&mut self, id: u64, peer: Peer, asked: bool) -> Result<(), Broken> {
+    fn begin_flush(&mut self, id: u64, peer: PeerId, asked: bool) -> Result<(), Broken> {
         self.collect_all();
         self.turn += 1;
         let partitions = self.unsent(peer);
@@ -410,7 +421,7 @@ impl<H: Host> Node<H> {
 
     // Partitions and subscriptions
 
-    fn say(&mut self, peer: Peer, message: &Message<'_>) {
+    fn say(&mut self, peer: PeerId, message: &Message<'_>) {
         if let Some(connection) = self.peers.get_mut(&peer) {
             Encoder::message(&mut connection.messages, message);
             connection.note_messages();
@@ -418,7 +429,7 @@ impl<H: Host> Node<H> {
     }
 
     /// Says what others want of a source's rows. They have paid for it: a source that is slow to read is not lost for their sake.
-    fn relay_to(&mut self, source: Peer, message: &Message<'_>) {
+    fn relay_to(&mut self, source: PeerId, message: &Message<'_>) {
         if let Some(connection) = self.peers.get_mut(&source) {
             let before = connection.messages.len();
             Encoder::message(&mut connection.messages, message);
@@ -434,7 +445,7 @@ impl<H: Host> Node<H> {
     }
 
     /// Tells a source what is wanted of its partitions now.
-    fn say_wanted(&mut self, source: Peer) {
+    fn say_wanted(&mut self, source: PeerId) {
         let Some(connection) = self.peers.get_mut(&source) else { return };
         for id in std::mem::take(&mut connection.wanted) {
             let upstream = self.partitions.get(&id).and_then(|partition| partition.upstream.as_ref());
@@ -450,7 +461,7 @@ impl<H: Host> Node<H> {
     }
 
     /// A peer that does not read what it is sent, and for which no more can be kept: it is to be taken for lost.
-    pub fn overdrawn(&mut self) -> Option<(Peer, Broken)> {
+    pub fn overdrawn(&mut self) -> Option<(PeerId, Broken)> {
         self.peers.iter_mut().find_map(|(peer, connection)| Some((*peer, connection.overdrawn.take()?)))
     }
 
@@ -513,7 +524,7 @@ impl<H: Host> Node<H> {
     fn enter(
         &mut self,
         id: PartitionId,
-        peer: Peer,
+        peer: PeerId,
         shape: Shape,
         done: u64,
         serial: u64,
@@ -555,7 +566,7 @@ impl<H: Host> Node<H> {
             _kept: kept,
         };
         partition.subscribers.insert(peer, subscriber);
-        if peer != id.rank {
+        if partition.producer != Some(peer) {
             partition.asked.insert(peer);
         }
         let Some(upstream) = &mut partition.upstream else { return Ok(()) };
@@ -606,9 +617,15 @@ impl<H: Host> Node<H> {
 }
 
 impl<M> Partition<M> {
-    fn new(memory: M, shape: Shape, upstream: Option<Upstream>, home: Option<Peer>) -> Self {
+    fn new(
+        memory: M,
+        shape: Shape,
+        producer: Option<PeerId>,
+        upstream: Option<Upstream>,
+        home: Option<PeerId>,
+    ) -> Self {
         let (subscribers, asked) = (BTreeMap::new(), BTreeSet::new());
-        Self { memory, shape, upstream, home, subscribers, asked, heard: 0, traffic: (0, 0) }
+        Self { memory, shape, producer, upstream, home, subscribers, asked, heard: 0, traffic: (0, 0) }
     }
 }
 
@@ -631,7 +648,7 @@ impl Connection {
 }
 
 impl Upstream {
-    fn new(peer: Peer, shape: Shape, rows: RowSet, identity: bool) -> Self {
+    fn new(peer: PeerId, shape: Shape, rows: RowSet, identity: bool) -> Self {
         Self {
             peer,
             shape,

@@ -2,11 +2,12 @@
 
 use super::batch::{Batch, Due, bounded, collect, eager, fetched, whole};
 use super::subscriber::Subscriber;
-use super::{Broken, Connection, ENTRY_BYTES, Host, Node, Partition, Peer, keep};
+use super::{Broken, Connection, ENTRY_BYTES, Host, Node, Partition, keep};
 use crate::account::{Account, Exhausted};
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
 use crate::items::wire::{Encoder, Message, PartitionId};
+use crate::peer::PeerId;
 use std::collections::BTreeMap;
 
 impl<H: Host> Node<H> {
@@ -19,7 +20,7 @@ impl<H: Host> Node<H> {
     }
 
     /// Partitions of which a peer may have to be sent something, each with the turn in which that is taken.
-    pub(super) fn unsent(&self, peer: Peer) -> BTreeMap<PartitionId, u64> {
+    pub(super) fn unsent(&self, peer: PeerId) -> BTreeMap<PartitionId, u64> {
         let sending = self.peers.get(&peer).and_then(|peer| peer.batch.as_ref());
         let due = |partition: &Partition<H::Memory>| {
             partition.subscribers.get(&peer).is_some_and(Subscriber::is_due)
@@ -30,7 +31,7 @@ impl<H: Host> Node<H> {
     }
 
     /// Answers flushes that are through.
-    pub(super) fn settle(&mut self, peer: Peer) {
+    pub(super) fn settle(&mut self, peer: PeerId) {
         let Some(connection) = self.peers.get_mut(&peer) else { return };
         let Connection { flushes, messages, .. } = connection;
         flushes.retain(|flush| {
@@ -48,7 +49,7 @@ impl<H: Host> Node<H> {
     }
 
     /// Appends to `out` what a peer is to be sent, until it holds about `limit` bytes; whether there may be more.
-    pub fn transmit(&mut self, peer: Peer, out: &mut Vec<u8>, limit: usize) -> bool {
+    pub fn transmit(&mut self, peer: PeerId, out: &mut Vec<u8>, limit: usize) -> bool {
         loop {
             self.say_wanted(peer);
             let Some(connection) = self.peers.get_mut(&peer) else { return false };
@@ -103,7 +104,7 @@ impl<H: Host> Node<H> {
     }
 
     /// What was due to a peer of a partition in some turn has been sent. What is not finished yet is not due.
-    fn sent(&mut self, peer: Peer, id: PartitionId, turn: u64) {
+    fn sent(&mut self, peer: PeerId, id: PartitionId, turn: u64) {
         let subscriber = self.partitions.get(&id).and_then(|partition| partition.subscribers.get(&peer));
         if subscriber.is_some_and(|subscriber| subscriber.handing_over) {
             return;
@@ -119,7 +120,7 @@ impl<H: Host> Node<H> {
     }
 
     /// The next batch for a peer, which is charged to it before a value is taken. Partitions take turns.
-    fn next_batch(&mut self, peer: Peer) -> Result<Option<Batch>, Exhausted> {
+    fn next_batch(&mut self, peer: PeerId) -> Result<Option<Batch>, Exhausted> {
         let Some(connection) = self.peers.get(&peer) else { return Ok(None) };
         let (turn, account) = (connection.turn, connection.account.clone());
         let dirty = |partition: &Partition<H::Memory>| {
@@ -143,7 +144,7 @@ impl<H: Host> Node<H> {
         Ok(None)
     }
 
-    fn batch(&mut self, peer: Peer, id: PartitionId, account: &Account) -> Due {
+    fn batch(&mut self, peer: PeerId, id: PartitionId, account: &Account) -> Due {
         let Self { partitions, scratch, turn, .. } = self;
         let Some(partition) = partitions.get_mut(&id) else { return Due::Nothing };
         match fetched(partition, peer, id, account) {
@@ -184,7 +185,7 @@ impl<H: Host> Node<H> {
     }
 
     /// Asks the source for what a peer fetches and is not fresh enough here.
-    fn relay(&mut self, peer: Peer, id: PartitionId) {
+    fn relay(&mut self, peer: PeerId, id: PartitionId) {
         let Some(partition) = self.partitions.get_mut(&id) else { return };
         let Partition { subscribers, upstream: Some(_), .. } = partition else { return };
         let Some(subscriber) = subscribers.get_mut(&peer) else { return };

@@ -84,7 +84,7 @@ impl Control {
         let peer = worker.peer;
         shards.iter().for_each(|shard| shard.send(Command::AwaitEnd { peer }));
         if let Some(items) = &self.items {
-            items.send(items::Command::AwaitEnd { rank });
+            items.send(items::Command::AwaitEnd { peer });
         }
     }
 
@@ -168,7 +168,7 @@ impl Control {
     /// Nothing is kept for a worker that has gone, nor is it listened to, nor what it has said believed.
     pub(in crate::server) fn forget(&mut self, rank: Rank) {
         if let Some(items) = &self.items {
-            items.send(items::Command::Leave { rank });
+            items.send(items::Command::Leave { peer: self.roster.peer(rank) });
         }
         self.catalog.forget(rank);
         self.tables.forget(rank);

@@ -256,7 +256,7 @@ impl Control {
 
     /// Connections and wake-ups of a worker, for as long as it is here.
     fn charge_descriptors(&self, rank: Rank, count: u32) -> Result<Charge, Refusal> {
-        let charge = self.account.peer(rank).charge(Resource::Descriptors, count.into());
+        let charge = self.account.worker(rank).charge(Resource::Descriptors, count.into());
         charge.map_err(|why| why.refuse("another worker's connections"))
     }
 

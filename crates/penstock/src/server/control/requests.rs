@@ -322,7 +322,7 @@ impl Control {
     }
 
     fn ticket(&mut self, rank: Rank, request: u64, open: usize) -> Result<u64, Refusal> {
-        let charge = self.account.peer(rank).charge(Resource::Entries, TICKET_ENTRIES);
+        let charge = self.account.worker(rank).charge(Resource::Entries, TICKET_ENTRIES);
         let entries = charge.map_err(|why| why.refuse("another question to the shards"))?;
         self.next_ticket += 1;
         let ticket = Ticket { rank, request, open, ranks: Vec::new(), _entries: entries };

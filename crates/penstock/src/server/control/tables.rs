@@ -14,7 +14,9 @@ use std::sync::Arc;
 impl Control {
     /// Passes a peer's connection on to who passes rows on.
     pub(super) fn attach_items(&mut self, peer: PeerId, session: Session, stream: Stream) {
-        let Some(rank) = peer.rank().filter(|_| self.known(peer, session).is_some()) else { return };
+        if self.known(peer, session).is_none() {
+            return;
+        }
         if self.items.is_none() {
             match self.start_items() {
                 Ok(items) => self.items = Some(items),
@@ -25,7 +27,7 @@ impl Control {
             }
         }
         if let Some(items) = &self.items {
-            items.send(items::Command::Enter { rank, stream });
+            items.send(items::Command::Enter { peer, stream });
         }
     }
 

@@ -22,8 +22,9 @@ use penstock_proto::account::Account;
 use penstock_proto::error::JobFailure;
 use penstock_proto::handshake::Purpose;
 use penstock_proto::items::RowSet;
-use penstock_proto::items::node::{Host, Node, Peer};
+use penstock_proto::items::node::{Host, Node};
 use penstock_proto::items::wire::{PartitionId, Shape};
+use penstock_proto::peer::PeerId;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::BTreeMap;
@@ -33,7 +34,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// The one peer of a worker's node.
-const HOME: Peer = 0;
+const HOME: PeerId = PeerId::server(0);
 /// Longest wait for the last rows of a producer that is gone.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -181,8 +182,10 @@ impl Relay {
 
     /// Rows that this worker writes go to the server.
     pub(super) fn produce(&self, id: PartitionId, shape: Shape, rows: Rows, waiters: Waiters) {
+        let (own, memory) =
+            (PeerId::worker(self.shared.setup.rank), PartitionMemory::followed(rows, waiters));
         lock(&self.shared.state).own.push(id);
-        self.with(|node| node.produce(id, shape, PartitionMemory::followed(rows, waiters), Some(HOME)));
+        self.with(|node| node.produce(id, own, shape, memory, Some(HOME)));
     }
 
     /// Slots `rows` of what another worker writes come from the server, into memory that is returned.
@@ -499,7 +502,6 @@ mod tests {
     use super::*;
     use crate::options::Options;
     use penstock_proto::message::Secret;
-    use penstock_proto::peer::PeerId;
     use std::net::TcpListener;
     use std::time::Instant;
 
