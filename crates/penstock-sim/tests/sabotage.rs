@@ -189,3 +189,22 @@ fn a_lost_worker_that_is_heard_is_seen() {
 fn a_silent_connection_that_is_not_made_again_is_seen() {
     is_seen_in_leases(leases::Sabotage::KeepsSilentConnections, "was not made again", 20);
 }
+
+/// N-3.
+#[test]
+fn a_row_that_is_older_than_its_fetch_asks_for_is_seen() {
+    is_seen_in_tables(items::Sabotage::AnswersTooEarly, 120, "which asks for", 20);
+}
+
+/// N-4.
+#[test]
+fn a_row_that_nobody_needs_is_seen() {
+    is_seen_in_tables(items::Sabotage::SendsUnneeded, 120, "are needed", 10);
+}
+
+/// N-3, N-4.
+#[test]
+fn rows_that_are_sent_once_more_than_they_are_asked_for_are_seen() {
+    is_seen_in_tables(items::Sabotage::SendsAgain, 120, "which is not open", 10);
+    is_seen_in_tables(items::Sabotage::SendsAgain, 120, "are needed", 10);
+}
