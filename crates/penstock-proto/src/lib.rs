@@ -18,6 +18,7 @@
 //! | [`items`] | tables of rows with a producer and consumers |
 //! | [`peer`] | who is sent to and received from: a worker, or another |
 //! | [`membership`] | who joined, who left, who was lost; barriers |
+//! | [`vigil`] | who is late, and when |
 //! | [`job`] | what a job goes by where its name would be too long |
 //! | [`message`] | the control plane's messages |
 //! | [`frame`] | what travels between a worker and a shard of another host |
@@ -64,6 +65,7 @@ pub mod spec;
 pub mod strangers;
 pub mod submission;
 mod text;
+pub mod vigil;
 pub mod worker;
 
 /// A worker's number in its job, `0..size`.

@@ -176,6 +176,21 @@ pub enum SubmissionRefused {
     Failure(#[from] JobFailure),
 }
 
+/// A submission that was judged, with whose it is. Only [`Shard::judge`] makes one, and only [`Shard::take`] takes one: so what comes over
+/// the network in two parts is judged by its first, once.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Judged {
+    peer: PeerId,
+    submission: Submission,
+}
+
+impl Judged {
+    /// What it is.
+    pub fn submission(&self) -> &Submission {
+        &self.submission
+    }
+}
+
 /// State of one chunk.
 #[derive(Debug, Clone, Copy)]
 struct ChunkState {
@@ -266,62 +281,75 @@ impl Shard {
         self.tensors.insert(id, tensor);
     }
 
-    /// Takes a submission of `writer`, which is live.
+    /// Takes a submission of `writer`, which is live and sees the values itself: judges it, and takes it at once.
     pub fn submit(
         &mut self,
         writer: Rank,
         submission: &Submission,
         home: &mut impl Home,
     ) -> Result<(), SubmissionRefused> {
+        let judged = self.judge_local(PeerId::worker(writer), submission)?;
+        self.take(&judged, home)
+    }
+
+    /// Judges what a peer of this host submits: a worker there has nothing to be sent.
+    pub fn judge_local(&self, peer: PeerId, submission: &Submission) -> Result<Judged, SubmissionRefused> {
         match *submission {
-            Submission::Push { tensor, first, count, stamp, settings } => {
+            Submission::Fetch { tensor, .. } if peer.rank().is_some() => {
+                Err(SubmissionRefused::NothingToFetch { tensor })
+            }
+            _ => self.judge(peer, submission),
+        }
+    }
+
+    /// Judges what a peer submits, and changes nothing: before its payload is let into the lane. Whoever is no worker may fetch and leave.
+    ///
+    /// What is judged here only the peer's own submissions change, which come in order: it still holds when the payload has come,
+    /// whatever others have done meanwhile. What they can change is looked at by [`Shard::take`].
+    pub fn judge(&self, peer: PeerId, submission: &Submission) -> Result<Judged, SubmissionRefused> {
+        match (*submission, peer.rank()) {
+            (Submission::Fetch { tensor, version, .. }, _) => {
+                self.known(tensor)?;
+                // The push of the last clock makes the version behind it.
+                check_limit("the clock that a fetch asks for", version.saturating_sub(1))?;
+            }
+            (Submission::Leave, _) => {}
+            (_, None) => return Err(SubmissionRefused::NoWorker { peer }),
+            (Submission::Push { tensor, first, count, stamp, settings }, Some(writer)) => {
                 self.check_push(writer, tensor, first, count, stamp, &settings)?;
+            }
+            (Submission::Load { tensor, first, count, slot, part, steps }, Some(writer)) => {
+                self.check_load(writer, tensor, first, count, (slot, part))?;
+                check_limit("the steps of a load", steps)?;
+            }
+            (Submission::Zero { tensor }, Some(writer)) => self.check_load(writer, tensor, 0, 0, (0, 0))?,
+            (Submission::Clock { clock }, Some(_)) => check_limit("its clock", clock)?,
+        }
+        Ok(Judged { peer, submission: *submission })
+    }
+
+    /// Takes what was judged, of a peer that is live, before anything else of that peer is judged. A fetch is for whoever sends values to
+    /// see to: here it does nothing.
+    pub fn take(&mut self, judged: &Judged, home: &mut impl Home) -> Result<(), SubmissionRefused> {
+        debug_assert!(self.judge(judged.peer, &judged.submission).is_ok(), "what was judged still holds");
+        let Some(writer) = judged.peer.rank() else { return Ok(()) };
+        match judged.submission {
+            Submission::Push { tensor, first, count, stamp, settings } => {
+                self.check_settings(writer, tensor, stamp, &settings)?;
                 self.push(writer, tensor, first, count, stamp, settings, home)
             }
             Submission::Clock { clock } => self.clock(writer, clock, home),
             Submission::Load { tensor, first, count, slot, part, steps } => {
-                self.check_load(writer, tensor, first, count, (slot, part))?;
-                check_limit("the steps of a load", steps)?;
+                self.check_committed(tensor, slot)?;
                 self.load(writer, tensor, first..first + count, (slot, part, steps), home)
             }
             Submission::Zero { tensor } => {
-                let total = self.check_load(writer, tensor, 0, 0, (0, 0))?;
-                self.zero(tensor, 0..total, home)
+                self.check_committed(tensor, 0)?;
+                self.zero(tensor, home)
             }
-            Submission::Fetch { tensor, .. } => Err(SubmissionRefused::NothingToFetch { tensor }),
+            Submission::Fetch { .. } => Ok(()),
             Submission::Leave => Ok(self.remove(writer, home)?),
         }
-    }
-
-    /// Judges what a peer sends as [`Shard::submit`] would, and changes nothing: before its payload is let into the lane. Whoever is no
-    /// worker may fetch and leave.
-    pub fn judge(&self, peer: PeerId, submission: &Submission) -> Result<(), SubmissionRefused> {
-        let Some(writer) = peer.rank() else {
-            return match *submission {
-                Submission::Fetch { tensor, version, .. } => self.judge_fetch(tensor, version),
-                Submission::Leave => Ok(()),
-                _ => Err(SubmissionRefused::NoWorker { peer }),
-            };
-        };
-        match *submission {
-            Submission::Push { tensor, first, count, stamp, settings } => {
-                self.check_push(writer, tensor, first, count, stamp, &settings)
-            }
-            Submission::Load { tensor, first, count, slot, part, steps } => {
-                self.check_load(writer, tensor, first, count, (slot, part))?;
-                check_limit("the steps of a load", steps)
-            }
-            Submission::Zero { tensor } => self.known(tensor).map(drop),
-            Submission::Clock { clock } => check_limit("its clock", clock),
-            Submission::Fetch { tensor, version, .. } => self.judge_fetch(tensor, version),
-            Submission::Leave => Ok(()),
-        }
-    }
-
-    fn judge_fetch(&self, id: TensorId, version: u64) -> Result<(), SubmissionRefused> {
-        self.known(id)?;
-        // The push of the last clock makes the version behind it.
-        check_limit("the clock that a fetch asks for", version.saturating_sub(1))
     }
 
     /// Commits the fold of a chunk that waits for it, and goes on from there. `false`: none waits, and nothing has changed.
@@ -424,10 +452,21 @@ impl Shard {
         if let Err(error) = settings.check(tensor.spec.rule) {
             return Err(SubmissionRefused::BadSettings { name: name(), reason: error.to_string() });
         }
+        Ok(())
+    }
+
+    /// Under BSP one step is taken for all, also for who has left since: they must mean the same step.
+    fn check_settings(
+        &self,
+        writer: Rank,
+        id: TensorId,
+        stamp: u64,
+        settings: &Settings,
+    ) -> Result<(), SubmissionRefused> {
+        let tensor = self.known(id)?;
         if !tensor.spec.consistency.folds_together() {
             return Ok(());
         }
-        // Under BSP one step is taken for all, also for who has left since: they must mean the same step.
         let same_iteration = |&other: &Rank| other != writer && tensor.pushed[other as usize] == stamp + 1;
         let disagrees = |&other: &Rank| tensor.settings[other as usize] != *settings;
         match (0..self.clocks.size()).filter(same_iteration).find(disagrees) {
@@ -436,12 +475,12 @@ impl Shard {
                 let (first, second) = (writer.min(other), writer.max(other));
                 let (mine, its) = (settings.0, tensor.settings[other as usize].0);
                 let (ours, theirs) = if writer < other { (mine, its) } else { (its, mine) };
-                Err(JobFailure::SettingsConflict { name: name(), first, second, stamp, ours, theirs }.into())
+                let name = tensor.spec.name.clone();
+                Err(JobFailure::SettingsConflict { name, first, second, stamp, ours, theirs }.into())
             }
         }
     }
 
-    /// Returns the tensor's number of chunks.
     fn check_load(
         &self,
         writer: Rank,
@@ -449,17 +488,21 @@ impl Shard {
         first: u32,
         count: u32,
         (slot, part): (u32, u32),
-    ) -> Result<u32, SubmissionRefused> {
+    ) -> Result<(), SubmissionRefused> {
         let tensor = self.check_range(id, first, count)?;
         let slots = tensor.spec.rule.slots().count() as u32;
         let dtype = tensor.spec.dtype;
         let parts = if slot == 0 { 1 } else { dtype.accumulator_size() / dtype.size() } as u32;
-        // A fold that waits for its commit would undo the load.
-        let pending = tensor.pending[writer as usize] > 0 || !tensor.uncommitted.is_empty();
-        if writer != 0 || slot > slots || part >= parts || pending {
-            return Err(SubmissionRefused::BadLoad { name: tensor.spec.name.clone(), slot, slots });
+        if writer != 0 || slot > slots || part >= parts || tensor.pending[writer as usize] > 0 {
+            return Err(tensor.bad_load(slot));
         }
-        Ok(tensor.total)
+        Ok(())
+    }
+
+    /// A fold that waits for its commit would undo a load.
+    fn check_committed(&self, id: TensorId, slot: u32) -> Result<(), SubmissionRefused> {
+        let tensor = self.known(id)?;
+        if tensor.uncommitted.is_empty() { Ok(()) } else { Err(tensor.bad_load(slot)) }
     }
 
     #[expect(clippy::too_many_arguments, reason = "the fields of one submission, already checked")]
@@ -503,7 +546,6 @@ impl Shard {
     }
 
     fn clock(&mut self, writer: Rank, clock: u64, home: &mut impl Home) -> Result<(), SubmissionRefused> {
-        check_limit("its clock", clock)?;
         self.clocks.advance(writer, clock).map_err(|error| SubmissionRefused::ClockWentBack {
             expected_at_least: error.expected_at_least,
             got: error.got,
@@ -547,14 +589,9 @@ impl Shard {
         Ok(())
     }
 
-    fn zero(
-        &mut self,
-        id: TensorId,
-        chunks: std::ops::Range<u32>,
-        home: &mut impl Home,
-    ) -> Result<(), SubmissionRefused> {
+    fn zero(&mut self, id: TensorId, home: &mut impl Home) -> Result<(), SubmissionRefused> {
         let tensor = self.tensors.get_mut(id).expect("check_load knows it");
-        for local in tensor.locals(chunks.start, chunks.end - chunks.start) {
+        for local in 0..tensor.chunks.len() {
             let state = &mut tensor.states[local];
             if !std::mem::replace(&mut state.loaded, true) {
                 tensor.unloaded -= 1;
@@ -608,6 +645,11 @@ fn check_limit(what: &'static str, got: u64) -> Result<(), SubmissionRefused> {
 }
 
 impl Tensor {
+    fn bad_load(&self, slot: u32) -> SubmissionRefused {
+        let slots = self.spec.rule.slots().count() as u32;
+        SubmissionRefused::BadLoad { name: self.spec.name.clone(), slot, slots }
+    }
+
     /// Local indices of the chunks homed here among `first..first + count`.
     fn locals(&self, first: u32, count: u32) -> std::ops::Range<usize> {
         let at = |chunk: u32| self.chunks.partition_point(|&homed| homed < chunk);

@@ -19,6 +19,7 @@
 //! | [`history`] | what is seen, line by line |
 //! | [`checkers`] | what must hold of it |
 //! | [`items`] | tables of items: another run, with its own scenarios |
+//! | [`leases`] | who is said to be lost, and when: another run |
 //! | [`rng`] | chance, from a seed |
 //!
 //! Cost: some milliseconds a job of 5 workers, 8 iterations and 10 chunks.
@@ -30,6 +31,7 @@ pub mod control;
 pub mod faults;
 pub mod history;
 pub mod items;
+pub mod leases;
 pub mod marks;
 pub mod remote;
 pub mod rng;

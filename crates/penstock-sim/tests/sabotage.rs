@@ -2,7 +2,7 @@
 //! has to say so.
 
 use penstock_sim::shard_memory::Sabotage;
-use penstock_sim::{Failure, Scenario, items};
+use penstock_sim::{Failure, Scenario, items, leases};
 use std::collections::BTreeMap;
 
 /// Which checkers saw it, how often, in `seeds` seeds.
@@ -155,4 +155,56 @@ fn a_version_that_is_promised_too_early_is_seen() {
 #[test]
 fn a_change_log_that_keeps_silent_is_seen() {
     is_seen_in_tables(items::Sabotage::KeepsSilent, 120, "older than version", 9);
+}
+
+/// The checker of leases sees it in some of these seeds, in these words.
+fn is_seen_in_leases(sabotage: leases::Sabotage, words: &str, least: usize) {
+    let check = |seed| leases::Scenario::from_seed(seed).sabotaged(sabotage).check().err();
+    let said: Vec<String> = (0..300).filter_map(check).collect();
+    let count = said.iter().filter(|said| said.contains(words)).count();
+    assert!(count >= least, "{sabotage:?} was seen {count} times as {words:?}: {said:#?}");
+}
+
+#[test]
+fn who_wakes_and_takes_others_for_lost_at_once_is_seen() {
+    is_seen_in_leases(leases::Sabotage::CountsSuspension, "in which who says it ran", 10);
+}
+
+#[test]
+fn who_takes_others_for_lost_before_the_lease_is_over_is_seen() {
+    is_seen_in_leases(leases::Sabotage::IsImpatient, "after a sign of life", 20);
+}
+
+#[test]
+fn a_server_that_takes_nobody_for_lost_is_seen() {
+    is_seen_in_leases(leases::Sabotage::NeverJudges, "and nobody is lost", 50);
+}
+
+#[test]
+fn a_lost_worker_that_is_heard_is_seen() {
+    is_seen_in_leases(leases::Sabotage::HearsTheLost, "was lost, and contributes", 5);
+}
+
+#[test]
+fn a_silent_connection_that_is_not_made_again_is_seen() {
+    is_seen_in_leases(leases::Sabotage::KeepsSilentConnections, "was not made again", 20);
+}
+
+/// N-3.
+#[test]
+fn a_row_that_is_older_than_its_fetch_asks_for_is_seen() {
+    is_seen_in_tables(items::Sabotage::AnswersTooEarly, 120, "which asks for", 20);
+}
+
+/// N-4.
+#[test]
+fn a_row_that_nobody_needs_is_seen() {
+    is_seen_in_tables(items::Sabotage::SendsUnneeded, 120, "are needed", 10);
+}
+
+/// N-3, N-4.
+#[test]
+fn rows_that_are_sent_once_more_than_they_are_asked_for_are_seen() {
+    is_seen_in_tables(items::Sabotage::SendsAgain, 120, "which is not open", 10);
+    is_seen_in_tables(items::Sabotage::SendsAgain, 120, "are needed", 10);
 }

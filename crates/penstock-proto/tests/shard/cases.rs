@@ -470,11 +470,57 @@ fn who_is_no_worker_may_fetch_and_leave_and_contributes_nothing() {
     let follower = PeerId::first(Role::Follower, 0);
     assert_eq!((rig.shard.promised(PeerId::worker(0), W), rig.shard.promised(follower, W)), (1, 0));
     let fetch = |version| Submission::Fetch { tensor: W, state: false, version, ticket: 1 };
-    assert_eq!(rig.shard.judge(follower, &fetch(1)), Ok(()));
-    assert_eq!(rig.shard.judge(follower, &Submission::Leave), Ok(()));
+    assert_eq!(rig.shard.judge(follower, &fetch(1)).map(drop), Ok(()));
+    assert_eq!(rig.shard.judge(follower, &Submission::Leave).map(drop), Ok(()));
     assert!(matches!(rig.shard.judge(follower, &fetch(u64::MAX)), Err(SubmissionRefused::TooLarge { .. })));
     for contribution in [Submission::Zero { tensor: W }, Submission::Clock { clock: 1 }] {
-        let refused = rig.shard.judge(follower, &contribution);
+        let refused = rig.shard.judge(follower, &contribution).map(drop);
         assert_eq!(refused, Err(SubmissionRefused::NoWorker { peer: follower }));
     }
+}
+
+#[test]
+fn what_was_judged_is_taken_whatever_others_have_submitted_meanwhile() {
+    for consistency in [Bsp, Ssp(2), Asp] {
+        let mut rig = Rig::new(3, 2, consistency);
+        rig.push(0, (0, 2), 0, 1.0);
+        // Its header has come, its payload has not.
+        let judged = rig.shard.judge(PeerId::worker(1), &pushed(0, 2, 0)).unwrap();
+        assert_eq!(*judged.submission(), pushed(0, 2, 0));
+        rig.push(2, (0, 2), 0, 1.0);
+        rig.clock(2, 1);
+        rig.clock(0, 1);
+        rig.remove(2);
+        rig.home.lanes.insert((W, 1), 1.0);
+        rig.shard.take(&judged, &mut rig.home).unwrap();
+        assert_eq!((rig.chunk(0).value, rig.chunk(1).value), (3.0, 3.0), "{consistency:?}");
+    }
+}
+
+#[test]
+fn what_others_can_change_is_looked_at_when_it_is_taken() {
+    // The header came before anybody had pushed; another worker's push, with another rate, came before the payload.
+    let mut rig = Rig::new(2, 1, Bsp);
+    let judged = rig.shard.judge(PeerId::worker(1), &rated(0, 1, 0, 0.25)).unwrap();
+    rig.push(0, (0, 1), 0, 1.0);
+    let before = (format!("{:?}", rig.shard), rig.home.clone());
+    let refused = rig.shard.take(&judged, &mut rig.home).unwrap_err();
+    assert!(
+        matches!(
+            refused,
+            SubmissionRefused::Failure(JobFailure::SettingsConflict { first: 0, second: 1, .. })
+        ),
+        "{refused}"
+    );
+    assert_eq!((format!("{:?}", rig.shard), rig.home.clone()), before, "C-5");
+
+    // The header of a load came before a fold that waits for its commit.
+    let mut rig = Rig::new(2, 1, Asp);
+    let judged = rig.shard.judge(PeerId::worker(0), &load(0, 1, 0, 0)).unwrap();
+    rig.home.late = true;
+    rig.push(1, (0, 1), 0, 1.0);
+    let before = (format!("{:?}", rig.shard), rig.home.clone());
+    let refused = rig.shard.take(&judged, &mut rig.home);
+    assert!(matches!(refused, Err(SubmissionRefused::BadLoad { .. })), "{refused:?}");
+    assert_eq!((format!("{:?}", rig.shard), rig.home.clone()), before, "C-5");
 }

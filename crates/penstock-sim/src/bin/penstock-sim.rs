@@ -5,7 +5,7 @@
 use clap::Parser;
 use penstock_sim::history::{Observation, Tally};
 use penstock_sim::shard_memory::Sabotage;
-use penstock_sim::{Scenario, items};
+use penstock_sim::{Scenario, items, leases};
 use std::ops::Range;
 use std::process::ExitCode;
 
@@ -19,12 +19,15 @@ struct Arguments {
     /// Run the seeds N up to, not including, M; stop at the first that fails.
     #[arg(long, value_name = "N..M", value_parser = seeds)]
     seeds: Option<Range<u64>>,
-    /// Print the scenario, and (but for tables) one line for everything that happens.
+    /// Print the scenario, and (but for tables and leases) one line for everything that happens.
     #[arg(short, long)]
     verbose: bool,
     /// Run tables of items instead, which have seeds of their own.
     #[arg(long, conflicts_with = "sabotage")]
     tables: bool,
+    /// Run leases instead: who is said to be lost, and when; they have seeds of their own, too.
+    #[arg(long, conflicts_with_all = ["sabotage", "tables"])]
+    leases: bool,
     /// Break a promise on purpose, to see a checker at work.
     #[arg(long, value_enum)]
     sabotage: Option<Sabotage>,
@@ -39,15 +42,24 @@ fn seeds(text: &str) -> Result<Range<u64>, String> {
 }
 
 fn main() -> ExitCode {
-    let Arguments { seed, seeds, verbose, tables, sabotage } = Arguments::parse();
+    let Arguments { seed, seeds, verbose, tables, leases, sabotage } = Arguments::parse();
     let seeds = seeds.unwrap_or_else(|| seed..seed.saturating_add(1));
-    let held =
-        if tables { run_tables(seeds.clone(), verbose) } else { run_jobs(seeds.clone(), verbose, sabotage) };
+    let held = match (tables, leases) {
+        (true, _) => run_tables(seeds.clone(), verbose),
+        (_, true) => run_leases(seeds.clone(), verbose),
+        _ => run_jobs(seeds.clone(), verbose, sabotage),
+    };
     match held {
         Ok(tally) => println!("{} seeds hold: {tally}", seeds.end - seeds.start),
         Err((seed, failure)) => {
-            let tables = if tables { "--tables " } else { "" };
-            eprintln!("seed {seed}: {failure}\nhint: replay it with `penstock-sim {tables}--seed {seed} -v`");
+            let what = if tables {
+                "--tables "
+            } else if leases {
+                "--leases "
+            } else {
+                ""
+            };
+            eprintln!("seed {seed}: {failure}\nhint: replay it with `penstock-sim {what}--seed {seed} -v`");
             return ExitCode::FAILURE;
         }
     }
@@ -76,6 +88,19 @@ fn run_tables(seeds: Range<u64>, verbose: bool) -> Result<String, (u64, String)>
     let mut tally = items::Tally::default();
     for seed in seeds {
         let scenario = items::Scenario::from_seed(seed);
+        if verbose {
+            println!("{scenario:#?}");
+        }
+        tally.merge(&scenario.check().map_err(|failure| (seed, failure))?);
+    }
+    Ok(tally.to_string())
+}
+
+/// Likewise, for leases.
+fn run_leases(seeds: Range<u64>, verbose: bool) -> Result<String, (u64, String)> {
+    let mut tally = leases::Tally::default();
+    for seed in seeds {
+        let scenario = leases::Scenario::from_seed(seed);
         if verbose {
             println!("{scenario:#?}");
         }

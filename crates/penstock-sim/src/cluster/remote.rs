@@ -12,7 +12,7 @@ use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::peer::PeerId;
 use penstock_proto::remote::home::{Owing, Publication};
 use penstock_proto::remote::mirror::Effect;
-use penstock_proto::shard::SubmissionRefused;
+use penstock_proto::shard::Judged;
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
 use std::rc::Rc;
@@ -77,16 +77,16 @@ struct Judge<'a> {
     rank: Rank,
 }
 
-/// The chunk into whose lane a payload goes, if there is one.
-type Lane = Option<(TensorId, u32)>;
+/// The submission that a frame is, if it is one, and the chunk into whose lane its payload goes, if it has one.
+type Place = (Option<Judged>, Option<(TensorId, u32)>);
 
 impl Places for Judge<'_> {
-    type Place = Lane;
+    type Place = Place;
 
-    fn place(&mut self, header: &Header) -> Result<Lane, String> {
+    fn place(&mut self, header: &Header) -> Result<Place, String> {
         of_this_job(header)?;
         if header.body == Body::Alive && header.is_bare() {
-            return Ok(None);
+            return Ok((None, None));
         }
         let Server { machine, memory, ports, .. } = &*self.server;
         let port = ports[self.rank as usize].as_ref().expect("it was asked whether anybody listens");
@@ -94,10 +94,8 @@ impl Places for Judge<'_> {
         let Body::Submission { submission, .. } = header.body else {
             return Err("it sent a shard's frame".to_owned());
         };
-        match machine.judge(PeerId::worker(self.rank), &submission) {
-            Ok(()) | Err(SubmissionRefused::Failure(_)) => {}
-            Err(refused) => return Err(refused.to_string()),
-        }
+        let judged = machine.judge(PeerId::worker(self.rank), &submission);
+        let judged = judged.map_err(|refused| refused.to_string())?;
         let (lane, bytes) = match submission {
             Submission::Push { tensor, first, count: 1, .. }
             | Submission::Load { tensor, first, count: 1, .. } => {
@@ -109,11 +107,11 @@ impl Places for Judge<'_> {
         if bytes != Some(header.length as usize) {
             return Err(format!("it sent {} bytes for {submission:?}", header.length));
         }
-        Ok(lane)
+        Ok((Some(judged), lane))
     }
 
-    fn memory<'a>(&'a mut self, place: &'a mut Lane) -> &'a mut [u8] {
-        place.map_or(&mut [], |(tensor, chunk)| self.server.memory.lane(tensor, chunk, self.rank))
+    fn memory<'a>(&'a mut self, (_, lane): &'a mut Place) -> &'a mut [u8] {
+        lane.map_or(&mut [], |(tensor, chunk)| self.server.memory.lane(tensor, chunk, self.rank))
     }
 }
 
@@ -480,12 +478,12 @@ impl Cluster<'_> {
         }
         let number = wire.number;
         let mut judge = Judge { server: &mut self.servers[shard], rank };
-        let body = match read(&mut End::new(wire, Way::Down, self.now), &mut judge) {
-            Step::Frame(header, _) => header.body,
+        let (body, judged) = match read(&mut End::new(wire, Way::Down, self.now), &mut judge) {
+            Step::Frame(header, (judged, _)) => (header.body, judged),
             Step::Broke(what) => return self.refused(rank, shard, &what),
             _ => return self.lose_wire(rank, shard, number, Way::Up),
         };
-        let Body::Submission { submission, wanted } = body else { return Ok(()) };
+        let (Body::Submission { submission, wanted }, Some(judged)) = (body, judged) else { return Ok(()) };
         let Server { memory, ports, overlay, .. } = &mut self.servers[shard];
         let subscriber = &mut open_port(ports, rank).subscriber;
         if let Err(what) = subscriber.take(&submission) {
@@ -504,7 +502,7 @@ impl Cluster<'_> {
                 self.take_fetch(rank, shard, tensor, state, version, ticket);
                 Ok(())
             }
-            _ => self.submit_to(rank, shard, &submission),
+            _ => self.take_judged(rank, shard, &judged),
         }
     }
 

@@ -7,7 +7,7 @@ use crate::shard_memory::{Deed, Mirror};
 use crate::worker::{State, Worker};
 use penstock_proto::error::{JobFailure, Loss};
 use penstock_proto::peer::PeerId;
-use penstock_proto::shard::SubmissionRefused;
+use penstock_proto::shard::{Judged, SubmissionRefused};
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
 
@@ -33,24 +33,24 @@ impl Cluster<'_> {
             return Ok(()); // nobody listens to it any more
         }
         match Submission::decode(words) {
-            Ok(submission) => self.submit_to(rank, shard, &submission),
+            Ok(submission) => {
+                match self.servers[shard].machine.judge_local(PeerId::worker(rank), &submission) {
+                    Ok(judged) => self.take_judged(rank, shard, &judged),
+                    Err(refused) => self.refused(rank, shard, &refused.to_string()),
+                }
+            }
             Err(error) => self.refused(rank, shard, &error.to_string()),
         }
     }
 
-    pub(super) fn submit_to(
-        &mut self,
-        rank: Rank,
-        shard: usize,
-        submission: &Submission,
-    ) -> Result<(), Failure> {
+    pub(super) fn take_judged(&mut self, rank: Rank, shard: usize, judged: &Judged) -> Result<(), Failure> {
         let Server { machine, memory, .. } = &mut self.servers[shard];
-        match machine.submit(rank, submission, memory) {
+        match machine.take(judged, memory) {
             Ok(()) => {}
             Err(SubmissionRefused::Failure(failure)) => self.end_job(failure),
             Err(error) => return self.refused(rank, shard, &error.to_string()),
         }
-        if matches!(submission, Submission::Leave) {
+        if matches!(judged.submission(), Submission::Leave) {
             // A worker on another host still has to hear that its goodbye was taken.
             if let Some(port) = &mut self.servers[shard].ports[rank as usize] {
                 port.subscriber.let_go();

@@ -12,6 +12,7 @@
 
 mod producer;
 mod reader;
+mod traffic;
 mod watched;
 
 pub use watched::Sabotage;
@@ -20,7 +21,7 @@ use crate::rng::{Rng, hash};
 use penstock_fabric::items::partition::{Layout, Waiters, Writer};
 use penstock_fabric::items::partition_memory::PartitionMemory;
 use penstock_proto::items::node::{Host, Node};
-use penstock_proto::items::wire::{MAX_MESSAGE_BYTES, PartitionId, Shape};
+use penstock_proto::items::wire::{Encoder, MAX_MESSAGE_BYTES, Message, PartitionId, Shape};
 use penstock_proto::items::{Propagation, RowSet};
 use penstock_proto::peer::PeerId;
 use penstock_proto::record::{self, LENGTH_BYTES};
@@ -30,6 +31,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::rc::Rc;
+use traffic::Traffic;
 use watched::Watched;
 
 /// All that a seed decides.
@@ -196,6 +198,8 @@ struct Run<'a> {
     workers: Vec<Worker>,
     /// To and from the home, by rank.
     links: Vec<(Wire, Wire)>,
+    /// What is sent on these, held against what was asked.
+    traffic: Vec<(Traffic, Traffic)>,
     tally: Tally,
     /// What who reads while rows come in has seen.
     seen: Rc<RefCell<Seen>>,
@@ -276,7 +280,9 @@ impl<'a> Run<'a> {
         let workers: Vec<Worker> = scenario.workers.iter().zip(0..).map(worker).collect();
         let links = (0..count).map(|_| Default::default()).collect();
         let rng = Rng::new(scenario.seed ^ 0x5eed);
-        let mut run = Self { scenario, rng, home, workers, links, tally: Tally::default(), seen };
+        let traffic = || Traffic::new(scenario.propagation, scenario.row_bytes);
+        let traffic = (0..count).map(|_| (traffic(), traffic())).collect();
+        let mut run = Self { scenario, rng, home, workers, links, traffic, tally: Tally::default(), seen };
         for rank in 0..count {
             run.connect(rank);
         }
@@ -285,6 +291,9 @@ impl<'a> Run<'a> {
 
     fn connect(&mut self, rank: usize) {
         self.links[rank] = Default::default();
+        let (up, down) = &mut self.traffic[rank];
+        up.connected();
+        down.connected();
         self.home.connected(PeerId::worker(rank as u32));
         self.workers[rank].node.connected(HOME);
     }
@@ -341,19 +350,22 @@ impl<'a> Run<'a> {
         match what {
             0 => self.deliver(rank, true),
             1 => self.deliver(rank, false),
-            2 => Ok(self.exchange(rank)),
+            2 => self.exchange(rank).map_err(|what| format!("link {rank}: {what}")),
             _ => self.step(rank).map_err(|what| format!("worker {rank}: {what}")),
         }
     }
 
     /// Both ends of a link put what they have on it.
-    fn exchange(&mut self, rank: usize) -> bool {
+    fn exchange(&mut self, rank: usize) -> Result<bool, String> {
         let (up, down) = &mut self.links[rank];
+        let (traffic_up, traffic_down) = &mut self.traffic[rank];
+        let repeats = self.scenario.sabotage == Some(Sabotage::SendsAgain);
         let mut did = false;
         let node = &mut self.workers[rank].node;
         node.collect_all();
         self.home.collect_all();
-        for (node, peer, wire) in [(node, HOME, up), (&mut self.home, PeerId::worker(rank as u32), down)] {
+        let home = (&mut self.home, PeerId::worker(rank as u32), down, traffic_down);
+        for (node, peer, wire, traffic) in [(node, HOME, up, traffic_up), home] {
             let mut bytes = Vec::new();
             node.transmit(peer, &mut bytes, 300_000);
             did |= !bytes.is_empty();
@@ -361,17 +373,46 @@ impl<'a> Run<'a> {
             while let Some((head, tail)) = rest.split_first_chunk::<LENGTH_BYTES>() {
                 let length = record::length(head, MAX_MESSAGE_BYTES).expect("it is undamaged");
                 let (record, tail) = tail.split_at(length);
-                wire.push_back(record.to_vec());
+                let message = Message::decode(record).map_err(|malformed| malformed.to_string())?;
+                let again = repeats && matches!(message, Message::Rows { .. });
+                for _ in 0..1 + u64::from(again) {
+                    traffic.sent(&message)?;
+                    wire.push_back(record.to_vec());
+                }
                 rest = tail;
             }
         }
-        did
+        Ok(did)
+    }
+
+    /// A question as it comes to who is asked, where that is broken on purpose.
+    fn as_it_comes(&self, record: Vec<u8>) -> Vec<u8> {
+        let message = match (Message::decode(&record), self.scenario.sabotage) {
+            (Ok(Message::Fetch { partition, ticket, places, .. }), Some(Sabotage::AnswersTooEarly)) => {
+                Message::Fetch { partition, ticket, version: 0, places }
+            }
+            (Ok(Message::Need { partition, .. }), Some(Sabotage::SendsUnneeded)) => {
+                Message::Need { partition, versions: (1..=self.scenario.iterations).collect() }
+            }
+            _ => return record,
+        };
+        let mut bytes = Vec::new();
+        Encoder::message(&mut bytes, &message);
+        bytes.split_off(LENGTH_BYTES)
     }
 
     fn deliver(&mut self, rank: usize, up: bool) -> Result<bool, String> {
         let (to_home, to_worker) = &mut self.links[rank];
         let wire = if up { to_home } else { to_worker };
         let Some(record) = wire.pop_front() else { return Ok(false) };
+        let (of_worker, of_home) = &mut self.traffic[rank];
+        let asked = Message::decode(&record).map_err(|malformed| malformed.to_string())?;
+        if up {
+            of_home.asked(&asked)
+        } else {
+            of_worker.asked(&asked)
+        }
+        let record = self.as_it_comes(record);
         let received = if up {
             self.home.receive(PeerId::worker(rank as u32), &record)
         } else {

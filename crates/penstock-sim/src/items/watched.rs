@@ -26,6 +26,12 @@ pub enum Sabotage {
     ShowsHalfSets,
     /// Tells nobody that rows have changed.
     KeepsSilent,
+    /// Answers a fetch with rows that are older than it asks for.
+    AnswersTooEarly,
+    /// Sends rows at every version, whoever needs it.
+    SendsUnneeded,
+    /// Sends rows twice.
+    SendsAgain,
 }
 
 pub(super) struct Watched {

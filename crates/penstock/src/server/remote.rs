@@ -12,7 +12,7 @@ use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::peer::PeerId;
 use penstock_proto::remote::home::{Owing, Publication, Subscriber};
-use penstock_proto::shard::{Shard, SubmissionRefused};
+use penstock_proto::shard::{Judged, Shard};
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
 use rustix::fd::AsFd;
@@ -23,13 +23,23 @@ use std::time::{Duration, Instant};
 /// Bytes of a connection that may be past the kernel and not be taken: a frame that is here in part, and what TLS has decrypted.
 const UNDER_WAY: u64 = 2 << 20;
 
-/// Where the payload of a peer's frame goes.
+/// What a peer's frame is, and where its payload goes.
 #[derive(Debug)]
 pub(super) enum Place {
-    /// There is none.
-    Nowhere,
-    /// Into a worker's lane of this tensor: straight, or by way of the stage if it has to be decoded.
-    Lane { rank: Rank, tensor: TensorId, range: Range<usize>, length: usize, codec: &'static dyn Codec },
+    /// A sign of life.
+    Alive,
+    /// A submission, and its payload's lane, if it has one.
+    Submission(Judged, Option<Lane>),
+}
+
+/// A worker's lane of a tensor, which a payload goes into: straight, or by way of the stage if it has to be decoded.
+#[derive(Debug)]
+pub(super) struct Lane {
+    rank: Rank,
+    tensor: TensorId,
+    range: Range<usize>,
+    length: usize,
+    codec: &'static dyn Codec,
 }
 
 /// Chunks that a worker may be ahead of the others' before its connection has to wait: 1 MiB of the usual ones.
@@ -87,7 +97,7 @@ pub(super) struct Remote<L = Stream> {
 /// What a look at the connection brought.
 pub(super) enum Heard {
     /// A submission, whole; whether its result is wanted; bytes that came with it.
-    Submission(Submission, bool, u32),
+    Submission(Judged, bool, u32),
     /// A sign of life.
     Alive,
     /// A header, which is judged at the next look.
@@ -116,22 +126,18 @@ impl Places for Judge<'_> {
             return Err("it sent a frame of another job or epoch".to_owned());
         }
         if header.body == Body::Alive && header.is_bare() {
-            return Ok(Place::Nowhere);
+            return Ok(Place::Alive);
         }
         self.subscriber.expect(header.sequence).map_err(|error| error.to_string())?;
         let Body::Submission { submission, .. } = header.body else {
             return Err("it sent a shard's frame".to_owned());
         };
-        match self.machine.judge(self.peer, &submission) {
-            // It breaks nothing, but the job has failed by it: the machine says so by type when it takes the frame.
-            Ok(()) | Err(SubmissionRefused::Failure(_)) => {}
-            Err(refused) => return Err(refused.to_string()),
-        }
+        let judged = self.machine.judge(self.peer, &submission).map_err(|refused| refused.to_string())?;
         let (Submission::Push { tensor, first, count, .. } | Submission::Load { tensor, first, count, .. }) =
             submission
         else {
             return if header.is_bare() {
-                Ok(Place::Nowhere)
+                Ok(Place::Submission(judged, None))
             } else {
                 Err("it sent a payload for nothing".to_owned())
             };
@@ -150,25 +156,25 @@ impl Places for Judge<'_> {
         if !codec.is_verbatim() && self.stage.len() < length {
             self.stage.resize(length, 0);
         }
-        Ok(Place::Lane { rank, tensor, range, length, codec })
+        Ok(Place::Submission(judged, Some(Lane { rank, tensor, range, length, codec })))
     }
 
     fn memory<'a>(&'a mut self, place: &'a mut Place) -> &'a mut [u8] {
         match place {
-            Place::Nowhere => &mut [],
-            Place::Lane { rank, tensor, range, codec, .. } if codec.is_verbatim() => {
-                self.memory.lane(*tensor, *rank).receive(range.clone())
+            Place::Alive | Place::Submission(_, None) => &mut [],
+            Place::Submission(_, Some(lane)) if lane.codec.is_verbatim() => {
+                self.memory.lane(lane.tensor, lane.rank).receive(lane.range.clone())
             }
-            Place::Lane { length, .. } => &mut self.stage[..*length],
+            Place::Submission(_, Some(lane)) => &mut self.stage[..lane.length],
         }
     }
 }
 
 impl Judge<'_> {
     /// The payload is here, verified: decodes it into its lane, if it is not there already.
-    fn settle(&mut self, place: Place) -> Result<(), Undecodable> {
-        match place {
-            Place::Lane { rank, tensor, range, length, codec } if !codec.is_verbatim() => {
+    fn settle(&mut self, lane: Option<Lane>) -> Result<(), Undecodable> {
+        match lane {
+            Some(Lane { rank, tensor, range, length, codec }) if !codec.is_verbatim() => {
                 let lane = self.memory.lane(tensor, rank).receive(range);
                 codec.decode(&self.stage[..length], Base::Zeros, lane)
             }
@@ -350,18 +356,17 @@ impl<L: Link> Remote<L> {
             }
         }
         match step {
-            Step::Frame(Header { body: Body::Submission { submission, wanted }, length, .. }, place) => {
-                if let Err(undecodable) = judge.settle(place) {
+            Step::Frame(Header { body, length, .. }, Place::Submission(judged, lane)) => {
+                if let Err(undecodable) = judge.settle(lane) {
                     return Heard::Broke(undecodable.to_string());
                 }
-                if let Err(broken) = self.subscriber.take(&submission) {
+                if let Err(broken) = self.subscriber.take(judged.submission()) {
                     return Heard::Broke(broken.to_string());
                 }
                 self.last_sign = Instant::now();
-                Heard::Submission(submission, wanted, length)
+                Heard::Submission(judged, matches!(body, Body::Submission { wanted: true, .. }), length)
             }
-            Step::Frame(Header { body: Body::Alive, .. }, _) => Heard::Alive,
-            Step::Frame(..) => Heard::Broke("it sent a shard's frame".to_owned()),
+            Step::Frame(_, Place::Alive) => Heard::Alive,
             Step::Header => Heard::Header,
             Step::Nothing => {
                 wire.readable = false;

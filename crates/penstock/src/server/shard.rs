@@ -25,7 +25,7 @@ use penstock_proto::job::job_number;
 use penstock_proto::overlay::Direct;
 use penstock_proto::peer::PeerId;
 use penstock_proto::remote::home::Chunks;
-use penstock_proto::shard::{Shard, SubmissionRefused};
+use penstock_proto::shard::{Judged, Shard, SubmissionRefused};
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::submission::{Submission, WORDS};
 use penstock_proto::{Rank, TensorId};
@@ -575,11 +575,11 @@ impl Loop {
                     self.drop_peer(peer, what);
                     return true;
                 }
-                Heard::Submission(submission, wanted, bytes) => {
+                Heard::Submission(judged, wanted, bytes) => {
                     taken += 1;
                     self.pace.frame(bytes);
                     self.moved |= bytes > 0;
-                    if let Err(what) = self.submit_remote(peer, &submission, wanted) {
+                    if let Err(what) = self.submit_remote(peer, &judged, wanted) {
                         self.drop_peer(peer, what);
                     }
                     self.tell_waiting();
@@ -600,12 +600,12 @@ impl Loop {
         pause
     }
 
-    fn submit_remote(&mut self, peer: PeerId, submission: &Submission, wanted: bool) -> Result<(), String> {
+    fn submit_remote(&mut self, peer: PeerId, judged: &Judged, wanted: bool) -> Result<(), String> {
         let Self { ports, overlay, memory, machine, .. } = self;
         let Some(remote) = ports.remote(peer) else { return Ok(()) };
-        match *submission {
+        match *judged.submission() {
             Submission::Fetch { tensor, state: true, ticket, .. } => {
-                remote.subscriber().fetch_state(tensor, ticket, memory)
+                remote.subscriber().fetch_state(tensor, ticket, memory);
             }
             Submission::Fetch { tensor, version, ticket, .. } => {
                 self.pace.look_at(memory.chunks(tensor));
@@ -618,11 +618,10 @@ impl Loop {
                     overlay.subscribe(tensor, peer);
                     remote.subscriber().want(tensor, local, stamp + 1, memory);
                 }
-                return self.submit(peer, submission);
             }
-            _ => return self.submit(peer, submission),
+            _ => {}
         }
-        Ok(())
+        self.take(peer, judged)
     }
 
     fn has_submission(&self, place: usize) -> bool {
@@ -646,16 +645,21 @@ impl Loop {
         self.report(Report::Broke { peer, what });
     }
 
+    /// Takes what a peer of this host has submitted.
     fn submit(&mut self, peer: PeerId, submission: &Submission) -> Result<(), String> {
-        let Some(rank) = peer.rank() else { return self.submit_of_reader(peer, submission) };
         if let Submission::Push { tensor, .. } | Submission::Load { tensor, .. } = *submission
-            && !self.memory.has_lane(tensor, rank)
+            && peer.rank().is_some_and(|rank| !self.memory.has_lane(tensor, rank))
         {
             return Err(format!("it submitted tensor {tensor} without having declared it"));
         }
-        match self.machine.submit(rank, submission, &mut self.memory) {
+        let judged = self.machine.judge_local(peer, submission).map_err(|refused| refused.to_string())?;
+        self.take(peer, &judged)
+    }
+
+    fn take(&mut self, peer: PeerId, judged: &Judged) -> Result<(), String> {
+        match self.machine.take(judged, &mut self.memory) {
             Ok(()) => {
-                if matches!(submission, Submission::Leave) {
+                if matches!(judged.submission(), Submission::Leave) {
                     self.let_go(peer);
                 }
                 Ok(())
@@ -666,15 +670,6 @@ impl Loop {
             }
             Err(refused) => Err(refused.to_string()),
         }
-    }
-
-    /// Of who is no worker a goodbye is all there is to take: what it asks to be sent was noted before.
-    fn submit_of_reader(&mut self, peer: PeerId, submission: &Submission) -> Result<(), String> {
-        self.machine.judge(peer, submission).map_err(|refused| refused.to_string())?;
-        if matches!(submission, Submission::Leave) {
-            self.let_go(peer);
-        }
-        Ok(())
     }
 
     /// Tells everyone who waits what has just happened: rings for those on this host, queues for the others.

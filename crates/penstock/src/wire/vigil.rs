@@ -1,12 +1,11 @@
 //! Whether the other end of a connection lives, and showing it that this one does.
 //!
-//! Both ends say something at least every quarter of a lease, as often as they look. A connection on which nothing came for half a lease is given up
-//! and made again, which loses nothing; a peer of which nothing came for a whole lease, on any connection, is lost. What counts
-//! is the time that this process lived itself: see [`Lived`].
+//! Who is late at what time is [`penstock_proto::vigil`]'s to say; here is the clock that it is asked by, and what is said of who is gone.
 
 use penstock_proto::Rank;
 use penstock_proto::error::{JobFailure, Loss};
-use penstock_proto::membership::{Lease, Lived};
+use penstock_proto::membership::Lived;
+use penstock_proto::vigil;
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
@@ -24,8 +23,7 @@ pub(crate) struct LivedClock {
 impl LivedClock {
     /// For one that looks at it every eighth of `lease`.
     pub(crate) fn new(lease: Duration) -> Self {
-        let step = (milliseconds(lease) / 4).max(1);
-        Self { since: Instant::now(), lived: Cell::new(Lived::new(step, 0)) }
+        Self { since: Instant::now(), lived: Cell::new(vigil::lived(milliseconds(lease), 0)) }
     }
 
     pub(crate) fn now(&self) -> u64 {
@@ -45,25 +43,14 @@ pub(crate) fn look_every(lease: Duration) -> Duration {
 #[derive(Debug)]
 pub(crate) struct Vigil {
     clock: LivedClock,
-    lease_ms: u64,
-    connection: Lease,
-    peer: Lease,
-    next_beat: u64,
+    rule: vigil::Vigil,
     /// What this process lacked when it wanted to connect again.
     lack: Option<String>,
 }
 
 impl Vigil {
     pub(crate) fn new(lease: Duration) -> Self {
-        let lease_ms = milliseconds(lease);
-        Self {
-            clock: LivedClock::new(lease),
-            lease_ms,
-            connection: Lease::new(lease_ms / 2, 0),
-            peer: Lease::new(lease_ms, 0),
-            next_beat: 0,
-            lack: None,
-        }
+        Self { clock: LivedClock::new(lease), rule: vigil::Vigil::new(milliseconds(lease)), lack: None }
     }
 
     /// To be called now and then in whatever takes longer than a look: this process lives.
@@ -73,8 +60,7 @@ impl Vigil {
 
     /// A connection stands, from now on.
     pub(crate) fn connected(&mut self) {
-        self.heard();
-        self.next_beat = 0;
+        self.rule.connected(self.clock.now());
         self.lack = None;
     }
 
@@ -85,29 +71,22 @@ impl Vigil {
 
     /// The connection counts as one on which something has just come.
     pub(crate) fn heard(&mut self) {
-        self.connection = Lease::new(self.lease_ms / 2, self.clock.now());
+        self.rule.heard(self.clock.now());
     }
 
     /// Whether nothing came on this connection for half a lease.
     pub(crate) fn is_silent(&mut self, sign: u64) -> bool {
-        let now = self.clock.now();
-        self.connection.has_ended(sign, now)
+        self.rule.is_silent(sign, self.clock.now())
     }
 
     /// Whether nothing came of the peer for a lease, on whatever connection; `sign` counts over all of them.
     pub(crate) fn is_gone(&mut self, sign: u64) -> bool {
-        let now = self.clock.now();
-        self.peer.has_ended(sign, now)
+        self.rule.is_gone(sign, self.clock.now())
     }
 
     /// Whether it is time for a sign of life; asked once, the next is due an eighth of a lease later.
     pub(crate) fn is_time_to_beat(&mut self) -> bool {
-        let now = self.clock.now();
-        let due = now >= self.next_beat;
-        if due {
-            self.next_beat = now + self.lease_ms / 8;
-        }
-        due
+        self.rule.is_time_to_beat(self.clock.now())
     }
 
     /// Why the job ends when the peer, a part of `server`, is gone: for a `reason` that is the server's, unless it is worker `rank`,
@@ -124,6 +103,6 @@ impl Vigil {
 
     /// What to say of a peer that is gone.
     pub(crate) fn epitaph(&self) -> String {
-        format!("gave no sign of life for {} ms (the lease)", self.lease_ms)
+        format!("gave no sign of life for {} ms (the lease)", self.rule.lease_ms())
     }
 }

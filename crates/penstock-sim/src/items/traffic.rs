@@ -1,0 +1,150 @@
+//! What one end of a link sends of rows, held against what the other asked of it: nothing that nobody needs.
+//!
+//! - **N-3** Lazy: a row is sent only in answer to a fetch, and never older than it asks for. An answer is whole.
+//! - **N-4** Bounded: a row is sent only if a consumer needs a version that it lacks, and it has it; or in answer to a fetch.
+//!
+//! It goes by the messages on the wire and by nothing else: by what has come to the sender when it sends.
+
+use penstock_proto::items::wire::{Entries, Entry, Head, Message, PartitionId};
+use penstock_proto::items::{Propagation, RowSet};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A fetch that has come and is not answered.
+#[derive(Debug)]
+struct Asked {
+    version: u64,
+    places: RowSet,
+    /// Those that the answer has brought so far, if it has begun.
+    answered: Option<BTreeSet<u32>>,
+}
+
+/// What was asked of one partition.
+#[derive(Debug, Default)]
+struct Wanted {
+    serial: u64,
+    fetches: BTreeMap<u64, Asked>,
+    needs: Vec<u64>,
+    /// What was needed when the batch was made that is being sent: it is sent to its end whatever is needed meanwhile.
+    of_batch: Vec<u64>,
+    /// The version of each row that was sent because it was needed, by place.
+    sent: BTreeMap<u32, u64>,
+}
+
+/// One direction of a link.
+#[derive(Debug)]
+pub(super) struct Traffic {
+    propagation: Propagation,
+    row_bytes: u32,
+    partitions: BTreeMap<PartitionId, Wanted>,
+}
+
+impl Traffic {
+    pub(super) fn new(propagation: Propagation, row_bytes: u32) -> Self {
+        Self { propagation, row_bytes, partitions: BTreeMap::new() }
+    }
+
+    /// A new connection: everything is asked again.
+    pub(super) fn connected(&mut self) {
+        self.partitions.clear();
+    }
+
+    /// The sender is told this.
+    pub(super) fn asked(&mut self, message: &Message<'_>) {
+        match message {
+            Message::Subscribe { partition, serial, .. } => {
+                self.partitions.insert(*partition, Wanted { serial: *serial, ..Wanted::default() });
+            }
+            Message::Fetch { partition, ticket, version, places } => {
+                if let Some(wanted) = self.partitions.get_mut(partition) {
+                    let asked = Asked { version: *version, places: places.clone(), answered: None };
+                    wanted.fetches.insert(*ticket, asked);
+                }
+            }
+            Message::Need { partition, versions } => {
+                if let Some(wanted) = self.partitions.get_mut(partition) {
+                    wanted.needs.clone_from(versions);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The sender sends this.
+    pub(super) fn sent(&mut self, message: &Message<'_>) -> Result<(), String> {
+        let Message::Rows { partition, head, entries } = message else { return Ok(()) };
+        if self.propagation == Propagation::Eager {
+            return Ok(());
+        }
+        let wanted = self.partitions.get_mut(partition).ok_or("rows that nobody subscribed to")?;
+        if head.serial != wanted.serial {
+            // The rest of what was begun before the subscription that replaced it came.
+            return if head.first {
+                Err("rows of a subscription that was replaced".to_owned())
+            } else {
+                Ok(())
+            };
+        }
+        if head.first {
+            wanted.of_batch.clone_from(&wanted.needs);
+        }
+        for entry in Entries::new(entries, self.row_bytes, head.apart) {
+            let entry = entry.map_err(|malformed| malformed.to_string())?;
+            match head.ticket {
+                0 if self.propagation == Propagation::Lazy => {
+                    return Err(format!("N-3: row {} is sent, which nobody fetched", entry.place));
+                }
+                0 => wanted.needed(&entry)?,
+                _ => wanted.fetched(head, &entry)?,
+            }
+        }
+        if head.last && head.ticket > 0 {
+            wanted.answered(head.ticket)?;
+        }
+        Ok(())
+    }
+}
+
+impl Wanted {
+    fn fetched(&mut self, head: &Head, entry: &Entry<'_>) -> Result<(), String> {
+        let ticket = head.ticket;
+        let asked = self.fetches.get_mut(&ticket);
+        let asked = asked.ok_or_else(|| format!("N-3: an answer to fetch {ticket}, which is not open"))?;
+        if !asked.places.contains(entry.place.into()) {
+            return Err(format!(
+                "N-3: an answer to fetch {ticket} brings row {}, which it did not ask for",
+                entry.place
+            ));
+        }
+        if entry.clock < asked.version {
+            return Err(format!(
+                "N-3: row {} is sent at version {} to fetch {ticket}, which asks for {}",
+                entry.place, entry.clock, asked.version
+            ));
+        }
+        asked.answered.get_or_insert_default().insert(entry.place);
+        Ok(())
+    }
+
+    fn answered(&mut self, ticket: u64) -> Result<(), String> {
+        let asked = self.fetches.remove(&ticket);
+        let asked = asked.ok_or_else(|| format!("N-3: an answer to fetch {ticket}, which is not open"))?;
+        let came = asked.answered.map_or(0, |places| places.len() as u64);
+        match came == asked.places.len() {
+            true => Ok(()),
+            false => {
+                Err(format!("N-3: the answer to fetch {ticket} has {came} of {} rows", asked.places.len()))
+            }
+        }
+    }
+
+    fn needed(&mut self, entry: &Entry<'_>) -> Result<(), String> {
+        let before = self.sent.insert(entry.place, entry.clock).unwrap_or(0);
+        if self.of_batch.iter().any(|&need| before < need && need <= entry.clock) {
+            return Ok(());
+        }
+        Err(format!(
+            "N-4: row {} is sent at version {} after {before}, and {:?} are needed",
+            entry.place, entry.clock, self.of_batch
+        ))
+    }
+}
