@@ -5,7 +5,7 @@ buffers, and checks them again.
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, Self, final
+from typing import Any, Literal, Self, final
 
 import numpy.typing as npt
 
@@ -395,6 +395,37 @@ def show_job(
 
 def delete_job(manager: str, token: str, name: str, ca: str = "", insecure: bool = False) -> None:
     """Deletes a job: its servers drop it, its workers get an error."""
+
+@final
+class LauncherVariables:
+    """What environment variables say of this process and its job; see `penstock.rendezvous.environment`."""
+
+    def __init__(self, of: Mapping[str, str]) -> None: ...
+    def place(self) -> tuple[Literal["penstock", "torchrun", "mpirun", "srun"], int, int, str] | None:
+        """
+        Launcher, rank, size, and the variable that says how many there are; None if it was started alone.
+        """
+
+    def refuse_rendezvous_alone(self) -> None:
+        """NotUnderLauncher: it is said where processes meet."""
+
+    def several_without_step(self) -> int | None:
+        """How many tasks Slurm was asked for, where srun did not start this one."""
+
+    def servers(self) -> list[str]:
+        """The servers' endpoint strings."""
+
+    def job(self) -> str:
+        """The job's name."""
+
+    def secret(self) -> str | None:
+        """The job's secret."""
+
+    def alone(self) -> bool:
+        """Whether the only server is rank 0's."""
+
+    def whole_number(self, name: str) -> int:
+        """A variable that is a whole number."""
 
 @final
 class RendezvousRoot:

@@ -6,6 +6,7 @@
 //! | [`exchange`] | every process gives a short message and gets everyone's, or the one error that ends the attempt for all |
 //! | [`tcp`] | our own way to exchange: rank 0 listens, the others come, and each side proves that it knows the job's secret |
 //! | [`introduce`] | what they say first, and what all conclude from it: who starts servers |
+//! | [`launcher`] | what the environment says: which of how many processes this is, of which job |
 //! | [`address`] | how other hosts reach this one |
 //!
 //! Nothing here speaks to a user: errors carry who, what was expected and what came, and each face adds its hints in its own
@@ -14,6 +15,7 @@
 pub mod address;
 pub mod exchange;
 pub mod introduce;
+pub mod launcher;
 pub mod patience;
 mod resolve;
 pub mod tcp;

@@ -6,6 +6,7 @@ mod detach;
 mod error;
 mod exit;
 mod job;
+mod launcher;
 mod manager;
 mod rendezvous;
 mod seconds;
@@ -35,6 +36,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<server::Server>()?;
     module.add_class::<service::Service>()?;
     module.add_class::<manager::Manager>()?;
+    module.add_class::<launcher::LauncherVariables>()?;
     module.add_class::<rendezvous::RendezvousRoot>()?;
     module.add_class::<rendezvous::RendezvousVisitor>()?;
     module.add_function(wrap_pyfunction!(exit::exit_with, module)?)?;

@@ -12,13 +12,13 @@
 //! Cost: one file, one socket; a worker that comes early looks for the file every few milliseconds.
 
 use super::carried::{self, LOOPBACK, Role, directory, hex, random};
-use super::environment::{Environment, Place};
 use super::error::JoinError;
 use penstock::options::{Options, Transport};
 use penstock::server::Server;
 use penstock::worker::{Error, Job, Membership};
 use penstock_fabric::net::endpoint::Endpoint;
 use penstock_fabric::socket::Connection;
+use penstock_join::launcher::{Environment, Place};
 use penstock_proto::job::job_number;
 use penstock_proto::message::Secret;
 use std::collections::BTreeMap;
@@ -285,8 +285,8 @@ fn parent() -> Result<String, JoinError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::environment::Launcher;
     use super::*;
+    use penstock_join::launcher::Launcher;
     use std::os::unix::fs::MetadataExt as _;
 
     fn note() -> Note {

@@ -5,13 +5,13 @@
 
 use super::carried::{self, Role};
 use super::endpoints;
-use super::environment::{Environment, Place};
 use super::error::JoinError;
 use penstock::options::{Options, Transport};
 use penstock::server::Server;
 use penstock::worker::{Job, Membership};
 use penstock_join::address::reachable;
 use penstock_join::introduce::{Introduction, Plan, agree, servers};
+use penstock_join::launcher::{Environment, Place};
 use penstock_join::patience::Patience;
 use penstock_join::tcp::{self, Party, Rendezvous, RoundError};
 use penstock_proto::message::Secret;
@@ -39,7 +39,7 @@ pub(super) fn meet(
         Ok(topology) => topology,
         Err(error) => {
             rendezvous.fail(&error.to_string(), size, &patience);
-            return Err(error);
+            return Err(error.into());
         }
     };
     let introduction = Introduction {

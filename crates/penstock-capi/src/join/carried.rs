@@ -1,10 +1,10 @@
 //! A server that this process carries for the others, and the directory that holds its socket.
 
-use super::environment::Environment;
 use super::error::JoinError;
 use penstock::options::Options;
 use penstock::server::{Server, ServerConfig};
 use penstock_fabric::net::endpoint::{Address, Endpoint};
+use penstock_join::launcher::Environment;
 use penstock_proto::message::Secret;
 use std::fmt::Write as _;
 use std::fs::DirBuilder;

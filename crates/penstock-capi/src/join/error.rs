@@ -6,11 +6,11 @@ use penstock::server::StartError;
 use penstock::worker::Error;
 use penstock_fabric::net::endpoint::NoEndpoint;
 use penstock_join::introduce::Disagreement;
+use penstock_join::launcher::{BadVariable, HOW_TO_GIVE_A_SECRET};
 use penstock_join::tcp::{Cause, NoPlace, RendezvousError, RoundError};
 use std::path::PathBuf;
 use std::time::Duration;
 
-const HOW_TO_GIVE_A_SECRET: &str = "make one where the job is started, so that every process gets it: export PENSTOCK_SECRET=$(penstock secret)";
 const HOW_TO_LIST_SERVERS: &str =
     "PENSTOCK_SERVERS lists them, separated by commas, such as tcp://10.0.0.1:7700,tcp://10.0.0.2:7700";
 const HOW_TO_NAME_SERVERS: &str = "give every process PENSTOCK_SECRET and PENSTOCK_RENDEZVOUS=HOST:PORT, where HOST is rank 0's; or start servers with `penstock-server`, and give every process PENSTOCK_SERVERS and PENSTOCK_SECRET";
@@ -21,32 +21,15 @@ pub(crate) enum JoinError {
     /// What the core says.
     #[error(transparent)]
     Core(#[from] Error),
-    /// A variable that holds no number.
-    #[error("expected {name} to be a whole number, got `{got}`")]
-    NoNumber { name: &'static str, got: String },
-    /// Several processes, and none knows which it is.
-    #[error(
-        "{announced_by} says that {size} processes were started, but {rank} does not say which of them this is"
-    )]
-    NoRank { announced_by: &'static str, size: u32, rank: &'static str },
-    /// Which it is, and not of how many: each would train alone.
-    #[error("{rank} says that this process is number {got} of several, but {size} is not set")]
-    NoSize { rank: &'static str, got: String, size: &'static str },
-    /// A place to meet at, and nothing that says how many meet.
-    #[error("PENSTOCK_RENDEZVOUS says where processes meet, but PENSTOCK_RANK and PENSTOCK_SIZE are not set")]
-    RendezvousAlone,
+    /// What the environment says.
+    #[error(transparent)]
+    Variable(#[from] BadVariable),
     /// A variable that is nearly one of ours.
     #[error("{0}")]
     Misspelled(Stray),
-    /// A rank beyond the size.
-    #[error("rank {rank} is outside the job's size, which {announced_by} says is {size}")]
-    OutOfSize { rank: u32, size: u32, announced_by: &'static str },
     /// A batch script instead of a step.
     #[error("SLURM_NTASKS says that {tasks} processes are meant to run, but srun did not start this one")]
     NoStep { tasks: u32 },
-    /// Not 64 hex digits.
-    #[error("expected PENSTOCK_SECRET to be 64 hexadecimal digits, got {got} characters")]
-    NoSecret { got: usize },
     /// Servers or a manager without a secret.
     #[error("{announced_by} is set, but PENSTOCK_SECRET is not")]
     SecretMissing { announced_by: &'static str },
@@ -88,11 +71,6 @@ pub(crate) enum JoinError {
     /// What they say of themselves.
     #[error(transparent)]
     Disagreement(#[from] Disagreement),
-    /// Where servers stand.
-    #[error(
-        "expected PENSTOCK_TOPOLOGY to be cs (a server on each host) or cc (one, on rank 0's), got `{got}`"
-    )]
-    NoTopology { got: String },
     /// The other hosts cannot reach this one.
     #[error("this host has no address but loopback, so the job's other hosts cannot reach its server")]
     NoAddress,
@@ -143,6 +121,21 @@ fn ranks(missing: &[u32]) -> String {
     format!("rank{plural} {}{rest}", shown.join(", "))
 }
 
+/// What the environment says that cannot be.
+fn variable(error: &BadVariable) -> penstock_status {
+    use penstock_status::*;
+    match error {
+        BadVariable::NoNumber { .. }
+        | BadVariable::NoSecret { .. }
+        | BadVariable::NoWorkersThere { .. }
+        | BadVariable::NoTopology { .. } => PENSTOCK_BAD_OPTION,
+        BadVariable::OutOfSize { .. } => PENSTOCK_JOB_FULL,
+        BadVariable::NoRank { .. } | BadVariable::NoSize { .. } | BadVariable::RendezvousAlone => {
+            PENSTOCK_NOT_UNDER_LAUNCHER
+        }
+    }
+}
+
 /// A manager's error.
 fn asked(error: &penstock_control::Error) -> penstock_status {
     use penstock_control::{Error, Reason};
@@ -178,11 +171,9 @@ impl JoinError {
             Self::Disagreement(Disagreement::Foreign { .. } | Disagreement::NoServer { .. }) => {
                 PENSTOCK_PROTOCOL
             }
-            Self::NoPlace(_) | Self::NoTopology { .. } | Self::NoAddress => PENSTOCK_BAD_OPTION,
-            Self::NoNumber { .. } | Self::NoSecret { .. } | Self::BadServer { .. } | Self::Misspelled(_) => {
-                PENSTOCK_BAD_OPTION
-            }
-            Self::OutOfSize { .. } => PENSTOCK_JOB_FULL,
+            Self::Variable(error) => variable(error),
+            Self::NoPlace(_) | Self::NoAddress => PENSTOCK_BAD_OPTION,
+            Self::BadServer { .. } | Self::Misspelled(_) => PENSTOCK_BAD_OPTION,
             Self::Server(error) => start(error),
             Self::RankZero { .. } => PENSTOCK_JOB_FAILED,
             Self::Late { .. } => PENSTOCK_DEADLINE_EXCEEDED,
@@ -196,39 +187,27 @@ impl JoinError {
             Self::Core(error) => return error.hint(),
             Self::Server(error) => return error.hint(),
             Self::Manager(error) => return error.hint(),
+            Self::Variable(error) => error.hint(),
             Self::NoPlace(error) => error.hint().to_owned(),
             Self::Round(RoundError::Rendezvous(error)) => return error.hint().map(str::to_owned),
-            Self::Round(RoundError::Failed { .. }) => "see the output of the process that it names".to_owned(),
+            Self::Round(RoundError::Failed { .. }) => {
+                "see the output of the process that it names".to_owned()
+            }
             Self::Round(_) => "is another program there?".to_owned(),
             Self::Disagreement(error) => error.hint().to_owned(),
-            Self::NoTopology { .. } => {
-                "for servers on hosts without workers, start `penstock server` there and give the workers PENSTOCK_MANAGER or PENSTOCK_SERVERS".to_owned()
-            }
             Self::NoAddress => {
                 "set PENSTOCK_ADDRESS on this host to the address by which the others reach it".to_owned()
             }
             Self::JobMissing => {
                 "set PENSTOCK_JOB to the job's name, as `penstock job list` shows it".to_owned()
             }
-            Self::NoNumber { .. } | Self::PlaceMissing { .. } => {
-                "start workers with `penstock run`".to_owned()
-            }
-            Self::NoRank { announced_by, .. } => {
-                format!("let the launcher set both; to run alone, unset {announced_by}")
-            }
-            Self::NoSize { rank, size, .. } => {
-                format!("set {size} to the number of processes, the same for all; to train alone, unset {rank}")
-            }
-            Self::RendezvousAlone => {
-                "set PENSTOCK_SIZE to the number of processes, the same for all, and PENSTOCK_RANK to this one's, from 0, or let a launcher do so; to train alone, unset PENSTOCK_RENDEZVOUS".to_owned()
-            }
+            Self::PlaceMissing { .. } => "start workers with `penstock run`".to_owned(),
             Self::Misspelled(stray) => return stray.hint(),
-            Self::OutOfSize { .. } => "ranks count from 0; let the launcher set both".to_owned(),
             Self::NoStep { .. } => {
                 "start the program with `srun` in the batch script; to run alone, unset SLURM_NTASKS"
                     .to_owned()
             }
-            Self::NoSecret { .. } | Self::SecretMissing { .. } => HOW_TO_GIVE_A_SECRET.to_owned(),
+            Self::SecretMissing { .. } => HOW_TO_GIVE_A_SECRET.to_owned(),
             Self::BadServer { what } => what.hint().unwrap_or_else(|| HOW_TO_LIST_SERVERS.to_owned()),
             Self::NoServers { .. } | Self::SeveralHosts { .. } => HOW_TO_NAME_SERVERS.to_owned(),
             Self::Directory { path, .. } => {

@@ -1,10 +1,10 @@
 //! A job that a manager keeps: it names the servers, and gives out ranks where no launcher did.
 
-use super::environment::{Environment, Place};
 use super::{JoinError, endpoints};
 use penstock::options::{Options, Security, TABLE};
 use penstock::worker::{Job, Membership};
 use penstock_control::client::{Client, Target, Worker};
+use penstock_join::launcher::{Environment, Place};
 
 /// Asks the manager at `address` for the job that PENSTOCK_JOB and PENSTOCK_SECRET name, and joins it.
 pub(super) fn join(

@@ -11,18 +11,17 @@
 mod by_file;
 mod by_tcp;
 mod carried;
-mod environment;
 mod error;
 mod manager;
 
 pub(crate) use error::JoinError;
 
-use environment::{Environment, Launcher, Place};
 use penstock::environment::strays;
 use penstock::options::Options;
 use penstock::server::Server;
 use penstock::worker::{Error, Job, Membership};
 use penstock_fabric::net::endpoint::Endpoint;
+use penstock_join::launcher::{BadVariable, Environment, Launcher, Place};
 use std::io::Write as _;
 use std::time::Duration;
 
@@ -98,7 +97,7 @@ pub(crate) fn join(given: &Given<'_>) -> Result<Joined, JoinError> {
     let options = Options::load(given.options.iter().copied()).map_err(penstock::worker::Error::from)?;
     let place = match given.place {
         Some((rank, size)) if rank >= size => {
-            return Err(JoinError::OutOfSize { rank, size, announced_by: OPTIONS });
+            return Err(BadVariable::OutOfSize { rank, size, announced_by: OPTIONS }.into());
         }
         Some((rank, size)) => {
             // Who started the processes still says where they meet.
