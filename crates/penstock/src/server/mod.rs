@@ -321,7 +321,6 @@ impl Server {
         acceptor: Option<Arc<Acceptor>>,
         share: Option<f64>,
     ) -> Result<Self, StartError> {
-        crate::wait::measure_wake_up();
         let shared = Arc::new(Shared::new()?);
         let (orders, inbox) = channel();
         let place = acceptor.as_ref().map(|acceptor| {

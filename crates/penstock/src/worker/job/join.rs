@@ -5,7 +5,7 @@ use crate::limits;
 use crate::options::{Options, Transport};
 use crate::server::{Server, ServerConfig, StartError};
 use crate::sockets::socket_of;
-use crate::wait::{self, Deadline};
+use crate::wait::Deadline;
 use crate::wire::dial::Dialer;
 use crate::wire::random;
 use crate::worker::Error;
@@ -47,7 +47,6 @@ impl Job {
         options: Options,
         interrupt: Option<Box<dyn Fn() -> bool + Send + Sync>>,
     ) -> Result<Self, Error> {
-        wait::measure_wake_up();
         let fate = Arc::new(Fate::default());
         if let Some(interrupt) = interrupt {
             fate.on_interrupt(interrupt);
@@ -91,7 +90,6 @@ impl Job {
         };
         let server = Server::start(config)?;
         let connection = server.connect().map_err(Error::system("make a socket"))?;
-        wait::measure_wake_up();
         let fate = Arc::new(Fate::default());
         let link = Link::join(connection, &who, 0, &fate, Deadline::new(options.deadline))?;
         Ok(Self::new(vec![link], fate, &who, options, Some(server), None))
