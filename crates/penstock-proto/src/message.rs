@@ -246,8 +246,9 @@ pub struct Welcome {
     pub chunk_bytes: u32,
     /// Milliseconds without a sign of life after which a worker counts as lost.
     pub lease_ms: u64,
-    /// Threads of the job on this host for each core, rounded up: above 1, waiting threads must not spin.
-    pub crowding: u32,
+    /// Threads of the job on the server's host, beside this server's shards, that may want a core: its workers, and other servers'
+    /// shards. [`u32::MAX`] where other jobs share the host.
+    pub others: u32,
 }
 
 /// A message that cannot be read or written.

@@ -1,21 +1,30 @@
 //! Waiting: how a thread with nothing to do spends its time before it sleeps, how it sleeps on descriptors, and until when.
 //!
-//! A wake-up across cores costs tens of microseconds here, a look at a cache line a tenth of one: so whoever expects an
-//! answer soon looks again for a while. On a host with more of the job's threads than cores the one that is waited for may
-//! need this very core, so it is offered at once (yield) instead of spun on.
+//! A wake-up across cores costs tens of microseconds here, a look at a cache line a tenth of one: so whoever expects an answer soon
+//! looks again for a while. Where more of the job's threads are awake than there are cores, the one that is waited for may need this
+//! very core, so it is offered at once (yield). Elsewhere it is offered soon: beside a busy process both may have been put on one core,
+//! and who looked there for as long as a wake-up costs would keep the other from what it waits for all the while (measured: 55 to 75
+//! microseconds for the way of a row, where a wake-up costs 20; 7 if the core is offered after 2).
 
+use penstock_fabric::layout::flags;
+use penstock_fabric::region::Mapping;
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::fd::AsFd;
 use rustix::io;
 use rustix::thread::sched_yield;
 use rustix::time::Timespec;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Looks at memory before the first yield, where every thread has a core of its own. About 20 microseconds.
-const SPINS: u32 = 1000;
-/// The same for a look that takes no system call, where threads share cores: as long as a yield or two take.
+/// Looks at memory before the first yield, where threads share cores, that take no system call: as long as a yield or two take.
 const FEW_SPINS: u32 = 100;
+/// Time of looking before the first yield, where each has a core: what answers at all soon answers within that.
+const SPINNING: Duration = Duration::from_micros(2);
+/// Looks between two looks at the time, while nothing is yielded.
+const SPINS_A_CLOCK: u32 = 8;
+/// Looks between two looks at who is awake.
+const LOOKS_A_COUNT: u32 = 64;
 /// Longest time of yielding before sleep. Some times a wake-up's cost: longer buys nothing, since then the sleep is the
 /// smaller part of the wait.
 const YIELDING: Duration = Duration::from_micros(150);
@@ -34,42 +43,102 @@ const LOOKS_A_YIELD: u64 = 16;
 /// The same, between two looks at the time.
 const LOOKS_A_CLOCK: u64 = 256;
 
+/// Cores that this process may use.
+pub(crate) fn cores() -> u32 {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32)
+}
+
+/// Whether more of the job's threads are awake on this host than there are cores.
+#[derive(Debug, Clone)]
+pub(crate) enum Crowd {
+    /// It is not known who is awake: it is taken to be so, or not.
+    Taken(bool),
+    Counted(Shards),
+}
+
+/// The shards of one server show whether they are awake; others are taken to be.
+#[derive(Debug, Clone)]
+pub(crate) struct Shards {
+    pub(crate) flags: Arc<Mapping>,
+    pub(crate) shards: u32,
+    /// Threads of the job on this host beside them that may want a core: workers, and other servers' shards.
+    pub(crate) others: u32,
+    pub(crate) cores: u32,
+}
+
+impl Crowd {
+    /// Whether it is so now; `least` shards are taken to be awake, since they are waited for.
+    fn is_now(&self, least: u32) -> bool {
+        match self {
+            Self::Taken(crowded) => *crowded,
+            Self::Counted(Shards { flags, shards, others, cores }) => {
+                let awake = (0..*shards).filter(|&shard| !flags::must_ring(flags, shard)).count() as u32;
+                others.saturating_add(awake.max(least)) > *cores
+            }
+        }
+    }
+}
+
 /// One wait's patience.
 #[derive(Debug)]
-pub(crate) struct Patience {
-    spins: u32,
+pub(crate) struct Patience<'a> {
+    crowd: &'a Crowd,
+    looks: u32,
+    /// Looks before the first yield where it is crowded.
+    few: u32,
+    /// Shards that are surely awake, or about to be.
+    shards: u32,
+    crowded: bool,
+    spun: bool,
     yields: u32,
     since: Option<Instant>,
 }
 
-impl Patience {
-    /// Fresh patience; `crowded` where the job has more threads than the host has cores.
-    pub(crate) fn new(crowded: bool) -> Self {
-        Self { spins: if crowded { 0 } else { SPINS }, yields: 0, since: None }
+impl<'a> Patience<'a> {
+    /// Fresh patience of who waits for a shard, or is one.
+    pub(crate) fn new(crowd: &'a Crowd) -> Self {
+        Self { crowd, looks: 0, few: 0, shards: 1, crowded: false, spun: false, yields: 0, since: None }
     }
 
     /// Fresh patience of who waits for another worker, and looks at memory only: that one has a core of its own as often as not,
     /// even where the job has more threads than there are cores.
-    pub(crate) fn for_memory(crowded: bool) -> Self {
-        Self { spins: if crowded { FEW_SPINS } else { SPINS }, yields: 0, since: None }
+    pub(crate) fn for_memory(crowd: &'a Crowd) -> Self {
+        Self { few: FEW_SPINS, shards: 0, ..Self::new(crowd) }
     }
 
     /// Passes a little time; `false` when it is time to sleep.
     pub(crate) fn pause(&mut self) -> bool {
-        if self.spins > 0 {
-            self.spins -= 1;
+        if self.looks.is_multiple_of(LOOKS_A_COUNT) {
+            self.crowded = self.crowd.is_now(self.shards);
+        }
+        self.looks += 1;
+        if self.spins() {
             std::hint::spin_loop();
             return true;
         }
         self.yields += 1;
-        if self.yields % YIELDS_A_LOOK == 1 {
-            let since = *self.since.get_or_insert_with(Instant::now);
-            if since.elapsed() > YIELDING {
-                return false;
-            }
+        if self.yields % YIELDS_A_LOOK == 1 && self.waited() > YIELDING {
+            return false;
         }
         sched_yield();
         true
+    }
+
+    /// Whether to look again at once.
+    fn spins(&mut self) -> bool {
+        if self.crowded {
+            let spins = self.few > 0;
+            self.few = self.few.saturating_sub(1);
+            return spins;
+        }
+        if !self.spun && self.looks.is_multiple_of(SPINS_A_CLOCK) {
+            self.spun = self.waited() >= SPINNING;
+        }
+        !self.spun
+    }
+
+    fn waited(&mut self) -> Duration {
+        self.since.get_or_insert_with(Instant::now).elapsed()
     }
 }
 
@@ -173,6 +242,8 @@ pub(crate) fn events(epoll: &impl AsFd, most: usize, longest: Option<Duration>) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use penstock_fabric::doorbell::Sleeping;
+    use penstock_fabric::region::{Region, Writers};
 
     #[test]
     fn a_look_is_repeated_until_nobody_disturbs_it_or_it_may_not_go_on_or_the_time_is_up() {
@@ -186,6 +257,34 @@ mod tests {
         assert_eq!(undisturbed(long, stands, third), Ok(Some((7, 2))));
         assert_eq!(undisturbed(long, || Err("gone"), || Err::<(), _>(())), Err("gone"));
         assert_eq!(undisturbed(Deadline::new(Duration::ZERO), stands, || Err::<(), _>(())), Ok(None));
+    }
+
+    #[test]
+    fn threads_that_sleep_crowd_nobody_but_one_that_is_waited_for_is_about_to_be_awake() {
+        let region = Region::new("penstock-test", flags::BYTES, Writers::Holders).unwrap();
+        let flags = Arc::clone(region.mapping());
+        let sleeping = |shard| flags.at::<Sleeping>(flags::sleeping(shard));
+        let crowd = Crowd::Counted(Shards { flags: Arc::clone(&flags), shards: 2, others: 2, cores: 3 });
+        assert!(crowd.is_now(0), "two shards and two others");
+        sleeping(0).announce();
+        assert!(!crowd.is_now(0));
+        sleeping(1).announce();
+        assert!(!crowd.is_now(1));
+        let crowd = Crowd::Counted(Shards { flags: Arc::clone(&flags), shards: 2, others: 2, cores: 2 });
+        assert!(!crowd.is_now(0) && crowd.is_now(1));
+        let shared =
+            Crowd::Counted(Shards { flags: Arc::clone(&flags), shards: 2, others: u32::MAX, cores: 64 });
+        assert!(shared.is_now(0));
+    }
+
+    #[test]
+    fn patience_ends() {
+        for crowd in [true, false].map(Crowd::Taken) {
+            for mut patience in [Patience::new(&crowd), Patience::for_memory(&crowd)] {
+                while patience.pause() {}
+                assert!(patience.waited() > YIELDING);
+            }
+        }
     }
 
     #[test]

@@ -387,7 +387,7 @@ impl Cluster<'_> {
             shards: topology.shards,
             chunk_bytes: topology.chunk_bytes,
             lease_ms: 0,
-            crowding: 1,
+            others: 1,
         }
     }
 

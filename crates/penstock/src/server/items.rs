@@ -6,7 +6,7 @@ use super::shard::Report;
 use super::tables::{Paid, Sealed};
 use super::{Obituary, StartError};
 use crate::thread::{self, Inbox};
-use crate::wait::{self, Patience};
+use crate::wait::{self, Crowd, Patience};
 use crate::wire::Ended;
 use crate::wire::items::ItemWire;
 use crate::wire::vigil::look_every;
@@ -203,13 +203,13 @@ struct Watched {
 
 impl Passer {
     fn run(mut self) {
-        let mut patience = Patience::new(true);
+        let mut patience = Patience::new(&Crowd::Taken(true));
         while self.running {
             // Who has just been busy looks again for a while: a wake-up costs more than a look. What comes is heard also where there is
             // always something to send.
             let sent = self.transmit_all();
             if self.look(Some(Duration::ZERO)) || sent {
-                patience = Patience::new(true);
+                patience = Patience::new(&Crowd::Taken(true));
                 continue;
             }
             if patience.pause() {
@@ -226,7 +226,7 @@ impl Passer {
             if !self.transmit_all() {
                 self.wait();
             }
-            patience = Patience::new(true);
+            patience = Patience::new(&Crowd::Taken(true));
         }
     }
 

@@ -329,10 +329,9 @@ impl Server {
             let moved = shares.admit(job, share.unwrap_or(1.0));
             Place { shares, job, moved }
         });
-        // Where jobs share the host, a thread that spins would take what is another's.
-        let crowded = crowding(&config) > 1 || share.is_some();
+        let others = others(&config, share.is_some());
         let mut threads = Threads::default();
-        let shards = start_shards(&config, &shared, place.as_ref(), crowded, &mut threads)?;
+        let shards = start_shards(&config, &shared, place.as_ref(), others, &mut threads)?;
         let (job, secret, index) = (config.job.clone(), config.secret, config.index);
         // Control, shards, and who passes rows on.
         let most = 2 + u64::from(shard_count(&config));
@@ -474,16 +473,20 @@ fn shard_count(config: &ServerConfig) -> u32 {
     }
 }
 
-/// Threads of the job for each core, rounded up.
-fn crowding(config: &ServerConfig) -> u32 {
-    (config.workers + config.servers * shard_count(config)).div_ceil(cores().len() as u32)
+/// Threads of the job on this host beside this server's shards, as a [`Welcome`](penstock_proto::message::Welcome) says it.
+fn others(config: &ServerConfig, is_shared: bool) -> u32 {
+    match is_shared {
+        // A thread that spins would take what is another job's.
+        true => u32::MAX,
+        false => config.workers + config.servers.saturating_sub(1) * shard_count(config),
+    }
 }
 
 fn start_shards(
     config: &ServerConfig,
     shared: &Arc<Shared>,
     place: Option<&Place>,
-    crowded: bool,
+    others: u32,
     threads: &mut Threads,
 ) -> Result<control::Shards, StartError> {
     let (reports, inbox): (_, Receiver<shard::Report>) = channel();
@@ -498,7 +501,9 @@ fn start_shards(
             server: config.index,
             job: config.job.clone(),
             workers: config.workers,
-            crowded,
+            others,
+            cores: cores.len() as u32,
+            shards: count,
             lease: config.options.lease,
             place: place.cloned(),
             core: config.options.pin.then_some(cores[core]),

@@ -8,7 +8,7 @@ use super::remote::{Heard, Remote};
 use super::shard_memory::{Event, Memory, Touched};
 use super::{Obituary, Shared, StartError, fair_share};
 use crate::thread::{self, Inbox};
-use crate::wait::{self, Patience};
+use crate::wait::{self, Crowd, Patience, Shards};
 use crate::wire::vigil::look_every;
 use penstock_fabric::doorbell::{self, ANYTHING, Sleeping};
 use penstock_fabric::inlet::Inlet;
@@ -151,7 +151,10 @@ pub(super) struct Setup {
     /// The job's name.
     pub(super) job: String,
     pub(super) workers: u32,
-    pub(super) crowded: bool,
+    /// Threads that may want a core beside this server's `shards`, and cores.
+    pub(super) others: u32,
+    pub(super) shards: u32,
+    pub(super) cores: u32,
     pub(super) lease: Duration,
     /// The job's place among those behind the same acceptor.
     pub(super) place: Option<fair_share::Place>,
@@ -236,16 +239,25 @@ struct Loop {
 impl Loop {
     fn run(mut self) {
         self.pin();
-        let mut patience = Patience::new(self.setup.crowded);
+        let crowd = Crowd::Counted(Shards {
+            flags: Arc::clone(self.setup.flags.region().mapping()),
+            shards: self.setup.shards,
+            others: self.setup.others,
+            cores: self.setup.cores,
+        });
+        // Whose threads on other hosts are awake does not show here, and a look at connections is no look at memory.
+        let everybody = Crowd::Taken(self.setup.others.saturating_add(self.setup.shards) > self.setup.cores);
+        let fresh = |networked: bool| Patience::new(if networked { &everybody } else { &crowd });
+        let mut patience = fresh(self.networked);
         while self.running {
             let busy = self.look();
             if std::mem::take(&mut self.moved) || (busy && !self.is_shared()) {
-                patience = Patience::new(self.setup.crowded);
+                patience = fresh(self.networked);
             } else if !busy && !patience.pause() {
                 self.sleep();
                 // Beside other jobs only who moves values is waited for awake: it takes processor time, which is theirs too.
                 if !self.is_shared() {
-                    patience = Patience::new(self.setup.crowded);
+                    patience = fresh(self.networked);
                 }
             }
         }

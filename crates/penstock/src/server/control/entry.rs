@@ -3,7 +3,7 @@
 use super::{Answered, Control, LISTENER, Last, MAX_STRANGERS, RETURN_WITHIN_MS, last_word, plain, refuse};
 use crate::limits::lacking;
 use crate::server::client::{Channel, Client, Unsent, Worker};
-use crate::server::crowding;
+use crate::server::others;
 use crate::server::proof::Proof;
 use crate::server::shard::Command;
 use crate::thread::bell;
@@ -284,7 +284,7 @@ impl Control {
             shards: self.shards.handles.len() as u32,
             chunk_bytes: self.config.options.chunk_bytes,
             lease_ms: self.config.options.lease.as_millis() as u64,
-            crowding: crowding(&self.config),
+            others: others(&self.config, false),
         }
     }
 }

@@ -20,7 +20,7 @@ use super::tensor::{Declaration, Progress as TensorProgress, Tensor};
 use crate::options::Options;
 use crate::server::{Server, StartError};
 use crate::turn::{Floor, Turn};
-use crate::wait::{Deadline, INTERRUPT_EVERY};
+use crate::wait::{Crowd, Deadline, INTERRUPT_EVERY};
 use crate::wire::dial::Dialer;
 use crate::worker::fate::Fate;
 use penstock_fabric::sync::Ordering;
@@ -116,9 +116,9 @@ pub(super) struct Inner {
 }
 
 impl Inner {
-    /// Whether there are more of the job's threads on this host than cores.
-    pub(super) fn crowded(&self) -> bool {
-        self.links().first().is_some_and(Link::crowded)
+    /// The threads that want a core of this host beside the one that waits.
+    pub(super) fn crowd(&self) -> Option<Arc<Crowd>> {
+        self.links().first().map(|link| Arc::clone(link.crowd()))
     }
 
     /// How long who stands in line behind other threads of this worker may sleep until it looks again.

@@ -2,7 +2,7 @@
 
 use super::{Channel, Introduction, Link, Outlets, Wire, judge, lock, lost};
 use crate::thread::{self, Wakeup};
-use crate::wait::{Deadline, INTERRUPT_EVERY, poll, until_readable};
+use crate::wait::{Crowd, Deadline, INTERRUPT_EVERY, Shards, cores, poll, until_readable};
 use crate::wire::random;
 use crate::wire::vigil::{LivedClock, look_every};
 use crate::worker::Error;
@@ -65,6 +65,8 @@ impl Link {
         fate.rings(page);
         let stop = Arc::new(Wakeup::new().map_err(Error::system("make a descriptor"))?);
         let watch = Watch::new(&flags, &welcome);
+        let (shards, others, cores) = (welcome.shards, welcome.others, cores());
+        let crowd = Arc::new(Crowd::Counted(Shards { flags, shards, others, cores }));
         let thread = {
             let (wire, fate, stop) = (Arc::clone(&wire), Arc::clone(fate), Arc::clone(&stop));
             thread::spawn(format!("penstock-link-{server}"), move || wire.listen(&fate, &stop, watch))
@@ -79,6 +81,7 @@ impl Link {
             stop,
             thread: Some(thread),
             proxies: Vec::new(),
+            crowd,
         })
     }
 }

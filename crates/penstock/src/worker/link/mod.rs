@@ -25,7 +25,7 @@ pub(super) use proxy::RemoteHome;
 
 use super::Error;
 use crate::thread::Wakeup;
-use crate::wait::{Deadline, INTERRUPT_EVERY, Patience};
+use crate::wait::{Crowd, Deadline, INTERRUPT_EVERY, Patience};
 use crate::worker::fate::Fate;
 use outlet::{NoRoom, Outlets};
 use penstock_fabric::doorbell::{ANYTHING, Bell};
@@ -109,6 +109,7 @@ pub(super) struct Link {
     thread: Option<JoinHandle<()>>,
     /// One a shard, for a server on another host.
     proxies: Vec<proxy::Handle>,
+    crowd: Arc<Crowd>,
 }
 
 impl Link {
@@ -116,8 +117,9 @@ impl Link {
         self.wire.page.at(page::BELL)
     }
 
-    pub(super) fn crowded(&self) -> bool {
-        self.welcome.crowding > 1
+    /// The threads that want a core of this host beside the one that waits.
+    pub(super) fn crowd(&self) -> &Arc<Crowd> {
+        &self.crowd
     }
 
     /// Waits for room for `count` submissions in a shard's ring, at most [`CAPACITY`](penstock_fabric::ring::CAPACITY), which is
@@ -185,7 +187,7 @@ impl Link {
         deadline: Deadline,
         mut done: impl FnMut() -> bool,
     ) -> Result<Waited, Error> {
-        let mut patience = Patience::new(self.crowded());
+        let mut patience = Patience::new(&self.crowd);
         while patience.pause() {
             if done() {
                 return Ok(Waited::Done);

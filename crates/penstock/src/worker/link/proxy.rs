@@ -7,7 +7,7 @@
 //! decoded and published in it, so that no reader ever sees half a chunk or a damaged one.
 
 use crate::thread::{self, Inbox};
-use crate::wait::{Patience, poll};
+use crate::wait::{Crowd, Patience, poll};
 use crate::wire::dial::Dialer;
 use crate::wire::redial::{Failed, PAUSE, redial};
 use crate::wire::vigil::{Vigil, look_every};
@@ -124,7 +124,7 @@ pub(super) struct Setup {
     pub(super) rank: Rank,
     pub(super) shard: u32,
     pub(super) purpose: Purpose,
-    pub(super) crowded: bool,
+    pub(super) crowd: Arc<Crowd>,
     pub(super) lease: Duration,
     pub(super) dialer: Arc<Dialer>,
     pub(super) page: Arc<Mapping>,
@@ -295,17 +295,18 @@ struct Proxy {
 impl Proxy {
     fn run(mut self) {
         self.mirrors.job = job_number(self.setup.dialer.job());
-        let mut patience = Patience::new(self.setup.crowded);
+        let crowd = Arc::clone(&self.setup.crowd);
+        let mut patience = Patience::new(&crowd);
         while self.running {
             if self.wire.is_none() {
                 self.connect();
                 continue;
             }
             if self.look() {
-                patience = Patience::new(self.setup.crowded);
+                patience = Patience::new(&crowd);
             } else if !patience.pause() {
                 self.sleep();
-                patience = Patience::new(self.setup.crowded);
+                patience = Patience::new(&crowd);
             }
         }
     }

@@ -6,7 +6,7 @@
 use super::proxy::{self, Command, RemoteHome};
 use super::{Channel, Introduction, Link, Outlets, Wire, judge, lock};
 use crate::thread::{self, Wakeup};
-use crate::wait::{Deadline, INTERRUPT_EVERY, poll, until_readable};
+use crate::wait::{Crowd, Deadline, INTERRUPT_EVERY, cores, poll, until_readable};
 use crate::wire::Ended as Over;
 use crate::wire::dial::{DialError, Dialer};
 use crate::wire::records::RecordStream;
@@ -177,11 +177,12 @@ impl Link {
         let hello = encode(&Request { id: HELLO, settled: 0, body: hello })
             .map_err(|error| Error::Protocol { server, what: error.to_string() })?;
         let dialer = Arc::new(dialer);
-        let (records, mut welcome) = introduce(&dialer, &hello, server, deadline, fate)?;
+        let (records, welcome) = introduce(&dialer, &hello, server, deadline, fate)?;
         judge(&welcome, server)?;
         // The server's cores are not ours: here a proxy a shard and the worker itself want one.
-        let cores = std::thread::available_parallelism().map_or(1, usize::from) as u32;
-        welcome.crowding = (welcome.shards + 1).div_ceil(cores);
+        let cores = cores();
+        let crowded = welcome.shards + 1 > cores;
+        let crowd = || Arc::new(Crowd::Taken(crowded));
         let region =
             |name, bytes| Region::new(name, bytes, Writers::Holders).map_err(Error::system("make a page"));
         let page = region("penstock-page", page::bytes(welcome.shards))?;
@@ -200,7 +201,7 @@ impl Link {
                 rank: who.rank,
                 shard,
                 purpose: Purpose::Shard { peer: PeerId::worker(who.rank), session: who.session, shard },
-                crowded: welcome.crowding > 1,
+                crowd: crowd(),
                 lease: seconds(welcome.lease_ms),
                 dialer: Arc::clone(dialer),
                 page: Arc::clone(page.mapping()),
@@ -238,6 +239,7 @@ impl Link {
             stop,
             thread: Some(thread),
             proxies,
+            crowd: crowd(),
         })
     }
 

@@ -6,7 +6,7 @@
 
 use crate::limits;
 use crate::thread::{self, Wakeup};
-use crate::wait::{Deadline, INTERRUPT_EVERY, Patience, poll};
+use crate::wait::{Crowd, Deadline, INTERRUPT_EVERY, Patience, poll};
 use crate::wire::Ended;
 use crate::wire::dial::Dialer;
 use crate::wire::items::ItemWire;
@@ -309,7 +309,7 @@ impl Relay {
     ) -> Result<bool, Error> {
         let Awaited { answers, number } = answer;
         let has_come = |awaited: &BTreeMap<u64, bool>| awaited.get(number) == Some(&true);
-        let mut patience = Patience::new(true);
+        let mut patience = Patience::new(&Crowd::Taken(true));
         while patience.pause() && !has_come(&lock(&answers.awaited)) {
             self.help();
         }

@@ -1,7 +1,7 @@
 //! Waiting for rows that are too old, and whom for.
 
 use super::Wanted;
-use crate::wait::{Deadline, INTERRUPT_EVERY, Patience};
+use crate::wait::{Crowd, Deadline, INTERRUPT_EVERY, Patience};
 use crate::worker::Error;
 use crate::worker::circle::Circle;
 use crate::worker::link::lock;
@@ -63,9 +63,12 @@ impl TableInner {
     fn wait_for(&self, stale: &Stale, wanted: Wanted, deadline: Deadline) -> Result<(), Error> {
         let source = &self.sources[stale.place.source as usize];
         let slot = stale.place.slot;
-        let crowded = self.job.crowded();
         let local = source.remote.is_none();
-        let mut patience = if local { Patience::for_memory(crowded) } else { Patience::new(true) };
+        let crowd = if local { self.job.crowd() } else { None };
+        let mut patience = match &crowd {
+            Some(crowd) => Patience::for_memory(crowd),
+            None => Patience::new(&Crowd::Taken(true)),
+        };
         while patience.pause() {
             if let Some(remote) = &source.remote {
                 remote.relay.help();
