@@ -434,10 +434,11 @@ class RendezvousRoot:
     def __init__(self, size: int, host: str, port: int, secret: str, job: str, seconds: float) -> None: ...
 
     port: int
-    def collect(self, own: bytes, seconds: float) -> tuple[dict[int, bytes], list[int]]:
+    def collect(self, own: bytes, seconds: float) -> tuple[dict[int, bytes], list[int], str | None]:
         """
-        Everyone's contribution by rank, and who did not come in time. As soon as one says that its process
-        cannot go on, the rest are not waited for, and nobody is missing.
+        Everyone's contribution by rank, who did not come in time, and what the system said where not all who
+        came could be let in. As soon as one says that its process cannot go on, the rest are not waited for,
+        and nobody is missing.
         """
 
     def announce(self, verdict: bytes) -> None:
@@ -501,13 +502,15 @@ def verdict_limit(size: int) -> int:
 def verdict(contributions: Mapping[int, bytes]) -> bytes:
     """What rank 0 tells all: everyone's messages, or which process could not go on."""
 
-def late_verdict(missing: Sequence[int], waited: float) -> bytes:
-    """What rank 0 tells all where some did not come."""
+def late_verdict(missing: Sequence[int], waited: float, short: str | None) -> bytes:
+    """What rank 0 tells all where some did not come; `short`: why it could not let all in, if so."""
 
-def judge(verdict: bytes, size: int) -> tuple[list[bytes] | None, tuple[list[int], float] | None, str | None]:
+def judge(
+    verdict: bytes, size: int
+) -> tuple[list[bytes] | None, tuple[list[int], float, tuple[str, str] | None] | None, str | None]:
     """
     A verdict, of which one part is not None: everyone's messages in rank order, who is missing after how many
-    seconds, or why a process could not go on.
+    seconds (and what kept rank 0 from letting more in, with what to do), or why a process could not go on.
     """
 
 def health(manager: str, ca: str = "", insecure: bool = False) -> bool:

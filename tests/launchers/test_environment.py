@@ -11,7 +11,8 @@ import pytest
 
 import penstock as ps
 from penstock import _core
-from penstock.rendezvous import environment, slurm
+from penstock.limit import Limit
+from penstock.rendezvous import choose, environment, slurm
 
 STEP = {
     "SLURM_STEP_NODELIST": "n[1-2]",
@@ -231,3 +232,20 @@ def test_a_topology_that_is_none_is_refused_where_one_process_is_alone_too(
     monkeypatch.setenv("PENSTOCK_TOPOLOGY", "ccc")
     with pytest.raises(ps.exceptions.OptionError, match="got `ccc`"):
         ps.init()
+
+
+# Each was a UnicodeEncodeError.
+@pytest.mark.parametrize("name", ["PENSTOCK_RENDEZVOUS", "MASTER_ADDR", "SLURM_STEP_NODELIST"])
+def test_a_host_that_is_no_text_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = {"MASTER_ADDR": "torchrun", "SLURM_STEP_NODELIST": "srun"}.get(name, "penstock")
+    monkeypatch.setenv("PENSTOCK_SECRET", "ab" * 32)
+    monkeypatch.setenv(name, os.fsdecode(b"a\xff:70"))
+    place = environment.Place(launcher, 0, 2, "PENSTOCK_SIZE")  # type: ignore[arg-type]
+    with pytest.raises(ps.exceptions.OptionError, match=rf"expected {name} to be UTF-8, got `a\\xff:70`"):
+        choose.exchange(place, Limit(1.0))
+
+
+def test_a_number_of_processes_beyond_all_bounds_is_refused() -> None:
+    beyond = {"PENSTOCK_RANK": "0", "PENSTOCK_SIZE": "5000000000"}
+    with pytest.raises(ps.exceptions.OptionError, match="PENSTOCK_SIZE"):
+        environment.place(beyond)

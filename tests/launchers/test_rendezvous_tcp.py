@@ -121,6 +121,42 @@ def test_rank_0_is_named_where_it_does_not_come(port: int) -> None:
     assert caught.value.missing == [0]
 
 
+# It was told that rank 0 had not come.
+def test_rank_0_that_was_reached_is_not_named(rendezvous) -> None:
+    one = rendezvous(3)
+    result = one.go(one.root.gather, b"", Limit(SECONDS))
+    visitor = one.visitor(1)
+    visitor.deliver(_core.given(b""), Limit(SECONDS))
+    # What it gave has come: it only waits.
+    visitor.deliver = lambda *_: None
+    with pytest.raises(
+        RendezvousTimeout, match=r"for other ranks to call .* rank 0 was reached at"
+    ) as caught:
+        visitor.gather(b"", Limit(0.0))
+    assert caught.value.missing == []
+    one.visitor(2).gather(b"", Limit(SECONDS))
+    result.result(SECONDS)
+
+
+def test_where_rank_0_cannot_let_all_in_all_are_told() -> None:
+    verdict = _core.late_verdict([1], 2.0, "Too many open files")
+    _, late, _ = _core.judge(verdict, 2)
+    assert late is not None
+    missing, waited, why = late
+    assert (missing, waited) == ([1], 2.0)
+    assert why is not None
+    assert why[0] == "rank 0 could not accept a connection: Too many open files"
+    assert "ulimit" in why[1]
+    assert _core.judge(_core.late_verdict([1], 2.0, None), 2)[1] == ([1], 2.0, None)
+
+
+def test_more_processes_than_a_job_may_have_are_refused(port: int) -> None:
+    with pytest.raises(ps.exceptions.OptionError, match="at most 1024 processes, got 1025"):
+        Root(1025, "127.0.0.1", port, SECRET, "job", Limit(SECONDS))
+    with pytest.raises(ps.exceptions.OptionError, match="at most 1024 processes, got 1025"):
+        Visitor(1, 1025, "127.0.0.1", port, SECRET, "job").gather(b"", Limit(SECONDS))
+
+
 # It was told only that it had waited for rank 0.
 def test_who_does_not_reach_rank_0_is_told_why(port: int) -> None:
     with pytest.raises(RendezvousTimeout, match=f"connection refused at 127.0.0.1:{port}") as caught:

@@ -70,6 +70,8 @@ pub enum Verdict {
         missing: Vec<u32>,
         /// How long rank 0 waited.
         waited: Duration,
+        /// What the system said where rank 0 could not let in all who came.
+        short: Option<String>,
     },
     /// A process could not go on.
     Failed {
@@ -86,8 +88,9 @@ impl fmt::Debug for Verdict {
                 let lengths: Vec<usize> = messages.iter().map(Vec::len).collect();
                 formatter.debug_struct("Given").field("bytes", &lengths).finish_non_exhaustive()
             }
-            Self::Late { missing, waited } => {
-                formatter.debug_struct("Late").field("missing", missing).field("waited", waited).finish()
+            Self::Late { missing, waited, short } => {
+                let mut shown = formatter.debug_struct("Late");
+                shown.field("missing", missing).field("waited", waited).field("short", short).finish()
             }
             Self::Failed { text } => formatter.debug_struct("Failed").field("text", text).finish(),
         }
@@ -116,8 +119,15 @@ pub enum NoVerdict {
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 enum Told {
-    Late { missing: Vec<u32>, waited: f64 },
-    Failed { text: String },
+    Late {
+        missing: Vec<u32>,
+        waited: f64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        short: Option<String>,
+    },
+    Failed {
+        text: String,
+    },
 }
 
 impl Verdict {
@@ -126,7 +136,8 @@ impl Verdict {
         match contributions.iter().find(|(_, one)| is_failure(one)) {
             Some((rank, one)) => {
                 let why = String::from_utf8_lossy(&one[1..]);
-                Self::Failed { text: format!("rank {rank} could not join: {why}") }
+                // Rank 0 shows this text without having read it from a verdict.
+                Self::Failed { text: shortened(&format!("rank {rank} could not join: {why}")) }
             }
             None => Self::Given(
                 contributions.values().map(|one| one.get(1..).unwrap_or_default().to_vec()).collect(),
@@ -146,8 +157,9 @@ impl Verdict {
                 }
                 return bytes;
             }
-            Self::Late { missing, waited } => {
-                Told::Late { missing: missing.clone(), waited: waited.as_secs_f64() }
+            Self::Late { missing, waited, short } => {
+                let (missing, waited) = (missing.clone(), waited.as_secs_f64());
+                Told::Late { missing, waited, short: short.as_deref().map(shortened) }
             }
             Self::Failed { text } => Told::Failed { text: shortened(text) },
         };
@@ -160,9 +172,9 @@ impl Verdict {
         match bytes.split_first() {
             Some((&GIVEN, rest)) => messages(rest, size).map(Self::Given),
             Some((&FAILED, rest)) => match serde_json::from_slice(rest).map_err(|_| NoVerdict::Foreign)? {
-                Told::Late { missing, waited } => {
+                Told::Late { missing, waited, short } => {
                     let waited = Duration::try_from_secs_f64(waited).map_err(|_| NoVerdict::Foreign)?;
-                    Ok(Self::Late { missing, waited })
+                    Ok(Self::Late { missing, waited, short: short.as_deref().map(shortened) })
                 }
                 Told::Failed { text } => Ok(Self::Failed { text: shortened(&text) }),
             },
@@ -196,7 +208,8 @@ mod tests {
     fn a_verdict_reads_back_as_it_was_spelled() {
         let verdicts = [
             Verdict::Given(vec![b"a".to_vec(), Vec::new(), vec![0; MESSAGE_LIMIT]]),
-            Verdict::Late { missing: vec![1, 2], waited: Duration::from_millis(500) },
+            Verdict::Late { missing: vec![1, 2], waited: Duration::from_millis(500), short: None },
+            Verdict::Late { missing: vec![1], waited: Duration::ZERO, short: Some("no memory".to_owned()) },
             Verdict::Failed { text: "rank 1 could not join: \u{fc}".to_owned() },
         ];
         for verdict in verdicts {
@@ -231,6 +244,14 @@ mod tests {
         let came = [(0, given(b"a")), (2, failed("no memory")), (3, failed("no disk"))];
         let text = "rank 2 could not join: no memory".to_owned();
         assert_eq!(Verdict::over(&came.into()), Verdict::Failed { text });
+    }
+
+    // Rank 0 in C showed it as it came.
+    #[test]
+    fn a_reason_is_clean_and_short_for_whoever_shows_the_verdict() {
+        let raw = [b"-\x1b[2J".to_vec(), vec![b'x'; MESSAGE_LIMIT]].concat();
+        let Verdict::Failed { text } = Verdict::over(&[(1, raw)].into()) else { panic!("it failed") };
+        assert!(text.len() <= TEXT_LIMIT && !text.contains(char::is_control), "{text}");
     }
 
     #[test]

@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
 
+/// Longest name of a job in an error, in bytes.
+const NAME_SHOWN: usize = 200;
+
 /// Where the servers stand that the job starts itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -120,7 +123,7 @@ pub fn agree(messages: &[Vec<u8>]) -> Result<Plan, Disagreement> {
     let Some(first) = everyone.first() else { return Err(Disagreement::Foreign { rank: 0 }) };
     for (rank, one) in everyone.iter().enumerate() {
         if one.job != first.job {
-            return Err(Disagreement::Job { rank, job: one.job.clone(), first: first.job.clone() });
+            return Err(Disagreement::Job { rank, job: shown(&one.job), first: shown(&first.job) });
         }
         if one.has_secret != first.has_secret {
             let (having, lacking) = if one.has_secret { (rank, 0) } else { (0, rank) };
@@ -132,10 +135,19 @@ pub fn agree(messages: &[Vec<u8>]) -> Result<Plan, Disagreement> {
     Ok(Plan { owners, one_host, secret: first.secret.clone() })
 }
 
+/// A name that another process gives itself, as every terminal may show it.
+fn shown(name: &str) -> String {
+    let mut name = name.to_owned();
+    penstock_proto::error::shorten(&mut name, NAME_SHOWN);
+    name
+}
+
 /// The servers' endpoint strings, in the servers' order, from what each rank has said in the second round.
 pub fn servers(owners: &[usize], told: &[Vec<u8>]) -> Result<Vec<String>, Disagreement> {
     let named = |&rank: &usize| match told.get(rank).map(|one| std::str::from_utf8(one)) {
         None | Some(Ok("")) => Err(Disagreement::NoServer { rank }),
+        // Errors and logs show it.
+        Some(Ok(text)) if text.contains(char::is_control) => Err(Disagreement::Foreign { rank }),
         Some(Ok(text)) if text.parse::<Endpoint>().is_ok() => Ok(text.to_owned()),
         Some(_) => Err(Disagreement::Foreign { rank }),
     };
@@ -184,14 +196,17 @@ mod tests {
     #[test]
     fn the_servers_are_those_that_their_owners_name() {
         let told =
-            [b"tcp://10.0.0.1:7".to_vec(), Vec::new(), b"/run/s".to_vec(), b"tcp://:".to_vec(), vec![0xff]];
+            [&b"tcp://10.0.0.1:7"[..], b"", b"/run/s", b"tcp://:", b"\xff", b"unix:/x\x1b[2J", b"/x\n"];
+        let told = told.map(<[u8]>::to_vec);
         let named = vec!["tcp://10.0.0.1:7".to_owned(), "/run/s".to_owned()];
         assert_eq!(servers(&[0, 2], &told), Ok(named));
         for (rank, refused) in [
             (1, Disagreement::NoServer { rank: 1 }),
             (3, Disagreement::Foreign { rank: 3 }),
             (4, Disagreement::Foreign { rank: 4 }),
-            (5, Disagreement::NoServer { rank: 5 }),
+            (5, Disagreement::Foreign { rank: 5 }),
+            (6, Disagreement::Foreign { rank: 6 }),
+            (7, Disagreement::NoServer { rank: 7 }),
         ] {
             assert_eq!(servers(&[0, rank], &told), Err(refused));
         }
@@ -213,6 +228,11 @@ mod tests {
         let other = Introduction { job: "other".to_owned(), ..from("a") };
         let refused = agreed(&[from("a"), other]).expect_err("they are two");
         assert_eq!(refused.to_string(), "rank 1 was started for the job 'other', rank 0 for 'job'");
+        let hostile = Introduction { job: format!("\x1b[2J{}", "x".repeat(5000)), ..from("a") };
+        for everyone in [[from("a"), hostile.clone()], [hostile, from("a")]] {
+            let text = agreed(&everyone).expect_err("they are two").to_string();
+            assert!(text.len() < 500 && !text.contains(char::is_control), "{text}");
+        }
         let lacking = Introduction { has_secret: false, ..from("a") };
         assert_eq!(agreed(&[from("a"), lacking]), Err(Disagreement::Secret { having: 0, lacking: 1 }));
         assert_eq!(agree(&[from("a").spell(), b"[]".to_vec()]), Err(Disagreement::Foreign { rank: 1 }));

@@ -73,7 +73,8 @@ impl<'a> Patience<'a> {
                 Ok(0) if left <= slice => return Ok(()),
                 Ok(0) | Err(Errno::INTR) => {}
                 Ok(_) => return Ok(()),
-                // No memory for the call, which passes.
+                // No memory for the call, or fewer descriptors allowed than are watched: either may pass.
+                Err(_) if left.is_zero() => return Ok(()),
                 Err(_) => std::thread::sleep(slice),
             }
         }
@@ -102,6 +103,8 @@ impl<'a> Patience<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::event::PollFlags;
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     use std::cell::Cell;
 
     #[test]
@@ -118,5 +121,20 @@ mod tests {
         let patience = Patience::new(Duration::from_millis(10), &|| false);
         assert_eq!(patience.sleep(Duration::from_secs(600)), Ok(()));
         assert!(patience.is_over() && patience.waited() >= Duration::from_millis(10));
+    }
+
+    // Nobody looked at the span's end any more.
+    #[test]
+    fn a_wait_that_the_system_refuses_ends_with_its_span_too() {
+        let before = getrlimit(Resource::Nofile);
+        let few = before.current.map_or(4096, |current| current.min(4096));
+        setrlimit(Resource::Nofile, Rlimit { current: Some(few), ..before }).expect("it may be lowered");
+        let (one, _other) = std::os::unix::net::UnixStream::pair().expect("there is room");
+        // More than a process may have open.
+        let mut watched: Vec<_> = (0..=few).map(|_| PollFd::new(&one, PollFlags::IN)).collect();
+        assert!(poll(&mut watched, Some(&Timespec::default())).is_err());
+        let patience = Patience::new(Duration::from_millis(10), &|| false);
+        assert_eq!(patience.poll(&mut watched, Duration::MAX), Ok(()));
+        setrlimit(Resource::Nofile, before).expect("it was so");
     }
 }

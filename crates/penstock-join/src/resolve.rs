@@ -4,7 +4,7 @@
 use crate::patience::{Interrupted, Patience};
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6, ToSocketAddrs as _};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread::Builder;
 
 /// Asks for the addresses of a host, with this port.
@@ -17,6 +17,8 @@ pub(crate) enum Unresolved {
     Refused(String),
     /// It has not answered in time.
     Late,
+    /// It could not be asked, for this reason.
+    NotAsked(String),
     Interrupted(Interrupted),
 }
 
@@ -41,17 +43,25 @@ impl Lookup {
         if let Some(address) = written(host, port) {
             return Ok(vec![address]);
         }
-        let refused = |error: &io::Error| Unresolved::Refused(plain(error));
         let asked = match self.0.take() {
             Some(asked) => asked,
-            None => ask(host, port, resolver).map_err(|error| refused(&error))?,
+            None => ask(host, port, resolver).map_err(|error| Unresolved::NotAsked(plain(&error)))?,
         };
-        match patience.receive(&asked).map_err(Unresolved::Interrupted)? {
-            Some(Ok(found)) if found.is_empty() => Err(Unresolved::Refused("it is unknown".to_owned())),
-            Some(found) => found.map_err(|error| refused(&error)),
-            None => {
+        let answer = match patience.receive(&asked).map_err(Unresolved::Interrupted)? {
+            Some(answer) => Ok(answer),
+            None => asked.try_recv(),
+        };
+        match answer {
+            Ok(Ok(found)) if found.is_empty() => Err(Unresolved::Refused("it is unknown".to_owned())),
+            Ok(Ok(found)) => Ok(found),
+            Ok(Err(error)) => Err(Unresolved::Refused(plain(&error))),
+            Err(TryRecvError::Empty) => {
                 self.0 = Some(asked);
                 Err(Unresolved::Late)
+            }
+            // The thread that asked has ended: the next try asks again.
+            Err(TryRecvError::Disconnected) => {
+                Err(Unresolved::Refused("the look-up ended without an answer".to_owned()))
             }
         }
     }
@@ -117,6 +127,20 @@ mod tests {
         let interrupted = Err(Unresolved::Interrupted(Interrupted));
         assert_eq!(lookup.resolve("a", 7, &Patience::new(LONG, &|| true), stuck), interrupted);
         assert!(began.elapsed() < LONG / 2);
+    }
+
+    // It was waited for until the deadline.
+    #[test]
+    fn a_look_up_that_ends_without_an_answer_is_made_again() {
+        let mut lookup = Lookup::default();
+        let reason = "the look-up ended without an answer".to_owned();
+        assert_eq!(
+            lookup.resolve("a", 7, &Patience::new(LONG, &|| false), none),
+            Err(Unresolved::Refused(reason))
+        );
+        let again: Resolver = |_, port| Ok(vec![SocketAddr::from(([10, 0, 0, 1], port))]);
+        let found = lookup.resolve("a", 7, &Patience::new(LONG, &|| false), again);
+        assert_eq!(found, Ok(vec![SocketAddr::from(([10, 0, 0, 1], 7))]));
     }
 
     #[test]

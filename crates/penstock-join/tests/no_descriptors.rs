@@ -2,11 +2,12 @@
 
 use penstock_join::exchange::{Verdict, given};
 use penstock_join::patience::Patience;
-use penstock_join::tcp::{Party, Place, Root, Visitor};
+use penstock_join::tcp::{Party, Place, RendezvousError, Root, Visitor};
 use penstock_proto::message::Secret;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use std::fs::File;
+use std::net::TcpStream;
 use std::thread::{sleep, spawn};
 use std::time::Duration;
 
@@ -65,6 +66,49 @@ fn meet(more: bool, before_others: Duration) -> Duration {
     root.join().expect("it ends")
 }
 
+/// Takes what descriptors there are; `spare` of them are given back.
+fn take_all_but(spare: usize) -> Vec<File> {
+    let mut taken = Vec::new();
+    while let Ok(file) = File::open("/dev/null") {
+        taken.push(file);
+    }
+    taken.truncate(taken.len() - spare);
+    taken
+}
+
+// One host's silent connections kept all others out until they were dropped for their silence.
+fn strangers_with_the_last_descriptors_go_for_whoever_comes() {
+    let place = |port| Place { host: "127.0.0.1".to_owned(), port };
+    let mut root = Root::listen(party(0), &place(0), &Patience::new(LONG, &never)).expect("there is a port");
+    let place = place(root.port());
+    let _silent: Vec<TcpStream> =
+        (0..8).map(|_| TcpStream::connect(place.to_string()).expect("it listens")).collect();
+    let other = spawn(move || {
+        // Shorter than a stranger's silence is borne.
+        Visitor::new(party(1), place).deliver(&given(b"b"), &Patience::new(Duration::from_secs(4), &never))
+    });
+    sleep(Duration::from_millis(200));
+    let _taken = take_all_but(3);
+    let found = root.collect(&given(b"a"), &Patience::new(LONG, &never)).expect("nobody interrupts");
+    assert_eq!((found.came.len(), found.missing), (2, vec![]));
+    assert_eq!(other.join().expect("it ends"), Ok(()));
+}
+
+// Nobody was told why rank 0 heard nobody, or that a worker could not even try.
+fn who_cannot_accept_or_connect_says_so() {
+    let place = Place { host: "127.0.0.1".to_owned(), port: 0 };
+    let mut root = Root::listen(party(0), &place, &Patience::new(LONG, &never)).expect("there is a port");
+    let place = Place { port: root.port(), ..place };
+    let _knocks = TcpStream::connect(place.to_string()).expect("it listens");
+    let _taken = take_all_but(0);
+    let found =
+        root.collect(b"+", &Patience::new(Duration::from_millis(300), &never)).expect("nobody interrupts");
+    assert_eq!((found.missing, found.short.as_deref()), (vec![1], Some("Too many open files")));
+    let refused = Visitor::new(party(1), place).deliver(b"+", &Patience::new(LONG, &never));
+    let reason = "Too many open files".to_owned();
+    assert_eq!(refused, Err(RendezvousError::System { what: "open a socket", reason }));
+}
+
 // Without one it took a whole core. One test, because the second half takes from the process what the first needs.
 #[test]
 fn rank_0_takes_the_descriptors_that_it_may_have_and_without_one_waits_and_goes_on() {
@@ -72,4 +116,6 @@ fn rank_0_takes_the_descriptors_that_it_may_have_and_without_one_waits_and_goes_
     assert_ne!(getrlimit(Resource::Nofile).current, Some(64));
     let used = meet(false, Duration::from_secs(1));
     assert!(used < Duration::from_millis(200), "{used:?}");
+    strangers_with_the_last_descriptors_go_for_whoever_comes();
+    who_cannot_accept_or_connect_says_so();
 }

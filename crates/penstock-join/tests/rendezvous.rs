@@ -2,8 +2,10 @@
 
 use penstock_join::exchange::{GONE, MESSAGE_LIMIT, Verdict, failed, given};
 use penstock_join::patience::{Interrupted, Patience};
-use penstock_join::tcp::proof::{CLAIM_BYTES, HELLO_BYTES, MAGIC, WELCOME};
-use penstock_join::tcp::{Cause, Collected, Party, Place, RendezvousError, Root, STRANGERS, Visitor};
+use penstock_join::tcp::proof::{CLAIM_BYTES, Claim, Conversation, HELLO_BYTES, MAGIC, Side, WELCOME};
+use penstock_join::tcp::{
+    Cause, Collected, Party, Place, Rendezvous, RendezvousError, Root, RoundError, STRANGERS, Visitor,
+};
 use penstock_proto::message::Secret;
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use std::io::{Read as _, Write as _};
@@ -229,6 +231,85 @@ fn a_second_process_of_the_same_rank_takes_nothing_from_the_first() {
     assert_eq!(third, Ok(Verdict::Given(vec![b"a".to_vec(), b"first".to_vec(), b"c".to_vec()])));
     assert!(first.await_verdict(&patience(LONG)).is_ok());
     going.join().expect("it ends");
+}
+
+/// A member that has proved itself as rank 1 of 2, and has said nothing yet.
+fn silent_member(place: &Place) -> TcpStream {
+    let mut stream = TcpStream::connect(("127.0.0.1", place.port)).expect("somebody listens");
+    let mut theirs = [0; 32];
+    stream.write_all(&[&MAGIC[..], &[5; 32]].concat()).expect("it listens");
+    stream.read_exact(&mut theirs).expect("rank 0 answers");
+    let claim = Claim { rank: 1, size: 2 };
+    let talk = Conversation::new(Side::Worker, &SECRET, "job", [[5; 32], theirs]);
+    stream.write_all(&[&claim.spell()[..], &talk.proof(claim)].concat()).expect("it listens");
+    let mut answer = [0];
+    stream.read_exact(&mut answer).expect("rank 0 answers");
+    assert_eq!(answer, [WELCOME]);
+    stream
+}
+
+// It held the rank for ever, and the process that came next was told that its rank was taken.
+#[test]
+fn one_that_proves_itself_and_says_nothing_leaves_its_rank_to_the_next() {
+    let (mut root, place) = root(2);
+    let going = spawn(move || round(&mut root, &given(b"a")));
+    let _silent = silent_member(&place);
+    let all = Verdict::Given(vec![b"a".to_vec(), b"b".to_vec()]);
+    assert_eq!(coming(party(1, 2), &place, b"b").join().expect("it ends"), Ok(all));
+    going.join().expect("it ends");
+}
+
+// It was told that rank 0 was not there.
+#[test]
+fn who_waits_longer_than_rank_0_takes_is_told_that_rank_0_is_there() {
+    let (mut root, place) = root(3);
+    let going = spawn(move || root.collect(b"+", &patience(LONG)));
+    let mut visitor = Visitor::new(party(1, 3), place.clone());
+    visitor.deliver(b"+", &patience(LONG)).expect("rank 0 is there");
+    let undecided = visitor.await_verdict(&patience(Duration::ZERO));
+    assert_eq!(undecided, Err(RendezvousError::Undecided { place: place.clone() }));
+    // And the last of the three, whom rank 0 waited for, ends its wait.
+    assert!(coming(party(2, 3), &place, b"").join().expect("it ends").is_err());
+    assert!(going.join().expect("it ends").is_ok());
+}
+
+#[test]
+fn rank_0_that_is_gone_after_the_first_round_has_left() {
+    let (mut root, place) = root(2);
+    let mut visitor = Visitor::new(party(1, 2), place.clone());
+    let going = spawn(move || drop(round(&mut root, &given(b"a"))));
+    visitor.deliver(b"+b", &patience(LONG)).expect("rank 0 is there");
+    visitor.await_verdict(&patience(LONG)).expect("rank 0 is there");
+    going.join().expect("it ends");
+    // The first is taken by the kernel, which is told then that nobody is there.
+    let sent = (0..200).find_map(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        visitor.deliver(b"+", &patience(LONG)).err()
+    });
+    assert_eq!(sent, Some(RendezvousError::Left { place }));
+}
+
+// Rank 0 itself returned it as it came.
+#[test]
+fn rank_0_shows_a_reason_clean_and_short() {
+    let (first, place) = root(2);
+    let mut root = Rendezvous::Root(Box::new(first));
+    let raw = [b"-\x1b[2J".to_vec(), vec![b'x'; MESSAGE_LIMIT - 8]].concat();
+    let fails = spawn(move || Visitor::new(party(1, 2), place).deliver(&raw, &patience(LONG)));
+    let failed = root.gather(b"", 2, &patience(LONG));
+    let Err(RoundError::Failed { text }) = failed else { panic!("{failed:?}") };
+    assert!(text.len() <= 2000 && !text.contains(char::is_control), "{text}");
+    assert_eq!(fails.join().expect("it ends"), Ok(()));
+}
+
+#[test]
+fn more_processes_than_a_job_may_have_are_refused_before_they_meet() {
+    let refused = RendezvousError::TooMany { size: 1025 };
+    let root = Root::listen(party(0, 1025), &here(0), &patience(LONG));
+    assert_eq!(root.map(drop), Err(refused.clone()));
+    let visitor = Visitor::new(party(1, 1025), here(9)).deliver(b"+", &patience(LONG));
+    assert_eq!(visitor, Err(refused));
+    assert!(Root::listen(party(0, 1024), &here(0), &patience(LONG)).is_ok());
 }
 
 /// What others may say to whoever listens.

@@ -8,7 +8,7 @@ use penstock_join::address;
 use penstock_join::exchange::{self, Contributions, NoVerdict, Verdict};
 use penstock_join::introduce::{self, Disagreement, Introduction, MadeSecret, Plan, Topology};
 use penstock_join::patience::Patience;
-use penstock_join::tcp::{Party, Place, RendezvousError, Root, Visitor};
+use penstock_join::tcp::{Cause, Party, Place, RendezvousError, Root, Visitor};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use std::sync::Mutex;
@@ -42,19 +42,20 @@ impl RendezvousRoot {
         Ok(Self { port: end.port(), end: Core::new(Mutex::new(Some(end))) })
     }
 
+    #[allow(clippy::type_complexity, reason = "what came, who is missing, what the system said of that")]
     fn collect<'py>(
         &self,
         py: Python<'py>,
         own: &[u8],
         seconds: Seconds,
-    ) -> PyResult<(Bound<'py, PyDict>, Vec<u32>)> {
+    ) -> PyResult<(Bound<'py, PyDict>, Vec<u32>, Option<String>)> {
         let longest = seconds.judged()?;
         let found = use_end(py, &self.end, |end| end.collect(own, &Patience::new(longest, &interrupted)))?;
         let came = PyDict::new(py);
         for (rank, contribution) in &found.came {
             came.set_item(rank, PyBytes::new(py, contribution))?;
         }
-        Ok((came, found.missing))
+        Ok((came, found.missing, found.short))
     }
 
     fn announce(&self, py: Python<'_>, verdict: &[u8]) -> PyResult<()> {
@@ -125,11 +126,15 @@ where
 fn raise(py: Python<'_>, error: &RendezvousError) -> PyErr {
     let class = match error {
         RendezvousError::Interrupted(_) => return stopped(py),
-        RendezvousError::NoAddress { .. } | RendezvousError::OtherSize { .. } => "OptionError",
+        RendezvousError::NoAddress { .. }
+        | RendezvousError::OtherSize { .. }
+        | RendezvousError::TooMany { .. } => "OptionError",
         RendezvousError::InUse { .. } => "AddressInUse",
         RendezvousError::Taken { .. } => "JobFull",
         RendezvousError::OtherSecret { .. } => "AuthenticationError",
-        RendezvousError::Late { .. } | RendezvousError::Unresolved { .. } => "DeadlineExceeded",
+        RendezvousError::Late { .. }
+        | RendezvousError::Unresolved { .. }
+        | RendezvousError::Undecided { .. } => "DeadlineExceeded",
         RendezvousError::Left { .. } | RendezvousError::Changed { .. } => "ProtocolError",
         _ => "PenstockError",
     };
@@ -239,25 +244,32 @@ pub(crate) fn late_verdict(
     py: Python<'_>,
     missing: Vec<u32>,
     waited: Seconds,
+    short: Option<String>,
 ) -> PyResult<Bound<'_, PyBytes>> {
-    let verdict = Verdict::Late { missing, waited: waited.judged()? };
+    let verdict = Verdict::Late { missing, waited: waited.judged()?, short };
     Ok(PyBytes::new(py, &verdict.spell()))
 }
 
-/// A verdict: the messages of all, or who is missing and how long rank 0 waited, or why a process could not go on.
+/// Who is missing, how many seconds rank 0 waited, and what kept it from letting more in, with what to do.
+type Late = (Vec<u32>, f64, Option<(String, &'static str)>);
+
+/// A verdict: the messages of all, or that some are missing, or why a process could not go on.
 #[pyfunction]
-#[allow(clippy::type_complexity, reason = "one of three, for Python to tell apart")]
 pub(crate) fn judge<'py>(
     py: Python<'py>,
     verdict: &[u8],
     size: u32,
-) -> PyResult<(Option<Bound<'py, PyList>>, Option<(Vec<u32>, f64)>, Option<String>)> {
+) -> PyResult<(Option<Bound<'py, PyList>>, Option<Late>, Option<String>)> {
     match Verdict::read(verdict, size) {
         Ok(Verdict::Given(messages)) => {
             let messages = PyList::new(py, messages.iter().map(|message| PyBytes::new(py, message)))?;
             Ok((Some(messages), None, None))
         }
-        Ok(Verdict::Late { missing, waited }) => Ok((None, Some((missing, waited.as_secs_f64())), None)),
+        Ok(Verdict::Late { missing, waited, short }) => {
+            let why = short.map(|reason| Cause::NoRoom { reason });
+            let why = why.map(|cause| (cause.to_string(), cause.hint()));
+            Ok((None, Some((missing, waited.as_secs_f64(), why)), None))
+        }
         Ok(Verdict::Failed { text }) => Ok((None, None, Some(text))),
         Err(error) => {
             let hint = (error == NoVerdict::Foreign).then_some("is another program there?");

@@ -86,15 +86,14 @@ def _introduce(place: Place, exchange: Exchange, deadline: Limit[float]) -> tupl
     try:
         secret = environment.secret()
         topology = environment.topology()
-        host = _core.host_id()
+        has_secret, made = secret is not None, None
+        if place.rank == 0 and not has_secret and exchange.trusted:
+            made = secrets.token_hex(32)
+        alone = topology == "cc" if place.rank == 0 else None
+        message = _core.introduction(_core.host_id(), environment.job_name(), has_secret, alone, made)
     except Exception as error:
         exchange.fail(_reason(error), deadline)
         raise
-    has_secret, made = secret is not None, None
-    if place.rank == 0 and not has_secret and exchange.trusted:
-        made = secrets.token_hex(32)
-    alone = topology == "cc" if place.rank == 0 else None
-    message = _core.introduction(host, environment.job_name(), has_secret, alone, made)
     owners, one_host, from_rank_0 = _core.agree(exchange.gather(message, deadline))
     secret = secret or from_rank_0
     if secret is None:

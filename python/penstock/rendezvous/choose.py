@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from penstock import _core
 from penstock.exceptions import NotUnderLauncher
 from penstock.limit import Limit
@@ -23,7 +21,7 @@ def exchange(place: Place, deadline: Limit[float]) -> Exchange:
     PenstockError
         There is one, but it cannot be reached.
     """
-    where = os.environ.get("PENSTOCK_RENDEZVOUS", "")
+    where = environment.text("PENSTOCK_RENDEZVOUS")
     if where:
         from penstock.rendezvous import tcp
 

@@ -145,6 +145,26 @@ def topology(environment: Mapping[str, str] = os.environ) -> Topology:
     return "cc" if _core.LauncherVariables(environment).alone() else "cs"
 
 
+def text(name: str, environment: Mapping[str, str] = os.environ) -> str:
+    """
+    The variable's value; empty if it is not set.
+
+    Raises
+    ------
+    OptionError
+        It is no UTF-8.
+    """
+    value = environment.get(name, "")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        shown = value.encode(errors="surrogateescape").decode(errors="backslashreplace")
+        raise OptionError(
+            f"expected {name} to be UTF-8, got `{shown}`", "look at what sets it: a host's name is letters"
+        ) from None
+    return value
+
+
 def whole_number(name: str, environment: Mapping[str, str] = os.environ) -> int:
     """
     The variable's value.

@@ -25,11 +25,17 @@ more than an error of our own.
 
 
 class Missing(Exception):  # noqa: N818 (never leaves this package)
-    """Not every process has given its message in time; `why`, where that is known."""
+    """
+    Not every process has given its message in time; `ranks` is empty where only rank 0 knows who.
 
-    def __init__(self, ranks: list[int], why: DeadlineExceeded | None = None) -> None:
+    `why`, and at rank 0 `short`, what the system said where it could not let all in: where that is known.
+    """
+
+    def __init__(
+        self, ranks: list[int], why: DeadlineExceeded | None = None, short: str | None = None
+    ) -> None:
         super().__init__(ranks)
-        self.ranks, self.why = ranks, why
+        self.ranks, self.why, self.short = ranks, why, short
 
 
 class Exchange:
@@ -91,21 +97,20 @@ class Exchange:
                 self.deliver(contribution, deadline)
                 verdict = self.await_verdict(deadline)
             except Missing as missing:
-                raise self._late([0], deadline.waited(), missing.why) from None
+                raise self._late(missing.ranks, deadline.waited(), missing.why) from None
             return self._judge(verdict)
         try:
-            contributions = self.collect(contribution, deadline)
+            verdict = _core.verdict(self.collect(contribution, deadline))
         except Missing as missing:
-            self.announce(_core.late_verdict(missing.ranks, deadline.waited()))
-            raise self._late(missing.ranks, deadline.waited()) from None
-        verdict = _core.verdict(contributions)
+            verdict = _core.late_verdict(missing.ranks, deadline.waited(), missing.short)
         self.announce(verdict)
         return self._judge(verdict)
 
     def _judge(self, verdict: bytes) -> list[bytes]:
         messages, late, failed = _core.judge(verdict, self.size)
         if late is not None:
-            raise self._late(*late)
+            missing, waited, why = late
+            raise self._late(missing, waited, why and DeadlineExceeded(*why))
         if failed is not None:
             raise JobFailed(failed, "see the output of the process that it names")
         assert messages is not None
@@ -117,9 +122,9 @@ class Exchange:
         ranks = ", ".join(map(str, missing[:8])) + (
             f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         )
+        who = f"rank{'s' if len(missing) > 1 else ''} {ranks} of {self.size}" if missing else "other ranks"
         return RendezvousTimeout(
-            f"waited {waited:.1f} s for rank{'s' if len(missing) > 1 else ''} {ranks} of {self.size} to call "
-            f"penstock.init(){f': {why}' if why else ''}",
+            f"waited {waited:.1f} s for {who} to call penstock.init(){f': {why}' if why else ''}",
             (why and why.hint)
             or "check what they do or print, or raise the option `deadline` (PENSTOCK_DEADLINE)",
             missing=missing,

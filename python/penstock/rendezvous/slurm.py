@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 
 from penstock.exceptions import NotUnderLauncher
-from penstock.rendezvous.environment import PAGES, whole_number
+from penstock.rendezvous.environment import PAGES, text, whole_number
 
 _FIRST_PORT, _PORTS = 20000, 10000
 """Below the ports that Linux gives to outgoing connections (32768 on)."""
@@ -23,10 +23,12 @@ def rendezvous_address(environment: Mapping[str, str] = os.environ) -> tuple[str
 
     Raises
     ------
+    OptionError
+        One of them is no UTF-8.
     NotUnderLauncher
         Slurm's variables do not name the nodes or the job.
     """
-    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
+    nodes = text("SLURM_STEP_NODELIST", environment) or text("SLURM_JOB_NODELIST", environment)
     if not nodes or not environment.get("SLURM_JOB_ID"):
         raise NotUnderLauncher(
             "SLURM_PROCID says that srun started this process, but SLURM_STEP_NODELIST and SLURM_JOB_ID do "

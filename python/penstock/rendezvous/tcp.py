@@ -35,9 +35,9 @@ class Root(Exchange):
         self.port = self._end.port
 
     def collect(self, own: bytes, deadline: Limit[float]) -> Mapping[int, bytes]:
-        came, missing = self._end.collect(own, deadline.left())
+        came, missing, short = self._end.collect(own, deadline.left())
         if missing:
-            raise Missing(missing)
+            raise Missing(missing, short=short)
         return came
 
     def announce(self, verdict: bytes) -> None:
@@ -65,7 +65,8 @@ class Visitor(Exchange):
         try:
             return self._end.await_verdict(deadline.left())
         except DeadlineExceeded as late:
-            raise Missing([0], late) from None
+            # Rank 0 is there: who is missing, only it knows.
+            raise Missing([], late) from None
 
     def close(self) -> None:
         self._end.close()

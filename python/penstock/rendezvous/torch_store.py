@@ -16,7 +16,7 @@ from typing import Any
 from penstock import _core
 from penstock.exceptions import NotUnderLauncher, PenstockError
 from penstock.limit import Limit
-from penstock.rendezvous.environment import PAGES, Place, whole_number
+from penstock.rendezvous.environment import PAGES, Place, text, whole_number
 from penstock.rendezvous.exchange import VERDICT_MARGIN, Exchange, Missing
 
 _LEAST = timedelta(milliseconds=1)
@@ -108,9 +108,9 @@ class TorchStore(Exchange):
             raise self._lost(error) from error
 
     def _lost(self, error: RuntimeError) -> PenstockError:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
         return PenstockError(
-            f"torchrun's store at {self.rendezvous_address} does not answer rank {self.rank}: {text}",
+            f"torchrun's store at {self.rendezvous_address} does not answer rank {self.rank}: {said}",
             "check what torchrun and rank 0 print",
         )
 
@@ -121,12 +121,14 @@ def connect(place: Place, deadline: Limit[float], job: str) -> TorchStore:
 
     Raises
     ------
+    OptionError
+        MASTER_ADDR is no UTF-8.
     NotUnderLauncher
         There is no MASTER_ADDR and MASTER_PORT, or no torch.
     RendezvousTimeout, PenstockError
         The store cannot be reached.
     """
-    host = os.environ.get("MASTER_ADDR", "")
+    host = text("MASTER_ADDR")
     if not (host and os.environ.get("MASTER_PORT")):
         raise NotUnderLauncher(
             f"{place.announced_by} says that {place.size} processes were started, but MASTER_ADDR and "

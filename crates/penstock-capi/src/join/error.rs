@@ -93,9 +93,13 @@ fn met(error: &RoundError) -> penstock_status {
     use penstock_status::*;
     match error {
         RoundError::Rendezvous(error) => match error {
-            RendezvousError::NoAddress { .. } | RendezvousError::OtherSize { .. } => PENSTOCK_BAD_OPTION,
+            RendezvousError::NoAddress { .. }
+            | RendezvousError::OtherSize { .. }
+            | RendezvousError::TooMany { .. } => PENSTOCK_BAD_OPTION,
             RendezvousError::Taken { .. } => PENSTOCK_JOB_FULL,
-            RendezvousError::Unresolved { .. } | RendezvousError::Late { .. } => PENSTOCK_DEADLINE_EXCEEDED,
+            RendezvousError::Unresolved { .. }
+            | RendezvousError::Late { .. }
+            | RendezvousError::Undecided { .. } => PENSTOCK_DEADLINE_EXCEEDED,
             RendezvousError::InUse { .. } => PENSTOCK_ADDRESS_IN_USE,
             RendezvousError::OtherSecret { .. } => PENSTOCK_AUTHENTICATION,
             RendezvousError::Left { .. } | RendezvousError::Changed { .. } => PENSTOCK_PROTOCOL,
@@ -107,7 +111,7 @@ fn met(error: &RoundError) -> penstock_status {
     }
 }
 
-/// Why rank 0 was not reached, if that is known.
+/// Why rank 0 was not reached, or could not let all in, if that is known.
 fn because(cause: Option<&Cause>) -> String {
     cause.map_or_else(String::new, |cause| format!(": {cause}"))
 }

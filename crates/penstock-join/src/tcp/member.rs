@@ -9,6 +9,7 @@ use super::proof::{
 };
 use crate::exchange::MESSAGE_LIMIT;
 use penstock_proto::message::Secret;
+use std::fmt;
 
 /// Bytes of a connection that are kept until they are asked for.
 const READ_AHEAD_LIMIT: usize = 2 * (FRAME_HEAD_BYTES + 1 + MESSAGE_LIMIT);
@@ -30,7 +31,6 @@ pub struct Expected {
 }
 
 /// One connection to rank 0.
-#[derive(Debug)]
 pub struct Member {
     nonce: Nonce,
     received: Vec<u8>,
@@ -38,6 +38,13 @@ pub struct Member {
     pub to_send: Vec<u8>,
     conversation: Option<Conversation>,
     admitted: bool,
+}
+
+/// Without what was said: it may hold the job's secret.
+impl fmt::Debug for Member {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Member").field("admitted", &self.admitted).finish_non_exhaustive()
+    }
 }
 
 impl Member {

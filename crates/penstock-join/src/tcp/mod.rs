@@ -23,7 +23,7 @@ pub use round::{Rendezvous, RoundError};
 pub use visitor::Visitor;
 
 use crate::patience::Interrupted;
-use penstock_proto::message::Secret;
+use penstock_proto::message::{MAX_WORKERS, Secret};
 use proof::Nonce;
 use std::fmt;
 use std::net::SocketAddr;
@@ -32,6 +32,10 @@ use std::time::Duration;
 
 /// Time in which a connection must prove itself.
 const STRANGER_TIME: Duration = Duration::from_secs(5);
+
+/// Pause before a process tries again what may only come to be: rank 0 may not be listening yet, its name not be known.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Where processes meet: `HOST:PORT`; an IPv6 address stands in brackets.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,6 +139,12 @@ pub enum RendezvousError {
         /// What it was told.
         size: u32,
     },
+    /// No job has so many.
+    #[error("expected a job of at most {MAX_WORKERS} processes, got {size}")]
+    TooMany {
+        /// How many this process was told that there are.
+        size: u32,
+    },
     /// The name server did not tell rank 0 in time where to listen.
     #[error("the address of the rendezvous host `{host}` was not found within {waited:.1?}")]
     Unresolved {
@@ -158,6 +168,12 @@ pub enum RendezvousError {
         place: Place,
         /// What became of the last attempts.
         cause: Cause,
+    },
+    /// Rank 0 was reached, and waits for others longer than this process does.
+    #[error("rank 0 was reached at {place}, but has not heard from all ranks")]
+    Undecided {
+        /// Where.
+        place: Place,
     },
     /// Rank 0 has ended, or let go of this process.
     #[error("rank 0 went away during the rendezvous at {place}")]
@@ -219,6 +235,12 @@ pub enum Cause {
     /// Somebody listens there who is not rank 0.
     #[error("whoever listens there does not answer as rank 0 of a job does")]
     Foreign,
+    /// Rank 0 is there, and had no room for all who came.
+    #[error("rank 0 could not accept a connection: {reason}")]
+    NoRoom {
+        /// What the system says.
+        reason: String,
+    },
     /// Another process has this rank.
     #[error("another process has come there as rank {rank}")]
     Taken {
@@ -241,6 +263,7 @@ impl Cause {
             Self::Ended | Self::Foreign => {
                 "another program may use this port: then choose another in PENSTOCK_RENDEZVOUS"
             }
+            Self::NoRoom { .. } => "raise the limit on open files of rank 0 (ulimit -n)",
             Self::Silent => "check what rank 0 prints",
         }
     }
@@ -267,6 +290,10 @@ impl RendezvousError {
             Self::OtherSize { .. } => {
                 Some("start all processes of the job with one command, or give all the same PENSTOCK_SIZE")
             }
+            Self::TooMany { .. } => Some("start fewer processes, or check what says how many there are"),
+            Self::Undecided { .. } => Some(
+                "check what the other ranks do or print; give all the same option `deadline` (PENSTOCK_DEADLINE), or raise it",
+            ),
             Self::Unresolved { .. } => {
                 Some("name rank 0's host in PENSTOCK_RENDEZVOUS by its address, or check the name server")
             }
@@ -289,6 +316,11 @@ fn nonce() -> Result<Nonce, RendezvousError> {
     }
 }
 
+/// The pause that follows one of `pause`.
+fn longer(pause: Duration) -> Duration {
+    (2 * pause).min(LONGEST_PAUSE)
+}
+
 /// Which process of which job this is.
 #[derive(Debug, Clone)]
 pub struct Party {
@@ -300,6 +332,14 @@ pub struct Party {
     pub secret: Secret,
     /// Its name.
     pub job: String,
+}
+
+impl Party {
+    /// What rank 0 holds, and what a verdict may take, grows with the number of processes.
+    fn refuse_too_many(&self) -> Result<(), RendezvousError> {
+        let size = self.size;
+        if size > MAX_WORKERS { Err(RendezvousError::TooMany { size }) } else { Ok(()) }
+    }
 }
 
 #[cfg(test)]

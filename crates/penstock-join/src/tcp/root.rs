@@ -1,14 +1,15 @@
 //! Rank 0's end of a rendezvous: it listens.
 
 use super::member::{Expected, Member};
-use super::{Party, Place, RendezvousError, STRANGER_TIME, nonce};
+use super::{FIRST_PAUSE, Party, Place, RendezvousError, STRANGER_TIME, longer, nonce};
 use crate::exchange::{Contributions, GONE, VERDICT_MARGIN, is_failure};
 use crate::patience::{Interrupted, Patience};
-use crate::resolve::{Lookup, Unresolved, plain, system};
+use crate::resolve::{Lookup, Resolver, Unresolved, plain, system};
 use penstock_fabric::descriptors;
 use penstock_proto::strangers::{Places, Stranger};
 use rustix::event::{PollFd, PollFlags};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -34,6 +35,7 @@ const READ_BYTES: usize = 8192;
 struct Connection {
     stream: TcpStream,
     host: IpAddr,
+    /// When it came, or proved itself.
     since: Instant,
     member: Member,
 }
@@ -73,22 +75,34 @@ impl Connection {
 }
 
 /// What has come to rank 0 in a round.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Collected {
     /// By rank; without everyone's, where one of them cannot go on.
     pub came: Contributions,
     /// Who did not come in time, where all others can go on.
     pub missing: Vec<u32>,
+    /// What the system said where it could not let in all who came.
+    pub short: Option<String>,
+}
+
+/// Without what was said: it may hold the job's secret.
+impl fmt::Debug for Collected {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let came: Vec<&u32> = self.came.keys().collect();
+        let mut shown = formatter.debug_struct("Collected");
+        shown.field("came", &came).field("missing", &self.missing).field("short", &self.short).finish()
+    }
 }
 
 /// Rank 0's end.
-#[derive(Debug)]
 pub struct Root {
     expected: Expected,
     listener: TcpListener,
     port: u16,
     /// Until when nobody is accepted: the system had no descriptor or no memory left for one more connection.
     full: Option<Instant>,
+    /// What it said, until somebody could be let in without another's going.
+    short: Option<String>,
     /// In the order in which they came.
     strangers: VecDeque<Connection>,
     members: BTreeMap<u32, Connection>,
@@ -97,18 +111,30 @@ pub struct Root {
     heard: BTreeSet<u32>,
 }
 
+/// Without what was said.
+impl fmt::Debug for Root {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Root").field("port", &self.port).finish_non_exhaustive()
+    }
+}
+
 impl Root {
     /// Listens at `place`: at an address that was given as such, on every interface for a name. A host's own name often leads to its
-    /// loopback address, where nobody else could come. The rank of `party` is not looked at. `patience`: for the name server.
+    /// loopback address, where nobody else could come. The rank of `party` is not looked at. `patience`: for the name server, and
+    /// for a name that becomes known later than this process begins.
     pub fn listen(party: Party, place: &Place, patience: &Patience<'_>) -> Result<Self, RendezvousError> {
+        Self::listen_with(party, place, patience, system)
+    }
+
+    fn listen_with(
+        party: Party,
+        place: &Place,
+        patience: &Patience<'_>,
+        resolver: Resolver,
+    ) -> Result<Self, RendezvousError> {
+        party.refuse_too_many()?;
         let Party { size, secret, job, .. } = party;
-        let host = || place.host.clone();
-        let found = Lookup::default().resolve(&place.host, place.port, patience, system);
-        let first = found.map_err(|unresolved| match unresolved {
-            Unresolved::Refused(reason) => RendezvousError::NoAddress { host: host(), reason },
-            Unresolved::Late => RendezvousError::Unresolved { host: host(), waited: patience.waited() },
-            Unresolved::Interrupted(interrupted) => interrupted.into(),
-        })?[0];
+        let first = first_address(place, patience, resolver)?;
         let bare = place.host.split('%').next().unwrap_or_default();
         let exactly = place.host == "localhost" || bare.parse::<IpAddr>().is_ok();
         let everywhere = match first {
@@ -130,6 +156,7 @@ impl Root {
             listener,
             port,
             full: None,
+            short: None,
             strangers: VecDeque::new(),
             members: BTreeMap::new(),
             came: Contributions::new(),
@@ -161,11 +188,11 @@ impl Root {
             if patience.is_over() {
                 let missing = (0..self.expected.size).filter(|rank| !self.came.contains_key(rank));
                 let missing = if ending { Vec::new() } else { missing.collect() };
-                return Ok(Collected { came: self.came.clone(), missing });
+                return Ok(Collected { came: self.came.clone(), missing, short: self.short.clone() });
             }
             self.step(&patience)?;
         }
-        Ok(Collected { came: self.came.clone(), missing: Vec::new() })
+        Ok(Collected { came: self.came.clone(), missing: Vec::new(), short: None })
     }
 
     /// Hands the verdict to everyone who is here.
@@ -189,7 +216,9 @@ impl Root {
     fn step(&mut self, patience: &Patience<'_>) -> Result<(), Interrupted> {
         let now = Instant::now();
         self.strangers.retain(|one| now - one.since < STRANGER_TIME);
-        let due = self.strangers.front().map(|one| one.since + STRANGER_TIME - now);
+        let unheard = self.members.iter().filter(|(rank, _)| !self.heard.contains(rank)).map(|(_, one)| one);
+        let due = self.strangers.front().into_iter().chain(unheard);
+        let due = due.map(|one| (one.since + STRANGER_TIME).saturating_duration_since(now)).min();
         self.full = self.full.filter(|&until| until > now);
         let due = due.into_iter().chain(self.full.map(|until| until - now)).min().unwrap_or(Duration::MAX);
         let ranks: Vec<u32> = self.members.keys().copied().collect();
@@ -207,6 +236,11 @@ impl Root {
         }
         for (rank, &seen) in ranks.into_iter().zip(members) {
             self.serve(rank, seen);
+            // Who has proved itself gives something at once: one that does not keeps its rank from the process that will.
+            let silent = |one: &Connection| seen.is_empty() && one.since.elapsed() >= STRANGER_TIME;
+            if !self.heard.contains(&rank) && self.members.get(&rank).is_some_and(silent) {
+                self.leave(rank);
+            }
         }
         if seen[0].contains(PollFlags::IN) {
             self.accept();
@@ -215,16 +249,31 @@ impl Root {
     }
 
     fn accept(&mut self) {
+        let mut replaced = false;
         for _ in 0..TURN {
             match self.listener.accept() {
-                Ok((stream, from)) => self.let_in(stream, from.ip().to_canonical()),
+                Ok((stream, from)) => {
+                    self.let_in(stream, from.ip().to_canonical());
+                    // One at a time: those who talk go on in between.
+                    if replaced {
+                        return;
+                    }
+                    self.short = None;
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 // It ended before it was accepted.
                 Err(error)
                     if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => {}
-                // No descriptor or no memory is left. Who knocks stands in the queue meanwhile.
-                Err(_) => {
-                    if !matches!(descriptors::raise_limit(), Ok(true)) {
+                // No descriptor or no memory is left.
+                Err(error) => {
+                    if matches!(descriptors::raise_limit(), Ok(true)) {
+                        continue;
+                    }
+                    self.short = Some(plain(&error));
+                    let places = Places { all: self.strangers.len(), ..PLACES };
+                    // Where there is a stranger it goes, as where all places are taken. Else who knocks stands in the queue.
+                    replaced = !replaced && self.make_room(places, Ipv4Addr::UNSPECIFIED.into());
+                    if !replaced {
                         self.full = Some(Instant::now() + LOOK_AGAIN);
                         return;
                     }
@@ -236,16 +285,21 @@ impl Root {
     /// One more stranger. Where there is no room another goes.
     fn let_in(&mut self, stream: TcpStream, host: IpAddr) {
         let (Ok(()), Ok(nonce)) = (stream.set_nonblocking(true), nonce()) else { return };
+        self.make_room(PLACES, host);
+        let since = Instant::now();
+        self.strangers.push_back(Connection { stream, host, since, member: Member::new(nonce) });
+    }
+
+    /// Whether somebody had to go for one more of `host`.
+    fn make_room(&mut self, places: Places, host: IpAddr) -> bool {
         let now = Instant::now();
         let strangers = self.strangers.iter().enumerate().map(|(key, one)| Stranger {
             key,
             host: one.host,
             silent: one.member.is_silent() && now - one.since >= SILENT,
         });
-        if let Some(oldest) = PLACES.who_goes(strangers, host) {
-            self.strangers.remove(oldest);
-        }
-        self.strangers.push_back(Connection { stream, host, since: now, member: Member::new(nonce) });
+        let gone = places.who_goes(strangers, host).and_then(|oldest| self.strangers.remove(oldest));
+        gone.is_some()
     }
 
     /// A connection that has not proved itself: it stays one, becomes a member, or is dropped.
@@ -264,6 +318,7 @@ impl Root {
         match (rank, sent) {
             (Ok(None), Ok(())) => self.strangers.push_back(connection),
             (Ok(Some(rank)), Ok(())) => {
+                connection.since = Instant::now();
                 self.members.insert(rank, connection);
                 self.hear(rank);
             }
@@ -303,5 +358,73 @@ impl Root {
         if self.heard.contains(&rank) {
             self.came.entry(rank).or_insert_with(|| GONE.to_vec());
         }
+    }
+}
+
+/// The first address of a place's host. Its name may be made known later than rank 0 begins, as for the others.
+fn first_address(
+    place: &Place,
+    patience: &Patience<'_>,
+    resolver: Resolver,
+) -> Result<SocketAddr, RendezvousError> {
+    let (mut lookup, mut pause) = (Lookup::default(), FIRST_PAUSE);
+    let host = || place.host.clone();
+    loop {
+        match lookup.resolve(&place.host, place.port, patience, resolver) {
+            Ok(found) => return Ok(found[0]),
+            Err(Unresolved::Refused(reason)) if patience.is_over() => {
+                return Err(RendezvousError::NoAddress { host: host(), reason });
+            }
+            Err(Unresolved::Refused(_)) => patience.sleep(pause)?,
+            Err(Unresolved::Late) => {
+                return Err(RendezvousError::Unresolved { host: host(), waited: patience.waited() });
+            }
+            Err(Unresolved::NotAsked(reason)) => {
+                return Err(RendezvousError::System { what: "look up a name", reason });
+            }
+            Err(Unresolved::Interrupted(interrupted)) => return Err(interrupted.into()),
+        }
+        pause = longer(pause);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_proto::message::Secret;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    fn party() -> Party {
+        Party { rank: 0, size: 2, secret: Secret([7; 32]), job: "job".to_owned() }
+    }
+
+    // Rank 0 ended at once, and the others waited for it until their deadline.
+    #[test]
+    fn a_name_that_becomes_known_later_is_waited_for() {
+        static ASKED: AtomicU32 = AtomicU32::new(0);
+        let resolver: Resolver = |_, port| match ASKED.fetch_add(1, Ordering::Relaxed) {
+            0 | 1 => Err(std::io::Error::other("it is unknown")),
+            _ => Ok(vec![SocketAddr::from(([10, 0, 0, 1], port))]),
+        };
+        let place = Place { host: "a".to_owned(), port: 0 };
+        let long = Patience::new(Duration::from_secs(60), &|| false);
+        assert!(Root::listen_with(party(), &place, &long, resolver).is_ok());
+        let unknown: Resolver = |_, _| Err(std::io::Error::other("it is unknown"));
+        let short = Patience::new(Duration::from_millis(200), &|| false);
+        let refused = Root::listen_with(party(), &place, &short, unknown).expect_err("nobody knows it");
+        assert!(
+            matches!(refused, RendezvousError::NoAddress { .. } | RendezvousError::Unresolved { .. }),
+            "{refused:?}"
+        );
+    }
+
+    #[test]
+    fn whoever_shows_what_came_does_not_show_what_was_said() {
+        let came = Contributions::from([(0, b"77".to_vec())]);
+        let shown = format!("{:?}", Collected { came, missing: vec![1], short: None });
+        assert_eq!(shown, "Collected { came: [0], missing: [1], short: None }");
+        let mut member = Member::new([7; 32]);
+        member.receive(b"77").expect("it is short");
+        assert_eq!(format!("{member:?}"), "Member { admitted: false, .. }");
     }
 }

@@ -27,7 +27,7 @@ pub enum RoundError {
         missing: Vec<u32>,
         /// How long they were waited for.
         waited: Duration,
-        /// Where rank 0 was not reached, why.
+        /// Where rank 0 was not reached, or could not let all in: why.
         cause: Option<Cause>,
     },
     /// Another process could not go on.
@@ -68,7 +68,10 @@ impl Rendezvous {
         }
         match self.round(&given(message), size, patience)? {
             Verdict::Given(messages) => Ok(messages),
-            Verdict::Late { missing, waited } => Err(RoundError::Late { missing, waited, cause: None }),
+            Verdict::Late { missing, waited, short } => {
+                let cause = short.map(|reason| Cause::NoRoom { reason });
+                Err(RoundError::Late { missing, waited, cause })
+            }
             Verdict::Failed { text } => Err(RoundError::Failed { text }),
         }
     }
@@ -95,7 +98,7 @@ impl Rendezvous {
                 let verdict = if found.missing.is_empty() {
                     Verdict::over(&found.came)
                 } else {
-                    Verdict::Late { missing: found.missing, waited: patience.waited() }
+                    Verdict::Late { missing: found.missing, waited: patience.waited(), short: found.short }
                 };
                 root.announce(&verdict.spell(), patience)?;
                 Ok(verdict)

@@ -4,10 +4,11 @@ use super::proof::{
     Claim, Conversation, Digest, FRAME_HEAD_BYTES, MAGIC, Nonce, Side, TAKEN, WELCOME, WRONG_SECRET,
     WRONG_SIZE,
 };
-use super::{Cause, Party, Place, RendezvousError, STRANGER_TIME, nonce};
+use super::{Cause, FIRST_PAUSE, Party, Place, RendezvousError, STRANGER_TIME, longer, nonce};
 use crate::exchange::{VERDICT_MARGIN, verdict_limit};
 use crate::patience::{Interrupted, Patience};
 use crate::resolve::{Lookup, Resolver, Unresolved, plain, system};
+use penstock_fabric::descriptors;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
@@ -15,11 +16,12 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Pause before it tries again: rank 0 may not be listening yet.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// How long rank 0 may say that somebody else has this rank: an earlier connection of this process ends before.
-const TAKEN_TIME: Duration = Duration::from_secs(5);
+/// How long rank 0 may say that somebody else has this rank: an earlier connection of this process, and one that says nothing, end
+/// before.
+const TAKEN_TIME: Duration = Duration::from_secs(12);
+const _: () = assert!(TAKEN_TIME.as_secs() > 2 * STRANGER_TIME.as_secs());
+/// Bytes of a verdict for which there is room before they have come.
+const READ_BYTES: usize = 64 * 1024;
 
 /// Why a connection is of no use.
 enum Unfit {
@@ -55,6 +57,7 @@ impl Visitor {
 
     /// Hands a contribution to rank 0.
     pub fn deliver(&mut self, contribution: &[u8], patience: &Patience<'_>) -> Result<(), RendezvousError> {
+        self.party.refuse_too_many()?;
         let mut pause = FIRST_PAUSE;
         let (mut last, mut taken_since) = (None, None);
         let (mut stream, mut conversation) = loop {
@@ -79,14 +82,14 @@ impl Visitor {
             }
             // Nothing tells when a port on another host begins to listen.
             patience.sleep(pause)?;
-            pause = (2 * pause).min(LONGEST_PAUSE);
+            pause = longer(pause);
         };
         let sent = send(&mut stream, &conversation.frame(contribution), patience);
         self.met = Some((stream, conversation));
         sent.map_err(|unfit| match unfit {
             Unfit::Final(error) => error,
-            Unfit::Passing(cause) => self.late(cause),
-            Unfit::Late => self.late(Cause::Silent),
+            Unfit::Passing(_) => RendezvousError::Left { place: self.place.clone() },
+            Unfit::Late => RendezvousError::Undecided { place: self.place.clone() },
         })
     }
 
@@ -106,15 +109,19 @@ impl Visitor {
             if length > verdict_limit(self.party.size) {
                 return Err(changed());
             }
-            let mut payload = vec![0; length];
-            receive(stream, &mut payload, &patience)?;
+            let mut payload = Vec::new();
+            while payload.len() < length {
+                let begun = payload.len();
+                payload.resize(length.min(begun + READ_BYTES), 0);
+                receive(stream, &mut payload[begun..], &patience)?;
+            }
             let tag: &Digest = tag.try_into().expect("the rest is the tag");
             conversation.take(tag, &payload).map_err(|_| changed())?;
             Ok(payload)
         };
         answer().map_err(|unfit| match unfit {
             Unfit::Final(error) => error,
-            Unfit::Late => self.late(Cause::Silent),
+            Unfit::Late => RendezvousError::Undecided { place: self.place.clone() },
             Unfit::Passing(_) => RendezvousError::Left { place: self.place.clone() },
         })
     }
@@ -169,6 +176,9 @@ impl Visitor {
             // It may be made known later than this process begins: in a cluster, when rank 0's host is ready.
             Unresolved::Refused(reason) => Unfit::Passing(Cause::NoAddress { host: host.clone(), reason }),
             Unresolved::Late => Unfit::Passing(Cause::Unresolved { host: host.clone() }),
+            Unresolved::NotAsked(reason) => {
+                Unfit::Final(RendezvousError::System { what: "look up a name", reason })
+            }
             Unresolved::Interrupted(interrupted) => interrupted.into(),
         })?;
         reach_one_of(&addresses, patience)
@@ -202,7 +212,19 @@ fn reach(address: SocketAddr, patience: &Patience<'_>) -> Result<TcpStream, Unfi
         }
         Unfit::Passing(Cause::Unreachable { address, reason })
     };
-    let socket = socket_with(family, SocketType::STREAM, flags, None).map_err(unreachable)?;
+    let socket = || socket_with(family, SocketType::STREAM, flags, None);
+    let socket = match socket() {
+        Err(Errno::MFILE) if matches!(descriptors::raise_limit(), Ok(true)) => socket(),
+        other => other,
+    };
+    let socket = socket.map_err(|errno| match errno {
+        // It says nothing of rank 0.
+        Errno::MFILE | Errno::NFILE => {
+            let reason = plain(&errno.into());
+            Unfit::Final(RendezvousError::System { what: "open a socket", reason })
+        }
+        errno => unreachable(errno),
+    })?;
     match connect(&socket, &address) {
         Ok(()) => {}
         // One that a signal interrupts goes on too.
@@ -219,7 +241,14 @@ fn reach(address: SocketAddr, patience: &Patience<'_>) -> Result<TcpStream, Unfi
         }
         Err(errno) => return Err(unreachable(errno)),
     }
-    Ok(socket.into())
+    let stream = socket.into();
+    // Where nobody listens at a port of those that the system gives out, it may give this one out to who asks for it.
+    if is_own(&stream) { Err(unreachable(Errno::CONNREFUSED)) } else { Ok(stream) }
+}
+
+/// Whether it leads to itself.
+fn is_own(stream: &TcpStream) -> bool {
+    stream.local_addr().is_ok_and(|own| stream.peer_addr().is_ok_and(|peer| own == peer))
 }
 
 /// Sends all of `bytes`.
@@ -284,6 +313,17 @@ mod tests {
         assert_eq!(late, Err(RendezvousError::Late { place, cause }));
         let ended = visitor.deliver(b"+", &Patience::new(Duration::from_secs(600), &|| true));
         assert_eq!(ended, Err(RendezvousError::Interrupted(Interrupted)));
+    }
+
+    // Whoever came took its own hello for rank 0's answer.
+    #[test]
+    fn a_connection_that_leads_to_itself_is_known() {
+        let one = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::empty(), None).unwrap();
+        bind(&one, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        connect(&one, &SocketAddr::try_from(getsockname(&one).unwrap()).unwrap()).unwrap();
+        assert!(is_own(&one.into()));
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        assert!(!is_own(&TcpStream::connect(listener.local_addr().unwrap()).unwrap()));
     }
 
     // A name with an address that a firewall hides never met at the other.
