@@ -255,6 +255,7 @@ type Late = (Vec<u32>, f64, Option<(String, &'static str)>);
 
 /// A verdict: the messages of all, or that some are missing, or why a process could not go on.
 #[pyfunction]
+#[allow(clippy::type_complexity, reason = "one of three, for Python to tell apart")]
 pub(crate) fn judge<'py>(
     py: Python<'py>,
     verdict: &[u8],

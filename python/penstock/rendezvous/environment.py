@@ -159,9 +159,7 @@ def text(name: str, environment: Mapping[str, str] = os.environ) -> str:
         value.encode()
     except UnicodeEncodeError:
         shown = value.encode(errors="surrogateescape").decode(errors="backslashreplace")
-        raise OptionError(
-            f"expected {name} to be UTF-8, got `{shown}`", "look at what sets it: a host's name is letters"
-        ) from None
+        raise OptionError(f"expected {name} to be UTF-8, got `{shown}`", "check what sets it") from None
     return value
 
 

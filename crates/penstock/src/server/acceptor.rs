@@ -26,7 +26,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustls::ServerConfig;
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, IoSliceMut};
-use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -126,7 +126,8 @@ impl Acceptor {
             strangers: HashMap::new(),
             next: 0,
             accepting: false,
-            full: false,
+            full: None,
+            short: false,
         };
         let thread = thread::spawn("penstock-accept", move || run.run());
         let thread = thread.map_err(StartError::thread)?;
@@ -262,18 +263,21 @@ struct Loop {
     next: u64,
     /// Whether the poll watches the listeners.
     accepting: bool,
-    /// The system had no descriptor or no memory left for one more connection.
-    full: bool,
+    /// Until when nobody is accepted: the system had no descriptor or no memory left for one more connection.
+    full: Option<Instant>,
+    /// Whether that was said, and still is so.
+    short: bool,
 }
 
 impl Loop {
     fn run(mut self) {
         while !self.state.stop.load(Ordering::Acquire) {
-            self.watch_listeners(self.state.open.load(Ordering::Acquire) && !self.full);
+            let now = Instant::now();
+            self.full = self.full.filter(|&until| until > now);
+            self.watch_listeners(self.state.open.load(Ordering::Acquire) && self.full.is_none());
             let longest = (!self.strangers.is_empty()).then_some(Duration::from_secs(1));
-            let longest = if self.full { Some(LOOK_AGAIN) } else { longest };
+            let longest = self.full.map(|until| until - now).or(longest);
             let events = wait::events(&self.epoll, 64, longest);
-            self.full = false;
             for event in events {
                 match event.data.u64() {
                     WAKEUP => self.state.wakeup.clear(),
@@ -299,43 +303,59 @@ impl Loop {
     }
 
     fn accept(&mut self, listener: usize) {
+        let mut replaced = false;
         for _ in 0..TURN {
             match self.listeners[listener].accept() {
                 Ok((socket, from)) => {
-                    let host = from.ip().to_canonical();
-                    self.make_room(host);
-                    let Ok(stream) = Stream::plain(socket, self.patience) else { continue };
-                    let token = self.next;
-                    self.next += 1;
-                    let flags = epoll::EventFlags::IN;
-                    if epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(token), flags).is_ok() {
-                        let phase = Phase::Silent(stream);
-                        self.strangers.insert(token, Stranger { phase, since: Instant::now(), host });
+                    self.let_in(socket, from.ip().to_canonical());
+                    // One at a time: those who talk go on in between.
+                    if replaced {
+                        return;
                     }
+                    self.short = false;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {} // it ended before it was accepted
                 Err(error) => {
-                    // No descriptor or no memory is left. Who knocks stands in the queue meanwhile.
-                    tracing::warn!(%error, "a connection could not be accepted so far");
-                    self.full = true;
-                    return;
+                    // No descriptor or no memory is left.
+                    if !std::mem::replace(&mut self.short, true) {
+                        tracing::warn!(%error, "a connection could not be accepted so far");
+                    }
+                    let places = Places { all: self.strangers.len(), ..PLACES };
+                    // Where there is a stranger it goes, as where all places are taken. Else who knocks stands in the queue.
+                    replaced = !replaced && self.make_room(places, Ipv4Addr::UNSPECIFIED.into());
+                    if !replaced {
+                        self.full = Some(Instant::now() + LOOK_AGAIN);
+                        return;
+                    }
                 }
             }
         }
     }
 
-    /// Where there is no room somebody goes.
-    fn make_room(&mut self, host: IpAddr) {
+    /// One more stranger. Where there is no room another goes.
+    fn let_in(&mut self, socket: TcpStream, host: IpAddr) {
+        self.make_room(PLACES, host);
+        let Ok(stream) = Stream::plain(socket, self.patience) else { return };
+        let token = self.next;
+        self.next += 1;
+        let flags = epoll::EventFlags::IN;
+        if epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(token), flags).is_ok() {
+            let phase = Phase::Silent(stream);
+            self.strangers.insert(token, Stranger { phase, since: Instant::now(), host });
+        }
+    }
+
+    /// Whether somebody had to go for one more of `host`.
+    fn make_room(&mut self, places: Places, host: IpAddr) -> bool {
         let now = Instant::now();
         let strangers = self.strangers.iter().map(|(&key, stranger)| strangers::Stranger {
             key,
             host: stranger.host,
             silent: matches!(stranger.phase, Phase::Silent(_)) && now - stranger.since >= SILENT,
         });
-        if let Some(key) = PLACES.who_goes(strangers, host) {
-            self.strangers.remove(&key);
-        }
+        let gone = places.who_goes(strangers, host).and_then(|key| self.strangers.remove(&key));
+        gone.is_some()
     }
 
     fn hear(&mut self, token: u64) {
