@@ -516,3 +516,15 @@ fn who_offers_its_rows_again_and_again_is_told_once_what_is_wanted() {
     assert!(!bytes.is_empty(), "it is told");
     assert!(bytes.len() < 64 << 10, "{} bytes of what is wanted", bytes.len());
 }
+
+// What its producer had offered was replaced, and whoever had subscribed was lost with its next word.
+#[test]
+fn rows_that_are_here_are_not_replaced_by_others() {
+    let (mut net, mut producer) = Net::subscribed(2, Propagation::Eager);
+    let memory = Watched { memory: followed(writer(2).rows()), between: Rc::default() };
+    net.home.produce(ID, PRODUCER, net.shape, memory, None);
+    set(&mut producer, 1, &[0, 1], 5);
+    net.settle();
+    assert!(net.flushes(ONE));
+    assert_eq!(net.seen_by(ONE), [5, 5]);
+}

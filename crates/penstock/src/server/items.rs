@@ -33,6 +33,8 @@ pub(super) enum Command {
     Enter {
         peer: PeerId,
         stream: Stream,
+        /// Whether it shares this host's memory: then its rows do not come by this.
+        local: bool,
     },
     /// A peer has gone: what it says from now on is not listened to.
     Leave {
@@ -105,7 +107,12 @@ pub(super) fn start(setup: Setup) -> Result<Handle, StartError> {
     let (control, reports) = (Arc::clone(&setup.control), setup.reports.clone());
     let obituary = Obituary { thread: "passes rows on", server: setup.server, reports, control };
     let kept = Kept::default();
-    let memories = Memories { account: setup.account.clone(), charges: BTreeMap::new(), kept: kept.clone() };
+    let memories = Memories {
+        account: setup.account.clone(),
+        charges: BTreeMap::new(),
+        kept: kept.clone(),
+        local: BTreeSet::new(),
+    };
     let passer = Passer {
         node: Node::new(memories),
         kept: kept.clone(),
@@ -140,6 +147,8 @@ struct Memories {
     account: Account,
     charges: BTreeMap<PartitionId, [Charge; 2]>,
     kept: Kept,
+    /// Peers of this host that are here.
+    local: BTreeSet<PeerId>,
 }
 
 impl Host for Memories {
@@ -163,6 +172,10 @@ impl Host for Memories {
 
     fn account(&self, peer: PeerId) -> Account {
         self.account.peer(peer)
+    }
+
+    fn is_elsewhere(&self, peer: PeerId) -> bool {
+        !self.local.contains(&peer)
     }
 
     fn answered(&mut self, _: u64) {}
@@ -368,11 +381,17 @@ impl Passer {
                     // What it sent before it went is there already.
                     self.hear(peer);
                     self.part(peer);
+                    self.node.host().local.remove(&peer);
                     let unused = self.node.forget(peer);
                     self.followed.retain(|id, _| !unused.contains(id));
                     self.kept.change(|kept| kept.retain(|id| !unused.contains(id)));
                 }
-                Command::Enter { peer, stream } => self.enter(peer, stream),
+                Command::Enter { peer, stream, local } => {
+                    if local {
+                        self.node.host().local.insert(peer);
+                    }
+                    self.enter(peer, stream);
+                }
             }
         }
     }
@@ -401,7 +420,15 @@ impl Passer {
         match Rows::open(layout, partition.as_fd()) {
             Ok(rows) => {
                 let memory = PartitionMemory::followed(rows, waiters);
-                self.node.produce(id, PeerId::worker(id.rank), shape, memory, None);
+                // Rows of other hosts are neither mapped here nor offered by who maps: what is here would be lost with its subscribers.
+                if !self.node.produce(id, PeerId::worker(id.rank), shape, memory, None) {
+                    tracing::error!(
+                        table = id.table,
+                        rank = id.rank,
+                        "rows are passed on already that a worker has mapped"
+                    );
+                    return;
+                }
                 self.followed.insert(id, charges);
                 self.kept.change(|kept| _ = kept.insert(id));
             }

@@ -128,6 +128,9 @@ impl<H: Host> Node<H> {
         if peer.rank() != Some(id.rank) {
             return Err(Broken::Nonsense("an offer of another worker's rows"));
         }
+        if !self.host.is_elsewhere(peer) {
+            return Err(Broken::Nonsense("an offer of rows that it shares in memory"));
+        }
         match self.partitions.get(&id) {
             // Also those of an earlier incarnation: its sets have numbers of their own, and a row's never fall (I-2).
             Some(partition)

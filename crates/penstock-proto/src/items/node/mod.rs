@@ -36,6 +36,7 @@ use super::wire::{Encoder, Malformed, Message, PartitionId, Shape};
 use crate::account::{Account, Charge, Exhausted, Resource};
 use crate::peer::PeerId;
 use batch::{Batch, collect};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use subscriber::Subscriber;
 
@@ -59,6 +60,11 @@ pub trait Host {
     /// What is kept for a peer is charged to this.
     fn account(&self, _peer: PeerId) -> Account {
         Account::default()
+    }
+
+    /// Whether a peer's rows come from it, and not from memory of this host.
+    fn is_elsewhere(&self, _peer: PeerId) -> bool {
+        true
     }
 
     /// The memory that [`Host::make`] made for a partition is not needed any more.
@@ -245,7 +251,8 @@ impl<H: Host> Node<H> {
         self.partitions.get_mut(&partition).map(|partition| &mut partition.memory)
     }
 
-    /// Rows that `producer` writes on this host, to be offered to `home`, or to whoever asks for them.
+    /// Rows that `producer` writes on this host, to be offered to `home`, or to whoever asks for them. `false` if such rows are here
+    /// already: these stay, with those who have subscribed to them.
     pub fn produce(
         &mut self,
         id: PartitionId,
@@ -253,10 +260,12 @@ impl<H: Host> Node<H> {
         shape: Shape,
         memory: H::Memory,
         home: Option<PeerId>,
-    ) {
-        self.partitions.insert(id, Partition::new(memory, shape, Some(producer), None, home));
+    ) -> bool {
+        let Entry::Vacant(place) = self.partitions.entry(id) else { return false };
+        place.insert(Partition::new(memory, shape, Some(producer), None, home));
         self.offer(id);
         self.admit(id);
+        true
     }
 
     /// Rows that are wanted of a peer, in memory with as many slots, in their order. `shape`: as their producer has them.

@@ -14,9 +14,8 @@ use std::sync::Arc;
 impl Control {
     /// Passes a peer's connection on to who passes rows on.
     pub(super) fn attach_items(&mut self, peer: PeerId, session: Session, stream: Stream) {
-        if self.known(peer, session).is_none() {
-            return;
-        }
+        // A worker of this host comes for rows of others.
+        let Some(local) = self.known(peer, session).map(|worker| !worker.is_remote()) else { return };
         if self.items.is_none() {
             match self.start_items() {
                 Ok(items) => self.items = Some(items),
@@ -27,7 +26,7 @@ impl Control {
             }
         }
         if let Some(items) = &self.items {
-            items.send(items::Command::Enter { peer, stream });
+            items.send(items::Command::Enter { peer, stream, local });
         }
     }
 
@@ -63,6 +62,12 @@ impl Control {
         self.pass_bells();
         self.pass_partitions(sealed);
         self.free_tables();
+        self.answer_tables(answers);
+    }
+
+    /// The rows of a worker of another host come by the network: whoever asked to map them is refused.
+    pub(super) fn table_elsewhere(&mut self, rank: Rank) {
+        let answers = self.tables.come_from_elsewhere(rank);
         self.answer_tables(answers);
     }
 
