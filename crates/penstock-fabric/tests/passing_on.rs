@@ -528,3 +528,23 @@ fn rows_that_are_here_are_not_replaced_by_others() {
     assert!(net.flushes(ONE));
     assert_eq!(net.seen_by(ONE), [5, 5]);
 }
+
+// It took its home for one that breaks the protocol, and its job was over.
+#[test]
+fn what_consumers_need_together_is_not_too_much_for_their_producer() {
+    const MOST: u64 = 1024;
+    let (mut net, mut producer) = Net::subscribed(2, Propagation::Bounded);
+    net.consume(TWO);
+    net.settle();
+    net.workers.get_mut(&ONE).unwrap().need(ID, (1..=MOST).collect());
+    net.workers.get_mut(&TWO).unwrap().need(ID, vec![2 * MOST]);
+    net.settle();
+    set(&mut producer, MOST, &[0, 1], 4);
+    net.settle();
+    assert_eq!(net.seen_by(ONE), [4, 4]);
+    set(&mut producer, 2 * MOST, &[0, 1], 5);
+    net.settle();
+    assert_eq!(net.seen_by(TWO), [5, 5], "N-4");
+    let versions = (0..=MOST).collect();
+    assert!(say(&mut net.home, ONE, &Message::Need { partition: ID, versions }).is_err());
+}

@@ -2,7 +2,7 @@
 
 use super::subscriber::{Pending, Subscriber};
 use super::{
-    Broken, ENTRY_BYTES, FREE_BYTES, Host, Kept, MOST_NEEDS, Needs, Node, Partition, Upstream, Waiting, keep,
+    Broken, ENTRY_BYTES, FREE_BYTES, Host, Kept, Needs, Node, Partition, Upstream, Waiting, keep, most_needs,
 };
 use crate::items::memory::Changed;
 use crate::items::memory::Memory;
@@ -56,8 +56,8 @@ impl<H: Host> Node<H> {
                 self.wanted(partition, peer, ticket, version, &places)
             }
             Message::Need { partition, versions } => {
-                if versions.len() > MOST_NEEDS {
-                    return Err(Broken::Nonsense("needs of more consumers than a job has workers"));
+                if versions.len() > most_needs(peer) {
+                    return Err(Broken::Nonsense("more versions than its gets can wait for"));
                 }
                 let needs = Needs::new(&self.host.account(peer), versions)?;
                 if let Some(waiting) = self.is_waiting(partition, peer) {

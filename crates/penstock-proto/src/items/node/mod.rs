@@ -34,14 +34,23 @@ use super::rows::RowSet;
 use super::spec::Propagation;
 use super::wire::{Encoder, Malformed, Message, PartitionId, Shape};
 use crate::account::{Account, Charge, Exhausted, Resource};
-use crate::peer::PeerId;
+use crate::message::MAX_WORKERS;
+use crate::peer::{PeerId, Role};
 use batch::{Batch, collect};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use subscriber::Subscriber;
 
-/// Most versions that a need may name: one for each consumer.
-const MOST_NEEDS: usize = crate::message::MAX_WORKERS as usize;
+/// Most versions that a consumer's need may name: one for each get that waits.
+const MOST_NEEDS: usize = 1024;
+
+/// Most versions that a peer's need may name: who passes rows on says what all those behind it need, and cannot make them need less.
+fn most_needs(peer: PeerId) -> usize {
+    match peer.role {
+        Role::Server | Role::Relay => MOST_NEEDS * MAX_WORKERS as usize,
+        Role::Worker | Role::Follower | Role::Replica => MOST_NEEDS,
+    }
+}
 
 /// Whatever the node cannot do itself.
 pub trait Host {
