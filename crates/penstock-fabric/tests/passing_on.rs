@@ -548,3 +548,45 @@ fn what_consumers_need_together_is_not_too_much_for_their_producer() {
     let versions = (0..=MOST).collect();
     assert!(say(&mut net.home, ONE, &Message::Need { partition: ID, versions }).is_err());
 }
+
+// They waited for ever, and with them the barrier and the end.
+#[test]
+fn a_flush_does_not_wait_for_the_first_batch_of_a_producer_that_has_gone() {
+    const ROWS: u32 = 80_000; // several messages
+    let mut net = Net::new(ROWS, Propagation::Eager);
+    let (shape, mut producer) = (net.shape, writer(ROWS));
+    let all: Vec<u32> = (0..ROWS).rev().collect();
+    set(&mut producer, 1, &all, 5);
+    net.consume(ONE);
+    net.settle();
+    let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
+    net.join(PRODUCER).produce(ID, PRODUCER, shape, memory, Some(HOME));
+    let mut node = net.workers.remove(&PRODUCER).unwrap();
+    Net::pass(&mut node, HOME, &mut net.home, PRODUCER, 1); // offers
+    Net::pass(&mut net.home, PRODUCER, &mut node, HOME, usize::MAX);
+    Net::pass(&mut node, HOME, &mut net.home, PRODUCER, 1); // half of the rows
+    net.home.lost(PRODUCER);
+    assert!(!net.flushes(ONE), "it may come again");
+    assert_eq!(net.home.forget(PRODUCER), BTreeSet::new(), "they were asked for");
+    assert!(net.flushes(ONE));
+    assert_eq!(net.seen_by(ONE), vec![0; ROWS as usize], "I-3");
+    net.consume(TWO);
+    assert!(net.flushes(TWO), "nor does who comes later");
+}
+
+#[test]
+fn who_wants_other_rows_of_a_producer_that_has_gone_gets_what_had_come_and_delays_nobody() {
+    let mut net = Net::new(2, Propagation::Eager);
+    let (shape, mut producer) = (net.shape, writer(2));
+    let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
+    net.join(PRODUCER).produce(ID, PRODUCER, shape, memory, Some(HOME));
+    net.consume_some(ONE, RowSet::from_rows([0]));
+    set(&mut producer, 1, &[0, 1], 5);
+    net.settle();
+    net.workers.remove(&PRODUCER);
+    net.home.lost(PRODUCER);
+    assert_eq!(net.home.forget(PRODUCER), BTreeSet::new());
+    net.consume(TWO);
+    assert!(net.flushes(ONE) && net.flushes(TWO));
+    assert_eq!((net.seen_by(ONE), net.seen_by(TWO)), (vec![5], vec![5, 0]));
+}

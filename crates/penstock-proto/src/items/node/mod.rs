@@ -127,7 +127,10 @@ struct Partition<M> {
     shape: Shape,
     /// Who writes the rows; `None`: somebody behind the source.
     producer: Option<PeerId>,
+    /// `None`: this host, or a producer that has gone.
     upstream: Option<Upstream>,
+    /// Whether the host made the memory for rows of a peer.
+    made: bool,
     /// The peer that is told of rows that are produced here.
     home: Option<PeerId>,
     subscribers: BTreeMap<PeerId, Subscriber>,
@@ -394,7 +397,12 @@ impl<H: Host> Node<H> {
     /// here which tables there are. Returns what is not kept any more.
     pub fn forget(&mut self, peer: PeerId) -> BTreeSet<PartitionId> {
         self.gone.insert(peer);
-        self.partitions.values_mut().for_each(|partition| _ = partition.asked.remove(&peer));
+        for partition in self.partitions.values_mut() {
+            partition.asked.remove(&peer);
+            if partition.producer == Some(peer) {
+                partition.end_with_its_producer();
+            }
+        }
         let unused = |(_, partition): &(&PartitionId, &Partition<_>)| {
             let orphaned = partition.producer.is_some_and(|producer| self.gone.contains(&producer));
             orphaned && partition.asked.is_empty()
@@ -408,7 +416,7 @@ impl<H: Host> Node<H> {
     fn remove(&mut self, ids: &BTreeSet<PartitionId>) {
         for id in ids {
             let Some(partition) = self.partitions.remove(id) else { continue };
-            if partition.upstream.as_ref().is_some_and(|upstream| upstream.identity) {
+            if partition.made {
                 self.host.unmade(*id, &partition.shape);
             }
         }
@@ -634,7 +642,7 @@ impl<H: Host> Node<H> {
     }
 }
 
-impl<M> Partition<M> {
+impl<M: Memory> Partition<M> {
     fn new(
         memory: M,
         shape: Shape,
@@ -643,7 +651,17 @@ impl<M> Partition<M> {
         home: Option<PeerId>,
     ) -> Self {
         let (subscribers, asked) = (BTreeMap::new(), BTreeSet::new());
-        Self { memory, shape, producer, upstream, home, subscribers, asked, heard: 0, traffic: (0, 0) }
+        let made = upstream.as_ref().is_some_and(|upstream| upstream.identity);
+        let (heard, traffic) = (0, (0, 0));
+        Self { memory, shape, producer, upstream, made, home, subscribers, asked, heard, traffic }
+    }
+
+    /// Nobody is asked any more, and nobody waits for what has not come by now: those rows are as if they had never been set.
+    fn end_with_its_producer(&mut self) {
+        if self.upstream.take().is_some() {
+            self.memory.abort();
+            self.subscribers.values_mut().for_each(|it| (it.ready, it.dirty) = (true, true));
+        }
     }
 }
 
