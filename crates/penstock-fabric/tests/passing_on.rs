@@ -631,3 +631,28 @@ fn fetches_of_rows_whose_producer_has_gone_are_given_back() {
     net.home.lost(ONE);
     assert_eq!(entries(&mut net), 0);
 }
+
+// They were lost for what their producer had said.
+#[test]
+fn consumers_of_rows_that_their_producer_offers_as_others_are_not_lost_for_it() {
+    for propagation in [Propagation::Eager, Propagation::Bounded, Propagation::Lazy] {
+        let mut net = Net::new(2, propagation);
+        let (shape, more) = (net.shape, Shape { slots: 3, ..net.shape });
+        net.consume(ONE);
+        net.want(ONE);
+        net.settle();
+        net.home.connected(PRODUCER);
+        say(&mut net.home, PRODUCER, &Message::Offer { partition: ID, shape: more }).unwrap();
+        net.consume(TWO);
+        for _ in 0..2 {
+            [ONE, TWO].into_iter().for_each(|peer| net.want(peer));
+            net.settle();
+            assert!(net.flushes(ONE) && net.flushes(TWO), "{propagation}");
+        }
+        assert_eq!((net.seen_by(ONE), net.seen_by(TWO)), (vec![0, 0], vec![0, 0]), "{propagation}");
+        // One that asks for rows beyond its own shape has only itself to blame.
+        let rows = RowSet::from_rows([2]);
+        let beyond = Message::Subscribe { partition: ID, shape, done: 0, serial: 9, rows };
+        assert!(say(&mut net.home, ONE, &beyond).is_err(), "{propagation}");
+    }
+}

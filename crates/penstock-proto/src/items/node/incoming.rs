@@ -90,7 +90,7 @@ impl<H: Host> Node<H> {
         places: &RowSet,
     ) -> Result<(), Broken> {
         let account = self.host.account(peer);
-        let subscriber = self.subscriber(id, peer)?;
+        let Some(subscriber) = self.subscriber(id, peer)? else { return Ok(()) };
         if places.end() > subscriber.rows.len() {
             return Err(Broken::Nonsense("a fetch of rows that it has not subscribed to"));
         }
@@ -108,7 +108,7 @@ impl<H: Host> Node<H> {
     }
 
     pub(super) fn needed(&mut self, id: PartitionId, peer: PeerId, needs: Needs) -> Result<(), Broken> {
-        let subscriber = self.subscriber(id, peer)?;
+        let Some(subscriber) = self.subscriber(id, peer)? else { return Ok(()) };
         if subscriber.propagation != Propagation::Bounded || !needs.versions.is_sorted() {
             return Err(Broken::Nonsense("needs where there are none, or in no order"));
         }
@@ -118,10 +118,15 @@ impl<H: Host> Node<H> {
         Ok(())
     }
 
-    fn subscriber(&mut self, id: PartitionId, peer: PeerId) -> Result<&mut Subscriber, Broken> {
-        let partition = self.partitions.get_mut(&id);
-        let subscriber = partition.and_then(|partition| partition.subscribers.get_mut(&peer));
-        subscriber.ok_or(Broken::Nonsense("a question about rows that it has not subscribed to"))
+    /// Who asks; `None` if it is sent nothing, whatever it asks.
+    fn subscriber(&mut self, id: PartitionId, peer: PeerId) -> Result<Option<&mut Subscriber>, Broken> {
+        const NOT_SUBSCRIBED: Broken =
+            Broken::Nonsense("a question about rows that it has not subscribed to");
+        let partition = self.partitions.get_mut(&id).ok_or(NOT_SUBSCRIBED)?;
+        match partition.subscribers.get_mut(&peer) {
+            None if !partition.mistaken.contains(&peer) => Err(NOT_SUBSCRIBED),
+            subscriber => Ok(subscriber),
+        }
     }
 
     fn offered(&mut self, peer: PeerId, id: PartitionId, shape: Shape) -> Result<(), Broken> {

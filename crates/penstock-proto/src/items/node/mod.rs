@@ -134,6 +134,9 @@ struct Partition<M> {
     /// The peer that is told of rows that are produced here.
     home: Option<PeerId>,
     subscribers: BTreeMap<PeerId, Subscriber>,
+    /// Who has subscribed to other rows than these, and is sent none: it or their producer has said something else than was declared, and
+    /// which of both is not known here.
+    mistaken: BTreeSet<PeerId>,
     /// Who has subscribed, its producer apart, and has not gone for good: one whose connection broke comes again.
     asked: BTreeSet<PeerId>,
     /// Low half of the number of the last set that the change log told of.
@@ -325,6 +328,7 @@ impl<H: Host> Node<H> {
                 partition.memory.abort();
                 (upstream.receiving, upstream.heard) = (false, false);
             }
+            partition.mistaken.remove(&peer);
             if partition.unsubscribe(peer) {
                 self.merge_needs(id);
             }
@@ -534,7 +538,6 @@ impl<H: Host> Node<H> {
     fn admit(&mut self, id: PartitionId) {
         for waiting in self.waiting.remove(&id).unwrap_or_default() {
             let Waiting { peer, shape, done, serial, rows, needs, fetches, kept } = waiting;
-            // One that expects other rows than there are hears of nothing; its own wait ends it.
             drop(kept);
             let _ = self.enter(id, peer, shape, done, serial, rows);
             if !needs.versions.is_empty() {
@@ -558,9 +561,17 @@ impl<H: Host> Node<H> {
     ) -> Result<(), Broken> {
         let account = self.host.account(peer);
         let Some(partition) = self.partitions.get_mut(&id) else { return Ok(()) };
-        if shape != partition.shape || rows.end() > u64::from(shape.slots) || rows.is_empty() {
+        if rows.end() > u64::from(shape.slots) || rows.is_empty() {
             return Err(Broken::Nonsense("a subscription to other rows than there are"));
         }
+        if shape != partition.shape {
+            // One that expects other rows than there are hears of nothing; its own wait ends it.
+            partition.unsubscribe(peer);
+            partition.mistaken.insert(peer);
+            self.merge_needs(id);
+            return Ok(());
+        }
+        partition.mistaken.remove(&peer);
         // The rows, also as what is wanted of the source and said to it; which of them have changed; and what it has of each.
         let bytes = ENTRY_BYTES + 3 * rows.kept_bytes() + (rows.len() + 1024) * size_of::<Changed>() as u64;
         let bounded = shape.propagation == Propagation::Bounded;
@@ -650,10 +661,10 @@ impl<M: Memory> Partition<M> {
         upstream: Option<Upstream>,
         home: Option<PeerId>,
     ) -> Self {
-        let (subscribers, asked) = (BTreeMap::new(), BTreeSet::new());
+        let (subscribers, mistaken, asked) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
         let made = upstream.as_ref().is_some_and(|upstream| upstream.identity);
         let (heard, traffic) = (0, (0, 0));
-        Self { memory, shape, producer, upstream, made, home, subscribers, asked, heard, traffic }
+        Self { memory, shape, producer, upstream, made, home, subscribers, mistaken, asked, heard, traffic }
     }
 
     /// A peer is sent nothing more, and what it fetched of the source is not kept for it. `false` if it has not subscribed.
