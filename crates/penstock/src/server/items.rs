@@ -28,7 +28,10 @@ use std::time::Duration;
 /// What the thread is told.
 pub(super) enum Command {
     /// A producer of this host has made its rows.
-    Partition(Sealed),
+    Partition {
+        producer: PeerId,
+        sealed: Sealed,
+    },
     /// A peer's connection.
     Enter {
         peer: PeerId,
@@ -361,7 +364,7 @@ impl Passer {
         while let Some(command) = self.inbox.next() {
             match command {
                 Command::Stop => self.running = false,
-                Command::Partition(sealed) => self.follow(sealed),
+                Command::Partition { producer, sealed } => self.follow(producer, sealed),
                 Command::Bell(bell) => {
                     if let Err(error) = bells::listen(&self.epoll, &bell, BELL) {
                         tracing::warn!(%error, "a producer's bell cannot be heard");
@@ -412,7 +415,7 @@ impl Passer {
         }
     }
 
-    fn follow(&mut self, sealed: Sealed) {
+    fn follow(&mut self, producer: PeerId, sealed: Sealed) {
         let Sealed { id, partition, layout, shape, waiters, charges } = sealed;
         if self.followed.contains_key(&id) {
             return; // its producer went before anybody else on this host asked: nothing was set
@@ -421,7 +424,7 @@ impl Passer {
             Ok(rows) => {
                 let memory = PartitionMemory::followed(rows, waiters);
                 // Rows of other hosts are neither mapped here nor offered by who maps: what is here would be lost with its subscribers.
-                if !self.node.produce(id, PeerId::worker(id.rank), shape, memory, None) {
+                if !self.node.produce(id, producer, shape, memory, None) {
                     tracing::error!(
                         table = id.table,
                         rank = id.rank,

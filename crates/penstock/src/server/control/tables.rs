@@ -47,8 +47,8 @@ impl Control {
         };
         let items = items::start(setup)?;
         self.bells.all().for_each(|bell| items.send(items::Command::Bell(bell)));
-        for sealed in self.sealed.drain(..) {
-            items.send(items::Command::Partition(sealed));
+        for (producer, sealed) in self.sealed.drain(..) {
+            items.send(items::Command::Partition { producer, sealed });
         }
         Ok(items)
     }
@@ -93,22 +93,23 @@ impl Control {
 
     fn pass_partitions(&mut self, sealed: Vec<Sealed>) {
         for sealed in sealed {
+            let producer = self.roster.peer(sealed.id.rank);
             match &self.items {
-                Some(items) => items.send(items::Command::Partition(sealed)),
-                None => self.sealed.push(sealed),
+                Some(items) => items.send(items::Command::Partition { producer, sealed }),
+                None => self.sealed.push((producer, sealed)),
             }
         }
         if self.items.is_none() {
             // Whoever is still to come for rows finds nothing of those who went before, and needs nothing.
             let members = self.roster.members();
-            self.sealed.retain(|sealed| !members.is_gone(sealed.id.rank));
+            self.sealed.retain(|(_, sealed)| !members.is_gone(sealed.id.rank));
         }
     }
 
     /// Lets go of tables that all have dropped.
     pub(super) fn free_tables(&mut self) {
         for table in self.tables.free() {
-            self.sealed.retain(|sealed| sealed.id.table != table);
+            self.sealed.retain(|(_, sealed)| sealed.id.table != table);
             if let Some(items) = &self.items {
                 items.send(items::Command::Drop { table });
             }
