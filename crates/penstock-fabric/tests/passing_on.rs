@@ -656,3 +656,14 @@ fn consumers_of_rows_that_their_producer_offers_as_others_are_not_lost_for_it() 
         assert!(say(&mut net.home, ONE, &beyond).is_err(), "{propagation}");
     }
 }
+
+#[test]
+fn a_flush_is_complete_when_the_peer_says_so_that_was_asked() {
+    let mut home = Node::new(Here::default());
+    [ONE, TWO].into_iter().for_each(|peer| home.connected(peer));
+    let id = home.flush(ONE);
+    say(&mut home, TWO, &Message::Flushed { id }).unwrap();
+    assert!(home.host().flushed.is_empty());
+    say(&mut home, ONE, &Message::Flushed { id }).unwrap();
+    assert_eq!(home.host().flushed, BTreeSet::from([id]));
+}

@@ -412,6 +412,9 @@ impl Passer {
             self.node.connected(peer);
             // What came together with the proof does not ring again.
             self.hear(peer);
+        } else {
+            // The one before has ended all the same.
+            self.tell_end(peer);
         }
     }
 

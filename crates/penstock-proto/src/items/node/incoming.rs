@@ -69,7 +69,8 @@ impl<H: Host> Node<H> {
             Message::Rows { partition, head, entries } => self.rows(peer, partition, &head, entries),
             Message::Flush { id } => self.begin_flush(id, peer, true),
             Message::Flushed { id } => {
-                if self.flushing.remove(&id).is_some() {
+                if self.flushing.get(&id) == Some(&peer) {
+                    self.flushing.remove(&id);
                     self.host.flushed(id);
                 }
                 Ok(())
