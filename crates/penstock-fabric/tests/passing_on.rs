@@ -516,3 +516,183 @@ fn who_offers_its_rows_again_and_again_is_told_once_what_is_wanted() {
     assert!(!bytes.is_empty(), "it is told");
     assert!(bytes.len() < 64 << 10, "{} bytes of what is wanted", bytes.len());
 }
+
+// What its producer had offered was replaced, and whoever had subscribed was lost with its next word.
+#[test]
+fn rows_that_are_here_are_not_replaced_by_others() {
+    let (mut net, mut producer) = Net::subscribed(2, Propagation::Eager);
+    let memory = Watched { memory: followed(writer(2).rows()), between: Rc::default() };
+    net.home.produce(ID, PRODUCER, net.shape, memory, None);
+    set(&mut producer, 1, &[0, 1], 5);
+    net.settle();
+    assert!(net.flushes(ONE));
+    assert_eq!(net.seen_by(ONE), [5, 5]);
+}
+
+// It took its home for one that breaks the protocol, and its job was over.
+#[test]
+fn what_consumers_need_together_is_not_too_much_for_their_producer() {
+    const MOST: u64 = 1024;
+    let (mut net, mut producer) = Net::subscribed(2, Propagation::Bounded);
+    net.consume(TWO);
+    net.settle();
+    net.workers.get_mut(&ONE).unwrap().need(ID, (1..=MOST).collect());
+    net.workers.get_mut(&TWO).unwrap().need(ID, vec![2 * MOST]);
+    net.settle();
+    set(&mut producer, MOST, &[0, 1], 4);
+    net.settle();
+    assert_eq!(net.seen_by(ONE), [4, 4]);
+    set(&mut producer, 2 * MOST, &[0, 1], 5);
+    net.settle();
+    assert_eq!(net.seen_by(TWO), [5, 5], "N-4");
+    let versions = (0..=MOST).collect();
+    assert!(say(&mut net.home, ONE, &Message::Need { partition: ID, versions }).is_err());
+}
+
+// They waited for ever, and with them the barrier and the end.
+#[test]
+fn a_flush_does_not_wait_for_the_first_batch_of_a_producer_that_has_gone() {
+    const ROWS: u32 = 80_000; // several messages
+    let mut net = Net::new(ROWS, Propagation::Eager);
+    let (shape, mut producer) = (net.shape, writer(ROWS));
+    let all: Vec<u32> = (0..ROWS).rev().collect();
+    set(&mut producer, 1, &all, 5);
+    net.consume(ONE);
+    net.settle();
+    let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
+    net.join(PRODUCER).produce(ID, PRODUCER, shape, memory, Some(HOME));
+    let mut node = net.workers.remove(&PRODUCER).unwrap();
+    Net::pass(&mut node, HOME, &mut net.home, PRODUCER, 1); // offers
+    Net::pass(&mut net.home, PRODUCER, &mut node, HOME, usize::MAX);
+    Net::pass(&mut node, HOME, &mut net.home, PRODUCER, 1); // half of the rows
+    net.home.lost(PRODUCER);
+    assert!(!net.flushes(ONE), "it may come again");
+    assert_eq!(net.home.forget(PRODUCER), BTreeSet::new(), "they were asked for");
+    assert!(net.flushes(ONE));
+    assert_eq!(net.seen_by(ONE), vec![0; ROWS as usize], "I-3");
+    net.consume(TWO);
+    assert!(net.flushes(TWO), "nor does who comes later");
+}
+
+#[test]
+fn who_wants_other_rows_of_a_producer_that_has_gone_gets_what_had_come_and_delays_nobody() {
+    let mut net = Net::new(2, Propagation::Eager);
+    let (shape, mut producer) = (net.shape, writer(2));
+    let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
+    net.join(PRODUCER).produce(ID, PRODUCER, shape, memory, Some(HOME));
+    net.consume_some(ONE, RowSet::from_rows([0]));
+    set(&mut producer, 1, &[0, 1], 5);
+    net.settle();
+    net.workers.remove(&PRODUCER);
+    net.home.lost(PRODUCER);
+    assert_eq!(net.home.forget(PRODUCER), BTreeSet::new());
+    net.consume(TWO);
+    assert!(net.flushes(ONE) && net.flushes(TWO));
+    assert_eq!((net.seen_by(ONE), net.seen_by(TWO)), (vec![5], vec![5, 0]));
+}
+
+// What stood for them at the source's end of the home was charged until the table was dropped.
+#[test]
+fn fetches_that_are_open_are_kept_once_however_often_a_consumer_comes_again_and_not_when_it_goes() {
+    let (mut net, _producer) = Net::subscribed(4, Propagation::Lazy);
+    let kept = |net: &mut Net| {
+        let account = net.home.host().account.peer(ONE);
+        (account.taken(Resource::Bytes), account.taken(Resource::Entries))
+    };
+    net.workers.get_mut(&ONE).unwrap().fetch(ID, &RowSet::from_rows(0..4), 9);
+    net.settle();
+    let once = kept(&mut net);
+    for _ in 0..3 {
+        net.home.connected(ONE);
+        net.workers.get_mut(&ONE).unwrap().connected(HOME);
+        net.settle();
+        assert_eq!(kept(&mut net), once, "it has asked for the same again");
+    }
+    let (shape, rows) = (net.shape, RowSet::from_rows(0..4));
+    let anew = Message::Subscribe { partition: ID, shape, done: 0, serial: 9, rows };
+    say(&mut net.home, ONE, &anew).unwrap();
+    assert!(kept(&mut net).1 < once.1, "a subscription ends the fetches of the one before");
+    net.home.lost(ONE);
+    assert_eq!(kept(&mut net), (0, 0));
+}
+
+#[test]
+fn fetches_of_rows_whose_producer_has_gone_are_given_back() {
+    let (mut net, _producer) = Net::subscribed(4, Propagation::Lazy);
+    let entries = |net: &mut Net| net.home.host().account.peer(ONE).taken(Resource::Entries);
+    let before = entries(&mut net);
+    net.workers.get_mut(&ONE).unwrap().fetch(ID, &RowSet::from_rows(0..4), 9);
+    net.settle();
+    assert_eq!(entries(&mut net), before + 2, "here, and of the source");
+    net.workers.remove(&PRODUCER);
+    net.home.lost(PRODUCER);
+    net.home.forget(PRODUCER);
+    assert_eq!(entries(&mut net), before + 1, "nobody is asked any more");
+    net.home.lost(ONE);
+    assert_eq!(entries(&mut net), 0);
+}
+
+// They were lost for what their producer had said.
+#[test]
+fn consumers_of_rows_that_their_producer_offers_as_others_are_not_lost_for_it() {
+    for propagation in [Propagation::Eager, Propagation::Bounded, Propagation::Lazy] {
+        let mut net = Net::new(2, propagation);
+        let (shape, more) = (net.shape, Shape { slots: 3, ..net.shape });
+        net.consume(ONE);
+        net.want(ONE);
+        net.settle();
+        net.home.connected(PRODUCER);
+        say(&mut net.home, PRODUCER, &Message::Offer { partition: ID, shape: more }).unwrap();
+        net.consume(TWO);
+        for _ in 0..2 {
+            [ONE, TWO].into_iter().for_each(|peer| net.want(peer));
+            net.settle();
+            assert!(net.flushes(ONE) && net.flushes(TWO), "{propagation}");
+        }
+        assert_eq!((net.seen_by(ONE), net.seen_by(TWO)), (vec![0, 0], vec![0, 0]), "{propagation}");
+        // One that asks for rows beyond its own shape has only itself to blame.
+        let rows = RowSet::from_rows([2]);
+        let beyond = Message::Subscribe { partition: ID, shape, done: 0, serial: 9, rows };
+        assert!(say(&mut net.home, ONE, &beyond).is_err(), "{propagation}");
+    }
+}
+
+#[test]
+fn a_flush_is_complete_when_the_peer_says_so_that_was_asked() {
+    let mut home = Node::new(Here::default());
+    [ONE, TWO].into_iter().for_each(|peer| home.connected(peer));
+    let id = home.flush(ONE);
+    say(&mut home, TWO, &Message::Flushed { id }).unwrap();
+    assert!(home.host().flushed.is_empty());
+    say(&mut home, ONE, &Message::Flushed { id }).unwrap();
+    assert_eq!(home.host().flushed, BTreeSet::from([id]));
+}
+
+// They were sent on and on, and nobody paid for them.
+#[test]
+fn rows_that_only_a_peer_that_has_gone_wanted_are_not_asked_of_the_source_any_more() {
+    let mut net = Net::new(8, Propagation::Eager);
+    let (shape, mut producer) = (net.shape, writer(8));
+    let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
+    net.join(PRODUCER).produce(ID, PRODUCER, shape, memory, Some(HOME));
+    net.consume_some(ONE, RowSet::from_rows([1]));
+    net.consume(TWO);
+    set(&mut producer, 1, &[0, 1, 2, 3, 4, 5, 6, 7], 5);
+    net.settle();
+    net.workers.remove(&TWO);
+    net.home.lost(TWO);
+    net.settle();
+    let mut cost = |net: &mut Net, value| {
+        let before = net.home.traffic(ID.table).1;
+        set(&mut producer, value, &[0, 1, 2, 3, 4, 5, 6, 7], value);
+        net.settle();
+        assert_eq!(net.seen_by(ONE), [value]);
+        net.home.traffic(ID.table).1 - before
+    };
+    let all = cost(&mut net, 6);
+    net.home.forget(TWO);
+    net.settle();
+    let one = cost(&mut net, 7);
+    assert!(one < all, "{one} bytes, {all} while it might have come again");
+    assert!(net.flushes(ONE));
+}

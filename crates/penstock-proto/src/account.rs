@@ -1,6 +1,6 @@
 //! Accounts: whatever a peer makes a process keep is charged to it, and bounded.
 //!
-//! A job has one account with a limit for each [`Resource`]; each of its workers has an account within it. What is kept holds a
+//! A job has one account with a limit for each [`Resource`]; each of its peers has an account within it. What is kept holds a
 //! [`Charge`], which gives back when it is dropped: so what is counted is what is there, and nothing can be forgotten. Charges are
 //! made where something is declared or queued, never for each chunk or row that passes.
 //!

@@ -4,14 +4,19 @@
 mod common;
 
 use common::raw::{Raw, hear, tell};
-use common::{Cluster, seconds};
+use common::tenants::{self, SESSION};
+use common::{Cluster, SECRET, Way, seconds};
 use penstock::worker::{Error, TableDeclaration};
 use penstock_kernels::Dtype;
 use penstock_proto::error::Refusal;
+use penstock_proto::handshake::Purpose;
 use penstock_proto::items::control::{TableAnswer, TableAsk};
-use penstock_proto::items::wire::PartitionId;
+use penstock_proto::items::wire::{Encoder, Message, PartitionId, Shape};
 use penstock_proto::items::{Propagation, RowSet, Slack, TableError, TableSpec};
-use penstock_proto::message::{Answer, Ask};
+use penstock_proto::message::{Answer, Ask, Departure, PROTOCOL_VERSION, Reply, Request, decode, encode};
+use penstock_proto::peer::PeerId;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -77,6 +82,59 @@ fn a_home_that_there_is_not_is_refused_to_the_producer_that_names_it() {
     let begin = |home| Ask::Table(TableAsk::Begin { spec: spec.clone(), home, near: true });
     assert!(is_refused(&raw.ask(2, begin(2))));
     assert_eq!(raw.ask(3, begin(1)), Answer::Table(TableAnswer::Done));
+}
+
+/// A worker that comes over the network; its control connection.
+fn far(cluster: &Cluster, server: usize, rank: u32) -> TcpStream {
+    let address = cluster.servers[server].addresses()[0];
+    let mut control = tenants::enter(address, "job", SECRET, Purpose::Control).unwrap();
+    let (version, session, peer) = (PROTOCOL_VERSION, SESSION, PeerId::worker(rank));
+    let hello = Ask::Hello { version, session, peer, size: cluster.workers };
+    tenants::say(&mut control, &encode(&Request { id: 1, settled: 1, body: hello }).unwrap());
+    let reply: Reply = decode(&tenants::hear(&mut control).unwrap()).unwrap();
+    assert!(matches!(reply.body, Answer::Welcome(_)), "{reply:?}");
+    control
+}
+
+// An empty partition took the place of the rows that it had sent, and their consumers were lost.
+#[test]
+fn nobody_maps_rows_of_a_worker_of_another_host() {
+    let cluster = Cluster::over(Way::Mixed, 2, 2, &[("on_worker_loss", "continue")]);
+    let near = Raw::join_at(&cluster, 1, 0);
+    tell(&near.connection, 2, partition(7, 1, 100)); // waits: nobody knows where worker 1 will be
+    let users = || Ask::Table(TableAsk::Users { id: 0 });
+    let none = Answer::Table(TableAnswer::Absent { ranks: Vec::new() });
+    assert_eq!(near.ask(3, users()), none);
+    let mut control = far(&cluster, 1, 1);
+    tell(&near.connection, 4, users());
+    let (reply, _) = hear(&near.connection);
+    assert!(reply.id == 2 && is_refused(&reply.body), "{reply:?}");
+    assert_eq!(hear(&near.connection).0.body, none);
+    assert!(is_refused(&near.ask(5, partition(7, 1, 100))));
+    let how = Departure::Failed { what: "no".to_owned() };
+    tenants::say(&mut control, &encode(&Request { id: 2, settled: 2, body: Ask::Leave { how } }).unwrap());
+    while tenants::hear(&mut control).is_some() {}
+    assert!(is_refused(&near.ask(6, partition(7, 1, 100))), "nor when it has gone");
+}
+
+// It mapped them as well, and what it had offered was replaced with those who had subscribed to it.
+#[test]
+fn a_worker_that_shares_its_rows_in_memory_does_not_offer_them_too() {
+    let cluster = Cluster::over(Way::Mixed, 2, 1, &[("on_worker_loss", "continue")]);
+    let _near = Raw::join(&cluster, 0);
+    let purpose = Purpose::Items { peer: PeerId::worker(0), session: [0; 16] };
+    let mut items = tenants::enter(cluster.servers[0].addresses()[0], "job", SECRET, purpose).unwrap();
+    let (partition, propagation) = (PartitionId { table: 0, rank: 0 }, Propagation::Eager);
+    let mut words = Vec::new();
+    Encoder::message(&mut words, &Message::Flush { id: 1 });
+    items.write_all(&words).unwrap();
+    assert!(items.read(&mut [0; 64]).unwrap() > 0, "it is heard: it may want rows of other hosts");
+    let shape = Shape { slots: 2, row_bytes: 8, propagation };
+    words.clear();
+    Encoder::message(&mut words, &Message::Offer { partition, shape });
+    Encoder::message(&mut words, &Message::Flush { id: 2 });
+    items.write_all(&words).unwrap();
+    assert!(!matches!(items.read(&mut [0; 64]), Ok(bytes) if bytes > 0), "it is lost");
 }
 
 // Who named other rows of a table first kept its producer from it.

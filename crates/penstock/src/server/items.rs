@@ -28,11 +28,16 @@ use std::time::Duration;
 /// What the thread is told.
 pub(super) enum Command {
     /// A producer of this host has made its rows.
-    Partition(Sealed),
+    Partition {
+        producer: PeerId,
+        sealed: Sealed,
+    },
     /// A peer's connection.
     Enter {
         peer: PeerId,
         stream: Stream,
+        /// Whether it shares this host's memory: then its rows do not come by this.
+        local: bool,
     },
     /// A peer has gone: what it says from now on is not listened to.
     Leave {
@@ -105,7 +110,12 @@ pub(super) fn start(setup: Setup) -> Result<Handle, StartError> {
     let (control, reports) = (Arc::clone(&setup.control), setup.reports.clone());
     let obituary = Obituary { thread: "passes rows on", server: setup.server, reports, control };
     let kept = Kept::default();
-    let memories = Memories { account: setup.account.clone(), charges: BTreeMap::new(), kept: kept.clone() };
+    let memories = Memories {
+        account: setup.account.clone(),
+        charges: BTreeMap::new(),
+        kept: kept.clone(),
+        local: BTreeSet::new(),
+    };
     let passer = Passer {
         node: Node::new(memories),
         kept: kept.clone(),
@@ -140,6 +150,8 @@ struct Memories {
     account: Account,
     charges: BTreeMap<PartitionId, [Charge; 2]>,
     kept: Kept,
+    /// Peers of this host that are here.
+    local: BTreeSet<PeerId>,
 }
 
 impl Host for Memories {
@@ -163,6 +175,10 @@ impl Host for Memories {
 
     fn account(&self, peer: PeerId) -> Account {
         self.account.peer(peer)
+    }
+
+    fn is_elsewhere(&self, peer: PeerId) -> bool {
+        !self.local.contains(&peer)
     }
 
     fn answered(&mut self, _: u64) {}
@@ -348,7 +364,7 @@ impl Passer {
         while let Some(command) = self.inbox.next() {
             match command {
                 Command::Stop => self.running = false,
-                Command::Partition(sealed) => self.follow(sealed),
+                Command::Partition { producer, sealed } => self.follow(producer, sealed),
                 Command::Bell(bell) => {
                     if let Err(error) = bells::listen(&self.epoll, &bell, BELL) {
                         tracing::warn!(%error, "a producer's bell cannot be heard");
@@ -368,11 +384,17 @@ impl Passer {
                     // What it sent before it went is there already.
                     self.hear(peer);
                     self.part(peer);
+                    self.node.host().local.remove(&peer);
                     let unused = self.node.forget(peer);
                     self.followed.retain(|id, _| !unused.contains(id));
                     self.kept.change(|kept| kept.retain(|id| !unused.contains(id)));
                 }
-                Command::Enter { peer, stream } => self.enter(peer, stream),
+                Command::Enter { peer, stream, local } => {
+                    if local {
+                        self.node.host().local.insert(peer);
+                    }
+                    self.enter(peer, stream);
+                }
             }
         }
     }
@@ -390,10 +412,13 @@ impl Passer {
             self.node.connected(peer);
             // What came together with the proof does not ring again.
             self.hear(peer);
+        } else {
+            // The one before has ended all the same.
+            self.tell_end(peer);
         }
     }
 
-    fn follow(&mut self, sealed: Sealed) {
+    fn follow(&mut self, producer: PeerId, sealed: Sealed) {
         let Sealed { id, partition, layout, shape, waiters, charges } = sealed;
         if self.followed.contains_key(&id) {
             return; // its producer went before anybody else on this host asked: nothing was set
@@ -401,7 +426,15 @@ impl Passer {
         match Rows::open(layout, partition.as_fd()) {
             Ok(rows) => {
                 let memory = PartitionMemory::followed(rows, waiters);
-                self.node.produce(id, PeerId::worker(id.rank), shape, memory, None);
+                // Rows of other hosts are neither mapped here nor offered by who maps: what is here would be lost with its subscribers.
+                if !self.node.produce(id, producer, shape, memory, None) {
+                    tracing::error!(
+                        table = id.table,
+                        rank = id.rank,
+                        "rows are passed on already that a worker has mapped"
+                    );
+                    return;
+                }
                 self.followed.insert(id, charges);
                 self.kept.change(|kept| _ = kept.insert(id));
             }

@@ -66,6 +66,8 @@ pub(super) struct Tables {
     account: Account,
     registry: Registry,
     partitions: BTreeMap<PartitionId, Homed>,
+    /// Workers of other hosts, also those that have gone: of their rows nothing is mapped here.
+    elsewhere: BTreeSet<Rank>,
     /// Workers that wait for a table.
     joining: Vec<Wait>,
     /// Workers that are ready for a table, and those that wait until all are.
@@ -119,6 +121,16 @@ impl Tables {
         let (account, registry) = (account.clone(), Registry::charged_to(account.clone()));
         let freed_charge = account.charge(Resource::Bytes, 0).unwrap_or_default();
         Self { account, registry, freed_charge, first, servers, ..Self::default() }
+    }
+
+    /// A worker of another host is here. Whoever wants to map its rows is refused, also who asked before it came.
+    pub(super) fn come_from_elsewhere(&mut self, rank: Rank) -> Answers {
+        self.elsewhere.insert(rank);
+        let (its, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            std::mem::take(&mut self.partitions).into_iter().partition(|(id, _)| id.rank == rank);
+        self.partitions = others;
+        let waiting = its.into_values().flat_map(|homed| homed.waiting);
+        waiting.map(|Wait { rank, request, .. }| (rank, request, Err(out_of_turn(ELSEWHERE)))).collect()
     }
 
     /// A worker has gone: nothing waits for it, and what only it wanted is not kept any more.
@@ -369,6 +381,9 @@ impl Tables {
         if shape.slots == 0 || !(1..=MAX_ROW_BYTES).contains(&shape.row_bytes) {
             return Err(out_of_turn("a partition without rows, or with too long ones"));
         }
+        if self.elsewhere.contains(&id.rank) {
+            return Err(out_of_turn(ELSEWHERE));
+        }
         let none = self.first && self.registry.shape(id, 0) != Some(shape);
         if none || self.freed.contains(id.table.into()) {
             return Err(out_of_turn(&no_partition(id, shape)));
@@ -549,6 +564,7 @@ fn clone(fd: impl AsFd) -> Result<OwnedFd, Refusal> {
     fd.as_fd().try_clone_to_owned().map_err(lacking("pass a table's memory"))
 }
 
+const ELSEWHERE: &str = "a partition of a worker on another host, whose rows come by the network";
 const OTHER_ROWS: &str = "a partition with other rows than it has";
 
 fn no_partition(PartitionId { table, rank }: PartitionId, shape: Shape) -> String {

@@ -2,7 +2,7 @@
 
 use super::subscriber::{Pending, Subscriber};
 use super::{
-    Broken, ENTRY_BYTES, FREE_BYTES, Host, Kept, MOST_NEEDS, Needs, Node, Partition, Upstream, Waiting, keep,
+    Broken, ENTRY_BYTES, FREE_BYTES, Host, Kept, Needs, Node, Partition, Upstream, Waiting, keep, most_needs,
 };
 use crate::items::memory::Changed;
 use crate::items::memory::Memory;
@@ -56,8 +56,8 @@ impl<H: Host> Node<H> {
                 self.wanted(partition, peer, ticket, version, &places)
             }
             Message::Need { partition, versions } => {
-                if versions.len() > MOST_NEEDS {
-                    return Err(Broken::Nonsense("needs of more consumers than a job has workers"));
+                if versions.len() > most_needs(peer) {
+                    return Err(Broken::Nonsense("more versions than its gets can wait for"));
                 }
                 let needs = Needs::new(&self.host.account(peer), versions)?;
                 if let Some(waiting) = self.is_waiting(partition, peer) {
@@ -69,7 +69,8 @@ impl<H: Host> Node<H> {
             Message::Rows { partition, head, entries } => self.rows(peer, partition, &head, entries),
             Message::Flush { id } => self.begin_flush(id, peer, true),
             Message::Flushed { id } => {
-                if self.flushing.remove(&id).is_some() {
+                if self.flushing.get(&id) == Some(&peer) {
+                    self.flushing.remove(&id);
                     self.host.flushed(id);
                 }
                 Ok(())
@@ -90,7 +91,7 @@ impl<H: Host> Node<H> {
         places: &RowSet,
     ) -> Result<(), Broken> {
         let account = self.host.account(peer);
-        let subscriber = self.subscriber(id, peer)?;
+        let Some(subscriber) = self.subscriber(id, peer)? else { return Ok(()) };
         if places.end() > subscriber.rows.len() {
             return Err(Broken::Nonsense("a fetch of rows that it has not subscribed to"));
         }
@@ -108,7 +109,7 @@ impl<H: Host> Node<H> {
     }
 
     pub(super) fn needed(&mut self, id: PartitionId, peer: PeerId, needs: Needs) -> Result<(), Broken> {
-        let subscriber = self.subscriber(id, peer)?;
+        let Some(subscriber) = self.subscriber(id, peer)? else { return Ok(()) };
         if subscriber.propagation != Propagation::Bounded || !needs.versions.is_sorted() {
             return Err(Broken::Nonsense("needs where there are none, or in no order"));
         }
@@ -118,15 +119,23 @@ impl<H: Host> Node<H> {
         Ok(())
     }
 
-    fn subscriber(&mut self, id: PartitionId, peer: PeerId) -> Result<&mut Subscriber, Broken> {
-        let partition = self.partitions.get_mut(&id);
-        let subscriber = partition.and_then(|partition| partition.subscribers.get_mut(&peer));
-        subscriber.ok_or(Broken::Nonsense("a question about rows that it has not subscribed to"))
+    /// Who asks; `None` if it is sent nothing, whatever it asks.
+    fn subscriber(&mut self, id: PartitionId, peer: PeerId) -> Result<Option<&mut Subscriber>, Broken> {
+        const NOT_SUBSCRIBED: Broken =
+            Broken::Nonsense("a question about rows that it has not subscribed to");
+        let partition = self.partitions.get_mut(&id).ok_or(NOT_SUBSCRIBED)?;
+        match partition.subscribers.get_mut(&peer) {
+            None if !partition.mistaken.contains(&peer) => Err(NOT_SUBSCRIBED),
+            subscriber => Ok(subscriber),
+        }
     }
 
     fn offered(&mut self, peer: PeerId, id: PartitionId, shape: Shape) -> Result<(), Broken> {
         if peer.rank() != Some(id.rank) {
             return Err(Broken::Nonsense("an offer of another worker's rows"));
+        }
+        if !self.host.is_elsewhere(peer) {
+            return Err(Broken::Nonsense("an offer of rows that it shares in memory"));
         }
         match self.partitions.get(&id) {
             // Also those of an earlier incarnation: its sets have numbers of their own, and a row's never fall (I-2).

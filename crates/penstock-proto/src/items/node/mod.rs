@@ -34,13 +34,23 @@ use super::rows::RowSet;
 use super::spec::Propagation;
 use super::wire::{Encoder, Malformed, Message, PartitionId, Shape};
 use crate::account::{Account, Charge, Exhausted, Resource};
-use crate::peer::PeerId;
+use crate::message::MAX_WORKERS;
+use crate::peer::{PeerId, Role};
 use batch::{Batch, collect};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use subscriber::Subscriber;
 
-/// Most versions that a need may name: one for each consumer.
-const MOST_NEEDS: usize = crate::message::MAX_WORKERS as usize;
+/// Most versions that a consumer's need may name: one for each get that waits.
+const MOST_NEEDS: usize = 1024;
+
+/// Most versions that a peer's need may name: who passes rows on says what all those behind it need, and cannot make them need less.
+fn most_needs(peer: PeerId) -> usize {
+    match peer.role {
+        Role::Server | Role::Relay => MOST_NEEDS * MAX_WORKERS as usize,
+        Role::Worker | Role::Follower | Role::Replica => MOST_NEEDS,
+    }
+}
 
 /// Whatever the node cannot do itself.
 pub trait Host {
@@ -59,6 +69,11 @@ pub trait Host {
     /// What is kept for a peer is charged to this.
     fn account(&self, _peer: PeerId) -> Account {
         Account::default()
+    }
+
+    /// Whether a peer's rows come from it, and not from memory of this host.
+    fn is_elsewhere(&self, _peer: PeerId) -> bool {
+        true
     }
 
     /// The memory that [`Host::make`] made for a partition is not needed any more.
@@ -112,10 +127,16 @@ struct Partition<M> {
     shape: Shape,
     /// Who writes the rows; `None`: somebody behind the source.
     producer: Option<PeerId>,
+    /// `None`: this host, or a producer that has gone.
     upstream: Option<Upstream>,
+    /// Whether the host made the memory for rows of a peer.
+    made: bool,
     /// The peer that is told of rows that are produced here.
     home: Option<PeerId>,
     subscribers: BTreeMap<PeerId, Subscriber>,
+    /// Who has subscribed to other rows than these, and is sent none: it or their producer has said something else than was declared, and
+    /// which of both is not known here.
+    mistaken: BTreeSet<PeerId>,
     /// Who has subscribed, its producer apart, and has not gone for good: one whose connection broke comes again.
     asked: BTreeSet<PeerId>,
     /// Low half of the number of the last set that the change log told of.
@@ -245,7 +266,8 @@ impl<H: Host> Node<H> {
         self.partitions.get_mut(&partition).map(|partition| &mut partition.memory)
     }
 
-    /// Rows that `producer` writes on this host, to be offered to `home`, or to whoever asks for them.
+    /// Rows that `producer` writes on this host, to be offered to `home`, or to whoever asks for them. `false` if such rows are here
+    /// already: these stay, with those who have subscribed to them.
     pub fn produce(
         &mut self,
         id: PartitionId,
@@ -253,10 +275,12 @@ impl<H: Host> Node<H> {
         shape: Shape,
         memory: H::Memory,
         home: Option<PeerId>,
-    ) {
-        self.partitions.insert(id, Partition::new(memory, shape, Some(producer), None, home));
+    ) -> bool {
+        let Entry::Vacant(place) = self.partitions.entry(id) else { return false };
+        place.insert(Partition::new(memory, shape, Some(producer), None, home));
         self.offer(id);
         self.admit(id);
+        true
     }
 
     /// Rows that are wanted of a peer, in memory with as many slots, in their order. `shape`: as their producer has them.
@@ -304,7 +328,8 @@ impl<H: Host> Node<H> {
                 partition.memory.abort();
                 (upstream.receiving, upstream.heard) = (false, false);
             }
-            if partition.subscribers.remove(&peer).is_some() {
+            partition.mistaken.remove(&peer);
+            if partition.unsubscribe(peer) {
                 self.merge_needs(id);
             }
         }
@@ -376,7 +401,16 @@ impl<H: Host> Node<H> {
     /// here which tables there are. Returns what is not kept any more.
     pub fn forget(&mut self, peer: PeerId) -> BTreeSet<PartitionId> {
         self.gone.insert(peer);
-        self.partitions.values_mut().for_each(|partition| _ = partition.asked.remove(&peer));
+        let mut fewer = Vec::new();
+        for (id, partition) in &mut self.partitions {
+            if partition.producer == Some(peer) {
+                partition.end_with_its_producer();
+            }
+            if partition.asked.remove(&peer) && partition.want_fewer() {
+                fewer.push(*id);
+            }
+        }
+        fewer.into_iter().for_each(|id| self.want(id));
         let unused = |(_, partition): &(&PartitionId, &Partition<_>)| {
             let orphaned = partition.producer.is_some_and(|producer| self.gone.contains(&producer));
             orphaned && partition.asked.is_empty()
@@ -390,7 +424,7 @@ impl<H: Host> Node<H> {
     fn remove(&mut self, ids: &BTreeSet<PartitionId>) {
         for id in ids {
             let Some(partition) = self.partitions.remove(id) else { continue };
-            if partition.upstream.as_ref().is_some_and(|upstream| upstream.identity) {
+            if partition.made {
                 self.host.unmade(*id, &partition.shape);
             }
         }
@@ -508,7 +542,6 @@ impl<H: Host> Node<H> {
     fn admit(&mut self, id: PartitionId) {
         for waiting in self.waiting.remove(&id).unwrap_or_default() {
             let Waiting { peer, shape, done, serial, rows, needs, fetches, kept } = waiting;
-            // One that expects other rows than there are hears of nothing; its own wait ends it.
             drop(kept);
             let _ = self.enter(id, peer, shape, done, serial, rows);
             if !needs.versions.is_empty() {
@@ -532,14 +565,22 @@ impl<H: Host> Node<H> {
     ) -> Result<(), Broken> {
         let account = self.host.account(peer);
         let Some(partition) = self.partitions.get_mut(&id) else { return Ok(()) };
-        if shape != partition.shape || rows.end() > u64::from(shape.slots) || rows.is_empty() {
+        if rows.end() > u64::from(shape.slots) || rows.is_empty() {
             return Err(Broken::Nonsense("a subscription to other rows than there are"));
         }
+        if shape != partition.shape {
+            // One that expects other rows than there are hears of nothing; its own wait ends it.
+            partition.unsubscribe(peer);
+            partition.mistaken.insert(peer);
+            self.merge_needs(id);
+            return Ok(());
+        }
+        partition.mistaken.remove(&peer);
         // The rows, also as what is wanted of the source and said to it; which of them have changed; and what it has of each.
         let bytes = ENTRY_BYTES + 3 * rows.kept_bytes() + (rows.len() + 1024) * size_of::<Changed>() as u64;
         let bounded = shape.propagation == Propagation::Bounded;
         let had = if bounded { rows.len() * size_of::<(u64, u64)>() as u64 } else { 0 };
-        partition.subscribers.remove(&peer);
+        partition.unsubscribe(peer);
         let kept = keep(&account, "a subscription", bytes + had)?;
         // What was heard before it came is not told to it.
         collect(partition, &mut self.scratch);
@@ -570,15 +611,12 @@ impl<H: Host> Node<H> {
             partition.asked.insert(peer);
         }
         let Some(upstream) = &mut partition.upstream else { return Ok(()) };
-        let wanted =
-            partition.subscribers.values().fold(RowSet::default(), |all, other| all.union(&other.rows));
+        let wanted = wanted(&partition.subscribers);
         if wanted != upstream.rows {
             // Rows that are new to this node must come before it can say how they were after some set.
-            (upstream.rows, upstream.done) = (wanted, 0);
-            upstream.serial += 1;
-            upstream.synced = false;
+            (upstream.done, upstream.synced) = (0, false);
+            upstream.subscribe_anew(wanted);
             partition.memory.abort();
-            (upstream.receiving, upstream.heard) = (false, false);
             self.want(id);
         } else if upstream.synced {
             partition.subscribers.values_mut().for_each(|subscriber| subscriber.ready = true);
@@ -616,7 +654,7 @@ impl<H: Host> Node<H> {
     }
 }
 
-impl<M> Partition<M> {
+impl<M: Memory> Partition<M> {
     fn new(
         memory: M,
         shape: Shape,
@@ -624,9 +662,48 @@ impl<M> Partition<M> {
         upstream: Option<Upstream>,
         home: Option<PeerId>,
     ) -> Self {
-        let (subscribers, asked) = (BTreeMap::new(), BTreeSet::new());
-        Self { memory, shape, producer, upstream, home, subscribers, asked, heard: 0, traffic: (0, 0) }
+        let (subscribers, mistaken, asked) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
+        let made = upstream.as_ref().is_some_and(|upstream| upstream.identity);
+        let (heard, traffic) = (0, (0, 0));
+        Self { memory, shape, producer, upstream, made, home, subscribers, mistaken, asked, heard, traffic }
     }
+
+    /// A peer is sent nothing more, and what it fetched of the source is not kept for it. `false` if it has not subscribed.
+    fn unsubscribe(&mut self, peer: PeerId) -> bool {
+        let Some(subscriber) = self.subscribers.remove(&peer) else { return false };
+        if let Some(upstream) = &mut self.upstream {
+            let relayed = subscriber.fetches.iter().filter_map(|pending| pending.relayed);
+            relayed.for_each(|ticket| _ = upstream.fetches.remove(&ticket));
+        }
+        true
+    }
+
+    /// Whether less is wanted of the source than it knows, because somebody has gone. What who may come again wants is still wanted; and
+    /// where nobody is left, there is nothing to ask for.
+    fn want_fewer(&mut self) -> bool {
+        let here = self.asked.iter().all(|peer| self.subscribers.contains_key(peer));
+        let Some(upstream) = self.upstream.as_mut().filter(|_| here) else { return false };
+        let wanted = wanted(&self.subscribers);
+        if wanted.is_empty() || wanted == upstream.rows {
+            return false;
+        }
+        upstream.subscribe_anew(wanted);
+        self.memory.abort();
+        true
+    }
+
+    /// Nobody is asked any more, and nobody waits for what has not come by now: those rows are as if they had never been set.
+    fn end_with_its_producer(&mut self) {
+        if self.upstream.take().is_some() {
+            self.memory.abort();
+            self.subscribers.values_mut().for_each(|it| (it.ready, it.dirty) = (true, true));
+        }
+    }
+}
+
+/// Rows that anybody has subscribed to.
+fn wanted(subscribers: &BTreeMap<PeerId, Subscriber>) -> RowSet {
+    subscribers.values().fold(RowSet::default(), |all, subscriber| all.union(&subscriber.rows))
 }
 
 impl Connection {
@@ -662,6 +739,13 @@ impl Upstream {
             receiving: false,
             heard: false,
         }
+    }
+
+    /// From now on these rows are wanted: what still comes for those before is not.
+    fn subscribe_anew(&mut self, rows: RowSet) {
+        self.rows = rows;
+        self.serial += 1;
+        (self.receiving, self.heard) = (false, false);
     }
 
     /// Places on the wire of slots of the source.

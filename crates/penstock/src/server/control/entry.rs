@@ -251,6 +251,7 @@ impl Control {
             shard.send(Command::JoinRemote { peer });
         }
         self.enroll(token, peer, rank, session, None, charge);
+        self.table_elsewhere(rank);
         Ok((Answer::Welcome(self.welcome()), Vec::new()))
     }
 

@@ -107,7 +107,7 @@ pub(super) struct Control {
     /// Who passes rows on, from the first worker that needs it; the regions that it is told of then; and its bell, which producers
     /// on this host ring.
     items: Option<items::Handle>,
-    sealed: Vec<Sealed>,
+    sealed: Vec<(PeerId, Sealed)>,
     bells: Bells,
     /// Clients that had not said all when their turn was over.
     unfinished: Vec<u64>,

@@ -14,9 +14,8 @@ use std::sync::Arc;
 impl Control {
     /// Passes a peer's connection on to who passes rows on.
     pub(super) fn attach_items(&mut self, peer: PeerId, session: Session, stream: Stream) {
-        if self.known(peer, session).is_none() {
-            return;
-        }
+        // A worker of this host comes for rows of others.
+        let Some(local) = self.known(peer, session).map(|worker| !worker.is_remote()) else { return };
         if self.items.is_none() {
             match self.start_items() {
                 Ok(items) => self.items = Some(items),
@@ -27,7 +26,7 @@ impl Control {
             }
         }
         if let Some(items) = &self.items {
-            items.send(items::Command::Enter { peer, stream });
+            items.send(items::Command::Enter { peer, stream, local });
         }
     }
 
@@ -48,8 +47,8 @@ impl Control {
         };
         let items = items::start(setup)?;
         self.bells.all().for_each(|bell| items.send(items::Command::Bell(bell)));
-        for sealed in self.sealed.drain(..) {
-            items.send(items::Command::Partition(sealed));
+        for (producer, sealed) in self.sealed.drain(..) {
+            items.send(items::Command::Partition { producer, sealed });
         }
         Ok(items)
     }
@@ -63,6 +62,12 @@ impl Control {
         self.pass_bells();
         self.pass_partitions(sealed);
         self.free_tables();
+        self.answer_tables(answers);
+    }
+
+    /// The rows of a worker of another host come by the network: whoever asked to map them is refused.
+    pub(super) fn table_elsewhere(&mut self, rank: Rank) {
+        let answers = self.tables.come_from_elsewhere(rank);
         self.answer_tables(answers);
     }
 
@@ -88,22 +93,23 @@ impl Control {
 
     fn pass_partitions(&mut self, sealed: Vec<Sealed>) {
         for sealed in sealed {
+            let producer = self.roster.peer(sealed.id.rank);
             match &self.items {
-                Some(items) => items.send(items::Command::Partition(sealed)),
-                None => self.sealed.push(sealed),
+                Some(items) => items.send(items::Command::Partition { producer, sealed }),
+                None => self.sealed.push((producer, sealed)),
             }
         }
         if self.items.is_none() {
             // Whoever is still to come for rows finds nothing of those who went before, and needs nothing.
             let members = self.roster.members();
-            self.sealed.retain(|sealed| !members.is_gone(sealed.id.rank));
+            self.sealed.retain(|(_, sealed)| !members.is_gone(sealed.id.rank));
         }
     }
 
     /// Lets go of tables that all have dropped.
     pub(super) fn free_tables(&mut self) {
         for table in self.tables.free() {
-            self.sealed.retain(|sealed| sealed.id.table != table);
+            self.sealed.retain(|(_, sealed)| sealed.id.table != table);
             if let Some(items) = &self.items {
                 items.send(items::Command::Drop { table });
             }
