@@ -55,7 +55,7 @@ fn main() {
         Ask::Leave { how: penstock_proto::message::Departure::Failed { what: "why".to_owned() } },
     ];
     let welcome =
-        Welcome { server: 0, servers: 1, shards: 2, chunk_bytes: 32768, lease_ms: 10_000, crowding: 1 };
+        Welcome { server: 0, servers: 1, shards: 2, chunk_bytes: 32768, lease_ms: 10_000, others: 1 };
     let lost = JobFailure::WorkerLost { rank: 1, loss: Loss::Died };
     let replies = [
         Answer::Welcome(welcome),
@@ -95,7 +95,7 @@ fn rendezvous() -> Vec<Vec<u8>> {
     let waited = std::time::Duration::from_millis(1500);
     let verdicts = [
         Verdict::Given(vec![b"a".to_vec(), Vec::new(), b"c".to_vec()]),
-        Verdict::Late { missing: vec![1, 2], waited },
+        Verdict::Late { missing: vec![1, 2], waited, short: None },
         Verdict::Failed { text: "rank 1 could not join: no memory".to_owned() },
     ];
     let mut seeds = vec![said, talk.frame(b"+b"), b"node1:7070".to_vec(), b"[fd00::1]:7070".to_vec()];
