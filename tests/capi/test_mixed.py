@@ -139,7 +139,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_meeting_that_cannot_be_is_refused_with_what_to_do(
+def test_a_rendezvous_that_cannot_be_is_refused_with_what_to_do(
     case: str, joiner: Path, runner: Runner, place: dict[str, str]
 ) -> None:
     environment, status, text = REFUSED[case]

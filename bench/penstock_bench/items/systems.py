@@ -71,7 +71,7 @@ class System(Protocol):
 
 
 class OutspokenRanks(Ranks):
-    """A ranks whose errors name every rank that failed: the one that waited in vain is seldom the cause."""
+    """Ranks whose errors name every rank that failed: the one that waited in vain is seldom the cause."""
 
     def ask(self, **command: Any) -> list[dict[str, Any]]:
         """As `Ranks.ask`."""
@@ -92,7 +92,7 @@ class OutspokenRanks(Ranks):
 
 
 class Processes(ABC):
-    """A system that is a ranks of ranks."""
+    """A system that consists of ranks."""
 
     name: str
     ways: Sequence[str]

@@ -11,7 +11,7 @@ from penstock_bench.systems import BenchError
 
 
 class SystemOnRanks(ABC):
-    """A `System` of processes: a ranks that stays up while the number of workers stays the same."""
+    """A `System` of processes: ranks that stay up while the number of workers stays the same."""
 
     name: str
     processor: float | None = None

@@ -6,13 +6,13 @@
 //! - **D-1** Nobody sleeps over something that was brought before it slept without being rung for.
 //!
 //! Two directions, because the rights differ. A shard sleeps on one descriptor (eventfd) for each worker, so that workers
-//! share nothing writable; its flag stands on the flags, which workers only read. A worker sleeps on a futex in its own
+//! share nothing writable; its flag stands among the server's flags, which workers only read. A worker sleeps on a futex in its own
 //! page; a hostile worker can make the shard ring for nothing, at its own job's cost.
 
 use crate::sync::{Among, AtomicU32, Futex, Ordering, fence};
 use std::time::Duration;
 
-/// On the flags: whether a shard sleeps. Written by the shard, read by workers.
+/// One of the flags: whether a shard sleeps. Written by the shard, read by workers.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Sleeping(AtomicU32);

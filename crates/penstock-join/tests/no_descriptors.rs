@@ -84,7 +84,7 @@ fn strangers_with_the_last_descriptors_go_for_whoever_comes() {
     let _silent: Vec<TcpStream> =
         (0..8).map(|_| TcpStream::connect(place.to_string()).expect("it listens")).collect();
     let other = spawn(move || {
-        // Shorter than a stranger's silence is borne.
+        // Less than the time for which a stranger's silence is borne.
         Visitor::new(party(1), place).deliver(&given(b"b"), &Patience::new(Duration::from_secs(4), &never))
     });
     sleep(Duration::from_millis(200));

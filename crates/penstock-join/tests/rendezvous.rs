@@ -419,7 +419,7 @@ fn a_taken_port_says_so() {
 }
 
 #[test]
-fn a_wait_at_a_meeting_ends_when_the_caller_is_interrupted() {
+fn a_wait_at_a_rendezvous_ends_when_the_caller_is_interrupted() {
     static STOP: AtomicBool = AtomicBool::new(false);
     let stop = || STOP.load(Ordering::Relaxed);
     let began = Instant::now();

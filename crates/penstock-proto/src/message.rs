@@ -170,7 +170,7 @@ pub struct Reply {
 /// What a server answers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
-    /// To `Hello`. Descriptors: the worker's page, the board, one wake-up (eventfd) a shard.
+    /// To `Hello`. Descriptors: the worker's page, the flags, one wake-up (eventfd) a shard.
     Welcome(Welcome),
     /// To `Declare`. Descriptors, on one host and unless this server's extent is empty: the model's region, the worker's lane; of a
     /// tensor that lies in slabs, those of the two that are new to this worker.

@@ -143,17 +143,18 @@ fn message(message: &Message<'_>) -> Vec<u8> {
     bytes
 }
 
-const REGION: PartitionId = PartitionId { table: 0, rank: 0 };
+const PARTITION: PartitionId = PartitionId { table: 0, rank: 0 };
 
 fn fetches_of_rows_that_are_never_read(address: SocketAddr) -> Vec<TcpStream> {
     let (control, mut items) = (evil_worker(address), items(address));
     let shape = Shape { slots: 500_000, row_bytes: 1, propagation: Propagation::Lazy };
     let rows = RowSet::from_ranges(std::iter::once(0..500_000));
     let begin = [
-        message(&Message::Offer { partition: REGION, shape }),
-        message(&Message::Subscribe { partition: REGION, shape, done: 0, serial: 1, rows: rows.clone() }),
+        message(&Message::Offer { partition: PARTITION, shape }),
+        message(&Message::Subscribe { partition: PARTITION, shape, done: 0, serial: 1, rows: rows.clone() }),
     ];
-    let fetch = |ticket| Message::Fetch { partition: REGION, ticket, version: 1 << 40, places: rows.clone() };
+    let fetch =
+        |ticket| Message::Fetch { partition: PARTITION, ticket, version: 1 << 40, places: rows.clone() };
     pour(&mut items, begin.into_iter().chain((1..2_000).map(|ticket| message(&fetch(ticket)))));
     vec![control, items]
 }

@@ -53,7 +53,7 @@ def assemble(place: Place, exchange: Exchange, given: Mapping[str, str], deadlin
     Raises
     ------
     RendezvousTimeout
-        Not every process came; `.missing` holds their ranks.
+        Not every process came; `.missing` holds their ranks, if this process knows them.
     JobFailed
         Another process could not go on.
     ProtocolError

@@ -63,7 +63,7 @@ class Exchange:
         Raises
         ------
         RendezvousTimeout
-            Not every process came; `.missing` holds their ranks.
+            Not every process came; `.missing` holds their ranks, if this process knows them.
         JobFailed
             Another process could not go on; the text names it and says why.
         ProtocolError

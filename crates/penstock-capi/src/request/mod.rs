@@ -84,7 +84,7 @@ impl Requests {
         self.untold().map_or_else(|| Ok(wait.saturating_sub(since.elapsed())), Err)
     }
 
-    /// Why the first push failed of those whose requests lie on the registry and of which nobody has been told.
+    /// Why the first push failed of those whose requests stand in the registry and of which nobody has been told.
     fn untold(&self) -> Option<Failure> {
         if self.pushes.has_failed() { registry().tell_failure(&self.pushes) } else { None }
     }

@@ -87,7 +87,7 @@ impl Pools {
     }
 }
 
-/// A thread of a pools, for tasks of this `kind`.
+/// A thread of a job's pool for tasks of this `kind`.
 fn serve(job: u64, kind: Task) {
     let mut registry = registry();
     loop {

@@ -54,7 +54,7 @@ pub(super) struct Entry {
     pub(super) state: State,
     /// A get: the order does not matter, so whoever waits for it may carry it out.
     pub(super) free: bool,
-    /// Whether it stands in its pools's queue; it may, although somebody else has taken it.
+    /// Whether it stands in its pool's queue; it may, although somebody else has taken it.
     pub(super) queued: bool,
     /// Whether it has failed and nobody has been told.
     untold: bool,
@@ -206,7 +206,7 @@ pub(super) fn wait_for_none(left: impl Fn() -> u64, until: Instant) -> Result<()
 }
 
 impl Registry {
-    /// Takes a request off the registry, if it is done.
+    /// Takes a request out of the registry, if it is done.
     pub(super) fn take(&mut self, id: u64) -> Option<Result<(), Failure>> {
         if !matches!(self.requests.get(&id)?.state, State::Done(_)) {
             return None;

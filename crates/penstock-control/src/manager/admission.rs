@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_stranger_makes_room_and_a_known_guest_never_does() {
+    fn the_oldest_stranger_makes_room_and_a_known_caller_never_does() {
         let admission = Admission::new(2);
         let (mut known, mut stranger) = (admission.admit().unwrap(), admission.admit().unwrap());
         known.caller.is_known();
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_is_protected_only_as_long_as_its_call() {
+    fn a_caller_is_protected_only_as_long_as_its_call() {
         let admission = Admission::new(1);
         let mut seat = admission.admit().unwrap();
         let protection = seat.caller.protect();

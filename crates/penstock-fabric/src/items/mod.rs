@@ -7,7 +7,7 @@
 //! | [`change_log`] | which rows were written, for who passes them on |
 //! | [`together`] | whether rows that were looked at one after the other belong together |
 //! | [`waiters`] | how readers that must wait sleep, and are woken by the writer |
-//! | [`partition_memory`] | the same for who sends rows to other hosts |
+//! | [`partition_memory`] | rows as the node that passes them on sees them |
 //! | [`partition`] | where everything lies; the writer's end and the readers' end |
 //!
 //! A *set* is one call that writes rows; sets of one partition are numbered from 1. A partition is written by one process: the

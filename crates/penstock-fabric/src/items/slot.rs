@@ -280,7 +280,7 @@ pub struct Progress {
     several: OwnedU64,
     /// Iterations that the producer has completed: every row's version is at least this.
     floor: OwnedU64,
-    /// Of the [change_log](super::change_log): entries that were ever begun, and that were ever written.
+    /// Of the [change log](super::change_log): entries that were ever begun, and that were ever written.
     pub(super) begun: OwnedU64,
     pub(super) logged: OwnedU64,
 }
@@ -675,7 +675,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn a_row_group_that_is_overtaken_is_not_read() {
+    fn a_row_group_that_is_torn_is_not_read() {
         use Rows::Both;
         let seen = rows_are_as_they_were_at_one_moment(&[Both, Both, Both], 1);
         assert_eq!(seen, BTreeSet::from([([1, 1], true), ([2, 2], true), ([3, 3], true)]));

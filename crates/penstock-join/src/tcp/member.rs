@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_is_let_in_however_its_bytes_are_cut() {
+    fn a_member_is_let_in_however_its_bytes_are_cut() {
         let (bytes, mut talk) = hello(SECRET, Claim { rank: 1, size: 3 });
         let bytes = [bytes, talk.frame(b"a")].concat();
         for piece in [1, 7, 41, bytes.len()] {

@@ -9,8 +9,9 @@
 //! | [`round`] | a whole round, whichever end this process has |
 //!
 //! Rank 0 has one thread and one loop. A connection that has not proved itself costs it 8 KiB at most, a place among a limited number,
-//! and a few seconds; then it is dropped, and so is whoever sends anything but the next message of the handshake. A process that proved
-//! itself and then goes away ends the attempt at once.
+//! and a few seconds; then it is dropped, and so is whoever sends anything but the next message of the handshake. A process that has
+//! given something and then goes away ends the attempt at once; one that has proved itself and gives nothing for five seconds loses its
+//! rank.
 
 pub mod member;
 pub mod proof;
@@ -30,7 +31,7 @@ use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Time in which a connection must prove itself.
+/// Time in which a connection must prove itself, and then again in which it must give something.
 const STRANGER_TIME: Duration = Duration::from_secs(5);
 
 /// Pause before a process tries again what may only come to be: rank 0 may not be listening yet, its name not be known.
@@ -95,7 +96,7 @@ impl NoPlace {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousError {
-    /// The rendezvous address has no address here.
+    /// The rendezvous host's name has no address here.
     #[error("the rendezvous host `{host}` has no address: {reason}")]
     NoAddress {
         /// Its name.
@@ -200,7 +201,7 @@ pub enum RendezvousError {
     Interrupted(#[from] Interrupted),
 }
 
-/// What became of an attempt to reach rank 0. Another may succeed.
+/// Why a process and rank 0 did not come together. Another attempt may succeed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {

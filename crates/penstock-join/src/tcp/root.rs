@@ -236,7 +236,7 @@ impl Root {
         }
         for (rank, &seen) in ranks.into_iter().zip(members) {
             self.serve(rank, seen);
-            // Who has proved itself gives something at once: one that does not keeps its rank from the process that will.
+            // Who has proved itself gives something at once. One that gives nothing would keep its rank from the process that does.
             let silent = |one: &Connection| seen.is_empty() && one.since.elapsed() >= STRANGER_TIME;
             if !self.heard.contains(&rank) && self.members.get(&rank).is_some_and(silent) {
                 self.leave(rank);

@@ -16,8 +16,8 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// How long rank 0 may say that somebody else has this rank: an earlier connection of this process, and one that says nothing, end
-/// before.
+/// How long rank 0 may say that somebody else has this rank. An earlier connection of this process, or one that says nothing, has
+/// ended by then.
 const TAKEN_TIME: Duration = Duration::from_secs(12);
 const _: () = assert!(TAKEN_TIME.as_secs() > 2 * STRANGER_TIME.as_secs());
 /// Bytes of a verdict for which there is room before they have come.

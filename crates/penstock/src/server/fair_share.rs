@@ -1,4 +1,4 @@
-//! Shares: how connections behind one acceptor share the network.
+//! Fair shares: how connections behind one acceptor share the network.
 //!
 //! What a connection may have under way is bounded by its buffers. Left to the kernel, each grows to megabytes, and many workers
 //! that send to one server overflow the queue before its link: what is lost there is sent again, after a pause (the incast of

@@ -10,7 +10,7 @@
 //! | [`client`] | control | who is at the other end of a control connection |
 //! | [`proof`] | control | what who connected by a Unix socket has proved so far |
 //! | [`budget`] | control | how much memory this server may take |
-//! | [`tables`] | control | which tables of items there are, and the regions that are homed here |
+//! | [`tables`] | control | which tables of items there are, and the partitions that are homed here |
 //! | [`bells`] | control, items | what workers of this host ring who passes rows on with |
 //! | [`items`] | items | passes rows of tables on to other hosts |
 //! | [`shard_memory`] | one a shard | what the shard's machine acts on |

@@ -10,10 +10,10 @@ pub(super) const CHANGE_LOG: usize = size_of::<Progress>();
 /// Most and fewest entries of a change log: a follower that falls further behind looks at all rows.
 const ENTRIES: (u32, u32) = (1 << 16, 64);
 /// Longest row that stands in a row group too: the head of a longer one is little beside it.
-const SHEET_ROW: usize = 1024;
+const GROUPED_ROW_BYTES: usize = 1024;
 /// Bytes of a row group that is long enough, and fewest and most rows of one.
-const SHEET_BYTES: usize = 1024;
-const SHEET_ROWS: (usize, usize) = (8, 64);
+const GROUP_BYTES: usize = 1024;
+const GROUP_ROWS: (usize, usize) = (8, 64);
 /// Most bytes of a row group that are asked for in advance: as much as a core can wait for at once, and some more.
 pub(super) const CLAIM_BYTES: usize = 2048;
 /// Row groups whose heads are asked for in advance.
@@ -54,9 +54,9 @@ impl Layout {
         let stride = (first + 2 * buffer).next_multiple_of(LINE);
         let entries = slots.saturating_mul(2).clamp(ENTRIES.1, ENTRIES.0).next_power_of_two();
         let group =
-            (SHEET_BYTES / row_bytes.max(1)).next_power_of_two().clamp(SHEET_ROWS.0, SHEET_ROWS.1) as u32;
+            (GROUP_BYTES / row_bytes.max(1)).next_power_of_two().clamp(GROUP_ROWS.0, GROUP_ROWS.1) as u32;
         let row_groups =
-            if row_bytes.is_multiple_of(8) && row_bytes <= SHEET_ROW { slots / group } else { 0 };
+            if row_bytes.is_multiple_of(8) && row_bytes <= GROUPED_ROW_BYTES { slots / group } else { 0 };
         Self { slots, row_bytes, buffer, first, stride, entries, row_groups, group }
     }
 

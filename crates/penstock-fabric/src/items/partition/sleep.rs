@@ -9,7 +9,7 @@ use rustix::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The page that readers of one region sleep on.
+/// The page that readers of one partition sleep on.
 #[derive(Debug, Clone)]
 pub struct Waiters {
     mapping: Arc<Mapping>,

@@ -1,9 +1,9 @@
 //! Who is sent what, when: one machine for a server, for a producer and for a consumer on another host.
 //!
 //! A node holds *partitions*: rows of one producer of one table. A partition's rows come from memory that is written on this host, or from a
-//! peer; they go to peers that have subscribed to them. On a producer's host the node of its relay holds the partition and its one
+//! peer; they go to peers that have subscribed to them. On a producer's host the worker's node holds the partition and its one
 //! subscriber, the home; at the home the partition comes from that peer (or from shared memory) and goes to all consumers on other hosts;
-//! a consumer's relay holds a mirror without subscribers.
+//! a consumer's node holds a mirror without subscribers.
 //!
 //! | file | what |
 //! |---|---|

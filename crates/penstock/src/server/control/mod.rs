@@ -104,7 +104,7 @@ pub(super) struct Control {
     _threads: Charge,
     catalog: Catalog,
     tables: Tables,
-    /// Who passes rows on, from the first worker that needs it; the regions that it is told of then; and its bell, which producers
+    /// Who passes rows on, from the first worker that needs it; the partitions that it is told of then; and its bell, which producers
     /// on this host ring.
     items: Option<items::Handle>,
     sealed: Vec<(PeerId, Sealed)>,

@@ -180,7 +180,7 @@ fn take(
     }
 }
 
-/// Watches the heartbeats on a server's flags: its control thread's, and each shard's.
+/// Watches the heartbeats behind a server's flags: its control thread's, and each shard's.
 struct Watch {
     flags: Arc<Mapping>,
     lease: Duration,
