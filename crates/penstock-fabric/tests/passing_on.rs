@@ -667,32 +667,3 @@ fn a_flush_is_complete_when_the_peer_says_so_that_was_asked() {
     say(&mut home, ONE, &Message::Flushed { id }).unwrap();
     assert_eq!(home.host().flushed, BTreeSet::from([id]));
 }
-
-// They were sent on and on, and nobody paid for them.
-#[test]
-fn rows_that_only_a_peer_that_has_gone_wanted_are_not_asked_of_the_source_any_more() {
-    let mut net = Net::new(8, Propagation::Eager);
-    let (shape, mut producer) = (net.shape, writer(8));
-    let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
-    net.join(PRODUCER).produce(ID, PRODUCER, shape, memory, Some(HOME));
-    net.consume_some(ONE, RowSet::from_rows([1]));
-    net.consume(TWO);
-    set(&mut producer, 1, &[0, 1, 2, 3, 4, 5, 6, 7], 5);
-    net.settle();
-    net.workers.remove(&TWO);
-    net.home.lost(TWO);
-    net.settle();
-    let mut cost = |net: &mut Net, value| {
-        let before = net.home.traffic(ID.table).1;
-        set(&mut producer, value, &[0, 1, 2, 3, 4, 5, 6, 7], value);
-        net.settle();
-        assert_eq!(net.seen_by(ONE), [value]);
-        net.home.traffic(ID.table).1 - before
-    };
-    let all = cost(&mut net, 6);
-    net.home.forget(TWO);
-    net.settle();
-    let one = cost(&mut net, 7);
-    assert!(one < all, "{one} bytes, {all} while it might have come again");
-    assert!(net.flushes(ONE));
-}

@@ -401,16 +401,12 @@ impl<H: Host> Node<H> {
     /// here which tables there are. Returns what is not kept any more.
     pub fn forget(&mut self, peer: PeerId) -> BTreeSet<PartitionId> {
         self.gone.insert(peer);
-        let mut fewer = Vec::new();
-        for (id, partition) in &mut self.partitions {
+        for partition in self.partitions.values_mut() {
+            partition.asked.remove(&peer);
             if partition.producer == Some(peer) {
                 partition.end_with_its_producer();
             }
-            if partition.asked.remove(&peer) && partition.want_fewer() {
-                fewer.push(*id);
-            }
         }
-        fewer.into_iter().for_each(|id| self.want(id));
         let unused = |(_, partition): &(&PartitionId, &Partition<_>)| {
             let orphaned = partition.producer.is_some_and(|producer| self.gone.contains(&producer));
             orphaned && partition.asked.is_empty()
@@ -611,12 +607,15 @@ impl<H: Host> Node<H> {
             partition.asked.insert(peer);
         }
         let Some(upstream) = &mut partition.upstream else { return Ok(()) };
-        let wanted = wanted(&partition.subscribers);
+        let wanted =
+            partition.subscribers.values().fold(RowSet::default(), |all, other| all.union(&other.rows));
         if wanted != upstream.rows {
             // Rows that are new to this node must come before it can say how they were after some set.
-            (upstream.done, upstream.synced) = (0, false);
-            upstream.subscribe_anew(wanted);
+            (upstream.rows, upstream.done) = (wanted, 0);
+            upstream.serial += 1;
+            upstream.synced = false;
             partition.memory.abort();
+            (upstream.receiving, upstream.heard) = (false, false);
             self.want(id);
         } else if upstream.synced {
             partition.subscribers.values_mut().for_each(|subscriber| subscriber.ready = true);
@@ -678,20 +677,6 @@ impl<M: Memory> Partition<M> {
         true
     }
 
-    /// Whether less is wanted of the source than it knows, because somebody has gone. What who may come again wants is still wanted; and
-    /// where nobody is left, there is nothing to ask for.
-    fn want_fewer(&mut self) -> bool {
-        let here = self.asked.iter().all(|peer| self.subscribers.contains_key(peer));
-        let Some(upstream) = self.upstream.as_mut().filter(|_| here) else { return false };
-        let wanted = wanted(&self.subscribers);
-        if wanted.is_empty() || wanted == upstream.rows {
-            return false;
-        }
-        upstream.subscribe_anew(wanted);
-        self.memory.abort();
-        true
-    }
-
     /// Nobody is asked any more, and nobody waits for what has not come by now: those rows are as if they had never been set.
     fn end_with_its_producer(&mut self) {
         if self.upstream.take().is_some() {
@@ -699,11 +684,6 @@ impl<M: Memory> Partition<M> {
             self.subscribers.values_mut().for_each(|it| (it.ready, it.dirty) = (true, true));
         }
     }
-}
-
-/// Rows that anybody has subscribed to.
-fn wanted(subscribers: &BTreeMap<PeerId, Subscriber>) -> RowSet {
-    subscribers.values().fold(RowSet::default(), |all, subscriber| all.union(&subscriber.rows))
 }
 
 impl Connection {
@@ -739,13 +719,6 @@ impl Upstream {
             receiving: false,
             heard: false,
         }
-    }
-
-    /// From now on these rows are wanted: what still comes for those before is not.
-    fn subscribe_anew(&mut self, rows: RowSet) {
-        self.rows = rows;
-        self.serial += 1;
-        (self.receiving, self.heard) = (false, false);
     }
 
     /// Places on the wire of slots of the source.
