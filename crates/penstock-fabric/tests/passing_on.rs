@@ -591,31 +591,6 @@ fn who_wants_other_rows_of_a_producer_that_has_gone_gets_what_had_come_and_delay
     assert_eq!((net.seen_by(ONE), net.seen_by(TWO)), (vec![5], vec![5, 0]));
 }
 
-// What stood for them at the source's end of the home was charged until the table was dropped.
-#[test]
-fn fetches_that_are_open_are_kept_once_however_often_a_consumer_comes_again_and_not_when_it_goes() {
-    let (mut net, _producer) = Net::subscribed(4, Propagation::Lazy);
-    let kept = |net: &mut Net| {
-        let account = net.home.host().account.peer(ONE);
-        (account.taken(Resource::Bytes), account.taken(Resource::Entries))
-    };
-    net.workers.get_mut(&ONE).unwrap().fetch(ID, &RowSet::from_rows(0..4), 9);
-    net.settle();
-    let once = kept(&mut net);
-    for _ in 0..3 {
-        net.home.connected(ONE);
-        net.workers.get_mut(&ONE).unwrap().connected(HOME);
-        net.settle();
-        assert_eq!(kept(&mut net), once, "it has asked for the same again");
-    }
-    let (shape, rows) = (net.shape, RowSet::from_rows(0..4));
-    let anew = Message::Subscribe { partition: ID, shape, done: 0, serial: 9, rows };
-    say(&mut net.home, ONE, &anew).unwrap();
-    assert!(kept(&mut net).1 < once.1, "a subscription ends the fetches of the one before");
-    net.home.lost(ONE);
-    assert_eq!(kept(&mut net), (0, 0));
-}
-
 #[test]
 fn fetches_of_rows_whose_producer_has_gone_are_given_back() {
     let (mut net, _producer) = Net::subscribed(4, Propagation::Lazy);
@@ -650,6 +625,13 @@ fn consumers_of_rows_that_their_producer_offers_as_others_are_not_lost_for_it() 
             assert!(net.flushes(ONE) && net.flushes(TWO), "{propagation}");
         }
         assert_eq!((net.seen_by(ONE), net.seen_by(TWO)), (vec![0, 0], vec![0, 0]), "{propagation}");
+        // Nor when it has gone.
+        net.workers.remove(&PRODUCER);
+        net.home.lost(PRODUCER);
+        net.home.forget(PRODUCER);
+        [ONE, TWO].into_iter().for_each(|peer| net.want(peer));
+        net.settle();
+        assert!(net.flushes(ONE) && net.flushes(TWO), "{propagation}");
         // One that asks for rows beyond its own shape has only itself to blame.
         let rows = RowSet::from_rows([2]);
         let beyond = Message::Subscribe { partition: ID, shape, done: 0, serial: 9, rows };

@@ -111,12 +111,12 @@ impl<'a> Patience<'a> {
         if self.looks.is_multiple_of(LOOKS_A_COUNT) {
             self.crowded = self.crowd.is_now(self.shards);
         }
-        self.looks += 1;
+        self.looks = self.looks.wrapping_add(1);
         if self.spins() {
             std::hint::spin_loop();
             return true;
         }
-        self.yields += 1;
+        self.yields = self.yields.wrapping_add(1);
         if self.yields % YIELDS_A_LOOK == 1 && self.waited() > YIELDING {
             return false;
         }

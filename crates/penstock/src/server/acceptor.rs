@@ -23,6 +23,7 @@ use penstock_proto::message::Secret;
 use penstock_proto::strangers::{self, Places};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
 use rustls::ServerConfig;
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, IoSliceMut};
@@ -323,7 +324,11 @@ impl Loop {
                     }
                     let places = Places { all: self.strangers.len(), ..PLACES };
                     // Where there is a stranger it goes, as where all places are taken. Else who knocks stands in the queue.
-                    replaced = !replaced && self.make_room(places, Ipv4Addr::UNSPECIFIED.into());
+                    let is_short = matches!(
+                        Errno::from_io_error(&error),
+                        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)
+                    );
+                    replaced = is_short && !replaced && self.make_room(places, Ipv4Addr::UNSPECIFIED.into());
                     if !replaced {
                         self.full = Some(Instant::now() + LOOK_AGAIN);
                         return;

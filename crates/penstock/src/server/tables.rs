@@ -381,7 +381,8 @@ impl Tables {
         if shape.slots == 0 || !(1..=MAX_ROW_BYTES).contains(&shape.row_bytes) {
             return Err(out_of_turn("a partition without rows, or with too long ones"));
         }
-        if self.elsewhere.contains(&id.rank) {
+        // Of who has gone there may be rows that it never had: those that nobody declared. What came of others stays what it is.
+        if self.elsewhere.contains(&id.rank) && !asker.members.is_gone(id.rank) {
             return Err(out_of_turn(ELSEWHERE));
         }
         let none = self.first && self.registry.shape(id, 0) != Some(shape);

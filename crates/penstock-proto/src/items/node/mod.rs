@@ -329,7 +329,7 @@ impl<H: Host> Node<H> {
                 (upstream.receiving, upstream.heard) = (false, false);
             }
             partition.mistaken.remove(&peer);
-            if partition.unsubscribe(peer) {
+            if partition.subscribers.remove(&peer).is_some() {
                 self.merge_needs(id);
             }
         }
@@ -566,8 +566,12 @@ impl<H: Host> Node<H> {
         }
         if shape != partition.shape {
             // One that expects other rows than there are hears of nothing; its own wait ends it.
-            partition.unsubscribe(peer);
+            partition.subscribers.remove(&peer);
             partition.mistaken.insert(peer);
+            // Also when the producer has gone: who is ignored is not to be lost for rows that are there no more.
+            if partition.producer != Some(peer) {
+                partition.asked.insert(peer);
+            }
             self.merge_needs(id);
             return Ok(());
         }
@@ -576,7 +580,7 @@ impl<H: Host> Node<H> {
         let bytes = ENTRY_BYTES + 3 * rows.kept_bytes() + (rows.len() + 1024) * size_of::<Changed>() as u64;
         let bounded = shape.propagation == Propagation::Bounded;
         let had = if bounded { rows.len() * size_of::<(u64, u64)>() as u64 } else { 0 };
-        partition.unsubscribe(peer);
+        partition.subscribers.remove(&peer);
         let kept = keep(&account, "a subscription", bytes + had)?;
         // What was heard before it came is not told to it.
         collect(partition, &mut self.scratch);
@@ -665,16 +669,6 @@ impl<M: Memory> Partition<M> {
         let made = upstream.as_ref().is_some_and(|upstream| upstream.identity);
         let (heard, traffic) = (0, (0, 0));
         Self { memory, shape, producer, upstream, made, home, subscribers, mistaken, asked, heard, traffic }
-    }
-
-    /// A peer is sent nothing more, and what it fetched of the source is not kept for it. `false` if it has not subscribed.
-    fn unsubscribe(&mut self, peer: PeerId) -> bool {
-        let Some(subscriber) = self.subscribers.remove(&peer) else { return false };
-        if let Some(upstream) = &mut self.upstream {
-            let relayed = subscriber.fetches.iter().filter_map(|pending| pending.relayed);
-            relayed.for_each(|ticket| _ = upstream.fetches.remove(&ticket));
-        }
-        true
     }
 
     /// Nobody is asked any more, and nobody waits for what has not come by now: those rows are as if they had never been set.
