@@ -4,12 +4,13 @@
 mod common;
 
 use common::raw::Raw;
+use common::tenants::{self, far};
 use common::{Cluster, Way, seconds};
 use penstock::worker::{Error, TableDeclaration};
 use penstock_kernels::Dtype;
 use penstock_proto::items::control::{TableAnswer, TableAsk};
 use penstock_proto::items::{Propagation, RowSet, Slack, TableSpec};
-use penstock_proto::message::{Answer, Ask};
+use penstock_proto::message::{Answer, Ask, Departure, Request, encode};
 use std::time::Duration;
 
 const ROW_BYTES: u32 = 16;
@@ -82,6 +83,16 @@ fn rows_of_a_worker_that_is_lost_before_it_declares_them_are_as_it_left_them() {
         };
         reads_nothing_of_worker_1(way, killed);
     }
+    // Also where it was on another host than who maps them.
+    reads_nothing_of_worker_1(Way::Mixed, |cluster| {
+        let mut control = far(cluster, 0, 1);
+        let how = Departure::Failed { what: "no".to_owned() };
+        tenants::say(
+            &mut control,
+            &encode(&Request { id: 2, settled: 2, body: Ask::Leave { how } }).unwrap(),
+        );
+        while tenants::hear(&mut control).is_some() {}
+    });
 }
 
 // The error named server 0, which was well.

@@ -136,3 +136,15 @@ pub(crate) fn evil_shard(address: SocketAddr) -> TcpStream {
 pub(crate) fn frame(job: &str, sequence: u64, submission: Submission) -> Header {
     Header::bare(job_number(job), sequence, Body::Submission { submission, wanted: true })
 }
+
+/// A worker that comes over the network; its control connection.
+pub(crate) fn far(cluster: &super::Cluster, server: usize, rank: u32) -> TcpStream {
+    let address = cluster.servers[server].addresses()[0];
+    let mut control = enter(address, "job", super::SECRET, Purpose::Control).unwrap();
+    let (version, session, peer) = (PROTOCOL_VERSION, SESSION, PeerId::worker(rank));
+    let hello = Ask::Hello { version, session, peer, size: cluster.workers };
+    say(&mut control, &encode(&Request { id: 1, settled: 1, body: hello }).unwrap());
+    let reply: Reply = decode(&hear(&mut control).unwrap()).unwrap();
+    assert!(matches!(reply.body, Answer::Welcome(_)), "{reply:?}");
+    control
+}
