@@ -11,6 +11,7 @@
 //! | process | [`forked`] | which process made something: a child of `fork` is another |
 //! | process | [`descriptors`] | how many may be open |
 //! | process | [`signals`] | which signal has asked this one to end |
+//! | process | [`thread`] | which of its threads this is |
 //! | waiting | [`turn`] | one thread after the other, or many together and one alone; threads of one process |
 //! | wake-up | [`doorbell`] | spin, yield, then sleep; who sleeps says so |
 //! | submission | [`ring`] | 64 bytes from a worker to a shard, without a system call while the shard is awake |
@@ -84,3 +85,5 @@ pub mod signals;
 pub mod slab;
 #[cfg(not(loom))]
 pub mod socket;
+#[cfg(not(loom))]
+pub mod thread;

@@ -192,8 +192,20 @@ impl<'a> ForeignMut<'a> {
     pub fn copy_words_from(&mut self, source: Foreign<'_>) {
         assert_eq!(source.len.next_multiple_of(8), self.len, "whole words");
         assert!(self.base.cast::<u64>().is_aligned(), "aligned words");
+        if source.len == self.len && source.base.cast::<u64>().is_aligned() {
+            // SAFETY: both are as long, in whole words (above), and aligned.
+            return unsafe { move_words(self.base, source.base, self.len / 8) };
+        }
+        // SAFETY: aligned (above).
+        unsafe { self.pad_words_from(source) };
+    }
+
+    /// # Safety
+    /// This is as many whole words as `source` fills, aligned.
+    #[inline(never)]
+    unsafe fn pad_words_from(&mut self, source: Foreign<'_>) {
         for at in (0..self.len).step_by(8) {
-            // SAFETY: inside and aligned (assertions).
+            // SAFETY: inside (the loop's bound, whole words) and aligned (the caller's promise).
             let word = unsafe { AtomicU64::from_ptr(self.base.wrapping_add(at).cast()) };
             word.store(source.word(at), Ordering::Relaxed);
         }
@@ -207,6 +219,16 @@ impl<'a> ForeignMut<'a> {
     #[inline]
     pub fn copy_from_words(&mut self, source: Foreign<'_>) {
         assert_eq!(source.len, self.len.next_multiple_of(8), "whole words");
+        let aligned = source.base.cast::<u64>().is_aligned() && self.base.cast::<u64>().is_aligned();
+        if source.len == self.len && aligned {
+            // SAFETY: both are as long, in whole words (above), and aligned.
+            return unsafe { move_words(self.base, source.base, self.len / 8) };
+        }
+        self.cut_words_from(source);
+    }
+
+    #[inline(never)]
+    fn cut_words_from(&mut self, source: Foreign<'_>) {
         for at in (0..self.len).step_by(8) {
             let bytes = (self.len - at).min(8);
             self.store_words(at, &source.word(at).to_le_bytes()[..bytes]);
@@ -308,6 +330,22 @@ width!(load_8, store_8, AtomicU64, u64, 8);
 width!(load_4, store_4, AtomicU32, u32, 4);
 width!(load_2, store_2, AtomicU16, u16, 2);
 width!(load_1, store_1, AtomicU8, u8, 1);
+
+/// What most rows are: whole words on both sides, without a look at what is left over.
+///
+/// # Safety
+/// `from` is good for `words` loads of 8 bytes, and `to` for as many stores; both are aligned to 8.
+#[inline(always)]
+unsafe fn move_words(to: *mut u8, from: *const u8, words: usize) {
+    for at in 0..words {
+        // SAFETY: the caller's promise: inside and aligned.
+        let (from, to) = unsafe {
+            let from = AtomicU64::from_ptr(from.cast_mut().cast::<u64>().wrapping_add(at));
+            (from, AtomicU64::from_ptr(to.cast::<u64>().wrapping_add(at)))
+        };
+        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
 
 /// # Safety
 /// `source` is good for as many loads as `dst` has bytes.

@@ -91,10 +91,12 @@ impl Held {
     }
 
     /// `None` if it is not contiguous, or may not be written and shall be: what is wrong is said by who looks closer.
+    #[inline]
     pub(crate) fn quick(object: &Bound<'_, PyAny>, writable: bool) -> Option<Self> {
         Self::ask(object, ffi::PyBUF_ND | if writable { ffi::PyBUF_WRITABLE } else { 0 }).ok()
     }
 
+    #[inline]
     fn ask(object: &Bound<'_, PyAny>, flags: c_int) -> PyResult<Self> {
         let mut view = MaybeUninit::<ffi::Py_buffer>::uninit();
         // SAFETY: the interpreter is attached (`Bound`), and fills the view or says that it did not.

@@ -283,8 +283,18 @@ fn behind(py: Python<'_>, error: PyErr, before: Option<PyErr>) -> PyErr {
 }
 
 /// Runs `work` without the interpreter; refuses to do so inside another call.
-#[expect(clippy::disallowed_methods, reason = "this file is the door")]
 pub(crate) fn let_go<T: Send>(py: Python<'_>, work: impl FnOnce(&Detached) -> T + Send) -> PyResult<T> {
+    let_go_then(py, work, Ok)
+}
+
+/// The same, and then `then` with what came of it: at once, since results that can be errors are long, and are moved each time.
+#[inline]
+#[expect(clippy::disallowed_methods, reason = "this file is the door")]
+fn let_go_then<R: Send, T>(
+    py: Python<'_>,
+    work: impl FnOnce(&Detached) -> R + Send,
+    then: impl FnOnce(R) -> PyResult<T>,
+) -> PyResult<T> {
     HERE.with(|here| {
         if here.get() & WITHIN != 0 {
             return Err(inside_another(py));
@@ -296,7 +306,7 @@ pub(crate) fn let_go<T: Send>(py: Python<'_>, work: impl FnOnce(&Detached) -> T 
         if here.get() & UNHEARD != 0 {
             hear(py, here)?;
         }
-        Ok(result)
+        then(result)
     })
 }
 
@@ -331,14 +341,23 @@ pub(crate) fn detached<T: Send>(
     py: Python<'_>,
     work: impl FnOnce(&Detached) -> Result<T, Error> + Send,
 ) -> PyResult<T> {
-    finish(py, let_go(py, work)?)
+    let_go_then(py, work, |result| finish(py, result))
 }
 
 /// Turns a call's error into Python's.
+#[inline]
 pub(crate) fn finish<T>(py: Python<'_>, result: Result<T, Error>) -> PyResult<T> {
-    result.map_err(|error| match error {
+    match result {
+        Ok(value) => Ok(value),
+        Err(error) => Err(failed(py, error)),
+    }
+}
+
+#[cold]
+fn failed(py: Python<'_>, error: Error) -> PyErr {
+    match error {
         // Interrupted, but nothing was raised: a handler closed a job.
         Error::Interrupted => raise(py, &Error::Closed),
         error => raise(py, &error),
-    })
+    }
 }

@@ -24,19 +24,57 @@ impl ForeignMut<'_> {
     /// # Panics
     ///
     /// If it is not exactly as long as this.
+    #[inline]
     pub fn copy_from(&mut self, source: Foreign<'_>) {
         assert_eq!(source.len, self.len, "a copy needs as many bytes as there are");
         if self.len < SHORT {
             // SAFETY: both are good for as many bytes, by the promises that they were made with.
             unsafe { copy_short(source.base, self.base, self.len) };
         } else {
-            arch::on_best(Copy { source, target: self.part(0..self.len) });
+            self.copy_long(source);
         }
+    }
+
+    fn copy_long(&mut self, source: Foreign<'_>) {
+        arch::on_best(Copy { source, target: self.part(0..self.len) });
     }
 }
 
 /// Bytes from which on it pays to choose the widest instruction set.
 const SHORT: usize = 4096;
+
+/// Copies blocks of four registers' bytes as long as there are whole ones, of which there must be one, and moves both pointers behind
+/// them; how many bytes. Needs the instructions for such registers, `$bytes` loads at `$source` and as many stores at `$target`.
+#[cfg(all(target_arch = "x86_64", not(any(miri, penstock_portable))))]
+macro_rules! copy_blocks {
+    ($a:ident, $b:ident, $c:ident, $d:ident, $width:literal, $source:ident, $target:ident, $bytes:expr) => {{
+        let whole = $bytes / (4 * $width) * (4 * $width);
+        std::arch::asm!(
+            "2:",
+            concat!("vmovups ", stringify!($a), ", [rsi]"),
+            concat!("vmovups ", stringify!($b), ", [rsi + {width}]"),
+            concat!("vmovups ", stringify!($c), ", [rsi + 2 * {width}]"),
+            concat!("vmovups ", stringify!($d), ", [rsi + 3 * {width}]"),
+            concat!("vmovups [rdi], ", stringify!($a)),
+            concat!("vmovups [rdi + {width}], ", stringify!($b)),
+            concat!("vmovups [rdi + 2 * {width}], ", stringify!($c)),
+            concat!("vmovups [rdi + 3 * {width}], ", stringify!($d)),
+            "add rsi, 4 * {width}",
+            "add rdi, 4 * {width}",
+            "sub rcx, 4 * {width}",
+            "jnz 2b",
+            "vzeroupper",
+            width = const $width,
+            inout("rsi") $source,
+            inout("rdi") $target,
+            inout("rcx") whole => _,
+            // The registers are among those that a call may change.
+            clobber_abi("C"),
+            options(nostack),
+        );
+        whole
+    }};
+}
 
 /// Copies what is short without choosing an instruction set, which would take longer than the copy.
 ///
@@ -45,34 +83,15 @@ const SHORT: usize = 4096;
 #[inline]
 unsafe fn copy_short(mut source: *const u8, mut target: *mut u8, mut bytes: usize) {
     #[cfg(all(target_arch = "x86_64", not(any(miri, penstock_portable))))]
-    if bytes >= 128 && std::arch::is_x86_feature_detected!("avx") {
-        let whole = bytes / 128 * 128;
-        // SAFETY: loads and stores of `whole` bytes, which the caller vouches for; the processor has the instructions (above). The
-        // registers are those that a call may change.
-        unsafe {
-            std::arch::asm!(
-                "2:",
-                "vmovups ymm0, [rsi]",
-                "vmovups ymm1, [rsi + 32]",
-                "vmovups ymm2, [rsi + 64]",
-                "vmovups ymm3, [rsi + 96]",
-                "vmovups [rdi], ymm0",
-                "vmovups [rdi + 32], ymm1",
-                "vmovups [rdi + 64], ymm2",
-                "vmovups [rdi + 96], ymm3",
-                "add rsi, 128",
-                "add rdi, 128",
-                "sub rcx, 128",
-                "jnz 2b",
-                "vzeroupper",
-                inout("rsi") source,
-                inout("rdi") target,
-                inout("rcx") whole => _,
-                clobber_abi("C"),
-                options(nostack),
-            );
+    {
+        if bytes >= 256 && std::arch::is_x86_feature_detected!("avx512f") {
+            // SAFETY: as for the caller; the processor has the instructions.
+            bytes -= unsafe { copy_blocks!(zmm0, zmm1, zmm2, zmm3, 64, source, target, bytes) };
         }
-        bytes -= whole;
+        if bytes >= 128 && std::arch::is_x86_feature_detected!("avx") {
+            // SAFETY: likewise.
+            bytes -= unsafe { copy_blocks!(ymm0, ymm1, ymm2, ymm3, 32, source, target, bytes) };
+        }
     }
     if source.cast::<u64>().is_aligned() && target.cast::<u64>().is_aligned() {
         while bytes >= 8 {

@@ -8,11 +8,11 @@ use super::Error;
 use super::job::Inner;
 use crate::wait::{ASK_WITHIN, Deadline};
 use penstock_fabric::sync::Ordering;
+use penstock_fabric::thread::this_thread;
 use penstock_proto::knot::{Goal, Knot};
 use penstock_proto::message::{Answer, Ask};
-use std::cell::Cell;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::{Duration, Instant};
 
 /// How long a wait is before it asks whether it is part of a circle, and how often then.
@@ -22,24 +22,11 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Says whether no thread but the calling one could use the job.
 pub(super) type Alone = Box<dyn Fn() -> bool + Send + Sync>;
 
-static THREADS: AtomicU64 = AtomicU64::new(1);
-thread_local! {
-    /// This thread's number, from 1; 0 before it has one.
-    static THREAD: Cell<u64> = const { Cell::new(0) };
-}
-
-#[cold]
-fn number_this_thread() -> u64 {
-    let number = THREADS.fetch_add(1, Ordering::Relaxed);
-    THREAD.set(number);
-    number
-}
-
 /// The threads that use a job, or may.
 #[derive(Default)]
 pub(super) struct Company {
-    /// The thread that used the job first, and whether another has.
-    first: AtomicU64,
+    /// The thread that used the job first (0: none has), and whether another has.
+    first: AtomicUsize,
     several: AtomicBool,
     alone: OnceLock<Alone>,
 }
@@ -48,10 +35,7 @@ impl Company {
     /// Notes which thread uses the job.
     #[inline]
     pub(super) fn touch(&self) {
-        let me = match THREAD.get() {
-            0 => number_this_thread(),
-            number => number,
-        };
+        let me = this_thread();
         if self.first.load(Ordering::Relaxed) != me {
             let first = self.first.compare_exchange(0, me, Ordering::Relaxed, Ordering::Relaxed).is_ok();
             self.several.fetch_or(!first, Ordering::Relaxed);

@@ -6,7 +6,7 @@ use crate::layout::pages;
 use std::ops::Range;
 
 pub(super) const LINE: usize = 64;
-pub(super) const CHANGE_LOG: usize = size_of::<Progress>();
+const CHANGE_LOG: usize = size_of::<Progress>();
 /// Most and fewest entries of a change log: a follower that falls further behind looks at all rows.
 const ENTRIES: (u32, u32) = (1 << 16, 64);
 /// Longest row that stands in a row group too: the head of a longer one is little beside it.
@@ -88,10 +88,34 @@ impl Layout {
         }
     }
 
+    /// Row groups that are whole before a slot. `group` is a power of two, and a division would cost as much as writing a row.
+    #[inline]
+    pub(super) fn row_groups_before(&self, slot: u32) -> u32 {
+        slot >> self.group.trailing_zeros()
+    }
+
+    /// Whether a row group begins with a slot.
+    #[inline]
+    pub(super) fn begins_row_group(&self, slot: u32) -> bool {
+        slot & (self.group - 1) == 0
+    }
+
+    /// The row groups that are whole among `count` rows from `first` on, were there as many.
+    pub(super) fn whole_row_groups(&self, first: u32, count: u32) -> Range<u32> {
+        self.row_groups_before(first) + u32::from(!self.begins_row_group(first))
+            ..self.row_groups_before(first + count)
+    }
+
+    /// Where an entry of the change log lies: there is a power of two of them.
+    #[inline]
+    pub(super) fn entry(&self, at: u64) -> usize {
+        CHANGE_LOG + 8 * (at & u64::from(self.entries - 1)) as usize
+    }
+
     /// The row group that a slot's row is in.
     #[inline]
     pub(super) fn row_group_of(&self, slot: u32) -> Option<u32> {
-        let row_group = slot / self.group;
+        let row_group = self.row_groups_before(slot);
         (row_group < self.row_groups).then_some(row_group)
     }
 
@@ -110,7 +134,7 @@ impl Layout {
         let (layout, mut at) = (*self, first);
         std::iter::from_fn(move || {
             let left = (first + count).checked_sub(at).filter(|&left| left > 0)?;
-            let whole = at.is_multiple_of(layout.group) && left >= layout.group;
+            let whole = layout.begins_row_group(at) && left >= layout.group;
             let row_group = layout.row_group_of(at).filter(|_| whole);
             let piece = row_group.map_or(Piece::Row(at), Piece::RowGroup);
             at += if row_group.is_some() { layout.group } else { 1 };

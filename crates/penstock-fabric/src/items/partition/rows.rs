@@ -3,13 +3,14 @@
 use super::super::slot::{Look, Moment, Progress, RowGroup, Slot, Spot, Torn};
 use super::super::steps::Words;
 use super::super::together::{Gathered, Together};
-use super::layout::{CHANGE_LOG, CLAIM_BYTES, HEADS, LINE, Layout, Piece, is_long};
+use super::layout::{CLAIM_BYTES, HEADS, LINE, Layout, Piece, is_long};
 use crate::memory::bring_near;
 use crate::region::{Access, Mapping, Part};
 use crate::sync::OwnedU64;
 use penstock_kernels::ForeignMut;
 use rustix::fd::BorrowedFd;
 use rustix::io;
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -126,8 +127,7 @@ impl Rows {
         out: impl Into<ForeignMut<'o>>,
     ) -> Result<Option<Look>, Torn> {
         let out = out.into();
-        let Some(row_group) =
-            self.layout.row_group_of(first).filter(|_| first.is_multiple_of(self.layout.group))
+        let Some(row_group) = self.layout.row_group_of(first).filter(|_| self.layout.begins_row_group(first))
         else {
             return Ok(None);
         };
@@ -146,8 +146,7 @@ impl Rows {
         let place = |slot: u32| (slot - first) as usize * bytes;
         let mut before = 0;
         let count = (out.len() / bytes) as u32;
-        let (first_row_group, end_row_group) =
-            (first.div_ceil(self.layout.group), (first + count) / self.layout.group);
+        let Range { start: first_row_group, end: end_row_group } = self.layout.whole_row_groups(first, count);
         (first_row_group..end_row_group.min(first_row_group + HEADS))
             .for_each(|row_group| self.expect_head(row_group));
         for piece in self.layout.pieces(first, count) {
@@ -246,7 +245,7 @@ impl Words for Rows {
 
     #[inline]
     fn entry(&self, at: u64) -> &OwnedU64 {
-        self.mapping.peek(CHANGE_LOG + 8 * (at % u64::from(self.layout.entries)) as usize)
+        self.mapping.peek(self.layout.entry(at))
     }
 
     fn slots(&self) -> u32 {

@@ -9,6 +9,7 @@ use crate::region::{Access, Mapping};
 use penstock_kernels::{Dtype, Foreign, ForeignMut};
 use rustix::fd::BorrowedFd;
 use rustix::io;
+use std::ops::Range;
 use std::ptr;
 
 /// The rows as their writer sees them. There is one for each partition.
@@ -270,8 +271,7 @@ impl Set<'_> {
         let count = (values.len() / bytes) as u32;
         // Of a set that has written a row already, nobody could tell which of two values came last.
         let row_groups = self.writer.steps.is_fresh();
-        let first_row_group = first.div_ceil(layout.group);
-        let end_row_group = (first + count) / layout.group;
+        let Range { start: first_row_group, end: end_row_group } = layout.whole_row_groups(first, count);
         (first_row_group..end_row_group.min(first_row_group + HEADS))
             .for_each(|row_group| self.writer.claim_head(row_group));
         (first_row_group..end_row_group.min(first_row_group + 2))

@@ -69,6 +69,7 @@ impl TableInner {
         }
     }
 
+    #[inline]
     fn try_write(
         &self,
         rows: Chosen<'_>,
@@ -86,6 +87,7 @@ impl TableInner {
     }
 
     /// The first of the rows, and where this worker's rows stand; `None` if there is nothing to write.
+    #[inline]
     fn own_of(
         &self,
         rows: &Chosen<'_>,
@@ -101,6 +103,7 @@ impl TableInner {
         Ok(Some((first, self.own.as_ref().ok_or_else(|| self.foreign(first))?)))
     }
 
+    #[inline]
     fn write_by(
         &self,
         own: &Own,
