@@ -11,7 +11,7 @@ use crate::sync::{AtomicU64, Ordering};
 use penstock_proto::submission::WORDS;
 
 /// Submissions that a ring holds. A push of a tensor is one submission for each shard and, when its bytes are copied, for
-/// each [`WINDOW`](crate::layout) of it; a worker that is this far ahead of a shard waits.
+/// each window of them; a worker that is this far ahead of a shard waits.
 #[cfg(not(loom))]
 pub const CAPACITY: u64 = 512;
 /// Small enough to wrap around within a model.

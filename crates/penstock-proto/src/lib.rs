@@ -19,8 +19,11 @@
 //! | [`peer`] | who is sent to and received from: a worker, or another |
 //! | [`membership`] | who joined, who left, who was lost; barriers |
 //! | [`vigil`] | who is late, and when |
+//! | [`knot`] | workers that wait for each other in a circle |
+//! | [`account`] | what a peer makes a process keep |
 //! | [`job`] | what a job goes by where its name would be too long |
 //! | [`message`] | the control plane's messages |
+//! | [`request`] | what is asked once, over connections that break |
 //! | [`frame`] | what travels between a worker and a shard of another host |
 //! | [`encoding`] | what travels of a chunk, and in which bytes |
 //! | [`outbox`] | frames until they are taken: reconnecting without loss or repetition |

@@ -14,8 +14,10 @@
 //! | [`bells`] | control, items | what workers of this host ring who passes rows on with |
 //! | [`items`] | items | passes rows of tables on to other hosts |
 //! | [`shard_memory`] | one a shard | what the shard's machine acts on |
+//! | [`ports`] | one a shard | whom the shard hears and sends to, on this host or another |
 //! | [`remote`] | one a shard | workers on other hosts: their frames, and what is owed to them |
 //! | [`fair_share`] | one a shard | how jobs behind one acceptor share the network |
+//! | [`pace`] | control, one a shard | how much a job may say beside others that moves no values |
 //! | [`acceptor`] | acceptor | accepts network connections and lets them prove which job they belong to |
 //!
 //! The control thread never waits for a worker, and no shard waits for the control thread.

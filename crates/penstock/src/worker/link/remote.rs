@@ -324,7 +324,7 @@ impl Link {
 }
 
 impl Wire {
-    /// The link's thread: a sign of life every quarter of a lease, whatever the server says, and another connection when one
+    /// The link's thread: a sign of life every eighth of a lease, whatever the server says, and another connection when one
     /// breaks.
     fn listen_remote(&self, fate: &Fate, stop: &Wakeup, lease: Duration) {
         let Channel::Remote(records) = &self.channel else { return };
