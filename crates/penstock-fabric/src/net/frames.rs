@@ -118,8 +118,8 @@ impl<P> FrameReader<P> {
 
 /// Frames handed to the kernel in one call at most.
 const BATCH: usize = 16;
-/// Bytes of them: a socket rarely takes more at once, and what it does not take is copied.
-const BATCH_BYTES: usize = 256 * 1024;
+/// Bytes of them, but for the last: a socket rarely takes more at once, and what it does not take is copied.
+pub const BATCH_BYTES: usize = 256 * 1024;
 
 /// The frames of one batch. A chunk that others may be writing is read once, into the buffer: so the bytes that are sent are those
 /// that the checksum was taken of, and nothing here takes memory for a slice that others may write.

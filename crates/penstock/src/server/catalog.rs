@@ -4,6 +4,7 @@ use super::slabs::{Pooled, Slabs};
 use crate::limits::lacking;
 use crate::pools::POOLED_BELOW;
 use penstock_fabric::memory::{ExtentLayout, HomeMemory, HomeRegions, LaneView, ModelDescriptors};
+use penstock_fabric::net::frames::BATCH_BYTES;
 use penstock_fabric::region::Region;
 use penstock_proto::account::{Account, Charge, Exhausted, Resource};
 use penstock_proto::chunk::Cut;
@@ -63,6 +64,14 @@ pub(super) struct NewTensor {
     pub(super) homes: Vec<HomeMemory>,
 }
 
+/// What this server keeps for a worker on another host besides its lanes.
+#[derive(Debug, Default)]
+struct Owed {
+    /// The longest payload that may stand before a connection which it does not read.
+    longest: u64,
+    charges: Vec<Charge>,
+}
+
 #[derive(Debug)]
 pub(super) struct Catalog {
     index: u32,
@@ -77,6 +86,7 @@ pub(super) struct Catalog {
     slabs: Slabs,
     numbers: HashMap<String, TensorId>,
     entries: HashMap<TensorId, Entry>,
+    owed: BTreeMap<Rank, Owed>,
 }
 
 impl Catalog {
@@ -98,6 +108,7 @@ impl Catalog {
             account,
             numbers: HashMap::new(),
             entries: HashMap::new(),
+            owed: BTreeMap::new(),
         }
     }
 
@@ -264,6 +275,7 @@ impl Catalog {
     /// A worker has gone: nobody needs to be given its lanes any more.
     pub(super) fn forget(&mut self, rank: Rank) {
         self.slabs.forget(rank);
+        self.owed.remove(&rank);
         for entry in self.entries.values_mut() {
             if let Held::Own(_, lanes) = &mut entry.held {
                 lanes.remove(&rank);
@@ -271,13 +283,29 @@ impl Catalog {
         }
     }
 
+    /// Pays for what is owed to a worker on another host of a tensor that it declares: a note of each chunk, and, where a value or a state
+    /// is longer than what connections may hold anyway, one such for each shard that sends it. Returns how long that is.
+    fn owe(&self, rank: Rank, entry: &Entry) -> Result<(u64, Charge), Refusal> {
+        let extent = entry.layout.extent();
+        let before = self.owed.get(&rank).map_or(0, |owed| owed.longest);
+        let payload = |chunk| entry.layout.value(chunk).len().max(entry.layout.state(chunk).len());
+        // Only the last chunk may be shorter.
+        let longest = extent.chunks().next().map_or(0, payload);
+        let longest = if longest > BATCH_BYTES { before.max(longest as u64) } else { before };
+        let notes = u64::from(extent.count) * NOTE_BYTES;
+        let held = (longest - before) * self.shard_loads.len() as u64;
+        Ok((longest, self.charge(&entry.spec.name, notes + held)?))
+    }
+
     /// Makes a worker's lane, for each shard its view; none where this server's extent is empty, or where the worker has one: a
     /// declaration that is repeated costs nothing, and contributions may wait in the first lane.
     pub(super) fn lane(&mut self, id: TensorId, rank: Rank, remote: bool) -> Result<Vec<LaneView>, Refusal> {
-        let entry = self.entries.get_mut(&id).ok_or(Refusal::UnknownTensor { tensor: id })?;
+        let entry = self.get(id)?;
         if entry.given.contains(&rank) {
             return Ok(Vec::new());
         }
+        let owed = if remote { Some(self.owe(rank, entry)?) } else { None };
+        let entry = self.entries.get_mut(&id).ok_or(Refusal::UnknownTensor { tensor: id })?;
         let (layout, shards) = (entry.layout, self.shard_loads.len() as u32);
         let lanes = match &mut entry.held {
             Held::Nowhere => return Ok(Vec::new()),
@@ -295,6 +323,11 @@ impl Catalog {
             }
         };
         entry.given.insert(rank);
+        if let Some((longest, charge)) = owed {
+            let owed = self.owed.entry(rank).or_default();
+            owed.longest = longest;
+            owed.charges.push(charge);
+        }
         Ok(lanes)
     }
 
@@ -344,3 +377,64 @@ const ENTRY_BYTES: u64 = 1536;
 const BOOK_BYTES: u64 = 768;
 const BOOK_BYTES_A_WORKER: u64 = 320;
 const CHUNK_BYTES: u64 = 80;
+/// What a shard notes of a chunk for a worker on another host: what is owed, and its place in a queue that grows by doubling.
+const NOTE_BYTES: u64 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_kernels::{Dtype, Rule};
+    use penstock_proto::account::Limits;
+    use penstock_proto::consistency::Consistency;
+    use penstock_proto::spec::Reduce;
+
+    const CHUNK: u32 = 4 << 20;
+    const SHARDS: u32 = 2;
+
+    fn spec(name: &str) -> TensorSpec {
+        TensorSpec {
+            name: name.to_owned(),
+            shape: vec![u64::from(CHUNK) / 2],
+            dtype: Dtype::F32,
+            rule: Rule::Adam { amsgrad: false, maximize: false },
+            consistency: Consistency::Bsp,
+            reduce: Reduce::Sum,
+            rescale: 1.0,
+            clip: None,
+            refuse_nonfinite: false,
+        }
+    }
+
+    #[test]
+    fn what_a_worker_elsewhere_may_leave_unread_is_paid_for() {
+        let account = Account::new(Limits::NONE);
+        let mut catalog = Catalog::new(0, 1, SHARDS, 3, CHUNK, account.clone());
+        let (id, _) = catalog.declare(0, spec("w"), None).unwrap();
+        let taken = || account.taken(Resource::Bytes);
+        let before = taken();
+        catalog.lane(id, 0, false).unwrap();
+        assert_eq!(taken(), before, "on this host nothing is sent");
+        // Two chunks are noted, and each shard may hold two arrays of one for Adam.
+        let state = 2 * u64::from(CHUNK);
+        catalog.lane(id, 1, true).unwrap();
+        assert_eq!(taken(), before + 2 * NOTE_BYTES + u64::from(SHARDS) * state);
+        let (other, _) = catalog.declare(0, spec("v"), None).unwrap();
+        let before = taken();
+        catalog.lane(other, 1, true).unwrap();
+        assert_eq!(taken(), before + 2 * NOTE_BYTES, "a connection holds one at a time");
+        let before = taken();
+        catalog.forget(1);
+        assert_eq!(taken(), before - 4 * NOTE_BYTES - u64::from(SHARDS) * state);
+
+        // One that would not fit is not given a lane, and nothing is kept of the attempt.
+        let needed = before / 2;
+        let poor = Account::new(Limits::NONE.with(Resource::Bytes, needed + state));
+        let mut catalog = Catalog::new(0, 1, SHARDS, 3, CHUNK, poor.clone());
+        let (id, _) = catalog.declare(0, spec("w"), None).unwrap();
+        let before = poor.taken(Resource::Bytes);
+        let refused = catalog.lane(id, 1, true).unwrap_err();
+        assert!(matches!(refused, Refusal::OutOfMemory { .. }), "{refused}");
+        assert_eq!(poor.taken(Resource::Bytes), before);
+        catalog.lane(id, 0, false).unwrap();
+    }
+}
