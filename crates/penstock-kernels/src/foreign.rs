@@ -339,10 +339,9 @@ width!(load_1, store_1, AtomicU8, u8, 1);
 unsafe fn move_words(to: *mut u8, from: *const u8, words: usize) {
     for at in 0..words {
         // SAFETY: the caller's promise: inside and aligned.
-        let (from, to) = unsafe {
-            let from = AtomicU64::from_ptr(from.cast_mut().cast::<u64>().wrapping_add(at));
-            (from, AtomicU64::from_ptr(to.cast::<u64>().wrapping_add(at)))
-        };
+        let from = unsafe { AtomicU64::from_ptr(from.cast_mut().cast::<u64>().wrapping_add(at)) };
+        // SAFETY: likewise.
+        let to = unsafe { AtomicU64::from_ptr(to.cast::<u64>().wrapping_add(at)) };
         to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 }
