@@ -125,7 +125,7 @@ pub const TABLE: [Row; 13] = [
         unit: "path",
         minimum: "",
         maximum: "",
-        doc: "PEM file of the certificate authorities that a server's certificate must come from; empty: any certificate, since the job's secret proves who the server is.",
+        doc: "PEM file of the certificate authorities that a server's certificate must come from; empty: any certificate, since the job's secret proves who the server is. Under a manager: that the manager's must come from.",
     },
     Row {
         name: "certificate",
