@@ -3,8 +3,8 @@
 
 mod common;
 
-use common::{SECRET, options, socket_path};
-use penstock::server::{Server, ServerConfig};
+use common::{config, socket_path};
+use penstock::server::Server;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 fn threads() -> usize {
@@ -23,16 +23,7 @@ fn a_start_that_fails_at_any_step_leaves_no_thread_no_descriptor_and_no_file() {
     let (mut failed, mut started) = (0, 0);
     for room in (0..40).rev() {
         let path = socket_path();
-        let config = ServerConfig {
-            path: Some(path.clone()),
-            listen: vec!["127.0.0.1:0".parse().unwrap()],
-            job: "job".to_owned(),
-            secret: SECRET,
-            index: 0,
-            servers: 1,
-            workers: 1,
-            options: options(&[("shards", "4")]),
-        };
+        let config = config(Some(path.clone()), &["127.0.0.1:0".to_owned()], "4");
         // The server takes all that the hard limit allows, so that is what is lowered.
         let most = Some(before.0 as u64 + room);
         setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }).unwrap();

@@ -5,8 +5,8 @@
 
 mod common;
 
-use common::{Cluster, NO_SETTINGS, SECRET, Way, bytes, declare, options, pull, socket_path};
-use penstock::server::{Server, ServerConfig};
+use common::{Cluster, NO_SETTINGS, SECRET, Way, bytes, config, declare, options, pull, socket_path};
+use penstock::server::Server;
 use penstock::service::{JobConfig, Service};
 use penstock::worker::{Error, Job, Membership};
 use penstock_fabric::net::endpoint::Endpoint;
@@ -26,19 +26,6 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn config(path: Option<PathBuf>, listen: &[String], shards: &str) -> ServerConfig {
-    ServerConfig {
-        path,
-        listen: listen.iter().map(|address| address.parse().unwrap()).collect(),
-        job: "job".to_owned(),
-        secret: SECRET,
-        index: 0,
-        servers: 1,
-        workers: 1,
-        options: options(&[("shards", shards)]),
-    }
 }
 
 fn join(endpoint: &Endpoint) -> Job {

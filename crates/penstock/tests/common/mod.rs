@@ -39,6 +39,20 @@ pub(crate) fn options(given: &[(&str, &str)]) -> Options {
     Options::load(all.iter().chain(given).copied()).expect("the options of a test are valid")
 }
 
+/// What the only server of a job of one worker is started with.
+pub(crate) fn config(path: Option<PathBuf>, listen: &[String], shards: &str) -> ServerConfig {
+    ServerConfig {
+        path,
+        listen: listen.iter().map(|address| address.parse().unwrap()).collect(),
+        job: "job".to_owned(),
+        secret: SECRET,
+        index: 0,
+        servers: 1,
+        workers: 1,
+        options: options(&[("shards", shards)]),
+    }
+}
+
 /// How workers reach their servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
