@@ -1,4 +1,4 @@
-"""How the processes of each system are started. They stay up while consumers and transport stay the same."""
+"""How the processes of each system are started. They stay up while workers and transport stay the same."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from penstock_bench.items.work import PROPAGATIONS, Work
 from penstock_bench.network.places import Layout, Place, servers
 from penstock_bench.systems import BenchError
 from penstock_bench.systems.mpi import mpirun
+from penstock_bench.systems.on_ranks import OnRanks
 
 _FOLDER = "penstock_bench.items"
 _LAST_WORDS = 2.0
@@ -91,14 +92,13 @@ class OutspokenRanks(Ranks):
                     yield f"rank {rank}: {answer['error']}"
 
 
-class Processes(ABC):
-    """A system that consists of ranks."""
+class Processes(OnRanks, ABC):
+    """A `System` whose ranks stay up while workers and transport stay the same."""
 
-    name: str
     ways: Sequence[str]
 
     def __init__(self) -> None:
-        self._ranks: Ranks | None = None
+        super().__init__()
         self._for: tuple[int, str] = (0, "")
         self._stack = contextlib.ExitStack()
 
@@ -139,19 +139,8 @@ class Processes(ABC):
 
     def end(self) -> None:
         """Ends the processes, and what was started for them."""
-        if self._ranks is not None:
-            self._ranks.end()
-            self._ranks = None
+        super().end()
         self._stack.close()
-
-    def _ask(self, **command: Any) -> list[dict[str, Any]]:
-        if self._ranks is None:
-            raise BenchError(f"{self.name}: not started")
-        try:
-            return self._ranks.ask(**command)
-        except BaseException:
-            self.end()
-            raise
 
 
 class Tables(Processes):

@@ -1,4 +1,4 @@
-"""A system that consists of processes, seen from the runner."""
+"""Systems that consist of processes, seen from the runner."""
 
 from __future__ import annotations
 
@@ -10,15 +10,36 @@ from penstock_bench import ranks
 from penstock_bench.systems import BenchError
 
 
-class SystemOnRanks(ABC):
-    """A `System` of processes: ranks that stay up while the number of workers stays the same."""
+class OnRanks:
+    """What systems of processes have in common: ranks that are started when they are first needed."""
 
     name: str
-    processor: float | None = None
-    """Processor seconds of all its processes an iteration, in the last run; None before the first."""
 
     def __init__(self) -> None:
         self._ranks: Ranks | None = None
+
+    def end(self) -> None:
+        """Ends the processes."""
+        if self._ranks is not None:
+            self._ranks.end()
+            self._ranks = None
+
+    def _ask(self, **command: Any) -> list[dict[str, Any]]:
+        if self._ranks is None:
+            raise BenchError(f"{self.name}: not started")
+        try:
+            return self._ranks.ask(**command)
+        except BaseException:
+            # After a failure the ranks are out of step with each other: the next case starts new ones.
+            self.end()
+            raise
+
+
+class SystemOnRanks(OnRanks, ABC):
+    """A `System` whose ranks stay up while the number of workers stays the same."""
+
+    processor: float | None = None
+    """Processor seconds of all its processes an iteration, in the last run; None before the first."""
 
     @abstractmethod
     def commands(self, workers: int) -> list[list[str]]:
@@ -51,19 +72,3 @@ class SystemOnRanks(ABC):
         """Gives back the case's memory."""
         if self._ranks is not None:
             self._ask(do="close")
-
-    def end(self) -> None:
-        """Ends the processes."""
-        if self._ranks is not None:
-            self._ranks.end()
-            self._ranks = None
-
-    def _ask(self, **command: Any) -> list[dict[str, Any]]:
-        if self._ranks is None:
-            raise BenchError(f"{self.name}: not started")
-        try:
-            return self._ranks.ask(**command)
-        except BaseException:
-            # After a failure the ranks are out of step with each other: the next case starts new ones.
-            self.end()
-            raise
