@@ -2,8 +2,8 @@
 
 use super::later;
 use super::lent::{Lent, LentToRead};
-use super::pools::carry_out;
 use super::registry::{Registry, Work, check_forked, registry, sleep};
+use super::threads::carry_out;
 use crate::boundary::{array, array_mut, guard, here, result, timeout};
 use crate::call::{Call, penstock_call};
 use crate::status::{Failure, penstock_status};

@@ -1,8 +1,8 @@
 //! Requests: pushes, pulls and gets that are started, and tested or waited for later.
 //!
-//! Whatever cannot be done at once is carried out by threads of the job's own, its *pools*: so it goes on while the program computes, and
+//! Whatever cannot be done at once is carried out by threads of the job's own, in two pools: so it goes on while the program computes, and
 //! nobody has to ask for that. Requests for one tensor go one after the other, in the order in which they were started, on one thread;
-//! gets each on their own, up to [`pools::MOST_GETS`] at one time. A get beyond that stands in a queue, and whoever waits for it carries it
+//! gets each on their own, up to [`threads::MOST_GETS`] at one time. A get beyond that stands in a queue, and whoever waits for it carries it
 //! out itself; who waits for one of several looks at each and waits for them by turns.
 //!
 //! All that is known of requests stands in one registry, under one lock: `penstock_wait_any` may wait for requests of several jobs. A
@@ -16,24 +16,24 @@
 //! |---|---|
 //! | `mod.rs` | requests of a job, and those for one tensor or table |
 //! | `registry.rs` | what is known of each |
-//! | `pools.rs` | the threads that carry them out |
+//! | `threads.rs` | the threads that carry them out |
 //! | `lent.rs` | the program's memory meanwhile |
 //! | `calls.rs` | what a C program calls |
 
 mod calls;
 mod lent;
-mod pools;
 mod registry;
+mod threads;
 
 pub use calls::*;
 
 use crate::status::{Failure, penstock_status};
 use penstock::turn::{Taken, Turn};
-use pools::Task;
 use registry::{Count, Entry, State, Work, desk, number, registry, wait_for_none};
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
+use threads::Task;
 
 /// Those of a job.
 pub(crate) struct Requests {

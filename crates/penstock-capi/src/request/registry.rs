@@ -3,7 +3,7 @@
 //! A child of `fork` has a registry of its own: the parent's may have been copied while it was locked, and its threads are not there.
 //! Numbers go on where the parent's were at the fork, so a handle of the parent's is known for one.
 
-use super::pools::Pools;
+use super::threads::Pools;
 use crate::status::Failure;
 use penstock::worker::Error;
 use penstock_fabric::forked::Maker;

@@ -1,4 +1,4 @@
-//! The pools: threads of a job that carry out what was started.
+//! The threads of a job that carry out what was started: a pool for what goes in lines, a pool for gets.
 
 use super::registry::{Registry, State, desk, registry};
 use crate::status::{Failure, penstock_status};
