@@ -178,7 +178,7 @@ pub enum SubmissionRefused {
 
 /// A submission that was judged, with whose it is. Only [`Shard::judge`] makes one, and only [`Shard::take`] takes one: so what comes over
 /// the network in two parts is judged by its first, once.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, PartialEq)]
 pub struct Judged {
     peer: PeerId,
     submission: Submission,
@@ -289,7 +289,7 @@ impl Shard {
         home: &mut impl Home,
     ) -> Result<(), SubmissionRefused> {
         let judged = self.judge_local(PeerId::worker(writer), submission)?;
-        self.take(&judged, home)
+        self.take(judged, home)
     }
 
     /// Judges what a peer of this host submits: a worker there has nothing to be sent.
@@ -330,7 +330,7 @@ impl Shard {
 
     /// Takes what was judged, of a peer that is live, before anything else of that peer is judged. A fetch is for whoever sends values to
     /// see to: here it does nothing.
-    pub fn take(&mut self, judged: &Judged, home: &mut impl Home) -> Result<(), SubmissionRefused> {
+    pub fn take(&mut self, judged: Judged, home: &mut impl Home) -> Result<(), SubmissionRefused> {
         debug_assert!(self.judge(judged.peer, &judged.submission).is_ok(), "what was judged still holds");
         let Some(writer) = judged.peer.rank() else { return Ok(()) };
         match judged.submission {

@@ -492,7 +492,7 @@ fn what_was_judged_is_taken_whatever_others_have_submitted_meanwhile() {
         rig.clock(0, 1);
         rig.remove(2);
         rig.home.lanes.insert((W, 1), 1.0);
-        rig.shard.take(&judged, &mut rig.home).unwrap();
+        rig.shard.take(judged, &mut rig.home).unwrap();
         assert_eq!((rig.chunk(0).value, rig.chunk(1).value), (3.0, 3.0), "{consistency:?}");
     }
 }
@@ -504,7 +504,7 @@ fn what_others_can_change_is_looked_at_when_it_is_taken() {
     let judged = rig.shard.judge(PeerId::worker(1), &rated(0, 1, 0, 0.25)).unwrap();
     rig.push(0, (0, 1), 0, 1.0);
     let before = (format!("{:?}", rig.shard), rig.home.clone());
-    let refused = rig.shard.take(&judged, &mut rig.home).unwrap_err();
+    let refused = rig.shard.take(judged, &mut rig.home).unwrap_err();
     assert!(
         matches!(
             refused,
@@ -520,7 +520,7 @@ fn what_others_can_change_is_looked_at_when_it_is_taken() {
     rig.home.late = true;
     rig.push(1, (0, 1), 0, 1.0);
     let before = (format!("{:?}", rig.shard), rig.home.clone());
-    let refused = rig.shard.take(&judged, &mut rig.home);
+    let refused = rig.shard.take(judged, &mut rig.home);
     assert!(matches!(refused, Err(SubmissionRefused::BadLoad { .. })), "{refused:?}");
     assert_eq!((format!("{:?}", rig.shard), rig.home.clone()), before, "C-5");
 }

@@ -502,7 +502,7 @@ impl Cluster<'_> {
                 self.take_fetch(rank, shard, tensor, state, version, ticket);
                 Ok(())
             }
-            _ => self.take_judged(rank, shard, &judged),
+            _ => self.take_judged(rank, shard, judged),
         }
     }
 

@@ -35,7 +35,7 @@ impl Cluster<'_> {
         match Submission::decode(words) {
             Ok(submission) => {
                 match self.servers[shard].machine.judge_local(PeerId::worker(rank), &submission) {
-                    Ok(judged) => self.take_judged(rank, shard, &judged),
+                    Ok(judged) => self.take_judged(rank, shard, judged),
                     Err(refused) => self.refused(rank, shard, &refused.to_string()),
                 }
             }
@@ -43,14 +43,15 @@ impl Cluster<'_> {
         }
     }
 
-    pub(super) fn take_judged(&mut self, rank: Rank, shard: usize, judged: &Judged) -> Result<(), Failure> {
+    pub(super) fn take_judged(&mut self, rank: Rank, shard: usize, judged: Judged) -> Result<(), Failure> {
         let Server { machine, memory, .. } = &mut self.servers[shard];
+        let leaves = matches!(judged.submission(), Submission::Leave);
         match machine.take(judged, memory) {
             Ok(()) => {}
             Err(SubmissionRefused::Failure(failure)) => self.end_job(failure),
             Err(error) => return self.refused(rank, shard, &error.to_string()),
         }
-        if matches!(judged.submission(), Submission::Leave) {
+        if leaves {
             // A worker on another host still has to hear that its goodbye was taken.
             if let Some(port) = &mut self.servers[shard].ports[rank as usize] {
                 port.subscriber.let_go();

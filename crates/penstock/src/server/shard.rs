@@ -591,7 +591,7 @@ impl Loop {
                     taken += 1;
                     self.pace.frame(bytes);
                     self.moved |= bytes > 0;
-                    if let Err(what) = self.submit_remote(peer, &judged, wanted) {
+                    if let Err(what) = self.submit_remote(peer, judged, wanted) {
                         self.drop_peer(peer, what);
                     }
                     self.tell_waiting();
@@ -612,7 +612,7 @@ impl Loop {
         pause
     }
 
-    fn submit_remote(&mut self, peer: PeerId, judged: &Judged, wanted: bool) -> Result<(), String> {
+    fn submit_remote(&mut self, peer: PeerId, judged: Judged, wanted: bool) -> Result<(), String> {
         let Self { ports, overlay, memory, machine, .. } = self;
         let Some(remote) = ports.remote(peer) else { return Ok(()) };
         match *judged.submission() {
@@ -665,13 +665,14 @@ impl Loop {
             return Err(format!("it submitted tensor {tensor} without having declared it"));
         }
         let judged = self.machine.judge_local(peer, submission).map_err(|refused| refused.to_string())?;
-        self.take(peer, &judged)
+        self.take(peer, judged)
     }
 
-    fn take(&mut self, peer: PeerId, judged: &Judged) -> Result<(), String> {
+    fn take(&mut self, peer: PeerId, judged: Judged) -> Result<(), String> {
+        let leaves = matches!(judged.submission(), Submission::Leave);
         match self.machine.take(judged, &mut self.memory) {
             Ok(()) => {
-                if matches!(judged.submission(), Submission::Leave) {
+                if leaves {
                     self.let_go(peer);
                 }
                 Ok(())
