@@ -110,7 +110,8 @@ pub enum Message<'a> {
         /// Places among the rows subscribed to.
         places: RowSet,
     },
-    /// Send me rows before they are older than this: one version for each consumer behind me.
+    /// Send me rows before they are older than this: the versions that gets of mine, or of consumers behind me, wait for, and those that
+    /// the next will ask for.
     Need {
         /// Of which partition.
         partition: PartitionId,

@@ -41,8 +41,9 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use subscriber::Subscriber;
 
-/// Most versions that a consumer's need may name: one for each get that waits.
-const MOST_NEEDS: usize = 1024;
+/// Most versions that a consumer's need may name: one for each of so many gets that wait, the newest that one asked for, and the one that
+/// the next will ask for.
+const MOST_NEEDS: usize = 1024 + 2;
 
 /// Most versions that a peer's need may name: who passes rows on says what all those behind it need, and cannot make them need less.
 fn most_needs(peer: PeerId) -> usize {
