@@ -5,8 +5,8 @@ use penstock_fabric::items::partition::{Layout, Waiters, Writer};
 use penstock_fabric::items::partition_memory::PartitionMemory;
 use penstock_fabric::net::endpoint::Endpoint;
 use penstock_join::exchange::Verdict;
-use penstock_join::tcp::Place;
-use penstock_join::tcp::member::{Expected, Member};
+use penstock_join::tcp::RendezvousAddress;
+use penstock_join::tcp::caller::{Caller, Expected};
 use penstock_join::tcp::proof::{Claim, Conversation, MAGIC, Side};
 use penstock_kernels::codec::{self, Codec};
 use penstock_proto::encoding::Agreed;
@@ -150,7 +150,7 @@ pub fn handshake_worker(data: &[u8]) {
 pub fn rendezvous(data: &[u8]) {
     let expected = Expected { size: 3, secret: SECRET, job: "job".to_owned() };
     for step in [1, 7, data.len().max(1)] {
-        let mut stranger = Member::new([1; 32]);
+        let mut stranger = Caller::new([1; 32]);
         for piece in data.chunks(step) {
             let Ok(()) = stranger.receive(piece) else { break };
             match stranger.shake_hands(&expected, |rank| rank == 2) {
@@ -163,7 +163,7 @@ pub fn rendezvous(data: &[u8]) {
         let claim = Claim { rank: 1, size: 3 };
         let talk = Conversation::new(Side::Worker, &SECRET, "job", [[2; 32], [1; 32]]);
         let hello = [&MAGIC[..], &[2; 32], &claim.spell(), &talk.proof(claim)].concat();
-        let mut member = Member::new([1; 32]);
+        let mut member = Caller::new([1; 32]);
         member.receive(&hello).expect("it is short");
         assert_eq!(member.shake_hands(&expected, |_| false), Ok(Some(1)));
         for piece in data.chunks(step) {
@@ -181,7 +181,9 @@ pub fn rendezvous(data: &[u8]) {
             Ok(verdict) => assert_eq!(Verdict::read(&verdict.spell(), size), Ok(verdict)),
         }
     }
-    if let Some(place) = std::str::from_utf8(data).ok().and_then(|text| text.parse::<Place>().ok()) {
+    if let Some(place) =
+        std::str::from_utf8(data).ok().and_then(|text| text.parse::<RendezvousAddress>().ok())
+    {
         assert_eq!(place.to_string().parse(), Ok(place));
     }
 }

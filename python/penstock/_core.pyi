@@ -464,9 +464,9 @@ class RendezvousVisitor:
 def rendezvous_address(text: str) -> tuple[str, int]:
     """Host and port of `HOST:PORT`; an IPv6 address is in brackets."""
 
-def reachable(rendezvous_address: str, seconds: float) -> str | None:
+def reachable(rendezvous_host: str, seconds: float) -> str | None:
     """
-    The address by which other hosts reach this one: on the way to `rendezvous_address`, on the way out, or
+    The address by which other hosts reach this one: on the way to `rendezvous_host`, on the way out, or
     of any interface. None if there is none but loopback.
     """
 
@@ -502,8 +502,8 @@ def verdict_limit(size: int) -> int:
 def verdict(contributions: Mapping[int, bytes]) -> bytes:
     """What rank 0 tells all: everyone's messages, or which process could not go on."""
 
-def late_verdict(missing: Sequence[int], waited: float, short: str | None) -> bytes:
-    """What rank 0 tells all where some did not come; `short`: why it could not let all in, if so."""
+def late_verdict(missing: Sequence[int], waited: float, no_room: str | None) -> bytes:
+    """What rank 0 tells all where some did not come; `no_room`: why it could not let all in, if so."""
 
 def judge(
     verdict: bytes, size: int

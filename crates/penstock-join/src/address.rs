@@ -13,13 +13,13 @@ use std::time::Duration;
 const SOME_ADDRESS_ELSEWHERE: &str = "192.0.2.1";
 /// Any port does.
 const PORT: u16 = 9;
-/// A name that nobody finds so soon has had its chance when processes met.
+/// Longest look-up of a name: it was found before, where processes met, or it is of no use here.
 const LOOKUP_TIME: Duration = Duration::from_secs(5);
 
-/// That of the interface that leads to `rendezvous_address`, else that of the way out of this host, else that of any interface; `None` if
+/// That of the interface that leads to `rendezvous_host`, else that of the way out of this host, else that of any interface; `None` if
 /// there is none but loopback. One of IPv6 that counts on its link only has the link's number behind it (`fe80::1%2`).
-pub fn reachable(rendezvous_address: &str, patience: &Patience<'_>) -> Result<Option<String>, Interrupted> {
-    for target in [rendezvous_address, SOME_ADDRESS_ELSEWHERE] {
+pub fn reachable(rendezvous_host: &str, patience: &Patience<'_>) -> Result<Option<String>, Interrupted> {
+    for target in [rendezvous_host, SOME_ADDRESS_ELSEWHERE] {
         if let Some(found) = on_the_way_to(target, patience)?.filter(|found| !found.ip().is_loopback()) {
             return Ok(Some(written(found)));
         }
@@ -77,9 +77,8 @@ fn of_interfaces() -> Vec<IpAddr> {
 }
 
 fn ask_for_addresses() -> rustix::io::Result<Vec<IpAddr>> {
-    // Protocol 0 is that of addresses and ways (NETLINK_ROUTE).
-    let flags = SocketFlags::CLOEXEC;
-    let asking = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+    // Without a protocol it is that of addresses and routes (NETLINK_ROUTE, which is 0).
+    let asking = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&asking, Timeout::Recv, Some(Duration::from_secs(1)))?;
     const BYTES: usize = HEAD_BYTES + ADDRESS_BYTES;
     let mut request = [0; BYTES];

@@ -71,7 +71,7 @@ pub enum Verdict {
         /// How long rank 0 waited.
         waited: Duration,
         /// What the system said where rank 0 could not let in all who came.
-        short: Option<String>,
+        no_room: Option<String>,
     },
     /// A process could not go on.
     Failed {
@@ -88,9 +88,9 @@ impl fmt::Debug for Verdict {
                 let lengths: Vec<usize> = messages.iter().map(Vec::len).collect();
                 formatter.debug_struct("Given").field("bytes", &lengths).finish_non_exhaustive()
             }
-            Self::Late { missing, waited, short } => {
+            Self::Late { missing, waited, no_room } => {
                 let mut shown = formatter.debug_struct("Late");
-                shown.field("missing", missing).field("waited", waited).field("short", short).finish()
+                shown.field("missing", missing).field("waited", waited).field("no_room", no_room).finish()
             }
             Self::Failed { text } => formatter.debug_struct("Failed").field("text", text).finish(),
         }
@@ -123,7 +123,7 @@ enum Told {
         missing: Vec<u32>,
         waited: f64,
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        short: Option<String>,
+        no_room: Option<String>,
     },
     Failed {
         text: String,
@@ -157,9 +157,9 @@ impl Verdict {
                 }
                 return bytes;
             }
-            Self::Late { missing, waited, short } => {
+            Self::Late { missing, waited, no_room } => {
                 let (missing, waited) = (missing.clone(), waited.as_secs_f64());
-                Told::Late { missing, waited, short: short.as_deref().map(shortened) }
+                Told::Late { missing, waited, no_room: no_room.as_deref().map(shortened) }
             }
             Self::Failed { text } => Told::Failed { text: shortened(text) },
         };
@@ -172,9 +172,9 @@ impl Verdict {
         match bytes.split_first() {
             Some((&GIVEN, rest)) => messages(rest, size).map(Self::Given),
             Some((&FAILED, rest)) => match serde_json::from_slice(rest).map_err(|_| NoVerdict::Foreign)? {
-                Told::Late { missing, waited, short } => {
+                Told::Late { missing, waited, no_room } => {
                     let waited = Duration::try_from_secs_f64(waited).map_err(|_| NoVerdict::Foreign)?;
-                    Ok(Self::Late { missing, waited, short: short.as_deref().map(shortened) })
+                    Ok(Self::Late { missing, waited, no_room: no_room.as_deref().map(shortened) })
                 }
                 Told::Failed { text } => Ok(Self::Failed { text: shortened(&text) }),
             },
@@ -208,8 +208,8 @@ mod tests {
     fn a_verdict_reads_back_as_it_was_spelled() {
         let verdicts = [
             Verdict::Given(vec![b"a".to_vec(), Vec::new(), vec![0; MESSAGE_LIMIT]]),
-            Verdict::Late { missing: vec![1, 2], waited: Duration::from_millis(500), short: None },
-            Verdict::Late { missing: vec![1], waited: Duration::ZERO, short: Some("no memory".to_owned()) },
+            Verdict::Late { missing: vec![1, 2], waited: Duration::from_millis(500), no_room: None },
+            Verdict::Late { missing: vec![1], waited: Duration::ZERO, no_room: Some("no memory".to_owned()) },
             Verdict::Failed { text: "rank 1 could not join: \u{fc}".to_owned() },
         ];
         for verdict in verdicts {

@@ -2,7 +2,7 @@
 
 use penstock_join::exchange::{Verdict, given};
 use penstock_join::patience::Patience;
-use penstock_join::tcp::{Party, Place, RendezvousError, Root, Visitor};
+use penstock_join::tcp::{Party, RendezvousAddress, RendezvousError, Root, Visitor};
 use penstock_proto::message::Secret;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
@@ -30,7 +30,7 @@ fn used() -> Duration {
 /// Rank 0 and another meet while the process can open only what the other needs to come; returns rank 0's processor time. `more`: the
 /// system would let it have others. `before_others`: how long rank 0 waits for one.
 fn meet(more: bool, before_others: Duration) -> Duration {
-    let place = |port| Place { host: "127.0.0.1".to_owned(), port };
+    let place = |port| RendezvousAddress { host: "127.0.0.1".to_owned(), port };
     let mut root = Root::listen(party(0), &place(0), &Patience::new(LONG, &never)).expect("there is a port");
     let place = place(root.port());
     let mut limit = getrlimit(Resource::Nofile);
@@ -78,7 +78,7 @@ fn take_all_but(spare: usize) -> Vec<File> {
 
 // One host's silent connections kept all others out until they were dropped for their silence.
 fn strangers_with_the_last_descriptors_go_for_whoever_comes() {
-    let place = |port| Place { host: "127.0.0.1".to_owned(), port };
+    let place = |port| RendezvousAddress { host: "127.0.0.1".to_owned(), port };
     let mut root = Root::listen(party(0), &place(0), &Patience::new(LONG, &never)).expect("there is a port");
     let place = place(root.port());
     let _silent: Vec<TcpStream> =
@@ -96,14 +96,14 @@ fn strangers_with_the_last_descriptors_go_for_whoever_comes() {
 
 // Nobody was told why rank 0 heard nobody, or that a worker could not even try.
 fn who_cannot_accept_or_connect_says_so() {
-    let place = Place { host: "127.0.0.1".to_owned(), port: 0 };
+    let place = RendezvousAddress { host: "127.0.0.1".to_owned(), port: 0 };
     let mut root = Root::listen(party(0), &place, &Patience::new(LONG, &never)).expect("there is a port");
-    let place = Place { port: root.port(), ..place };
+    let place = RendezvousAddress { port: root.port(), ..place };
     let _knocks = TcpStream::connect(place.to_string()).expect("it listens");
     let _taken = take_all_but(0);
     let found =
         root.collect(b"+", &Patience::new(Duration::from_millis(300), &never)).expect("nobody interrupts");
-    assert_eq!((found.missing, found.short.as_deref()), (vec![1], Some("Too many open files")));
+    assert_eq!((found.missing, found.no_room.as_deref()), (vec![1], Some("Too many open files")));
     let refused = Visitor::new(party(1), place).deliver(b"+", &Patience::new(LONG, &never));
     let reason = "Too many open files".to_owned();
     assert_eq!(refused, Err(RendezvousError::System { what: "open a socket", reason }));

@@ -4,7 +4,8 @@ use penstock_join::exchange::{GONE, MESSAGE_LIMIT, Verdict, failed, given};
 use penstock_join::patience::{Interrupted, Patience};
 use penstock_join::tcp::proof::{CLAIM_BYTES, Claim, Conversation, HELLO_BYTES, MAGIC, Side, WELCOME};
 use penstock_join::tcp::{
-    Cause, Collected, Party, Place, Rendezvous, RendezvousError, Root, RoundError, STRANGERS, Visitor,
+    Cause, Collected, Party, Rendezvous, RendezvousAddress, RendezvousError, Root, RoundError, STRANGERS,
+    Visitor,
 };
 use penstock_proto::message::Secret;
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
@@ -30,11 +31,11 @@ fn party(rank: u32, size: u32) -> Party {
     Party { rank, size, secret: SECRET, job: "job".to_owned() }
 }
 
-fn here(port: u16) -> Place {
-    Place { host: "127.0.0.1".to_owned(), port }
+fn here(port: u16) -> RendezvousAddress {
+    RendezvousAddress { host: "127.0.0.1".to_owned(), port }
 }
 
-fn root(size: u32) -> (Root, Place) {
+fn root(size: u32) -> (Root, RendezvousAddress) {
     let root = Root::listen(party(0, size), &here(0), &patience(LONG)).expect("there is a port");
     let place = here(root.port());
     (root, place)
@@ -48,7 +49,11 @@ fn round(root: &mut Root, own: &[u8]) -> Collected {
 }
 
 /// A round of another, in a thread of its own.
-fn coming(party: Party, place: &Place, message: &[u8]) -> JoinHandle<Result<Verdict, RendezvousError>> {
+fn coming(
+    party: Party,
+    place: &RendezvousAddress,
+    message: &[u8],
+) -> JoinHandle<Result<Verdict, RendezvousError>> {
     let (mut visitor, message) = (Visitor::new(party.clone(), place.clone()), given(message));
     spawn(move || {
         visitor.deliver(&message, &patience(LONG))?;
@@ -115,13 +120,13 @@ fn who_does_not_come_is_named() {
     assert_eq!(late, Err(RendezvousError::Late { place, cause }));
 }
 
-fn refused_at(place: &Place) -> Cause {
+fn refused_at(place: &RendezvousAddress) -> Cause {
     let address = place.to_string().parse().expect("it is one");
     Cause::Unreachable { address, reason: "connection refused".to_owned() }
 }
 
 /// Why rank 1 of 2 did not get there in a short time.
-fn late(place: &Place) -> Cause {
+fn late(place: &RendezvousAddress) -> Cause {
     let short = patience(Duration::from_millis(300));
     match Visitor::new(party(1, 2), place.clone()).deliver(b"+", &short) {
         Err(RendezvousError::Late { cause, .. }) => cause,
@@ -152,7 +157,7 @@ fn who_does_not_reach_rank_0_is_told_what_became_of_its_attempts() {
     let error = RendezvousError::Late { cause: refused_at(&place), place: place.clone() };
     let expected = format!("rank 0 was not reached at {place}: connection refused at {place}");
     assert_eq!(error.to_string(), expected);
-    let nowhere = Place { host: "no-such-host.invalid".to_owned(), port: 7 };
+    let nowhere = RendezvousAddress { host: "no-such-host.invalid".to_owned(), port: 7 };
     let cause = late(&nowhere);
     assert!(matches!(&cause, Cause::NoAddress { .. } | Cause::Unresolved { .. }), "{cause:?}");
 }
@@ -234,7 +239,7 @@ fn a_second_process_of_the_same_rank_takes_nothing_from_the_first() {
 }
 
 /// A member that has proved itself as rank 1 of 2, and has said nothing yet.
-fn silent_member(place: &Place) -> TcpStream {
+fn silent_member(place: &RendezvousAddress) -> TcpStream {
     let mut stream = TcpStream::connect(("127.0.0.1", place.port)).expect("somebody listens");
     let mut theirs = [0; 32];
     stream.write_all(&[&MAGIC[..], &[5; 32]].concat()).expect("it listens");
@@ -368,7 +373,7 @@ fn more_silent_connections_than_there_are_places_keep_nobody_out() {
 }
 
 /// A connection that comes from this address of the loopback network.
-fn from(host: [u8; 4], place: &Place) -> TcpStream {
+fn from(host: [u8; 4], place: &RendezvousAddress) -> TcpStream {
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("there is one");
     bind(&socket, &SocketAddr::from((host, 0))).expect("it is this host's");
     connect(&socket, &SocketAddr::from(([127, 0, 0, 1], place.port))).expect("somebody listens");

@@ -69,6 +69,12 @@ pub(crate) fn raise_start(py: Python<'_>, error: &StartError) -> PyErr {
     Shape::new(py, start(error)).build(&error.to_string(), error.hint()).unwrap_or_else(|failed| failed)
 }
 
+/// A wait for these ranks that came to its end; for none where nobody knows for whom.
+pub(crate) fn deadline_exceeded(py: Python<'_>, missing: &[u32], message: &str, hint: Option<&str>) -> PyErr {
+    let shape = Shape::new(py, "DeadlineExceeded").with("missing", missing.to_vec());
+    shape.build(message, hint.map(str::to_owned)).unwrap_or_else(|failed| failed)
+}
+
 /// An argument that is out of range.
 pub(crate) fn bad_argument(py: Python<'_>, class: &'static str, message: &str, hint: Option<&str>) -> PyErr {
     Shape::new(py, class).build(message, hint.map(str::to_owned)).unwrap_or_else(|failed| failed)

@@ -1,14 +1,14 @@
 //! How processes find each other: both ends of a rendezvous over TCP, and what they tell each other, however it is carried.
 
 use crate::detach::{Core, Detached, finish, interrupted, let_go};
-use crate::error::bad_argument;
+use crate::error::{bad_argument, deadline_exceeded};
 use crate::job::secret;
 use crate::seconds::Seconds;
 use penstock_join::address;
 use penstock_join::exchange::{self, Contributions, NoVerdict, Verdict};
 use penstock_join::introduce::{self, Disagreement, Introduction, MadeSecret, Plan, Topology};
 use penstock_join::patience::Patience;
-use penstock_join::tcp::{Cause, Party, Place, RendezvousError, Root, Visitor};
+use penstock_join::tcp::{Cause, Party, RendezvousAddress, RendezvousError, Root, Visitor};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use std::sync::Mutex;
@@ -37,7 +37,7 @@ impl RendezvousRoot {
         let longest = seconds.judged()?;
         let party = Party { rank: 0, size, secret: self::secret(py, secret)?, job };
         let patience = || Patience::new(longest, &interrupted);
-        let end = let_go(py, |_| Root::listen(party, &Place { host, port }, &patience()))?;
+        let end = let_go(py, |_| Root::listen(party, &RendezvousAddress { host, port }, &patience()))?;
         let end = end.map_err(|error| raise(py, &error))?;
         Ok(Self { port: end.port(), end: Core::new(Mutex::new(Some(end))) })
     }
@@ -55,7 +55,7 @@ impl RendezvousRoot {
         for (rank, contribution) in &found.came {
             came.set_item(rank, PyBytes::new(py, contribution))?;
         }
-        Ok((came, found.missing, found.short))
+        Ok((came, found.missing, found.no_room))
     }
 
     fn announce(&self, py: Python<'_>, verdict: &[u8]) -> PyResult<()> {
@@ -87,7 +87,7 @@ impl RendezvousVisitor {
         job: String,
     ) -> PyResult<Self> {
         let party = Party { rank, size, secret: self::secret(py, secret)?, job };
-        Ok(Self { end: Core::new(Mutex::new(Some(Visitor::new(party, Place { host, port })))) })
+        Ok(Self { end: Core::new(Mutex::new(Some(Visitor::new(party, RendezvousAddress { host, port })))) })
     }
 
     fn deliver(&self, py: Python<'_>, contribution: &[u8], seconds: Seconds) -> PyResult<()> {
@@ -132,9 +132,14 @@ fn raise(py: Python<'_>, error: &RendezvousError) -> PyErr {
         RendezvousError::InUse { .. } => "AddressInUse",
         RendezvousError::Taken { .. } => "JobFull",
         RendezvousError::OtherSecret { .. } => "AuthenticationError",
-        RendezvousError::Late { .. }
-        | RendezvousError::Unresolved { .. }
-        | RendezvousError::Undecided { .. } => "DeadlineExceeded",
+        RendezvousError::Late { .. } => {
+            return deadline_exceeded(py, &[0], &error.to_string(), error.hint());
+        }
+        // Rank 0 is there: whom it waits for, only it knows.
+        RendezvousError::Undecided { .. } => {
+            return deadline_exceeded(py, &[], &error.to_string(), error.hint());
+        }
+        RendezvousError::Unresolved { .. } => "DeadlineExceeded",
         RendezvousError::Left { .. } | RendezvousError::Changed { .. } => "ProtocolError",
         _ => "PenstockError",
     };
@@ -153,12 +158,11 @@ fn stopped(py: Python<'_>) -> PyErr {
 #[pyfunction]
 pub(crate) fn reachable(
     py: Python<'_>,
-    rendezvous_address: String,
+    rendezvous_host: String,
     seconds: Seconds,
 ) -> PyResult<Option<String>> {
     let longest = seconds.judged()?;
-    let found =
-        let_go(py, |_| address::reachable(&rendezvous_address, &Patience::new(longest, &interrupted)))?;
+    let found = let_go(py, |_| address::reachable(&rendezvous_host, &Patience::new(longest, &interrupted)))?;
     found.map_err(|_| stopped(py))
 }
 
@@ -202,8 +206,8 @@ fn disagreement(py: Python<'_>, error: &Disagreement) -> PyErr {
 /// Host and port of `HOST:PORT`.
 #[pyfunction]
 pub(crate) fn rendezvous_address(py: Python<'_>, text: &str) -> PyResult<(String, u16)> {
-    match text.parse::<Place>() {
-        Ok(Place { host, port }) => Ok((host, port)),
+    match text.parse::<RendezvousAddress>() {
+        Ok(RendezvousAddress { host, port }) => Ok((host, port)),
         Err(error) => Err(bad_argument(py, "OptionError", &error.to_string(), Some(error.hint()))),
     }
 }
@@ -244,9 +248,9 @@ pub(crate) fn late_verdict(
     py: Python<'_>,
     missing: Vec<u32>,
     waited: Seconds,
-    short: Option<String>,
+    no_room: Option<String>,
 ) -> PyResult<Bound<'_, PyBytes>> {
-    let verdict = Verdict::Late { missing, waited: waited.judged()?, short };
+    let verdict = Verdict::Late { missing, waited: waited.judged()?, no_room };
     Ok(PyBytes::new(py, &verdict.spell()))
 }
 
@@ -266,8 +270,8 @@ pub(crate) fn judge<'py>(
             let messages = PyList::new(py, messages.iter().map(|message| PyBytes::new(py, message)))?;
             Ok((Some(messages), None, None))
         }
-        Ok(Verdict::Late { missing, waited, short }) => {
-            let why = short.map(|reason| Cause::NoRoom { reason });
+        Ok(Verdict::Late { missing, waited, no_room }) => {
+            let why = no_room.map(|reason| Cause::NoRoom { reason });
             let why = why.map(|cause| (cause.to_string(), cause.hint()));
             Ok((None, Some((missing, waited.as_secs_f64(), why)), None))
         }

@@ -95,7 +95,7 @@ fn rendezvous() -> Vec<Vec<u8>> {
     let waited = std::time::Duration::from_millis(1500);
     let verdicts = [
         Verdict::Given(vec![b"a".to_vec(), Vec::new(), b"c".to_vec()]),
-        Verdict::Late { missing: vec![1, 2], waited, short: None },
+        Verdict::Late { missing: vec![1, 2], waited, no_room: None },
         Verdict::Failed { text: "rank 1 could not join: no memory".to_owned() },
     ];
     let mut seeds = vec![said, talk.frame(b"+b"), b"node1:7070".to_vec(), b"[fd00::1]:7070".to_vec()];

@@ -10,7 +10,7 @@ from penstock.exceptions import OptionError
 from penstock.limit import Limit
 
 
-def reachable(rendezvous_address: str, deadline: Limit[float]) -> str:
+def reachable(rendezvous_host: str, deadline: Limit[float]) -> str:
     """
     The address of this host for the others: PENSTOCK_ADDRESS, else that of the interface that leads to where
     all meet, else that of the way out of this host, else that of any of its interfaces.
@@ -23,7 +23,7 @@ def reachable(rendezvous_address: str, deadline: Limit[float]) -> str:
     given = os.environ.get("PENSTOCK_ADDRESS", "")
     if given:
         return given
-    found = _core.reachable(rendezvous_address, deadline.left())
+    found = _core.reachable(rendezvous_host, deadline.left())
     if found is not None:
         return found
     raise OptionError(

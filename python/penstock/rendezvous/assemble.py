@@ -111,7 +111,7 @@ def _start(
 ) -> Server:
     """The server of this host."""
     if not planned.one_host:
-        host: str | None = address.endpoint_host(address.reachable(exchange.rendezvous_address, deadline))
+        host: str | None = address.endpoint_host(address.reachable(exchange.rendezvous_host, deadline))
     else:
         # TCP on one host is what a user asks for who wants to see what it costs.
         host = LOOPBACK if given.get("transport") == "tcp" else None

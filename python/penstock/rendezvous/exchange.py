@@ -28,14 +28,15 @@ class Missing(Exception):  # noqa: N818 (never leaves this package)
     """
     Not every process has given its message in time; `ranks` is empty where only rank 0 knows who.
 
-    `why`, and at rank 0 `short`, what the system said where it could not let all in: where that is known.
+    Where they are known: `why` the wait was in vain, and at rank 0 `no_room`, what the system said where it
+    could not let in all who came.
     """
 
     def __init__(
-        self, ranks: list[int], why: DeadlineExceeded | None = None, short: str | None = None
+        self, ranks: list[int], why: DeadlineExceeded | None = None, no_room: str | None = None
     ) -> None:
         super().__init__(ranks)
-        self.ranks, self.why, self.short = ranks, why, short
+        self.ranks, self.why, self.no_room = ranks, why, no_room
 
 
 class Exchange:
@@ -50,7 +51,7 @@ class Exchange:
 
     trusted = False
     """Whether the job's secret may travel by it, because the launcher's own secrets do."""
-    rendezvous_address = ""
+    rendezvous_host = ""
     """The host that all processes can reach: what leads there is the way to the other hosts."""
 
     def __init__(self, rank: int, size: int) -> None:
@@ -102,7 +103,7 @@ class Exchange:
         try:
             verdict = _core.verdict(self.collect(contribution, deadline))
         except Missing as missing:
-            verdict = _core.late_verdict(missing.ranks, deadline.waited(), missing.short)
+            verdict = _core.late_verdict(missing.ranks, deadline.waited(), missing.no_room)
         self.announce(verdict)
         return self._judge(verdict)
 

@@ -30,14 +30,14 @@ class Root(Exchange):
         self, size: int, host: str, port: int, secret: str, job: str, deadline: Limit[float]
     ) -> None:
         super().__init__(0, size)
-        self.rendezvous_address = host
+        self.rendezvous_host = host
         self._end = _core.RendezvousRoot(size, host, port, secret, job, deadline.left())
         self.port = self._end.port
 
     def collect(self, own: bytes, deadline: Limit[float]) -> Mapping[int, bytes]:
-        came, missing, short = self._end.collect(own, deadline.left())
+        came, missing, no_room = self._end.collect(own, deadline.left())
         if missing:
-            raise Missing(missing, short=short)
+            raise Missing(missing, no_room=no_room)
         return came
 
     def announce(self, verdict: bytes) -> None:
@@ -52,21 +52,20 @@ class Visitor(Exchange):
 
     def __init__(self, rank: int, size: int, host: str, port: int, secret: str, job: str) -> None:
         super().__init__(rank, size)
-        self.rendezvous_address = host
+        self.rendezvous_host = host
         self._end = _core.RendezvousVisitor(rank, size, host, port, secret, job)
 
     def deliver(self, contribution: bytes, deadline: Limit[float]) -> None:
         try:
             self._end.deliver(contribution, deadline.left())
         except DeadlineExceeded as late:
-            raise Missing([0], late) from None
+            raise Missing(late.missing, late) from None
 
     def await_verdict(self, deadline: Limit[float]) -> bytes:
         try:
             return self._end.await_verdict(deadline.left())
         except DeadlineExceeded as late:
-            # Rank 0 is there: who is missing, only it knows.
-            raise Missing([], late) from None
+            raise Missing(late.missing, late) from None
 
     def close(self) -> None:
         self._end.close()

@@ -43,7 +43,7 @@ class TorchStore(Exchange):
 
     def __init__(self, place: Place, store: Any, host: str, name: str) -> None:
         super().__init__(place.rank, place.size)
-        self.rendezvous_address = host
+        self.rendezvous_host = host
         self._store = store
         self._prefix = f"penstock/{name}/{_next(name)}"
         self._number = 0
@@ -110,7 +110,7 @@ class TorchStore(Exchange):
     def _lost(self, error: RuntimeError) -> PenstockError:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         return PenstockError(
-            f"torchrun's store at {self.rendezvous_address} does not answer rank {self.rank}: {said}",
+            f"torchrun's store at {self.rendezvous_host} does not answer rank {self.rank}: {said}",
             "check what torchrun and rank 0 print",
         )
 

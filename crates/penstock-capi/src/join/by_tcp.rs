@@ -13,7 +13,7 @@ use penstock_join::address::reachable;
 use penstock_join::introduce::{Introduction, Plan, agree, servers};
 use penstock_join::launcher::{Environment, Place};
 use penstock_join::patience::Patience;
-use penstock_join::tcp::{self, Party, Rendezvous, RoundError};
+use penstock_join::tcp::{Party, Rendezvous, RendezvousAddress, RoundError};
 use penstock_proto::message::Secret;
 
 /// Joins with the others at `at`; returns the server too if this process carries one.
@@ -25,7 +25,7 @@ pub(super) fn meet(
 ) -> Result<(Job, Option<Server>), JoinError> {
     let missing = JoinError::SecretMissing { announced_by: "PENSTOCK_RENDEZVOUS" };
     let secret = environment.secret()?.ok_or(missing)?;
-    let at: tcp::Place = at.parse()?;
+    let at: RendezvousAddress = at.parse()?;
     let &Place { rank, size, .. } = place;
     let party = Party { rank, size, secret, job: environment.job() };
     let patience = Patience::new(options.deadline, &|| false);
@@ -68,7 +68,7 @@ pub(super) fn meet(
 fn carry(
     environment: &Environment<'_>,
     place: &Place,
-    at: &tcp::Place,
+    at: &RendezvousAddress,
     secret: Secret,
     options: &Options,
     plan: &Plan,

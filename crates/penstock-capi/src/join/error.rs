@@ -7,7 +7,7 @@ use penstock::worker::Error;
 use penstock_fabric::net::endpoint::NoEndpoint;
 use penstock_join::introduce::Disagreement;
 use penstock_join::launcher::{BadVariable, HOW_TO_GIVE_A_SECRET};
-use penstock_join::tcp::{Cause, NoPlace, RendezvousError, RoundError};
+use penstock_join::tcp::{Cause, NoRendezvousAddress, RendezvousError, RoundError};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ pub(crate) enum JoinError {
     RankZero { reason: String },
     /// What is no rendezvous address.
     #[error(transparent)]
-    NoPlace(#[from] NoPlace),
+    NoRendezvousAddress(#[from] NoRendezvousAddress),
     /// Where processes meet.
     #[error(transparent)]
     Round(#[from] RoundError),
@@ -176,7 +176,7 @@ impl JoinError {
                 PENSTOCK_PROTOCOL
             }
             Self::Variable(error) => variable(error),
-            Self::NoPlace(_) | Self::NoAddress => PENSTOCK_BAD_OPTION,
+            Self::NoRendezvousAddress(_) | Self::NoAddress => PENSTOCK_BAD_OPTION,
             Self::BadServer { .. } | Self::Misspelled(_) => PENSTOCK_BAD_OPTION,
             Self::Server(error) => start(error),
             Self::RankZero { .. } => PENSTOCK_JOB_FAILED,
@@ -192,7 +192,7 @@ impl JoinError {
             Self::Server(error) => return error.hint(),
             Self::Manager(error) => return error.hint(),
             Self::Variable(error) => error.hint(),
-            Self::NoPlace(error) => error.hint().to_owned(),
+            Self::NoRendezvousAddress(error) => error.hint().to_owned(),
             Self::Round(RoundError::Rendezvous(error)) => return error.hint().map(str::to_owned),
             Self::Round(RoundError::Failed { .. }) => {
                 "see the output of the process that it names".to_owned()

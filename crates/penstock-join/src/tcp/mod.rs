@@ -3,7 +3,7 @@
 //! | file | word |
 //! |---|---|
 //! | [`proof`] | what both sides say, and how each knows that the other knows the secret |
-//! | [`member`] | what rank 0 makes of the bytes of one connection |
+//! | [`caller`] | what rank 0 makes of the bytes of one connection |
 //! | [`root`] | rank 0's end |
 //! | [`visitor`] | everyone else's |
 //! | [`round`] | a whole round, whichever end this process has |
@@ -13,7 +13,7 @@
 //! given something and then goes away ends the attempt at once; one that has proved itself and gives nothing for five seconds loses its
 //! rank.
 
-pub mod member;
+pub mod caller;
 pub mod proof;
 mod root;
 mod round;
@@ -40,14 +40,14 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Where processes meet: `HOST:PORT`; an IPv6 address stands in brackets.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct RendezvousAddress {
     /// A name or an address, without brackets.
     pub host: String,
     /// Never 0 in one that was read.
     pub port: u16,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for RendezvousAddress {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { host, port } = self;
         if host.contains(':') {
@@ -58,11 +58,11 @@ impl fmt::Display for Place {
     }
 }
 
-impl FromStr for Place {
-    type Err = NoPlace;
+impl FromStr for RendezvousAddress {
+    type Err = NoRendezvousAddress;
 
-    fn from_str(text: &str) -> Result<Self, NoPlace> {
-        let refused = || NoPlace { got: text.to_owned() };
+    fn from_str(text: &str) -> Result<Self, NoRendezvousAddress> {
+        let refused = || NoRendezvousAddress { got: text.to_owned() };
         let (host, port) = text.rsplit_once(':').ok_or_else(refused)?;
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         let host = bare
@@ -80,12 +80,12 @@ impl FromStr for Place {
 /// What is no rendezvous address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("expected PENSTOCK_RENDEZVOUS to be HOST:PORT, got `{got}`")]
-pub struct NoPlace {
+pub struct NoRendezvousAddress {
     /// What came.
     pub got: String,
 }
 
-impl NoPlace {
+impl NoRendezvousAddress {
     /// What the user can do about it.
     pub fn hint(&self) -> &'static str {
         "name the host of rank 0 and a port that is free there, such as node1:7070; IPv6 as [fd00::1]:7070"
@@ -114,7 +114,7 @@ pub enum RendezvousError {
     #[error("rank 0 cannot listen at {place}: {reason}")]
     Listen {
         /// Where.
-        place: Place,
+        place: RendezvousAddress,
         /// What the system says.
         reason: String,
     },
@@ -122,7 +122,7 @@ pub enum RendezvousError {
     #[error("the rendezvous at {place} has another secret or job name than rank {rank}")]
     OtherSecret {
         /// Where.
-        place: Place,
+        place: RendezvousAddress,
         /// This process.
         rank: u32,
     },
@@ -132,7 +132,7 @@ pub enum RendezvousError {
     )]
     OtherSize {
         /// Where.
-        place: Place,
+        place: RendezvousAddress,
         /// What rank 0 was told.
         expected: u32,
         /// This process.
@@ -158,7 +158,7 @@ pub enum RendezvousError {
     #[error("another process has come to the rendezvous at {place} as rank {rank}")]
     Taken {
         /// Where.
-        place: Place,
+        place: RendezvousAddress,
         /// The rank of both.
         rank: u32,
     },
@@ -166,7 +166,7 @@ pub enum RendezvousError {
     #[error("rank 0 was not reached at {place}: {cause}")]
     Late {
         /// Where.
-        place: Place,
+        place: RendezvousAddress,
         /// What became of the last attempts.
         cause: Cause,
     },
@@ -174,19 +174,19 @@ pub enum RendezvousError {
     #[error("rank 0 was reached at {place}, but has not heard from all ranks")]
     Undecided {
         /// Where.
-        place: Place,
+        place: RendezvousAddress,
     },
     /// Rank 0 has ended, or let go of this process.
     #[error("rank 0 went away during the rendezvous at {place}")]
     Left {
         /// Where.
-        place: Place,
+        place: RendezvousAddress,
     },
     /// Somebody in between.
     #[error("the answer of the rendezvous at {place} was changed on the way")]
     Changed {
         /// Where.
-        place: Place,
+        place: RendezvousAddress,
     },
     /// The system.
     #[error("could not {what}: {reason}")]
@@ -352,7 +352,7 @@ mod tests {
         for (text, host, port) in
             [("a:1", "a", 1), ("[fd00::1]:70", "fd00::1", 70), ("10.0.0.1:65535", "10.0.0.1", 65535)]
         {
-            let place: Place = text.parse().expect("it is one");
+            let place: RendezvousAddress = text.parse().expect("it is one");
             assert_eq!((&place.host[..], place.port, place.to_string()), (host, port, text.to_owned()));
         }
     }
@@ -375,7 +375,7 @@ mod tests {
             "a]:1",
             "a:\u{ff11}",
         ] {
-            let refused = text.parse::<Place>().expect_err(text);
+            let refused = text.parse::<RendezvousAddress>().expect_err(text);
             assert_eq!(
                 refused.to_string(),
                 format!("expected PENSTOCK_RENDEZVOUS to be HOST:PORT, got `{text}`")

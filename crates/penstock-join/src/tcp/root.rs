@@ -1,7 +1,7 @@
 //! Rank 0's end of a rendezvous: it listens.
 
-use super::member::{Expected, Member};
-use super::{FIRST_PAUSE, Party, Place, RendezvousError, STRANGER_TIME, longer, nonce};
+use super::caller::{Caller, Expected};
+use super::{FIRST_PAUSE, Party, RendezvousAddress, RendezvousError, STRANGER_TIME, longer, nonce};
 use crate::exchange::{Contributions, GONE, VERDICT_MARGIN, is_failure};
 use crate::patience::{Interrupted, Patience};
 use crate::resolve::{Lookup, Resolver, Unresolved, plain, system};
@@ -37,7 +37,7 @@ struct Connection {
     host: IpAddr,
     /// When it came, or proved itself.
     since: Instant,
-    member: Member,
+    caller: Caller,
 }
 
 /// The connection has ended, or does not belong here.
@@ -49,7 +49,7 @@ impl Connection {
         let mut bytes = [0; READ_BYTES];
         match self.stream.read(&mut bytes) {
             Ok(0) => Err(Gone),
-            Ok(count) => self.member.receive(&bytes[..count]).map_err(|_| Gone),
+            Ok(count) => self.caller.receive(&bytes[..count]).map_err(|_| Gone),
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(()),
             Err(_) => Err(Gone),
         }
@@ -57,9 +57,9 @@ impl Connection {
 
     /// Sends as much as goes.
     fn send(&mut self) -> Result<(), Gone> {
-        while !self.member.to_send.is_empty() {
-            match self.stream.write(&self.member.to_send) {
-                Ok(count) => drop(self.member.to_send.drain(..count)),
+        while !self.caller.to_send.is_empty() {
+            match self.stream.write(&self.caller.to_send) {
+                Ok(count) => drop(self.caller.to_send.drain(..count)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(_) => return Err(Gone),
@@ -69,7 +69,7 @@ impl Connection {
     }
 
     fn watch(&self) -> PollFd<'_> {
-        let sends = if self.member.to_send.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
+        let sends = if self.caller.to_send.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
         PollFd::new(&self.stream, PollFlags::IN | sends)
     }
 }
@@ -82,7 +82,7 @@ pub struct Collected {
     /// Who did not come in time, where all others can go on.
     pub missing: Vec<u32>,
     /// What the system said where it could not let in all who came.
-    pub short: Option<String>,
+    pub no_room: Option<String>,
 }
 
 /// Without what was said: it may hold the job's secret.
@@ -90,7 +90,7 @@ impl fmt::Debug for Collected {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let came: Vec<&u32> = self.came.keys().collect();
         let mut shown = formatter.debug_struct("Collected");
-        shown.field("came", &came).field("missing", &self.missing).field("short", &self.short).finish()
+        shown.field("came", &came).field("missing", &self.missing).field("no_room", &self.no_room).finish()
     }
 }
 
@@ -99,10 +99,10 @@ pub struct Root {
     expected: Expected,
     listener: TcpListener,
     port: u16,
-    /// Until when nobody is accepted: the system had no descriptor or no memory left for one more connection.
+    /// Until when nobody is accepted: the system could not, most often for want of a descriptor.
     full: Option<Instant>,
-    /// What it said, until somebody could be let in without another's going.
-    short: Option<String>,
+    /// What it said where it had no room, until somebody could be let in without another's going.
+    no_room: Option<String>,
     /// In the order in which they came.
     strangers: VecDeque<Connection>,
     members: BTreeMap<u32, Connection>,
@@ -122,13 +122,17 @@ impl Root {
     /// Listens at `place`: at an address that was given as such, on every interface for a name. A host's own name often leads to its
     /// loopback address, where nobody else could come. The rank of `party` is not looked at. `patience`: for the name server, and
     /// for a name that becomes known later than this process begins.
-    pub fn listen(party: Party, place: &Place, patience: &Patience<'_>) -> Result<Self, RendezvousError> {
+    pub fn listen(
+        party: Party,
+        place: &RendezvousAddress,
+        patience: &Patience<'_>,
+    ) -> Result<Self, RendezvousError> {
         Self::listen_with(party, place, patience, system)
     }
 
     fn listen_with(
         party: Party,
-        place: &Place,
+        place: &RendezvousAddress,
         patience: &Patience<'_>,
         resolver: Resolver,
     ) -> Result<Self, RendezvousError> {
@@ -156,7 +160,7 @@ impl Root {
             listener,
             port,
             full: None,
-            short: None,
+            no_room: None,
             strangers: VecDeque::new(),
             members: BTreeMap::new(),
             came: Contributions::new(),
@@ -188,11 +192,11 @@ impl Root {
             if patience.is_over() {
                 let missing = (0..self.expected.size).filter(|rank| !self.came.contains_key(rank));
                 let missing = if ending { Vec::new() } else { missing.collect() };
-                return Ok(Collected { came: self.came.clone(), missing, short: self.short.clone() });
+                return Ok(Collected { came: self.came.clone(), missing, no_room: self.no_room.clone() });
             }
             self.step(&patience)?;
         }
-        Ok(Collected { came: self.came.clone(), missing: Vec::new(), short: None })
+        Ok(Collected { came: self.came.clone(), missing: Vec::new(), no_room: None })
     }
 
     /// Hands the verdict to everyone who is here.
@@ -200,13 +204,13 @@ impl Root {
         let patience = patience.another(VERDICT_MARGIN);
         for rank in self.members.keys().copied().collect::<Vec<_>>() {
             if let Some(connection) = self.members.get_mut(&rank) {
-                connection.member.tell(verdict);
+                connection.caller.tell(verdict);
                 if connection.send().is_err() {
                     self.leave(rank);
                 }
             }
         }
-        while self.members.values().any(|one| !one.member.to_send.is_empty()) && !patience.is_over() {
+        while self.members.values().any(|one| !one.caller.to_send.is_empty()) && !patience.is_over() {
             self.step(&patience)?;
         }
         Ok(())
@@ -258,21 +262,23 @@ impl Root {
                     if replaced {
                         return;
                     }
-                    self.short = None;
+                    self.no_room = None;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 // It ended before it was accepted.
                 Err(error)
                     if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => {}
-                // No descriptor or no memory is left.
                 Err(error) => {
-                    if matches!(descriptors::raise_limit(), Ok(true)) {
+                    let no_room = descriptors::is_no_room(&error);
+                    if no_room && matches!(descriptors::raise_limit(), Ok(true)) {
                         continue;
                     }
-                    self.short = Some(plain(&error));
+                    if no_room {
+                        self.no_room = Some(plain(&error));
+                    }
                     let places = Places { all: self.strangers.len(), ..PLACES };
                     // Where there is a stranger it goes, as where all places are taken. Else who knocks stands in the queue.
-                    replaced = !replaced && self.make_room(places, Ipv4Addr::UNSPECIFIED.into());
+                    replaced = no_room && !replaced && self.make_room(places, Ipv4Addr::UNSPECIFIED.into());
                     if !replaced {
                         self.full = Some(Instant::now() + LOOK_AGAIN);
                         return;
@@ -287,7 +293,7 @@ impl Root {
         let (Ok(()), Ok(nonce)) = (stream.set_nonblocking(true), nonce()) else { return };
         self.make_room(PLACES, host);
         let since = Instant::now();
-        self.strangers.push_back(Connection { stream, host, since, member: Member::new(nonce) });
+        self.strangers.push_back(Connection { stream, host, since, caller: Caller::new(nonce) });
     }
 
     /// Whether somebody had to go for one more of `host`.
@@ -296,7 +302,7 @@ impl Root {
         let strangers = self.strangers.iter().enumerate().map(|(key, one)| Stranger {
             key,
             host: one.host,
-            silent: one.member.is_silent() && now - one.since >= SILENT,
+            silent: one.caller.is_silent() && now - one.since >= SILENT,
         });
         let gone = places.who_goes(strangers, host).and_then(|oldest| self.strangers.remove(oldest));
         gone.is_some()
@@ -312,7 +318,7 @@ impl Root {
         }
         // Who was heard and has gone is not replaced: what it said stands for its rank.
         let is_taken = |rank| self.members.contains_key(&rank) || self.heard.contains(&rank);
-        let rank = connection.member.shake_hands(&self.expected, is_taken);
+        let rank = connection.caller.shake_hands(&self.expected, is_taken);
         // A stranger is told why, if that goes at once.
         let sent = connection.send();
         match (rank, sent) {
@@ -342,7 +348,7 @@ impl Root {
         let Some(connection) = self.members.get_mut(&rank).filter(|_| !self.came.contains_key(&rank)) else {
             return;
         };
-        match connection.member.message() {
+        match connection.caller.message() {
             Ok(None) => {}
             Ok(Some(contribution)) => {
                 self.came.insert(rank, contribution);
@@ -363,7 +369,7 @@ impl Root {
 
 /// The first address of a place's host. Its name may be made known later than rank 0 begins, as for the others.
 fn first_address(
-    place: &Place,
+    place: &RendezvousAddress,
     patience: &Patience<'_>,
     resolver: Resolver,
 ) -> Result<SocketAddr, RendezvousError> {
@@ -406,7 +412,7 @@ mod tests {
             0 | 1 => Err(std::io::Error::other("it is unknown")),
             _ => Ok(vec![SocketAddr::from(([10, 0, 0, 1], port))]),
         };
-        let place = Place { host: "a".to_owned(), port: 0 };
+        let place = RendezvousAddress { host: "a".to_owned(), port: 0 };
         let long = Patience::new(Duration::from_secs(60), &|| false);
         assert!(Root::listen_with(party(), &place, &long, resolver).is_ok());
         let unknown: Resolver = |_, _| Err(std::io::Error::other("it is unknown"));
@@ -421,10 +427,10 @@ mod tests {
     #[test]
     fn whoever_shows_what_came_does_not_show_what_was_said() {
         let came = Contributions::from([(0, b"77".to_vec())]);
-        let shown = format!("{:?}", Collected { came, missing: vec![1], short: None });
-        assert_eq!(shown, "Collected { came: [0], missing: [1], short: None }");
-        let mut member = Member::new([7; 32]);
+        let shown = format!("{:?}", Collected { came, missing: vec![1], no_room: None });
+        assert_eq!(shown, "Collected { came: [0], missing: [1], no_room: None }");
+        let mut member = Caller::new([7; 32]);
         member.receive(b"77").expect("it is short");
-        assert_eq!(format!("{member:?}"), "Member { admitted: false, .. }");
+        assert_eq!(format!("{member:?}"), "Caller { admitted: false, .. }");
     }
 }

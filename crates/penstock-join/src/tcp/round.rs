@@ -1,6 +1,6 @@
 //! A whole round, whichever end this process has.
 
-use super::{Cause, Party, Place, RendezvousError, Root, Visitor};
+use super::{Cause, Party, RendezvousAddress, RendezvousError, Root, Visitor};
 use crate::exchange::{MESSAGE_LIMIT, NoVerdict, Verdict, failed, given};
 use crate::patience::Patience;
 use std::time::Duration;
@@ -49,7 +49,11 @@ pub enum Rendezvous {
 
 impl Rendezvous {
     /// The end of `party`; rank 0 listens from now on.
-    pub fn open(party: Party, place: &Place, patience: &Patience<'_>) -> Result<Self, RendezvousError> {
+    pub fn open(
+        party: Party,
+        place: &RendezvousAddress,
+        patience: &Patience<'_>,
+    ) -> Result<Self, RendezvousError> {
         Ok(match party.rank {
             0 => Self::Root(Box::new(Root::listen(party, place, patience)?)),
             _ => Self::Visitor(Box::new(Visitor::new(party, place.clone()))),
@@ -68,8 +72,8 @@ impl Rendezvous {
         }
         match self.round(&given(message), size, patience)? {
             Verdict::Given(messages) => Ok(messages),
-            Verdict::Late { missing, waited, short } => {
-                let cause = short.map(|reason| Cause::NoRoom { reason });
+            Verdict::Late { missing, waited, no_room } => {
+                let cause = no_room.map(|reason| Cause::NoRoom { reason });
                 Err(RoundError::Late { missing, waited, cause })
             }
             Verdict::Failed { text } => Err(RoundError::Failed { text }),
@@ -98,7 +102,11 @@ impl Rendezvous {
                 let verdict = if found.missing.is_empty() {
                     Verdict::over(&found.came)
                 } else {
-                    Verdict::Late { missing: found.missing, waited: patience.waited(), short: found.short }
+                    Verdict::Late {
+                        missing: found.missing,
+                        waited: patience.waited(),
+                        no_room: found.no_room,
+                    }
                 };
                 root.announce(&verdict.spell(), patience)?;
                 Ok(verdict)

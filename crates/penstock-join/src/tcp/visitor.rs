@@ -4,7 +4,7 @@ use super::proof::{
     Claim, Conversation, Digest, FRAME_HEAD_BYTES, MAGIC, Nonce, Side, TAKEN, WELCOME, WRONG_SECRET,
     WRONG_SIZE,
 };
-use super::{Cause, FIRST_PAUSE, Party, Place, RendezvousError, STRANGER_TIME, longer, nonce};
+use super::{Cause, FIRST_PAUSE, Party, RendezvousAddress, RendezvousError, STRANGER_TIME, longer, nonce};
 use crate::exchange::{VERDICT_MARGIN, verdict_limit};
 use crate::patience::{Interrupted, Patience};
 use crate::resolve::{Lookup, Resolver, Unresolved, plain, system};
@@ -43,7 +43,7 @@ impl From<Interrupted> for Unfit {
 #[derive(Debug)]
 pub struct Visitor {
     party: Party,
-    place: Place,
+    place: RendezvousAddress,
     met: Option<(TcpStream, Conversation)>,
     lookup: Lookup,
     resolver: Resolver,
@@ -51,7 +51,7 @@ pub struct Visitor {
 
 impl Visitor {
     /// Nothing is sent yet.
-    pub fn new(party: Party, place: Place) -> Self {
+    pub fn new(party: Party, place: RendezvousAddress) -> Self {
         Self { party, place, met: None, lookup: Lookup::default(), resolver: system }
     }
 
@@ -170,7 +170,7 @@ impl Visitor {
 
     /// A connection to the first of the place's addresses that takes one.
     fn reach(&mut self, patience: &Patience<'_>) -> Result<TcpStream, Unfit> {
-        let Place { host, port } = &self.place;
+        let RendezvousAddress { host, port } = &self.place;
         let found = self.lookup.resolve(host, *port, patience, self.resolver);
         let addresses = found.map_err(|unresolved| match unresolved {
             // It may be made known later than this process begins: in a cluster, when rank 0's host is ready.
@@ -305,7 +305,7 @@ mod tests {
     fn a_name_server_that_does_not_answer_ends_at_the_deadline_and_with_the_caller() {
         let (host, secret, job) =
             ("a".to_owned(), penstock_proto::message::Secret([7; 32]), "job".to_owned());
-        let place = Place { host, port: 7 };
+        let place = RendezvousAddress { host, port: 7 };
         let mut visitor = Visitor::new(Party { rank: 1, size: 2, secret, job }, place.clone());
         visitor.resolver = stuck;
         let cause = Cause::Unresolved { host: "a".to_owned() };

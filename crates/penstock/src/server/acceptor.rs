@@ -1,5 +1,5 @@
-//! The acceptor of a server to the network: one thread that accepts connections, lets strangers prove which job they belong to,
-//! and passes those that did to the job's control thread.
+//! The acceptor: one thread that accepts a server's network connections, lets strangers prove which job they belong to, and passes
+//! those that did to the job's control thread.
 //!
 //! Strangers get little: a deadline, a bounded number of places, of which one host cannot take those of another
 //! ([`penstock_proto::strangers`]), and no thread of any job. A job that does not exist is answered like a wrong secret.
@@ -12,6 +12,7 @@ use crate::wait;
 use crate::wire::dial::PLAIN;
 use crate::wire::random;
 use crate::wire::records::RecordStream;
+use penstock_fabric::descriptors;
 use penstock_fabric::forked::Maker;
 use penstock_fabric::net::endpoint::Address;
 use penstock_fabric::net::link::{Got, Link as _};
@@ -23,7 +24,6 @@ use penstock_proto::message::Secret;
 use penstock_proto::strangers::{self, Places};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::io::Errno;
 use rustls::ServerConfig;
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, IoSliceMut};
@@ -128,7 +128,7 @@ impl Acceptor {
             next: 0,
             accepting: false,
             full: None,
-            short: false,
+            warned: false,
         };
         let thread = thread::spawn("penstock-accept", move || run.run());
         let thread = thread.map_err(StartError::thread)?;
@@ -264,10 +264,10 @@ struct Loop {
     next: u64,
     /// Whether the poll watches the listeners.
     accepting: bool,
-    /// Until when nobody is accepted: the system had no descriptor or no memory left for one more connection.
+    /// Until when nobody is accepted: the system could not, most often for want of a descriptor.
     full: Option<Instant>,
     /// Whether that was said, and still is so.
-    short: bool,
+    warned: bool,
 }
 
 impl Loop {
@@ -313,22 +313,19 @@ impl Loop {
                     if replaced {
                         return;
                     }
-                    self.short = false;
+                    self.warned = false;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {} // it ended before it was accepted
                 Err(error) => {
-                    // No descriptor or no memory is left.
-                    if !std::mem::replace(&mut self.short, true) {
+                    if !std::mem::replace(&mut self.warned, true) {
                         tracing::warn!(%error, "a connection could not be accepted so far");
                     }
                     let places = Places { all: self.strangers.len(), ..PLACES };
                     // Where there is a stranger it goes, as where all places are taken. Else who knocks stands in the queue.
-                    let is_short = matches!(
-                        Errno::from_io_error(&error),
-                        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)
-                    );
-                    replaced = is_short && !replaced && self.make_room(places, Ipv4Addr::UNSPECIFIED.into());
+                    replaced = descriptors::is_no_room(&error)
+                        && !replaced
+                        && self.make_room(places, Ipv4Addr::UNSPECIFIED.into());
                     if !replaced {
                         self.full = Some(Instant::now() + LOOK_AGAIN);
                         return;

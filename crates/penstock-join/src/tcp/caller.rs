@@ -30,8 +30,8 @@ pub struct Expected {
     pub job: String,
 }
 
-/// One connection to rank 0.
-pub struct Member {
+/// Whoever has connected to rank 0, whether it has proved itself or not.
+pub struct Caller {
     nonce: Nonce,
     received: Vec<u8>,
     /// What is to be sent, and was not yet.
@@ -41,13 +41,13 @@ pub struct Member {
 }
 
 /// Without what was said: it may hold the job's secret.
-impl fmt::Debug for Member {
+impl fmt::Debug for Caller {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Member").field("admitted", &self.admitted).finish_non_exhaustive()
+        formatter.debug_struct("Caller").field("admitted", &self.admitted).finish_non_exhaustive()
     }
 }
 
-impl Member {
+impl Caller {
     /// A connection that has said nothing. `nonce` is drawn for it.
     pub fn new(nonce: Nonce) -> Self {
         Self { nonce, received: Vec::new(), to_send: Vec::new(), conversation: None, admitted: false }
@@ -109,7 +109,7 @@ impl Member {
         Ok(true)
     }
 
-    /// The payload of the next frame, once it is whole. Only of a member that has proved itself.
+    /// The payload of the next frame, once it is whole. Only of a caller that has proved itself.
     pub fn message(&mut self) -> Result<Option<Vec<u8>>, Stranger> {
         let Some(conversation) = self.conversation.as_mut().filter(|_| self.admitted) else {
             return Err(Stranger);
@@ -130,7 +130,7 @@ impl Member {
         Ok(Some(payload))
     }
 
-    /// Says something to a member that has proved itself.
+    /// Says something to a caller that has proved itself.
     pub fn tell(&mut self, payload: &[u8]) {
         if let Some(conversation) = &mut self.conversation {
             self.to_send.extend(conversation.frame(payload));
@@ -164,23 +164,23 @@ mod tests {
     }
 
     #[test]
-    fn a_member_is_let_in_however_its_bytes_are_cut() {
+    fn a_caller_is_let_in_however_its_bytes_are_cut() {
         let (bytes, mut talk) = hello(SECRET, Claim { rank: 1, size: 3 });
         let bytes = [bytes, talk.frame(b"a")].concat();
         for piece in [1, 7, 41, bytes.len()] {
-            let mut member = Member::new(OURS);
+            let mut caller = Caller::new(OURS);
             let (mut rank, mut heard) = (None, None);
             for piece in bytes.chunks(piece) {
-                member.receive(piece).expect("it is short");
+                caller.receive(piece).expect("it is short");
                 if rank.is_none() {
-                    rank = member.shake_hands(&expected(), |_| false).expect("it belongs here");
+                    rank = caller.shake_hands(&expected(), |_| false).expect("it belongs here");
                 }
                 if rank.is_some() {
-                    heard = member.message().expect("it belongs here");
+                    heard = caller.message().expect("it belongs here");
                 }
             }
             assert_eq!((rank, heard.as_deref()), (Some(1), Some(&b"a"[..])));
-            assert_eq!(member.to_send.len(), 32 + 1 + 32);
+            assert_eq!(caller.to_send.len(), 32 + 1 + 32);
         }
     }
 
@@ -194,38 +194,38 @@ mod tests {
             (SECRET, Claim { rank: 2, size: 3 }, vec![TAKEN]),
         ];
         for (secret, claim, answer) in cases {
-            let mut member = Member::new(OURS);
-            member.receive(&hello(secret, claim).0).expect("it is short");
-            assert_eq!(member.shake_hands(&expected(), |rank| rank == 2), Err(Stranger));
-            assert_eq!(member.to_send[32..], answer);
+            let mut caller = Caller::new(OURS);
+            caller.receive(&hello(secret, claim).0).expect("it is short");
+            assert_eq!(caller.shake_hands(&expected(), |rank| rank == 2), Err(Stranger));
+            assert_eq!(caller.to_send[32..], answer);
         }
     }
 
     #[test]
     fn a_frame_that_announces_too_much_is_refused_before_it_has_come() {
         let (bytes, _) = hello(SECRET, Claim { rank: 1, size: 3 });
-        let mut member = Member::new(OURS);
-        member.receive(&bytes).expect("it is short");
-        assert_eq!(member.shake_hands(&expected(), |_| false), Ok(Some(1)));
-        member.receive(&[&(1_u32 << 30).to_le_bytes()[..], &[0; 32]].concat()).expect("it is short");
-        assert_eq!(member.message(), Err(Stranger));
+        let mut caller = Caller::new(OURS);
+        caller.receive(&bytes).expect("it is short");
+        assert_eq!(caller.shake_hands(&expected(), |_| false), Ok(Some(1)));
+        caller.receive(&[&(1_u32 << 30).to_le_bytes()[..], &[0; 32]].concat()).expect("it is short");
+        assert_eq!(caller.message(), Err(Stranger));
     }
 
     #[test]
     fn nobody_is_heard_before_it_has_proved_itself() {
         let mut talk = Conversation::new(Side::Worker, &SECRET, "job", [[2; 32], OURS]);
-        let mut member = Member::new(OURS);
-        member.receive(&[&MAGIC[..], &[2; 32]].concat()).expect("it is short");
-        assert_eq!(member.shake_hands(&expected(), |_| false), Ok(None));
-        member.receive(&talk.frame(b"a")).expect("it is short");
-        assert_eq!(member.message(), Err(Stranger));
+        let mut caller = Caller::new(OURS);
+        caller.receive(&[&MAGIC[..], &[2; 32]].concat()).expect("it is short");
+        assert_eq!(caller.shake_hands(&expected(), |_| false), Ok(None));
+        caller.receive(&talk.frame(b"a")).expect("it is short");
+        assert_eq!(caller.message(), Err(Stranger));
     }
 
     #[test]
     fn no_more_is_kept_than_two_messages() {
-        let mut member = Member::new(OURS);
-        assert_eq!(member.receive(&[0; READ_AHEAD_LIMIT]), Ok(()));
-        assert_eq!(member.receive(&[0]), Err(Stranger));
+        let mut caller = Caller::new(OURS);
+        assert_eq!(caller.receive(&[0; READ_AHEAD_LIMIT]), Ok(()));
+        assert_eq!(caller.receive(&[0]), Err(Stranger));
     }
 
     proptest! {
@@ -236,14 +236,14 @@ mod tests {
             piece in 1..300_usize,
         ) {
             let begins: [&[u8]; 3] = [b"", &MAGIC, &[&MAGIC[..], &[2; 32]].concat()];
-            let mut member = Member::new(OURS);
+            let mut caller = Caller::new(OURS);
             for piece in [begins[begun], &bytes].concat().chunks(piece) {
-                prop_assert!(member.receive(piece).is_ok());
-                match member.shake_hands(&expected(), |_| false) {
+                prop_assert!(caller.receive(piece).is_ok());
+                match caller.shake_hands(&expected(), |_| false) {
                     Ok(rank) => prop_assert_eq!(rank, None),
                     Err(Stranger) => break,
                 }
-                prop_assert!(member.message().is_err());
+                prop_assert!(caller.message().is_err());
             }
         }
     }
