@@ -19,18 +19,18 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// A running service.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Service {
-    member: Core<Mutex<Option<Arc<Member>>>>,
+    running: Core<Mutex<Option<Arc<Running>>>>,
     endpoint: String,
 }
 
 /// What the manager's agent directs.
-struct Member {
+struct Running {
     service: penstock::service::Service,
     endpoint: String,
     memory: u64,
 }
 
-impl Host for Member {
+impl Host for Running {
     fn endpoint(&self) -> String {
         self.endpoint.clone()
     }
@@ -73,8 +73,8 @@ fn address(py: Python<'_>, text: &str) -> PyResult<Address> {
 }
 
 impl Service {
-    fn member(&self, free: &Detached) -> Option<Arc<Member>> {
-        self.member.lock(free).clone()
+    fn running(&self, free: &Detached) -> Option<Arc<Running>> {
+        self.running.lock(free).clone()
     }
 }
 
@@ -96,11 +96,11 @@ impl Service {
             let memory = penstock::server::memory_budget(&options);
             let service = penstock::service::Service::start(&listen, options)?;
             let endpoint = service.endpoint(advertise.as_ref()).to_string();
-            let member = Member { service, endpoint: endpoint.clone(), memory };
-            Ok((Core::new(Mutex::new(Some(Arc::new(member)))), endpoint))
+            let running = Running { service, endpoint: endpoint.clone(), memory };
+            Ok((Core::new(Mutex::new(Some(Arc::new(running)))), endpoint))
         })?;
-        let (member, endpoint) = started.map_err(|error| raise_start(py, &error))?;
-        Ok(Self { member, endpoint })
+        let (running, endpoint) = started.map_err(|error| raise_start(py, &error))?;
+        Ok(Self { running, endpoint })
     }
 
     /// Where workers find it; `{job}` in the socket's path stands for the job's number.
@@ -115,13 +115,13 @@ impl Service {
         let token = self::token(py, token)?;
         let target = target(manager, ca, insecure);
         let start = |free: &Detached| {
-            let started = self.member(free).map(|member| Agent::start(&target, token, member));
+            let started = self.running(free).map(|running| Agent::start(&target, token, running));
             started.transpose().map(|agent| agent.map(Core::new))
         };
         let Some(agent) = let_go(py, start)?.map_err(|error| raise(py, &error))? else { return Ok(()) };
         loop {
             py.check_signals()?;
-            let look = |free: &Detached| (self.member(free).is_some(), agent.on(free).wait(LOOK_EVERY));
+            let look = |free: &Detached| (self.running(free).is_some(), agent.on(free).wait(LOOK_EVERY));
             match let_go(py, look)? {
                 (_, Some(ended)) => return ended.map_err(|error| raise(py, &error)),
                 (true, None) => {}
@@ -147,7 +147,8 @@ impl Service {
     ) -> PyResult<()> {
         let (secret, options) = (self::secret(py, secret)?, pairs(options)?);
         let job = JobConfig { name, secret, index, servers, workers, options, memory, share };
-        let create = |free: &Detached| self.member(free).map_or(Ok(()), |member| member.service.create(job));
+        let create =
+            |free: &Detached| self.running(free).map_or(Ok(()), |running| running.service.create(job));
         let_go(py, create)?.map_err(|error| match error {
             penstock::service::CreateError::Options(error) => raise_option(py, &error),
             penstock::service::CreateError::Start(error) => raise_start(py, &error),
@@ -157,15 +158,15 @@ impl Service {
 
     /// Ends a job and forgets it; False if there was none.
     fn delete(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
-        let_go(py, |free| self.member(free).is_some_and(|member| member.service.delete(name)))
+        let_go(py, |free| self.running(free).is_some_and(|running| running.service.delete(name)))
     }
 
     /// Stops every job.
     fn stop(&self, py: Python<'_>) -> PyResult<()> {
         let_go(py, |free| {
-            let member = self.member.lock(free).take();
+            let running = self.running.lock(free).take();
             // Outside the lock: it waits for the jobs' threads.
-            drop(member);
+            drop(running);
         })
     }
 

@@ -1,6 +1,6 @@
 //! Whether the other end of a connection lives, and showing it that this one does.
 //!
-//! Who is late at what time is [`penstock_proto::vigil`]'s to say; here is the clock that it is asked by, and what is said of who is gone.
+//! Who is late, and when, [`penstock_proto::vigil`] says; here is the clock by which it is asked, and what is said of who is gone.
 
 use penstock_proto::Rank;
 use penstock_proto::error::{JobFailure, Loss};
@@ -36,7 +36,7 @@ impl LivedClock {
 
 /// The longest sleep of whoever keeps a vigil.
 pub(crate) fn look_every(lease: Duration) -> Duration {
-    (lease / 8).max(Duration::from_millis(1))
+    Duration::from_millis(vigil::look_every(milliseconds(lease)))
 }
 
 /// Watches one peer. A *sign* is any count that grows with what comes from it.

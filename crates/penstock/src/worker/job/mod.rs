@@ -116,7 +116,7 @@ pub(super) struct Inner {
 }
 
 impl Inner {
-    /// The threads that want a core of this host beside the one that waits.
+    /// Whether more of the job's threads are awake on this host than it has cores.
     pub(super) fn crowd(&self) -> Option<Arc<Crowd>> {
         self.links().first().map(|link| Arc::clone(link.crowd()))
     }

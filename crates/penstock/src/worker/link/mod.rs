@@ -117,7 +117,7 @@ impl Link {
         self.wire.page.at(page::BELL)
     }
 
-    /// The threads that want a core of this host beside the one that waits.
+    /// Whether more of the job's threads are awake on this host than it has cores.
     pub(super) fn crowd(&self) -> &Arc<Crowd> {
         &self.crowd
     }

@@ -180,9 +180,7 @@ impl Link {
         let (records, welcome) = introduce(&dialer, &hello, server, deadline, fate)?;
         judge(&welcome, server)?;
         // The server's cores are not ours: here a proxy a shard and the worker itself want one.
-        let cores = cores();
-        let crowded = welcome.shards + 1 > cores;
-        let crowd = || Arc::new(Crowd::Taken(crowded));
+        let crowd = Arc::new(Crowd::Taken(welcome.shards + 1 > cores()));
         let region =
             |name, bytes| Region::new(name, bytes, Writers::Holders).map_err(Error::system("make a page"));
         let page = region("penstock-page", page::bytes(welcome.shards))?;
@@ -201,7 +199,7 @@ impl Link {
                 rank: who.rank,
                 shard,
                 purpose: Purpose::Shard { peer: PeerId::worker(who.rank), session: who.session, shard },
-                crowd: crowd(),
+                crowd: Arc::clone(&crowd),
                 lease: seconds(welcome.lease_ms),
                 dialer: Arc::clone(dialer),
                 page: Arc::clone(page.mapping()),
@@ -239,7 +237,7 @@ impl Link {
             stop,
             thread: Some(thread),
             proxies,
-            crowd: crowd(),
+            crowd,
         })
     }
 
