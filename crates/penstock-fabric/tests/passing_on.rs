@@ -198,6 +198,30 @@ impl Net {
         values(self.workers.get_mut(&peer).unwrap().memory(ID).unwrap().memory.rows())
     }
 
+    /// A peer's line breaks, and it comes again.
+    fn reconnect(&mut self, peer: PeerId) {
+        self.home.connected(peer);
+        self.workers.get_mut(&peer).unwrap().connected(HOME);
+    }
+
+    /// A peer has gone for good.
+    fn go(&mut self, peer: PeerId) {
+        self.workers.remove(&peer);
+        self.home.lost(peer);
+        self.home.forget(peer);
+    }
+
+    /// A consumer wants all its rows as of a version.
+    fn want_version(&mut self, peer: PeerId, rows: u64, version: u64) {
+        let propagation = self.shape.propagation;
+        let node = self.workers.get_mut(&peer).unwrap();
+        match propagation {
+            Propagation::Eager => {}
+            Propagation::Bounded => node.need(ID, vec![version]),
+            Propagation::Lazy => assert!(node.fetch(ID, &RowSet::from_rows(0..rows), version).is_some()),
+        }
+    }
+
     /// Messages from one node to the other, whole or until `most` have come.
     fn pass(
         from: &mut Node<Here>,
@@ -206,10 +230,18 @@ impl Net {
         from_peer: PeerId,
         most: usize,
     ) -> bool {
-        let mut bytes = Vec::new();
         from.collect_all();
+        Self::arrive(&Self::sent(from, to_peer), to, from_peer, most)
+    }
+
+    fn sent(from: &mut Node<Here>, to_peer: PeerId) -> Vec<u8> {
+        let mut bytes = Vec::new();
         from.transmit(to_peer, &mut bytes, 1 << 20);
-        let mut rest = &bytes[..];
+        bytes
+    }
+
+    fn arrive(bytes: &[u8], to: &mut Node<Here>, from_peer: PeerId, most: usize) -> bool {
+        let mut rest = bytes;
         let mut left = most;
         while let Some((head, tail)) = rest.split_first_chunk::<LENGTH_BYTES>().filter(|_| left > 0) {
             let length = record::length(head, MAX_MESSAGE_BYTES).unwrap();
@@ -603,9 +635,228 @@ fn fetches_of_rows_whose_producer_has_gone_are_given_back() {
     net.workers.remove(&PRODUCER);
     net.home.lost(PRODUCER);
     net.home.forget(PRODUCER);
-    assert_eq!(entries(&mut net), before + 1, "nobody is asked any more");
+    assert_eq!(entries(&mut net), before, "nobody is asked any more, and nobody can answer");
     net.home.lost(ONE);
     assert_eq!(entries(&mut net), 0);
+}
+
+// They stayed, each charged, until who had asked was lost for them.
+#[test]
+fn a_fetch_that_comes_when_nobody_can_answer_it_any_more_is_not_kept_and_one_that_can_be_answered_is() {
+    for near in [true, false] {
+        let mut net = Net::new(4, Propagation::Lazy);
+        let (shape, mut producer) = (net.shape, writer(4));
+        let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
+        match near {
+            true => _ = net.home.produce(ID, PRODUCER, shape, memory, None),
+            false => _ = net.join(PRODUCER).produce(ID, PRODUCER, shape, memory, Some(HOME)),
+        }
+        [ONE, TWO].into_iter().for_each(|peer| net.consume(peer));
+        set(&mut producer, 3, &[0, 1, 2, 3], 5);
+        net.settle();
+        net.want_version(TWO, 4, 3);
+        net.settle();
+        let entries = |net: &mut Net| net.home.host().account.peer(ONE).taken(Resource::Entries);
+        let before = entries(&mut net);
+        net.want_version(ONE, 4, 9);
+        net.settle();
+        assert!(entries(&mut net) > before, "near: {near}");
+        net.go(PRODUCER);
+        assert_eq!(entries(&mut net), before, "near: {near}");
+        for version in 4..40 {
+            net.want_version(ONE, 4, version);
+            net.settle();
+            assert_eq!(entries(&mut net), before, "near: {near}, version {version}");
+        }
+        net.want_version(ONE, 4, 3);
+        net.settle();
+        assert_eq!((net.seen_by(ONE), entries(&mut net)), (vec![5; 4], before), "near: {near}");
+    }
+}
+
+// What nobody else wanted was not asked of the producer any more as soon as another came again, and who had been away took what was left.
+#[test]
+fn who_was_away_while_a_producer_left_finds_all_its_rows_as_they_were_set_last() {
+    for propagation in [Propagation::Eager, Propagation::Bounded, Propagation::Lazy] {
+        for lost in [false, true].into_iter().filter(|lost| !lost || propagation == Propagation::Eager) {
+            let (mut net, mut producer) = Net::subscribed(3, propagation);
+            net.consume_some(TWO, RowSet::from_rows([1]));
+            net.settle();
+            set(&mut producer, 1, &[0, 1, 2], 5);
+            producer.raise(1);
+            net.want_version(ONE, 3, 1);
+            net.settle();
+            net.home.lost(ONE);
+            net.silent.insert(ONE);
+            net.reconnect(TWO);
+            net.settle();
+            set(&mut producer, 2, &[0, 1, 2], 6);
+            producer.raise(2);
+            if lost {
+                net.settle();
+            } else {
+                leave(&mut net, &mut |_, _| false);
+            }
+            net.go(PRODUCER);
+            net.silent.clear();
+            net.reconnect(ONE);
+            net.want_version(ONE, 3, 2);
+            assert!(net.flushes(ONE));
+            assert_eq!(net.seen_by(ONE), [6, 6, 6], "{propagation}, lost: {lost}");
+        }
+    }
+}
+
+#[test]
+fn who_waited_for_rows_and_was_away_when_they_came_and_their_producer_left_finds_them() {
+    for propagation in [Propagation::Eager, Propagation::Bounded, Propagation::Lazy] {
+        let mut net = Net::new(2, propagation);
+        net.consume(ONE);
+        net.settle();
+        net.home.lost(ONE);
+        net.silent.insert(ONE);
+        let (shape, mut producer) = (net.shape, writer(2));
+        let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
+        net.join(PRODUCER).produce(ID, PRODUCER, shape, memory, Some(HOME));
+        net.settle();
+        set(&mut producer, 1, &[0, 1], 5);
+        producer.raise(1);
+        leave(&mut net, &mut |_, _| false);
+        net.go(PRODUCER);
+        net.silent.clear();
+        net.reconnect(ONE);
+        net.want_version(ONE, 2, 1);
+        assert!(net.flushes(ONE));
+        assert_eq!(net.seen_by(ONE), [5, 5], "{propagation}");
+    }
+}
+
+#[test]
+fn what_is_wanted_for_who_is_away_costs_it_until_it_has_gone() {
+    let (mut net, _producer) = Net::subscribed(64, Propagation::Eager);
+    net.consume_some(TWO, RowSet::from_rows([0]));
+    net.settle();
+    let taken = |net: &mut Net| net.home.host().account.peer(ONE).taken(Resource::Bytes);
+    let here = taken(&mut net);
+    net.home.lost(ONE);
+    let away = taken(&mut net);
+    assert!(0 < away && away < here, "{away} of {here}");
+    net.home.lost(ONE);
+    net.home.connected(ONE);
+    net.home.lost(ONE);
+    assert_eq!(taken(&mut net), away, "however often it comes and says nothing");
+    net.home.forget(ONE);
+    assert_eq!(taken(&mut net), 0);
+    // Nor is anybody asked for its rows.
+    net.silent.insert(ONE);
+    net.reconnect(TWO);
+    Net::pass(net.workers.get_mut(&TWO).unwrap(), HOME, &mut net.home, TWO, usize::MAX);
+    let bytes = Net::sent(&mut net.home, PRODUCER);
+    let (_, record) = bytes.split_first_chunk::<LENGTH_BYTES>().unwrap();
+    let wanted = RowSet::from_rows([0]);
+    let subscribed = Message::decode(record).unwrap();
+    assert!(matches!(subscribed, Message::Subscribe { rows, .. } if rows == wanted));
+    // The same for who waits for what is not there yet.
+    let mut home = Node::new(Here::default());
+    home.connected(ONE);
+    let (shape, rows) = (net.shape, RowSet::from_rows([0]));
+    let subscribe = Message::Subscribe { partition: ID, shape, done: 0, serial: 1, rows };
+    for _ in 0..3 {
+        say(&mut home, ONE, &subscribe).unwrap();
+        home.lost(ONE);
+        home.connected(ONE);
+        assert_eq!(home.host().account.peer(ONE).taken(Resource::Entries), 1);
+    }
+    home.forget(ONE);
+    assert_eq!(home.host().account.peer(ONE).taken(Resource::Entries), 0);
+}
+
+/// A producer leaves as a worker does: it flushes, hands over, and flushes again; after each turn `event` may do something, and says whether
+/// the line broke with what was on it. From then on it says nothing.
+fn leave(net: &mut Net, event: &mut dyn FnMut(&mut Net, usize) -> bool) {
+    let mut turn = 0;
+    for hands_over in [true, false] {
+        let node = net.workers.get_mut(&PRODUCER).unwrap();
+        let id = node.flush(HOME);
+        while !net.workers.get_mut(&PRODUCER).unwrap().host().flushed.contains(&id) {
+            let node = net.workers.get_mut(&PRODUCER).unwrap();
+            node.collect_all();
+            let bytes = Net::sent(node, HOME);
+            if !event(net, turn) {
+                Net::arrive(&bytes, &mut net.home, PRODUCER, usize::MAX);
+            }
+            let bytes = Net::sent(&mut net.home, PRODUCER);
+            if !event(net, turn + 1) {
+                Net::arrive(&bytes, net.workers.get_mut(&PRODUCER).unwrap(), HOME, usize::MAX);
+            }
+            turn += 2;
+            assert!(turn < 40, "its flush comes back");
+        }
+        if hands_over {
+            net.workers.get_mut(&PRODUCER).unwrap().hand_over();
+        }
+    }
+}
+
+// A flush came back before the home had said again what it wants, or behind rows that it had not taken; and what a producer hands over
+// was not handed over on its next connection.
+#[test]
+fn a_producer_that_has_left_has_delivered_everything_whatever_happened_on_its_lines_meanwhile() {
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum What {
+        /// Its line breaks.
+        Breaks,
+        /// Another goes for good and the consumer comes again, so that the home wants less.
+        WantsLess,
+        /// Another comes that wants more.
+        WantsMore,
+    }
+    for propagation in [Propagation::Eager, Propagation::Bounded, Propagation::Lazy] {
+        for what in [What::Breaks, What::WantsLess, What::WantsMore] {
+            for (at, again) in (0..8).flat_map(|at| (at..8).map(move |again| (at, again))) {
+                let mut net = Net::new(3, propagation);
+                let (shape, mut producer) = (net.shape, writer(3));
+                let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
+                net.join(PRODUCER).produce(ID, PRODUCER, shape, memory, Some(HOME));
+                net.consume_some(ONE, RowSet::from_rows([0, 1]));
+                if what == What::WantsLess {
+                    net.consume(TWO);
+                }
+                net.settle();
+                set(&mut producer, 1, &[0, 1, 2], 5);
+                producer.raise(1);
+                leave(&mut net, &mut |net, turn| {
+                    if turn != at && turn != again {
+                        return false;
+                    }
+                    match what {
+                        What::Breaks => {
+                            net.reconnect(PRODUCER);
+                            return true;
+                        }
+                        What::WantsLess => {
+                            if turn == at {
+                                net.go(TWO);
+                            }
+                            net.reconnect(ONE);
+                        }
+                        What::WantsMore if turn == at => net.consume(TWO),
+                        What::WantsMore => net.reconnect(TWO),
+                    }
+                    for peer in [ONE, TWO] {
+                        if let Some(node) = net.workers.get_mut(&peer) {
+                            Net::pass(node, HOME, &mut net.home, peer, usize::MAX);
+                        }
+                    }
+                    false
+                });
+                net.go(PRODUCER);
+                net.want_version(ONE, 2, 1);
+                net.settle();
+                assert_eq!(net.seen_by(ONE), [5, 5], "{propagation}, {what:?} at {at} and {again}");
+            }
+        }
+    }
 }
 
 // They were lost for what their producer had said.

@@ -92,6 +92,9 @@ fn run_tables(seeds: Range<u64>, verbose: bool) -> Result<String, (u64, String)>
             println!("{scenario:#?}");
         }
         tally.merge(&scenario.check().map_err(|failure| (seed, failure))?);
+        let leaving = scenario.leaving();
+        let leaving = leaving.check().map_err(|failure| (seed, format!("as workers leave: {failure}")));
+        tally.merge(&leaving?);
     }
     Ok(tally.to_string())
 }

@@ -9,6 +9,9 @@
 //! - rows of one set all or none (I-3, N-1);
 //! - everyone comes to the end, and has what was set last, whatever was lost with a connection (N-2, N-5);
 //! - lazily, and within bounds, nothing is sent that nobody needed (N-3, N-4).
+//!
+//! Each seed has a second scenario, in which workers leave when they are done and links stay broken for a while: what a worker had set when it
+//! left is there for all others, also for who was away.
 
 mod producer;
 mod reader;
@@ -49,6 +52,8 @@ pub struct Scenario {
     pub row_bytes: u32,
     /// A link breaks once in so many steps; 0: never.
     pub cuts: u64,
+    /// Whether workers leave when they are done, and a link that breaks may stay away for a while.
+    pub leaves: bool,
     /// A promise that is broken on purpose.
     pub sabotage: Option<Sabotage>,
 }
@@ -127,13 +132,20 @@ impl Scenario {
         let iterations = rng.within(3..=14);
         let row_bytes = rng.pick(&[8, 24, 100, 1000, 5000]);
         let cuts = rng.pick(&[0, 300, 1500]);
-        Self { seed, workers, propagation, iterations, row_bytes, cuts, sabotage: None }
+        let (leaves, sabotage) = (false, None);
+        Self { seed, workers, propagation, iterations, row_bytes, cuts, leaves, sabotage }
     }
 
     /// The same, with a promise broken.
     #[must_use]
     pub fn sabotaged(self, sabotage: Sabotage) -> Self {
         Self { sabotage: Some(sabotage), ..self }
+    }
+
+    /// The same, but workers leave when they are done, and links break more often, some for a while.
+    #[must_use]
+    pub fn leaving(self) -> Self {
+        Self { leaves: true, cuts: self.cuts / 3, ..self }
     }
 
     /// Runs it: what happened, or what did not hold.
@@ -146,6 +158,7 @@ impl Scenario {
 #[derive(Default)]
 struct Here {
     answered: BTreeSet<u64>,
+    flushed: BTreeSet<u64>,
     sabotage: Option<Sabotage>,
 }
 
@@ -162,7 +175,18 @@ impl Host for Here {
         self.answered.insert(ticket);
     }
 
-    fn flushed(&mut self, _: u64) {}
+    fn flushed(&mut self, id: u64) {
+        self.flushed.insert(id);
+    }
+}
+
+/// How far a worker that leaves has come: it flushes, hands its rows over, and flushes again, as a relay does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Leaving {
+    Works,
+    Flushes(u64),
+    HandsOver(u64),
+    Left,
 }
 
 struct Worker {
@@ -176,6 +200,9 @@ struct Worker {
     unread: Vec<(u32, bool)>,
     ticket: Option<u64>,
     waits: bool,
+    leaving: Leaving,
+    /// For how many steps its link stays broken.
+    away: u64,
     /// Newest number read, by producer and slot.
     newest: BTreeMap<u32, After>,
 }
@@ -185,6 +212,12 @@ impl Worker {
     fn gone(&self) -> u64 {
         (self.clock * 2 + u64::from(self.set)) * 2 * (self.plan.consumes.len() as u64 + 1)
             - self.unread.len() as u64
+            + match self.leaving {
+                Leaving::Works => 0,
+                Leaving::Flushes(_) => 1,
+                Leaving::HandsOver(_) => 2,
+                Leaving::Left => 3,
+            }
     }
 }
 
@@ -274,6 +307,8 @@ impl<'a> Run<'a> {
                 unread: Vec::new(),
                 ticket: None,
                 waits: false,
+                leaving: Leaving::Works,
+                away: 0,
                 newest: BTreeMap::new(),
             }
         };
@@ -290,6 +325,10 @@ impl<'a> Run<'a> {
     }
 
     fn connect(&mut self, rank: usize) {
+        if self.workers[rank].leaving == Leaving::Left {
+            return;
+        }
+        self.workers[rank].away = 0;
         self.links[rank] = Default::default();
         let (up, down) = &mut self.traffic[rank];
         up.connected();
@@ -298,8 +337,51 @@ impl<'a> Run<'a> {
         self.workers[rank].node.connected(HOME);
     }
 
+    /// A link breaks, and stays broken for a while.
+    fn part(&mut self, rank: usize) {
+        self.links[rank] = Default::default();
+        self.home.lost(PeerId::worker(rank as u32));
+        self.workers[rank].node.lost(HOME);
+        self.workers[rank].away = self.rng.within(1..=2_000);
+    }
+
+    /// Links that were broken long enough are made again, or all. Whether any was.
+    fn mend(&mut self, all: bool) -> bool {
+        let mut any = false;
+        for rank in 0..self.workers.len() {
+            let worker = &mut self.workers[rank];
+            if worker.away > 0 {
+                worker.away -= 1;
+                if all || worker.away == 0 {
+                    self.connect(rank);
+                    any = true;
+                }
+            }
+        }
+        any
+    }
+
+    /// Nobody begins, and nobody leaves, before all have subscribed: declaring a table sees to that.
+    fn get_ready(&mut self) -> Result<(), String> {
+        let mut did = true;
+        while std::mem::take(&mut did) {
+            for rank in 0..self.workers.len() {
+                did |= self.act(rank, 2)?;
+                for what in [0, 1] {
+                    while self.act(rank, what)? {
+                        did = true;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn run(mut self) -> Result<Tally, String> {
         let count = self.workers.len();
+        if self.scenario.leaves {
+            self.get_ready()?;
+        }
         let (mut idle, mut since, mut before) = (0, 0, 0);
         // Something may happen for ever and get nobody on: an answer that never is fresh enough.
         while since < LONG {
@@ -312,11 +394,17 @@ impl<'a> Run<'a> {
             if self.rng.once_in(self.scenario.cuts) && self.workers.iter().any(|worker| !self.is_done(worker))
             {
                 self.tally.cuts += 1;
-                self.connect(rank);
+                if self.scenario.leaves && self.rng.once_in(2) && self.workers[rank].leaving != Leaving::Left
+                {
+                    self.part(rank);
+                } else {
+                    self.connect(rank);
+                }
             }
+            self.mend(false);
             // Chance has found nothing to do for a while: is there anything?
             if idle > 8 * count {
-                let mut did = false;
+                let mut did = self.mend(true);
                 // Twice: what one link brings may be for a link that had its turn.
                 for (rank, what) in
                     (0..2 * count).flat_map(|rank| (0..4).map(move |what| (rank % count, what)))
@@ -342,11 +430,15 @@ impl<'a> Run<'a> {
     }
 
     fn is_done(&self, worker: &Worker) -> bool {
-        worker.clock == self.scenario.iterations && worker.unread.is_empty()
+        let works = self.scenario.leaves && worker.leaving != Leaving::Left;
+        worker.clock == self.scenario.iterations && worker.unread.is_empty() && !works
     }
 
     /// Whether one of four things could be done.
     fn act(&mut self, rank: usize, what: u64) -> Result<bool, String> {
+        if self.workers[rank].leaving == Leaving::Left {
+            return Ok(false);
+        }
         match what {
             0 => self.deliver(rank, true),
             1 => self.deliver(rank, false),
@@ -436,7 +528,7 @@ impl<'a> Run<'a> {
             return Ok(self.workers[rank].ticket != before);
         }
         if worker.clock == self.scenario.iterations {
-            return Ok(false);
+            return Ok(self.scenario.leaves && self.leave(rank));
         }
         if !worker.set {
             worker.set = true;
@@ -449,6 +541,33 @@ impl<'a> Run<'a> {
             worker.plan.consumes.keys().flat_map(|&other| [(other, true), (other, false)]).collect();
         self.rng.shuffle(&mut worker.unread);
         Ok(true)
+    }
+
+    /// A worker that is done leaves; whether it got on.
+    fn leave(&mut self, rank: usize) -> bool {
+        let worker = &mut self.workers[rank];
+        let (node, peer) = (&mut worker.node, PeerId::worker(rank as u32));
+        worker.leaving = match worker.leaving {
+            Leaving::Works => {
+                worker.producer.borrow_mut().leave();
+                Leaving::Flushes(node.flush(HOME))
+            }
+            Leaving::Flushes(id) if node.host().flushed.contains(&id) => {
+                node.hand_over();
+                self.traffic[rank].0.handed_over();
+                Leaving::HandsOver(node.flush(HOME))
+            }
+            Leaving::HandsOver(id) if node.host().flushed.contains(&id) => {
+                node.lost(HOME);
+                self.links[rank] = Default::default();
+                self.home.lost(peer);
+                self.home.forget(peer);
+                worker.away = 0;
+                Leaving::Left
+            }
+            _ => return false,
+        };
+        true
     }
 
     /// Reads what a worker consumes of a producer, if it is fresh enough.
@@ -607,6 +726,18 @@ mod tests {
         );
     }
 
+    /// The same as workers leave: what they had set is there, also for who was away.
+    #[test]
+    fn every_seed_keeps_every_promise_as_workers_leave_and_links_stay_broken() {
+        let mut all = Tally::default();
+        for seed in 0..1500 {
+            let scenario = Scenario::from_seed(seed).leaving();
+            let tally = scenario.check().unwrap_or_else(|what| panic!("seed {seed}: {what}\n{scenario:?}"));
+            all.merge(&tally);
+        }
+        assert!(all.reads > 5_000 && all.cuts > 2_500, "{all:?}");
+    }
+
     #[test]
     fn within_bounds_fewer_bytes_travel_the_more_slack_there_is() {
         let bytes = |propagation, slack| {
@@ -614,9 +745,9 @@ mod tests {
             let producer = Plan { slots: 20, slack: 0, near: true, consumes: BTreeMap::new() };
             let consumer = Plan { slots: 0, slack, near: false, consumes };
             let workers = vec![producer, consumer];
-            let (seed, iterations, row_bytes, cuts) = (1, 40, 1000, 0);
+            let (seed, iterations, row_bytes, cuts, leaves) = (1, 40, 1000, 0, false);
             let scenario =
-                Scenario { seed, workers, propagation, iterations, row_bytes, cuts, sabotage: None };
+                Scenario { seed, workers, propagation, iterations, row_bytes, cuts, leaves, sabotage: None };
             scenario.check().unwrap().bytes
         };
         let eager = bytes(Propagation::Eager, 0);

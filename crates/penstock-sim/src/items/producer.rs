@@ -2,6 +2,7 @@
 
 use crate::rng::Rng;
 use penstock_fabric::items::partition::{Layout, Rows, Writer};
+use penstock_proto::items::FINAL;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -91,6 +92,12 @@ impl Producer {
         self.marks.push(self.history.len() - 1);
         self.works &= self.clock < last;
         self.writer.raise(self.clock);
+    }
+
+    /// It leaves: nothing newer comes.
+    pub(super) fn leave(&mut self) {
+        self.works = false;
+        self.writer.raise(FINAL);
     }
 
     /// Between two looks of somebody else: nothing most often, a set, or so many that the change log comes round.

@@ -36,11 +36,18 @@ pub(super) struct Traffic {
     propagation: Propagation,
     row_bytes: u32,
     partitions: BTreeMap<PartitionId, Wanted>,
+    /// Whether the sender leaves: it sends all that anybody may come to need.
+    hands_over: bool,
 }
 
 impl Traffic {
     pub(super) fn new(propagation: Propagation, row_bytes: u32) -> Self {
-        Self { propagation, row_bytes, partitions: BTreeMap::new() }
+        Self { propagation, row_bytes, partitions: BTreeMap::new(), hands_over: false }
+    }
+
+    /// The sender leaves.
+    pub(super) fn handed_over(&mut self) {
+        self.hands_over = true;
     }
 
     /// A new connection: everything is asked again.
@@ -90,6 +97,7 @@ impl Traffic {
         for entry in Entries::new(entries, self.row_bytes, head.apart) {
             let entry = entry.map_err(|malformed| malformed.to_string())?;
             match head.ticket {
+                0 if self.hands_over => {}
                 0 if self.propagation == Propagation::Lazy => {
                     return Err(format!("N-3: row {} is sent, which nobody fetched", entry.place));
                 }

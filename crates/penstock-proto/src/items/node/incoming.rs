@@ -2,7 +2,8 @@
 
 use super::subscriber::{Pending, Subscriber};
 use super::{
-    Broken, ENTRY_BYTES, FREE_BYTES, Host, Kept, Needs, Node, Partition, Upstream, Waiting, keep, most_needs,
+    Broken, ENTRY_BYTES, FREE_BYTES, Host, Kept, Needs, Node, Partition, Upstream, Waiting, answers, keep,
+    most_needs,
 };
 use crate::items::memory::Changed;
 use crate::items::memory::Memory;
@@ -38,12 +39,14 @@ impl<H: Host> Node<H> {
                 if self.partitions.contains_key(&partition) {
                     return self.enter(partition, peer, shape, done, serial, rows);
                 }
+                if let Some(waiting) = self.waiting.get_mut(&partition) {
+                    waiting.retain(|waiting| waiting.peer != peer);
+                }
                 let bytes = ENTRY_BYTES + rows.kept_bytes();
                 let kept = keep(&self.host.account(peer), "a subscription", bytes)?;
-                let waiting = self.waiting.entry(partition).or_default();
-                waiting.retain(|waiting| waiting.peer != peer);
-                let (needs, fetches) = (Needs::default(), Vec::new());
-                waiting.push(Waiting { peer, shape, done, serial, rows, needs, fetches, kept });
+                let (needs, fetches, away) = (Needs::default(), Vec::new(), false);
+                let waiting = Waiting { peer, shape, done, serial, rows, needs, fetches, away, kept };
+                self.waiting.entry(partition).or_default().push(waiting);
                 Ok(())
             }
             Message::Fetch { partition, ticket, version, places } => {
@@ -68,13 +71,7 @@ impl<H: Host> Node<H> {
             }
             Message::Rows { partition, head, entries } => self.rows(peer, partition, &head, entries),
             Message::Flush { id } => self.begin_flush(id, peer, true),
-            Message::Flushed { id } => {
-                if self.flushing.get(&id) == Some(&peer) {
-                    self.flushing.remove(&id);
-                    self.host.flushed(id);
-                }
-                Ok(())
-            }
+            Message::Flushed { id } => self.end_flush(id, peer),
         }
     }
 
@@ -101,6 +98,14 @@ impl<H: Host> Node<H> {
         let slots: Option<Vec<u32>> =
             places.iter().map(|place| subscriber.rows.nth(place).map(|slot| slot as u32)).collect();
         let slots = slots.ok_or(Broken::Nonsense("a fetch of rows that it has not subscribed to"))?;
+        let Some(Partition { memory, ended, subscribers, .. }) = self.partitions.get_mut(&id) else {
+            return Ok(());
+        };
+        // What is not here never comes: who asks for it hears that from those who know who has gone.
+        if *ended && !answers(memory, &slots, version) {
+            return Ok(());
+        }
+        let Some(subscriber) = subscribers.get_mut(&peer) else { return Ok(()) };
         let pending =
             Pending { ticket, version, slots, fresh: 0, relayed: None, answered: false, _kept: kept };
         subscriber.fetches.push_back(pending);

@@ -22,7 +22,9 @@
 //! - **N-2** Eager: when nothing is under way, each subscriber has every row as its producer last set it.
 //! - **N-3** Lazy: a row is sent only in answer to a fetch, and never older than it asks for.
 //! - **N-4** Bounded: a row is sent only if some consumer behind the subscriber needs a version that the subscriber lacks, and it has it.
-//! - **N-5** A connection that breaks loses nothing: a subscription names what the subscriber has.
+//! - **N-5** A connection that breaks loses nothing: a subscription names what the subscriber has, and what it wants goes on coming to who
+//!   passes it on, since its producer may be gone when it is back. Nor does what a producer had under way as it left: a flush that is answered
+//!   behind another subscription is repeated.
 
 mod batch;
 mod incoming;
@@ -132,9 +134,16 @@ struct Partition<M> {
     upstream: Option<Upstream>,
     /// Whether the host made the memory for rows of a peer.
     made: bool,
+    /// Whether the producer has gone: what is here is all that ever comes.
+    ended: bool,
     /// The peer that is told of rows that are produced here.
     home: Option<PeerId>,
+    /// Whether the producer here leaves: who subscribes from now on, perhaps again, is sent all that it subscribes to.
+    leaving: bool,
     subscribers: BTreeMap<PeerId, Subscriber>,
+    /// Who had subscribed and is not here, but may come again: the source goes on sending its rows here, since they may be gone with their
+    /// producer when it comes.
+    away: BTreeMap<PeerId, Away>,
     /// Who has subscribed to other rows than these, and is sent none: it or their producer has said something else than was declared, and
     /// which of both is not known here.
     mistaken: BTreeSet<PeerId>,
@@ -144,6 +153,13 @@ struct Partition<M> {
     heard: u32,
     /// Bytes of rows that were sent and that came.
     traffic: (u64, u64),
+}
+
+/// What a peer that is not here had subscribed to.
+#[derive(Debug)]
+struct Away {
+    rows: RowSet,
+    _kept: Kept,
 }
 
 /// What was charged for something that is kept: bytes and entries.
@@ -158,6 +174,11 @@ fn keep(account: &Account, what: &'static str, bytes: u64) -> Result<Kept, Broke
 
 /// Bytes of what is kept for a subscription or a fetch, beside its rows.
 const ENTRY_BYTES: u64 = 512;
+/// Bytes of what is kept for the rows of a subscription: they, also as what is wanted of the source and said to it.
+fn wanted_bytes(rows: &RowSet) -> u64 {
+    ENTRY_BYTES + 3 * rows.kept_bytes()
+}
+
 /// Bytes of what is kept for each version that somebody needs: here, and among those that are needed of the source.
 const NEED_BYTES: u64 = 3 * size_of::<u64>() as u64;
 /// Bytes of messages for a peer that are not charged: what is always under way.
@@ -193,6 +214,8 @@ struct Flush {
 struct Connection {
     account: Account,
     messages: Vec<u8>,
+    /// Flushes that are through, and answers to flushes: said behind what is wanted of the peer's partitions, so that who flushes knows of it.
+    flushed: Vec<u8>,
     /// Bytes of the messages that another peer has paid for: it is for its sake that they are said.
     relayed: u64,
     /// Partitions of this peer's of which others want something else than it knows.
@@ -203,6 +226,8 @@ struct Connection {
     /// Why the peer is to be taken for lost.
     overdrawn: Option<Broken>,
     flushes: Vec<Flush>,
+    /// How often this peer has subscribed.
+    subscribed: u64,
     /// The partition that had the last turn.
     turn: Option<PartitionId>,
 }
@@ -218,6 +243,8 @@ struct Waiting {
     needs: Needs,
     /// Ticket, version, places.
     fetches: Vec<(u64, u64, RowSet, Kept)>,
+    /// Whether the peer is not here, and may come again.
+    away: bool,
     kept: Kept,
 }
 
@@ -228,8 +255,8 @@ pub struct Node<H: Host> {
     partitions: BTreeMap<PartitionId, Partition<H::Memory>>,
     peers: BTreeMap<PeerId, Connection>,
     waiting: BTreeMap<PartitionId, Vec<Waiting>>,
-    /// Flushes that were asked for here and are not complete.
-    flushing: BTreeMap<u64, PeerId>,
+    /// Flushes that were asked for here and are not complete: of whom, and how often that one had subscribed when each was begun.
+    flushing: BTreeMap<u64, (PeerId, u64)>,
     next: u64,
     /// Counts flushes that were begun: what is taken in a later turn holds all that was finished before.
     turn: u64,
@@ -278,7 +305,8 @@ impl<H: Host> Node<H> {
         home: Option<PeerId>,
     ) -> bool {
         let Entry::Vacant(place) = self.partitions.entry(id) else { return false };
-        place.insert(Partition::new(memory, shape, Some(producer), None, home));
+        let ended = self.gone.contains(&producer);
+        place.insert(Partition { ended, ..Partition::new(memory, shape, Some(producer), None, home) });
         self.offer(id);
         self.admit(id);
         true
@@ -309,19 +337,18 @@ impl<H: Host> Node<H> {
             }
         }
         let flushing: Vec<u64> =
-            self.flushing.iter().filter(|(_, other)| **other == peer).map(|(id, _)| *id).collect();
+            self.flushing.iter().filter(|(_, (other, _))| *other == peer).map(|(id, _)| *id).collect();
         flushing.into_iter().for_each(|id| _ = self.begin_flush(id, peer, false));
     }
 
-    /// The connection to a peer is gone: what it was to be sent, it will ask for again.
+    /// The connection to a peer is gone: what it was to be sent, it will ask for again. The rows that it wants are wanted all the same.
     pub fn lost(&mut self, peer: PeerId) {
         if self.peers.remove(&peer).is_none() {
             return;
         }
-        self.waiting.retain(|_, waiting| {
-            waiting.retain(|waiting| waiting.peer != peer);
-            !waiting.is_empty()
-        });
+        for waiting in self.waiting.values_mut().flatten().filter(|waiting| waiting.peer == peer) {
+            (waiting.away, waiting.needs, waiting.fetches) = (true, Needs::default(), Vec::new());
+        }
         let ids: Vec<PartitionId> = self.partitions.keys().copied().collect();
         for id in ids {
             let Some(partition) = self.partitions.get_mut(&id) else { continue };
@@ -330,7 +357,7 @@ impl<H: Host> Node<H> {
                 (upstream.receiving, upstream.heard) = (false, false);
             }
             partition.mistaken.remove(&peer);
-            if partition.subscribers.remove(&peer).is_some() {
+            if partition.miss(peer) {
                 self.merge_needs(id);
             }
         }
@@ -374,7 +401,7 @@ impl<H: Host> Node<H> {
     /// Asks `peer` to say, to [`Host::flushed`], when all that was set here has come there, and all that was due here has been sent.
     pub fn flush(&mut self, peer: PeerId) -> u64 {
         self.next += 1;
-        self.flushing.insert(self.next, peer);
+        self.flushing.insert(self.next, (peer, 0));
         let _ = self.begin_flush(self.next, peer, false);
         self.next
     }
@@ -382,6 +409,7 @@ impl<H: Host> Node<H> {
     /// The producer here leaves: whoever passes its rows on gets all that it subscribed to, since it can ask for none later.
     pub fn hand_over(&mut self) {
         for partition in self.partitions.values_mut().filter(|partition| partition.home.is_some()) {
+            partition.leaving = true;
             for subscriber in partition.subscribers.values_mut() {
                 let apart = subscriber.propagation != Propagation::Eager;
                 (subscriber.handing_over, subscriber.dirty) = (apart, true);
@@ -402,8 +430,13 @@ impl<H: Host> Node<H> {
     /// here which tables there are. Returns what is not kept any more.
     pub fn forget(&mut self, peer: PeerId) -> BTreeSet<PartitionId> {
         self.gone.insert(peer);
+        self.waiting.retain(|_, waiting| {
+            waiting.retain(|waiting| waiting.peer != peer);
+            !waiting.is_empty()
+        });
         for partition in self.partitions.values_mut() {
             partition.asked.remove(&peer);
+            partition.away.remove(&peer);
             if partition.producer == Some(peer) {
                 partition.end_with_its_producer();
             }
@@ -445,8 +478,24 @@ impl<H: Host> Node<H> {
             let bytes = ENTRY_BYTES + (partitions.len() * 2 * size_of::<PartitionId>()) as u64;
             let kept = keep(&connection.account, "a flush", bytes)?;
             connection.flushes.push(Flush { id, asked, partitions, _kept: kept });
+            if let Some((_, subscribed)) = self.flushing.get_mut(&id).filter(|_| !asked) {
+                *subscribed = connection.subscribed;
+            }
         }
         self.settle(peer);
+        Ok(())
+    }
+
+    /// A peer says that a flush is complete. What it has subscribed to since that was begun it may lack: it is flushed again.
+    fn end_flush(&mut self, id: u64, peer: PeerId) -> Result<(), Broken> {
+        let Some((_, before)) = self.flushing.get(&id).filter(|(asked, _)| *asked == peer) else {
+            return Ok(());
+        };
+        if self.peers.get(&peer).is_some_and(|connection| connection.subscribed != *before) {
+            return self.begin_flush(id, peer, false);
+        }
+        self.flushing.remove(&id);
+        self.host.flushed(id);
         Ok(())
     }
 
@@ -538,8 +587,12 @@ impl<H: Host> Node<H> {
     /// Lets in those who have waited for a partition.
     fn admit(&mut self, id: PartitionId) {
         for waiting in self.waiting.remove(&id).unwrap_or_default() {
-            let Waiting { peer, shape, done, serial, rows, needs, fetches, kept } = waiting;
+            let Waiting { peer, shape, done, serial, rows, needs, fetches, away, kept } = waiting;
             drop(kept);
+            if away {
+                self.expect(id, peer, shape, rows);
+                continue;
+            }
             let _ = self.enter(id, peer, shape, done, serial, rows);
             if !needs.versions.is_empty() {
                 let _ = self.needed(id, peer, needs);
@@ -548,6 +601,23 @@ impl<H: Host> Node<H> {
                 drop(kept);
                 let _ = self.wanted(id, peer, ticket, version, &places);
             }
+        }
+    }
+
+    /// Who waited for a partition was not here when that came: its rows are wanted for when it comes again.
+    fn expect(&mut self, id: PartitionId, peer: PeerId, shape: Shape, rows: RowSet) {
+        let account = self.host.account(peer);
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        let fits = shape == partition.shape && rows.end() <= u64::from(shape.slots);
+        if !fits || partition.producer == Some(peer) {
+            return;
+        }
+        // Where that cannot be kept it is asked for later.
+        let Ok(kept) = keep(&account, "a subscription", wanted_bytes(&rows)) else { return };
+        partition.asked.insert(peer);
+        if partition.upstream.is_some() {
+            partition.away.insert(peer, Away { rows, _kept: kept });
+            self.ask_source(id);
         }
     }
 
@@ -568,6 +638,7 @@ impl<H: Host> Node<H> {
         if shape != partition.shape {
             // One that expects other rows than there are hears of nothing; its own wait ends it.
             partition.subscribers.remove(&peer);
+            partition.away.remove(&peer);
             partition.mistaken.insert(peer);
             // Also when the producer has gone: who is ignored is not to be lost for rows that are there no more.
             if partition.producer != Some(peer) {
@@ -577,11 +648,12 @@ impl<H: Host> Node<H> {
             return Ok(());
         }
         partition.mistaken.remove(&peer);
-        // The rows, also as what is wanted of the source and said to it; which of them have changed; and what it has of each.
-        let bytes = ENTRY_BYTES + 3 * rows.kept_bytes() + (rows.len() + 1024) * size_of::<Changed>() as u64;
+        // The rows; which of them have changed; and what it has of each.
+        let bytes = wanted_bytes(&rows) + (rows.len() + 1024) * size_of::<Changed>() as u64;
         let bounded = shape.propagation == Propagation::Bounded;
         let had = if bounded { rows.len() * size_of::<(u64, u64)>() as u64 } else { 0 };
         partition.subscribers.remove(&peer);
+        partition.away.remove(&peer);
         let kept = keep(&account, "a subscription", bytes + had)?;
         // What was heard before it came is not told to it.
         collect(partition, &mut self.scratch);
@@ -604,16 +676,27 @@ impl<H: Host> Node<H> {
             have,
             needs: Needs::default(),
             fetches: VecDeque::new(),
-            handing_over: false,
+            handing_over: partition.leaving && shape.propagation != Propagation::Eager,
             _kept: kept,
         };
         partition.subscribers.insert(peer, subscriber);
+        if let Some(connection) = self.peers.get_mut(&peer) {
+            connection.subscribed += 1;
+        }
         if partition.producer != Some(peer) {
             partition.asked.insert(peer);
         }
-        let Some(upstream) = &mut partition.upstream else { return Ok(()) };
-        let wanted =
-            partition.subscribers.values().fold(RowSet::default(), |all, other| all.union(&other.rows));
+        self.ask_source(id);
+        Ok(())
+    }
+
+    /// Who wants what of a partition has changed, perhaps.
+    fn ask_source(&mut self, id: PartitionId) {
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        let Some(upstream) = &mut partition.upstream else { return };
+        let here = partition.subscribers.values().map(|subscriber| &subscriber.rows);
+        let away = partition.away.values().map(|away| &away.rows);
+        let wanted = here.chain(away).fold(RowSet::default(), |all, rows| all.union(rows));
         if wanted != upstream.rows {
             // Rows that are new to this node must come before it can say how they were after some set.
             (upstream.rows, upstream.done) = (wanted, 0);
@@ -625,7 +708,6 @@ impl<H: Host> Node<H> {
         } else if upstream.synced {
             partition.subscribers.values_mut().for_each(|subscriber| subscriber.ready = true);
         }
-        Ok(())
     }
 
     fn set_needs(&mut self, id: PartitionId, needs: Vec<u64>) {
@@ -666,30 +748,73 @@ impl<M: Memory> Partition<M> {
         upstream: Option<Upstream>,
         home: Option<PeerId>,
     ) -> Self {
-        let (subscribers, mistaken, asked) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
         let made = upstream.as_ref().is_some_and(|upstream| upstream.identity);
-        let (heard, traffic) = (0, (0, 0));
-        Self { memory, shape, producer, upstream, made, home, subscribers, mistaken, asked, heard, traffic }
+        Self {
+            memory,
+            shape,
+            producer,
+            upstream,
+            made,
+            ended: false,
+            home,
+            leaving: false,
+            subscribers: BTreeMap::new(),
+            away: BTreeMap::new(),
+            mistaken: BTreeSet::new(),
+            asked: BTreeSet::new(),
+            heard: 0,
+            traffic: (0, 0),
+        }
+    }
+
+    /// A peer is not here any more. `false` if it had not subscribed.
+    fn miss(&mut self, peer: PeerId) -> bool {
+        let Some(gone) = self.subscribers.remove(&peer) else { return false };
+        let Subscriber { rows, _kept: mut kept, .. } = gone;
+        if self.upstream.is_some() && self.asked.contains(&peer) {
+            kept[0].shrink_to(wanted_bytes(&rows));
+            self.away.insert(peer, Away { rows, _kept: kept });
+        }
+        true
     }
 
     /// Nobody is asked any more, and nobody waits for what has not come by now: those rows are as if they had never been set.
     fn end_with_its_producer(&mut self) {
+        self.ended = true;
+        self.away.clear();
         if self.upstream.take().is_some() {
             self.memory.abort();
             self.subscribers.values_mut().for_each(|it| (it.ready, it.dirty) = (true, true));
         }
+        let memory = &self.memory;
+        for subscriber in self.subscribers.values_mut() {
+            subscriber.fetches.retain(|pending| answers(memory, &pending.slots, pending.version));
+        }
     }
+}
+
+/// Whether the rows of a producer that has gone answer a fetch: they are fresh enough, and were current together. In doubt they do.
+fn answers<M: Memory>(memory: &M, slots: &[u32], version: u64) -> bool {
+    let now = memory.now();
+    let (mut newest, mut as_of) = (0, u64::MAX);
+    for look in slots.iter().filter_map(|&slot| memory.look(slot, now).ok()) {
+        if look.clock < version {
+            return false;
+        }
+        (newest, as_of) = (look.number.max(newest), look.as_of.min(as_of));
+    }
+    newest <= as_of
 }
 
 impl Connection {
     /// Whether there is something to say to it, apart from rows.
     fn has_messages(&self) -> bool {
-        !self.messages.is_empty() || !self.wanted.is_empty()
+        !self.messages.is_empty() || !self.flushed.is_empty() || !self.wanted.is_empty()
     }
 
     /// Charges the messages for its own sake that are longer than what is always under way.
     fn note_messages(&mut self) {
-        let bytes = self.messages.len() as u64 - self.relayed;
+        let bytes = (self.messages.len() + self.flushed.len()) as u64 - self.relayed;
         let more = bytes.saturating_sub(FREE_BYTES).saturating_sub(self.unread.amount());
         if more > 0
             && let Err(why) = self.unread.grow(more)

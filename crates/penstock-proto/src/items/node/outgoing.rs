@@ -33,7 +33,7 @@ impl<H: Host> Node<H> {
     /// Answers flushes that are through.
     pub(super) fn settle(&mut self, peer: PeerId) {
         let Some(connection) = self.peers.get_mut(&peer) else { return };
-        let Connection { flushes, messages, .. } = connection;
+        let Connection { flushes, flushed, .. } = connection;
         flushes.retain(|flush| {
             let through = flush.partitions.is_empty();
             if through {
@@ -41,7 +41,7 @@ impl<H: Host> Node<H> {
                     true => Message::Flushed { id: flush.id },
                     false => Message::Flush { id: flush.id },
                 };
-                Encoder::message(messages, &message);
+                Encoder::message(flushed, &message);
             }
             !through
         });
@@ -59,6 +59,7 @@ impl<H: Host> Node<H> {
                 connection.note_messages();
             }
             out.append(&mut connection.messages);
+            out.append(&mut connection.flushed);
             connection.relayed = 0;
             while let Some(batch) = &mut connection.batch {
                 if out.len() >= limit {
