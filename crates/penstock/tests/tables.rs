@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::cutter::Cutter;
 use common::{Cluster, Way, seconds};
 use penstock::worker::{Error, Job, Table, TableDeclaration};
 use penstock_kernels::Dtype;
@@ -181,6 +182,56 @@ fn a_producer_that_leaves_is_not_waited_for() {
                 job.clock().unwrap();
             }
             assert_eq!(get(&table, &[0], None, None).unwrap(), [1.0], "{way:?}");
+        });
+    }
+}
+
+// It took what it had for all that there ever was.
+#[test]
+fn who_was_away_when_a_producer_left_hears_whose_rows_have_not_come_and_finds_them_when_it_is_back() {
+    for propagation in PROPAGATIONS {
+        let cluster = Cluster::over(Way::Tcp, 2, 2, &[("lease", "30")]);
+        // The home of worker 1's rows is the second server; who has gone, the first one says.
+        let line = Cutter::to(cluster.servers[1].addresses()[0], Vec::new());
+        let mut reader = cluster.membership(0);
+        reader.servers[1] = format!("tcp://{}", line.address).parse().unwrap();
+        let both = Barrier::new(2);
+        let declare = |job: &Job| {
+            let given = TableDeclaration { propagation, ..declaration("U", mine(job), all(job)) };
+            job.table(given).unwrap()
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let job = cluster.join(1);
+                let table = declare(&job);
+                set(&table, &rows(mine(&job)), 1.0, Some(1)).unwrap();
+                both.wait();
+                both.wait();
+                set(&table, &rows(mine(&job)), 2.0, Some(2)).unwrap();
+                job.leave(None).unwrap();
+                both.wait();
+            });
+            let job = cluster.try_join(&reader).unwrap();
+            let table = declare(&job);
+            both.wait();
+            assert_eq!(get(&table, &[ROWS], Some(1), None).unwrap(), [1.0], "{propagation}");
+            line.take_away();
+            both.wait();
+            both.wait();
+            let timeout = Some(Duration::from_millis(1500));
+            for _ in 0..2 {
+                let got = table.get(&[ROWS], &mut [0; 8 * WIDTH][..], Some(2), None, timeout);
+                let expected = (ROWS, 1, 2, 1);
+                match got {
+                    Err(Error::GetTimeout { row, version, wanted, producer, .. }) => {
+                        assert_eq!((row, version, wanted, producer), expected, "{propagation}");
+                    }
+                    other => panic!("{propagation}: {other:?}"),
+                }
+            }
+            line.give_back();
+            assert_eq!(get(&table, &[ROWS], Some(2), None).unwrap(), [2.0], "{propagation}");
+            job.leave(None).unwrap();
         });
     }
 }

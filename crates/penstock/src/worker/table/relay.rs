@@ -115,6 +115,17 @@ impl State {
     }
 }
 
+/// What came of a fetch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fetched {
+    /// The rows.
+    Rows,
+    /// Nothing, though all that there is has come: nobody has them as they were asked for.
+    Nothing,
+    /// Nothing in time: there may be rows that have not come.
+    TooLate,
+}
+
 /// What a relay is started with.
 pub(in crate::worker) struct Setup {
     pub(in crate::worker) server: u32,
@@ -228,24 +239,28 @@ impl Relay {
         }
     }
 
-    /// Asks for rows at `places` of what is consumed, and waits for them.
+    /// Asks for rows at `places` of what is consumed, and waits for them until they have come, or `gone` says that nobody sets them any more
+    /// and all that was set has come.
     pub(super) fn fetch(
         &self,
         id: PartitionId,
         places: &RowSet,
         version: u64,
         deadline: Deadline,
-        gone: impl FnMut() -> bool,
-    ) -> Result<bool, Error> {
+        gone: impl FnMut() -> Result<bool, Error>,
+    ) -> Result<Fetched, Error> {
         let ticket = self.ask(|node| node.fetch(id, places, version));
-        let Some(ticket) = ticket else { return Ok(false) };
+        let Some(ticket) = ticket else { return Ok(Fetched::TooLate) };
         if self.wait(&ticket, deadline, gone)? {
-            return Ok(true);
+            return Ok(Fetched::Rows);
         }
-        // What a producer that has left handed over may be on its way.
+        // What a producer that has left handed over may be on its way, or wait for the connection.
+        if !self.flush(deadline)? {
+            return Ok(Fetched::TooLate);
+        }
         let left = deadline.left().min(LAST_WORDS);
-        self.flush(Deadline::new(left))?;
-        self.wait(&ticket, Deadline::new(left), || false)
+        let came = self.wait(&ticket, Deadline::new(left), || Ok(false))?;
+        Ok(if came { Fetched::Rows } else { Fetched::Nothing })
     }
 
     /// The same without waiting.
@@ -277,7 +292,7 @@ impl Relay {
 
     /// Waits until everything that was set here is at the server, and everything that is due here has come.
     pub(in crate::worker) fn flush(&self, deadline: Deadline) -> Result<bool, Error> {
-        self.wait(&self.ask_to_flush(), deadline, || false)
+        self.wait(&self.ask_to_flush(), deadline, || Ok(false))
     }
 
     /// The same; that it did not happen in time is an error.
@@ -287,7 +302,7 @@ impl Relay {
 
     /// The same, as long as the job `stands`.
     fn deliver_while(&self, stands: impl Fn() -> Result<(), Error>, deadline: Deadline) -> Result<(), Error> {
-        if self.wait_while(stands, &self.ask_to_flush(), deadline, || false)? {
+        if self.wait_while(stands, &self.ask_to_flush(), deadline, || Ok(false))? {
             return Ok(());
         }
         let (server, waited) = (self.shared.setup.server, deadline.waited());
@@ -295,7 +310,12 @@ impl Relay {
     }
 
     /// Waits for an answer: `false` if it did not come in time, or `gone` says that it never will.
-    fn wait(&self, answer: &Awaited, deadline: Deadline, gone: impl FnMut() -> bool) -> Result<bool, Error> {
+    fn wait(
+        &self,
+        answer: &Awaited,
+        deadline: Deadline,
+        gone: impl FnMut() -> Result<bool, Error>,
+    ) -> Result<bool, Error> {
         self.wait_while(|| self.shared.setup.fate.check(), answer, deadline, gone)
     }
 
@@ -305,7 +325,7 @@ impl Relay {
         stands: impl Fn() -> Result<(), Error>,
         answer: &Awaited,
         deadline: Deadline,
-        mut gone: impl FnMut() -> bool,
+        mut gone: impl FnMut() -> Result<bool, Error>,
     ) -> Result<bool, Error> {
         let Awaited { answers, number } = answer;
         let has_come = |awaited: &BTreeMap<u64, bool>| awaited.get(number) == Some(&true);
@@ -329,7 +349,7 @@ impl Relay {
                 drop(awaited);
                 stands()?;
                 self.shared.setup.fate.check_interrupt()?;
-                if gone() {
+                if gone()? {
                     return Ok(false);
                 }
                 awaited = lock(&answers.awaited);

@@ -5,6 +5,7 @@ use super::wait::{LOOK_FOR_PRODUCER, Stale};
 use crate::wait::Deadline;
 use crate::worker::Error;
 use crate::worker::link::lock;
+use crate::worker::table::relay::Fetched;
 use crate::worker::table::{Needs, Place, Remote, Source, Table, TableInner};
 use penstock_proto::items::{Propagation, RowSet, Slack};
 use std::collections::BTreeSet;
@@ -24,7 +25,8 @@ impl Table {
             }
         }
         for (source, places) in inner.sources.iter().zip(places).filter(|(_, places)| !places.is_empty()) {
-            let Some(remote) = &source.remote else { continue };
+            // Nobody answers for a producer that has gone.
+            let Some(remote) = source.remote.as_ref().filter(|_| !source.is_gone()) else { continue };
             let old = |slot: &u64| source.rows.version(*slot as u32) < wanted.version;
             match remote.propagation {
                 Propagation::Eager => {}
@@ -85,27 +87,27 @@ impl TableInner {
     ) -> Result<(), Error> {
         let places = RowSet::from_rows(slots.iter().map(|&slot| slot.into()));
         let mut looked = Instant::now();
-        let mut lost = Ok(());
-        let gone = || {
-            if looked.elapsed() > LOOK_FOR_PRODUCER {
+        let mut gone = source.is_gone();
+        let is_gone = || {
+            if !gone && looked.elapsed() > LOOK_FOR_PRODUCER {
                 looked = Instant::now();
-                match self.is_lost(source, deadline) {
-                    Ok(gone) => source.gone.fetch_or(gone, Ordering::Relaxed),
-                    Err(error) => {
-                        lost = Err(error);
-                        true
-                    }
-                };
+                gone = self.is_lost(source, deadline)?;
             }
-            lost.is_err() || source.is_gone()
+            Ok(gone)
         };
-        let came = remote.relay.fetch(remote.id, &places, wanted.version, deadline, gone)?;
-        lost?;
-        if came || source.is_gone() {
-            return Ok(());
+        let fetched = remote.relay.fetch(remote.id, &places, wanted.version, deadline, is_gone)?;
+        match (fetched, gone) {
+            (Fetched::Rows, _) => Ok(()),
+            // Only when all that was set has come: from then on nobody asks for more.
+            (Fetched::Nothing, true) => {
+                source.gone.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+            _ => {
+                let place = Place { source: 0, slot: slots[0] };
+                Err(self.too_late(source, &Stale { row, place }, wanted, deadline))
+            }
         }
-        let place = Place { source: 0, slot: slots[0] };
-        Err(self.too_late(source, &Stale { row, place }, wanted, deadline))
     }
 
     /// After a barrier, what others set before it must be here.
@@ -148,15 +150,14 @@ impl TableInner {
         }
     }
 
-    /// A producer is gone: what it set before may still be on its way from its home.
-    pub(super) fn hear_out(&self, source: &Source, deadline: Deadline) -> Result<(), Error> {
-        let Some(remote) = &source.remote else { return Ok(()) };
+    /// A producer is gone: what it set before may still be on its way from its home. `false` if it did not come in time.
+    pub(super) fn hear_out(&self, source: &Source, deadline: Deadline) -> Result<bool, Error> {
+        let Some(remote) = &source.remote else { return Ok(true) };
         if remote.propagation == Propagation::Eager {
-            remote.relay.flush(deadline)?;
-        } else {
-            let all = RowSet::from_ranges(std::iter::once(0..u64::from(remote.len)));
-            remote.relay.fetch(remote.id, &all, 0, deadline, || true)?;
+            return remote.relay.flush(deadline);
         }
-        Ok(())
+        let all = RowSet::from_ranges(std::iter::once(0..u64::from(remote.len)));
+        let fetched = remote.relay.fetch(remote.id, &all, 0, deadline, || Ok(true))?;
+        Ok(fetched != Fetched::TooLate)
     }
 }

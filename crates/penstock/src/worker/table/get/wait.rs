@@ -105,7 +105,10 @@ impl TableInner {
             if looked.elapsed() > LOOK_FOR_PRODUCER {
                 looked = Instant::now();
                 if self.is_lost(source, deadline)? {
-                    self.hear_out(source, deadline)?;
+                    // Who was away when it left may have older rows than it set.
+                    if !self.hear_out(source, deadline)? {
+                        return Err(self.too_late(source, stale, wanted, deadline));
+                    }
                     source.gone.store(true, Ordering::Relaxed);
                 }
             }
