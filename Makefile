@@ -155,7 +155,7 @@ bench: test-env ## the benchmark of the README, beside its peers and the machine
 
 docs: $(VENV)/.docs $(VENV)/.bench ## these pages and the API as a site, in target/site (a dead link fails), and the Rust documentation, in target/doc
 	$(BIN)/python -m sphinx -E -W --keep-going -q docs target/site
-	cargo doc --workspace --no-deps
+	RUSTDOCFLAGS="-A rustdoc::private_intra_doc_links" cargo doc --workspace --no-deps
 
 $(VENV)/.docs: pyproject.toml | $(VENV)/.python
 	@$(BIN)/python -c '$(REQUIREMENTS)' docs > $(VENV)/requirements.txt

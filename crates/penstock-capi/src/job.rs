@@ -9,6 +9,7 @@ use crate::tensor::penstock_tensor;
 use penstock::turn::Turn;
 use penstock::worker::{Declaration, Error, Job, Table, Tensor};
 use penstock_fabric::forked::Maker;
+use penstock_kernels::Settings;
 use penstock_proto::message::Secret;
 use std::ffi::c_char;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -382,18 +383,25 @@ impl penstock_job {
     pub(crate) fn tensor(
         &self,
         declaration: Declaration,
+        settings: Settings,
         make: impl FnOnce(Arc<Tensor>, Option<Duration>) -> Result<penstock_tensor, Failure>,
     ) -> Result<*mut penstock_tensor, Failure> {
         let (what, wait) = (format!("declaring `{}`", declaration.spec.name), declaration.timeout);
         let core = self.core().declare(declaration)?;
-        let kept = || self.tensors().iter().find(|kept| kept.is(&core)).map(handle);
-        if let Some(kept) = kept() {
+        let kept = || -> Result<Option<*mut penstock_tensor>, Failure> {
+            let tensors = self.tensors();
+            let Some(kept) = tensors.iter().find(|kept| kept.is(&core)) else { return Ok(None) };
+            // They travel with pushes, so the core does not compare them.
+            kept.compare(self.core().rank(), &settings)?;
+            Ok(Some(handle(kept)))
+        };
+        if let Some(kept) = kept()? {
             return Ok(kept);
         }
         let turns = Turns { turn: &self.declaring, requests: None, what: &what };
         let (_turn, left) = turns.take(wait, self.core().options().deadline)?;
         // Another thread may have made it meanwhile.
-        if let Some(kept) = kept() {
+        if let Some(kept) = kept()? {
             return Ok(kept);
         }
         let tensor = Arc::new(make(Arc::clone(&core), left)?);

@@ -7,11 +7,13 @@ use crate::optimizer::penstock_optimizer;
 use crate::request::{Line, Turns};
 use crate::status::{Failure, penstock_status};
 use penstock::turn::{Taken, Turn};
-use penstock::worker::{Declaration, Tensor};
+use penstock::worker::{Declaration, Error, Tensor};
 use penstock_fabric::forked::Maker;
 use penstock_kernels::{Dtype, Settings};
+use penstock_proto::Rank;
 use penstock_proto::adaptive::{Adaptive, ParseAdaptiveError};
 use penstock_proto::consistency::{Consistency, MAX_SLACK, ParseConsistencyError};
+use penstock_proto::error::Refusal;
 use penstock_proto::spec::{MAX_DIMENSIONS, Reduce, TensorSpec};
 use std::ffi::{c_char, c_void};
 use std::ptr::null;
@@ -52,6 +54,8 @@ pub struct penstock_tensor {
     tensor: Arc<Tensor>,
     /// Its name, as errors have it.
     name: String,
+    /// As it was declared.
+    declared: Settings,
     /// What travels with the next push; copied when one is called or started.
     settings: Mutex<Settings>,
     /// Of pushes and pulls: they go one after the other.
@@ -122,7 +126,7 @@ pub unsafe extern "C" fn penstock_tensor_create(
         // SAFETY: likewise.
         let (declaration, settings) = unsafe { options.read(job) }?;
         let timeout = declaration.timeout;
-        *tensor = job.tensor(declaration, |core, wait| {
+        *tensor = job.tensor(declaration, settings, |core, wait| {
             if job.core().rank() == 0 {
                 let bytes = if options.value.is_null() { 0 } else { core.spec().bytes() as usize };
                 // SAFETY: likewise; `value` holds as many elements as the shape says.
@@ -132,6 +136,7 @@ pub unsafe extern "C" fn penstock_tensor_create(
             Ok(penstock_tensor {
                 name: format!("`{}`", core.spec().name),
                 tensor: core,
+                declared: settings,
                 settings: Mutex::new(settings),
                 turn: Turn::default(),
                 timeout,
@@ -464,6 +469,23 @@ impl penstock_tensor {
     }
 
     /// What travels with a push that is called or started now.
+    /// Refuses another declaration of the same tensor by worker `rank`, naming the first setting that differs.
+    pub(crate) fn compare(&self, rank: Rank, now: &Settings) -> Result<(), Failure> {
+        let spec = self.tensor.spec();
+        let names = spec.rule.row().settings.iter().map(|setting| setting.name);
+        let fields = names.zip(self.declared.0.iter().zip(&now.0));
+        match fields.into_iter().find(|(_, (before, now))| before != now) {
+            None => Ok(()),
+            Some((what, (before, now))) => Err(Failure::from(Error::Refused(Refusal::Conflict {
+                name: spec.name.clone(),
+                rank,
+                what: what.to_owned(),
+                expected: before.to_string(),
+                got: now.to_string(),
+            }))),
+        }
+    }
+
     pub(crate) fn settings(&self) -> Settings {
         *lock(&self.settings)
     }

@@ -310,7 +310,7 @@ impl Value<'_> {
     fn bytes(&self) -> Result<u64, OptionError> {
         match parse_bytes(self.text) {
             Some(bytes) => Ok(bytes),
-            None => self.refuse("a number of bytes like 65536, 64KiB, 1.5MiB or 2GiB"),
+            None => self.refuse("a number of bytes like 65536, 64KiB, 1.5MiB, 2GiB or 97MB"),
         }
     }
 
@@ -353,15 +353,19 @@ impl Value<'_> {
     }
 }
 
-/// Bytes of `64KiB`, `1.5MiB`, `2GiB`, `65536` and the like; binary units, `KB` and `K` mean the same.
+/// Bytes of `64KiB`, `1.5MiB`, `2GiB` (powers of 1024, as is `2G`), `97MB` (powers of 1000), `65536` and the like.
 pub fn parse_bytes(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[digits.len()..].to_ascii_lowercase()[..] {
         "" | "b" => 1u64,
-        "k" | "kb" | "kib" => 1 << 10,
-        "m" | "mb" | "mib" => 1 << 20,
-        "g" | "gb" | "gib" => 1 << 30,
-        "t" | "tb" | "tib" => 1 << 40,
+        "k" | "kib" => 1 << 10,
+        "kb" => 1_000,
+        "m" | "mib" => 1 << 20,
+        "mb" => 1_000_000,
+        "g" | "gib" => 1 << 30,
+        "gb" => 1_000_000_000,
+        "t" | "tib" => 1 << 40,
+        "tb" => 1_000_000_000_000,
         _ => return None,
     };
     if let Ok(whole) = digits.parse::<u64>() {
@@ -420,9 +424,14 @@ mod tests {
 
     #[test]
     fn bytes_are_read_with_their_units() {
-        for (text, bytes) in
-            [("4096", 4096), ("64KiB", 65536), ("1.5MiB", 3 << 19), ("2g", 2 << 30), ("0", 0)]
-        {
+        for (text, bytes) in [
+            ("4096", 4096),
+            ("64KiB", 65536),
+            ("1.5MiB", 3 << 19),
+            ("2g", 2 << 30),
+            ("97MB", 97_000_000),
+            ("0", 0),
+        ] {
             assert_eq!(parse_bytes(text), Some(bytes), "{text}");
         }
         for text in ["", "KiB", "-1", "1.0000001", "12 KiB", "1e400", "99999999999TiB", "5XiB"] {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib.util
 import os
 import re
@@ -129,7 +130,7 @@ def split(rules: terminal.Parser, arguments: Sequence[str]) -> tuple[list[str], 
 def hint_at_options_behind(rules: terminal.Parser, head: Sequence[str], command: Sequence[str]) -> None:
     """
     Points out that an option of ours after the script's name goes to the script: most who write it there mean
-    ours. Not if it is given before the script too, or if the script mentions it: then it is the script's.
+    ours. Not if it is given before the script too, or if the script names it: then it is the script's.
     """
     given = {word.partition("=")[0] for word in head}
     ours = {name for name in rules.option_names() if name.startswith("--")} - {"--help", "--module"} - given
@@ -139,9 +140,9 @@ def hint_at_options_behind(rules: terminal.Parser, head: Sequence[str], command:
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         number = value or "".join(words[place + 1 : place + 2])
-        if name in ours and name not in source:
+        if name in ours and not _names(source, name):
             meant = f"{word} {number}" if number and not equals and rules.takes_value(name) else word
-        elif name in _SHORT and source and name not in source and number.isdecimal() and not _counts(head):
+        elif name in _SHORT and source and not _names(source, name) and number.isdecimal() and not _counts(head):
             meant = f"--workers {number}"
         else:
             continue
@@ -154,6 +155,26 @@ def hint_at_options_behind(rules: terminal.Parser, head: Sequence[str], command:
 
 _SHORT = {"-n", "-np", "--nproc-per-node", "--nproc_per_node"}
 """Names for the number of workers that could mean anything: looked up in scripts that can be read."""
+
+
+def _names(source: str, option: str) -> bool:
+    """
+    Whether a script has an option of this name: as a text of its own, or beside its other spellings. Its
+    documentation may tell how to start it with ours, unless that is what its options are read from.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return option in source
+    if "docopt" in source:
+        return option in source
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    spellings = (re.split(r"[\s,/|=]+", text) for text in texts)
+    return any(option in words for words in spellings if len(words) <= _MOST_SPELLINGS)
+
+
+_MOST_SPELLINGS = 4
+"""Words of a text that names one option: a longer one is prose."""
 
 
 def _counts(head: Sequence[str]) -> bool:

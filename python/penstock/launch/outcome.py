@@ -131,15 +131,14 @@ class Outcome:
             return None
         if self.failure.is_consequence:
             return (
-                "it failed because another process of the job had stopped answering; "
-                "check the one that the error names"
+                "it failed because of another process of the job; check the one that the error names"
             )
         if self.failure.name.role == "server":
             return "the lines above are the server's output; `penstock doctor` shows what this host offers"
-        return (
-            f"the lines above are the output of {self.failure.name}; "
-            "`--on-worker-loss continue` lets the others go on without it"
-        )
+        going_on = "`--on-worker-loss continue` lets the others go on without it"
+        if not self.failure.tail:
+            return f"{self.failure.name} wrote nothing; {going_on}"
+        return f"the lines above are the output of {self.failure.name}; {going_on}"
 
 
 def signal_name(number: int) -> str:

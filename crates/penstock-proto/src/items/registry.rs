@@ -80,6 +80,8 @@ struct Table {
     spec: TableSpec,
     workers: BTreeMap<Rank, Declaration>,
     failed: Option<TableError>,
+    /// Who has heard that it failed.
+    heard: BTreeSet<Rank>,
     _charge: Charge,
     /// Whether some worker knows who produces what: from then on nobody's rows change.
     told: bool,
@@ -135,14 +137,17 @@ impl Registry {
                     spec: spec.clone(),
                     workers: BTreeMap::new(),
                     failed: None,
+                    heard: BTreeSet::new(),
                     told: false,
                     _charge: charge,
                 })
             }
         };
+        table.start_over(rank, spec);
         // A declaration that differs fails for all: the others would wait for this worker for ever.
         if let Err(error) = table.spec.compare(spec) {
             table.failed.get_or_insert_with(|| error.clone());
+            table.heard.insert(rank);
             return Err(error);
         }
         if table.spec.holds.is_empty() {
@@ -246,6 +251,7 @@ impl Registry {
     ) -> Option<Result<Joined, TableError>> {
         let table = self.tables.get_mut(name)?;
         if let Some(error) = &table.failed {
+            table.heard.insert(rank);
             return Some(Err(error.clone()));
         }
         let declared = |rank: &Rank| table.workers.get(rank).is_some_and(|worker| worker.sets.is_some());
@@ -257,6 +263,7 @@ impl Registry {
                 Ok(inherited) => self.inherited.extend(inherited),
                 Err(error) => {
                     table.failed = Some(error.clone());
+                    table.heard.insert(rank);
                     return Some(Err(error));
                 }
             }
@@ -300,6 +307,19 @@ impl Registry {
 }
 
 impl Table {
+    /// Forgets a declaration that failed, once all who made it have heard so and one of them makes it anew: what was wrong may be right
+    /// now. Nobody was ever told of the table.
+    fn start_over(&mut self, rank: Rank, spec: &TableSpec) {
+        let heard = |rank: &Rank| self.heard.contains(rank);
+        if self.failed.is_none() || !heard(&rank) || !self.workers.keys().all(heard) {
+            return;
+        }
+        self.spec = spec.clone();
+        self.failed = None;
+        self.workers.clear();
+        self.heard.clear();
+    }
+
     fn check(&self, rank: Rank) -> Result<(), TableError> {
         let name = || self.spec.name.clone();
         let Some((produce, consume)) = self.workers.get(&rank).and_then(|worker| worker.sets.as_ref()) else {
@@ -483,6 +503,43 @@ mod tests {
         let refused = registry.end(0, "U").unwrap_err();
         assert!(matches!(refused, TableError::DeclaredTwice { .. }), "{refused}");
         assert!(registry.joined(0, "U", &live).unwrap().is_ok(), "what was refused has changed nothing");
+    }
+
+    #[test]
+    fn a_declaration_that_failed_is_made_anew_once_all_who_made_it_have_heard() {
+        let (mut registry, live) = (Registry::default(), Members::of([0, 1]));
+        let fails = |registry: &mut Registry, rank| {
+            let error = registry.joined(rank, "U", &live).unwrap().unwrap_err();
+            assert!(matches!(error, TableError::NoProducer { row: 4, .. }), "{error}");
+        };
+        declare(&mut registry, 0, &spec(), &[0], &[1]);
+        declare(&mut registry, 1, &spec(), &[1], &[4]);
+        fails(&mut registry, 1);
+        // Worker 0 still waits: it has to hear what became of what it said.
+        declare(&mut registry, 1, &spec(), &[1, 4], &[4]);
+        fails(&mut registry, 1);
+        fails(&mut registry, 0);
+        let wider = TableSpec { row_bytes: 16, ..spec() };
+        declare(&mut registry, 1, &wider, &[1, 4], &[4]);
+        assert_eq!(registry.joined(1, "U", &live), None, "what worker 0 said before does not count any more");
+        declare(&mut registry, 0, &wider, &[0], &[1]);
+        assert!(
+            registry.joined(0, "U", &live).unwrap().is_ok()
+                && registry.joined(1, "U", &live).unwrap().is_ok()
+        );
+    }
+
+    #[test]
+    fn declarations_that_differed_may_agree_the_next_time() {
+        let (mut registry, live) = (Registry::default(), Members::of([0, 1]));
+        let wider = TableSpec { row_bytes: 16, ..spec() };
+        declare(&mut registry, 0, &spec(), &[0], &[0]);
+        assert!(matches!(registry.begin(1, &wider, 0, true), Err(TableError::Differs { .. })));
+        assert!(registry.joined(0, "U", &live).unwrap().is_err());
+        for rank in [1, 0] {
+            declare(&mut registry, rank, &wider, &[rank.into()], &[0]);
+        }
+        assert!(registry.joined(0, "U", &live).unwrap().is_ok());
     }
 
     #[test]
