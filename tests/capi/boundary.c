@@ -157,6 +157,9 @@ static void tensors(penstock_job *job)
     OK(penstock_tensor_create(job, &options, &tensor));
     OK(penstock_tensor_create(job, &options, &same));
     HOLDS(tensor == same && penstock_tensor_bytes(tensor) == sizeof start);
+    options.optimizer = penstock_sgd(0.25);
+    REFUSED(PENSTOCK_DECLARATION_CONFLICT, "`w` was declared before with lr 0.5", penstock_tensor_create(job, &options, &same));
+    options.optimizer = penstock_sgd(0.5);
     options.clip = 1;
     REFUSED(PENSTOCK_DECLARATION_CONFLICT, "`w` was declared before with clip none", penstock_tensor_create(job, &options, &same));
 

@@ -173,6 +173,19 @@ def test_a_long_name_of_the_temporary_folder_is_no_hindrance(command, script, tm
     assert run.out == "[worker 0] up\n"
 
 
+def test_a_script_that_tells_how_to_start_it_has_no_option_of_that_name(command, script):
+    name = script('"""Start it with `penstock run --workers 2 this.py`."""\nprint("started")')
+    run = command("run", name, "--workers", "2")
+    assert run.ends() == 0
+    assert "--workers comes after" in run.err
+    name = script(
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('-w', '--workers')\np.parse_args()"
+    )
+    run = command("run", name, "--workers", "2")
+    assert run.ends() == 0
+    assert "comes after" not in run.err
+
+
 def test_an_option_of_ours_behind_the_script_is_pointed_at_and_passed_on(command, script):
     name = script("import sys; print(sys.argv[1:])")
     run = command("run", name, "--workers", "2")

@@ -1,4 +1,4 @@
-//! How many descriptors this process may have open.
+//! How many descriptors this process may have open, and what says that it has no room for another.
 
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

@@ -331,7 +331,7 @@ width!(load_4, store_4, AtomicU32, u32, 4);
 width!(load_2, store_2, AtomicU16, u16, 2);
 width!(load_1, store_1, AtomicU8, u8, 1);
 
-/// What most rows are: whole words on both sides, without a look at what is left over.
+/// Copies whole words that are aligned on both sides, as most rows are.
 ///
 /// # Safety
 /// `from` is good for `words` loads of 8 bytes, and `to` for as many stores; both are aligned to 8.

@@ -4,7 +4,7 @@
 //! meanwhile (a push holds its tensor's position, every wait the list of links). So a thread that took such a lock with the
 //! interpreter attached would wait for a thread that waits for it, for ever. The rule, which the types hold up:
 //!
-//! - what may block stands in a [`Core`], which gives it out only for a [`Detached`], which only [`detached`] makes;
+//! - what may block stands in a [`Core`], which gives it out only for a [`Detached`], which only this file makes;
 //! - [`Core::quick`] gives an attached thread what takes no lock that anybody holds across a wait: the methods of [`Quick`];
 //! - a [`Core`] is dropped detached too, since dropping joins threads;
 //! - the standard locks, joins, and other ways to attach and detach are disallowed in this crate outside this file
@@ -287,7 +287,7 @@ pub(crate) fn let_go<T: Send>(py: Python<'_>, work: impl FnOnce(&Detached) -> T 
     let_go_then(py, work, Ok)
 }
 
-/// The same, and then `then` with what came of it: at once, since results that can be errors are long, and are moved each time.
+/// The same; what came of it goes straight to `then`: a result that may be an `Error` is large, and each hand-over would copy it.
 #[inline]
 #[expect(clippy::disallowed_methods, reason = "this file is the door")]
 fn let_go_then<R: Send, T>(

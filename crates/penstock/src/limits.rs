@@ -42,12 +42,6 @@ pub(crate) fn lacking<E: Into<std::io::Error>>(what: impl Into<String>) -> impl 
     move |error| Refusal::System { what, reason: explain_io(&error.into()) }
 }
 
-/// Whether it is this process, or this host, that has no more of something: nobody else is to blame.
-pub(crate) fn is_own(error: &std::io::Error) -> bool {
-    let own = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].map(Errno::raw_os_error);
-    error.raw_os_error().is_some_and(|code| own.contains(&code))
-}
-
 fn mapped() -> u64 {
     fs::read_to_string("/proc/self/maps").map_or(0, |maps| maps.lines().count() as u64)
 }

@@ -142,7 +142,13 @@ def hint_at_options_behind(rules: terminal.Parser, head: Sequence[str], command:
         number = value or "".join(words[place + 1 : place + 2])
         if name in ours and not _names(source, name):
             meant = f"{word} {number}" if number and not equals and rules.takes_value(name) else word
-        elif name in _SHORT and source and not _names(source, name) and number.isdecimal() and not _counts(head):
+        elif (
+            name in _SHORT
+            and source
+            and not _names(source, name)
+            and number.isdecimal()
+            and not _counts(head)
+        ):
             meant = f"--workers {number}"
         else:
             continue
@@ -168,7 +174,11 @@ def _names(source: str, option: str) -> bool:
         return option in source
     if "docopt" in source:
         return option in source
-    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    texts = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
     spellings = (re.split(r"[\s,/|=]+", text) for text in texts)
     return any(option in words for words in spellings if len(words) <= _MOST_SPELLINGS)
 

@@ -130,9 +130,7 @@ class Outcome:
         if _has_hint(self.failure.tail):
             return None
         if self.failure.is_consequence:
-            return (
-                "it failed because of another process of the job; check the one that the error names"
-            )
+            return "it failed because of another process of the job; check the one that the error names"
         if self.failure.name.role == "server":
             return "the lines above are the server's output; `penstock doctor` shows what this host offers"
         going_on = "`--on-worker-loss continue` lets the others go on without it"

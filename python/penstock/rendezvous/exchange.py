@@ -147,7 +147,7 @@ class Exchange:
         raise NotImplementedError("rank 0's end only")
 
     def deliver(self, contribution: bytes, deadline: Limit[float]) -> None:
-        """Others: hands the contribution to rank 0. Raises Missing if rank 0 cannot be reached."""
+        """Others: hands the contribution to rank 0. Raises Missing if rank 0 does not take it in time."""
         raise NotImplementedError("the others' end only")
 
     def await_verdict(self, deadline: Limit[float]) -> bytes:

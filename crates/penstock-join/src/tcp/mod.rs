@@ -264,7 +264,9 @@ impl Cause {
             Self::Ended | Self::Foreign => {
                 "another program may use this port: then choose another in PENSTOCK_RENDEZVOUS"
             }
-            Self::NoRoom { .. } => "raise the limit on open files of rank 0 (ulimit -n)",
+            Self::NoRoom { .. } => {
+                "rank 0 has no open file or memory left: raise `ulimit -n` there, or see what else runs on its host"
+            }
             Self::Silent => "check what rank 0 prints",
         }
     }

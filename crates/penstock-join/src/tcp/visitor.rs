@@ -217,13 +217,13 @@ fn reach(address: SocketAddr, patience: &Patience<'_>) -> Result<TcpStream, Unfi
         Err(Errno::MFILE) if matches!(descriptors::raise_limit(), Ok(true)) => socket(),
         other => other,
     };
-    let socket = socket.map_err(|errno| match errno {
-        // It says nothing of rank 0.
-        Errno::MFILE | Errno::NFILE => {
-            let reason = plain(&errno.into());
-            Unfit::Final(RendezvousError::System { what: "open a socket", reason })
+    let socket = socket.map_err(|errno| {
+        if !descriptors::is_no_room(&errno.into()) {
+            return unreachable(errno);
         }
-        errno => unreachable(errno),
+        // It says nothing of rank 0.
+        let reason = plain(&errno.into());
+        Unfit::Final(RendezvousError::System { what: "open a socket", reason })
     })?;
     match connect(&socket, &address) {
         Ok(()) => {}

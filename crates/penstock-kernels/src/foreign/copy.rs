@@ -1,4 +1,4 @@
-//! Copies of memory that others may be writing: what is short word by word, the rest with the widest instruction set.
+//! Copies of memory that others may be writing: what is short in place, the rest by a kernel.
 
 use super::{Foreign, ForeignMut, load_words, store_words};
 use crate::arch::{self, Isa, Kernel};
@@ -40,57 +40,74 @@ impl ForeignMut<'_> {
     }
 }
 
-/// Bytes from which on it pays to choose the widest instruction set.
+/// Bytes from which on a call of a kernel costs little beside the copy.
 const SHORT: usize = 4096;
 
-/// Copies blocks of four registers' bytes as long as there are whole ones, of which there must be one, and moves both pointers behind
-/// them; how many bytes. Needs the instructions for such registers, `$bytes` loads at `$source` and as many stores at `$target`.
+/// A function that copies blocks of four registers' bytes as long as there are whole ones, moves both pointers behind them, and returns
+/// how many bytes are left.
 #[cfg(all(target_arch = "x86_64", not(any(miri, penstock_portable))))]
-macro_rules! copy_blocks {
-    ($a:ident, $b:ident, $c:ident, $d:ident, $width:literal, $source:ident, $target:ident, $bytes:expr) => {{
-        let whole = $bytes / (4 * $width) * (4 * $width);
-        std::arch::asm!(
-            "2:",
-            concat!("vmovups ", stringify!($a), ", [rsi]"),
-            concat!("vmovups ", stringify!($b), ", [rsi + {width}]"),
-            concat!("vmovups ", stringify!($c), ", [rsi + 2 * {width}]"),
-            concat!("vmovups ", stringify!($d), ", [rsi + 3 * {width}]"),
-            concat!("vmovups [rdi], ", stringify!($a)),
-            concat!("vmovups [rdi + {width}], ", stringify!($b)),
-            concat!("vmovups [rdi + 2 * {width}], ", stringify!($c)),
-            concat!("vmovups [rdi + 3 * {width}], ", stringify!($d)),
-            "add rsi, 4 * {width}",
-            "add rdi, 4 * {width}",
-            "sub rcx, 4 * {width}",
-            "jnz 2b",
-            "vzeroupper",
-            width = const $width,
-            inout("rsi") $source,
-            inout("rdi") $target,
-            inout("rcx") whole => _,
-            // The registers are among those that a call may change.
-            clobber_abi("C"),
-            options(nostack),
-        );
-        whole
-    }};
+macro_rules! copies_blocks {
+    ($name:ident, $feature:literal, $width:literal, $a:ident, $b:ident, $c:ident, $d:ident) => {
+        /// # Safety
+        /// `source` is good for `bytes` loads, `target` for as many stores; the processor has
+        #[doc = concat!("`", $feature, "`.")]
+        #[inline]
+        unsafe fn $name(source: &mut *const u8, target: &mut *mut u8, bytes: usize) -> usize {
+            let whole = bytes / (4 * $width) * (4 * $width);
+            if whole > 0 {
+                // SAFETY: loads and stores of `whole` bytes, which the caller vouches for, as for the instructions; the loop ends, since
+                // there is a block (above). The registers are among those that a call may change.
+                unsafe {
+                    std::arch::asm!(
+                        "2:",
+                        concat!("vmovups ", stringify!($a), ", [rsi]"),
+                        concat!("vmovups ", stringify!($b), ", [rsi + {width}]"),
+                        concat!("vmovups ", stringify!($c), ", [rsi + 2 * {width}]"),
+                        concat!("vmovups ", stringify!($d), ", [rsi + 3 * {width}]"),
+                        concat!("vmovups [rdi], ", stringify!($a)),
+                        concat!("vmovups [rdi + {width}], ", stringify!($b)),
+                        concat!("vmovups [rdi + 2 * {width}], ", stringify!($c)),
+                        concat!("vmovups [rdi + 3 * {width}], ", stringify!($d)),
+                        "add rsi, 4 * {width}",
+                        "add rdi, 4 * {width}",
+                        "sub rcx, 4 * {width}",
+                        "jnz 2b",
+                        "vzeroupper",
+                        width = const $width,
+                        inout("rsi") *source,
+                        inout("rdi") *target,
+                        inout("rcx") whole => _,
+                        clobber_abi("C"),
+                        options(nostack),
+                    );
+                }
+            }
+            bytes - whole
+        }
+    };
 }
 
-/// Copies what is short without choosing an instruction set, which would take longer than the copy.
+#[cfg(all(target_arch = "x86_64", not(any(miri, penstock_portable))))]
+copies_blocks!(copy_blocks_avx512, "avx512f", 64, zmm0, zmm1, zmm2, zmm3);
+#[cfg(all(target_arch = "x86_64", not(any(miri, penstock_portable))))]
+copies_blocks!(copy_blocks_avx, "avx", 32, ymm0, ymm1, ymm2, ymm3);
+
+/// Copies what is short in place: by blocks of the widest registers, then by words.
 ///
 /// # Safety
 /// `source` is good for `bytes` loads, `target` for as many stores.
 #[inline]
 unsafe fn copy_short(mut source: *const u8, mut target: *mut u8, mut bytes: usize) {
+    // Where assembly may not stand: see `arch::on_best`.
     #[cfg(all(target_arch = "x86_64", not(any(miri, penstock_portable))))]
     {
         if bytes >= 256 && std::arch::is_x86_feature_detected!("avx512f") {
             // SAFETY: as for the caller; the processor has the instructions.
-            bytes -= unsafe { copy_blocks!(zmm0, zmm1, zmm2, zmm3, 64, source, target, bytes) };
+            bytes = unsafe { copy_blocks_avx512(&mut source, &mut target, bytes) };
         }
         if bytes >= 128 && std::arch::is_x86_feature_detected!("avx") {
             // SAFETY: likewise.
-            bytes -= unsafe { copy_blocks!(ymm0, ymm1, ymm2, ymm3, 32, source, target, bytes) };
+            bytes = unsafe { copy_blocks_avx(&mut source, &mut target, bytes) };
         }
     }
     if source.cast::<u64>().is_aligned() && target.cast::<u64>().is_aligned() {
@@ -152,5 +169,34 @@ impl<E: Element> Kernel for CopyOn<'_, E> {
         let rest = &mut rest[..bytes - at];
         source.copy_words(at, rest);
         target.store_words(at, rest);
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64", not(any(miri, penstock_portable))))]
+mod tests {
+    use super::*;
+
+    type Blocks = unsafe fn(&mut *const u8, &mut *mut u8, usize) -> usize;
+
+    /// Also what this processor would not take for copies as long.
+    #[test]
+    fn blocks_of_each_width_are_copied_and_nothing_behind_them() {
+        let widths: [(bool, usize, Blocks); 2] = [
+            (std::arch::is_x86_feature_detected!("avx512f"), 256, copy_blocks_avx512),
+            (std::arch::is_x86_feature_detected!("avx"), 128, copy_blocks_avx),
+        ];
+        let given: Vec<u8> = (0..1100).map(|at| (at * 31 % 251) as u8).collect();
+        for (_, block, copy) in widths.into_iter().filter(|(there, ..)| *there) {
+            for bytes in 0..1100 {
+                let mut out = vec![0xee; 1100];
+                let (mut source, mut target) = (given.as_ptr(), out.as_mut_ptr());
+                // SAFETY: both are at least as long; the processor has the instructions (`filter`).
+                let left = unsafe { copy(&mut source, &mut target, bytes) };
+                assert_eq!(left, bytes % block);
+                let whole = bytes - left;
+                assert_eq!((source, target.cast_const()), (given[whole..].as_ptr(), out[whole..].as_ptr()));
+                assert!(out[..whole] == given[..whole] && out[whole..].iter().all(|&byte| byte == 0xee));
+            }
+        }
     }
 }

@@ -412,6 +412,7 @@ mod tests {
         let (id, _) = catalog.declare(0, spec("w"), None).unwrap();
         let taken = || account.taken(Resource::Bytes);
         let before = taken();
+        let declared = before;
         catalog.lane(id, 0, false).unwrap();
         assert_eq!(taken(), before, "on this host nothing is sent");
         // Two chunks are noted, and each shard may hold two arrays of one for Adam.
@@ -427,8 +428,7 @@ mod tests {
         assert_eq!(taken(), before - 4 * NOTE_BYTES - u64::from(SHARDS) * state);
 
         // One that would not fit is not given a lane, and nothing is kept of the attempt.
-        let needed = before / 2;
-        let poor = Account::new(Limits::NONE.with(Resource::Bytes, needed + state));
+        let poor = Account::new(Limits::NONE.with(Resource::Bytes, declared + state));
         let mut catalog = Catalog::new(0, 1, SHARDS, 3, CHUNK, poor.clone());
         let (id, _) = catalog.declare(0, spec("w"), None).unwrap();
         let before = poor.taken(Resource::Bytes);

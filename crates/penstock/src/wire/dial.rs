@@ -6,6 +6,7 @@ use super::records::RecordStream;
 use crate::limits;
 use crate::options::{Options, Security};
 use crate::wait::poll;
+use penstock_fabric::descriptors;
 use penstock_fabric::net::endpoint::Address;
 use penstock_fabric::net::link::Link as _;
 use penstock_fabric::net::stream::Stream;
@@ -45,7 +46,7 @@ pub(crate) enum DialError {
 
 impl From<io::Error> for DialError {
     fn from(error: io::Error) -> Self {
-        if limits::is_own(&error) {
+        if descriptors::is_no_room(&error) {
             Self::Lacking(limits::explain_io(&error))
         } else {
             Self::Unreachable(error)

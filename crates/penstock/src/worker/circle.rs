@@ -25,7 +25,8 @@ pub(super) type Alone = Box<dyn Fn() -> bool + Send + Sync>;
 /// The threads that use a job, or may.
 #[derive(Default)]
 pub(super) struct Company {
-    /// The thread that used the job first (0: none has), and whether another has.
+    /// The thread that used the job first (0: none has), and whether another has. One that is told apart by the same number as one that
+    /// has ended counts as that: nothing can happen there any more.
     first: AtomicUsize,
     several: AtomicBool,
     alone: OnceLock<Alone>,

@@ -1,7 +1,6 @@
 //! Joining the servers of a job: by shared memory where they are on this host, else by the network.
 
 use super::Job;
-use crate::limits;
 use crate::options::{Options, Transport};
 use crate::server::{Server, ServerConfig, StartError};
 use crate::sockets::socket_of;
@@ -11,6 +10,7 @@ use crate::wire::random;
 use crate::worker::Error;
 use crate::worker::fate::Fate;
 use crate::worker::link::{Introduction, Link};
+use penstock_fabric::descriptors;
 use penstock_fabric::net::endpoint::Endpoint;
 use penstock_fabric::socket::Connection;
 use penstock_proto::Rank;
@@ -205,7 +205,7 @@ fn reach(path: &std::path::Path, server: u32, deadline: Deadline, fate: &Fate) -
                 std::thread::sleep(pause.min(deadline.left()));
                 pause = (pause * 2).min(Duration::from_millis(10));
             }
-            Err(errno) if limits::is_own(&errno.into()) => {
+            Err(errno) if descriptors::is_no_room(&errno.into()) => {
                 return Err(Error::system("make a socket")(errno));
             }
             Err(errno) => {
