@@ -18,7 +18,7 @@ LIMIT := timeout --verbose 900
 # What the package and one of its extras need, a requirement a line.
 REQUIREMENTS := import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *p["optional-dependencies"][sys.argv[1]], sep="\n")
 
-.PHONY: demo build library install test test-env lint format test-rust test-model test-miri test-tsan test-fuzz test-python test-netns fuzz soak bench docs clean help
+.PHONY: demo build library install test test-env lint format test-rust test-model test-memory test-miri test-tsan test-fuzz test-python test-netns fuzz soak bench docs clean help
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -68,7 +68,7 @@ install: library ## the C interface, below PREFIX (/usr/local) and behind DESTDI
 	cargo build --release --quiet -p penstock-server
 	crates/penstock-capi/install.sh $(CARGO_OUT)/release $(DESTDIR)$(PREFIX)
 
-test: test-env lint test-rust test-model test-fuzz test-python ## lints, types, and every test but the benchmarks
+test: test-env lint test-rust test-model test-fuzz test-memory test-python ## lints, types, and every test but the benchmarks
 
 test-env: $(VENV)/.built $(VENV)/.bench $(VENV)/.test-env
 
@@ -106,28 +106,48 @@ test-fuzz: ## the corpus of every fuzzing target, and mutations of it for some s
 	cargo build $(REPLAY)
 	$(LIMIT) cargo run $(REPLAY) -- 9
 
-# What watches over every load and store: an interpreter, and a compiler that notes them. Tree Borrows, since an atomic load of
-# bytes that are lent to be read is none that Stacked Borrows knows.
+# What watches over every load and store: an interpreter, and a compiler that notes them. Both take long: `make test` runs the
+# part that proves most (SHORT=1).
+test-memory: ## what of test-miri and test-tsan proves most, in some minutes
+	@$(MAKE) --no-print-directory test-miri test-tsan SHORT=1
+
 NIGHTLY_HAS = rustup +nightly component list 2>/dev/null | grep -q '^$(1).*(installed)'
-MIRI := MIRIFLAGS="-Zmiri-tree-borrows -Zmiri-disable-isolation" PROPTEST_CASES=2 CARGO_TARGET_DIR=target/miri \
-  timeout --verbose 1800 cargo +nightly miri test --quiet --lib
+# Tree Borrows, since an atomic load of bytes that are lent to be read is none that Stacked Borrows knows.
+test-miri: export MIRIFLAGS := -Zmiri-tree-borrows -Zmiri-disable-isolation
+test-miri: export PROPTEST_CASES := 2
+test-miri: export CARGO_TARGET_DIR := target/miri
+MIRI := cargo +nightly miri test --quiet --lib
+MIRI_LIMIT := timeout --verbose 1800 $(MIRI)
 test-miri: ## kernels in portable Rust, frames, and memory that others may be writing, under Miri (needs nightly with miri and rust-src)
 	@if ! { $(call NIGHTLY_HAS,miri-) && $(call NIGHTLY_HAS,rust-src); }; then \
 	  echo "SKIPPED: Miri is not installed: rustup toolchain install nightly --component miri --component rust-src"; \
+	elif [ -n "$(SHORT)" ]; then set -e; set -x; \
+	  $(MIRI) -p penstock-kernels -p penstock-fabric --no-run; \
+	  $(MIRI_LIMIT) -p penstock-kernels -- foreign::; \
+	  $(MIRI_LIMIT) -p penstock-fabric -- memory:: region:: ring:: turn::; \
 	else set -e; set -x; \
-	  $(MIRI) -p penstock-kernels -- foreign:: tests::torch tests::promises generic::a_fold generic::accumulate generic::the_first; \
-	  $(MIRI) -p penstock-fabric -- memory:: region:: items:: ring:: turn::; \
-	  $(MIRI) -p penstock-proto -- frame:: submission:: record::; fi
+	  $(MIRI) -p penstock-kernels -p penstock-fabric -p penstock-proto --no-run; \
+	  $(MIRI_LIMIT) -p penstock-kernels -- foreign:: tests::torch tests::promises generic::a_fold generic::accumulate generic::the_first; \
+	  $(MIRI_LIMIT) -p penstock-fabric -- memory:: region:: items:: ring:: turn::; \
+	  $(MIRI_LIMIT) -p penstock-proto -- frame:: submission:: record::; fi
 
 # The standard library is compiled with it, so that locks and channels are understood.
-TSAN := RUSTFLAGS="-Zsanitizer=thread --cfg penstock_portable" CARGO_TARGET_DIR=target/tsan TSAN_OPTIONS="halt_on_error=1" \
-  timeout --verbose 2400 cargo +nightly test -Zbuild-std --target $(shell rustc -vV | sed -n 's/^host: //p') --quiet
-test-tsan: ## the promise tests, with real threads, under ThreadSanitizer (needs nightly with rust-src)
+test-tsan: export RUSTFLAGS := -Zsanitizer=thread --cfg penstock_portable
+test-tsan: export CARGO_TARGET_DIR := target/tsan
+test-tsan: export TSAN_OPTIONS := halt_on_error=1
+TSAN := cargo +nightly test -Zbuild-std --target $(shell rustc -vV | sed -n 's/^host: //p') --quiet
+TSAN_LIMIT := timeout --verbose 2400 $(TSAN)
+TSAN_MEMORY := -p penstock-fabric --lib
+TSAN_PROMISES := -p penstock --test staleness_bound --test tables --test network --test bounded_waits
+test-tsan: ## shared memory, and the promise tests with real threads, under ThreadSanitizer (needs nightly with rust-src)
 	@if ! $(call NIGHTLY_HAS,rust-src); then \
 	  echo "SKIPPED: ThreadSanitizer needs the standard library's source: rustup toolchain install nightly --component rust-src"; \
 	else set -e; set -x; \
-	  $(TSAN) -p penstock-fabric --lib -- memory:: items::; \
-	  $(TSAN) -p penstock --test staleness_bound --test tables --test network --test bounded_waits; fi
+	  $(TSAN) $(TSAN_MEMORY) --no-run; \
+	  $(TSAN_LIMIT) $(TSAN_MEMORY) -- memory:: items::; \
+	  if [ -z "$(SHORT)" ]; then \
+	    $(TSAN) $(TSAN_PROMISES) --no-run; \
+	    $(TSAN_LIMIT) $(TSAN_PROMISES); fi; fi
 
 FUZZ_SECONDS ?= 20
 fuzz: ## every fuzzing target under libFuzzer, FUZZ_SECONDS each (needs nightly and cargo-fuzz)

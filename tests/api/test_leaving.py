@@ -62,6 +62,88 @@ def test_who_catches_the_failure_ends_as_it_likes_and_the_others_hear_of_it_all_
     assert "worker 2 was lost" in saved[1]["output"]
 
 
+def test_a_block_that_ends_after_the_loss_was_caught_is_no_clean_leave(spawn_job: Any) -> None:
+    """Its end closes the job. To a server that had not heard of the loss yet, this worker was done."""
+    saved = spawn_job(
+        4,
+        """
+        import signal
+        from select import select
+
+        with ps.init() as job:
+            with open(os.environ["TEST_OUT"] + f".{job.rank}.pid", "w") as file:
+                file.write(str(os.getpid()))
+            job.barrier()
+            with open(os.environ["TEST_OUT"] + ".0.pid") as file:
+                first = os.pidfd_open(int(file.read()))
+            job.barrier()
+            if job.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if job.rank > 1:
+                # They look when worker 0 has gone: with or without a call before the end of their block.
+                assert select([first], [], [], 60)[0]
+            try:
+                if job.rank != 3:
+                    job.barrier()
+                    print("passed the barrier")
+            except ps.WorkerLost as error:
+                print("caught the loss of", error.rank, "in the block")
+        print("the block has ended")
+        """,
+        servers=2,
+        options={"lease": "30"},
+        fails=True,
+    )
+    assert [one["code"] for one in saved] == [0, -9, 0, 1], saved
+    for rank in (0, 2):
+        assert "caught the loss of 1 in the block\nthe block has ended" in saved[rank]["output"], saved[rank]
+    # Nobody has told this one before: the end of its block does, and names who was lost first.
+    assert "WorkerLost: the job has ended: worker 1 was lost" in saved[3]["output"], saved[3]
+    assert "the block has ended" not in saved[3]["output"]
+
+
+@pytest.mark.parametrize("loss", ["stop", "continue"])
+@pytest.mark.parametrize("when", ["before the load", "during the load"])
+def test_a_load_after_worker_0_was_killed_is_an_error_at_once(spawn_job: Any, loss: str, when: str) -> None:
+    saved = spawn_job(
+        3,
+        f"""
+        import signal, threading, time
+        from select import select
+
+        with ps.init() as job:
+            w = job.tensor("w", shape=3)
+            w.load(np.ones(3, np.float32))
+            if job.rank == 0:
+                with open(os.environ["TEST_OUT"] + ".pid", "w") as file:
+                    file.write(str(os.getpid()))
+            job.barrier()
+            if job.rank == 0:
+                if {when!r} == "before the load":
+                    job.barrier()
+                os.kill(os.getpid(), signal.SIGKILL)
+            if {when!r} == "before the load":
+                with open(os.environ["TEST_OUT"] + ".pid") as file:
+                    first = os.pidfd_open(int(file.read()))
+                job.barrier()
+                assert select([first], [], [], 60)[0]
+            begun = time.monotonic()
+            try:
+                w.load(np.full(3, 2, np.float32))
+                print("loaded nothing")
+            except ps.WorkerLost as error:
+                print("raised for", error.rank, "soon:", time.monotonic() - begun < 10)
+            if {loss!r} == "continue":
+                np.testing.assert_array_equal(w.pull(), np.ones(3))
+        """,
+        options={"on_worker_loss": loss, "lease": "30"},
+        fails=True,
+    )
+    for one in saved[1:]:
+        assert "raised for 0 soon: True" in one["output"], one
+        assert one["code"] == 0, one
+
+
 def test_a_load_without_worker_0_is_an_error_not_nothing(spawn_job: Any) -> None:
     """It did nothing and raised nothing."""
     saved = spawn_job(

@@ -113,3 +113,48 @@ def test_what_was_installed_may_be_moved_and_linked_both_ways(
     source = ["-I", prefix / "include", EXAMPLES / "tensor.c", prefix / "lib" / "libpenstock.a"]
     subprocess.run([cc, "-std=c99", *source, "-o", static, *system], check=True)
     assert runner.run([static]) == (0, f"{LEARNED}\n", "")
+
+
+CARGO = """\
+#!/bin/sh
+echo "$@" >> "$NOTES"
+case "$*" in
+    *" -p penstock-server") cp "$SERVER" "$CARGO_TARGET_DIR/release/penstock-server" ;;
+esac
+"""
+"""Stands in for the compiler: notes what it is asked for, and has a program ready as the server."""
+
+
+def test_make_install_puts_each_part_where_a_system_looks_for_it(tmp_path: Path) -> None:
+    """`penstock-server` was not among them. What is compiled, and how, other tests know: it takes minutes."""
+    program = shutil.which("true")
+    if not shutil.which("make") or program is None:
+        pytest.skip("there is no make")
+    (tmp_path / "target" / "release").mkdir(parents=True)
+    for name in ("libpenstock.so", "libpenstock.a"):
+        shutil.copy(built() / name, tmp_path / "target" / "release")
+    cargo = tmp_path / "path" / "cargo"
+    cargo.parent.mkdir()
+    cargo.write_text(CARGO)
+    cargo.chmod(0o755)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    environment = {
+        **kept,
+        "PATH": f"{cargo.parent}{os.pathsep}{os.environ['PATH']}",
+        "CARGO_TARGET_DIR": str(tmp_path / "target"),
+        "NOTES": str(tmp_path / "notes"),
+        "SERVER": program,
+    }
+    words = ["make", "install", f"DESTDIR={tmp_path / 'root'}", "PREFIX=/usr"]
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    asked = (tmp_path / "notes").read_text().splitlines()
+    assert "build --release --quiet -p penstock-server" in asked
+    assert os.access(tmp_path / "root" / "usr" / "bin" / "penstock-server", os.X_OK)
+    for name in (
+        "include/penstock.h",
+        "lib/libpenstock.so",
+        "lib/libpenstock.a",
+        "lib/pkgconfig/penstock.pc",
+    ):
+        assert (tmp_path / "root" / "usr" / name).is_file(), name

@@ -198,16 +198,19 @@ def test_no_hangup_ends_a_run_under_nohup(tmp_path, script, command):
 
 
 HEARS = """
-    import os, signal
+    import os, signal, time
     import penstock as ps
     if os.environ["PENSTOCK_RANK"] == "1":
         {first}
+        print("dies:", time.monotonic(), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     signal.signal(signal.SIGTERM, lambda *_: print("told to end before it heard why", flush=True))
+    print("joins:", time.monotonic(), flush=True)
     try:
         with ps.init(deadline=60, lease=30) as job:
             job.barrier()
     except ps.WorkerLost as error:
+        print("heard:", time.monotonic(), flush=True)
         print(f"rank 0 heard of worker {{error.rank}}: {{error}}", flush=True)
         raise
 """
@@ -228,6 +231,65 @@ def test_the_others_hear_at_once_of_a_worker_that_is_killed_before_or_after_it_j
     assert "worker 1 was lost: its process" in run.out, run.all()
     assert "told to end" not in run.out
     assert "worker 1 was killed by SIGKILL (first failure" in run.err
+    # All processes of a host have one clock. It is heard of at once; the lease is 30 s, the deadline 60.
+    at = {what: float(run.until(what)[0].split()[-1]) for what in ("dies:", "joins:", "heard:")}
+    assert at["heard:"] - max(at["dies:"], at["joins:"]) < 10, at
+    nothing_left([])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_over_tcp_the_others_hear_why_before_they_are_told_to_end_with_the_defaults(command, script, number):
+    """They were told to end after half the grace, 2.5 s, and would have heard by the lease, after 10."""
+    run = command(
+        *("run", "--workers", "2", "--transport", "tcp"),
+        script(f"""
+        import os
+        import penstock as ps
+        with ps.init() as job:
+            job.barrier()
+            if job.rank == 1:
+                os.kill(os.getpid(), {int(number)})
+            job.barrier()
+        """),
+    )
+    assert run.ends() == 128 + number, run.all()
+    how = f"WorkerLost: the job has ended: worker 1 was lost: its process was killed by {number.name}"
+    assert how in run.err, run.all()
+    assert f"worker 1 was killed by {number.name} (first failure" in run.err
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize(
+    ("ending", "code", "error"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "worker 1 was killed by SIGKILL (first failure"),
+        ("os._exit(0)", 3, "server 0 ended with exit code 3 (first failure"),
+    ],
+    ids=["killed", "ended"],
+)
+def test_a_run_whose_workers_caught_the_loss_in_their_blocks_has_not_ended_well(
+    command, script, nothing_left, transport, ending, code, error
+):
+    run = command(
+        *("run", "--workers", "3", "--transport", transport, "--grace", "40"),
+        script(f"""
+        import os, signal
+        import penstock as ps
+        with ps.init(deadline=60, lease=30) as job:
+            job.barrier()
+            if job.rank == 1:
+                {ending}
+            try:
+                job.barrier()
+            except ps.WorkerLost as error:
+                print("caught the loss of", error.rank, flush=True)
+        print("the block has ended", flush=True)
+        """),
+    )
+    assert run.ends() == code, run.all()
+    assert run.out.count("caught the loss of 1") == 2, run.all()
+    assert run.out.count("the block has ended") == 2, run.all()
+    assert error in run.err, run.all()
     nothing_left([])
 
 

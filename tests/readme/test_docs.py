@@ -27,6 +27,23 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
         assert path.exists(), f"{page.name} names {path}"
 
 
+def test_every_test_that_a_page_names_exists() -> None:
+    sources = [
+        path.read_text()
+        for folder, ending in (("crates", "rs"), ("tests", "py"))
+        for path in (ROOT / folder).rglob(f"*.{ending}")
+    ]
+    defined = set(re.findall(r"^\s*(?:fn|def) (\w+)\(", "\n".join(sources), re.MULTILINE))
+    # Options and functions of the interface have fewer words than what a test promises.
+    named = {
+        page.name: set(re.findall(r"`([a-z\d]+(?:_[a-z\d]+){4,})`", page.read_text()))
+        for page in PAGES
+        if page.name != "CHANGELOG.md"
+    }
+    assert len(named["threat_model.md"]) >= 60
+    assert {page: names - defined for page, names in named.items() if names - defined} == {}
+
+
 def test_the_options_page_is_the_table_of_options() -> None:
     page = (ROOT / "docs" / "reference" / "options.md").read_text()
     for option in _core.options():

@@ -172,18 +172,25 @@ def test_every_load_after_the_start_gives_all_workers_rank_0s_values(part: Part)
 
 # Jobs in which somebody is told what is wrong, one after another in the same pair of processes.
 TOLD = """
+import time
+
 told = {}
 
 def note(part, error):
     told[part] = np.array([str(type(error).mro()), str(error), str(getattr(error, "rank", ""))])
+    # All processes of a host have one clock.
+    told[part + "/times"] = np.array([begun, time.monotonic()])
 
 def refused(part, change):
+    global begun
     try:
         with ps.init() as job:
             model = net(0)
             if job.rank == 1:
                 change(model)
-            ps.torch.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            optimizer, distribute = torch.optim.SGD(model.parameters(), lr=0.1), ps.torch.distribute
+            begun = time.monotonic()                             # all is imported
+            distribute(model, optimizer)
             job.barrier()                                        # rank 0 has all that it needs: it hears here
     except ps.PenstockError as error:
         note(part, error)
@@ -191,23 +198,35 @@ def refused(part, change):
 def without_three(model):
     del model.count, model.mean, model.frozen
 
+def with_one_more(model):
+    model.more = torch.nn.Linear(3, 3)
+
+def with_another_last(model):
+    model.last = torch.nn.Linear(16, 4)
+
 torch.set_num_threads(1)
 # The same bytes, which would be read as each other.
 refused("another buffer", lambda model: model.register_buffer("count", torch.rand(2)))
 next_job()
 refused("three less", without_three)
 next_job()
+refused("one more", with_one_more)
+next_job()
+refused("another shape", with_another_last)
+next_job()
 with ps.init() as job:
     model = torch.nn.Linear(6, 3)
+    begun = time.monotonic()
     if job.rank == 0:
         try:
             ps.torch.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), job=job)
         except ps.WorkerLost as error:
             note("leaves", error)
 next_job()
-with ps.init(deadline=3) as job:
+with ps.init(deadline=60) as job:
     model = net(0)
     model, optimizer = ps.torch.distribute(model, MAKERS["sgd"](model.parameters()), job=job)
+    begun = time.monotonic()
     try:
         if job.rank == 0:
             model.load_state_dict(net(5).state_dict())
@@ -221,9 +240,15 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told in TOLD: kind, text and rank of each error."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, SETUP + TOLD, jobs=4, fails=True)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, SETUP + TOLD, jobs=6, fails=True)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
+
+
+def soon(told: list[dict[str, Any]], part: str) -> bool:
+    """Whether all that were told were told long before the deadline of a minute, once all had begun."""
+    times = [one[f"{part}/times"] for one in told if part in one]
+    return bool(max(ended for _, ended in times) - max(begun for begun, _ in times) < 10)
 
 
 @pytest.mark.parametrize(
@@ -239,6 +264,19 @@ def test_models_that_differ_in_what_is_not_trained_are_refused_by_the_first_diff
     assert "DeclarationConflict" in told[1][part][0]
     for one in told:
         assert says in one[part][1]
+    assert soon(told, part), told
+
+
+def test_models_that_differ_in_what_is_trained_are_refused_with_what_differs(
+    told: list[dict[str, Any]],
+) -> None:
+    for one in told:
+        assert "worker 1 waits for `model/more.weight` of workers [0]" in one["one more"][1]
+        assert "`model/last.weight` was declared before with shape [" in one["another shape"][1]
+    assert any("CircularWait" in one["one more"][0] for one in told), told
+    assert any("DeclarationConflict" in one["another shape"][0] for one in told), told
+    assert soon(told, "one more"), told
+    assert soon(told, "another shape"), told
 
 
 def test_a_worker_that_leaves_without_distributing_is_named_by_the_others(told: list[dict[str, Any]]) -> None:
@@ -246,6 +284,7 @@ def test_a_worker_that_leaves_without_distributing_is_named_by_the_others(told: 
     _, text, rank = told[0]["leaves"]
     assert rank == "1"
     assert "left the job without distributing" in text
+    assert soon(told, "leaves"), told
 
 
 def test_a_load_on_one_worker_alone_says_that_every_worker_must(told: list[dict[str, Any]]) -> None:
@@ -253,3 +292,4 @@ def test_a_load_on_one_worker_alone_says_that_every_worker_must(told: list[dict[
     texts = [one["loads alone"][1] for one in told if "loads alone" in one]
     said = "publish (every worker calls it, or model.load_state_dict)` and waits for workers [1]"
     assert any(said in text for text in texts)
+    assert soon(told, "loads alone"), told
