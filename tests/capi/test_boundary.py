@@ -89,3 +89,27 @@ def test_a_forked_child_is_told_so_by_every_call_and_may_have_a_job_of_its_own(
 def test_threads_set_get_and_fail_at_the_same_time(build: Callable[[Path], Path], runner: Runner) -> None:
     done = runner.run([build(HERE / "threads.c")])
     assert done == (0, "", "")
+
+
+@pytest.mark.parametrize("how", ["told", "untold"])
+def test_a_job_that_has_failed_is_finished_at_once_and_its_failure_told_once(
+    build: Callable[[Path], Path], runner: Runner, how: str
+) -> None:
+    # Each server was asked to let it go, 5 seconds long.
+    sockets = [runner.runtime / f"s{index}" for index in range(2)]
+    place = {"PENSTOCK_SECRET": "5a" * 32, "PENSTOCK_SERVERS": ",".join(map(str, sockets))}
+    of = ["--servers", "2", "--workers", "1"]
+    servers = [
+        runner.start(["penstock-server", "--socket", socket, "--index", str(index), *of], **place)
+        for index, socket in enumerate(sockets)
+    ]
+    failed = runner.runtime / "failed"
+    words = [how, failed] if how == "untold" else [how]
+    worker = runner.start([build(HERE / "finish.c"), *words], **place, PENSTOCK_RANK="0", PENSTOCK_SIZE="1")
+    assert worker.stdout is not None
+    assert worker.stdout.readline() == "here\n"
+    servers[1].kill()
+    servers[1].wait()
+    failed.touch()
+    assert runner.ends(worker) == (0, "", "")
+    assert "server 1" in runner.ends(servers[0]).err

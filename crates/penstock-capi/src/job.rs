@@ -344,8 +344,8 @@ unsafe fn leave(job: *mut penstock_job, failed: Option<String>) -> Result<(), Fa
         return Ok(());
     }
     // SAFETY: it came from `penstock_init` and was not freed yet (the caller's promise).
-    if let Err(forked @ Error::Forked) = unsafe { &*job }.core().check() {
-        return Err(forked.into()); // the parent's: it stays as it is
+    if unsafe { &*job }.core().is_forked() {
+        return Err(Error::Forked.into()); // the parent's: it stays as it is
     }
     // SAFETY: it came from `Box::into_raw` in `penstock_init`, and nobody else has it (the caller's promise).
     let penstock_job { joined, tensors, tables, requests, .. } = *unsafe { Box::from_raw(job) };

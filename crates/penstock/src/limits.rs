@@ -49,11 +49,48 @@ fn mapped() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use penstock_fabric::region::{Access, Mapping, Part};
+    use rustix::fd::AsFd;
+    use std::process::Command;
+
+    /// What tells a test that it is to take all mappings of its process.
+    const ROLE: &str = "PENSTOCK_TEST_MAPPINGS";
 
     #[test]
     fn a_limit_that_was_reached_is_named_with_its_value_and_what_raises_it() {
         let text = explain(Errno::MFILE);
         assert!(text.contains(&descriptors().to_string()) && text.contains("ulimit -n"), "{text}");
         assert!(!explain(Errno::NOMEM).contains("max_map_count"), "memory is not mappings");
+    }
+    // In a process of its own, which has no mapping left for other tests. To find that out takes memory, too.
+    #[test]
+    #[expect(clippy::print_stdout, clippy::print_stderr, reason = "it tells another process what it found")]
+    fn where_a_process_has_all_its_mappings_their_limit_is_named_with_what_raises_it() {
+        if mappings() > 1 << 18 {
+            return eprintln!("SKIPPED: this process may have {} mappings", mappings());
+        }
+        if std::env::var_os(ROLE).is_some() {
+            let file = rustix::fs::memfd_create("page", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+            rustix::fs::ftruncate(&file, 4096).unwrap();
+            let map = || Mapping::new(&[Part { fd: file.as_fd(), offset: 0, bytes: 4096 }], Access::Read);
+            let mut all = Vec::with_capacity(mappings() as usize);
+            let error = loop {
+                match map() {
+                    Ok(mapping) => all.push(mapping),
+                    Err(error) => break error,
+                }
+            };
+            let text = explain(error);
+            drop(all);
+            return println!("explained: {text}");
+        }
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let name = std::thread::current().name().unwrap().to_owned();
+        let done = command.args(["--exact", &name, "--nocapture"]).env(ROLE, "").output().unwrap();
+        let said = String::from_utf8_lossy(&done.stdout).into_owned();
+        let text = said.split_once("explained: ").map(|(_, text)| text.lines().next().unwrap());
+        let text = text.unwrap_or_else(|| panic!("{said}\n{}", String::from_utf8_lossy(&done.stderr)));
+        assert!(text.contains(&format!("its {} mappings", mappings())), "{text}");
+        assert!(text.contains("vm.max_map_count"), "{text}");
     }
 }

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Cluster, NO_SETTINGS, Way, bytes, declare, pull};
-use penstock::worker::{Declaration, Error, Job, TableDeclaration};
+use penstock::worker::{Declaration, Error, Job, Membership, TableDeclaration};
 use penstock_fabric::net::endpoint::Endpoint;
 use penstock_fabric::socket::Listener;
 use penstock_kernels::Rule;
@@ -236,6 +236,106 @@ fn a_server_that_stops_is_noticed_by_every_wait() {
     });
 }
 
+/// The servers' launcher says that worker 2 was killed.
+fn worker_2_is_killed(cluster: &Cluster) -> JobFailure {
+    let how = "was killed by SIGKILL".to_owned();
+    cluster.servers.iter().for_each(|server| server.worker_ended(2, Some(how.clone())));
+    JobFailure::WorkerLost { rank: 2, loss: Loss::Ended { how } }
+}
+
+// It had no connection that could break: those that waited for it did so until their deadline.
+#[test]
+fn who_waits_for_a_worker_that_was_killed_before_it_joined_hears_so() {
+    for way in [Way::Memory, Way::Tcp] {
+        let cluster = Cluster::over(way, 3, 2, &[]);
+        let (a, b) = (cluster.join(0), cluster.join(1));
+        let (wa, _wb) = (declare(&a, "w", 4, Bsp), declare(&b, "w", 4, Bsp));
+        wa.push(Some(&bytes(&[1.0; 4])), NO_SETTINGS, false, None).unwrap();
+        match wa.pull_into(&mut [0; 32], None, SOON).unwrap_err() {
+            Error::PullTimeout { missing, .. } => assert_eq!(missing, [1, 2], "{way:?}: it is awaited"),
+            error => panic!("{way:?}: {error}"),
+        }
+        std::thread::scope(|scope| {
+            let waited = a.stats().waited;
+            let waits = [
+                scope.spawn(|| pull(&wa, None).unwrap_err()),
+                scope.spawn(|| b.barrier(None).unwrap_err()),
+                scope.spawn(|| b.table(common_table("t")).map(drop).unwrap_err()),
+            ];
+            while a.stats().waited == waited {
+                std::thread::yield_now();
+            }
+            let expected = worker_2_is_killed(&cluster);
+            for wait in waits {
+                assert_eq!(wait.join().unwrap(), Error::Failed(expected.clone()), "{way:?}");
+            }
+            for server in &cluster.servers {
+                let ended = server.wait(common::seconds(common::DEADLINE));
+                assert_eq!(ended, Some(Err(expected.clone())), "{way:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn where_the_others_may_go_on_nobody_waits_for_a_worker_that_was_killed_before_it_joined() {
+    for way in [Way::Memory, Way::Tcp] {
+        let cluster = Cluster::over(way, 3, 2, &[("on_worker_loss", "continue")]);
+        let (a, b) = (cluster.join(0), cluster.join(1));
+        let (wa, wb) = (declare(&a, "w", 4, Bsp), declare(&b, "w", 4, Bsp));
+        let one = bytes(&[1.0; 4]);
+        for w in [&wa, &wb] {
+            w.push(Some(&one), NO_SETTINGS, false, None).unwrap();
+        }
+        match wa.pull_into(&mut [0; 32], None, SOON).unwrap_err() {
+            Error::PullTimeout { missing, .. } => assert_eq!(missing, [2], "{way:?}: it is awaited"),
+            error => panic!("{way:?}: {error}"),
+        }
+        worker_2_is_killed(&cluster);
+        assert_eq!(pull(&wa, None).unwrap(), (1, vec![2.0; 4]), "{way:?}");
+        std::thread::scope(|scope| {
+            scope.spawn(|| b.barrier(None).unwrap());
+            a.barrier(None).unwrap();
+        });
+        [a, b].iter().for_each(|job| job.leave(None).unwrap());
+        for server in &cluster.servers {
+            let ended = server.wait(common::seconds(common::DEADLINE));
+            assert_eq!(ended, Some(Ok(())), "{way:?}");
+        }
+    }
+}
+
+// Nobody was left who would have ended the server: it stayed for ever.
+#[test]
+fn a_server_whose_workers_have_gone_waits_as_long_as_its_deadline_for_those_that_never_came() {
+    for way in [Way::Memory, Way::Tcp] {
+        let cluster = Cluster::over(way, 3, 1, &[("deadline", "0.2")]);
+        let soon = common::seconds("0.4");
+        assert_eq!(cluster.servers[0].wait(soon), None, "{way:?}: whoever has not come may still come");
+        let patient = |membership| Job::connect(&membership, common::options(&[]));
+        let a = patient(cluster.membership(0)).unwrap();
+        assert_eq!(cluster.servers[0].wait(soon), None, "{way:?}: somebody is here");
+        a.leave(None).unwrap();
+        // Who says another size is refused as long as there is a job, and then hears why there is none.
+        let refused = || patient(Membership { size: 2, ..cluster.membership(2) }).unwrap_err();
+        let until = Instant::now() + common::seconds(common::DEADLINE);
+        let told = loop {
+            match refused() {
+                Error::Refused(Refusal::SizeMismatch { .. }) if Instant::now() < until => {}
+                error => break error,
+            }
+        };
+        let Some(Err(failure)) = cluster.servers[0].wait(common::seconds(common::DEADLINE)) else {
+            panic!("{way:?}: the job goes on");
+        };
+        let JobFailure::WorkerLost { rank: 1, loss: Loss::Absent { waited_ms } } = &failure else {
+            panic!("{way:?}: {failure}");
+        };
+        assert!(*waited_ms > 200, "{way:?}: {waited_ms}");
+        assert!(told.to_string().contains(&failure.to_string()), "{way:?}: {told}");
+    }
+}
+
 #[test]
 fn who_may_not_join_is_told_why_and_takes_nobodys_place() {
     let cluster = Cluster::new(2, 1, &[]);
@@ -371,6 +471,12 @@ fn a_limit_bounds_the_whole_call_where_a_server_says_nothing_at_all() {
     let cluster = Cluster::over(Way::Line, 2, 1, &[("lease", "60")]);
     let (a, b) = (cluster.join(0), cluster.join(1));
     let (_wa, wb) = (declare(&a, "w", 4, Bsp), declare(&b, "w", 4, Bsp));
+    let [_va, vb] = [&a, &b].map(|job| {
+        let rule = Rule::Sgd { momentum: true, nesterov: false, maximize: false };
+        let tensor = job.declare(Declaration::new("v", &[4], rule)).unwrap();
+        tensor.initialize(None, None).unwrap();
+        tensor
+    });
     wb.push(Some(&bytes(&[1.0; 4])), NO_SETTINGS, false, None).unwrap();
     b.clock().unwrap();
     cluster.lines[0].let_pass(0);
@@ -381,9 +487,21 @@ fn a_limit_bounds_the_whole_call_where_a_server_says_nothing_at_all() {
         assert!(matches!(pushed, Error::LaneTimeout { silent: Some(0), .. }), "{pushed}");
         let pulled = wb.pull_into(&mut [0; 32], None, SOON).unwrap_err();
         assert!(matches!(pulled, Error::PullTimeout { silent: Some(0), .. }), "{pulled}");
-        assert!(wb.steps(SOON).is_err());
-        assert!(b.table(TableDeclaration { timeout: SOON, ..common_table("t") }).is_err());
-        assert!(b.barrier(SOON).is_err());
+        let others = [
+            wb.steps(SOON).map(drop),
+            vb.state(0, SOON).map(drop),
+            b.table(TableDeclaration { timeout: SOON, ..common_table("t") }).map(drop),
+            b.barrier(SOON),
+        ];
+        for other in others {
+            let error = other.unwrap_err();
+            let names_it = match &error {
+                Error::Unanswered { server, .. } | Error::NotTaken { server, .. } => *server == 0,
+                Error::LaneTimeout { silent, .. } | Error::PullTimeout { silent, .. } => *silent == Some(0),
+                _ => false,
+            };
+            assert!(names_it && error.to_string().contains("server 0"), "{error}");
+        }
     }
     assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
 }

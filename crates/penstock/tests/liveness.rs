@@ -7,10 +7,11 @@ use common::cutter::Cutter;
 use common::{Cluster, NO_SETTINGS, SECRET, Way, bytes, declare, pull, seconds, socket_path};
 use penstock::options::Options;
 use penstock::server::{Server, ServerConfig};
-use penstock::worker::{Error, Job, Membership};
+use penstock::worker::{Error, Job, Membership, TableDeclaration};
 use penstock_fabric::net::endpoint::Endpoint;
 use penstock_proto::consistency::Consistency::Bsp;
 use penstock_proto::error::{JobFailure, Loss, Refusal};
+use penstock_proto::items::{Propagation, RowSet, Slack};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -50,6 +51,40 @@ impl Process {
         }
     }
 
+    /// Halts one thread, of `all` of this name the `at`-th that was started, while the others live. `None`, aloud, where this process may
+    /// not.
+    #[expect(clippy::print_stderr, reason = "a skip is said aloud")]
+    fn halt_thread(&self, name: &str, at: usize, all: usize) -> Option<HaltedThread> {
+        // In the order in which they were started. A thread names itself when it first runs, with 15 letters at most.
+        let named = || -> Vec<i32> {
+            let threads = std::fs::read_dir(format!("/proc/{}/task", self.0.id())).unwrap().flatten();
+            let named = |thread: &std::fs::DirEntry| {
+                std::fs::read_to_string(thread.path().join("comm")).is_ok_and(|comm| comm.trim_end() == name)
+            };
+            threads
+                .filter(named)
+                .map(|thread| thread.file_name().to_str().unwrap().parse().unwrap())
+                .collect()
+        };
+        let until = Instant::now() + Duration::from_secs(30);
+        let thread = loop {
+            match named()[..] {
+                ref found if found.len() == all => break found[at],
+                ref found => assert!(Instant::now() < until, "threads {found:?} are called {name}"),
+            }
+        };
+        if trace(SEIZE, thread) != 0 || trace(INTERRUPT, thread) != 0 {
+            eprintln!("SKIPPED: a thread is halted by ptrace: {}", std::io::Error::last_os_error());
+            return None;
+        }
+        let halted = HaltedThread(thread);
+        let mut status = 0;
+        // SAFETY: it writes to the status only.
+        let stands = unsafe { waitpid(thread, &raw mut status, ANY_THREAD) };
+        assert_eq!((stands, status & 0xff), (thread, 0x7f), "the thread stands");
+        Some(halted)
+    }
+
     /// This test's program as a server; `listen` is `--socket PATH` or `--listen ADDRESS`, or both.
     fn server(listen: &[String], workers: &str) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
@@ -67,6 +102,31 @@ impl Process {
         let (stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let lines = BufReader::new(stdout).lines().map_while(Result::ok);
         (Self(child), stdin, lines.filter_map(|line| Some(line.split_once("worker: ")?.1.to_owned())))
+    }
+}
+
+unsafe extern "C" {
+    unsafe fn ptrace(request: i32, ...) -> std::ffi::c_long;
+    unsafe fn waitpid(process: i32, status: *mut i32, options: i32) -> i32;
+}
+
+// As linux/ptrace.h and linux/wait.h have them.
+const SEIZE: i32 = 0x4206;
+const INTERRUPT: i32 = 0x4207;
+const DETACH: i32 = 17;
+const ANY_THREAD: i32 = 0x4000_0000;
+
+fn trace(request: i32, thread: i32) -> i64 {
+    // SAFETY: none of the three reads or writes memory: they take a thread's number, and two words that are 0.
+    unsafe { ptrace(request, thread, 0_usize, 0_usize) }
+}
+
+/// One that goes on when this is dropped: before then its process cannot end, nor be waited for.
+struct HaltedThread(i32);
+
+impl Drop for HaltedThread {
+    fn drop(&mut self) {
+        trace(DETACH, self.0);
     }
 }
 
@@ -177,6 +237,61 @@ fn a_server_that_is_stopped_is_named_within_its_lease_by_shared_memory_and_by_tc
         assert!(since.elapsed() < Duration::from_secs(15), "{:?}", since.elapsed());
         server.signal(Signal::CONT);
     }
+}
+
+/// What a worker is told of its server's end.
+fn told_of_the_server(error: Error) -> String {
+    match error {
+        Error::Failed(JobFailure::ServerLost { server: 0, reason }) => reason,
+        error => panic!("{error}"),
+    }
+}
+
+#[test]
+fn a_shard_that_hangs_is_named_though_its_server_lives_by_shared_memory_and_by_tcp() {
+    for (listen, endpoint) in ways() {
+        for shard in 0..2 {
+            let (server, a, _b) = served(&listen, &endpoint);
+            let Some(halted) = server.halt_thread("penstock-shard-", shard, 2) else { return };
+            let reason = told_of_the_server(a.barrier(None).unwrap_err());
+            let expected = format!("its shard {shard} gave no sign of life for 2000 ms (the lease)");
+            assert!(reason.contains(&expected), "{endpoint}: {reason}");
+            drop((halted, server));
+        }
+    }
+}
+
+#[test]
+fn a_thread_that_hangs_while_it_passes_rows_on_is_noticed_by_who_is_connected_with_it() {
+    let (listen, endpoint) = ways()[1].clone();
+    let (server, a, b) = served(&listen, &endpoint);
+    let declare = |job: &Job| {
+        let (mine, all) = (u64::from(job.rank()), 0..2);
+        let declaration = TableDeclaration {
+            name: "U".to_owned(),
+            rows: 2,
+            row_bytes: 8,
+            element: None,
+            holds: String::new(),
+            sum: false,
+            produce: RowSet::from_rows([mine]),
+            consume: RowSet::from_ranges([all]),
+            propagation: Propagation::Eager,
+            slack: Slack::Bound(0),
+            adaptive: None,
+            timeout: None,
+        };
+        job.table(declaration).unwrap()
+    };
+    let (table, _other) = std::thread::scope(|scope| {
+        let other = scope.spawn(|| declare(&b));
+        (declare(&a), other.join().unwrap())
+    });
+    let Some(halted) = server.halt_thread("penstock-items", 0, 1) else { return };
+    let reason = told_of_the_server(table.get(&[1], &mut [0; 8], Some(1), None, None).unwrap_err());
+    let expected = "it gave no sign of life for 2000 ms (the lease) on a connection for items";
+    assert!(reason.contains(expected), "{reason}");
+    drop((halted, server));
 }
 
 #[test]

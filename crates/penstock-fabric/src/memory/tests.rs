@@ -8,6 +8,20 @@ use penstock_proto::placement::Extent;
 use std::ops::Range;
 use std::sync::Arc;
 
+// Each is the only one that may write something, so none can be cloned: of a type that can be, two traits would have a `there`, and this
+// would not compile.
+const _: fn() = || {
+    trait Has<Which> {
+        fn there() {}
+    }
+    struct AlsoClone;
+    impl<T> Has<()> for T {}
+    impl<T: Clone> Has<AlsoClone> for T {}
+    let _ = <LaneView as Has<_>>::there;
+    let _ = <OwnLane as Has<_>>::there;
+    let _ = <HomeMemory as Has<_>>::there;
+};
+
 fn layout(bytes: u64, extent: Extent) -> ExtentLayout {
     ExtentLayout::new(Cut::new(bytes, 4096), extent, Dtype::Bf16, 8)
 }

@@ -56,6 +56,35 @@ fn the_powers_of_the_bias_correction_have_these_bits_on_every_system() {
     }
 }
 
+// Of these powers glibc 2.36 has another last bit, which both corrections pass on.
+#[test]
+fn adam_s_bias_corrections_have_these_bits_on_every_system() {
+    let cases: [(f64, u64, [u64; 2]); 3] = [
+        (0.9, 4, [0xbfd2_9c2c_f63f_926d, 0xbffd_abd8_0f50_0cb4]),
+        (0.99, 19, [0xbfad_742e_4706_ce6e, 0xc010_ad5f_574a_5aa4]),
+        (0.999, 16, [0xbfb0_1ece_9d00_c4a8, 0xc00f_e15d_98ff_626a]),
+    ];
+    let plan = |rule| Plan { dtype: Dtype::F64, rule, clip: None, refuse_nonfinite: true };
+    for rule in
+        [Rule::Adam { amsgrad: false, maximize: false }, Rule::AdamW { amsgrad: true, maximize: false }]
+    {
+        for (beta, t, bits) in cases {
+            // One of the two betas is 0, and does not correct anything.
+            for (betas, bits) in [[beta, 0.0], [0.0, beta]].into_iter().zip(bits) {
+                let settings = Settings([1.0, betas[0], betas[1], 0.0, 0.0]);
+                settings.check(rule).unwrap();
+                let mut value = Aligned::new(&encode(Dtype::F64, &[0.0]));
+                let mut state = Aligned::new(&vec![0; rule.slots().count() * 8]);
+                let one = Aligned::new(&encode(Dtype::F64, &[1.0]));
+                let lanes = [Foreign::of(&one)];
+                fold(&plan(rule), &settings, t - 1, 1.0, &lanes, &mut value, &mut state).unwrap();
+                let got = decode(Dtype::F64, &value)[0].to_bits();
+                assert!(got == bits, "{rule}, step {t}, betas {betas:?}: expected {bits:#x}, got {got:#x}");
+            }
+        }
+    }
+}
+
 #[test]
 fn four_steps_of_every_rule_give_torch_s_weights_and_state() {
     for row in RULES.iter().filter(|row| !row.settings.is_empty()) {

@@ -333,6 +333,12 @@ impl Job {
         self.inner.fate.check()
     }
 
+    /// Whether this is a child of `fork`, where the job is the parent's. Unlike [`Self::check`] this tells nobody that the job has failed:
+    /// what no call has told, [`Self::leave`] still tells.
+    pub fn is_forked(&self) -> bool {
+        self.inner.fate.is_abandoned()
+    }
+
     /// Whether this worker has left the job, is leaving it, or the job has failed.
     pub fn is_closed(&self) -> bool {
         self.inner.fate.is_closed()
