@@ -80,7 +80,7 @@ const PROPAGATIONS: [Propagation; 3] = [Propagation::Eager, Propagation::Lazy, P
 /// The table on both sides.
 fn tables(a: &Job, b: &Job, propagation: Propagation) -> (Table, Table) {
     let declare = |job: &Job| {
-        let of = |rank| if job.rank() == rank { RowSet::from_ranges([0..ROWS]) } else { RowSet::default() };
+        let of = |rank| if job.rank() == rank { RowSet::from_rows(0..ROWS) } else { RowSet::default() };
         let declaration = TableDeclaration {
             name: "U".to_owned(),
             rows: ROWS,
