@@ -853,7 +853,7 @@ fn a_producer_that_has_left_has_delivered_everything_whatever_happened_on_its_li
                 net.go(PRODUCER);
                 net.want_version(ONE, 2, 1);
                 net.settle();
-                assert_eq!(net.seen_by(ONE), [5, 5], "{propagation}, {what:?} at {at} and {again}");
+                assert_eq!(net.seen_by(ONE), [5, 5], "N-5: {propagation}, {what:?} at {at} and {again}");
             }
         }
     }
@@ -900,4 +900,101 @@ fn a_flush_is_complete_when_the_peer_says_so_that_was_asked() {
     assert!(home.host().flushed.is_empty());
     say(&mut home, ONE, &Message::Flushed { id }).unwrap();
     assert_eq!(home.host().flushed, BTreeSet::from([id]));
+}
+
+/// What a node has for a peer, message by message, until a flush of that one has come back.
+fn until_flushed(from: &mut Node<Here>, peer: PeerId, to: &mut Node<Here>, id: u64) -> bool {
+    let mut more = true;
+    while more && !to.host().flushed.contains(&id) {
+        let mut bytes = Vec::new();
+        more = from.transmit(peer, &mut bytes, 1);
+        Net::arrive(&bytes, to, HOME, usize::MAX);
+    }
+    to.host().flushed.contains(&id)
+}
+
+// The flush came back first: who had asked took it for all that there is, and had nothing.
+#[test]
+fn what_was_fetched_before_a_flush_comes_before_it_is_answered() {
+    const ROWS: u32 = 80_000; // several messages
+    let all: Vec<u32> = (0..ROWS).collect();
+    for propagation in [Propagation::Bounded, Propagation::Lazy] {
+        for near in [true, false] {
+            let mut net = Net::new(ROWS, propagation);
+            let (shape, mut producer) = (net.shape, writer(ROWS));
+            let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
+            match near {
+                true => _ = net.home.produce(ID, PRODUCER, shape, memory, None),
+                false => _ = net.join(PRODUCER).produce(ID, PRODUCER, shape, memory, Some(HOME)),
+            }
+            net.consume(ONE);
+            net.settle();
+            set(&mut producer, 1, &all, 5);
+            producer.raise(1);
+            net.home.lost(ONE);
+            let mut one = net.workers.remove(&ONE).unwrap();
+            one.lost(HOME);
+            if !near {
+                leave(&mut net, &mut |_, _| false);
+            }
+            net.go(PRODUCER);
+            // The last can never be answered.
+            let rows = RowSet::from_ranges([0..ROWS.into()]);
+            for (rows, version) in [(&rows, 0), (&RowSet::from_rows([3]), 1), (&rows, 9)] {
+                assert!(one.fetch(ID, rows, version).is_some());
+            }
+            let id = one.flush(HOME);
+            net.home.connected(ONE);
+            one.connected(HOME);
+            Net::pass(&mut one, HOME, &mut net.home, ONE, usize::MAX);
+            assert!(until_flushed(&mut net.home, ONE, &mut one, id), "{propagation}, near: {near}");
+            let seen = values(one.memory(ID).unwrap().memory.rows());
+            assert!(seen == vec![5; ROWS as usize], "{propagation}, near: {near}");
+        }
+    }
+}
+
+#[test]
+fn a_flush_waits_for_no_fetch_that_nobody_can_answer_yet_nor_for_those_behind_it() {
+    for propagation in [Propagation::Bounded, Propagation::Lazy] {
+        let (mut net, mut producer) = Net::subscribed(4, propagation);
+        set(&mut producer, 1, &[0, 1, 2, 3], 5);
+        let all = RowSet::from_rows(0..4);
+        net.workers.get_mut(&ONE).unwrap().fetch(ID, &all, 9);
+        net.settle();
+        for version in [1, 9] {
+            net.workers.get_mut(&ONE).unwrap().fetch(ID, &all, version);
+            assert!(net.flushes(ONE), "{propagation}, version {version}");
+            assert!(net.flushes(PRODUCER), "{propagation}, version {version}");
+        }
+        // One that fetches as fast as it is answered, ahead of what it is sent.
+        let mut one = net.workers.remove(&ONE).unwrap();
+        let id = one.flush(HOME);
+        let came = (0..100).any(|_| {
+            (0..2).for_each(|_| assert!(one.fetch(ID, &all, 1).is_some()));
+            Net::pass(&mut one, HOME, &mut net.home, ONE, usize::MAX);
+            let mut bytes = Vec::new();
+            net.home.transmit(ONE, &mut bytes, 1);
+            Net::arrive(&bytes, &mut one, HOME, usize::MAX);
+            one.host().flushed.contains(&id)
+        });
+        assert!(came, "{propagation}");
+    }
+}
+
+// It was not: who waited heard nothing for ever.
+#[test]
+fn who_cannot_pay_for_what_it_waited_for_is_lost_for_it() {
+    const ROWS: u32 = 1024;
+    let account = Account::new(Limits::NONE.with(Resource::Bytes, 16 << 10));
+    let mut home = Node::new(Here { account, ..Here::default() });
+    home.connected(ONE);
+    let shape = Shape { slots: ROWS, row_bytes: ROW_BYTES, propagation: Propagation::Eager };
+    let rows = RowSet::from_ranges([0..ROWS.into()]);
+    say(&mut home, ONE, &Message::Subscribe { partition: ID, shape, done: 0, serial: 1, rows }).unwrap();
+    assert!(home.overdrawn().is_none());
+    let memory = Watched { memory: followed(writer(ROWS).rows()), between: Rc::default() };
+    home.produce(ID, PRODUCER, shape, memory, None);
+    let lost = home.overdrawn();
+    assert!(matches!(lost, Some((ONE, Broken::Exhausted { .. }))), "{lost:?}");
 }

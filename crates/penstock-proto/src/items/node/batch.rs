@@ -51,7 +51,8 @@ pub(super) struct Sent {
 pub(super) struct Batch {
     pub(super) partition: PartitionId,
     pub(super) head: Head,
-    /// The turn in which all that was due was taken; 0 for one that answers a fetch.
+    /// The turn in which all that was due was taken; for one that answers a fetch that in which the fetch came, since those before it are
+    /// answered first.
     pub(super) turn: u64,
     /// Their values stand in `values` one after the other.
     pub(super) rows: Vec<Sent>,
@@ -391,6 +392,10 @@ pub(super) fn fetched<M: Memory>(
             }
             let (serial, ticket) = (subscriber.serial, pending.ticket);
             let head = Head { serial, ticket, apart: true, ..Head::default() };
+            // Where sets are sent, a flush waits for these, whatever was fetched.
+            if subscriber.propagation != Propagation::Eager {
+                batch.turn = pending.turn;
+            }
             subscriber.fetches.remove(at);
             return Ok(Some(batch.whole(head)));
         }

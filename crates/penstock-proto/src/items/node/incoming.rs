@@ -87,7 +87,7 @@ impl<H: Host> Node<H> {
         version: u64,
         places: &RowSet,
     ) -> Result<(), Broken> {
-        let account = self.host.account(peer);
+        let (account, turn) = (self.host.account(peer), self.turn);
         let Some(subscriber) = self.subscriber(id, peer)? else { return Ok(()) };
         if places.end() > subscriber.rows.len() {
             return Err(Broken::Nonsense("a fetch of rows that it has not subscribed to"));
@@ -107,7 +107,7 @@ impl<H: Host> Node<H> {
         }
         let Some(subscriber) = subscribers.get_mut(&peer) else { return Ok(()) };
         let pending =
-            Pending { ticket, version, slots, fresh: 0, relayed: None, answered: false, _kept: kept };
+            Pending { ticket, version, slots, fresh: 0, relayed: None, answered: false, turn, _kept: kept };
         subscriber.fetches.push_back(pending);
         subscriber.dirty = true;
         Ok(())

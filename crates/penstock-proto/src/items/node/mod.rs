@@ -473,6 +473,9 @@ impl<H: Host> Node<H> {
     fn begin_flush(&mut self, id: u64, peer: PeerId, asked: bool) -> Result<(), Broken> {
         self.collect_all();
         self.turn += 1;
+        // Behind its last answer it is looked at once more: then it is known that there is none before the flush.
+        let subscribers = self.partitions.values_mut().filter_map(|it| it.subscribers.get_mut(&peer));
+        subscribers.for_each(|it| it.dirty |= !it.fetches.is_empty());
         let partitions = self.unsent(peer);
         if let Some(connection) = self.peers.get_mut(&peer) {
             let bytes = ENTRY_BYTES + (partitions.len() * 2 * size_of::<PartitionId>()) as u64;
@@ -593,13 +596,17 @@ impl<H: Host> Node<H> {
                 self.expect(id, peer, shape, rows);
                 continue;
             }
-            let _ = self.enter(id, peer, shape, done, serial, rows);
+            let mut entered = self.enter(id, peer, shape, done, serial, rows);
             if !needs.versions.is_empty() {
-                let _ = self.needed(id, peer, needs);
+                entered = entered.and_then(|()| self.needed(id, peer, needs));
             }
             for (ticket, version, places, kept) in fetches {
                 drop(kept);
-                let _ = self.wanted(id, peer, ticket, version, &places);
+                entered = entered.and_then(|()| self.wanted(id, peer, ticket, version, &places));
+            }
+            // It would wait for ever for what it was promised.
+            if let (Err(why), Some(connection)) = (entered, self.peers.get_mut(&peer)) {
+                connection.overdrawn = Some(why);
             }
         }
     }
@@ -612,9 +619,9 @@ impl<H: Host> Node<H> {
         if !fits || partition.producer == Some(peer) {
             return;
         }
+        partition.asked.insert(peer);
         // Where that cannot be kept it is asked for later.
         let Ok(kept) = keep(&account, "a subscription", wanted_bytes(&rows)) else { return };
-        partition.asked.insert(peer);
         if partition.upstream.is_some() {
             partition.away.insert(peer, Away { rows, _kept: kept });
             self.ask_source(id);

@@ -17,6 +17,8 @@ pub(super) struct Pending {
     /// The ticket by which the partition's own source was asked, and whether it has answered.
     pub(super) relayed: Option<u64>,
     pub(super) answered: bool,
+    /// The turn in which it came: flushes that came before it do not wait for it.
+    pub(super) turn: u64,
     pub(super) _kept: super::Kept,
 }
 
@@ -52,9 +54,12 @@ pub(super) struct Subscriber {
 }
 
 impl Subscriber {
-    /// Whether a flush has to wait for it.
+    /// Whether a flush has to wait for it: for rows, or for the answers to what it has fetched, as far as they can be given.
     pub(super) fn is_due(&self) -> bool {
-        self.dirty && (self.propagation == Propagation::Eager || self.handing_over)
+        match self.propagation {
+            Propagation::Eager => self.dirty,
+            _ => self.dirty && self.handing_over || !self.fetches.is_empty(),
+        }
     }
 
     /// Rows have changed.
