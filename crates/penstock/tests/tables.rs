@@ -236,6 +236,90 @@ fn who_was_away_when_a_producer_left_hears_whose_rows_have_not_come_and_finds_th
     }
 }
 
+// It counted as ready with its wait over: the producer went on and left, and its rows came to nobody.
+#[test]
+fn who_could_not_say_what_it_wants_is_not_counted_as_ready() {
+    for propagation in PROPAGATIONS {
+        let cluster = Cluster::over(Way::Tcp, 2, 2, &[("lease", "30")]);
+        // The home of worker 1's rows is the second server; who is ready, the first one says.
+        let line = Cutter::to(cluster.servers[1].addresses()[0], Vec::new());
+        let mut reader = cluster.membership(0);
+        reader.servers[1] = format!("tcp://{}", line.address).parse().unwrap();
+        let made = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let job = cluster.try_join(&reader).unwrap();
+            line.take_away();
+            scope.spawn(|| {
+                let job = cluster.join(1);
+                let given = TableDeclaration { propagation, ..declaration("U", mine(&job), all(&job)) };
+                let table = job.table(given).unwrap();
+                made.store(true, Ordering::Relaxed);
+                set(&table, &rows(mine(&job)), 2.0, Some(2)).unwrap();
+                job.leave(None).unwrap();
+            });
+            let given = TableDeclaration { propagation, ..declaration("U", mine(&job), all(&job)) };
+            let timeout = Some(Duration::from_secs(1));
+            let error = job.table(TableDeclaration { timeout, ..given.clone() }).unwrap_err();
+            assert!(matches!(error, Error::Unanswered { server: 1, .. }), "{propagation}: {error}");
+            std::thread::sleep(Duration::from_millis(200));
+            assert!(!made.load(Ordering::Relaxed), "{propagation}");
+            line.give_back();
+            let table = job.table(given).unwrap();
+            assert_eq!(get(&table, &[ROWS], Some(2), None).unwrap(), [2.0], "{propagation}");
+            job.leave(None).unwrap();
+        });
+    }
+}
+
+// Where nobody had what one get asked for, all rows counted as never set; and with their home away the next get failed.
+#[test]
+fn rows_of_the_lost_are_the_newest_that_their_home_has_and_need_it_no_more() {
+    let cluster = Cluster::over(Way::Tcp, 3, 2, &[("on_worker_loss", "continue"), ("lease", "3")]);
+    let line = Cutter::to(cluster.servers[1].addresses()[0], Vec::new());
+    let three = Barrier::new(3);
+    std::thread::scope(|scope| {
+        for rank in 0..3 {
+            let (cluster, line, three) = (&cluster, &line, &three);
+            scope.spawn(move || {
+                let mut member = cluster.membership(rank);
+                if rank == 0 {
+                    member.servers[1] = format!("tcp://{}", line.address).parse().unwrap();
+                }
+                let job = cluster.try_join(&member).unwrap();
+                let propagation = Propagation::Lazy;
+                let given = TableDeclaration { propagation, ..declaration("U", mine(&job), all(&job)) };
+                let table = job.table(given).unwrap();
+                let lost = rows(ROWS..2 * ROWS);
+                if rank == 1 {
+                    set(&table, &lost, 1.0, Some(5)).unwrap();
+                    three.wait();
+                    three.wait();
+                    drop(job); // without closing it: lost
+                    return;
+                }
+                three.wait();
+                if rank == 2 {
+                    assert_eq!(get(&table, &lost, Some(5), None).unwrap(), [1.0; 4]);
+                }
+                three.wait();
+                if rank == 0 {
+                    assert_eq!(get(&table, &lost[..1], Some(9), None).unwrap(), [1.0]);
+                    assert_eq!(get(&table, &lost, Some(9), None).unwrap(), [1.0; 4]);
+                }
+                job.barrier(None).unwrap();
+                if rank == 0 {
+                    line.take_away();
+                    let timeout = Some(Duration::from_millis(500));
+                    let got = table.get(&[ROWS], &mut [0; 8 * WIDTH][..], Some(10), None, timeout);
+                    line.give_back();
+                    assert_eq!(got.unwrap(), 5);
+                }
+                job.leave(None).unwrap();
+            });
+        }
+    });
+}
+
 #[test]
 fn a_job_that_goes_on_does_not_wait_for_rows_of_the_lost() {
     for way in [Way::Memory, Way::Tcp] {

@@ -166,8 +166,9 @@ impl Table {
         }
         if let State::Mapped(given, table) = &*state {
             let inner = &table.inner;
+            // Others count on it that whoever is ready has subscribed: rows that are handed over before would not be for this worker.
             for relay in inner.relays() {
-                relay.flush(deadline)?;
+                relay.deliver(deadline)?;
             }
             inner.get_ready(deadline)?;
             lock(&job.tables).push(Arc::clone(inner));

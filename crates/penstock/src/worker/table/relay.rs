@@ -35,7 +35,7 @@ use std::time::Duration;
 
 /// The one peer of a worker's node.
 const HOME: PeerId = PeerId::server(0);
-/// Longest wait for the last rows of a producer that is gone.
+/// How long the last rows of a producer that is gone are waited for: their home may hear later than this worker that it is gone.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Fetches and flushes that somebody waits for, and whether they have come back.
@@ -258,9 +258,11 @@ impl Relay {
         if !self.flush(deadline)? {
             return Ok(Fetched::TooLate);
         }
-        let left = deadline.left().min(LAST_WORDS);
-        let came = self.wait(&ticket, Deadline::new(left), || Ok(false))?;
-        Ok(if came { Fetched::Rows } else { Fetched::Nothing })
+        let left = deadline.left();
+        if self.wait(&ticket, Deadline::new(left.min(LAST_WORDS)), || Ok(false))? {
+            return Ok(Fetched::Rows);
+        }
+        Ok(if left < LAST_WORDS { Fetched::TooLate } else { Fetched::Nothing })
     }
 
     /// The same without waiting.

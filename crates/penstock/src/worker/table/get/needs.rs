@@ -100,6 +100,12 @@ impl TableInner {
             (Fetched::Rows, _) => Ok(()),
             // Only when all that was set has come: from then on nobody asks for more.
             (Fetched::Nothing, true) => {
+                // Nobody has these as new as that, but perhaps older ones, and others.
+                let all = wanted.version == 0 && places.len() == u64::from(remote.len);
+                if !all && !source.is_gone() && !self.hear_out(source, deadline)? {
+                    let place = Place { source: 0, slot: slots[0] };
+                    return Err(self.too_late(source, &Stale { row, place }, wanted, deadline));
+                }
                 source.gone.store(true, Ordering::Relaxed);
                 Ok(())
             }
@@ -112,7 +118,8 @@ impl TableInner {
 
     /// After a barrier, what others set before it must be here.
     pub(super) fn pass_barrier(&self, source: &Source, deadline: Deadline) -> Result<(), Error> {
-        let Some(remote) = &source.remote else { return Ok(()) };
+        // All that a producer that has gone had set is here.
+        let Some(remote) = source.remote.as_ref().filter(|_| !source.is_gone()) else { return Ok(()) };
         let barriers = self.job.barriers();
         if remote.barriers.load(Ordering::Relaxed) == barriers {
             return Ok(());
