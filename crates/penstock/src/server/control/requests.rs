@@ -232,11 +232,11 @@ impl Control {
         }
         let remote = self.workers.get(&rank).is_some_and(Worker::is_remote);
         let again = self.catalog.is_given(id, rank);
+        let lanes = self.catalog.lane(id, rank, remote)?;
         if !again {
             // However many tensors a model has: the memory of each is paid for.
             self.pace.spend(-A_REQUEST);
         }
-        let lanes = self.catalog.lane(id, rank, remote)?;
         let entry = self.catalog.get(id)?;
         // Before anything else can fail: a worker is given a lane once.
         for ((shard, lane), homed) in self.shards.handles.iter().zip(lanes).zip(&entry.homed) {
