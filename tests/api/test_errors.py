@@ -7,6 +7,7 @@ import itertools
 import os
 import pickle
 import secrets
+import socket
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -392,6 +393,39 @@ def test_a_wrong_secret_is_refused(server: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PENSTOCK_SECRET", secrets.token_hex(32))
     with pytest.raises(ps.exceptions.AuthenticationError):
         ps.init()
+
+
+@pytest.mark.parametrize(
+    ("note", "error", "says"),
+    [
+        ("worker 1\nwas killed by SIGKILL\n", ps.WorkerLost, "worker 1 was lost: its process was killed"),
+        ("server 0\nwas stopped by SIGTERM\n", ps.ServerLost, "server 0 was lost: its process was stopped"),
+        (None, ps.ServerLost, "it ended before it welcomed this worker"),
+    ],
+)
+def test_a_server_that_ends_before_it_welcomes_a_worker_ends_for_the_reason_that_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, note: str | None, error: type, says: str
+) -> None:
+    """The job had just failed, since another worker was killed: this one heard of a lost server."""
+    path = tmp_path / "s"
+    told = {"SERVERS": path, "SECRET": secrets.token_hex(32), "RANK": 0, "SIZE": 2, "DEADLINE": 60}
+    for name, value in told.items():
+        monkeypatch.setenv(f"PENSTOCK_{name}", str(value))
+
+    def end() -> None:
+        connection, _ = listener.accept()
+        if note is not None:
+            Path(f"{path}.lost").write_text(note)
+        connection.close()
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        server = threading.Thread(target=end)
+        server.start()
+        with pytest.raises(error, match=says):
+            ps.init()
+        server.join()
 
 
 @pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("0", "3")])

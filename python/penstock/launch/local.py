@@ -305,13 +305,16 @@ class Launch:
         process.close()
         ended = Ended(process.name, process.pid, code, process.stopped, process.tail)
         self._ended.append(ended)
+        ends_the_run = ended.failed and not (self.plan.go_on and process.name.role == "worker")
+        if ends_the_run:
+            # Before a server hears of it: it ends then, and whoever is just joining looks for a note.
+            self._note_the_loss()
         if process.name.role == "worker" and not self._has_lost_a_server():
             # Nobody else misses a process that had not joined, or for a lease one on a network connection.
             how = None if code == 0 else ended.how()
             for server in self._running("server"):
                 server.tell(json.dumps([process.name.rank, how]).encode())
-        if ended.failed and not (self.plan.go_on and process.name.role == "worker"):
-            self._note_the_loss()
+        if ends_the_run:
             self._wind_down()
 
     def _has_lost_a_server(self) -> bool:

@@ -153,6 +153,8 @@ impl Introducing<'_> {
             received => received.map_err(Error::system("receive from a server"))?,
         };
         if length == 0 {
+            // Its job may have failed just now: whoever started it notes that before the server hears of it.
+            fate.look()?;
             return Err(Error::Failed(lost(server, "it ended before it welcomed this worker")));
         }
         if came.cut {
