@@ -939,7 +939,7 @@ fn what_was_fetched_before_a_flush_comes_before_it_is_answered() {
             }
             net.go(PRODUCER);
             // The last can never be answered.
-            let rows = RowSet::from_ranges([0..ROWS.into()]);
+            let rows = RowSet::from_ranges(std::iter::once(0..ROWS.into()));
             for (rows, version) in [(&rows, 0), (&RowSet::from_rows([3]), 1), (&rows, 9)] {
                 assert!(one.fetch(ID, rows, version).is_some());
             }
@@ -990,7 +990,7 @@ fn who_cannot_pay_for_what_it_waited_for_is_lost_for_it() {
     let mut home = Node::new(Here { account, ..Here::default() });
     home.connected(ONE);
     let shape = Shape { slots: ROWS, row_bytes: ROW_BYTES, propagation: Propagation::Eager };
-    let rows = RowSet::from_ranges([0..ROWS.into()]);
+    let rows = RowSet::from_ranges(std::iter::once(0..ROWS.into()));
     say(&mut home, ONE, &Message::Subscribe { partition: ID, shape, done: 0, serial: 1, rows }).unwrap();
     assert!(home.overdrawn().is_none());
     let memory = Watched { memory: followed(writer(ROWS).rows()), between: Rc::default() };
