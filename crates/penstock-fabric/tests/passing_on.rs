@@ -774,6 +774,11 @@ fn what_is_wanted_for_who_is_away_costs_it_until_it_has_gone() {
 /// A producer leaves as a worker does: it flushes, hands over, and flushes again; after each turn `event` may do something, and says whether
 /// the line broke with what was on it. From then on it says nothing.
 fn leave(net: &mut Net, event: &mut dyn FnMut(&mut Net, usize) -> bool) {
+    leave_within(net, 40, event);
+}
+
+/// The same, within so many turns.
+fn leave_within(net: &mut Net, most: usize, event: &mut dyn FnMut(&mut Net, usize) -> bool) {
     let mut turn = 0;
     for hands_over in [true, false] {
         let node = net.workers.get_mut(&PRODUCER).unwrap();
@@ -790,7 +795,7 @@ fn leave(net: &mut Net, event: &mut dyn FnMut(&mut Net, usize) -> bool) {
                 Net::arrive(&bytes, net.workers.get_mut(&PRODUCER).unwrap(), HOME, usize::MAX);
             }
             turn += 2;
-            assert!(turn < 40, "its flush comes back");
+            assert!(turn < most, "its flush comes back");
         }
         if hands_over {
             net.workers.get_mut(&PRODUCER).unwrap().hand_over();
@@ -997,4 +1002,30 @@ fn who_cannot_pay_for_what_it_waited_for_is_lost_for_it() {
     home.produce(ID, PRODUCER, shape, memory, None);
     let lost = home.overdrawn();
     assert!(matches!(lost, Some((ONE, Broken::Exhausted { .. }))), "{lost:?}");
+}
+
+// It was flushed again for each subscription, as long as they came.
+#[test]
+fn who_wants_other_rows_again_and_again_keeps_no_flush_of_their_producer_from_coming_back() {
+    for propagation in [Propagation::Eager, Propagation::Bounded, Propagation::Lazy] {
+        let (mut net, mut producer) = Net::subscribed(4, propagation);
+        let shape = net.shape;
+        net.consume_some(TWO, RowSet::from_rows([0]));
+        net.settle();
+        net.silent.insert(ONE);
+        set(&mut producer, 1, &[0, 1, 2, 3], 5);
+        producer.raise(1);
+        let mut serial = 1;
+        leave_within(&mut net, 100_000, &mut |net, _| {
+            serial += 1;
+            let rows = RowSet::from_rows([1 + serial % 2]);
+            say(&mut net.home, ONE, &Message::Subscribe { partition: ID, shape, done: 0, serial, rows })
+                .unwrap();
+            false
+        });
+        net.go(PRODUCER);
+        net.want_version(TWO, 1, 1);
+        net.settle();
+        assert_eq!(net.seen_by(TWO), [5], "{propagation}");
+    }
 }

@@ -47,6 +47,10 @@ use subscriber::Subscriber;
 /// the next will ask for.
 const MOST_NEEDS: usize = 1024 + 2;
 
+/// How often other rows may be wanted of a source than before: every worker comes once and goes once. One that wants others again and
+/// again would keep a flush of the source, which is repeated for each, from ever coming back: from then on all rows are wanted.
+const MOST_CHANGES: u32 = 2 * MAX_WORKERS;
+
 /// Most versions that a peer's need may name: who passes rows on says what all those behind it need, and cannot make them need less.
 fn most_needs(peer: PeerId) -> usize {
     match peer.role {
@@ -122,6 +126,8 @@ struct Upstream {
     receiving: bool,
     /// Whether this connection has heard the subscription.
     heard: bool,
+    /// How often other rows were wanted than before.
+    changes: u32,
 }
 
 #[derive(Debug)]
@@ -703,8 +709,12 @@ impl<H: Host> Node<H> {
         let Some(upstream) = &mut partition.upstream else { return };
         let here = partition.subscribers.values().map(|subscriber| &subscriber.rows);
         let away = partition.away.values().map(|away| &away.rows);
-        let wanted = here.chain(away).fold(RowSet::default(), |all, rows| all.union(rows));
+        let wanted = match upstream.changes < MOST_CHANGES {
+            true => here.chain(away).fold(RowSet::default(), |all, rows| all.union(rows)),
+            false => RowSet::from_ranges(std::iter::once(0..upstream.shape.slots.into())),
+        };
         if wanted != upstream.rows {
+            upstream.changes += 1;
             // Rows that are new to this node must come before it can say how they were after some set.
             (upstream.rows, upstream.done) = (wanted, 0);
             upstream.serial += 1;
@@ -845,6 +855,7 @@ impl Upstream {
             fetches: BTreeMap::new(),
             receiving: false,
             heard: false,
+            changes: 0,
         }
     }
 
