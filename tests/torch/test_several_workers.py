@@ -204,6 +204,9 @@ def with_one_more(model):
 def with_another_last(model):
     model.last = torch.nn.Linear(16, 4)
 
+def with_one_less(model):
+    model.last.register_parameter("bias", None)
+
 torch.set_num_threads(1)
 # The same bytes, which would be read as each other.
 refused("another buffer", lambda model: model.register_buffer("count", torch.rand(2)))
@@ -213,6 +216,8 @@ next_job()
 refused("one more", with_one_more)
 next_job()
 refused("another shape", with_another_last)
+next_job()
+refused("one less", with_one_less)
 next_job()
 with ps.init() as job:
     model = torch.nn.Linear(6, 3)
@@ -240,7 +245,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told in TOLD: kind, text and rank of each error."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, SETUP + TOLD, jobs=6, fails=True)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, SETUP + TOLD, jobs=7, fails=True)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -271,12 +276,16 @@ def test_models_that_differ_in_what_is_trained_are_refused_with_what_differs(
     told: list[dict[str, Any]],
 ) -> None:
     for one in told:
-        assert "worker 1 waits for `model/more.weight` of workers [0]" in one["one more"][1]
+        assert "worker 1 has more.weight: float32 (3, 3)" in one["one more"][1]
         assert "`model/last.weight` was declared before with shape [" in one["another shape"][1]
-    assert any("CircularWait" in one["one more"][0] for one in told), told
+    assert "DeclarationConflict" in told[1]["one more"][0]
     assert any("DeclarationConflict" in one["another shape"][0] for one in told), told
     assert soon(told, "one more"), told
     assert soon(told, "another shape"), told
+    # Rank 0 trained it alone, and nobody noticed.
+    assert "DeclarationConflict" in told[1]["one less"][0]
+    assert "worker 0 has last.bias: float32 (" in told[1]["one less"][1]
+    assert soon(told, "one less"), told
 
 
 def test_a_worker_that_leaves_without_distributing_is_named_by_the_others(told: list[dict[str, Any]]) -> None:

@@ -33,15 +33,22 @@ LIST_BYTES = 16 << 10
 _DIGEST_BYTES = 32
 
 
-def broadcast(job: Job, name: str, named: Mapping[str, torch.Tensor], timeout: float | None = None) -> None:
+def broadcast(
+    job: Job,
+    name: str,
+    named: Mapping[str, torch.Tensor],
+    timeout: float | None = None,
+    beside: Mapping[str, torch.Tensor] | None = None,
+) -> None:
     """
     Overwrites the tensors, which every worker names in the same way and order, with rank 0's. Collective.
+    Those of `beside` are only compared: every worker must have the same.
 
     Raises DeclarationConflict if the workers' lists differ, BarrierTimeout if a worker does not come.
     """
     if job.size == 1:
         return
-    _agree(job, f"{name}/list", named, timeout)
+    _agree(job, f"{name}/list", {**(beside or {}), **named}, timeout)
     tensors = list(named.values())
     total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     if total == 0:

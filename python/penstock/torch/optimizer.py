@@ -382,7 +382,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         owned = {id(shared.parameter) for shared in self._shared.values()} if self._by_server else set()
         all_of_it = [*self._model.parameters(), *self._mine(), *self._model.buffers()]
         rest = {id(tensor): tensor for tensor in all_of_it if id(tensor) not in owned}
-        broadcast(self.job, f"{self._prefix}/start", self._labelled(rest.values()), self._timeout)
+        # What one worker trains and another has not would be averaged over fewer, without a word.
+        trained = [shared.parameter for shared in self._shared.values()] if self._by_server else []
+        beside = self._labelled(trained)
+        broadcast(self.job, f"{self._prefix}/start", self._labelled(rest.values()), self._timeout, beside)
 
     def _labelled(self, tensors: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
         """The tensors by their names in the model; those without a name there by their place in the list."""
