@@ -4,6 +4,7 @@
 //! Under TLS they pass through rustls' buffers, which are bounded.
 
 use super::link::{Got, Link};
+use super::quiet::Quiet;
 use penstock_proto::handshake::PLAIN_BINDING;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustls::pki_types::ServerName;
@@ -102,7 +103,7 @@ impl Stream {
         let Some(tls) = tls else { return Ok(true) };
         while tls.is_handshaking() {
             if tls.wants_write() {
-                match tls.write_tls(socket) {
+                match tls.write_tls(&mut Quiet(socket)) {
                     Ok(_) => continue,
                     Err(error) if is_nothing(&error) => return Ok(false),
                     Err(error) => return Err(error),
@@ -117,7 +118,7 @@ impl Stream {
             let processed = tls.process_new_packets();
             if let Err(error) = processed {
                 // The alert that says why, if it can be sent at once.
-                let _ = tls.write_tls(socket);
+                let _ = tls.write_tls(&mut Quiet(socket));
                 return Err(io::Error::new(ErrorKind::InvalidData, error));
             }
         }
@@ -179,7 +180,7 @@ impl Link for Stream {
     fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         let Some(tls) = &mut self.tls else {
             loop {
-                match self.socket.write_vectored(parts) {
+                match Quiet(&self.socket).write_vectored(parts) {
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
                     Err(error) if is_nothing(&error) => return Ok(0),
                     result => return result,
@@ -198,7 +199,7 @@ impl Link for Stream {
         let Self { socket, tls, .. } = self;
         let Some(tls) = tls else { return Ok(true) };
         while tls.wants_write() {
-            match tls.write_tls(socket) {
+            match tls.write_tls(&mut Quiet(socket)) {
                 Ok(_) => {}
                 Err(error) if is_nothing(&error) => return Ok(false),
                 Err(error) => return Err(error),

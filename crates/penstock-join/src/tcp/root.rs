@@ -6,6 +6,7 @@ use crate::exchange::{Contributions, GONE, VERDICT_MARGIN, is_failure};
 use crate::patience::{Interrupted, Patience};
 use crate::resolve::{Lookup, Resolver, Unresolved, plain, system};
 use penstock_fabric::descriptors;
+use penstock_fabric::net::quiet::Quiet;
 use penstock_proto::strangers::{Places, Stranger};
 use rustix::event::{PollFd, PollFlags};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -58,7 +59,7 @@ impl Connection {
     /// Sends as much as goes.
     fn send(&mut self) -> Result<(), Gone> {
         while !self.caller.to_send.is_empty() {
-            match self.stream.write(&self.caller.to_send) {
+            match Quiet(&self.stream).write(&self.caller.to_send) {
                 Ok(count) => drop(self.caller.to_send.drain(..count)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}

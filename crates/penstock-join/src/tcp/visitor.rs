@@ -9,6 +9,7 @@ use crate::exchange::{VERDICT_MARGIN, verdict_limit};
 use crate::patience::{Interrupted, Patience};
 use crate::resolve::{Lookup, Resolver, Unresolved, plain, system};
 use penstock_fabric::descriptors;
+use penstock_fabric::net::quiet::Quiet;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
@@ -254,7 +255,7 @@ fn is_own(stream: &TcpStream) -> bool {
 /// Sends all of `bytes`.
 fn send(stream: &mut TcpStream, mut bytes: &[u8], patience: &Patience<'_>) -> Result<(), Unfit> {
     while !bytes.is_empty() {
-        match stream.write(bytes) {
+        match Quiet(stream).write(bytes) {
             Ok(count) => bytes = &bytes[count..],
             Err(error) => passing(stream, &error, PollFlags::OUT, patience)?,
         }
