@@ -13,8 +13,8 @@ from penstock_bench.runner import Case, Spread
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Blue, black, vermilion, green of Okabe and Ito: told apart by people who see colours differently; markers
-# tell the rest.
+# Blue, black, vermilion, green of Okabe and Ito: told apart by people who see colours differently;
+# markers tell the rest.
 _STYLES: dict[str, dict[str, Any]] = {
     "penstock": {"color": "#0072B2", "marker": "o", "linewidth": 2.2, "zorder": 4},
     "limit": {"color": "#222222", "marker": "", "linestyle": "--", "linewidth": 1.6, "zorder": 3},

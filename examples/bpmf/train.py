@@ -114,7 +114,7 @@ class Factorization:
         for side in (USERS, MOVIES):
             counts = np.bincount(indices[side], minlength=self.count[side])
             edge = bounds(counts, BLOCKS)
-            # Workers take whole blocks, so that sums over blocks do not depend on who takes which.
+            # Workers take whole blocks, so that sums over blocks do not depend on which worker takes which.
             first, last = (job.rank * BLOCKS // job.size, (job.rank + 1) * BLOCKS // job.size)
             mine.append(range(first, last))
             ranges.append(range(int(edge[first]), int(edge[last])))
@@ -188,8 +188,8 @@ class Factorization:
         self.values[side][own.rows.start : own.rows.stop] = rows
         if len(self.wanted[side]):
             self.values[side][self.wanted[side]] = self.rows[side].get(self.wanted[side], clock=iteration + 1)
-        # Now, and not when they are needed: a get returns what is new enough, and without slack nobody can
-        # have gone further yet, since everyone needs everyone's sums of the other side before that.
+        # Now, and not when they are needed: a get returns what is new enough, and without slack no worker can
+        # have gone further yet, since each needs everyone's sums of the other side before that.
         self.totals[side] = self.sums[side].get(slice(None), clock=iteration + 1)
         self.communicated += time.perf_counter() - start
 

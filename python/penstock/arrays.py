@@ -200,7 +200,7 @@ def _own_memory(out: Any) -> Array | None:
         array = _from_torch(out, torch)
         return array if array.__array_interface__["data"][0] == out.data_ptr() else None
     try:
-        # Not through `__array__`: nobody can tell whether it returns a copy.
+        # Not through `__array__`: it cannot be told whether it returns a copy.
         return np.asarray(memoryview(out))
     except (TypeError, ValueError):
         return None

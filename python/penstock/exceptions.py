@@ -221,7 +221,7 @@ class JobFull(PenstockError, ValueError):
 
 
 class OutOfMemory(PenstockError, MemoryError):
-    """A tensor does not fit into the shared memory that a server may take."""
+    """A tensor, or what else the job needs, does not fit into the memory that a server may take for it."""
 
     needed: int = 0
     """Bytes needed."""

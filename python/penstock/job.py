@@ -46,7 +46,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _open_jobs: weakref.WeakSet[Job] = weakref.WeakSet()
-# Held by this module where nobody else holds it: adapters that were given no job.
+# Held by this module where nothing else holds it: adapters that were given no job.
 _implicit: list[Job] = []
 
 
@@ -131,7 +131,7 @@ class Job(Sealed):
         self._tensors: dict[str, tuple[Optimizer, Tensor]] = {}
         # Those with a contribution that waits for the last of its parts.
         self._unsent: set[str] = set()
-        # Those that somebody holds.
+        # Those that the program holds.
         self._tables: weakref.WeakValueDictionary[str, Table] = weakref.WeakValueDictionary()
         self._line = Line("penstock")
         self._pushes: list[Future[Any]] = []
@@ -584,8 +584,8 @@ class Job(Sealed):
         """
         limit = Limit(timeout)
         try:
-            # One that failed was not delivered. In a signal handler they may wait for the very call that it
-            # interrupts.
+            # One that failed was not delivered. In a signal handler they may wait for the very call
+            # that it interrupts.
             if self._pushes and not _core.is_interrupting():
                 self._settle(limit.left())
             self._core.leave(limit.left())
@@ -648,7 +648,7 @@ class Job(Sealed):
             wait([one for one in pushes if not one.cancelled()], min(timeout, threading.TIMEOUT_MAX))
         over = pushes if timeout is None else [future for future in pushes if future.done()]
         failed = [future for future in over if not future.cancelled() and future.exception() is not None]
-        # Forgotten only now: a signal handler that raised must not leave some that nobody waits for.
+        # Forgotten only now: a signal handler that raised must not leave some that no call waits for.
         settled = set(map(id, pushes)) - set(map(id, failed[1:]))
         self._pushes = [future for future in self._pushes if id(future) not in settled]
         if failed:
@@ -686,8 +686,8 @@ class Job(Sealed):
             self._core.abandon()
         cores = [self._core, *(tensor._core for _, tensor in self._tensors.values())]
         for core in cores:
-            # Dropping the last reference would tell the servers that the worker left. It must outlive the
-            # child.
+            # Dropping the last reference would tell the servers that the worker left. It must
+            # outlive the child.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(core))
         self._let_go(
             f"this process was forked from worker {self.rank} (process {os.getppid()}), whose job it is",

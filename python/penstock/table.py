@@ -132,8 +132,8 @@ class Table(Sealed, _core.TableCalls):
         """Rows that this worker consumes, ascending: uint64."""
         return _spread(self._core.consumed())
 
-    # `set`, `add` and `get` are the core's (`_core.TableCalls`). Arguments that it cannot take as they are
-    # come here.
+    # `set`, `add` and `get` are the core's (`_core.TableCalls`). Arguments that it cannot take as
+    # they are come here.
 
     def _write(self, rows: Rows, values: ArrayLike, clock: int | None, add: bool) -> None:
         clock = None if clock is None else _clock(clock)

@@ -380,8 +380,8 @@ class Tensor(Sealed):
         slack: int | None,
         timeout: float | None,
     ) -> Array:
-        # Checked before the push: a call that raises because of its arguments must not be carried out in
-        # part.
+        # Checked before the push: a call that raises because of its arguments must not be
+        # carried out in part.
         array = None if out is None else self._incoming(out)
         if slack is not None:
             slack = check_slack(slack)

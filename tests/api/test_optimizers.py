@@ -102,7 +102,7 @@ def test_python_and_the_core_take_and_refuse_the_same_numbers(name: str, setting
         for number in (0.0, 0.5, math.nextafter(setting.below, 0.0)):
             numbers, arguments = beside(number)
             declare(job, name, flags, numbers)
-            # A momentum of 0 is none, and then nothing is dampened.
+            # A momentum of 0 means no momentum, and then nothing is dampened.
             if number or setting.name not in flags:
                 assert make(**arguments).settings()[: len(numbers)] == tuple(numbers)
         for number in (-math.ulp(0.0), -1.0, setting.below, math.nan, math.inf, -math.inf):

@@ -91,7 +91,7 @@ def test_every_element_type_of_a_fixed_size_comes_back(job: ps.Job, dtype: objec
         ("f8", [1j]),
         ("U4", [1]),
         ([("a", "f4"), ("b", "i4")], [1]),
-        # They have an element type of their own: a list of them is no list of plain numbers.
+        # They have an element type of their own: a list of them is not a list of plain numbers.
         ("f4", [np.float64(1.5)]),
         ("i4", [np.int64(1)]),
     ],

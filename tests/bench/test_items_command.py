@@ -104,7 +104,7 @@ def test_every_row_reaches_every_consumer_over_tcp(propagation: str, tmp_path: P
     ]
 
 
-# Over TCP one case is enough: what is another there is Open MPI's own, and waits in turn where cores are few.
+# Over TCP one case is enough: what differs there is Open MPI's own, and waits in turn where cores are few.
 @mpi
 @pytest.mark.parametrize(
     ("transport", "sizes", "consumers", "batches"), [("shm", "8", "1", "1,64"), ("tcp", "64", "2", "64")]

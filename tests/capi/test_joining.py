@@ -87,7 +87,8 @@ def test_what_killed_processes_left_behind_harms_nobody(joiner: Path, runner: Ru
 
 
 def test_the_others_go_on_when_rank_0_has_finished(joiner: Path, runner: Runner) -> None:
-    # A barrier waits only for who may still come: these open because rank 0 has left. Its server is there.
+    # A barrier waits only for those that may still come: these open because rank 0 has left. Its
+    # server is there.
     first = runner.start([joiner, "init", "finish"], **mpich(0))
     second = runner.start([joiner, "init", "barrier", "barrier", "finish"], **mpich(1))
     assert runner.ends(second) == (0, "", "")

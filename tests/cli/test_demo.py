@@ -141,7 +141,7 @@ def test_a_demo_that_is_interrupted_leaves_nothing(command, nothing_left, tmp_pa
     assert [entry.name for entry in tmp_path.iterdir()] == ["t"]
 
 
-# It waited for the terminal to take the next picture, deaf to every Ctrl-C.
+# It waited for the terminal to take the next picture, and ignored every Ctrl-C.
 def test_a_demo_whose_terminal_takes_nothing_can_be_interrupted(tmp_path):
     master, terminal = pty.openpty()
     (tmp_path / "t").mkdir()

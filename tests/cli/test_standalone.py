@@ -123,7 +123,7 @@ def test_a_variable_that_is_nearly_one_of_ours_is_refused(server: str, tmp_path:
     says = "the environment variable PENSTOCK_LEASES sets nothing: Penstock reads no variable of that name"
     hint = "did you mean PENSTOCK_LEASE? If not, unset it, or give it another name"
     assert err == f"error: {says}\n\nhint: {hint}\n"
-    # Another one may be somebody else's: it is told of, and what comes behind it is judged.
+    # Another one may be another program's: it is reported, and what comes after it is judged.
     code, _, err = run(server, *words, PENSTOCK_SECRET=SECRET, PENSTOCK_WEATHER="wet")
     told, *_, refused, _, _ = err.splitlines()
     assert (code, told[:9], refused[:7]) == (2, "warning: ", "error: ")

@@ -37,7 +37,8 @@ TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "MASTER_ADDR": "a", "MASTER_PORT": "
         ({**STEP, **OPEN_MPI}, ("mpirun", 1, 2)),
         ({**STEP, **TORCHRUN}, ("torchrun", 5, 8)),
         ({**TORCHRUN, "PENSTOCK_RANK": "1", "PENSTOCK_SIZE": "3"}, ("penstock", 1, 3)),
-        # Anybody's RANK, and a rendezvous address that is exported everywhere, say nothing of this process.
+        # A RANK that any program may set, and a rendezvous address that is exported everywhere, say nothing
+        # of this process.
         ({"RANK": "1"}, None),
         ({"MASTER_ADDR": "a", "MASTER_PORT": "1"}, None),
         # A batch script and an allocation have Slurm's count, but are one process.

@@ -152,7 +152,7 @@ def test_a_verdict_that_is_none_is_refused(verdict: bytes) -> None:
 def test_the_cause_of_a_failure_is_not_lost_to_how_it_is_told(
     refuse: Callable[..., Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A file's name that is no text: another error came in place of it, and nobody was told.
+    # A file's name that is not text: another error came in place of it, and no process was told.
     error = refuse()
 
     def fail(*_: object) -> str:

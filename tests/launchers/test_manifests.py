@@ -162,6 +162,6 @@ def test_the_options_of_manager_and_server_pods_are_theirs() -> None:
         for container in pod["containers"]:
             name, *options = container.get("args", [""])
             if name in parsers:
-                parsers[name].parse_args(options)  # raises for an option that there is not
+                parsers[name].parse_args(options)  # raises for an option that does not exist
                 seen.append(name)
     assert sorted(seen) == ["manager", "server"]

@@ -282,4 +282,4 @@ def wait_until_sent_again(pid: int, more: int) -> None:
     before, end = sent_again(pid), time.monotonic() + PATIENCE
     while sent_again(pid) < before + more:
         assert time.monotonic() < end, "nothing was under way"
-        time.sleep(0.01)  # the kernel counts, and tells nobody
+        time.sleep(0.01)  # the kernel counts, and tells no one

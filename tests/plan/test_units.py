@@ -51,7 +51,7 @@ def test_a_rate_is_read_as_tc_reads_it(text: str, bits: int) -> None:
         ("10GB/s", "unknown unit 'GB/s'"),
         ("-1gbit", "is negative"),
         ("0bit", "below one bit"),
-        # To tc these are bits a second, to who writes them hardly ever.
+        # To tc these are bits a second, to those that write them hardly ever.
         ("10", "has no unit"),
         ("1e9", "has no unit"),
         ("0.9bit", "below one bit"),

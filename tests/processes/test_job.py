@@ -64,7 +64,7 @@ def test_a_killed_worker_ends_the_job_with_an_error_that_names_it(command, scrip
     assert run.ends() == 137
     nothing_left(children)
     assert "error: worker 1 was killed by SIGKILL (first failure; the other workers were stopped" in run.err
-    # The others did not hang: they were told, and say whom they lost.
+    # The others did not hang: they were told, and say which worker they lost.
     for other in (0, 2):
         told = [
             line for line in run.err.splitlines() if line.startswith(f"[worker {other}]") and "Lost" in line

@@ -48,7 +48,7 @@ def test_no_thread_waits_for_one_that_waits_for_it(name: str) -> None:
             check=False,
             env={**os.environ, "TMPDIR": folder},
         )
-    # A push that could not be delivered is no good end.
+    # A push that could not be delivered is not a good end.
     codes = (0, 1) if name == "ending_beside_waits" else (0,)
     assert ended.returncode in codes, ended.stderr
     assert ended.stdout == "through\n"

@@ -139,7 +139,7 @@ def run(schedule: Schedule) -> Run:
 def _conduct(seen: Run, folder: Path, token: str, line: socket.socket) -> None:
     schedule = seen.schedule
     arguments = ["--workers", str(schedule.workers), "--servers", str(schedule.servers)]
-    # Those who are still starting when somebody is killed shall come as far as to hear of it.
+    # Processes that are still starting when one is killed should get far enough to hear of it.
     arguments += ["--grace", str(DEADLINE)]
     arguments += ["--on-worker-loss", schedule.loss, "--lease", str(LEASE), "--deadline", str(DEADLINE)]
     if schedule.transport == "tcp":
@@ -325,7 +325,7 @@ def _judge_error(
         )
     if schedule.role == "worker":
         if schedule.victim == 0 and "declared" not in seen.marks.get(0, []) and "worker 0" in outcome["text"]:
-            return wrong  # nobody else gives a tensor its first value: there is nothing to go on with
+            return wrong  # no other gives a tensor its first value: there is nothing to go on with
         if schedule.loss == "continue":
             wrong.append(f"worker {rank} should have gone on: {outcome['error']}: {outcome['text']}")
         named = outcome["error"] == "WorkerLost" and outcome["rank"] == schedule.victim

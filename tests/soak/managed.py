@@ -136,7 +136,7 @@ class Site:
             if said := _first_line(self.manager):
                 self.address = said["address"]
                 return
-            # Somebody else may have its port for a moment.
+            # Another process may have its port for a moment.
             assert time.monotonic() < end, "the manager did not start again"
             time.sleep(0.1)
 
@@ -235,7 +235,7 @@ class Creation:
     def _create(self) -> None:
         try:
             self.made = self._site.create(self.name)
-        except Exception as error:  # judged by who waits for it
+        except Exception as error:  # judged by the caller that waits for it
             self.error = error
 
     def settle(self) -> tuple[str, list[str]]:

@@ -88,7 +88,7 @@ def test_a_lane_is_announced_only_after_its_copy_is_through(
     transfer.send(torch.full((2, 3), 2, dtype=parameter.dtype), more=True)
     transfer.send(torch.ones(2, 3, dtype=parameter.dtype))
     transfer.settle()
-    # The thread that announces may be quicker than the one that keeps the gradient.
+    # The thread that announces may be faster than the one that keeps the gradient.
     recorder.log.remove("keep the gradient")
     assert recorder.log == [
         f"lock {parameter.nbytes}",

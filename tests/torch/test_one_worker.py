@@ -31,7 +31,7 @@ OPTIMIZERS: dict[str, Make] = {
     "adam_decoupled": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1, decoupled_weight_decay=True),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, betas=(0.8, 0.9), maximize=True),
     "tensor_lr": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01)),
-    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),  # no rule of the servers: steps here
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),  # not a rule of the servers: steps here
 }
 
 
@@ -340,8 +340,8 @@ def test_a_parameter_unfrozen_later_and_a_group_added_later_are_trained(job: ps.
         return torch.optim.Adagrad(kept, lr=0.05, initial_accumulator_value=0.2)
 
     plain, model = net(), net()
-    # Plain torch makes Adagrad's state when a parameter is added, for a frozen one too; the servers when it
-    # is unfrozen.
+    # Plain torch makes Adagrad's state when a parameter is added, for a frozen one too; the servers when
+    # it is unfrozen.
     run(plain, make(plain))
     run(*ps.torch.distribute(model, make(model), job=job))
     assert_close(model, plain)

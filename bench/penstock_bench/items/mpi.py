@@ -488,7 +488,7 @@ class Windowed(SendRecv):
         for request in self._posted:
             request.Cancel()
             request.Wait()
-        # The credits of the last groups are still on their way: nobody has asked for them.
+        # The credits of the last groups are still on their way: no rank has asked for them.
         self._comm.Barrier()
         status = MPI.Status()
         while self._rank == 0 and self._comm.Iprobe(MPI.ANY_SOURCE, 2, status):

@@ -195,7 +195,8 @@ class NetworkTestbed:
             try:
                 remove(space for space in _present() if space in spaces)
             finally:
-                # Children are reaped here so that none stays a zombie; those who wait on them learn the code.
+                # Children are reaped here so that none stays a zombie; code that waits on them
+                # learns the exit code.
                 for process in self._processes:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(_ENDS_WITHIN)

@@ -30,8 +30,8 @@ const STAGGER: usize = 1088;
 ///
 /// # Panics
 ///
-/// If `bytes` is zero or no multiple of four, if there are no workers or no threads, if the memory is not to be had, and
-/// if the step computes anything but what it should.
+/// If `bytes` is zero or not a multiple of four, if there are no workers or no threads, if the memory cannot be had, or if the
+/// step computes anything but what it should.
 pub fn sgd(bytes: usize, workers: usize, threads: usize, repeats: usize) -> Vec<f64> {
     assert!(
         bytes > 0 && bytes.is_multiple_of(size_of::<f32>()),

@@ -1,8 +1,8 @@
 //! `w -= lr * (g0 + g1 + ...)` in one pass, as plainly as a compiler can vectorize it.
 //!
-//! Each gradient is read once, the parameters are read once and written once. Up to eight gradients are summed in registers
-//! (nine streams with the parameters, as many as prefetchers follow gladly); more are summed one after the other, block by
-//! block, into sums that stay in the first-level cache.
+//! Each gradient is read once, the parameters are read once and written once. Up to eight gradients are summed in registers (nine
+//! streams with the parameters, as many as prefetchers follow well); more are summed one after the other, block by block, into
+//! sums that stay in the first-level cache.
 
 /// Floats of a block of sums: 8 KiB, a quarter of the smallest first-level cache.
 const BLOCK: usize = 2048;

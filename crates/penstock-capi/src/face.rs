@@ -1,7 +1,7 @@
 //! Hints in the words of a C program. The core writes them for Python, where most of its users are; what has another name in C stands
 //! here, a line each.
 
-/// How Python spells it, and how C does. The longer of two that begin alike goes first.
+/// How Python spells it, and how C does. The longer of two that begin the same goes first.
 const WORDS: [(&str, &str); 8] = [
     ("`ps.init()`", "penstock_init()"),
     ("`close()`", "penstock_finish()"),
@@ -36,7 +36,7 @@ mod tests {
         include_str!("../../penstock-control/src/error.rs"),
     ];
 
-    /// What no C program can make anything of: a call of a Python object, or an argument by keyword.
+    /// What a C program can make nothing of: a call of a Python object, or an argument by keyword.
     fn is_foreign(text: &str) -> bool {
         let quoted = text.split('`').skip(1).step_by(2);
         let call = |word: &str| word.ends_with("()") && !word.starts_with("penstock_");

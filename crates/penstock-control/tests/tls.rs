@@ -55,7 +55,7 @@ fn a_certificate_of_another_ca_or_for_another_host_is_not_trusted() {
     let client = Client::new(trusting(&listening, &folder.path().join("ca.pem"))).unwrap();
     let error = client.health().unwrap_err();
     assert!(matches!(&error, Error::Untrusted { .. }), "{error}");
-    // Nobody waits for a manager that will not be trusted later either.
+    // No client waits for a manager that will not be trusted later either.
     let secret = penstock_proto::message::Secret([0; 32]);
     let error = client.connect("j", &secret, &Worker::default(), DEADLINE * 100).unwrap_err();
     assert!(matches!(&error, Error::Untrusted { .. }), "{error}");

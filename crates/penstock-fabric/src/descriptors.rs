@@ -4,8 +4,8 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
 
-/// Takes all that the system allows: what it allows at first is little, for the sake of programs that use `select`, which cannot name
-/// more. Returns whether there are more than before.
+/// Takes all that the system allows: what it allows at first is little, for the sake of programs that use `select`, which
+/// cannot name more. Returns whether there are more than before.
 pub fn raise_limit() -> io::Result<bool> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {

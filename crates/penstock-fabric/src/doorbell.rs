@@ -1,12 +1,12 @@
 //! Doorbells: how a thread that has nothing to do sleeps, and is woken without a system call while it is awake.
 //!
-//! Whoever is about to sleep says so in a flag, then looks once more; whoever has brought something looks at the flag.
-//! Between its store and its look each side has a sequentially consistent fence, so at least one of them sees the other:
+//! A thread that is about to sleep says so in a flag, then looks once more; a thread that has brought something looks at the
+//! flag. Between its store and its look each side has a sequentially consistent fence, so at least one of them sees the other:
 //!
-//! - **D-1** Nobody sleeps over something that was brought before it slept without being rung for.
+//! - **D-1** Nobody sleeps through an event without being woken.
 //!
-//! Two directions, because the rights differ. A shard sleeps on one descriptor (eventfd) for each worker, so that workers
-//! share nothing writable; its flag stands among the server's flags, which workers only read. A worker sleeps on a futex in its own
+//! Two directions, because the rights differ. A shard sleeps on one descriptor (eventfd) for each worker, so that workers share
+//! nothing writable; its flag stands among the server's flags, which workers only read. A worker sleeps on a futex in its own
 //! page; a hostile worker can make the shard ring for nothing, at its own job's cost.
 
 use crate::sync::{Among, AtomicU32, Futex, Ordering, fence};
@@ -35,7 +35,7 @@ impl Sleeping {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// Whether the shard sleeps, for who has just brought it something and called [`published`].
+    /// Whether the shard sleeps, for a thread that has just brought it something and called [`published`].
     pub fn must_ring(&self) -> bool {
         self.0.load(Ordering::Relaxed) != 0
     }
@@ -53,7 +53,7 @@ impl Default for Sleeping {
 pub struct Bell {
     /// Counts rings; the futex word.
     rings: Futex,
-    /// 0: nobody waits; n + 1: for tensor n; [`ANYTHING`]: for anything.
+    /// 0: no thread waits; n + 1: for tensor n; [`ANYTHING`]: for anything.
     waits_for: AtomicU32,
 }
 
@@ -61,13 +61,13 @@ pub struct Bell {
 pub const ANYTHING: u32 = u32::MAX;
 
 impl Bell {
-    /// Nobody waits.
+    /// No thread waits.
     pub fn new() -> Self {
         Self { rings: Futex::new(0), waits_for: AtomicU32::new(0) }
     }
 
-    /// The worker is about to sleep until something happens to `what` (a tensor's number + 1, or [`ANYTHING`]). Returns
-    /// the count to sleep on. It must look once more before it does.
+    /// The worker is about to sleep until something happens to `what` (a tensor's number + 1, or [`ANYTHING`]). Returns the count
+    /// to sleep on. It must look once more before it does.
     pub fn announce(&self, what: u32) -> u32 {
         let rings = self.rings.load(Ordering::Acquire);
         self.waits_for.store(what, Ordering::Relaxed);
@@ -81,7 +81,7 @@ impl Bell {
         self.waits_for.store(0, Ordering::Relaxed);
     }
 
-    /// Whether the worker waits for `what`, for who has just published it and called [`published`].
+    /// Whether the worker waits for `what`, for a thread that has just published it and called [`published`].
     pub fn must_ring(&self, what: u32) -> bool {
         let waits_for = self.waits_for.load(Ordering::Relaxed);
         waits_for == what || waits_for == ANYTHING
@@ -92,7 +92,7 @@ impl Bell {
         self.waits_for.load(Ordering::Relaxed) != 0
     }
 
-    /// Counts a ring, so that a worker that is just falling asleep does not.
+    /// Counts a ring, so that a worker that is just falling asleep stays awake.
     fn count_ring(&self) {
         self.rings.fetch_add(1, Ordering::Release);
     }
@@ -115,8 +115,8 @@ impl Default for Bell {
     }
 }
 
-/// To be called once between bringing or publishing something and asking any number of shards or bells whether they must be rung: it
-/// waits until all that was stored has left this core.
+/// To be called once between bringing or publishing something and asking any number of shards or bells whether they must be
+/// rung: it waits until all that was stored has left this core.
 pub fn published() {
     // Pairs with the fences in `announce`: D-1.
     fence(Ordering::SeqCst);
@@ -170,7 +170,8 @@ mod loom_tests {
             let count = shared.0.announce(7);
             let found = shared.1.load(Ordering::Acquire) == 1;
             if !found {
-                // No model's time runs: who is not rung for sleeps for good, which loom calls a deadlock (D-1).
+                // Time does not pass in a model: a thread that is not rung for sleeps for good, which loom calls a
+                // deadlock (D-1).
                 shared.0.sleep(count, Duration::from_secs(60));
             }
             let rang = writer.join().unwrap();

@@ -1,7 +1,8 @@
-//! Which process made something: a child of `fork` has copies of its parent's objects, but neither its threads nor its place in the job.
+//! Which process made something: a child of `fork` has copies of its parent's objects, but neither its threads
+//! nor its place in the job.
 //!
-//! A page that the kernel wipes in every child says it in one load, also where the child was made without the C library's knowledge.
-//! Where the kernel cannot, the process's number says it, for a system call.
+//! A page that the kernel wipes in every child says it in one load, also where the child was made without the C library's
+//! knowledge. Where the kernel cannot, the process's number says it, for a system call.
 
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use std::ptr;
@@ -36,7 +37,7 @@ impl Maker {
         Self { word, number }
     }
 
-    /// Whether it was this process, and no forefather.
+    /// Whether it was this process, and not a forefather.
     #[inline]
     pub fn is_here(&self) -> bool {
         let here = self.word.map_or_else(process, |word| word.load(Ordering::Relaxed));
@@ -58,13 +59,13 @@ fn process() -> u64 {
 fn word() -> Option<&'static AtomicU64> {
     /// Its address stands for none.
     static NONE: AtomicU64 = AtomicU64::new(0);
-    // No cell that is filled once: a child that was made while another thread fills it would wait for that thread for ever.
+    // Not a cell that is filled once: a child that was made while another thread fills it would wait for that thread for ever.
     static WORD: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
     let address = |word: &'static AtomicU64| ptr::from_ref(word).cast_mut();
     let mut found = WORD.load(Ordering::Acquire);
     if found.is_null() {
         let made = address(wiped_in_children().unwrap_or(&NONE));
-        // Who comes second leaves its page alone: there are at most as many as threads that began at once.
+        // A thread that comes second leaves its page unused: there are at most as many such pages as threads that began at once.
         let set = WORD.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire);
         found = set.map_or_else(|other| other, |_| made);
     }

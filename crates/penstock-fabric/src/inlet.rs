@@ -1,8 +1,8 @@
-//! A worker as whoever takes its submissions sees it: its page, and in it the ring to one shard and the bell.
+//! A worker as the taker of its submissions sees it: its page, and in it the ring to one shard and the bell.
 //!
-//! A shard has one for each worker of its host, in a page that the worker writes; a proxy has one for its own worker, in a page of
-//! their process. Where the page lies, and who fills the ring, is nobody's business here: any mapping will do, also one that another
-//! host writes from afar.
+//! A shard has one for each worker of its host, in a page that the worker writes; a proxy has one for its own worker, in a page
+//! of their process. Where the page lies, and who fills the ring, does not matter here: any mapping will do, also one that
+//! another host writes from afar.
 
 use crate::doorbell::Bell;
 use crate::layout::page;
@@ -11,7 +11,7 @@ use crate::ring::{Broken, Consumer, Ring};
 use penstock_proto::submission::WORDS;
 use std::sync::Arc;
 
-/// What one shard, or who stands in for it, takes of one worker. There is one for each ring.
+/// What one shard, or its stand-in, takes of one worker. There is one for each ring.
 #[derive(Debug)]
 pub struct Inlet {
     page: Arc<Mapping>,

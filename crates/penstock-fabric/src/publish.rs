@@ -38,7 +38,7 @@ pub struct Published {
     pub steps: u64,
 }
 
-/// The home was inside while the reader looked: what was copied is not to be used. Try again.
+/// The home was inside while the reader looked: what was copied must not be used. Try again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Torn;
 
@@ -88,7 +88,7 @@ impl<'a> Publisher<'a> {
         if !self.is_inside() {
             *self.sequence += 1;
             self.header.sequence.store(*self.sequence, Ordering::Relaxed);
-            // Pairs with the acquire fence in `read`: who sees a write that follows also sees the odd sequence.
+            // Pairs with the acquire fence in `read`: a reader that sees a write that follows also sees the odd sequence.
             fence(Ordering::Release);
         }
     }
@@ -105,7 +105,7 @@ impl<'a> Publisher<'a> {
     pub fn leave(&mut self) {
         if self.is_inside() {
             *self.sequence += 1;
-            // Pairs with the acquire load in `read`: who sees the new sequence also sees the new payload.
+            // Pairs with the acquire load in `read`: a reader that sees the new sequence also sees the new payload.
             self.header.sequence.store(*self.sequence, Ordering::Release);
         }
     }

@@ -2,8 +2,9 @@
 //!
 //! A region is a memfd: it has no name that could be left behind. It is sealed against shrinking, so that no peer can pull
 //! the memory from under a mapping (no SIGBUS), and a region that only its maker may write is sealed against any writable
-//! mapping that comes later (`F_SEAL_FUTURE_WRITE`): isolation by the kernel. Mappings of 2 MiB and more start on a multiple
-//! of it and ask for huge pages; first touch happens in [`Region::new`], not under a training step, since it costs ten times the copy itself.
+//! mapping that comes later (`F_SEAL_FUTURE_WRITE`): isolation by the kernel. Mappings of 2 MiB and more start on a
+//! multiple of it and ask for huge pages; first touch happens in [`Region::new`], not under a training step, since it costs
+//! ten times the copy itself.
 //!
 //! Under Miri, which maps no files, there is private memory only: an allocation.
 
@@ -25,7 +26,7 @@ const ALIGNMENT: usize = 2 * 1024 * 1024;
 pub enum Writers {
     /// Only its maker, through the mapping that it made it with.
     Maker,
-    /// Whoever has the descriptor.
+    /// Any process that has the descriptor.
     Holders,
 }
 
@@ -47,8 +48,8 @@ impl Region {
         Ok(region)
     }
 
-    /// The same, but whoever has the descriptor may map it writable until it is [sealed](Self::seal): for a region whose one
-    /// writer is another process.
+    /// The same, but any process that has the descriptor may map it writable until it is [sealed](Self::seal): for a region whose
+    /// one writer is another process.
     pub fn open_to_writers(name: &str, bytes: usize) -> io::Result<Self> {
         let bytes = pages(bytes.max(1));
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -59,7 +60,7 @@ impl Region {
         Ok(Self { fd, mapping })
     }
 
-    /// From now on nobody gets another writable mapping; those that there are stay.
+    /// From now on no process gets another writable mapping; existing ones stay.
     pub fn seal(&self) -> io::Result<()> {
         rustix::fs::fcntl_add_seals(&self.fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)
     }
@@ -105,7 +106,7 @@ pub struct Mapping {
     whole: Option<Arc<Self>>,
 }
 
-// SAFETY: a mapping is address space, not data: what may be done with it from which thread is decided by the doors in this
+// SAFETY: a mapping is address space, not data: what may be done with it from which thread is decided by the functions of this
 // crate that lend parts of it.
 unsafe impl Send for Mapping {}
 // SAFETY: as for `Send`.
@@ -149,7 +150,7 @@ impl Mapping {
     pub fn private(bytes: usize) -> io::Result<Arc<Self>> {
         let mapping = Self::reserve(pages(bytes.max(1)), Access::Write)?;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-        // SAFETY: the fixed address lies in address space that `reserve` just took for this mapping and nobody has used.
+        // SAFETY: the fixed address lies in address space that `reserve` just took for this mapping and that is not in use.
         unsafe {
             mm::mmap_anonymous(mapping.base.as_ptr().cast(), mapping.bytes, mapping.protection(), flags)
         }?;
@@ -182,7 +183,7 @@ impl Mapping {
         let end = unsafe { base.add(bytes) };
         for (piece, length) in [(start, before), (end, after)] {
             if length > 0 {
-                // SAFETY: the piece was reserved above, lies outside `base..base + bytes`, and nobody knows of it.
+                // SAFETY: the piece was reserved above, lies outside `base..base + bytes`, and no other code knows of it.
                 unsafe { mm::munmap(piece.as_ptr().cast(), length) }?;
             }
         }
@@ -197,8 +198,8 @@ impl Mapping {
         // SAFETY: `at` is inside the mapping (assertion).
         let address = unsafe { self.base.add(at) };
         let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: the fixed range lies in address space that `reserve` took for this mapping (assertion above) and that
-        // nobody has been lent yet, since the mapping is still under construction.
+        // SAFETY: the fixed range lies in address space that `reserve` took for this mapping (assertion above) and that was not
+        // lent to anything yet, since the mapping is still under construction.
         unsafe {
             mm::mmap(address.as_ptr().cast(), part.bytes, self.protection(), flags, part.fd, part.offset)
         }?;
@@ -273,13 +274,13 @@ impl Mapping {
         self.peek(offset)
     }
 
-    /// The same where nothing is stored to it: whoever is given it outside of this crate gets numbers.
+    /// The same where nothing is stored to it: outside of this crate only numbers are handed out.
     pub(crate) fn peek<T: Shared>(&self, offset: usize) -> &T {
         let pointer = self.pointer(offset..offset + size_of::<T>()).cast::<T>();
         assert!(pointer.is_aligned(), "offset {offset}");
-        // SAFETY: inside the mapping and aligned (checked above); `T: Shared` may be referred to whoever writes it, and every other
-        // look at memory that can be reached through this is atomic or racing-safe: memory that is lent as slices (a home's
-        // chunks, a lane that is received into) has mappings that are never handed out.
+        // SAFETY: inside the mapping and aligned (checked above); `T: Shared` may be referred to whichever process writes it, and
+        // every other look at memory that can be reached through this is atomic or racing-safe: memory that is lent as slices (a
+        // home's chunks, a lane that is received into) has mappings that are never handed out.
         unsafe { pointer.as_ref() }
     }
 

@@ -1,9 +1,9 @@
 //! Rings: one worker's submissions to one shard, in order.
 //!
-//! One writer (the worker), one reader (the shard). The ring lies in the worker's page, all of which the worker may
-//! scribble on: the shard keeps its own count, judges the writer's count before it believes it, and copies the eight words
-//! of a submission once before anyone looks at them. The worst that a hostile worker can do is submit nonsense, which the
-//! shard's machine refuses, or break its own ring.
+//! One writer (the worker), one reader (the shard). The ring lies in the worker's page, all of which the worker may scribble on:
+//! the shard keeps its own count, judges the writer's count before it believes it, and copies the eight words of a submission
+//! once before anything looks at them. The worst that a hostile worker can do is submit nonsense, which the shard's machine
+//! refuses, or break its own ring.
 //!
 //! - **R-1** What is popped was pushed whole, in order, once.
 
@@ -79,7 +79,7 @@ impl Producer {
         self.free() >= count
     }
 
-    /// Slots that the reader had taken when last looked at. A count of its that cannot be true frees none.
+    /// Slots that the reader had taken when last looked at. A reader's count that cannot be true frees none.
     fn free(&self) -> u64 {
         CAPACITY.saturating_sub(self.tail.wrapping_sub(self.head))
     }
@@ -98,7 +98,7 @@ impl Producer {
             shared.store(word, Ordering::Relaxed);
         }
         self.tail += 1;
-        // Pairs with the acquire load in `pop`: who sees the count also sees the words, and the lane behind them.
+        // Pairs with the acquire load in `pop`: a shard that sees the count also sees the words, and the lane behind them.
         ring.tail.0.store(self.tail, Ordering::Release);
         Ok(())
     }
@@ -124,8 +124,8 @@ impl Consumer {
         ring.tail.0.load(Ordering::Acquire) == self.head
     }
 
-    /// How many submissions wait here now: as many as the worker says, but never more than fit. One that cannot be true counts as one,
-    /// so that it is found out.
+    /// How many submissions wait here now: as many as the worker says, but never more than fit. One that cannot be true counts
+    /// as one, so that it is found out.
     pub fn waiting(&self, ring: &Ring) -> u64 {
         match ring.tail.0.load(Ordering::Acquire).wrapping_sub(self.head) {
             waiting if waiting > CAPACITY => 1,
@@ -197,7 +197,7 @@ mod loom_tests {
             let worker = Arc::clone(&ring);
             let writer = loom::thread::spawn(move || {
                 let mut producer = Producer::default();
-                // One more than fits, so that the ring wraps where the shard was quick.
+                // One more than fits, so that the ring wraps where the shard was fast.
                 (1..=CAPACITY + 1).map(|n| producer.push(&worker, [n; WORDS]).is_ok()).collect::<Vec<_>>()
             });
             let mut consumer = Consumer::default();

@@ -10,7 +10,7 @@ static ASKED: AtomicI32 = AtomicI32::new(0);
 pub enum Ending {
     /// Ctrl-C.
     Interrupt,
-    /// SIGTERM: its starter's, the usual end of what runs for ever.
+    /// SIGTERM: from the process that started it, the usual end of a program that runs for ever.
     Terminate,
 }
 
@@ -19,7 +19,7 @@ extern "C" fn note(signal: libc::c_int) {
     ASKED.store(signal, Ordering::Relaxed);
 }
 
-/// From now on SIGINT and SIGTERM end nothing by themselves: [`asked`] tells of them.
+/// From now on SIGINT and SIGTERM end nothing by themselves: [`asked`] reports them.
 pub fn listen() {
     for signal in [libc::SIGINT, libc::SIGTERM] {
         // SAFETY: the handler is a function of this signature that calls nothing, so it may run at any moment on any thread.

@@ -1,7 +1,7 @@
 //! The control plane's socket: Unix, `SOCK_SEQPACKET`, one datagram a message, descriptors beside it.
 //!
-//! The kernel says who is at the other end (`SO_PEERCRED`), keeps messages apart, and closes descriptors that nobody
-//! asked for: a server gives no room for any, so a worker cannot fill its table.
+//! The kernel says who is at the other end (`SO_PEERCRED`), keeps messages apart, and closes descriptors that were not asked for:
+//! a server gives no room for any, so a worker cannot fill its table.
 
 use penstock_proto::message::{MAX_MESSAGE_BYTES, MAX_SHARDS};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -38,7 +38,7 @@ pub struct Received {
 pub struct Peer {
     /// Its user.
     pub uid: u32,
-    /// Its process; 0 where it is not to be seen from here (another container's).
+    /// Its process; 0 where it cannot be seen from here (another container's).
     pub pid: i32,
 }
 
@@ -63,9 +63,10 @@ impl Connection {
         Ok(Self { fd })
     }
 
-    /// Who is at the other end: who connected, or who began to listen. The kernel wrote it down then, and nobody can change it.
+    /// Who is at the other end: the process that connected, or the one that began to listen. The kernel wrote it down then, and
+    /// it cannot be changed.
     pub fn peer(&self) -> io::Result<Peer> {
-        // Not rustix's: there a process that cannot be seen from here, number 0, is no valid value.
+        // Not rustix's: there a process that cannot be seen from here, number 0, is not a valid value.
         let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
         let mut length = size_of::<libc::ucred>() as libc::socklen_t;
         // SAFETY: the kernel writes at most `length` bytes, all of the structure, into what may hold any integers.
@@ -85,7 +86,8 @@ impl Connection {
         Ok(Peer { uid: credentials.uid, pid: credentials.pid })
     }
 
-    /// Whether a process of this process's own user is at the other end. Nothing is said to, or taken from, any other.
+    /// Whether a process of this process's own user is at the other end. Nothing is said to, or taken from, a process
+    /// of another user.
     pub fn is_own_users(&self) -> io::Result<bool> {
         Ok(self.peer()?.uid == own_user())
     }
@@ -166,7 +168,8 @@ pub struct Listener {
     path: PathBuf,
     /// The socket's file: another's under the same name is not ours to remove.
     file: File,
-    /// Held as long as the server lives: who holds it owns the path. Dropped behind the socket's file: what is removed is never a successor's.
+    /// Held as long as the server lives: its holder owns the path. Dropped behind the socket's file: what is removed is
+    /// never a successor's.
     _lock: Lock,
 }
 
@@ -246,8 +249,8 @@ pub enum ListenError {
 }
 
 impl Listener {
-    /// Listens on `path`. A socket that a crashed server left behind is removed. A server holds a lock beside its socket as long as it
-    /// lives; other programs do not, so nobody may listen there either. What is refused stays as it is.
+    /// Listens on `path`. A socket that a crashed server left behind is removed. A server holds a lock beside its socket as long
+    /// as it lives; other programs do not, so none of them may be listening there either. What is refused stays as it is.
     pub fn bind(path: &Path) -> Result<Self, ListenError> {
         let system = |error: Errno| ListenError::System { path: path.to_owned(), reason: error.to_string() };
         let in_use = || ListenError::InUse { path: path.to_owned() };
@@ -288,7 +291,7 @@ impl Listener {
     }
 }
 
-/// Whether somebody listens on the socket at `path`, whatever its kind.
+/// Whether a process listens on the socket at `path`, whatever its kind.
 fn is_listened_to(path: &Path) -> io::Result<bool> {
     let fd = seqpacket(SocketFlags::NONBLOCK)?;
     match rustix::net::connect(&fd, &SocketAddrUnix::new(path)?) {
@@ -395,7 +398,7 @@ mod tests {
         std::fs::remove_file(path).unwrap();
     }
 
-    // Its socket was removed while it lived, and nobody found it any more.
+    // Its socket was removed while it lived, and could not be found any more.
     #[test]
     fn what_another_program_listens_on_is_refused_and_stays() {
         for kind in [SocketType::STREAM, SocketType::SEQPACKET, SocketType::DGRAM] {
@@ -437,7 +440,7 @@ mod tests {
     fn a_server_that_ends_leaves_its_successors_socket_alone() {
         let path = socket_path("successor");
         let first = Listener::bind(&path).unwrap();
-        // As when somebody clears the directory: the path is free, though the first still lives.
+        // As when the directory is cleared: the path is free, though the first still lives.
         for gone in [path.clone(), lock_path(&path)] {
             std::fs::remove_file(gone).unwrap();
         }

@@ -1,4 +1,4 @@
-//! The only door to atomics: the standard library's, or loom's when the protocols are model-checked.
+//! The only way to atomics: the standard library's, or loom's when the protocols are model-checked.
 
 #[cfg(loom)]
 pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -21,7 +21,7 @@ impl OwnedU64 {
         Self(AtomicU64::new(value))
     }
 
-    /// For anybody.
+    /// For any thread.
     #[inline]
     pub fn load(&self, order: Ordering) -> u64 {
         self.0.load(order)
@@ -40,8 +40,8 @@ impl OwnedU64 {
     }
 }
 
-/// The writer's own looks go past loom, which keeps one last access of an atomic: a load just before a store would hide a race with
-/// the store.
+/// The writer's own looks go past loom, which keeps one last access of an atomic: a load just before a store would hide a race
+/// with the store.
 #[derive(Debug)]
 #[cfg(loom)]
 pub struct OwnedU64 {
@@ -56,7 +56,7 @@ impl OwnedU64 {
         Self { shared: AtomicU64::new(value), own: value.into() }
     }
 
-    /// For anybody.
+    /// For any thread.
     pub fn load(&self, order: Ordering) -> u64 {
         self.shared.load(order)
     }
@@ -73,7 +73,7 @@ impl OwnedU64 {
     }
 }
 
-/// Who sleeps on a [`Futex`].
+/// Which threads sleep on a [`Futex`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Among {
     /// Threads of one process.
@@ -95,7 +95,7 @@ impl Futex {
         Self(AtomicU32::new(value))
     }
 
-    /// Sleeps while the word is `was`, at most for `longest`. May return early: who slept looks again.
+    /// Sleeps while the word is `was`, at most for `longest`. May return early: the caller looks again.
     pub fn sleep(&self, among: Among, was: u32, longest: Duration) {
         // What is too long for the system is without end.
         let timeout = rustix::time::Timespec::try_from(longest).ok();
@@ -121,8 +121,8 @@ impl Futex {
     }
 }
 
-/// As the kernel's: looking at the word and falling asleep are one step for whoever wakes. Nobody is woken by time, so who is forgotten
-/// sleeps for good, and the model fails; a sleep of no length returns at once.
+/// As the kernel's: looking at the word and falling asleep are one step to a thread that wakes others. Time wakes no thread, so
+/// one that is forgotten sleeps for good, and the model fails; a sleep of no length returns at once.
 #[derive(Debug)]
 #[cfg(loom)]
 pub struct Futex {
@@ -142,7 +142,7 @@ impl Futex {
     /// Sleeps while the word is `was`.
     pub fn sleep(&self, _: Among, was: u32, longest: Duration) {
         let queue = self.queue.lock().expect("no model goes on behind a panic");
-        // Relaxed: what whoever wakes did before it took the lock is seen, nothing later need be.
+        // Relaxed: what a thread that wakes others did before it took the lock is seen; nothing later need be.
         if longest != Duration::ZERO && self.word.load(Ordering::Relaxed) == was {
             drop(self.rung.wait(queue).expect("no model goes on behind a panic"));
         }

@@ -1,20 +1,21 @@
-//! Turns: one thread at a time, where whoever is inside may wait for long.
+//! Turns: one thread at a time, where the one inside may wait for long.
 //!
-//! A lock would make those behind wait as long as the one inside does, whatever their own deadline, and deaf to Ctrl-C. So who
-//! stands in line looks up now and then, and leaves when it has waited enough. The word is a futex: free, taken, or taken while
-//! somebody may sleep (Drepper, *Futexes are tricky*, mutex 3).
+//! A lock would make those behind wait as long as the one inside does, whatever their own deadline, and without reacting to
+//! Ctrl-C. So a thread that stands in line looks up now and then, and leaves when it has waited long enough. The word is a futex:
+//! free, taken, or taken while another may sleep (Drepper, *Futexes are tricky*, mutex 3).
 //!
-//! A `Floor` is the same for what many may do together, or one alone. Who wants to be alone goes before those who come later.
+//! A `Floor` is the same for what many may do together, or one alone. A thread that wants to be alone goes before those
+//! that come later.
 //!
-//! - **T-1** Who has a turn, or is alone, sees all that those before it did, and nobody else is inside.
-//! - **T-2** Nobody sleeps in a line that it could leave, whoever else gives up.
+//! - **T-1** A thread that has a turn, or is alone, sees all that those before it did, and no other is inside.
+//! - **T-2** No thread sleeps in a line that it could leave, whichever others give up.
 
 use crate::sync::{Among, AtomicU32, Futex, Ordering};
 use std::time::Duration;
 
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
-/// Taken, and whoever leaves wakes the next.
+/// Taken, and the thread that leaves wakes the next.
 const WANTED: u32 = 2;
 
 /// What threads take turns at.
@@ -31,7 +32,7 @@ impl Turn {
         if self.0.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok() {
             return Ok(Taken(self));
         }
-        // Others may sleep beside this thread, so whoever comes in from here on leaves the word as wanted.
+        // Others may sleep beside this thread, so a thread that comes in from here on leaves the word as wanted.
         while self.0.swap(WANTED, Ordering::Acquire) != FREE {
             self.0.sleep(Among::Threads, WANTED, look()?);
         }
@@ -50,7 +51,7 @@ impl Drop for Taken<'_> {
 
 /// One is inside, alone.
 const ALONE: u32 = 1 << 31;
-/// Somebody may sleep: whoever leaves the floor empty wakes all.
+/// A thread may sleep: the one that leaves the floor empty wakes all.
 const AWAITED: u32 = 1 << 30;
 
 /// What many threads are on together, or one alone.
@@ -58,8 +59,8 @@ const AWAITED: u32 = 1 << 30;
 pub struct Floor {
     /// How many are on it, or [`ALONE`]; and [`AWAITED`].
     word: AtomicU32,
-    /// How often those who sleep were rung for: what they sleep on. The word will not do: it may come round, once somebody has given
-    /// up and another has come in and left, and who saw it before would sleep although it could come in.
+    /// How often the sleepers were rung for: what they sleep on. The word will not do: it may come round, once one thread has
+    /// given up and another has come in and left, and a thread that saw it before would sleep although it could come in.
     rings: Futex,
     /// How many wait to be alone.
     line: AtomicU32,
@@ -70,13 +71,13 @@ pub struct Floor {
 pub struct Place<'a>(&'a Floor);
 
 impl Floor {
-    /// Waits until nobody is alone, or wants to be. `look` as in [`Turn::take`].
+    /// Waits until no thread is alone, or wants to be. `look` as in [`Turn::take`].
     pub fn share<E>(&self, look: impl FnMut() -> Result<Duration, E>) -> Result<Place<'_>, E> {
         let free = |word: u32| word & ALONE == 0 && self.line.load(Ordering::Relaxed) == 0;
         self.enter(|word| free(word).then_some(word + 1), look)
     }
 
-    /// Waits until nobody else is there. `look` as in [`Turn::take`].
+    /// Waits until no other thread is there. `look` as in [`Turn::take`].
     pub fn alone<E>(&self, look: impl FnMut() -> Result<Duration, E>) -> Result<Place<'_>, E> {
         if self.word.compare_exchange(0, ALONE, Ordering::Acquire, Ordering::Relaxed).is_ok() {
             return Ok(Place(self));
@@ -88,7 +89,7 @@ impl Floor {
         Ok(place)
     }
 
-    /// Wakes all that sleep, and whoever is about to.
+    /// Wakes all that sleep, and those that are about to.
     fn ring(&self) {
         self.rings.fetch_add(1, Ordering::Release);
         self.rings.wake_all(Among::Threads);
@@ -102,7 +103,7 @@ impl Floor {
         let swap =
             |was, next| self.word.compare_exchange(was, next, Ordering::Acquire, Ordering::Relaxed).is_ok();
         loop {
-            // First: whoever rings after this look is heard, and what was done before an earlier ring is seen below.
+            // First: a ring after this look is heard, and what was done before an earlier ring is seen below.
             let rings = self.rings.load(Ordering::Acquire);
             let word = self.word.load(Ordering::Relaxed);
             match inside(word) {
@@ -118,7 +119,7 @@ impl Floor {
     }
 }
 
-/// Who waits to be alone, until it has come in, has given up or has panicked.
+/// A thread that waits to be alone, until it has come in, has given up or has panicked.
 struct InLine<'a> {
     floor: &'a Floor,
     entered: bool,
@@ -156,7 +157,7 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Instant;
 
-    /// Who is forgotten looks again after a minute; this is half of one, and the tests take a second.
+    /// A thread that is forgotten looks again after a minute; this is half of one, and the tests take a second.
     const FORGOTTEN: Duration = Duration::from_secs(30);
 
     /// Rounds of a race: enough to meet it, few enough for an interpreter.
@@ -279,7 +280,7 @@ mod loom_tests {
     use std::collections::BTreeSet;
     use std::sync::Mutex;
 
-    /// No model's time runs: who is forgotten sleeps for good, which loom calls a deadlock.
+    /// Time does not pass in a model: a thread that is forgotten sleeps for good, which loom calls a deadlock.
     const LONG: Result<Duration, ()> = Ok(Duration::from_secs(60));
 
     /// What is written inside, without a lock: loom fails where two meet (T-1).
@@ -302,7 +303,7 @@ mod loom_tests {
         }
 
         fn read(&self) -> u32 {
-            // SAFETY: the caller is inside, and nobody alone.
+            // SAFETY: the caller is inside, and no thread is alone.
             self.count.with(|count| unsafe { *count })
         }
     }

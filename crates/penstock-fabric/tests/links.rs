@@ -69,7 +69,7 @@ impl Ends for Tls {
         let mut worker = one.connect_tls(tls::client(None).unwrap(), "127.0.0.1").unwrap();
         let mut server = other.accept_tls(tls::server(None).unwrap()).unwrap();
         while !(worker.is_ready().unwrap() & server.is_ready().unwrap()) {}
-        // The server's tickets, which are no bytes of anybody's.
+        // The server's tickets, which are not application bytes.
         while wait(&worker, Interest { read: true, write: false }, Duration::from_millis(2)) {
             assert_eq!(worker.read(&mut [IoSliceMut::new(&mut [0; 64])]).unwrap(), Got::Nothing);
         }
@@ -88,7 +88,7 @@ impl Ends for Tls {
         self.0[at] = None;
     }
 
-    /// Somebody on the way sends two records that the other end did not.
+    /// Something on the way sends two records that the other end did not.
     fn cut(&mut self, at: usize) {
         let record = [&[0x17, 3, 3, 0, 32][..], &[0; 32]].concat();
         for _ in 0..2 {

@@ -16,8 +16,9 @@ const PORT: u16 = 9;
 /// Longest look-up of a name: it was found before, where processes met, or it is of no use here.
 const LOOKUP_TIME: Duration = Duration::from_secs(5);
 
-/// That of the interface that leads to `rendezvous_host`, else that of the way out of this host, else that of any interface; `None` if
-/// there is none but loopback. One of IPv6 that counts on its link only has the link's number behind it (`fe80::1%2`).
+/// That of the interface that leads to `rendezvous_host`, else that of the way out of this host, else that of any
+/// interface; `None` if there is none but loopback. An IPv6 address that is valid on its link only has the link's number
+/// behind it (`fe80::1%2`).
 pub fn reachable(rendezvous_host: &str, patience: &Patience<'_>) -> Result<Option<String>, Interrupted> {
     for target in [rendezvous_host, SOME_ADDRESS_ELSEWHERE] {
         if let Some(found) = on_the_way_to(target, patience)?.filter(|found| !found.ip().is_loopback()) {
@@ -55,7 +56,8 @@ fn on_the_way_to(host: &str, patience: &Patience<'_>) -> Result<Option<SocketAdd
     }))
 }
 
-// What the kernel is asked for all addresses, and answers (linux/rtnetlink.h, linux/if_addr.h): its messages are numbers in the host's order.
+// What the kernel is asked for all addresses, and answers (linux/rtnetlink.h, linux/if_addr.h): its messages are
+// numbers in the host's order.
 const GET_ADDRESS: u16 = 22;
 const NEW_ADDRESS: u16 = 20;
 const DONE: u16 = 3;
@@ -69,7 +71,8 @@ const ADDRESS: u16 = 1;
 const LOCAL: u16 = 2;
 const EVERYWHERE: u8 = 0;
 
-/// Addresses of this host's interfaces that count everywhere: those of IPv4, then those of IPv6. None where the kernel does not say.
+/// Addresses of this host's interfaces that are valid everywhere: those of IPv4, then those of IPv6. None where the
+/// kernel does not say.
 fn of_interfaces() -> Vec<IpAddr> {
     let mut found = ask_for_addresses().unwrap_or_default();
     found.sort_by_key(IpAddr::is_ipv6);

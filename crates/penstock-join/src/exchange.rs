@@ -7,8 +7,8 @@
 //! | `+`, and for each rank length (4) and message | the verdict: everyone's messages, in rank order |
 //! | `-` JSON | the verdict: the one error that ends the attempt for all |
 //!
-//! So a process that fails says so instead of leaving the others to wait, and only rank 0 has to know who is missing. The bytes are
-//! the same whatever carries them: [`crate::tcp`], or what a launcher offers.
+//! So a process that fails says so instead of leaving the others to wait, and only rank 0 has to know which are missing. The
+//! bytes are the same whatever carries them: [`crate::tcp`], or what a launcher offers.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -17,8 +17,8 @@ use std::time::Duration;
 
 /// Longest message of a process: some endpoint strings, or an error's text.
 pub const MESSAGE_LIMIT: usize = 16 * 1024;
-/// Time after the deadline in which rank 0's verdict may still come: it names who is missing, so it is worth more than an error of
-/// one's own.
+/// Time after the deadline in which rank 0's verdict may still come: it names the missing ranks, so it is worth more than an
+/// error of one's own.
 pub const VERDICT_MARGIN: Duration = Duration::from_secs(5);
 /// The contribution of a process that went away without one.
 pub const GONE: &[u8] = b"-it went away during the rendezvous";
@@ -59,18 +59,18 @@ fn shortened(text: &str) -> String {
     text
 }
 
-/// How a round ended, for every process alike.
+/// How a round ended, the same for every process.
 #[derive(Clone, PartialEq)]
 pub enum Verdict {
     /// Everyone's message, in rank order.
     Given(Vec<Vec<u8>>),
     /// Not every process came.
     Late {
-        /// Who did not.
+        /// Ranks that did not.
         missing: Vec<u32>,
         /// How long rank 0 waited.
         waited: Duration,
-        /// What the system said where rank 0 could not let in all who came.
+        /// What the system said where rank 0 could not let in all that came.
         no_room: Option<String>,
     },
     /// A process could not go on.
@@ -80,7 +80,7 @@ pub enum Verdict {
     },
 }
 
-/// Of messages their lengths: one may hold the job's secret.
+/// Of messages only their lengths: one may hold the job's secret.
 impl fmt::Debug for Verdict {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -97,10 +97,10 @@ impl fmt::Debug for Verdict {
     }
 }
 
-/// What came is no verdict.
+/// What came is not a verdict.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoVerdict {
-    /// It begins like none, or says what none says.
+    /// It does not begin as a verdict does, or says what none says.
     #[error("expected the messages of all processes, got something else")]
     Foreign,
     /// It is shorter than it says.

@@ -1,5 +1,5 @@
-//! What processes say of themselves in the first round of an exchange, and what every one of them concludes from it: who starts
-//! servers. In the second round those that started one give its endpoint string.
+//! What processes say of themselves in the first round of an exchange, and what every one of them concludes from it: which of
+//! them start servers. In the second round those that started one give its endpoint string.
 
 use penstock_fabric::net::endpoint::Endpoint;
 use penstock_proto::message::MAX_SERVERS;
@@ -44,7 +44,7 @@ pub struct Introduction {
     /// Rank 0's counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub topology: Option<Topology>,
-    /// Where nobody was given one and the launcher's own secrets travel the same way: the one that rank 0 has made.
+    /// If none was given one, and the launcher's own secrets travel the same way: the one that rank 0 has made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<MadeSecret>,
 }
@@ -154,7 +154,7 @@ pub fn servers(owners: &[usize], told: &[Vec<u8>]) -> Result<Vec<String>, Disagr
     owners.iter().map(named).collect()
 }
 
-/// Who starts servers, from the host of each rank; and whether all are on one.
+/// Which ranks start servers, from the host of each; and whether all are on one.
 pub fn plan(hosts: &[&str], topology: Topology) -> (Vec<usize>, bool) {
     let mut known = BTreeSet::new();
     let mut first: Vec<usize> = (0..hosts.len()).filter(|&rank| known.insert(hosts[rank])).collect();

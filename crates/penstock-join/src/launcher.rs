@@ -16,10 +16,10 @@ use penstock_proto::message::Secret;
 /// How a process gets what it lacks.
 pub const HOW_TO_GIVE_A_SECRET: &str = "make one where the job is started, so that every process gets it: export PENSTOCK_SECRET=$(penstock secret)";
 
-/// Who started this process.
+/// What started this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Launcher {
-    /// `penstock run`, or somebody by hand.
+    /// `penstock run`, or a user by hand.
     Penstock,
     /// None that is known: the program says rank and size itself.
     Hand,
@@ -56,7 +56,7 @@ impl Launcher {
 /// This process among those that were started together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// Who started it.
+    /// What started it.
     pub launcher: Launcher,
     /// Which it is.
     pub rank: u32,
@@ -242,7 +242,7 @@ impl Environment<'_> {
         for Source { rank, size, .. } in SOURCES.iter().filter(|source| source.launcher == Launcher::Mpirun) {
             self.refuse_half(rank, size[0])?;
         }
-        // `RANK` alone is anybody's name; beside torchrun's rendezvous address it is torchrun's.
+        // `RANK` alone is a name that any program may use; beside torchrun's rendezvous address it is torchrun's.
         if ["MASTER_ADDR", "MASTER_PORT"].iter().any(|name| self.get(name).is_some()) {
             self.refuse_half("RANK", "WORLD_SIZE")?;
         }
@@ -337,7 +337,7 @@ impl Environment<'_> {
 }
 
 fn digits(text: &str) -> Option<u32> {
-    // A sign is none.
+    // A sign is not a digit.
     text.bytes().all(|one| one.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }
 
@@ -424,7 +424,7 @@ mod tests {
         assert_eq!(place(&step).unwrap().unwrap().launcher, Launcher::Srun);
     }
 
-    // Each process trained alone, in silence, where the size said one or none.
+    // Each process trained alone, in silence, where the size was one or missing.
     #[test]
     fn a_rank_outside_the_size_is_refused_for_every_size() {
         for (rank, size) in [(1, 1), (0, 0), (3, 0), (2, 2)] {

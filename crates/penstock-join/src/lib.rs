@@ -5,12 +5,12 @@
 //! |---|---|
 //! | [`exchange`] | every process gives a short message and gets everyone's, or the one error that ends the attempt for all |
 //! | [`tcp`] | our own way to exchange: rank 0 listens, the others come, and each side proves that it knows the job's secret |
-//! | [`introduce`] | what they say first, and what all conclude from it: who starts servers |
+//! | [`introduce`] | what they say first, and what all conclude from it: which start servers |
 //! | [`launcher`] | what the environment says: which of how many processes this is, of which job |
 //! | [`address`] | how other hosts reach this one |
 //!
-//! Nothing here speaks to a user: errors carry who, what was expected and what came, and each face adds its hints in its own
-//! language.
+//! Nothing here speaks to a user: errors carry who, what was expected and what came, and each face adds its hints in
+//! its own language.
 
 pub mod address;
 pub mod exchange;

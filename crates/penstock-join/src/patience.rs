@@ -1,4 +1,4 @@
-//! How long a call may wait, and who may end it before.
+//! How long a call may wait, and what may end it earlier.
 
 use rustix::event::{PollFd, Timespec, poll};
 use rustix::io::Errno;
@@ -123,7 +123,7 @@ mod tests {
         assert!(patience.is_over() && patience.waited() >= Duration::from_millis(10));
     }
 
-    // Nobody looked at the span's end any more.
+    // The span's end was not looked at any more.
     #[test]
     fn a_wait_that_the_system_refuses_ends_with_its_span_too() {
         let before = getrlimit(Resource::Nofile);

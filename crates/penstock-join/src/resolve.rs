@@ -1,5 +1,5 @@
-//! Addresses of a name. The system's resolver hears neither a deadline nor Ctrl-C, so a thread of its own asks it, and is left alone with
-//! it if it does not answer.
+//! Addresses of a name. The system's resolver hears neither a deadline nor Ctrl-C, so a thread of its own asks it, and is left
+//! alone with it if it does not answer.
 
 use crate::patience::{Interrupted, Patience};
 use std::io;
@@ -32,7 +32,7 @@ pub(crate) fn system(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
 }
 
 impl Lookup {
-    /// The addresses of `host`, of which there is one at least. What is an address already is not looked up.
+    /// The addresses of `host`, at least one. What is an address already is not looked up.
     pub(crate) fn resolve(
         &mut self,
         host: &str,
@@ -71,7 +71,7 @@ fn ask(host: &str, port: u16, resolver: Resolver) -> io::Result<Receiver<io::Res
     let (answers, asked) = channel();
     let host = host.to_owned();
     Builder::new().name("penstock-resolve".to_owned()).spawn(move || {
-        // Nobody waits for it any more where this fails.
+        // No caller waits for it any more if this fails.
         let _ = answers.send(resolver(&host, port));
     })?;
     Ok(asked)
@@ -80,7 +80,7 @@ fn ask(host: &str, port: u16, resolver: Resolver) -> io::Result<Receiver<io::Res
 /// The address that is written there.
 fn written(host: &str, port: u16) -> Option<SocketAddr> {
     let bare = || host.parse::<IpAddr>().ok().map(|address| (address, port).into());
-    // One that counts on this host's link only has the link's number behind it.
+    // One that is valid on this host's link only has the link's number behind it.
     bare().or_else(|| format!("[{host}]:{port}").parse::<SocketAddrV6>().ok().map(SocketAddr::V6))
 }
 

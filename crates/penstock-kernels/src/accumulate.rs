@@ -158,7 +158,7 @@ impl<E: Element> Kernel for FirstNonFiniteOn<'_, E> {
         let Self { data, .. } = self;
         let mut at = 0;
         while data.len() - at >= E::BYTES {
-            // Who writes the data meanwhile may have made it finite again when it is looked at closely.
+            // Another writer may meanwhile have made it finite again when it is looked at closely.
             if !E::load_foreign(&data, at).is_finite()
                 && let Some(index) = within::<E>(&data.part(at..at + E::BYTES))
             {

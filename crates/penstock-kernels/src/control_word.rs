@@ -1,12 +1,12 @@
 //! The processor's control word for floating-point numbers, and what it must be while we compute.
 //!
-//! A thread inherits the word of the thread that made it, and many a library changes it for the whole process: denormals that count
-//! as zero (`torch.set_flush_denormal`, everything compiled with `-ffast-math`), another rounding. Sums and steps would then
-//! have other bits than in the next process. So nothing here computes under another word than the architecture's
-//! default: round to nearest even, denormals kept, nothing trapped.
+//! A thread inherits the word of the thread that made it, and many libraries change it for the whole process: denormals that
+//! count as zero (`torch.set_flush_denormal`, everything compiled with `-ffast-math`), another rounding. Sums and steps would
+//! then have other bits than in the next process. So nothing here computes under another word than the architecture's default:
+//! round to nearest even, denormals kept, nothing trapped.
 //!
-//! The language knows no other word: arithmetic that it does under one is undefined to it. So the word is changed by an opaque
-//! block before the first number is loaded, and back behind the last store, around a call that is not inlined.
+//! The language knows no other word: arithmetic under another one is undefined. So the word is changed by an opaque block before
+//! the first number is loaded, and back after the last store, around a call that is not inlined.
 
 /// Sets the calling thread's control word to the default, for as long as the thread lives: for threads of our own.
 pub fn settle_this_thread() {

@@ -1,4 +1,4 @@
-//! Memory that another process, or another thread that keeps no rule of ours, may write while we read it, or read while we
+//! Memory that another process, or another thread that keeps none of our rules, may write while we read it, or read while we
 //! write it: lanes, rows of tables, arrays of Python's.
 //!
 //! There is never a `&[f32]` over foreign memory: a reference would promise the compiler that the values stand still. What
@@ -18,7 +18,7 @@ mod copy;
 /// Every lane starts on a cache line, so that no vector load of a whole chunk crosses one.
 pub const ALIGNMENT: usize = 64;
 
-/// Bytes that someone else may be writing, to be read.
+/// Bytes that another process or thread may be writing, to be read.
 #[derive(Clone, Copy)]
 pub struct Foreign<'a> {
     base: *const u8,
@@ -122,7 +122,8 @@ impl<'a> Foreign<'a> {
     }
 }
 
-/// Memory that someone else may be reading or writing, to be written: stores that may race, each done once as written.
+/// Memory that another process or thread may be reading or writing, to be written: stores that may race, each done
+/// once as written.
 ///
 /// One owner: it is neither copied nor shared, so that two threads of this process do not write one place by accident.
 pub struct ForeignMut<'a> {

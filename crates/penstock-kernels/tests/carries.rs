@@ -1,5 +1,5 @@
-//! What every codec and every filter promises, of those that there are and of those that tests bring: bytes that cannot be decoded
-//! change nothing (E-2).
+//! What every codec and every filter promises, of those that there are and of those that tests bring: bytes that cannot be
+//! decoded change nothing (E-2).
 
 mod travel;
 

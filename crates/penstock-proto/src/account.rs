@@ -1,11 +1,11 @@
 //! Accounts: whatever a peer makes a process keep is charged to it, and bounded.
 //!
 //! A job has one account with a limit for each [`Resource`]; each of its peers has an account within it. What is kept holds a
-//! [`Charge`], which gives back when it is dropped: so what is counted is what is there, and nothing can be forgotten. Charges are
-//! made where something is declared or queued, never for each chunk or row that passes.
+//! [`Charge`], which gives back when it is dropped: so what is counted is what is there, and nothing can be forgotten. Charges
+//! are made where something is declared or queued, never for each chunk or row that passes.
 //!
-//! No worker takes what another needs: of what a job shares, a worker has at most [four times](SHARE) what is left to the others, so
-//! who asks without end is refused while they still get theirs; and what the job itself declares leaves
+//! No worker takes what another needs: of what a job shares, a worker has at most [four times](SHARE) what is left to the others,
+//! so one that asks without end is refused while they still get theirs; and what the job itself declares leaves
 //! [a part](KEPT_FOR_WORKERS) of the memory, the descriptors and the mappings to its workers.
 
 use crate::Rank;
@@ -34,7 +34,7 @@ pub enum Resource {
 impl Resource {
     const COUNT: usize = 5;
 
-    /// Whether a job's declarations and its workers take of the same: the others only one of both takes.
+    /// Whether both a job's declarations and its workers draw on it; on each other resource only one of the two draws.
     fn is_shared(self) -> bool {
         matches!(self, Self::Bytes | Self::Descriptors | Self::Mappings)
     }
@@ -123,8 +123,8 @@ impl Account {
         self.peer(PeerId::worker(rank))
     }
 
-    /// The account of a peer within this one: always the same for the same role and number, so that who connects again, or comes back as
-    /// another incarnation, owes what is still kept for it.
+    /// The account of a peer within this one: always the same for the same role and number, so that a peer that connects again,
+    /// or comes back as another incarnation, owes what is still kept for it.
     pub fn peer(&self, peer: PeerId) -> Self {
         let holder = (peer.role, peer.number);
         let mut peers = self.0.peers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -132,7 +132,7 @@ impl Account {
         if let Some(ledger) = peers.get(&holder).and_then(Weak::upgrade) {
             return Self(ledger);
         }
-        // One that nobody uses any more still takes its place, and that of its ledger.
+        // An account that is no longer used still takes its place, and that of its ledger.
         peers.retain(|_, ledger| ledger.strong_count() > 0);
         let account = Self::within(Some(self.clone()), limits);
         peers.insert(holder, Arc::downgrade(&account.0));
@@ -181,12 +181,12 @@ impl Account {
         self.0.taken[resource as usize].load(Ordering::Relaxed)
     }
 
-    /// What may still be taken: of what is left here, and in the accounts that this one is within, as much as leaves the others
-    /// theirs.
+    /// What may still be taken: of what is left here, and in the accounts that this one is within, as much as leaves
+    /// the others theirs.
     pub fn left(&self, resource: Resource) -> u64 {
         let here = self.unused(resource);
         let most = match &self.0.within {
-            // Of x it would have taken + x, and leave the others what there is without x.
+            // With x more it would have taken + x, and leave the others what there is less x.
             Some(within) => {
                 let shared = u128::from(within.unused(resource)) * u128::from(SHARE);
                 let more = shared.saturating_sub(self.taken(resource).into()) / u128::from(SHARE + 1);
@@ -248,7 +248,7 @@ impl Drop for Charge {
     }
 }
 
-/// An account does not hold as much.
+/// An account does not hold that much.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error("it asked for {asked} {resource}, but only {left} of {limit} are left")]
 pub struct Exhausted {

@@ -28,7 +28,7 @@ impl Cut {
     /// Cuts `bytes` bytes into chunks of `chunk_bytes`.
     ///
     /// # Panics
-    /// If `chunk_bytes` is no chunk size; it is checked where it enters (options, `Welcome`).
+    /// If `chunk_bytes` is not a chunk size; it is checked where it enters (options, `Welcome`).
     pub fn new(bytes: u64, chunk_bytes: u32) -> Self {
         assert!(is_chunk_size(chunk_bytes), "{chunk_bytes} is no chunk size");
         Self { bytes, chunk_bytes }

@@ -1,14 +1,15 @@
 //! How a chunk travels between hosts: encoded by what its tensor's declaration agreed to, and checked before it is read.
 //!
-//! What a [codec](penstock_kernels::codec) makes of a chunk is the payload of one frame; the payload's length and the chunk's are two
-//! different things. A **stream** is the sequence of a chunk's publications, and its state, what all its receivers hold, is kept by
-//! the sender. A receiver's **position** in the stream is the number of the publication that it holds: the home keeps one for each
-//! subscriber ([`remote::home`](crate::remote::home)), and the mirror its own ([`remote::mirror`](crate::remote::mirror)).
+//! What a [codec](penstock_kernels::codec) makes of a chunk is the payload of one frame; the payload's length and the chunk's
+//! are two different things. A **stream** is the sequence of a chunk's publications, and its state, what all its receivers
+//! hold, is kept by the sender. A receiver's **position** in the stream is the number of the publication that it holds: the
+//! home keeps one for each subscriber ([`remote::home`](crate::remote::home)), and the mirror its own
+//! ([`remote::mirror`](crate::remote::mirror)).
 //!
-//! - **E-1** A difference goes only to a receiver that holds the publication it is against, and any other receiver refuses it; they get
-//!   the chunk whole. So each receiver holds exactly what the sender believes it to hold, bit for bit.
-//! - **E-2** A payload in an encoding that was not agreed to, or of an impossible length, is refused before a byte of it is read, and
-//!   one that cannot be decoded changes nothing.
+//! - **E-1** A difference goes only to a receiver that holds the publication it is against, and any other receiver refuses it;
+//!   they get the chunk whole. So each receiver holds exactly what the sender believes it to hold, bit for bit.
+//! - **E-2** A payload in an encoding that was not agreed to, or of an impossible length, is refused before a byte of it is
+//!   read, and one that cannot be decoded changes nothing.
 //!
 //! Contributions are sums and always whole: elements that are not sent read 0. The optimizer's arrays travel raw.
 
@@ -25,7 +26,7 @@ impl Encoding {
     pub const RAW: Self = Self(0);
 }
 
-/// An encoding and who does it.
+/// An encoding and its codec.
 #[derive(Debug, Clone, Copy)]
 pub struct Member {
     /// Its number.
@@ -94,7 +95,7 @@ pub struct Shadow<'a> {
 /// One chunk to be sent to one receiver.
 #[derive(Debug, Clone, Copy)]
 pub struct Sent<'a> {
-    /// What the receiver shall hold.
+    /// What the receiver is to hold.
     pub source: Source<'a>,
     /// The stream's, if it keeps one. Raw needs none, and a sum has none.
     pub shadow: Option<Shadow<'a>>,

@@ -53,13 +53,13 @@ pub enum Refusal {
         /// The rank.
         rank: Rank,
     },
-    /// A peer that this server does not take in: it is no worker, or comes back as another incarnation.
+    /// A peer that this server does not take in: it is not a worker, or comes back as another incarnation.
     #[error("expected a worker of the first incarnation, got {peer}")]
     NotAdmitted {
         /// Who came.
         peer: PeerId,
     },
-    /// The declaration is none.
+    /// The declaration is not valid.
     #[error(transparent)]
     Spec(#[from] SpecError),
     /// A table's declaration, or another worker's of the same table.
@@ -115,13 +115,13 @@ pub enum Refusal {
         /// What came.
         tensor: TensorId,
     },
-    /// A tensor was declared for the first time after worker 0 had gone, who alone gives values.
+    /// A tensor was declared for the first time after worker 0, which alone gives values, had gone.
     #[error("`{name}` can no longer be declared: worker 0, which would give it its value, has gone")]
     NoValue {
         /// The tensor.
         name: String,
     },
-    /// The message is none, or came at a time when it means nothing.
+    /// The message is not valid, or came at a time when it means nothing.
     #[error("the server could not read a request: {what}")]
     Malformed {
         /// What was wrong.
@@ -191,13 +191,13 @@ pub enum Loss {
         /// In its own words.
         what: String,
     },
-    /// Who started its process saw it end.
+    /// The launcher that started its process saw it end.
     #[error("its process {how}")]
     Ended {
         /// How: `was killed by SIGKILL`.
         how: String,
     },
-    /// The workers that came have gone, and it was waited for long enough.
+    /// The workers that came have gone, and the server waited long enough.
     #[error("it did not join within {waited_ms} ms after the others had gone")]
     Absent {
         /// How long.
@@ -262,7 +262,7 @@ pub enum JobFailure {
         /// The other's.
         theirs: [f64; 5],
     },
-    /// Worker 0 went before it gave a tensor its value, and nobody else can.
+    /// Worker 0 went before it gave a tensor its value, and no other worker can.
     #[error("worker 0 left before it gave `{name}` a value{}", loss.as_ref().map(|loss| format!(": {loss}")).unwrap_or_default())]
     NoValue {
         /// The tensor.
@@ -310,7 +310,7 @@ impl JobFailure {
 impl Hint for JobFailure {
     fn hint(&self) -> Option<String> {
         Some(match self {
-            // Going on without it would only hide that the workers do not do alike.
+            // Going on without it would only hide that the workers do not do the same.
             Self::WorkerLost { loss: Loss::Failed { what }, .. } if what.contains(CANNOT_COME) => {
                 REMEDY.to_owned()
             }

@@ -14,7 +14,7 @@
 //! trusted, and a certificate authority is an addition, not a need. A recorded handshake is worthless: each end contributes a
 //! nonce that it has just drawn.
 //!
-//! A job that does not exist is answered like one whose secret is wrong (the server draws a secret for it), so nobody learns
+//! A job that does not exist is answered like one whose secret is wrong (the server draws a secret for it), so no stranger learns
 //! which jobs there are.
 
 use crate::error::Refusal;
@@ -37,7 +37,7 @@ pub type Binding = [u8; 32];
 
 /// The binding of a network connection without TLS: nothing ties it.
 pub const PLAIN_BINDING: Binding = [0; 32];
-/// The binding of a Unix socket: a proof that was given on a network connection is none there, and the other way round.
+/// The binding of a Unix socket: a proof that was given on a network connection is worthless there, and the other way round.
 pub const SOCKET_BINDING: Binding = *b"a Unix socket of this very host.";
 
 /// What a connection is for.

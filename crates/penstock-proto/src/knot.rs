@@ -1,14 +1,14 @@
-//! Knots, which others call deadlocks: workers that wait for each other in a circle, so that none of their waits can end before its
-//! deadline.
+//! Knots, which others call deadlocks: workers that wait for each other in a circle, so that none of their waits can end
+//! before its deadline.
 //!
 //! - **K-1** Only workers that truly wait for each other in a circle are called a knot.
 //!
 //! A worker that has waited for a while says for what, again and again. It says so only while no other thread of its process
-//! could end the wait, and where the wait has no timeout of its own; where that is so no more, it takes back what it said. Each
+//! could end the wait, and where the wait has no timeout of its own; where that no longer holds, it takes back what it said. Each
 //! of these waits needs *every* worker that it is for: those that are missing at the barrier, those that have not declared the
 //! table, those that it names itself. So once all members of a circle wait at one and the same time, none of them can act any
-//! more; that they did is known when each has said the same again twice since the last of them began, having asked in between
-//! whom it waits for.
+//! more; that they all waited is known when each has said the same again twice since the last of them began, having asked in
+//! between for which workers it waits.
 //!
 //! Pure state, held by the first server's control thread. Memory: one entry a worker.
 
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// What an error says of a wait that stands in a circle. Others know by these words that a worker failed because of one.
+/// What an error says of a wait that is part of a circle. By these words others know that a worker failed because of one.
 pub const CANNOT_COME: &str = "for what cannot happen";
 /// What to do about a circle, for everyone in it.
 pub const REMEDY: &str = "all workers must do the same things in the same order: declare tensors and tables, train the same number of iterations, load states, come to barriers";
@@ -31,17 +31,17 @@ const MAX_TOLD: usize = 16;
 /// What a worker waits for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Goal {
-    /// Whoever is missing at the barrier.
+    /// The workers missing at the barrier.
     Barrier {
         /// What it is for, as the program says; empty where it does not.
         what: String,
     },
-    /// Whoever has not declared the table.
+    /// The workers that have not declared the table.
     Table {
         /// Its name.
         name: String,
     },
-    /// Whoever has not dropped the table.
+    /// The workers that have not dropped the table.
     Drop {
         /// Its name.
         name: String,
@@ -52,7 +52,7 @@ pub enum Goal {
     Ranks {
         /// For what, in words.
         what: String,
-        /// Whom it waits for.
+        /// The workers it waits for.
         ranks: Vec<Rank>,
     },
 }
@@ -67,7 +67,7 @@ impl Goal {
         shorten(text, MAX_WHAT);
     }
 
-    /// What those who wait for it do.
+    /// What those that wait for it do.
     fn says(&self, several: bool) -> String {
         let s = if several { "" } else { "s" };
         match self {
@@ -94,9 +94,9 @@ impl fmt::Display for Goal {
 /// A circle of waits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Knot {
-    /// Who waits for what of whom.
+    /// Which worker waits for which, and for what.
     pub words: String,
-    /// Whom the worker that asks waits for.
+    /// The workers that the one that asks waits for.
     pub ranks: Vec<Rank>,
 }
 
@@ -111,7 +111,7 @@ struct Wait {
     before: u64,
 }
 
-/// Who waits for whom.
+/// Which workers wait for which.
 #[derive(Debug, Default)]
 pub struct Knots {
     waits: BTreeMap<Rank, Wait>,
@@ -131,12 +131,12 @@ impl Knots {
         self.waits.insert(rank, Wait { number, goal, first, last: look, before });
     }
 
-    /// `rank` waits no more, or something else may happen in its process.
+    /// `rank` no longer waits, or something else may happen in its process.
     pub fn end(&mut self, rank: Rank) {
         self.waits.remove(&rank);
     }
 
-    /// The knot that `rank` is in, if it is in one. `needs` says whom a worker's wait is for, now.
+    /// The knot that `rank` is in, if it is in one. `needs` says which workers a worker's wait is for, now.
     pub fn find(&self, rank: Rank, needs: impl Fn(Rank, &Goal) -> Vec<Rank>) -> Option<Knot> {
         let own = needs(rank, &self.waits.get(&rank)?.goal);
         // Most long waits are for a worker that computes: nothing more is looked at then.
@@ -163,7 +163,8 @@ impl Knots {
         confirmed.then(|| Knot { words: self.words(rank, members), ranks: own })
     }
 
-    /// Who waits for what of whom; those that wait for the same together, and of many some, the one that asks among them.
+    /// Which worker waits for which, and for what: those that wait for the same together, and of many only some, the one that
+    /// asks among them.
     fn words(&self, asks: Rank, members: BTreeMap<Rank, Vec<Rank>>) -> String {
         let mut groups: Vec<(&Goal, Vec<Rank>, Vec<Rank>)> = Vec::new();
         for (rank, needed) in members {

@@ -1,13 +1,13 @@
 //! Membership: who has joined, who left, who was lost, and who stands at a barrier.
 //!
-//! - **M-1** A rank joins once; a barrier waits only for who may still come to it, and nobody passes it with one that was told it did
-//!   not.
+//! - **M-1** A rank joins once; a barrier waits only for workers that may still come to it, and none passes it with one that was
+//!   told it did not.
 //! - **M-3** A worker has left only when every shard has taken everything that it submitted; before, it is here or lost.
 //!
-//! Whoever comes says which peer it is; what it contributes, and its place at the barrier, go by the rank that it then has.
+//! A peer that comes says which it is; what it contributes, and its place at the barrier, go by the rank that it then has.
 //!
-//! Pure state, held by a server's control thread. A rank joins once; a worker that left cleanly is no loss, the others go
-//! on without it. Leases are judged by the caller, who has a clock: [`Lease`] only compares signs of life.
+//! Pure state, held by a server's control thread. A rank joins once; a worker that left cleanly is not lost: the others go on
+//! without it. Leases are judged by the caller, which has a clock: [`Lease`] only compares signs of life.
 
 use crate::Rank;
 use crate::error::Refusal;
@@ -27,7 +27,7 @@ pub enum Member {
     Lost,
 }
 
-/// Who a job's workers are by now, for what all of them do together.
+/// Which workers a job has by now, for what all of them do together.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Members {
     /// Workers that are here or may still come.
@@ -39,7 +39,7 @@ pub struct Members {
 }
 
 impl Members {
-    /// These are here, and nobody has gone.
+    /// These are here, and none has gone.
     pub fn of(live: impl IntoIterator<Item = Rank>) -> Self {
         Self { live: live.into_iter().collect(), ..Self::default() }
     }
@@ -58,7 +58,7 @@ impl Members {
 /// The workers of a job, and their barrier.
 #[derive(Debug)]
 pub struct Roster {
-    /// Who has each rank, or will.
+    /// The peer that has each rank, or will.
     peers: Vec<PeerId>,
     members: Vec<Member>,
     at_barrier: Vec<bool>,
@@ -79,22 +79,24 @@ impl Roster {
         self.members.len() as u32
     }
 
-    /// What is known of `rank`. One that there is not never comes.
+    /// What is known of `rank`. A rank that does not exist never comes.
     pub fn of(&self, rank: Rank) -> Member {
         self.members.get(rank as usize).copied().unwrap_or(Member::Lost)
     }
 
-    /// The rank under which a peer takes part: one that contributes nothing has none, and one that comes back finds its rank taken.
+    /// The rank under which a peer takes part: one that contributes nothing has none, and one that comes
+    /// back finds its rank taken.
     pub fn admit(&self, peer: PeerId) -> Result<Rank, Refusal> {
         peer.rank().filter(|_| peer.incarnation == 0).ok_or(Refusal::NotAdmitted { peer })
     }
 
-    /// Who has this rank, or will.
+    /// The peer that has this rank, or will.
     pub fn peer(&self, rank: Rank) -> PeerId {
         self.peers.get(rank as usize).copied().unwrap_or_else(|| PeerId::worker(rank))
     }
 
-    /// Whether [`Self::join`] would take `peer` in: to be asked before anything is kept for it. The rank that it then has.
+    /// Whether [`Self::join`] would take `peer` in, to be asked before anything is kept for it. Returns the rank
+    /// that it then has.
     pub fn may_join(&self, peer: PeerId, size: u32) -> Result<Rank, Refusal> {
         let rank = self.admit(peer)?;
         if size != self.size() {
@@ -186,7 +188,7 @@ impl Roster {
         }
     }
 
-    /// Notes that `rank` stands at the barrier no more.
+    /// Notes that `rank` no longer stands at the barrier.
     pub fn withdraw(&mut self, rank: Rank) {
         if let Some(stands) = self.at_barrier.get_mut(rank as usize) {
             *stands = false;
@@ -201,7 +203,7 @@ impl Roster {
         (0..self.size()).filter(may_come).collect()
     }
 
-    /// Whoever may pass, if all who may come have come; the barrier then stands open for its next use.
+    /// The workers that may pass, if all that may come have come; the barrier then stands open for its next use.
     pub fn pass_barrier(&mut self) -> Option<Vec<Rank>> {
         if !self.at_barrier.contains(&true) || !self.missing_at_barrier().is_empty() {
             return None;
@@ -234,10 +236,10 @@ impl Lease {
     }
 }
 
-/// Time as a process lives it, in milliseconds: while it was stopped (SIGSTOP, a debugger, a host that starves it) nothing is
-/// to be expected of others, so of the time between two looks no more than `step` counts.
+/// Time as a process lives it, in milliseconds: while it was stopped (SIGSTOP, a debugger, a host that starves it) nothing can be
+/// expected of others, so no more than `step` of the time between two looks counts.
 ///
-/// - **M-2** Who was suspended and wakes takes nobody for lost before everybody had time to speak again.
+/// - **M-2** A process that was suspended and wakes takes no peer for lost before all have had time to speak again.
 #[derive(Debug, Clone, Copy)]
 pub struct Lived {
     step_ms: u64,

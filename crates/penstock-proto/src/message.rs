@@ -1,8 +1,8 @@
 //! The control plane's messages between a worker and a server, and their only encoder and decoder.
 //!
 //! One message is one datagram of a `SOCK_SEQPACKET` socket, or one [record](crate::record) of a network connection:
-//! [`postcard`] of the types below, at most [`MAX_MESSAGE_BYTES`]. File descriptors travel beside the message, in the order named at each reply. Nothing that
-//! happens once per iteration goes this way but barriers.
+//! [`postcard`] of the types below, at most [`MAX_MESSAGE_BYTES`]. File descriptors travel beside the message, in the order
+//! named at each reply. Nothing that happens once per iteration goes this way but barriers.
 
 use crate::error::{JobFailure, MAX_TEXT_BYTES, Refusal, shorten};
 use crate::items::control::{TableAnswer, TableAsk};
@@ -73,7 +73,7 @@ pub enum Ask {
     Hello {
         /// [`PROTOCOL_VERSION`] of the worker.
         version: u32,
-        /// Drawn once by the worker's process: who reconnects is the same by this.
+        /// Drawn once by the worker's process: by this it is known again when it reconnects.
         session: Session,
         /// Who it is.
         peer: PeerId,
@@ -87,25 +87,26 @@ pub enum Ask {
         /// Number and extents, as the first server decided them.
         decided: Option<(TensorId, Vec<Extent>)>,
     },
-    /// On a network connection: the worker lives. Answered at once, so that the worker knows that the server does.
+    /// On a network connection: the worker is alive. Answered at once, so that the worker knows that the server is too.
     Beat,
     /// Stands at the barrier; answered when all do.
     Barrier,
-    /// Waits still, and nothing else of this worker can happen meanwhile: see [`crate::knot`].
+    /// Still waits, and nothing else of this worker can happen meanwhile: see [`crate::knot`].
     Waits {
         /// Which of its waits.
         wait: u64,
-        /// For what; none: it waits no more, or something else may happen.
+        /// For what; none: it no longer waits, or something else may happen.
         goal: Option<Goal>,
     },
-    /// Who keeps this tensor from reaching `version`?
+    /// Which workers keep this tensor from reaching `version`?
     Missing {
         /// The tensor.
         tensor: TensorId,
         /// The version waited for.
         version: u64,
     },
-    /// Stands at the barrier no more, unless it has opened: then that is answered first. Whom did the barrier wait for?
+    /// No longer stands at the barrier, unless it has opened: then that is answered first. For which workers did the barrier
+    /// wait?
     Withdraw {
         /// The request that came to the barrier. It is answered with `Missing` as well.
         barrier: u64,
@@ -158,7 +159,7 @@ impl Departure {
     }
 }
 
-/// A reply to request `id`; 0 is for what nobody asked: the job's failure.
+/// A reply to request `id`; 0 is for what no request asked for: the job's failure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Reply {
     /// The request's.
@@ -172,8 +173,8 @@ pub struct Reply {
 pub enum Answer {
     /// To `Hello`. Descriptors: the worker's page, the flags, one wake-up (eventfd) a shard.
     Welcome(Welcome),
-    /// To `Declare`. Descriptors, on one host and unless this server's extent is empty: the model's region, the worker's lane; of a
-    /// tensor that lies in slabs, those of the two that are new to this worker.
+    /// To `Declare`. Descriptors, on one host and unless this server's extent is empty: the model's region, the worker's lane;
+    /// of a tensor that lies in slabs, those of the two that are new to this worker.
     Declared {
         /// The tensor's number.
         tensor: TensorId,
@@ -190,9 +191,9 @@ pub enum Answer {
     Alive,
     /// To `Barrier`: all came.
     BarrierPassed {
-        /// Who stood there.
+        /// Workers that stood there.
         ranks: Vec<Rank>,
-        /// Who had left the job, and was not waited for.
+        /// Workers that had left the job, and were not waited for.
         left: Vec<Rank>,
     },
     /// To `Missing` and `Withdraw`.
@@ -246,8 +247,8 @@ pub struct Welcome {
     pub chunk_bytes: u32,
     /// Milliseconds without a sign of life after which a worker counts as lost.
     pub lease_ms: u64,
-    /// Threads of the job on the server's host, beside this server's shards, that may want a core: its workers, and other servers'
-    /// shards. [`u32::MAX`] where other jobs share the host.
+    /// Threads of the job on the server's host, beside this server's shards, that may want a core: its workers, and other
+    /// servers' shards. [`u32::MAX`] where other jobs share the host.
     pub others: u32,
 }
 

@@ -1,7 +1,8 @@
 //! What is kept by a tensor's number, whatever numbers a peer names.
 //!
-//! On the first server numbers count up; another takes those that its workers bring, and a shard is home of some of its tensors only. So
-//! things stand one behind the other in the order in which they came, and a number is no index: one entry costs as much as any other.
+//! On the first server numbers count up; another takes those that its workers bring, and a shard is home of some of its tensors
+//! only. So things stand one behind the other in the order in which they came, and a number is not an index: one entry costs as
+//! much as any other.
 //!
 //! Cost of a look: one comparison where numbers have come in order without a gap, else one look into a hash table.
 
@@ -17,7 +18,8 @@ pub struct Numbered<T> {
     places: HashMap<TensorId, usize, BuildHasherDefault<Mix>>,
 }
 
-/// Spreads a number over 64 bits: numbers are below [`crate::message::MAX_TENSORS`], so a few that collide cost their own job little.
+/// Spreads a number over 64 bits: numbers are below [`crate::message::MAX_TENSORS`], so a few that collide
+/// cost their own job little.
 #[derive(Debug, Default)]
 struct Mix(u64);
 

@@ -40,7 +40,7 @@ struct Entry {
 pub struct Miscounted {
     /// It had taken as many before.
     pub least: u64,
-    /// It was sent no more.
+    /// No more than this was sent to it.
     pub most: u64,
     /// What it says.
     pub got: u64,

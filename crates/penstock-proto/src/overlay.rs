@@ -1,8 +1,8 @@
-//! Who passes on to whom.
+//! Which peer passes on to which.
 //!
-//! A home asks its overlay to whom a tensor's values go from here: its *next hops*. Those behind them, if there are any, get them from
-//! the next hops. What each of these is owed, and whether it has asked for it, its own [`Subscriber`](crate::remote::home::Subscriber)
-//! knows.
+//! A home asks its overlay to whom a tensor's values go from here: its *next hops*. Those behind them, if there are any, get them
+//! from the next hops. What each of these is owed, and whether it has asked for it, its own
+//! [`Subscriber`](crate::remote::home::Subscriber) knows.
 //!
 //! | overlay | next hops of a home | a home sends a chunk |
 //! |---|---|---|
@@ -43,7 +43,7 @@ impl Direct {
         }
     }
 
-    /// Whom this home sends the tensor's values to.
+    /// The peers that this home sends the tensor's values to.
     pub fn next_hops(&self, tensor: TensorId) -> &[PeerId] {
         self.subscribers.get(tensor).map_or(&[], Vec::as_slice)
     }

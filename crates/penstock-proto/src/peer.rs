@@ -1,8 +1,8 @@
-//! Who is sent to, and received from.
+//! Peers: what a process sends to, and receives from.
 //!
-//! A worker contributes: its clock, its lanes and its place at a barrier go by its [rank](crate::Rank). Whoever is at the other end
+//! A worker contributes: its clock, its lanes and its place at a barrier go by its [rank](crate::Rank). What is at the other end
 //! of a connection is a *peer*, and need not be a worker: connections, ports and subscriptions, of tensors and of rows, go by its
-//! [`PeerId`]; accounts by its role and number, so that who comes back owes what is still kept for it. A worker
+//! [`PeerId`]; accounts by its role and number, so that one that comes back owes what is still kept for it. A worker
 //! is both, and [`PeerId::rank`] is the only way from one to the other.
 //!
 //! Today a server takes in workers of the first incarnation ([`PeerId::worker`]), and no other peer.
@@ -18,7 +18,7 @@ pub enum Role {
     Worker,
     /// Is home of chunks and rows.
     Server,
-    /// Reads, and contributes nothing: nobody waits for it.
+    /// Reads, and contributes nothing: no peer waits for it.
     Follower,
     /// Passes on to others what it is sent: a rack's.
     Relay,
@@ -38,14 +38,14 @@ impl fmt::Display for Role {
     }
 }
 
-/// Who is at the other end.
+/// What is at the other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PeerId {
     /// What it is.
     pub role: Role,
     /// Its number among those of its role.
     pub number: u32,
-    /// How many of this role and number were there before: whoever comes back after it was lost is another peer.
+    /// How many of this role and number were there before: one that comes back after it was lost is another peer.
     pub incarnation: u32,
 }
 

@@ -69,7 +69,7 @@ fn fill(loads: &[u64], chunks: u32, chunk: u64) -> Vec<u32> {
 /// of 128 KiB at 1.5, of 1 MiB at 1.1. Longer runs would keep shards waiting for a gradient that arrives from the front.
 const RUN_BYTES: u64 = 1 << 20;
 
-/// The shard of each chunk with these sizes (all alike but a shorter last one), in order; adds them to the shards' `loads`
+/// The shard of each chunk with these sizes (all the same but a shorter last one), in order; adds them to the shards' `loads`
 /// (bytes). Every shard gets as many chunks as make the loads even, in runs of [`RUN_BYTES`] at most.
 pub fn shards(loads: &mut [u64], chunk_sizes: impl Iterator<Item = u64>) -> Vec<u32> {
     let sizes: Vec<u64> = chunk_sizes.collect();

@@ -1,7 +1,7 @@
 //! Progress: the least of many counts, as a tensor's chunks reach versions one by one.
 
-/// The least of many counts that only grow. It is told of each that leaves its place, and looks at all of them only when none is left
-/// where the least was: so a step of n chunks costs n, in whatever order they come.
+/// The least of many counts that only grow. It is told of each that leaves its place, and looks at all of them only when none
+/// is left where the least was: so a step of n chunks costs n, in whatever order they come.
 #[derive(Debug, Default)]
 pub struct Progress {
     least: Option<u64>,

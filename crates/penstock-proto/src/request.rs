@@ -1,21 +1,21 @@
 //! Requests of the control plane, over connections that break.
 //!
-//! A request has a number. A worker repeats on a new connection what has no answer, in the order in which it was asked; the server keeps
-//! its answers until the worker says that it has them, and answers what is repeated with what it said before:
+//! A request has a number. A worker repeats on a new connection what has no answer, in the order in which it was asked; the
+//! server keeps its answers until the worker says that it has them, and answers what is repeated with what it said before:
 //!
-//! - **Q-1** A request is carried out once, and who asked hears the answer, wherever connections break.
+//! - **Q-1** A request is carried out once, and the worker hears the answer, wherever connections break.
 //!
 //! Pure state. Memory: a message for each request without an answer, and for each answer that the worker has not said to have.
 
 use crate::message::{Ask, MessageError, Request, encode};
 use std::collections::BTreeMap;
 
-/// Answers kept at most for a worker that may connect again, and their bytes: those that it has not said to have. It has no
-/// more requests open at once than it has threads that ask.
+/// Answers kept at most for a worker that may connect again, and their bytes: those that it has not said it has. It has no more
+/// requests open at once than it has threads that ask.
 const MOST_KEPT: usize = 4096;
 const MOST_KEPT_BYTES: usize = 4 << 20;
 
-/// A worker's side: what it has asked and not heard, each with whoever waits for the answer.
+/// A worker's side: what it has asked and not heard, each with the thread that waits for the answer.
 #[derive(Debug)]
 pub struct Requests<T> {
     next: u64,
@@ -44,7 +44,7 @@ impl<T> Requests<T> {
         self.open.keys().next().copied().unwrap_or(0)
     }
 
-    /// A request needs no answer any more: it has come, or nobody waits for it. Who waited, if somebody did.
+    /// A request needs no answer any more: it has come, or no thread waits for it. Returns the thread that waited, if one did.
     pub fn settle(&mut self, id: u64) -> Option<T> {
         self.open.remove(&id).map(|(_, waits)| waits)
     }
@@ -54,7 +54,7 @@ impl<T> Requests<T> {
         self.open.values().map(|(bytes, _)| bytes.as_slice())
     }
 
-    /// Nobody waits any more.
+    /// No thread waits any more.
     pub fn clear(&mut self) {
         self.open.clear();
     }
@@ -82,7 +82,8 @@ impl Answers {
         }
     }
 
-    /// Keeps an answer until the worker says that it needs it no more. `false`: it leaves more of them open than any honest worker.
+    /// Keeps an answer until the worker says that it no longer needs it. `false`: it leaves more of them open than
+    /// any honest worker.
     pub fn keep(&mut self, request: u64, answer: &[u8]) -> bool {
         self.bytes += answer.len();
         self.bytes -= self.kept.insert(request, answer.to_vec()).map_or(0, |before| before.len());

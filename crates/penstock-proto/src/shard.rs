@@ -12,12 +12,12 @@
 //! - **C-4** Under BSP the contributions to a version are folded in one step, in rank order, whatever order they came in.
 //! - **C-5** A submission that is refused changes nothing.
 //!
-//! A fold is two steps. [`Home::fold`] adds the contributions up; its *commit* makes the result the chunk's value and publishes it.
-//! Where the answer is [`Folded::Committed`] both are one. Where it is [`Folded::Waits`], for the norm of all sums, for replicas, for
-//! what a rack's other servers have, the chunk stands still until somebody calls [`Shard::commit`]: its contributions stay in their
-//! lanes, which are not free, and later ones stand in line behind them.
+//! A fold is two steps. [`Home::fold`] adds the contributions up; its *commit* makes the result the chunk's value and publishes
+//! it. Where the answer is [`Folded::Committed`] the two are one. Where it is [`Folded::Waits`], for the norm of all sums, for
+//! replicas, for what a rack's other servers have, the chunk stands still until [`Shard::commit`] is called: its contributions
+//! stay in their lanes, which are not free, and later ones stand in line behind them.
 //!
-//! Cost of a push, each chunk: one look at the worker's stamp and a count. Of a fold: O(workers) beside the fold itself.
+//! Cost of a push, each chunk: one look at the worker's stamp and a count. Cost of a fold: O(workers) beside the fold itself.
 //! Memory: 8 bytes for each worker and chunk, 24 for each chunk. No allocation after a tensor is declared.
 
 use crate::clock::{Clocks, MAX_CLOCK};
@@ -139,7 +139,7 @@ pub enum SubmissionRefused {
         /// What came.
         got: u64,
     },
-    /// The numbers are no settings of the tensor's optimizer.
+    /// The numbers are not valid settings of the tensor's optimizer.
     #[error("it pushed `{name}` with bad settings: {reason}")]
     BadSettings {
         /// The tensor.
@@ -147,7 +147,7 @@ pub enum SubmissionRefused {
         /// What is wrong.
         reason: String,
     },
-    /// A lane is loaded that holds an update still to be folded, or by a worker that may not, or to a slot there is not.
+    /// A lane is loaded that holds an update still to be folded, or by a worker that may not, or to a slot that does not exist.
     #[error(
         "it loaded slot {slot} of `{name}`: only worker 0 may, with nothing pending, to slots up to {slots}"
     )]
@@ -159,7 +159,7 @@ pub enum SubmissionRefused {
         /// Largest slot.
         slots: u32,
     },
-    /// A contribution of a peer that is no worker.
+    /// A contribution of a peer that is not a worker.
     #[error("expected contributions of workers only, got one of {peer}")]
     NoWorker {
         /// Who it is.
@@ -176,8 +176,8 @@ pub enum SubmissionRefused {
     Failure(#[from] JobFailure),
 }
 
-/// A submission that was judged, with whose it is. Only [`Shard::judge`] makes one, and only [`Shard::take`] takes one: so what comes over
-/// the network in two parts is judged by its first, once.
+/// A submission that was judged, with whose it is. Only [`Shard::judge`] makes one, and only [`Shard::take`] takes one: so what
+/// comes over the network in two parts is judged by its first, once.
 #[derive(Debug, PartialEq)]
 pub struct Judged {
     peer: PeerId,
@@ -222,7 +222,8 @@ struct Tensor {
     folded: Vec<u64>,
     /// Contributions of each worker that wait in its lane: for others under BSP, for a commit.
     pending: Vec<usize>,
-    /// Folds that wait for their commit, by local index, and whose contributions are in them. A chunk that is in here stands still.
+    /// Folds that wait for their commit, by local index, and whose contributions are in them. A chunk that
+    /// is in here stands still.
     uncommitted: BTreeMap<usize, Vec<Rank>>,
     /// SSP and ASP: contributions to such chunks, as they came.
     behind: Vec<(usize, Rank)>,
@@ -281,7 +282,7 @@ impl Shard {
         self.tensors.insert(id, tensor);
     }
 
-    /// Takes a submission of `writer`, which is live and sees the values itself: judges it, and takes it at once.
+    /// Takes a submission of `writer`, which is live and sees the values itself. Judges it, and takes it at once.
     pub fn submit(
         &mut self,
         writer: Rank,
@@ -302,10 +303,11 @@ impl Shard {
         }
     }
 
-    /// Judges what a peer submits, and changes nothing: before its payload is let into the lane. Whoever is no worker may fetch and leave.
+    /// Judges what a peer submits, and changes nothing: before its payload is let into the lane. A peer that is not a worker may
+    /// fetch and leave.
     ///
-    /// What is judged here only the peer's own submissions change, which come in order: it still holds when the payload has come,
-    /// whatever others have done meanwhile. What they can change is looked at by [`Shard::take`].
+    /// Only the peer's own submissions, which come in order, change what is judged here: it still holds when the payload has
+    /// come, whatever others have done meanwhile. What they can change is looked at by [`Shard::take`].
     pub fn judge(&self, peer: PeerId, submission: &Submission) -> Result<Judged, SubmissionRefused> {
         match (*submission, peer.rank()) {
             (Submission::Fetch { tensor, version, .. }, _) => {
@@ -328,8 +330,8 @@ impl Shard {
         Ok(Judged { peer, submission: *submission })
     }
 
-    /// Takes what was judged, of a peer that is live, before anything else of that peer is judged. A fetch is for whoever sends values to
-    /// see to: here it does nothing.
+    /// Takes what was judged, of a peer that is live, before anything else of that peer is judged. A fetch does nothing here:
+    /// whatever sends values sees to it.
     pub fn take(&mut self, judged: Judged, home: &mut impl Home) -> Result<(), SubmissionRefused> {
         debug_assert!(self.judge(judged.peer, &judged.submission).is_ok(), "what was judged still holds");
         let Some(writer) = judged.peer.rank() else { return Ok(()) };
@@ -373,7 +375,7 @@ impl Shard {
     pub fn remove(&mut self, rank: Rank, home: &mut impl Home) -> Result<(), JobFailure> {
         let removed = self.clocks.remove(rank);
         let waits = |(_, tensor): &(TensorId, &Tensor)| tensor.unloaded > 0;
-        // Also for who was removed before: a tensor may have been declared since.
+        // Also for a worker that was removed before: a tensor may have been declared since.
         if rank == 0
             && let Some((_, tensor)) = self.tensors.iter().find(waits)
         {
@@ -403,8 +405,8 @@ impl Shard {
         self.clocks.live().filter(behind).collect()
     }
 
-    /// How many contributions of `reader` must have been folded before it is sent a value: out of step it finds all of its own in what it
-    /// reads, also those that wait for a commit. Who is no worker has contributed nothing.
+    /// How many contributions of `reader` must have been folded before it is sent a value: out of step it finds all of its own in
+    /// what it reads, also those that wait for a commit. A peer that is not a worker has contributed nothing.
     pub fn promised(&self, reader: PeerId, id: TensorId) -> u64 {
         let tensor = self.tensors.get(id).filter(|tensor| !tensor.spec.consistency.folds_together());
         match (tensor, reader.rank()) {
@@ -455,7 +457,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Under BSP one step is taken for all, also for who has left since: they must mean the same step.
+    /// Under BSP one step is taken for all, also for those that have left since: they must mean the same step.
     fn check_settings(
         &self,
         writer: Rank,
@@ -601,7 +603,7 @@ impl Shard {
         self.begin(id, home)
     }
 
-    /// The tensor has its first value, whole: whoever has passed iterations by already moves it on.
+    /// The tensor has its first value, whole: workers that have already passed iterations by move it on.
     fn begin(&mut self, id: TensorId, home: &mut impl Home) -> Result<(), SubmissionRefused> {
         self.advance_all(id, home)?;
         Ok(())
@@ -628,7 +630,7 @@ impl Shard {
         result
     }
 
-    /// After the set of live workers changed: who of them has arrived at each chunk.
+    /// After the set of live workers changed: which of them have arrived at each chunk.
     fn recount(&mut self, id: TensorId) {
         let Self { clocks, tensors, .. } = self;
         let Some(tensor) = tensors.get_mut(id) else { return };
@@ -771,8 +773,8 @@ impl<H: Home> Step<'_, H> {
         }
     }
 
-    /// C-2: the version is the least, over live workers, of what they have stamped or passed by; less where one of those stamps stands
-    /// in line for a commit.
+    /// C-2: the version is the least, over live workers, of what they have stamped or passed by; less where one of those stamps
+    /// stands in line for a commit.
     fn raise_alone(&mut self, tensor: &mut Tensor, local: usize) {
         if tensor.behind.iter().any(|&(behind, _)| behind == local) {
             return;
@@ -830,14 +832,14 @@ impl<H: Home> Step<'_, H> {
         self.clocks.live().all(ready)
     }
 
-    /// The next version that anyone contributes to, or that a live worker has not passed by, when no one contributes to this
-    /// one. `None`: nobody is left, and nothing waits.
+    /// The next version that a worker contributes to, or that a live worker has not passed by, when none contributes to this one.
+    /// `None`: no worker is left, and nothing waits.
     fn next_due(&self, tensor: &Tensor, local: usize) -> Option<u64> {
         let stamps = tensor.stamps(self.clocks.size(), local);
         let version = tensor.states[local].version;
         let bound = |rank: Rank| {
             let stamped = stamps[rank as usize];
-            // Also what a worker left behind that has gone: it must not be passed over.
+            // Also what a worker that has gone left behind: it must not be passed over.
             let contributes = (stamped > version + 1).then(|| stamped - 1);
             contributes.or_else(|| self.clocks.is_live(rank).then(|| self.clocks.of(rank)))
         };
@@ -864,8 +866,8 @@ impl<H: Home> Step<'_, H> {
         }
     }
 
-    /// Workers that have gone and yet divide a mean under BSP: it is over everyone whose update is in it or who had
-    /// completed that iteration. So it does not depend on when the others hear that someone left.
+    /// Workers that have gone and yet divide a mean under BSP: it is over every worker whose update is in it or that had
+    /// completed that iteration. So it does not depend on when the others hear that one left.
     fn gone(&self, tensor: &Tensor, local: usize) -> u32 {
         if !tensor.spec.consistency.folds_together() {
             return 0;

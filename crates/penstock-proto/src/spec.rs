@@ -54,7 +54,7 @@ pub struct TensorSpec {
     pub refuse_nonfinite: bool,
 }
 
-/// Why a declaration is no declaration of a tensor.
+/// Why a declaration is not one of a tensor.
 #[derive(Debug, Clone, PartialEq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum SpecError {
@@ -142,7 +142,8 @@ impl TensorSpec {
         self.check_replacement()
     }
 
-    /// Where contributions are folded one by one each has its share of the mean, so that their sum is one: of which the last alone would stay.
+    /// Where contributions are folded one by one each has its share of the mean, so that their sum is a mean; of these the last
+    /// alone would stay.
     fn check_replacement(&self) -> Result<(), SpecError> {
         let means = self.rule == Rule::Replace && self.reduce == Reduce::Mean;
         if means && !self.consistency.folds_together() {

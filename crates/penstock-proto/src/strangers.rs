@@ -1,9 +1,9 @@
-//! Who of the connections that have not proved who they are goes where there is no room for one more: one host, or one network, must not
-//! take the places of the others.
+//! Which of the connections that have not proved who they are is closed when there is no room for one more: one host, or one
+//! network, must not take the places of the others.
 //!
-//! A host that has all that one may have loses its own oldest. Where all places are taken the network with the most loses its oldest;
-//! where each has few, whoever has said nothing for longest goes, or the oldest of all: who has many addresses must not push out the
-//! one host with a handful of workers.
+//! A host that has all the places that one may have loses its own oldest. Where all places are taken the network with the most
+//! loses its oldest; where each has few, the connection that has said nothing for longest goes, or the oldest of all: a host with
+//! many addresses must not push out the one host with a handful of workers.
 //!
 //! Cost of a newcomer: a look at each stranger.
 
@@ -13,18 +13,18 @@ use std::net::IpAddr;
 /// How many there may be.
 #[derive(Debug, Clone, Copy)]
 pub struct Places {
-    /// Of one host.
+    /// From one host.
     pub a_host: usize,
-    /// Of all hosts together.
+    /// From all hosts together.
     pub all: usize,
-    /// Of one network, that are few: as many as workers that start at once have.
+    /// From one network, that count as few: as many as workers that start at once have.
     pub few: usize,
 }
 
 /// One of them.
 #[derive(Debug, Clone, Copy)]
 pub struct Stranger<K> {
-    /// What its owner knows it by: who came later has a greater one.
+    /// What its owner knows it by: one that came later has a greater one.
     pub key: K,
     /// Where it comes from.
     pub host: IpAddr,
@@ -33,7 +33,7 @@ pub struct Stranger<K> {
 }
 
 impl Places {
-    /// Who goes for one more of `host`; `None` if there is room.
+    /// Which one goes for one more of `host`; `None` if there is room.
     pub fn who_goes<K: Copy + Ord>(
         &self,
         strangers: impl Iterator<Item = Stranger<K>> + Clone,
@@ -62,7 +62,7 @@ fn oldest<K: Ord>(strangers: impl Iterator<Item = Stranger<K>>) -> Option<K> {
     strangers.map(|stranger| stranger.key).min()
 }
 
-/// What of an address somebody was given: of IPv6 the first half, in which everyone has as many as it likes.
+/// The part of an address that its owner was given: of IPv6 the first half, within which it has as many as it likes.
 fn network(host: IpAddr) -> IpAddr {
     match host {
         IpAddr::V4(_) => host,

@@ -75,7 +75,7 @@ pub enum Submission {
 /// A submission that no honest worker writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SubmissionError {
-    /// The kind is none of ours.
+    /// The kind is not one of ours.
     #[error("expected a submission of kind 1 to 6, got {got}")]
     UnknownKind {
         /// What stood in the kind field.

@@ -1,4 +1,4 @@
-//! What somebody says: in how many letters, and which.
+//! What a peer says: how long it may be, and in which characters.
 
 /// What the user can do about an error, for the line that starts with `hint:`.
 pub trait Hint {
@@ -6,11 +6,11 @@ pub trait Hint {
     fn hint(&self) -> Option<String>;
 }
 
-/// Most bytes of a text in which somebody says what went wrong: so whoever is told why a job failed is told in one message.
+/// Most bytes of a text that says what went wrong: so the reason why a job failed always fits into one message.
 pub const MAX_TEXT_BYTES: usize = 1024;
 
-/// Cuts what is longer than `most` bytes, and says so. What is left are letters: line ends become spaces, and no other character
-/// rules a terminal or a log that a peer's words are shown in.
+/// Cuts what is longer than `most` bytes, and says so. Line ends become spaces, and other control characters are replaced, so
+/// that none controls a terminal or a log in which a peer's words are shown.
 pub fn shorten(text: &mut String, most: usize) {
     const CUT: &str = " ...";
     if text.contains(char::is_control) {

@@ -1,18 +1,19 @@
-//! Who is late, and when: the rule by which both ends of a connection watch each other.
+//! Which peer is late, and when: the rule by which both ends of a connection watch each other.
 //!
 //! | in parts of a lease | what |
 //! |---|---|
-//! | 1/8 | whoever watches looks at least this often, and shows as often that it lives |
+//! | 1/8 | each end looks at least this often, and shows as often that it is alive |
 //! | 1/4 | most that counts of the time between two looks ([`Lived`]): the rest this process was suspended |
-//! | 1/2 | a connection on which nothing came for this long is given up and made again, which loses nothing |
+//! | 1/2 | a connection on which nothing came for this long (for control: no answer to a sign of life) is given up and made again, which loses nothing |
 //! | 1 | a peer of which nothing came for this long, on any connection, is lost |
 //!
-//! So a connection that is silent one way is made again before anybody is lost for it. Pure state: the caller has the clock, and the
+//! So a connection that is silent one way is made again before any peer is lost for it: where nothing comes the other end sees
+//! it, where nothing arrives its answers stop, whatever else it says. Pure state: the caller has the clock, and the
 //! time that it names is what its process [lived](Lived).
 
 use crate::membership::{Lease, Lived};
 
-/// The longest sleep of whoever watches, in milliseconds.
+/// The longest sleep of a thread that watches, in milliseconds.
 pub const fn look_every(lease_ms: u64) -> u64 {
     if lease_ms < 8 { 1 } else { lease_ms / 8 }
 }
@@ -54,7 +55,7 @@ impl Vigil {
         self.connection = Lease::new(self.lease_ms / 2, now_ms);
     }
 
-    /// Whether nothing came on this connection for half a lease.
+    /// Whether nothing came on this connection for half a lease; `sign` counts what shows that the peer hears, too.
     pub fn is_silent(&mut self, sign: u64, now_ms: u64) -> bool {
         self.connection.has_ended(sign, now_ms)
     }

@@ -446,7 +446,8 @@ fn nothing_is_sent_before_the_shard_has_spoken_and_nothing_follows_a_goodbye() {
     assert!(line.subscriber.take(&Submission::Leave).is_err());
 }
 
-// Found by the simulator: the fetch that had not been taken went first on the new connection, and its ticket stood for the state too.
+// Found by the simulator: the fetch that had not been taken went first on the new connection, and its ticket
+// stood for the state too.
 #[test]
 fn a_ticket_does_not_pass_a_state_whose_answer_was_lost() {
     let mut line = Line::started();

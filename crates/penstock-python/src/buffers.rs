@@ -55,8 +55,8 @@ impl Memory {
         let base = memory.mapping.base().as_ptr().wrapping_add(memory.at);
         let nbytes = memory.nbytes as ffi::Py_ssize_t;
         let readonly = c_int::from(memory.readonly);
-        // SAFETY: the memory is mapped as long as the mapping lives, which the object that the view refers to holds. Python
-        // knows no other way to share memory than this one; who writes it when is documented with each tensor method.
+        // SAFETY: the memory is mapped as long as the mapping lives, which the object that the view refers to holds. Python knows
+        // no other way to share memory than this one; what writes it, and when, is documented with each tensor method.
         let filled =
             unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), base.cast(), nbytes, readonly, flags) };
         if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
@@ -90,7 +90,7 @@ impl Held {
         })
     }
 
-    /// `None` if it is not contiguous, or may not be written and shall be: what is wrong is said by who looks closer.
+    /// `None` if it is not contiguous, or is to be written and may not be: a closer look says what is wrong.
     #[inline]
     pub(crate) fn quick(object: &Bound<'_, PyAny>, writable: bool) -> Option<Self> {
         Self::ask(object, ffi::PyBUF_ND | if writable { ffi::PyBUF_WRITABLE } else { 0 }).ok()

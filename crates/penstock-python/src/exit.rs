@@ -1,8 +1,8 @@
 //! The end of the process: the code that it ends with, and jobs that are open until then.
 //!
-//! What fails when the interpreter ends (`atexit`) is printed and forgotten: the process would end with 0, and whoever started it would
-//! believe that all is well. And nothing that runs then is told the exit code: whether this worker is done or has failed is known only to
-//! the C library, which ends the process. So a job that is still open is left there.
+//! What fails when the interpreter ends (`atexit`) is printed and forgotten: the process would end with 0, and its starter would
+//! believe that all is well. And nothing that runs then is told the exit code: whether this worker is done or has failed is known
+//! only to the C library, which ends the process. So a job that is still open is left there.
 
 use crate::detach::{Core, about_to_end, at_exit};
 use crate::error::class_of;
@@ -23,7 +23,8 @@ static FAILED: AtomicBool = AtomicBool::new(false);
 type Child = (c_int, PathBuf);
 
 unsafe extern "C" {
-    /// As `atexit`, but the function is given the exit code, and this argument. Of the GNU C library; the last one given is called first.
+    /// Like `atexit`, but the function is given the exit code, and this argument. From the GNU C library; the last one given
+    /// is called first.
     fn on_exit(function: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
 }
 
@@ -71,7 +72,7 @@ fn register(function: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) 
 extern "C" fn part(status: c_int, job: *mut c_void) {
     // SAFETY: it is what `leave_at_exit` made, which gave it to this one call. It is never dropped: the process ends.
     let job: &Arc<Core<Job>> = Box::leak(unsafe { Box::from_raw(job.cast()) });
-    // What the shell, and whoever started the process, are given of it.
+    // What the shell, and any other starter of the process, are given of it.
     let code = status & 0xff;
     let left = at_exit(|free| match code {
         0 => job.on(free).leave(None),

@@ -66,7 +66,7 @@ impl LauncherVariables {
         let of = self.of.bind(py);
         let get = |name: &str| {
             let value = of.call_method1("get", (name,)).ok()?;
-            // What is no text is none of the values that are looked for.
+            // What is not text is none of the values that are looked for.
             Some(value.cast::<PyString>().ok()?.to_string_lossy().into_owned())
         };
         look(&Environment(&get)).map_err(|error| refuse(py, &error))

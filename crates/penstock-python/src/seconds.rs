@@ -1,4 +1,5 @@
-//! A span that a caller names, in seconds: every timeout comes in by this type, so that each is judged alike and in the same words.
+//! A span that a caller names, in seconds: every timeout comes in by this type, so that each is judged in the same way and in
+//! the same words.
 
 use crate::error::bad_argument;
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
@@ -10,8 +11,8 @@ use std::time::Duration;
 /// What no number of seconds exceeds: some 35,000 years.
 const LONGEST: Duration = Duration::from_secs(1 << 40);
 
-/// A number of seconds, 0 or more; `inf` and whatever else is beyond [`LONGEST`] is that. Or why it is none: what an argument's
-/// extraction fails with, PyO3 adds a note of its own to, and a call's hint is the last line.
+/// A number of seconds, 0 or more; `inf` and whatever else is beyond [`LONGEST`] counts as [`LONGEST`]. Or why it is not valid:
+/// PyO3 adds a note of its own to what an argument's extraction fails with, and a call's hint is the last line.
 #[derive(Debug)]
 pub(crate) struct Seconds(PyResult<Duration>);
 
@@ -45,7 +46,7 @@ fn judge(given: Borrowed<'_, '_, PyAny>) -> PyResult<Duration> {
     Ok(Duration::try_from_secs_f64(number).map_or(LONGEST, |span| span.min(LONGEST)))
 }
 
-/// Of what is no float itself. A truth is a number to Python, and a mistake here, NumPy's too (`bool_` before its 2.0).
+/// For what is not a float itself. A truth value is a number to Python, and a mistake here, NumPy's too (`bool_` before its 2.0).
 fn number(given: Borrowed<'_, '_, PyAny>) -> PyResult<f64> {
     let is_truth =
         given.is_instance_of::<PyBool>() || matches!(given.get_type().name()?.to_str()?, "bool" | "bool_");
@@ -55,7 +56,7 @@ fn number(given: Borrowed<'_, '_, PyAny>) -> PyResult<f64> {
     given.extract::<f64>().or_else(|error| {
         let py = given.py();
         if error.is_instance_of::<PyOverflowError>(py) {
-            // A whole number that no float holds.
+            // A whole number that no float can hold.
             return if given.gt(0)? { Ok(f64::INFINITY) } else { Err(refuse(given)) };
         }
         let other = error.is_instance_of::<PyTypeError>(py) || error.is_instance_of::<PyValueError>(py);

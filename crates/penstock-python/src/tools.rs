@@ -85,7 +85,8 @@ pub(crate) fn check_options(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyRe
     checked.map(drop).map_err(|error| raise_option(py, &error))
 }
 
-/// What is to be said of each environment variable of ours that nobody reads, with a hint if it is nearly one that somebody does.
+/// What is to be said of each environment variable of ours that nothing reads, with a hint if it is nearly one that
+/// something does.
 #[pyfunction]
 pub(crate) fn stray_names(names: Vec<String>) -> Vec<(String, Option<String>)> {
     strays(names).into_iter().map(|stray| (stray.to_string(), stray.hint())).collect()

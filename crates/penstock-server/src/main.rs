@@ -122,7 +122,7 @@ fn index(text: &str, servers: u32) -> Result<u32, Refused> {
     })
 }
 
-/// Refuses variables that are nearly ours, and tells of others with the prefix, which may be somebody else's.
+/// Refuses variables that are nearly ours, and reports others with the prefix, which may be another program's.
 #[expect(clippy::print_stderr, reason = "a command speaks to its user")]
 fn check_names() -> Result<(), Refused> {
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());

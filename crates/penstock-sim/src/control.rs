@@ -1,8 +1,8 @@
 //! Both ends of a control connection: the real machines of `penstock_proto`, and what stands around them.
 //!
-//! What a worker does when it stands at a barrier is written here and in `cluster/control.rs` once more
-//! (`crates/penstock/src/worker/link/barrier.rs`), and so is what the server's control thread does with what is asked
-//! (`crates/penstock/src/server/control`). Numbers, repetition, answers, records, messages and the roster are the real ones.
+//! What a worker does when it stands at a barrier (`crates/penstock/src/worker/link/barrier.rs`) is written once more here and in
+//! `cluster/control.rs`, and so is what the server's control thread does with requests (`crates/penstock/src/server/control`).
+//! Numbers, repetition, answers, records, messages and the roster are the real ones.
 
 use crate::rng::Rng;
 use penstock_proto::Rank;
@@ -36,7 +36,7 @@ pub enum AtBarrier {
         /// Whether the barrier has opened, if it was told so meanwhile.
         opened: Option<bool>,
     },
-    /// It hears out what became of an earlier attempt.
+    /// It waits to hear what became of an earlier attempt.
     Doubts(u64),
 }
 
@@ -51,7 +51,7 @@ pub struct Link {
     pub joined: bool,
     /// The request to a barrier of which it is not known whether this worker has passed it, and what was heard of it since.
     pub doubtful: Option<(u64, Option<bool>)>,
-    /// Grows whenever a wait begins or ends: an alarm that was set for another is none.
+    /// Grows whenever a wait begins or ends: an alarm that was set for another does not count.
     pub waits: u64,
 }
 
@@ -80,20 +80,20 @@ pub struct Clerk {
 /// The server's end.
 #[derive(Debug)]
 pub struct Desk {
-    /// Who is here.
+    /// Which workers are here.
     pub roster: Roster,
     /// What is kept of them.
     pub clerks: BTreeMap<Rank, Clerk>,
     /// Shards that have taken each worker's goodbye.
     pub departed: BTreeMap<Rank, BTreeSet<usize>>,
-    /// Who has said hello on the connection that there is.
+    /// Which workers have said hello on the present connection.
     pub greeted: BTreeSet<Rank>,
-    /// Who was let go, and may come again because it has not heard so.
+    /// Which workers were let go, and may come again because they have not heard so.
     pub parted: BTreeMap<Rank, Session>,
 }
 
 impl Desk {
-    /// Nobody is here.
+    /// None is here.
     pub fn new(workers: u32) -> Self {
         Self {
             roster: Roster::new(workers),

@@ -15,7 +15,7 @@ use penstock_proto::{Rank, TensorId};
 /// What contributions are made of.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
-    /// Each says who made it and when; read back by the checkers.
+    /// Each says which worker made it and when; read back by the checkers.
     Marked(Marks),
     /// Gradients, computed from what was pulled: an error anywhere spreads.
     Descent,
@@ -51,7 +51,7 @@ pub struct Workload {
     seed: u64,
     /// What contributions are made of.
     pub kind: Kind,
-    /// Iterations of who stays to the end.
+    /// Iterations of a worker that stays to the end.
     pub iterations: u64,
     /// The clock at which each worker leaves.
     pub leaves_at: Vec<u64>,
@@ -168,8 +168,8 @@ impl Workload {
 
     /// Whether `rank` pulls `tensor` at the end of `iteration`, when all is pushed, and with which slack of its own.
     ///
-    /// Such a pull waits for this iteration's updates of the others, who may at that moment wait for ours: it is made only
-    /// where slack allows or where everybody pushes, as a program must see to.
+    /// Such a pull waits for this iteration's updates of the others, which may at that moment wait for ours: it is made only
+    /// where slack allows or where all push, as a program must see to.
     pub fn pulls_again(&self, rank: Rank, tensor: TensorId, iteration: u64) -> Option<Option<u32>> {
         let declared = self.tensors[tensor as usize].declared_at <= iteration;
         let wanted = self.draw(PULLS_AGAIN, rank, tensor, iteration).is_multiple_of(3);
@@ -185,7 +185,7 @@ impl Workload {
         (declared && wanted && (effective != Some(0) || all_push())).then_some(slack)
     }
 
-    /// The optimizer's numbers in `iteration`: the rate falls once, on every worker alike.
+    /// The optimizer's numbers in `iteration`: the rate falls once, on every worker in the same way.
     pub fn settings(&self, tensor: TensorId, iteration: u64) -> Settings {
         let mut settings = self.tensors[tensor as usize].settings;
         if iteration >= self.iterations / 2 {

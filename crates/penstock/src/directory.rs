@@ -1,8 +1,8 @@
-//! A directory of this process alone: made under a name that nobody can guess, open to its user only, locked while the process
+//! A directory of this process alone: made under a name that cannot be guessed, open to its user only, locked while the process
 //! lives, removed when it is dropped.
 //!
-//! What processes left behind that were killed is known by its lock, which the kernel gives back with the process. Numbers of
-//! processes would not do: in a container that shares the directory the process that has one is another, or none.
+//! What killed processes left behind is known by its lock, which the kernel gives back with the process. Process numbers would
+//! not do: in a container that shares the directory, the process with that number is another one, or there is none.
 
 use crate::wire::random;
 use penstock_fabric::forked::Maker;
@@ -11,16 +11,17 @@ use rustix::fs::{FlockOperation, Mode, OFlags, Stat};
 use rustix::io::{self, Errno};
 use std::path::{Path, PathBuf};
 
-/// Open to nobody but its user.
+/// Open to its user only.
 const PRIVATE: u32 = 0o700;
-/// Names that are tried. Another try is needed only where somebody else's cleaning took the new directory for one left behind.
+/// Names that are tried. Another try is needed only where another process, cleaning up, took the new directory for
+/// one left behind.
 const TRIES: u32 = 16;
 
 /// The directory.
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
-    /// Who holds its lock owns it.
+    /// The holder of its lock owns it.
     lock: OwnedFd,
     maker: Maker,
 }
@@ -31,7 +32,8 @@ impl Directory {
         for _ in 0..TRIES {
             let number = u64::from_le_bytes(random::bytes()?);
             let path = base.join(format!("{prefix}{number:016x}"));
-            // Fails where the name is taken, by whatever: a link or a directory of another user's making is never gone into.
+            // Fails where the name is taken, by whatever it is: a link or a directory of another user's making is
+            // never gone into.
             match rustix::fs::mkdir(&path, Mode::from_raw_mode(PRIVATE)) {
                 Err(Errno::EXIST) => continue,
                 made => made?,
@@ -58,7 +60,7 @@ impl Directory {
         for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix)) {
             let path = entry.path();
             let Ok(lock) = open(&path) else { continue };
-            // From here to the removal nobody can take it for theirs: they would have to lock it.
+            // From here to the removal no process can take it for its own: it would have to lock it.
             if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
                 && is_ours(&lock, &path) == Ok(true)
             {
@@ -82,7 +84,7 @@ fn open(path: &Path) -> io::Result<OwnedFd> {
     rustix::fs::open(path, flags, Mode::empty())
 }
 
-/// Whether an open directory is still what its name says, belongs to this process's user, and is open to nobody else.
+/// Whether an open directory is still what its name says, belongs to this process's user, and is open to no other user.
 fn is_ours(directory: &OwnedFd, path: &Path) -> io::Result<bool> {
     let file = |found: &Stat| (found.st_dev, found.st_ino);
     let opened = rustix::fs::fstat(directory)?;

@@ -31,7 +31,7 @@ pub(crate) fn explain(errno: Errno) -> String {
     }
 }
 
-/// The same of an error of the standard library's.
+/// The same for an error of the standard library.
 pub(crate) fn explain_io(error: &std::io::Error) -> String {
     error.raw_os_error().map_or_else(|| error.to_string(), |code| explain(Errno::from_raw_os_error(code)))
 }
@@ -62,6 +62,7 @@ mod tests {
         assert!(text.contains(&descriptors().to_string()) && text.contains("ulimit -n"), "{text}");
         assert!(!explain(Errno::NOMEM).contains("max_map_count"), "memory is not mappings");
     }
+
     // In a process of its own, which has no mapping left for other tests. To find that out takes memory, too.
     #[test]
     #[expect(clippy::print_stdout, clippy::print_stderr, reason = "it tells another process what it found")]

@@ -1,7 +1,7 @@
-//! Warnings, a line each on standard error: what a server or a manager has to say that nobody asked for.
+//! Warnings, a line each on standard error: what a server or a manager has to say without being asked.
 //!
-//! Nothing waits for who reads it: a thread of a server that did would stand still with its reader. What is not taken at once is lost.
-//! Nor does anything grow with who asks for it: the same line is said once a minute, and so many lines at most.
+//! Nothing waits for a reader: a server's thread that did would stand still with it. What is not taken at once is lost. Nor does
+//! anything grow with what peers provoke: the same line is said once a minute, and so many lines at most.
 
 use crate::wait::poll;
 use penstock_proto::error::{MAX_TEXT_BYTES, shorten};
@@ -21,11 +21,11 @@ use tracing::{Event, Metadata, Subscriber};
 
 /// How long a line is not said again: what is tried again and again, or comes with each connection, would fill a disk.
 const QUIET: Duration = Duration::from_secs(60);
-/// Lines in that time. Of more than that nobody reads any, and each is remembered, in 1 MiB at most in all.
+/// Lines in that time. No one reads more than that, and each is remembered, in 1 MiB at most in all.
 const MOST: usize = 1024;
 
-/// From now on this process's warnings go to standard error, if it has one now. Where the process has another place for them, they go
-/// there.
+/// From now on this process's warnings go to standard error, if it has one now. Where the process has another place for
+/// them, they go there.
 pub fn warn_on_stderr() {
     if let Some(outlet) = Outlet::of(std::io::stderr().as_fd()) {
         let _ = tracing::subscriber::set_global_default(Lines { outlet, recent: Mutex::default() });
@@ -44,7 +44,7 @@ struct Outlet {
 /// How a line goes without waiting for a reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// Nobody has to read a file, and one that was opened anew would begin at its start; or the descriptor was opened not to wait.
+    /// A file needs no reader, and one that was opened anew would begin at its start; or the descriptor was opened not to wait.
     Write,
     /// A socket cannot be opened anew, but asked not to wait.
     Send,
@@ -53,7 +53,8 @@ enum Way {
 }
 
 impl Outlet {
-    /// Of nothing, and of a terminal that may not be opened anew, none: it says that it can be written when a line does not fit any more.
+    /// `None` for nothing, and for a terminal that may not be opened anew: it says that it can be written when a line does
+    /// not fit any more.
     fn of(stderr: BorrowedFd<'_>) -> Option<Self> {
         let found = rustix::fs::fstat(stderr).ok()?;
         let kind = FileType::from_raw_mode(found.st_mode);

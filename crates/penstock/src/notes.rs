@@ -1,7 +1,8 @@
-//! What whoever started a job's processes notes for workers that are about to join: who is lost.
+//! Notes that the launcher of a job's processes leaves for workers that no server tells: which process is lost.
 //!
-//! A server that has ended tells nobody, and a worker that comes later finds no socket, or one where nobody answers: it would wait as for
-//! a server that is about to start. The note stands beside the server's socket: two lines, `server 1` or `worker 1`, and how it ended.
+//! A server that has ended tells no worker. A worker that comes later finds no socket, or one where nothing answers: it would
+//! wait as for a server that is about to start. One whose connections go over the network would wait a lease, as for a line that
+//! is broken. The note stands beside the server's socket: two lines, `server 1` or `worker 1`, and how it ended.
 
 use penstock_proto::error::{JobFailure, Loss};
 use rustix::fs::OFlags;
@@ -22,7 +23,7 @@ pub(crate) fn beside(socket: &Path) -> PathBuf {
 
 /// What a note says; nothing where there is none, or one that this user did not write.
 pub(crate) fn read(path: &Path) -> Option<JobFailure> {
-    // Neither a link nor a pipe that nobody writes to.
+    // Neither a link nor a pipe without a writer.
     let flags = OFlags::NONBLOCK | OFlags::NOFOLLOW;
     let file = File::options().read(true).custom_flags(flags.bits() as i32).open(path).ok()?;
     let about = file.metadata().ok()?;

@@ -207,7 +207,7 @@ pub struct Options {
     pub key: Option<PathBuf>,
 }
 
-/// An option that is none, or has a value that it cannot have.
+/// An option that does not exist, or that has a value it cannot have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OptionError {

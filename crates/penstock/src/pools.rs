@@ -1,10 +1,10 @@
-//! Where small tensors lie: one behind the other in slabs that grow with what there is, so that thousands cost a few regions, and one
-//! costs little more than itself.
+//! Where small tensors lie: one behind the other in slabs that grow with what there is, so that thousands cost a few regions,
+//! and one costs little more than itself.
 
 use penstock_fabric::layout::{LINE, pages};
 
-/// Tensors below this share slabs, where one server is home of all of it. A larger one has regions of its own: it starts on a page, may
-/// be spread over servers, and what two mappings and a descriptor cost no longer counts.
+/// Tensors below this share slabs, where one server is home of all of it. A larger one has regions of its own: it starts on a
+/// page, may be spread over servers, and what two mappings and a descriptor cost no longer counts.
 pub(crate) const POOLED_BELOW: u64 = 256 * 1024;
 /// The first slab.
 const FIRST: usize = 64 * 1024;
@@ -40,7 +40,7 @@ impl Plan {
         })
     }
 
-    /// The least that such a slab may have, where there is not as much memory left.
+    /// The least that such a slab may have, if there is not that much memory left.
     pub(crate) fn least(bytes: usize) -> usize {
         pages(bytes)
     }

@@ -1,7 +1,7 @@
 //! A service: one process that homes the chunks of many jobs, each as if it were alone.
 //!
-//! Every job has a [`Server`] of its own behind the one acceptor: a control thread and shards that no other job's bytes ever reach,
-//! a catalog, a memory budget, a Unix socket. What jobs share is the processor, which the kernel shares out fairly among
+//! Every job has a [`Server`] of its own behind the one acceptor: a control thread and shards that no other job's bytes ever
+//! reach, a catalog, a memory budget, a Unix socket. What jobs share is the processor, which the kernel divides fairly among
 //! threads, the network, and the acceptor, which knows each job by its secret only.
 
 use crate::directory::Directory;
@@ -19,7 +19,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long who creates a job waits for the last one of that name, which was deleted, to end.
+/// How long creating a job waits for the last one of that name, which was deleted, to end.
 const ENDS_WITHIN: Duration = Duration::from_secs(1);
 /// Time between two looks at whether it has.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
@@ -105,7 +105,7 @@ impl Service {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Those that are ending still; who has ended is let go.
+    /// Those that are still ending; those that have ended are let go.
     fn ending(&self) -> MutexGuard<'_, HashMap<String, Server>> {
         let mut ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
         ending.retain(|_, server| !server.has_stopped());
@@ -170,7 +170,8 @@ impl Service {
         Ok(())
     }
 
-    /// Ends a job and forgets it; `false` if there was none. Its threads end by and by: who directs many jobs waits for none of them.
+    /// Ends a job and forgets it; `false` if there was none. Its threads end by and by: a caller that directs many jobs waits
+    /// for none of them.
     pub fn delete(&self, name: &str) -> bool {
         let mut jobs = self.jobs();
         let Some(mut server) = jobs.remove(name) else { return false };
@@ -201,7 +202,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // In a forked child they are the parent's, of whose threads one may hold the lock, and their sockets stay.
+        // In a forked child they are the parent's, one of whose threads may hold the lock, and their sockets stay.
         if !self.maker.is_here() {
             let jobs = self.jobs.get_mut().unwrap_or_else(PoisonError::into_inner);
             let ending = self.ending.get_mut().unwrap_or_else(PoisonError::into_inner);

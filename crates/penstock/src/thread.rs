@@ -1,5 +1,5 @@
-//! Threads that others of their process tell what to do, and that sleep on descriptors: what they are told stands in a queue, and
-//! a descriptor of their own wakes them.
+//! Threads that are told what to do by others of their process, and that sleep on descriptors: what they are told stands in a
+//! queue, and a descriptor of their own wakes them.
 
 use crate::wait::until_readable;
 use rustix::event::{EventfdFlags, eventfd};
@@ -24,9 +24,9 @@ pub(crate) fn bell() -> io::Result<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
 }
 
-/// Wakes whoever sleeps on a bell.
+/// Wakes the thread that sleeps on a bell.
 pub(crate) fn ring(bell: &impl AsFd) {
-    // It fails only when it is full, and then who listens is awake already.
+    // It fails only when it is full, and then the listener is awake already.
     let _ = io::write(bell, &1u64.to_le_bytes());
 }
 
@@ -66,11 +66,12 @@ pub(crate) trait Command: Send + 'static {
     const STOP: Self;
 }
 
-/// The end of whoever tells a thread what to do. When it is dropped the thread is told to end, and waited for if it was started by this.
+/// The end of those that tell a thread what to do. When it is dropped the thread is told to end, and waited for if it was
+/// started by this.
 #[derive(Debug)]
 pub(crate) struct Handle<C: Command> {
     commands: Sender<C>,
-    /// Whether there are commands; set before anyone can act on what they bring.
+    /// Whether there are commands; set before any thread can act on what they bring.
     flag: Arc<AtomicBool>,
     wakeup: Arc<Wakeup>,
     thread: Option<JoinHandle<()>>,
@@ -112,7 +113,7 @@ impl<C: Command> Handle<C> {
     /// Tells the thread what it need not wake up for.
     pub(crate) fn leave(&self, command: C) {
         let _ = self.commands.send(command);
-        // Pairs with the acquire loads of the inbox: who sees what was published after it sees the command too.
+        // Pairs with the acquire loads of the inbox: a thread that sees what was published after it sees the command too.
         self.flag.store(true, Ordering::Release);
     }
 

@@ -1,10 +1,11 @@
 //! Waiting: how a thread with nothing to do spends its time before it sleeps, how it sleeps on descriptors, and until when.
 //!
-//! A wake-up across cores costs tens of microseconds here, a look at a cache line a tenth of one: so whoever expects an answer soon
-//! looks again for a while. Where more of the job's threads are awake than there are cores, the one that is waited for may need this
-//! very core, so it is offered at once (yield). Elsewhere it is offered soon: beside a busy process both may have been put on one core,
-//! and who looked there for as long as a wake-up costs would keep the other from what it waits for all the while (measured: 55 to 75
-//! microseconds for the way of a row, where a wake-up costs 20; 7 if the core is offered after 2).
+//! A wake-up across cores costs tens of microseconds here, a look at a cache line a tenth of one: so whoever expects an
+//! answer soon looks again for a while. Where more of the job's threads are awake than there are cores, the one that is
+//! waited for may need this very core, so it is offered at once (yield). Elsewhere it is offered soon: beside a busy
+//! process both may have been put on one core, and who looked there for as long as a wake-up costs would keep the other
+//! from what it waits for all the while (measured: 55 to 75 microseconds for the way of a row, where a wake-up costs 20; 7
+//! if the core is offered after 2).
 
 use penstock_fabric::layout::flags;
 use penstock_fabric::region::Mapping;
@@ -35,7 +36,8 @@ const YIELDS_A_LOOK: u32 = 8;
 pub(crate) const INTERRUPT_EVERY: Duration = Duration::from_millis(50);
 /// Longest time that servers may take to say whom a wait that was in vain was for.
 pub(crate) const ASK_WITHIN: Duration = Duration::from_secs(2);
-/// The least that they have for it, however short the wait was: one that lives answers within that, over the network and under load.
+/// The least that they have for it, however short the wait was: one that lives answers within that, over
+/// the network and under load.
 const ASK_AT_LEAST: Duration = Duration::from_millis(250);
 
 /// Looks in vain at what another writes, between two yields.
@@ -190,8 +192,9 @@ impl Deadline {
     }
 }
 
-/// Looks again until nobody was writing there meanwhile: what was seen, and how many looks were in vain; `None` when the time is up. A
-/// writer is inside for about a microsecond, unless it needs this core. Whether the caller `stands` is asked now and then.
+/// Looks again until nobody was writing there meanwhile: what was seen, and how many looks were in vain; `None` when
+/// the time is up. A writer is inside for about a microsecond, unless it needs this core. Whether the caller
+/// `stands` is asked now and then.
 pub(crate) fn undisturbed<T, Disturbed, E>(
     deadline: Deadline,
     stands: impl Fn() -> Result<(), E>,
@@ -219,7 +222,8 @@ fn timespec(longest: Duration) -> Timespec {
     Timespec::try_from(longest).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 })
 }
 
-/// Sleeps until one of `fds` is ready, at most for `longest` if that is given; how many are. A signal ends it early: who waits looks again.
+/// Sleeps until one of `fds` is ready, at most for `longest` if that is given; how many are. A signal ends it
+/// early: who waits looks again.
 pub(crate) fn poll(fds: &mut [PollFd<'_>], longest: Option<Duration>) -> io::Result<usize> {
     rustix::event::poll(fds, longest.map(timespec).as_ref())
 }

@@ -1,5 +1,5 @@
-//! Producers that go between declaring a table and mapping their rows, or before they declare it: nobody waits for them, and who waits for
-//! one that only stays away hears its name.
+//! Producers that go between declaring a table and mapping their rows, or before they declare it: no worker waits for them, and
+//! one that waits for a producer that only stays away hears its name.
 
 mod common;
 
@@ -73,7 +73,7 @@ fn a_producer_that_is_lost_before_it_maps_its_rows_is_not_waited_for() {
     }
 }
 
-// The survivors were told that a row has no producer, and not who was to be it.
+// The survivors were told that a row has no producer, and not which worker was to be it.
 #[test]
 fn rows_of_a_worker_that_is_lost_before_it_declares_them_are_as_it_left_them() {
     for way in [Way::Memory, Way::Tcp] {
@@ -83,7 +83,7 @@ fn rows_of_a_worker_that_is_lost_before_it_declares_them_are_as_it_left_them() {
         };
         reads_nothing_of_worker_1(way, killed);
     }
-    // Also where it was on another host than who maps them.
+    // Also where it was on another host than the worker that maps them.
     reads_nothing_of_worker_1(Way::Mixed, |cluster| {
         let mut control = far(cluster, 0, 1);
         let how = Departure::Failed { what: "no".to_owned() };

@@ -1,5 +1,5 @@
-//! A call that ends with an error has done nothing: no half of an update is left behind, and nobody passes a barrier with a worker
-//! that was told it did not (M-1).
+//! A call that ends with an error has done nothing: no half of an update is left behind, and no worker passes a barrier with a
+//! worker that was told it did not (M-1).
 
 mod common;
 
@@ -72,7 +72,7 @@ fn a_tensor_of_any_size_is_pushed_in_as_many_submissions_as_find_room_at_once() 
     job.leave(None).unwrap();
 }
 
-/// It stood there still: the next of the others passed, and from then on everybody's barriers were off by one (M-1).
+/// It stood there still: the next of the others passed, and from then on all barriers were off by one (M-1).
 #[test]
 fn whoever_waited_at_a_barrier_in_vain_stands_there_no_more() {
     for way in [Way::Memory, Way::Tcp] {

@@ -10,7 +10,8 @@ use penstock_proto::consistency::Consistency::Bsp;
 const ELEMENTS: u64 = 3000;
 const ITERATIONS: u32 = 6;
 
-/// Numbers around 0.001, every other one of them denormal: made of bits, so that it does not matter under what word they are made.
+/// Numbers around 0.001, every other one of them denormal: made of bits, so that it does not matter under
+/// what word they are made.
 fn gradient(rank: u32, iteration: u32) -> Vec<u8> {
     let bits = |n: u32| {
         let mantissa = n.wrapping_mul(0x9E37_79B9) >> 9;

@@ -1,5 +1,5 @@
-//! Every wait ends by its own deadline and names whom it waited for; the job works on afterwards. Who leaves is not waited
-//! for, who is lost is named.
+//! Every wait ends by its own deadline and names what it waited for; the job works on afterwards. A worker that leaves is not
+//! waited for; one that is lost is named.
 
 mod common;
 
@@ -37,7 +37,7 @@ fn a_pull_that_waits_in_vain_names_who_did_not_push_and_the_job_works_on() {
     assert_eq!(pull(&wa, None).unwrap(), (1, vec![2.0; 4]));
 }
 
-// Over the network a version that nobody waited for any more was waited for by every later fetch, until somebody pushed it.
+// Over the network every later fetch waited for a version that no pull waited for any more, until a worker pushed it.
 #[test]
 fn a_pull_in_vain_holds_up_no_other_of_the_same_worker() {
     for way in [Way::Memory, Way::Tcp] {
@@ -147,8 +147,8 @@ fn join_while_the_job_fails(way: Way, second: impl FnOnce() -> Endpoint) -> Erro
     })
 }
 
-// A worker that had joined some of the servers waited for the others as long as `deadline` said, though it had heard that there
-// was no job any more.
+// A worker that had joined some of the servers waited for the others as long as `deadline` said, though it had heard that
+// the job was gone.
 #[test]
 fn whoever_waits_for_a_further_server_hears_that_the_job_has_failed() {
     let failed = |error: Error| {
@@ -305,7 +305,7 @@ fn where_the_others_may_go_on_nobody_waits_for_a_worker_that_was_killed_before_i
     }
 }
 
-// Nobody was left who would have ended the server: it stayed for ever.
+// No process was left that would have ended the server: it stayed for ever.
 #[test]
 fn a_server_whose_workers_have_gone_waits_as_long_as_its_deadline_for_those_that_never_came() {
     for way in [Way::Memory, Way::Tcp] {
@@ -316,7 +316,7 @@ fn a_server_whose_workers_have_gone_waits_as_long_as_its_deadline_for_those_that
         let a = patient(cluster.membership(0)).unwrap();
         assert_eq!(cluster.servers[0].wait(soon), None, "{way:?}: somebody is here");
         a.leave(None).unwrap();
-        // Who says another size is refused as long as there is a job, and then hears why there is none.
+        // A worker that says another size is refused as long as there is a job, and then hears why there is none.
         let refused = || patient(Membership { size: 2, ..cluster.membership(2) }).unwrap_err();
         let until = Instant::now() + common::seconds(common::DEADLINE);
         let told = loop {
@@ -377,8 +377,8 @@ thread_local! {
     static INTERRUPTED: Cell<bool> = const { Cell::new(false) };
 }
 
-// A thread behind another's push or declaration waited on a lock: deaf to Ctrl-C, and as long as the other did, whatever its own
-// deadline.
+// A thread behind another's push or declaration waited on a lock: it ignored Ctrl-C, and waited as long as the other did,
+// whatever its own deadline.
 #[test]
 fn whoever_waits_behind_another_thread_can_be_interrupted_and_waits_no_longer_than_it_wants() {
     let cluster = Cluster::new(2, 1, &[]);
@@ -411,7 +411,7 @@ fn whoever_waits_behind_another_thread_can_be_interrupted_and_waits_no_longer_th
     });
 }
 
-/// A table whose rows nobody has.
+/// A table whose rows no worker has.
 fn common_table(name: &str) -> TableDeclaration {
     TableDeclaration {
         name: name.to_owned(),
@@ -429,8 +429,8 @@ fn common_table(name: &str) -> TableDeclaration {
     }
 }
 
-// It held what every other thread needs, the job's clock and the way to the shard, as long as its own deadline allowed: a close that
-// was to take a second took those thirty.
+// It held what every other thread needs, the job's clock and the way to the shard, as long as its own deadline allowed: a close
+// that was to take a second took those thirty.
 #[test]
 fn a_call_that_waits_for_room_keeps_no_other_longer_than_that_one_wants() {
     let cluster = Cluster::over(Way::Line, 2, 1, &[]);
@@ -465,7 +465,7 @@ fn a_call_that_waits_for_room_keeps_no_other_longer_than_that_one_wants() {
     assert!(matches!(error, Error::Failed(JobFailure::WorkerLost { rank: 1, .. })), "{error}");
 }
 
-// Each took two seconds more, for a server to say whom it was for.
+// Each took two seconds more, for a server to say which workers it was for.
 #[test]
 fn a_limit_bounds_the_whole_call_where_a_server_says_nothing_at_all() {
     let cluster = Cluster::over(Way::Line, 2, 1, &[("lease", "60")]);
@@ -482,7 +482,7 @@ fn a_limit_bounds_the_whole_call_where_a_server_says_nothing_at_all() {
     cluster.lines[0].let_pass(0);
     let began = Instant::now();
     for _ in 0..3 {
-        // Each says what was waited for, though nobody says for whom: whoever waits for that catches that.
+        // Each says what was waited for, though no server says which workers: code that waits for one thing catches that error.
         let pushed = wb.push(None, NO_SETTINGS, false, SOON).unwrap_err();
         assert!(matches!(pushed, Error::LaneTimeout { silent: Some(0), .. }), "{pushed}");
         let pulled = wb.pull_into(&mut [0; 32], None, SOON).unwrap_err();

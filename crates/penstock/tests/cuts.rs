@@ -1,6 +1,6 @@
-//! A line that ends, is reset, falls silent or changes a bit at any byte of any phase (handshake, admission, declaration, data,
-//! barrier, leave), several times: every worker ends with the same bits as over a line that holds, and the server counts
-//! nobody lost.
+//! A line that ends, is reset, falls silent or changes a bit at any byte of any phase (handshake, admission, declaration,
+//! data, barrier, leave), several times: every worker ends with the same bits as over a line that holds, and the server counts
+//! no worker lost.
 //!
 //! `PENSTOCK_CUTS=500 cargo test -p penstock --test cuts` plays as many schedules of each kind, from the seed
 //! `PENSTOCK_CUTS_SEED` (0) on; a failure names its own.
@@ -70,7 +70,7 @@ fn work(job: &Job) -> Vec<Vec<u8>> {
         }
         job.clock().unwrap();
     }
-    // Only now, when nobody sets any more, every row's version is one and the same in every run.
+    // Only now, when no worker sets any more, every row's version is one and the same in every run.
     job.barrier(None).unwrap();
     let mut out = vec![0; ROW_BYTES as usize * all.len()];
     table.get(&all, &mut out, Some(ITERATIONS), Some(Slack::Bound(0)), None).unwrap();
@@ -89,7 +89,7 @@ struct Campaign {
     /// To how many connections it happens at most.
     most: u64,
     lease: &'static str,
-    /// Schedules that are played where nobody asks for more.
+    /// Schedules that are played unless more are asked for.
     few: u64,
 }
 
@@ -102,7 +102,7 @@ fn play(campaign: &Campaign, seed: u64, expected: &Seen) -> u64 {
     cluster.detour = Some(cutter.address);
     let seen = cluster.run(work);
     assert!(seen == *expected, "other bits than over a line that holds");
-    // Whoever has left is not lost, whatever became of the connection afterwards.
+    // A worker that has left is not lost, whatever became of the connection afterwards.
     assert_eq!(cluster.servers[0].wait(seconds("20")), Some(Ok(())), "the server's view of the end");
     cutter.made()
 }

@@ -1,5 +1,5 @@
-//! A tensor is one tensor of its worker, however often and from wherever it is declared: one lane, one count of what stands in it, one
-//! first value.
+//! A tensor is one tensor of its worker, however often and from wherever it is declared: one lane, one count of what stands in
+//! it, one first value.
 
 mod common;
 
@@ -21,8 +21,8 @@ fn declaration(elements: u64) -> Declaration {
     declaration
 }
 
-// The second had a count of its own, which said that the lane was free: what stood there was overwritten, and 10 was folded twice or
-// 1 lost.
+// The second had a count of its own, which said that the lane was free: what stood there was overwritten, and 10 was folded
+// twice or 1 lost.
 #[test]
 fn a_tensor_that_is_declared_twice_has_one_lane() {
     for way in [Way::Memory, Way::Tcp] {
@@ -110,8 +110,8 @@ fn another_declaration_of_a_tensor_is_refused_with_what_differs() {
     }
 }
 
-// Shards that are home of nothing are not told of every clock: who declares the first tensor there waits for workers that have long
-// passed it, and may compute on for as long as they like. However long the lease is.
+// Shards that are home of nothing are not told of every clock: a worker that declares the first tensor there waits for workers
+// that have long passed it, and may compute on for as long as they like. However long the lease is.
 #[test]
 fn whoever_has_passed_a_tensor_before_its_shard_heard_so_is_not_waited_for() {
     for way in [Way::Memory, Way::Tcp] {
@@ -133,8 +133,8 @@ fn whoever_has_passed_a_tensor_before_its_shard_heard_so_is_not_waited_for() {
     }
 }
 
-// The clock that worker 1 had not told kept worker 0 waiting, which kept worker 1 waiting: that was taken for a circle, and where it
-// was not, an iteration took an eighth of the lease.
+// The clock that worker 1 had not told kept worker 0 waiting, which kept worker 1 waiting: that was taken for a circle, and
+// where it was not, an iteration took an eighth of the lease.
 #[test]
 fn workers_go_in_step_although_one_has_not_declared_a_tensor_that_the_other_pulls() {
     for way in [Way::Memory, Way::Tcp] {
@@ -161,7 +161,7 @@ fn workers_go_in_step_although_one_has_not_declared_a_tensor_that_the_other_pull
     }
 }
 
-// To tell a shard the clock, who came to the barrier waited for the push that waits for the one at the barrier.
+// To tell a shard the clock, a thread that came to the barrier waited for the push that waits for the one at the barrier.
 #[test]
 fn a_push_that_waits_keeps_no_other_thread_from_the_barrier_the_clocks_or_a_declaration() {
     for way in [Way::Memory, Way::Tcp] {

@@ -1,5 +1,5 @@
-//! A server that cannot start leaves nothing behind. A test file of its own, because the limit on descriptors, which belongs to the
-//! process, is lowered for good.
+//! A server that cannot start leaves nothing behind. A test file of its own, because the limit on descriptors, which belongs to
+//! the process, is lowered for good.
 
 mod common;
 

@@ -62,7 +62,7 @@ fn strangers_that_are_silent_slow_or_talk_garbage_disturb_nobody() {
         for (index, stream) in silent.iter_mut().enumerate() {
             let _ = match index % 5 {
                 0 => stream.write_all(&[0x16, 3, 1]),             // TLS, cut short
-                1 => stream.write_all(b"GET / HTTP/1.1\r\n\r\n"), // no protocol of ours
+                1 => stream.write_all(b"GET / HTTP/1.1\r\n\r\n"), // not a protocol of ours
                 2 => stream.write_all(&[PLAIN, 0xff, 0xff, 0xff, 0xff, 0]), // a record without end
                 3 => stream.write_all(&[PLAIN, 40]),              // and then nothing
                 _ => Ok(()),
@@ -96,7 +96,7 @@ fn silent_connections_from_thousands_of_addresses_do_not_push_out_workers_that_c
     raise_descriptor_limit();
     let (_service, address) = service();
     let came = || {
-        // Whoever is refused now was let in when all before had been: the acceptor's queue is short.
+        // A connection that is refused now was let in when all before had been: the acceptor's queue is short.
         let mut last = dial(address);
         last.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
         hangs_up(last);
@@ -244,8 +244,8 @@ fn a_worker_that_never_reads_what_it_is_sent_holds_up_nobody_else() {
     assert!(train(address) == honest);
 }
 
-/// Says that it lives, and nothing else, as fast as it can until it is told to stop: 20 seconds at most, so that a test which waits for
-/// the flood's end fails.
+/// Says that it is alive, and nothing else, as fast as it can until it is told to stop: 20 seconds at most, so that a test which
+/// waits for the flood's end fails.
 fn flood(mut shard: TcpStream, job: &str, stop: &AtomicBool) {
     let alive = Header::bare(job_number(job), 0, Body::Alive).encode().repeat(1 << 14);
     let until = Instant::now() + Duration::from_secs(20);
@@ -320,7 +320,7 @@ fn who_says_without_end_that_it_lives_holds_up_no_other_worker_of_its_job_and_ca
         (0..20).for_each(|_| _ = step());
         let how = Departure::Failed { what: "no".to_owned() };
         say(&mut control, &encode(&Request { id: 2, settled: 2, body: Ask::Leave { how } }).unwrap());
-        // Without the other nobody holds the clock back.
+        // Without the other nothing holds the clock back.
         while step().0 < 20 {}
         let took = since.elapsed();
         stop.store(true, Ordering::Relaxed);
@@ -358,7 +358,7 @@ fn a_peer_that_is_no_worker_or_comes_back_is_refused_by_type_and_the_job_goes_on
         say(&mut control, &hello(peer));
         let reply: Reply = decode(&hear(&mut control).unwrap()).unwrap();
         assert_eq!(reply.body, Answer::Refused(Refusal::NotAdmitted { peer }));
-        // Nor does a connection of its to a shard count for anything.
+        // Nor does its connection to a shard count for anything.
         let purpose = Purpose::Shard { peer, session: SESSION, shard: 0 };
         let mut frames = enter(address, "job", SECRET, purpose).unwrap();
         assert_eq!(hear(&mut frames), None, "{peer}");
@@ -444,7 +444,8 @@ fn who_takes_all_the_memory_that_it_gets_leaves_the_other_workers_some() {
     }
 }
 
-/// Comes to the server as worker 1 of 2, for the first time or again, and says that it heard the job fail; `false` if it is not welcome.
+/// Comes to the server as worker 1 of 2, for the first time or again, and says that it heard the job fail;
+/// `false` if it is not welcome.
 fn comes_and_heard(address: SocketAddr) -> bool {
     let Ok(mut control) = enter(address, "job", SECRET, Purpose::Control) else { return false };
     let hello = Ask::Hello { version: PROTOCOL_VERSION, session: SESSION, peer: PeerId::worker(1), size: 2 };
@@ -459,7 +460,8 @@ fn comes_and_heard(address: SocketAddr) -> bool {
     true
 }
 
-// Each time gave it two seconds more, in which neither its lease nor its process's end was looked at: the others waited for it for ever.
+// Each time gave it two seconds more, in which neither its lease nor its process's end was looked at: the
+// others waited for it for ever.
 #[test]
 fn who_says_again_and_again_that_it_heard_the_job_fail_is_judged_all_the_same() {
     for way_on in ["stop", "continue"] {

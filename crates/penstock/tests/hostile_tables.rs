@@ -1,5 +1,5 @@
-//! What a worker can say of tables that there are not, and how long it can keep the thread that keeps the leases: nothing of it stays
-//! when it goes, and nobody else is lost for it.
+//! What a worker can say of tables that do not exist, and how long it can occupy the thread that keeps the leases: nothing of it
+//! stays when it goes, and no other worker is lost for it.
 
 mod common;
 
@@ -42,7 +42,7 @@ fn wait_until_taken(cluster: &Cluster, server: usize, bytes: u64) {
     }
 }
 
-// They were charged to the job, and stayed when who had asked for them went.
+// They were charged to the job, and stayed when the worker that had asked for them went.
 #[test]
 fn partitions_of_tables_that_there_are_not_are_refused_or_go_with_who_asked_for_them() {
     let cluster = Cluster::new(2, 2, &[("on_worker_loss", "continue"), ("lease", "2")]);
@@ -88,7 +88,7 @@ fn a_home_that_there_is_not_is_refused_to_the_producer_that_names_it() {
 fn nobody_maps_rows_of_a_worker_of_another_host() {
     let cluster = Cluster::over(Way::Mixed, 2, 2, &[("on_worker_loss", "continue")]);
     let near = Raw::join_at(&cluster, 1, 0);
-    tell(&near.connection, 2, partition(7, 1, 100)); // waits: nobody knows where worker 1 will be
+    tell(&near.connection, 2, partition(7, 1, 100)); // waits: it is not known where worker 1 will be
     let users = || Ask::Table(TableAsk::Users { id: 0 });
     let none = Answer::Table(TableAnswer::Absent { ranks: Vec::new() });
     assert_eq!(near.ask(3, users()), none);
@@ -101,11 +101,11 @@ fn nobody_maps_rows_of_a_worker_of_another_host() {
     let how = Departure::Failed { what: "no".to_owned() };
     tenants::say(&mut control, &encode(&Request { id: 2, settled: 2, body: Ask::Leave { how } }).unwrap());
     while tenants::hear(&mut control).is_some() {}
-    // What it never had is nobody's; what it sent is not replaced by that, as the node's tests show.
+    // What it never had belongs to no one; what it sent is not replaced by that, as the node's tests show.
     assert_eq!(near.ask(6, partition(7, 1, 100)), Answer::Table(TableAnswer::Partition));
 }
 
-// It mapped them as well, and what it had offered was replaced with those who had subscribed to it.
+// It mapped them as well, and what it had offered was replaced, along with its subscribers.
 #[test]
 fn a_worker_that_shares_its_rows_in_memory_does_not_offer_them_too() {
     let cluster = Cluster::over(Way::Mixed, 2, 1, &[("on_worker_loss", "continue")]);
@@ -125,7 +125,7 @@ fn a_worker_that_shares_its_rows_in_memory_does_not_offer_them_too() {
     assert!(!matches!(items.read(&mut [0; 64]), Ok(bytes) if bytes > 0), "it is lost");
 }
 
-// Who named other rows of a table first kept its producer from it.
+// A worker that named other rows of a table first kept its producer from it.
 #[test]
 fn a_partition_has_the_rows_that_its_producer_names() {
     let cluster = Cluster::new(2, 2, &[]);

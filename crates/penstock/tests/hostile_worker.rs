@@ -21,7 +21,7 @@ use rustix::fs::{FallocateFlags, OFlags};
 use rustix::net::{RecvFlags, SendFlags};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Ten iterations of an honest worker under ASP, which waits for nobody.
+/// Ten iterations of an honest worker under ASP, which waits for no other.
 fn honest(job: &Job) -> Vec<f64> {
     let tensor = declare(job, "w", 3000, Asp);
     let one = bytes(&[1.0; 3000]);
@@ -211,7 +211,7 @@ fn a_lane_that_is_scribbled_over_while_it_is_folded_brings_no_nan_where_none_may
     if tensor.pull_into(&mut out, None, None).is_ok() {
         published = out.as_ptr().cast();
     }
-    // SAFETY: 200,000 elements are mapped, and nobody changes them any more.
+    // SAFETY: 200,000 elements are mapped, and nothing changes them any more.
     let value = unsafe { std::slice::from_raw_parts(published, 200_000) };
     assert!(value.iter().all(|x| x.is_finite()));
 }
@@ -293,13 +293,13 @@ fn a_worker_that_changes_flags_of_the_descriptors_it_shares_makes_no_thread_of_t
     let job = cluster.join(0);
     let hostile = Raw::join(&cluster, 1);
     for wakeup in &hostile.descriptors[2..] {
-        // Flags belong to the open file, which the server has too: whoever reads an empty one waits from now on.
+        // Flags belong to the open file, which the server has too: a thread that reads an empty one waits from now on.
         rustix::fs::fcntl_setfl(wakeup, OFlags::RDWR).unwrap();
         for _ in 0..20_000 {
             rustix::io::write(wakeup, &1u64.to_le_bytes()).unwrap();
             rustix::io::read(wakeup, &mut [0; 8]).unwrap();
         }
-        // And full: whoever writes waits.
+        // And full: a thread that writes waits.
         rustix::io::write(wakeup, &(u64::MAX - 1).to_le_bytes()).unwrap();
     }
     assert_eq!(honest(&job), vec![10.0; 3000]);
@@ -324,7 +324,7 @@ fn a_hole_can_be_punched_only_into_what_is_the_workers_own_and_reads_as_zeros_th
     let (answer, descriptors) =
         say(&raw.connection, 2, Ask::Declare { spec: declaration.spec, decided: None });
     assert!(matches!(answer, Answer::Declared { .. }), "{answer:?}");
-    // The value and the flags: refused by the kernel, as every other write.
+    // The value and the flags: refused by the kernel, like every other write.
     for sealed in [&descriptors[0], &raw.descriptors[1]] {
         assert_eq!(punch_hole(sealed, 4096).unwrap_err(), rustix::io::Errno::PERM);
         let more = rustix::fs::fallocate(sealed, FallocateFlags::empty(), 0, 1 << 30);
@@ -382,7 +382,7 @@ fn who_says_that_another_was_lost_says_it_under_its_own_name() {
     }
 }
 
-// Who came to the barrier meanwhile passed it with one that had gone, and was told afterwards.
+// A worker that came to the barrier meanwhile passed it with one that had gone, and was told afterwards.
 #[test]
 fn nobody_passes_a_barrier_with_a_worker_that_has_gone_from_it() {
     let cluster = Cluster::new(2, 1, &[]);
@@ -396,14 +396,14 @@ fn nobody_passes_a_barrier_with_a_worker_that_has_gone_from_it() {
     assert!(matches!(met, Err(Error::Failed(JobFailure::WorkerLost { rank: 1, .. }))), "{met:?}");
 }
 
-// The first server is left last: who has left it well is not lost because another says so.
+// The first server is left last: a worker that has left it well is not lost because another says so.
 #[test]
 fn who_has_left_well_is_not_lost_on_anothers_word() {
     let ended = || Loss::Ended { how: "was killed by SIGSEGV".to_owned() };
-    // The other server does not know who has left the first: it waits for what the others heard.
+    // The other server does not know which workers have left the first: it waits for what the others heard.
     for (workers, liar, loss, server) in [(3, 2, ended(), 0), (3, 2, ended(), 1), (2, 0, Loss::Died, 0)] {
         let cluster = Cluster::new(workers, 2, &[]);
-        // Somebody else who is there, or nobody.
+        // Another worker that is there, or none.
         let _there = (liar != 0).then(|| cluster.join(0));
         cluster.join(1).leave(None).unwrap();
         let hostile = Raw::join_at(&cluster, server, liar);
@@ -418,7 +418,7 @@ fn who_has_left_well_is_not_lost_on_anothers_word() {
     }
 }
 
-// When all who were here had said something, the first word that could be true was believed: it was the liar's.
+// When all that were here had said something, the first word that could be true was believed: it was the liar's.
 #[test]
 fn a_lie_does_not_become_true_because_another_has_something_to_say_too() {
     let ended = Loss::Ended { how: "was killed by SIGKILL: it ate all the memory".to_owned() };
@@ -468,7 +468,7 @@ fn nobody_is_believed_that_a_server_or_a_worker_was_lost_that_there_is_not() {
     }
 }
 
-// What its own shards find out a server believed of whoever was left.
+// A server believed the remaining worker about what only its own shards can find out.
 #[test]
 fn the_last_worker_there_is_blames_nobody_for_what_the_only_server_did_not_see() {
     let cluster = Cluster::new(2, 1, &[]);

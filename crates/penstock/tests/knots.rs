@@ -56,8 +56,8 @@ fn both<A: Send, B>(way: Way, first: impl Fn(&Job) -> A + Sync, second: impl Fn(
     })
 }
 
-/// The same, with workers that have no other threads than the one that waits; returns what the circle was said to be to whoever
-/// heard of it first. The other hears that this one has failed with it.
+/// The same, with workers that have no other threads than the one that waits; returns the circle as it was told to the worker
+/// that heard of it first. The other hears that this one has failed with it.
 fn knot(
     way: Way,
     first: impl Fn(&Job) -> Result<(), Error> + Sync,
@@ -154,7 +154,7 @@ fn a_worker_that_declares_a_table_otherwise_is_told_so_and_with_it_those_who_wai
     let declares = |rows| {
         move |job: &Job| {
             let refused = table(job, "T", rows).unwrap_err();
-            // Whoever was refused goes on to something else; the others wait for the table no more.
+            // The worker that was refused goes on to something else; the others no longer wait for the table.
             job.barrier(None).unwrap();
             refused
         }

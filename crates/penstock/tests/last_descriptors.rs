@@ -1,5 +1,5 @@
-//! A server without a descriptor to spare lets strangers go. A test file of its own, because the limit on descriptors, which belongs to
-//! the process, is lowered for good.
+//! A server without a descriptor to spare lets strangers go. A test file of its own, because the limit on descriptors, which
+//! belongs to the process, is lowered for good.
 
 mod common;
 

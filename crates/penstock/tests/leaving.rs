@@ -1,5 +1,5 @@
-//! Who leaves cleanly has lost nothing: it waits until the servers have everything, or says what they do not have. Who has seen the
-//! job fail never counts as one that left cleanly, and goes at once.
+//! A worker that leaves cleanly has lost nothing: it waits until the servers have everything, or says what they do not have. One
+//! that has seen the job fail never counts as one that left cleanly, and goes at once.
 
 mod common;
 
@@ -46,8 +46,8 @@ fn failed(error: Error) -> JobFailure {
     }
 }
 
-/// 48 MiB over a line of 4 MB/s: the leave gave up after 5 s without a word, and behind the barrier a third of the elements had the
-/// update and the others not (M-3).
+/// 48 MiB over a line of 4 MB/s: the leave gave up after 5 s without a word, and behind the barrier a third of the elements had
+/// the update and the others not (M-3).
 #[test]
 fn nobody_passes_a_barrier_before_a_worker_that_leaves_has_delivered_everything() {
     for servers in [1, 2] {
@@ -58,7 +58,7 @@ fn nobody_passes_a_barrier_before_a_worker_that_leaves_has_delivered_everything(
         std::thread::scope(|scope| {
             let leaves = scope.spawn(|| b.leave(None));
             cluster.lines.last().unwrap().wait_until_stuck();
-            // If it let anybody pass, it would let this one pass in time.
+            // If it let any worker pass, it would let this one pass in time.
             assert!(matches!(a.barrier(SOON), Err(Error::BarrierTimeout { missing, .. }) if missing == [1]));
             assert!(!leaves.is_finished());
             cluster.lines.iter().for_each(|line| line.let_pass(u64::MAX));
@@ -119,7 +119,7 @@ fn nobody_passes_a_barrier_before_the_rows_of_a_worker_that_leaves_are_there() {
         thread::scope(|scope| {
             let leaves = scope.spawn(|| b.leave(None));
             cluster.lines[0].wait_until_stuck();
-            // If it let anybody pass, it would let this one pass in time.
+            // If it let any worker pass, it would let this one pass in time.
             let met = a.barrier(SOON);
             assert!(matches!(met, Err(Error::BarrierTimeout { .. })), "{propagation}: {met:?}");
             assert!(!leaves.is_finished(), "{propagation}");
@@ -255,7 +255,7 @@ fn who_has_seen_the_job_fail_leaves_at_once_and_never_cleanly() {
     }
 }
 
-// A thread that trains died of it, or nobody looked at what came of an asynchronous pull: the process ended with 0.
+// A thread that trains died of it, or the outcome of an asynchronous pull was not looked at: the process ended with 0.
 #[test]
 fn a_failure_that_only_another_thread_was_told_is_told_by_the_leave() {
     let (_cluster, a, b) = two(1);
@@ -356,7 +356,8 @@ fn the_last_push_of_a_lost_worker_counts_whole_in_each_chunk_or_not_at_all_there
     }
 }
 
-/// Only the home of the tensor sees that the workers disagree; the other server hears of it from the workers, and from all of them.
+/// Only the home of the tensor sees that the workers disagree; the other server hears of it from the
+/// workers, and from all of them.
 #[test]
 fn what_all_workers_have_heard_of_one_server_another_ends_with_in_the_same_words() {
     for way in [Way::Memory, Way::Tcp] {
@@ -515,7 +516,7 @@ fn loses_a_server_while_it_joins(cluster: &Cluster) {
     cluster.servers[0].worker_ended(0, Some("ended with exit code 1".to_owned()));
 }
 
-// Who noticed it first was taken for lost, and with it the value that only worker 0 gives: the other heard of that.
+// The worker that noticed it first was taken for lost, and with it the value that only worker 0 gives: the other heard of that.
 #[test]
 fn a_server_that_is_lost_is_named_to_whoever_notices_it_later_where_workers_go_on_too() {
     for way in [Way::Memory, Way::Tcp] {

@@ -1,5 +1,5 @@
-//! Whoever gives no sign of life for a lease is named, on the same host too; whoever was suspended and wakes blames nobody
-//! falsely. The processes here are real ones: a test runs itself again as a worker.
+//! A process that gives no sign of life for a lease is named, on the same host too; one that was suspended and wakes blames no
+//! other falsely. The processes here are real ones: a test runs itself again as a worker.
 
 mod common;
 
@@ -51,11 +51,11 @@ impl Process {
         }
     }
 
-    /// Halts one thread, of `all` of this name the `at`-th that was started, while the others live. `None`, aloud, where this process may
-    /// not.
+    /// Halts one thread, of `all` of this name the `at`-th that was started, while the others live. `None`, aloud, where this
+    /// process may not.
     #[expect(clippy::print_stderr, reason = "a skip is said aloud")]
     fn halt_thread(&self, name: &str, at: usize, all: usize) -> Option<HaltedThread> {
-        // In the order in which they were started. A thread names itself when it first runs, with 15 letters at most.
+        // In the order in which they were started. A thread names itself when it first runs, with 15 characters at most.
         let named = || -> Vec<i32> {
             let threads = std::fs::read_dir(format!("/proc/{}/task", self.0.id())).unwrap().flatten();
             let named = |thread: &std::fs::DirEntry| {
@@ -300,7 +300,7 @@ fn a_server_that_is_suspended_or_killed_while_a_worker_leaves_is_named_and_ends_
         for (listen, endpoint) in ways() {
             let (server, a, _b) = served(&listen, &endpoint);
             declare(&a, "w", 4, Bsp);
-            // Nobody answers the leave any more: it surely waits.
+            // Nothing answers the leave any more: it surely waits.
             server.halt(signal);
             let since = Instant::now();
             let error = a.leave(None).unwrap_err();
@@ -322,7 +322,7 @@ fn of_forty_workers_one_that_pauses_for_less_than_the_lease_holds_up_the_others_
     const WORKERS: u32 = 40;
     let cluster = Cluster::over(Way::Mixed, WORKERS, 1, &[("lease", "20"), ("deadline", "60")]);
     let last = WORKERS - 1;
-    // Its own lease is 2 s: when it wakes it blames nobody either.
+    // Its own lease is 2 s: when it wakes it blames no other either.
     let endpoints = cluster.endpoints(last);
     let (worker, mut say, mut heard) = Process::worker(&endpoints[0], last, WORKERS);
     std::thread::scope(|scope| {

@@ -91,8 +91,8 @@ fn a_line_that_breaks_again_and_again_loses_and_repeats_nothing() {
     assert!(results(Way::Broken, 2, 2) == expected);
 }
 
-/// A thread that goes on writing the lane spoils its worker's contribution, but what is sent of it is one thing: it was the frame's
-/// checksum that did not fit, over which a connection was given up and made again until the thread paused.
+/// A thread that goes on writing the lane spoils its worker's contribution, but what is sent of it is one thing: it was the
+/// frame's checksum that did not fit, over which a connection was given up and made again until the thread paused.
 #[test]
 fn a_lane_that_is_written_while_it_is_sent_costs_no_connection() {
     const ELEMENTS: u64 = 1 << 18;
@@ -127,7 +127,8 @@ fn a_lane_that_is_written_while_it_is_sent_costs_no_connection() {
     assert_eq!(made[1].0, made[1].1);
 }
 
-/// A push asks for its result, which is newer than a pull with slack needs: such a pull waited for the other workers all the same.
+/// A push asks for its result, which is newer than a pull with slack needs: such a pull waited for the
+/// other workers all the same.
 #[test]
 fn a_pull_with_slack_does_not_wait_for_the_result_of_a_push() {
     for way in [Way::Memory, Way::Tcp] {

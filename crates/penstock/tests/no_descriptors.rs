@@ -1,5 +1,5 @@
-//! What a declaration took is given back when it fails half-way. A test file of its own, because it lowers the limit on descriptors,
-//! which belongs to the process.
+//! What a declaration took is given back when it fails half-way. A test file of its own, because it lowers the limit on
+//! descriptors, which belongs to the process.
 
 mod common;
 
@@ -133,7 +133,7 @@ fn descriptors_under_way() -> Vec<(UnixStream, UnixStream)> {
 #[test]
 fn a_worker_whose_descriptors_cannot_be_passed_on_has_not_joined_and_may_try_again() {
     let _alone = alone();
-    // The server's threads have the rights of who starts them.
+    // The server's threads have the rights of the thread that starts them.
     thread::spawn(|| {
         without_privileges();
         let cluster = Cluster::new(1, 1, &[]);
@@ -157,7 +157,7 @@ fn a_worker_whose_descriptors_cannot_be_passed_on_has_not_joined_and_may_try_aga
     .unwrap();
 }
 
-// Nobody tried again: who waited for its rows did so until the deadline.
+// Nothing tried again: workers that waited for its rows did so until the deadline.
 #[test]
 fn rows_of_a_lost_producer_that_could_not_be_sealed_at_first_are_sealed_later() {
     let _alone = alone();
@@ -214,7 +214,7 @@ fn table(job: &Job, name: &str, timeout: &str) -> Result<Table, Error> {
     })
 }
 
-/// The partition was sealed, and whoever passes rows on to other hosts never heard of it: their gets waited in vain.
+/// The partition was sealed, and the thread that passes rows on to other hosts never heard of it: their gets waited in vain.
 #[test]
 fn a_table_that_failed_for_want_of_descriptors_is_made_by_the_same_call_wherever_it_failed() {
     let _alone = alone();

@@ -1,6 +1,7 @@
 //! Thousands of small tensors cost a few regions: no descriptor, no mapping, no pages for each, on one host and between hosts.
 //!
-//! `cargo test --release -p penstock --test small_tensors -- --ignored --nocapture` declares a hundred thousand and says what it took.
+//! `cargo test --release -p penstock --test small_tensors -- --ignored --nocapture` declares a hundred
+//! thousand and says what it took.
 
 mod common;
 

@@ -45,7 +45,7 @@ fn an_honest_worker_that_comes_while_a_server_starts_is_let_in_when_it_has() {
         let endpoint: Endpoint = format!("tcp://{free}{unix}").parse().unwrap();
         std::thread::scope(|scope| {
             let worker = scope.spawn(|| join(&endpoint));
-            // Many shards: the longer it takes to start, the likelier the worker comes meanwhile.
+            // Many shards: the longer it takes to start, the more likely the worker comes meanwhile.
             let server = Server::start(config(path, &[free.to_string()], "32")).unwrap();
             worker.join().unwrap().leave(None).unwrap();
             assert_eq!(server.wait(Duration::from_secs(30)), Some(Ok(())));
@@ -118,7 +118,8 @@ fn where_descriptors_run_out_the_threads_that_accept_sleep_and_go_on_when_there_
 /// Ends every connection by TCP that this process has.
 fn cut_all(descriptors: &[i32]) {
     for &number in descriptors {
-        // SAFETY: it is looked at for this line only; if its owner has closed it meanwhile, the number is bad or a socket's of this test.
+        // SAFETY: it is looked at for this line only; if its owner has closed it meanwhile, the number is bad, or that of one of
+        // this test's sockets.
         let fd = unsafe { BorrowedFd::borrow_raw(number) };
         let is_tcp = rustix::net::sockopt::socket_domain(fd) == Ok(AddressFamily::INET);
         if is_tcp && rustix::net::getpeername(fd).is_ok() {

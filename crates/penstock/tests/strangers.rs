@@ -1,6 +1,6 @@
 //! Another user of the host takes nothing: not the job's secret, nor a place in its job, whatever name it takes first.
 //!
-//! Who is nobody here is a thread: the kernel keeps users by thread, and a socket's by who listened or connected.
+//! The user `nobody` here is a thread: the kernel keeps users by thread, and a socket's by the thread that listened or connected.
 
 mod common;
 
@@ -44,7 +44,7 @@ fn open_to_all(path: &Path, mode: u32) {
     rustix::fs::chmod(path, Mode::from_raw_mode(mode)).unwrap();
 }
 
-/// A directory in which everybody may make sockets.
+/// A directory in which every user may make sockets.
 fn public_directory() -> PathBuf {
     let path = socket_path().with_extension("public");
     std::fs::create_dir(&path).unwrap();
@@ -147,7 +147,7 @@ fn ask(connection: &Connection, words: &[u8]) -> Vec<u8> {
     buffer[..length].to_vec()
 }
 
-// The last of them kept every worker out, who took the server for lost.
+// The last of them kept every worker out, and the workers took the server for lost.
 #[test]
 fn connections_that_do_not_say_who_they_are_keep_no_worker_out() {
     let cluster = Cluster::new(1, 1, &[]);

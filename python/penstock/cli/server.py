@@ -25,7 +25,7 @@ server token comes from --server-token-file or PENSTOCK_SERVER_TOKEN."""
 def parser() -> terminal.Parser:
     """The arguments."""
     result = terminal.Parser("penstock server", "Runs a server shared by many jobs, for a manager.", EXAMPLES)
-    # `--ca` is an option of the table already: one says whom to trust, manager or worker.
+    # `--ca` is an option of the table already: it says which CAs to trust, be it for a manager or a worker.
     manager.add_contact(result, "server", required=True, ca=False)
     result.add_argument(
         "--listen",

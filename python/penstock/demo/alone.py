@@ -45,8 +45,8 @@ def train(settings: Settings, digits: Digits) -> Single:
         seconds = run(learner, settings, digits, album)
         curve = album.judged(settings, digits)
     threaded = None
-    # Not asked of PyTorch: on a model of this size, threads of its that wait for one another cost more than
-    # they bring (0.6 s became 7 s on two busy cores).
+    # Not asked of PyTorch: on a model of this size, its own threads, which wait for one another, cost more
+    # than they bring (0.6 s became 7 s on two busy cores).
     if cores > 1 and not settings.torch:
         few = replace(settings, epochs=min(settings.epochs, THREADED_EPOCHS))
         with threadpool_limits(cores):

@@ -105,8 +105,8 @@ def train(job: ps.Job, learner: Learner, settings: Settings, digits: Digits, rep
     job.barrier()
     reports.send(end=end, staleness=reports.staleness)
     if job.rank == 0:
-        # Every worker has completed every iteration: from here on all see the same parameters, whatever the
-        # consistency.
+        # Every worker has completed every iteration: from here on all see the same parameters, whatever
+        # the consistency.
         album.pictures[settings.epochs] = learner.parameters()
         for epoch, parameters in album.pictures.items():
             reports.send(after=epoch, parameters=packed(parameters))

@@ -203,7 +203,7 @@ def _own_way(descriptor: int) -> int | None:
     The flags of `descriptor` itself belong to everybody who has it, such as the shell.
     """
     with contextlib.suppress(OSError):
-        # Who opens the other side of a terminal gets a new terminal.
+        # Opening the other side of a terminal gives a new terminal.
         if os.fstat(descriptor).st_rdev != _PTMX:
             return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
     return None

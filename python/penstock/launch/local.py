@@ -307,10 +307,10 @@ class Launch:
         self._ended.append(ended)
         ends_the_run = ended.failed and not (self.plan.go_on and process.name.role == "worker")
         if ends_the_run:
-            # Before a server hears of it: it ends then, and whoever is just joining looks for a note.
+            # Before a server hears of it: it ends then, and a worker that does not reach it looks for a note.
             self._note_the_loss()
         if process.name.role == "worker" and not self._has_lost_a_server():
-            # Nobody else misses a process that had not joined, or for a lease one on a network connection.
+            # No other process misses one that had not joined, or, for a lease, one on a network connection.
             how = None if code == 0 else ended.how()
             for server in self._running("server"):
                 server.tell(json.dumps([process.name.rank, how]).encode())
@@ -323,8 +323,9 @@ class Launch:
 
     def _note_the_loss(self) -> None:
         """
-        Notes beside the servers' sockets which processes are lost, for workers that have not joined yet: a
-        server that has ended tells nobody, and to them looks like one that is about to start.
+        Notes beside the servers' sockets which processes are lost, for workers that no server tells: one that
+        has ended looks to those that join like one that is about to start, and over TCP like one that cannot
+        be reached.
         """
         cause = self._cause()
         if cause is None or cause.is_consequence:
@@ -382,8 +383,8 @@ class Launch:
                 server.send(signal.SIGTERM)
             self._stages = [Stage(time.monotonic() + self.plan.grace, self._kill_all)]
         elif workers and not servers and self.plan.servers > 0:
-            # The job is over without these. One that somebody suspended (SIGSTOP) was given up by the servers
-            # and will never end.
+            # The job is over without these. One that was suspended (SIGSTOP) was given up by the servers and
+            # will never end.
             for worker in workers:
                 if worker.is_suspended() and not worker.stopped:
                     worker.stopped = True

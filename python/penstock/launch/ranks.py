@@ -196,8 +196,8 @@ class Ranks:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
         for process in self._processes:
-            # A launcher passes SIGTERM on to ranks in sessions of their own, which a signal to the group does
-            # not reach.
+            # A launcher passes SIGTERM on to ranks in sessions of their own, which a signal to the group
+            # does not reach.
             if process.poll() is None:
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -63,7 +63,7 @@ def main() -> int:
                 pipe.write(f"{server.endpoint}\n")
         try:
             reason = server.wait()
-            # It has ended by itself: how, is said below, even if it is told to stop just now.
+            # It has ended by itself: what follows says how, even if it is told to stop just now.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         finally:
             server.stop()

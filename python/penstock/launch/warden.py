@@ -53,7 +53,7 @@ class Warden:
         os.close(self._pipe)
         ended = _leader(self._pid)
         if ended >= 0:
-            # One that somebody stopped would be waited for without end. There is nothing left for it to do.
+            # One that was stopped would be waited for without end. There is nothing left for it to do.
             if not select.select([ended], (), (), _SETTLE_SECONDS)[0]:
                 os.kill(self._pid, signal.SIGKILL)
             os.close(ended)
@@ -61,8 +61,7 @@ class Warden:
             os.waitpid(self._pid, 0)
 
     def _tell(self, message: str) -> None:
-        # That somebody killed the warden is not a reason to fail: the kernel's parent-death signal is still
-        # there.
+        # That the warden was killed is not a reason to fail: the kernel's parent-death signal is still there.
         with contextlib.suppress(OSError):
             os.write(self._pipe, message.encode())
 
@@ -106,8 +105,8 @@ def _clean(groups: dict[int, int], directory: str) -> None:
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
-    # A server that still runs could make its socket again: the directory is removed after the processes are
-    # gone.
+    # A server that still runs could make its socket again: the directory is removed after the
+    # processes are gone.
     waiting = {descriptor for descriptor in groups.values() if descriptor >= 0}
     end = time.monotonic() + _SETTLE_SECONDS
     while waiting and (left := end - time.monotonic()) > 0:

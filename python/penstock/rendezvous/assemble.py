@@ -113,7 +113,7 @@ def _start(
     if not planned.one_host:
         host: str | None = address.endpoint_host(address.reachable(exchange.rendezvous_host, deadline))
     else:
-        # TCP on one host is what a user asks for who wants to see what it costs.
+        # A user asks for TCP on one host to see what it costs.
         host = LOOPBACK if given.get("transport") == "tcp" else None
     return Server(
         host,

@@ -47,7 +47,7 @@ def _watch(parent: int, directory: str, finished: threading.Event) -> None:
         descriptor = os.pidfd_open(parent)
     except ProcessLookupError:
         sys.exit(0)
-    if os.getppid() != parent:  # the number may be somebody else's by now
+    if os.getppid() != parent:  # the number may be another process's by now
         sys.exit(0)
     threading.Thread(target=_end_with, args=(descriptor, directory, finished), daemon=True).start()
 

@@ -88,7 +88,7 @@ def check_names(environment: Mapping[str, str] = os.environ, *, tell: Callable[[
     OptionError
         One is nearly the name of one that is read.
     """
-    # Others' names may be any bytes. Of ours what is no text is shown as the shell writes it.
+    # Others' names may be any bytes. What is not text in ours is shown as the shell writes it.
     ours = [name.encode(errors="surrogateescape") for name in environment if name.startswith("PENSTOCK_")]
     names = [name.decode(errors="backslashreplace") for name in ours]
     for nothing, hint in _core.stray_names(names):

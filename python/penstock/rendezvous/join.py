@@ -60,8 +60,8 @@ def _by_manager(manager: str, place: Place | None, given: Mapping[str, str]) -> 
 
     known = introduce(manager, place, given)
     secret = environment.required_secret("PENSTOCK_MANAGER names a manager")
-    # The CA is the manager's. A server proves itself by the job's secret, and may have made its certificate
-    # itself.
+    # The CA is the manager's. A server proves itself by the job's secret, and may have made its
+    # certificate itself.
     options = {**known.options, **given, "ca": ""}
     return connect(known.servers, secret, known.rank, known.size, options)
 

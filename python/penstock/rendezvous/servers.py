@@ -28,8 +28,8 @@ _GRACE_SECONDS = 5.0
 _LINE_LIMIT = 4096
 
 _running: list[Server] = []
-# Those that somebody else waits for: in a forked child the parent's, at the interpreter's end all. Kept, so
-# that they are not taken for finished.
+# Those that other code waits for: in a forked child the parent's, at the interpreter's end all. Kept, so that
+# they are not taken for finished.
 _of_others: list[Server] = []
 
 
@@ -163,7 +163,7 @@ class Server:
         if self._announced >= 0:
             os.close(self._announced)
             self._announced = -1
-        # The server removes it too; it cannot where it was killed.
+        # The server removes it too; it cannot if it was killed.
         shutil.rmtree(self._directory, ignore_errors=True)
         with contextlib.suppress(ValueError):
             _running.remove(self)

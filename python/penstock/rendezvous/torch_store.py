@@ -52,8 +52,8 @@ class TorchStore(Exchange):
         came = {0: own}
         for rank in range(1, self.size):
             while rank not in came and not any(map(_core.is_failure, came.values())):
-                # The store waits for keys, not for the first of several: whoever fails is looked for in
-                # between.
+                # The store waits for keys, not for the first of several: processes that fail are looked
+                # for in between.
                 found = self._wait_for(self._key(rank), min(_LOOK_SECONDS, deadline.left()))
                 if found is not None:
                     came[rank] = found

@@ -80,8 +80,8 @@ class CudaTransfer:
         if self._carry is not None:
             gradient, self._carry = gradient + self._carry, None
         if more:
-            # The lane is written once an iteration, by the copy engine: what is to be added stays on the
-            # device.
+            # The lane is written once an iteration, by the copy engine: what is to be added
+            # stays on the device.
             self._carry = gradient.clone()
             return
         side = _side_stream(self._device)
@@ -92,7 +92,7 @@ class CudaTransfer:
             # The lane is free: the pull that ended the last iteration saw its contribution folded.
             self._lane.tensor.copy_(gradient, non_blocking=True)
             copied.record(side)
-        # The allocator must not hand the gradient's memory to anyone before the side stream has read it.
+        # The allocator must not hand out the gradient's memory again before the side stream has read it.
         gradient.record_stream(side)
         self._sent = self._tensor._job._submit_push(self._announce, copied)
 

@@ -46,8 +46,8 @@ class HostTransfer:
         if gradient.dtype == torch.bfloat16 or not gradient.is_contiguous() or gradient.ndim == 0:
             tensor.push(gradient, more=more)
         else:
-            # The shape and dtype are the parameter's, autograd sees to it: what `push` checks needs no second
-            # look.
+            # The shape and dtype are the parameter's, autograd sees to it: what `push` checks needs
+            # no second look.
             tensor._core.push(gradient.numpy(), tensor._optimizer._packed, more, None)
 
     def settle(self) -> None:

@@ -34,7 +34,7 @@ stalest = 0.0
 for clock in range(1, iterations + 1):
     table.set(mine, np.full((rows, width), clock, dtype=np.float64), clock=clock)
     if chance.random() < 0.3:
-        # One of them by itself, with the same value: it stands elsewhere then, and nobody may notice.
+        # One of them by itself, with the same value: it stands elsewhere then, and no reader may notice.
         table.set(mine.start + chance.randrange(rows), np.full(width, clock, dtype=np.float64), clock=clock)
     slack = chance.choice(slacks)
     if chance.random() < 0.002:

@@ -5,9 +5,9 @@
 //! from the job's name, and from how often this process has joined a job of that name: processes that join two jobs one after the
 //! other do not mix them up, and some of them may have a job of their own in between. When all have joined, the file is removed.
 //!
-//! A file may be left over from processes that were killed and whose launcher had the same name (numbers of processes come
-//! again). So what it says counts only while something listens at the endpoint; and that rank 0 has failed, only for those who
-//! were about to join then. Such a note stays, for who comes later.
+//! A file may be left over from processes that were killed and whose launcher had the same name (process numbers are reused). So
+//! what it says counts only while something listens at the endpoint; and that rank 0 has failed, only for those that were about
+//! to join then. Such a note stays, for processes that come later.
 //!
 //! Cost: one file, one socket; a worker that comes early looks for the file every few milliseconds.
 
@@ -48,7 +48,7 @@ static JOINS: Mutex<BTreeMap<String, u32>> = Mutex::new(BTreeMap::new());
 enum Note {
     /// Where its server is.
     Here { endpoint: Endpoint, secret: Secret },
-    /// That there is none.
+    /// That there is no server.
     Failed { reason: String },
 }
 
@@ -164,7 +164,7 @@ fn host(
     let (endpoint, secret, server) = start(environment, place, directory, &options).inspect_err(tell)?;
     leave(file, &Note::Here { endpoint: endpoint.clone(), secret })?;
     let job = gather(environment, place, endpoint, secret, options, patience, tell)?;
-    // Whoever comes now is too late.
+    // A process that comes now is too late.
     let _ = std::fs::remove_file(file);
     Ok((job, server))
 }
@@ -179,7 +179,7 @@ fn start(
         Some(secret) => secret,
         None => Secret(random()?),
     };
-    // TCP on one host is what a user asks for who wants to see what it costs.
+    // A user asks for TCP on one host to see what it costs.
     let listen = (options.transport == Transport::Tcp).then(|| LOOPBACK.to_owned());
     let role = Role { index: 0, servers: 1, workers: place.size, listen, secret };
     let (endpoint, server) = carried::start(environment, directory, role, options)?;
@@ -222,7 +222,7 @@ fn listens(endpoint: &Endpoint) -> bool {
     endpoint.unix.as_ref().is_some_and(|path| Connection::connect(path).is_ok())
 }
 
-/// Writes the note where nobody can see half of it.
+/// Writes the note so that no process can see half of it.
 fn leave(file: &Path, note: &Note) -> Result<(), JoinError> {
     let refuse = |error: std::io::Error| JoinError::Directory {
         path: file.parent().unwrap_or(file).to_owned(),
@@ -254,7 +254,7 @@ fn remove_left_over(file: &Path) {
     let _ = std::fs::remove_file(file);
 }
 
-/// The file's name, alike for the processes that were started together and call for the same time.
+/// The file's name, the same for the processes that were started together and call for the same time.
 fn name(environment: &Environment<'_>, place: &Place) -> Result<String, JoinError> {
     let launch = match environment.launch(place.launcher) {
         Some(launch) => launch,

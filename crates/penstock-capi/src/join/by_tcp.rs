@@ -1,7 +1,8 @@
 //! Processes that meet where PENSTOCK_RENDEZVOUS says, on one host or several, and whatever they are written in.
 //!
-//! Two rounds: in the first each says which host it is on, so that all know who starts a server (the first of each host); in the second
-//! those that started one say where it is. A process that fails takes part in the round as one that failed, so nobody waits for it.
+//! Two rounds: in the first each says which host it is on, so that all know who starts a server (the first of each host); in
+//! the second those that started one say where it is. A process that fails takes part in the round as one that failed, so no
+//! other waits for it.
 
 use super::carried::{self, Role};
 use super::endpoints;
@@ -78,10 +79,10 @@ fn carry(
         return Ok(None);
     };
     let listen = if plan.one_host {
-        // TCP on one host is what a user asks for who wants to see what it costs.
+        // A user asks for TCP on one host to see what it costs.
         (options.transport == Transport::Tcp).then(|| carried::LOOPBACK.to_owned())
     } else {
-        // Nobody interrupts here: who would say so has no way to.
+        // Nothing interrupts here: a C program has no way to say so.
         let found = || reachable(&at.host, patience).ok().flatten();
         Some(environment.get("PENSTOCK_ADDRESS").or_else(found).ok_or(JoinError::NoAddress)?)
     };

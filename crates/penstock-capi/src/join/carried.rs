@@ -16,12 +16,12 @@ pub(super) const LOOPBACK: &str = "127.0.0.1";
 /// Longest path of the directory: a socket's path, with its name behind it, has to fit into 107 bytes.
 const LONGEST_DIRECTORY: usize = 60;
 
-/// Which of the job's servers it is, and for whom.
+/// Which of the job's servers it is, and for which workers.
 pub(super) struct Role {
     pub(super) index: u32,
     pub(super) servers: u32,
     pub(super) workers: u32,
-    /// The address at which others reach it by TCP, if they shall.
+    /// The address at which others reach it by TCP, if they are to.
     pub(super) listen: Option<String>,
     pub(super) secret: Secret,
 }
@@ -71,7 +71,7 @@ pub(super) fn directory(environment: &Environment<'_>) -> Result<PathBuf, JoinEr
         }
         _ => {}
     }
-    // Anyone may have made a directory of this name in /tmp.
+    // Any user may have made a directory of this name in /tmp.
     let found = std::fs::symlink_metadata(&path).map_err(|error| refuse(error.to_string()))?;
     match (found.is_dir(), found.uid() == user, found.mode() & 0o077) {
         (true, true, 0) => Ok(path),

@@ -39,7 +39,7 @@ pub(crate) enum JoinError {
     /// Servers without a place among the workers.
     #[error("PENSTOCK_SERVERS names servers, but {name} is not set")]
     PlaceMissing { name: &'static str },
-    /// A server's name that is none.
+    /// A server's name that is not valid.
     #[error("{what}")]
     BadServer { what: NoEndpoint },
     /// A rank by hand, and nothing to meet at.
@@ -62,7 +62,7 @@ pub(crate) enum JoinError {
     /// What rank 0 has left for the others.
     #[error("rank 0 could not join: {reason}")]
     RankZero { reason: String },
-    /// What is no rendezvous address.
+    /// What is not a rendezvous address.
     #[error(transparent)]
     NoRendezvousAddress(#[from] NoRendezvousAddress),
     /// Where processes meet.

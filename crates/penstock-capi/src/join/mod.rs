@@ -39,7 +39,7 @@ pub(crate) struct Joined {
 }
 
 impl Joined {
-    /// Leaves, within the time; who carries the server then stays until the job has ended for all.
+    /// Leaves, within the time; a worker that carries the server then stays until the job has ended for all.
     pub(crate) fn leave(self, failed: Option<String>, wait: Option<Duration>) -> Result<(), Error> {
         let left = match failed {
             None => self.job.leave(wait),
@@ -100,7 +100,7 @@ pub(crate) fn join(given: &Given<'_>) -> Result<Joined, JoinError> {
             return Err(BadVariable::OutOfSize { rank, size, announced_by: OPTIONS }.into());
         }
         Some((rank, size)) => {
-            // Who started the processes still says where they meet.
+            // The launcher of the processes still says where they meet.
             let launcher = environment.place().ok().flatten().map_or(Launcher::Hand, |place| place.launcher);
             let launcher = if launcher == Launcher::Penstock { Launcher::Hand } else { launcher };
             Some(Place { launcher, rank, size, announced_by: OPTIONS })
@@ -122,7 +122,7 @@ pub(crate) fn join(given: &Given<'_>) -> Result<Joined, JoinError> {
         _ => match environment.several_without_step() {
             Some(tasks) => Err(JoinError::NoStep { tasks }),
             None => {
-                // Who says that it is alone may be told where others meet.
+                // A program that says it is alone may be told where others meet.
                 if place.is_none() {
                     environment.refuse_rendezvous_alone()?;
                 }
@@ -132,7 +132,7 @@ pub(crate) fn join(given: &Given<'_>) -> Result<Joined, JoinError> {
     }
 }
 
-/// Refuses variables that are nearly ours, and says on stderr which others nobody reads: the prefix may be somebody else's too.
+/// Refuses variables that are nearly ours, and says on stderr which others are not read: another program may use the prefix too.
 fn check_names() -> Result<(), JoinError> {
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     for stray in strays(names) {

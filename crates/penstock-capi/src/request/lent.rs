@@ -6,7 +6,7 @@ pub(super) struct Lent<T> {
     count: usize,
 }
 
-// SAFETY: penstock.h says that nobody else uses the memory until the request is done. `T` is a number.
+// SAFETY: penstock.h says that nothing else uses the memory until the request is done. `T` is a number.
 unsafe impl<T: Send> Send for Lent<T> {}
 
 impl<T> Lent<T> {
@@ -18,7 +18,7 @@ impl<T> Lent<T> {
     ///
     /// # Safety
     ///
-    /// - The request is not done, so that the memory is there and nobody else's.
+    /// - The request is not done, so that the memory is there and nothing else uses it.
     pub(super) unsafe fn memory<'a>(&self) -> &'a mut [T] {
         // SAFETY: it came from a slice of this length; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.first, self.count) }
@@ -31,7 +31,7 @@ pub(super) struct LentToRead {
     pub(super) count: usize,
 }
 
-// SAFETY: penstock.h says that nobody writes to the memory until the request is done.
+// SAFETY: penstock.h says that nothing writes to the memory until the request is done.
 unsafe impl Send for LentToRead {}
 
 impl LentToRead {
@@ -39,7 +39,7 @@ impl LentToRead {
     ///
     /// # Safety
     ///
-    /// - The request is not done, so that the memory is there and nobody writes to it.
+    /// - The request is not done, so that the memory is there and nothing writes to it.
     pub(super) unsafe fn memory<'a>(&self) -> &'a [u8] {
         // SAFETY: it came from a slice of this length; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts(self.first, self.count) }

@@ -131,7 +131,7 @@ fn serve(job: u64, kind: Task) {
     }
 }
 
-/// Carries out a request that nobody has taken up, at most until `until`.
+/// Carries out a request that no thread has taken up, at most until `until`.
 pub(super) fn carry_out(id: u64, until: Option<Instant>) {
     let mut registry = registry();
     let Some(mut work) = registry.requests.get_mut(&id).and_then(super::registry::Entry::begin) else {
@@ -158,7 +158,7 @@ pub(super) fn carry_out(id: u64, until: Option<Instant>) {
 }
 
 impl Registry {
-    /// A get that somebody has left as it is: a thread that is free may go on with it.
+    /// A get that a thread has left as it is: a thread that is free may go on with it.
     fn queue_again(&mut self, id: u64) -> Option<super::registry::Work> {
         let entry = self.requests.get_mut(&id).filter(|entry| !entry.queued)?;
         entry.queued = true;

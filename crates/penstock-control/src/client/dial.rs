@@ -26,7 +26,7 @@ pub struct Target {
     pub address: String,
     /// PEM file of the CAs to trust; without one the manager has to be on this host.
     pub ca: Option<PathBuf>,
-    /// Whether plain text may go to other hosts, tokens and secrets with it.
+    /// Whether plain text may go to other hosts. Tokens and secrets are never in it.
     pub insecure: bool,
 }
 

@@ -1,4 +1,5 @@
-//! Memory of models' atomics, for the models of this folder: what is written to it is written by the [`Steps`] that the program takes.
+//! Memory of models' atomics, for the models of this folder: what is written to it is written by the
+//! [`Steps`] that the program takes.
 
 use super::slot::{Look, Progress, RowGroup, Slot, Spot, Torn};
 use super::steps::{Steps, Words};

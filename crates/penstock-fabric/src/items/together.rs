@@ -7,11 +7,11 @@ use super::slot::{Look, Moment, Progress, Torn};
 pub struct Together {
     /// The least version among them.
     pub version: u64,
-    /// The last set after which they still were the newest.
+    /// The last set after which they were still the newest.
     pub as_of: u64,
 }
 
-/// Looks at several rows, which shall belong together.
+/// Looks at several rows, which are to belong together.
 #[derive(Debug)]
 pub struct Gathered<'a> {
     progress: &'a Progress,
@@ -55,7 +55,7 @@ impl<'a> Gathered<'a> {
 
     /// All of them, if they belong together.
     pub fn together(&self) -> Result<Together, Torn> {
-        // Of one moment all rows are within its limit; rows of a mirror must have been current at one common set.
+        // Rows looked at as of one moment are all within its limit; rows of a mirror must have been current at one common set.
         let common = self.newest <= self.as_of;
         let alone = || !self.strict && !self.apart && self.progress.belong_together(self.first);
         if common || alone() {

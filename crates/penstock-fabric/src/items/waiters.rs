@@ -1,11 +1,11 @@
 //! Readers that must wait sleep on a line of the partition's waiters' page, which says what they wait for; the writer wakes those
-//! whose row has come. While nobody sleeps a set costs the writer one look.
+//! whose row has come. While no reader sleeps a set costs the writer one look.
 //!
 //! The page is writable by all readers of the partition, all of one job. One that lies in it can make the writer ring for
 //! nothing, or take a line away from another reader, which then looks again by itself after a short sleep.
 //!
 //! Each side has a sequentially consistent fence between its store and its look (I-4), as in [`crate::doorbell`]. The writer
-//! takes the summary with a swap, so that it sees the line of whoever wrote it.
+//! takes the summary with a swap, so that it sees the line of the reader that set it.
 
 use crate::sync::{Among, AtomicU32, AtomicU64, Futex, Ordering, fence};
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub const LINES: usize = 63;
 pub struct Summary {
     /// Whether a line may be armed.
     armed: AtomicU32,
-    /// Whether the one who passes rows on sleeps.
+    /// Whether the follower, which passes rows on, sleeps.
     follower: AtomicU32,
 }
 
@@ -45,7 +45,7 @@ pub struct Wanted {
 }
 
 impl Summary {
-    /// Nobody sleeps.
+    /// No reader sleeps.
     pub fn new() -> Self {
         Self { armed: AtomicU32::new(0), follower: AtomicU32::new(0) }
     }
@@ -56,14 +56,14 @@ impl Summary {
         line.slot.store(wanted.slot, Ordering::Relaxed);
         line.version.store(wanted.version, Ordering::Relaxed);
         line.armed.store(1, Ordering::Release);
-        // Pairs with the swap in `take`: who takes it sees the line.
+        // Pairs with the swap in `take`: the writer that takes it sees the line.
         self.armed.store(1, Ordering::Release);
         // Pairs with the fence in `anyone`: I-4.
         fence(Ordering::SeqCst);
         rings
     }
 
-    /// For the writer, after publishing: whether anyone may have to be woken, reader or follower.
+    /// For the writer, after publishing: whether a reader or the follower may have to be woken.
     fn anyone(&self) -> bool {
         // Pairs with the fences in `announce` and `announce_follower`: I-4.
         fence(Ordering::SeqCst);
@@ -84,7 +84,8 @@ impl Summary {
         self.take_follower()
     }
 
-    /// For the writer, if there is anyone: takes the summary. Those of `lines` that are `served` are disarmed and passed to `wake`.
+    /// For the writer, if there may be one to wake: takes the summary. Those of `lines` that are `served` are disarmed and
+    /// passed to `wake`.
     fn wake<'a>(
         &self,
         lines: impl Iterator<Item = &'a Line>,
@@ -113,7 +114,7 @@ impl Summary {
         }
     }
 
-    /// For who passes rows on: it is about to sleep, after which it must look once more.
+    /// For the follower: it is about to sleep, after which it must look once more.
     pub fn announce_follower(&self) {
         self.follower.store(1, Ordering::Relaxed);
         // Pairs with the fence in `anyone`: I-4.
@@ -133,13 +134,13 @@ impl Default for Summary {
 }
 
 impl Line {
-    /// Nobody's.
+    /// No reader's.
     pub fn new() -> Self {
         let zero = || AtomicU32::new(0);
         Self { owned: zero(), armed: zero(), rings: Futex::new(0), slot: zero(), version: AtomicU64::new(0) }
     }
 
-    /// For a reader: takes the line if it is nobody's.
+    /// For a reader: takes the line if it is free.
     pub fn claim(&self) -> bool {
         self.owned.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
@@ -186,7 +187,7 @@ mod loom_tests {
             Arc::new(Self { summary: Summary::new(), lines, done: AtomicU64::new(0) })
         }
 
-        /// Publishes `done` and wakes whom it serves; how many.
+        /// Publishes `done` and wakes the readers that it serves; how many.
         fn set(&self, done: u64) -> usize {
             self.done.store(done, Ordering::Release);
             let mut woken = 0;
@@ -219,7 +220,8 @@ mod loom_tests {
             let thread = loom::thread::spawn(move || (writer.set(1), writer.set(2)));
             let (sleeps, rings) = shared.would_sleep(0, 2);
             if sleeps {
-                // No model's time runs: who is not rung for sleeps for good, which loom calls a deadlock (I-4).
+                // Time does not pass in a model: a reader that is not rung for sleeps for good, which loom calls a
+                // deadlock (I-4).
                 shared.lines[0].sleep(rings, Duration::from_secs(60));
             }
             let woken = thread.join().unwrap();

@@ -56,7 +56,7 @@ pub fn homes_in(
     Some(split(layout, &model, state.as_ref(), shard_of, shards))
 }
 
-/// Splits the chunks of an extent, which nobody else has been given, among its shards.
+/// Splits the chunks of an extent, which were given out to no other, among its shards.
 fn split(
     layout: ExtentLayout,
     model: &Arc<Mapping>,

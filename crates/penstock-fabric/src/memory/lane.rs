@@ -58,8 +58,8 @@ impl LaneView {
         Ok((0..shards).map(view).collect())
     }
 
-    /// Takes a lane from a slab of its worker's, at byte `at`, likewise: received into if no other process has the slab. `None` if the
-    /// slab does not have that piece to lend.
+    /// Takes a lane from a slab of its worker's, at byte `at`, likewise: received into if no other process has the slab. `None`
+    /// if the slab does not have that piece to lend.
     pub fn in_slab(
         slab: &mut Slab,
         at: usize,
@@ -107,7 +107,8 @@ impl LaneView {
     /// The contribution to the bytes `range` of the extent.
     ///
     /// # Panics
-    /// If the lane has no such range, or of a worker on another host: if it is not of one chunk that the view's shard is home of.
+    /// If the lane has no such range, or, for a worker on another host, if it is not of one chunk that the view's
+    /// shard is home of.
     pub fn contribution(&self, range: Range<usize>) -> Foreign<'_> {
         self.check(&range);
         self.mapping.foreign(range)
@@ -119,7 +120,7 @@ impl LaneView {
     }
 }
 
-/// A worker's end of its lane. There is one for each tensor, and who holds it has waited until the homes have taken what
+/// A worker's end of its lane. There is one for each tensor, and its holder has waited until the homes have taken what
 /// stands in the lane.
 #[derive(Debug)]
 pub struct OwnLane {

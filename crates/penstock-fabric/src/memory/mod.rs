@@ -1,9 +1,9 @@
 //! Chunks as their home and their readers see them, and lanes as both ends see them.
 //!
-//! The doors: a home's chunks are lent out as `&mut [u8]` by [`HomeMemory`], of which there is exactly one for each shard
-//! and tensor; everyone else sees them through [`Foreign`] loads between two looks at the header ([`crate::publish`]).
-//! What is written beside others' eyes, or by more than one thread, is written through [`ForeignMut`] by one owner: a lane by
-//! its [`OwnLane`], what a worker on another host sends by the [`LaneView`] of the shard that is home of it.
+//! Who may write what: a home's chunks are lent out as `&mut [u8]` by [`HomeMemory`], of which there is exactly one for each
+//! shard and tensor; all others see them through [`Foreign`] loads between two looks at the header ([`crate::publish`]). What
+//! is written while others look, or by more than one thread, is written through [`ForeignMut`] by one owner: a lane by its
+//! [`OwnLane`], what a worker on another host sends by the [`LaneView`] of the shard that is home of it.
 //!
 //! | file | what |
 //! |---|---|

@@ -14,7 +14,7 @@ pub(crate) fn bring_near(address: *const u8) {
 }
 
 /// The same, to be written: other cores give it up. The intrinsic asks to read instead, unless the whole program is compiled for
-/// processors that have this instruction; the others take it for none.
+/// processors that have this instruction; the others take it for a no-op.
 #[inline]
 pub(crate) fn claim(address: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

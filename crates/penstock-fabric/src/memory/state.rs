@@ -26,7 +26,7 @@ impl StateMirror {
         self.layout.state(chunk).len()
     }
 
-    /// Writes a chunk's state, which nobody looks at before it has come whole.
+    /// Writes a chunk's state, which no reader looks at before it has come whole.
     ///
     /// # Panics
     /// If it has another size.

@@ -8,8 +8,8 @@ use penstock_proto::placement::Extent;
 use std::ops::Range;
 use std::sync::Arc;
 
-// Each is the only one that may write something, so none can be cloned: of a type that can be, two traits would have a `there`, and this
-// would not compile.
+// Each is the only one that may write something, so none can be cloned: of a type that can be, two traits would have a `there`,
+// and this would not compile.
 const _: fn() = || {
     trait Has<Which> {
         fn there() {}
@@ -153,8 +153,8 @@ fn a_value_is_copied_while_somebody_looks_at_the_last() {
     });
 }
 
-/// What a lane adds to itself: between its words, but not for Miri, which notes one size of loads for a word, and after two takes a
-/// store of either for a race with both.
+/// What a lane adds to itself: between its words, but not for Miri, which notes one size of loads for a word, and after two
+/// takes a store of either for a race with both.
 const ADDED: Range<usize> = if cfg!(miri) { 8..1000 } else { 4..1004 };
 
 #[test]

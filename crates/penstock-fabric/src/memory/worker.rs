@@ -149,8 +149,8 @@ impl WorkerMemory {
         &self.value
     }
 
-    /// This worker's lane; writable. Who writes there by its address does so only while no contribution stands in it that is
-    /// not folded yet.
+    /// This worker's lane; writable. A thread that writes there by its address does so only while no contribution stands in it
+    /// that is not folded yet.
     pub fn lane(&self) -> &Arc<Mapping> {
         &self.lane
     }
@@ -158,7 +158,7 @@ impl WorkerMemory {
     /// Progress of a shard that is home of some of it: version + 1.
     pub fn progress(&self, server: usize, shard: u32) -> Option<u64> {
         let tail = self.tails[server].as_ref()?;
-        // Pairs with the release store in the shard's `progress`: who sees it sees the chunks.
+        // Pairs with the release store in the shard's `progress`: a reader that sees it sees the chunks.
         Some(tail.model.peek::<Count>(ModelLayout::progress(shard)).0.load(Ordering::Acquire))
     }
 
@@ -192,7 +192,7 @@ impl WorkerMemory {
     }
 }
 
-/// Memory of this process that values are copied into, to be looked at by whoever has its address. It has one writer.
+/// Memory of this process that values are copied into, to be looked at by any thread that has its address. It has one writer.
 #[derive(Debug)]
 pub struct ValueCopy {
     mapping: Arc<Mapping>,

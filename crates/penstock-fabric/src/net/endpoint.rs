@@ -5,7 +5,7 @@
 //! | `/run/s0` or `unix:/run/s0` | a socket on this host: shared memory |
 //! | `tcp://10.0.0.1:7700` | a server anywhere: TCP |
 //! | `tcp://10.0.0.1:7700?also=10.1.0.1:7700` | a server with two network interfaces: its shards take turns |
-//! | `tcp://10.0.0.1:7700?host=1f..&unix=/run/s0` | both: who is on the host with this id takes the socket |
+//! | `tcp://10.0.0.1:7700?host=1f..&unix=/run/s0` | both: a worker on the host with this id takes the socket |
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -50,8 +50,8 @@ impl NoEndpoint {
     }
 }
 
-/// Whether `tcp://` before it makes an endpoint of it. As a path it would be a socket in the directory that happens to be the current one,
-/// which nobody means, and which is not found.
+/// Whether `tcp://` before it makes an endpoint of it. As a path it would be a socket in the directory that happens to be the
+/// current one, which no user means, and which is not found.
 fn is_bare_address(text: &str) -> bool {
     let address = text.split_once('?').map_or(text, |(address, _)| address);
     address.parse::<Address>().is_ok() && !text.starts_with("unix:")

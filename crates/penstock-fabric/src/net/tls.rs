@@ -1,8 +1,8 @@
 //! TLS 1.3 by rustls.
 //!
-//! Who is who is settled by the handshake of `penstock_proto::handshake`, which is tied to the TLS connection by its exporter:
-//! both ends prove that they know the job's secret. A certificate therefore need not be trusted; where the user names
-//! certificate authorities, it must be.
+//! Identity is settled by the handshake of `penstock_proto::handshake`, which is tied to the TLS connection by its exporter: both
+//! ends prove that they know the job's secret. A certificate therefore need not be trusted; where the user names certificate
+//! authorities, it must be.
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -87,7 +87,7 @@ pub fn server(files: Option<(&Path, &Path)>) -> Result<Arc<ServerConfig>, TlsErr
 }
 
 /// A worker's configuration: it trusts the certificate authorities in this PEM file and checks the server's name, or, without
-/// one, leaves it to the handshake that follows to find out who is there.
+/// one, leaves it to the handshake that follows to find out who is at the other end.
 pub fn client(authorities: Option<&Path>) -> Result<Arc<ClientConfig>, TlsError> {
     let verifier: Arc<dyn ServerCertVerifier> = match authorities {
         Some(path) => {

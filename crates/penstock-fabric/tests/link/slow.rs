@@ -1,5 +1,5 @@
-//! A link that takes and brings a few bytes at a time, and says that it would block in between: what another implementation may do
-//! at worst.
+//! A link that takes and brings a few bytes at a time, and says that it would block in between: what another implementation
+//! may do at worst.
 
 use crate::suite::Ends;
 use penstock_fabric::net::link::{Got, Interest, Link};
@@ -37,7 +37,7 @@ impl Way {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Stands,
-    /// It is cut, and nobody was told.
+    /// It is cut, and neither end was told.
     Cut,
     Over,
 }

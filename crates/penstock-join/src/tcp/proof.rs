@@ -9,15 +9,16 @@
 //! ```
 //!
 //! A proof is HMAC-SHA256 over the side's label, both nonces, rank and size, keyed with a key that HMAC derives from the job's
-//! secret and name. The secret is never sent, a recorded conversation is of no use in another, and a side's own proof sent back to it
-//! proves nothing, because the labels differ. Then each side sends frames:
+//! secret and name. The secret is never sent, a recorded conversation is of no use in another, and a side's own proof sent back
+//! to it proves nothing, because the labels differ. Then each side sends frames:
 //!
 //! ```text
 //! length (4) | tag (32) | payload (length)
 //! ```
 //!
-//! whose tag is HMAC-SHA256 over the direction, the frame's number and the payload, keyed for this conversation: a frame that was
-//! changed, repeated or left out ends it. Payloads are readable on the way; endpoint strings are no secret. Numbers are little-endian.
+//! whose tag is HMAC-SHA256 over the direction, the frame's number and the payload, keyed for this conversation: a frame
+//! that was changed, repeated or left out ends it. Payloads are readable on the way; endpoint strings are not secret.
+//! Numbers are little-endian.
 
 use hmac::{Hmac, Mac as _};
 use penstock_proto::message::Secret;
@@ -43,7 +44,7 @@ pub const WELCOME: u8 = b'W';
 pub const WRONG_SECRET: u8 = b'S';
 /// Another number of processes. The number that rank 0 expects follows, 4 bytes.
 pub const WRONG_SIZE: u8 = b'N';
-/// Somebody else has this rank. This may pass: an earlier connection has yet to end.
+/// Another process has this rank. This may pass: an earlier connection has yet to end.
 pub const TAKEN: u8 = b'T';
 
 /// One of the two that talk.
@@ -71,7 +72,7 @@ impl Side {
     }
 }
 
-/// Who a worker says that it is.
+/// What a worker says it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
     /// Its rank.

@@ -1,4 +1,4 @@
-//! Instruction sets: which there are, which this machine has, and the one door to them.
+//! Instruction sets: which there are, which this machine has, and the one way to them.
 //!
 //! `generic` is portable Rust; the others hold the crate's only intrinsics and vector assembly. A token such as `Avx512`
 //! exists only where the processor has what it names, so running with it needs no further check.
@@ -54,7 +54,7 @@ pub(crate) trait Kernel {
     fn run(self) -> Self::Output;
 }
 
-/// An instruction set that this machine is known to have: whoever holds one may run with it.
+/// An instruction set that this machine is known to have: code that holds one may run with it.
 pub(crate) trait Isa: Copy {
     /// Its name.
     const ARCH: Arch;
@@ -72,8 +72,8 @@ pub(crate) trait Dispatch: Sized {
     fn on<I: Isa>(self, isa: I) -> Self::Output;
 }
 
-/// Does the work with the fastest instruction set there is. Detection is cached by the standard library: a load and a test.
-/// With `--cfg penstock_portable`, and under Miri, portably: what watches over memory does not see into assembly.
+/// Does the work with the fastest instruction set there is. Detection is cached by the standard library: a load and a test. With
+/// `--cfg penstock_portable`, and under Miri, portably: what watches over memory does not see into assembly.
 pub(crate) fn on_best<D: Dispatch>(work: D) -> D::Output {
     #[cfg(all(target_arch = "x86_64", not(any(miri, penstock_portable))))]
     {

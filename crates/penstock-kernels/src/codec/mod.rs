@@ -1,8 +1,8 @@
 //! Codecs: the bytes of what travels of a chunk.
 //!
-//! A codec loses nothing: a receiver that holds the same base has the same chunk afterwards, bit for bit. Whatever loses bits happens
-//! before, in a [`filter`](crate::filter). So codecs may be chosen chunk by chunk, by what they cost, and what has to be sent again
-//! is simply encoded again.
+//! A codec loses nothing: a receiver that holds the same base has the same chunk afterwards, bit for bit. Whatever loses bits
+//! happens before, in a [`filter`](crate::filter). So codecs may be chosen chunk by chunk, by what they cost, and what has to
+//! be sent again is simply encoded again.
 //!
 //! | file | what travels |
 //! |---|---|
@@ -49,8 +49,8 @@ pub trait Codec: fmt::Debug + Send + Sync {
     /// Least and most bytes of a payload for a chunk of `bytes` bytes: checked before a byte of the payload is read.
     fn lengths(&self, bytes: usize) -> RangeInclusive<usize>;
 
-    /// Encodes a chunk for a receiver that holds `base`, which is as long as the chunk; `None` stands for zeros. `out` has room for
-    /// the most bytes. Returns how many it took, or `None` if another codec should be tried because this one does not pay.
+    /// Encodes a chunk for a receiver that holds `base`, which is as long as the chunk; `None` stands for zeros. `out` has room
+    /// for the most bytes. Returns how many it took, or `None` if another codec should be tried because this one does not pay.
     ///
     /// Another thread may be writing the chunk: each of its bytes is read once.
     fn encode(&self, chunk: Foreign<'_>, base: Option<&[u8]>, out: &mut [u8]) -> Option<usize>;

@@ -26,7 +26,7 @@ impl<S: Real, const AMSGRAD: bool> Adam<S, AMSGRAD> {
     /// `decoupled`: the weight decay shrinks the value itself (AdamW) instead of entering the gradient.
     pub(crate) fn new(at: Moment<'_>, decoupled: bool, maximize: bool) -> Self {
         let [lr, beta1, beta2, eps, decay] = at.settings.0;
-        // Not the standard library's, which is the system's: its last bit is another on another system.
+        // Not the standard library's, which is the system's: its last bit differs from system to system.
         let (t, power) = ((at.step + 1) as f64, libm::pow);
         let step = lr / (1.0 - power(beta1, t));
         Self {

@@ -1,9 +1,10 @@
-//! The table of optimizers: a row says of one all but its arithmetic.
+//! The table of optimizers: a row says everything about one but its arithmetic.
 //!
-//! Who reads it: [`Settings::check`](super::Settings::check), the layout of a chunk's state, the C interface with its defaults, and, by way of
-//! `penstock._core.optimizers()`, Python's classes and the adapter of torch, which calls its optimizers by the same names.
+//! What reads it: [`Settings::check`](super::Settings::check), the layout of a chunk's state, the C interface with its
+//! defaults, and, by way of `penstock._core.optimizers()`, Python's classes and the adapter of torch, which calls its
+//! optimizers by the same names.
 //!
-//! What a new optimizer needs, and who says so where it lacks:
+//! What a new optimizer needs, and what reports it if it is missing:
 //!
 //! | file | what | missed by |
 //! |---|---|---|
@@ -29,7 +30,7 @@ pub(super) const MOST_SETTINGS: usize = 5;
 /// What a rule may be declared with; it decides which state a chunk carries, or how the sum enters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flag {
-    /// Keeps a velocity. Who declares by numbers means it by a `momentum` that is not 0.
+    /// Keeps a velocity. A declaration by numbers asks for it by a `momentum` that is not 0.
     Momentum,
     /// Looks ahead along the velocity.
     Nesterov,
@@ -179,7 +180,7 @@ const fn below_one(name: &'static str, default: f64) -> Setting {
 pub struct Slot {
     /// torch's own name.
     pub name: &'static str,
-    /// The flag without which there is none.
+    /// The flag without which it is not there.
     pub needs: Option<Flag>,
 }
 

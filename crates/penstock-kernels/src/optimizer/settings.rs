@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::rules::{Flag, MOST_SETTINGS, Row, Rule, Setting};
 
-/// Numbers that may change from one push to the next, in the order of the rule's [`Row::settings`](super::Row::settings); what it does not
-/// have, or does not read as it was declared, is 0.
+/// Numbers that may change from one push to the next, in the order of the rule's [`Row::settings`](super::Row::settings); what
+/// it does not have, or does not read as it was declared, is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Settings(pub [f64; MOST_SETTINGS]);
 

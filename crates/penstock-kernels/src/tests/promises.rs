@@ -72,8 +72,9 @@ fn a_sum_that_only_its_scale_makes_infinite_is_refused_at_the_last_lane() {
     assert_eq!(value, chunk.value.to_vec());
 }
 
-/// A page that a thread of ours rewrites while it is folded, as a hostile worker would: in the words in which the portable
-/// kernels read it, since to Miri atomics of two sizes that meet are undefined. No hardware knows of that, and no other process asks.
+/// A page that a thread of ours rewrites while it is folded, as a hostile worker would: in the words in which the
+/// portable kernels read it, since to Miri atomics of two sizes that meet are undefined. No hardware cares about that,
+/// and no other process asks.
 #[repr(align(64))]
 struct Hostile([AtomicU64; WORDS]);
 

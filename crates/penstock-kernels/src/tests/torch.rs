@@ -56,7 +56,7 @@ fn the_powers_of_the_bias_correction_have_these_bits_on_every_system() {
     }
 }
 
-// Of these powers glibc 2.36 has another last bit, which both corrections pass on.
+// For these powers glibc 2.36 gives a different last bit, which both corrections pass on.
 #[test]
 fn adam_s_bias_corrections_have_these_bits_on_every_system() {
     let cases: [(f64, u64, [u64; 2]); 3] = [

@@ -40,25 +40,26 @@ pub enum TableAsk {
         /// The table.
         name: String,
     },
-    /// This worker has mapped and subscribed to what it needs; answered when all have. Then nobody who leaves takes rows with it
-    /// that another is about to ask for.
+    /// This worker has mapped and subscribed to what it needs; answered when all have. Then no worker that leaves takes rows with
+    /// it that another is about to ask for.
     Ready {
         /// The table.
         name: String,
     },
-    /// This worker uses the table no more; answered when no live worker does. Each server is asked: then it frees what it has of it.
+    /// This worker no longer uses the table; answered when no live worker does. Each server is asked: then it frees what it
+    /// holds of the table.
     Drop {
         /// The table.
         name: String,
         /// Its number.
         id: TableId,
     },
-    /// Who has not dropped it, of those who live?
+    /// Which live workers have not dropped it?
     Users {
         /// The table's number.
         id: TableId,
     },
-    /// Who has not declared it?
+    /// Which live workers have not declared it?
     Absent {
         /// The table.
         name: String,
@@ -80,10 +81,10 @@ pub enum TableAsk {
         slots: u32,
         /// Bytes of a row.
         row_bytes: u32,
-        /// Who moves them to other hosts.
+        /// How they move to other hosts.
         propagation: Propagation,
     },
-    /// The producer has mapped its partition: nobody else may map it writable from now on.
+    /// The producer has mapped its partition: no other process may map it writable from now on.
     Mapped {
         /// Which.
         partition: PartitionId,
@@ -114,6 +115,7 @@ pub enum TableAnswer {
         /// Bytes of the whole encoding.
         total: u64,
     },
-    /// To `Partition`. Descriptors: the partition, the page that its readers sleep on, and the bell of who passes its rows on (eventfd).
+    /// To `Partition`. Descriptors: the partition, the page that its readers sleep on, and the bell of the thread that passes its
+    /// rows on (eventfd).
     Partition,
 }

@@ -15,7 +15,7 @@ pub struct RowSet {
 /// Bytes of memory for each range.
 const RANGE_BYTES: u64 = (size_of::<Range<u64>>() + size_of::<u64>()) as u64;
 
-/// Bytes that are no set of rows.
+/// Bytes that are not a set of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("expected an encoded set of rows")]
 pub struct NoRowSet;

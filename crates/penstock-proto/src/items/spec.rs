@@ -19,7 +19,7 @@ pub const MAX_ROW_BYTES: u32 = 1 << 24;
 /// Most tables of a job.
 pub const MAX_TABLES: u32 = 1 << 16;
 
-/// Who moves the rows, where producer and consumer share no memory.
+/// How rows move where producer and consumer share no memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Propagation {
     /// Every set is sent to its consumers at once (lapser.md, 3.2.2.A: Push).
@@ -90,7 +90,7 @@ pub struct TableSpec {
     pub row_bytes: u32,
     /// Whether any number of producers may add to a row, and as what. Without it a row has one producer.
     pub sum: Option<Dtype>,
-    /// Who moves the rows.
+    /// How rows move.
     pub propagation: Propagation,
     /// What a row holds, in the program's words: their elements' type, and how many. Empty where it does not say.
     pub holds: String,
@@ -99,7 +99,7 @@ pub struct TableSpec {
 /// Longest words for what a row holds.
 pub const MAX_HOLDS_BYTES: usize = 256;
 
-/// Why a declaration is no declaration of a table, or no one's turn.
+/// Why a declaration is not one of a table, or does not come in its turn.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum TableError {
@@ -173,7 +173,7 @@ pub enum TableError {
         /// The other.
         second: Rank,
     },
-    /// A worker consumes what nobody produces.
+    /// A worker consumes what no worker produces.
     #[error(
         "table `{name}`: worker {rank} consumes row {row}, which no worker produces{}",
         without(.gone)
@@ -225,7 +225,7 @@ pub enum TableError {
     },
 }
 
-/// Who went without saying which rows it produces.
+/// Names the workers that went without saying which rows they produce.
 fn without(gone: &[Rank]) -> String {
     match gone {
         [] => String::new(),
@@ -315,7 +315,7 @@ impl TableSpec {
             ("propagation", self.propagation.to_string(), other.propagation.to_string()),
             ("elements", self.holds.clone(), other.holds.clone()),
         ];
-        // Who does not say what a row holds takes it for what the others say.
+        // A declaration that does not say what a row holds takes it for what the others say.
         let known = usize::from(!self.holds.is_empty() && !other.holds.is_empty());
         fields.into_iter().take(4 + known).find(|(_, mine, theirs)| mine != theirs)
     }

@@ -1,7 +1,7 @@
 //! Versions of one thing that are awaited, kept as the least and the greatest of them.
 //!
-//! Each that comes from the least on counts, up to the greatest: so who asked for an earlier version does not wait for the later one
-//! that somebody else asked for.
+//! Each that comes from the least on counts, up to the greatest: so a reader that asked for an earlier version does not wait for
+//! the later one that another asked for.
 
 /// Versions that are awaited.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -101,8 +101,8 @@ struct Held {
     ticket: u64,
 }
 
-/// Tickets that are returned as one. What comes while it is under way goes with the next: so whoever asks how often, it comes to an
-/// end, and the next as well.
+/// Tickets that are returned as one. What comes while it is under way goes with the next: so however often a thread asks, it
+/// comes to an end, and the next as well.
 #[derive(Debug, Clone, Copy)]
 struct Batch {
     /// The newest of them.
@@ -142,8 +142,8 @@ pub struct Subscriber {
 }
 
 impl Subscriber {
-    /// A new connection: whatever the old one carried is forgotten, but not what was taken. The subscriber asks again for what it
-    /// misses.
+    /// A new connection: whatever the old one carried is forgotten, but not what was taken. The subscriber asks again for
+    /// what it misses.
     pub fn connect(&mut self) {
         self.connected = true;
         self.told = None;
@@ -197,9 +197,9 @@ impl Subscriber {
         self.settle(id, local, home);
     }
 
-    /// It wants every chunk that has this version and has changed since it was sent, as it stands once `folded` of its contributions were
-    /// folded ([`Shard::promised`](crate::shard::Shard::promised)), then the ticket; and the others as soon as they have the version.
-    /// With [`NO_TICKET`] it is as if pushes had asked.
+    /// It wants every chunk that has this version and has changed since it was sent, as it stands once `folded` of its
+    /// contributions were folded ([`Shard::promised`](crate::shard::Shard::promised)), then the ticket; and the others as soon
+    /// as they have the version. With [`NO_TICKET`] it is as if pushes had asked.
     pub fn fetch(&mut self, id: TensorId, version: u64, ticket: u64, folded: u64, home: &impl Chunks) {
         self.owed(id, home);
         for local in 0..home.chunks(id) {
@@ -315,7 +315,7 @@ impl Subscriber {
         self.known(id)
     }
 
-    /// The same of a tensor of which something was owed before.
+    /// The same for a tensor of which something was owed before.
     fn known(&mut self, id: TensorId) -> &mut Owed {
         self.owed.get_mut(id).expect("what is due was owed")
     }
@@ -373,8 +373,8 @@ impl Subscriber {
         self.close(id);
     }
 
-    /// Queues the ticket behind what is due by now, unless some of the state is to be sent before it, or a fetch waits: that may have been
-    /// asked for first (S-3).
+    /// Queues the ticket behind what is due by now, unless some of the state is to be sent before it, or a fetch waits: that
+    /// may have been asked for first (S-3).
     fn close(&mut self, id: TensorId) {
         let owed = self.known(id);
         if owed.held.is_none()

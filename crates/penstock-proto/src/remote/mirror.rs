@@ -1,8 +1,8 @@
 //! What a subscriber has of a shard on another host, and what it asks it for.
 //!
 //! It stands in for the shard: its worker's submissions go in here, become frames, and are kept until the shard has taken them;
-//! the shard's notices come in here and say what to do with the bytes that came with them. A connection that is made again goes on
-//! where the shard says that it stands, and what had been asked for and had not come is asked for again (S-2).
+//! the shard's notices come in here and say what to do with the bytes that came with them. A connection that is made again goes
+//! on where the shard says that it stands, and what had been asked for and had not come is asked for again (S-2).
 
 use super::awaited::Awaited;
 use crate::TensorId;
@@ -113,8 +113,8 @@ struct Mirrored {
     progress: Progress,
     /// Versions that fetches asked for, until they are seen to have come.
     awaited: Awaited,
-    /// The newest ticket that has not come back of those of the value, with the least version that was asked for with one of them, and of
-    /// those of the state.
+    /// The newest ticket that has not come back of those of the value, with the least version that was asked for with one of
+    /// them, and of those of the state.
     open: [Option<Submission>; 2],
 }
 
@@ -142,8 +142,8 @@ impl Mirrored {
         }
     }
 
-    /// What is to be asked for again. Only the last brings a ticket back, and it stands for all: which of the value and the state was
-    /// asked for first is not known any more, and a ticket comes back behind both (S-3).
+    /// What is to be asked for again. Only the last brings a ticket back, and it stands for all: which of the value and the
+    /// state was asked for first is not known any more, and a ticket comes back behind both (S-3).
     fn unfetched(&self) -> impl Iterator<Item = Submission> {
         let [value, state] = self.open;
         let newest = self.open.iter().flatten().map(ticket_of).max().unwrap_or(0);
@@ -152,8 +152,8 @@ impl Mirrored {
         state.into_iter().chain(value.map(|fetch| with_ticket(fetch, newest)))
     }
 
-    /// Versions that have not come: `wanted` - 1, if that is one of them, and those that fetches asked for. The least and the greatest
-    /// stand for all.
+    /// Versions that have not come: `wanted` - 1, if that is one of them, and those that fetches asked for. The least and the
+    /// greatest stand for all.
     fn missing(&mut self, wanted: u64) -> impl Iterator<Item = u64> + use<> {
         let least = self.progress.least().unwrap_or(0);
         if least > 0 {
@@ -289,8 +289,8 @@ impl Mirror {
         self.outbox.is_empty()
     }
 
-    /// The shard has spoken: it has taken `taken` frames in all, and says this. `wanted` is the version + 1 of a tensor that pushes
-    /// have asked for.
+    /// The shard has spoken: it has taken `taken` frames in all, and says this. `wanted` is the version + 1 of a tensor
+    /// that pushes have asked for.
     pub fn hear(
         &mut self,
         taken: u64,
@@ -347,11 +347,11 @@ impl Mirror {
     fn resume(&mut self, taken: u64, wanted: impl Fn(TensorId) -> u64) -> Result<(), Broken> {
         self.outbox.resume(taken)?;
         if self.left {
-            return Ok(()); // nobody looks at what would come
+            return Ok(()); // what would come is not looked at
         }
-        // All that is open is asked for again: where it is asked for already in a frame that was not taken, there, so that a line that
-        // breaks again and again makes nothing longer. What else stands there brings no ticket back: it would pass those whose
-        // answers were lost.
+        // All that is open is asked for again: where it is asked for already in a frame that was not taken, there, so that a
+        // line that breaks again and again makes nothing longer. What else stands there brings no ticket back: it would pass
+        // those whose answers were lost.
         let mut untaken: Vec<&mut Submission> = self.outbox.untaken().collect();
         let mut standing: BTreeMap<TensorId, Standing> = BTreeMap::new();
         for (place, submission) in untaken.iter_mut().enumerate() {
@@ -386,8 +386,8 @@ impl Mirror {
     }
 }
 
-/// Where the last frame stands, among those that were not taken, that asks for a tensor's value with a ticket and for its state, and the last
-/// two that ask for versions without one.
+/// Where the last frame stands, among those that were not taken, that asks for a tensor's value with a ticket and for its
+/// state, and the last two that ask for versions without one.
 #[derive(Debug, Clone, Copy, Default)]
 struct Standing {
     value: Option<usize>,

@@ -11,8 +11,8 @@
 //!
 //! - **S-1** of [`outbox`](crate::outbox): submissions are taken all, in order, once.
 //! - **S-2** What was asked for comes, at the version that was asked for or a newer one, wherever connections break.
-//! - **S-3** A ticket comes back behind everything that was there when it was asked for and that was fetched with it or before, as new as
-//!   it was then; it waits for no version that is still to come, whether pushes or fetches asked for that.
+//! - **S-3** A ticket comes back behind everything that was there when it was asked for and that was fetched with it or before,
+//!   as new as it was then; it waits for no version that is still to come, whether pushes or fetches asked for that.
 //! - **S-4** What is owed is chunk numbers, each at most once: a subscriber that asks and does not read makes it no longer.
 
 mod awaited;

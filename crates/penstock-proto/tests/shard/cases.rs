@@ -499,7 +499,7 @@ fn what_was_judged_is_taken_whatever_others_have_submitted_meanwhile() {
 
 #[test]
 fn what_others_can_change_is_looked_at_when_it_is_taken() {
-    // The header came before anybody had pushed; another worker's push, with another rate, came before the payload.
+    // The header came before any worker had pushed; another worker's push, with another rate, came before the payload.
     let mut rig = Rig::new(2, 1, Bsp);
     let judged = rig.shard.judge(PeerId::worker(1), &rated(0, 1, 0, 0.25)).unwrap();
     rig.push(0, (0, 1), 0, 1.0);

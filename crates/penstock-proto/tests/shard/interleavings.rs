@@ -18,7 +18,7 @@ struct Plan {
     chunks: Vec<u32>,
     programs: Vec<Vec<Iteration>>,
     order: Vec<prop::sample::Index>,
-    /// Who is removed, after so many moves.
+    /// Which worker is removed, after so many moves.
     lost: Option<(usize, u32)>,
     /// Whether folds wait for their commit.
     late: bool,

@@ -23,7 +23,7 @@ pub(crate) struct TableCalls {
     dtype: Py<PyAny>,
     /// The element type if the buffer protocol knows it.
     plain: Option<Py<PyAny>>,
-    /// Element types of rows that are taken as they are: 64-bit whole numbers. A negative one is a row that nobody declared.
+    /// Element types of rows that are taken as they are: 64-bit whole numbers. A negative one is a row that no worker declared.
     keys: [Py<PyAny>; 2],
     ndarray: Py<PyType>,
     empty: Py<PyAny>,
@@ -148,7 +148,7 @@ impl TableCalls {
         held.shape() == Some(&[count as isize, self.width as isize])
     }
 
-    /// `false`: the arguments are none that are taken as they are, and nothing was written.
+    /// `false`: the arguments are not taken as they are, and nothing was written.
     fn write(
         &self,
         rows: &Bound<'_, PyAny>,
@@ -220,7 +220,7 @@ impl TableCalls {
         }
     }
 
-    /// `None`: the arguments are none that are taken as they are.
+    /// `None`: the arguments are not taken as they are.
     fn read<'py>(
         &self,
         rows: &Bound<'py, PyAny>,

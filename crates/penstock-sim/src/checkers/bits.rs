@@ -1,5 +1,5 @@
-//! Bits: under BSP a version of a chunk has one value, whoever publishes or reads it whenever; and two runs of one workload,
-//! whatever the links, chunk sizes, servers and shards, come to the same bits.
+//! Bits: under BSP a version of a chunk has one value, whichever process publishes or reads it, and whenever; and two runs of one
+//! workload, whatever the links, chunk sizes, servers and shards, come to the same bits.
 
 use super::Checker;
 use crate::cluster::Outcome;

@@ -1,17 +1,18 @@
 //! Tables of items on one thread, from one seed: producers, a home and consumers, the real nodes over the real memory, and links
 //! between them that delay and break.
 //!
-//! A producer goes on while its rows are passed on and read: between any two looks of a node it may set some, or so many that the
-//! change log comes round. A worker sets its rows, completes an iteration, and reads what it consumes with its slack; it goes on when that is fresh enough.
-//! Every value names the set that wrote it, so what is read is compared with what its producer did:
+//! A producer goes on while its rows are passed on and read: between any two looks of a node it may set some, or so many
+//! that the change log comes round. A worker sets its rows, completes an iteration, and reads what it consumes with its
+//! slack; it goes on when that is fresh enough. Every value names the set that wrote it, so what is read is compared
+//! with what its producer did:
 //!
 //! - never older than the slack allows, never torn, never falling;
 //! - rows of one set all or none (I-3, N-1);
-//! - everyone comes to the end, and has what was set last, whatever was lost with a connection (N-2, N-5);
-//! - lazily, and within bounds, nothing is sent that nobody needed (N-3, N-4).
+//! - every worker comes to the end, and has what was set last, whatever was lost with a connection (N-2, N-5);
+//! - lazily, and within bounds, nothing is sent that no worker needed (N-3, N-4).
 //!
-//! Each seed has a second scenario, in which workers leave when they are done and links stay broken for a while: what a worker had set when it
-//! left is there for all others, also for who was away.
+//! Each seed has a second scenario, in which workers leave when they are done and links stay broken for a while: what a worker
+//! had set when it left is there for all others, also for those that were away.
 
 mod producer;
 mod reader;
@@ -44,7 +45,7 @@ pub struct Scenario {
     pub seed: u64,
     /// Workers; each with its rows, its slack, and whether it is on the home's host.
     pub workers: Vec<Plan>,
-    /// Who moves the rows.
+    /// How rows move.
     pub propagation: Propagation,
     /// Iterations.
     pub iterations: u64,
@@ -231,14 +232,14 @@ struct Run<'a> {
     workers: Vec<Worker>,
     /// To and from the home, by rank.
     links: Vec<(Wire, Wire)>,
-    /// What is sent on these, held against what was asked.
+    /// What is sent on these, compared with what was asked.
     traffic: Vec<(Traffic, Traffic)>,
     tally: Tally,
-    /// What who reads while rows come in has seen.
+    /// What the reader that looks while rows come in has seen.
     seen: Rc<RefCell<Seen>>,
 }
 
-/// Things done without any worker's getting on, after which none ever will.
+/// Things done without any worker making progress, after which none ever will.
 const LONG: u64 = 20_000;
 const TABLE: u32 = 0;
 const HOME: PeerId = PeerId::server(0);
@@ -361,7 +362,7 @@ impl<'a> Run<'a> {
         any
     }
 
-    /// Nobody begins, and nobody leaves, before all have subscribed: declaring a table sees to that.
+    /// No worker begins, and none leaves, before all have subscribed: declaring a table sees to that.
     fn get_ready(&mut self) -> Result<(), String> {
         let mut did = true;
         while std::mem::take(&mut did) {
@@ -383,7 +384,7 @@ impl<'a> Run<'a> {
             self.get_ready()?;
         }
         let (mut idle, mut since, mut before) = (0, 0, 0);
-        // Something may happen for ever and get nobody on: an answer that never is fresh enough.
+        // Something may happen for ever without progress: an answer that is never fresh enough.
         while since < LONG {
             let gone = self.workers.iter().map(Worker::gone).sum();
             since = if gone == before { since + 1 } else { 0 };
@@ -477,7 +478,7 @@ impl<'a> Run<'a> {
         Ok(did)
     }
 
-    /// A question as it comes to who is asked, where that is broken on purpose.
+    /// A question as it comes to the end that is asked, where that is broken on purpose.
     fn as_it_comes(&self, record: Vec<u8>) -> Vec<u8> {
         let message = match (Message::decode(&record), self.scenario.sabotage) {
             (Ok(Message::Fetch { partition, ticket, places, .. }), Some(Sabotage::AnswersTooEarly)) => {
@@ -726,7 +727,7 @@ mod tests {
         );
     }
 
-    /// The same as workers leave: what they had set is there, also for who was away.
+    /// The same as workers leave: what they had set is there, also for those that were away.
     #[test]
     fn every_seed_keeps_every_promise_as_workers_leave_and_links_stay_broken() {
         let mut all = Tally::default();

@@ -100,7 +100,7 @@ impl Producer {
         self.writer.raise(FINAL);
     }
 
-    /// Between two looks of somebody else: nothing most often, a set, or so many that the change log comes round.
+    /// Between two looks of another: most often nothing, a set, or so many that the change log comes round.
     pub(super) fn go_on(&mut self) {
         if !self.works || !self.rng.once_in(30) {
             return;

@@ -1,4 +1,5 @@
-//! A reader of a mirror that looks while rows come in, as a thread on another core does: between any two steps of what is written there.
+//! A reader of a mirror that looks while rows come in, as a thread on another core does: between any two steps
+//! of what is written there.
 
 use super::producer::Shared;
 use super::{After, judge_values, was};

@@ -1,9 +1,9 @@
-//! What one end of a link sends of rows, held against what the other asked of it: nothing that nobody needs.
+//! The rows that one end of a link sends, compared with what the other asked of it: nothing that is not needed.
 //!
 //! - **N-3** Lazy: a row is sent only in answer to a fetch, and never older than it asks for. An answer is whole.
 //! - **N-4** Bounded: a row is sent only if a consumer needs a version that it lacks, and it has it; or in answer to a fetch.
 //!
-//! It goes by the messages on the wire and by nothing else: by what has come to the sender when it sends.
+//! It judges by the messages on the wire alone: by what has come to the sender when it sends.
 
 use penstock_proto::items::wire::{Entries, Entry, Head, Message, PartitionId};
 use penstock_proto::items::{Propagation, RowSet};
@@ -36,7 +36,7 @@ pub(super) struct Traffic {
     propagation: Propagation,
     row_bytes: u32,
     partitions: BTreeMap<PartitionId, Wanted>,
-    /// Whether the sender leaves: it sends all that anybody may come to need.
+    /// Whether the sender leaves: it sends all that any other may come to need.
     hands_over: bool,
 }
 

@@ -1,9 +1,9 @@
-//! What must hold of leases, seen from outside: by who ran when, and what came where, not by any clock of the machines.
+//! What must hold of leases, seen from outside: by which process ran when, and what came where, not by any clock of the machines.
 
 use penstock_proto::vigil;
 use std::ops::Range;
 
-/// One who watches, or is watched.
+/// One that watches, or is watched.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Life {
     /// Ticks in which it ran, up to each tick.
@@ -66,7 +66,7 @@ pub(super) fn judge(lease: u64, look: &Look<'_>) -> Result<(), String> {
             now - sign
         ));
     }
-    // M-2. Of a gap between two looks a quarter of a lease counts at most, however long this process was suspended in it.
+    // M-2. At most a quarter of a lease of a gap between two looks counts, however long this process was suspended in it.
     let counts = ran + watcher.suspensions(sign, now) * (lease / 4);
     if counts < lease {
         return Err(format!(

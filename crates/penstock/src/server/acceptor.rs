@@ -1,5 +1,5 @@
-//! The acceptor: one thread that accepts a server's network connections, lets strangers prove which job they belong to, and passes
-//! those that did to the job's control thread.
+//! The acceptor: one thread that accepts a server's network connections, lets strangers prove which job they belong to, and
+//! passes those that did to the job's control thread.
 //!
 //! Strangers get little: a deadline, a bounded number of places, of which one host cannot take those of another
 //! ([`penstock_proto::strangers`]), and no thread of any job. A job that does not exist is answered like a wrong secret.
@@ -36,11 +36,12 @@ use std::time::{Duration, Instant};
 
 /// For connections that have not proved who they are.
 const PLACES: Places = Places { a_host: 256, all: 2048, few: 64 };
-/// Who has said nothing for so long is no worker that comes: its first words follow at once, but for a lost packet.
+/// A connection that has said nothing for this long is not a worker that is joining: the first words of one follow at once, but
+/// for a lost packet.
 const SILENT: Duration = Duration::from_secs(1);
 /// Longest time that a stranger may take.
 const PROVE_WITHIN: Duration = Duration::from_secs(10);
-/// How long nobody is accepted where the system had no descriptor left: there is no event for that.
+/// How long nothing is accepted where the system had no descriptor left: there is no event for that.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Connections that may stand in the kernel's queue, if the system allows as many.
 const QUEUE: i32 = 4096;
@@ -59,7 +60,7 @@ struct Job {
 
 struct State {
     jobs: Mutex<HashMap<String, Job>>,
-    /// Whether anyone is let in; until then they stand in the kernel's queue.
+    /// Whether connections are let in; until then they stand in the kernel's queue.
     open: AtomicBool,
     stop: AtomicBool,
     wakeup: Wakeup,
@@ -87,7 +88,7 @@ impl std::fmt::Debug for Acceptor {
 }
 
 impl Acceptor {
-    /// Listens on these addresses, and lets nobody in before it [is open](Self::open).
+    /// Listens on these addresses, and lets no connection in before it [is open](Self::open).
     pub(crate) fn new(listen: &[Address], options: &Options) -> Result<Self, StartError> {
         let files = match (&options.certificate, &options.key) {
             (Some(certificate), Some(key)) => Some((certificate.as_path(), key.as_path())),
@@ -135,7 +136,7 @@ impl Acceptor {
         Ok(Self { state, shares: Arc::default(), addresses, thread: Some(thread), maker: Maker::this() })
     }
 
-    /// Lets in whoever belongs to a job, from now on until it is dropped.
+    /// Lets in workers of its jobs, from now on until it is dropped.
     pub(crate) fn open(&self) {
         self.state.open.store(true, Ordering::Release);
         self.state.wakeup.ring();
@@ -167,7 +168,7 @@ impl Acceptor {
         free
     }
 
-    /// Lets nobody of this job in any more.
+    /// Lets no worker of this job in any more.
     pub(super) fn dismiss(&self, name: &str) {
         self.state.jobs().remove(name);
     }
@@ -175,7 +176,7 @@ impl Acceptor {
 
 impl Drop for Acceptor {
     fn drop(&mut self) {
-        // In a forked child the thread is the parent's: nobody ends here.
+        // In a forked child the thread is the parent's: nothing ends here.
         if !self.maker.is_here() {
             std::mem::forget(self.thread.take());
             return;
@@ -264,7 +265,7 @@ struct Loop {
     next: u64,
     /// Whether the poll watches the listeners.
     accepting: bool,
-    /// Until when nobody is accepted: the system could not, most often for want of a descriptor.
+    /// Until when nothing is accepted: the system could not, most often for want of a descriptor.
     full: Option<Instant>,
     /// Whether that was said, and still is so.
     warned: bool,
@@ -290,7 +291,7 @@ impl Loop {
         }
     }
 
-    /// While nobody can be let in the listeners are not watched: they would ring all the time for the same connection.
+    /// While nothing can be let in the listeners are not watched: they would ring all the time for the same connection.
     fn watch_listeners(&mut self, accepting: bool) {
         if self.accepting == accepting {
             return;
@@ -309,7 +310,7 @@ impl Loop {
             match self.listeners[listener].accept() {
                 Ok((socket, from)) => {
                     self.let_in(socket, from.ip().to_canonical());
-                    // One at a time: those who talk go on in between.
+                    // One at a time: those that talk go on in between.
                     if replaced {
                         return;
                     }
@@ -322,7 +323,7 @@ impl Loop {
                         tracing::warn!(%error, "a connection could not be accepted so far");
                     }
                     let places = Places { all: self.strangers.len(), ..PLACES };
-                    // Where there is a stranger it goes, as where all places are taken. Else who knocks stands in the queue.
+                    // If there is a stranger it goes, as when all places are taken. Else the newcomer stands in the queue.
                     replaced = descriptors::is_no_room(&error)
                         && !replaced
                         && self.make_room(places, Ipv4Addr::UNSPECIFIED.into());
@@ -335,7 +336,7 @@ impl Loop {
         }
     }
 
-    /// One more stranger. Where there is no room another goes.
+    /// One more stranger. If there is no room another goes.
     fn let_in(&mut self, socket: TcpStream, host: IpAddr) {
         self.make_room(PLACES, host);
         let Ok(stream) = Stream::plain(socket, self.patience) else { return };
@@ -348,7 +349,7 @@ impl Loop {
         }
     }
 
-    /// Whether somebody had to go for one more of `host`.
+    /// Whether another had to go for one more of `host`.
     fn make_room(&mut self, places: Places, host: IpAddr) -> bool {
         let now = Instant::now();
         let strangers = self.strangers.iter().map(|(&key, stranger)| strangers::Stranger {
@@ -468,7 +469,7 @@ impl Loop {
 
     fn enter(&self, mut records: RecordStream, job: &str, purpose: Purpose, long: bool) {
         let _ = epoll::delete(&self.epoll, records.stream());
-        // Who comes when the job has ended is told so, as long as the server is there to tell.
+        // A worker that comes when the job has ended is told so, as long as the server is there to tell.
         let outcome = self.state.jobs().get(job).and_then(|job| job.control.outcome());
         let said = match outcome {
             None => Verdict::Accepted,

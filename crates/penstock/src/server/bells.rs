@@ -1,5 +1,5 @@
-//! The bells of who passes rows on: one for each worker of this host that sets rows, so that what one of them does to its own
-//! (fills its count, clears its flags) no other feels.
+//! The bells of the thread that passes rows on: one for each worker of this host that sets rows, so that whatever one of them
+//! does to its own (fills its count, clears its flags) affects no other.
 //!
 //! The server never reads them, and never writes them: the worker has the same open file, and could make either wait for ever.
 //! Each ring is an edge in the poll, whatever stands in the count.
@@ -20,7 +20,7 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub(super) struct Bells {
     of: BTreeMap<Rank, (Arc<OwnedFd>, Charge)>,
-    /// Those that nobody listens to so far.
+    /// Those that are not listened to so far.
     new: Vec<Arc<OwnedFd>>,
 }
 
@@ -44,7 +44,7 @@ impl Bells {
         std::mem::take(&mut self.new)
     }
 
-    /// All, for who begins to listen.
+    /// All, for a thread that begins to listen.
     pub(super) fn all(&mut self) -> impl Iterator<Item = Arc<OwnedFd>> {
         self.new.clear();
         self.of.values().map(|(bell, _)| Arc::clone(bell))

@@ -1,6 +1,6 @@
-//! How much a job may take of what this process has: bytes as configured, or four fifths of what is available when it starts, by the
-//! kernel's own estimate and every control group that this process is in, whichever is least; descriptors and mappings as far as the
-//! kernel lets this process have them.
+//! How much a job may take of what this process has: bytes as configured, or four fifths of what is available when it starts,
+//! by the kernel's own estimate and every control group that this process is in, whichever is least; descriptors and mappings
+//! as far as the kernel lets this process have them.
 
 use crate::limits;
 use penstock_proto::account::{Limits, Resource};
@@ -83,7 +83,7 @@ fn left(group: &Path, files: &Files) -> Option<u64> {
         let path: PathBuf = group.join(name);
         fs::read_to_string(path).ok()?.trim().parse().ok()
     };
-    // "max" is no number; version 1 writes the largest number of whole pages for it.
+    // "max" is not a number; version 1 writes the largest number of whole pages for it.
     let limit = files.limits.iter().filter_map(|name| number(name)).filter(|&limit| limit < 1 << 62).min()?;
     Some(limit.saturating_sub(number(files.taken).unwrap_or(0)))
 }
@@ -94,7 +94,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A directory as /sys/fs/cgroup, with these files in it.
+    /// A directory like /sys/fs/cgroup, with these files in it.
     struct Mounted(PathBuf);
 
     impl Mounted {

@@ -56,7 +56,7 @@ fn loss(ended: Ended) -> Loss {
 pub(super) enum Unsent {
     /// For what the worker did: it is lost.
     Lost(Loss),
-    /// For what the system has no more of, which is nobody's fault here.
+    /// For what the system has no more of, which is not the worker's fault.
     System(Errno),
 }
 

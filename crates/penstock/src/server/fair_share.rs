@@ -2,14 +2,14 @@
 //!
 //! What a connection may have under way is bounded by its buffers. Left to the kernel, each grows to megabytes, and many workers
 //! that send to one server overflow the queue before its link: what is lost there is sent again, after a pause (the incast of
-//! Vasudevan et al., 2009). And TCP shares a link fairly among connections, so the job with the most connections would get
-//! the most. Connections that queue at one bottleneck get rates in proportion to what they have under way, so both are
-//! mended alike: all connections together have [`TOTAL`] under way, and each job the part of it that is its share.
+//! Vasudevan et al., 2009). And TCP shares a link fairly among connections, so the job with the most connections would get the
+//! most. Connections that queue at one bottleneck get rates in proportion to what they have under way, so both are mended in the
+//! same way: all connections together have [`TOTAL`] under way, and each job the part of it that is its share.
 //!
 //! What is under way is the means; what a job gets is looked at ten times a second. A job that computes between exchanges, or has
-//! few connections, is not under way all the time and would get less than its part of a full link: as long as the link is
-//! full (all together move nearly as much as they did lately), jobs above their shares shrink and those below grow; when it
-//! is not, nobody is in anybody's way, and the corrections fade. So correcting never costs more than the margin.
+//! few connections, is not under way all the time and would get less than its part of a full link: as long as the link is full
+//! (all together move nearly as much as they did lately), jobs above their shares shrink and those below grow; when it is not, no
+//! job is in another's way, and the corrections fade. So correcting never costs more than the margin.
 //!
 //! No rate has to be known, a job that is not connected costs the others nothing, and a worker that does not play
 //! along cannot change it: its receive window and the server's send buffer are the server's. A connection with a long round
@@ -29,8 +29,8 @@ const LARGEST: f64 = 208.0 * 1024.0;
 pub(crate) const LONG: Duration = Duration::from_millis(5);
 /// No connection gets less where its job is alone: a chunk must get through.
 const LEAST: f64 = 16.0 * 1024.0;
-/// No connection gets less beside another job: about what the kernel needs for one packet. So a job keeps to its share with as many
-/// connections as this goes into it: 128 where two jobs share alike.
+/// No connection gets less beside another job: about what the kernel needs for one packet. So a job keeps to its share with as
+/// many connections as this goes into it: 128 where two jobs have equal shares.
 const FLOOR: f64 = 4.0 * 1024.0;
 
 /// Time between two looks at what jobs get.
@@ -39,7 +39,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const FULL: f64 = 0.95;
 /// What is left of that most after each look, so that a slower link is learnt.
 const FADE: f64 = 0.995;
-/// A job that moves less than this part of all has no part in the link at that look: connections say that they live.
+/// A job that moves less than this part of all has no part in the link at that look: connections show that they are alive.
 const IDLE: f64 = 0.01;
 /// Largest change of a correction at one look: small, since what comes of it is seen at the next.
 const STEP: f64 = 1.08;
@@ -63,7 +63,7 @@ impl Tenant {
     }
 }
 
-/// When was looked last, and the most that all jobs together moved in a second lately.
+/// When the last look was, and the most that all jobs together moved in a second lately.
 #[derive(Debug)]
 struct Look {
     at: Instant,
@@ -83,7 +83,7 @@ pub(crate) struct Shares {
     look: Mutex<Look>,
     /// How many jobs there are.
     jobs: AtomicU64,
-    /// Counts changes: who has seen this one has applied it.
+    /// Counts changes: a shard that has seen this one has applied it.
     generation: AtomicU64,
 }
 
@@ -152,7 +152,7 @@ impl Shares {
             got.insert(job, (moved - std::mem::replace(&mut tenant.seen, moved)) as f64 / seconds);
         }
         let total: f64 = got.values().sum();
-        // While shares are corrected, less may be moved because of just that: it is no slower link.
+        // While shares are corrected, less may be moved because of just that: the link is not slower.
         let corrected = tenants.values().any(|tenant| (tenant.correction - 1.0).abs() > 0.1);
         *most = (if corrected { *most } else { *most * FADE }).max(total);
         let active = |job: &u64| got.get(job).is_some_and(|&rate| rate > total * IDLE);
@@ -188,7 +188,7 @@ impl Shares {
         let all: f64 = connected().map(Tenant::weight).sum();
         let each = |tenant: &Tenant| TOTAL * tenant.weight() / all / f64::from(tenant.connections);
         let own = tenants.get(&job).filter(|tenant| tenant.connections > 0)?;
-        // Where one job's would be larger than may be, all shrink alike: the proportions are what counts.
+        // Where one job's would be larger than may be, all shrink in proportion: the proportions are what counts.
         let most = connected().map(each).fold(0.0, f64::max);
         let least = if connected().count() > 1 { FLOOR } else { LEAST };
         Some((each(own) * (LARGEST / most).min(1.0)).max(least) as usize)
@@ -258,8 +258,8 @@ mod tests {
         let mut most = 0.0;
         let mut part = 0.0;
         for _ in 0..100 {
-            // A link of 1e8 bytes a second, which jobs get by what they have under way; the modest one is there two thirds
-            // of the time.
+            // A link of 1e8 bytes a second, which jobs get by what they have under way; the modest one is there two
+            // thirds of the time.
             let (a, b) =
                 (2.0 * shares.buffer(1).unwrap() as f64 * 0.66, 8.0 * shares.buffer(2).unwrap() as f64);
             part = a / (a + b);
@@ -279,7 +279,8 @@ mod tests {
         let mut most = 0.0;
         let mut least: f64 = 1.0;
         for round in 0..200 {
-            // The modest one moves a tenth of the link, whatever it may; the other fills what its buffers let it fill of the rest.
+            // The modest one moves a tenth of the link, whatever it may; the other fills what its buffers
+            // let it fill of the rest.
             let room = (2.0 * shares.buffer(2).unwrap() as f64 / (0.2 * TOTAL)).min(1.0);
             modest.fetch_add(1_000_000, Ordering::Relaxed);
             other.fetch_add((9e6 * room) as u64, Ordering::Relaxed);

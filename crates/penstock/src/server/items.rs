@@ -1,5 +1,5 @@
-//! Passes rows of tables on to workers that share no memory with their producer: one thread for a job on a server, started with the
-//! first such worker. What is sent to whom is [`penstock_proto::items::node`]'s to say.
+//! Passes rows of tables on to workers that share no memory with their producer: one thread for a job on a server, started with
+//! the first such worker. What is sent to whom is [`penstock_proto::items::node`]'s to say.
 
 use super::bells;
 use super::shard::Report;
@@ -45,7 +45,7 @@ pub(super) enum Command {
     },
     /// A worker of this host rings with this from now on.
     Bell(Arc<OwnedFd>),
-    /// And with this no more.
+    /// And no longer with this.
     Silence(Arc<OwnedFd>),
     /// The process of a peer has ended: the control thread wants to know when all that it sent has come.
     AwaitEnd {
@@ -221,8 +221,8 @@ impl Passer {
     fn run(mut self) {
         let mut patience = Patience::new(&Crowd::Taken(true));
         while self.running {
-            // Who has just been busy looks again for a while: a wake-up costs more than a look. What comes is heard also where there is
-            // always something to send.
+            // A thread that has just been busy looks again for a while: a wake-up costs more than a look. What comes is heard
+            // also where there is always something to send.
             let sent = self.transmit_all();
             if self.look(Some(Duration::ZERO)) || sent {
                 patience = Patience::new(&Crowd::Taken(true));
@@ -231,7 +231,7 @@ impl Passer {
             if patience.pause() {
                 continue;
             }
-            // Who sets rows from now on rings; what was set before is found by another look.
+            // A worker that sets rows from now on rings; what was set before is found by another look.
             for id in self.followed.keys() {
                 if self.node.is_wanted(*id)
                     && let Some(memory) = self.node.memory(*id)
@@ -288,7 +288,7 @@ impl Passer {
 
     /// Sleeps until something comes. A consumer that takes away what says that this thread sleeps delays others by a second.
     fn wait(&mut self) {
-        // Without anybody at the other end there is nobody to show that this thread lives.
+        // Without a peer at the other end there is none to show that this thread lives.
         let longest = look_every(self.setup.lease);
         let longest = if self.followed.is_empty() { longest } else { longest.min(LONGEST) };
         self.look((!self.wires.is_empty()).then_some(longest));
@@ -353,7 +353,7 @@ impl Passer {
         self.setup.control.wakeup.ring();
     }
 
-    /// Tells that a connection has ended which was awaited to.
+    /// Tells that a connection whose end was awaited has ended.
     fn tell_end(&mut self, peer: PeerId) {
         if !self.wires.contains_key(&peer) && self.ending.remove(&peer) {
             self.report(Report::Ended { peer });
@@ -421,12 +421,13 @@ impl Passer {
     fn follow(&mut self, producer: PeerId, sealed: Sealed) {
         let Sealed { id, partition, layout, shape, waiters, charges } = sealed;
         if self.followed.contains_key(&id) {
-            return; // its producer went before anybody else on this host asked: nothing was set
+            return; // its producer went before any other worker on this host asked: nothing was set
         }
         match Rows::open(layout, partition.as_fd()) {
             Ok(rows) => {
                 let memory = PartitionMemory::followed(rows, waiters);
-                // Rows of other hosts are neither mapped here nor offered by who maps: what is here would be lost with its subscribers.
+                // Rows of other hosts are neither mapped here nor offered by a worker that maps: what is here would be lost with
+                // its subscribers.
                 if !self.node.produce(id, producer, shape, memory, None) {
                     tracing::error!(
                         table = id.table,

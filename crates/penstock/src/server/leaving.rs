@@ -1,8 +1,8 @@
 //! Workers that leave. One that is done is let go when every shard has taken its goodbye, and with it everything before; until
 //! then it is a worker like any other, and lost if it dies.
 //!
-//! On another host the answer may be lost with a connection: who has left may come again and ask again, until it says that it has
-//! heard.
+//! On another host the answer may be lost with a connection: a worker that has left may come again and ask again, until it says
+//! that it has heard.
 
 use super::control::{Answered, Control, Last};
 use crate::options::OnWorkerLoss;
@@ -11,8 +11,8 @@ use penstock_proto::error::{JobFailure, Loss};
 use penstock_proto::membership::Member;
 use penstock_proto::message::{Answer, Departure};
 
-/// How long who knows better than a worker that has heard of a failure may take to say so, in milliseconds; at least a quarter of a
-/// lease, within which all notice on the network that a server gives no more signs of life.
+/// How long workers that know better than one that has heard of a failure may take to say so, in milliseconds; at least a quarter
+/// of a lease, within which all workers on the network notice that a server gives no more signs of life.
 const HEARSAY_WITHIN_MS: u64 = 2_000;
 
 /// Whether two words are of one thing: who was lost, and not how that was noticed, which differs from worker to worker.
@@ -47,7 +47,7 @@ impl Control {
         None
     }
 
-    /// A worker has heard that the job has failed, from another server or because it lost one. Here nobody may know.
+    /// A worker has heard that the job has failed, from another server or because it lost one. This server may not know it.
     fn hear_of(&mut self, token: u64, rank: Rank, failure: JobFailure) {
         let us = matches!(failure, JobFailure::ServerLost { server, .. } if server == self.config.index);
         let itself = matches!(failure, JobFailure::WorkerLost { rank: lost, .. } if lost == rank);
@@ -61,7 +61,7 @@ impl Control {
         }
         self.stand_aside(rank);
         let within = HEARSAY_WITHIN_MS.max(self.lease_ms() / 4);
-        // Its first word stands, with its time: who says it again is judged no later.
+        // Its first word stands, with its time: a worker that says it again is not judged any later.
         self.hearsay.entry(rank).or_insert_with(|| (self.clock.now() + within, failure));
         self.judge_hearsay();
     }
@@ -71,11 +71,13 @@ impl Control {
         self.config.options.on_worker_loss == OnWorkerLoss::Continue
     }
 
-    /// Ends the job for what workers have heard elsewhere, if that can be so or all who are here say the same. Else whoever knows better
-    /// has some time to say it itself; then it is one worker's word against another, and stands with the name of the one that said it.
+    /// Ends the job for what workers have heard elsewhere, if that can be so or all that are here say the same. Else those that
+    /// know better have some time to say so themselves; then it is one worker's word against another's, and stands with the name
+    /// of the one that said it.
     ///
-    /// Where the others go on without a worker, one's word ends nothing: it may be its own line that it lost. Nor is it gone before the
-    /// others had that time: without it they may not be able to go on, and would be told so instead of what it noticed first.
+    /// Where the others go on without a worker, one's word ends nothing: it may be its own line that it lost. Nor is
+    /// it gone before the others had that time: without it they may not be able to go on, and would be told so instead
+    /// of what it noticed first.
     pub(super) fn judge_hearsay(&mut self) {
         if let Some(failure) = self.believed_at_once().or_else(|| self.agreed()).cloned() {
             return self.end(failure);
@@ -93,7 +95,7 @@ impl Control {
         heard.find(|failure| !self.goes_on() && self.may_be(failure))
     }
 
-    /// What all who are here say, if it can be so.
+    /// What all that are here say, if it can be so.
     fn agreed(&self) -> Option<&JobFailure> {
         let all = self.workers.keys().all(|rank| self.hearsay.contains_key(rank))
             && self.roster.awaited().next().is_none();
@@ -102,7 +104,7 @@ impl Control {
         heard.all(|failure| self.can_be(failure) && is_same(first, failure)).then_some(first)
     }
 
-    /// Whether this server knows nothing against it. Of other servers it knows nothing at all.
+    /// Whether this server knows nothing against it. It knows nothing at all about other servers.
     fn may_be(&self, failure: &JobFailure) -> bool {
         match failure {
             JobFailure::ServerLost { server, .. } => *server < self.config.servers,
@@ -118,7 +120,8 @@ impl Control {
         }
     }
 
-    /// Whether it can be if all who are here say so. Of who has been let go only its end can be heard later, where who started it saw it.
+    /// Whether it can be so if all that are here say so. Of a worker that has been let go, only its end can still be reported, by
+    /// its launcher.
     fn can_be(&self, failure: &JobFailure) -> bool {
         let is_worker = |rank: &Rank| *rank < self.config.workers;
         // What a tensor's home finds out, this server has found out itself where there is no other.
@@ -137,7 +140,8 @@ impl Control {
         }
     }
 
-    /// Whether a worker is known to have left well: the first server is left last, so who has left it has left all others.
+    /// Whether a worker is known to have left well: the first server is left last, so a worker that has left it has
+    /// left all others.
     fn has_let_go(&self, rank: Rank) -> bool {
         self.config.index == 0 && self.roster.of(rank) == Member::Left
     }

@@ -8,13 +8,13 @@
 //! | [`leaving`] | control | lets workers go that are done, once their shards have taken everything |
 //! | [`slabs`] | control | where small tensors lie together |
 //! | [`client`] | control | who is at the other end of a control connection |
-//! | [`proof`] | control | what who connected by a Unix socket has proved so far |
+//! | [`proof`] | control | what a connection by a Unix socket has proved so far |
 //! | [`budget`] | control | how much memory this server may take |
 //! | [`tables`] | control | which tables of items there are, and the partitions that are homed here |
-//! | [`bells`] | control, items | what workers of this host ring who passes rows on with |
+//! | [`bells`] | control, items | how workers of this host ring for the thread that passes rows on |
 //! | [`items`] | items | passes rows of tables on to other hosts |
 //! | [`shard_memory`] | one a shard | what the shard's machine acts on |
-//! | [`ports`] | one a shard | whom the shard hears and sends to, on this host or another |
+//! | [`ports`] | one a shard | which peers the shard hears and sends to, on this host or another |
 //! | [`remote`] | one a shard | workers on other hosts: their frames, and what is owed to them |
 //! | [`fair_share`] | one a shard | how jobs behind one acceptor share the network |
 //! | [`pace`] | control, one a shard | how much a job may say beside others that moves no values |
@@ -184,7 +184,7 @@ pub struct Server {
     acceptor: Option<Arc<Acceptor>>,
 }
 
-/// Threads of a server, which are not left alone: whoever lets go of them waits until they have ended. A shard ends when its
+/// Threads of a server, which are not left alone: letting go of them waits until they have ended. A shard ends when its
 /// [handle](shard::Handle) goes.
 #[derive(Debug, Default)]
 struct Threads(Vec<JoinHandle<()>>);
@@ -213,7 +213,7 @@ enum Order {
         purpose: Purpose,
         long: bool,
     },
-    /// Who started a worker saw its process end: how, or `None` if it ended well.
+    /// The launcher of a worker saw its process end: how, or `None` if it ended well.
     Gone {
         rank: Rank,
         how: Option<String>,
@@ -250,7 +250,7 @@ impl Shared {
     }
 }
 
-/// Held by the control thread: should it end before the job has, whoever waits for the server hears that it is gone.
+/// Held by the control thread: should it end before the job has, those that wait for the server hear that it is gone.
 struct LastWill {
     shared: Arc<Shared>,
     index: u32,
@@ -299,7 +299,8 @@ impl Server {
             listen => Some(Arc::new(Acceptor::new(listen, &config.options)?)),
         };
         let server = Self::run(config, listener, acceptor, None)?;
-        // Whoever comes before stands in the queue: an acceptor that was open without a job behind it would refuse them for good.
+        // A worker that comes earlier stands in the queue: an acceptor that was open without a job behind it would
+        // refuse it for good.
         server.acceptor.iter().for_each(|acceptor| acceptor.open());
         Ok(server)
     }
@@ -335,7 +336,7 @@ impl Server {
         let mut threads = Threads::default();
         let shards = start_shards(&config, &shared, place.as_ref(), others, &mut threads)?;
         let (job, secret, index) = (config.job.clone(), config.secret, config.index);
-        // Control, shards, and who passes rows on.
+        // Control, shards, and the thread that passes rows on.
         let most = 2 + u64::from(shard_count(&config));
         let limits = budget::limits(config.options.memory, most, share.is_some());
         let shared_with = Arc::clone(&shared);
@@ -380,8 +381,8 @@ impl Server {
         Ok(theirs)
     }
 
-    /// Who started worker `rank` saw its process end: `how` (`was killed by SIGKILL`), or `None` if it ended well. One that has
-    /// not joined is not waited for any more.
+    /// The launcher of worker `rank` saw its process end: `how` (`was killed by SIGKILL`), or `None` if it ended well. One that
+    /// has not joined is not waited for any more.
     pub fn worker_ended(&self, rank: Rank, how: Option<String>) {
         let _ = self.orders.send(Order::Gone { rank, how });
         self.shared.wakeup.ring();
@@ -412,7 +413,7 @@ impl Server {
         self.threads.join();
     }
 
-    /// The same without waiting: nobody is let in any more, and the threads end by and by.
+    /// The same without waiting: no worker is let in any more, and the threads end by and by.
     pub(crate) fn begin_to_stop(&mut self) {
         if let Some(acceptor) = self.acceptor.take() {
             acceptor.dismiss(&self.job);
@@ -453,8 +454,8 @@ fn check(config: &ServerConfig) -> Result<(), StartError> {
     Ok(())
 }
 
-/// A tensor keeps two descriptors open, so that workers may come late: more than a thousand tensors would not fit into what
-/// many systems allow at first. What they allow at most is taken; where that is little, a declaration says so.
+/// A tensor keeps two descriptors open, so that workers may come late: more than a thousand tensors would not fit into what many
+/// systems allow at first. This takes what they allow at most; where that is little, a declaration says so.
 fn raise_descriptor_limit() {
     if let Err(error) = descriptors::raise_limit() {
         tracing::warn!(%error, "the limit on open descriptors stays as it is");
@@ -538,7 +539,7 @@ mod tests {
         assert!(matches!(shared.outcome(), Some(Err(JobFailure::ServerLost { server: 3, .. }))), "it stays");
     }
 
-    // Of who passes rows on nobody knew that it was gone: workers waited for rows until their deadline.
+    // It was not noticed that the thread that passes rows on had gone: workers waited for rows until their deadline.
     #[test]
     fn a_thread_that_panics_ends_the_job_with_the_server_and_the_reason() {
         let (control, (reports, inbox)) = (Arc::new(Shared::new().unwrap()), channel());

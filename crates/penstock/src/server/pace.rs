@@ -1,9 +1,9 @@
 //! Pace: what a connection may make a server do that several jobs share, where it moves no values.
 //!
-//! A frame without a payload, or a question, costs its sender less than the server: a few microseconds of its processor time made a
-//! server spend ten times as many, on the cores that the other jobs' threads need. Values pay for themselves, since they are what a
-//! job's share of the network is measured by ([`super::fair_share`]); all else is paced while there is another job. An honest worker
-//! does not notice: what it asks for with each exchange is paid for by the values of the same exchange.
+//! A frame without a payload, or a question, costs its sender less than the server: a few microseconds of its processor time made
+//! a server spend ten times as many, on the cores that the other jobs' threads need. Values pay for themselves, since a job's
+//! share of the network is measured by them ([`super::fair_share`]); all else is paced while there is another job. An honest
+//! worker does not notice: what it asks for with each exchange is paid for by the values of the same exchange.
 
 use std::time::{Duration, Instant};
 
@@ -33,12 +33,12 @@ impl Pace {
         Self { rate, burst, left: burst, filled: now, out: false }
     }
 
-    /// Of frames to a shard. A hundred thousand bare ones take a shard about 30 ms.
+    /// For frames to a shard. A hundred thousand bare ones take a shard about 30 ms.
     pub(super) fn of_frames(now: Instant) -> Self {
         Self::new(100_000.0, 50_000.0, now)
     }
 
-    /// Of requests to the control thread; one that asks the shards counts for several.
+    /// For requests to the control thread; one that asks the shards counts for several.
     pub(super) fn of_requests(now: Instant) -> Self {
         Self::new(2_000.0, 20_000.0, now)
     }

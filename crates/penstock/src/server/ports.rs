@@ -1,7 +1,7 @@
 //! Ports of a shard: one for each peer that it hears and sends to.
 //!
-//! A port stands at a *place*, by which the shard's loop and its poll go: a worker's is its rank, others stand behind the workers. So
-//! what comes is taken in rank order, and a look costs an index.
+//! A port stands at a *place*, by which the shard's loop and its poll go: a worker's is its rank, others stand behind the
+//! workers. So what comes is taken in rank order, and a look costs an index.
 
 use super::remote::Remote;
 use penstock_fabric::inlet::Inlet;
@@ -56,7 +56,7 @@ impl Ports {
         0..self.places.len()
     }
 
-    /// Makes a peer's port, instead of one that it had; its place.
+    /// Makes a peer's port, instead of one that it had. Returns its place.
     pub(super) fn open(&mut self, peer: PeerId, port: Port) -> usize {
         let place = match peer.rank() {
             Some(rank) => rank as usize,
@@ -78,7 +78,7 @@ impl Ports {
         )
     }
 
-    /// Where the peer's port stands, if it has one. Another incarnation's is not its.
+    /// Where the peer's port stands, if it has one. Another incarnation's port is not its own.
     pub(super) fn place(&self, peer: PeerId) -> Option<usize> {
         let is_its = |held: &Option<(PeerId, Port)>| held.as_ref().is_some_and(|(other, _)| *other == peer);
         match peer.rank() {
@@ -87,7 +87,7 @@ impl Ports {
         }
     }
 
-    /// Takes the port at a place away.
+    /// Removes the port at a place.
     pub(super) fn close(&mut self, place: usize) -> Option<Port> {
         self.places[place].take().map(|(_, port)| port)
     }

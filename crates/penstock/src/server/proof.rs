@@ -1,5 +1,6 @@
-//! What the other end of a connection has proved. Over the network the [acceptor](super::acceptor) has seen to it before the control
-//! thread hears of a connection; on a Unix socket the control thread does, by the same [handshake](penstock_proto::handshake).
+//! What the other end of a connection has proved. Over the network the [acceptor](super::acceptor) has seen to it before the
+//! control thread hears of a connection; on a Unix socket the control thread does, by the same
+//! [handshake](penstock_proto::handshake).
 
 use crate::limits::lacking;
 use crate::wire::random;
@@ -23,7 +24,7 @@ impl Proof {
     }
 
     /// Takes its next words: what to answer, or the refusal that ends the connection. The job's name is not compared: the socket
-    /// is one job's alone, and who knows the secret belongs to it.
+    /// is one job's alone, and a peer that knows the secret belongs to it.
     pub(super) fn hear(&mut self, words: &[u8], secret: Secret) -> Result<Vec<u8>, Refusal> {
         match std::mem::replace(self, Self::Wanted) {
             Self::Wanted => {

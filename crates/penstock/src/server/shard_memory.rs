@@ -23,7 +23,7 @@ pub(super) enum Event {
     Folded { tensor: TensorId, writer: Rank, count: u64 },
 }
 
-/// Which tensors something has happened to since everyone was told.
+/// Tensors to which something has happened since all were told.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Touched {
     One(TensorId),
@@ -76,7 +76,7 @@ impl Memory {
         }
     }
 
-    /// Whom to wake.
+    /// Which workers to wake.
     pub(super) fn take_touched(&mut self) -> Option<Touched> {
         self.touched.take()
     }
@@ -133,7 +133,8 @@ impl Memory {
         self.look(id).agreed
     }
 
-    /// A chunk and what its receivers shall hold, to be sent. No filter holds anything back, so there is nothing that they hold besides.
+    /// A chunk and what its receivers are to hold, to be sent. No filter holds anything back, so there is nothing that
+    /// they hold besides.
     pub(super) fn value(&self, id: TensorId, local: usize) -> (u32, &[u8]) {
         let TensorMemory { home, filter, .. } = self.look(id);
         let chunk = home.chunks()[local];
@@ -240,7 +241,7 @@ impl Home for Memory {
 
     fn progress(&mut self, id: TensorId, version: u64) {
         let (_, home, _) = self.tensor(id).parts();
-        // Pairs with the acquire load in the worker's pull: who sees the progress sees the chunks.
+        // Pairs with the acquire load in the worker's pull: a worker that sees the progress sees the chunks.
         home.progress().0.store(version + 1, Ordering::Release);
         self.touch(id);
     }

@@ -1,6 +1,7 @@
 //! The slabs of a job's small tensors: models in common ones, each worker's lanes in its own, so that a worker sees no other's.
 //!
-//! Lanes lie alike in every worker's slabs: the place is chosen with the tensor, and paid for all workers, who may come late.
+//! Lanes lie at the same place in every worker's slabs: it is chosen with the tensor, and paid for all workers,
+//! which may come late.
 
 use crate::limits::lacking;
 use crate::pools::{Plan, Spot};
@@ -36,7 +37,7 @@ pub(super) struct Slabs {
     model_slabs: Vec<Slab>,
     lanes: Plan,
     lane_slabs: BTreeMap<(Rank, usize), Slab>,
-    /// Whom which slabs were passed to.
+    /// Which slabs were passed to which workers.
     passed: BTreeSet<(Rank, Kind, usize)>,
     charges: Vec<Charge>,
 }
@@ -85,8 +86,8 @@ impl Slabs {
         Ok((Pooled { model, lane }, homes))
     }
 
-    /// Pays for a slab in `copies`, of `wanted` bytes or of the `least` where there is not as much: how many it has, and what is
-    /// given back unless it is made.
+    /// Pays for a slab in `copies`, of `wanted` bytes or of the `least` if there is not that much. Returns how many bytes it has,
+    /// and what is given back unless it is made.
     fn pay(
         &self,
         name: &str,
@@ -133,7 +134,8 @@ impl Slabs {
         views.ok_or_else(taken)
     }
 
-    /// Where a worker on this host finds a tensor, and the descriptors of slabs that are new to it, or of both if it asks `again`.
+    /// Where a worker on this host finds a tensor, and the descriptors of slabs that are new to it, or of
+    /// both if it asks `again`.
     pub(super) fn pass(&mut self, place: Pooled, rank: Rank, again: bool) -> Result<Option<Passed>, Refusal> {
         let Some(lane) = self.lane_slabs.get(&(rank, place.lane.slab)).and_then(Slab::fd) else {
             return Ok(None);
@@ -154,13 +156,13 @@ impl Slabs {
         Ok(Some(([spots[0], spots[1]], descriptors)))
     }
 
-    /// A worker has gone: nobody needs to be given its lanes any more.
+    /// A worker has gone: its lanes need not be given out any more.
     pub(super) fn forget(&mut self, rank: Rank) {
         self.lane_slabs.retain(|(of, _), _| *of != rank);
     }
 }
 
-/// A place was given twice: a mistake of this server's own, which costs the one who asked.
+/// A place was given twice: a mistake of this server's own, which costs the worker that asked.
 fn taken() -> Refusal {
     Refusal::System {
         what: "find room for a tensor".to_owned(),

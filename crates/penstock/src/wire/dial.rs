@@ -79,7 +79,7 @@ pub(crate) struct Dialer {
     secret: Secret,
     security: Security,
     tls: Arc<ClientConfig>,
-    /// How long the kernel bears a silent peer.
+    /// How long the kernel puts up with a silent peer.
     patience: Duration,
 }
 

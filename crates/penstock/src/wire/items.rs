@@ -24,7 +24,7 @@ const TURN: usize = 4 << 20;
 pub(crate) struct ItemWire<L = Stream> {
     stream: L,
     account: Account,
-    /// Of what `input` has grown by.
+    /// For what `input` has grown by.
     charge: Charge,
     input: Vec<u8>,
     /// Bytes of `input` that are read, and before which they are used.
@@ -32,12 +32,12 @@ pub(crate) struct ItemWire<L = Stream> {
     used: usize,
     output: Vec<u8>,
     written: usize,
-    /// Of what `output` is longer than any connection's.
+    /// For what `output` takes beyond what any connection's may take.
     output_charge: Charge,
     /// Bytes that ever came: it grows while the peer lives.
     heard: u64,
     vigil: Vigil,
-    /// Its turn ended before the node had nothing more to send.
+    /// Its turn ended while the node had more to send.
     behind: bool,
 }
 
@@ -94,7 +94,7 @@ impl<L: Link> ItemWire<L> {
             self.heard += bytes as u64;
             while let Some(record) = Self::record(&self.input[self.used..self.filled])? {
                 let length = record.len();
-                // An empty one says only that who sends it lives.
+                // An empty one says only that its sender is alive.
                 if length > 0 {
                     node.receive(peer, record)?;
                 }
@@ -234,7 +234,7 @@ mod tests {
     const PEER: PeerId = PeerId::worker(1);
     const LEASE: Duration = Duration::from_secs(30);
 
-    /// A node whose one row, as long as a row may be, somebody wants.
+    /// A node whose one row, as long as a row may be, is wanted.
     fn node_with_a_long_row() -> Node<Nobody> {
         let (partition, row_bytes) = (PartitionId { table: 0, rank: 0 }, MAX_ROW_BYTES);
         let shape = Shape { slots: 1, row_bytes, propagation: Propagation::Eager };

@@ -1,11 +1,11 @@
-//! What both ends of a network connection do alike, beside [frames](penstock_fabric::net::frames).
+//! What both ends of a network connection do in the same way, beside [frames](penstock_fabric::net::frames).
 //!
 //! | file | what |
 //! |---|---|
 //! | [`items`] | messages about items |
 //! | [`records`] | control messages of a stream and onto it |
 //! | [`vigil`] | whether the other end lives, and showing it that this one does |
-//! | [`dial`] | a worker's way to a server: connect, encrypt, prove who is there |
+//! | [`dial`] | a worker's way to a server: connect, encrypt, prove identity |
 //! | [`redial`] | the same again, after a connection has ended |
 //! | [`random`] | nonces |
 

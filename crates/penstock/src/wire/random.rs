@@ -2,7 +2,7 @@
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// `N` bytes that nobody can guess.
+/// `N` bytes that cannot be guessed.
 pub(crate) fn bytes<const N: usize>() -> rustix::io::Result<[u8; N]> {
     let mut bytes = [0; N];
     let mut at = 0;

@@ -21,12 +21,12 @@ pub(crate) enum Failed {
     Untrusted(String),
     /// It did not come about now: why. It may after a [pause](PAUSE).
     ForNow(String),
-    /// There is no use any more.
+    /// There is no point in another: `is_over` said so.
     GivenUp,
 }
 
-/// One attempt, of a thread that keeps a `vigil` over the server: it shows there that this process lives, and what it lacks. `is_over` is
-/// asked now and then.
+/// One attempt, of a thread that keeps a `vigil` over the server: it shows there that this process lives, and what it lacks.
+/// `is_over` is asked now and then.
 pub(crate) fn redial(
     dialer: &Dialer,
     purpose: Purpose,

@@ -1,6 +1,7 @@
 //! Whether the other end of a connection lives, and showing it that this one does.
 //!
-//! Who is late, and when, [`penstock_proto::vigil`] says; here is the clock by which it is asked, and what is said of who is gone.
+//! [`penstock_proto::vigil`] says which peer is late, and when; here is the clock by which it is asked, and what is said of a
+//! peer that is gone.
 
 use penstock_proto::Rank;
 use penstock_proto::error::{JobFailure, Loss};
@@ -34,7 +35,7 @@ impl LivedClock {
     }
 }
 
-/// The longest sleep of whoever keeps a vigil.
+/// The longest sleep of a thread that keeps a vigil.
 pub(crate) fn look_every(lease: Duration) -> Duration {
     Duration::from_millis(vigil::look_every(milliseconds(lease)))
 }
@@ -64,7 +65,7 @@ impl Vigil {
         self.lack = None;
     }
 
-    /// The last attempt to connect failed at what this process has no more of, or did not.
+    /// The last attempt to connect failed for lack of something that this process has no more of, or did not.
     pub(crate) fn lacks(&mut self, lack: Option<String>) {
         self.lack = lack;
     }
@@ -74,7 +75,7 @@ impl Vigil {
         self.rule.heard(self.clock.now());
     }
 
-    /// Whether nothing came on this connection for half a lease.
+    /// Whether nothing came on this connection for half a lease; `sign` counts what shows that the peer hears, too.
     pub(crate) fn is_silent(&mut self, sign: u64) -> bool {
         self.rule.is_silent(sign, self.clock.now())
     }
@@ -89,8 +90,8 @@ impl Vigil {
         self.rule.is_time_to_beat(self.clock.now())
     }
 
-    /// Why the job ends when the peer, a part of `server`, is gone: for a `reason` that is the server's, unless it is worker `rank`,
-    /// this one, that could not come back.
+    /// Why the job ends when the peer, a part of `server`, is gone: for a `reason` that is the server's, unless it is worker
+    /// `rank`, this one, that could not come back.
     pub(crate) fn verdict(&self, server: u32, rank: Rank, reason: String) -> JobFailure {
         match &self.lack {
             None => JobFailure::ServerLost { server, reason },

@@ -1,8 +1,8 @@
 //! Whether a long wait is part of a circle of waits ([`penstock_proto::knot`]): what a worker says of it, and when.
 //!
-//! A wait is said only while nothing else of this worker can happen: while the caller named no timeout of its own, after which
-//! it would do something else, and while no other thread could use the job. The second is looked at every time, and what was
-//! said is taken back once it is so no more.
+//! A wait is announced only while nothing else of this worker can happen: while the caller named no timeout of its own, after
+//! which it would do something else, and while no other thread could use the job. The second is looked at every time, and what
+//! was said is taken back once that no longer holds.
 
 use super::Error;
 use super::job::Inner;
@@ -25,8 +25,8 @@ pub(super) type Alone = Box<dyn Fn() -> bool + Send + Sync>;
 /// The threads that use a job, or may.
 #[derive(Default)]
 pub(super) struct Company {
-    /// The thread that used the job first (0: none has), and whether another has. One that is told apart by the same number as one that
-    /// has ended counts as that: nothing can happen there any more.
+    /// The thread that used the job first (0: none has), and whether another has. A thread with the same number as one that has
+    /// ended counts as that one: nothing can happen there any more.
     first: AtomicUsize,
     several: AtomicBool,
     alone: OnceLock<Alone>,
@@ -57,11 +57,11 @@ impl Company {
 /// Whether this process has no threads but the calling one and those of this library, which are known by their names. Where that
 /// cannot be told, it has.
 fn is_only_thread() -> bool {
-    // What a request of the C interface does in its thread, the program wanted to be done. The kernel keeps 15 bytes of a name.
+    // A request of the C interface does in its thread what the program asked for. The kernel keeps 15 bytes of a name.
     let is_ours = |name: &str| name.starts_with("penstock-") && !name.starts_with("penstock-reques");
     let name = |path: &std::path::Path| std::fs::read_to_string(path.join("comm")).unwrap_or_default();
     let me = rustix::thread::gettid().as_raw_nonzero().to_string();
-    // A thread has the name of whoever started it until it takes its own.
+    // A thread has the name of the thread that started it until it takes its own.
     if is_ours(&name("/proc/self".as_ref())) {
         return false;
     }
@@ -112,13 +112,13 @@ impl<'a> Circle<'a> {
         }
     }
 
-    /// Says that it waits no more, or not alone.
+    /// Says that it no longer waits, or not alone.
     fn end(&mut self) -> Result<(), Error> {
         self.said.take().map_or(Ok(()), |wait| self.say(wait, None).map(drop))
     }
 
     fn say(&self, wait: u64, goal: Option<Goal>) -> Result<Option<Knot>, Error> {
-        // The wait may hold them, and who leaves the job may wait for them: a second lock would then never come.
+        // The wait may hold them, and a thread that leaves the job may wait for them: a second lock would then never come.
         let Ok(links) = self.job.links.try_read() else { return Ok(None) };
         let first = links.first().ok_or(Error::Closed)?;
         let asked = first.ask(Ask::Waits { wait, goal }, "say who waits for whom", Deadline::new(ASK_WITHIN));
@@ -132,7 +132,7 @@ impl<'a> Circle<'a> {
 
 impl Drop for Circle<'_> {
     fn drop(&mut self) {
-        // Whatever comes of it, the wait has ended: the next one has another number. Of a job that has failed nobody would hear here.
+        // Whatever comes of it, the wait has ended: the next one has another number. A job that has failed is told nothing.
         if !self.job.fate.is_closed() {
             let _ = self.end();
         }

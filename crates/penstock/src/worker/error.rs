@@ -41,7 +41,7 @@ pub enum Error {
         /// The iteration.
         iteration: u64,
     },
-    /// A buffer of another size than the tensor.
+    /// A buffer whose size is not the tensor's.
     #[error("expected {expected} bytes for `{name}`, got {got}")]
     WrongSize {
         /// The tensor.
@@ -63,7 +63,7 @@ pub enum Error {
         /// The first such element.
         index: usize,
     },
-    /// Numbers that are no settings of the tensor's optimizer.
+    /// Numbers that are not valid settings of the tensor's optimizer.
     #[error("`{name}`: {error}")]
     Settings {
         /// The tensor.
@@ -71,7 +71,7 @@ pub enum Error {
         /// What is wrong.
         error: SettingsError,
     },
-    /// A slack that is none.
+    /// A slack that is not valid.
     #[error("expected a slack from 0 to {most} for `{name}`, got {got}")]
     Slack {
         /// The tensor.
@@ -102,14 +102,14 @@ pub enum Error {
         name: String,
         /// The version waited for.
         version: u64,
-        /// Who keeps it.
+        /// The workers that it waits for.
         missing: Vec<Rank>,
-        /// Where nobody is known to: the server that did not send it, or did not say for whom it waits.
+        /// Where none is known: the server that did not send it, or did not say for whom it waits.
         silent: Option<u32>,
         /// How long.
         waited: Duration,
     },
-    /// No one gave the tensor a value in time.
+    /// No worker gave the tensor a value in time.
     #[error("`{name}` waited {waited:.1?} for worker 0 to give it a value")]
     NoValue {
         /// The tensor.
@@ -126,9 +126,9 @@ pub enum Error {
         name: String,
         /// The iteration whose update stands in the lane.
         iteration: u64,
-        /// Who keeps it.
+        /// The workers that it waits for.
         missing: Vec<Rank>,
-        /// Where nobody is known to: the server that did not take it, or did not say for whom it waits.
+        /// Where none is known: the server that did not take it, or did not say for whom it waits.
         silent: Option<u32>,
         /// How long.
         waited: Duration,
@@ -154,7 +154,7 @@ pub enum Error {
         /// This worker.
         rank: Rank,
     },
-    /// A row that comes twice in one set: nobody could say which value counts.
+    /// A row that comes twice in one set: it could not be said which value counts.
     #[error("`{name}`: row {row} occurs twice in one set")]
     RowTwice {
         /// The table.
@@ -207,7 +207,7 @@ pub enum Error {
     DropTimeout {
         /// The table.
         name: String,
-        /// Who did not.
+        /// Those that did not.
         missing: Vec<Rank>,
         /// How long.
         waited: Duration,
@@ -217,7 +217,7 @@ pub enum Error {
     TableTimeout {
         /// The table.
         name: String,
-        /// Who did not.
+        /// Those that did not.
         missing: Vec<Rank>,
         /// How long.
         waited: Duration,
@@ -259,7 +259,7 @@ pub enum Error {
         goal: Goal,
         /// Each worker of the circle, and what it waits for.
         knot: String,
-        /// Whom this one waits for.
+        /// The workers that this one waits for.
         missing: Vec<Rank>,
         /// How long.
         waited: Duration,
@@ -269,9 +269,9 @@ pub enum Error {
     BarrierTimeout {
         /// Which barrier, in words.
         barrier: String,
-        /// Who did not come.
+        /// Those that did not come.
         missing: Vec<Rank>,
-        /// Where nobody is known not to have come: the server that did not say who.
+        /// Where none is known not to have come: the server that did not say which.
         silent: Option<u32>,
         /// How long.
         waited: Duration,
@@ -361,7 +361,7 @@ pub enum Error {
     Interrupted,
 }
 
-/// Whom a wait was for, in words.
+/// Which workers a wait was for, in words.
 fn whom(missing: &[Rank], silent: Option<u32>) -> String {
     match silent {
         _ if !missing.is_empty() => format!("workers {missing:?}"),

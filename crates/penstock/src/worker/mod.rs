@@ -6,7 +6,7 @@
 //! | [`leaving`] | leaving the job: cleanly, or because of an error |
 //! | [`tensor`] | push, pull, and what they wait for |
 //! | [`table`] | items: set, get, and what they wait for |
-//! | [`fate`] | whether the job goes on, for everybody who has to do with it |
+//! | [`fate`] | whether the job goes on, for all that have to do with it |
 //! | [`link`] | one server: its socket, page and rings, and the thread that keeps the lease |
 //! | [`circle`] | whether a long wait is part of a circle of waits |
 //! | [`error`] | what can go wrong, for whom, and what to do |

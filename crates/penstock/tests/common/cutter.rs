@@ -15,7 +15,7 @@ pub(crate) enum How {
     End,
     /// It is reset, which takes what is under way with it.
     Reset,
-    /// Nothing comes any more in this direction, and nobody hears of it.
+    /// Nothing comes any more in this direction, and neither end hears of it.
     Silence,
     /// A bit changes.
     Flip,
@@ -44,8 +44,8 @@ impl Chance {
     }
 }
 
-/// What happens to the first connections, at most to `most` of them, from a seed: in the handshake, in the messages behind it,
-/// in the data.
+/// What happens to the first connections, at most to `most` of them, from a seed: in the handshake, in the messages behind
+/// it, in the data.
 pub(crate) fn schedule(seed: u64, hows: &[How], most: u64) -> Vec<Cut> {
     let mut chance = Chance(seed);
     let count = 1 + chance.below(most);
@@ -67,7 +67,7 @@ struct Shared {
     cuts: Mutex<VecDeque<Cut>>,
     made: AtomicU64,
     ended: AtomicBool,
-    /// Whether there is no way at all for now.
+    /// Whether there is no line at all for now.
     away: AtomicBool,
     ways: Mutex<Vec<Arc<TcpStream>>>,
 }

@@ -100,7 +100,7 @@ impl Line {
         self.shared.breaking.store(false, Ordering::Relaxed);
     }
 
-    /// Of each connection no more than so many bytes reach the server, counted from its beginning.
+    /// No more than so many bytes of each connection reach the server, counted from its beginning.
     pub(crate) fn let_pass(&self, bytes: u64) {
         self.shared.valve.lock().unwrap().passes = bytes;
         self.shared.turned.notify_all();

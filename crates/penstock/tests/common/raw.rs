@@ -100,7 +100,7 @@ impl Raw {
         }
     }
 
-    /// Tells its rows of a table, which it homes at server 0; the number of the next request.
+    /// Tells its rows of a table, which it homes at server 0; returns the number of the next request.
     pub(crate) fn declare(&self, spec: &TableSpec, produce: &RowSet, consume: &RowSet) -> u64 {
         let name = || spec.name.clone();
         let part = |part, set: &RowSet| {

@@ -1,4 +1,4 @@
-//! Two jobs behind one acceptor: an honest one, and one whose worker speaks the protocol by hand and means no good.
+//! Two jobs behind one acceptor: an honest one, and one whose malicious worker speaks the protocol by hand.
 
 use super::{NO_SETTINGS, bytes, declare, options, pull};
 use penstock::service::{JobConfig, Service};

@@ -90,8 +90,8 @@ impl Layout {
         }
     }
 
-    /// Row groups that are whole before a slot: a shift, since `group` is a power of two, where a division for each piece of a set of
-    /// 256 rows took 4 % of it.
+    /// Row groups that are whole before a slot: a shift, since `group` is a power of two, where a division for each piece of a
+    /// set of 256 rows took 4 % of it.
     #[inline]
     fn row_groups_before(&self, slot: u32) -> u32 {
         slot >> self.group.trailing_zeros()
@@ -103,8 +103,8 @@ impl Layout {
         slot & (self.group - 1) == 0
     }
 
-    /// Of `count` rows from `first` on, the row groups that are whole. Not all of them need be there; where none is whole, the range may end
-    /// before it begins.
+    /// The row groups that are whole among `count` rows from `first` on. Not all of them need be there; where none is whole, the
+    /// range may end before it begins.
     pub(super) fn whole_row_groups(&self, first: u32, count: u32) -> Range<u32> {
         self.row_groups_before(first) + u32::from(!self.begins_row_group(first))
             ..self.row_groups_before(first + count)
@@ -157,13 +157,13 @@ impl Layout {
     }
 }
 
-/// Whether `bytes` bytes at `at` are copied by cache lines, not by words: by writer and readers alike.
+/// Whether `bytes` bytes at `at` are copied by cache lines, not by words: by writer and readers.
 #[inline]
 pub(super) fn is_long(at: usize, bytes: usize) -> bool {
     at.is_multiple_of(LINE) && bytes >= LINE
 }
 
-/// Of some rows that follow each other.
+/// For some rows that follow each other.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Piece {
     /// All rows of a row group.

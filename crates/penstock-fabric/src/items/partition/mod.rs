@@ -5,7 +5,7 @@
 //! | [`layout`] | geometry |
 //! | [`writer`] | the writer's end |
 //! | [`rows`] | the readers' end |
-//! | [`follower`] | which rows change, for who passes them on |
+//! | [`follower`] | which rows change, for the node that passes them on |
 //! | [`sleep`] | the page that readers sleep on |
 
 mod follower;
@@ -43,7 +43,7 @@ unsafe impl Shared for Line {}
 // SAFETY: an atomic.
 unsafe impl Shared for OwnedU64 {}
 
-/// Makes a partition that other processes map: whoever gets the descriptor may write until it is [sealed](Region::seal).
+/// Makes a partition that other processes map: any process that gets the descriptor may write until it is [sealed](Region::seal).
 pub fn make(layout: &Layout) -> io::Result<Region> {
     Region::open_to_writers("penstock-items", layout.total())
 }

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-/// The rows as anyone sees them.
+/// The rows as any process sees them.
 #[derive(Debug, Clone)]
 pub struct Rows {
     pub(super) mapping: Arc<Mapping>,
@@ -82,7 +82,7 @@ impl Rows {
     #[inline]
     fn copy(&self, slot: u32, spot: Spot, mut out: ForeignMut<'_>) {
         let at = self.layout.value(slot, spot);
-        // As the writer does it, so that both look at words of one size.
+        // As the writer does it, so that both work with words of one size.
         if is_long(at, out.len()) {
             out.copy_from(self.mapping.foreign(at..at + out.len()));
         } else {
@@ -118,8 +118,8 @@ impl Rows {
         if self.layout.row_groups > 0 { self.layout.group } else { 0 }
     }
 
-    /// Copies the rows of the row group that begins at slot `first`, as of a moment, if one set wrote the newest of each; `None` if not,
-    /// or if none begins there.
+    /// Copies the rows of the row group that begins at slot `first`, as of a moment, if one set wrote the newest of each;
+    /// `None` if not, or if none begins there.
     pub fn read_row_group<'o>(
         &self,
         first: u32,
@@ -185,7 +185,8 @@ impl Rows {
         all.together()
     }
 
-    /// One attempt to copy several rows that belong together: each of `slots` to the place in `out` that `place` gives for its index.
+    /// One attempt to copy several rows that belong together: each of `slots` to the place in `out` that
+    /// `place` gives for its index.
     pub fn read_together<'o>(
         &self,
         slots: &[u32],

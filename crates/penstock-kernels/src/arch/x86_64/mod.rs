@@ -1,8 +1,8 @@
 //! x86-64: the same two files for each instruction set, and here what they share.
 //!
-//! Each operation is a list of registers, mapped one by one; the compiler keeps them in registers once everything is
-//! inlined into `Isa::run`. Foreign memory is loaded or stored by one assembly block for all registers of a vector: opaque, done once, in
-//! order. (`ptr::read_volatile` of a `__m512` gives the same loads, but is a plain racing read to the language.)
+//! Each operation is a list of registers, mapped one by one; the compiler keeps them in registers once everything is inlined
+//! into `Isa::run`. Foreign memory is loaded or stored by one assembly block for all registers of a vector: opaque, done once,
+//! in order. (`ptr::read_volatile` of a `__m512` gives the same loads, but is a plain racing read to the language.)
 
 pub(crate) mod avx2;
 pub(crate) mod avx512;

@@ -1,4 +1,4 @@
-//! Who goes: connections that end, workers that are lost, leases.
+//! What goes: connections that end, workers that are lost, leases.
 
 use super::{Control, HELLO_WITHIN_MS, Last, RETURN_WITHIN_MS};
 use crate::options::OnWorkerLoss;
@@ -49,20 +49,20 @@ impl Control {
         }
     }
 
-    /// Whoever started a worker saw its process end.
+    /// The launcher of a worker saw its process end.
     pub(super) fn gone(&mut self, rank: Rank, how: Option<String>) {
         if rank >= self.config.workers {
             tracing::warn!(rank, workers = self.config.workers, "a worker ended that this job does not have");
             return;
         }
-        // Nobody comes again to hear the last word.
+        // It does not come again to hear the last word.
         self.partings.remove(&self.roster.peer(rank));
         match how {
             None if self.roster.miss(rank, true) => self.go_on_without(rank),
             Some(how) if self.roster.miss(rank, false) => self.note_loss(rank, Loss::Ended { how }),
             // It said goodbye as one that is done, but it was not: the others would take what there is for the whole.
             Some(how) if self.roster.disown(rank) => self.note_loss(rank, Loss::Ended { how }),
-            // It has said itself why, and that is judged when others had time to say more.
+            // It has said itself why, and that is judged once others have had time to say more.
             _ if self.hearsay.contains_key(&rank) => {}
             // Where the others go on, what it sent before counts, and may still be on its way.
             Some(how) if self.config.options.on_worker_loss == OnWorkerLoss::Stop => {
@@ -72,8 +72,8 @@ impl Control {
         }
     }
 
-    /// The process of a worker has ended that has not left. On this host that ends its connection, which is enough; on another it is lost
-    /// as soon as all that it sent has come.
+    /// The process of a worker that has not left has ended. On this host that ends its connection, which is enough; on another it
+    /// is lost as soon as all that it sent has come.
     fn await_end(&mut self, rank: Rank, how: Option<String>) {
         // Said twice, each connection that ends counts once all the same.
         let awaited = |worker: &&mut Worker| worker.is_remote() && worker.ending.is_none();
@@ -88,7 +88,8 @@ impl Control {
         }
     }
 
-    /// Whether the last connection of a worker has ended whose process has. What it said of that itself is judged in its own time.
+    /// Whether the last connection of a worker whose process has ended has ended too. What it said of that itself is judged
+    /// in its own time.
     pub(super) fn look_at_end(&mut self, rank: Rank) {
         if self.hearsay.contains_key(&rank) {
             return;
@@ -102,7 +103,7 @@ impl Control {
         }
     }
 
-    /// Those who came have gone, and others never came: nobody would end this server.
+    /// Those that came have gone, and others never came: nothing would end this server.
     pub(super) fn look_for_the_awaited(&mut self) {
         let now = self.clock.now();
         self.came |= !self.workers.is_empty();
@@ -146,7 +147,8 @@ impl Control {
         }
     }
 
-    /// Tells a worker that is lost, and may not know it, why: it was suspended and wakes, its line was silent, or it broke the protocol.
+    /// Tells a worker that is lost, and may not know it, why: it was suspended and wakes, its line was silent,
+    /// or it broke the protocol.
     fn dismiss(&mut self, token: u64, peer: PeerId, rank: Rank, loss: &Loss) {
         let failure = JobFailure::WorkerLost { rank, loss: loss.clone() };
         let reply = Reply { id: 0, body: Answer::Failed(failure) };
@@ -165,7 +167,7 @@ impl Control {
         self.drop_client(token);
     }
 
-    /// Nothing is kept for a worker that has gone, nor is it listened to, nor what it has said believed.
+    /// Nothing is kept for a worker that has gone; it is not listened to, and what it has said is not believed.
     pub(in crate::server) fn forget(&mut self, rank: Rank) {
         if let Some(items) = &self.items {
             items.send(items::Command::Leave { peer: self.roster.peer(rank) });
@@ -192,7 +194,7 @@ impl Control {
     pub(super) fn look_at_leases(&mut self) {
         let (now, lease_ms) = (self.clock.now(), self.lease_ms());
         if self.ended.is_none() {
-            // Who has said that the job failed says nothing more, and is no longer judged by that.
+            // A worker that has said that the job failed says nothing more, and is no longer judged by that.
             let expected = |(rank, _): &(&Rank, &mut Worker)| !self.hearsay.contains_key(rank);
             let silent = |(&rank, worker): (&Rank, &mut Worker)| worker.is_silent(now).then_some(rank);
             let silent: Vec<Rank> = self.workers.iter_mut().filter(expected).filter_map(silent).collect();

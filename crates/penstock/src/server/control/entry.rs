@@ -1,4 +1,4 @@
-//! Who comes: strangers, their proofs, and workers that say hello.
+//! What comes: strangers, their proofs, and workers that say hello.
 
 use super::{Answered, Control, LISTENER, Last, MAX_STRANGERS, RETURN_WITHIN_MS, last_word, plain, refuse};
 use crate::limits::lacking;
@@ -23,7 +23,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// Hangs up on who may try again. On the network that says as much by itself.
+/// Hangs up on a connection that may try again. On the network hanging up says as much by itself.
 fn turn_away(mut channel: Channel, proved: bool) {
     match (&channel, proved) {
         (Channel::Remote(_), _) => {}
@@ -65,7 +65,7 @@ impl Control {
         let proof = match &channel {
             Channel::Remote(_) => Proof::Given,
             Channel::Local(connection) if connection.is_own_users() == Ok(true) => Proof::Wanted,
-            // Another user of this host, or nobody knows who. Nothing of it is read.
+            // Another user of this host, or an unknown one. Nothing of it is read.
             Channel::Local(_) => return refuse(channel, Refusal::Authentication),
         };
         let strangers = self.clients.values().filter(|client| client.peer.is_none()).count();
@@ -81,8 +81,8 @@ impl Control {
         }
     }
 
-    /// Makes room for a stranger: the oldest goes that has not proved that it belongs to the job, or else the oldest that has not said hello.
-    /// `false` where there is none: those that are left wait for the job's last word.
+    /// Makes room for a stranger: the oldest that has not proved that it belongs to the job goes, or else the oldest that has not
+    /// said hello. `false` where there is none: those that are left wait for the job's last word.
     fn make_room(&mut self) -> bool {
         let strangers =
             self.clients.iter().filter(|(_, client)| client.peer.is_none() && client.parting.is_none());
@@ -95,7 +95,7 @@ impl Control {
         true
     }
 
-    /// Hears who has not proved to belong to the job. `false` if it has, and its message is a request.
+    /// Hears a connection that has not proved to belong to the job. `false` if it has, and its message is a request.
     pub(super) fn examine(&mut self, token: u64, words: &[u8]) -> bool {
         let Some(client) = self.clients.get_mut(&token).filter(|client| !client.proof.is_given()) else {
             return false;
@@ -127,7 +127,7 @@ impl Control {
         }
     }
 
-    /// Answers who has not said hello.
+    /// Answers a connection that has not said hello.
     pub(super) fn ask_stranger(&mut self, token: u64, request: Request) -> Option<Answered> {
         match request.body {
             Ask::Hello { version, session, peer, size } => {
@@ -140,8 +140,8 @@ impl Control {
         }
     }
 
-    /// A worker on this host. It has joined once its descriptors are on their way: where the system passes none on it is told so, and
-    /// the rank is free for its next try.
+    /// A worker on this host. It has joined once its descriptors are on their way: if the system passes none on it is told so,
+    /// and the rank is free for its next try.
     fn hello(
         &mut self,
         token: u64,
@@ -160,7 +160,7 @@ impl Control {
         if version != PROTOCOL_VERSION {
             return Err(Refusal::ProtocolVersion { expected: PROTOCOL_VERSION, got: version });
         }
-        // Before anything is kept for a rank that there may not be.
+        // Before anything is kept for a rank that may not exist.
         self.roster.may_join(peer, size)?;
         let shards = self.shards.handles.len() as u32;
         let charge = self.charge_descriptors(rank, shards + 1)?;

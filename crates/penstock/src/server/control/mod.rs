@@ -1,5 +1,5 @@
-//! The control thread: takes workers in, declares tensors, watches leases, ends the job. It waits for descriptors only, and
-//! what it sends it sends without waiting: a worker that does not read its answers is lost, not waited for.
+//! The control thread: takes workers in, declares tensors, watches leases, ends the job. It waits for descriptors only, and sends
+//! without waiting: a worker that does not read its answers is lost, not waited for.
 //!
 //! A worker on this host is lost with its connection. One on another host is not: until its lease ends it may connect again,
 //! and repeats the requests that it has no answer to. Each is carried out once: the last answers are kept.
@@ -104,12 +104,12 @@ pub(super) struct Control {
     _threads: Charge,
     catalog: Catalog,
     tables: Tables,
-    /// Who passes rows on, from the first worker that needs it; the partitions that it is told of then; and its bell, which producers
-    /// on this host ring.
+    /// The thread that passes rows on, from the first worker that needs it; the partitions that it is told of then; and its bell,
+    /// which producers on this host ring.
     items: Option<items::Handle>,
     sealed: Vec<(PeerId, Sealed)>,
     bells: Bells,
-    /// Clients that had not said all when their turn was over.
+    /// Clients that had more to say when their turn was over.
     unfinished: Vec<u64>,
     /// The job's place among those behind the same acceptor, and what all its clients together may ask beside them.
     place: Option<Place>,
@@ -119,17 +119,17 @@ pub(super) struct Control {
     pub(super) clock: LivedClock,
     /// Peers on other hosts that have left or were lost, by their session.
     pub(super) departed: HashMap<PeerId, (Session, Last)>,
-    /// Those that have not said that they heard the last word, and until when they may come and ask for it.
+    /// Those that have not confirmed that they heard the last word, and until when they may come and ask for it.
     pub(super) partings: BTreeMap<PeerId, u64>,
     /// What workers that have left have heard elsewhere of the job's failure, and until when others may know better.
     pub(super) hearsay: BTreeMap<Rank, (u64, JobFailure)>,
-    /// How worker 0 was lost, for whoever waits for a value that only it gives.
+    /// How worker 0 was lost, for workers that wait for a value that only it gives.
     loss_of_first: Option<Loss>,
-    /// Whether the process wants the server to end now, whoever has not heard of it.
+    /// Whether the process wants the server to end now, even if some have not heard of it.
     stopping: bool,
-    /// Since when those who came have gone, while others are awaited.
+    /// Since when those that came have gone, while others are awaited.
     deserted_since: Option<u64>,
-    /// Whether anybody came.
+    /// Whether any worker came.
     came: bool,
     ended: Option<Result<(), JobFailure>>,
     buffer: Box<[u8; MAX_MESSAGE_BYTES]>,
@@ -138,7 +138,7 @@ pub(super) struct Control {
 /// What a request is answered with, at once.
 pub(super) type Answered = Result<(Answer, Vec<OwnedFd>), Refusal>;
 
-/// Says why not, to who has not proved who it is, and hangs up.
+/// Says why not, to a connection that has not proved who it is, and hangs up.
 fn refuse(mut channel: Channel, refusal: Refusal) {
     tracing::debug!(%refusal, "a stranger was refused");
     let _ = channel.send(&verdict(&Verdict::Refused(refusal)), &[]);
@@ -148,7 +148,7 @@ fn plain(answer: Answer) -> Option<Answered> {
     Some(Ok((answer, Vec::new())))
 }
 
-/// What a worker is told that comes when the job has ended.
+/// What a worker that comes when the job has ended is told.
 fn last_word(outcome: &Result<(), JobFailure>) -> Result<Answer, Refusal> {
     match outcome {
         Ok(()) => Err(Refusal::Over),
@@ -177,7 +177,7 @@ impl Control {
             watch(listener.as_fd(), LISTENER)?;
         }
         let account = Account::new(limits);
-        // The limit leaves room for these, and for who passes rows on.
+        // The limit leaves room for these, and for the thread that passes rows on.
         let threads = 1 + shards.handles.len() as u64;
         let threads = account.charge(Resource::Threads, threads).unwrap_or_default();
         let catalog = Catalog::new(
@@ -233,22 +233,22 @@ impl Control {
         }
         let outcome = self.ended.clone().unwrap_or(Ok(()));
         self.items = None;
-        // Before anyone hears of a failure: what a worker pushes after another has heard of it is not folded any more.
+        // Before any worker hears of a failure: what a worker pushes after another has heard of it is not folded any more.
         for shard in &self.shards.handles {
             shard.send(Command::Stop);
         }
         if let Err(failure) = &outcome {
             self.tell_all(failure);
         }
-        // Those that have not come yet are about to: nobody else would tell them why there is no job.
+        // Those that have not come yet are about to: no other process would tell them why there is no job.
         let late_until = self.clock.now() + if outcome.is_err() { RETURN_WITHIN_MS } else { 0 };
         while !self.stopping && self.roster.awaited().next().is_some() && self.clock.now() < late_until {
             self.turn();
         }
-        // The socket goes before anyone hears of the end: whoever starts the next server finds the path free.
+        // The socket goes before any worker hears of the end: the next server to be started finds the path free.
         self.listener = None;
-        // Who has no connection just now, or had one that broke, comes again and is told how the job ended: in its lease, and not
-        // again and again.
+        // A worker that has no connection just now, or had one that broke, comes again and is told how the job ended: within its
+        // lease, and not again and again.
         let until = self.clock.now() + self.lease_ms() + RETURN_WITHIN_MS;
         while !self.stopping && !self.partings.is_empty() && self.clock.now() < until {
             self.turn();
@@ -269,7 +269,7 @@ impl Control {
         self.take_orders();
         self.take_reports();
         if !out {
-            // Of workers whose words lie there unread nobody says that they are silent.
+            // Workers whose words lie there unread are not called silent.
             self.look_at_leases();
         }
         self.judge_hearsay();
@@ -303,7 +303,7 @@ impl Control {
             }
             longest = Duration::ZERO;
         }
-        // What TLS has decrypted already rings no more.
+        // What TLS has already decrypted no longer rings.
         for client in std::mem::take(&mut self.unfinished) {
             self.serve(client);
         }
@@ -334,7 +334,8 @@ impl Control {
                         MAX_MESSAGE_BYTES,
                     ))));
                 }
-                // Whoever comes to work when the job has ended hears of it on the control connection.
+                // Connections for shards and rows that come when the job has ended are dropped: the worker hears of the end
+                // on its control connection.
                 Order::Enter { .. } if self.ended.is_some() => {}
                 Order::Enter { stream, purpose: Purpose::Shard { peer, session, shard }, long } => {
                     self.attach(peer, session, shard, stream, long);
@@ -358,7 +359,7 @@ impl Control {
                     self.end(JobFailure::NoValue { name, loss: self.loss_of_first.clone() });
                 }
                 Report::Failed(failure) => self.end(failure),
-                // Of a peer that has gone, and may have come back as another, nothing more is heard.
+                // Nothing more is heard from a peer that has gone, and may have come back as another.
                 Report::Broke { peer, what } => {
                     if let Some(rank) = self.rank_of(peer) {
                         self.lose_rank(rank, Loss::Broke { what });

@@ -28,7 +28,8 @@ fn cost(ask: &Ask) -> f64 {
 }
 
 impl Control {
-    /// Takes what a client asks; of one that asks without end some, so that the others, and the end of the job, get their turn.
+    /// Takes what a client asks; of one that asks without end only some, so that the others, and the end of the job,
+    /// get their turn.
     pub(super) fn serve(&mut self, token: u64) {
         let since = Instant::now();
         for _ in 0..REQUESTS {
@@ -94,7 +95,7 @@ impl Control {
         let (body, descriptors) = answer.unwrap_or_else(|refusal| (Answer::Refused(refusal), Vec::new()));
         match encode(&Reply { id, body }) {
             Ok(bytes) => Some((bytes, descriptors)),
-            // Whoever asked hears at least that, and waits for nothing.
+            // The asker hears at least that, and does not wait in vain.
             Err(error) => {
                 tracing::warn!(%error, "an answer cannot be sent");
                 let (what, reason) = ("answer".to_owned(), error.to_string());
@@ -151,7 +152,7 @@ impl Control {
         self.clients.get_mut(&token).map_or(Ok(()), |client| client.channel.send(bytes, descriptors))
     }
 
-    /// Who cannot be told something waits for it in vain, and is lost, whoever is to blame.
+    /// A worker that cannot be told something waits for it in vain, and is lost, whatever is to blame.
     pub(super) fn conclude(&mut self, token: u64, sent: Result<(), Unsent>) {
         match sent {
             Ok(()) => self.watch(token),
@@ -284,7 +285,7 @@ impl Control {
         })
     }
 
-    /// Takes a worker back from the barrier; whom that waits for, if it has not opened meanwhile.
+    /// Takes a worker back from the barrier. Returns the workers that the barrier waits for, if it has not opened meanwhile.
     fn withdraw(&mut self, rank: Rank, barrier: u64) -> Vec<Rank> {
         let stands =
             self.workers.get_mut(&rank).and_then(|worker| worker.at_barrier.take_if(|at| *at == barrier));
@@ -299,8 +300,8 @@ impl Control {
         ranks
     }
 
-    /// A worker that has gone, and is not lost so far, waits for nothing: nobody passes the barrier as if it stood there, nor is in a
-    /// circle with it.
+    /// A worker that has gone, and is not lost so far, waits for nothing: no other passes the barrier as if it stood there, nor
+    /// is in a circle with it.
     pub(in crate::server) fn stand_aside(&mut self, rank: Rank) {
         self.knots.end(rank);
         self.roster.withdraw(rank);

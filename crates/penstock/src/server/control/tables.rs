@@ -1,4 +1,4 @@
-//! What concerns tables of rows: their requests, and who passes rows on.
+//! What concerns tables of rows: their requests, and the thread that passes rows on.
 
 use super::Control;
 use crate::server::tables::{Answers, Asker, Sealed};
@@ -12,7 +12,7 @@ use penstock_proto::peer::PeerId;
 use std::sync::Arc;
 
 impl Control {
-    /// Passes a peer's connection on to who passes rows on.
+    /// Hands a peer's connection to the thread that passes rows on.
     pub(super) fn attach_items(&mut self, peer: PeerId, session: Session, stream: Stream) {
         // A worker of this host comes for rows of others.
         let Some(local) = self.known(peer, session).map(|worker| !worker.is_remote()) else { return };
@@ -30,7 +30,7 @@ impl Control {
         }
     }
 
-    /// Has who passes rows on, if there is one, listen to the bells that have come.
+    /// Has the thread that passes rows on, if there is one, listen to the bells that have come.
     fn pass_bells(&mut self) {
         if let Some(items) = &self.items {
             self.bells.take_new().into_iter().for_each(|bell| items.send(items::Command::Bell(bell)));
@@ -58,14 +58,14 @@ impl Control {
         let local = self.workers.get(&rank).is_some_and(|worker| !worker.is_remote());
         let asker = Asker { rank, request, local, members: &members, passer: self.items.as_ref() };
         let (answers, sealed) = self.tables.ask(&asker, ask, &mut self.bells);
-        // Before its partition is known there: what it sets from then on it rings for.
+        // Before its partition is known there: from then on it rings for what it sets.
         self.pass_bells();
         self.pass_partitions(sealed);
         self.free_tables();
         self.answer_tables(answers);
     }
 
-    /// The rows of a worker of another host come by the network: whoever asked to map them is refused.
+    /// The rows of a worker of another host come by the network: a worker that asked to map them is refused.
     pub(super) fn table_elsewhere(&mut self, rank: Rank) {
         let answers = self.tables.come_from_elsewhere(rank);
         self.answer_tables(answers);
@@ -100,7 +100,7 @@ impl Control {
             }
         }
         if self.items.is_none() {
-            // Whoever is still to come for rows finds nothing of those who went before, and needs nothing.
+            // A worker that is still to come for rows finds nothing of those that went before, and needs nothing.
             let members = self.roster.members();
             self.sealed.retain(|(_, sealed)| !members.is_gone(sealed.id.rank));
         }

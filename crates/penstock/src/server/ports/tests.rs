@@ -120,7 +120,7 @@ impl Rig {
         self.reports.recv_timeout(LEASE).unwrap()
     }
 
-    /// Whom the tensor waits for before it has the version.
+    /// The workers that the tensor waits for before it has the version.
     fn missing(&self, version: u64) -> Vec<Rank> {
         self.send(Command::Missing { ticket: 1, id: W, version });
         match self.report() {
@@ -254,7 +254,7 @@ fn a_follower_gets_every_version_bit_for_bit_and_nobody_waits_for_it() {
         // It asks for nothing more, and says nothing: the workers go on.
         step(&mut workers, 6, element, &mut sum);
         assert_eq!(rig.missing(8), [0, 1], "only workers contribute");
-        // It leaves well, and later it is removed: neither concerns anybody else.
+        // It leaves well, and later it is removed: neither concerns any other.
         follower.say(Submission::Leave, false, &[]);
         assert!(matches!(rig.report(), Report::Departed { peer: FOLLOWER }));
         step(&mut workers, 7, element, &mut sum);

@@ -12,7 +12,8 @@ use smallvec::SmallVec;
 use std::time::Instant;
 
 impl Inner {
-    /// Tells the shards the clock that are home of a tensor, all or none; the others later, or if it is time to, as far as they have room.
+    /// Tells the clock to the shards that are home of a tensor, all or none; to the others later, or, if it is time to, as far as
+    /// they have room.
     fn submit_clock(&self, clock: u64, deadline: Deadline) -> Result<(), Error> {
         let (links, mut rooms) = (self.links(), Rooms::new());
         let mut others: SmallVec<[(&Link, u32); 8]> = SmallVec::new();
@@ -44,7 +45,7 @@ impl Inner {
         is_time
     }
 
-    /// Tells the clock those shards that do not know it.
+    /// Tells the clock to those shards that do not know it.
     pub(in crate::worker) fn tell_clock(&self, deadline: Deadline) -> Result<(), Error> {
         if self.fate.untold.tell() {
             return Ok(());
@@ -115,8 +116,9 @@ impl Job {
         Ok(next)
     }
 
-    /// The clocks of all workers as the first shard of the first server last heard of them; -1 for one that is gone. If it is home of none
-    /// of a worker's tensors it hears of that one's clock within a tenth of a second, at once if the worker waits for anything.
+    /// The clocks of all workers as the first shard of the first server last heard of them; -1 for one that is gone. If it is
+    /// home of none of a worker's tensors it hears of that worker's clock within a tenth of a second, at once if the worker
+    /// waits for anything.
     pub fn clocks(&self) -> Result<Vec<i64>, Error> {
         self.inner.fate.check()?;
         let deadline = self.inner.deadline(None);

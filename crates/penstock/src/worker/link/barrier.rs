@@ -1,7 +1,7 @@
-//! Standing at the barrier, and going away from it: whoever is told that the barrier was in vain stands there no more, so that the
-//! others do not pass it as if it had come. The server answers in order, so what it says of going away comes behind the opening,
-//! where that was quicker. While a server says nothing it is in doubt which of the two it heard first: the next call hears that out, and
-//! has passed if the barrier did open.
+//! Standing at the barrier, and going away from it: a worker that is told that the barrier was in vain no longer stands there, so
+//! that the others do not pass it as if it had come. The server answers in order, so what it says of going away comes behind the
+//! opening, if that came first. While a server says nothing it is in doubt which of the two it heard first: the next call waits
+//! for that answer, and has passed if the barrier did open.
 
 use super::{Answered, Heard, Link, lock};
 use crate::wait::Deadline;
@@ -14,21 +14,21 @@ use std::sync::mpsc::Receiver;
 pub(in crate::worker) enum Met {
     /// All came.
     Passed {
-        /// Who stood there.
+        /// Workers that stood there.
         ranks: Vec<Rank>,
-        /// Who had left the job.
+        /// Workers that had left the job.
         left: Vec<Rank>,
     },
     /// The time was up.
     InVain {
-        /// Whom the barrier waited for; empty where the server did not say.
+        /// The workers that the barrier waited for; empty where the server did not say.
         missing: Vec<Rank>,
     },
 }
 
 impl Link {
-    /// Stands at the barrier until it opens. `look` is asked now and then, and ends the wait by its error. After an error this worker
-    /// has not passed, but for [`Error::Interrupted`] in the moment in which the barrier opened.
+    /// Stands at the barrier until it opens. `look` is asked now and then, and ends the wait by its error. After an error this
+    /// worker has not passed, but for [`Error::Interrupted`] in the moment in which the barrier opened.
     pub(in crate::worker) fn meet(
         &self,
         deadline: Deadline,
@@ -68,8 +68,8 @@ impl Link {
         why.map_or_else(|| Ok(Met::InVain { missing: missing.unwrap_or_default() }), Err)
     }
 
-    /// Goes away from the barrier; whom it waited for, `None` if the server does not say so now. Whoever was interrupted is not asked
-    /// again: this is short.
+    /// Goes away from the barrier. Returns the workers that it waited for, `None` if the server does not say so now. A caller
+    /// that was interrupted is not asked again: this is short.
     fn withdraw(&self, barrier: u64, deadline: Deadline) -> Result<Option<Vec<Rank>>, Error> {
         let (_, answer): (u64, Receiver<Heard>) = self.wire.ask(Ask::Withdraw { barrier })?;
         // A request that is not waited for any longer stays open: on another connection it is said again.

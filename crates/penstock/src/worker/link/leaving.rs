@@ -1,9 +1,10 @@
 //! Waiting for what was submitted to be taken, and leaving a server.
 //!
-//! Leaving is a protocol. Behind all that it has submitted the worker says goodbye to each shard, in the same ring, so over the
-//! network in the same numbered frames: a shard that has taken the goodbye has taken everything. It then asks the server to let it
-//! go, and the server answers when all its shards have; only then does this worker count as one that left cleanly. The wait
-//! ends with the caller's deadline, with an error that says how much was taken; the server is then told that this worker failed.
+//! Leaving is a protocol. Behind all that it has submitted the worker says goodbye to each shard, in the same ring, so over
+//! the network in the same numbered frames: a shard that has taken the goodbye has taken everything. It then asks the server
+//! to let it go, and the server answers when all its shards have taken it; only then does this worker count as one that left
+//! cleanly. The wait ends with the caller's deadline, with an error that says how much was taken; the server is then told that
+//! this worker failed.
 
 use super::proxy::Command;
 use super::{Heard, Link, lock};
@@ -60,7 +61,7 @@ impl Link {
         let what = "confirm that this worker has left";
         match self.hear_answer(asked.0, || self.fate.stands(), what, deadline) {
             Ok((Answer::Left, _)) => {
-                // They would try for ever to reach shards that know this worker no more.
+                // They would try for ever to reach shards that no longer know this worker.
                 self.proxies.iter().for_each(|proxy| proxy.send(Command::Stop));
                 Ok(())
             }

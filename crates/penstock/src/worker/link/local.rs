@@ -96,7 +96,7 @@ struct Introducing<'a> {
 
 impl Introducing<'_> {
     /// Proves that this worker belongs to the job, has the server prove the same, and asks to be let in. Nothing is said to a
-    /// socket of another user: whoever may write where the socket stands can put one of its own there.
+    /// socket of another user: any process that may write where the socket stands can put one of its own there.
     fn run(&self, who: &Introduction) -> Result<(Welcome, Vec<OwnedFd>), Error> {
         let peer =
             self.connection.peer().map_err(Error::system("ask who is at the other end of a socket"))?;
@@ -130,7 +130,7 @@ impl Introducing<'_> {
 
     fn say(&self, message: &[u8]) -> Result<(), Error> {
         match self.connection.send(message, &[], SendFlags::empty()) {
-            // It has hung up. Why, its last words say.
+            // It has hung up. Its last words say why.
             Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
             Err(errno) => Err(Error::system("send to a server")(errno)),
         }
@@ -153,7 +153,7 @@ impl Introducing<'_> {
             received => received.map_err(Error::system("receive from a server"))?,
         };
         if length == 0 {
-            // Its job may have failed just now: whoever started it notes that before the server hears of it.
+            // Its job may have failed just now: the launcher notes that before the server hears of it.
             fate.look()?;
             return Err(Error::Failed(lost(server, "it ended before it welcomed this worker")));
         }
@@ -248,7 +248,7 @@ impl Wire {
                 break;
             }
         }
-        // Whoever still waits for an answer hears that none will come.
+        // Those that still wait for an answer hear that none will come.
         lock(&self.open).clear();
     }
 

@@ -1,10 +1,11 @@
 //! The ways from a worker to the shards of one server: a ring each, in which several threads keep room and submit.
 //!
-//! A shard that is home of none of this worker's tensors has no use for its clock, and would be kept awake by it. But another worker may
-//! wait for that clock there, by a tensor that this one has not declared so far. So a clock stays [`Untold`] while its worker computes,
-//! for about a tenth of a second at most, and while it waits, for a millisecond: the shard is told before it is told anything else, by
-//! who waits for longer, and by the first link's thread. (Two workers of which one has not declared a tensor that the other pulls, and
-//! which wait for each other outside of this library as well, so take a tenth of a second for an iteration.)
+//! A shard that is home of none of this worker's tensors has no use for its clock, and would be kept awake by it. But another
+//! worker may wait for that clock there, by a tensor that this one has not declared so far. So a clock stays [`Untold`] while its
+//! worker computes, for about a tenth of a second at most, and while it waits, for a millisecond: the shard is told before it is
+//! told anything else, by a thread that waits for longer, and by the first link's thread. (Two workers of which one has not
+//! declared a tensor that the other pulls, and which also wait for each other outside of this library, therefore need a tenth of
+//! a second for an iteration.)
 
 use crate::thread;
 use crate::worker::link::lock;
@@ -20,17 +21,17 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-/// How long a shard may not know the clock: not so long that anybody notices, and long beside an iteration of which it need not know.
+/// How long a shard may not know the clock: too short to be noticed, and long beside an iteration of which it need not know.
 pub(in crate::worker) const TELL_CLOCK: Duration = Duration::from_millis(100);
 
-/// The same for a worker that waits: most waits are over by then, and nobody was woken for nothing.
+/// The same for a worker that waits: most waits are over by then, and no shard was woken for nothing.
 const WAIT_UNTOLD: Duration = Duration::from_millis(1);
 
 /// The way to one shard. Locked to look or to write, never while its thread waits.
 #[derive(Default)]
 struct Outlet {
     producer: Producer,
-    /// Slots that are kept for those who have a [`Room`].
+    /// Slots that are kept for those that have a [`Room`].
     kept: u64,
     /// The clock, where the shard was not told.
     behind: Option<u64>,
@@ -119,7 +120,7 @@ impl Outlets {
         self.homes[shard as usize].load(Ordering::SeqCst)
     }
 
-    /// From now on the shard is told of every clock at once. What it was not told, who calls this tells it then.
+    /// From now on the shard is told of every clock at once. The caller then tells it what it was not told.
     pub(super) fn make_home(&self, shard: u32) {
         // In one order with `Untold::any`: see `leave_behind`.
         self.homes[shard as usize].store(true, Ordering::SeqCst);
@@ -129,7 +130,7 @@ impl Outlets {
         lock(&self.outlets[shard as usize]).behind = Some(clock);
     }
 
-    /// Tells the clock those who were not told; whether all had room for it.
+    /// Tells the clock to those that were not told; whether all had room for it.
     fn catch_up(&self) -> bool {
         let mut all = true;
         for shard in 0..self.outlets.len() as u32 {
@@ -169,14 +170,15 @@ impl Untold {
     /// Notes a clock that a shard is told later. It may have become home since it was looked at.
     pub(super) fn leave(&self, outlets: &Outlets, shard: u32, clock: u64) {
         outlets.leave_behind(shard, clock);
-        // Either this sees that it is home now, or who made it one sees this: both are in one order with what they wrote first.
+        // Either this sees that it is home now, or the thread that made it one sees this: both are in one order with what
+        // they wrote first.
         self.any.store(true, Ordering::SeqCst);
         if outlets.is_home(shard) {
             self.tell();
         }
     }
 
-    /// For who is about to sleep, and has `slept` before in this wait: how long it may sleep until it comes here again.
+    /// For a thread that is about to sleep, and has `slept` before in this wait: how long it may sleep until it comes here again.
     pub(in crate::worker) fn before_sleep(&self, slept: &mut bool) -> Duration {
         if std::mem::replace(slept, true) {
             self.tell();
@@ -186,7 +188,7 @@ impl Untold {
 
     /// Tells all shards the clock, without waiting for room; whether all know it now.
     pub(in crate::worker) fn tell(&self) -> bool {
-        // Whoever comes second returns when they have been told.
+        // A thread that comes second returns when they have been told.
         let all = lock(&self.all);
         let standing = all.iter().filter_map(Weak::upgrade);
         let told = !self.any.swap(false, Ordering::SeqCst)
@@ -198,12 +200,13 @@ impl Untold {
     }
 }
 
-/// Room in a shard's ring that is kept for what is going to be submitted. What of it was not used is given back when this is dropped.
+/// Room in a shard's ring that is kept for what is going to be submitted. What was not used of it is given back when
+/// this is dropped.
 pub(in crate::worker) struct Room<'a> {
     outlets: &'a Outlets,
     shard: u32,
     left: u64,
-    /// Whether the shard was told something, and it was not looked whether it sleeps.
+    /// Whether the shard was told something, and no look was taken whether it sleeps.
     unheard: bool,
 }
 
@@ -211,19 +214,19 @@ pub(in crate::worker) struct Room<'a> {
 pub(in crate::worker) type Rooms<'a> = SmallVec<[Room<'a>; 8]>;
 
 impl Room<'_> {
-    /// Tells the shard something, without waiting. Nothing is told once the worker has said goodbye, for which it waits until
-    /// nobody is in the middle of submitting something.
+    /// Tells the shard something, without waiting. Nothing is told once the worker has said goodbye, for which it waits until no
+    /// thread is in the middle of submitting something.
     pub(in crate::worker) fn submit(&mut self, submission: &Submission) {
         self.submit_made(|| *submission);
     }
 
-    /// The same of what is made in the order in which it is submitted: no other thread submits to the shard meanwhile.
+    /// The same for what is made in the order in which it is submitted: no other thread submits to the shard meanwhile.
     pub(in crate::worker) fn submit_made(&mut self, make: impl FnOnce() -> Submission) {
         self.put(make);
         ring(std::slice::from_mut(self));
     }
 
-    /// The same, for one of several who are then [rung](ring) for together.
+    /// The same, for one of several that are then [rung](ring) for together.
     pub(in crate::worker) fn put(&mut self, make: impl FnOnce() -> Submission) {
         debug_assert!(self.left > 0, "room was kept for it");
         let (outlet, ring) = self.outlets.outlet(self.shard);
@@ -233,7 +236,7 @@ impl Room<'_> {
     }
 }
 
-/// Wakes those that were told something and sleep.
+/// Wakes those that were told something and are asleep.
 pub(in crate::worker) fn ring(rooms: &mut [Room<'_>]) {
     doorbell::published();
     for room in rooms.iter_mut().filter(|room| room.unheard) {
@@ -291,7 +294,7 @@ mod tests {
         assert_eq!(outlets.room(1, 1).err(), Some(NoRoom::Sealed));
     }
 
-    // The shard slept over what it had been told, and was not told again.
+    // The shard slept through what it had been told, and was not told again.
     #[test]
     fn a_shard_is_rung_for_a_clock_although_nothing_follows_it() {
         let (outlets, _) = outlets(1);
@@ -314,7 +317,8 @@ mod tests {
         assert_eq!(outlets.taken(), (0, CAPACITY));
     }
 
-    // A ticket that was drawn first and submitted later was taken for answered when the other came back: a state of zeros was read.
+    // A ticket that was drawn first and submitted later was taken for answered when the other came back: a
+    // state of zeros was read.
     #[test]
     fn what_threads_number_as_they_submit_it_is_submitted_in_the_order_of_its_numbers() {
         let (ring, outlet) = (Ring::new(), Mutex::new(Outlet { kept: CAPACITY, ..Outlet::default() }));

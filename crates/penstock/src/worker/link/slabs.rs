@@ -1,5 +1,5 @@
-//! Slabs of small tensors, as a worker has them: those of a server on this host, which come once beside the first tensor in them, or its
-//! own for the mirrors of a server on another host.
+//! Slabs of small tensors, as a worker has them: those of a server on this host, which come once beside the first tensor in
+//! them, or its own for the mirrors of a server on another host.
 
 use crate::pools::{Plan, Spot};
 use crate::worker::Error;
@@ -70,14 +70,14 @@ pub(super) struct Slabs {
 }
 
 impl Slabs {
-    /// Keeps what came with an answer, whether or not anybody still waits for it: it comes once.
+    /// Keeps what came with an answer, whether or not a thread still waits for it: it comes once.
     pub(super) fn keep(&mut self, spots: &[SlabSpot; 2], descriptors: Vec<OwnedFd>) {
         let mut descriptors = descriptors.into_iter();
         for (spot, shelf) in spots.iter().zip([&mut self.models, &mut self.lanes]) {
             if spot.new
                 && let Some(fd) = descriptors.next()
             {
-                // It may come again: whoever declares a tensor again is passed its slabs again.
+                // It may come again: a worker that declares a tensor again is passed its slabs again.
                 shelf.0.entry(spot.slab).or_insert(Arrived::Descriptor(fd));
             }
         }

@@ -14,14 +14,14 @@ use std::time::Duration;
 
 impl Table {
     /// Drops the table, and waits until all live workers have. From the call on this worker's other calls for it fail, through
-    /// whichever handle; where the wait fails, the same call goes on with it. Memory of this worker is free when no handle is left.
+    /// any handle; if the wait fails, the same call goes on with it. Memory of this worker is free when no handle is left.
     pub fn discard(&self, timeout: Option<Duration>) -> Result<(), Error> {
         let inner = &self.inner;
         inner.job.fate.check()?;
         inner.job.touch();
         let deadline = inner.job.deadline(timeout);
         if !inner.dropped.swap(true, Ordering::Relaxed) {
-            // Whoever still waits for a row of this worker is not to wait for ever.
+            // Those that still wait for a row of this worker are not to wait for ever.
             inner.leave();
             lock(&inner.job.tables).retain(|other| !Arc::ptr_eq(other, inner));
         }

@@ -60,7 +60,7 @@ pub(super) struct Index {
 const NONE: u32 = u32::MAX;
 
 impl Index {
-    /// `sources`: what each producer produces, in the order of ranks. Rows of nobody are not known.
+    /// `sources`: what each producer produces, in the order of ranks. Rows without a producer are not known.
     pub(super) fn new(known: RowSet, sources: &[&RowSet]) -> Self {
         let finder = Self::finder(&known);
         let mut counts = vec![0u32; known.len() as usize];
@@ -95,8 +95,8 @@ impl Index {
         Self { known, finder, starts, places, breaks }
     }
 
-    /// The place of the first of some rows that follow each other, if each has one contribution, and those follow each other
-    /// in one source.
+    /// The place of the first of some rows that follow each other, if each has one contribution, and those follow each
+    /// other in one source.
     pub(super) fn run(&self, run: &Range<u64>) -> Option<Place> {
         let at = self.known.place_of_run(run)? as usize;
         let place = *self.places.get(at).filter(|_| self.is_single())?;

@@ -52,13 +52,13 @@ impl Declaration {
     }
 }
 
-/// How far a tensor's declaration has come in this worker. A call that fails on its way leaves here what it has achieved, and the next
-/// goes on from there: a worker has one lane of a tensor, so there is one that counts what stands in it.
+/// How far a tensor's declaration has come in this worker. A call that fails on its way leaves here what it has achieved, and
+/// the next goes on from there: a worker has one lane of a tensor, so there is one that counts what stands in it.
 #[derive(Default)]
 pub(in crate::worker) struct Progress {
-    /// Of whoever declares the tensor: a second thread that does so too waits, and gets the same tensor.
+    /// Of the thread that declares the tensor: a second one that does so too waits, and gets the same tensor.
     turn: Turn,
-    /// Locked only by who has the turn.
+    /// Locked only by the thread that has the turn.
     state: Mutex<State>,
 }
 
@@ -166,7 +166,7 @@ impl Draft {
             && !link.is_remote()
             && link.find(spots)?.is_none()
         {
-            // They were passed with another tensor, and lost. Who declares again is passed them again.
+            // They were passed with another tensor, and lost. A worker that declares again is passed them again.
             (answer, descriptors) = link.ask(ask(), "declare a tensor", deadline)?;
         }
         let Answer::Declared { tensor, extents, homed, loads, slabs } = answer else {

@@ -1,9 +1,8 @@
 //! A tensor, as a worker pushes and pulls it.
 //!
-//! The way of a push whose bytes already stand in the lane: one look at the position, one look at each shard's count of
-//! folded chunks, 64 bytes into each shard's ring. The way of a pull in place: one look at each shard's progress. Neither
-//! copies, neither makes a system call while the shards are awake, and neither costs more for a large tensor than for a
-//! small one.
+//! The way of a push whose bytes already stand in the lane: one look at the position, one look at each shard's count of folded
+//! chunks, 64 bytes into each shard's ring. The way of a pull in place: one look at each shard's progress. Neither copies,
+//! neither makes a system call while the shards are awake, and neither costs more for a large tensor than for a small one.
 //!
 //! | file | what |
 //! |---|---|
@@ -53,15 +52,15 @@ struct HomeShard {
     shard: u32,
     /// Chunks homed there.
     chunks: u64,
-    /// First and last + 1 of the server's chunks.
+    /// Those of the server.
     extent: Extent,
-    /// Chunk contributions handed to it so far. Written by who has the lane's turn.
+    /// Chunk contributions handed to it so far. Written by the thread that has the lane's turn.
     submitted: AtomicU64,
     /// Of a server on another host: what the proxy and the tensor tell each other.
     remote: Option<Arc<RemoteHome>>,
 }
 
-/// For each home, in their order, the ticket that one call waits for there: tickets of other calls are none of its business.
+/// For each home, in their order, the ticket that one call waits for there: tickets of other calls do not concern it.
 type Tickets = SmallVec<[u64; 4]>;
 
 /// A tensor of a job.
@@ -75,9 +74,9 @@ pub struct Tensor {
     homes: Vec<HomeShard>,
     /// Held to look at it or to change it, never while its thread waits.
     position: Mutex<Position>,
-    /// Of those who write the lane.
+    /// Of the threads that write the lane.
     lane_turn: Turn,
-    /// Locked only by who has its turn.
+    /// Locked only by the thread that has its turn.
     lane: Mutex<OwnLane>,
     /// Whether this worker has given the tensor its first value, which is given once.
     is_given: AtomicBool,
@@ -88,7 +87,7 @@ pub struct Tensor {
     /// The same, and barriers passed, when the value was last fetched from every home.
     seen_loads: AtomicU64,
     seen_barriers: AtomicU64,
-    /// Of those who have the optimizer's state sent: there is one place for it.
+    /// Of the threads that have the optimizer's state sent: there is one place for it.
     state_turn: Turn,
     staleness: AtomicU64,
     mirror: OnceLock<Mirror>,
@@ -124,8 +123,8 @@ impl Tensor {
         self.memory.value()
     }
 
-    /// This worker's lane, to be filled for the next push. Waits until the homes have taken what stands in it. Who writes there
-    /// between a push and the next call of this may spoil its own contribution.
+    /// This worker's lane, to be filled for the next push. Waits until the homes have taken what stands in it. A thread that
+    /// writes there between a push and the next call of this may spoil this worker's contribution.
     pub fn lane(&self, timeout: Option<Duration>) -> Result<&Arc<Mapping>, Error> {
         self.job.fate.check()?;
         self.wait_for_lane(self.job.deadline(timeout))?;
@@ -201,7 +200,7 @@ impl Tensor {
         version: u64,
         done: impl Fn(&HomeShard) -> bool,
     ) -> Result<Waited, Error> {
-        // A wait that is none looks at no clock.
+        // A wait that is already over looks at no clock.
         if self.homes.iter().all(&done) {
             return Ok(Waited::Done);
         }
@@ -215,9 +214,9 @@ impl Tensor {
         }
     }
 
-    /// Whom the wait for `version` is for; nobody in particular if it is for this worker itself.
+    /// Which workers the wait for `version` is for; `None` if it is for this worker itself.
     fn goal(&self, version: u64) -> Result<Option<Goal>, Error> {
-        // What this worker has done itself must have arrived, wherever somebody may wait for it.
+        // What this worker has done itself must have arrived, wherever another may wait for it.
         for link in self.job.links().iter() {
             link.drain("take what this worker has done", Deadline::new(LOOK_EVERY))?;
         }
@@ -288,8 +287,8 @@ impl Tensor {
         }
     }
 
-    /// Whom a wait in vain for `version` was for: workers, or a server, which does not say, or is home of a part which `lags` although
-    /// nobody is missing.
+    /// Which peers a wait in vain for `version` was for: workers, or a server, which does not say, or is home of a part which
+    /// `lags` although no worker is missing.
     fn whom(
         &self,
         version: u64,
@@ -309,7 +308,7 @@ impl Tensor {
         self.homes.iter().find(|home| lags(home)).map_or(0, |home| home.server as u32)
     }
 
-    /// Who keeps the tensor from reaching `version`, as the servers say; an error that names the server which does not.
+    /// Which workers keep the tensor from reaching `version`, as the servers say; an error that names the server which does not.
     fn missing(&self, version: u64, deadline: Deadline) -> Result<Vec<u32>, Error> {
         let mut ranks = Vec::new();
         for link in self.job.links().iter() {
@@ -333,8 +332,8 @@ impl Tensor {
         Err(Error::WrongSize { name: self.spec.name.clone(), expected, got })
     }
 
-    /// Asks a home on another host to send what has changed and has `version`, and the rest once it has it; or the optimizer's state. The
-    /// ticket comes back behind what is there now.
+    /// Asks a home on another host to send what has changed and has `version`, and the rest once it has it; or the optimizer's
+    /// state. The ticket comes back behind what is there now.
     fn fetch(&self, home: &HomeShard, version: u64, state: bool, deadline: Deadline) -> Result<u64, Error> {
         let Some(remote) = &home.remote else { return Ok(NO_TICKET) };
         let links = self.job.links();
@@ -358,7 +357,7 @@ impl Tensor {
 
     /// Whether what was asked of a home on another host with its ticket has come.
     fn is_fetched(home: &HomeShard, tickets: &Tickets) -> bool {
-        // Pairs with the release in the proxy: who sees the ticket sees the chunks.
+        // Pairs with the release in the proxy: a thread that sees the ticket sees the chunks.
         home.remote
             .as_ref()
             .is_none_or(|remote| remote.fetched.load(Ordering::Acquire) >= tickets[home.place])

@@ -144,7 +144,8 @@ impl Tensor {
         let deadline = self.job.deadline(timeout);
         let tickets = self.freshen(requirement, deadline)?;
         let fresh = |home: &HomeShard| self.is_fresh(home, requirement) && Self::is_fetched(home, &tickets);
-        // Waiting for the others is what more slack would save; for the own update to be folded, nothing would.
+        // Waiting for the others is what more slack would save; it would save nothing of the wait for this worker's own
+        // update to be folded.
         let old = |home: &HomeShard| self.progress(home) <= requirement.version;
         let others = self.adaptive.as_ref().filter(|_| self.homes.iter().any(old));
         let since = others.map(|_| Instant::now());
@@ -175,14 +176,14 @@ impl Tensor {
         let own = self.seen_loads.load(Ordering::Acquire) != loads;
         let freshen = |home| self.freshen_home(home, requirement, others || own, deadline);
         let tickets = self.homes.iter().map(freshen).collect::<Result<Tickets, Error>>()?;
-        // Noted once every home has been told: who sees it sees the tickets, and waits for them.
+        // Noted once every home has been told: a thread that sees it sees the tickets, and waits for them.
         self.seen_barriers.fetch_max(barriers, Ordering::Release);
         self.seen_loads.fetch_max(loads, Ordering::Release);
         Ok(tickets)
     }
 
-    /// The same of one home. With `anew`, the value may have changed without a new version, for every thread and every slack: then all of
-    /// it is fetched, and later pulls count on that.
+    /// The same for one home. With `anew`, the value may have changed without a new version, for every thread and every slack:
+    /// then all of it is fetched, and later pulls count on that.
     fn freshen_home(
         &self,
         home: &HomeShard,

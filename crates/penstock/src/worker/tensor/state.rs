@@ -23,8 +23,8 @@ struct Place {
 }
 
 impl Tensor {
-    /// Worker 0: gives the tensor its first value (`None`: zeros), and waits until it stands. Once it is given, what is given again does
-    /// not count: others may have contributed to it. Other workers: nothing.
+    /// Worker 0: gives the tensor its first value (`None`: zeros), and waits until it stands. Once it is given, what is given
+    /// again does not count: others may have contributed to it. Other workers: nothing.
     pub fn initialize(&self, value: Option<&[u8]>, timeout: Option<Duration>) -> Result<(), Error> {
         self.initialize_from(value.map(Foreign::of), timeout)
     }
@@ -48,7 +48,8 @@ impl Tensor {
         self.wait_for_value(deadline)
     }
 
-    /// Submits the first value, unless it was. Where that fails on its way it may be done again: without all of it nobody contributes.
+    /// Submits the first value, unless it was. Where that fails on its way it may be done again: without all of it no
+    /// worker contributes.
     fn give(&self, value: Option<Foreign<'_>>, deadline: Deadline) -> Result<(), Error> {
         let turn = self.take_turn(deadline)?;
         if self.is_given.load(Ordering::Relaxed) {
@@ -68,7 +69,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// Worker 0, while nobody pushes: overwrites the value (`slot` 0) or state array `slot` - 1, and the step count.
+    /// Worker 0, while no worker pushes: overwrites the value (`slot` 0) or state array `slot` - 1, and the step count.
     pub fn load<'d>(
         &self,
         slot: u32,
@@ -203,7 +204,7 @@ impl Tensor {
         deadline: Deadline,
     ) -> Result<OwnedFd, Error> {
         let memory = {
-            // Let go before the fetch, which takes them again: whoever closes the job stands in line between the two.
+            // Let go before the fetch, which takes them again: a thread that closes the job stands in line between the two.
             let links = self.job.links();
             let link = links.get(server).ok_or(Error::Closed)?;
             if !link.is_remote() {

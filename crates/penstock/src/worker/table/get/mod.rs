@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `mod.rs` | copying rows that are fresh enough |
 //! | [`view`] | a row where it stands |
-//! | [`wait`] | waiting for rows that are too old, and whom for |
+//! | [`wait`] | waiting for rows that are too old, and for which workers |
 //! | [`needs`] | asking for rows that stand on another host |
 
 mod needs;
@@ -86,8 +86,8 @@ struct Wanted {
 }
 
 impl Table {
-    /// Copies rows into `out`, one after the other, each at a version >= `clock` - `slack` (see `penstock_proto::items`), waiting for
-    /// what is older. Rows that one set wrote together come together. Returns the least version among them.
+    /// Copies rows into `out`, one after the other, each at a version >= `clock` - `slack` (see `penstock_proto::items`),
+    /// waiting for what is older. Rows that one set wrote together come together. Returns the least version among them.
     ///
     /// Without `clock`: this worker's clock. Without `slack`: the table's.
     pub fn get<'a, 'o>(
@@ -116,8 +116,8 @@ impl Table {
         Ok(version)
     }
 
-    /// [`Table::get`], if the rows stand in memory of this host and are fresh enough; `false` if not, and then `out` may hold
-    /// anything.
+    /// [`Table::get`], if the rows stand in memory of this host and are fresh enough; `false` if not, and then `out`
+    /// may hold anything.
     pub fn try_get<'a, 'o>(
         &self,
         rows: impl Into<Chosen<'a>>,
@@ -240,7 +240,8 @@ impl TableInner {
         Err(Error::NeverSet { name: self.spec.name.clone(), row, version, wanted: wanted.version })
     }
 
-    /// The version of a contribution, as far as a get is concerned: this worker's own, and those of the gone, are what they are.
+    /// The version of a contribution, as far as a get is concerned: this worker's own, and those of workers that have gone,
+    /// are what they are.
     fn version(&self, place: Place) -> u64 {
         let source = &self.sources[place.source as usize];
         source.rows.version(place.slot)
