@@ -30,7 +30,7 @@ if [ "$kind" = package ]; then
     # Where the linker looks for the library it finds its name: a symbolic link would become a second copy in the zip file.
     rm -f "$lib/libpenstock.so"
     echo "INPUT($soname)" > "$lib/libpenstock.so"
-    # Nobody searches a Python package for libraries, so programs have to know where it is.
+    # The loader does not search a Python package for libraries, so programs have to know where it is.
     rpath='-Wl,-rpath,${libdir} '
 else
     install -m 755 -s "$built/libpenstock.so" "$lib/libpenstock.so.$version"

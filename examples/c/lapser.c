@@ -5,7 +5,7 @@
  *     cc -o lapser lapser.c $(pkg-config --cflags --libs penstock)
  *     mpirun -n 2 ./lapser
  *
- * prints "10000 iterations, at most S of 5 behind" from worker 0, S being what the run has seen.
+ * prints "10000 iterations, no item more than 5 versions late (at most S here)" from worker 0, S being what the run has seen.
  */
 #include "check.h"
 
@@ -49,7 +49,7 @@ int main(void)
         }
     }
     if (rank == 0)
-        printf("%d iterations, at most %d of %d behind\n", ITERATIONS, (int)most, SLACK);
+        printf("%d iterations, no item more than %d versions late (at most %d here)\n", ITERATIONS, SLACK, (int)most);
     check(penstock_finish(job));
     return 0;
 }

@@ -49,8 +49,8 @@ fn words(data: &[u8]) -> [u64; WORDS] {
     words
 }
 
-/// A header that decodes says, encoded again, the same; and what comes with it is the chunk, or leaves the chunk as it was. The fuzzer
-/// cannot guess a checksum, so it is put right half the time.
+/// A header that decodes says, encoded again, the same; and what comes with it is the chunk, or leaves the chunk as it was. The
+/// fuzzer cannot guess a checksum, so it is put right half the time.
 pub fn frame(data: &[u8]) {
     let Some((mut header, rest)) = data.split_first_chunk::<HEADER_BYTES>().map(|(head, rest)| (*head, rest))
     else {
@@ -124,7 +124,7 @@ pub fn outbox(data: &[u8]) {
     }
 }
 
-/// The server's end: nobody gets in without the secret.
+/// The server's end: no peer gets in without the secret.
 pub fn handshake_server(data: &[u8]) {
     let (hello, proof) = data.split_at(data.len() / 2);
     if let Ok(mut server) = ServerHandshake::start(hello) {
@@ -145,8 +145,8 @@ pub fn handshake_worker(data: &[u8]) {
     let _ = WorkerHandshake::finish(data);
 }
 
-/// Rank 0 of a rendezvous: nobody gets in without the secret, and nobody speaks for a process that is in, however the bytes are cut.
-/// And what all are told, and where they meet: what reads is spelled the same.
+/// Rank 0 of a rendezvous: no peer gets in without the secret, and none speaks for a process that is in, however the bytes are
+/// cut. And what all are told, and where they meet: what reads is spelled the same.
 pub fn rendezvous(data: &[u8]) {
     let expected = Expected { size: 3, secret: SECRET, job: "job".to_owned() };
     for step in [1, 7, data.len().max(1)] {
@@ -264,14 +264,15 @@ impl Host for Little {
     fn flushed(&mut self, _: u64) {}
 }
 
-/// Two workers, and one that is none.
+/// Two workers, and one that is not a worker.
 fn fuzzed_peer(number: u8) -> PeerId {
     let role = if number == 2 { Role::Follower } else { Role::Worker };
     PeerId::first(role, number.into())
 }
 
 /// Messages about items: what decodes encodes to itself, and a home that is told anything at all by its peers goes on, says
-/// only what can be read, and keeps rows readable. Each message of the input is a peer, a length, and so many bytes without their checksum.
+/// only what can be read, and keeps rows readable. Each message of the input is a peer, a length, and so many bytes without
+/// their checksum.
 pub fn items(data: &[u8]) {
     let _ = RowSet::decode(data);
     let mut node = Node::new(Little);
@@ -281,7 +282,7 @@ pub fn items(data: &[u8]) {
         let (body, tail) = tail.split_at(tail.len().min(usize::from(*length)));
         rest = tail;
         let peer = fuzzed_peer(peer % 3);
-        let mut record = xxhash_rust::xxh3::xxh3_64(body).to_le_bytes().to_vec();
+        let mut record = penstock_proto::checksum::of(body).to_le_bytes().to_vec();
         record.extend_from_slice(body);
         if let Ok(message) = Message::decode(&record) {
             let mut again = Vec::new();

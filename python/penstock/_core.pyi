@@ -434,11 +434,14 @@ class RendezvousRoot:
     def __init__(self, size: int, host: str, port: int, secret: str, job: str, seconds: float) -> None: ...
 
     port: int
-    def collect(self, own: bytes, seconds: float) -> tuple[dict[int, bytes], list[int], str | None]:
+    def collect(
+        self, own: bytes, seconds: float
+    ) -> tuple[dict[int, bytes], list[int], str | None, tuple[str, str] | None]:
         """
-        Everyone's contribution by rank, who did not come in time, and what the system said where not all who
-        came could be let in. As soon as one says that its process cannot go on, the rest are not waited for,
-        and nobody is missing.
+        Everyone's contribution by rank, who did not come in time, what the system said where not all who came
+        could be let in, and, where somebody came with another secret or job name, what to say of that and
+        what to do. As soon as one says that its process cannot go on, the rest are not waited for, and nobody
+        is missing.
         """
 
     def announce(self, verdict: bytes) -> None:

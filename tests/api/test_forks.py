@@ -91,7 +91,7 @@ job.close()
 """
 
 # The other thread makes what is made at the first such call, and lets go of the interpreter meanwhile: it is
-# made to, since it has been asked for it in a call of C's, and the main thread then keeps the interpreter.
+# forced to, since it was asked for it during a call of C's, and the main thread then keeps the interpreter.
 IN_A_FIRST_CALL = """
 import ctypes, functools, os, signal, sys, threading, time
 import numpy as np
@@ -103,7 +103,7 @@ U = job.table("U", rows=1, dtype="f8", produce="all")
 U.set(slice(1), np.ones((1, 1)), clock=0)
 
 class Slow:
-    __index__ = functools.partial(keep, 300_000)
+    __index__ = staticmethod(functools.partial(keep, 300_000))
 
 begun = False
 

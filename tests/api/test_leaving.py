@@ -97,7 +97,8 @@ def test_a_block_that_ends_after_the_loss_was_caught_is_no_clean_leave(spawn_job
     assert [one["code"] for one in saved] == [0, -9, 0, 1], saved
     for rank in (0, 2):
         assert "caught the loss of 1 in the block\nthe block has ended" in saved[rank]["output"], saved[rank]
-    # Nobody has told this one before: the end of its block does, and names who was lost first.
+    # This one has not been told before: the end of its block does so, and names the worker that
+    # was lost first.
     assert "WorkerLost: the job has ended: worker 1 was lost" in saved[3]["output"], saved[3]
     assert "the block has ended" not in saved[3]["output"]
 
@@ -168,6 +169,7 @@ def test_an_asynchronous_push_that_was_not_delivered_is_raised_by_close(spawn_jo
         2,
         """
         job = ps.init()
+        job.barrier()  # both are here
         w = job.tensor("w", shape=3)
         if job.rank == 0:
             w.push(np.ones(3, np.float32))

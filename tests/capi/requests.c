@@ -60,7 +60,7 @@ static void several(penstock_job *job, penstock_table *table, uint64_t rank)
     OK(penstock_start_get(table, &both[0], 1, &values[0], 0, PENSTOCK_SLACK_UNBOUNDED, NULL, &late));
     OK(penstock_wait(&late, 0));
 
-    /* More than there are threads for. All are of clock 1, which nobody has reached. */
+    /* More than there are threads for. All are of clock 1, which no worker has reached. */
     for (row = 0; row < ROWS; row++) {
         const uint64_t wanted = other * ROWS + row;
         OK(penstock_start_get(table, &wanted, 1, &values[row], 1, 0, NULL, &requests[row]));
@@ -102,6 +102,7 @@ static void tensors(penstock_job *job, penstock_tensor *tensor, uint64_t rank)
 {
     enum { ELEMENTS = 4 };
     float one[ELEMENTS] = {1, 1, 1, 1}, two[ELEMENTS] = {2, 2, 2, 2}, out[ELEMENTS], again[ELEMENTS];
+    const void *value = NULL;
     uint64_t stamp = 9, version = 9;
     penstock_call stamped = {0}, more = {0};
     penstock_request *all[3];
@@ -125,8 +126,11 @@ static void tensors(penstock_job *job, penstock_tensor *tensor, uint64_t rank)
         stamped.versions = &version;
         OK(penstock_pull_into_with(tensor, again, sizeof again, 0, &stamped));
         HOLDS(version == (uint64_t)turn + 1 && again[0] == expected);
+        version = 9;
+        OK(penstock_pull_with(tensor, &value, 0, &stamped));
+        HOLDS(version == (uint64_t)turn + 1 && ((const float *)value)[ELEMENTS - 1] == expected);
     }
-    /* Who wrote too much is told at the end, and nothing has changed. */
+    /* A push of a wrong size is reported at the end, and nothing has changed. */
     OK(penstock_start_push(tensor, one, 3, NULL, &all[0]));
     REFUSED(PENSTOCK_BAD_SHAPE, "expected 16 bytes", penstock_wait(&all[0], 0));
     /* A worker that is late. */
@@ -137,6 +141,10 @@ static void tensors(penstock_job *job, penstock_tensor *tensor, uint64_t rank)
         hasty.timeout = 0.02;
         OK(penstock_push(tensor, one, sizeof one));
         REFUSED(PENSTOCK_PULL_TIMEOUT, "1]", penstock_pull_into_with(tensor, out, sizeof out, 0, &hasty));
+        REFUSED(PENSTOCK_PULL_TIMEOUT, "1]", penstock_pull_with(tensor, &value, 0, &hasty));
+        hasty.reserved = 1;
+        REFUSED(PENSTOCK_BAD_ARGUMENT, "reserved", penstock_pull_with(tensor, &value, 0, &hasty));
+        REFUSED(PENSTOCK_BAD_ARGUMENT, "`value`", penstock_pull_with(tensor, NULL, 0, NULL));
     }
     OK(penstock_barrier(job, 0));
     if (rank == 1)
@@ -216,7 +224,7 @@ int main(void)
     for (at = 0; at < 2; at++)
         HOLDS(pthread_join(threads[at], &result) == 0 && result == NULL);
 
-    /* What nobody waits for ends with the job, and writes nothing behind it. */
+    /* A request that is not waited for ends with the job, and writes nothing after it. */
     OK(penstock_barrier(job, 0));
     other = all.end - 1 - mine.first;
     OK(penstock_start_get(table, &other, 1, &never, 1u << 20, 0, NULL, &left_over));

@@ -91,7 +91,7 @@ static void pulls_and_the_clock(penstock_job *job, penstock_tensor *w, uint64_t 
     }
 }
 
-/* It was lost where nobody waited for its request: the clock, and the end of the job, said that all was well. */
+/* It was lost if no call waited for its request: the clock, and the end of the job, said that all was well. */
 static void a_push_that_fails(penstock_job *job, penstock_tensor *w)
 {
     penstock_request *push = NULL;
@@ -202,7 +202,7 @@ static void gets_beside(penstock_job *job, penstock_table *table, uint64_t rank)
     }
 }
 
-/* Nobody ever takes what stands in front of the push: the clock and the end say so, each in its time. */
+/* What stands in front of the push is never taken: the clock and the end say so, each in its time. */
 static void stuck(penstock_job *job, penstock_tensor *w, uint64_t rank)
 {
     penstock_call patient = within(600);

@@ -20,7 +20,7 @@ def sanitized(tmp_path: Path, cc: str, flags: list[str], libs: list[str]) -> San
 
     def make(source: Path) -> Path:
         program = tmp_path / source.stem
-        # A pointer that is not aligned is one of the wrong calls, and nobody looks through it.
+        # A pointer that is not aligned is one of the wrong calls, and nothing looks through it.
         sanitize = [
             "-fsanitize=address,undefined",
             "-fno-sanitize=alignment",
@@ -91,11 +91,12 @@ def test_threads_set_get_and_fail_at_the_same_time(build: Callable[[Path], Path]
     assert done == (0, "", "")
 
 
-@pytest.mark.parametrize("how", ["told", "untold"])
+@pytest.mark.parametrize("how", ["told", "untold", "wait", "test", "any", "clock", "thread", "unheard"])
 def test_a_job_that_has_failed_is_finished_at_once_and_its_failure_told_once(
     build: Callable[[Path], Path], runner: Runner, how: str
 ) -> None:
-    # Each server was asked to let it go, 5 seconds long.
+    # Each server was asked to let it go, for 5 seconds; and what a call had told of a request, or another
+    # thread's call, was told again.
     sockets = [runner.runtime / f"s{index}" for index in range(2)]
     place = {"PENSTOCK_SECRET": "5a" * 32, "PENSTOCK_SERVERS": ",".join(map(str, sockets))}
     of = ["--servers", "2", "--workers", "1"]
@@ -104,7 +105,7 @@ def test_a_job_that_has_failed_is_finished_at_once_and_its_failure_told_once(
         for index, socket in enumerate(sockets)
     ]
     failed = runner.runtime / "failed"
-    words = [how, failed] if how == "untold" else [how]
+    words = [how] if how == "told" else [how, failed]
     worker = runner.start([build(HERE / "finish.c"), *words], **place, PENSTOCK_RANK="0", PENSTOCK_SIZE="1")
     assert worker.stdout is not None
     assert worker.stdout.readline() == "here\n"

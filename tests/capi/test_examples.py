@@ -14,7 +14,7 @@ Build = Callable[[Path], Path]
 
 EXPECTED = {
     "tensor.c": r"weights 2\.00 -1\.00 0\.50 3\.00\n",
-    "lapser.c": r"10000 iterations, at most [0-5] of 5 behind\n",
+    "lapser.c": r"10000 iterations, no item more than 5 versions late \(at most [0-5] here\)\n",
     "overlap.c": r"apart by 0\.00\d\d\n",
     "groups.cpp": r"[12] workers, 1 in its group, sum [12], in the group 1\n",
     "mf.cpp": r"rmse [01]\.\d\d -> 0\.(09|1\d)\n",

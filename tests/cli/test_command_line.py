@@ -263,3 +263,20 @@ def test_an_option_behind_the_script_is_pointed_at_unless_it_is_the_scripts_own(
     run.hint_at_options_behind(run.parser(), head.split(), command)
     said = capsys.readouterr().err
     assert (f"`penstock run {meant} own.py`" in said) if meant else said == ""
+
+
+@pytest.mark.filterwarnings("default")  # as the command has them: pytest would raise them
+@pytest.mark.parametrize(
+    "source",
+    ["print('\\d')", "-" * 100_000 + "1", "a" + ".b" * 100_000],
+    ids=["warning", "no memory", "too deep"],
+)
+def test_what_python_says_of_a_script_that_is_looked_through_is_left_to_the_script(
+    capsys, recwarn, tmp_path, monkeypatch, source
+):
+    # Its warnings came from the launcher too, and a text that the parser gives up on ended it.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(source)
+    run.hint_at_options_behind(run.parser(), [], ["own.py", "--workers", "2"])
+    assert "`penstock run --workers 2 own.py`" in capsys.readouterr().err
+    assert not list(recwarn)

@@ -130,3 +130,12 @@ def test_a_worker_that_was_alone_stops_no_others():
         Outcome(1, failure=ended("worker", 0, 1, OWN)).message()
         == "worker 0 ended with exit code 1 (pid 4000)"
     )
+
+
+@pytest.mark.parametrize(("role", "silent"), [("worker", "worker 1 wrote"), ("server", "it wrote")])
+def test_only_standard_error_is_spoken_of_and_only_lines_that_are_there(role, silent):
+    # A worker that had printed was said to have written nothing, and a silent server's lines to stand above.
+    hint = Outcome(1, failure=ended(role, 1, 5), others=True).hint()
+    assert hint.startswith(f"{silent} nothing to standard error; ")
+    assert "lines above" not in hint
+    assert "the lines above are " in Outcome(1, failure=ended(role, 1, 5, b"why"), others=True).hint()

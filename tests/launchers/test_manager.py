@@ -47,6 +47,8 @@ class Managed:
             "2",
             "--memory",
             "10MiB",
+            "--set",
+            "deadline=50",
             "--secret-file",
             secret,
             *contact,
@@ -110,6 +112,46 @@ def test_data_goes_over_tls_with_certificates_that_servers_made_themselves(manag
         LINEAR, 2, lambda rank: {**told, "PENSTOCK_RANK": str(rank), "PENSTOCK_SIZE": "2"}
     )
     assert [one.code for one in done] == [0, 0], done
+
+
+WAITS = """
+import sys, time
+import penstock as ps
+
+job = ps.init(**dict(word.split("=") for word in sys.argv[1:]))
+since = time.monotonic()
+try:
+    job.barrier()
+except ps.exceptions.BarrierTimeout:
+    print(round(time.monotonic() - since))
+    job.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("variable", "option", "waits"), [("1", None, "1"), ("40", "deadline=2", "2")], ids=["variable", "option"]
+)
+def test_what_a_worker_sets_counts_before_what_its_job_was_created_with(
+    managed: Managed, tmp_path: Path, variable: str, option: str | None, waits: str
+) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text(WAITS)
+    command = [sys.executable, str(script), *([option] if option else [])]
+    done = managed.group.run(command, **managed.environment(PENSTOCK_DEADLINE=variable))
+    assert done.out.strip() == waits, done
+
+
+def test_a_worker_trusts_the_manager_by_the_ca_of_its_environment_alone(
+    managed: Managed, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    managed._penstock("cert", "--host", "localhost", "--name", "manager", "--out", str(other))
+    done = managed.group.run(
+        [sys.executable, LINEAR], **managed.environment(PENSTOCK_CA=str(other / "ca.pem"))
+    )
+    assert done.code == 1
+    assert "certificate" in done.err
+    assert managed.secret not in done.err
 
 
 def test_the_probe_of_the_manifests_sees_a_manager_that_serves_and_misses_one_that_does_not(

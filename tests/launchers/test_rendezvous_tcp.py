@@ -180,7 +180,7 @@ def test_a_second_process_of_the_same_rank_is_told_so(rendezvous) -> None:
 
 
 def test_one_that_cannot_go_on_ends_the_wait_of_all_with_its_reason(rendezvous) -> None:
-    one = rendezvous(5)  # of whom two never come: nobody has to wait for them any more
+    one = rendezvous(5)  # two of which never come: none has to wait for them any more
     waiting = one.go(one.visitor(1).gather, b"", Limit(SECONDS))
     one.go(one.visitor(3).fail, "no memory for a server", Limit(SECONDS))
     for wait in (lambda: one.root.gather(b"", Limit(SECONDS)), lambda: waiting.result(SECONDS)):
@@ -237,6 +237,18 @@ def test_one_of_another_job_is_refused_at_once_and_the_job_goes_on(
     assert SECRET not in str(caught.value) + str(caught.value.hint)
     assert one.visitor(1).gather(b"b", Limit(SECONDS)) == [b"a", b"b"]
     assert result.result(SECONDS) == [b"a", b"b"]
+
+
+def test_rank_0_says_who_came_with_another_secret_where_somebody_is_missing(rendezvous) -> None:
+    # It knew no more, at its deadline, than that rank 1 had not come.
+    one = rendezvous(2)
+    result = one.go(one.root.gather, b"a", Limit(1))
+    with pytest.raises(ps.exceptions.AuthenticationError):
+        one.visitor(1, secret=secrets.token_hex(32)).gather(b"b", Limit(SECONDS))
+    with pytest.raises(RendezvousTimeout, match=r"from 127\.0\.0\.1 with another secret") as caught:
+        result.result(SECONDS)
+    assert caught.value.missing == [1]
+    assert "PENSTOCK_SECRET" in str(caught.value.hint)
 
 
 def test_a_second_process_of_the_same_rank_takes_nothing_from_the_first(rendezvous) -> None:

@@ -46,7 +46,8 @@ def test_a_process_that_never_joins_is_named_by_those_who_waited(group: Group, s
             if os.environ["RANK"] != "1":
                 ps.init(deadline=5)
         except ps.exceptions.DeadlineExceeded as error:
-            print("missing", error.missing, "for", os.environ["RANK"])
+            # In one write: the ranks share one descriptor, perhaps unbuffered.
+            sys.stdout.write(f"missing {error.missing} for {os.environ['RANK']}\\n")
         # Nobody ends before all have said what they found: torchrun would end the others.
         torch.distributed.init_process_group("gloo")
         torch.distributed.barrier()

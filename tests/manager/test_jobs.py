@@ -45,6 +45,10 @@ def test_a_new_job_says_how_to_start_its_workers_and_its_secret_goes_to_a_privat
     assert f"export PENSTOCK_MANAGER={site.address}" in made.stdout
     assert f'export PENSTOCK_SECRET=$(cat "{path}")' in made.stdout
     assert "balance: " in made.stdout
+    # Workers would wait for servers in vain, and nothing had said so.
+    more = f"start more with `penstock server --manager {site.address}`"
+    waits = f"it waits: too few servers have room for it (it needs 1), of 0 that are there; {more}\n"
+    assert waits in made.stdout
 
 
 @pytest.mark.parametrize(

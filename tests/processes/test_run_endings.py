@@ -180,6 +180,31 @@ def test_a_killed_server_is_named_and_the_workers_are_stopped(command, script, n
     assert "error: server 1 was killed by SIGKILL (first failure; the workers were stopped" in run.err
 
 
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("servers", [1, 2])
+def test_each_worker_hears_of_a_killed_server_before_it_is_told_to_end(command, script, transport, servers):
+    """Over TCP it is for a lease like one that cannot be reached: longer than half the grace."""
+    run = command(
+        *("run", "--workers", "2", "--servers", str(servers), "--transport", transport),
+        script("""
+        import penstock as ps
+        with ps.init() as job:
+            job.barrier()
+            print("ready", flush=True)
+            while True:
+                job.barrier()
+        """),
+    )
+    run.until("ready", 2)
+    last = f"/s{servers - 1}\0".encode()
+    victim = next(pid for pid in run.children() if last in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.kill(victim, signal.SIGKILL)
+    assert run.ends() == 137, run.all()
+    for rank in range(2):
+        heard = f"ServerLost: the job has ended: server {servers - 1} was lost"
+        assert f"[worker {rank}] penstock.exceptions.{heard}" in run.err, run.all()
+
+
 def test_no_hangup_ends_a_run_under_nohup(tmp_path, script, command):
     name = script("""
         import os, signal
@@ -610,7 +635,7 @@ def test_a_server_that_ends_before_the_workers_join_is_named(
     code = run.ends()
     assert code == 128 + number, run.all()
     assert run.out.count("lost 1") == 2, run.all()
-    # A server that has not come to its handlers yet is killed by the one, too.
+    # A server that has not come to its handlers yet is killed by SIGTERM, too.
     how = "killed" if number == signal.SIGKILL else "(stopped|killed)"
     assert re.search(rf"server 1 was {how} by {number.name} \(first failure", run.err), run.all()
     nothing_left([])

@@ -170,7 +170,7 @@ def test_every_load_after_the_start_gives_all_workers_rank_0s_values(part: Part)
         np.testing.assert_array_equal(saved[1][key.removesuffix("/rank 0's")], value, err_msg=key)
 
 
-# Jobs in which somebody is told what is wrong, one after another in the same pair of processes.
+# Jobs in which a worker is told what is wrong, one after another in the same pair of processes.
 TOLD = """
 import time
 
@@ -181,14 +181,14 @@ def note(part, error):
     # All processes of a host have one clock.
     told[part + "/times"] = np.array([begun, time.monotonic()])
 
-def refused(part, change):
+def refused(part, change, of=torch.optim.SGD):
     global begun
     try:
         with ps.init() as job:
             model = net(0)
             if job.rank == 1:
                 change(model)
-            optimizer, distribute = torch.optim.SGD(model.parameters(), lr=0.1), ps.torch.distribute
+            optimizer, distribute = of(model.parameters(), lr=0.1), ps.torch.distribute
             begun = time.monotonic()                             # all is imported
             distribute(model, optimizer)
             job.barrier()                                        # rank 0 has all that it needs: it hears here
@@ -219,6 +219,10 @@ refused("another shape", with_another_last)
 next_job()
 refused("one less", with_one_less)
 next_job()
+refused("frozen end", lambda model: model.last.requires_grad_(False))
+next_job()
+refused("frozen end, stepping here", lambda model: model.last.requires_grad_(False), torch.optim.NAdam)
+next_job()
 with ps.init() as job:
     model = torch.nn.Linear(6, 3)
     begun = time.monotonic()
@@ -245,7 +249,7 @@ save(**told)
 @pytest.fixture(scope="module")
 def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
     """What each worker was told in TOLD: kind, text and rank of each error."""
-    saved: list[dict[str, Any]] = spawn_shared_job(2, SETUP + TOLD, jobs=7, fails=True)
+    saved: list[dict[str, Any]] = spawn_shared_job(2, SETUP + TOLD, jobs=9, fails=True)
     assert [one["code"] for one in saved] == [0, 0], saved
     return saved
 
@@ -276,16 +280,21 @@ def test_models_that_differ_in_what_is_trained_are_refused_with_what_differs(
     told: list[dict[str, Any]],
 ) -> None:
     for one in told:
-        assert "worker 1 has more.weight: float32 (3, 3)" in one["one more"][1]
+        assert "worker 1 has more.bias: float32 (3,), trained" in one["one more"][1]
         assert "`model/last.weight` was declared before with shape [" in one["another shape"][1]
     assert "DeclarationConflict" in told[1]["one more"][0]
     assert any("DeclarationConflict" in one["another shape"][0] for one in told), told
     assert soon(told, "one more"), told
     assert soon(told, "another shape"), told
-    # Rank 0 trained it alone, and nobody noticed.
+    # Rank 0 trained it alone, and it was not noticed.
     assert "DeclarationConflict" in told[1]["one less"][0]
     assert "worker 0 has last.bias: float32 (" in told[1]["one less"][1]
     assert soon(told, "one less"), told
+    # The same tensors in the same order: only where those that are trained end differs.
+    for part in ("frozen end", "frozen end, stepping here"):
+        assert "DeclarationConflict" in told[1][part][0]
+        assert "worker 0 has last.bias: float32 (3,), trained" in told[1][part][1]
+        assert soon(told, part), told
 
 
 def test_a_worker_that_leaves_without_distributing_is_named_by_the_others(told: list[dict[str, Any]]) -> None:

@@ -130,8 +130,8 @@ def _measure(
 
 
 def _turns(systems: Sequence[str], propagations: Sequence[str], transport: str) -> list[System]:
-    from penstock_bench.items import memory
     from penstock_bench.items import systems as known
+    from penstock_bench.items.copies import Copies
 
     turns: list[System] = []
     if "penstock" in systems:
@@ -141,7 +141,7 @@ def _turns(systems: Sequence[str], propagations: Sequence[str], transport: str) 
     if "mpi" in systems:
         turns.append(known.Mpi())
     if "limit" in systems:
-        turns.append(memory.Copies(distance) if transport == "shm" else known.Sockets())
+        turns.append(Copies(distance) if transport == "shm" else known.Sockets())
     return turns
 
 

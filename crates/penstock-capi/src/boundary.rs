@@ -6,8 +6,10 @@
 use crate::status::{Failure, penstock_status};
 use penstock::worker::Error;
 use penstock_fabric::forked::Maker;
+use std::cell::Cell;
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Runs a call: its error is kept for `penstock_last_error`, and no panic gets out.
@@ -16,6 +18,40 @@ pub(crate) fn guard(work: impl FnOnce() -> Result<(), Failure>) -> penstock_stat
         Ok(Ok(())) => penstock_status::PENSTOCK_OK,
         Ok(Err(failure)) => failure.record(),
         Err(panic) => Failure::bug(&*panic).record(),
+    }
+}
+
+/// The job whose handle [`here`] has judged in this call: it notes that the program was told if the call returns its failure.
+#[derive(Default)]
+pub(crate) struct Caller<'a>(Cell<Option<&'a Told>>);
+
+/// As [`guard`], for calls that a failure of the job can end.
+pub(crate) fn guard_job<'a>(work: impl FnOnce(&Caller<'a>) -> Result<(), Failure>) -> penstock_status {
+    guard(|| {
+        let caller = Caller::default();
+        work(&caller).inspect_err(|failure| {
+            if let Some(told) = caller.0.get() {
+                told.hear(failure);
+            }
+        })
+    })
+}
+
+/// Whether a call, of whichever thread, has returned the failure of a job to the program: what a thread of the library meets is
+/// not told until a call returns it.
+#[derive(Debug, Default)]
+pub(crate) struct Told(AtomicBool);
+
+impl Told {
+    /// A call returns this.
+    pub(crate) fn hear(&self, failure: &Failure) {
+        if failure.of_job {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn is_told(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
     }
 }
 
@@ -37,7 +73,7 @@ fn null(what: &str) -> Failure {
 ///
 /// # Safety
 ///
-/// - A pointer that is not NULL points to a `T` that lives, and that nobody changes, as long as the reference is used.
+/// - A pointer that is not NULL points to a `T` that lives, and that nothing changes, as long as the reference is used.
 pub(crate) unsafe fn shared<'a, T>(pointer: *const T, what: &str) -> Result<&'a T, Failure> {
     // SAFETY: the caller's promise.
     unsafe { pointer.as_ref() }.ok_or_else(|| null(what))
@@ -47,28 +83,39 @@ pub(crate) unsafe fn shared<'a, T>(pointer: *const T, what: &str) -> Result<&'a 
 pub(crate) trait Made {
     /// The process that made it.
     fn maker(&self) -> &Maker;
+
+    /// Whether the program knows that its job has failed.
+    fn told(&self) -> &Told;
 }
 
-/// What a handle points to, in the process that made it. In a child of `fork` it is the parent's: no lock of it is touched there, since
-/// it may have been copied while somebody held it.
+/// What a handle points to, in the process that made it. In a child of `fork` it is the parent's: no lock of it is touched there,
+/// since it may have been copied while another thread held it.
 ///
 /// # Safety
 ///
 /// - As for [`shared`].
 #[inline]
-pub(crate) unsafe fn here<'a, T: Made>(pointer: *const T, what: &str) -> Result<&'a T, Failure> {
+pub(crate) unsafe fn here<'a, T: Made>(
+    pointer: *const T,
+    what: &str,
+    caller: &Caller<'a>,
+) -> Result<&'a T, Failure> {
     // SAFETY: the caller's promise.
     let made = unsafe { shared(pointer, what) }?;
-    if made.maker().is_here() { Ok(made) } else { Err(Error::Forked.into()) }
+    if !made.maker().is_here() {
+        return Err(Error::Forked.into());
+    }
+    caller.0.set(Some(made.told()));
+    Ok(made)
 }
 
 /// Where a call leaves a result.
 ///
 /// # Safety
 ///
-/// - A pointer that is not NULL points to memory for a `T` that nobody else uses meanwhile.
+/// - A pointer that is not NULL points to memory for a `T` that nothing else uses meanwhile.
 pub(crate) unsafe fn result<'a, T>(pointer: *mut T, what: &str) -> Result<&'a mut T, Failure> {
-    // SAFETY: the caller's promise. What is handed out this way are pointers and numbers, of which every bit pattern is one.
+    // SAFETY: the caller's promise. Only pointers and numbers are handed out this way, of which every bit pattern is valid.
     unsafe { pointer.as_mut() }.ok_or_else(|| null(what))
 }
 
@@ -76,7 +123,7 @@ pub(crate) unsafe fn result<'a, T>(pointer: *mut T, what: &str) -> Result<&'a mu
 ///
 /// # Safety
 ///
-/// - A pointer that is not NULL points to `count` elements that live, and that nobody changes, as long as the slice is used.
+/// - A pointer that is not NULL points to `count` elements that live, and that nothing changes, as long as the slice is used.
 pub(crate) unsafe fn array<'a, T>(pointer: *const T, count: usize, what: &str) -> Result<&'a [T], Failure> {
     check_array(pointer, count, what)?;
     if count == 0 {
@@ -90,7 +137,7 @@ pub(crate) unsafe fn array<'a, T>(pointer: *const T, count: usize, what: &str) -
 ///
 /// # Safety
 ///
-/// - A pointer that is not NULL points to memory for `count` elements that nobody else uses meanwhile. `T` is a number.
+/// - A pointer that is not NULL points to memory for `count` elements that nothing else uses meanwhile. `T` is a number.
 pub(crate) unsafe fn array_mut<'a, T>(
     pointer: *mut T,
     count: usize,
@@ -129,7 +176,7 @@ fn check_array<T>(pointer: *const T, count: usize, what: &str) -> Result<(), Fai
 ///
 /// # Safety
 ///
-/// - A pointer that is not NULL points to bytes that end with a zero, and that nobody changes meanwhile.
+/// - A pointer that is not NULL points to bytes that end with a zero, and that nothing changes meanwhile.
 pub(crate) unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a str, Failure> {
     if pointer.is_null() {
         return Err(null(what));
@@ -167,8 +214,8 @@ fn struct_size(given: usize, what: &str) -> Result<usize, Failure> {
 ///
 /// # Safety
 ///
-/// - A pointer that is not NULL points to a `usize` and as many bytes in all as that says, which nobody changes meanwhile.
-/// - `T` is a C structure that begins with a `usize` and is one where all its bytes are zero.
+/// - A pointer that is not NULL points to a `usize` and as many bytes in all as that says, which nothing changes meanwhile.
+/// - `T` is a C structure that begins with a `usize` and is valid if all its bytes are zero.
 pub(crate) unsafe fn sized<T>(pointer: *const T, what: &str) -> Result<T, Failure> {
     if pointer.is_null() {
         return Err(null(what));
@@ -189,7 +236,7 @@ pub(crate) unsafe fn sized<T>(pointer: *const T, what: &str) -> Result<T, Failur
     let mut all = std::mem::MaybeUninit::<T>::zeroed();
     // SAFETY: `known` is at most as long as `T`, and the two do not overlap.
     unsafe { std::ptr::copy_nonoverlapping(known.as_ptr(), all.as_mut_ptr().cast::<u8>(), known.len()) };
-    // SAFETY: what was not copied is zero, and `T` is one with any pointers and numbers in it (the caller's promise).
+    // SAFETY: what was not copied is zero, and `T` is valid with any pointers and numbers in it (the caller's promise).
     Ok(unsafe { all.assume_init() })
 }
 
@@ -198,7 +245,7 @@ pub(crate) unsafe fn sized<T>(pointer: *const T, what: &str) -> Result<T, Failur
 ///
 /// # Safety
 ///
-/// - A pointer that is not NULL points to a `usize` and as many bytes in all as that says, which nobody else uses meanwhile.
+/// - A pointer that is not NULL points to a `usize` and as many bytes in all as that says, which nothing else uses meanwhile.
 /// - `T` is a C structure of numbers, without gaps, that begins with a `usize`.
 pub(crate) unsafe fn written<T>(pointer: *mut T, made: T, what: &str) -> Result<(), Failure> {
     if pointer.is_null() {

@@ -1,6 +1,8 @@
 //! Joining, clock, barrier, leaving.
 
-use crate::boundary::{Made, array, guard, here, optional, result, shared, sized, text, timeout, value};
+use crate::boundary::{
+    Made, Told, array, guard, guard_job, here, optional, result, shared, sized, text, timeout, value,
+};
 use crate::join::{Given, Joined, join};
 use crate::request::{Requests, Turns};
 use crate::status::{Failure, penstock_status};
@@ -19,7 +21,7 @@ use std::time::Duration;
 pub struct penstock_job {
     joined: Joined,
     maker: Maker,
-    /// Of those who declare a tensor.
+    /// Of the threads that declare a tensor.
     declaring: Turn,
     /// Handed out. They live as long as the job. Locked for looks, never across a wait.
     tensors: Mutex<Vec<Arc<penstock_tensor>>>,
@@ -262,9 +264,9 @@ pub unsafe extern "C" fn penstock_iteration(job: *const penstock_job) -> u64 {
 /// PENSTOCK_JOB_CLOSED, PENSTOCK_JOB_FAILED, PENSTOCK_WORKER_LOST, PENSTOCK_SERVER_LOST, PENSTOCK_SETTINGS_CONFLICT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_clock(job: *const penstock_job, clock: *mut u64) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let job = unsafe { here(job, "job") }?;
+        let job = unsafe { here(job, "job", caller) }?;
         job.requests.settle("the clock", job.core().options().deadline)?;
         let now = job.core().clock()?;
         // SAFETY: likewise.
@@ -282,10 +284,10 @@ pub unsafe extern "C" fn penstock_clock(job: *const penstock_job, clock: *mut u6
 /// Errors: PENSTOCK_BARRIER_TIMEOUT (the text names the ranks that did not come), and those of penstock_clock().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_barrier(job: *const penstock_job, timeout: f64) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         let wait = self::timeout(timeout)?;
         // SAFETY: as penstock.h says of every pointer.
-        unsafe { here(job, "job") }?.core().barrier(wait)?;
+        unsafe { here(job, "job", caller) }?.core().barrier(wait)?;
         Ok(())
     })
 }
@@ -310,7 +312,7 @@ pub unsafe extern "C" fn penstock_barrier(job: *const penstock_job, timeout: f64
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_finish(job: *mut penstock_job) -> penstock_status {
     guard(|| {
-        // SAFETY: as penstock.h says of every pointer; nobody uses the job meanwhile or afterwards.
+        // SAFETY: as penstock.h says of every pointer; nothing uses the job meanwhile or afterwards.
         unsafe { leave(job, None) }
     })
 }
@@ -329,7 +331,7 @@ pub unsafe extern "C" fn penstock_fail(job: *mut penstock_job, why: *const c_cha
             // SAFETY: as penstock.h says of every pointer.
             unsafe { text(why, "why") }?
         };
-        // SAFETY: as penstock.h says of every pointer; nobody uses the job meanwhile or afterwards.
+        // SAFETY: as penstock.h says of every pointer; nothing uses the job meanwhile or afterwards.
         unsafe { leave(job, Some(why.to_owned())) }
     })
 }
@@ -338,7 +340,7 @@ pub unsafe extern "C" fn penstock_fail(job: *mut penstock_job, why: *const c_cha
 ///
 /// # Safety
 ///
-/// - `job` is NULL or came from [`penstock_init`], was not freed yet, and nobody uses it or what belongs to it any more.
+/// - `job` is NULL or came from [`penstock_init`], was not freed yet, and nothing uses it or what belongs to it any more.
 unsafe fn leave(job: *mut penstock_job, failed: Option<String>) -> Result<(), Failure> {
     if job.is_null() {
         return Ok(());
@@ -347,9 +349,11 @@ unsafe fn leave(job: *mut penstock_job, failed: Option<String>) -> Result<(), Fa
     if unsafe { &*job }.core().is_forked() {
         return Err(Error::Forked.into()); // the parent's: it stays as it is
     }
-    // SAFETY: it came from `Box::into_raw` in `penstock_init`, and nobody else has it (the caller's promise).
+    // SAFETY: it came from `Box::into_raw` in `penstock_init`, and nothing else has it (the caller's promise).
     let penstock_job { joined, tensors, tables, requests, .. } = *unsafe { Box::from_raw(job) };
-    let settled = if failed.is_none() {
+    let (told, failure) = (requests.told().is_told(), joined.job.failure());
+    let cleanly = failed.is_none();
+    let settled = if cleanly {
         requests.settle("leaving the job", joined.job.options().deadline).map(Some)
     } else {
         Ok(None)
@@ -359,12 +363,22 @@ unsafe fn leave(job: *mut penstock_job, failed: Option<String>) -> Result<(), Fa
     let left = joined.leave(failed, settled.as_ref().ok().copied().flatten());
     requests.end();
     drop((tensors, tables));
-    settled.and_then(|_| left.map_err(Failure::from))
+    // The core counts what each of its threads was told: those that carry out requests have told no one, and the program knows
+    // what another of its threads was told.
+    match settled.and_then(|_| left.map_err(Failure::from)) {
+        Err(failure) if failure.of_job && told => Ok(()),
+        Ok(()) if cleanly && !told => failure.map_or(Ok(()), |failure| Err(Error::Failed(failure).into())),
+        result => result,
+    }
 }
 
 impl Made for penstock_job {
     fn maker(&self) -> &Maker {
         &self.maker
+    }
+
+    fn told(&self) -> &Told {
+        self.requests.told()
     }
 }
 
@@ -378,8 +392,8 @@ impl penstock_job {
         &self.requests
     }
 
-    /// The handle of the tensor, as the core declares it or finds it declared before; `make` makes that of one that has none, in the
-    /// time that is left to it.
+    /// The handle of the tensor, as the core declares it or finds it declared before; `make` makes the handle of one that has
+    /// none, in the time that is left to it.
     pub(crate) fn tensor(
         &self,
         declaration: Declaration,
@@ -414,7 +428,7 @@ impl penstock_job {
         self.tensors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The handle of a table, kept as long as the job lives; `make` makes that of one that has none.
+    /// The handle of a table, kept as long as the job lives; `make` makes the handle of one that has none.
     pub(crate) fn keep(
         &self,
         core: Table,
@@ -432,7 +446,7 @@ impl penstock_job {
     }
 }
 
-/// What a C program is given: it never moves, and nobody writes through it.
+/// What a C program is given: it never moves, and nothing writes through it.
 fn handle<T>(kept: &Arc<T>) -> *mut T {
     Arc::as_ptr(kept).cast_mut()
 }

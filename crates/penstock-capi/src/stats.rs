@@ -1,6 +1,6 @@
 //! What a worker has done: counters of a job and of a table.
 
-use crate::boundary::{guard, here, shared, written};
+use crate::boundary::{guard, guard_job, here, shared, written};
 use crate::job::penstock_job;
 use crate::status::penstock_status;
 use crate::table::penstock_table;
@@ -96,9 +96,9 @@ pub unsafe extern "C" fn penstock_table_stats(
     table: *const penstock_table,
     counters: *mut penstock_table_counters,
 ) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let table = unsafe { here(table, "table") }?.core()?;
+        let table = unsafe { here(table, "table", caller) }?.core()?;
         let stats = table.stats();
         let made = penstock_table_counters {
             struct_size: 0,

@@ -5,6 +5,7 @@ use crate::join::JoinError;
 use penstock::server::StartError;
 use penstock::worker::Error;
 use penstock_fabric::socket::ListenError;
+use penstock_proto::account::Resource;
 use penstock_proto::error::{JobFailure, Refusal};
 use penstock_proto::items::TableError;
 use penstock_proto::knot::Goal;
@@ -103,6 +104,8 @@ pub(crate) struct Failure {
     pub(crate) status: penstock_status,
     pub(crate) message: String,
     pub(crate) hint: Option<String>,
+    /// Whether it is the job that has failed, of which the program is told once.
+    pub(crate) of_job: bool,
 }
 
 thread_local! {
@@ -133,12 +136,12 @@ pub extern "C" fn penstock_last_error() -> *const c_char {
 
 impl Failure {
     pub(crate) fn new(status: penstock_status, message: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self { status, message: message.into(), hint: Some(hint.into()) }
+        Self { status, message: message.into(), hint: Some(hint.into()), of_job: false }
     }
 
     /// An argument that is not what it should be. What was expected and came says enough.
     pub(crate) fn argument(message: impl Into<String>) -> Self {
-        Self { status: PENSTOCK_BAD_ARGUMENT, message: message.into(), hint: None }
+        Self { status: PENSTOCK_BAD_ARGUMENT, message: message.into(), hint: None, of_job: false }
     }
 
     /// A panic: never the caller's fault.
@@ -163,7 +166,8 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self { status: status(&error), message: error.to_string(), hint: error.hint() }
+        let of_job = matches!(error, Error::Failed(_) | Error::Refused(Refusal::Ended(_)));
+        Self { status: status(&error), message: error.to_string(), hint: error.hint(), of_job }
     }
 }
 
@@ -171,7 +175,9 @@ impl From<JoinError> for Failure {
     fn from(error: JoinError) -> Self {
         match error {
             JoinError::Core(error) => error.into(),
-            error => Self { status: error.status(), message: error.to_string(), hint: error.hint() },
+            error => {
+                Self { status: error.status(), message: error.to_string(), hint: error.hint(), of_job: false }
+            }
         }
     }
 }
@@ -234,6 +240,7 @@ fn refusal(refusal: &Refusal) -> penstock_status {
         Refusal::NoValue { .. } => PENSTOCK_WORKER_LOST,
         Refusal::Conflict { .. } => PENSTOCK_DECLARATION_CONFLICT,
         Refusal::OutOfMemory { .. } => PENSTOCK_OUT_OF_MEMORY,
+        Refusal::Exhausted { why, .. } if why.resource == Resource::Bytes => PENSTOCK_OUT_OF_MEMORY,
         Refusal::Ended(failure) => self::failure(failure),
         Refusal::ProtocolVersion { .. } | Refusal::Malformed { .. } | Refusal::UnknownTensor { .. } => {
             PENSTOCK_PROTOCOL

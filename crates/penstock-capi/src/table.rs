@@ -1,6 +1,8 @@
 //! Item tables: rows with versions, which some workers produce and others read.
 
-use crate::boundary::{Made, array, array_mut, guard, here, result, shared, text, timeout, value};
+use crate::boundary::{
+    Caller, Made, Told, array, array_mut, guard, guard_job, here, result, shared, text, timeout, value,
+};
 use crate::call::{Call, penstock_call};
 use crate::job::penstock_job;
 use crate::request::{Line, later};
@@ -116,6 +118,10 @@ impl Made for penstock_table {
     fn maker(&self) -> &Maker {
         &self.maker
     }
+
+    fn told(&self) -> &Told {
+        self.requests.told()
+    }
 }
 
 /// A row that is read in place.
@@ -146,9 +152,9 @@ pub unsafe extern "C" fn penstock_table_create(
     options: *const penstock_table_options,
     table: *mut *mut penstock_table,
 ) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let job = unsafe { here(job, "job") }?;
+        let job = unsafe { here(job, "job", caller) }?;
         // SAFETY: likewise.
         let options = unsafe { shared(options, "options") }?;
         // SAFETY: likewise.
@@ -184,16 +190,16 @@ pub unsafe extern "C" fn penstock_table_create(
 /// before), and those of penstock_clock().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_table_drop(table: *mut penstock_table, timeout: f64) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let table = unsafe { here(table.cast_const(), "table") }?;
+        let table = unsafe { here(table.cast_const(), "table", caller) }?;
         let core = table.core()?;
         let wait = self::timeout(timeout)?.unwrap_or(table.timeout);
         let since = Instant::now();
         let until = later(since, wait);
         table.requests.take_turn(&format!("dropping table `{}`", table.name), since, until)?;
         core.discard(Some(until.saturating_duration_since(Instant::now())))?;
-        // SAFETY: nobody else makes a call for the table meanwhile, as penstock.h says, and no reference to it is left here.
+        // SAFETY: no other thread makes a call for the table meanwhile, as penstock.h says, and no reference to it is left here.
         drop(unsafe { &mut *table.table.get() }.take());
         Ok(())
     })
@@ -223,9 +229,9 @@ pub unsafe extern "C" fn penstock_set(
     values: *const c_void,
     clock: u64,
 ) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let (table, rows, values) = unsafe { listed(table, rows, count, values) }?;
+        let (table, rows, values) = unsafe { listed(table, rows, count, values, caller) }?;
         Ok(table.core()?.set(rows, values, self::clock(clock))?)
     })
 }
@@ -246,9 +252,9 @@ pub unsafe extern "C" fn penstock_add(
     values: *const c_void,
     clock: u64,
 ) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let (table, rows, values) = unsafe { listed(table, rows, count, values) }?;
+        let (table, rows, values) = unsafe { listed(table, rows, count, values, caller) }?;
         Ok(table.core()?.add(rows, values, self::clock(clock))?)
     })
 }
@@ -296,9 +302,9 @@ pub unsafe extern "C" fn penstock_set_ranges(
     values: *const c_void,
     clock: u64,
 ) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let (table, rows, values) = unsafe { ranged(table, ranges, range_count, values) }?;
+        let (table, rows, values) = unsafe { ranged(table, ranges, range_count, values, caller) }?;
         Ok(table.core()?.set(rows.chosen(), values, self::clock(clock))?)
     })
 }
@@ -318,9 +324,9 @@ pub unsafe extern "C" fn penstock_add_ranges(
     values: *const c_void,
     clock: u64,
 ) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let (table, rows, values) = unsafe { ranged(table, ranges, range_count, values) }?;
+        let (table, rows, values) = unsafe { ranged(table, ranges, range_count, values, caller) }?;
         Ok(table.core()?.add(rows.chosen(), values, self::clock(clock))?)
     })
 }
@@ -345,9 +351,9 @@ pub unsafe extern "C" fn penstock_get_ranges(
     slack: i64,
     call: *const penstock_call,
 ) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let (table, rows) = unsafe { chosen(table, ranges, range_count) }?;
+        let (table, rows) = unsafe { chosen(table, ranges, range_count, caller) }?;
         // SAFETY: likewise; there is room for the value of each row.
         let out = unsafe { array_mut(out.cast::<u8>(), table.bytes(rows.len())?, "out") }?;
         // SAFETY: likewise.
@@ -371,9 +377,9 @@ pub unsafe extern "C" fn penstock_get_with(
     slack: i64,
     call: *const penstock_call,
 ) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let Get { table, rows, out, call } = unsafe { Get::read(table, rows, count, out, call) }?;
+        let Get { table, rows, out, call } = unsafe { Get::read(table, rows, count, out, call, caller) }?;
         table.get(rows.into(), out, self::clock(clock), self::slack(slack)?, call)
     })
 }
@@ -417,9 +423,9 @@ pub unsafe extern "C" fn penstock_prefetch(
     clock: u64,
     slack: i64,
 ) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let table = unsafe { here(table, "table") }?;
+        let table = unsafe { here(table, "table", caller) }?;
         // SAFETY: likewise.
         let rows = unsafe { array(rows, count, "rows") }?;
         table.core()?.prefetch(rows, self::clock(clock), self::slack(slack)?)?;
@@ -439,9 +445,9 @@ pub unsafe extern "C" fn penstock_versions(
     count: usize,
     versions: *mut u64,
 ) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let table = unsafe { here(table, "table") }?;
+        let table = unsafe { here(table, "table", caller) }?;
         // SAFETY: likewise.
         let rows = unsafe { array(rows, count, "rows") }?;
         // SAFETY: likewise.
@@ -485,9 +491,9 @@ pub unsafe extern "C" fn penstock_view_begin_with(
     bytes: *mut *const c_void,
     call: *const penstock_call,
 ) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let table = unsafe { here(table, "table") }?;
+        let table = unsafe { here(table, "table", caller) }?;
         // SAFETY: likewise.
         let mut call = unsafe { Call::read(call, 1) }?;
         // SAFETY: likewise.
@@ -516,7 +522,7 @@ pub unsafe extern "C" fn penstock_view_end(view: *mut penstock_view) -> penstock
         if view.is_null() {
             return Ok(());
         }
-        // SAFETY: it came from `Box::into_raw` in `penstock_view_begin`, and nobody else has it, as penstock.h says.
+        // SAFETY: it came from `Box::into_raw` in `penstock_view_begin`, and nothing else has it, as penstock.h says.
         let penstock_view { view, name, row } = *unsafe { Box::from_raw(view) };
         if view.is_valid() {
             return Ok(());
@@ -555,9 +561,10 @@ unsafe fn chosen<'a>(
     table: *const penstock_table,
     ranges: *const penstock_range,
     count: usize,
+    caller: &Caller<'a>,
 ) -> Result<(&'a penstock_table, Named), Failure> {
     // SAFETY: the caller's promise.
-    let table = unsafe { here(table, "table") }?;
+    let table = unsafe { here(table, "table", caller) }?;
     // SAFETY: likewise.
     let ranges = unsafe { array(ranges, count, "ranges") }?;
     judge(ranges, "ranges")?;
@@ -587,9 +594,10 @@ unsafe fn listed<'a>(
     rows: *const u64,
     count: usize,
     values: *const c_void,
+    caller: &Caller<'a>,
 ) -> Result<(&'a penstock_table, &'a [u64], &'a [u8]), Failure> {
     // SAFETY: the caller's promise.
-    let table = unsafe { here(table, "table") }?;
+    let table = unsafe { here(table, "table", caller) }?;
     // SAFETY: likewise.
     let rows = unsafe { array(rows, count, "rows") }?;
     // SAFETY: likewise.
@@ -607,9 +615,10 @@ unsafe fn ranged<'a>(
     ranges: *const penstock_range,
     count: usize,
     values: *const c_void,
+    caller: &Caller<'a>,
 ) -> Result<(&'a penstock_table, Named, &'a [u8]), Failure> {
     // SAFETY: the caller's promise.
-    let (table, rows) = unsafe { chosen(table, ranges, count) }?;
+    let (table, rows) = unsafe { chosen(table, ranges, count, caller) }?;
     // SAFETY: likewise.
     let values = unsafe { array(values.cast::<u8>(), table.bytes(rows.len())?, "values") }?;
     Ok((table, rows, values))
@@ -624,7 +633,7 @@ pub(crate) struct Get<'a> {
     pub(crate) call: Call<'a>,
 }
 
-impl Get<'_> {
+impl<'a> Get<'a> {
     /// Its arguments, checked.
     ///
     /// # Safety
@@ -636,9 +645,10 @@ impl Get<'_> {
         count: usize,
         out: *mut c_void,
         call: *const penstock_call,
+        caller: &Caller<'a>,
     ) -> Result<Self, Failure> {
         // SAFETY: the caller's promise.
-        let table = unsafe { here(table, "table") }?;
+        let table = unsafe { here(table, "table", caller) }?;
         // SAFETY: likewise.
         let rows = unsafe { array(rows, count, "rows") }?;
         // SAFETY: likewise.
@@ -679,7 +689,7 @@ impl penstock_table {
     /// The table, unless it was dropped.
     #[inline]
     pub(crate) fn core(&self) -> Result<&Table, Failure> {
-        // SAFETY: nobody drops the table while another call for it is under way, as penstock.h says.
+        // SAFETY: no thread drops the table while another call for it is under way, as penstock.h says.
         let table = unsafe { &*self.table.get() };
         table.as_ref().ok_or_else(|| penstock::worker::Error::Dropped { name: self.name.clone() }.into())
     }
@@ -803,7 +813,7 @@ fn element(code: u32, name: &str) -> Result<Dtype, Failure> {
         other => {
             let message =
                 format!("`{name}`: expected PENSTOCK_F32 or PENSTOCK_F64 for a sum, got {}", other.name());
-            Err(Failure { status: penstock_status::PENSTOCK_BAD_DTYPE, message, hint: None })
+            Err(Failure { status: penstock_status::PENSTOCK_BAD_DTYPE, message, hint: None, of_job: false })
         }
     }
 }

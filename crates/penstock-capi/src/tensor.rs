@@ -1,6 +1,6 @@
 //! Push and pull.
 
-use crate::boundary::{Made, array, guard, here, or, result, shared, text, timeout, value};
+use crate::boundary::{Made, Told, array, guard_job, here, or, result, shared, text, timeout, value};
 use crate::call::{Call, penstock_call};
 use crate::job::penstock_job;
 use crate::optimizer::penstock_optimizer;
@@ -116,9 +116,9 @@ pub unsafe extern "C" fn penstock_tensor_create(
     options: *const penstock_tensor_options,
     tensor: *mut *mut penstock_tensor,
 ) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let job = unsafe { here(job, "job") }?;
+        let job = unsafe { here(job, "job", caller) }?;
         // SAFETY: likewise.
         let options = unsafe { shared(options, "options") }?;
         // SAFETY: likewise.
@@ -188,9 +188,9 @@ pub unsafe extern "C" fn penstock_push_with(
     bytes: usize,
     call: *const penstock_call,
 ) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let tensor = unsafe { here(tensor, "tensor") }?;
+        let tensor = unsafe { here(tensor, "tensor", caller) }?;
         // SAFETY: likewise.
         let given = unsafe { array(data.cast::<u8>(), bytes, "data") }?;
         // SAFETY: likewise.
@@ -228,9 +228,9 @@ pub unsafe extern "C" fn penstock_lane_with(
     lane: *mut *mut c_void,
     call: *const penstock_call,
 ) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let tensor = unsafe { here(tensor, "tensor") }?;
+        let tensor = unsafe { here(tensor, "tensor", caller) }?;
         // SAFETY: likewise.
         let lane = unsafe { result(lane, "lane") }?;
         // SAFETY: likewise.
@@ -278,9 +278,9 @@ pub unsafe extern "C" fn penstock_pull_into_with(
     slack: i64,
     call: *const penstock_call,
 ) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let tensor = unsafe { here(tensor, "tensor") }?;
+        let tensor = unsafe { here(tensor, "tensor", caller) }?;
         // SAFETY: likewise.
         let out = unsafe { crate::boundary::array_mut(out.cast::<u8>(), bytes, "out") }?;
         // SAFETY: likewise.
@@ -323,9 +323,9 @@ pub unsafe extern "C" fn penstock_pull_with(
     slack: i64,
     call: *const penstock_call,
 ) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let tensor = unsafe { here(tensor, "tensor") }?;
+        let tensor = unsafe { here(tensor, "tensor", caller) }?;
         // SAFETY: likewise.
         let value = unsafe { result(value, "value") }?;
         // SAFETY: likewise.
@@ -365,11 +365,11 @@ pub unsafe extern "C" fn penstock_load(
     bytes: usize,
     timeout: f64,
 ) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let job = unsafe { here(job, "job") }?.core();
+        let job = unsafe { here(job, "job", caller) }?.core();
         // SAFETY: likewise.
-        let tensor = unsafe { here(tensor, "tensor") }?;
+        let tensor = unsafe { here(tensor, "tensor", caller) }?;
         let wait = self::timeout(timeout)?.or(tensor.timeout);
         let value = if job.rank() == 0 {
             // SAFETY: likewise.
@@ -388,8 +388,8 @@ pub unsafe extern "C" fn penstock_load(
             let steps = tensor.tensor.steps(None)?;
             tensor.tensor.load(0, value, steps, None)?;
         }
-        // Not within the caller's time, of which worker 0 needs some for the value: who went from here would stand at the next barrier,
-        // which worker 0 would take for this one.
+        // Not within the caller's time, of which worker 0 needs some for the value: a worker that went from here would stand at
+        // the next barrier, which worker 0 would take for this one.
         job.barrier(None)?;
         Ok(())
     })
@@ -403,9 +403,9 @@ pub unsafe extern "C" fn penstock_load(
 /// Errors: PENSTOCK_BAD_SETTINGS (the rate is out of its range, or the tensor's rule has none).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn penstock_set_lr(tensor: *const penstock_tensor, lr: f64) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let tensor = unsafe { here(tensor, "tensor") }?;
+        let tensor = unsafe { here(tensor, "tensor", caller) }?;
         let mut settings = lock(&tensor.settings);
         let mut changed = *settings;
         changed.0[0] = lr;
@@ -419,7 +419,7 @@ pub unsafe extern "C" fn penstock_set_lr(tensor: *const penstock_tensor, lr: f64
     })
 }
 
-/// A slack of a tensor, as the core reads it: it judges what is none.
+/// A slack of a tensor, as the core reads it: the core judges what is not valid.
 pub(crate) fn pull_slack(slack: i64) -> Option<i64> {
     match slack {
         PENSTOCK_SLACK_DEFAULT => None,
@@ -456,6 +456,10 @@ impl Made for penstock_tensor {
     fn maker(&self) -> &Maker {
         &self.maker
     }
+
+    fn told(&self) -> &Told {
+        self.requests.told()
+    }
 }
 
 impl penstock_tensor {
@@ -468,7 +472,6 @@ impl penstock_tensor {
         self.tensor.spec().bytes() as usize
     }
 
-    /// What travels with a push that is called or started now.
     /// Refuses another declaration of the same tensor by worker `rank`, naming the first setting that differs.
     pub(crate) fn compare(&self, rank: Rank, now: &Settings) -> Result<(), Failure> {
         let spec = self.tensor.spec();
@@ -486,6 +489,7 @@ impl penstock_tensor {
         }
     }
 
+    /// What travels with a push that is called or started now.
     pub(crate) fn settings(&self) -> Settings {
         *lock(&self.settings)
     }
@@ -557,7 +561,12 @@ impl penstock_tensor_options {
         if self.dimensions as usize > MAX_DIMENSIONS {
             let message =
                 format!("`{name}`: expected at most {MAX_DIMENSIONS} dimensions, got {}", self.dimensions);
-            return Err(Failure { status: penstock_status::PENSTOCK_BAD_SHAPE, message, hint: None });
+            return Err(Failure {
+                status: penstock_status::PENSTOCK_BAD_SHAPE,
+                message,
+                hint: None,
+                of_job: false,
+            });
         }
         // SAFETY: likewise.
         let shape = unsafe { array(self.shape, self.dimensions as usize, "options->shape") }?.to_vec();

@@ -4,20 +4,21 @@
 //! While the manager is away everything goes on as it is; when it is back the agent registers again. What a manager with
 //! another state directory gave it (another identity) is not dropped: it stays until it has ended.
 
-use crate::client::{DIAL, Dialer, Target, request};
+use crate::client::{DIAL, Dialer, Proving, Target, open, request};
 use crate::error::{Error, Reason};
 use crate::limits;
+use crate::proof::{Prover, Seal};
 use crate::proto;
 use crate::proto::servers_client::ServersClient;
 use crate::secret::ServerKey;
+use crate::settings;
 use penstock_proto::message::Secret;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::watch;
-use tonic::transport::Channel;
-use tonic::{Request, Response};
+use tonic::Response;
 
 /// Pauses between attempts to reach a manager that is away: the first, doubled up to the last.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
@@ -179,7 +180,7 @@ struct Session {
     dialer: Dialer,
     token: Secret,
     host: Arc<dyn Host>,
-    /// Identity of this server, and what it shows that it is its own with.
+    /// Identity of this server, and the key with which it proves that it is its own.
     id: String,
     key: ServerKey,
     held: BTreeMap<String, Held>,
@@ -237,32 +238,27 @@ impl Session {
         }
     }
 
-    async fn client(&self) -> Result<ServersClient<Channel>, Error> {
-        let channel = self.dialer.dial().await?;
+    /// Its calls prove the token and the key.
+    async fn client(&self) -> Result<ServersClient<Proving>, Error> {
+        let channel =
+            Proving::new(self.dialer.dial().await?, Prover::Server, self.token).signing(self.key.clone());
         Ok(ServersClient::new(channel).max_decoding_message_size(limits::REPLY_BYTES))
     }
 
-    /// A request that shows the token and the key.
-    fn request<Q>(&self, sent: Q, timeout: Duration) -> Request<Q> {
-        let mut request = request(Some(&self.token), sent, timeout);
-        self.key.show(request.metadata_mut());
-        request
-    }
-
-    async fn register(&mut self, client: &mut ServersClient<Channel>) -> Result<proto::RegisterReply, Error> {
+    async fn register(&mut self, client: &mut ServersClient<Proving>) -> Result<proto::RegisterReply, Error> {
         let sent = proto::RegisterRequest {
             id: self.id.clone(),
             endpoint: self.host.endpoint(),
             memory: self.host.memory(),
         };
-        let reply = self.settle(client.register(self.request(sent, DIAL)), DIAL).await?;
+        let (reply, _) = self.settle(client.register(request(sent, DIAL)), DIAL).await?;
         self.manager = Some(reply.manager.clone());
         Ok(reply)
     }
 
     async fn heartbeats(
         &mut self,
-        client: &mut ServersClient<Channel>,
+        client: &mut ServersClient<Proving>,
         registered: &proto::RegisterReply,
     ) -> Error {
         let held_back = Duration::from_millis(registered.heartbeat_milliseconds.into());
@@ -270,16 +266,16 @@ impl Session {
             let said = self.report(&registered.manager);
             let sent = proto::HeartbeatRequest { id: self.id.clone(), hosted: said.clone() };
             let timeout = held_back + DIAL;
-            let call = self.settle(client.heartbeat(self.request(sent, timeout)), timeout);
-            let wanted = tokio::select! {
+            let call = self.settle(client.heartbeat(request(sent, timeout)), timeout);
+            let (wanted, seal) = tokio::select! {
                 reply = call => match reply {
-                    Ok(reply) => reply.jobs,
+                    Ok((reply, seal)) => (reply.jobs, seal),
                     Err(error) => return error,
                 },
-                // Who waits for a job to start or to end should not wait for the next heartbeat.
+                // A client that waits for a job to start or to end should not wait for the next heartbeat.
                 () = self.news(&registered.manager, &said) => continue,
             };
-            self.reconcile(&registered.manager, wanted);
+            self.reconcile(&registered.manager, wanted, &seal);
         }
     }
 
@@ -326,7 +322,7 @@ impl Session {
     }
 
     /// Makes what is hosted what `manager` wants hosted.
-    fn reconcile(&mut self, manager: &str, wanted: Vec<proto::HostedJob>) {
+    fn reconcile(&mut self, manager: &str, wanted: Vec<proto::HostedJob>, seal: &Seal) {
         let keep = |name: &str, held: &Held| {
             held.manager != manager || wanted.iter().any(|job| job.name == name && job.id == held.id)
         };
@@ -344,7 +340,7 @@ impl Session {
             match self.held.get(&job.name) {
                 Some(held) if held.manager != manager => self.blocked.push((job.name, job.id)),
                 Some(held) if held.refused.is_none() => {}
-                _ => self.create(manager, job),
+                _ => self.create(manager, job, seal),
             }
         }
     }
@@ -356,9 +352,9 @@ impl Session {
         ended.map(|status| status.name).filter(orphan).collect()
     }
 
-    fn create(&mut self, manager: &str, job: proto::HostedJob) {
+    fn create(&mut self, manager: &str, job: proto::HostedJob, seal: &Seal) {
         let (name, id) = (job.name.clone(), job.id.clone());
-        let made = read(job).and_then(|job| self.host.create(job));
+        let made = read(job, seal).and_then(|job| self.host.create(job));
         match &made {
             Ok(()) => tracing::info!(job = name, "hosted"),
             Err(reason) => tracing::warn!(job = name, reason, "cannot be hosted"),
@@ -369,33 +365,32 @@ impl Session {
     async fn leave(&self) -> Result<(), Error> {
         let sent = proto::LeaveRequest { id: self.id.clone() };
         let mut client = self.client().await?;
-        self.settle(client.leave(self.request(sent, GOODBYE)), GOODBYE).await.map(|_| ())
+        self.settle(client.leave(request(sent, GOODBYE)), GOODBYE).await.map(|_| ())
     }
 
     async fn settle<R>(
         &self,
         call: impl Future<Output = Result<Response<R>, tonic::Status>>,
         timeout: Duration,
-    ) -> Result<R, Error> {
+    ) -> Result<(R, Seal), Error> {
         let address = self.dialer.name();
         match tokio::time::timeout(timeout, call).await {
-            Ok(Ok(reply)) => Ok(reply.into_inner()),
+            Ok(Ok(reply)) => Ok(open(reply)),
             Ok(Err(status)) => Err(Error::from_status(&status, &address, timeout)),
             Err(_) => Err(Error::Unanswered { address, waited: timeout }),
         }
     }
 }
 
-fn read(job: proto::HostedJob) -> Result<HostedJob, String> {
-    let secret = job.secret.try_into().map(Secret);
-    let secret = secret.map_err(|_| "the manager sent a secret of another length")?;
+fn read(job: proto::HostedJob, seal: &Seal) -> Result<HostedJob, String> {
+    let secret = seal.open(&job.name, &job.secret).ok_or("the manager sent it without its secret")?;
     Ok(HostedJob {
         name: job.name,
         secret,
         index: job.index,
         servers: job.servers,
         workers: job.workers,
-        options: job.settings.into_iter().map(|setting| (setting.name, setting.value)).collect(),
+        options: settings::of_a_job(job.settings),
         share: job.share,
         memory: job.memory,
     })
@@ -404,11 +399,15 @@ fn read(job: proto::HostedJob) -> Result<HostedJob, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proof::Nonces;
 
     #[test]
     fn a_hosted_job_does_not_show_its_secret() {
-        let job = proto::HostedJob { name: "a".to_owned(), secret: vec![0x5a; 32], ..Default::default() };
-        let shown = format!("{:?}{:?}", job.clone(), read(job).unwrap());
+        let seal = Seal::new(&Secret([1; 32]), &Nonces { client: [2; 32], manager: [3; 32] });
+        let secret = seal.close("a", &Secret([0x5a; 32]));
+        let job = proto::HostedJob { name: "a".to_owned(), secret, ..Default::default() };
+        let clear = proto::HostedJob { secret: vec![0x5a; 32], ..job.clone() };
+        let shown = format!("{clear:?}{:?}", read(job, &seal).unwrap());
         assert!(!shown.contains("90") && !shown.contains("5a"), "{shown}");
     }
 }

@@ -3,8 +3,10 @@
 //! A manager refuses with a gRPC status and one stable word in the trailing metadata `penstock-reason`; the hint
 //! follows from the word, so that it is written once. No text holds a secret.
 
+use crate::proof::Prover;
 use std::path::PathBuf;
 use std::time::Duration;
+use tonic::codegen::http::HeaderMap;
 use tonic::{Code, Status};
 
 /// The trailing metadata that carries the [`Reason`].
@@ -26,6 +28,8 @@ pub enum Reason {
     Quota,
     /// A value is out of range.
     Invalid,
+    /// The challenge that a proof answers was used, is too old, or of an earlier life of the manager.
+    StaleProof,
     /// The job has no such rank, or none left.
     Full,
     /// The job has ended.
@@ -43,13 +47,14 @@ pub enum Reason {
 }
 
 impl Reason {
-    const ALL: [(Self, &'static str, Code); 13] = [
+    const ALL: [(Self, &'static str, Code); 14] = [
         (Self::Token, "token", Code::Unauthenticated),
         (Self::JobSecret, "job-secret", Code::Unauthenticated),
         (Self::JobExists, "job-exists", Code::AlreadyExists),
         (Self::NoSuchJob, "no-such-job", Code::NotFound),
         (Self::Quota, "quota", Code::ResourceExhausted),
         (Self::Invalid, "invalid", Code::InvalidArgument),
+        (Self::StaleProof, "stale-proof", Code::Unauthenticated),
         (Self::Full, "full", Code::FailedPrecondition),
         (Self::Ended, "ended", Code::FailedPrecondition),
         (Self::Failed, "failed", Code::FailedPrecondition),
@@ -89,11 +94,43 @@ impl Refusal {
         Self::new(Reason::JobSecret, "there is no such job, or the secret is not its own")
     }
 
-    fn read(status: &Status) -> Option<Self> {
-        let word = status.metadata().get(REASON)?.to_str().ok()?;
-        let row = Reason::ALL.iter().find(|row| row.1 == word)?;
-        Some(Self::new(row.0, status.message()))
+    /// The same, for a caller that shows its token or secret.
+    pub(crate) fn shown(self) -> Self {
+        let message =
+            "this manager takes proofs, not tokens or secrets: use the same version of Penstock everywhere";
+        Self { message: message.to_owned(), ..self }
     }
+
+    /// The same, found out by the client: what answers does not know the secret, so it was told only who asks.
+    pub(crate) fn not_its_manager(who: &Prover) -> Self {
+        let text = match who {
+            Prover::Admin => {
+                "the admin token is wrong, or what answers is not the manager that it belongs to"
+            }
+            Prover::Server => {
+                "the server token is wrong, or what answers is not the manager that it belongs to"
+            }
+            Prover::Worker { .. } => {
+                "there is no such job, or the secret is not its own, or what answers is not its manager"
+            }
+        };
+        Self::new(who.refusal().reason, text)
+    }
+
+    /// The one refusal for too many calls.
+    pub(crate) fn busy() -> Self {
+        Self::new(Reason::Busy, "the manager has too many calls at once")
+    }
+
+    fn read(status: &Status) -> Option<Self> {
+        Some(Self::new(reason(status.metadata().as_ref())?, status.message()))
+    }
+}
+
+/// Why the manager refuses, if these headers or trailers say that it does.
+pub(crate) fn reason(headers: &HeaderMap) -> Option<Reason> {
+    let word = headers.get(REASON)?.to_str().ok()?;
+    Reason::ALL.iter().find(|row| row.1 == word).map(|row| row.0)
 }
 
 impl From<Refusal> for Status {
@@ -109,13 +146,13 @@ impl From<Refusal> for Status {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The manager refused; nothing was changed.
+    /// The manager refused, and changed nothing; without TLS, something on the way may have said so in its place.
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// Not all servers of the job were ready in time.
     #[error("the job's servers were not ready after {:.1} s: {message}", waited.as_secs_f64())]
     NotReady {
-        /// Whom it waited for.
+        /// What it waited for.
         message: String,
         /// How long.
         waited: Duration,
@@ -164,7 +201,7 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
-    /// What a certificate is asked for that it cannot be made for.
+    /// What a certificate cannot be made for.
     #[error("expected {expected}, got {got}")]
     Certificate {
         /// What it may be made for.
@@ -172,7 +209,7 @@ pub enum Error {
         /// What came.
         got: String,
     },
-    /// An answer that is none of ours.
+    /// An answer that is not one of ours.
     #[error("the manager at {address} gave an answer that this version does not understand: {reason}")]
     Protocol {
         /// Its address.
@@ -195,19 +232,17 @@ impl Error {
         match status.code() {
             Code::DeadlineExceeded | Code::Cancelled => Self::Unanswered { address, waited },
             Code::Unavailable | Code::Unknown => Self::Unreachable { address, reason: deepest(status) },
-            Code::ResourceExhausted => {
-                Self::Refused(Refusal::new(Reason::Busy, "the manager has too many calls at once"))
-            }
+            Code::ResourceExhausted => Self::Refused(Refusal::busy()),
             code => Self::Protocol { address, reason: format!("{code:?}: {}", status.message()) },
         }
     }
 
-    /// Whether another attempt may succeed without anyone changing anything.
+    /// Whether another attempt may succeed without any change.
     pub(crate) fn is_passing(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::Unanswered { .. } => true,
             Self::Refused(refusal) => {
-                matches!(refusal.reason, Reason::Busy | Reason::NotReady | Reason::State)
+                matches!(refusal.reason, Reason::Busy | Reason::NotReady | Reason::StaleProof | Reason::State)
             }
             _ => false,
         }
@@ -228,7 +263,7 @@ impl Error {
             }
             Self::Unanswered { .. } => "is the network down? `penstock job list` asks again",
             Self::NeedsTls { .. } => {
-                "name the CA of the manager's certificate: --ca or PENSTOCK_CA; --insecure sends tokens as plain text"
+                "name the CA of the manager's certificate: --ca or PENSTOCK_CA; --insecure talks to it in plain text"
             }
             Self::Address { .. } => "such as 10.0.0.1:7701 or [fd00::1]:7701",
             Self::File { .. } => "check the path and its permissions",
@@ -253,7 +288,7 @@ fn refused(reason: Reason) -> Option<&'static str> {
         Reason::Quota => "ask for less memory, delete a job, or start another `penstock server`",
         Reason::Full => "start as many workers as the job was created with",
         Reason::Ended | Reason::Failed => "create a new job with `penstock job create`",
-        Reason::Busy => "wait a moment and try again",
+        Reason::Busy | Reason::StaleProof => "wait a moment and try again",
         Reason::State => "check what the manager prints on standard error: its state directory may be full",
         Reason::Invalid => "`penstock job create --help` lists what it takes",
         Reason::NotReady | Reason::UnknownServer => return None,

@@ -2,7 +2,7 @@
 //!
 //! This is PHub's service (CreateService, ConnectService, InitService: Luo et al. 2018, section 3.1) as gRPC:
 //!
-//! | PHub | here | who, showing |
+//! | PHub | here | who, proving |
 //! |---|---|---|
 //! | CreateService | [`client::Client::create_job`] | an administrator, the admin token |
 //! | ConnectService | [`client::Client::connect`] | a worker, its job's secret |
@@ -25,6 +25,8 @@
 //! # }
 //! ```
 //!
+//! Tokens and secrets are [proved](client::Proving), never sent.
+//!
 //! tokio runs here and nowhere below: no data goes through the control plane.
 
 mod address;
@@ -34,9 +36,12 @@ pub mod client;
 mod error;
 pub mod limits;
 pub mod manager;
+mod proof;
 pub mod proto;
 pub mod secret;
+mod settings;
 mod tls;
 
 pub use address::Address;
 pub use error::{Error, Reason, Refusal};
+pub use proof::Prover;

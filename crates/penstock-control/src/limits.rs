@@ -1,13 +1,18 @@
 //! Every limit of the control plane: its unit, its reason, and what happens at it.
 
+use crate::client::TIMEOUT;
 use std::time::Duration;
 
-/// Bytes of a request. A job with all its settings takes about 20 KiB, a heartbeat of [`JOBS`] jobs less than this
-/// too. More is refused before it is decoded.
-pub const REQUEST_BYTES: usize = 1 << 20;
+/// Bytes of a request of a caller that needs no proof, or proves itself only with what the request says: a challenge, a worker's
+/// call. More of any request is refused as it comes, before it is decoded.
+pub const STRANGER_BYTES: usize = 4 << 10;
+/// Bytes of an administrator's request. A job with all its settings takes less than 20 KiB.
+pub const ADMIN_BYTES: usize = 64 << 10;
+/// Bytes of a server's request: a heartbeat of [`JOBS`] jobs stays below it.
+pub const SERVER_BYTES: usize = 1 << 20;
 /// Bytes of a reply: a list of [`JOBS`] jobs with all their servers stays below it.
 pub const REPLY_BYTES: usize = 64 << 20;
-/// Calls of one connection that are served at once. What comes above waits in the client, or is refused as busy.
+/// Calls of one connection that are served at once. What comes beyond that waits in the client, or is refused as busy.
 pub const CALLS_PER_CONNECTION: u32 = 64;
 /// Workers of one job that wait in `Connect` at once, beside one for each rank. The others are refused as busy.
 pub const SPARE_WAITS_PER_JOB: usize = 16;
@@ -26,6 +31,12 @@ pub const CALL: Duration = Duration::from_secs(30);
 pub const CONNECT_WAIT: Duration = Duration::from_secs(10);
 /// Bytes of all headers of a request.
 pub const HEADER_BYTES: u32 = 16 * 1024;
+/// Life of a challenge: a call that has not proved itself with it by then takes another. Above what a call needs on the way, and
+/// as long as a client waits for its answer: what is held back on the way may be carried out for so long after that.
+pub const PROOF_LIFE: Duration = TIMEOUT;
+/// Used challenges that are kept for the admin token, the server token and each job's secret (about 50 bytes each), so that none
+/// is used twice. Above it, those older than the oldest kept are no longer valid, and a call that has one of them takes another.
+pub const USED_PROOFS: usize = 4096;
 /// Silence after which a server counts as lost.
 pub const LEASE: Duration = Duration::from_secs(10);
 /// Longest time that a heartbeat's reply is held back.
@@ -45,5 +56,7 @@ pub const ENDPOINT_BYTES: usize = 512;
 /// Bytes of a text that a server reports, such as why a job failed. What is longer is cut.
 pub const REPORT_BYTES: usize = 1024;
 
+const _: () =
+    assert!(SETTINGS * (SETTING_BYTES + 16) + NAME_BYTES + 1024 <= ADMIN_BYTES, "every job can be asked for");
 const _: () = assert!(CONNECT_WAIT.as_millis() < CALL.as_millis(), "a wait ends before its call is cut off");
 const _: () = assert!(HEARTBEAT.as_millis() * 3 <= LEASE.as_millis(), "two heartbeats may be lost");

@@ -1,14 +1,18 @@
-//! Tokens and secrets: 32 random bytes, written as 64 hexadecimal digits, compared in constant time, never shown.
+//! Tokens and secrets: 32 random bytes, written as 64 hexadecimal digits, compared in constant time, never shown; and the
+//! keys of servers.
 
 use crate::error::Error;
+use crate::proof::header;
 use penstock_proto::message::Secret;
+use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::{Digest, Sha256};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::Arc;
 use subtle::ConstantTimeEq;
-use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
+use tonic::metadata::MetadataMap;
 
 /// Longest token file that is read: the digits and some white space, so that a wrong path does not fill memory.
 const MAX_TOKEN_FILE_BYTES: u64 = 4096;
@@ -29,7 +33,20 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// An identity of 32 hexadecimal digits that nobody else draws.
+/// The bytes of as many hexadecimal digits.
+pub(crate) fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let digits = text.as_bytes();
+    if digits.len() != 2 * N || !digits.iter().all(u8::is_ascii_hexdigit) {
+        return None;
+    }
+    let mut bytes = [0; N];
+    for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+    }
+    Some(bytes)
+}
+
+/// An identity of 32 hexadecimal digits that no other process draws.
 pub(crate) fn identity() -> String {
     hex(&random::<16>())
 }
@@ -44,54 +61,48 @@ pub(crate) fn same(a: &Secret, b: &Secret) -> bool {
     a.0.ct_eq(&b.0).into()
 }
 
-/// The bearer token of a request.
-pub(crate) fn bearer(metadata: &MetadataMap) -> Option<Secret> {
-    let value = metadata.get("authorization")?.to_str().ok()?;
-    Secret::from_hex(value.strip_prefix("Bearer ")?)
-}
+/// Name of the header in which a server shows its public key and what it signed.
+const SERVER_PROOF: &str = "penstock-server-proof";
 
-/// The header for a token; marked so that HTTP/2 keeps it out of its tables and Debug does not print it.
-pub(crate) fn authorization(token: &Secret) -> MetadataValue<Ascii> {
-    let text = format!("Bearer {}", hex(&token.0));
-    let mut value: MetadataValue<Ascii> = text.parse().expect("hexadecimal digits make a header");
-    value.set_sensitive(true);
-    value
-}
-
-/// Name of the header in which a server shows its key.
-const SERVER_KEY: &str = "penstock-server-key";
-
-/// What a server, and nobody else, can speak for itself with. Its identity, which everybody may know, is made from the key: so the
-/// manager needs to keep nothing to know whose identity is whose, and the token that all servers share does not let one speak for
-/// another.
+/// The key, Ed25519, with which a server, and no other, can speak for itself. Its identity, which is public, is made from the
+/// public half: so the manager needs to keep nothing to know whose identity is whose, the token that all servers share does not
+/// let one speak for another, and nothing that is sent lets a listener do so.
 #[derive(Debug, Clone)]
-pub struct ServerKey(Secret);
+pub struct ServerKey(Arc<Ed25519KeyPair>);
 
 impl ServerKey {
     /// A new one.
     pub fn draw() -> Self {
-        Self(Secret(random()))
+        Self::from_seed(&random())
+    }
+
+    fn from_seed(seed: &[u8; 32]) -> Self {
+        Self(Arc::new(Ed25519KeyPair::from_seed_unchecked(seed).expect("the seed has 32 bytes")))
     }
 
     /// The identity that it is the key of: 32 hexadecimal digits.
     pub fn identity(&self) -> String {
-        let digest =
-            Sha256::new().chain_update(b"penstock server identity 1 ").chain_update(self.0.0).finalize();
-        hex(&digest[..16])
+        server_identity(self.0.public_key().as_ref())
     }
 
-    /// Shows it in a request's header.
-    pub fn show(&self, metadata: &mut MetadataMap) {
-        let mut value: MetadataValue<Ascii> =
-            hex(&self.0.0).parse().expect("hexadecimal digits make a header");
-        value.set_sensitive(true);
-        metadata.insert(SERVER_KEY, value);
+    /// Signs what is said, and shows that in a request's header.
+    pub(crate) fn show(&self, said: &[u8], metadata: &mut MetadataMap) {
+        let text = format!("{} {}", hex(self.0.public_key().as_ref()), hex(self.0.sign(said).as_ref()));
+        metadata.insert(SERVER_PROOF, header(&text));
     }
 
-    /// The key that a request shows.
-    pub(crate) fn shown(metadata: &MetadataMap) -> Option<Self> {
-        Secret::from_hex(metadata.get(SERVER_KEY)?.to_str().ok()?).map(Self)
+    /// The identity of the server that has signed what is said.
+    pub(crate) fn shown(said: &[u8], metadata: &MetadataMap) -> Option<String> {
+        let (public, signature) = metadata.get(SERVER_PROOF)?.to_str().ok()?.split_once(' ')?;
+        let (public, signature) = (unhex::<32>(public)?, unhex::<64>(signature)?);
+        UnparsedPublicKey::new(&ED25519, &public).verify(said, &signature).ok()?;
+        Some(server_identity(&public))
     }
+}
+
+fn server_identity(public: &[u8]) -> String {
+    let digest = Sha256::new().chain_update(b"penstock server identity 2 ").chain_update(public).finalize();
+    hex(&digest[..16])
 }
 
 /// Reads a token from a file of 64 hexadecimal digits.
@@ -155,24 +166,45 @@ mod tests {
     }
 
     #[test]
-    fn a_token_goes_into_a_header_and_comes_out_but_is_not_shown() {
-        let token = Secret(random());
+    fn a_servers_key_makes_its_identity_and_signs_for_no_other() {
+        let (key, other) = (ServerKey::draw(), ServerKey::draw());
+        assert!(is_identity(&key.identity()) && key.identity() != other.identity());
         let mut metadata = MetadataMap::new();
-        metadata.insert("authorization", authorization(&token));
-        assert!(same(&bearer(&metadata).unwrap(), &token));
-        assert!(!format!("{metadata:?}").contains(&hex(&token.0)));
+        assert_eq!(ServerKey::shown(b"said", &metadata), None);
+        key.show(b"said", &mut metadata);
+        assert_eq!(ServerKey::shown(b"said", &metadata), Some(key.identity()));
+        assert_eq!(ServerKey::shown(b"sold", &metadata), None);
+        // Its public half with another's signature.
+        let mut others = MetadataMap::new();
+        other.show(b"said", &mut others);
+        let words = |metadata: &MetadataMap| {
+            let (public, signature) =
+                metadata.get(SERVER_PROOF).unwrap().to_str().unwrap().split_once(' ').unwrap();
+            (public.to_owned(), signature.to_owned())
+        };
+        let mixed = format!("{} {}", words(&metadata).0, words(&others).1);
+        metadata.insert(SERVER_PROOF, header(&mixed));
+        assert_eq!(ServerKey::shown(b"said", &metadata), None);
     }
 
     #[test]
-    fn a_servers_key_makes_its_identity_and_no_other_and_is_not_shown() {
-        let (key, other) = (ServerKey::draw(), ServerKey::draw());
-        assert!(is_identity(&key.identity()) && key.identity() != other.identity());
-        assert!(!hex(&key.0.0).contains(&key.identity()));
+    fn a_servers_key_is_neither_sent_nor_shown() {
+        let seed: [u8; 32] = random();
+        let key = ServerKey::from_seed(&seed);
         let mut metadata = MetadataMap::new();
-        assert!(ServerKey::shown(&metadata).is_none());
-        key.show(&mut metadata);
-        assert_eq!(ServerKey::shown(&metadata).unwrap().identity(), key.identity());
-        assert!(!format!("{metadata:?}{key:?}").contains(&hex(&key.0.0)));
+        key.show(b"said", &mut metadata);
+        let sent = metadata.get(SERVER_PROOF).unwrap().to_str().unwrap();
+        assert!(!format!("{sent} {key:?} {}", key.identity()).contains(&hex(&seed)[..16]));
+        assert!(!format!("{key:?}").contains(&format!("{:?}", &seed[..4]).replace(['[', ']'], "")));
+    }
+
+    #[test]
+    fn digits_are_read_as_they_are_written_and_nothing_else_is() {
+        let bytes: [u8; 32] = random();
+        assert_eq!(unhex(&hex(&bytes)), Some(bytes));
+        for wrong in ["", "0", "000", "+0", "0g", "\u{e9}"] {
+            assert_eq!(unhex::<1>(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

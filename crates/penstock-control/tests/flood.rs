@@ -3,14 +3,20 @@
 mod common;
 
 use common::{DEADLINE, Site};
-use penstock_control::Error;
+use http_body_util::{BodyExt, Full};
 use penstock_control::client::{Client, Target, Worker};
 use penstock_control::proto::ConnectRequest;
 use penstock_control::proto::jobs_client::JobsClient;
+use penstock_control::{Error, Reason, limits};
 use penstock_proto::message::Secret;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::Bytes;
+use tonic::codegen::http::Request;
+use tower::ServiceExt;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -38,7 +44,7 @@ fn connections_that_begin_http_and_stop_do_not_keep_others_out() {
 }
 
 #[test]
-fn a_client_that_has_shown_its_token_is_not_put_out_by_strangers() {
+fn a_client_that_has_proved_its_secret_is_not_put_out_by_strangers() {
     let site = Site::with(|config| config.connections = 8);
     let created = site.create("mnist", |_| {}).unwrap();
     let client = site.client();
@@ -72,9 +78,51 @@ fn a_request_above_the_limit_is_refused() {
     let site = Site::new();
     let huge = "x".repeat(2 << 20);
     let error = site.create(&huge, |_| {}).unwrap_err();
-    assert!(!matches!(error, Error::Unreachable { .. }), "{error}");
+    let Error::Refused(refusal) = &error else { panic!("expected a refusal, got {error:?}") };
+    assert_eq!(refusal.reason, Reason::Invalid);
     assert!(error.to_string().len() < 1000, "it is not sent back");
     assert_eq!(site.client().health(), Ok(true));
+}
+
+#[test]
+fn the_largest_job_that_there_may_be_is_below_the_limit() {
+    let site = Site::new();
+    let value = "x".repeat(limits::SETTING_BYTES - 8);
+    let settings = (0..limits::SETTINGS).map(|index| (format!("name{index:04}"), value.clone())).collect();
+    site.create(&"x".repeat(limits::NAME_BYTES), |spec| spec.settings = settings).unwrap();
+}
+
+#[test]
+fn who_shows_no_proof_that_may_be_good_is_refused_before_its_request_ends() {
+    let site = Site::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let digits = "0".repeat(64);
+    let (made_up, token) = (format!("Penstock-Proof {digits} {digits} {digits}"), format!("Bearer {digits}"));
+    let (admin, server, worker) = ("Admin/CreateJob", "Servers/Heartbeat", "Jobs/Connect");
+    for (method, shown, word, text) in [
+        (admin, "", "token", "wrong or missing"),
+        (server, "", "token", "wrong or missing"),
+        (worker, "", "job-secret", "no such job"),
+        (worker, "Penstock-Proof 00", "job-secret", "no such job"),
+        (admin, &made_up, "stale-proof", "too old"),
+        (server, &made_up, "stale-proof", "too old"),
+        (admin, &token, "token", "proofs, not tokens"),
+        (worker, &token, "job-secret", "proofs, not tokens"),
+    ] {
+        let response = runtime.block_on(async {
+            let without_end = Full::new(Bytes::from_static(b"\0")).with_trailers(std::future::pending());
+            let request = Request::post(format!("http://manager/penstock.v1.{method}"))
+                .header("content-type", "application/grpc")
+                .header("authorization", shown)
+                .body(Body::new(without_end))
+                .unwrap();
+            let call = common::channel(&site.address).await.oneshot(request);
+            tokio::time::timeout(DEADLINE, call).await.expect("it waits for the rest").unwrap()
+        });
+        assert_eq!(response.headers()["penstock-reason"], word, "{method} {shown}");
+        let status = Status::from_header_map(response.headers()).unwrap();
+        assert!(status.message().contains(text), "{method} {shown}: {status:?}");
+    }
 }
 
 /// A call that waits until it is cut off.
@@ -91,15 +139,15 @@ fn long_wait() -> ConnectRequest {
 fn workers_of_one_job_cannot_wait_in_unlimited_number() {
     let site = Site::new();
     let created = site.create("mnist", |spec| spec.workers = 1).unwrap();
-    let most = 1 + penstock_control::limits::SPARE_WAITS_PER_JOB;
+    let most = 1 + limits::SPARE_WAITS_PER_JOB;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let channel = common::channel(&site.address).await;
+        let channel = common::worker(&site.address, "mnist", &created.secret).await;
         let (ended, mut answers) = tokio::sync::mpsc::unbounded_channel();
         for _ in 0..most + 8 {
-            let (channel, request) = (channel.clone(), common::signed(long_wait(), &created.secret));
+            let channel = channel.clone();
             let ended = ended.clone();
-            tokio::spawn(async move { ended.send(JobsClient::new(channel).connect(request).await) });
+            tokio::spawn(async move { ended.send(JobsClient::new(channel).connect(long_wait()).await) });
         }
         for _ in 0..8 {
             let answer = answers.recv().await.unwrap();
@@ -119,11 +167,11 @@ fn a_flood_of_calls_on_one_connection_leaves_others_alone() {
     let created = site.create("mnist", |spec| spec.workers = 500).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let channel = common::channel(&site.address).await;
+        let channel = common::worker(&site.address, "mnist", &created.secret).await;
         let calls: Vec<_> = (0..500)
             .map(|_| {
-                let (channel, request) = (channel.clone(), common::signed(long_wait(), &created.secret));
-                tokio::spawn(async move { JobsClient::new(channel).connect(request).await })
+                let channel = channel.clone();
+                tokio::spawn(async move { JobsClient::new(channel).connect(long_wait()).await })
             })
             .collect();
         let address = site.address.clone();

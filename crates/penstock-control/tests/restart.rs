@@ -63,22 +63,22 @@ fn a_server_that_was_there_first_is_found_when_the_manager_starts() {
 fn fall_silent_after_hosting(site: &Site, jobs: usize) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let mut client = ServersClient::new(common::channel(&site.address).await);
-        let token = site.token("server.token");
         let key = ServerKey::draw();
+        let channel = common::server(&site.address, &site.token("server.token")).await;
+        let mut client = ServersClient::new(channel.signing(key.clone()));
         let id = key.identity();
         let hello = RegisterRequest { id: id.clone(), endpoint: "/silent.sock".to_owned(), memory: 100 };
-        client.register(common::signed_by(&key, hello, &token)).await.unwrap();
+        client.register(hello).await.unwrap();
         let mut hosted = Vec::new();
         while hosted.len() < jobs {
             let said = HeartbeatRequest { id: id.clone(), hosted: hosted.clone() };
-            let told = client.heartbeat(common::signed_by(&key, said, &token)).await.unwrap().into_inner();
+            let told = client.heartbeat(said).await.unwrap().into_inner();
             let status =
                 |job: HostedJob| HostedStatus { name: job.name, id: job.id, ..HostedStatus::default() };
             hosted = told.jobs.into_iter().map(status).collect();
         }
         let said = HeartbeatRequest { id, hosted };
-        client.heartbeat(common::signed_by(&key, said, &token)).await.unwrap();
+        client.heartbeat(said).await.unwrap();
     });
 }
 

@@ -1,4 +1,4 @@
-//! Every call, over real connections: what it does, and whom it refuses.
+//! Every call, over real connections: what it does, and which callers it refuses.
 
 mod common;
 
@@ -295,14 +295,16 @@ fn who_has_only_the_servers_token_speaks_for_no_server_but_its_own() {
     let own = ServerKey::draw();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let mut client = ServersClient::new(common::channel(&site.address).await);
+        let channel = common::server(&site.address, &token).await;
+        let mut unsigned = ServersClient::new(channel.clone());
+        let mut client = ServersClient::new(channel.signing(own));
         let refused = |status: tonic::Status| assert!(status.message().contains("key"), "{status:?}");
         let hello = RegisterRequest { id: id.clone(), endpoint: "/evil.sock".to_owned(), memory: 100 };
-        refused(client.register(common::signed(hello.clone(), &token)).await.unwrap_err());
-        refused(client.register(common::signed_by(&own, hello, &token)).await.unwrap_err());
+        refused(unsigned.register(hello.clone()).await.unwrap_err());
+        refused(client.register(hello).await.unwrap_err());
         let said = HeartbeatRequest { id: id.clone(), hosted: Vec::new() };
-        refused(client.heartbeat(common::signed_by(&own, said, &token)).await.unwrap_err());
-        refused(client.leave(common::signed_by(&own, LeaveRequest { id }, &token)).await.unwrap_err());
+        refused(client.heartbeat(said).await.unwrap_err());
+        refused(client.leave(LeaveRequest { id }).await.unwrap_err());
     });
     assert_eq!(site.connect("mnist", &created.secret).unwrap().servers, ["/a.sock"]);
 }

@@ -12,9 +12,10 @@ use penstock_fabric::region::Mapping;
 use penstock_fabric::ring::{CAPACITY, Consumer, Producer, Ring};
 use penstock_fabric::sync::{Ordering, OwnedU64};
 use penstock_kernels::{Dtype, Settings};
+use penstock_proto::checksum;
 use penstock_proto::chunk::Cut;
 use penstock_proto::error::Refusal;
-use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice, checksum};
+use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::handshake::{
     MAGIC, MAX_HANDSHAKE_BYTES, MAX_JOB_NAME_BYTES, PLAIN_BINDING, Purpose, SOCKET_BINDING, ServerHandshake,
     Verdict, WorkerHandshake, verdict,
@@ -313,7 +314,7 @@ fn the_page_of_sleepers_is_as_the_page_says() {
         assert!(line.claim());
         Summary::new().announce(line, wanted);
     });
-    // Nobody has rung: rings are 0.
+    // Nothing has rung: rings are 0.
     assert_eq!(lines, [1 | 1 << 32, 7 << 32, 8]);
     let drawn = PAGE.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(drawn.contains(&format!(
@@ -366,9 +367,9 @@ fn a_frame_has_its_words_where_the_page_draws_them() {
     }
     assert_eq!((&bytes[..4], &bytes[4..8]), (&b"PSF\x01"[..], &[1, 0, 1, 0][..]));
     assert_eq!(frame(false)[6], 0);
-    assert_eq!([1, 2, 3, 4, 5].map(word), [job_number("a"), 0, 12, 40, checksum(&payload)]);
+    assert_eq!([1, 2, 3, 4, 5].map(word), [job_number("a"), 0, 12, 40, checksum::of(&payload)]);
     assert_eq!(std::array::from_fn(|at| word(6 + at)), submission.encode());
-    assert_eq!((word(14), word(15)), (0, checksum(&bytes[..8 * 15])));
+    assert_eq!((word(14), word(15)), (0, checksum::of(&bytes[..8 * 15])));
 }
 
 #[test]
@@ -435,8 +436,8 @@ fn a_record_has_in_front_of_its_message_what_the_page_says() {
     let holds = section.lines().filter(|line| line.starts_with('|')).skip(2);
     let holds: Vec<&str> = holds.filter_map(|row| row.split('|').nth(2)).map(str::trim).take(4).collect();
     assert_eq!(holds, drawn);
-    assert_eq!(made[4..8], (checksum(&made[..4]) as u32).to_le_bytes());
-    assert_eq!(made[8..16], checksum(b"message").to_le_bytes());
+    assert_eq!(made[4..8], (checksum::of(&made[..4]) as u32).to_le_bytes());
+    assert_eq!(made[8..16], checksum::of(b"message").to_le_bytes());
     assert_eq!(&made[LENGTH_BYTES + CHECKSUM_BYTES..], b"message");
 }
 

@@ -6,7 +6,7 @@ mod net;
 use net::*;
 use penstock_proto::account::{Account, Limits, Resource};
 use penstock_proto::items::node::{Broken, Node};
-use penstock_proto::items::wire::{Encoder, Message, Shape};
+use penstock_proto::items::wire::{Encoder, Message, PartitionId, Shape};
 use penstock_proto::items::{Propagation, RowSet};
 use penstock_proto::peer::{PeerId, Role};
 use penstock_proto::record::LENGTH_BYTES;
@@ -77,7 +77,7 @@ fn who_subscribes_while_a_set_is_logged_but_not_finished_gets_its_row() {
     assert_eq!((net.seen_by(ONE), net.seen_by(TWO)), (vec![0, 5], vec![0, 5]), "N-2");
 }
 
-// A worker offered rows of tables that there are not, and they stayed when it went.
+// A worker offered rows of tables that do not exist, and they stayed when it went.
 #[test]
 fn rows_of_who_has_gone_are_kept_as_long_as_somebody_who_is_here_has_asked_for_them() {
     let mut net = Net::new(2, Propagation::Lazy);
@@ -138,7 +138,7 @@ fn a_worker_that_comes_again_is_sent_nothing_that_was_owed_to_the_first() {
         set(&mut producer, 1, &[0, 1], 5);
         producer.raise(1);
         net.settle();
-        // The first is owed the rows now, and what stands on its connection nobody reads.
+        // The first is owed the rows now, and what stands on its connection is not read.
         let sent = |net: &mut Net, peer| {
             let mut bytes = Vec::new();
             net.home.transmit(peer, &mut bytes, 1 << 20);
@@ -173,7 +173,8 @@ fn only_the_worker_that_began_them_offers_its_rows() {
         net.home.connected(peer);
         assert_eq!(say(&mut net.home, peer, &offer), Err(Broken::Nonsense(said)), "{peer}");
     }
-    // Nobody asks for them any more, and the first has gone for good: then they are another's to offer, and last as long as that one.
+    // They are not asked for any more, and the first has gone for good: then they are another's to offer, and last as
+    // long as that one.
     net.home.forget(ONE);
     assert_eq!(net.home.forget(PRODUCER), BTreeSet::from([ID]));
     assert_eq!(say(&mut net.home, again, &offer), Ok(()));
@@ -278,7 +279,7 @@ fn who_offers_its_rows_again_and_again_is_told_once_what_is_wanted() {
     assert!(bytes.len() < 64 << 10, "{} bytes of what is wanted", bytes.len());
 }
 
-// What its producer had offered was replaced, and whoever had subscribed was lost with its next word.
+// What its producer had offered was replaced, and peers that had subscribed were lost with its next word.
 #[test]
 fn rows_that_are_here_are_not_replaced_by_others() {
     let (mut net, mut producer) = Net::subscribed(2, Propagation::Eager);
@@ -369,7 +370,7 @@ fn fetches_of_rows_whose_producer_has_gone_are_given_back() {
     assert_eq!(entries(&mut net), 0);
 }
 
-// They stayed, each charged, until who had asked was lost for them.
+// They stayed, each charged, until the peer that had asked was lost for them.
 #[test]
 fn a_fetch_that_comes_when_nobody_can_answer_it_any_more_is_not_kept_and_one_that_can_be_answered_is() {
     for near in [true, false] {
@@ -403,7 +404,8 @@ fn a_fetch_that_comes_when_nobody_can_answer_it_any_more_is_not_kept_and_one_tha
     }
 }
 
-// What nobody else wanted was not asked of the producer any more as soon as another came again, and who had been away took what was left.
+// What no other wanted was not asked of the producer any more as soon as another came again, and the peer that had been away
+// took what was left.
 #[test]
 fn who_was_away_while_a_producer_left_finds_all_its_rows_as_they_were_set_last() {
     for propagation in [Propagation::Eager, Propagation::Bounded, Propagation::Lazy] {
@@ -476,7 +478,7 @@ fn what_is_wanted_for_who_is_away_costs_it_until_it_has_gone() {
     assert_eq!(taken(&mut net), away, "however often it comes and says nothing");
     net.home.forget(ONE);
     assert_eq!(taken(&mut net), 0);
-    // Nor is anybody asked for its rows.
+    // Nor is any peer asked for its rows.
     net.silent.insert(ONE);
     net.reconnect(TWO);
     Net::pass(net.workers.get_mut(&TWO).unwrap(), HOME, &mut net.home, TWO, usize::MAX);
@@ -485,7 +487,7 @@ fn what_is_wanted_for_who_is_away_costs_it_until_it_has_gone() {
     let wanted = RowSet::from_rows([0]);
     let subscribed = Message::decode(record).unwrap();
     assert!(matches!(subscribed, Message::Subscribe { rows, .. } if rows == wanted));
-    // The same for who waits for what is not there yet.
+    // The same for a peer that waits for what is not there yet.
     let mut home = Node::new(Here::default());
     home.connected(ONE);
     let (shape, rows) = (net.shape, RowSet::from_rows([0]));
@@ -500,8 +502,8 @@ fn what_is_wanted_for_who_is_away_costs_it_until_it_has_gone() {
     assert_eq!(home.host().account.peer(ONE).taken(Resource::Entries), 0);
 }
 
-/// A producer leaves as a worker does: it flushes, hands over, and flushes again; after each turn `event` may do something, and says whether
-/// the line broke with what was on it. From then on it says nothing.
+/// A producer leaves as a worker does: it flushes, hands over, and flushes again; after each turn `event` may do something, and
+/// says whether the line broke with what was on it. From then on it says nothing.
 fn leave(net: &mut Net, event: &mut dyn FnMut(&mut Net, usize) -> bool) {
     leave_within(net, 40, event);
 }
@@ -532,8 +534,8 @@ fn leave_within(net: &mut Net, most: usize, event: &mut dyn FnMut(&mut Net, usiz
     }
 }
 
-// A flush came back before the home had said again what it wants, or behind rows that it had not taken; and what a producer hands over
-// was not handed over on its next connection.
+// A flush came back before the home had said again what it wants, or behind rows that it had not taken; and what a producer
+// hands over was not handed over on its next connection.
 #[test]
 fn a_producer_that_has_left_has_delivered_everything_whatever_happened_on_its_lines_meanwhile() {
     #[derive(Debug, Clone, Copy, PartialEq)]
@@ -647,7 +649,7 @@ fn until_flushed(from: &mut Node<Here>, peer: PeerId, to: &mut Node<Here>, id: u
     to.host().flushed.contains(&id)
 }
 
-// The flush came back first: who had asked took it for all that there is, and had nothing.
+// The flush came back first: the peer that had asked took it for all that there is, and had nothing.
 #[test]
 fn what_was_fetched_before_a_flush_comes_before_it_is_answered() {
     const ROWS: u32 = 80_000; // several messages
@@ -716,7 +718,7 @@ fn a_flush_waits_for_no_fetch_that_nobody_can_answer_yet_nor_for_those_behind_it
     }
 }
 
-// It was not: who waited heard nothing for ever.
+// It was not: a peer that waited never heard anything.
 #[test]
 fn who_cannot_pay_for_what_it_waited_for_is_lost_for_it() {
     const ROWS: u32 = 1024;
@@ -757,4 +759,173 @@ fn who_wants_other_rows_again_and_again_keeps_no_flush_of_their_producer_from_co
         net.settle();
         assert_eq!(net.seen_by(TWO), [5], "{propagation}");
     }
+}
+
+// The consumer took its home for one that breaks the protocol, and its job was over.
+#[test]
+fn whom_a_producer_sends_a_row_of_a_set_that_is_not_finished_does_not_lose_its_home_for_it() {
+    for propagation in [Propagation::Eager, Propagation::Bounded, Propagation::Lazy] {
+        for slots in [2, 256] {
+            let what = format!("{propagation}, {slots} rows");
+            let mut net = Net::new(slots, propagation);
+            let mut producer = writer(slots);
+            let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
+            net.home.produce(ID, PRODUCER, net.shape, memory, None);
+            [ONE, TWO].into_iter().for_each(|peer| net.consume(peer));
+            [ONE, TWO].into_iter().for_each(|peer| net.want_version(peer, 2, 1));
+            net.settle();
+            set(&mut producer, 1, &[0], 5);
+            producer.refresh(1, 100, 1, 1000, Some(&9u64.to_le_bytes()));
+            assert!(net.flushes(ONE) && net.flushes(TWO), "{what}");
+            set(&mut producer, 2, &[0], 6);
+            net.go(PRODUCER);
+            net.reconnect(ONE);
+            net.want_version(ONE, 1, 2);
+            assert!(net.flushes(ONE) && net.flushes(TWO), "{what}");
+            let seen = net.seen_by(ONE);
+            assert_eq!(seen[0], 6, "{what}");
+            // Where rows come one by one, each is what its producer says of it.
+            assert!(propagation != Propagation::Eager || seen[1] == 0, "{what}");
+        }
+    }
+}
+
+// It waited for ever.
+#[test]
+fn a_flush_does_not_wait_for_a_row_that_its_producer_left_torn() {
+    for propagation in [Propagation::Eager, Propagation::Bounded, Propagation::Lazy] {
+        for slots in [3, 256] {
+            let mut net = Net::new(slots, propagation);
+            let mut producer = writer(slots);
+            let between = Rc::<RefCell<Between>>::default();
+            let memory = Watched { memory: followed(producer.rows()), between: Rc::clone(&between) };
+            net.home.produce(ID, PRODUCER, net.shape, memory, None);
+            net.consume(ONE);
+            set(&mut producer, 1, &(0..slots).collect::<Vec<u32>>(), 5);
+            producer.raise(1);
+            between.borrow_mut().torn = Some(1);
+            net.settle();
+            net.go(PRODUCER);
+            net.want_version(ONE, 1, 1);
+            assert!(net.flushes(ONE), "{propagation}, {slots} rows");
+            let seen = net.seen_by(ONE);
+            assert_eq!((seen[0], seen[1]), (5, 0), "{propagation}, {slots} rows");
+            assert!(
+                propagation == Propagation::Lazy || seen[2..].iter().all(|&value| value == 5),
+                "{propagation}"
+            );
+            net.consume(TWO);
+            assert!(net.flushes(TWO), "{propagation}, {slots} rows");
+        }
+    }
+}
+
+// Its producer was lost for the answer: where sets are sent, no row comes by itself.
+#[test]
+fn who_fetches_rows_that_are_sent_in_whole_sets_has_only_itself_to_blame() {
+    let (mut net, mut producer) = Net::subscribed(2, Propagation::Eager);
+    let places = RowSet::from_rows([0]);
+    let fetch = Message::Fetch { partition: ID, ticket: 1, version: 1, places };
+    let said = say(&mut net.home, ONE, &fetch);
+    net.settle();
+    set(&mut producer, 1, &[0, 1], 5);
+    net.settle();
+    assert!(matches!(said, Err(Broken::Nonsense(_))), "{said:?}");
+}
+
+// The producer kept them all, and sent the rows of each once they were there.
+#[test]
+fn fetches_of_a_subscription_that_is_replaced_or_gone_are_kept_neither_here_nor_at_the_source() {
+    const ROWS: u32 = 64;
+    let all = RowSet::from_ranges(std::iter::once(0..ROWS.into()));
+    for propagation in [Propagation::Bounded, Propagation::Lazy] {
+        for reconnects in [true, false] {
+            let (mut net, mut producer) = Net::subscribed(ROWS, propagation);
+            let (shape, rows) = (net.shape, all.clone());
+            net.consume(TWO);
+            assert!(net.workers.get_mut(&TWO).unwrap().fetch(ID, &all, 1).is_some());
+            net.silent.insert(ONE);
+            let said = Message::Subscribe { partition: ID, shape, done: 0, serial: 9, rows };
+            let kept = |net: &mut Net| {
+                let node = net.workers.get_mut(&PRODUCER).unwrap();
+                let (home, source) = (net.home.host().account.peer(ONE), node.host().account.peer(HOME));
+                let taken = |it: Account| (it.taken(Resource::Bytes), it.taken(Resource::Entries));
+                (taken(home), taken(source))
+            };
+            let mut once = None;
+            for ticket in 1..=200 {
+                if reconnects {
+                    net.home.connected(ONE);
+                }
+                say(&mut net.home, ONE, &said).unwrap();
+                let fetch = Message::Fetch { partition: ID, ticket, version: 1, places: all.clone() };
+                say(&mut net.home, ONE, &fetch).unwrap();
+                Net::sent(&mut net.home, ONE);
+                net.settle();
+                let now = kept(&mut net);
+                assert_eq!(now, *once.get_or_insert(now), "{propagation}, {reconnects}, {ticket}");
+            }
+            let charged = once.unwrap().0.0;
+            assert!(
+                charged > 3 * 4 * u64::from(ROWS),
+                "{charged} bytes of what stands here and at the source"
+            );
+            net.go(ONE);
+            net.settle();
+            assert_eq!(kept(&mut net).0, (0, 0), "{propagation}, {reconnects}");
+            let all: Vec<u32> = (0..ROWS).collect();
+            set(&mut producer, 1, &all, 5);
+            net.settle();
+            assert_eq!(net.seen_by(TWO), [5; ROWS as usize], "{propagation}, {reconnects}: nobody else's");
+            let came = net.home.traffic(ID.table).1;
+            let most = 2 * u64::from(ROWS) * (40 + u64::from(ROW_BYTES));
+            assert!(came < most, "{propagation}, {reconnects}: {came} bytes, {most} at most");
+        }
+    }
+}
+
+#[test]
+fn who_subscribes_again_and_again_with_fetches_open_keeps_no_flush_of_their_producer_from_coming_back() {
+    let (mut net, mut producer) = Net::subscribed(4, Propagation::Lazy);
+    let (shape, all) = (net.shape, RowSet::from_rows(0..4));
+    net.silent.insert(ONE);
+    set(&mut producer, 1, &[0, 1, 2, 3], 5);
+    let mut ticket = 0;
+    leave_within(&mut net, 100_000, &mut |net, _| {
+        ticket += 1;
+        let rows = all.clone();
+        let said = Message::Subscribe { partition: ID, shape, done: 0, serial: 9, rows };
+        say(&mut net.home, ONE, &said).unwrap();
+        let fetch = Message::Fetch { partition: ID, ticket, version: 9, places: all.clone() };
+        say(&mut net.home, ONE, &fetch).unwrap();
+        Net::sent(&mut net.home, ONE);
+        false
+    });
+    assert!(ticket > 4, "the producer hears that none is open");
+}
+
+// It was flushed again for each, table after table.
+#[test]
+fn who_wants_other_rows_of_many_tables_holds_a_flush_of_their_producer_no_longer_than_with_a_few() {
+    const TABLES: u32 = 12;
+    const A_TABLE: u32 = 2 * 1024;
+    let (mut net, _producer) = Net::subscribed(4, Propagation::Lazy);
+    let shape = net.shape;
+    let id = |table| PartitionId { table, ..ID };
+    for table in 1..TABLES {
+        let memory = Watched { memory: followed(writer(4).rows()), between: Rc::default() };
+        net.workers.get_mut(&PRODUCER).unwrap().produce(id(table), PRODUCER, shape, memory, Some(HOME));
+    }
+    net.settle();
+    net.silent.insert(ONE);
+    let mut serial = 1;
+    leave_within(&mut net, 2 * 5 * A_TABLE as usize, &mut |net, turn| {
+        if turn.is_multiple_of(2) {
+            serial += 1;
+            let partition = id(serial as u32 / A_TABLE % TABLES);
+            let rows = RowSet::from_rows([1 + serial % 2]);
+            say(&mut net.home, ONE, &Message::Subscribe { partition, shape, done: 0, serial, rows }).unwrap();
+        }
+        false
+    });
 }

@@ -1,8 +1,8 @@
 //! Frames: what travels on the connection between a worker and a shard of another host.
 //!
-//! A frame is a header of 128 bytes and, for some kinds, a payload: one chunk, [encoded](crate::encoding). A worker's frames carry a
-//! [`Submission`], the same 64 bytes that it would write into a ring in shared memory; a shard's frames carry a [`Notice`]. The
-//! header is drawn in docs/layout.md.
+//! A frame is a header of 128 bytes and, for some kinds, a payload: one chunk, [encoded](crate::encoding). A worker's frames
+//! carry a [`Submission`], the same 64 bytes that it would write into a ring in shared memory; a shard's frames carry a
+//! [`Notice`]. The header is drawn in docs/layout.md.
 //!
 //! A connection is a stream of foreign bytes: [`Header::decode`] judges a private copy of the 128 bytes, among them a
 //! checksum over all the others, before a single field is believed. The payload has a checksum of its own, which the header's
@@ -10,11 +10,11 @@
 //!
 //! The sequence number makes reconnecting exact: see [`crate::outbox`].
 
+use crate::checksum;
 use crate::encoding::Encoding;
 use crate::submission::{Submission, SubmissionError, WORDS, pack, unpack};
 use crate::{TensorId, chunk::MAX_CHUNK_BYTES};
 use penstock_kernels::codec::Base;
-use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 128;
@@ -35,7 +35,7 @@ pub enum Body {
     Submission {
         /// What it submits.
         submission: Submission,
-        /// With a push: the chunk's next version shall be sent back as soon as it is published.
+        /// With a push: the chunk's next version is to be sent back as soon as it is published.
         wanted: bool,
     },
     /// From a shard.
@@ -126,13 +126,13 @@ pub enum FrameError {
         /// Its length.
         got: u32,
     },
-    /// A direction or notice that there is not.
+    /// A direction or notice that does not exist.
     #[error("expected a worker's or a shard's frame, got kind {got}")]
     UnknownKind {
         /// What came.
         got: u32,
     },
-    /// The submission in it is none.
+    /// The submission in it is not a valid one.
     #[error(transparent)]
     Submission(#[from] SubmissionError),
     /// The payload's checksum does not match.
@@ -141,11 +141,6 @@ pub enum FrameError {
         /// Its length.
         bytes: usize,
     },
-}
-
-/// The checksum of a payload.
-pub fn checksum(payload: &[u8]) -> u64 {
-    xxh3_64(payload)
 }
 
 const VALUE: u32 = 1;
@@ -207,7 +202,7 @@ impl Header {
             *of_value = base;
         }
         self.length = u32::try_from(payload.len()).expect("what is sent has bounds");
-        self.checksum = checksum(payload);
+        self.checksum = checksum::of(payload);
         self
     }
 
@@ -241,19 +236,19 @@ impl Header {
         for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
             bytes.copy_from_slice(&word.to_le_bytes());
         }
-        let sum = xxh3_64(&bytes[..HEADER_BYTES - 8]);
+        let sum = checksum::of(&bytes[..HEADER_BYTES - 8]);
         bytes[HEADER_BYTES - 8..].copy_from_slice(&sum.to_le_bytes());
         bytes
     }
 
-    /// What these bytes say. Ranges, job, sequence and encoding are judged by who knows them.
+    /// What these bytes say. Ranges, job, sequence and encoding are judged by the caller, which knows them.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
         let mut words = [0u64; HEADER_BYTES / 8];
         for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
             *word = u64::from_le_bytes(*bytes);
         }
-        // First, because whatever else is wrong with bytes that were damaged is no fault of who sent them.
-        if words[15] != xxh3_64(&bytes[..HEADER_BYTES - 8]) {
+        // First, because whatever else is wrong with bytes that were damaged is not the sender's fault.
+        if words[15] != checksum::of(&bytes[..HEADER_BYTES - 8]) {
             return Err(FrameError::Damaged);
         }
         let (magic, kind) = unpack(words[0]);
@@ -285,7 +280,7 @@ impl Header {
 
     /// Whether `payload` is the one that the header announced.
     pub fn check(&self, payload: &[u8]) -> Result<(), FrameError> {
-        if payload.len() == self.length as usize && checksum(payload) == self.checksum {
+        if payload.len() == self.length as usize && checksum::of(payload) == self.checksum {
             return Ok(());
         }
         Err(FrameError::DamagedPayload { bytes: payload.len() })

@@ -5,7 +5,7 @@
 //!
 //! | file | word |
 //! |---|---|
-//! | [`clock`] | how far each worker has come, and who is live |
+//! | [`clock`] | how far each worker has come, and which are live |
 //! | [`consistency`] | what version a reader must see |
 //! | [`adaptive`] | how much slack waiting is worth |
 //! | [`chunk`] | how a tensor is cut |
@@ -16,7 +16,7 @@
 //! | [`shard`] | the home's machine: contribution in, fold due, publish out |
 //! | [`worker`] | the worker's machine: stamps, and what a pull has to wait for |
 //! | [`items`] | tables of rows with a producer and consumers |
-//! | [`peer`] | who is sent to and received from: a worker, or another |
+//! | [`peer`] | what is sent to and received from: a worker, or another |
 //! | [`membership`] | who joined, who left, who was lost; barriers |
 //! | [`vigil`] | who is late, and when |
 //! | [`knot`] | workers that wait for each other in a circle |
@@ -28,13 +28,14 @@
 //! | [`encoding`] | what travels of a chunk, and in which bytes |
 //! | [`outbox`] | frames until they are taken: reconnecting without loss or repetition |
 //! | [`remote`] | a tensor between hosts: what a shard owes to a subscriber, and what that has of it |
-//! | [`overlay`] | who passes on to whom |
+//! | [`overlay`] | which peer passes on to which |
 //! | [`progress`] | the least of many counts |
 //! | [`handshake`] | both ends of a network connection prove that they know the job's secret |
-//! | [`strangers`] | who of those that have not proved it goes where there is no room |
+//! | [`strangers`] | which of those that have not proved it goes when there is no room |
 //! | [`record`] | control messages on a stream |
+//! | [`checksum`] | whether bytes came as they were sent |
 //! | [`error`] | one enum per operation |
-//! | `text.rs` | what somebody says: in how many letters, and which |
+//! | `text.rs` | what a peer says: how long it may be, and in which characters |
 //!
 //! # Architecture invariant
 //! Nothing here reads a clock, starts a thread or opens a socket (`clippy.toml` forbids it), and nothing is unsafe.
@@ -42,6 +43,7 @@
 
 pub mod account;
 pub mod adaptive;
+pub mod checksum;
 pub mod chunk;
 pub mod clock;
 pub mod consistency;

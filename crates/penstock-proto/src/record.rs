@@ -5,7 +5,7 @@
 //! length has a checksum of its own, because a damaged one would have its reader wait for what never comes. Damage is the
 //! line's fault and ends the connection; a length beyond the limit is the peer's.
 
-use xxhash_rust::xxh3::xxh3_64;
+use crate::checksum;
 
 /// Bytes in front of a record's checksum and message: their length, and what shows that it arrived undamaged.
 pub const LENGTH_BYTES: usize = 8;
@@ -41,7 +41,7 @@ pub enum RecordError {
 /// The first bytes of a record whose rest is `length` bytes long.
 pub fn length_bytes(length: u32) -> [u8; LENGTH_BYTES] {
     let length = length.to_le_bytes();
-    let sum = (xxh3_64(&length) as u32).to_le_bytes();
+    let sum = (checksum::of(&length) as u32).to_le_bytes();
     let mut bytes = [0; LENGTH_BYTES];
     bytes[..4].copy_from_slice(&length);
     bytes[4..].copy_from_slice(&sum);
@@ -78,7 +78,7 @@ impl Records {
         let length = length(head, self.limit)?;
         let Some((sum, rest)) = rest.split_first_chunk::<CHECKSUM_BYTES>() else { return Ok(None) };
         let Some(message) = rest.get(..length) else { return Ok(None) };
-        if u64::from_le_bytes(*sum) != xxh3_64(message) {
+        if u64::from_le_bytes(*sum) != checksum::of(message) {
             return Err(RecordError::Damaged);
         }
         let start = self.given + HEAD_BYTES;
@@ -102,7 +102,7 @@ impl Records {
 /// `message` as a record.
 pub fn record(message: &[u8]) -> Vec<u8> {
     let length = u32::try_from(message.len()).expect("messages are short");
-    [&length_bytes(length)[..], &xxh3_64(message).to_le_bytes(), message].concat()
+    [&length_bytes(length)[..], &checksum::of(message).to_le_bytes(), message].concat()
 }
 
 #[cfg(test)]

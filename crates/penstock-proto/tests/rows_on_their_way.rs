@@ -1,9 +1,10 @@
-//! What a peer is sent is charged to it before it is kept: whoever cannot pay for it makes a node keep, and read, no more than it can.
+//! What a peer is sent is charged to it before it is kept: a peer that cannot pay for it makes a node keep, and read, no
+//! more than it can.
 
 use penstock_proto::account::{Account, Limits, Resource};
 use penstock_proto::items::RowSet;
-use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
 use penstock_proto::items::node::{Broken, Host, Node};
+use penstock_proto::items::row_memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
 use penstock_proto::items::spec::Propagation;
 use penstock_proto::items::wire::{Encoder, Message, PartitionId, Shape};
 use penstock_proto::peer::PeerId;

@@ -1,18 +1,18 @@
-//! Who may block: only a thread that has let go of the interpreter.
+//! What may block: only a thread that has let go of the interpreter.
 //!
 //! Waits of the core ask now and then for pending signals, and for that they need the interpreter. Many of them hold a lock
 //! meanwhile (a push holds its tensor's position, every wait the list of links). So a thread that took such a lock with the
-//! interpreter attached would wait for a thread that waits for it, for ever. The rule, which the types hold up:
+//! interpreter attached would wait for a thread that waits for it, for ever. The rule, which the types enforce:
 //!
 //! - what may block stands in a [`Core`], which gives it out only for a [`Detached`], which only this file makes;
-//! - [`Core::quick`] gives an attached thread what takes no lock that anybody holds across a wait: the methods of [`Quick`];
+//! - [`Core::quick`] gives an attached thread what takes no lock that is held across a wait: the methods of [`Quick`];
 //! - a [`Core`] is dropped detached too, since dropping joins threads;
 //! - the standard locks, joins, and other ways to attach and detach are disallowed in this crate outside this file
 //!   (`clippy.toml` beside `Cargo.toml`).
 //!
-//! A signal handler runs inside the wait that it interrupts, under the locks of that wait. A call of the core that it makes
-//! is refused ([`within`]); a job that it closes is closed when the wait has ended ([`close_later`]). Closing itself is not ended
-//! by that, since a job that is left in the middle of leaving has failed for everybody: only what a handler raises ends it.
+//! A signal handler runs inside the wait that it interrupts, under the locks of that wait. A call of the core that it makes is
+//! refused ([`within`]); a job that it closes is closed when the wait has ended ([`close_later`]). Closing itself is not ended by
+//! that, since a job that is left in the middle of leaving has failed for all: only what a handler raises ends it.
 
 use crate::error::{bad_argument, raise};
 use penstock::worker::{Error, Job};
@@ -38,8 +38,8 @@ type Closing = (Arc<Core<Job>>, Option<String>);
 
 /// Whether the interpreter is about to end, or has ended: waits go on without it.
 static ENDED: AtomicBool = AtomicBool::new(false);
-/// The process, and above that how many of its threads are in the middle of a wait and look whether it shall end. No lock: a child
-/// of `fork` may have a job of its own, and it has a copy of this, but none of the threads that it counts.
+/// The process, and above that how many of its threads are in the middle of a wait and look whether it is to end. Not a lock: a
+/// child of `fork` may have a job of its own, and it has a copy of this, but none of the threads that it counts.
 static LOOKING: AtomicU64 = AtomicU64::new(0);
 /// Longest wait for such threads when the interpreter is about to end: one that runs a signal handler may take its time.
 const LAST_LOOKS: Duration = Duration::from_secs(5);
@@ -82,7 +82,7 @@ impl<T: Send> Core<T> {
 }
 
 impl<T: Send> Drop for Core<T> {
-    #[expect(clippy::disallowed_methods, reason = "this file is the door")]
+    #[expect(clippy::disallowed_methods, reason = "this file is the one way")]
     fn drop(&mut self) {
         let value = self.0.take();
         // Without an interpreter there is none to let go of, and the closure is dropped with the value.
@@ -95,7 +95,7 @@ where
     Mutex<T>: Send,
 {
     /// The inside, for one thread at a time.
-    #[expect(clippy::disallowed_methods, reason = "this file is the door")]
+    #[expect(clippy::disallowed_methods, reason = "this file is the one way")]
     pub(crate) fn lock(&self, detached: &Detached) -> MutexGuard<'_, T> {
         self.on(detached).lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -106,13 +106,13 @@ where
     RwLock<T>: Send,
 {
     /// The inside, beside others that look.
-    #[expect(clippy::disallowed_methods, reason = "this file is the door")]
+    #[expect(clippy::disallowed_methods, reason = "this file is the one way")]
     pub(crate) fn read(&self, detached: &Detached) -> RwLockReadGuard<'_, T> {
         self.on(detached).read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The inside, alone.
-    #[expect(clippy::disallowed_methods, reason = "this file is the door")]
+    #[expect(clippy::disallowed_methods, reason = "this file is the one way")]
     pub(crate) fn write(&self, detached: &Detached) -> RwLockWriteGuard<'_, T> {
         self.on(detached).write().unwrap_or_else(PoisonError::into_inner)
     }
@@ -155,8 +155,8 @@ impl Drop for Closes {
     }
 }
 
-/// A look at the interpreter in the middle of a wait, and of its locks. An interpreter that ends stops for ever whoever comes back to
-/// it, so none begins once that is near, and it is waited for those that have begun.
+/// A look at the interpreter in the middle of a wait, and of its locks. An interpreter that ends stops for ever any thread that
+/// comes back to it, so no look begins once that is near, and those that have begun are waited for.
 struct Look {
     /// Whose: a signal handler that runs in it may fork.
     process: u32,
@@ -166,7 +166,8 @@ impl Look {
     fn new() -> Option<Self> {
         let look = Self { process: std::process::id() };
         look.count(|looking| looking + 1);
-        // Either this sees that the end is near, or who ends sees this look: both are in one order with what they write first.
+        // Either this sees that the end is near, or the thread that ends it sees this look: both are in one order with what
+        // they write first.
         (!ENDED.load(Ordering::SeqCst)).then_some(look)
     }
 
@@ -194,7 +195,7 @@ impl Drop for Look {
 }
 
 /// From here on no wait looks at the interpreter, which is about to end; so no thread is stopped in the middle of one.
-#[expect(clippy::disallowed_methods, reason = "this file is the door")]
+#[expect(clippy::disallowed_methods, reason = "this file is the one way")]
 pub(crate) fn about_to_end(py: Python<'_>) {
     py.detach(|| {
         ENDED.store(true, Ordering::SeqCst);
@@ -205,10 +206,10 @@ pub(crate) fn about_to_end(py: Python<'_>) {
     });
 }
 
-/// Asked by every wait now and then: runs pending signal handlers; whether the wait shall end.
-#[expect(clippy::disallowed_methods, reason = "this file is the door")]
+/// Asked by every wait now and then: runs pending signal handlers; whether the wait is to end.
+#[expect(clippy::disallowed_methods, reason = "this file is the one way")]
 pub(crate) fn interrupted() -> bool {
-    // Where something is dropped nobody could be told what a handler raises: it runs afterwards.
+    // While something is dropped there is nowhere to report what a handler raises: it runs afterwards.
     if !within() {
         return false;
     }
@@ -223,13 +224,13 @@ pub(crate) fn interrupted() -> bool {
         }
     };
     let Some(_look) = Look::new() else { return false };
-    // An interpreter that is ending gives nobody back to Python.
+    // An interpreter that is ending gives no thread back to Python.
     Python::try_attach(look).unwrap_or(true)
 }
 
 /// Asked by long waits: whether nothing else can happen in this process. Any other thread of Python's could use the job, whether it
 /// has before or not; and what an alarm is set for may end the wait.
-#[expect(clippy::disallowed_methods, reason = "this file is the door")]
+#[expect(clippy::disallowed_methods, reason = "this file is the one way")]
 pub(crate) fn alone() -> bool {
     let look = |py: Python<'_>| -> PyResult<bool> {
         let threads = py.import("sys")?.call_method0("_current_frames")?.len()?;
@@ -242,7 +243,7 @@ pub(crate) fn alone() -> bool {
     Python::try_attach(|py| look(py).unwrap_or(false)).unwrap_or(false)
 }
 
-/// Runs `work` when the interpreter has ended, for good: there is nobody to let go of, and no signal handler.
+/// Runs `work` when the interpreter has ended, for good: there is nothing to let go of, and no signal handler.
 pub(crate) fn at_exit<T>(work: impl FnOnce(&Detached) -> T) -> T {
     ENDED.store(true, Ordering::Relaxed);
     work(&Detached(()))
@@ -272,7 +273,7 @@ pub(crate) fn closing<T>(job: &Arc<Core<Job>>, free: &Detached, work: impl FnOnc
     work(job.on(free))
 }
 
-/// `error`, and what came before it, as where a `finally` raises. One that has a history keeps it.
+/// `error`, and what came before it, as when a `finally` raises. One that has a history keeps it.
 fn behind(py: Python<'_>, error: PyErr, before: Option<PyErr>) -> PyErr {
     if let Some(before) = before.filter(|before| !before.value(py).is(error.value(py)))
         && error.context(py).is_none()
@@ -289,7 +290,7 @@ pub(crate) fn let_go<T: Send>(py: Python<'_>, work: impl FnOnce(&Detached) -> T 
 
 /// The same; what came of it goes straight to `then`: a result that may be an `Error` is large, and each hand-over would copy it.
 #[inline]
-#[expect(clippy::disallowed_methods, reason = "this file is the door")]
+#[expect(clippy::disallowed_methods, reason = "this file is the one way")]
 fn let_go_then<R: Send, T>(
     py: Python<'_>,
     work: impl FnOnce(&Detached) -> R + Send,
@@ -319,7 +320,7 @@ fn inside_another(py: Python<'_>) -> PyErr {
 
 /// Does what signal handlers left to do in a call, and raises what they raised.
 #[cold]
-#[expect(clippy::disallowed_methods, reason = "this file is the door")]
+#[expect(clippy::disallowed_methods, reason = "this file is the one way")]
 fn hear(py: Python<'_>, here: &Cell<u8>) -> PyResult<()> {
     let mut told = RAISED.take();
     while let Some((job, failed)) = TO_CLOSE.with_borrow_mut(VecDeque::pop_front) {

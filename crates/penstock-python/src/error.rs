@@ -4,6 +4,7 @@ use penstock::options::OptionError;
 use penstock::server::StartError;
 use penstock::worker::Error;
 use penstock_fabric::socket::ListenError;
+use penstock_proto::account::Resource;
 use penstock_proto::error::{JobFailure, Loss, Refusal};
 use penstock_proto::items::TableError;
 use penstock_proto::spec::SpecError;
@@ -69,7 +70,7 @@ pub(crate) fn raise_start(py: Python<'_>, error: &StartError) -> PyErr {
     Shape::new(py, start(error)).build(&error.to_string(), error.hint()).unwrap_or_else(|failed| failed)
 }
 
-/// A wait for these ranks that came to its end; for none where nobody knows for whom.
+/// A wait for these ranks that came to its end; for none where it is not known which.
 pub(crate) fn deadline_exceeded(py: Python<'_>, missing: &[u32], message: &str, hint: Option<&str>) -> PyErr {
     let shape = Shape::new(py, "DeadlineExceeded").with("missing", missing.to_vec());
     shape.build(message, hint.map(str::to_owned)).unwrap_or_else(|failed| failed)
@@ -163,6 +164,9 @@ fn refusal<'py>(py: Python<'py>, refusal: &Refusal) -> Shape<'py> {
         Refusal::Conflict { .. } => named("DeclarationConflict"),
         Refusal::OutOfMemory { needed, available, .. } => {
             named("OutOfMemory").with("needed", *needed).with("available", *available)
+        }
+        Refusal::Exhausted { why, .. } if why.resource == Resource::Bytes => {
+            named("OutOfMemory").with("needed", why.asked).with("available", why.left)
         }
         Refusal::Ended(failure) => self::failure(py, failure),
         Refusal::ProtocolVersion { .. } | Refusal::Malformed { .. } | Refusal::UnknownTensor { .. } => {

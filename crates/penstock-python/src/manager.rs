@@ -341,7 +341,7 @@ fn class(error: &Error) -> &'static str {
             Reason::Ended => "JobClosed",
             Reason::Failed => "JobFailed",
             Reason::NotReady => "ConnectTimeout",
-            Reason::Busy | Reason::State => "ManagerUnavailable",
+            Reason::Busy | Reason::StaleProof | Reason::State => "ManagerUnavailable",
             _ => "ProtocolError",
         },
         Error::NotReady { .. } => "ConnectTimeout",

@@ -42,20 +42,23 @@ impl RendezvousRoot {
         Ok(Self { port: end.port(), end: Core::new(Mutex::new(Some(end))) })
     }
 
-    #[allow(clippy::type_complexity, reason = "what came, who is missing, what the system said of that")]
+    #[allow(clippy::type_complexity, reason = "what came, who is missing, and what is known of why")]
     fn collect<'py>(
         &self,
         py: Python<'py>,
         own: &[u8],
         seconds: Seconds,
-    ) -> PyResult<(Bound<'py, PyDict>, Vec<u32>, Option<String>)> {
+    ) -> PyResult<(Bound<'py, PyDict>, Vec<u32>, Option<String>, Option<Why>)> {
         let longest = seconds.judged()?;
-        let found = use_end(py, &self.end, |end| end.collect(own, &Patience::new(longest, &interrupted)))?;
+        let (found, unproved) = use_end(py, &self.end, |end| {
+            Ok((end.collect(own, &Patience::new(longest, &interrupted))?, end.unproved()))
+        })?;
         let came = PyDict::new(py);
         for (rank, contribution) in &found.came {
             came.set_item(rank, PyBytes::new(py, contribution))?;
         }
-        Ok((came, found.missing, found.no_room))
+        let unproved = unproved.map(|host| Cause::Unproved { host });
+        Ok((came, found.missing, found.no_room, unproved.map(|cause| (cause.to_string(), cause.hint()))))
     }
 
     fn announce(&self, py: Python<'_>, verdict: &[u8]) -> PyResult<()> {
@@ -135,7 +138,7 @@ fn raise(py: Python<'_>, error: &RendezvousError) -> PyErr {
         RendezvousError::Late { .. } => {
             return deadline_exceeded(py, &[0], &error.to_string(), error.hint());
         }
-        // Rank 0 is there: whom it waits for, only it knows.
+        // Rank 0 is there: only it knows which ranks it waits for.
         RendezvousError::Undecided { .. } => {
             return deadline_exceeded(py, &[], &error.to_string(), error.hint());
         }
@@ -254,8 +257,11 @@ pub(crate) fn late_verdict(
     Ok(PyBytes::new(py, &verdict.spell()))
 }
 
-/// Who is missing, how many seconds rank 0 waited, and what kept it from letting more in, with what to do.
-type Late = (Vec<u32>, f64, Option<(String, &'static str)>);
+/// Why a process did not come, and what to do.
+type Why = (String, &'static str);
+
+/// Which ranks are missing, how many seconds rank 0 waited, and what kept it from letting more in, with what to do.
+type Late = (Vec<u32>, f64, Option<Why>);
 
 /// A verdict: the messages of all, or that some are missing, or why a process could not go on.
 #[pyfunction]

@@ -1,8 +1,10 @@
 //! What goes wrong: on the links, and with the workers.
 
 use crate::rng::Rng;
+use crate::transport::Way;
 use crate::workload::Workload;
 use penstock_proto::Rank;
+use std::ops::Range;
 
 /// How a worker ends, if not by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +42,49 @@ pub enum OnLoss {
     Stop,
 }
 
+/// Workers that are suspended, and leases that say what becomes of them.
+#[derive(Debug, Clone)]
+pub struct Leases {
+    /// The lease.
+    pub lease: u64,
+    /// When each worker's process is suspended, if it is.
+    pub suspended: Vec<Option<Range<u64>>>,
+    /// When each worker's connection to the control thread falls silent, and which way.
+    pub silent: Vec<Vec<(u64, Way)>>,
+}
+
+impl Leases {
+    /// Longest time under way of what shows that a worker lives, in parts of the lease.
+    const UNDER_WAY: u64 = 16;
+
+    /// Suspensions of the workers of these faults, half of them of more than a lease if any may be, the others of half of one at
+    /// most. Each meets only one thing at a time that may cost a worker half a lease, as one that has to live through it must.
+    fn some(faults: &Faults, long: bool, rng: &mut Rng) -> Self {
+        let slowest = faults.delay * faults.slow.iter().max().copied().unwrap_or(1);
+        let lease = Self::UNDER_WAY * slowest + 64;
+        let (mut suspended, mut silent) = (Vec::new(), Vec::new());
+        for &remote in &faults.remote {
+            let sleeps = rng.once_in(2);
+            let start = rng.within(1..=2 * lease);
+            let length = match long && rng.once_in(2) {
+                true => lease + rng.within(lease / 2..=2 * lease),
+                false => rng.within(1..=lease / 2),
+            };
+            suspended.push(sleeps.then_some(start..start + length));
+            let times = 0..if remote && !sleeps { 2 } else { 0 };
+            silent.push(
+                times.map(|turn| (start + turn * 2 * lease, rng.pick(&[Way::Up, Way::Down]))).collect(),
+            );
+        }
+        Self { lease, suspended, silent }
+    }
+
+    /// Whether `rank` is suspended for longer than it may.
+    pub fn loses(&self, rank: Rank) -> bool {
+        self.suspended[rank as usize].as_ref().is_some_and(|range| range.end - range.start >= self.lease)
+    }
+}
+
 /// All that goes wrong in a run. Times are in ticks.
 #[derive(Debug, Clone)]
 pub struct Faults {
@@ -67,6 +112,8 @@ pub struct Faults {
     pub late: Vec<u64>,
     /// What a loss means for the others.
     pub on_loss: OnLoss,
+    /// Suspensions and leases; without them a worker that crashes is lost after a while.
+    pub leases: Option<Leases>,
 }
 
 impl Faults {
@@ -86,6 +133,7 @@ impl Faults {
             slow: (0..workers).map(|_| rng.pick(&[1, 1, 1, 8])).collect(),
             late: (0..workers).map(|_| rng.pick(&[1, 10, 10, 500])).collect(),
             on_loss: OnLoss::Continue,
+            leases: None,
         }
     }
 
@@ -119,9 +167,24 @@ impl Faults {
         faults
     }
 
+    /// Links fail, workers are suspended, and if `lose` some for longer than a lease or for good; the others go on without them.
+    pub fn of_leases(workload: &Workload, lose: bool, rng: &mut Rng) -> Self {
+        let mut faults =
+            if lose { Self::of_all(workload, false, rng) } else { Self::of_links(workload, rng) };
+        (faults.stall_once_in, faults.on_loss) = (0, OnLoss::Continue);
+        for fate in &mut faults.fates {
+            // A worker without patience would get itself lost by what it says.
+            if matches!(fate, Fate::Hurried { .. }) {
+                *fate = Fate::Honest;
+            }
+        }
+        Self { leases: Some(Leases::some(&faults, lose, rng)), ..faults }
+    }
+
     /// Whether `rank` runs to its end.
     pub fn is_honest(&self, rank: Rank) -> bool {
-        self.fates[rank as usize] == Fate::Honest
+        let is_lost = self.leases.as_ref().is_some_and(|leases| leases.loses(rank));
+        self.fates[rank as usize] == Fate::Honest && !is_lost
     }
 
     /// How long something is under way.

@@ -1,9 +1,10 @@
-//! What is seen of a run, and the line that each sight is logged as.
+//! What is seen of a run, and the line that each thing seen is logged as.
 //!
 //! A line has five columns: the tick, who, what, on which tensor (and chunk), and the details. docs/simulation.md explains
 //! them; a test compares it with this file.
 
 use crate::rng::digest;
+use penstock_proto::encoding::Encoding;
 use penstock_proto::{Rank, TensorId};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -41,7 +42,7 @@ pub enum Observation<'a> {
         /// The iteration.
         round: u64,
     },
-    /// A worker stands there no more, and has not passed.
+    /// A worker no longer stands there, and has not passed.
     InVain {
         /// Who.
         rank: Rank,
@@ -117,6 +118,11 @@ pub enum Observation<'a> {
         /// Who.
         rank: Rank,
     },
+    /// The control thread says that a worker is lost, of which no sign of life came for a lease.
+    Lost {
+        /// Who.
+        rank: Rank,
+    },
     /// A worker turned hostile: nothing it submits from now on means anything.
     Turned {
         /// Who.
@@ -180,8 +186,29 @@ pub enum Observation<'a> {
         chunk: u32,
         /// Its version.
         version: u64,
-        /// Its value.
+        /// How its payload was encoded.
+        encoding: Encoding,
+        /// The publication that the payload was a difference against; 0: it was whole.
+        base: u64,
+        /// Its value, decoded.
         value: &'a [u8],
+    },
+    /// A contribution, or a value to be loaded, came from a worker of another host and stands in its lane.
+    Lodged {
+        /// Where.
+        shard: usize,
+        /// Whose.
+        rank: Rank,
+        /// The tensor.
+        tensor: TensorId,
+        /// The chunk.
+        chunk: u32,
+        /// How its payload was encoded.
+        encoding: Encoding,
+        /// What stands in the worker's lane.
+        sent: &'a [u8],
+        /// What stands in the shard's copy of it, decoded.
+        came: &'a [u8],
     },
     /// The optimizer's state of a chunk came from a shard of another host.
     Stated {
@@ -237,12 +264,14 @@ impl Observation<'_> {
             Self::Refused { .. } => "refuse",
             Self::Removed { .. } => "remove",
             Self::Crashed { .. } => "crash",
+            Self::Lost { .. } => "lose",
             Self::Turned { .. } => "turn",
             Self::Cut { .. } => "cut",
             Self::Connected { .. } => "connect",
             Self::Asked { .. } => "ask",
             Self::Wanted { .. } => "want",
             Self::Came { .. } => "come",
+            Self::Lodged { .. } => "lodge",
             Self::Stated { .. } => "state",
             Self::Returned { .. } => "return",
             Self::Committed { .. } => "commit",
@@ -255,6 +284,7 @@ impl Observation<'_> {
             Self::Folded { shard, .. }
             | Self::Published { shard, .. }
             | Self::Committed { shard, .. }
+            | Self::Lodged { shard, .. }
             | Self::Refused { shard, .. }
             | Self::Removed { shard, .. } => format!("shard {shard}"),
             Self::Submitted { rank, .. }
@@ -265,6 +295,7 @@ impl Observation<'_> {
             | Self::InVain { rank, .. }
             | Self::Read { rank, .. }
             | Self::Crashed { rank }
+            | Self::Lost { rank }
             | Self::Turned { rank }
             | Self::Cut { rank, .. }
             | Self::Connected { rank, .. }
@@ -283,6 +314,7 @@ impl Observation<'_> {
             | Self::Folded { tensor, chunk, .. }
             | Self::Published { tensor, chunk, .. }
             | Self::Came { tensor, chunk, .. }
+            | Self::Lodged { tensor, chunk, .. }
             | Self::Stated { tensor, chunk, .. }
             | Self::Committed { tensor, chunk, .. }
             | Self::Read { tensor, chunk, .. } => format!("t{tensor}[{chunk}]"),
@@ -298,8 +330,15 @@ impl Observation<'_> {
             Self::Submitted { stamp, .. } => format!("stamp={stamp}"),
             Self::Clocked { clock, .. } => format!("clock={clock}"),
             Self::Folded { writers, .. } => format!("writers={writers:?}"),
-            Self::Published { version, value, .. } | Self::Came { version, value, .. } => {
+            Self::Published { version, value, .. } => {
                 format!("version={version} digest={:016x}", digest(value))
+            }
+            Self::Came { version, encoding, base, value, .. } => {
+                let (encoding, digest) = (encoding.0, digest(value));
+                format!("version={version} digest={digest:016x} encoding={encoding} base={base}")
+            }
+            Self::Lodged { rank, encoding, came, .. } => {
+                format!("worker={rank} digest={:016x} encoding={}", digest(came), encoding.0)
             }
             Self::Read { slack, version, value, .. } => {
                 let slack = slack.map_or_else(|| "own".to_owned(), |slack| slack.to_string());
@@ -312,6 +351,7 @@ impl Observation<'_> {
             }
             Self::Joined { .. }
             | Self::Crashed { .. }
+            | Self::Lost { .. }
             | Self::Turned { .. }
             | Self::Stated { .. }
             | Self::Committed { .. } => String::new(),

@@ -11,6 +11,7 @@
 //! | [`marks`] | contributions that can be read back out of their sum |
 //! | [`faults`] | what goes wrong |
 //! | [`transport`] | links: in order within one, in any order between two; rings, and connections that break |
+//! | [`encodings`] | what tensors agreed to, and an encoding beside raw |
 //! | [`remote`] | both ends of a connection to a shard of another host: the real machines, and what stands around them |
 //! | [`control`] | both ends of a control connection, likewise |
 //! | [`shard_memory`] | a shard's memory: lanes, values, mirrors; and how it can be sabotaged |
@@ -19,7 +20,7 @@
 //! | [`history`] | what is seen, line by line |
 //! | [`checkers`] | what must hold of it |
 //! | [`items`] | tables of items: another run, with its own scenarios |
-//! | [`leases`] | who is said to be lost, and when: another run |
+//! | [`leases`] | which processes are said to be lost, and when: another run |
 //! | [`rng`] | chance, from a seed |
 //!
 //! Cost: some milliseconds a job of 5 workers, 8 iterations and 10 chunks.
@@ -28,6 +29,7 @@
 pub mod checkers;
 pub mod cluster;
 pub mod control;
+pub mod encodings;
 pub mod faults;
 pub mod history;
 pub mod items;

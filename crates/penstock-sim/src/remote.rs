@@ -1,11 +1,12 @@
 //! Both ends of a wire: the real machines of `penstock_proto::remote`, and what stands around them.
 //!
-//! What a [`Proxy`] and its worker tell each other is what `RemoteHome` is in a real job, and when a pull fetches and a push asks
+//! What a [`Proxy`] and its worker tell each other is what `RemoteHome` is in a real job; and when a pull fetches and a push asks
 //! for its result is written here once more (`freshen` and `ask_for_result` in `crates/penstock/src/worker/tensor`).
 
 use crate::shard_memory::Mirror;
 use crate::worker::Need;
 use penstock_proto::TensorId;
+use penstock_proto::encoding::Agreed;
 use penstock_proto::remote::home::Subscriber;
 use penstock_proto::remote::mirror::Mirror as Machine;
 use penstock_proto::submission::Submission;
@@ -15,6 +16,8 @@ use std::collections::BTreeMap;
 /// What a worker has of a tensor, as far as one shard of another host is home of it.
 #[derive(Debug, Default)]
 pub struct Mirrored {
+    /// How its chunks travel, both ways.
+    pub agreed: Agreed,
     /// What came of each chunk.
     pub values: BTreeMap<u32, Mirror>,
     /// The least version of all chunks + 1.
@@ -58,8 +61,8 @@ impl Proxy {
         Some(Submission::Fetch { tensor, state, version, ticket: mirrored.ticket })
     }
 
-    /// What a pull has to ask for, if anything: nothing where the last push has asked for its result already. `own`: the worker has
-    /// loaded something since it last asked.
+    /// What a pull has to ask for, if anything: nothing where the last push has asked for its result already. `own`: the worker
+    /// has loaded something since it last asked.
     pub fn freshen(&mut self, tensor: TensorId, requirement: &Requirement, own: bool) -> Option<Submission> {
         let mirrored = self.tensors.get_mut(&tensor)?;
         mirrored.pulled = true;
@@ -77,7 +80,7 @@ impl Proxy {
         together: bool,
     ) -> Option<u64> {
         let mirrored = self.tensors.get_mut(&tensor)?;
-        // Only here a push may be of a part, and what it leaves out nobody asks for.
+        // Only here may a push be of a part, and what it leaves out is not asked for.
         mirrored.wants = std::mem::take(&mut mirrored.pulled) && together && whole;
         mirrored.wants.then(|| {
             mirrored.wanted = stamp + 2;

@@ -21,7 +21,7 @@ pub fn hash(words: &[u64]) -> u64 {
 
 /// A digest of bytes: equal bytes have equal digests, different ones very probably not.
 pub fn digest(bytes: &[u8]) -> u64 {
-    penstock_proto::frame::checksum(bytes)
+    penstock_proto::checksum::of(bytes)
 }
 
 impl Rng {

@@ -2,11 +2,13 @@
 
 use crate::checkers::{self, Checker};
 use crate::cluster::{Cluster, Failure, Log, Outcome};
+use crate::encodings;
 use crate::faults::{Fate, Faults, OnLoss};
 use crate::rng::Rng;
 use crate::shard_memory::Sabotage;
 use crate::workload::{Kind, Workload};
 use penstock_proto::consistency::Consistency;
+use penstock_proto::encoding::Agreed;
 use penstock_proto::{Rank, TensorId};
 
 /// Where the chunks are.
@@ -41,13 +43,15 @@ pub struct Scenario {
     pub topology: Topology,
     /// What goes wrong.
     pub faults: Faults,
+    /// How the chunks of each tensor travel between hosts.
+    pub agreed: Vec<Agreed>,
     /// What promise the memory breaks, in tests of the checkers.
     pub sabotage: Option<Sabotage>,
 }
 
 impl Scenario {
-    /// The scenario of a seed: of every eight, four are marked jobs with all faults, two are synchronous descents whose
-    /// bits are judged, one is a descent by a single worker under any consistency, judged alike, and one a descent out of step.
+    /// The scenario of a seed: of every eight, four are marked jobs with all faults, two are synchronous descents whose bits are
+    /// judged, one is a descent by a single worker under any consistency, judged in the same way, and one a descent out of step.
     pub fn from_seed(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let its = rng.word();
@@ -66,15 +70,33 @@ impl Scenario {
                     faults.fates[rank as usize] =
                         Fate::Poison { iteration: rng.within(0..=workload.iterations - 1) };
                 }
-                Self { seed, topology: Topology::any(&mut rng), faults, workload, sabotage: None }
+                Self::of(seed, workload, faults, &mut rng)
             }
         }
+    }
+
+    /// A scenario of a seed in which workers are suspended and leases decide: of every four, three are marked jobs in which
+    /// workers are lost, one is a synchronous descent in which none is, and whose bits are judged.
+    pub fn suspended(seed: u64) -> Self {
+        let mut rng = Rng::new(seed ^ 0x51ee9);
+        let its = rng.word();
+        let workload = match seed % 4 {
+            0..3 => Workload::marked(its),
+            _ => Workload::descent(its, rng.within(2..=5) as u32, Some(Consistency::Bsp)),
+        };
+        let faults = Faults::of_leases(&workload, seed % 4 < 3, &mut rng);
+        Self::of(seed, workload, faults, &mut rng)
+    }
+
+    fn of(seed: u64, workload: Workload, faults: Faults, rng: &mut Rng) -> Self {
+        let agreed = encodings::of_seed(seed, workload.tensors.len());
+        Self { seed, topology: Topology::any(rng), faults, workload, agreed, sabotage: None }
     }
 
     fn marked(seed: u64, its: u64, rng: &mut Rng) -> Self {
         let workload = Workload::marked(its);
         let faults = Faults::of_all(&workload, true, rng);
-        Self { seed, topology: Topology::any(rng), faults, workload, sabotage: None }
+        Self::of(seed, workload, faults, rng)
     }
 
     /// A run of `workload` in which only links fail, with topology and faults of `seed`: under BSP, or with one worker, its
@@ -82,7 +104,7 @@ impl Scenario {
     pub fn reproducible(seed: u64, workload: Workload) -> Self {
         let mut rng = Rng::new(seed ^ 0x5eed);
         let faults = Faults::of_links(&workload, &mut rng);
-        Self { seed, topology: Topology::any(&mut rng), faults, workload, sabotage: None }
+        Self::of(seed, workload, faults, &mut rng)
     }
 
     /// The same, with a promise broken.
@@ -121,6 +143,7 @@ impl Scenario {
             Box::new(checkers::atomicity::Atomicity::new(self)),
             Box::new(checkers::bits::Bits::new(&self.workload)),
             Box::new(checkers::asked::Asked::default()),
+            Box::new(checkers::carried::Carried),
             Box::new(checkers::together::Together::new(self.workload.workers(), shards)),
         ];
         checkers.extend(

@@ -7,6 +7,7 @@
 use crate::rng::Rng;
 use penstock_kernels::{Foreign, Plan};
 use penstock_proto::chunk::Cut;
+use penstock_proto::encoding::Agreed;
 use penstock_proto::remote::home::{Chunks, Publication};
 use penstock_proto::shard::{Fold, Folded, Home, NonFiniteFrom};
 use penstock_proto::spec::TensorSpec;
@@ -134,8 +135,18 @@ pub enum Sabotage {
     ForgetsAnswers,
     /// Lets a worker go before its shards have taken what it submitted.
     LetsGoAtOnce,
-    /// Flips a bit of a payload without anybody's noticing: its checksum is that of what arrives.
+    /// Flips a bit of a chunk that goes out without being noticed: its checksum is that of what arrives.
     BelievesDamagedFrames,
+    /// The control thread takes workers for lost before their lease is over.
+    IsImpatient,
+    /// A shard is not told which workers are lost.
+    KeepsTheLost,
+    /// A worker does not make a silent connection to the control thread again.
+    KeepsSilentConnections,
+    /// A home decodes, and encodes, by another codec than was agreed to.
+    DecodesByAnother,
+    /// A home takes what came before what the receivers hold for what they hold.
+    MistakesTheShadow,
 }
 
 #[derive(Debug)]
@@ -144,6 +155,8 @@ struct Chunk {
     state: Aligned,
     lanes: Vec<Aligned>,
     mirror: Option<Mirror>,
+    /// What stood published before, and which publication that was: all that are up to date held it one step ago.
+    before: Option<(u64, Rc<[u8]>)>,
     /// Publications so far.
     sequence: u64,
     /// A fold that waits for its commit.
@@ -153,6 +166,8 @@ struct Chunk {
 #[derive(Debug)]
 struct Tensor {
     plan: Plan,
+    /// How its chunks travel to other hosts and back.
+    agreed: Agreed,
     chunks: BTreeMap<u32, Chunk>,
     /// Those chunks, ascending.
     homed: Vec<u32>,
@@ -177,18 +192,37 @@ impl Memory {
     }
 
     /// Makes room for these chunks of a tensor.
-    pub fn declare(&mut self, id: TensorId, spec: &TensorSpec, cut: Cut, chunks: &[u32], workers: u32) {
+    pub fn declare(
+        &mut self,
+        id: TensorId,
+        spec: &TensorSpec,
+        agreed: Agreed,
+        cut: Cut,
+        chunks: &[u32],
+        workers: u32,
+    ) {
         let room = |&chunk: &u32| {
             let range = cut.range(chunk);
             let bytes = (range.end - range.start) as usize;
             let state = spec.state_bytes((bytes / spec.dtype.size()) as u64) as usize;
             let lanes = (0..workers).map(|_| Aligned::zeroed(bytes)).collect();
             let (value, state) = (Aligned::zeroed(bytes), Aligned::zeroed(state));
-            (chunk, Chunk { value, state, lanes, mirror: None, sequence: 0, aside: None })
+            (chunk, Chunk { value, state, lanes, mirror: None, before: None, sequence: 0, aside: None })
         };
         let (homed, chunks) = (chunks.to_vec(), chunks.iter().map(room).collect());
         let folded = vec![0; workers as usize];
-        self.tensors.insert(id, Tensor { plan: spec.plan(), chunks, homed, progress: None, folded });
+        let plan = spec.plan();
+        self.tensors.insert(id, Tensor { plan, agreed, chunks, homed, progress: None, folded });
+    }
+
+    /// What the tensor's declaration agreed to, as far as this home knows.
+    pub fn agreed(&self, id: TensorId) -> Agreed {
+        self.tensors[&id].agreed
+    }
+
+    /// The publication before the newest one, and what all that are there hold.
+    pub fn before(&self, id: TensorId, chunk: u32) -> Option<(u64, Rc<[u8]>)> {
+        self.tensors.get(&id)?.chunks.get(&chunk)?.before.clone()
     }
 
     /// Where a worker's contribution to a chunk stands.
@@ -349,7 +383,12 @@ impl Home for Memory {
         let early = u64::from(self.breaks(Sabotage::PublishesTooEarly, 4));
         let torn = self.breaks(Sabotage::TearsAChunk, 4);
         let kept = self.breaks(Sabotage::KeepsTheOldMirror, 3);
-        let Chunk { value, mirror, sequence, .. } = self.chunk(id, chunk);
+        let mistakes = self.breaks(Sabotage::MistakesTheShadow, 2);
+        let Chunk { value, mirror, before, sequence, .. } = self.chunk(id, chunk);
+        if let Some(Mirror { value, .. }) = mirror {
+            let held = before.take_if(|_| mistakes).map_or_else(|| value.clone(), |(_, older)| older);
+            *before = Some((*sequence, held));
+        }
         *sequence += 1;
         let new = Mirror { version: version + early, steps, value: Rc::from(&value[..]) };
         let mut seen = new.clone();

@@ -1,9 +1,9 @@
 //! Links: what a worker says to a shard, in order within one link and in any order between two.
 //!
 //! To a worker on the same host a link is a [`Ring`] in shared memory: nothing in it is lost. To one on another host it is a
-//! [`Wire`]: frames, as bytes, that arrive in order while a connection stands, and are lost with it. Which are sent again is no
-//! matter of the wire's: the machines at its ends see to that. To the frames' reader and writer each [`End`] of a wire is a link like
-//! any other.
+//! [`Wire`]: frames, as bytes, that arrive in order while a connection stands, and are lost with it. Which are sent again is not
+//! the wire's concern: the machines at its ends see to that. To the frames' reader and writer each [`End`] of a wire is a link
+//! like any other.
 
 use crate::rng::Rng;
 use penstock_fabric::net::link::{Got, Link};
@@ -63,7 +63,7 @@ impl Way {
 pub enum Break {
     /// All that is under way is lost, both ways.
     Cut,
-    /// From some frame on nothing arrives any more this way, and nobody is told.
+    /// From some frame on nothing arrives any more this way, and neither end is told.
     Silent(Way),
 }
 
@@ -74,7 +74,7 @@ struct Lane {
     read: usize,
     last_due: u64,
     silent: bool,
-    /// Whether who reads is still to hear that the connection was cut.
+    /// Whether the reader is still to hear that the connection was cut.
     cut: bool,
 }
 
@@ -148,7 +148,7 @@ impl Wire {
         self.lanes[way as usize].under_way.front().is_some_and(|(due, _)| *due <= now)
     }
 
-    /// Whether who reads this way at `now` gets anything: bytes, the end, or an error.
+    /// Whether the end that reads this way at `now` gets anything: bytes, the end, or an error.
     pub fn has_news(&self, way: Way, now: u64) -> bool {
         let Lane { under_way, cut, .. } = &self.lanes[way as usize];
         let over = *cut || !self.at_worker || !self.at_shard;
@@ -163,7 +163,7 @@ impl Wire {
         }
     }
 
-    /// The connection breaks, though nobody at its ends knows so far.
+    /// The connection breaks, though neither end knows so far.
     pub fn shatter(&mut self, how: Break, rng: &mut Rng) {
         for way in [Way::Up, Way::Down] {
             let lane = self.lane(way);
@@ -259,7 +259,8 @@ impl Link for End<'_> {
         if !self.wire.has_room(self.out, self.window) {
             return Ok(0);
         }
-        let mut frame = parts.iter().flat_map(|part| part.iter().copied()).collect::<Vec<_>>();
+        let mut frame = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
+        parts.iter().for_each(|part| frame.extend_from_slice(part));
         if let Some((at, bits)) = self.damage {
             frame[at] ^= bits;
         }

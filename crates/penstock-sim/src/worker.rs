@@ -185,6 +185,11 @@ impl Worker {
         self.ops.push_front(op);
     }
 
+    /// Whether it died, or has heard that it was lost.
+    pub fn is_lost(&self) -> bool {
+        matches!(self.state, State::Lost)
+    }
+
     /// Whether it takes no further step by itself.
     pub fn has_ended(&self) -> bool {
         matches!(self.state, State::Left | State::Lost | State::Failed(_))

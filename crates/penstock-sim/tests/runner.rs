@@ -41,6 +41,19 @@ fn tables_have_seeds_of_their_own_which_are_played_alone_too() {
 }
 
 #[test]
+fn jobs_with_leases_have_seeds_of_their_own_and_are_broken_on_purpose_too() {
+    let output = run(&["--suspended", "--seeds", "0..20"]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(text(&output.stdout).contains(", lose "), "{output:?}");
+    let broken = text(&run(&["--suspended", "--seeds", "0..20", "--sabotage", "is-impatient"]).stderr);
+    assert!(
+        broken.contains("leases, tick ") && broken.contains("`penstock-sim --suspended --seed "),
+        "{broken}"
+    );
+    assert!(!run(&["--suspended", "--tables"]).status.success());
+}
+
+#[test]
 fn seeds_that_are_no_range_are_refused() {
     for bad in ["5", "5..5", "9..3", "a..b"] {
         let output = run(&["--seeds", bad]);
@@ -65,6 +78,7 @@ fn the_page_explains_every_event_that_the_log_knows_and_no_other() {
     let mut tally = Tally::default();
     for seed in 0..80 {
         tally.merge(&Scenario::from_seed(seed).check().unwrap().tally);
+        tally.merge(&Scenario::suspended(seed).check().unwrap().tally);
     }
     assert_eq!(documented(), tally.words().collect::<Vec<_>>());
 }

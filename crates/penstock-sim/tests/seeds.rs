@@ -1,11 +1,13 @@
 //! Hundreds of whole jobs, each from one seed. A seed that ever failed becomes a test of its own, with its reason.
 
 use penstock_proto::consistency::Consistency;
+use penstock_proto::encoding::Encoding;
 use penstock_proto::error::JobFailure;
 use penstock_sim::checkers::bits;
 use penstock_sim::faults::{Fate, OnLoss};
 use penstock_sim::history::{Observation, Tally};
-use penstock_sim::workload::Workload;
+use penstock_sim::transport::Way;
+use penstock_sim::workload::{Kind, Workload};
 use penstock_sim::{Outcome, Scenario};
 
 fn check(scenario: &Scenario) -> Outcome {
@@ -29,6 +31,7 @@ fn every_seed_keeps_every_promise() {
         ("read", 5000),
         ("ask", 5000),
         ("want", 1000),
+        ("lodge", 5000),
         ("state", 1000),
         ("join", 2000),
         ("pass", 2000),
@@ -36,6 +39,81 @@ fn every_seed_keeps_every_promise() {
     ] {
         assert!(tally.of(event) >= least, "{event} happened {} times: {tally}", tally.of(event));
     }
+}
+
+#[test]
+fn who_is_suspended_for_less_than_a_lease_stays_and_for_longer_is_lost_and_the_others_values_hold() {
+    let mut tally = Tally::default();
+    let (mut returned, mut outslept) = (0, 0);
+    for seed in 0..600 {
+        let scenario = Scenario::suspended(seed);
+        let leases = scenario.faults.leases.as_ref().unwrap();
+        let mut lost = std::collections::BTreeSet::new();
+        let mut last = std::collections::BTreeMap::new();
+        let mut log = |at: u64, observation: &Observation<'_>| match *observation {
+            Observation::Lost { rank } => _ = lost.insert(rank),
+            Observation::Submitted { rank, .. } => _ = last.insert(rank, at),
+            _ => {}
+        };
+        let outcome =
+            scenario.check_logged(Some(&mut log)).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+        for (rank, range) in (0..).zip(&leases.suspended) {
+            let Some(range) = range else { continue };
+            let dies = matches!(scenario.faults.fates[rank as usize], Fate::Crash { .. });
+            assert!(leases.loses(rank) || dies || !lost.contains(&rank), "seed {seed}: worker {rank}");
+            let spoke_after = last.get(&rank).is_some_and(|&at| at > range.end);
+            returned += u64::from(!leases.loses(rank) && spoke_after);
+            outslept += u64::from(leases.loses(rank) && lost.contains(&rank) && spoke_after);
+        }
+        tally.merge(&outcome.tally);
+    }
+    assert!(
+        returned >= 100 && outslept >= 5,
+        "{returned} went on, {outslept} did not know that they were lost"
+    );
+    for (event, least) in [("lose", 150), ("fold", 4000), ("read", 5000), ("cut", 300), ("crash", 50)] {
+        assert!(tally.of(event) >= least, "{event} happened {} times: {tally}", tally.of(event));
+    }
+}
+
+/// Any message counted as a sign that the connection stands, also one that the server would have sent without having
+/// heard anything: the worker kept its connection for longer than half a lease after the server had heard the last of it,
+/// and was lost though it ran.
+#[test]
+fn a_connection_that_is_silent_to_the_server_costs_nobody_the_job_though_the_server_says_more_than_it_is_asked()
+ {
+    for seed in 0..600 {
+        let mut scenario = Scenario::suspended(seed);
+        let leases = scenario.faults.leases.as_mut().unwrap();
+        leases.silent.iter_mut().flatten().for_each(|(_, way)| *way = Way::Up);
+        scenario.check().unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+    }
+}
+
+#[test]
+fn chunks_travel_raw_and_encoded_and_values_whole_and_as_differences() {
+    let mut met = std::collections::BTreeMap::new();
+    for seed in 0..160 {
+        let scenario = Scenario::from_seed(seed);
+        let descends = scenario.workload.kind == Kind::Descent;
+        let mut log = |_: u64, observation: &Observation<'_>| {
+            let way = match *observation {
+                Observation::Came { encoding, base, .. } => ("value", encoding, base > 0),
+                Observation::Lodged { encoding, .. } => ("contribution", encoding, false),
+                _ => return,
+            };
+            *met.entry((descends, way.0, way.1 == Encoding::RAW, way.2)).or_default() += 1;
+        };
+        scenario.check_logged(Some(&mut log)).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+    }
+    // Nothing raw is a difference, and a sum never is.
+    let ways = [("contribution", false, false), ("contribution", true, false)].into_iter();
+    let ways = ways.chain([("value", false, false), ("value", false, true), ("value", true, false)]);
+    let expected = [false, true].into_iter().flat_map(|descends| {
+        ways.clone().map(move |(what, raw, difference)| (descends, what, raw, difference))
+    });
+    assert!(met.keys().copied().eq(expected), "{met:?}");
+    assert!(met.values().all(|&count: &u64| count >= 50), "{met:?}");
 }
 
 #[test]
@@ -89,7 +167,7 @@ fn with_one_worker_any_consistency_gives_what_one_process_computes() {
     }
 }
 
-/// A synchronous marked job of at least three workers who stay, in which nothing goes wrong yet.
+/// A synchronous marked job of at least three workers that stay, in which nothing goes wrong yet.
 fn job_of_three() -> Scenario {
     let seeds = (0..).map(|seed| Scenario::reproducible(seed, Workload::marked(seed)));
     let fits = |scenario: &Scenario| {

@@ -161,6 +161,18 @@ fn what_was_set_before_a_barrier_is_seen_behind_it_even_without_any_bound() {
                     );
                     job.barrier(None).unwrap();
                 }
+                // A view of a row is the first that is asked for behind the barrier.
+                for round in 11..=15 {
+                    set(&table, &rows(mine(job)), f64::from(round), None).unwrap();
+                    job.barrier(None).unwrap();
+                    for row in rows(all(job)) {
+                        let view = table.view(row, None, None, None).unwrap();
+                        // SAFETY: the row stands in memory that `view` holds, and nothing sets it before the next barrier.
+                        let seen = unsafe { std::slice::from_raw_parts(view.address().as_ptr(), view.len()) };
+                        assert_eq!(common::numbers(seen), [f64::from(round); WIDTH], "{way:?} {propagation}");
+                    }
+                    job.barrier(None).unwrap();
+                }
             });
         }
     }
@@ -191,7 +203,7 @@ fn a_producer_that_leaves_is_not_waited_for() {
 fn who_was_away_when_a_producer_left_hears_whose_rows_have_not_come_and_finds_them_when_it_is_back() {
     for propagation in PROPAGATIONS {
         let cluster = Cluster::over(Way::Tcp, 2, 2, &[("lease", "30")]);
-        // The home of worker 1's rows is the second server; who has gone, the first one says.
+        // The home of worker 1's rows is the second server; the first one says which has gone.
         let line = Cutter::to(cluster.servers[1].addresses()[0], Vec::new());
         let mut reader = cluster.membership(0);
         reader.servers[1] = format!("tcp://{}", line.address).parse().unwrap();
@@ -236,12 +248,12 @@ fn who_was_away_when_a_producer_left_hears_whose_rows_have_not_come_and_finds_th
     }
 }
 
-// It counted as ready with its wait over: the producer went on and left, and its rows came to nobody.
+// It counted as ready with its wait over: the producer went on and left, and its rows reached no one.
 #[test]
 fn who_could_not_say_what_it_wants_is_not_counted_as_ready() {
     for propagation in PROPAGATIONS {
         let cluster = Cluster::over(Way::Tcp, 2, 2, &[("lease", "30")]);
-        // The home of worker 1's rows is the second server; who is ready, the first one says.
+        // The home of worker 1's rows is the second server; the first one says which are ready.
         let line = Cutter::to(cluster.servers[1].addresses()[0], Vec::new());
         let mut reader = cluster.membership(0);
         reader.servers[1] = format!("tcp://{}", line.address).parse().unwrap();
@@ -271,7 +283,7 @@ fn who_could_not_say_what_it_wants_is_not_counted_as_ready() {
     }
 }
 
-// Where nobody had what one get asked for, all rows counted as never set; and with their home away the next get failed.
+// If no peer had what one get asked for, all rows counted as never set; and with their home away the next get failed.
 #[test]
 fn rows_of_the_lost_are_the_newest_that_their_home_has_and_need_it_no_more() {
     let cluster = Cluster::over(Way::Tcp, 3, 2, &[("on_worker_loss", "continue"), ("lease", "3")]);
@@ -525,7 +537,7 @@ fn the_same_declaration_gives_the_same_table_and_another_is_refused_by_what_diff
         let first = job.table(given.clone()).unwrap();
         set(&first, &[3], 7.0, Some(1)).unwrap();
         drop(first);
-        // Whoever had a handle: others may wait for its rows.
+        // Whether or not a handle is left: others may wait for its rows.
         let again = job.table(given.clone()).unwrap();
         assert_eq!(get(&again, &[3], Some(1), None).unwrap(), [7.0]);
         let others = [
@@ -584,6 +596,77 @@ fn a_table_that_all_have_dropped_gives_back_its_memory_and_its_name() {
                 job.barrier(None).unwrap();
             });
         }
+    }
+}
+
+/// By a lazy table it ran out of time, and named the producer.
+#[test]
+fn who_waits_for_a_row_of_a_table_that_is_dropped_meanwhile_hears_that() {
+    for way in [Way::Memory, Way::Tcp] {
+        for propagation in PROPAGATIONS {
+            let cluster = Cluster::over(way, 2, 1, &[("lease", "20"), ("deadline", "20")]);
+            cluster.run(|job| {
+                let given = TableDeclaration { propagation, ..declaration("U", mine(job), all(job)) };
+                let table = job.table(given).unwrap();
+                let theirs = (1 - u64::from(job.rank())) * ROWS;
+                let waiting = Barrier::new(2);
+                std::thread::scope(|scope| {
+                    let waits = scope.spawn(|| {
+                        waiting.wait();
+                        let began = Instant::now();
+                        (get(&table, &[theirs], Some(7), None), began.elapsed())
+                    });
+                    waiting.wait();
+                    std::thread::sleep(Duration::from_millis(20)); // most often it waits by now
+                    table.discard(None).unwrap();
+                    let (got, waited) = waits.join().unwrap();
+                    // It may have what the other had set last, if it hears first that nothing newer will come.
+                    let dropped = Err(Error::Dropped { name: "U".to_owned() });
+                    assert!(got == dropped || got == Ok(vec![0.0]), "{way:?} {propagation}: {got:?}");
+                    assert!(waited < Duration::from_secs(10), "{way:?} {propagation}: {waited:?}");
+                });
+                job.barrier(None).unwrap();
+            });
+        }
+    }
+}
+
+/// What was set behind the last word of a worker that leaves reached no one.
+#[test]
+fn what_another_thread_sets_while_this_worker_leaves_is_refused_or_arrives() {
+    for way in [Way::Memory, Way::Tcp].into_iter().cycle().take(12) {
+        let cluster = Cluster::over(way, 2, 1, &[("lease", "20")]);
+        let newest = std::sync::atomic::AtomicU64::new(0);
+        let left = Barrier::new(2);
+        cluster.run(|job| {
+            let table = job.table(declaration("U", mine(job), all(job))).unwrap();
+            if job.rank() == 1 {
+                left.wait();
+                assert_eq!(
+                    get(&table, &[0], Some(u64::MAX >> 2), None).unwrap(),
+                    [newest.load(Ordering::Relaxed) as f64],
+                    "{way:?}"
+                );
+                return;
+            }
+            let begun = Barrier::new(2);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for clock in 1.. {
+                        if set(&table, &[0], clock as f64, Some(clock)).is_err() {
+                            break;
+                        }
+                        newest.store(clock, Ordering::Relaxed);
+                        if clock == 100 {
+                            begun.wait();
+                        }
+                    }
+                });
+                begun.wait();
+                job.leave(None).unwrap();
+            });
+            left.wait();
+        });
     }
 }
 
@@ -660,7 +743,7 @@ fn who_does_not_drop_a_table_is_named_and_goes_on_reading_what_was_set() {
             turn.wait();
         } else {
             turn.wait();
-            // Nothing newer will come of who has dropped it, so nobody waits for that.
+            // Nothing newer will come from a worker that has dropped it, so none waits for that.
             assert_eq!(get(&table, &rows(0..ROWS), Some(9), None).unwrap(), [3.0; 4]);
         }
         table.discard(None).unwrap();

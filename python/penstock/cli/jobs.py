@@ -122,6 +122,12 @@ def create(given: argparse.Namespace, contact: manager.Contact, token: str) -> i
         return 0
     terminal.say(f"created {_line(made)}")
     terminal.say(_balance(made["balance"]))
+    if made["state"] == "waiting":
+        there = made["balance"]["servers"]
+        terminal.say(
+            f"it waits: {made['detail']}, of {there} that {'is' if there == 1 else 'are'} there; start "
+            f"more with `penstock server --manager {contact.address}`"
+        )
     terminal.say("\nstart each worker with\n")
     for line in _environment(given, contact, made):
         terminal.say(f"    {line}")

@@ -31,8 +31,9 @@ restarted; running jobs do not notice. At the first start it makes the tokens fo
 for servers there: admin.token and server.token. Anyone who can read them may do what they allow."""
 
 INSECURE = (
-    "--insecure: tokens and the secrets of jobs cross the network as plain text. "
-    "Anyone who can listen there can read and change every job"
+    "--insecure: all but tokens and the secrets of jobs crosses the network as plain text. "
+    "Anyone on the way can read that, and change whatever the manager answers: every job's settings, "
+    "where its servers are, and which jobs a server hosts"
 )
 
 
@@ -54,9 +55,7 @@ def parser() -> terminal.Parser:
     )
     result.add_argument("--certificate", metavar="FILE", help="its certificate as PEM; PENSTOCK_CERTIFICATE")
     result.add_argument("--key", metavar="FILE", help="the certificate's key as PEM; PENSTOCK_KEY")
-    result.add_argument(
-        "--insecure", action="store_true", help="let other hosts talk to it in plain text, tokens included"
-    )
+    result.add_argument("--insecure", action="store_true", help="let other hosts talk to it in plain text")
     result.add_argument("--json", action="store_true", help="print where it listens as one line of JSON")
     return result
 
@@ -142,9 +141,7 @@ def add_contact(
         result.add_argument(
             "--ca", metavar="FILE", help="the CA that signed the manager's certificate, as PEM; PENSTOCK_CA"
         )
-    result.add_argument(
-        "--insecure", action="store_true", help="talk in plain text to another host, tokens included"
-    )
+    result.add_argument("--insecure", action="store_true", help="talk in plain text to another host")
 
 
 def contact(given: argparse.Namespace, *, required: bool = False) -> Contact:

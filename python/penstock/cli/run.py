@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -169,8 +170,10 @@ def _names(source: str, option: str) -> bool:
     documentation may tell how to start it with ours, unless that is what its options are read from.
     """
     try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as that of "\\d": the script's own matter
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return option in source
     if "docopt" in source:
         return option in source

@@ -121,7 +121,7 @@ class PlainConsole(Console):
         self.write(
             "stdout",
             f"epoch {progress.epoch:3}/{progress.settings.epochs}   "
-            f"accuracy {progress.accuracy:.3f}   loss {progress.loss:.3f}   "
+            f"batches: accuracy {progress.accuracy:.3f}   loss {progress.loss:.3f}   "
             f"{progress.samples_per_second:,.0f} samples/s   clocks {clocks}   "
             f"staleness at most {progress.max_staleness}   moved {size(moved)}\n".encode(),
         )
@@ -215,7 +215,9 @@ class LiveConsole(PlainConsole):
         done = min(seen.clock for seen in progress.workers)
         head = Table.grid(padding=(0, 2))
         accuracy = (
-            f"accuracy {progress.accuracy:.3f}  loss {progress.loss:.3f}" if progress.epoch else "starting"
+            f"batches: accuracy {progress.accuracy:.3f}  loss {progress.loss:.3f}"
+            if progress.epoch
+            else "starting"
         )
         head.add_row(
             Text(f"epoch {progress.epoch}/{progress.settings.epochs}"),

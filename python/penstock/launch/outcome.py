@@ -132,10 +132,15 @@ class Outcome:
         if self.failure.is_consequence:
             return "it failed because of another process of the job; check the one that the error names"
         if self.failure.name.role == "server":
-            return "the lines above are the server's output; `penstock doctor` shows what this host offers"
+            what = (
+                "the lines above are its output"
+                if self.failure.tail
+                else "it wrote nothing to standard error"
+            )
+            return f"{what}; `penstock doctor` shows what this host offers"
         going_on = "`--on-worker-loss continue` lets the others go on without it"
         if not self.failure.tail:
-            return f"{self.failure.name} wrote nothing; {going_on}"
+            return f"{self.failure.name} wrote nothing to standard error; {going_on}"
         return f"the lines above are the output of {self.failure.name}; {going_on}"
 
 

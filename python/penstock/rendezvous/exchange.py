@@ -80,7 +80,7 @@ class Exchange:
         messages.
         """
         try:
-            # A name of a file may be any bytes: what is no text is shown as the shell writes it.
+            # A file's name may be any bytes: what is not text is shown as the shell writes it.
             contribution = _core.failed(why.encode(errors="backslashreplace").decode())
             if self.rank == 0:
                 self._round(contribution, deadline)
@@ -100,18 +100,20 @@ class Exchange:
             except Missing as missing:
                 raise self._late(missing.ranks, deadline.waited(), missing.why) from None
             return self._judge(verdict)
+        known = None
         try:
             verdict = _core.verdict(self.collect(contribution, deadline))
         except Missing as missing:
             verdict = _core.late_verdict(missing.ranks, deadline.waited(), missing.no_room)
+            known = missing.why
         self.announce(verdict)
-        return self._judge(verdict)
+        return self._judge(verdict, known)
 
-    def _judge(self, verdict: bytes) -> list[bytes]:
+    def _judge(self, verdict: bytes, known: DeadlineExceeded | None = None) -> list[bytes]:
         messages, late, failed = _core.judge(verdict, self.size)
         if late is not None:
             missing, waited, why = late
-            raise self._late(missing, waited, why and DeadlineExceeded(*why))
+            raise self._late(missing, waited, DeadlineExceeded(*why) if why else known)
         if failed is not None:
             raise JobFailed(failed, "see the output of the process that it names")
         assert messages is not None

@@ -35,9 +35,9 @@ class Root(Exchange):
         self.port = self._end.port
 
     def collect(self, own: bytes, deadline: Limit[float]) -> Mapping[int, bytes]:
-        came, missing, no_room = self._end.collect(own, deadline.left())
+        came, missing, no_room, unproved = self._end.collect(own, deadline.left())
         if missing:
-            raise Missing(missing, no_room=no_room)
+            raise Missing(missing, unproved and DeadlineExceeded(*unproved), no_room)
         return came
 
     def announce(self, verdict: bytes) -> None:

@@ -38,17 +38,20 @@ def broadcast(
     name: str,
     named: Mapping[str, torch.Tensor],
     timeout: float | None = None,
-    beside: Mapping[str, torch.Tensor] | None = None,
+    trained: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """
     Overwrites the tensors, which every worker names in the same way and order, with rank 0's. Collective.
-    Those of `beside` are only compared: every worker must have the same.
+    Those that are `trained` are compared too: every worker must train the same.
 
     Raises DeclarationConflict if the workers' lists differ, BarrierTimeout if a worker does not come.
     """
     if job.size == 1:
         return
-    _agree(job, f"{name}/list", {**(beside or {}), **named}, timeout)
+    # What is trained is told apart: a list that only begins with it is the same wherever it ends.
+    # In whatever order: an optimizer's groups may have another on each worker.
+    lines = [f"{line}, trained" for line in sorted(_described(trained or {}))] + _described(named)
+    _agree(job, f"{name}/list", lines, timeout)
     tensors = list(named.values())
     total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     if total == 0:
@@ -68,7 +71,7 @@ def broadcast(
             full[: len(piece)] = piece
             channel.load(value=full, timeout=timeout)
         piece[:] = channel.pull(slack=0, timeout=timeout)[: len(piece)]
-    # Nobody may overwrite the window, in a later call, before everyone has read it.
+    # No worker may overwrite the window, in a later call, before all have read it.
     job._barrier_with_first(timeout, name, "nothing was broadcast")
     if job.rank != 0:
         _unpack(tensors, stream)
@@ -81,12 +84,15 @@ def _channel(job: Job, name: str, value: Array, timeout: float | None) -> tuple[
     return channel, not before
 
 
-def _agree(job: Job, name: str, named: Mapping[str, torch.Tensor], timeout: float | None) -> None:
-    """Refuses a list that differs from rank 0's, and names the first difference."""
-    mine = [
+def _described(named: Mapping[str, torch.Tensor]) -> list[str]:
+    return [
         f"{label}: {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
         for label, tensor in named.items()
     ]
+
+
+def _agree(job: Job, name: str, mine: list[str], timeout: float | None) -> None:
+    """Refuses a list that differs from rank 0's, and names the first difference."""
     text = "\n".join(mine).encode()
     digest = hashlib.sha256(text).digest()
     packed = zlib.compress(text)

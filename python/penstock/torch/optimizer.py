@@ -147,8 +147,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._pull_all()
         else:
             self._step_here()
-        # A scheduler that was made for the original checks this: whether the original has been stepped before
-        # it.
+        # A scheduler that was made for the original checks this: whether the original has been
+        # stepped before it.
         cast(Any, self._original)._opt_called = True
         self._delivery.next_iteration()
         return loss
@@ -165,8 +165,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             The workers' groups differ.
         """
         super().add_param_group(param_group)
-        # The constructor of the base class adds the groups one by one: they are declared together,
-        # afterwards.
+        # The constructor of the base class adds the groups one by one: they are declared
+        # together, afterwards.
         if self.__dict__.get("_ready"):
             group = self.param_groups[-1]
             self._rules.append(self._rule_of(group))
@@ -260,7 +260,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if not self._by_server:
             self._original.load_state_dict(state_dict)
-            # torch puts new dictionaries into the original: everyone else still holds the previous ones.
+            # torch puts new dictionaries into the original: all others still hold the previous ones.
             self._adopt_groups(self._original.param_groups)
             self._original.param_groups = self.param_groups
             self.state = self._original.state
@@ -383,9 +383,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         all_of_it = [*self._model.parameters(), *self._mine(), *self._model.buffers()]
         rest = {id(tensor): tensor for tensor in all_of_it if id(tensor) not in owned}
         # What one worker trains and another has not would be averaged over fewer, without a word.
-        trained = [shared.parameter for shared in self._shared.values()] if self._by_server else []
-        beside = self._labelled(trained)
-        broadcast(self.job, f"{self._prefix}/start", self._labelled(rest.values()), self._timeout, beside)
+        trained = self._labelled(shared.parameter for shared in self._shared.values())
+        broadcast(self.job, f"{self._prefix}/start", self._labelled(rest.values()), self._timeout, trained)
 
     def _labelled(self, tensors: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
         """The tensors by their names in the model; those without a name there by their place in the list."""

@@ -4,6 +4,7 @@ use super::{JoinError, endpoints};
 use penstock::options::{Options, Security, TABLE};
 use penstock::worker::{Job, Membership};
 use penstock_control::client::{Client, Target, Worker};
+use penstock_fabric::net::quiet::quietly;
 use penstock_join::launcher::{Environment, Place};
 
 /// Asks the manager at `address` for the job that PENSTOCK_JOB and PENSTOCK_SECRET name, and joins it.
@@ -21,7 +22,8 @@ pub(super) fn join(
     let client = Client::new(Target { ca: options.ca.clone(), insecure, ..Target::new(address) })?;
     let (rank, size) = (place.map(|place| place.rank), place.map(|place| place.size));
     let worker = Worker { rank, size, host: penstock::host::id() };
-    let found = client.connect(&job, &secret, &worker, options.deadline)?;
+    // The client writes on this thread, which is the program's.
+    let found = quietly(|| client.connect(&job, &secret, &worker, options.deadline))?;
 
     // What the job was created with counts where this process says nothing.
     let silent = |name: &str| TABLE.iter().any(|row| row.name == name && environment.get(row.env).is_none());

@@ -4,7 +4,7 @@ use super::later;
 use super::lent::{Lent, LentToRead};
 use super::registry::{Registry, Work, check_forked, registry, sleep};
 use super::threads::carry_out;
-use crate::boundary::{array, array_mut, guard, here, result, timeout};
+use crate::boundary::{Caller, array, array_mut, guard, guard_job, here, result, timeout};
 use crate::call::{Call, penstock_call};
 use crate::status::{Failure, penstock_status};
 use crate::table::{self, Get, penstock_table};
@@ -71,9 +71,9 @@ pub unsafe extern "C" fn penstock_start_get(
     call: *const penstock_call,
     request: *mut *mut penstock_request,
 ) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let Get { table, rows, out, call } = unsafe { Get::read(table, rows, count, out, call) }?;
+        let Get { table, rows, out, call } = unsafe { Get::read(table, rows, count, out, call, caller) }?;
         // SAFETY: likewise.
         let request = unsafe { result(request, "request") }?;
         let (core, slack) = (table.core()?.clone(), table::slack(slack)?);
@@ -121,9 +121,9 @@ pub unsafe extern "C" fn penstock_start_push(
     call: *const penstock_call,
     request: *mut *mut penstock_request,
 ) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let tensor = unsafe { owned(tensor) }?;
+        let tensor = unsafe { owned(tensor, caller) }?;
         // SAFETY: likewise.
         let given = unsafe { array(data.cast::<u8>(), bytes, "data") }?;
         // SAFETY: likewise.
@@ -167,9 +167,9 @@ pub unsafe extern "C" fn penstock_start_pull(
     call: *const penstock_call,
     request: *mut *mut penstock_request,
 ) -> penstock_status {
-    guard(|| {
+    guard_job(|caller| {
         // SAFETY: as penstock.h says of every pointer.
-        let tensor = unsafe { owned(tensor) }?;
+        let tensor = unsafe { owned(tensor, caller) }?;
         // SAFETY: likewise.
         let out = unsafe { array_mut(out.cast::<u8>(), bytes, "out") }?;
         // SAFETY: likewise.
@@ -207,7 +207,7 @@ struct Asked {
     slack: Option<Slack>,
 }
 
-/// When a get, and this part of it, began; when its own time ends, and that of who carries this part out.
+/// When a get, and this part of it, began; when its own time ends, and that of the thread that carries this part out.
 struct Times {
     since: Instant,
     begun: Instant,
@@ -247,9 +247,12 @@ impl Asked {
 /// # Safety
 ///
 /// - As penstock.h says of every pointer.
-unsafe fn owned(tensor: *mut penstock_tensor) -> Result<Arc<penstock_tensor>, Failure> {
+unsafe fn owned<'a>(
+    tensor: *mut penstock_tensor,
+    caller: &Caller<'a>,
+) -> Result<Arc<penstock_tensor>, Failure> {
     // SAFETY: the caller's promise.
-    let tensor: *const penstock_tensor = unsafe { here(tensor.cast_const(), "tensor") }?;
+    let tensor: *const penstock_tensor = unsafe { here(tensor.cast_const(), "tensor", caller) }?;
     // SAFETY: what a program is given stands in an `Arc` that its job holds (`job::handle`), and the job lives.
     unsafe { Arc::increment_strong_count(tensor) };
     // SAFETY: the share that was just counted.
@@ -394,7 +397,7 @@ pub unsafe extern "C" fn penstock_wait_any(
 /// How long one of several gets that no thread has taken up is waited for before the others are looked at again.
 const BY_TURNS: Duration = Duration::from_millis(1);
 
-/// Looks at gets that no thread has taken up, and waits shortly for that whose turn it is.
+/// Looks at gets that no thread has taken up, and waits a short time for the one whose turn it is.
 fn look_at(waiting: &[u64], turn: usize, until: Option<Instant>) {
     let now = Instant::now();
     for &id in waiting {

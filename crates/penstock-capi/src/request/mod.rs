@@ -1,12 +1,13 @@
 //! Requests: pushes, pulls and gets that are started, and tested or waited for later.
 //!
-//! Whatever cannot be done at once is carried out by threads of the job's own, in two pools: so it goes on while the program computes, and
-//! nobody has to ask for that. Requests for one tensor go one after the other, in the order in which they were started, on one thread;
-//! gets each on their own, up to [`threads::MOST_GETS`] at one time. A get beyond that stands in a queue, and whoever waits for it carries it
-//! out itself; who waits for one of several looks at each and waits for them by turns.
+//! Whatever cannot be done at once is carried out by threads of the job's own, in two pools: so it goes on while the
+//! program computes, and it need not ask for that. Requests for one tensor go one after the other, in the order in which
+//! they were started, on one thread; gets each on their own, up to [`threads::MOST_GETS`] at one time. A get beyond that
+//! stands in a queue, and a call that waits for it carries it out itself; one that waits for one of several looks at each
+//! and waits for them by turns.
 //!
-//! All that is known of requests stands in one registry, under one lock: `penstock_wait_any` may wait for requests of several jobs. A
-//! handle is a number in that registry and no address, so one that is done already is noticed and not followed.
+//! All that is known of requests stands in one registry, under one lock: `penstock_wait_any` may wait for requests of several
+//! jobs. A handle is a number in that registry, not an address, so one that is done already is noticed and not followed.
 //!
 //! A contribution is stamped with the clock that it meets, so `penstock_clock` waits until every push that was started has left. A pull
 //! takes the clock with it when it is started, and whatever is set for a tensor is copied then: what the program does later changes nothing
@@ -27,6 +28,7 @@ mod threads;
 
 pub use calls::*;
 
+use crate::boundary::Told;
 use crate::status::{Failure, penstock_status};
 use penstock::turn::{Taken, Turn};
 use registry::{Count, Entry, State, Work, desk, number, registry, wait_for_none};
@@ -38,12 +40,14 @@ use threads::Task;
 /// Those of a job.
 pub(crate) struct Requests {
     job: u64,
+    told: Arc<Told>,
     pushes: Arc<Count>,
 }
 
 /// Those for one tensor or table.
 pub(crate) struct Line {
     job: u64,
+    told: Arc<Told>,
     id: u64,
     all: Arc<Count>,
     pushes: Arc<Count>,
@@ -64,15 +68,22 @@ fn late(what: &str, waited: Duration, left: u64, kind: &str) -> Failure {
 
 impl Requests {
     pub(crate) fn new() -> Self {
-        Self { job: number(), pushes: Arc::default() }
+        Self { job: number(), told: Arc::default(), pushes: Arc::default() }
+    }
+
+    /// Whether the program knows that the job has failed.
+    pub(crate) fn told(&self) -> &Told {
+        &self.told
     }
 
     pub(crate) fn line(&self) -> Line {
-        Line { job: self.job, id: number(), all: Arc::default(), pushes: Arc::clone(&self.pushes) }
+        let (told, pushes) = (Arc::clone(&self.told), Arc::clone(&self.pushes));
+        Line { job: self.job, told, id: number(), all: Arc::default(), pushes }
     }
 
-    /// Waits until every push that was started has left, so that it is of the iteration in which it was. Returns what is left of the
-    /// time. A push that failed, and whose request nobody has tested or waited for, is an error here, once, and one in each call.
+    /// Waits until every push that was started has left, so that it counts for the iteration in which it was started. Returns
+    /// what is left of the time. A push that failed, and whose request was neither tested nor waited for, is an error here, once,
+    /// and one in each call.
     pub(crate) fn settle(&self, what: &str, wait: Duration) -> Result<Duration, Failure> {
         // Those of several tensors are done in any order.
         let left = || self.pushes.left(self.pushes.started());
@@ -84,7 +95,7 @@ impl Requests {
         self.untold().map_or_else(|| Ok(wait.saturating_sub(since.elapsed())), Err)
     }
 
-    /// Why the first push failed of those whose requests stand in the registry and of which nobody has been told.
+    /// Why the first push failed, of those whose requests stand in the registry and that were not reported.
     fn untold(&self) -> Option<Failure> {
         if self.pushes.has_failed() { registry().tell_failure(&self.pushes) } else { None }
     }
@@ -123,6 +134,11 @@ impl Requests {
 }
 
 impl Line {
+    /// Whether the program knows that the job has failed.
+    pub(crate) fn told(&self) -> &Told {
+        &self.told
+    }
+
     /// Whether nothing is under way.
     pub(crate) fn is_empty(&self) -> bool {
         self.all.left(self.all.started()) == 0
@@ -138,7 +154,7 @@ impl Line {
     /// Notes something that is done already.
     fn note(&self) -> u64 {
         let id = number();
-        registry().requests.insert(id, Entry::done(self.job));
+        registry().requests.insert(id, Entry::done(self.job, Arc::clone(&self.told)));
         id
     }
 
@@ -153,7 +169,7 @@ impl Line {
         }
         let mut counts = vec![Arc::clone(&self.all)];
         counts.extend(push.then(|| Arc::clone(&self.pushes)));
-        registry.requests.insert(id, Entry::new(self.job, work, false, counts));
+        registry.requests.insert(id, Entry::new(self.job, Arc::clone(&self.told), work, false, counts));
         Ok(id)
     }
 
@@ -161,7 +177,8 @@ impl Line {
     fn beside(&self, work: Work) -> Result<u64, Failure> {
         let (id, mut registry) = (number(), registry());
         registry.hand_over(self.job, Task::Get(id))?;
-        registry.requests.insert(id, Entry::new(self.job, work, true, vec![Arc::clone(&self.all)]));
+        let counts = vec![Arc::clone(&self.all)];
+        registry.requests.insert(id, Entry::new(self.job, Arc::clone(&self.told), work, true, counts));
         Ok(id)
     }
 }
@@ -171,7 +188,7 @@ pub(crate) struct Turns<'a> {
     pub(crate) turn: &'a Turn,
     /// What goes first.
     pub(crate) requests: Option<&'a Line>,
-    /// Who waits, for the error.
+    /// The call that waits, for the error.
     pub(crate) what: &'a str,
 }
 

@@ -4,6 +4,7 @@
 //! Numbers go on where the parent's were at the fork, so a handle of the parent's is known for one.
 
 use super::threads::Pools;
+use crate::boundary::Told;
 use crate::status::Failure;
 use penstock::worker::Error;
 use penstock_fabric::forked::Maker;
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Carries a request out, at most until then; `None`: it is not done, and may be gone on with.
+/// Carries a request out, at most until then; `None`: it is not done, and may be continued.
 pub(super) type Work = Box<dyn FnMut(Option<Instant>) -> Option<Result<(), Failure>> + Send>;
 
 pub(super) enum State {
@@ -23,7 +24,7 @@ pub(super) enum State {
     Done(Result<(), Failure>),
 }
 
-/// How many were started, how many of those are done, and how many have failed of which nobody has been told.
+/// How many were started, how many of those are done, and how many have failed and were not reported.
 #[derive(Default)]
 pub(super) struct Count {
     started: AtomicU64,
@@ -42,7 +43,7 @@ impl Count {
         started.saturating_sub(self.done.load(Ordering::Acquire))
     }
 
-    /// Whether some have failed of which nobody has been told. Counted under the registry's lock; [`Count::left`] comes first, behind
+    /// Whether some have failed and were not reported. Counted under the registry's lock; [`Count::left`] comes first, behind
     /// which those that are done are seen to have failed.
     pub(super) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed) > 0
@@ -51,36 +52,41 @@ impl Count {
 
 pub(super) struct Entry {
     pub(super) job: u64,
+    /// Whether the program knows that the job has failed.
+    told: Arc<Told>,
     pub(super) state: State,
-    /// A get: the order does not matter, so whoever waits for it may carry it out.
+    /// A get: the order does not matter, so a thread that waits for it may carry it out.
     pub(super) free: bool,
-    /// Whether it stands in its pool's queue; it may, although somebody else has taken it.
+    /// Whether it stands in its pool's queue; it may, although another thread has taken it.
     pub(super) queued: bool,
-    /// Whether it has failed and nobody has been told.
+    /// Whether it has failed and was not reported.
     untold: bool,
     /// Those for the same tensor or table, and the job's pushes if it is one.
     counts: Vec<Arc<Count>>,
 }
 
 impl Entry {
-    pub(super) fn new(job: u64, work: Work, free: bool, counts: Vec<Arc<Count>>) -> Self {
+    pub(super) fn new(job: u64, told: Arc<Told>, work: Work, free: bool, counts: Vec<Arc<Count>>) -> Self {
         for count in &counts {
             count.started.fetch_add(1, Ordering::Relaxed);
         }
-        Self { job, state: State::Queued(work), free, queued: free, untold: false, counts }
+        Self { job, told, state: State::Queued(work), free, queued: free, untold: false, counts }
     }
 
-    pub(super) fn done(job: u64) -> Self {
+    pub(super) fn done(job: u64, told: Arc<Told>) -> Self {
         let state = State::Done(Ok(()));
-        Self { job, state, free: true, queued: false, untold: false, counts: Vec::new() }
+        Self { job, told, state, free: true, queued: false, untold: false, counts: Vec::new() }
     }
 
-    /// Somebody is told what became of it.
+    /// Reports what became of it.
     fn tell(&mut self) -> &State {
         if std::mem::take(&mut self.untold) {
             for count in &self.counts {
                 count.failed.fetch_sub(1, Ordering::Relaxed);
             }
+        }
+        if let State::Done(Err(failure)) = &self.state {
+            self.told.hear(failure);
         }
         &self.state
     }
@@ -90,7 +96,7 @@ impl Entry {
         self.free && matches!(self.state, State::Queued(_))
     }
 
-    /// Takes it up, if nobody has.
+    /// Takes it up, if no thread has.
     pub(super) fn begin(&mut self) -> Option<Work> {
         match std::mem::replace(&mut self.state, State::Running) {
             State::Queued(work) => Some(work),
@@ -143,7 +149,7 @@ pub(super) fn number() -> u64 {
 
 /// This process's.
 pub(super) fn desk() -> &'static Desk {
-    // Pairs with the release below: who sees the address sees what stands there.
+    // Pairs with the release below: a thread that sees the address sees what stands there.
     let found = DESK.load(Ordering::Acquire);
     // SAFETY: what is put there is never freed, and never written to but through its locks.
     if let Some(desk) = unsafe { found.as_ref() }.filter(|desk| desk.maker.is_here()) {
@@ -156,7 +162,7 @@ pub(super) fn desk() -> &'static Desk {
         // SAFETY: as above; a parent's desk is left as it is.
         Ok(_) => unsafe { &*made },
         Err(other) => {
-            // SAFETY: it came from `Box::into_raw` above, and nobody else has seen it.
+            // SAFETY: it came from `Box::into_raw` above, and no other thread has seen it.
             drop(unsafe { Box::from_raw(made) });
             // SAFETY: as above; another thread of this process has put it there.
             unsafe { &*other }
@@ -189,7 +195,7 @@ pub(super) fn sleep(
     (changed.wait_timeout(registry, left).unwrap_or_else(PoisonError::into_inner).0, true)
 }
 
-/// Waits until none is `left`; how many are, if that is not so in time.
+/// Waits until none is `left`; returns how many are, if that takes too long.
 pub(super) fn wait_for_none(left: impl Fn() -> u64, until: Instant) -> Result<(), u64> {
     let mut registry = registry();
     loop {
@@ -219,7 +225,7 @@ impl Registry {
         }
     }
 
-    /// Why the first one failed, of those that this count counts, of which nobody has been told; somebody is now.
+    /// Why the first one failed, of those that this count counts and that were not reported; now it is.
     pub(super) fn tell_failure(&mut self, counted: &Arc<Count>) -> Option<Failure> {
         let counts = |entry: &Entry| entry.counts.iter().any(|count| Arc::ptr_eq(count, counted));
         match self.requests.values_mut().find(|entry| entry.untold && counts(entry))?.tell() {

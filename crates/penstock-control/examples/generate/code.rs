@@ -4,7 +4,12 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 /// The files; what they import is found beside them.
-const FILES: [&str; 3] = ["penstock/v1/admin.proto", "penstock/v1/jobs.proto", "penstock/v1/servers.proto"];
+const FILES: [&str; 4] = [
+    "penstock/v1/admin.proto",
+    "penstock/v1/jobs.proto",
+    "penstock/v1/proofs.proto",
+    "penstock/v1/servers.proto",
+];
 
 /// The folder of this crate.
 pub(crate) fn crate_folder() -> PathBuf {

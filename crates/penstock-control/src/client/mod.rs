@@ -2,17 +2,22 @@
 
 mod dial;
 mod model;
+mod proving;
 
 pub use dial::Target;
 pub(crate) use dial::{DIAL, Dialer};
 pub use model::{Balance, Created, Job, JobServer, JobSpec, Listing, Place, Server};
+pub use proving::Proving;
 
 use crate::error::{Error, Reason, Refusal};
 use crate::limits;
+use crate::proof::{Prover, Seal};
 use crate::proto::admin_client::AdminClient;
 use crate::proto::jobs_client::JobsClient;
-use crate::proto::{ConnectRequest, CreateJobRequest, DeleteJobRequest, ListJobsRequest, ShowJobRequest};
-use crate::secret::{authorization, hex, random};
+use crate::proto::{
+    ConnectRequest, CreateJobRequest, DeleteJobRequest, ListJobsRequest, ShowJobReply, ShowJobRequest,
+};
+use crate::secret::{hex, random};
 use penstock_proto::message::Secret;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -49,7 +54,7 @@ pub struct Client {
     dialer: Dialer,
     timeout: Duration,
     interrupted: Interrupted,
-    /// Identity of this worker: whoever calls again with it gets the rank that it has.
+    /// Identity of this worker: a worker that calls again with it gets the rank that it has.
     worker: String,
 }
 
@@ -79,33 +84,34 @@ impl Client {
     /// Creates a job; the reply carries its secret.
     pub fn create_job(&self, admin: &Secret, spec: &JobSpec) -> Result<Created, Error> {
         let sent = CreateJobRequest { spec: Some(spec.into()) };
-        self.admin(admin, sent, async |mut client, request| client.create_job(request).await).and_then(
-            |reply| Created::read(reply).ok_or_else(|| self.strange("a created job without a secret")),
-        )
+        let (reply, seal) =
+            self.admin(admin, sent, async |mut client, request| client.create_job(request).await)?;
+        let opened = seal.open(&spec.name, &reply.secret);
+        let secret = opened.ok_or_else(|| self.strange("a created job without its secret"))?;
+        Ok(Created::read(reply, secret))
     }
 
     /// All jobs and servers.
     pub fn list_jobs(&self, admin: &Secret) -> Result<Listing, Error> {
         let sent = ListJobsRequest {};
         self.admin(admin, sent, async |mut client, request| client.list_jobs(request).await)
-            .map(Listing::from)
+            .map(|(reply, _)| Listing::from(reply))
     }
 
     /// One job.
     pub fn show_job(&self, admin: &Secret, name: &str) -> Result<Job, Error> {
-        self.show(admin, name, false).map(|(job, _)| job)
+        self.show(admin, name, false).map(|(reply, _)| reply.job.unwrap_or_default().into())
     }
 
     /// One job's secret.
     pub fn reveal_secret(&self, admin: &Secret, name: &str) -> Result<Secret, Error> {
-        let (_, secret) = self.show(admin, name, true)?;
-        model::secret(&secret).ok_or_else(|| self.strange("a secret of another length"))
+        let (reply, seal) = self.show(admin, name, true)?;
+        seal.open(name, &reply.secret).ok_or_else(|| self.strange("a job without its secret"))
     }
 
-    fn show(&self, admin: &Secret, name: &str, reveal: bool) -> Result<(Job, Vec<u8>), Error> {
+    fn show(&self, admin: &Secret, name: &str, reveal: bool) -> Result<(ShowJobReply, Seal), Error> {
         let sent = ShowJobRequest { name: name.to_owned(), reveal };
-        let reply = self.admin(admin, sent, async |mut client, request| client.show_job(request).await)?;
-        Ok((reply.job.unwrap_or_default().into(), reply.secret))
+        self.admin(admin, sent, async |mut client, request| client.show_job(request).await)
     }
 
     /// Deletes a job.
@@ -138,9 +144,12 @@ impl Client {
                     wait_milliseconds: u32::try_from(wait.as_millis()).unwrap_or(u32::MAX),
                 };
                 // The manager answers after `wait`; what is added is for the way there and back.
-                let call = async |channel, request| JobsClient::new(channel).connect(request).await;
-                match self.call(Some(secret), sent, wait + self.timeout.min(DIAL), call).await {
-                    Ok(place) => return Ok(place.into()),
+                let call = async |channel, request| {
+                    let prover = Prover::Worker { job: job.to_owned() };
+                    JobsClient::new(Proving::new(channel, prover, *secret)).connect(request).await
+                };
+                match self.call(sent, wait + self.timeout.min(DIAL), call).await {
+                    Ok(place) => return Ok(place.into_inner().into()),
                     Err(error) if error.is_passing() && started.elapsed() < patience => {
                         let left = patience.saturating_sub(started.elapsed());
                         tokio::time::sleep(RETRY.min(left)).await;
@@ -158,39 +167,39 @@ impl Client {
     pub fn health(&self) -> Result<bool, Error> {
         let check = HealthCheckRequest { service: String::new() };
         let call = async |channel, request| HealthClient::new(channel).check(request).await;
-        let reply = self.block(self.call(None, check, self.timeout, call))?;
-        Ok(reply.status == i32::from(ServingStatus::Serving))
+        let reply = self.block(self.call(check, self.timeout, call))?;
+        Ok(reply.into_inner().status == i32::from(ServingStatus::Serving))
     }
 
     fn admin<Q, R>(
         &self,
         token: &Secret,
         sent: Q,
-        call: impl AsyncFnOnce(AdminClient<Channel>, Request<Q>) -> Result<Response<R>, Status>,
-    ) -> Result<R, Error> {
+        call: impl AsyncFnOnce(AdminClient<Proving>, Request<Q>) -> Result<Response<R>, Status>,
+    ) -> Result<(R, Seal), Error> {
         let with = async |channel, request| {
+            let channel = Proving::new(channel, Prover::Admin, *token);
             let client = AdminClient::new(channel).max_decoding_message_size(limits::REPLY_BYTES);
             call(client, request).await
         };
-        self.block(self.call(Some(token), sent, self.timeout, with))
+        self.block(self.call(sent, self.timeout, with)).map(open)
     }
 
     async fn call<Q, R>(
         &self,
-        token: Option<&Secret>,
         sent: Q,
         timeout: Duration,
         call: impl AsyncFnOnce(Channel, Request<Q>) -> Result<Response<R>, Status>,
-    ) -> Result<R, Error> {
+    ) -> Result<Response<R>, Error> {
         let started = Instant::now();
         let address = self.dialer.name();
         let attempt = async {
             let channel = self.dialer.dial().await?;
-            let reply = call(channel, request(token, sent, timeout)).await;
+            let reply = call(channel, request(sent, timeout)).await;
             reply.map_err(|status| Error::from_status(&status, &address, started.elapsed()))
         };
         match tokio::time::timeout(timeout, attempt).await {
-            Ok(reply) => reply.map(Response::into_inner),
+            Ok(reply) => reply,
             Err(_) => Err(Error::Unanswered { address, waited: timeout }),
         }
     }
@@ -211,7 +220,7 @@ impl Client {
                 }
             }
         });
-        // Looking a name up may hang in the system for longer than anyone waits.
+        // Looking a name up may hang in the system for longer than any caller waits.
         runtime.shutdown_background();
         result
     }
@@ -221,12 +230,15 @@ impl Client {
     }
 }
 
-/// A request with its token and its deadline, which the manager keeps too.
-pub(crate) fn request<Q>(token: Option<&Secret>, sent: Q, timeout: Duration) -> Request<Q> {
+/// A request with its deadline, which the manager keeps too.
+pub(crate) fn request<Q>(sent: Q, timeout: Duration) -> Request<Q> {
     let mut request = Request::new(sent);
     request.set_timeout(timeout);
-    if let Some(token) = token {
-        request.metadata_mut().insert("authorization", authorization(token));
-    }
     request
+}
+
+/// The reply to a call that was proved, and what opens the secrets in it.
+pub(crate) fn open<R>(reply: Response<R>) -> (R, Seal) {
+    let seal = *reply.extensions().get::<Seal>().expect("every reply on a proving channel has one");
+    (reply.into_inner(), seal)
 }

@@ -1,6 +1,6 @@
 //! What comes back, as plain data.
 
-use crate::proto;
+use crate::{proto, settings};
 use penstock_proto::message::Secret;
 
 /// A job to create.
@@ -54,17 +54,13 @@ pub struct Created {
 }
 
 impl Created {
-    pub(super) fn read(reply: proto::CreateJobReply) -> Option<Self> {
-        Some(Self {
+    pub(super) fn read(reply: proto::CreateJobReply, secret: Secret) -> Self {
+        Self {
             job: reply.job.unwrap_or_default().into(),
-            secret: secret(&reply.secret)?,
+            secret,
             balance: reply.balance.unwrap_or_default().into(),
-        })
+        }
     }
-}
-
-pub(super) fn secret(bytes: &[u8]) -> Option<Secret> {
-    bytes.try_into().ok().map(Secret)
 }
 
 /// A job.
@@ -111,7 +107,7 @@ impl From<proto::Job> for Job {
             workers: spec.workers,
             memory: spec.memory,
             share: spec.share,
-            settings: pairs(spec.settings),
+            settings: settings::pairs(spec.settings),
             state,
             detail: job.detail,
             servers_wanted: spec.servers,
@@ -119,10 +115,6 @@ impl From<proto::Job> for Job {
             created: job.created,
         }
     }
-}
-
-fn pairs(settings: Vec<proto::Setting>) -> Vec<(String, String)> {
-    settings.into_iter().map(|setting| (setting.name, setting.value)).collect()
 }
 
 /// A job's part on a server.
@@ -228,6 +220,11 @@ pub struct Place {
 
 impl From<proto::ConnectReply> for Place {
     fn from(reply: proto::ConnectReply) -> Self {
-        Self { servers: reply.servers, rank: reply.rank, size: reply.size, settings: pairs(reply.settings) }
+        Self {
+            servers: reply.servers,
+            rank: reply.rank,
+            size: reply.size,
+            settings: settings::of_a_job(reply.settings),
+        }
     }
 }

@@ -46,7 +46,7 @@ pub struct CreateJobReply {
     /// The job as `ShowJob` shows it.
     #[prost(message, optional, tag = "1")]
     pub job: ::core::option::Option<Job>,
-    /// The job's secret, 32 random bytes. Whoever holds it is a worker of the job.
+    /// The job's secret, 32 random bytes, sealed (`proofs.proto`). A process that holds it is a worker of the job.
     #[prost(bytes = "vec", tag = "2")]
     pub secret: ::prost::alloc::vec::Vec<u8>,
     /// How evenly the jobs lie on the servers, with this one.
@@ -86,7 +86,7 @@ pub struct ShowJobReply {
     /// The job.
     #[prost(message, optional, tag = "1")]
     pub job: ::core::option::Option<Job>,
-    /// Its secret, if it was asked for; else empty.
+    /// Its secret, sealed, if it was asked for; else empty.
     #[prost(bytes = "vec", tag = "2")]
     pub secret: ::prost::alloc::vec::Vec<u8>,
 }
@@ -144,7 +144,7 @@ pub struct JobServer {
 /// A server.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Server {
-    /// Its identity: 32 hex digits that it drew when it started.
+    /// Its identity: 32 hex digits, of the key that it drew when it started.
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
     /// Its endpoint string.
@@ -243,7 +243,7 @@ pub mod admin_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// The administrator's calls. Each needs the admin token: `authorization: Bearer <64 hex digits>`.
+    /// The administrator's calls. Each needs a proof of the admin token (`proofs.proto`).
     ///
     /// A refusal carries, beside the gRPC status, the trailing metadata `penstock-reason`: one stable word, such as
     /// `job-exists`, `no-such-job`, `quota` or `token`.
@@ -439,7 +439,7 @@ pub mod admin_server {
             request: tonic::Request<super::DeleteJobRequest>,
         ) -> std::result::Result<tonic::Response<super::DeleteJobReply>, tonic::Status>;
     }
-    /// The administrator's calls. Each needs the admin token: `authorization: Bearer <64 hex digits>`.
+    /// The administrator's calls. Each needs a proof of the admin token (`proofs.proto`).
     ///
     /// A refusal carries, beside the gRPC status, the trailing metadata `penstock-reason`: one stable word, such as
     /// `job-exists`, `no-such-job`, `quota` or `token`.
@@ -737,7 +737,7 @@ pub struct ConnectRequest {
     /// The job's name.
     #[prost(string, tag = "1")]
     pub job: ::prost::alloc::string::String,
-    /// 32 hex digits that the worker drew when it started: who asks twice gets the same rank twice.
+    /// 32 hex digits that the worker drew when it started: one that asks twice gets the same rank twice.
     #[prost(string, tag = "2")]
     pub worker: ::prost::alloc::string::String,
     /// The rank that a launcher gave it; without one the lowest free rank is assigned.
@@ -780,8 +780,8 @@ pub mod jobs_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// The workers' call. It needs the job's secret: `authorization: Bearer <64 hex digits>`. A wrong secret and a name that
-    /// does not exist get the same refusal.
+    /// The workers' call. It needs a proof of the job's secret (`proofs.proto`). A wrong secret and a name that does not
+    /// exist get the same refusal.
     #[derive(Debug, Clone)]
     pub struct JobsClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -852,7 +852,7 @@ pub mod jobs_client {
             self
         }
         /// Brings workers and servers together (PHub's ConnectService). Waits until every server of the job hosts it, at
-        /// most `wait_milliseconds`; then DEADLINE_EXCEEDED says whom it waited for, and the worker may call again.
+        /// most `wait_milliseconds`; then DEADLINE_EXCEEDED says what it waited for, and the worker may call again.
         pub async fn connect(
             &mut self,
             request: impl tonic::IntoRequest<super::ConnectRequest>,
@@ -887,14 +887,14 @@ pub mod jobs_server {
     #[async_trait]
     pub trait Jobs: std::marker::Send + std::marker::Sync + 'static {
         /// Brings workers and servers together (PHub's ConnectService). Waits until every server of the job hosts it, at
-        /// most `wait_milliseconds`; then DEADLINE_EXCEEDED says whom it waited for, and the worker may call again.
+        /// most `wait_milliseconds`; then DEADLINE_EXCEEDED says what it waited for, and the worker may call again.
         async fn connect(
             &self,
             request: tonic::Request<super::ConnectRequest>,
         ) -> std::result::Result<tonic::Response<super::ConnectReply>, tonic::Status>;
     }
-    /// The workers' call. It needs the job's secret: `authorization: Bearer <64 hex digits>`. A wrong secret and a name that
-    /// does not exist get the same refusal.
+    /// The workers' call. It needs a proof of the job's secret (`proofs.proto`). A wrong secret and a name that does not
+    /// exist get the same refusal.
     #[derive(Debug)]
     pub struct JobsServer<T> {
         inner: Arc<T>,
@@ -1054,10 +1054,392 @@ pub mod jobs_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+/// Asks for a nonce.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ChallengeRequest {
+    /// 32 bytes that the caller has just drawn.
+    #[prost(bytes = "vec", tag = "1")]
+    pub nonce: ::prost::alloc::vec::Vec<u8>,
+    /// The caller that asks.
+    #[prost(enumeration = "Prover", tag = "2")]
+    pub prover: i32,
+    /// A worker's job; else empty.
+    #[prost(string, tag = "3")]
+    pub job: ::prost::alloc::string::String,
+}
+/// A nonce.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ChallengeReply {
+    /// 32 bytes.
+    #[prost(bytes = "vec", tag = "1")]
+    pub nonce: ::prost::alloc::vec::Vec<u8>,
+    /// The manager's proof, 32 bytes.
+    #[prost(bytes = "vec", tag = "2")]
+    pub proof: ::prost::alloc::vec::Vec<u8>,
+}
+/// The caller that is about to prove something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Prover {
+    /// Never sent.
+    Unspecified = 0,
+    /// A caller that has the admin token.
+    Admin = 1,
+    /// A caller that has the server token.
+    Server = 2,
+    /// A caller that has the secret of a job.
+    Worker = 3,
+}
+impl Prover {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "PROVER_UNSPECIFIED",
+            Self::Admin => "PROVER_ADMIN",
+            Self::Server => "PROVER_SERVER",
+            Self::Worker => "PROVER_WORKER",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "PROVER_UNSPECIFIED" => Some(Self::Unspecified),
+            "PROVER_ADMIN" => Some(Self::Admin),
+            "PROVER_SERVER" => Some(Self::Server),
+            "PROVER_WORKER" => Some(Self::Worker),
+            _ => None,
+        }
+    }
+}
+/// Generated client implementations.
+pub mod proofs_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// The call before each other call. It needs nothing. In what follows, HMAC is HMAC-SHA256, whose key is the token or the
+    /// job's secret; texts are ASCII with the space at their end; `who` is `admin`, `server`, or `worker ` and the job's name.
+    ///
+    /// The caller first compares the manager's proof, HMAC("penstock manager proof 1 ", client nonce, manager nonce, who), and
+    /// says no more where it is wrong. The call then carries
+    ///
+    ///   authorization: Penstock-Proof <manager nonce> <client nonce> <proof>
+    ///
+    /// each as 64 hex digits. The proof is HMAC("penstock call proof 1 ", client nonce, manager nonce, SHA-256 of the request's
+    /// body, path): the body as gRPC frames it, with its five bytes before the message; the path such as
+    /// `/penstock.v1.Admin/ListJobs`.
+    ///
+    /// A nonce of the manager's is good for one call, for 10 seconds, for its asker. Any other is refused with the
+    /// word `stale-proof` in `penstock-reason`, and the caller asks for a new one.
+    ///
+    /// A server also carries `penstock-server-proof: <public key> <signature>`, 64 and 128 hex digits: its Ed25519 key, and the
+    /// signature of "penstock server call 1 " and what the call's proof is made of.
+    ///
+    /// Secrets of jobs travel sealed in replies: ChaCha20-Poly1305, 12 zero bytes for its nonce, no associated data, and the key
+    /// HMAC("penstock sealed secret 1 ", client nonce, manager nonce, the job's name), which serves once.
+    #[derive(Debug, Clone)]
+    pub struct ProofsClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl<T> ProofsClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> ProofsClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            ProofsClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// The manager's nonce, and its own proof. For a job that does not exist the proof is made with a secret that no one has.
+        pub async fn challenge(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ChallengeRequest>,
+        ) -> std::result::Result<tonic::Response<super::ChallengeReply>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/penstock.v1.Proofs/Challenge",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("penstock.v1.Proofs", "Challenge"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod proofs_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with ProofsServer.
+    #[async_trait]
+    pub trait Proofs: std::marker::Send + std::marker::Sync + 'static {
+        /// The manager's nonce, and its own proof. For a job that does not exist the proof is made with a secret that no one has.
+        async fn challenge(
+            &self,
+            request: tonic::Request<super::ChallengeRequest>,
+        ) -> std::result::Result<tonic::Response<super::ChallengeReply>, tonic::Status>;
+    }
+    /// The call before each other call. It needs nothing. In what follows, HMAC is HMAC-SHA256, whose key is the token or the
+    /// job's secret; texts are ASCII with the space at their end; `who` is `admin`, `server`, or `worker ` and the job's name.
+    ///
+    /// The caller first compares the manager's proof, HMAC("penstock manager proof 1 ", client nonce, manager nonce, who), and
+    /// says no more where it is wrong. The call then carries
+    ///
+    ///   authorization: Penstock-Proof <manager nonce> <client nonce> <proof>
+    ///
+    /// each as 64 hex digits. The proof is HMAC("penstock call proof 1 ", client nonce, manager nonce, SHA-256 of the request's
+    /// body, path): the body as gRPC frames it, with its five bytes before the message; the path such as
+    /// `/penstock.v1.Admin/ListJobs`.
+    ///
+    /// A nonce of the manager's is good for one call, for 10 seconds, for its asker. Any other is refused with the
+    /// word `stale-proof` in `penstock-reason`, and the caller asks for a new one.
+    ///
+    /// A server also carries `penstock-server-proof: <public key> <signature>`, 64 and 128 hex digits: its Ed25519 key, and the
+    /// signature of "penstock server call 1 " and what the call's proof is made of.
+    ///
+    /// Secrets of jobs travel sealed in replies: ChaCha20-Poly1305, 12 zero bytes for its nonce, no associated data, and the key
+    /// HMAC("penstock sealed secret 1 ", client nonce, manager nonce, the job's name), which serves once.
+    #[derive(Debug)]
+    pub struct ProofsServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> ProofsServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for ProofsServer<T>
+    where
+        T: Proofs,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/penstock.v1.Proofs/Challenge" => {
+                    #[allow(non_camel_case_types)]
+                    struct ChallengeSvc<T: Proofs>(pub Arc<T>);
+                    impl<T: Proofs> tonic::server::UnaryService<super::ChallengeRequest>
+                    for ChallengeSvc<T> {
+                        type Response = super::ChallengeReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ChallengeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Proofs>::challenge(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ChallengeSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for ProofsServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "penstock.v1.Proofs";
+    impl<T> tonic::server::NamedService for ProofsServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
 /// A server and what it offers.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RegisterRequest {
-    /// The server's identity: 32 hex digits that it drew when it started.
+    /// The server's identity: the first 16 bytes of SHA-256 of "penstock server identity 2 " and its public key, as hex digits.
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
     /// The endpoint string that workers are given.
@@ -1117,7 +1499,7 @@ pub struct HostedJob {
     /// Tells this job from a later one of the same name: 32 hex digits.
     #[prost(string, tag = "2")]
     pub id: ::prost::alloc::string::String,
-    /// The job's secret, 32 bytes.
+    /// The job's secret, sealed (`proofs.proto`).
     #[prost(bytes = "vec", tag = "3")]
     pub secret: ::prost::alloc::vec::Vec<u8>,
     /// The server's number among the job's servers.
@@ -1175,7 +1557,7 @@ pub mod servers_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// The servers' calls. Each needs the server token: `authorization: Bearer <64 hex digits>`.
+    /// The servers' calls. Each needs a proof of the server token, and of the server's key (`proofs.proto`).
     #[derive(Debug, Clone)]
     pub struct ServersClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -1345,7 +1727,7 @@ pub mod servers_server {
             request: tonic::Request<super::LeaveRequest>,
         ) -> std::result::Result<tonic::Response<super::LeaveReply>, tonic::Status>;
     }
-    /// The servers' calls. Each needs the server token: `authorization: Bearer <64 hex digits>`.
+    /// The servers' calls. Each needs a proof of the server token, and of the server's key (`proofs.proto`).
     #[derive(Debug)]
     pub struct ServersServer<T> {
         inner: Arc<T>,

@@ -21,7 +21,7 @@ impl Admin for AdminService {
         &self,
         request: Request<proto::CreateJobRequest>,
     ) -> Result<Response<proto::CreateJobReply>, Status> {
-        self.0.require_admin(&request)?;
+        let seal = self.0.require_admin(&request)?;
         let sent = request.into_inner().spec.unwrap_or_default();
         let spec = Spec::check(sent, &*self.0.check)?;
         let job = Job {
@@ -36,7 +36,7 @@ impl Admin for AdminService {
             linger: Duration::ZERO,
         };
         let name = job.spec.name.clone();
-        let secret = job.secret.0.to_vec();
+        let secret = seal.close(&name, &job.secret);
         let made = self.0.change(|registry, now| {
             registry.create(now, job)?;
             Ok(proto::CreateJobReply {
@@ -46,7 +46,7 @@ impl Admin for AdminService {
             })
         });
         if matches!(&made, Err(refusal) if refusal.reason == Reason::State) {
-            // Its secret was told to nobody: it must not keep the name.
+            // Its secret was told to no one: it must not keep the name.
             let _ = self.0.change(|registry, now| registry.delete(now, &name));
         }
         tracing::info!(job = name, "created");
@@ -71,11 +71,11 @@ impl Admin for AdminService {
         &self,
         request: Request<proto::ShowJobRequest>,
     ) -> Result<Response<proto::ShowJobReply>, Status> {
-        self.0.require_admin(&request)?;
+        let seal = self.0.require_admin(&request)?;
         let (registry, now) = (self.0.look(), self.0.now());
         let asked = request.get_ref();
         let job = registry.job(&asked.name)?;
-        let secret = if asked.reveal { job.secret.0.to_vec() } else { Vec::new() };
+        let secret = if asked.reveal { seal.close(&asked.name, &job.secret) } else { Vec::new() };
         Ok(Response::new(proto::ShowJobReply { job: Some(show(&registry, now, job)), secret }))
     }
 

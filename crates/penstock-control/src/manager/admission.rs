@@ -1,16 +1,18 @@
 //! Who may be connected: a place for each connection, so that slow, silent and half-open ones cannot take them all.
 //!
-//! At the limit the oldest stranger makes room for the newcomer. A connection that has shown the admin or the server
-//! token is no stranger any more; one that has shown a job's secret is none while its call waits, and the number of these
-//! is limited for each job. So whoever holds no token can only push out others that hold none, no job can keep out
-//! another, and to keep an honest client from its first call a stranger has to open
-//! [`CONNECTIONS`](crate::limits::CONNECTIONS) connections while that call is under way.
+//! At the limit the oldest stranger makes room for the newcomer. A connection that has proved the admin or the server token is
+//! not a stranger for a lease from then on: a server's next heartbeat comes sooner, and a client that passes on the calls of
+//! others over very many connections takes no place for good. One that has proved a job's secret is not one while its call waits,
+//! and the number of these is limited for each job. So a client without a token can only push out others that hold none or have
+//! proved none for a lease, no job can keep out another, and to keep an honest client from its first call a stranger has to open
+//! [`CONNECTIONS`](crate::limits::CONNECTIONS) connections while its challenge and that call are under way.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
@@ -27,7 +29,15 @@ type Thread = oneshot::Sender<()>;
 struct Seats {
     next: u64,
     strangers: BTreeMap<u64, Thread>,
-    known: BTreeMap<u64, Thread>,
+    known: BTreeMap<u64, Known>,
+}
+
+/// A connection that has proved something.
+#[derive(Debug)]
+struct Known {
+    thread: Thread,
+    /// When it last did; `None` while a call protects it.
+    since: Option<Instant>,
 }
 
 /// All connections.
@@ -35,18 +45,25 @@ struct Seats {
 pub(super) struct Admission {
     seats: Arc<Mutex<Seats>>,
     limit: usize,
+    lease: Duration,
 }
 
 impl Admission {
-    pub(super) fn new(limit: usize) -> Self {
-        Self { seats: Arc::default(), limit }
+    /// Places for `limit`; a client that has proved a token keeps its own for `lease`.
+    pub(super) fn new(limit: usize, lease: Duration) -> Self {
+        Self { seats: Arc::default(), limit, lease }
     }
 
-    /// A place for one more; `None` when all are taken by clients that have shown a token.
-    pub(super) fn admit(&self) -> Option<Seat> {
+    /// A place for one more; `None` when all are taken by clients that have proved a token.
+    pub(super) fn admit(&self, now: Instant) -> Option<Seat> {
         let mut seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
-        if seats.strangers.len() + seats.known.len() >= self.limit {
-            seats.strangers.pop_first()?;
+        let seats = &mut *seats;
+        if seats.strangers.len() + seats.known.len() >= self.limit && seats.strangers.pop_first().is_none() {
+            let is_over = |known: &Known| {
+                known.since.is_some_and(|since| now.saturating_duration_since(since) >= self.lease)
+            };
+            let number = *seats.known.iter().find(|(_, known)| is_over(known))?.0;
+            seats.known.remove(&number);
         }
         let number = seats.next;
         seats.next += 1;
@@ -64,25 +81,34 @@ pub(super) struct Caller {
 }
 
 impl Caller {
-    /// From now on it is not put out.
-    pub(super) fn is_known(&self) {
+    /// It has proved a token: it is not put out for as long as a lease.
+    pub(super) fn is_known(&self, now: Instant) {
+        self.know(Some(now));
+    }
+
+    fn know(&self, since: Option<Instant>) {
         let mut seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(thread) = seats.strangers.remove(&self.number) {
-            seats.known.insert(self.number, thread);
+        let thread = match seats.known.remove(&self.number) {
+            Some(known) => Some(known.thread),
+            None => seats.strangers.remove(&self.number),
+        };
+        // None: it was put out already.
+        if let Some(thread) = thread {
+            seats.known.insert(self.number, Known { thread, since });
         }
     }
 
     /// It may be put out again.
     fn is_stranger(&self) {
         let mut seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(thread) = seats.known.remove(&self.number) {
-            seats.strangers.insert(self.number, thread);
+        if let Some(known) = seats.known.remove(&self.number) {
+            seats.strangers.insert(self.number, known.thread);
         }
     }
 
     /// Not put out until what is returned is dropped.
     pub(super) fn protect(&self) -> Protection {
-        self.is_known();
+        self.know(None);
         Protection(self.clone())
     }
 }
@@ -132,7 +158,7 @@ pub(super) enum Wire {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// A connection that has shown the preface of HTTP/2, and shows it again to who reads on.
+/// A connection that has shown the preface of HTTP/2, and shows it again to the next reader.
 #[derive(Debug)]
 pub(super) struct Connection {
     wire: Wire,
@@ -215,31 +241,51 @@ mod tests {
     use super::*;
     use std::task::Waker;
 
+    const LEASE: Duration = Duration::from_secs(10);
+
     fn is_cut(seat: &mut Seat) -> bool {
         seat.poll_cut(&mut Context::from_waker(Waker::noop())).is_ready()
     }
 
     #[test]
     fn the_oldest_stranger_makes_room_and_a_known_caller_never_does() {
-        let admission = Admission::new(2);
-        let (mut known, mut stranger) = (admission.admit().unwrap(), admission.admit().unwrap());
-        known.caller.is_known();
-        let mut newcomer = admission.admit().unwrap();
+        let (admission, now) = (Admission::new(2, LEASE), Instant::now());
+        let (mut known, mut stranger) = (admission.admit(now).unwrap(), admission.admit(now).unwrap());
+        known.caller.is_known(now);
+        let mut newcomer = admission.admit(now).unwrap();
         assert!(is_cut(&mut stranger) && !is_cut(&mut known) && !is_cut(&mut newcomer));
-        newcomer.caller.is_known();
-        assert!(admission.admit().is_none());
+        newcomer.caller.is_known(now);
+        assert!(admission.admit(now).is_none());
         drop(known);
-        assert!(admission.admit().is_some());
+        assert!(admission.admit(now).is_some());
+    }
+
+    #[test]
+    fn who_has_proved_nothing_for_a_lease_makes_room_too() {
+        let (admission, start) = (Admission::new(2, LEASE), Instant::now());
+        let (mut silent, mut server) = (admission.admit(start).unwrap(), admission.admit(start).unwrap());
+        silent.caller.is_known(start);
+        server.caller.is_known(start);
+        server.caller.is_known(start + LEASE / 2);
+        assert!(admission.admit(start + LEASE - Duration::from_nanos(1)).is_none());
+        let mut newcomer = admission.admit(start + LEASE).unwrap();
+        assert!(is_cut(&mut silent) && !is_cut(&mut server));
+        // One whose call waits is not put out, however long.
+        let _protection = newcomer.caller.protect();
+        let _next = admission.admit(start + LEASE * 2).unwrap();
+        assert!(is_cut(&mut server));
+        let _last = admission.admit(start + LEASE * 9).unwrap();
+        assert!(!is_cut(&mut newcomer));
     }
 
     #[test]
     fn a_caller_is_protected_only_as_long_as_its_call() {
-        let admission = Admission::new(1);
-        let mut seat = admission.admit().unwrap();
+        let (admission, now) = (Admission::new(1, LEASE), Instant::now());
+        let mut seat = admission.admit(now).unwrap();
         let protection = seat.caller.protect();
-        assert!(admission.admit().is_none());
+        assert!(admission.admit(now).is_none());
         drop(protection);
-        assert!(admission.admit().is_some());
+        assert!(admission.admit(now).is_some());
         assert!(is_cut(&mut seat));
     }
 }

@@ -3,18 +3,10 @@
 use crate::error::{Reason, Refusal};
 use crate::limits;
 use crate::proto;
+use crate::settings::why_no_jobs;
 use penstock_proto::message::{MAX_SERVERS, MAX_WORKERS, Secret};
 use std::collections::BTreeMap;
 use std::time::Duration;
-
-/// Settings that belong to a process, or that a job says otherwise: none of them comes from a job.
-const NOT_A_JOBS: [(&str, &str); 5] = [
-    ("memory", "the job's quota sets it"),
-    ("security", "each process sets it for itself"),
-    ("ca", "each process sets it for itself"),
-    ("certificate", "each server sets it for itself"),
-    ("key", "each server sets it for itself"),
-];
 
 /// Judges settings by the table of options: `Err` is what is wrong with them.
 pub type CheckSettings = dyn Fn(&[(String, String)]) -> Result<(), String> + Send + Sync;
@@ -65,7 +57,7 @@ impl Spec {
             if name.len() + value.len() > limits::SETTING_BYTES {
                 return refuse(format!("a setting has more than {} bytes", limits::SETTING_BYTES));
             }
-            if let Some((_, why)) = NOT_A_JOBS.iter().find(|(known, _)| known == name) {
+            if let Some(why) = why_no_jobs(name) {
                 return refuse(format!("the option `{name}` cannot be set for a job: {why}"));
             }
         }
@@ -138,7 +130,7 @@ pub(super) struct Job {
     pub(super) placement: Vec<String>,
     /// Whether a worker was told its servers: from then on it stays where it is, for its state is there.
     pub(super) pinned: bool,
-    /// Who was given which rank.
+    /// Which worker was given which rank.
     pub(super) ranks: BTreeMap<u32, String>,
     /// Whether and how it ended.
     pub(super) outcome: Option<Outcome>,

@@ -2,13 +2,14 @@
 
 use super::admission::{Caller, Protection};
 use super::job;
+use super::proofs::worker;
 use super::registry::Readiness;
 use super::shared::Shared;
 use crate::error::{Reason, Refusal};
 use crate::limits;
 use crate::proto;
 use crate::proto::jobs_server::Jobs;
-use crate::secret::{bearer, is_identity};
+use crate::secret::is_identity;
 use penstock_proto::message::Secret;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -22,7 +23,9 @@ impl Jobs for JobsService {
         &self,
         request: Request<proto::ConnectRequest>,
     ) -> Result<Response<proto::ConnectReply>, Status> {
-        let secret = bearer(request.metadata()).ok_or_else(Refusal::job_secret)?;
+        let who = worker(&request.get_ref().job);
+        let secret = self.0.look().secret_of(&request.get_ref().job);
+        self.0.prove(&request, &who, &secret)?;
         let workers = self.0.look().authenticate(&request.get_ref().job, &secret)?.spec.workers;
         let caller = request.extensions().get::<Caller>().cloned();
         let sent = request.into_inner();
@@ -33,7 +36,7 @@ impl Jobs for JobsService {
         let _turn =
             Turn::take(&self.0, &sent.job, workers as usize + limits::SPARE_WAITS_PER_JOB, caller.as_ref())?;
         self.ready(&sent, &secret).await?;
-        // The rank comes last: who gave up waiting has taken none.
+        // The rank comes last: a worker that gave up waiting has taken none.
         let reply = self.0.change(|registry, now| {
             registry.authenticate(&sent.job, &secret)?;
             let servers = match registry.hand_out(now, &sent.job)? {

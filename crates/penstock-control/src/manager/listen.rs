@@ -4,7 +4,7 @@ use super::admission::{Admission, Connection, PREFACE, Seat, Wire};
 use crate::limits;
 use std::future::poll_fn;
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -33,13 +33,13 @@ pub(super) async fn accept(
                 continue;
             }
         };
-        let Some(seat) = admission.admit() else {
+        let Some(seat) = admission.admit(Instant::now()) else {
             tracing::warn!("a connection was closed: all places are taken");
             continue;
         };
         let (tls, ready) = (tls.clone(), ready.clone());
         tokio::spawn(async move {
-            // Who does not speak HTTP/2 in time is closed without a word.
+            // A connection that does not speak HTTP/2 in time is closed without a word.
             if let Ok(Some(connection)) =
                 tokio::time::timeout(limits::HANDSHAKE, greet(stream, tls, seat)).await
             {

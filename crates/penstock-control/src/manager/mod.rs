@@ -1,16 +1,17 @@
-//! The manager: jobs, servers, and who meets whom, over gRPC. No data goes through it.
+//! The manager: jobs, servers, and which workers meet where, over gRPC. No data goes through it.
 //!
 //! | file | does |
 //! |---|---|
-//! | [`registry`] | which jobs and servers there are, who hosts what: pure state |
+//! | [`registry`] | which jobs and servers there are, which hosts what: pure state |
 //! | [`placement`] | which servers a job goes to |
 //! | [`store`] | the state directory |
 //! | [`admission`], [`listen`] | connections, and how many of them |
 //! | [`routes`] | which service a call is for |
-//! | [`admin`], [`servers`], [`jobs`] | the three services |
+//! | [`proofs`] | challenges, by which callers prove what they know |
+//! | [`admin`], [`servers`], [`jobs`] | the three services that they are for |
 //!
-//! A manager may be killed at any moment. What it has told anyone is on disk; jobs that run do not notice, for workers
-//! and servers talk to each other; servers register again when it is back.
+//! A manager may be killed at any moment. What it has told anyone is on disk; jobs that run do not notice, for workers and
+//! servers talk to each other; servers register again when it is back.
 
 mod admin;
 mod admission;
@@ -18,6 +19,7 @@ mod job;
 mod jobs;
 mod listen;
 mod placement;
+mod proofs;
 mod registry;
 mod routes;
 mod servers;
@@ -32,6 +34,7 @@ use crate::address::{Address, stays_here};
 use crate::error::Error;
 use crate::proto::admin_server::AdminServer;
 use crate::proto::jobs_server::JobsServer;
+use crate::proto::proofs_server::ProofsServer;
 use crate::proto::servers_server::ServersServer;
 use crate::secret::random;
 use crate::{limits, tls};
@@ -181,7 +184,7 @@ impl Manager {
             if !config.insecure {
                 return Err(StartError::NeedsTls { listen });
             }
-            tracing::info!(listen, "insecure: tokens and secrets cross the network in plain text");
+            tracing::info!(listen, "insecure: other hosts are talked to in plain text");
         }
         let (store, jobs) = Store::open(&config.state)?;
         let listener = runtime.block_on(TcpListener::bind(&addresses[..])).map_err(failed)?;
@@ -283,20 +286,25 @@ async fn serve(
     ended: Ended,
 ) {
     let (ready, incoming) = mpsc::channel(READY_CONNECTIONS);
-    tokio::spawn(listen::accept(listener, tls, Admission::new(connections), ready));
+    tokio::spawn(listen::accept(listener, tls, Admission::new(connections, shared.timing.lease), ready));
     let (health, checks) = tonic_health::server::health_reporter();
     health.set_serving::<AdminServer<admin::AdminService>>().await;
     health.set_serving::<ServersServer<servers::ServersService>>().await;
     health.set_serving::<JobsServer<jobs::JobsService>>().await;
+    health.set_serving::<ProofsServer<proofs::ProofsService>>().await;
     let mut stopping = shared.stopping.subscribe();
     let stop = async move { drop(stopping.wait_for(|&stopping| stopping).await) };
-    let limited = limits::REQUEST_BYTES;
     let routes = Routes {
-        health: checks,
-        admin: AdminServer::new(admin::AdminService(Arc::clone(&shared))).max_decoding_message_size(limited),
+        health: checks.max_decoding_message_size(limits::STRANGER_BYTES),
+        proofs: ProofsServer::new(proofs::ProofsService(Arc::clone(&shared)))
+            .max_decoding_message_size(limits::STRANGER_BYTES),
+        admin: AdminServer::new(admin::AdminService(Arc::clone(&shared)))
+            .max_decoding_message_size(limits::ADMIN_BYTES),
         servers: ServersServer::new(servers::ServersService(Arc::clone(&shared)))
-            .max_decoding_message_size(limited),
-        jobs: JobsServer::new(jobs::JobsService(shared)).max_decoding_message_size(limited),
+            .max_decoding_message_size(limits::SERVER_BYTES),
+        jobs: JobsServer::new(jobs::JobsService(Arc::clone(&shared)))
+            .max_decoding_message_size(limits::STRANGER_BYTES),
+        shared,
     };
     let served = Server::builder()
         .timeout(limits::CALL)

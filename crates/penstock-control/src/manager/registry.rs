@@ -1,4 +1,4 @@
-//! Which jobs and servers there are, and who hosts what. Pure state: the time is an argument, what has to be written to
+//! Which jobs and servers there are, and which server hosts what. Pure state: the time is an argument, what has to be written to
 //! disk is a set of names.
 //!
 //! | a job whose server is lost | then |
@@ -33,7 +33,7 @@ pub(super) struct Registry {
     /// Names of jobs that differ from what is on disk; also those that are gone.
     pub(super) unsaved: BTreeSet<String>,
     lease: Duration,
-    /// Compared with where there is no job of that name, so that this takes as long.
+    /// Stands for the secret of a job that does not exist, so that all takes the same course and as long.
     nobody: Secret,
 }
 
@@ -92,6 +92,11 @@ impl Registry {
         self.unsaved.insert(name.to_owned());
         self.place(now);
         Ok(())
+    }
+
+    /// The secret of a job, or one that no one has.
+    pub(super) fn secret_of(&self, name: &str) -> Secret {
+        self.jobs.get(name).map_or(self.nobody, |job| job.secret)
     }
 
     /// The job, if `secret` is its own. A wrong name and a wrong secret look the same, and take as long.
@@ -290,7 +295,8 @@ impl Registry {
         self.servers.keys().filter(|id| self.is_lost(now, id) && !used.contains(id)).cloned().collect()
     }
 
-    /// Ends the jobs that all their servers say have ended. Of one that has gone its last word counts; one that went without is lost.
+    /// Ends the jobs that all their servers say have ended. If a server has gone, its last word counts; one that went
+    /// without is lost.
     fn conclude(&mut self, now: Duration) {
         let mut ended = Vec::new();
         let concerned = |job: &&Job| {

@@ -5,6 +5,7 @@ use super::registry::Registry;
 use super::shared::Shared;
 use crate::error::{Reason, Refusal};
 use crate::limits;
+use crate::proof::{Proof, Said, Seal};
 use crate::proto;
 use crate::proto::servers_server::Servers;
 use crate::secret::{ServerKey, is_identity};
@@ -38,7 +39,7 @@ impl Servers for ServersService {
         &self,
         request: Request<proto::HeartbeatRequest>,
     ) -> Result<Response<proto::HeartbeatReply>, Status> {
-        self.0.require_server(&request)?;
+        let seal = self.0.require_server(&request)?;
         check_identity(&request, &request.get_ref().id)?;
         let sent = request.into_inner();
         let hosted = sent.hosted.into_iter().take(limits::JOBS).map(read).collect();
@@ -55,7 +56,7 @@ impl Servers for ServersService {
                 () = tokio::time::sleep_until(until) => break,
             }
         }
-        Ok(Response::new(proto::HeartbeatReply { jobs: desired(&self.0.look(), &sent.id) }))
+        Ok(Response::new(proto::HeartbeatReply { jobs: desired(&self.0.look(), &sent.id, &seal) }))
     }
 
     async fn leave(
@@ -83,10 +84,13 @@ fn check_identity<T>(request: &Request<T>, id: &str) -> Result<(), Refusal> {
     if !is_identity(id) {
         return Err(Refusal::new(Reason::Invalid, "expected a server's identity of 32 hexadecimal digits"));
     }
-    match ServerKey::shown(request.metadata()) {
-        Some(key) if key.identity() == id => Ok(()),
+    let said = request.extensions().get::<Said>().zip(request.extensions().get::<Proof>());
+    let signed = said.map(|(said, proof)| said.to_sign(&proof.nonces));
+    match signed.and_then(|signed| ServerKey::shown(&signed, request.metadata())) {
+        Some(signer) if signer == id => Ok(()),
         _ => {
-            let message = format!("expected the key that the server {id} has made its identity from");
+            let message =
+                format!("expected a signature with the key that the server {id} has made its identity from");
             Err(Refusal::new(Reason::Token, message))
         }
     }
@@ -121,11 +125,11 @@ fn read(sent: proto::HostedStatus) -> (String, JobStatus) {
     (sent.name, status)
 }
 
-fn desired(registry: &Registry, id: &str) -> Vec<proto::HostedJob> {
+fn desired(registry: &Registry, id: &str, seal: &Seal) -> Vec<proto::HostedJob> {
     let show = |(index, job): (usize, &job::Job)| proto::HostedJob {
         name: job.spec.name.clone(),
         id: job.id.clone(),
-        secret: job.secret.0.to_vec(),
+        secret: seal.close(&job.spec.name, &job.secret),
         index: index as u32,
         servers: job.spec.servers,
         workers: job.spec.workers,

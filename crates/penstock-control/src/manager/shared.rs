@@ -1,11 +1,12 @@
-//! What the services share: the registry behind one lock, the disk beside it, and who waits for a change.
+//! What the services share: the registry behind one lock, the disk beside it, and those that wait for a change.
 
 use super::admission::Caller;
 use super::job::CheckSettings;
+use super::proofs::Challenges;
 use super::registry::Registry;
 use super::store::{StateError, Store};
 use crate::error::{Reason, Refusal};
-use crate::secret::{bearer, same};
+use crate::proof::{Proof, Prover, Said, Seal};
 use penstock_proto::message::Secret;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,6 +28,7 @@ pub(super) struct Shared {
     pub(super) store: Store,
     pub(super) timing: Timing,
     pub(super) check: Arc<CheckSettings>,
+    pub(super) challenges: Challenges,
     changed: watch::Sender<()>,
     pub(super) stopping: watch::Sender<bool>,
     /// Waiting `Connect` calls, by job.
@@ -41,6 +43,7 @@ impl Shared {
             store,
             timing,
             check,
+            challenges: Challenges::new(),
             changed: watch::channel(()).0,
             stopping: watch::channel(false).0,
             waits: Mutex::default(),
@@ -58,7 +61,7 @@ impl Shared {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the registry, writes what changed to disk, and wakes who waits. What a caller is told is on disk.
+    /// Changes the registry, writes what changed to disk, and wakes those that wait. What a caller is told is on disk.
     pub(super) fn change<T>(
         &self,
         work: impl FnOnce(&mut Registry, Duration) -> Result<T, Refusal>,
@@ -95,25 +98,39 @@ impl Shared {
         self.changed.subscribe()
     }
 
-    /// Refuses who does not show the admin token.
-    pub(super) fn require_admin<T>(&self, request: &Request<T>) -> Result<(), Refusal> {
-        require(request, &self.store.admin, "admin")
+    /// Refuses a caller that does not prove that it knows the admin token.
+    pub(super) fn require_admin<T>(&self, request: &Request<T>) -> Result<Seal, Refusal> {
+        self.prove(request, &Prover::Admin, &self.store.admin).inspect(|_| is_known(request))
     }
 
-    /// Refuses who does not show the server token.
-    pub(super) fn require_server<T>(&self, request: &Request<T>) -> Result<(), Refusal> {
-        require(request, &self.store.server, "server")
+    /// Refuses a caller that does not prove that it knows the server token.
+    pub(super) fn require_server<T>(&self, request: &Request<T>) -> Result<Seal, Refusal> {
+        self.prove(request, &Prover::Server, &self.store.server).inspect(|_| is_known(request))
+    }
+
+    /// Refuses a caller that does not prove that it knows `secret`, for this very call and no earlier one.
+    pub(super) fn prove<T>(
+        &self,
+        request: &Request<T>,
+        who: &Prover,
+        secret: &Secret,
+    ) -> Result<Seal, Refusal> {
+        let heard = request.extensions().get::<Said>().zip(request.extensions().get::<Proof>());
+        let (said, proof) = heard.expect("every call comes by way of the routes");
+        let now = self.now();
+        let mark = self.challenges.recognize(now, who, &proof.nonces)?;
+        if !said.proves(secret, proof) {
+            return Err(who.refusal());
+        }
+        // Last: only a caller that knows the secret makes the manager remember anything.
+        self.challenges.take(now, who, mark)?;
+        Ok(Seal::new(secret, &proof.nonces))
     }
 }
 
-fn require<T>(request: &Request<T>, own: &Secret, which: &str) -> Result<(), Refusal> {
-    match bearer(request.metadata()) {
-        Some(shown) if same(&shown, own) => {
-            if let Some(caller) = request.extensions().get::<Caller>() {
-                caller.is_known();
-            }
-            Ok(())
-        }
-        _ => Err(Refusal::token(which)),
+/// The connection of a caller that has proved itself is not put out.
+fn is_known<T>(request: &Request<T>) {
+    if let Some(caller) = request.extensions().get::<Caller>() {
+        caller.is_known(Instant::now());
     }
 }

@@ -1,11 +1,11 @@
 //! A manager on loopback, servers in memory, and waits with a deadline.
 #![allow(dead_code, unreachable_pub, reason = "each test takes what it needs")]
 
-use penstock_control::Error;
 use penstock_control::agent::{Agent, Host, HostedJob, HostedStatus};
-use penstock_control::client::{Client, Created, JobSpec, Place, Target, Worker};
+use penstock_control::client::{Client, Created, JobSpec, Place, Proving, Target, Worker};
 use penstock_control::manager::{Config, Manager, Timing};
 use penstock_control::secret;
+use penstock_control::{Error, Prover};
 use penstock_proto::message::Secret;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -179,17 +179,12 @@ pub async fn channel(address: &str) -> tonic::transport::Channel {
     tonic::transport::Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap()
 }
 
-/// The same of the server whose key this is.
-pub fn signed_by<T>(key: &secret::ServerKey, message: T, token: &Secret) -> tonic::Request<T> {
-    let mut request = signed(message, token);
-    key.show(request.metadata_mut());
-    request
+/// The same for a worker, whose calls prove its job's secret.
+pub async fn worker(address: &str, job: &str, secret: &Secret) -> Proving {
+    Proving::new(channel(address).await, Prover::Worker { job: job.to_owned() }, *secret)
 }
 
-/// A request that shows `token`.
-pub fn signed<T>(message: T, token: &Secret) -> tonic::Request<T> {
-    let mut request = tonic::Request::new(message);
-    let bearer = format!("Bearer {}", secret::hex(&token.0));
-    request.metadata_mut().insert("authorization", bearer.parse().unwrap());
-    request
+/// The same for a server, whose calls prove the token.
+pub async fn server(address: &str, token: &Secret) -> Proving {
+    Proving::new(channel(address).await, Prover::Server, *token)
 }

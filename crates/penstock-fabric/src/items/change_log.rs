@@ -1,4 +1,5 @@
-//! The change log: which rows were written, for who passes them on. A ring of entries, each a place and the low half of a set's number.
+//! The change log: which rows were written, for the node that passes them on. A ring of entries, each a place and the low half of
+//! a set's number.
 //!
 //! Entries of a set stand there before the set is finished, so that a follower that looks at what is finished first, and at the
 //! change log then, misses none of it. It may find entries of the one set that is not finished yet, behind all others. Where the
@@ -6,7 +7,7 @@
 
 use super::slot::Progress;
 use crate::sync::{Ordering, fence};
-use penstock_proto::items::memory::Unlisted;
+use penstock_proto::items::row_memory::Unlisted;
 
 /// Looks for the last entry, while the writer comes round.
 const ATTEMPTS: usize = 8;
@@ -35,15 +36,15 @@ impl Progress {
 
     /// Whether no entry from `from` on, of those that were read, was of a later round.
     fn stands(&self, from: u64, capacity: u64) -> bool {
-        // Pairs with the release fence in `begin_log`: who saw an entry of the next round sees that it was begun.
+        // Pairs with the release fence in `begin_log`: a reader that saw an entry of the next round sees that it was begun.
         fence(Ordering::Acquire);
         self.begun.load(Ordering::Relaxed).wrapping_sub(from) <= capacity
     }
 }
 
 impl Position {
-    /// Passes the entries since the last call to `take`. `entry` loads one, at its number modulo `capacity`. If the writer came round,
-    /// what was taken means nothing.
+    /// Passes the entries since the last call to `take`. `entry` loads one, at its number modulo `capacity`. If the writer came
+    /// round, what was taken means nothing.
     pub fn advance(
         &mut self,
         progress: &Progress,
@@ -77,16 +78,16 @@ impl Position {
     }
 }
 
-/// The node over the change log and a mirror: a producer on one thread, its home and a consumer on the other. What moves rows is the code
-/// that runs; the memory is of models' atomics.
+/// The node over the change log and a mirror: a producer on one thread, its home and a consumer on the other. What moves rows
+/// is the code that runs; the memory is of models' atomics.
 #[cfg(all(test, loom))]
 mod loom_tests {
-    use super::super::model::{Memory as Region, Writer};
+    use super::super::model::{Memory as Model, Writer};
     use super::super::steps::Words;
     use super::*;
     use loom::sync::Arc;
-    use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Torn};
     use penstock_proto::items::node::{Host, Node};
+    use penstock_proto::items::row_memory::{Changed, Look, Memory, Moment, Torn};
     use penstock_proto::items::wire::{MAX_MESSAGE_BYTES, PartitionId, Shape};
     use penstock_proto::items::{Propagation, RowSet};
     use penstock_proto::peer::PeerId;
@@ -101,7 +102,7 @@ mod loom_tests {
     /// Rows as a node sees them: those of the producer, or a mirror.
     enum Rows {
         Followed {
-            region: Arc<Region>,
+            memory: Arc<Model>,
             position: Position,
             /// Whether the change log ever came round.
             unlisted: bool,
@@ -115,10 +116,10 @@ mod loom_tests {
 
     impl Memory for Rows {
         fn changed(&mut self, changed: &mut Vec<Changed>) -> Result<(), Unlisted> {
-            let Self::Followed { region, position, unlisted } = self else { return Ok(()) };
+            let Self::Followed { memory, position, unlisted } = self else { return Ok(()) };
             let before = changed.len();
-            let entry = |at| region.entry(at).load(Ordering::Relaxed);
-            let listed = position.advance(&region.progress, region.entries(), entry, |entry| {
+            let entry = |at| memory.entry(at).load(Ordering::Relaxed);
+            let listed = position.advance(&memory.progress, memory.entries(), entry, |entry| {
                 changed.push(Changed { first: entry as u32, count: 1, set: (entry >> 32) as u32 });
             });
             if listed.is_err() {
@@ -130,7 +131,7 @@ mod loom_tests {
 
         fn now(&self) -> Moment {
             match self {
-                Self::Followed { region, .. } => region.progress.now(),
+                Self::Followed { memory, .. } => memory.progress.now(),
                 Self::Mirror { done, .. } => Moment { done: *done, several: *done, floor: 0 },
             }
         }
@@ -141,8 +142,8 @@ mod loom_tests {
 
         fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Torn> {
             match self {
-                Self::Followed { region, .. } => {
-                    let look = region.look(slot as usize, now.done)?;
+                Self::Followed { memory, .. } => {
+                    let look = memory.look(slot as usize, now.done)?;
                     out.copy_from_slice(&look.number.to_le_bytes());
                     Ok(look)
                 }
@@ -220,10 +221,10 @@ mod loom_tests {
     }
 
     impl Net {
-        fn new(region: &Arc<Region>, consumed: &[u64]) -> Self {
+        fn new(memory: &Arc<Model>, consumed: &[u64]) -> Self {
             let (mut home, mut consumer) = (Node::new(Here), Node::new(Here));
             let rows =
-                Rows::Followed { region: Arc::clone(region), position: Position::default(), unlisted: false };
+                Rows::Followed { memory: Arc::clone(memory), position: Position::default(), unlisted: false };
             home.produce(ID, PeerId::worker(ID.rank), SHAPE, rows, None);
             home.connected(CONSUMER);
             consumer.connected(HOME);
@@ -275,7 +276,8 @@ mod loom_tests {
         }
     }
 
-    /// What a consumer of some rows saw once while a producer set, and whether the change log had come round; it sees all in the end.
+    /// What a consumer of some rows saw once while a producer set, and whether the change log had come
+    /// round; it sees all in the end.
     fn seen(sets: &'static [&'static [usize]], consumed: &'static [u64]) -> BTreeSet<(Vec<u64>, bool)> {
         let seen = std::sync::Arc::new(Mutex::new(BTreeSet::new()));
         let all = std::sync::Arc::clone(&seen);
@@ -292,9 +294,9 @@ mod loom_tests {
         // Without a bound it takes minutes; what is asserted to be met is met within it.
         model.preemption_bound = Some(2);
         model.check(move || {
-            let region = Region::new(2, 1);
-            let mut net = Net::new(&region, consumed);
-            let mut producer = Writer::over(Arc::clone(&region));
+            let memory = Model::new(2, 1);
+            let mut net = Net::new(&memory, consumed);
+            let mut producer = Writer::over(Arc::clone(&memory));
             let thread = loom::thread::spawn(move || sets.iter().for_each(|set| producer.set(set)));
             net.pass();
             let (before, done) = net.seen();

@@ -1,20 +1,20 @@
 //! Rows as the node of [`penstock_proto::items::node`] sees them.
 
 use super::partition::{Follower, Rows, Waiters, Writer};
-use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
+use penstock_proto::items::row_memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
 
 /// Rows that are written by another process of this host, or here.
 #[derive(Debug)]
 pub struct PartitionMemory {
     rows: Rows,
-    /// `None` where somebody else writes.
+    /// `None` where another process writes.
     writer: Option<Writer>,
     follower: Follower,
     waiters: Waiters,
 }
 
 impl PartitionMemory {
-    /// Rows that somebody else writes.
+    /// Rows that another process writes.
     pub fn followed(rows: Rows, waiters: Waiters) -> Self {
         Self { rows, writer: None, follower: Follower::default(), waiters }
     }
@@ -30,7 +30,7 @@ impl PartitionMemory {
         &self.rows
     }
 
-    /// For whoever follows rows that somebody else writes: it is about to sleep, and must look once more.
+    /// For the follower of rows that another process writes: it is about to sleep, and must look once more.
     pub fn announce_follower(&self) {
         self.waiters.announce_follower();
     }
@@ -104,7 +104,7 @@ impl Memory for PartitionMemory {
     }
 
     fn wake(&mut self) {
-        // A mirror has no follower beside the one that holds it.
+        // A mirror has no follower but the node that holds it.
         self.waiters.wake(&self.rows);
     }
 }

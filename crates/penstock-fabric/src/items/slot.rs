@@ -11,7 +11,7 @@
 //! with a later limit. lapser.md, 3.3.1 (figure 3.1) is the same race with a clock that overtakes its value.
 
 use crate::sync::{Ordering, OwnedU64, fence};
-pub use penstock_proto::items::memory::{Look, Moment, Torn};
+pub use penstock_proto::items::row_memory::{Look, Moment, Torn};
 
 /// Number of a buffer that is being written, or was left half-written: older than any.
 pub const UNFINISHED: u64 = u64::MAX;
@@ -36,15 +36,16 @@ pub struct Slot {
     as_of: OwnedU64,
 }
 
-/// Head of a row group: some rows that stand one after the other, in two more buffers. A set that has all of them writes the row group
-/// and leaves their slots alone, so a row's newest value stands in its slot or in its row group, whichever has the later number; with
-/// the same, in its slot.
+/// Head of a row group: some rows that stand one after the other, in two more buffers. A set that has all of them writes the
+/// row group and leaves their slots alone, so a row's newest value stands in its slot or in its row group, whichever has the
+/// later number; with the same, in its slot.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct RowGroup {
     /// The row group's buffers.
     pub buffers: Buffers,
-    /// Number of the first set after the row group's newest that wrote one of its rows by itself; any before it if there was none.
+    /// Number of the first set after the row group's newest that wrote one of its rows by itself; any
+    /// before it if there was none.
     apart: OwnedU64,
 }
 
@@ -94,14 +95,14 @@ impl Buffers {
     /// For the writer: marks a buffer, the one that [`target`] names, before it is written.
     pub fn begin(&self, buffer: usize) {
         self.numbers[buffer].store(UNFINISHED, Ordering::Relaxed);
-        // Pairs with the acquire fence in `read`: who sees a write that follows also sees the mark.
+        // Pairs with the acquire fence in `read`: a reader that sees a write that follows also sees the mark.
         fence(Ordering::Release);
     }
 
     /// For the writer: the buffer's payload is that of set `number`.
     pub fn finish(&self, buffer: usize, number: u64, clock: u64) {
         self.clocks[buffer].store(clock, Ordering::Relaxed);
-        // Pairs with the acquire loads in `within`: who sees the number also sees payload and clock.
+        // Pairs with the acquire loads in `within`: a reader that sees the number also sees payload and clock.
         self.numbers[buffer].store(number, Ordering::Release);
     }
 
@@ -120,8 +121,8 @@ impl Buffers {
         self.clocks[found.buffer].load(Ordering::Relaxed)
     }
 
-    /// Whether a buffer still is what it was when it was found: behind an acquire fence, which pairs with the release fence in
-    /// `begin`.
+    /// Whether a buffer is still what it was when it was found: behind an acquire fence, which pairs with the release
+    /// fence in `begin`.
     #[inline]
     fn still(&self, found: Found) -> bool {
         self.numbers[found.buffer].load(Ordering::Relaxed) == found.number
@@ -146,11 +147,11 @@ impl Slot {
         self.as_of.own()
     }
 
-    /// For the writer of a mirror: the value in `buffer`, the newest, has this clock by now, and still was the newest after set
-    /// `as_of`.
+    /// For the writer of a mirror: the value in `buffer`, the newest, has this clock by now, and was still the newest
+    /// after set `as_of`.
     pub fn confirm(&self, buffer: usize, clock: u64, as_of: u64) {
         self.buffers.clocks[buffer].store(clock, Ordering::Relaxed);
-        // Pairs with the acquire load in `read`: who sees it also sees the number that it is about.
+        // Pairs with the acquire load in `read`: a reader that sees it also sees the number that it is about.
         self.as_of.store(as_of, Ordering::Release);
     }
 
@@ -227,15 +228,16 @@ impl RowGroup {
     #[inline]
     pub fn part(&self, number: u64) {
         let numbers = self.buffers.numbers();
-        // Later ones need not be told: what the first says stands until the row group is written again, and readers keep the line.
+        // Later ones need not be told: what the first says stands until the row group is written again,
+        // and readers keep the line.
         if self.apart.own() <= numbers[newest(numbers)] {
             // Readers that may see the row have seen the end of its set, which is stored later, with release.
             self.apart.store(number, Ordering::Relaxed);
         }
     }
 
-    /// Copies all rows with `copy`, which is given the buffer, if the newest of each that no set after `done` has written stands in
-    /// the row group; `None` if some stand in their slots, or all do.
+    /// Copies all rows with `copy`, which is given the buffer, if the newest of each that no set after `done` has written
+    /// stands in the row group; `None` if some stand in their slots, or all do.
     #[inline]
     pub fn read(&self, done: u64, copy: impl FnOnce(usize)) -> Result<Option<Look>, Torn> {
         let apart = self.apart.load(Ordering::Relaxed);
@@ -280,7 +282,7 @@ pub struct Progress {
     several: OwnedU64,
     /// Iterations that the producer has completed: every row's version is at least this.
     floor: OwnedU64,
-    /// Of the [change log](super::change_log): entries that were ever begun, and that were ever written.
+    /// Entries of the [change log](super::change_log) that were ever begun, and that were ever written.
     pub(super) begun: OwnedU64,
     pub(super) logged: OwnedU64,
 }
@@ -303,7 +305,7 @@ impl Progress {
     /// For a reader of several rows, each looked at in a moment at or after `first`: whether no set of several rows was
     /// under way then or begun meanwhile, so that the rows belong together although the moments differ.
     pub fn belong_together(&self, first: Moment) -> bool {
-        // Pairs with the release stores of numbers: who saw a row of a set sees that the set was begun.
+        // Pairs with the release stores of numbers: a reader that saw a row of a set sees that the set was begun.
         fence(Ordering::Acquire);
         first.several <= first.done && self.several.load(Ordering::Relaxed) == first.several
     }
@@ -322,7 +324,7 @@ impl Progress {
 
     /// For the writer: all rows of set `number` stand.
     pub fn finish(&self, number: u64) {
-        // Pairs with the acquire load in `now`: who sees it sees all rows of the set.
+        // Pairs with the acquire load in `now`: a reader that sees it sees all rows of the set.
         self.done.store(number, Ordering::Release);
     }
 
@@ -481,7 +483,7 @@ mod loom_tests {
             let mut producer = Writer::over(Arc::clone(&region));
             producer.set(&[0, 1]);
             let writer = loom::thread::spawn(move || {
-                // Set 2 writes the first row, marks the second, and is heard of no more.
+                // Set 2 writes the first row, marks the second, and is never heard of again.
                 producer.open(2, 2);
                 producer.put_number(0, 2);
                 let second = &producer.words().head(1).buffers;
@@ -491,7 +493,7 @@ mod loom_tests {
                 let now = region.progress.now();
                 assert_eq!((region.get(0, now.done), region.get(1, now.done)), (Ok(1), Ok(1)), "I-3");
             }
-            // Whoever takes over writes set 2 from the start.
+            // The writer that takes over writes set 2 from the start.
             writer.join().unwrap();
             Writer::over(Arc::clone(&region)).set(&[0, 1]);
             let now = region.progress.now();
@@ -499,8 +501,8 @@ mod loom_tests {
         });
     }
 
-    /// What a follower makes of three sets of one row, of which each announces so many rows: how many entries it read, if it was not
-    /// overtaken.
+    /// What a follower makes of three sets of one row, of which each announces so many rows: how many entries it read, if it
+    /// was not overtaken.
     fn followed(announced: usize) -> BTreeSet<Option<u64>> {
         let (seen, all) = outcomes();
         let mut model = loom::model::Builder::new();

@@ -1,5 +1,6 @@
-//! The steps of a partition's writer, in the order on which what readers are promised rests (I-1 to I-3, N-1). It stands here and nowhere
-//! else: the program takes these steps over mapped memory ([`Writer`](super::partition::Writer)), the models over their own.
+//! The steps of a partition's writer, in the order on which the promises to readers rest (I-1 to I-3, N-1). That order stands
+//! here and nowhere else: the program takes these steps over mapped memory ([`Writer`](super::partition::Writer)), the models
+//! over their own.
 
 use super::slot::{Buffers, Progress, RowGroup, Slot, Spot, UNFINISHED, age, newest, target};
 use crate::sync::{Ordering, OwnedU64};
@@ -41,7 +42,7 @@ struct Open {
 }
 
 impl<W: Words> Steps<W> {
-    /// Goes on where whoever wrote before has stopped.
+    /// Goes on where the writer before has stopped.
     pub(super) fn over(words: W) -> Self {
         let (done, logged) = (words.progress().done(), words.progress().logged());
         Self { words, done, logged, open: None }
@@ -55,6 +56,12 @@ impl<W: Words> Steps<W> {
     /// Sets that are finished.
     pub(super) fn done(&self) -> u64 {
         self.done
+    }
+
+    /// Whether no row was ever written here, not even in a set that was not finished.
+    #[cfg(not(loom))]
+    pub(super) fn is_untouched(&self) -> bool {
+        self.done == 0 && self.logged == 0 && self.words.progress().begun.own() == 0
     }
 
     /// Number of the open set.
@@ -110,7 +117,8 @@ impl<W: Words> Steps<W> {
         self.open = Some(Open { number, logged: 0, begun: rows as u64 });
     }
 
-    /// In the open set, writes a row as set `number` has it: `fill` is given the slot's buffer to be filled, and where the row stands now.
+    /// In the open set, writes a row as set `number` has it: `fill` is given the slot's buffer to be filled, and
+    /// where the row stands now.
     #[inline]
     pub(super) fn put(&mut self, slot: u32, number: u64, clock: u64, fill: impl FnOnce(&W, usize, Spot)) {
         self.write(slot, number, clock, fill);
@@ -176,7 +184,7 @@ impl<W: Words> Steps<W> {
                 }
             }
         }
-        // What was logged is heard of by followers, to whom it shall say nothing new: no set of that number may ever be finished.
+        // What was logged is heard of by followers, to which it must say nothing new: no set of that number may ever be finished.
         for entry in listed() {
             let place = entry.own() & u64::from(u32::MAX);
             entry.store(place | self.done << 32, Ordering::Relaxed);
@@ -186,7 +194,7 @@ impl<W: Words> Steps<W> {
     }
 
     /// A row of a mirror whose rows come one by one, each with a limit of its own: set `number` of the origin wrote it, and after
-    /// set `as_of` it still was the newest, of version `clock`. Without `fill` the number is the one that it has.
+    /// set `as_of` it was still the newest, of version `clock`. Without `fill` the number is the one that it has.
     #[inline]
     pub(super) fn refresh(
         &mut self,
@@ -209,8 +217,8 @@ impl<W: Words> Steps<W> {
         }
     }
 
-    /// The producer has completed `floor` iterations. Nothing falls where somebody comes late with fewer: one thread of the producer
-    /// may have read its clock before another completed an iteration, or left.
+    /// The producer has completed `floor` iterations. Nothing falls when a thread comes late with fewer: one thread of the
+    /// producer may have read its clock before another completed an iteration, or left.
     #[inline]
     pub(super) fn raise(&self, floor: u64) {
         if floor > self.words.progress().raised() {

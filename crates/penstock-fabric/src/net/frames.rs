@@ -1,14 +1,17 @@
 //! Frames of a link and onto it, without blocking.
 //!
 //! A reader asks its owner where each payload goes as soon as the header has come and been judged, and reads it straight to
-//! there, together with the next header in one system call. A payload counts only when its checksum was verified; decoding it is
-//! up to the owner. A sender collects frames in a [`Batch`], which [encodes](penstock_proto::encoding) their payloads.
+//! there. The same system call reads a little ahead: the next header, and frames without a payload behind it, which would cost
+//! a call each. A payload that is decoded to somewhere else anyway has no such place: the reader keeps it, and one call brings
+//! many of them. A payload counts only when its checksum was verified; decoding it is up to the owner. A sender collects frames
+//! in a [`Batch`], which [encodes](penstock_proto::encoding) their payloads.
 
 use super::link::{Got, Link};
 use penstock_proto::encoding::{Agreed, Encoded, Payload, Sent};
 use penstock_proto::frame::{FrameError, HEADER_BYTES, Header};
 use smallvec::SmallVec;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
 
 /// Where payloads go.
 pub trait Places {
@@ -16,14 +19,15 @@ pub trait Places {
     type Place;
     /// Judges a header and finds the place of its payload.
     fn place(&mut self, header: &Header) -> Result<Self::Place, String>;
-    /// The memory of a place, as long as its payload.
-    fn memory<'a>(&'a mut self, place: &'a mut Self::Place) -> &'a mut [u8];
+    /// The memory of a place, as long as its payload; `None`: the reader keeps the payload, for [`FrameReader::payload`].
+    fn memory<'a>(&'a mut self, place: &'a mut Self::Place) -> Option<&'a mut [u8]>;
 }
 
 /// What a look at a link brought.
 #[derive(Debug)]
 pub enum Step<P> {
-    /// A header, which is judged at the next look: whatever its sender knew is known here by then, if that is asked for in between.
+    /// A header, which is judged at the next look: whatever its sender knew is known here by then, if that
+    /// is asked for in between.
     Header,
     /// A whole frame, its payload verified and in its place.
     Frame(Header, P),
@@ -41,24 +45,53 @@ struct Open<P> {
     done: usize,
 }
 
+impl<P> Open<P> {
+    /// Bytes of its payload that have not come.
+    fn missing(&self) -> usize {
+        self.header.length as usize - self.done
+    }
+}
+
+/// Whether this is the payload of the frame.
+fn check(header: &Header, payload: &[u8]) -> Result<(), FrameError> {
+    if header.length == 0 { Ok(()) } else { header.check(payload) }
+}
+
+/// Bytes read ahead where payloads have places: some frames without one. What they hold of a payload is copied, which takes less
+/// than a call.
+const AHEAD: usize = 32 * HEADER_BYTES;
+
 /// The receiving end.
 pub struct FrameReader<P> {
-    header: [u8; HEADER_BYTES],
-    have: usize,
+    /// What came and was not given out, between `at` and `end`.
+    ahead: Vec<u8>,
+    at: usize,
+    end: usize,
+    /// The payload of the frame that was given out last, if it was kept.
+    payload: Range<usize>,
     open: Option<Open<P>>,
     heard: u64,
+    /// Whether the last read brought all that was there.
+    dry: bool,
 }
 
 impl<P> Default for FrameReader<P> {
     fn default() -> Self {
-        Self { header: [0; HEADER_BYTES], have: 0, open: None, heard: 0 }
+        Self::reading(0)
     }
 }
 
 impl<P> FrameReader<P> {
-    /// For a link of which nothing was read.
+    /// For a link of which nothing was read, and payloads that have places.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The same where payloads are kept: `bytes` of them are what one read brings at most. Its memory is not touched before it is
+    /// needed.
+    pub fn reading(bytes: usize) -> Self {
+        let ahead = vec![0; if bytes > 0 { bytes + AHEAD } else { AHEAD }];
+        Self { ahead, at: 0, end: 0, payload: 0..0, open: None, heard: 0, dry: false }
     }
 
     /// Bytes that ever came: it grows while the peer lives.
@@ -66,12 +99,25 @@ impl<P> FrameReader<P> {
         self.heard
     }
 
-    /// Goes on reading until a frame is whole or nothing is there.
+    /// The payload of the frame that was given out last, if it was kept; else nothing.
+    pub fn payload(&self) -> &[u8] {
+        &self.ahead[self.payload.clone()]
+    }
+
+    /// There may be more to read: a wait said so, or it is to be made sure of.
+    pub fn look_again(&mut self) {
+        self.dry = false;
+    }
+
+    /// Goes on reading until a frame is whole or nothing is there. After [`Step::Nothing`] a link is read
+    /// once it has been waited for.
     pub fn next<L: Link, T: Places<Place = P>>(&mut self, link: &mut L, places: &mut T) -> Step<P> {
+        self.payload = 0..0;
         loop {
-            if self.open.is_none() && self.have == HEADER_BYTES {
-                self.have = 0;
-                match Header::decode(&self.header) {
+            if self.open.is_none()
+                && let Some(header) = self.header()
+            {
+                match Header::decode(&header) {
                     Ok(header) => match places.place(&header) {
                         Ok(place) => self.open = Some(Open { header, place, done: 0 }),
                         Err(what) => return Step::Broke(what),
@@ -80,31 +126,16 @@ impl<P> FrameReader<P> {
                     Err(error) => return Step::Broke(error.to_string()),
                 }
             }
-            if let Some(open) = self.open.take_if(|open| open.done == open.header.length as usize) {
-                let Open { header, mut place, .. } = open;
-                if header.length > 0
-                    && let Err(error) = header.check(places.memory(&mut place))
-                {
-                    return Step::Ended(error.to_string());
-                }
-                return Step::Frame(header, place);
+            if let Some(step) = self.whole(places) {
+                return step;
             }
-            let missing = self.open.as_ref().map_or(0, |open| open.header.length as usize - open.done);
-            let read = match &mut self.open {
-                None => link.read(&mut [IoSliceMut::new(&mut self.header[self.have..])]),
-                Some(open) => {
-                    let rest = &mut places.memory(&mut open.place)[open.done..];
-                    link.read(&mut [IoSliceMut::new(rest), IoSliceMut::new(&mut self.header)])
-                }
-            };
-            match read {
+            if std::mem::take(&mut self.dry) {
+                return Step::Nothing;
+            }
+            match self.read(link, places) {
                 Ok(Got::Bytes(bytes)) => {
                     self.heard += bytes as u64;
-                    if let Some(open) = &mut self.open {
-                        open.done += bytes.min(missing);
-                    }
-                    self.have += bytes.saturating_sub(missing);
-                    if self.open.is_none() && self.have == HEADER_BYTES {
+                    if self.open.is_none() && self.end - self.at >= HEADER_BYTES {
                         return Step::Header;
                     }
                 }
@@ -114,6 +145,92 @@ impl<P> FrameReader<P> {
             }
         }
     }
+
+    /// The next header, if it has come.
+    fn header(&mut self) -> Option<[u8; HEADER_BYTES]> {
+        let header = *self.ahead[self.at..self.end].first_chunk()?;
+        self.at += HEADER_BYTES;
+        Some(header)
+    }
+
+    /// The frame that is under way, if all of it has come.
+    fn whole<T: Places<Place = P>>(&mut self, places: &mut T) -> Option<Step<P>> {
+        let open = self.open.as_mut()?;
+        let (header, missing) = (open.header, open.missing());
+        let had = missing.min(self.end - self.at);
+        let come = self.at..self.at + had;
+        let checked = match places.memory(&mut open.place) {
+            Some(memory) => {
+                let memory = &mut memory[..header.length as usize];
+                memory[open.done..open.done + had].copy_from_slice(&self.ahead[come]);
+                self.at += had;
+                open.done += had;
+                if had < missing {
+                    return None;
+                }
+                check(&header, memory)
+            }
+            None if had < missing => return None,
+            None => {
+                self.at += had;
+                let checked = check(&header, &self.ahead[come.clone()]);
+                if checked.is_ok() {
+                    self.payload = come;
+                }
+                checked
+            }
+        };
+        let Open { place, .. } = self.open.take()?;
+        Some(match checked {
+            Ok(()) => Step::Frame(header, place),
+            Err(error) => Step::Ended(error.to_string()),
+        })
+    }
+
+    /// Reads once: into the place of what is under way, and ahead.
+    fn read<L: Link, T: Places<Place = P>>(&mut self, link: &mut L, places: &mut T) -> io::Result<Got> {
+        let open = self.open.as_mut();
+        let wanted = open.as_ref().map_or(HEADER_BYTES, |open| open.missing());
+        let place = open.and_then(|open| Some((places.memory(&mut open.place)?, &mut open.done)));
+        let (got, rest, room) = match place {
+            Some((memory, done)) => {
+                // What was ahead is there.
+                (self.at, self.end) = (0, 0);
+                let rest = &mut memory[*done..*done + wanted];
+                // Not more, however much room there is since a long payload was kept: what is read ahead is copied.
+                let ahead = &mut self.ahead[..AHEAD];
+                let got = link.read(&mut [IoSliceMut::new(rest), IoSliceMut::new(ahead)])?;
+                if let Got::Bytes(bytes) = got {
+                    *done += bytes.min(wanted);
+                }
+                (got, wanted, AHEAD)
+            }
+            None => {
+                self.make_room(wanted);
+                let room = &mut self.ahead[self.end..];
+                let bytes = room.len();
+                (link.read(&mut [IoSliceMut::new(room)])?, 0, bytes)
+            }
+        };
+        if let Got::Bytes(bytes) = got {
+            self.dry = bytes < rest + room && link.short_is_all();
+            self.end += bytes.saturating_sub(rest);
+        }
+        Ok(got)
+    }
+
+    /// Room for `bytes` in a row, and for a long read: what is left of the last one goes to the front before
+    /// little room is left behind it.
+    fn make_room(&mut self, bytes: usize) {
+        if self.at == self.end || self.at >= self.ahead.len() / 2 || self.ahead.len() - self.at < bytes {
+            self.ahead.copy_within(self.at..self.end, 0);
+            (self.at, self.end) = (0, self.end - self.at);
+        }
+        if self.ahead.len() < bytes {
+            // And for the header behind it: else a long payload after another would be moved to the front, each of them.
+            self.ahead.resize(bytes + AHEAD, 0);
+        }
+    }
 }
 
 /// Frames handed to the kernel in one call at most.
@@ -121,8 +238,8 @@ const BATCH: usize = 16;
 /// Bytes of them, but for the last: a socket rarely takes more at once, and what it does not take is copied.
 pub const BATCH_BYTES: usize = 256 * 1024;
 
-/// The frames of one batch. A chunk that others may be writing is read once, into the buffer: so the bytes that are sent are those
-/// that the checksum was taken of, and nothing here takes memory for a slice that others may write.
+/// The frames of one batch. A chunk that others may be writing is read once, into the buffer: so the bytes that are sent are
+/// those that the checksum was taken of, and nothing here takes memory for a slice that others may write.
 pub struct Batch<'a> {
     /// It only grows, to the longest batch so far.
     buffer: &'a mut Vec<u8>,
@@ -284,6 +401,7 @@ mod tests {
     use penstock_proto::encoding::{Shadow, Source};
     use penstock_proto::frame::{Body, Notice};
     use penstock_proto::submission::Submission;
+    use proptest::prelude::*;
     use std::net::{TcpListener, TcpStream};
     use std::sync::atomic::AtomicU64;
     use std::time::Duration;
@@ -300,8 +418,8 @@ mod tests {
             Ok(vec![0; header.length as usize])
         }
 
-        fn memory<'a>(&'a mut self, place: &'a mut Vec<u8>) -> &'a mut [u8] {
-            place
+        fn memory<'a>(&'a mut self, place: &'a mut Vec<u8>) -> Option<&'a mut [u8]> {
+            Some(place)
         }
     }
 
@@ -403,13 +521,13 @@ mod tests {
             Ok(vec![0; header.length as usize])
         }
 
-        fn memory<'a>(&'a mut self, place: &'a mut Vec<u8>) -> &'a mut [u8] {
-            place
+        fn memory<'a>(&'a mut self, place: &'a mut Vec<u8>) -> Option<&'a mut [u8]> {
+            Some(place)
         }
     }
 
-    // A shard took its commands and then read and judged a frame that was sent behind the one that declared its tensor: its worker
-    // counted as lost.
+    // A shard took its commands and then read and judged a frame that was sent behind the one that declared its tensor:
+    // its worker counted as lost.
     #[test]
     fn no_header_is_judged_at_the_look_that_brought_it() {
         let (mut one, mut other) = pair();
@@ -428,6 +546,183 @@ mod tests {
             }
         }
         assert_eq!(looks, [("header", 0), ("frame", 1), ("frame", 1)]);
+    }
+
+    /// Brings so many bytes a read, over and over, and counts the reads that had something to bring.
+    struct Pieces {
+        bytes: Vec<u8>,
+        at: usize,
+        sizes: Vec<usize>,
+        reads: usize,
+        short_is_all: bool,
+    }
+
+    impl Pieces {
+        fn new(frames: &[(u32, Vec<u8>)], sizes: Vec<usize>) -> Self {
+            let bytes = frames.iter().flat_map(|(chunk, payload)| {
+                value(*chunk, payload).encode().into_iter().chain(payload.iter().copied())
+            });
+            Self { bytes: bytes.collect(), at: 0, sizes, reads: 0, short_is_all: false }
+        }
+    }
+
+    impl Link for Pieces {
+        fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Got> {
+            let size = self.sizes[self.reads % self.sizes.len()];
+            let piece = &self.bytes[self.at..(self.at + size).min(self.bytes.len())];
+            let mut come = 0;
+            for part in parts {
+                let bytes = part.len().min(piece.len() - come);
+                part[..bytes].copy_from_slice(&piece[come..come + bytes]);
+                come += bytes;
+            }
+            self.at += come;
+            self.reads += 1;
+            Ok(if come == 0 { Got::Nothing } else { Got::Bytes(come) })
+        }
+
+        fn short_is_all(&self) -> bool {
+            self.short_is_all
+        }
+
+        fn write(&mut self, _: &[IoSlice<'_>]) -> io::Result<usize> {
+            Ok(0)
+        }
+
+        fn flush(&mut self) -> io::Result<bool> {
+            Ok(true)
+        }
+
+        fn holds_output(&self) -> bool {
+            false
+        }
+
+        fn resize(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Payloads of chunks with an even number have a place, others are kept.
+    struct Either;
+
+    impl Places for Either {
+        type Place = Option<Vec<u8>>;
+
+        fn place(&mut self, header: &Header) -> Result<Self::Place, String> {
+            let Body::Notice(Notice::Value { chunk, .. }) = header.body else {
+                return Err("no value".to_owned());
+            };
+            if header.length > 1 << 16 {
+                return Err("too long".to_owned());
+            }
+            Ok(chunk.is_multiple_of(2).then(|| vec![0; header.length as usize]))
+        }
+
+        fn memory<'a>(&'a mut self, place: &'a mut Self::Place) -> Option<&'a mut [u8]> {
+            place.as_deref_mut()
+        }
+    }
+
+    fn all_of(link: &mut Pieces, mut reader: FrameReader<Option<Vec<u8>>>) -> Vec<(u32, Vec<u8>)> {
+        let mut frames = Vec::new();
+        loop {
+            match reader.next(link, &mut Either) {
+                Step::Frame(Header { body: Body::Notice(Notice::Value { chunk, .. }), .. }, place) => {
+                    assert!(place.is_none() || reader.payload().is_empty());
+                    frames.push((chunk, place.unwrap_or_else(|| reader.payload().to_vec())));
+                }
+                Step::Header => {}
+                Step::Nothing if link.at == link.bytes.len() => return frames,
+                Step::Nothing => reader.look_again(),
+                step => panic!("{step:?}"),
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn frames_are_the_same_in_whatever_pieces_they_come(
+            lengths in prop::collection::vec(prop_oneof![Just(0), 1..300usize, 3000..9000usize], 1..40),
+            sizes in prop::collection::vec(1..9000usize, 1..10),
+            short_is_all in any::<bool>(),
+            most in prop_oneof![Just(0), 4096..40_000usize],
+        ) {
+            let payload = |length| (0..length).map(|n| (n % 251) as u8).collect();
+            let frames: Vec<(u32, Vec<u8>)> = (0..).zip(lengths.into_iter().map(payload)).collect();
+            let mut link = Pieces { short_is_all, ..Pieces::new(&frames, sizes) };
+            prop_assert_eq!(all_of(&mut link, FrameReader::reading(most)), frames);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_bytes_come_the_reader_ends_and_gives_out_nothing_that_was_not_sent(
+            lengths in prop::collection::vec(0..5000usize, 1..8),
+            at in any::<prop::sample::Index>(),
+            with in prop::collection::vec(any::<u8>(), 1..300),
+            sizes in prop::collection::vec(1..9000usize, 1..10),
+        ) {
+            let frames: Vec<(u32, Vec<u8>)> = (0..).zip(lengths.iter().map(|&length| vec![7; length])).collect();
+            let mut link = Pieces::new(&frames, sizes);
+            let at = at.index(link.bytes.len());
+            for (byte, with) in link.bytes[at..].iter_mut().zip(with) {
+                *byte = with;
+            }
+            let (mut reader, mut came) = (FrameReader::reading(0), Vec::new());
+            loop {
+                match reader.next(&mut link, &mut Either) {
+                    Step::Frame(Header { body: Body::Notice(Notice::Value { chunk, .. }), .. }, place) => {
+                        came.push((chunk, place.unwrap_or_else(|| reader.payload().to_vec())));
+                    }
+                    Step::Header => {}
+                    Step::Nothing if link.at < link.bytes.len() => {}
+                    _ => break,
+                }
+            }
+            prop_assert!(frames.starts_with(&came));
+        }
+    }
+
+    #[test]
+    fn a_long_payload_after_another_takes_one_read_each() {
+        for bytes in [256 << 10, 1 << 20] {
+            let frames: Vec<(u32, Vec<u8>)> = (0..8).map(|at| (2 * at + 1, vec![7; bytes])).collect();
+            let mut link = Pieces::new(&frames, vec![usize::MAX / 2]);
+            struct Kept;
+            impl Places for Kept {
+                type Place = ();
+
+                fn place(&mut self, _: &Header) -> Result<(), String> {
+                    Ok(())
+                }
+
+                fn memory<'a>(&'a mut self, _: &'a mut ()) -> Option<&'a mut [u8]> {
+                    None
+                }
+            }
+            let mut reader = FrameReader::reading(256 << 10);
+            let mut came = 0;
+            while came < 8 {
+                if let Step::Frame(..) = reader.next(&mut link, &mut Kept) {
+                    assert_eq!(reader.payload(), frames[came].1);
+                    came += 1;
+                }
+            }
+            assert!(link.reads <= 10, "{} reads of 8 payloads of {bytes} bytes", link.reads);
+        }
+    }
+
+    #[test]
+    fn many_frames_come_in_a_read_and_a_short_read_is_the_last() {
+        let frames = |bytes| (0..20).map(|chunk| (chunk, vec![7; bytes])).collect::<Vec<_>>();
+        for bytes in [0, 3001] {
+            for (short_is_all, reads) in [(false, 2), (true, 1)] {
+                let frames = frames(bytes);
+                let mut link = Pieces { short_is_all, ..Pieces::new(&frames, vec![usize::MAX / 2]) };
+                assert_eq!(all_of(&mut link, FrameReader::reading(1 << 16)), frames);
+                assert_eq!(link.reads, reads, "{bytes} bytes");
+            }
+        }
     }
 
     #[test]

@@ -1,16 +1,17 @@
 //! Links: bytes between two hosts, in order, without ever blocking.
 //!
-//! What is above a link (frames, records, messages about items, a worker's port at a shard) is generic over it, so that no byte goes
-//! through a pointer to a function. A new one implements [`Link`] and passes the suite in `tests/link`.
+//! What is above a link (frames, records, messages about items, a worker's port at a shard) is generic over it, so that no byte
+//! goes through a pointer to a function. A new one implements [`Link`] and passes the suite in `tests/link`.
 //!
 //! - **Order.** What is read is what was written at the other end, whole and in order, up to where the link ends.
-//! - **No waiting.** Every call does what goes at once. A read that brings nothing and a write that takes nothing are no errors: the
-//!   caller waits for what [`Link::interest`] says.
+//! - **No waiting.** Every call does what it can at once. A read that brings nothing and a write that takes nothing are not
+//!   errors: the caller waits for what [`Link::interest`] says.
 //! - **The end is for good.** It comes behind everything that was sent before it, and a link that has ended goes on saying so.
-//! - **An error is told once** by reading: whatever was under way may be lost, the link has ended, and writing fails from then on.
+//! - **An error is told once** by reading: whatever was under way may be lost, the link has ended, and
+//!   writing fails from then on.
 //!
-//! Where connections are made there is one kind: the worker's dialer, the server's acceptor, and the threads that poll what these make, name
-//! [`Stream`](super::stream::Stream).
+//! Where connections are made there is one kind: the worker's dialer, the server's acceptor, and the threads that poll what
+//! these make, name [`Stream`](super::stream::Stream).
 
 use std::io::{self, IoSlice, IoSliceMut};
 
@@ -19,7 +20,13 @@ pub trait Link {
     /// Reads what is there into `parts`, in order. They have room for at least one byte.
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Got>;
 
-    /// Writes what goes at once of `parts`, in order; how many bytes. 0: none now. They hold at least one byte.
+    /// Whether a read that brought less than there was room for has brought all that was there. Then another is in vain until a
+    /// wait for more ends, one that ends at once while there is something to read (poll, not an edge-triggered epoll).
+    fn short_is_all(&self) -> bool {
+        false
+    }
+
+    /// Writes as much of `parts` as goes at once, in order; returns how many bytes. 0: none now. They hold at least one byte.
     fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
 
     /// Goes on sending what was written and is still held here; whether nothing is left.

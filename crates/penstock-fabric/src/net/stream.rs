@@ -56,7 +56,7 @@ fn watch_over(socket: &TcpStream, patience: Duration) -> io::Result<()> {
 }
 
 impl Stream {
-    /// Over a socket that is connected. `patience`: how long unacknowledged bytes or an idle, unreachable peer are borne.
+    /// Over a socket that is connected. `patience`: how long unacknowledged bytes or an idle, unreachable peer are tolerated.
     pub fn plain(socket: TcpStream, patience: Duration) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         watch_over(&socket, patience)?;
@@ -132,7 +132,7 @@ impl Stream {
         tls.export_keying_material([0; 32], b"EXPORTER-Channel-Binding", Some(b"")).map_err(io::Error::other)
     }
 
-    /// Ends the connection in both directions: whoever reads it at either end hears of it.
+    /// Ends the connection in both directions: a thread that reads it at either end hears of it.
     pub fn shutdown(&self) {
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
     }
@@ -153,13 +153,13 @@ impl Link for Stream {
                 Ok(bytes) => return Ok(Got::Bytes(bytes)),
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) if is_nothing(&error) => {}
-                // The end came without TLS's goodbye, and was told: frames have checksums and numbers of their own.
+                // The end came without TLS's goodbye, and is an end all the same: frames have checksums and numbers of their own.
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(Got::End),
                 Err(error) => return Err(error),
             }
             let Some(tls) = tls else { return Ok(Got::Nothing) };
-            // The plaintext is used up: more of the socket, but not without end. Records may be empty, one after the other; what is left
-            // rings again.
+            // The plaintext is used up: more of the socket, but not without end. Records may be empty, one after the other; what
+            // is left rings again.
             looks += 1;
             if looks > MOST_LOOKS {
                 return Ok(Got::Nothing);
@@ -175,6 +175,11 @@ impl Link for Stream {
                 io::Error::new(ErrorKind::InvalidData, error)
             })?;
         }
+    }
+
+    /// Not under TLS: what is used up there are decrypted bytes.
+    fn short_is_all(&self) -> bool {
+        self.tls.is_none()
     }
 
     fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
@@ -212,7 +217,7 @@ impl Link for Stream {
         self.tls.as_ref().is_some_and(|tls| tls.wants_write())
     }
 
-    /// The socket's buffers. What is left to the kernel it sizes itself; once told, it keeps to it.
+    /// The socket's buffers. Those left to the kernel it sizes itself; once told a size, it keeps to it.
     fn resize(&self, bytes: usize) -> io::Result<()> {
         use rustix::net::sockopt;
         sockopt::set_socket_recv_buffer_size(&self.socket, bytes)?;

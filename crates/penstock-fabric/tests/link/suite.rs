@@ -1,5 +1,5 @@
-//! What every link promises ([`penstock_fabric::net::link`]), as tests. Whoever makes a link makes [`Ends`] of it, and names them in
-//! [`conformance!`].
+//! What every link promises ([`penstock_fabric::net::link`]), as tests. The author of a link makes [`Ends`] of it, and names them
+//! in [`conformance!`].
 
 use penstock_fabric::net::frames::{Batch, FrameReader, FrameWriter, Places, Step};
 use penstock_fabric::net::link::{Got, Interest, Link};
@@ -114,8 +114,8 @@ fn sizes() -> impl Strategy<Value = Sizes> {
     vec(size, 1..5).prop_filter("room for a byte", |sizes| sizes.iter().any(|size| *size > 0))
 }
 
-/// Who writes, in parts of which sizes; parts of which sizes the other reads. Buffers stay as they are: with smaller ones than are full
-/// the kernel waits for many seconds before it goes on.
+/// Which end writes, in parts of which sizes; in parts of which sizes the other reads. Buffers stay as they are: with smaller
+/// ones than are full the kernel waits for many seconds before it goes on.
 fn step() -> impl Strategy<Value = (usize, Sizes, Sizes)> {
     (0..2usize, sizes(), sizes())
 }
@@ -165,6 +165,19 @@ pub(crate) fn nothing_to_read_is_neither_an_error_nor_the_end<E: Ends>() {
     assert!(ends.wait(0, READ, LONG));
     assert_eq!(receive(&mut ends, 0, 5), bytes(1, 0, 5));
     assert_eq!(read(&mut ends, 0, &[16]).unwrap().0, Got::Nothing);
+}
+
+pub(crate) fn a_short_read_brings_all_that_is_there_if_the_link_says_so<E: Ends>() {
+    let mut ends = E::connect();
+    if !ends.end(1).short_is_all() {
+        return;
+    }
+    for round in 0..100 {
+        assert_eq!(write(&mut ends, 0, 300 * round, &[200, 100]), 300);
+        assert!(ends.wait(1, READ, LONG));
+        assert_eq!(read(&mut ends, 1, &[1, 4000]).unwrap(), (Got::Bytes(300), bytes(0, 300 * round, 300)));
+        assert_eq!(read(&mut ends, 1, &[16]).unwrap().0, Got::Nothing);
+    }
 }
 
 pub(crate) fn a_full_link_takes_nothing_and_goes_on_when_it_was_read<E: Ends>() {
@@ -270,8 +283,8 @@ impl Places for Anywhere {
         Ok(vec![0; header.length as usize])
     }
 
-    fn memory<'a>(&'a mut self, place: &'a mut Vec<u8>) -> &'a mut [u8] {
-        place
+    fn memory<'a>(&'a mut self, place: &'a mut Vec<u8>) -> Option<&'a mut [u8]> {
+        Some(place)
     }
 }
 
@@ -328,6 +341,7 @@ macro_rules! conformance {
             what_is_read_is_what_was_written_whole_and_in_order
             a_read_with_little_room_leaves_the_rest
             nothing_to_read_is_neither_an_error_nor_the_end
+            a_short_read_brings_all_that_is_there_if_the_link_says_so
             a_full_link_takes_nothing_and_goes_on_when_it_was_read
             interest_is_what_a_link_waits_for
             a_smaller_buffer_has_no_more_under_way

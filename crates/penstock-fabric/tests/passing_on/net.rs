@@ -3,8 +3,8 @@
 use penstock_fabric::items::partition::{Layout, Rows, Waiters, Writer};
 use penstock_fabric::items::partition_memory::PartitionMemory;
 use penstock_proto::account::Account;
-use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
 use penstock_proto::items::node::{Host, Node};
+use penstock_proto::items::row_memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
 use penstock_proto::items::wire::{MAX_MESSAGE_BYTES, PartitionId, Shape};
 use penstock_proto::items::{Propagation, RowSet};
 use penstock_proto::peer::{PeerId, Role};
@@ -55,8 +55,16 @@ pub(super) fn values(rows: &Rows) -> Vec<u64> {
 pub(super) struct Between {
     /// Done before the change log is looked at.
     pub(super) before_change_log: Option<Box<dyn FnMut()>>,
-    /// The last set is logged but not finished, as far as anybody can see.
+    /// The last set is logged but not finished, as far as can be seen.
     pub(super) unfinished: bool,
+    /// A row that is never whole.
+    pub(super) torn: Option<u32>,
+}
+
+impl Between {
+    fn whole(&self, rows: std::ops::Range<u32>) -> Result<(), Torn> {
+        if self.torn.is_some_and(|torn| rows.contains(&torn)) { Err(Torn) } else { Ok(()) }
+    }
 }
 
 pub(super) struct Watched {
@@ -77,10 +85,12 @@ impl Memory for Watched {
     }
 
     fn look(&self, slot: u32, now: Moment) -> Result<Look, Torn> {
+        self.between.borrow().whole(slot..slot + 1)?;
         self.memory.look(slot, now)
     }
 
     fn read(&self, slot: u32, now: Moment, out: &mut [u8]) -> Result<Look, Torn> {
+        self.between.borrow().whole(slot..slot + 1)?;
         self.memory.read(slot, now, out)
     }
 
@@ -89,6 +99,7 @@ impl Memory for Watched {
     }
 
     fn read_run(&self, first: u32, now: Moment, out: &mut [u8]) -> Result<Option<Look>, Torn> {
+        self.between.borrow().whole(first..first + self.run())?;
         self.memory.read_run(first, now, out)
     }
 
@@ -252,7 +263,7 @@ impl Net {
         !bytes.is_empty()
     }
 
-    /// Until nobody has anything to say, asked twice: who falls asleep announces it, and asks once more.
+    /// Until none has anything to say, asked twice: a node that falls asleep announces it, and asks once more.
     pub(super) fn settle(&mut self) {
         let mut silent = 0;
         while silent < 2 {
@@ -267,13 +278,7 @@ impl Net {
 
     /// A peer wants all rows as of the first iteration.
     pub(super) fn want(&mut self, peer: PeerId) {
-        let (all, propagation) = (RowSet::from_rows(0..self.shape.slots.into()), self.shape.propagation);
-        let node = self.workers.get_mut(&peer).unwrap();
-        match propagation {
-            Propagation::Eager => {}
-            Propagation::Bounded => node.need(ID, vec![1]),
-            Propagation::Lazy => assert!(node.fetch(ID, &all, 1).is_some()),
-        }
+        self.want_version(peer, self.shape.slots.into(), 1);
     }
 
     /// Whether a flush of a worker comes back.

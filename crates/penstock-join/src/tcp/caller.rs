@@ -1,7 +1,7 @@
 //! What rank 0 makes of the bytes of one connection: a machine without sockets.
 //!
-//! Whoever sends anything but the next message of the handshake is a [`Stranger`], whose connection is dropped. Before a connection has
-//! proved itself it costs the bytes of one read.
+//! A caller that sends anything but the next message of the handshake is a [`Stranger`], whose connection is dropped. Before a
+//! connection has proved itself it costs the bytes of one read.
 
 use super::proof::{
     CLAIM_BYTES, Claim, Conversation, Digest, FRAME_HEAD_BYTES, HELLO_BYTES, MAGIC, Nonce, Side, TAKEN,
@@ -19,7 +19,7 @@ const READ_AHEAD_LIMIT: usize = 2 * (FRAME_HEAD_BYTES + 1 + MESSAGE_LIMIT);
 #[error("what arrived does not belong here")]
 pub struct Stranger;
 
-/// Whom rank 0 waits for.
+/// What rank 0 waits for.
 #[derive(Debug)]
 pub struct Expected {
     /// How many processes there are, rank 0 among them.
@@ -30,7 +30,7 @@ pub struct Expected {
     pub job: String,
 }
 
-/// Whoever has connected to rank 0, whether it has proved itself or not.
+/// A process that has connected to rank 0, whether it has proved itself or not.
 pub struct Caller {
     nonce: Nonce,
     received: Vec<u8>,
@@ -38,6 +38,7 @@ pub struct Caller {
     pub to_send: Vec<u8>,
     conversation: Option<Conversation>,
     admitted: bool,
+    unproved: bool,
 }
 
 /// Without what was said: it may hold the job's secret.
@@ -50,7 +51,14 @@ impl fmt::Debug for Caller {
 impl Caller {
     /// A connection that has said nothing. `nonce` is drawn for it.
     pub fn new(nonce: Nonce) -> Self {
-        Self { nonce, received: Vec::new(), to_send: Vec::new(), conversation: None, admitted: false }
+        Self {
+            nonce,
+            received: Vec::new(),
+            to_send: Vec::new(),
+            conversation: None,
+            admitted: false,
+            unproved: false,
+        }
     }
 
     /// Takes bytes that came; nothing is made of them yet.
@@ -64,8 +72,13 @@ impl Caller {
         self.received.is_empty() && self.conversation.is_none()
     }
 
+    /// Whether it has tried to prove that it knows the secret of a job of this name, and did not.
+    pub fn is_unproved(&self) -> bool {
+        self.unproved
+    }
+
     /// Goes on with the handshake as far as the bytes allow; the rank, once the connection has proved itself. `here` says whether
-    /// somebody else is here under a rank. What a stranger is to be told is in `to_send`.
+    /// another process is here under a rank. What a stranger is to be told is in `to_send`.
     pub fn shake_hands(
         &mut self,
         expected: &Expected,
@@ -80,6 +93,7 @@ impl Caller {
         let claim = Claim::read(*claim);
         let proof: Digest = proof.try_into().expect("the rest is the proof");
         if !conversation.proves(&proof, claim) {
+            self.unproved = true;
             self.to_send.push(WRONG_SECRET);
         } else if claim.size != expected.size || !(1..expected.size).contains(&claim.rank) {
             self.to_send.push(WRONG_SIZE);
@@ -157,7 +171,7 @@ mod tests {
         Expected { size: 3, secret: SECRET, job: "job".to_owned() }
     }
 
-    /// What a worker says in one go whose nonce is known, and its end of the conversation.
+    /// What a worker whose nonce is known says in one go, and its end of the conversation.
     fn hello(secret: Secret, claim: Claim) -> (Vec<u8>, Conversation) {
         let talk = Conversation::new(Side::Worker, &secret, "job", [[2; 32], OURS]);
         ([&MAGIC[..], &[2; 32], &claim.spell(), &talk.proof(claim)].concat(), talk)
@@ -197,6 +211,7 @@ mod tests {
             let mut caller = Caller::new(OURS);
             caller.receive(&hello(secret, claim).0).expect("it is short");
             assert_eq!(caller.shake_hands(&expected(), |rank| rank == 2), Err(Stranger));
+            assert_eq!(caller.is_unproved(), answer[0] == WRONG_SECRET);
             assert_eq!(caller.to_send[32..], answer);
         }
     }

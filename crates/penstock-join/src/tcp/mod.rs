@@ -1,4 +1,4 @@
-//! A rendezvous over TCP, for launchers that only say who is who: rank 0 listens, the others come.
+//! A rendezvous over TCP, for launchers that only say which process is which: rank 0 listens, the others come.
 //!
 //! | file | word |
 //! |---|---|
@@ -8,10 +8,10 @@
 //! | [`visitor`] | everyone else's |
 //! | [`round`] | a whole round, whichever end this process has |
 //!
-//! Rank 0 has one thread and one loop. A connection that has not proved itself costs it 8 KiB at most, a place among a limited number,
-//! and a few seconds; then it is dropped, and so is whoever sends anything but the next message of the handshake. A process that has
-//! given something and then goes away ends the attempt at once; one that has proved itself and gives nothing for five seconds loses its
-//! rank.
+//! Rank 0 has one thread and one loop. A connection that has not proved itself costs it 8 KiB at most, a place among a limited
+//! number, and a few seconds; then it is dropped, and so is one that sends anything but the next message of the handshake. A
+//! process that has given something and then goes away ends the attempt at once; one that has proved itself and gives nothing for
+//! five seconds loses its rank.
 
 pub mod caller;
 pub mod proof;
@@ -27,14 +27,14 @@ use crate::patience::Interrupted;
 use penstock_proto::message::{MAX_WORKERS, Secret};
 use proof::Nonce;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use std::time::Duration;
 
 /// Time in which a connection must prove itself, and then again in which it must give something.
 const STRANGER_TIME: Duration = Duration::from_secs(5);
 
-/// Pause before a process tries again what may only come to be: rank 0 may not be listening yet, its name not be known.
+/// Pause before a process tries again what may yet come to be: rank 0 may not be listening yet, its name not be known.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -77,7 +77,7 @@ impl FromStr for RendezvousAddress {
     }
 }
 
-/// What is no rendezvous address.
+/// What is not a rendezvous address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("expected PENSTOCK_RENDEZVOUS to be HOST:PORT, got `{got}`")]
 pub struct NoRendezvousAddress {
@@ -111,28 +111,28 @@ pub enum RendezvousError {
         port: u16,
     },
     /// Rank 0 cannot listen.
-    #[error("rank 0 cannot listen at {place}: {reason}")]
+    #[error("rank 0 cannot listen at {at}: {reason}")]
     Listen {
         /// Where.
-        place: RendezvousAddress,
+        at: RendezvousAddress,
         /// What the system says.
         reason: String,
     },
     /// Rank 0 does not know the secret, or says that this process does not.
-    #[error("the rendezvous at {place} has another secret or job name than rank {rank}")]
+    #[error("the rendezvous at {at} has another secret or job name than rank {rank}")]
     OtherSecret {
         /// Where.
-        place: RendezvousAddress,
+        at: RendezvousAddress,
         /// This process.
         rank: u32,
     },
     /// Rank 0 was told another number of processes.
     #[error(
-        "rank 0 at {place} expects {expected} processes, this one was told that it is rank {rank} of {size}"
+        "rank 0 at {at} expects {expected} processes, this one was told that it is rank {rank} of {size}"
     )]
     OtherSize {
         /// Where.
-        place: RendezvousAddress,
+        at: RendezvousAddress,
         /// What rank 0 was told.
         expected: u32,
         /// This process.
@@ -155,38 +155,38 @@ pub enum RendezvousError {
         waited: Duration,
     },
     /// Another process has this rank.
-    #[error("another process has come to the rendezvous at {place} as rank {rank}")]
+    #[error("another process has come to the rendezvous at {at} as rank {rank}")]
     Taken {
         /// Where.
-        place: RendezvousAddress,
+        at: RendezvousAddress,
         /// The rank of both.
         rank: u32,
     },
     /// Rank 0 was not reached in time.
-    #[error("rank 0 was not reached at {place}: {cause}")]
+    #[error("rank 0 was not reached at {at}: {cause}")]
     Late {
         /// Where.
-        place: RendezvousAddress,
+        at: RendezvousAddress,
         /// What became of the last attempts.
         cause: Cause,
     },
     /// Rank 0 was reached, and waits for others longer than this process does.
-    #[error("rank 0 was reached at {place}, but has not heard from all ranks")]
+    #[error("rank 0 was reached at {at}, but has not heard from all ranks")]
     Undecided {
         /// Where.
-        place: RendezvousAddress,
+        at: RendezvousAddress,
     },
     /// Rank 0 has ended, or let go of this process.
-    #[error("rank 0 went away during the rendezvous at {place}")]
+    #[error("rank 0 went away during the rendezvous at {at}")]
     Left {
         /// Where.
-        place: RendezvousAddress,
+        at: RendezvousAddress,
     },
-    /// Somebody in between.
-    #[error("the answer of the rendezvous at {place} was changed on the way")]
+    /// Something in between.
+    #[error("the answer of the rendezvous at {at} was changed on the way")]
     Changed {
         /// Where.
-        place: RendezvousAddress,
+        at: RendezvousAddress,
     },
     /// The system.
     #[error("could not {what}: {reason}")]
@@ -227,20 +227,26 @@ pub enum Cause {
         /// What the system says.
         reason: String,
     },
-    /// Nobody answers.
+    /// Nothing answers.
     #[error("nobody answered there")]
     Silent,
-    /// Somebody takes connections there, and ends them.
+    /// Something takes connections there, and ends them.
     #[error("whoever listens there ended the connection")]
     Ended,
-    /// Somebody listens there who is not rank 0.
+    /// Something listens there that is not rank 0.
     #[error("whoever listens there does not answer as rank 0 of a job does")]
     Foreign,
-    /// Rank 0 is there, and had no room for all who came.
+    /// Rank 0 is there, and had no room for all that came.
     #[error("rank 0 could not accept a connection: {reason}")]
     NoRoom {
         /// What the system says.
         reason: String,
+    },
+    /// A process has come to rank 0 that could not prove itself, and may be one of the missing.
+    #[error("somebody came from {host} with another secret or job name")]
+    Unproved {
+        /// Where it came from.
+        host: IpAddr,
     },
     /// Another process has this rank.
     #[error("another process has come there as rank {rank}")]
@@ -267,12 +273,15 @@ impl Cause {
             Self::NoRoom { .. } => {
                 "rank 0 has no open file or memory left: raise `ulimit -n` there, or see what else runs on its host"
             }
+            Self::Unproved { .. } => OTHER_SECRET_HINT,
             Self::Silent => "check what rank 0 prints",
         }
     }
 }
 
 const TAKEN_HINT: &str = "start one process for each rank: give each a PENSTOCK_RANK of its own, and end those of an earlier start";
+
+const OTHER_SECRET_HINT: &str = "give all processes the same PENSTOCK_SECRET and PENSTOCK_JOB; another job may use this port: then choose another in PENSTOCK_RENDEZVOUS";
 
 impl RendezvousError {
     /// What the user can do about it.
@@ -287,9 +296,7 @@ impl RendezvousError {
             Self::Listen { .. } => Some(
                 "PENSTOCK_RENDEZVOUS=HOST:PORT names the host on which rank 0 runs, the same for all processes",
             ),
-            Self::OtherSecret { .. } => Some(
-                "give all processes the same PENSTOCK_SECRET and PENSTOCK_JOB; another job may use this port: then choose another in PENSTOCK_RENDEZVOUS",
-            ),
+            Self::OtherSecret { .. } => Some(OTHER_SECRET_HINT),
             Self::OtherSize { .. } => {
                 Some("start all processes of the job with one command, or give all the same PENSTOCK_SIZE")
             }
@@ -354,8 +361,8 @@ mod tests {
         for (text, host, port) in
             [("a:1", "a", 1), ("[fd00::1]:70", "fd00::1", 70), ("10.0.0.1:65535", "10.0.0.1", 65535)]
         {
-            let place: RendezvousAddress = text.parse().expect("it is one");
-            assert_eq!((&place.host[..], place.port, place.to_string()), (host, port, text.to_owned()));
+            let at: RendezvousAddress = text.parse().expect("it is one");
+            assert_eq!((&at.host[..], at.port, at.to_string()), (host, port, text.to_owned()));
         }
     }
 

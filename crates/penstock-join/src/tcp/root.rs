@@ -17,15 +17,16 @@ use std::time::{Duration, Instant};
 
 /// Connections of one host that have not proved themselves and are listened to at once; one more drops the oldest.
 pub const STRANGERS: usize = 256;
-/// The same of all hosts, and how many of one network are few.
+/// The same for all hosts, and how many of one network are few.
 const PLACES: Places = Places { a_host: STRANGERS, all: 4 * STRANGERS, few: 64 };
-/// Who has said nothing for so long is no process that comes: its first words follow at once, but for a lost packet.
+/// A connection that has said nothing for this long is not a process that is joining: the first words of one follow at once, but
+/// for a lost packet.
 const SILENT: Duration = Duration::from_secs(1);
 /// Connections that may stand in the kernel's queue, if the system allows as many.
 const QUEUE: i32 = 4096;
 /// Connections accepted in one turn.
 const TURN: usize = 64;
-/// How long nobody is accepted where the system had no descriptor left: there is no event for that.
+/// How long nothing is accepted where the system had no descriptor left: there is no event for that.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// After the failure of another process, rank 0 stays this long to tell those that are about to come.
 const LATE: Duration = Duration::from_secs(1);
@@ -80,9 +81,9 @@ impl Connection {
 pub struct Collected {
     /// By rank; without everyone's, where one of them cannot go on.
     pub came: Contributions,
-    /// Who did not come in time, where all others can go on.
+    /// Ranks that did not come in time, where all others can go on.
     pub missing: Vec<u32>,
-    /// What the system said where it could not let in all who came.
+    /// What the system said where it could not let in all that came.
     pub no_room: Option<String>,
 }
 
@@ -100,16 +101,18 @@ pub struct Root {
     expected: Expected,
     listener: TcpListener,
     port: u16,
-    /// Until when nobody is accepted: the system could not, most often for want of a descriptor.
+    /// Until when nothing is accepted: the system could not, most often for want of a descriptor.
     full: Option<Instant>,
-    /// What it said where it had no room, until somebody could be let in without another's going.
+    /// What it said where it had no room, until one could be let in without another being dropped, or none knocks any more.
     no_room: Option<String>,
     /// In the order in which they came.
     strangers: VecDeque<Connection>,
     members: BTreeMap<u32, Connection>,
     came: Contributions,
-    /// Who has ever given something.
+    /// Ranks that have ever given something.
     heard: BTreeSet<u32>,
+    /// Where the last one came from that could not prove that it knows the secret.
+    unproved: Option<IpAddr>,
 }
 
 /// Without what was said.
@@ -120,36 +123,36 @@ impl fmt::Debug for Root {
 }
 
 impl Root {
-    /// Listens at `place`: at an address that was given as such, on every interface for a name. A host's own name often leads to its
-    /// loopback address, where nobody else could come. The rank of `party` is not looked at. `patience`: for the name server, and
-    /// for a name that becomes known later than this process begins.
+    /// Listens at `at`: at an address that was given as such, on every interface for a name. A host's own name often leads to its
+    /// loopback address, where no other host could come. The rank of `party` is not looked at. `patience`: for the name server,
+    /// and for a name that becomes known later than this process begins.
     pub fn listen(
         party: Party,
-        place: &RendezvousAddress,
+        at: &RendezvousAddress,
         patience: &Patience<'_>,
     ) -> Result<Self, RendezvousError> {
-        Self::listen_with(party, place, patience, system)
+        Self::listen_with(party, at, patience, system)
     }
 
     fn listen_with(
         party: Party,
-        place: &RendezvousAddress,
+        at: &RendezvousAddress,
         patience: &Patience<'_>,
         resolver: Resolver,
     ) -> Result<Self, RendezvousError> {
         party.refuse_too_many()?;
         let Party { size, secret, job, .. } = party;
-        let first = first_address(place, patience, resolver)?;
-        let bare = place.host.split('%').next().unwrap_or_default();
-        let exactly = place.host == "localhost" || bare.parse::<IpAddr>().is_ok();
+        let first = first_address(at, patience, resolver)?;
+        let bare = at.host.split('%').next().unwrap_or_default();
+        let exactly = at.host == "localhost" || bare.parse::<IpAddr>().is_ok();
         let everywhere = match first {
             SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
         };
-        let address = if exactly { first } else { SocketAddr::new(everywhere, place.port) };
+        let address = if exactly { first } else { SocketAddr::new(everywhere, at.port) };
         let refused = |error: std::io::Error| match error.kind() {
-            ErrorKind::AddrInUse => RendezvousError::InUse { port: place.port },
-            _ => RendezvousError::Listen { place: place.clone(), reason: plain(&error) },
+            ErrorKind::AddrInUse => RendezvousError::InUse { port: at.port },
+            _ => RendezvousError::Listen { at: at.clone(), reason: plain(&error) },
         };
         let listener = TcpListener::bind(address).map_err(refused)?;
         listener.set_nonblocking(true).map_err(refused)?;
@@ -166,12 +169,18 @@ impl Root {
             members: BTreeMap::new(),
             came: Contributions::new(),
             heard: BTreeSet::new(),
+            unproved: None,
         })
     }
 
     /// Where it listens.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// From which host a process came, if one did, that spoke as a process of a job does and had another secret or job name.
+    pub fn unproved(&self) -> Option<IpAddr> {
+        self.unproved
     }
 
     /// Everyone's contribution, `own` among them. As soon as one says that its process cannot go on, the rest are not waited for.
@@ -183,7 +192,7 @@ impl Root {
         for rank in self.members.keys().copied().collect::<Vec<_>>() {
             self.hear(rank);
         }
-        // Where it cannot go on itself it stays just long enough to tell those who come. Where another cannot, a little shorter.
+        // Where it cannot go on itself it stays just long enough to tell those that come. Where another cannot, a little shorter.
         let (mut patience, mut ending) = (*patience, false);
         while self.came.len() < self.expected.size as usize {
             if !ending && self.came.values().any(|one| is_failure(one)) {
@@ -200,7 +209,7 @@ impl Root {
         Ok(Collected { came: self.came.clone(), missing: Vec::new(), no_room: None })
     }
 
-    /// Hands the verdict to everyone who is here.
+    /// Hands the verdict to all that are here.
     pub fn announce(&mut self, verdict: &[u8], patience: &Patience<'_>) -> Result<(), RendezvousError> {
         let patience = patience.another(VERDICT_MARGIN);
         for rank in self.members.keys().copied().collect::<Vec<_>>() {
@@ -227,7 +236,7 @@ impl Root {
         self.full = self.full.filter(|&until| until > now);
         let due = due.into_iter().chain(self.full.map(|until| until - now)).min().unwrap_or(Duration::MAX);
         let ranks: Vec<u32> = self.members.keys().copied().collect();
-        // While nobody can be accepted it is not watched: it would be ready all the time for the same connection.
+        // While nothing can be accepted it is not watched: it would be ready all the time for the same connection.
         let accepts = if self.full.is_none() { PollFlags::IN } else { PollFlags::empty() };
         let mut watched = vec![PollFd::new(&self.listener, accepts)];
         watched.extend(self.strangers.iter().chain(self.members.values()).map(Connection::watch));
@@ -241,7 +250,8 @@ impl Root {
         }
         for (rank, &seen) in ranks.into_iter().zip(members) {
             self.serve(rank, seen);
-            // Who has proved itself gives something at once. One that gives nothing would keep its rank from the process that does.
+            // A process that has proved itself gives something at once. One that gives nothing would keep its rank from the
+            // process that does.
             let silent = |one: &Connection| seen.is_empty() && one.since.elapsed() >= STRANGER_TIME;
             if !self.heard.contains(&rank) && self.members.get(&rank).is_some_and(silent) {
                 self.leave(rank);
@@ -249,6 +259,10 @@ impl Root {
         }
         if seen[0].contains(PollFlags::IN) {
             self.accept();
+        } else if accepts == PollFlags::IN && seen[1..].iter().any(|seen| !seen.is_empty()) {
+            // The system has looked, and none stands in the queue: the one that a place was wanted for has it, or went. An
+            // accept would not say so: it wants a descriptor before it looks at the queue.
+            self.no_room = None;
         }
         Ok(())
     }
@@ -259,7 +273,7 @@ impl Root {
             match self.listener.accept() {
                 Ok((stream, from)) => {
                     self.let_in(stream, from.ip().to_canonical());
-                    // One at a time: those who talk go on in between.
+                    // One at a time: those that talk go on in between.
                     if replaced {
                         return;
                     }
@@ -267,8 +281,7 @@ impl Root {
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 // It ended before it was accepted.
-                Err(error)
-                    if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => {}
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     let no_room = descriptors::is_no_room(&error);
                     if no_room && matches!(descriptors::raise_limit(), Ok(true)) {
@@ -278,7 +291,7 @@ impl Root {
                         self.no_room = Some(plain(&error));
                     }
                     let places = Places { all: self.strangers.len(), ..PLACES };
-                    // Where there is a stranger it goes, as where all places are taken. Else who knocks stands in the queue.
+                    // If there is a stranger it goes, as when all places are taken. Else the newcomer stands in the queue.
                     replaced = no_room && !replaced && self.make_room(places, Ipv4Addr::UNSPECIFIED.into());
                     if !replaced {
                         self.full = Some(Instant::now() + LOOK_AGAIN);
@@ -289,7 +302,7 @@ impl Root {
         }
     }
 
-    /// One more stranger. Where there is no room another goes.
+    /// One more stranger. If there is no room another goes.
     fn let_in(&mut self, stream: TcpStream, host: IpAddr) {
         let (Ok(()), Ok(nonce)) = (stream.set_nonblocking(true), nonce()) else { return };
         self.make_room(PLACES, host);
@@ -297,7 +310,7 @@ impl Root {
         self.strangers.push_back(Connection { stream, host, since, caller: Caller::new(nonce) });
     }
 
-    /// Whether somebody had to go for one more of `host`.
+    /// Whether another had to go for one more of `host`.
     fn make_room(&mut self, places: Places, host: IpAddr) -> bool {
         let now = Instant::now();
         let strangers = self.strangers.iter().enumerate().map(|(key, one)| Stranger {
@@ -317,9 +330,12 @@ impl Root {
         if connection.read().is_err() {
             return;
         }
-        // Who was heard and has gone is not replaced: what it said stands for its rank.
+        // A process that was heard and has gone is not replaced: what it said stands for its rank.
         let is_taken = |rank| self.members.contains_key(&rank) || self.heard.contains(&rank);
         let rank = connection.caller.shake_hands(&self.expected, is_taken);
+        if connection.caller.is_unproved() {
+            self.unproved = Some(connection.host);
+        }
         // A stranger is told why, if that goes at once.
         let sent = connection.send();
         match (rank, sent) {
@@ -344,7 +360,7 @@ impl Root {
         }
     }
 
-    /// Takes the member's contribution, if this round lacks it and it has come.
+    /// Takes the contribution of the process of this rank, if this round lacks it and it has come.
     fn hear(&mut self, rank: u32) {
         let Some(connection) = self.members.get_mut(&rank).filter(|_| !self.came.contains_key(&rank)) else {
             return;
@@ -368,16 +384,16 @@ impl Root {
     }
 }
 
-/// The first address of a place's host. Its name may be made known later than rank 0 begins, as for the others.
+/// The first address of the rendezvous host. Its name may be made known later than rank 0 begins, as for the others.
 fn first_address(
-    place: &RendezvousAddress,
+    at: &RendezvousAddress,
     patience: &Patience<'_>,
     resolver: Resolver,
 ) -> Result<SocketAddr, RendezvousError> {
     let (mut lookup, mut pause) = (Lookup::default(), FIRST_PAUSE);
-    let host = || place.host.clone();
+    let host = || at.host.clone();
     loop {
-        match lookup.resolve(&place.host, place.port, patience, resolver) {
+        match lookup.resolve(&at.host, at.port, patience, resolver) {
             Ok(found) => return Ok(found[0]),
             Err(Unresolved::Refused(reason)) if patience.is_over() => {
                 return Err(RendezvousError::NoAddress { host: host(), reason });
@@ -413,12 +429,12 @@ mod tests {
             0 | 1 => Err(std::io::Error::other("it is unknown")),
             _ => Ok(vec![SocketAddr::from(([10, 0, 0, 1], port))]),
         };
-        let place = RendezvousAddress { host: "a".to_owned(), port: 0 };
+        let at = RendezvousAddress { host: "a".to_owned(), port: 0 };
         let long = Patience::new(Duration::from_secs(60), &|| false);
-        assert!(Root::listen_with(party(), &place, &long, resolver).is_ok());
+        assert!(Root::listen_with(party(), &at, &long, resolver).is_ok());
         let unknown: Resolver = |_, _| Err(std::io::Error::other("it is unknown"));
         let short = Patience::new(Duration::from_millis(200), &|| false);
-        let refused = Root::listen_with(party(), &place, &short, unknown).expect_err("nobody knows it");
+        let refused = Root::listen_with(party(), &at, &short, unknown).expect_err("nobody knows it");
         assert!(
             matches!(refused, RendezvousError::NoAddress { .. } | RendezvousError::Unresolved { .. }),
             "{refused:?}"
@@ -430,8 +446,8 @@ mod tests {
         let came = Contributions::from([(0, b"77".to_vec())]);
         let shown = format!("{:?}", Collected { came, missing: vec![1], no_room: None });
         assert_eq!(shown, "Collected { came: [0], missing: [1], no_room: None }");
-        let mut member = Caller::new([7; 32]);
-        member.receive(b"77").expect("it is short");
-        assert_eq!(format!("{member:?}"), "Caller { admitted: false, .. }");
+        let mut caller = Caller::new([7; 32]);
+        caller.receive(b"77").expect("it is short");
+        assert_eq!(format!("{caller:?}"), "Caller { admitted: false, .. }");
     }
 }

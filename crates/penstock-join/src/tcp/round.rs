@@ -23,11 +23,11 @@ pub enum RoundError {
     /// Not every process came.
     #[error("not every process came: {missing:?} did not")]
     Late {
-        /// Who did not.
+        /// Ranks that did not.
         missing: Vec<u32>,
         /// How long they were waited for.
         waited: Duration,
-        /// Where rank 0 was not reached, or could not let all in: why.
+        /// Where rank 0 was not reached, or did not let all in: why.
         cause: Option<Cause>,
     },
     /// Another process could not go on.
@@ -51,12 +51,12 @@ impl Rendezvous {
     /// The end of `party`; rank 0 listens from now on.
     pub fn open(
         party: Party,
-        place: &RendezvousAddress,
+        at: &RendezvousAddress,
         patience: &Patience<'_>,
     ) -> Result<Self, RendezvousError> {
         Ok(match party.rank {
-            0 => Self::Root(Box::new(Root::listen(party, place, patience)?)),
-            _ => Self::Visitor(Box::new(Visitor::new(party, place.clone()))),
+            0 => Self::Root(Box::new(Root::listen(party, at, patience)?)),
+            _ => Self::Visitor(Box::new(Visitor::new(party, at.clone()))),
         })
     }
 
@@ -73,10 +73,18 @@ impl Rendezvous {
         match self.round(&given(message), size, patience)? {
             Verdict::Given(messages) => Ok(messages),
             Verdict::Late { missing, waited, no_room } => {
-                let cause = no_room.map(|reason| Cause::NoRoom { reason });
+                let cause = no_room.map(|reason| Cause::NoRoom { reason }).or_else(|| self.unproved());
                 Err(RoundError::Late { missing, waited, cause })
             }
             Verdict::Failed { text } => Err(RoundError::Failed { text }),
+        }
+    }
+
+    /// Rank 0 saw a process come that could not prove itself: most likely one of those that are missing.
+    fn unproved(&self) -> Option<Cause> {
+        match self {
+            Self::Root(root) => root.unproved().map(|host| Cause::Unproved { host }),
+            Self::Visitor(_) => None,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Everyone else's end of a rendezvous: it comes to rank 0, again and again until rank 0 is there.
+//! The other processes' end of a rendezvous: each comes to rank 0, again and again until rank 0 is there.
 
 use super::proof::{
     Claim, Conversation, Digest, FRAME_HEAD_BYTES, MAGIC, Nonce, Side, TAKEN, WELCOME, WRONG_SECRET,
@@ -17,8 +17,8 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// How long rank 0 may say that somebody else has this rank. An earlier connection of this process, or one that says nothing, has
-/// ended by then.
+/// How long rank 0 may say that another process has this rank. An earlier connection of this process, or one that says nothing,
+/// has ended by then.
 const TAKEN_TIME: Duration = Duration::from_secs(12);
 const _: () = assert!(TAKEN_TIME.as_secs() > 2 * STRANGER_TIME.as_secs());
 /// Bytes of a verdict for which there is room before they have come.
@@ -44,7 +44,7 @@ impl From<Interrupted> for Unfit {
 #[derive(Debug)]
 pub struct Visitor {
     party: Party,
-    place: RendezvousAddress,
+    at: RendezvousAddress,
     met: Option<(TcpStream, Conversation)>,
     lookup: Lookup,
     resolver: Resolver,
@@ -52,8 +52,8 @@ pub struct Visitor {
 
 impl Visitor {
     /// Nothing is sent yet.
-    pub fn new(party: Party, place: RendezvousAddress) -> Self {
-        Self { party, place, met: None, lookup: Lookup::default(), resolver: system }
+    pub fn new(party: Party, at: RendezvousAddress) -> Self {
+        Self { party, at, met: None, lookup: Lookup::default(), resolver: system }
     }
 
     /// Hands a contribution to rank 0.
@@ -76,7 +76,7 @@ impl Visitor {
             if !matches!(last, Some(Cause::Taken { .. })) {
                 taken_since = None;
             } else if taken_since.get_or_insert_with(Instant::now).elapsed() > TAKEN_TIME {
-                return Err(RendezvousError::Taken { place: self.place.clone(), rank: self.party.rank });
+                return Err(RendezvousError::Taken { at: self.at.clone(), rank: self.party.rank });
             }
             if patience.is_over() {
                 return Err(self.late(last.unwrap_or(Cause::Silent)));
@@ -89,19 +89,19 @@ impl Visitor {
         self.met = Some((stream, conversation));
         sent.map_err(|unfit| match unfit {
             Unfit::Final(error) => error,
-            Unfit::Passing(_) => RendezvousError::Left { place: self.place.clone() },
-            Unfit::Late => RendezvousError::Undecided { place: self.place.clone() },
+            Unfit::Passing(_) => RendezvousError::Left { at: self.at.clone() },
+            Unfit::Late => RendezvousError::Undecided { at: self.at.clone() },
         })
     }
 
     /// The verdict, which may come up to [`VERDICT_MARGIN`] after the end of `patience`. It follows a [`Self::deliver`].
     pub fn await_verdict(&mut self, patience: &Patience<'_>) -> Result<Vec<u8>, RendezvousError> {
-        let place = &self.place;
+        let at = &self.at;
         let Some((stream, conversation)) = &mut self.met else {
-            return Err(RendezvousError::Left { place: place.clone() });
+            return Err(RendezvousError::Left { at: at.clone() });
         };
         let patience = patience.another(patience.left() + VERDICT_MARGIN);
-        let changed = || Unfit::Final(RendezvousError::Changed { place: place.clone() });
+        let changed = || Unfit::Final(RendezvousError::Changed { at: at.clone() });
         let mut answer = || {
             let mut head = [0; FRAME_HEAD_BYTES];
             receive(stream, &mut head, &patience)?;
@@ -122,8 +122,8 @@ impl Visitor {
         };
         answer().map_err(|unfit| match unfit {
             Unfit::Final(error) => error,
-            Unfit::Late => RendezvousError::Undecided { place: self.place.clone() },
-            Unfit::Passing(_) => RendezvousError::Left { place: self.place.clone() },
+            Unfit::Late => RendezvousError::Undecided { at: self.at.clone() },
+            Unfit::Passing(_) => RendezvousError::Left { at: self.at.clone() },
         })
     }
 
@@ -140,7 +140,7 @@ impl Visitor {
         let claim = Claim { rank: *rank, size: *size };
         let conversation = Conversation::new(Side::Worker, secret, job, [own, theirs]);
         send(&mut stream, &[&claim.spell()[..], &conversation.proof(claim)].concat(), &patience)?;
-        let other_secret = || RendezvousError::OtherSecret { place: self.place.clone(), rank: *rank };
+        let other_secret = || RendezvousError::OtherSecret { at: self.at.clone(), rank: *rank };
         let mut answer = [0];
         receive(&mut stream, &mut answer, &patience)?;
         match answer[0] {
@@ -149,9 +149,9 @@ impl Visitor {
             WRONG_SIZE => {
                 let mut expected = [0; 4];
                 receive(&mut stream, &mut expected, &patience)?;
-                let (place, expected) = (self.place.clone(), u32::from_le_bytes(expected));
+                let (at, expected) = (self.at.clone(), u32::from_le_bytes(expected));
                 return Err(Unfit::Final(RendezvousError::OtherSize {
-                    place,
+                    at,
                     expected,
                     rank: *rank,
                     size: *size,
@@ -169,9 +169,9 @@ impl Visitor {
         }
     }
 
-    /// A connection to the first of the place's addresses that takes one.
+    /// A connection to the first of the rendezvous host's addresses that takes one.
     fn reach(&mut self, patience: &Patience<'_>) -> Result<TcpStream, Unfit> {
-        let RendezvousAddress { host, port } = &self.place;
+        let RendezvousAddress { host, port } = &self.at;
         let found = self.lookup.resolve(host, *port, patience, self.resolver);
         let addresses = found.map_err(|unresolved| match unresolved {
             // It may be made known later than this process begins: in a cluster, when rank 0's host is ready.
@@ -186,7 +186,7 @@ impl Visitor {
     }
 
     fn late(&self, cause: Cause) -> RendezvousError {
-        RendezvousError::Late { place: self.place.clone(), cause }
+        RendezvousError::Late { at: self.at.clone(), cause }
     }
 }
 
@@ -243,7 +243,8 @@ fn reach(address: SocketAddr, patience: &Patience<'_>) -> Result<TcpStream, Unfi
         Err(errno) => return Err(unreachable(errno)),
     }
     let stream = socket.into();
-    // Where nobody listens at a port of those that the system gives out, it may give this one out to who asks for it.
+    // Where nothing listens at one of the ports that the system gives out, it may give it to the very connection
+    // that asks for it.
     if is_own(&stream) { Err(unreachable(Errno::CONNREFUSED)) } else { Ok(stream) }
 }
 
@@ -306,17 +307,17 @@ mod tests {
     fn a_name_server_that_does_not_answer_ends_at_the_deadline_and_with_the_caller() {
         let (host, secret, job) =
             ("a".to_owned(), penstock_proto::message::Secret([7; 32]), "job".to_owned());
-        let place = RendezvousAddress { host, port: 7 };
-        let mut visitor = Visitor::new(Party { rank: 1, size: 2, secret, job }, place.clone());
+        let at = RendezvousAddress { host, port: 7 };
+        let mut visitor = Visitor::new(Party { rank: 1, size: 2, secret, job }, at.clone());
         visitor.resolver = stuck;
         let cause = Cause::Unresolved { host: "a".to_owned() };
         let late = visitor.deliver(b"+", &Patience::new(Duration::from_millis(200), &|| false));
-        assert_eq!(late, Err(RendezvousError::Late { place, cause }));
+        assert_eq!(late, Err(RendezvousError::Late { at, cause }));
         let ended = visitor.deliver(b"+", &Patience::new(Duration::from_secs(600), &|| true));
         assert_eq!(ended, Err(RendezvousError::Interrupted(Interrupted)));
     }
 
-    // Whoever came took its own hello for rank 0's answer.
+    // A process that came took its own hello for rank 0's answer.
     #[test]
     fn a_connection_that_leads_to_itself_is_known() {
         let one = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::empty(), None).unwrap();
@@ -327,7 +328,7 @@ mod tests {
         assert!(!is_own(&TcpStream::connect(listener.local_addr().unwrap()).unwrap()));
     }
 
-    // A name with an address that a firewall hides never met at the other.
+    // At a name with one address that a firewall hides, processes never met at the other.
     #[test]
     fn an_address_that_never_answers_leaves_the_next_its_time() {
         let silent =
@@ -337,7 +338,7 @@ mod tests {
         let full = SocketAddr::try_from(getsockname(&silent).unwrap()).unwrap();
         let never = || false;
         let short = || Patience::new(Duration::from_millis(200), &never);
-        // Whoever is not accepted fills it; from then on the kernel drops what comes.
+        // Connections that are not accepted fill it; from then on the kernel drops what comes.
         let filled: Vec<_> = (0..8).map_while(|_| reach(full, &short()).ok()).collect();
         assert!(filled.len() < 8, "it takes no more");
 

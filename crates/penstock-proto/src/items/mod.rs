@@ -10,13 +10,13 @@
 //! | [`registry`] | who produces and consumes what: the first server's book |
 //! | [`control`] | control messages |
 //! | [`wire`] | what travels where producer and consumer share no memory |
-//! | [`memory`] | what the node needs of memory that holds rows |
+//! | [`row_memory`] | what the node needs of memory that holds rows |
 //! | [`node`] | who is sent what, when: one machine for servers, producers and consumers |
 
 pub mod control;
-pub mod memory;
 pub mod node;
 pub mod registry;
+pub mod row_memory;
 pub mod rows;
 pub mod spec;
 pub mod wire;

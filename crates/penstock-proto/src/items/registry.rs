@@ -32,7 +32,7 @@ pub struct Producer {
     pub near: bool,
 }
 
-/// Rows that nobody produces, as those of a worker that was lost before it declared their table.
+/// Rows that no worker produces, counted as those of a worker that was lost before it declared their table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inherited {
     /// The table.
@@ -80,10 +80,10 @@ struct Table {
     spec: TableSpec,
     workers: BTreeMap<Rank, Declaration>,
     failed: Option<TableError>,
-    /// Who has heard that it failed.
+    /// Workers that have heard that it failed.
     heard: BTreeSet<Rank>,
     _charge: Charge,
-    /// Whether some worker knows who produces what: from then on nobody's rows change.
+    /// Whether some worker knows who produces what: from then on no worker's rows change.
     told: bool,
 }
 
@@ -115,9 +115,17 @@ impl Registry {
         self.tables.contains_key(name)
     }
 
-    /// A worker begins to declare a table, or repeats that it does: a declaration that timed out is made again. It may then name
-    /// other rows than before, unless some worker has been told of the table meanwhile.
-    pub fn begin(&mut self, rank: Rank, spec: &TableSpec, home: u32, near: bool) -> Result<(), TableError> {
+    /// A worker begins to declare a table, or repeats that it does: a declaration that timed out is made again. It may then
+    /// name other rows than before, unless some worker has been told of the table meanwhile. One that failed is made anew once
+    /// all `live` workers that made it have heard so; until then it is refused with what was wrong.
+    pub fn begin(
+        &mut self,
+        rank: Rank,
+        spec: &TableSpec,
+        home: u32,
+        near: bool,
+        live: &BTreeSet<Rank>,
+    ) -> Result<(), TableError> {
         spec.check()?;
         let known = self.tables.len();
         let peer = self.account.worker(rank);
@@ -143,12 +151,19 @@ impl Registry {
                 })
             }
         };
-        table.start_over(rank, spec);
-        // A declaration that differs fails for all: the others would wait for this worker for ever.
-        if let Err(error) = table.spec.compare(spec) {
+        table.start_over(rank, spec, live);
+        // Once some have been told of the table, a worker that declares it otherwise is refused alone.
+        let result = table.spec.compare(spec);
+        if table.told {
+            result?;
+        } else if let Err(error) = result {
+            // It fails for all: the others would wait for this worker for ever.
             table.failed.get_or_insert_with(|| error.clone());
             table.heard.insert(rank);
             return Err(error);
+        } else if let Some(error) = &table.failed {
+            table.heard.insert(rank);
+            return Err(error.clone());
         }
         if table.spec.holds.is_empty() {
             table.spec.holds.clone_from(&spec.holds);
@@ -230,7 +245,8 @@ impl Registry {
         }
     }
 
-    /// What a partition at server `home` holds, for who is on its producer's host; `None` if no worker was told of such a partition.
+    /// What a partition at server `home` holds, for workers on its producer's host; `None` if no worker was told of
+    /// such a partition.
     pub fn shape(&self, partition: PartitionId, home: u32) -> Option<Shape> {
         let table = self.tables.get(self.names.get(&partition.table)?).filter(|table| table.told)?;
         let declared = table.workers.get(&partition.rank).filter(|it| it.near && it.home == home)?;
@@ -241,8 +257,8 @@ impl Registry {
 
     /// What to answer a worker that waits for the table: nothing as long as a live worker has not declared it.
     ///
-    /// Rows that nobody produces count as those of a worker that was lost before it declared the table, if there is one: where the others
-    /// may go on without it, they go on without its rows.
+    /// Rows that no worker produces count as those of a worker that was lost before it declared the table, if there is one: where
+    /// the others may go on without it, they go on without its rows.
     pub fn joined(
         &mut self,
         rank: Rank,
@@ -287,7 +303,7 @@ impl Registry {
         Some(Ok(Joined { id: table.id, producers }))
     }
 
-    /// Those who have not declared a table yet.
+    /// Workers that have not declared a table yet.
     pub fn missing(&self, name: &str, live: &BTreeSet<Rank>) -> Vec<Rank> {
         let Some(table) = self.tables.get(name) else { return live.iter().copied().collect() };
         let declared = |rank: &&Rank| table.workers.get(rank).is_none_or(|worker| worker.sets.is_none());
@@ -307,11 +323,12 @@ impl Registry {
 }
 
 impl Table {
-    /// Forgets a declaration that failed, once all who made it have heard so and one of them makes it anew: what was wrong may be right
-    /// now. Nobody was ever told of the table.
-    fn start_over(&mut self, rank: Rank, spec: &TableSpec) {
+    /// Forgets a declaration that failed, once all that made it have heard so and one of them makes it anew: what was wrong may
+    /// be right now. No worker was ever told of the table.
+    fn start_over(&mut self, rank: Rank, spec: &TableSpec, live: &BTreeSet<Rank>) {
         let heard = |rank: &Rank| self.heard.contains(rank);
-        if self.failed.is_none() || !heard(&rank) || !self.workers.keys().all(heard) {
+        let mut waits = self.workers.keys().filter(|rank| live.contains(rank));
+        if self.failed.is_none() || !heard(&rank) || !waits.all(heard) {
             return;
         }
         self.spec = spec.clone();
@@ -348,8 +365,8 @@ impl Table {
         Ok(())
     }
 
-    /// Gives rows that are consumed and that nobody produces to a worker that was lost, and says which; without such a worker they are
-    /// refused.
+    /// Gives rows that are consumed and that no worker produces to a worker that was lost, and says which; without such a worker
+    /// they are refused.
     fn settle_orphans(&mut self, members: &Members) -> Result<Option<Inherited>, TableError> {
         let Some((rank, row)) = self.orphan() else { return Ok(None) };
         let undeclared = |rank: &&Rank| self.workers.get(*rank).is_none_or(|worker| worker.sets.is_none());
@@ -382,7 +399,7 @@ impl Table {
         self.sets().fold(RowSet::default(), |all, (_, (produce, _))| all.union(produce))
     }
 
-    /// The first row that is consumed and that nobody produces, and who consumes it.
+    /// The first row that is consumed and that no worker produces, and its consumer.
     fn orphan(&self) -> Option<(Rank, u64)> {
         let produced = self.produced();
         self.sets().find_map(|(rank, (_, consume))| Some((rank, consume.without(&produced).first()?)))
@@ -406,8 +423,12 @@ mod tests {
         TableSpec { name, rows: 10, row_bytes: 8, sum: None, propagation, holds: String::new() }
     }
 
+    fn all() -> BTreeSet<Rank> {
+        (0..3).collect()
+    }
+
     fn declare(registry: &mut Registry, rank: Rank, spec: &TableSpec, produce: &[u64], consume: &[u64]) {
-        registry.begin(rank, spec, rank, true).unwrap();
+        registry.begin(rank, spec, rank, true, &all()).unwrap();
         for (part, rows) in [(Part::Produce, produce), (Part::Consume, consume)] {
             let bytes = RowSet::from_rows(rows.iter().copied()).encode();
             for half in bytes.chunks(1) {
@@ -454,7 +475,7 @@ mod tests {
     fn a_row_without_a_producer_is_found_behind_two_billion_that_have_one() {
         let mut registry = Registry::default();
         let wide = TableSpec { rows: 1 << 40, ..spec() };
-        registry.begin(0, &wide, 0, true).unwrap();
+        registry.begin(0, &wide, 0, true, &all()).unwrap();
         for (part, end) in [(Part::Produce, MAX_OWN_ROWS - 1), (Part::Consume, MAX_OWN_ROWS)] {
             let bytes = RowSet::from_ranges(std::iter::once(0..end)).encode();
             registry.part(0, "U", part, &bytes).unwrap();
@@ -486,7 +507,7 @@ mod tests {
         let (mut registry, live) = (Registry::default(), Members::of([0, 1]));
         declare(&mut registry, 0, &spec(), &[0], &[1]);
         assert_eq!(registry.joined(0, "U", &live), None);
-        // It gave up, and asks for other rows: nobody has been told of the first ones.
+        // It gave up, and asks for other rows: no worker has been told of the first ones.
         declare(&mut registry, 0, &spec(), &[0, 2], &[1]);
         declare(&mut registry, 1, &spec(), &[1], &[2]);
         let joined = registry.joined(1, "U", &live).unwrap().unwrap();
@@ -494,12 +515,12 @@ mod tests {
             joined.producers.iter().map(|one| (one.rank, one.slots)).collect::<Vec<_>>(),
             [(0, 2), (1, 1)]
         );
-        // Now that somebody knows, the same again is the same table, also while it is being told.
-        registry.begin(0, &spec(), 0, true).unwrap();
+        // Now that a worker knows, the same again is the same table, also while it is being told.
+        registry.begin(0, &spec(), 0, true, &all()).unwrap();
         assert!(registry.joined(1, "U", &live).unwrap().is_ok());
         declare(&mut registry, 0, &spec(), &[0, 2], &[1]);
         assert_eq!(registry.joined(0, "U", &live).unwrap().unwrap().id, joined.id);
-        registry.begin(0, &spec(), 0, true).unwrap();
+        registry.begin(0, &spec(), 0, true, &all()).unwrap();
         let refused = registry.end(0, "U").unwrap_err();
         assert!(matches!(refused, TableError::DeclaredTwice { .. }), "{refused}");
         assert!(registry.joined(0, "U", &live).unwrap().is_ok(), "what was refused has changed nothing");
@@ -516,7 +537,8 @@ mod tests {
         declare(&mut registry, 1, &spec(), &[1], &[4]);
         fails(&mut registry, 1);
         // Worker 0 still waits: it has to hear what became of what it said.
-        declare(&mut registry, 1, &spec(), &[1, 4], &[4]);
+        let refused = registry.begin(1, &spec(), 1, true, &all()).unwrap_err();
+        assert!(matches!(refused, TableError::NoProducer { row: 4, .. }), "{refused}");
         fails(&mut registry, 1);
         fails(&mut registry, 0);
         let wider = TableSpec { row_bytes: 16, ..spec() };
@@ -534,12 +556,58 @@ mod tests {
         let (mut registry, live) = (Registry::default(), Members::of([0, 1]));
         let wider = TableSpec { row_bytes: 16, ..spec() };
         declare(&mut registry, 0, &spec(), &[0], &[0]);
-        assert!(matches!(registry.begin(1, &wider, 0, true), Err(TableError::Differs { .. })));
+        assert!(matches!(registry.begin(1, &wider, 0, true, &all()), Err(TableError::Differs { .. })));
         assert!(registry.joined(0, "U", &live).unwrap().is_err());
         for rank in [1, 0] {
             declare(&mut registry, rank, &wider, &[rank.into()], &[0]);
         }
         assert!(registry.joined(0, "U", &live).unwrap().is_ok());
+    }
+
+    // Its new sets went with those of the worker that heard last, and it was told that it waited for itself.
+    #[test]
+    fn who_makes_a_failed_declaration_anew_too_early_is_refused_and_loses_nothing_later() {
+        let (mut registry, live) = (Registry::default(), Members::of([0, 1]));
+        let wider = TableSpec { row_bytes: 16, ..spec() };
+        declare(&mut registry, 0, &spec(), &[0], &[1]);
+        assert!(registry.begin(1, &wider, 1, true, &live.live).is_err());
+        assert!(registry.begin(1, &spec(), 1, true, &live.live).is_err(), "worker 0 has not heard");
+        assert!(registry.joined(0, "U", &live).unwrap().is_err());
+        declare(&mut registry, 1, &spec(), &[1], &[0]);
+        declare(&mut registry, 0, &spec(), &[0], &[1]);
+        for rank in [0, 1] {
+            assert!(registry.joined(rank, "U", &live).unwrap().is_ok(), "worker {rank}");
+        }
+    }
+
+    #[test]
+    fn who_was_lost_before_it_heard_of_a_failure_keeps_nobody_from_declaring_anew() {
+        let (mut registry, live) = (Registry::default(), Members::of([0, 1, 2]));
+        for (rank, produce) in [(0, &[0u64][..]), (1, &[1]), (2, &[])] {
+            declare(&mut registry, rank, &spec(), produce, &[4]);
+        }
+        for rank in [0, 1] {
+            assert!(registry.joined(rank, "U", &live).unwrap().is_err());
+        }
+        let live = Members { lost: [2].into(), ..Members::of([0, 1]) };
+        for rank in [0, 1] {
+            let begun = registry.begin(rank, &spec(), rank, true, &live.live);
+            assert!(begun.is_ok(), "worker {rank}: {begun:?}");
+        }
+    }
+
+    // It failed for all that asked again, though some had it.
+    #[test]
+    fn who_declares_otherwise_what_others_have_is_refused_alone() {
+        let (mut registry, live) = (Registry::default(), Members::of([0, 1]));
+        let wider = TableSpec { row_bytes: 16, ..spec() };
+        for rank in [0, 1] {
+            declare(&mut registry, rank, &spec(), &[rank.into()], &[0]);
+        }
+        assert!(registry.joined(0, "U", &live).unwrap().is_ok());
+        assert!(matches!(registry.begin(1, &wider, 1, true, &live.live), Err(TableError::Differs { .. })));
+        declare(&mut registry, 1, &spec(), &[1], &[0]);
+        assert!(registry.joined(1, "U", &live).unwrap().is_ok());
     }
 
     #[test]
@@ -613,7 +681,7 @@ mod tests {
         let error = registry.joined(1, "U", &live).unwrap().unwrap_err();
         assert_eq!(error, TableError::NoProducer { name: "U".to_owned(), row: 2, rank: 0, gone: Vec::new() });
         let other = TableSpec { row_bytes: 16, ..spec() };
-        assert!(matches!(registry.begin(1, &other, 0, true), Err(TableError::Differs { .. })));
+        assert!(matches!(registry.begin(1, &other, 0, true, &all()), Err(TableError::Differs { .. })));
         assert!(matches!(registry.end(1, "V"), Err(TableError::OutOfTurn { .. })));
         let far = TableSpec { name: "F".to_owned(), ..spec() };
         declare(&mut registry, 0, &far, &[10], &[]);

@@ -5,7 +5,7 @@
 
 use super::rows::{RowSet, pop, push};
 use super::spec::{MAX_ROW_BYTES, Propagation, TableId};
-use crate::{Rank, record};
+use crate::{Rank, checksum, record};
 use serde::{Deserialize, Serialize};
 
 /// Longest message: a row of the longest, or the rows of a large scattered subscription.
@@ -22,14 +22,14 @@ pub struct PartitionId {
     pub rank: Rank,
 }
 
-/// How many rows there are, how long, and who moves them.
+/// How many rows there are, how long, and how they move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Rows.
     pub slots: u32,
     /// Bytes of a row.
     pub row_bytes: u32,
-    /// Who moves them.
+    /// How they move.
     pub propagation: Propagation,
 }
 
@@ -44,7 +44,7 @@ pub struct Entry<'a> {
     pub number: u64,
     /// Its clock; its version, where rows come one by one.
     pub clock: u64,
-    /// The set after which it still was the newest.
+    /// The set after which it was still the newest.
     pub as_of: u64,
     /// Its value, unless the receiver has it; of all, one after the other.
     pub value: Option<&'a [u8]>,
@@ -88,7 +88,7 @@ pub enum Message<'a> {
     },
     /// Send me these rows, as their propagation says. Replaces what was subscribed before.
     Subscribe {
-        /// Of which partition.
+        /// The partition.
         partition: PartitionId,
         /// As the subscriber knows it.
         shape: Shape,
@@ -101,7 +101,7 @@ pub enum Message<'a> {
     },
     /// Send me these rows once they have the version.
     Fetch {
-        /// Of which partition.
+        /// The partition.
         partition: PartitionId,
         /// Repeated in the answer, above 0.
         ticket: u64,
@@ -110,17 +110,17 @@ pub enum Message<'a> {
         /// Places among the rows subscribed to.
         places: RowSet,
     },
-    /// Send me rows before they are older than this: the versions that gets of mine, or of consumers behind me, wait for, and those that
-    /// the next will ask for.
+    /// Send me rows before they are older than this: the versions that gets of mine, or of consumers behind me, wait for, and
+    /// those that the next will ask for.
     Need {
-        /// Of which partition.
+        /// The partition.
         partition: PartitionId,
         /// The versions, ascending.
         versions: Vec<u64>,
     },
     /// Rows.
     Rows {
-        /// Of which partition.
+        /// The partition.
         partition: PartitionId,
         /// What they are.
         head: Head,
@@ -153,7 +153,7 @@ impl Message<'_> {
     }
 }
 
-/// Bytes that are no message.
+/// Bytes that are not a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("expected a message about items, got {bytes} bytes that are not one: {what}")]
 pub struct Malformed {
@@ -164,7 +164,7 @@ pub struct Malformed {
 const DAMAGED: &str = "its checksum is wrong";
 
 impl Malformed {
-    /// Whether the line damaged it: no fault of who sent it.
+    /// Whether the line damaged it: not the sender's fault.
     pub fn is_damage(&self) -> bool {
         self.what == DAMAGED
     }
@@ -258,7 +258,7 @@ impl<'a> Encoder<'a> {
     /// Ends the message.
     pub fn end(self) {
         let body = self.start + LENGTH + CHECKSUM;
-        let sum = xxhash_rust::xxh3::xxh3_64(&self.out[body..]);
+        let sum = checksum::of(&self.out[body..]);
         let length = (self.out.len() - self.start - LENGTH) as u32;
         self.out[self.start..self.start + LENGTH].copy_from_slice(&record::length_bytes(length));
         self.out[self.start + LENGTH..body].copy_from_slice(&sum.to_le_bytes());
@@ -286,7 +286,7 @@ impl<'a> Message<'a> {
     pub fn decode(record: &'a [u8]) -> Result<Self, Malformed> {
         let malformed = |what| Malformed { bytes: record.len(), what };
         let (sum, mut rest) = record.split_first_chunk::<CHECKSUM>().ok_or_else(|| malformed("too short"))?;
-        if u64::from_le_bytes(*sum) != xxhash_rust::xxh3::xxh3_64(rest) {
+        if u64::from_le_bytes(*sum) != checksum::of(rest) {
             return Err(malformed(DAMAGED));
         }
         let (&kind, body) = rest.split_first().ok_or_else(|| malformed("too short"))?;
@@ -441,7 +441,7 @@ mod tests {
 
         #[test]
         fn no_bytes_make_the_decoder_panic(mut body in prop::collection::vec(any::<u8>(), 0..80)) {
-            let sum = xxhash_rust::xxh3::xxh3_64(&body);
+            let sum = checksum::of(&body);
             let mut record = sum.to_le_bytes().to_vec();
             record.append(&mut body);
             if let Ok(Message::Rows { entries, head, .. }) = Message::decode(&record) {

@@ -28,6 +28,9 @@ struct Arguments {
     /// Run leases instead: who is said to be lost, and when; they have seeds of their own, too.
     #[arg(long, conflicts_with_all = ["sabotage", "tables"])]
     leases: bool,
+    /// Run jobs in which workers are suspended, and leases say what becomes of them; they have seeds of their own, too.
+    #[arg(long, conflicts_with_all = ["tables", "leases"])]
+    suspended: bool,
     /// Break a promise on purpose, to see a checker at work.
     #[arg(long, value_enum)]
     sabotage: Option<Sabotage>,
@@ -42,12 +45,15 @@ fn seeds(text: &str) -> Result<Range<u64>, String> {
 }
 
 fn main() -> ExitCode {
-    let Arguments { seed, seeds, verbose, tables, leases, sabotage } = Arguments::parse();
+    let Arguments { seed, seeds, verbose, tables, leases, suspended, sabotage } = Arguments::parse();
     let seeds = seeds.unwrap_or_else(|| seed..seed.saturating_add(1));
     let held = match (tables, leases) {
         (true, _) => run_tables(seeds.clone(), verbose),
         (_, true) => run_leases(seeds.clone(), verbose),
-        _ => run_jobs(seeds.clone(), verbose, sabotage),
+        _ => {
+            let scenario = if suspended { Scenario::suspended } else { Scenario::from_seed };
+            run_jobs(seeds.clone(), scenario, verbose, sabotage)
+        }
     };
     match held {
         Ok(tally) => println!("{} seeds hold: {tally}", seeds.end - seeds.start),
@@ -56,6 +62,8 @@ fn main() -> ExitCode {
                 "--tables "
             } else if leases {
                 "--leases "
+            } else if suspended {
+                "--suspended "
             } else {
                 ""
             };
@@ -67,11 +75,16 @@ fn main() -> ExitCode {
 }
 
 /// What happened in all jobs, or the first seed that fails, and how.
-fn run_jobs(seeds: Range<u64>, verbose: bool, sabotage: Option<Sabotage>) -> Result<String, (u64, String)> {
+fn run_jobs(
+    seeds: Range<u64>,
+    of_seed: fn(u64) -> Scenario,
+    verbose: bool,
+    sabotage: Option<Sabotage>,
+) -> Result<String, (u64, String)> {
     let mut tally = Tally::default();
     let mut print = |at: u64, observation: &Observation<'_>| println!("{at:>8} {observation}");
     for seed in seeds {
-        let scenario = Scenario { sabotage, ..Scenario::from_seed(seed) };
+        let scenario = Scenario { sabotage, ..of_seed(seed) };
         let checked = if verbose {
             println!("{scenario:#?}");
             scenario.check_logged(Some(&mut print))

@@ -1,5 +1,5 @@
-//! Between hosts: what was asked for comes, at the version that was asked for and as new as it was then or newer (S-2); and a ticket
-//! comes back behind everything that was there when it was asked for, with it or before (S-3).
+//! Between hosts: what was asked for comes, at the version that was asked for and as new as it was then or newer (S-2); and a
+//! ticket comes back behind everything that was there when it was asked for, with it or before (S-3).
 
 use super::Checker;
 use crate::history::Observation;
@@ -137,7 +137,7 @@ impl Checker for Asked {
                 let wanted = self.wanted.entry((rank, shard, tensor)).or_default();
                 *wanted = version.max(*wanted);
             }
-            Observation::Came { rank, tensor, chunk, version, value } => {
+            Observation::Came { rank, tensor, chunk, version, value, .. } => {
                 return self.came(rank, tensor, chunk, version, value);
             }
             Observation::Stated { rank, tensor, chunk } => {
@@ -152,7 +152,7 @@ impl Checker for Asked {
             Observation::Returned { rank, shard, tensor, ticket } => {
                 return self.returned(rank, shard, tensor, ticket);
             }
-            Observation::Crashed { rank } | Observation::Ended { rank, .. } => {
+            Observation::Crashed { rank } | Observation::Lost { rank } | Observation::Ended { rank, .. } => {
                 self.gone.insert(rank);
             }
             _ => {}
@@ -195,6 +195,7 @@ impl Checker for Asked {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use penstock_proto::encoding::Encoding;
 
     const CHUNKS: &[u32] = &[0, 2];
 
@@ -216,7 +217,8 @@ mod tests {
     }
 
     fn came(chunk: u32, version: u64) -> Observation<'static> {
-        Observation::Came { rank: 1, tensor: 0, chunk, version, value: &[7] }
+        let encoding = Encoding::RAW;
+        Observation::Came { rank: 1, tensor: 0, chunk, version, encoding, base: 0, value: &[7] }
     }
 
     fn asked(ticket: u64, version: u64, state: bool) -> Observation<'static> {
@@ -284,6 +286,7 @@ mod tests {
         checker.quiet().unwrap();
     }
 
+    /// E-1: what a difference to the wrong publication would come to.
     #[test]
     fn a_value_that_the_home_never_had_is_seen() {
         see(&mut checker(), came(0, 2)).unwrap_err();

@@ -1,6 +1,6 @@
-//! Exactly once: version v of a chunk holds every update stamped < v of every worker that is live at its home (C-2), no
-//! update is in it twice (C-3), none that was never submitted, and under BSP none stamped >= v (C-4). What is in stays in. A
-//! reader outside BSP finds all of its own. And at the end nothing is lost of anyone who was not lost.
+//! Exactly once: version v of a chunk holds every update stamped < v of every worker that is live at its home (C-2), no update is
+//! in it twice (C-3), none that was never submitted, and under BSP none stamped >= v (C-4). What is in stays in. A reader outside
+//! BSP finds all of its own. And at the end no update of a worker that was not lost is missing.
 
 use super::{Checker, End};
 use crate::history::Observation;
@@ -17,6 +17,7 @@ pub struct ExactlyOnce {
     marks: Marks,
     chunk_elements: u64,
     workers: u32,
+    shards: usize,
     iterations: u64,
     together: Vec<bool>,
     submitted: BTreeSet<(TensorId, u32, Rank, u64)>,
@@ -46,6 +47,7 @@ impl ExactlyOnce {
             marks,
             chunk_elements: u64::from(scenario.topology.chunk_bytes) / 8,
             workers: workload.workers(),
+            shards: (scenario.topology.servers * scenario.topology.shards) as usize,
             iterations: workload.iterations,
             together: workload.ids().map(together).collect(),
             submitted: BTreeSet::new(),
@@ -62,12 +64,16 @@ impl ExactlyOnce {
         self.marks.read(first, values).map_err(|error| format!("t{tensor}[{chunk}]: {error}"))
     }
 
+    fn is_removed(&self, rank: Rank) -> bool {
+        (0..self.shards).all(|shard| self.removed.contains(&(shard, rank)))
+    }
+
     fn updates(&self) -> impl Iterator<Item = (Rank, u64)> + '_ {
         let trusted = (0..self.workers).filter(|rank| !self.hostile.contains(rank));
         trusted.flat_map(|rank| (0..self.iterations).map(move |stamp| (rank, stamp)))
     }
 
-    /// Judges a value; `must` tells of which submitted updates it has to hold.
+    /// Judges a value; `must` says which submitted updates it has to hold.
     fn judge(&self, case: &Case<'_>, must: impl Fn(Rank, u64) -> bool) -> Result<(), String> {
         let Case { what, tensor, chunk, version, counts } = case;
         for (rank, stamp) in self.updates() {
@@ -133,15 +139,19 @@ impl Checker for ExactlyOnce {
 
     fn see(&mut self, observation: &Observation<'_>) -> Result<(), String> {
         match *observation {
+            // What it submits when no shard listens to it any more is in no value.
+            Observation::Submitted { rank, .. } if self.is_removed(rank) => {}
             Observation::Submitted { rank, tensor, chunk, stamp } => {
                 self.submitted.insert((tensor, chunk, rank, stamp));
             }
             Observation::Removed { shard, rank, clean: false } => {
                 self.removed.insert((shard, rank));
             }
-            Observation::Crashed { rank } => {
+            Observation::Crashed { rank } | Observation::Lost { rank } => {
                 self.lost.insert(rank);
             }
+            // It may be a while until it hears that it was lost.
+            Observation::Read { rank, .. } if self.lost.contains(&rank) => {}
             Observation::Turned { rank } => {
                 self.hostile.insert(rank);
             }
@@ -179,6 +189,7 @@ mod tests {
             marks: Marks::new(2, 3),
             chunk_elements: 512,
             workers: 2,
+            shards: 2,
             iterations: 3,
             together: vec![together],
             submitted: BTreeSet::new(),

@@ -6,14 +6,16 @@
 //! | [`exactly_once`] | version v holds every update stamped < v once, and no update twice |
 //! | [`atomicity`] | a reader never sees a torn chunk |
 //! | [`bits`] | under BSP equal inputs give equal bits |
-//! | [`together`] | nobody passes a barrier without the others, nor has left before its shards let it go |
+//! | [`together`] | no worker passes a barrier without the others, nor has left before its shards let it go |
 //! | [`asked`] | between hosts, what was asked for comes, and a ticket comes back behind it |
+//! | [`carried`] | between hosts, what arrives is bit for bit what was sent, however it was encoded |
 //!
 //! That every job ends (liveness) is judged by the event loop itself, which knows when nothing is under way any more.
 
 pub mod asked;
 pub mod atomicity;
 pub mod bits;
+pub mod carried;
 pub mod exactly_once;
 pub mod staleness;
 pub mod together;
@@ -37,7 +39,7 @@ pub trait Checker {
     fn name(&self) -> &'static str;
     /// Sees what happens.
     fn see(&mut self, observation: &Observation<'_>) -> Result<(), String>;
-    /// Sees that nothing is under way any more, though somebody may wait.
+    /// Sees that nothing is under way any more, though a worker may wait.
     fn quiet(&mut self) -> Result<(), String> {
         Ok(())
     }

@@ -6,7 +6,7 @@ use crate::history::Observation;
 use crate::workload::Workload;
 use penstock_proto::consistency::Consistency;
 use penstock_proto::{Rank, TensorId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Watches versions.
 #[derive(Debug)]
@@ -16,6 +16,8 @@ pub struct Staleness {
     pushed: BTreeMap<(Rank, TensorId), u64>,
     seen: BTreeMap<(Rank, TensorId, u32), u64>,
     published: BTreeMap<(TensorId, u32), u64>,
+    /// No worker waits for them, and what they still read may be newer than they may see.
+    lost: BTreeSet<Rank>,
 }
 
 impl Staleness {
@@ -31,6 +33,7 @@ impl Staleness {
             pushed: BTreeMap::new(),
             seen: BTreeMap::new(),
             published: BTreeMap::new(),
+            lost: BTreeSet::new(),
         }
     }
 
@@ -92,6 +95,10 @@ impl Checker for Staleness {
                     return Err(format!("t{tensor}[{chunk}] went from version {before} to {version}"));
                 }
             }
+            Observation::Lost { rank } => {
+                self.lost.insert(rank);
+            }
+            Observation::Read { rank, .. } if self.lost.contains(&rank) => {}
             Observation::Read { rank, tensor, chunk, slack, version, .. } => {
                 return self.read(rank, tensor, chunk, slack, version);
             }

@@ -1,7 +1,7 @@
-//! Together: what all workers do together. Nobody passes a barrier before everybody who may still come stands at it, nor with one
+//! Together: what all workers do together. No worker passes a barrier before all that may still come stand at it, nor with one
 //! that was told it did not (M-1).
-//! Who is told that it has left has been let go by every shard, which has then taken everything of it (M-3).
-//! A request that was carried out twice would have a worker stand where it does not.
+//! A worker that is told it has left has been let go by every shard, which has then taken everything from it (M-3).
+//! A request that was carried out twice would make a worker stand where it does not.
 
 use super::Checker;
 use crate::history::Observation;
@@ -59,6 +59,8 @@ impl Checker for Together {
                 self.stands.insert(rank, round);
             }
             Observation::Passed { rank, round } => return self.pass(rank, round),
+            // A worker that was lost hears late of what was before.
+            Observation::InVain { rank, .. } if self.gone.contains(&rank) => {}
             Observation::InVain { rank, round } => {
                 self.stands.remove(&rank);
                 if let Some(other) = (0..self.workers).find(|&other| self.has_passed(other, round)) {
@@ -67,7 +69,7 @@ impl Checker for Together {
                     ));
                 }
             }
-            Observation::Crashed { rank } | Observation::Turned { rank } => {
+            Observation::Crashed { rank } | Observation::Lost { rank } | Observation::Turned { rank } => {
                 self.gone.insert(rank);
             }
             Observation::Removed { shard, rank, clean } => {

@@ -1,7 +1,7 @@
 //! What happens on the control connections: workers join, stand at barriers, go away from them, and leave.
 //!
-//! A worker of the servers' host has a connection that holds; one of another host has a [`Wire`](crate::transport::Wire) like those to the
-//! shards, numbered behind them.
+//! A worker of the servers' host has a connection that holds; one of another host has a [`Wire`](crate::transport::Wire) like
+//! those to the shards, numbered behind them.
 
 use super::{Cluster, Event, Failure};
 use crate::control::{Asked, AtBarrier, Clerk};
@@ -23,6 +23,8 @@ use penstock_proto::request::Answers;
 
 /// Number of every hello.
 const HELLO: u64 = u64::MAX;
+/// Number of every sign of life.
+const BEAT: u64 = u64::MAX - 1;
 /// Number of the word that the last word was heard.
 const HEARD: u64 = u64::MAX - 2;
 /// Times that a worker goes away from one barrier before it is patient.
@@ -36,6 +38,11 @@ fn request(id: u64, body: Ask) -> Vec<u8> {
 
 fn reply(id: u64, body: Answer) -> Vec<u8> {
     encode(&Reply { id, body }).expect("it is short")
+}
+
+/// A sign of life.
+pub(super) fn beat() -> Vec<u8> {
+    request(BEAT, Ask::Beat)
 }
 
 impl Cluster<'_> {
@@ -55,9 +62,9 @@ impl Cluster<'_> {
         again.iter().for_each(|message| self.post_record(rank, Way::Up, message));
     }
 
-    fn post_record(&mut self, rank: Rank, way: Way, message: &[u8]) {
+    pub(super) fn post_record(&mut self, rank: Rank, way: Way, message: &[u8]) {
         let mut bytes = record::record(message);
-        let holds = !self.is_remote(rank);
+        let holds = !self.is_remote(rank) || self.is_planned(self.control());
         if !holds && self.rng.once_in(self.scenario.faults.damage_once_in) {
             let at = self.rng.within(0..=bytes.len() as u64 - 1) as usize;
             bytes[at] ^= 1 << self.rng.within(0..=7);
@@ -78,8 +85,11 @@ impl Cluster<'_> {
                 Ok(request) => self.serve(rank, request),
                 Err(error) => self.refused_at_control(rank, error.to_string()),
             },
-            Way::Down => match decode(message) {
-                Ok(reply) => self.hear_reply(rank, reply),
+            Way::Down => match decode::<Reply>(message) {
+                Ok(reply) => {
+                    self.server_spoke(rank, reply.body == Answer::Alive);
+                    self.hear_reply(rank, reply)
+                }
                 Err(error) => self.refused_at_control(rank, error.to_string()),
             },
         }
@@ -186,7 +196,7 @@ impl Cluster<'_> {
         let round = worker.clock;
         let link = &mut self.links[rank as usize];
         (link.doubtful, link.waits) = (None, link.waits + 1);
-        // What others did before it may be in a mirror of none.
+        // What others did before it may be missing from every mirror.
         self.workers[rank as usize].renews.fill(true);
         self.see(Observation::Passed { rank, round })
     }
@@ -213,6 +223,7 @@ impl Cluster<'_> {
         if id == HELLO {
             return match body {
                 Answer::Welcome(_) => self.welcomed(rank),
+                Answer::Refused(_) if self.is_said_lost(rank) => self.outlived(rank),
                 other => self.refused_at_control(rank, format!("{other:?}")),
             };
         }
@@ -313,6 +324,9 @@ impl Cluster<'_> {
         if !self.desk.greeted.contains(&rank) {
             return self.serve_stranger(rank, id, body);
         }
+        if self.desk.clerks.contains_key(&rank) && self.is_remote(rank) {
+            self.gave_sign(rank);
+        }
         let Some(clerk) = self.desk.clerks.get_mut(&rank) else { return Ok(()) };
         clerk.answers.settle(settled);
         if let Some(answer) = clerk.answers.to(id).map(<[u8]>::to_vec) {
@@ -320,6 +334,7 @@ impl Cluster<'_> {
             return Ok(());
         }
         match body {
+            Ask::Beat => self.post_record(rank, Way::Down, &reply(id, Answer::Alive)),
             Ask::Barrier => {
                 if clerk.at_barrier.replace(id) != Some(id) {
                     self.desk.roster.arrive(rank);
@@ -345,7 +360,7 @@ impl Cluster<'_> {
         Ok(())
     }
 
-    /// Hears who has not said hello on this connection.
+    /// Hears a worker that has not said hello on this connection.
     fn serve_stranger(&mut self, rank: Rank, id: u64, body: Ask) -> Result<(), Failure> {
         let answer = match body {
             Ask::Hello { session, peer, size, .. } => match self.enroll(peer, session, size) {
@@ -374,7 +389,9 @@ impl Cluster<'_> {
             self.desk.roster.join(peer, size)?;
             let clerk = Clerk { session, answers: Answers::default(), at_barrier: None, leaving: None };
             self.desk.clerks.insert(rank, clerk);
+            self.begin_lease(rank);
         }
+        self.gave_sign(rank);
         self.desk.greeted.insert(rank);
         Ok(())
     }
@@ -444,7 +461,7 @@ impl Cluster<'_> {
         self.open_barrier();
     }
 
-    /// A worker is lost: nobody waits for it. `false`: it had left.
+    /// A worker is lost: no other waits for it. `false`: it had left.
     pub(super) fn strike_off(&mut self, rank: Rank) -> bool {
         if self.desk.roster.of(rank) == Member::Left {
             return false;

@@ -1,6 +1,7 @@
 //! The event loop: workers, links and shards under one queue of events.
 
 mod control;
+mod leases;
 mod remote;
 mod servers;
 mod workers;
@@ -31,7 +32,7 @@ const HOSTILE_SUBMISSIONS: u64 = 60;
 /// Ticks after which a silent worker is taken for lost, in units of the longest delay.
 const LEASE: u64 = 10;
 
-/// Why a run is no good.
+/// Why a run failed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Failure {
     /// A checker saw a promise broken.
@@ -44,12 +45,12 @@ pub enum Failure {
         /// What it saw.
         what: String,
     },
-    /// Nothing is under way any more, and someone waits.
+    /// Nothing is under way any more, and a worker waits.
     #[error("liveness, tick {at}: nothing moves any more, and {}", waits.join("; "))]
     Stuck {
         /// When.
         at: u64,
-        /// Who waits, for what, and who is missing.
+        /// Which workers wait, for what, and which are missing.
         waits: Vec<String>,
     },
     /// The run does not end.
@@ -73,7 +74,7 @@ pub enum Failure {
     Broke {
         /// When.
         at: u64,
-        /// Which shard, to whom, and what.
+        /// Which shard, to which worker, and what.
         what: String,
     },
 }
@@ -93,7 +94,7 @@ pub struct Outcome {
     pub ticks: u64,
 }
 
-/// Who is told of everything, with its tick.
+/// What is told of everything, with its tick.
 pub type Log<'a> = Option<&'a mut dyn FnMut(u64, &Observation<'_>)>;
 
 #[derive(Debug)]
@@ -134,10 +135,20 @@ enum Event {
     Remove(Rank, usize),
     End(Rank),
     Die(Rank),
-    /// A wait of a worker is over, if it still is that one.
+    /// A wait of a worker is over, if it is still that one.
     Alarm(Rank, u64),
     /// A shard has taken a worker's goodbye.
     Departed(Rank, usize),
+    /// A worker shows that it lives.
+    Beat(Rank),
+    /// The control thread looks at leases.
+    Look,
+    /// A worker's connection to the control thread falls silent.
+    FallSilent(Rank, Way),
+    /// A worker that was suspended runs again.
+    Resume(Rank),
+    /// A worker hears that it was lost.
+    Outlived(Rank),
 }
 
 /// An entry of the queue; the sequence number makes the order of equal ticks the order of their making.
@@ -222,7 +233,7 @@ struct Server {
     memory: Memory,
     /// Of each worker on another host that it listens to.
     ports: Vec<Option<Port>>,
-    /// Whom it sends values to.
+    /// The peers that it sends values to.
     overlay: Direct,
 }
 
@@ -251,9 +262,13 @@ pub struct Cluster<'a> {
     links: Vec<Link>,
     desk: Desk,
     workers: Vec<Worker>,
-    /// For each tensor: shards that still have to hear of it; `None` before anyone declared it.
+    /// For each tensor: shards that still have to hear of it; `None` before any worker declared it.
     undeclared: Vec<Option<BTreeSet<usize>>>,
     lost: BTreeSet<Rank>,
+    /// Where chunks are encoded that are not sent from where they are.
+    outgoing: Vec<u8>,
+    /// The leases, where they decide which workers are lost.
+    watch: Option<leases::Watch<'a>>,
     failure: Option<JobFailure>,
     checkers: Vec<Box<dyn Checker>>,
     reads: BTreeMap<(Rank, TensorId, u64), u64>,
@@ -290,6 +305,8 @@ impl<'a> Cluster<'a> {
             workers: (0..workers).map(|rank| Worker::new(rank, tensors, shards)).collect(),
             undeclared: vec![None; tensors],
             lost: BTreeSet::new(),
+            outgoing: Vec::new(),
+            watch: scenario.faults.leases.as_ref().map(leases::Watch::new),
             failure: None,
             checkers,
             reads: BTreeMap::new(),
@@ -297,6 +314,7 @@ impl<'a> Cluster<'a> {
             log,
             rng,
         };
+        cluster.begin_watch();
         for rank in 0..workers {
             cluster.step_later(rank);
             let late = cluster.rng.within(1..=scenario.faults.late[rank as usize]);
@@ -420,6 +438,10 @@ impl<'a> Cluster<'a> {
     }
 
     fn handle(&mut self, event: Event) -> Result<(), Failure> {
+        if let Some(until) = self.put_off(&event) {
+            self.at(until, event);
+            return Ok(());
+        }
         match event {
             Event::Step(rank) => self.step(rank),
             Event::Wake(rank) => self.wake(rank),
@@ -450,6 +472,14 @@ impl<'a> Cluster<'a> {
                 self.departed(rank, shard);
                 Ok(())
             }
+            Event::Beat(rank) => self.beat(rank),
+            Event::Look => self.look(),
+            Event::FallSilent(rank, way) => self.fall_silent(rank, way),
+            Event::Resume(rank) => {
+                self.resume_process(rank);
+                Ok(())
+            }
+            Event::Outlived(rank) => self.outlived(rank),
         }
     }
 }

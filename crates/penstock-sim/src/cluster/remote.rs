@@ -7,51 +7,66 @@ use crate::remote::{Mirrored, Port, Proxy};
 use crate::shard_memory::{Mirror, Sabotage};
 use crate::transport::{Break, End, Way};
 use crate::worker::State;
-use penstock_fabric::net::frames::{FrameReader, FrameWriter, Places, Step};
+use crate::workload::Workload;
+use penstock_fabric::net::frames::{Batch, FrameReader, FrameWriter, Places, Step};
+use penstock_kernels::Foreign;
+use penstock_kernels::codec::{Base, Codec, Raw, Undecodable};
+use penstock_proto::encoding::{Agreed, Encoding, Sent, Shadow, Source};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::peer::PeerId;
 use penstock_proto::remote::home::{Owing, Publication};
-use penstock_proto::remote::mirror::Effect;
+use penstock_proto::remote::mirror::{Effect, Frame};
 use penstock_proto::shard::Judged;
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// The job's number in frames.
 const JOB: u64 = 0x0070_656e_7374_6f63;
-/// How long an end bears with silence, in units of the longest delay.
+/// How long an end tolerates silence, in units of the longest delay.
 const PATIENCE: u64 = 5;
 /// One look at a wire in so many shows the other end a sign of life.
 const BEAT_ONCE_IN: u64 = 24;
 /// So many breaks of one wire, and they become as many times rarer: what is sent whole on no connection would never come.
 const USUAL_BREAKS: u64 = 8;
-
-/// A payload's place where it is looked at before it goes any further.
-type Staged = Vec<u8>;
+/// What stands in a mirror before anything has come.
+const UNWRITTEN: u8 = 0xee;
 
 /// Judges a shard's frames before their payload is let in.
 struct Mirrors<'a> {
     maps: &'a [Map],
+    workload: &'a Workload,
+    tensors: &'a BTreeMap<TensorId, Mirrored>,
 }
 
 impl Places for Mirrors<'_> {
-    type Place = Staged;
+    /// What decodes the payload.
+    type Place = &'static dyn Codec;
 
-    fn place(&mut self, header: &Header) -> Result<Staged, String> {
+    fn place(&mut self, header: &Header) -> Result<Self::Place, String> {
         let notice = notice(header)?;
-        let expected = match notice {
-            Notice::Value { tensor, chunk, .. } => Some(self.maps[tensor as usize].bytes(chunk).len()),
-            Notice::State { .. } => None,
-            _ => Some(0),
+        let bytes = |tensor: TensorId, chunk| self.maps[tensor as usize].bytes(chunk).len();
+        let (agreed, bytes) = match notice {
+            Notice::Value { tensor, chunk, .. } => {
+                (self.tensors.get(&tensor).map(|mirrored| mirrored.agreed), bytes(tensor, chunk))
+            }
+            Notice::State { tensor, chunk } => {
+                let spec = self.workload.spec(tensor);
+                let elements = (bytes(tensor, chunk) / spec.dtype.size()) as u64;
+                (Some(Agreed::default()), spec.state_bytes(elements) as usize)
+            }
+            _ if header.is_bare() => return Ok(&Raw),
+            _ => (None, 0),
         };
-        match header.length as usize {
-            length if expected.is_none_or(|expected| expected == length) => Ok(vec![0; length]),
-            length => Err(format!("{length} bytes for {notice:?}")),
-        }
+        let length = header.length as usize;
+        let agreed = agreed.ok_or_else(|| format!("{length} bytes for {notice:?}"))?;
+        let codec = agreed.expect(header.encoding, length, bytes);
+        codec.map_err(|unexpected| format!("{notice:?}: {unexpected}"))
     }
 
-    fn memory<'a>(&'a mut self, place: &'a mut Staged) -> &'a mut [u8] {
-        place
+    fn memory<'a>(&'a mut self, _: &'a mut Self::Place) -> Option<&'a mut [u8]> {
+        None
     }
 }
 
@@ -77,8 +92,16 @@ struct Judge<'a> {
     rank: Rank,
 }
 
-/// The submission that a frame is, if it is one, and the chunk into whose lane its payload goes, if it has one.
-type Place = (Option<Judged>, Option<(TensorId, u32)>);
+/// Whose lane a payload goes into: straight, unless it has to be decoded.
+#[derive(Debug, Clone, Copy)]
+struct Lane {
+    tensor: TensorId,
+    chunk: u32,
+    codec: &'static dyn Codec,
+}
+
+/// The submission that a frame is, if it is one, and the lane that its payload goes into, if it has one.
+type Place = (Option<Judged>, Option<Lane>);
 
 impl Places for Judge<'_> {
     type Place = Place;
@@ -96,37 +119,74 @@ impl Places for Judge<'_> {
         };
         let judged = machine.judge(PeerId::worker(self.rank), &submission);
         let judged = judged.map_err(|refused| refused.to_string())?;
-        let (lane, bytes) = match submission {
-            Submission::Push { tensor, first, count: 1, .. }
-            | Submission::Load { tensor, first, count: 1, .. } => {
-                (Some((tensor, first)), memory.bytes(tensor, first))
-            }
-            Submission::Push { .. } | Submission::Load { .. } => (None, None),
-            _ => (None, Some(0)),
+        let length = header.length as usize;
+        let (Submission::Push { tensor, first: chunk, count, .. }
+        | Submission::Load { tensor, first: chunk, count, .. }) = submission
+        else {
+            return match header.is_bare() {
+                true => Ok((Some(judged), None)),
+                false => Err(format!("it sent {length} bytes for {submission:?}")),
+            };
         };
-        if bytes != Some(header.length as usize) {
-            return Err(format!("it sent {} bytes for {submission:?}", header.length));
-        }
-        Ok((Some(judged), lane))
+        let bytes = memory.bytes(tensor, chunk).filter(|_| count == 1);
+        let bytes = bytes.ok_or_else(|| format!("it sent {length} bytes for {submission:?}"))?;
+        let codec = memory.agreed(tensor).expect(header.encoding, length, bytes);
+        let codec = codec.map_err(|unexpected| format!("chunk {chunk} of t{tensor}: {unexpected}"))?;
+        Ok((Some(judged), Some(Lane { tensor, chunk, codec })))
     }
 
-    fn memory<'a>(&'a mut self, (_, lane): &'a mut Place) -> &'a mut [u8] {
-        lane.map_or(&mut [], |(tensor, chunk)| self.server.memory.lane(tensor, chunk, self.rank))
+    fn memory<'a>(&'a mut self, (_, lane): &'a mut Place) -> Option<&'a mut [u8]> {
+        match *lane {
+            None => Some(&mut []),
+            Some(Lane { tensor, chunk, codec }) if codec.is_verbatim() => {
+                Some(self.server.memory.lane(tensor, chunk, self.rank))
+            }
+            Some(_) => None,
+        }
     }
 }
 
-/// Reads the frame that has arrived: it came whole.
-fn read<T: Places>(end: &mut End<'_>, places: &mut T) -> Step<T::Place> {
+impl Judge<'_> {
+    /// The payload is here, verified: decodes it into its lane, if it is not there already.
+    fn settle(&mut self, lane: Lane, payload: &[u8]) -> Result<(), Undecodable> {
+        let Lane { tensor, chunk, codec } = lane;
+        if codec.is_verbatim() {
+            return Ok(());
+        }
+        codec.decode(payload, Base::Zeros, self.server.memory.lane(tensor, chunk, self.rank))
+    }
+}
+
+/// Reads the frame that has arrived: it came whole. And its payload, if that has no place.
+fn read<T: Places>(end: &mut End<'_>, places: &mut T) -> (Step<T::Place>, Vec<u8>) {
     let mut reader = FrameReader::new();
     loop {
         match reader.next(end, places) {
             Step::Header => {}
-            step => return step,
+            step => return (step, reader.payload().to_vec()),
         }
     }
 }
 
-/// The port of a worker that somebody listens to.
+/// A chunk that a shard owes, and what it is encoded by.
+struct Owed {
+    agreed: Agreed,
+    value: Rc<[u8]>,
+    /// The publication before it.
+    before: Option<(u64, Rc<[u8]>)>,
+    /// The publication that the receiver holds.
+    position: u64,
+}
+
+impl Owed {
+    fn sent(&self) -> (Agreed, Sent<'_>) {
+        let shadow =
+            self.before.as_ref().map(|(publication, bytes)| Shadow { publication: *publication, bytes });
+        (self.agreed, Sent { source: Source::Stands(&self.value), shadow, position: self.position })
+    }
+}
+
+/// The port of a worker that is listened to.
 fn open_port(ports: &mut [Option<Port>], rank: Rank) -> &mut Port {
     ports[rank as usize].as_mut().expect("it was asked whether anybody listens")
 }
@@ -136,6 +196,9 @@ impl Cluster<'_> {
 
     /// A frame was sent: it may be one of the last.
     fn tempt(&mut self, rank: Rank, shard: usize) {
+        if self.is_planned(shard) {
+            return;
+        }
         let faults = &self.scenario.faults;
         let wire = &self.wires[rank as usize][shard];
         let once_in = faults.cut_once_in * (1 + wire.number / USUAL_BREAKS);
@@ -149,7 +212,12 @@ impl Cluster<'_> {
         self.later(delay, Event::Break { rank, shard, number, how });
     }
 
-    /// Whether this is about the connection that there is, and the worker still minds it.
+    /// Whether leases decide what breaks connections there, and which end notices it.
+    pub(super) fn is_planned(&self, shard: usize) -> bool {
+        self.watch.is_some() && shard == self.control()
+    }
+
+    /// Whether this is about the present connection, and the worker still cares about it.
     fn minds(&self, rank: Rank, shard: usize, number: u64) -> bool {
         self.wires[rank as usize][shard].number == number && !self.workers[rank as usize].has_ended()
     }
@@ -171,16 +239,17 @@ impl Cluster<'_> {
                 let (one, other) = (self.delay(), self.delay());
                 ("cut", Some(one), self.rng.once_in(2).then_some(other))
             }
-            // Who hears nothing gives the connection up, and the other then hears that it has ended.
+            // The end that hears nothing gives the connection up, and the other then hears that it has ended.
             Break::Silent(Way::Up) => ("silent up", None, Some(patience)),
             Break::Silent(Way::Down) => {
                 ("silent down", Some(patience), self.rng.once_in(4).then_some(patience))
             }
         };
-        if let Some(delay) = at_worker {
+        let scripted = !self.is_planned(shard);
+        if let Some(delay) = at_worker.filter(|_| scripted) {
             self.later(delay, Event::GiveUp { rank, shard, number });
         }
-        if let Some(delay) = at_shard {
+        if let Some(delay) = at_shard.filter(|_| scripted) {
             self.later(delay, Event::Drop { rank, shard, number });
         }
         self.see(Observation::Cut { rank, shard, how })
@@ -219,6 +288,7 @@ impl Cluster<'_> {
         }
         if shard == self.control() {
             self.wires[rank as usize][shard].connect();
+            self.watch_server(rank);
             self.introduce(rank);
             return self.see(Observation::Connected { rank, shard, taken: 0, submitted: 0 });
         }
@@ -232,30 +302,54 @@ impl Cluster<'_> {
         Ok(())
     }
 
-    /// A frame goes out: its bytes, which may arrive as others. Whoever posts has looked whether there is room.
-    fn post(&mut self, rank: Rank, shard: usize, way: Way, header: Header, payload: &[u8]) {
-        let mut payload = payload.to_vec();
-        let behind = self.breaks(Sabotage::BelievesDamagedFrames, 8) && !payload.is_empty();
-        let mut damage = None;
-        if behind || self.rng.once_in(self.scenario.faults.damage_once_in) {
-            let first = if behind { HEADER_BYTES as u64 } else { 0 };
-            let at = self.rng.within(first..=(HEADER_BYTES + payload.len()) as u64 - 1) as usize;
-            let bits = 1 << self.rng.within(0..=7);
-            match at.checked_sub(HEADER_BYTES) {
-                Some(at) if self.scenario.sabotage == Some(Sabotage::BelievesDamagedFrames) => {
-                    payload[at] ^= bits
-                }
-                _ => damage = Some((at, bits)),
+    /// A frame goes out: its bytes, which may arrive as others. The caller has checked that there is room.
+    fn post(
+        &mut self,
+        rank: Rank,
+        shard: usize,
+        way: Way,
+        header: Header,
+        chunk: Option<(Agreed, Sent<'_>)>,
+    ) {
+        let mut outgoing = std::mem::take(&mut self.outgoing);
+        let flipped = match chunk {
+            Some((_, sent)) if self.breaks(Sabotage::BelievesDamagedFrames, 8) => self.flipped(&sent),
+            _ => None,
+        };
+        let mut batch = Batch::new(&mut outgoing);
+        match (&chunk, &flipped) {
+            (Some((agreed, sent)), None) => batch.push_chunk(header, agreed, sent),
+            (Some((agreed, sent)), Some(flipped)) => {
+                batch.push_chunk(header, agreed, &Sent { source: Source::Stands(flipped), ..*sent });
             }
+            (None, _) => batch.push(header),
         }
-        let header = if payload.is_empty() { header } else { header.with_payload(&payload) };
+        let damage = self.rng.once_in(self.scenario.faults.damage_once_in).then(|| {
+            let at = self.rng.within(0..=(HEADER_BYTES + batch.bytes()) as u64 - 1) as usize;
+            (at, 1 << self.rng.within(0..=7))
+        });
         let due = self.due(rank);
         let wire = &mut self.wires[rank as usize][shard];
         let mut end = End { due, damage, ..End::new(wire, way, self.now) };
         // Where the connection is over, the frame is lost.
-        let _ = FrameWriter::default().send(&mut end, &[(header.encode(), &payload)]);
+        let _ = FrameWriter::default().send(&mut end, &batch.frames());
         let arrives = end.arrives;
+        drop(batch);
+        self.outgoing = outgoing;
         self.left(rank, shard, way, arrives);
+    }
+
+    /// A chunk that goes out, with a bit flipped.
+    fn flipped(&mut self, sent: &Sent<'_>) -> Option<Vec<u8>> {
+        let source = match sent.source {
+            Source::Stands(bytes) => Foreign::of(bytes),
+            Source::Lane(lane) => lane,
+        };
+        let mut chunk = vec![0; source.len()];
+        source.copy_to(&mut chunk);
+        let at = self.rng.within(0..=chunk.len().checked_sub(1)? as u64) as usize;
+        chunk[at] ^= 1 << self.rng.within(0..=7);
+        Some(chunk)
     }
 
     /// When what goes out now would arrive.
@@ -329,7 +423,10 @@ impl Cluster<'_> {
     }
 
     /// Sends what is due to the shard, as far as there is room.
-    fn dispatch(&mut self, rank: Rank, shard: usize) {
+    pub(super) fn dispatch(&mut self, rank: Rank, shard: usize) {
+        if self.suspended(rank).is_some() {
+            return;
+        }
         let most = self.scenario.faults.window;
         loop {
             let wire = &self.wires[rank as usize][shard];
@@ -339,19 +436,24 @@ impl Cluster<'_> {
             }
             let Some(frame) = proxy.machine.due() else { break };
             proxy.machine.sent();
-            let (mut wanted, mut payload) = (false, Vec::new());
-            if let Some((tensor, chunk)) = frame.payload {
-                let is_push = matches!(frame.submission, Submission::Push { .. });
-                wanted = is_push && proxy.tensors[&tensor].wants;
-                // As it stands in the lane now.
-                let range = self.maps[tensor as usize].bytes(chunk);
-                payload.extend_from_slice(&self.workers[rank as usize].lanes[tensor as usize][range]);
-            }
-            let body = Body::Submission { submission: frame.submission, wanted };
-            self.post(rank, shard, Way::Up, Header::bare(JOB, frame.sequence, body), &payload);
+            let Frame { sequence, submission, payload } = frame;
+            let header = |wanted| Header::bare(JOB, sequence, Body::Submission { submission, wanted });
+            let Some((tensor, chunk)) = payload else {
+                self.post(rank, shard, Way::Up, header(false), None);
+                continue;
+            };
+            let Mirrored { agreed, wants, .. } = proxy.tensors[&tensor];
+            let wanted = wants && matches!(submission, Submission::Push { .. });
+            // As it stands in the lane now.
+            let range = self.maps[tensor as usize].bytes(chunk);
+            let lane = std::mem::take(&mut self.workers[rank as usize].lanes[tensor as usize]);
+            let source = Source::Lane(Foreign::of(&lane[range]));
+            let sent = Sent { source, shadow: None, position: 0 };
+            self.post(rank, shard, Way::Up, header(wanted), Some((agreed, sent)));
+            self.workers[rank as usize].lanes[tensor as usize] = lane;
         }
         if self.rng.once_in(BEAT_ONCE_IN) {
-            self.post(rank, shard, Way::Up, Header::bare(JOB, 0, Body::Alive), &[]);
+            self.post(rank, shard, Way::Up, Header::bare(JOB, 0, Body::Alive), None);
         }
     }
 
@@ -362,21 +464,29 @@ impl Cluster<'_> {
         };
         let wire = &mut self.wires[rank as usize][shard];
         let number = wire.number;
-        let (header, payload) =
-            match read(&mut End::new(wire, Way::Up, self.now), &mut Mirrors { maps: &self.maps }) {
-                Step::Frame(header, payload) => (header, payload),
-                Step::Broke(what) => return Err(broke(self.now, &what)),
-                _ => return self.lose_wire(rank, shard, number, Way::Down),
-            };
-        let notice = notice(&header).map_err(|what| broke(self.now, &what))?;
         let Proxy { machine, tensors } = &mut self.proxies[rank as usize][shard];
+        let mut mirrors = Mirrors { maps: &self.maps, workload: self.workload, tensors };
+        let (step, payload) = read(&mut End::new(wire, Way::Up, self.now), &mut mirrors);
+        let (header, codec) = match step {
+            Step::Frame(header, codec) => (header, codec),
+            Step::Broke(what) => return Err(broke(self.now, &what)),
+            _ => return self.lose_wire(rank, shard, number, Way::Down),
+        };
+        let notice = notice(&header).map_err(|what| broke(self.now, &what))?;
         let wanted = |id: TensorId| tensors.get(&id).map_or(0, |mirrored| mirrored.wanted);
         let effect = machine.hear(header.sequence, &notice, wanted).map_err(|what| broke(self.now, &what))?;
-        self.obey(rank, shard, effect, &payload)
+        self.obey(rank, shard, effect, &header, (codec, &payload))
     }
 
     /// Does what the mirror's machine says, and wakes the worker.
-    fn obey(&mut self, rank: Rank, shard: usize, effect: Effect, payload: &[u8]) -> Result<(), Failure> {
+    fn obey(
+        &mut self,
+        rank: Rank,
+        shard: usize,
+        effect: Effect,
+        header: &Header,
+        (codec, payload): (&dyn Codec, &[u8]),
+    ) -> Result<(), Failure> {
         let (Effect::Publish { tensor, .. }
         | Effect::State { tensor, .. }
         | Effect::Folded { tensor, .. }
@@ -384,16 +494,30 @@ impl Cluster<'_> {
         else {
             return Ok(());
         };
-        let Some(mirrored) = self.proxies[rank as usize][shard].tensors.get_mut(&tensor) else {
-            return Ok(());
-        };
+        let Proxy { tensors, .. } = &mut self.proxies[rank as usize][shard];
+        let Some(mirrored) = tensors.get_mut(&tensor) else { return Ok(()) };
         let Mirrored { values, progress, folded, fetched, .. } = mirrored;
         match effect {
             Effect::Nothing => {}
             Effect::Publish { chunk, version, steps, progress: risen, .. } => {
-                values.insert(chunk, Mirror { version, steps, value: payload.into() });
+                // It is decoded onto what the mirror holds; the header says whether any of that counts.
+                let mut value: Rc<[u8]> = match values.get(&chunk) {
+                    Some(held) => Rc::from(&held.value[..]),
+                    None => vec![UNWRITTEN; self.maps[tensor as usize].bytes(chunk).len()].into(),
+                };
+                let onto = Rc::get_mut(&mut value).expect("nobody else has it yet");
+                codec.decode(payload, header.base(), onto).map_err(|refused| {
+                    let what = format!("shard {shard} sent worker {rank} chunk {chunk}: {refused}");
+                    Failure::Broke { at: self.now, what }
+                })?;
+                values.insert(chunk, Mirror { version, steps, value: value.clone() });
                 *progress = risen.unwrap_or(*progress);
-                self.see(Observation::Came { rank, tensor, chunk, version, value: payload })?;
+                let base = match header.body {
+                    Body::Notice(Notice::Value { base, .. }) => base,
+                    _ => 0,
+                };
+                let (encoding, value) = (header.encoding, &*value);
+                self.see(Observation::Came { rank, tensor, chunk, version, encoding, base, value })?;
             }
             Effect::State { chunk, .. } => self.see(Observation::Stated { rank, tensor, chunk })?,
             Effect::Folded { count, .. } => *folded = count,
@@ -408,7 +532,7 @@ impl Cluster<'_> {
         Ok(())
     }
 
-    /// A frame came damaged: who finds out ends the connection.
+    /// A frame came damaged: the end that finds out ends the connection.
     pub(super) fn lose_wire(
         &mut self,
         rank: Rank,
@@ -444,7 +568,8 @@ impl Cluster<'_> {
         for (proxy, homed) in self.proxies[rank as usize].iter_mut().zip(&self.maps[tensor as usize].homes) {
             if !homed.is_empty() {
                 proxy.machine.declare(tensor, homed.clone());
-                proxy.tensors.insert(tensor, Mirrored::default());
+                let agreed = self.scenario.agreed[tensor as usize];
+                proxy.tensors.insert(tensor, Mirrored { agreed, ..Mirrored::default() });
             }
         }
     }
@@ -473,16 +598,24 @@ impl Cluster<'_> {
     fn take(&mut self, rank: Rank, shard: usize) -> Result<(), Failure> {
         let wire = &mut self.wires[rank as usize][shard];
         if self.servers[shard].ports[rank as usize].is_none() {
-            wire.receive(Way::Up, self.now); // nobody listens to it any more
+            wire.receive(Way::Up, self.now); // it is not listened to any more
             return Ok(());
         }
         let number = wire.number;
         let mut judge = Judge { server: &mut self.servers[shard], rank };
-        let (body, judged) = match read(&mut End::new(wire, Way::Down, self.now), &mut judge) {
-            Step::Frame(header, (judged, _)) => (header.body, judged),
+        let (step, payload) = read(&mut End::new(wire, Way::Down, self.now), &mut judge);
+        let (header, judged, lane) = match step {
+            Step::Frame(header, (judged, lane)) => (header, judged, lane),
             Step::Broke(what) => return self.refused(rank, shard, &what),
             _ => return self.lose_wire(rank, shard, number, Way::Up),
         };
+        if let Some(lane) = lane {
+            if let Err(undecodable) = judge.settle(lane, &payload) {
+                return self.refused(rank, shard, &undecodable.to_string());
+            }
+            self.lodged(rank, shard, header.encoding, lane)?;
+        }
+        let body = header.body;
         let (Body::Submission { submission, wanted }, Some(judged)) = (body, judged) else { return Ok(()) };
         let Server { memory, ports, overlay, .. } = &mut self.servers[shard];
         let subscriber = &mut open_port(ports, rank).subscriber;
@@ -504,6 +637,18 @@ impl Cluster<'_> {
             }
             _ => self.take_judged(rank, shard, judged),
         }
+    }
+
+    /// A payload stands in its lane.
+    fn lodged(&mut self, rank: Rank, shard: usize, encoding: Encoding, lane: Lane) -> Result<(), Failure> {
+        let Lane { tensor, chunk, .. } = lane;
+        let range = self.maps[tensor as usize].bytes(chunk);
+        // What was sent stands there until it is folded.
+        let lane = std::mem::take(&mut self.workers[rank as usize].lanes[tensor as usize]);
+        let (sent, came) = (&lane[range], &self.servers[shard].memory.lane(tensor, chunk, rank).to_vec());
+        let seen = self.see(Observation::Lodged { shard, rank, tensor, chunk, encoding, sent, came });
+        self.workers[rank as usize].lanes[tensor as usize] = lane;
+        seen
     }
 
     fn take_fetch(
@@ -535,7 +680,7 @@ impl Cluster<'_> {
         if sabotage == Some(Sabotage::ReturnsTicketsTooEarly) {
             let body = Body::Notice(Notice::Fetched { tensor, ticket });
             let header = Header::bare(JOB, port.subscriber.tell(), body);
-            self.post(rank, shard, Way::Down, header, &[]);
+            self.post(rank, shard, Way::Down, header, None);
         }
     }
 
@@ -552,21 +697,23 @@ impl Cluster<'_> {
             if self.rng.once_in(8 * BEAT_ONCE_IN) {
                 subscriber.tell_again();
             }
-            let (notice, payload): (_, Option<Rc<[u8]>>) = match subscriber.next(memory) {
+            let (notice, sent): (_, Option<Owed>) = match subscriber.next(memory) {
                 None if subscriber.must_tell() => (Notice::Taken, None),
                 None => return,
-                // Raw, as all that travels so far: whole, whatever the subscriber has.
-                Some(Owing::Value { tensor, local, publication, position: _ }) => {
+                Some(Owing::Value { tensor, local, publication, position }) => {
                     let chunk = memory.chunk_at(tensor, local);
                     let mirror = memory.mirror(tensor, chunk).expect("what is sent is published");
+                    let (value, before) = (mirror.value.clone(), memory.before(tensor, chunk));
                     let Publication { version, steps, sequence } = publication;
                     let notice =
                         Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0 };
-                    (notice, Some(mirror.value.clone()))
+                    (notice, Some(Owed { agreed: memory.agreed(tensor), value, before, position }))
                 }
                 Some(Owing::State { tensor, local }) => {
                     let chunk = memory.chunk_at(tensor, local);
-                    (Notice::State { tensor, chunk }, Some(Rc::from(memory.state(tensor, chunk))))
+                    let value = Rc::from(memory.state(tensor, chunk));
+                    let owed = Owed { agreed: Agreed::default(), value, before: None, position: 0 };
+                    (Notice::State { tensor, chunk }, Some(owed))
                 }
                 Some(Owing::Folded { tensor, count }) => (Notice::Folded { tensor, count }, None),
                 Some(Owing::Fetched { tensor, ticket }) => (Notice::Fetched { tensor, ticket }, None),
@@ -574,7 +721,7 @@ impl Cluster<'_> {
             let header = Header::bare(JOB, subscriber.tell(), Body::Notice(notice));
             let loses = matches!(notice, Notice::Value { .. }) && self.breaks(Sabotage::LosesNotices, 4);
             if !loses {
-                self.post(rank, shard, Way::Down, header, payload.as_deref().unwrap_or_default());
+                self.post(rank, shard, Way::Down, header, sent.as_ref().map(Owed::sent));
             }
         }
     }

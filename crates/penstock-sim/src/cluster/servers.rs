@@ -1,9 +1,10 @@
-//! The servers' side: what a shard does with what arrives, and who is taken for lost.
+//! The servers' side: what a shard does with what arrives, and which workers are taken for lost.
 
 use super::{Cluster, Event, Failure, Map, Server};
+use crate::encodings;
 use crate::faults::{Fate, OnLoss};
 use crate::history::Observation;
-use crate::shard_memory::{Deed, Mirror};
+use crate::shard_memory::{Deed, Mirror, Sabotage};
 use crate::worker::{State, Worker};
 use penstock_proto::error::{JobFailure, Loss};
 use penstock_proto::peer::PeerId;
@@ -15,8 +16,13 @@ impl Cluster<'_> {
     pub(super) fn declare(&mut self, tensor: TensorId, shard: usize) -> Result<(), Failure> {
         let Map { cut, homes } = &self.maps[tensor as usize];
         let spec = self.workload.spec(tensor);
+        let agreed = self.scenario.agreed[tensor as usize];
+        let agreed = match self.scenario.sabotage {
+            Some(Sabotage::DecodesByAnother) => encodings::another(agreed),
+            _ => agreed,
+        };
         let Server { machine, memory, .. } = &mut self.servers[shard];
-        memory.declare(tensor, spec, *cut, &homes[shard], self.workload.workers());
+        memory.declare(tensor, spec, agreed, *cut, &homes[shard], self.workload.workers());
         machine.declare(tensor, spec.clone(), cut.chunks(), homes[shard].clone());
         self.undeclared[tensor as usize].as_mut().expect("someone declared it").remove(&shard);
         self.give_up_orphans(shard);
@@ -30,7 +36,7 @@ impl Cluster<'_> {
     pub(super) fn deliver(&mut self, rank: Rank, shard: usize) -> Result<(), Failure> {
         let Some(words) = self.rings[rank as usize][shard].receive(self.now) else { return Ok(()) };
         if !self.servers[shard].machine.clocks().is_live(rank) {
-            return Ok(()); // nobody listens to it any more
+            return Ok(()); // it is not listened to any more
         }
         match Submission::decode(words) {
             Ok(submission) => {
@@ -78,7 +84,8 @@ impl Cluster<'_> {
         if !self.strike_off(rank) || !self.lost.insert(rank) {
             return;
         }
-        for shard in 0..self.servers.len() {
+        let deaf = usize::from(self.scenario.sabotage == Some(Sabotage::KeepsTheLost));
+        for shard in deaf..self.servers.len() {
             let delay = self.delay();
             self.later(delay, Event::Remove(rank, shard));
         }
@@ -114,7 +121,7 @@ impl Cluster<'_> {
         self.after(shard)
     }
 
-    /// The server refuses a tensor that is declared after worker 0 has gone, since nobody can give it a value; here its
+    /// The server refuses a tensor that is declared after worker 0 has gone, since no worker can give it a value; here its
     /// declaration ends the job.
     pub(super) fn give_up_orphans(&mut self, shard: usize) {
         let machine = &self.servers[shard].machine;
@@ -136,7 +143,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// A shard did something: it is seen, other hosts are told, and who waits looks again.
+    /// A shard did something: it is seen, other hosts are told, and those that wait look again.
     pub(super) fn after(&mut self, shard: usize) -> Result<(), Failure> {
         for deed in self.servers[shard].memory.take_deeds() {
             match &deed {

@@ -339,6 +339,9 @@ impl Cluster<'_> {
         self.rings[rank as usize].iter_mut().for_each(|ring| ring.abandon(&mut self.rng));
         self.wires[rank as usize].iter_mut().for_each(|wire| wire.abandon(&mut self.rng));
         self.see(Observation::Crashed { rank })?;
+        if self.is_watched(rank) {
+            return Ok(());
+        }
         let lease = self.rng.within(1..=LEASE * self.scenario.faults.delay);
         self.later(lease, Event::Silent(rank));
         Ok(())

@@ -1,10 +1,11 @@
-//! Memory of the simulated nodes: the real one, beside whose looks the producer goes on; broken on purpose where that is asked for.
+//! Memory of the simulated nodes: the real one, beside whose looks the producer goes on; broken on purpose
+//! where that is asked for.
 
 use super::producer::Shared;
 use super::reader::Reader;
 use penstock_fabric::items::partition::Rows;
 use penstock_fabric::items::partition_memory::PartitionMemory;
-use penstock_proto::items::memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
+use penstock_proto::items::row_memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
 use std::collections::BTreeMap;
 
 /// A promise broken on purpose.
@@ -24,11 +25,11 @@ pub enum Sabotage {
     PromisesTooMuch,
     /// Shows rows of a set before the others have come.
     ShowsHalfSets,
-    /// Tells nobody that rows have changed.
+    /// Tells no one that rows have changed.
     KeepsSilent,
     /// Answers a fetch with rows that are older than it asks for.
     AnswersTooEarly,
-    /// Sends rows at every version, whoever needs it.
+    /// Sends rows at every version, whether or not it is needed.
     SendsUnneeded,
     /// Sends rows twice.
     SendsAgain,
@@ -36,10 +37,10 @@ pub enum Sabotage {
 
 pub(super) struct Watched {
     memory: PartitionMemory,
-    /// Who writes it, if nobody here does.
+    /// What writes it, if nothing here does.
     producer: Option<Shared>,
     sabotage: Option<Sabotage>,
-    /// Who reads while it is written.
+    /// What reads while it is written.
     reader: Option<Reader>,
     /// What was written first, by slot.
     first: BTreeMap<u32, Vec<u8>>,

@@ -1,12 +1,14 @@
 //! Leases: a server and its workers watch each other, processes are suspended and wake, die, and connections fall silent one way.
 //!
-//! Who is late, and when, the product's own machines say: [`Vigil`], [`Lived`], [`Lease`], and [`Roster`] for who is lost. What stands
-//! around them is written once more: a worker's loop on its link, and the server's turn. A tick is a millisecond.
+//! The product's own machines say which process is late, and when: [`Vigil`], [`Lived`], [`Lease`], and [`Roster`] for which
+//! worker is lost. What stands around them is written once more: a worker's loop on its link, and the server's turn. A tick
+//! is a millisecond.
 //!
-//! - Who is said to be lost was silent for at least the lease, of which the watcher ran itself (M-2).
-//! - Who is silent for longer than the lease and two looks is said to be lost.
-//! - Nobody is lost because one connection fell silent: it is made again.
-//! - Nobody who was lost contributes afterwards.
+//! - A process that is said to be lost was silent for at least the lease, counting only time in which the watcher
+//!   itself ran (M-2).
+//! - A process that is silent for longer than the lease and two looks is said to be lost.
+//! - No process is lost because one connection fell silent: it is made again.
+//! - No worker that was lost contributes afterwards.
 
 mod checker;
 
@@ -27,11 +29,11 @@ pub enum Sabotage {
     CountsSuspension,
     /// Takes others for lost after half a lease.
     IsImpatient,
-    /// The server takes nobody for lost.
+    /// The server takes no worker for lost.
     NeverJudges,
     /// The server takes what a lost worker still sends.
     HearsTheLost,
-    /// A worker makes no connection again that is silent.
+    /// A worker does not make a silent connection again.
     KeepsSilentConnections,
 }
 
@@ -237,11 +239,13 @@ struct Worker<'a> {
     closed: VecDeque<(u64, Message)>,
     /// What came from the server: messages, or beats on its flags that were seen.
     heard: u64,
+    /// Signs of life that it has answered.
+    answered: u64,
     /// Its own beats on its page.
     beats: u64,
     /// On this host: contributions in its ring.
     ring: u64,
-    /// When something last came from the server, and of it to the server.
+    /// When something last came from the server, and from it to the server.
     from_server: u64,
     to_server: u64,
     /// When connections of it fell silent.
@@ -249,7 +253,7 @@ struct Worker<'a> {
 }
 
 impl Worker<'_> {
-    /// What has come of it to the server and is not read.
+    /// What has come from it to the server and is not read.
     fn next_for_server(&mut self, now: u64) -> Option<Message> {
         let open = self.line.as_mut().map(|line| &mut line.up);
         let mut queues = std::iter::once(&mut self.closed).chain(open);
@@ -281,7 +285,7 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     fn new(scenario: &'a Scenario) -> Self {
         let lease = scenario.lease;
-        // Who is impatient believes that the lease is shorter.
+        // One that is impatient believes that the lease is shorter.
         let judged = if scenario.sabotage == Some(Sabotage::IsImpatient) { lease / 2 } else { lease };
         let workers: Vec<Worker<'_>> = scenario.processes[1..]
             .iter()
@@ -291,6 +295,7 @@ impl<'a> Run<'a> {
                 line: None,
                 closed: VecDeque::new(),
                 heard: 0,
+                answered: 0,
                 beats: 0,
                 ring: 0,
                 from_server: 0,
@@ -463,7 +468,7 @@ impl<'a> Run<'a> {
                 _ => self.post(rank, Way::Down, Message::Alive),
             }
         }
-        // Nobody listens to a worker that was lost.
+        // A worker that was lost is not listened to.
         let listens = self.roster.of(rank as Rank) == Member::Joined || self.is(Sabotage::HearsTheLost);
         if contributions > 0 && listens {
             self.tally.contributions += contributions;
@@ -486,6 +491,7 @@ impl<'a> Run<'a> {
             && let Some((_, message)) = line.down.pop_front()
         {
             worker.heard += 1;
+            worker.answered += u64::from(message == Message::Alive);
             if message == Message::Refused {
                 worker.process.life.ended = Some(now);
                 self.tally.refused += 1;
@@ -510,7 +516,7 @@ impl<'a> Run<'a> {
             worker.ring += u64::from(contributes);
             return Ok(());
         }
-        let silent = worker.line.is_some() && worker.vigil.is_silent(worker.heard, clock);
+        let silent = worker.line.is_some() && worker.vigil.is_silent(worker.answered, clock);
         if silent && !self.is(Sabotage::KeepsSilentConnections) {
             let worker = &mut self.workers[rank];
             worker.closed.extend(worker.line.take().into_iter().flat_map(|line| line.up));
@@ -548,7 +554,7 @@ mod tests {
             let tally = scenario.check().unwrap_or_else(|what| panic!("seed {seed}: {what}\n{scenario:#?}"));
             all.merge(&tally);
         }
-        // A simulation in which nobody was lost, came back or spoke proves nothing.
+        // A simulation in which no worker was lost, came back or spoke proves nothing.
         let Tally { workers_lost, servers_lost, refused, again, suspensions, contributions, .. } = all;
         assert!(
             workers_lost > 500 && servers_lost > 500 && refused > 100 && again > 500 && suspensions > 500,

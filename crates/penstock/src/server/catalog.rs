@@ -28,7 +28,7 @@ pub(super) struct Entry {
     pub(super) loads: Vec<u64>,
     /// The shard of each chunk of this server's extent.
     shard_of: Arc<[u32]>,
-    /// Workers that have their lane: who declares again is given no other.
+    /// Workers that have their lane: one that declares again is given no other.
     given: BTreeSet<Rank>,
     held: Held,
     layout: ExtentLayout,
@@ -64,9 +64,9 @@ pub(super) struct NewTensor {
     pub(super) homes: Vec<HomeMemory>,
 }
 
-/// What this server keeps for a worker on another host besides its lanes.
+/// What a worker on another host has paid for what this server keeps for it besides its lanes.
 #[derive(Debug, Default)]
-struct Owed {
+struct Paid {
     /// The longest payload that may stand before a connection which it does not read.
     longest: u64,
     charges: Vec<Charge>,
@@ -86,7 +86,7 @@ pub(super) struct Catalog {
     slabs: Slabs,
     numbers: HashMap<String, TensorId>,
     entries: HashMap<TensorId, Entry>,
-    owed: BTreeMap<Rank, Owed>,
+    paid: BTreeMap<Rank, Paid>,
 }
 
 impl Catalog {
@@ -108,7 +108,7 @@ impl Catalog {
             account,
             numbers: HashMap::new(),
             entries: HashMap::new(),
-            owed: BTreeMap::new(),
+            paid: BTreeMap::new(),
         }
     }
 
@@ -272,10 +272,10 @@ impl Catalog {
             + chunks * (CHUNK_BYTES + 8 * workers)
     }
 
-    /// A worker has gone: nobody needs to be given its lanes any more.
+    /// A worker has gone: its lanes need not be given out any more.
     pub(super) fn forget(&mut self, rank: Rank) {
         self.slabs.forget(rank);
-        self.owed.remove(&rank);
+        self.paid.remove(&rank);
         for entry in self.entries.values_mut() {
             if let Held::Own(_, lanes) = &mut entry.held {
                 lanes.remove(&rank);
@@ -283,18 +283,22 @@ impl Catalog {
         }
     }
 
-    /// Pays for what is owed to a worker on another host of a tensor that it declares: a note of each chunk, and, where a value or a state
-    /// is longer than what connections may hold anyway, one such for each shard that sends it. Returns how long that is.
-    fn owe(&self, rank: Rank, entry: &Entry) -> Result<(u64, Charge), Refusal> {
+    /// Has a worker on another host pay for what it may be owed of a tensor that it declares: a note of each chunk, and,
+    /// where a value or a state is longer than what connections may hold anyway, one such for each shard that sends it.
+    /// Returns how long that is.
+    fn pay_for_sending(&self, rank: Rank, entry: &Entry) -> Result<(u64, Charge), Refusal> {
         let extent = entry.layout.extent();
-        let before = self.owed.get(&rank).map_or(0, |owed| owed.longest);
+        let before = self.paid.get(&rank).map_or(0, |paid| paid.longest);
         let payload = |chunk| entry.layout.value(chunk).len().max(entry.layout.state(chunk).len());
         // Only the last chunk may be shorter.
         let longest = extent.chunks().next().map_or(0, payload);
         let longest = if longest > BATCH_BYTES { before.max(longest as u64) } else { before };
         let notes = u64::from(extent.count) * NOTE_BYTES;
         let held = (longest - before) * self.shard_loads.len() as u64;
-        Ok((longest, self.charge(&entry.spec.name, notes + held)?))
+        let charge = self.account.worker(rank).charge(Resource::Bytes, notes + held);
+        let what =
+            || format!("what it may have to send of `{}` to worker {rank} on another host", entry.spec.name);
+        Ok((longest, charge.map_err(|why| why.refuse(what()))?))
     }
 
     /// Makes a worker's lane, for each shard its view; none where this server's extent is empty, or where the worker has one: a
@@ -304,11 +308,11 @@ impl Catalog {
         if entry.given.contains(&rank) {
             return Ok(Vec::new());
         }
-        let owed = if remote { Some(self.owe(rank, entry)?) } else { None };
+        let paid = if remote { Some(self.pay_for_sending(rank, entry)?) } else { None };
         let entry = self.entries.get_mut(&id).ok_or(Refusal::UnknownTensor { tensor: id })?;
         let (layout, shards) = (entry.layout, self.shard_loads.len() as u32);
         let lanes = match &mut entry.held {
-            Held::Nowhere => return Ok(Vec::new()),
+            Held::Nowhere => Vec::new(),
             Held::Pooled(place) => self.slabs.lane(*place, rank, remote, layout, &entry.shard_of, shards)?,
             Held::Own(..) if remote => {
                 LaneView::private(layout, &entry.shard_of, shards).map_err(lacking("make a lane"))?
@@ -323,10 +327,10 @@ impl Catalog {
             }
         };
         entry.given.insert(rank);
-        if let Some((longest, charge)) = owed {
-            let owed = self.owed.entry(rank).or_default();
-            owed.longest = longest;
-            owed.charges.push(charge);
+        if let Some((longest, charge)) = paid {
+            let paid = self.paid.entry(rank).or_default();
+            paid.longest = longest;
+            paid.charges.push(charge);
         }
         Ok(lanes)
     }
@@ -336,8 +340,9 @@ impl Catalog {
         self.entries.get(&id).is_some_and(|entry| entry.given.contains(&rank))
     }
 
-    /// What a worker on this host is given of a tensor: where it lies in slabs, if it does, and descriptors; all of them where it
-    /// declares the tensor `again`, since it may have had no room for them. Nothing for a worker on another host, or of an empty extent.
+    /// What a worker on this host is given of a tensor: where it lies in slabs, if it does, and descriptors; all of them
+    /// where it declares the tensor `again`, since it may have had no room for them. Nothing for a worker on another
+    /// host, or of an empty extent.
     pub(super) fn pass(
         &mut self,
         id: TensorId,
@@ -423,18 +428,35 @@ mod tests {
         let before = taken();
         catalog.lane(other, 1, true).unwrap();
         assert_eq!(taken(), before + 2 * NOTE_BYTES, "a connection holds one at a time");
+        let whose = [0, 1].map(|rank| account.worker(rank).taken(Resource::Bytes));
+        assert_eq!(whose, [0, 4 * NOTE_BYTES + u64::from(SHARDS) * state], "it is the worker's");
         let before = taken();
         catalog.forget(1);
         assert_eq!(taken(), before - 4 * NOTE_BYTES - u64::from(SHARDS) * state);
 
-        // One that would not fit is not given a lane, and nothing is kept of the attempt.
+        // A worker for which it would not fit is given no lane, and nothing is kept of the attempt.
         let poor = Account::new(Limits::NONE.with(Resource::Bytes, declared + state));
         let mut catalog = Catalog::new(0, 1, SHARDS, 3, CHUNK, poor.clone());
         let (id, _) = catalog.declare(0, spec("w"), None).unwrap();
         let before = poor.taken(Resource::Bytes);
         let refused = catalog.lane(id, 1, true).unwrap_err();
-        assert!(matches!(refused, Refusal::OutOfMemory { .. }), "{refused}");
+        // It spoke of the shared memory of a whole tensor, and was not charged to the worker.
+        assert!(matches!(refused, Refusal::Exhausted { .. }), "{refused}");
+        assert!(refused.to_string().contains("to send of `w` to worker 1 on another host"), "{refused}");
         assert_eq!(poor.taken(Resource::Bytes), before);
         catalog.lane(id, 0, false).unwrap();
+    }
+
+    // Each declaration of it was credited to the pace of the job's requests, however often it came.
+    #[test]
+    fn who_has_declared_a_tensor_that_lives_elsewhere_is_known_to_have() {
+        let mut catalog = Catalog::new(1, 2, SHARDS, 2, CHUNK, Account::new(Limits::NONE));
+        let nowhere = vec![Extent { first: 0, count: 2 }, Extent { first: 2, count: 0 }];
+        let (id, _) = catalog.declare(0, spec("w"), Some((0, nowhere))).unwrap();
+        for (rank, remote) in [(0, false), (1, true)] {
+            assert!(!catalog.is_given(id, rank));
+            assert!(catalog.lane(id, rank, remote).unwrap().is_empty());
+            assert!(catalog.is_given(id, rank), "worker {rank}");
+        }
     }
 }

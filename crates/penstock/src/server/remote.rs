@@ -8,6 +8,7 @@ use penstock_fabric::net::frames::{Batch, FrameReader, FrameWriter, Places, Step
 use penstock_fabric::net::link::{Interest, Link};
 use penstock_fabric::net::stream::Stream;
 use penstock_kernels::codec::{Base, Codec, Undecodable};
+use penstock_proto::chunk::MAX_CHUNK_BYTES;
 use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::peer::PeerId;
@@ -20,8 +21,9 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Bytes of a connection that may be past the kernel and not be taken: a frame that is here in part, and what TLS has decrypted.
-const UNDER_WAY: u64 = 2 << 20;
+/// Bytes of a connection that may be past the kernel and not be taken: a frame that is here in part, what was read ahead of it,
+/// and what TLS has decrypted.
+const UNDER_WAY: u64 = MAX_CHUNK_BYTES as u64 + (2 << 20);
 
 /// What a peer's frame is, and where its payload goes.
 #[derive(Debug)]
@@ -32,13 +34,12 @@ pub(super) enum Place {
     Submission(Judged, Option<Lane>),
 }
 
-/// A worker's lane of a tensor, which a payload goes into: straight, or by way of the stage if it has to be decoded.
+/// A worker's lane of a tensor, which a payload goes into: straight, unless it has to be decoded.
 #[derive(Debug)]
 pub(super) struct Lane {
     rank: Rank,
     tensor: TensorId,
     range: Range<usize>,
-    length: usize,
     codec: &'static dyn Codec,
 }
 
@@ -52,8 +53,6 @@ struct Wire<L> {
     link: L,
     reader: FrameReader<Place>,
     writer: FrameWriter,
-    /// Where a payload is received that has to be decoded.
-    stage: Vec<u8>,
     /// Where chunks are encoded that are not sent from where they are.
     outgoing: Vec<u8>,
     /// Whether the socket may have something.
@@ -115,7 +114,6 @@ struct Judge<'a> {
     subscriber: &'a Subscriber,
     machine: &'a Shard,
     memory: &'a mut Memory,
-    stage: &'a mut Vec<u8>,
 }
 
 impl Places for Judge<'_> {
@@ -153,33 +151,28 @@ impl Places for Judge<'_> {
         let length = header.length as usize;
         let codec = self.memory.agreed(tensor).expect(header.encoding, length, range.len());
         let codec = codec.map_err(|unexpected| format!("chunk {first} of tensor {tensor}: {unexpected}"))?;
-        if !codec.is_verbatim() && self.stage.len() < length {
-            self.stage.resize(length, 0);
-        }
-        Ok(Place::Submission(judged, Some(Lane { rank, tensor, range, length, codec })))
+        Ok(Place::Submission(judged, Some(Lane { rank, tensor, range, codec })))
     }
 
-    fn memory<'a>(&'a mut self, place: &'a mut Place) -> &'a mut [u8] {
+    fn memory<'a>(&'a mut self, place: &'a mut Place) -> Option<&'a mut [u8]> {
         match place {
-            Place::Alive | Place::Submission(_, None) => &mut [],
+            Place::Alive | Place::Submission(_, None) => Some(&mut []),
             Place::Submission(_, Some(lane)) if lane.codec.is_verbatim() => {
-                self.memory.lane(lane.tensor, lane.rank).receive(lane.range.clone())
+                Some(self.memory.lane(lane.tensor, lane.rank).receive(lane.range.clone()))
             }
-            Place::Submission(_, Some(lane)) => &mut self.stage[..lane.length],
+            Place::Submission(_, Some(_)) => None,
         }
     }
 }
 
-impl Judge<'_> {
+impl Lane {
     /// The payload is here, verified: decodes it into its lane, if it is not there already.
-    fn settle(&mut self, lane: Option<Lane>) -> Result<(), Undecodable> {
-        match lane {
-            Some(Lane { rank, tensor, range, length, codec }) if !codec.is_verbatim() => {
-                let lane = self.memory.lane(tensor, rank).receive(range);
-                codec.decode(&self.stage[..length], Base::Zeros, lane)
-            }
-            _ => Ok(()),
+    fn settle(self, payload: &[u8], memory: &mut Memory) -> Result<(), Undecodable> {
+        let Self { rank, tensor, range, codec } = self;
+        if codec.is_verbatim() {
+            return Ok(());
         }
+        codec.decode(payload, Base::Zeros, memory.lane(tensor, rank).receive(range))
     }
 }
 
@@ -219,7 +212,6 @@ impl<L: Link> Remote<L> {
             link,
             reader: FrameReader::new(),
             writer: FrameWriter::default(),
-            stage: Vec::new(),
             outgoing: Vec::new(),
             readable: true,
             writable: true,
@@ -284,6 +276,9 @@ impl<L: Link> Remote<L> {
         if let Some(wire) = &mut self.wire {
             wire.readable |= read;
             wire.writable |= write;
+            if read {
+                wire.reader.look_again();
+            }
         }
     }
 
@@ -344,8 +339,7 @@ impl<L: Link> Remote<L> {
     pub(super) fn hear(&mut self, machine: &Shard, memory: &mut Memory) -> Heard {
         let Self { job, peer, wire, subscriber, .. } = self;
         let Some(wire) = wire.as_mut().filter(|wire| wire.readable) else { return Heard::Nothing };
-        let stage = &mut wire.stage;
-        let mut judge = Judge { job: *job, peer: *peer, subscriber, machine, memory, stage };
+        let mut judge = Judge { job: *job, peer: *peer, subscriber, machine, memory };
         let step = wire.reader.next(&mut wire.link, &mut judge);
         if let Step::Frame(header, _) = &step {
             // Whatever the frame says, its bytes have come.
@@ -357,7 +351,9 @@ impl<L: Link> Remote<L> {
         }
         match step {
             Step::Frame(Header { body, length, .. }, Place::Submission(judged, lane)) => {
-                if let Err(undecodable) = judge.settle(lane) {
+                if let Some(lane) = lane
+                    && let Err(undecodable) = lane.settle(wire.reader.payload(), memory)
+                {
                     return Heard::Broke(undecodable.to_string());
                 }
                 if let Err(broken) = self.subscriber.take(judged.submission()) {
@@ -444,8 +440,8 @@ impl<L: Link> Remote<L> {
 }
 
 impl<L: Link + AsFd> Remote<L> {
-    /// What [`received`](Self::received) will be when everything is taken that has come by now, at most: what the kernel holds, and what
-    /// may stand in buffers here.
+    /// What [`received`](Self::received) will be when everything is taken that has come by now, at most: what the kernel holds,
+    /// and what may stand in buffers here.
     pub(super) fn standing(&self) -> u64 {
         let held = self.link().and_then(|link| rustix::io::ioctl_fionread(link).ok());
         held.map_or(self.received, |held| self.received + held + UNDER_WAY)

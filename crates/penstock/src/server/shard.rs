@@ -328,7 +328,8 @@ impl Loop {
         self.next_vigil = now + look_every(self.setup.lease);
         // First whatever has come, which may lie there since before this process was suspended.
         for place in self.ports.places() {
-            if self.ports.remote_at(place).is_some() {
+            if let Some(remote) = self.ports.remote_at(place) {
+                remote.ready(true, false);
                 self.take_turn(place);
             }
         }
@@ -345,7 +346,8 @@ impl Loop {
                 self.inbox.wakeup().clear();
                 continue;
             }
-            // Where there is no connection a worker has rung, which is all there is to know. Its descriptor is never read: see `bells`.
+            // Where there is no connection a worker has rung, which is all there is to know. Its descriptor is
+            // never read: see `bells`.
             if let Some(remote) = self.ports.remote_at((token % CONNECTIONS) as usize) {
                 // Errors and hang-ups are found out by reading.
                 remote.ready(flags != epoll::EventFlags::OUT, flags.contains(epoll::EventFlags::OUT));
@@ -477,8 +479,8 @@ impl Loop {
         }
     }
 
-    /// Takes what the peer had submitted until now, then goes on without it. What it submits meanwhile is not waited for: it might
-    /// never end.
+    /// Takes what the peer had submitted until now, then goes on without it. What it submits meanwhile is not waited
+    /// for: it might never end.
     fn remove(&mut self, peer: PeerId) {
         if let Some(place) = self.ports.place(peer) {
             self.take_the_rest(place);
@@ -500,6 +502,8 @@ impl Loop {
             self.take_local_turn(place, stood);
         } else if let Some(remote) = self.ports.remote_at(place) {
             let until = remote.standing();
+            // The poll was asked before, and this is as late as it gets.
+            remote.ready(true, false);
             while self.running
                 && !self.failed
                 && self.ports.remote_at(place).is_some_and(|remote| remote.received() < until)
@@ -532,8 +536,8 @@ impl Loop {
         let Some(peer) = self.ports.peer_at(place) else { return false };
         let mut taken = 0;
         while taken < most && self.running && !self.failed && self.has_submission(place) {
-            // A tensor, or a lane, is announced here before the worker hears of it, so before it can submit from it; and that the job
-            // has failed, before anyone hears of that, so before whatever is submitted by who did.
+            // A tensor, or a lane, is announced here before the worker hears of it, so before it can submit from it; and that
+            // the job has failed, before anyone hears of that, so before whatever is submitted by who did.
             self.take_commands();
             if !self.running {
                 break;
@@ -568,8 +572,9 @@ impl Loop {
             return false;
         }
         while taken < FRAMES && self.running && !self.failed {
-            // As above: what a frame names was announced here before the worker could name it, and that the job has failed before anyone
-            // heard of that. So commands are taken between the look that brings a header and the one that judges it.
+            // As above: what a frame names was announced here before the worker could name it, and that the job
+            // has failed before anyone heard of that. So commands are taken between the look that brings a header
+            // and the one that judges it.
             self.take_commands();
             if !self.running {
                 break;

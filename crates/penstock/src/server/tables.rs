@@ -1,10 +1,11 @@
 //! Tables of items, as the control thread knows them: the book (on the first server), and the partitions that are homed here.
 //!
-//! Rows between workers of this host never pass through the server: it makes a partition, gives it to its producer, and once that one has
-//! mapped it seals it against every other writer and gives it to the consumers.
+//! Rows between workers of this host never pass through the server: it makes a partition, gives it to its producer, and, once the
+//! producer has mapped it, seals it against every other writer and gives it to the consumers.
 //!
-//! Only the first server knows which tables there are. So that workers cannot fill any server with what there is not, who makes a partition
-//! be pays for it, and it goes with the last of those who asked for it; who passes rows on keeps what others still want.
+//! Only the first server knows which tables there are. So that workers cannot fill any server with tables that do not exist, the
+//! worker that has a partition made pays for it, and it goes with the last of those that asked for it; the thread that passes
+//! rows on keeps what others still want.
 
 use super::bells::Bells;
 use super::items;
@@ -40,7 +41,7 @@ struct Homed {
     charges: Arc<Paid>,
 }
 
-/// What a partition's bytes, descriptors and mappings were charged: to who asked for it first.
+/// What a partition's bytes, descriptors and mappings were charged: to the worker that asked for it first.
 pub(super) type Paid = [Charge; 3];
 
 /// A request that waits: whose, its number, the table's name.
@@ -51,7 +52,7 @@ struct Wait {
     _charges: [Charge; 2],
 }
 
-/// A partition that has its writer and no other, for whoever passes its rows on.
+/// A partition that has its writer and no other, for the thread that passes its rows on.
 pub(super) struct Sealed {
     pub(super) id: PartitionId,
     pub(super) partition: OwnedFd,
@@ -66,16 +67,16 @@ pub(super) struct Tables {
     account: Account,
     registry: Registry,
     partitions: BTreeMap<PartitionId, Homed>,
-    /// Workers of other hosts, also those that have gone: of their rows nothing is mapped here.
+    /// Workers of other hosts, also those that have gone: none of their rows are mapped here.
     elsewhere: BTreeSet<Rank>,
     /// Workers that wait for a table.
     joining: Vec<Wait>,
     /// Workers that are ready for a table, and those that wait until all are.
     ready: BTreeMap<String, BTreeSet<Rank>>,
     waiting: Vec<Wait>,
-    /// Tables that some workers use no more.
+    /// Tables that some workers no longer use.
     dropped: BTreeMap<TableId, Dropped>,
-    /// Tables that nobody uses any more, until the control thread asks; and for ever, for those who ask late.
+    /// Tables that no worker uses any more, until the control thread asks; and for ever, for those that ask late.
     gone: Vec<TableId>,
     freed: RowSet,
     /// What those numbers were charged, here and where rows are passed on.
@@ -92,7 +93,7 @@ pub(super) struct Tables {
 struct Dropped {
     name: String,
     ranks: BTreeSet<Rank>,
-    /// Those who wait until all have.
+    /// Those that wait until all have.
     waiting: Vec<Wait>,
     _charge: Charge,
 }
@@ -103,15 +104,15 @@ pub(super) type Answered = Result<(TableAnswer, Vec<OwnedFd>), Refusal>;
 /// Answers that have become possible, by rank and request.
 pub(super) type Answers = Vec<(Rank, u64, Answered)>;
 
-/// Who asks.
+/// The worker that asks.
 pub(super) struct Asker<'a> {
     pub(super) rank: Rank,
     pub(super) request: u64,
     /// Whether it is on this host.
     pub(super) local: bool,
-    /// Who is here, and who is not any more.
+    /// Which workers are here, and which are not any more.
     pub(super) members: &'a Members,
-    /// Who passes rows on, if there is one.
+    /// The thread that passes rows on, if there is one.
     pub(super) passer: Option<&'a items::Handle>,
 }
 
@@ -123,7 +124,7 @@ impl Tables {
         Self { account, registry, freed_charge, first, servers, ..Self::default() }
     }
 
-    /// A worker of another host is here. Whoever wants to map its rows is refused, also who asked before it came.
+    /// A worker of another host is here. Workers that want to map its rows are refused, also those that asked before it came.
     pub(super) fn come_from_elsewhere(&mut self, rank: Rank) -> Answers {
         self.elsewhere.insert(rank);
         let (its, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
@@ -174,9 +175,9 @@ impl Tables {
                 Some(Err(out_of_turn(&format!("rows at home at server {home} of {}", self.servers))))
             }
             TableAsk::Begin { spec, home, near } => {
-                let begun = self.registry.begin(rank, &spec, home, near);
+                let begun = self.registry.begin(rank, &spec, home, near, &asker.members.live);
                 if begun.is_err() {
-                    // Those who declared it otherwise wait for this one, and are told now.
+                    // Those that declared it otherwise wait for this one, and are told now.
                     answers.append(&mut self.join(asker.members));
                 }
                 Some(done(begun))
@@ -185,7 +186,7 @@ impl Tables {
             TableAsk::End { name } => Some(done(self.registry.end(rank, &name))),
             TableAsk::Join { name } => match self.wait(asker, &self.joining, name.clone()) {
                 Ok(wait) => {
-                    // Who asks again has given up on what it asked before.
+                    // A worker that asks again has given up on what it asked before.
                     self.joining.retain(|before| wait.is_none() || !before.is_of(rank, &name));
                     self.joining.extend(wait);
                     answers.append(&mut self.join(asker.members));
@@ -223,7 +224,7 @@ impl Tables {
             TableAsk::Partition { partition, slots, row_bytes, propagation } => {
                 let shape = Shape { slots, row_bytes, propagation };
                 let answer = self.partition(asker, partition, shape, &mut answers, bells).transpose();
-                // One that went before it had mapped its rows will not write to them any more.
+                // A producer that went before it had mapped its rows will not write to them any more.
                 if answer.is_none() && asker.members.is_gone(partition.rank) {
                     sealed.extend(self.abandoned(partition, &mut answers, bells));
                 }
@@ -241,7 +242,7 @@ impl Tables {
         (answers, sealed)
     }
 
-    /// Answers those who wait for tables that all live workers have declared, or are ready for.
+    /// Answers those that wait for tables that all live workers have declared, or are ready for.
     pub(super) fn join(&mut self, members: &Members) -> Answers {
         let (live, mut answers) = (&members.live, Vec::new());
         self.waiting.retain(|Wait { rank, request, name, .. }| {
@@ -286,7 +287,7 @@ impl Tables {
         answers
     }
 
-    /// Who has not declared a table, or, when all have, is not ready for it.
+    /// Which workers have not declared a table, or, when all have, are not ready for it.
     pub(super) fn undeclared(&self, name: &str, live: &BTreeSet<Rank>) -> Vec<Rank> {
         let missing = self.registry.missing(name, live);
         if !missing.is_empty() {
@@ -296,14 +297,14 @@ impl Tables {
         live.iter().filter(|rank| !ready.is_some_and(|ready| ready.contains(rank))).copied().collect()
     }
 
-    /// Who still uses a table that others have dropped.
+    /// Which workers still use a table that others have dropped.
     pub(super) fn users(&self, id: TableId, live: &BTreeSet<Rank>) -> Vec<Rank> {
         let dropped = self.dropped.get(&id);
         let uses = |rank: &&Rank| dropped.is_some_and(|dropped| !dropped.ranks.contains(rank));
         live.iter().filter(uses).copied().collect()
     }
 
-    /// A worker uses a table no more. Whether nobody does.
+    /// A worker no longer uses a table. Returns whether none does.
     fn discard(&mut self, asker: &Asker<'_>, name: String, id: TableId) -> Result<bool, Refusal> {
         if self.freed.contains(id.into()) {
             return Ok(true);
@@ -311,7 +312,8 @@ impl Tables {
         if self.first && !self.registry.is(&name, id, asker.rank) {
             return Err(out_of_turn("a table that it has not declared"));
         }
-        // Other servers do not know the name. Where something is there of the table, it is freed when all live workers have said so.
+        // Other servers do not know the name. Where something is there of the table, it is freed when all
+        // live workers have said so.
         if !self.first && !self.dropped.contains_key(&id) && !self.has(id, asker.passer) {
             return Ok(true);
         }
@@ -348,7 +350,7 @@ impl Tables {
         FREED_COPIES * (self.freed.kept_bytes() + self.dropped.len() as u64 * FREED_BYTES)
     }
 
-    /// Frees the partitions of tables that nobody uses any more; returns which, for whoever passes rows on.
+    /// Frees the partitions of tables that no worker uses any more; returns which, for the thread that passes rows on.
     pub(super) fn free(&mut self) -> Vec<TableId> {
         let gone = std::mem::take(&mut self.gone);
         for id in &gone {
@@ -381,7 +383,8 @@ impl Tables {
         if shape.slots == 0 || !(1..=MAX_ROW_BYTES).contains(&shape.row_bytes) {
             return Err(out_of_turn("a partition without rows, or with too long ones"));
         }
-        // Of who has gone there may be rows that it never had: those that nobody declared. What came of others stays what it is.
+        // A producer that has gone may have rows that it never had: those that no worker declared. What came from other hosts
+        // stays what it is.
         if self.elsewhere.contains(&id.rank) && !asker.members.is_gone(id.rank) {
             return Err(out_of_turn(ELSEWHERE));
         }
@@ -390,7 +393,7 @@ impl Tables {
             return Err(out_of_turn(&no_partition(id, shape)));
         }
         let layout = Layout::new(shape.slots, shape.row_bytes);
-        // Its producer knows best what it holds: who named something else before is told so.
+        // Its producer knows best what it holds: a worker that named something else before is told so.
         let wrong = |homed: &Homed| homed.shape != shape && !homed.askers.contains(&id.rank);
         if asker.rank == id.rank && self.partitions.get(&id).is_some_and(wrong) {
             for Wait { rank, request, .. } in
@@ -432,7 +435,7 @@ impl Tables {
         self.seal_partition(id, answers, bells)
     }
 
-    /// A producer has gone: what it had not mapped by then it never will, and whoever waits for it is given it as it is.
+    /// A producer has gone: what it had not mapped by then it never will, and workers that wait for it are given it as it is.
     pub(super) fn abandon(&mut self, rank: Rank, bells: &mut Bells) -> (Answers, Vec<Sealed>) {
         let (mut answers, mut sealed) = (Vec::new(), Vec::new());
         let open = self.partitions.iter().filter(|(id, homed)| id.rank == rank && !homed.sealed);
@@ -468,7 +471,8 @@ impl Tables {
         (answers, sealed)
     }
 
-    /// Seals a partition against every other writer, and gives it to those who wait for it; what is passed on, unless it was sealed before.
+    /// Seals a partition against every other writer, and gives it to those that wait for it. Returns what is passed on, unless it
+    /// was sealed before.
     fn seal_partition(
         &mut self,
         id: PartitionId,
@@ -480,7 +484,7 @@ impl Tables {
         let new = !homed.sealed;
         let mut passed_on = None;
         if new {
-            // Before it is sealed: where there is no descriptor left, whoever says it again finds everything still to be done.
+            // Before it is sealed: where there is no descriptor left, a worker that asks again finds everything still to be done.
             passed_on = Some(clone(homed.partition.fd())?);
             homed.partition.seal().map_err(lacking("seal a table's memory"))?;
             homed.sealed = true;

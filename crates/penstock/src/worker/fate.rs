@@ -16,7 +16,7 @@ use penstock_fabric::region::Mapping;
 use penstock_fabric::sync::Ordering;
 use penstock_proto::error::JobFailure;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU8;
+use std::sync::atomic::{AtomicBool, AtomicU8};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::ThreadId;
 
@@ -31,16 +31,18 @@ type Interrupt = Box<dyn Fn() -> bool + Send + Sync>;
 #[derive(Default)]
 pub(in crate::worker) struct Fate {
     phase: AtomicU8,
-    /// A child of `fork` has a copy of all this, and must not use it: the other threads are not there, whatever they held stays locked,
-    /// and the memory and the connections are its parent's.
+    /// A child of `fork` has a copy of all this, and must not use it: the other threads are not there, whatever they held stays
+    /// locked, and the memory and the connections are its parent's.
     maker: Maker,
     failure: Mutex<Option<JobFailure>>,
     /// The threads in which a call has failed with it.
     told: Mutex<Vec<ThreadId>>,
     /// The pages to ring when something changes.
     pages: Mutex<Vec<Arc<Mapping>>>,
-    /// Where whoever started the job notes who is lost, as long as this worker joins.
-    notes: Mutex<Vec<PathBuf>>,
+    /// Where the launcher of the job's processes on this host notes which process is lost.
+    notes: OnceLock<Vec<PathBuf>>,
+    /// Whether this worker has joined all servers.
+    joined: AtomicBool,
     /// Which shards do not know this worker's clock.
     pub(in crate::worker) untold: Untold,
     /// Set once. It stands behind no lock: it waits for Python's interpreter, and runs signal handlers.
@@ -117,7 +119,7 @@ impl Fate {
         self.end();
     }
 
-    /// This worker begins to leave: calls are refused, and who waits hears of it.
+    /// This worker begins to leave: calls are refused, and those that wait hear of it.
     pub(in crate::worker) fn close(&self) {
         let _ = self.phase.compare_exchange(RUNNING, CLOSING, Ordering::AcqRel, Ordering::Acquire);
         self.ring();
@@ -143,15 +145,30 @@ impl Fate {
         let _ = self.interrupt.set(interrupt);
     }
 
-    /// As long as this worker joins, whoever started the job may note there who is lost: a server that never answers says nothing.
+    /// The launcher of the job's processes may note there which process is lost: a server that has ended tells no worker.
     pub(in crate::worker) fn expect_notes(&self, paths: Vec<PathBuf>) {
-        *lock(&self.notes) = paths;
+        let _ = self.notes.set(paths);
+    }
+
+    /// From now on the servers say which process is lost; the notes count only for a worker that does not reach one.
+    pub(in crate::worker) fn joined(&self) {
+        self.joined.store(true, Ordering::Release);
+    }
+
+    /// Whether the job has failed, by the notes too.
+    pub(in crate::worker) fn has_failed(&self) -> bool {
+        if let Some(failure) =
+            self.notes.get().and_then(|paths| paths.iter().find_map(|path| notes::read(path)))
+        {
+            self.fail(failure);
+        }
+        lock(&self.failure).is_some()
     }
 
     /// Whether a call may go on waiting: the job goes on, and the caller was not interrupted.
     pub(in crate::worker) fn look(&self) -> Result<(), Error> {
-        if let Some(failure) = lock(&self.notes).iter().find_map(|path| notes::read(path)) {
-            self.fail(failure);
+        if !self.joined.load(Ordering::Acquire) {
+            self.has_failed();
         }
         self.check()?;
         self.check_interrupt()

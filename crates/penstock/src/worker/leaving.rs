@@ -6,17 +6,19 @@ use super::link::{Link, lock};
 use super::table::TableInner;
 use crate::turn::Turn;
 use crate::wait::{ASK_WITHIN, Deadline, INTERRUPT_EVERY};
+use penstock_proto::error::JobFailure;
 use penstock_proto::message::Departure;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// One thread leaves; others that want to meanwhile wait for it, and hear what became of it. Only that thread tells the servers how.
+/// One thread leaves; others that want to leave meanwhile wait for it, and hear what became of it. Only that thread tells
+/// the servers how.
 #[derive(Debug, Default)]
 pub(super) struct Leaving {
     turn: Turn,
     error: Mutex<Option<Error>>,
-    /// Whether who has the turn wants to leave cleanly.
+    /// Whether the thread that has the turn wants to leave cleanly.
     cleanly: AtomicBool,
     /// Why this worker fails, for the thread that leaves meanwhile.
     failing: Mutex<Option<String>>,
@@ -27,10 +29,10 @@ impl Job {
     /// everything that it did. Waits at most for `timeout`, else the option `deadline`.
     ///
     /// An error means that this worker has left as one that failed: [`Error::NotTaken`] names the server that had not taken
-    /// everything. A failure of the job that no call of this thread has told so far is told here. Leaving twice does nothing; while
-    /// another thread leaves, this one waits for it and returns the same ([`Error::InLine`] where its own time is up before); where
-    /// another thread fails the job meanwhile ([`Job::fail`]) this one has not left cleanly ([`Error::Closed`]). In a child of `fork` the
-    /// job is the parent's: it stays as it is ([`Error::Forked`]).
+    /// everything. A failure of the job that no call of this thread has told so far is told here. Leaving twice does nothing;
+    /// while another thread leaves, this one waits for it and returns the same ([`Error::InLine`] where its own time is up
+    /// before); where another thread fails the job meanwhile ([`Job::fail`]) this one has not left cleanly ([`Error::Closed`]).
+    /// In a child of `fork` the job is the parent's: it stays as it is ([`Error::Forked`]).
     pub fn leave(&self, timeout: Option<Duration>) -> Result<(), Error> {
         let inner = &self.inner;
         if inner.fate.is_abandoned() {
@@ -77,14 +79,14 @@ impl Job {
         inner.fate.close();
         let deadline = Deadline::new(ASK_WITHIN);
         let turn = self.leaving.turn.take(|| {
-            // Whoever leaves cleanly is to give that up, and to say why.
+            // The thread that leaves cleanly is to give that up, and to say why.
             if self.leaving.cleanly.load(Ordering::Relaxed) {
                 lock(&self.leaving.failing).get_or_insert_with(|| what.to_owned());
                 inner.fate.end();
             }
             inner.look_at_leave(deadline)
         });
-        // Whoever does not end in time has the links, or takes them and says it.
+        // The thread that does not end in time has the links, or takes them and says so.
         let Ok(_turn) = turn else { return };
         // What has begun to be submitted goes whole where it can.
         let _ = inner.settle(deadline);
@@ -92,9 +94,14 @@ impl Job {
         if links.is_empty() {
             return;
         }
-        // For who comes to leave while this goes on.
+        // For a thread that comes to leave while this goes on.
         *lock(&self.leaving.error) = Some(inner.fate.failure().map_or(Error::Closed, Error::Failed));
         self.part(links, Departure::Failed { what: what.to_owned() });
+    }
+
+    /// Why the job has failed, if it has. Looking does not count as having told it: [`Job::leave`] does what it would have done.
+    pub fn failure(&self) -> Option<JobFailure> {
+        if self.inner.fate.is_abandoned() { None } else { self.inner.fate.failure() }
     }
 
     /// Leaves the job: cleanly ([`Job::leave`]), or because it `failed` ([`Job::fail`]).
@@ -108,7 +115,7 @@ impl Job {
         }
     }
 
-    /// Ends everything that this worker has. Whoever has not let it go is told why it goes.
+    /// Ends everything that this worker has. Servers that have not let it go are told why it goes.
     fn part(&self, links: Vec<Link>, how: Departure) {
         // What it heard says more than what became of it.
         let how = self.inner.fate.failure().map_or(how, Departure::Heard).brief();
@@ -137,7 +144,7 @@ impl Inner {
         self.stamping.alone(look).map(drop).inspect_err(|_| self.fate.end())
     }
 
-    /// How long who waits for others to let it leave may sleep until it looks again.
+    /// How long a thread that waits for others to let it leave may sleep until it looks again.
     fn look_at_leave(&self, deadline: Deadline) -> Result<Duration, Error> {
         self.fate.check_interrupt()?;
         let left = deadline.left();
@@ -160,12 +167,12 @@ impl Inner {
             relay.hand_over(deadline)?;
         }
         links.iter().try_for_each(|link| link.say_goodbye(deadline))?;
-        // The first server opens barriers: it hears of it last, so that nobody passes one before the others have everything.
+        // The first server opens barriers: it hears of it last, so that no worker passes one before the others have everything.
         let Some((first, others)) = links.split_first() else { return Ok(()) };
         let asked = others.iter().map(Link::ask_to_leave).collect::<Result<Vec<_>, _>>()?;
         for ((link, asked), server) in others.iter().zip(asked).zip(1..) {
             link.confirm(asked, deadline)?;
-            // It would be taken for lost: it listens to this worker no more, however long the first server takes.
+            // It would be taken for lost: it no longer listens to this worker, however long the first server takes.
             let relay = lock(&self.relays).remove(&server);
             relay.inspect(|relay| relay.end());
         }

@@ -1,10 +1,10 @@
-//! Who passes rows on follows the change log.
+//! The follower passes rows on: it reads the change log.
 
 use super::super::change_log::Position;
 use super::super::steps::{WHOLE_GROUP, Words};
 use super::rows::Rows;
 use crate::sync::Ordering;
-use penstock_proto::items::memory::{Changed, Unlisted};
+use penstock_proto::items::row_memory::{Changed, Unlisted};
 
 /// Follows which rows change.
 #[derive(Debug, Default)]
@@ -13,8 +13,8 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// Appends the rows that were written since the last look, some perhaps more than once, the last perhaps of a set that is not finished.
-    /// If there were too many to be listed, any row may have changed.
+    /// Appends the rows that were written since the last look, some perhaps more than once, the last perhaps of a set that is
+    /// not finished. If there were too many to be listed, any row may have changed.
     pub fn changed(&mut self, rows: &Rows, changed: &mut Vec<Changed>) -> Result<(), Unlisted> {
         let before = changed.len();
         let entry = |at| rows.entry(at).load(Ordering::Relaxed);
@@ -26,7 +26,7 @@ impl Follower {
                 _ if row_group < rows.layout.row_groups => rows.layout.rows_of(row_group),
                 _ => 0..0,
             };
-            // The change log may be another process's: what is no slot is not passed on.
+            // The change log may be another process's: what is not a slot is not passed on.
             if !slots.is_empty() && slots.end <= rows.layout.slots {
                 changed.push(Changed { first: slots.start, count: slots.end - slots.start, set });
             }

@@ -4,7 +4,7 @@ use super::super::slot::Torn;
 use super::*;
 use crate::sync::Ordering;
 use penstock_kernels::Dtype;
-use penstock_proto::items::memory::Changed;
+use penstock_proto::items::row_memory::Changed;
 use proptest::prelude::*;
 use std::time::Duration;
 
@@ -174,8 +174,8 @@ fn a_view_says_when_the_writer_has_come_round() {
     assert!(!shown.is_valid());
 }
 
-/// Two threads of a producer complete iterations and declare, or drop, at once; the later of them may know of fewer iterations. The
-/// floor fell then, and whoever waited for a row of a producer that had left waited until the deadline.
+/// Two threads of a producer complete iterations and declare, or drop, at once; the later of them may know of fewer iterations.
+/// The floor fell then, and a get that waited for a row of a producer that had left waited until the deadline.
 #[test]
 fn a_floor_never_falls() {
     let mut writer = writer(1, 8);
@@ -329,6 +329,8 @@ proptest! {
             prop_assert_eq!(run, words(&values));
             prop_assert_eq!(Some(together.version), expected.iter().map(|&(_, clock)| clock).min());
             prop_assert_eq!(Some(writer.newest_clock(look.0, look.1)), expected.iter().map(|&(_, clock)| clock).max());
+            let latest = model.iter().map(|&(_, clock)| clock).max().unwrap();
+            prop_assert!(latest == 0 || !writer.is_latest(latest - 1));
         }
     }
 }

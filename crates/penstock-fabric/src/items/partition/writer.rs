@@ -17,18 +17,22 @@ use std::ptr;
 pub struct Writer {
     /// The order of whatever readers see.
     steps: Steps<Rows>,
+    /// No row's clock is larger; the largest there is where another writer may have come before.
+    bound: u64,
 }
 
 impl Writer {
     /// Rows that only this process sees.
     pub fn private(layout: Layout) -> io::Result<Self> {
         let mapping = Mapping::private(layout.total())?;
-        Ok(Self { steps: Steps::over(Rows { mapping, layout }) })
+        Ok(Self { steps: Steps::over(Rows { mapping, layout }), bound: 0 })
     }
 
     /// Rows in a partition that others map.
     pub fn shared(layout: Layout, fd: BorrowedFd<'_>) -> io::Result<Self> {
-        Ok(Self { steps: Steps::over(Rows::map(layout, fd, Access::Write)?) })
+        let steps = Steps::over(Rows::map(layout, fd, Access::Write)?);
+        let bound = if steps.is_untouched() { 0 } else { u64::MAX };
+        Ok(Self { steps, bound })
     }
 
     /// What readers see.
@@ -44,6 +48,12 @@ impl Writer {
     /// Number and clock of a row's newest value.
     pub fn peek(&self, slot: u32) -> (u64, u64) {
         self.steps.peek(slot)
+    }
+
+    /// Whether a clock is as large as that of every row: found without a look at any.
+    #[inline]
+    pub fn is_latest(&self, clock: u64) -> bool {
+        clock >= self.bound
     }
 
     /// The largest clock of the newest values of `count` rows from `first` on.
@@ -82,7 +92,8 @@ impl Writer {
         }
     }
 
-    /// The same for rows that follow each other from `first` on, which one set wrote. No row comes twice in an open set of a mirror.
+    /// The same for rows that follow each other from `first` on, which one set wrote. No row comes twice in
+    /// an open set of a mirror.
     pub fn put_run_from(&mut self, first: u32, number: u64, clock: u64, values: &[u8]) {
         let (layout, bytes) = (self.rows().layout, self.rows().layout.row_bytes);
         let value = |slot: u32, count: u32| {
@@ -115,6 +126,7 @@ impl Writer {
     }
 
     fn put(&mut self, slot: u32, number: u64, clock: u64, value: Foreign<'_>) {
+        self.bound = self.bound.max(clock);
         self.steps.put(slot, number, clock, |rows, to, _| {
             // SAFETY: this is the partition's writer, borrowed exclusively.
             unsafe { Buffer::of_row(rows, slot, to) }.copy(value);
@@ -132,7 +144,7 @@ impl Writer {
     }
 
     /// A row of a mirror whose rows come one by one, each with a limit of its own: set `number` of the origin wrote it, and after
-    /// set `as_of` it still was the newest, of version `clock`. Without `value` the number is the one that it has.
+    /// set `as_of` it was still the newest, of version `clock`. Without `value` the number is the one that it has.
     pub fn refresh(&mut self, slot: u32, number: u64, clock: u64, as_of: u64, value: Option<&[u8]>) {
         let fill = value.map(|value| {
             move |rows: &Rows, to: usize, _: Spot| {
@@ -140,16 +152,17 @@ impl Writer {
                 unsafe { Buffer::of_row(rows, slot, to) }.copy(Foreign::of(value));
             }
         });
+        self.bound = self.bound.max(clock);
         self.steps.refresh(slot, number, clock, as_of, fill);
     }
 
-    /// The producer has completed `floor` iterations. Nothing falls where somebody comes late with fewer.
+    /// The producer has completed `floor` iterations. Nothing falls when a thread comes late with fewer.
     pub fn raise(&mut self, floor: u64) {
         self.steps.raise(floor);
     }
 
-    /// Begins to take the lines of a row group from the readers' caches, while something else is written: asked for one by one, each
-    /// would keep the writer waiting.
+    /// Begins to take the lines of a row group from the readers' caches, while something else is written: asked for one by one,
+    /// each would keep the writer waiting.
     fn claim_row_group(&self, row_group: u32) {
         let rows = self.rows();
         if row_group >= rows.layout.row_groups {
@@ -171,6 +184,7 @@ impl Writer {
     /// All rows of a row group. None of them was written by itself in this set.
     fn put_row_group(&mut self, row_group: u32, number: u64, clock: u64, values: Foreign<'_>) {
         assert_eq!(values.len(), self.rows().layout.row_group_bytes(), "a row group has as many bytes");
+        self.bound = self.bound.max(clock);
         self.steps.put_row_group(row_group, number, clock, |rows, to| {
             let first = rows.layout.rows_of(row_group).start;
             // SAFETY: as in `put`.
@@ -188,7 +202,7 @@ struct Buffer<'a> {
 }
 
 impl<'a> Buffer<'a> {
-    /// Of the slot's two, the one to be written.
+    /// The one of the slot's two that is to be written.
     ///
     /// # Safety
     /// As of [`Buffer::new`].
@@ -243,7 +257,7 @@ impl<'a> Buffer<'a> {
     }
 }
 
-/// A set that is being written. Nobody sees its rows before it is finished; dropped before, they are as they were.
+/// A set that is being written. No reader sees its rows before it is finished; dropped before that, they are as they were.
 #[derive(Debug)]
 pub struct Set<'a> {
     writer: &'a mut Writer,
@@ -269,7 +283,7 @@ impl Set<'_> {
         let Some(number) = self.writer.steps.number() else { return };
         let (layout, bytes) = (self.writer.rows().layout, self.writer.rows().layout.row_bytes);
         let count = (values.len() / bytes) as u32;
-        // Of a set that has written a row already, nobody could tell which of two values came last.
+        // Once a set has written a row by itself, it could not be told which of two values came last.
         let row_groups = self.writer.steps.is_fresh();
         let Range { start: first_row_group, end: end_row_group } = layout.whole_row_groups(first, count);
         (first_row_group..end_row_group.min(first_row_group + HEADS))
@@ -307,6 +321,7 @@ impl Set<'_> {
     pub fn add<'v>(&mut self, slot: u32, clock: u64, dtype: Dtype, value: impl Into<Foreign<'v>>) {
         let number = self.writer.steps.number().unwrap_or(0);
         let value = value.into();
+        self.writer.bound = self.writer.bound.max(clock);
         self.writer.steps.put(slot, number, clock, |rows, to, from| {
             let (at, bytes) = (rows.layout.value(slot, from), rows.layout.row_bytes);
             // What is added to stands in the buffer itself, or in another that is not written now.

@@ -4,7 +4,7 @@ use super::Partition;
 use super::subscriber::{candidates, merged};
 use crate::account::{Account, Charge, Exhausted, Resource};
 use crate::items::FINAL;
-use crate::items::memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
+use crate::items::row_memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
 use crate::items::spec::Propagation;
 use crate::items::wire::{BATCH_BYTES, Encoder, Entry, Head, PartitionId};
 use crate::peer::PeerId;
@@ -51,8 +51,8 @@ pub(super) struct Sent {
 pub(super) struct Batch {
     pub(super) partition: PartitionId,
     pub(super) head: Head,
-    /// The turn in which all that was due was taken; for one that answers a fetch that in which the fetch came, since those before it are
-    /// answered first.
+    /// The turn in which all that was due was taken; for one that answers a fetch that in which the fetch came, since those
+    /// before it are answered first.
     pub(super) turn: u64,
     /// Their values stand in `values` one after the other.
     pub(super) rows: Vec<Sent>,
@@ -83,7 +83,7 @@ impl Batch {
         self.values.len() + self.rows.len() * size_of::<Sent>()
     }
 
-    /// Makes room for the values of `rows` more rows, where it is paid for; where it begins.
+    /// Makes room for the values of `rows` more rows, if it is paid for. Returns where it begins.
     fn room(&mut self, rows: u32) -> Result<usize, Exhausted> {
         let start = self.values.len();
         let bytes = rows as usize * self.row_bytes;
@@ -96,7 +96,7 @@ impl Batch {
         Ok(start)
     }
 
-    /// All of it is taken: what was paid too much is given back.
+    /// All of it is taken: what was charged too much is given back.
     fn whole(mut self, head: Head) -> Self {
         self.charge.shrink_to(self.kept_bytes() as u64);
         Self { head, ..self }
@@ -120,7 +120,8 @@ impl Batch {
         self.rows.push(Sent { place, count, look, value: true });
     }
 
-    /// Takes the rows of some slots that changed after set `after`, as they were at one moment.
+    /// Takes the rows of some slots that changed after set `after`, as they were at one moment. With `torn_stays` those that are
+    /// torn are left out: their writer has gone, so they are never made whole.
     fn take<M: Memory>(
         &mut self,
         memory: &M,
@@ -128,6 +129,7 @@ impl Batch {
         mut place: u32,
         now: Moment,
         after: u64,
+        torn_stays: bool,
     ) -> Result<(), Halt> {
         let (run, from) = (memory.run(), self.rows.len());
         let mut slot = slots.start;
@@ -135,19 +137,28 @@ impl Batch {
             let whole = run > 0 && slot.is_multiple_of(run) && slots.end - slot >= run;
             let mut count = if whole { run } else { 1 };
             let start = self.room(count)?;
-            let together = if whole { memory.read_run(slot, now, &mut self.values[start..])? } else { None };
+            let together = match whole {
+                true => memory.read_run(slot, now, &mut self.values[start..]),
+                false => Ok(None),
+            };
             let look = match together {
-                Some(look) => look,
-                None => {
+                Ok(Some(look)) => Ok(look),
+                Err(Torn) if !torn_stays => Err(Torn),
+                Ok(None) | Err(Torn) => {
                     count = 1;
                     self.values.truncate(start + self.row_bytes);
-                    memory.read(slot, now, &mut self.values[start..])?
+                    memory.read(slot, now, &mut self.values[start..])
                 }
             };
-            if look.number > after {
-                self.extend(from, place, count, look);
-            } else {
-                self.values.truncate(start);
+            match look {
+                // Rows that come in whole sets have no limits of their own. Where their producer has written one all the same, in
+                // memory that it shares, a row may carry a set that is not finished: a peer that is sent such a row takes this
+                // side for one that breaks the protocol.
+                Ok(look) if look.number > after && look.number <= now.done => {
+                    self.extend(from, place, count, look);
+                }
+                Err(Torn) if !torn_stays => return Err(Halt::Torn),
+                Ok(_) | Err(Torn) => self.values.truncate(start),
             }
             (slot, place) = (slot + count, place + count);
         }
@@ -223,6 +234,7 @@ pub(super) fn eager<M: Memory>(
     let row_bytes = partition.shape.row_bytes as usize;
     let mut slots = Vec::new();
     for attempt in 0..ATTEMPTS {
+        let torn_stays = partition.ended && attempt + 1 == ATTEMPTS;
         let now = partition.memory.now();
         collect(partition, scratch);
         let Some(subscriber) = partition.subscribers.get_mut(&peer).filter(|subscriber| subscriber.ready)
@@ -240,7 +252,7 @@ pub(super) fn eager<M: Memory>(
         };
         let taken = slots.iter().try_for_each(|range| {
             let place = subscriber.rows.place(range.start.into()).unwrap_or(0) as u32;
-            batch.take(&partition.memory, range.clone(), place, now, subscriber.done)
+            batch.take(&partition.memory, range.clone(), place, now, subscriber.done, torn_stays)
         });
         match taken {
             Ok(()) => {}
@@ -392,10 +404,7 @@ pub(super) fn fetched<M: Memory>(
             }
             let (serial, ticket) = (subscriber.serial, pending.ticket);
             let head = Head { serial, ticket, apart: true, ..Head::default() };
-            // Where sets are sent, a flush waits for these, whatever was fetched.
-            if subscriber.propagation != Propagation::Eager {
-                batch.turn = pending.turn;
-            }
+            batch.turn = pending.turn;
             subscriber.fetches.remove(at);
             return Ok(Some(batch.whole(head)));
         }

@@ -5,8 +5,8 @@ use super::{
     Broken, ENTRY_BYTES, FREE_BYTES, Host, Kept, Needs, Node, Partition, Upstream, Waiting, answers, keep,
     most_needs,
 };
-use crate::items::memory::Changed;
-use crate::items::memory::Memory;
+use crate::items::row_memory::Changed;
+use crate::items::row_memory::Memory;
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
 use crate::items::wire::{Entries, Entry, Head, Message, PartitionId, Shape};
@@ -16,13 +16,13 @@ impl<H: Host> Node<H> {
     /// Takes a message, without its length, of a peer. On an error the peer is to be taken for lost.
     pub fn receive(&mut self, peer: PeerId, record: &[u8]) -> Result<(), Broken> {
         self.take(peer, record)?;
-        // Nothing more is taken of who has asked for more than it can pay for.
+        // Nothing more is taken from a peer that has asked for more than it can pay for.
         let overdrawn = self.peers.get_mut(&peer).and_then(|connection| connection.overdrawn.take());
         overdrawn.map_or(Ok(()), Err)
     }
 
     pub(super) fn take(&mut self, peer: PeerId, record: &[u8]) -> Result<(), Broken> {
-        // A long message that is no rows is a set of rows, which takes more memory than it has bytes.
+        // A long message other than rows is a set of rows, which takes more memory than it has bytes.
         let _decoded = match record.len() > FREE_BYTES as usize && !Message::is_rows(record) {
             true => keep(&self.host.account(peer), "a long message", RowSet::decoded_bytes(record))?,
             false => Kept::default(),
@@ -89,6 +89,11 @@ impl<H: Host> Node<H> {
     ) -> Result<(), Broken> {
         let (account, turn) = (self.host.account(peer), self.turn);
         let Some(subscriber) = self.subscriber(id, peer)? else { return Ok(()) };
+        // The answer would be rows by themselves, for which a peer that passes them on takes their source for one that
+        // breaks the protocol.
+        if subscriber.propagation == Propagation::Eager {
+            return Err(Broken::Nonsense("a fetch where sets are sent"));
+        }
         if places.end() > subscriber.rows.len() {
             return Err(Broken::Nonsense("a fetch of rows that it has not subscribed to"));
         }
@@ -101,7 +106,7 @@ impl<H: Host> Node<H> {
         let Some(Partition { memory, ended, subscribers, .. }) = self.partitions.get_mut(&id) else {
             return Ok(());
         };
-        // What is not here never comes: who asks for it hears that from those who know who has gone.
+        // What is not here never comes: a peer that asks for it hears that from those that know which workers have gone.
         if *ended && !answers(memory, &slots, version) {
             return Ok(());
         }
@@ -124,7 +129,7 @@ impl<H: Host> Node<H> {
         Ok(())
     }
 
-    /// Who asks; `None` if it is sent nothing, whatever it asks.
+    /// The subscriber that asks; `None` if it is sent nothing, whatever it asks.
     fn subscriber(&mut self, id: PartitionId, peer: PeerId) -> Result<Option<&mut Subscriber>, Broken> {
         const NOT_SUBSCRIBED: Broken =
             Broken::Nonsense("a question about rows that it has not subscribed to");

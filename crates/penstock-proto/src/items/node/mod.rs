@@ -1,9 +1,9 @@
 //! Who is sent what, when: one machine for a server, for a producer and for a consumer on another host.
 //!
-//! A node holds *partitions*: rows of one producer of one table. A partition's rows come from memory that is written on this host, or from a
-//! peer; they go to peers that have subscribed to them. On a producer's host the worker's node holds the partition and its one
-//! subscriber, the home; at the home the partition comes from that peer (or from shared memory) and goes to all consumers on other hosts;
-//! a consumer's node holds a mirror without subscribers.
+//! A node holds *partitions*: rows of one producer of one table. A partition's rows come from memory that is written on this
+//! host, or from a peer; they go to peers that have subscribed to them. On a producer's host the worker's node holds the
+//! partition and its one subscriber, the home; at the home the partition comes from that peer (or from shared memory) and goes
+//! to all consumers on other hosts; a consumer's node holds a mirror without subscribers.
 //!
 //! | file | what |
 //! |---|---|
@@ -14,24 +14,26 @@
 //! | `batch.rs` | which rows go together |
 //!
 //! Peers are known by their [`PeerId`], and any may subscribe: a follower, a relay, a worker that came back. Only the worker of a
-//! partition's rank may offer its rows. Whoever comes back is another peer, and is sent what it asks for itself.
+//! partition's rank may offer its rows. A worker that comes back is another peer, and is sent what it asks for itself.
 //!
 //! What is sent is always state: a *batch* of rows as they were at one moment, with the numbers of the sets that wrote them.
 //!
 //! - **N-1** Rows of one set reach a subscriber together: a batch is taken at one moment between two sets, and applied as one.
 //! - **N-2** Eager: when nothing is under way, each subscriber has every row as its producer last set it.
 //! - **N-3** Lazy: a row is sent only in answer to a fetch, and never older than it asks for.
-//! - **N-4** Bounded: a row is sent only if some consumer behind the subscriber needs a version that the subscriber lacks, and it has it.
-//! - **N-5** A connection that breaks loses nothing: a subscription names what the subscriber has, and what it wants goes on coming to who
-//!   passes it on, since its producer may be gone when it is back. Nor does what a producer had under way as it left: a flush that is answered
-//!   behind another subscription is repeated.
+//! - **N-4** Bounded: a row is sent only if some consumer behind the subscriber needs a version that the
+//!   subscriber lacks, and it has it.
+//! - **N-5** A connection that breaks loses nothing: a subscription names what the subscriber has, and the rows that it
+//!   wants, where they come without being fetched, go on coming to the node that passes them on, since their producer may be
+//!   gone when it is back. Nor does what a producer had under way as it left: a flush that is answered behind another
+//!   subscription is repeated.
 
 mod batch;
 mod incoming;
 mod outgoing;
 mod subscriber;
 
-use super::memory::{Changed, Memory};
+use super::row_memory::{Changed, Memory};
 use super::rows::RowSet;
 use super::spec::Propagation;
 use super::wire::{Encoder, Malformed, Message, PartitionId, Shape};
@@ -43,15 +45,19 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use subscriber::Subscriber;
 
-/// Most versions that a consumer's need may name: one for each of so many gets that wait, the newest that one asked for, and the one that
-/// the next will ask for.
+/// Most versions that a consumer's need may name: one for each of so many gets that wait, the newest that one asked for, and
+/// the one that the next will ask for.
 const MOST_NEEDS: usize = 1024 + 2;
 
-/// How often other rows may be wanted of a source than before: every worker comes once and goes once. One that wants others again and
-/// again would keep a flush of the source, which is repeated for each, from ever coming back: from then on all rows are wanted.
+/// How often the rows that are wanted of a source may change, or fetches be withdrawn, not counting each peer's first
+/// rows. A peer that wants other rows again and again would keep a flush of the source, which is repeated for each change, from
+/// ever coming back: from then on all rows are wanted, and fetches are kept.
 const MOST_CHANGES: u32 = 2 * MAX_WORKERS;
+/// The same for all tables of a source together: a flush is repeated for each of them.
+const MOST_CHANGES_IN_ALL: u32 = 4 * MOST_CHANGES;
 
-/// Most versions that a peer's need may name: who passes rows on says what all those behind it need, and cannot make them need less.
+/// Most versions that a peer's need may name: a peer that passes rows on says what all those behind it need, and cannot make
+/// them need less.
 fn most_needs(peer: PeerId) -> usize {
     match peer.role {
         Role::Server | Role::Relay => MOST_NEEDS * MAX_WORKERS as usize,
@@ -90,7 +96,7 @@ pub trait Host {
 /// A peer said what no honest one says.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
-    /// Bytes that are no message.
+    /// Bytes that are not a message.
     #[error(transparent)]
     Malformed(#[from] Malformed),
     /// A message that makes no sense from this peer.
@@ -126,7 +132,7 @@ struct Upstream {
     receiving: bool,
     /// Whether this connection has heard the subscription.
     heard: bool,
-    /// How often other rows were wanted than before.
+    /// How often the rows that are wanted changed, or fetches were no longer wanted.
     changes: u32,
 }
 
@@ -134,7 +140,7 @@ struct Upstream {
 struct Partition<M> {
     memory: M,
     shape: Shape,
-    /// Who writes the rows; `None`: somebody behind the source.
+    /// The peer that writes the rows; `None`: one behind the source.
     producer: Option<PeerId>,
     /// `None`: this host, or a producer that has gone.
     upstream: Option<Upstream>,
@@ -144,18 +150,18 @@ struct Partition<M> {
     ended: bool,
     /// The peer that is told of rows that are produced here.
     home: Option<PeerId>,
-    /// Whether the producer here leaves: who subscribes from now on, perhaps again, is sent all that it subscribes to.
+    /// Whether the producer here leaves: a peer that subscribes from now on, perhaps again, is sent all that it subscribes to.
     leaving: bool,
     subscribers: BTreeMap<PeerId, Subscriber>,
-    /// Who had subscribed and is not here, but may come again: the source goes on sending its rows here, since they may be gone with their
-    /// producer when it comes.
+    /// Peers that had subscribed and are not here, but may come again: the source goes on sending their rows here, since they may
+    /// be gone with their producer when the peer comes.
     away: BTreeMap<PeerId, Away>,
-    /// Who has subscribed to other rows than these, and is sent none: it or their producer has said something else than was declared, and
-    /// which of both is not known here.
+    /// Peers that have subscribed to other rows than these, and are sent none: they or the producer have said something other
+    /// than what was declared, and which of the two is not known here.
     mistaken: BTreeSet<PeerId>,
-    /// Who has subscribed, its producer apart, and has not gone for good: one whose connection broke comes again.
+    /// Peers that have subscribed, the producer apart, and have not gone for good: one whose connection broke comes again.
     asked: BTreeSet<PeerId>,
-    /// Low half of the number of the last set that the change log told of.
+    /// Low half of the number of the last set that the change log reported.
     heard: u32,
     /// Bytes of rows that were sent and that came.
     traffic: (u64, u64),
@@ -185,7 +191,7 @@ fn wanted_bytes(rows: &RowSet) -> u64 {
     ENTRY_BYTES + 3 * rows.kept_bytes()
 }
 
-/// Bytes of what is kept for each version that somebody needs: here, and among those that are needed of the source.
+/// Bytes of what is kept for each version that a peer needs: here, and among those that are needed of the source.
 const NEED_BYTES: u64 = 3 * size_of::<u64>() as u64;
 /// Bytes of messages for a peer that are not charged: what is always under way.
 const FREE_BYTES: u64 = 64 * 1024;
@@ -220,11 +226,12 @@ struct Flush {
 struct Connection {
     account: Account,
     messages: Vec<u8>,
-    /// Flushes that are through, and answers to flushes: said behind what is wanted of the peer's partitions, so that who flushes knows of it.
+    /// Flushes that are through, and answers to flushes: said behind what is wanted of the peer's partitions, so that the peer
+    /// that flushes knows of it.
     flushed: Vec<u8>,
-    /// Bytes of the messages that another peer has paid for: it is for its sake that they are said.
+    /// Bytes of the messages that another peer has paid for: they are said for its sake.
     relayed: u64,
-    /// Partitions of this peer's of which others want something else than it knows.
+    /// Partitions of this peer of which others want something other than what it knows.
     wanted: BTreeSet<PartitionId>,
     /// What of the messages, here and on their way, was charged.
     unread: Charge,
@@ -261,16 +268,19 @@ pub struct Node<H: Host> {
     partitions: BTreeMap<PartitionId, Partition<H::Memory>>,
     peers: BTreeMap<PeerId, Connection>,
     waiting: BTreeMap<PartitionId, Vec<Waiting>>,
-    /// Flushes that were asked for here and are not complete: of whom, and how often that one had subscribed when each was begun.
+    /// Flushes that were asked for here and are not complete: of which peer, and how often that peer had subscribed when
+    /// each was begun.
     flushing: BTreeMap<u64, (PeerId, u64)>,
     next: u64,
     /// Counts flushes that were begun: what is taken in a later turn holds all that was finished before.
     turn: u64,
     scratch: Vec<Changed>,
-    /// Tables that all have dropped: what is still under way of them concerns nobody.
+    /// Tables that all have dropped: what is still under way of them no longer matters.
     dropped: RowSet,
     /// Peers that have gone for good.
     gone: BTreeSet<PeerId>,
+    /// By source: the changes of all its partitions.
+    changes: BTreeMap<PeerId, u32>,
 }
 
 impl<H: Host> Node<H> {
@@ -287,6 +297,7 @@ impl<H: Host> Node<H> {
             scratch: Vec::new(),
             dropped: RowSet::default(),
             gone: BTreeSet::new(),
+            changes: BTreeMap::new(),
         }
     }
 
@@ -300,8 +311,8 @@ impl<H: Host> Node<H> {
         self.partitions.get_mut(&partition).map(|partition| &mut partition.memory)
     }
 
-    /// Rows that `producer` writes on this host, to be offered to `home`, or to whoever asks for them. `false` if such rows are here
-    /// already: these stay, with those who have subscribed to them.
+    /// Rows that `producer` writes on this host, to be offered to `home`, or to any peer that asks for them. `false` if such rows
+    /// are here already: these stay, with their subscribers.
     pub fn produce(
         &mut self,
         id: PartitionId,
@@ -347,7 +358,8 @@ impl<H: Host> Node<H> {
         flushing.into_iter().for_each(|id| _ = self.begin_flush(id, peer, false));
     }
 
-    /// The connection to a peer is gone: what it was to be sent, it will ask for again. The rows that it wants are wanted all the same.
+    /// The connection to a peer is gone: what it was to be sent, it will ask for again, and what it has fetched. The rows that
+    /// it wants are wanted all the same.
     pub fn lost(&mut self, peer: PeerId) {
         if self.peers.remove(&peer).is_none() {
             return;
@@ -363,13 +375,14 @@ impl<H: Host> Node<H> {
                 (upstream.receiving, upstream.heard) = (false, false);
             }
             partition.mistaken.remove(&peer);
-            if partition.miss(peer) {
+            if let Some(gone) = self.unsubscribe(id, peer) {
+                self.miss(id, peer, gone);
                 self.merge_needs(id);
             }
         }
     }
 
-    /// Whether somebody has subscribed to a partition.
+    /// Whether any peer has subscribed to a partition.
     pub fn is_wanted(&self, partition: PartitionId) -> bool {
         self.partitions.get(&partition).is_some_and(|partition| !partition.subscribers.is_empty())
     }
@@ -399,12 +412,14 @@ impl<H: Host> Node<H> {
         Some(ticket)
     }
 
-    /// Bounded: from now on the consumer here needs these versions, ascending: what its gets wait for, and what the next will ask for.
+    /// Bounded: from now on the consumer here needs these versions, ascending: what its gets wait for, and
+    /// what the next will ask for.
     pub fn need(&mut self, id: PartitionId, versions: Vec<u64>) {
         self.set_needs(id, versions);
     }
 
-    /// Asks `peer` to say, to [`Host::flushed`], when all that was set here has come there, and all that was due here has been sent.
+    /// Asks `peer` to say, to [`Host::flushed`], when all that was set here has come there, and all that
+    /// was due here has been sent.
     pub fn flush(&mut self, peer: PeerId) -> u64 {
         self.next += 1;
         self.flushing.insert(self.next, (peer, 0));
@@ -412,7 +427,7 @@ impl<H: Host> Node<H> {
         self.next
     }
 
-    /// The producer here leaves: whoever passes its rows on gets all that it subscribed to, since it can ask for none later.
+    /// The producer here leaves: a peer that passes its rows on gets all that it subscribed to, since it can ask for none later.
     pub fn hand_over(&mut self) {
         for partition in self.partitions.values_mut().filter(|partition| partition.home.is_some()) {
             partition.leaving = true;
@@ -423,8 +438,8 @@ impl<H: Host> Node<H> {
         }
     }
 
-    /// All workers have dropped a table: its rows are neither kept nor passed on any more, and what a peer still says of them is not
-    /// listened to.
+    /// All workers have dropped a table: its rows are neither kept nor passed on any more, and what a peer still says of them is
+    /// not listened to.
     pub fn drop_table(&mut self, table: u32) {
         self.dropped = self.dropped.union(&RowSet::from_rows([table.into()]));
         self.waiting.retain(|id, _| id.table != table);
@@ -432,10 +447,11 @@ impl<H: Host> Node<H> {
         self.remove(&ids);
     }
 
-    /// A peer has gone for good. What it produced is kept as long as somebody who is here has asked for it, and no longer: nobody knows
-    /// here which tables there are. Returns what is not kept any more.
+    /// A peer has gone for good. What it produced is kept as long as a peer that is here has asked for it, and no longer: this
+    /// node does not know which tables there are. Returns what is not kept any more.
     pub fn forget(&mut self, peer: PeerId) -> BTreeSet<PartitionId> {
         self.gone.insert(peer);
+        self.changes.remove(&peer);
         self.waiting.retain(|_, waiting| {
             waiting.retain(|waiting| waiting.peer != peer);
             !waiting.is_empty()
@@ -460,6 +476,11 @@ impl<H: Host> Node<H> {
     fn remove(&mut self, ids: &BTreeSet<PartitionId>) {
         for id in ids {
             let Some(partition) = self.partitions.remove(id) else { continue };
+            if let Some(upstream) = &partition.upstream
+                && let Some(changes) = self.changes.get_mut(&upstream.peer)
+            {
+                *changes = changes.saturating_sub(upstream.changes);
+            }
             if partition.made {
                 self.host.unmade(*id, &partition.shape);
             }
@@ -479,7 +500,7 @@ impl<H: Host> Node<H> {
     fn begin_flush(&mut self, id: u64, peer: PeerId, asked: bool) -> Result<(), Broken> {
         self.collect_all();
         self.turn += 1;
-        // Behind its last answer it is looked at once more: then it is known that there is none before the flush.
+        // It is looked at once more behind its last answer: then it is known that none is left before the flush.
         let subscribers = self.partitions.values_mut().filter_map(|it| it.subscribers.get_mut(&peer));
         subscribers.for_each(|it| it.dirty |= !it.fetches.is_empty());
         let partitions = self.unsent(peer);
@@ -526,7 +547,8 @@ impl<H: Host> Node<H> {
         }
     }
 
-    /// What is wanted of a partition has changed. Its source is told when it is next sent something: once, however often it changes.
+    /// What is wanted of a partition has changed. Its source is told when it is next sent something: once,
+    /// however often it changes.
     fn want(&mut self, id: PartitionId) {
         let upstream = self.partitions.get(&id).and_then(|partition| partition.upstream.as_ref());
         let connection = upstream.and_then(|upstream| self.peers.get_mut(&upstream.peer));
@@ -593,7 +615,7 @@ impl<H: Host> Node<H> {
         }
     }
 
-    /// Lets in those who have waited for a partition.
+    /// Lets in those that have waited for a partition.
     fn admit(&mut self, id: PartitionId) {
         for waiting in self.waiting.remove(&id).unwrap_or_default() {
             let Waiting { peer, shape, done, serial, rows, needs, fetches, away, kept } = waiting;
@@ -617,7 +639,8 @@ impl<H: Host> Node<H> {
         }
     }
 
-    /// Who waited for a partition was not here when that came: its rows are wanted for when it comes again.
+    /// A peer that waited for a partition was not here when the partition came: its rows are wanted for when the
+    /// peer comes again.
     fn expect(&mut self, id: PartitionId, peer: PeerId, shape: Shape, rows: RowSet) {
         let account = self.host.account(peer);
         let Some(partition) = self.partitions.get_mut(&id) else { return };
@@ -625,12 +648,12 @@ impl<H: Host> Node<H> {
         if !fits || partition.producer == Some(peer) {
             return;
         }
-        partition.asked.insert(peer);
+        let first = partition.asked.insert(peer);
         // Where that cannot be kept it is asked for later.
         let Ok(kept) = keep(&account, "a subscription", wanted_bytes(&rows)) else { return };
         if partition.upstream.is_some() {
             partition.away.insert(peer, Away { rows, _kept: kept });
-            self.ask_source(id);
+            self.ask_source(id, first);
         }
     }
 
@@ -648,12 +671,14 @@ impl<H: Host> Node<H> {
         if rows.end() > u64::from(shape.slots) || rows.is_empty() {
             return Err(Broken::Nonsense("a subscription to other rows than there are"));
         }
-        if shape != partition.shape {
-            // One that expects other rows than there are hears of nothing; its own wait ends it.
-            partition.subscribers.remove(&peer);
-            partition.away.remove(&peer);
+        let differs = shape != partition.shape;
+        self.unsubscribe(id, peer);
+        let Some(partition) = self.partitions.get_mut(&id) else { return Ok(()) };
+        partition.away.remove(&peer);
+        if differs {
+            // A peer that expects other rows than there are hears nothing; its own wait ends it.
             partition.mistaken.insert(peer);
-            // Also when the producer has gone: who is ignored is not to be lost for rows that are there no more.
+            // Also when the producer has gone: a peer that is ignored must not be lost for rows that are gone.
             if partition.producer != Some(peer) {
                 partition.asked.insert(peer);
             }
@@ -665,8 +690,6 @@ impl<H: Host> Node<H> {
         let bytes = wanted_bytes(&rows) + (rows.len() + 1024) * size_of::<Changed>() as u64;
         let bounded = shape.propagation == Propagation::Bounded;
         let had = if bounded { rows.len() * size_of::<(u64, u64)>() as u64 } else { 0 };
-        partition.subscribers.remove(&peer);
-        partition.away.remove(&peer);
         let kept = keep(&account, "a subscription", bytes + had)?;
         // What was heard before it came is not told to it.
         collect(partition, &mut self.scratch);
@@ -696,25 +719,64 @@ impl<H: Host> Node<H> {
         if let Some(connection) = self.peers.get_mut(&peer) {
             connection.subscribed += 1;
         }
-        if partition.producer != Some(peer) {
-            partition.asked.insert(peer);
-        }
-        self.ask_source(id);
+        let first = partition.producer != Some(peer) && partition.asked.insert(peer);
+        self.ask_source(id, first);
         Ok(())
     }
 
-    /// Who wants what of a partition has changed, perhaps.
-    fn ask_source(&mut self, id: PartitionId) {
+    /// A peer is sent nothing more, at least until it subscribes again. What it has fetched is not asked of the source any
+    /// more, which hears that as it is told anew what is wanted: a subscription replaces all that it keeps.
+    fn unsubscribe(&mut self, id: PartitionId, peer: PeerId) -> Option<Subscriber> {
+        let Self { partitions, changes, .. } = self;
+        let partition = partitions.get_mut(&id)?;
+        let gone = partition.subscribers.remove(&peer)?;
+        let Some(upstream) = &mut partition.upstream else { return Some(gone) };
+        let relayed: Vec<u64> = gone.fetches.iter().filter_map(|pending| pending.relayed).collect();
+        let asked = relayed.iter().any(|ticket| upstream.fetches.contains_key(ticket));
+        // Where the source has been told too often, it keeps them, and the peer that asked goes on paying for them.
+        let changes = changes.entry(upstream.peer).or_default();
+        if !asked || upstream.heard && !upstream.may_change(*changes) {
+            return Some(gone);
+        }
+        relayed.iter().for_each(|ticket| _ = upstream.fetches.remove(ticket));
+        if std::mem::take(&mut upstream.heard) {
+            // What is under way was sent for what was wanted before: of what others have fetched it comes again.
+            upstream.serial += 1;
+            upstream.receiving = false;
+            partition.memory.abort();
+            (upstream.changes, *changes) = (upstream.changes + 1, *changes + 1);
+            self.want(id);
+        }
+        Some(gone)
+    }
+
+    /// A subscriber is not here any more, and may come again.
+    fn miss(&mut self, id: PartitionId, peer: PeerId, gone: Subscriber) {
         let Some(partition) = self.partitions.get_mut(&id) else { return };
+        let Subscriber { rows, _kept: mut kept, .. } = gone;
+        if partition.upstream.is_some() && partition.asked.contains(&peer) {
+            kept[0].shrink_to(wanted_bytes(&rows));
+            partition.away.insert(peer, Away { rows, _kept: kept });
+        }
+    }
+
+    /// What is wanted of a partition may have changed: by a peer's `first` subscription to it, of which there is only one, or
+    /// in another way.
+    fn ask_source(&mut self, id: PartitionId, first: bool) {
+        let Self { partitions, changes, .. } = self;
+        let Some(partition) = partitions.get_mut(&id) else { return };
         let Some(upstream) = &mut partition.upstream else { return };
+        let changes = changes.entry(upstream.peer).or_default();
         let here = partition.subscribers.values().map(|subscriber| &subscriber.rows);
         let away = partition.away.values().map(|away| &away.rows);
-        let wanted = match upstream.changes < MOST_CHANGES {
+        let wanted = match upstream.may_change(*changes) {
             true => here.chain(away).fold(RowSet::default(), |all, rows| all.union(rows)),
             false => RowSet::from_ranges(std::iter::once(0..upstream.shape.slots.into())),
         };
         if wanted != upstream.rows {
-            upstream.changes += 1;
+            if !first {
+                (upstream.changes, *changes) = (upstream.changes + 1, *changes + 1);
+            }
             // Rows that are new to this node must come before it can say how they were after some set.
             (upstream.rows, upstream.done) = (wanted, 0);
             upstream.serial += 1;
@@ -784,18 +846,7 @@ impl<M: Memory> Partition<M> {
         }
     }
 
-    /// A peer is not here any more. `false` if it had not subscribed.
-    fn miss(&mut self, peer: PeerId) -> bool {
-        let Some(gone) = self.subscribers.remove(&peer) else { return false };
-        let Subscriber { rows, _kept: mut kept, .. } = gone;
-        if self.upstream.is_some() && self.asked.contains(&peer) {
-            kept[0].shrink_to(wanted_bytes(&rows));
-            self.away.insert(peer, Away { rows, _kept: kept });
-        }
-        true
-    }
-
-    /// Nobody is asked any more, and nobody waits for what has not come by now: those rows are as if they had never been set.
+    /// No peer is asked any more, and none waits for what has not come by now: those rows are as if they had never been set.
     fn end_with_its_producer(&mut self) {
         self.ended = true;
         self.away.clear();
@@ -810,7 +861,8 @@ impl<M: Memory> Partition<M> {
     }
 }
 
-/// Whether the rows of a producer that has gone answer a fetch: they are fresh enough, and were current together. In doubt they do.
+/// Whether the rows of a producer that has gone answer a fetch: they are fresh enough, and were current
+/// together. In doubt they do.
 fn answers<M: Memory>(memory: &M, slots: &[u32], version: u64) -> bool {
     let now = memory.now();
     let (mut newest, mut as_of) = (0, u64::MAX);
@@ -857,6 +909,12 @@ impl Upstream {
             heard: false,
             changes: 0,
         }
+    }
+
+    /// Whether it may be told once more that something else is wanted: there is a bound for this partition, and one for all of
+    /// the source's.
+    fn may_change(&self, in_all: u32) -> bool {
+        self.changes < MOST_CHANGES && in_all < MOST_CHANGES_IN_ALL
     }
 
     /// Places on the wire of slots of the source.

@@ -53,7 +53,7 @@ impl<H: Host> Node<H> {
         loop {
             self.say_wanted(peer);
             let Some(connection) = self.peers.get_mut(&peer) else { return false };
-            // What was taken before has gone: whoever takes it takes no more until then.
+            // What was taken before has gone: its taker takes no more until then.
             if out.is_empty() {
                 connection.unread.shrink_to(0);
                 connection.note_messages();
@@ -198,8 +198,9 @@ impl<H: Host> Node<H> {
             .collect();
         let account = self.host.account(peer);
         for (at, version, slots) in asks {
-            // Where it cannot be kept it is asked for later.
-            let Ok(kept) = keep(&account, "a fetch", ENTRY_BYTES + slots.kept_bytes()) else { return };
+            // Here its rows stand as a set, at the source one by one. Where that cannot be kept it is asked for later.
+            let bytes = ENTRY_BYTES + slots.kept_bytes() + slots.len() * size_of::<u32>() as u64;
+            let Ok(kept) = keep(&account, "a fetch", bytes) else { return };
             let ticket = self.fetch_slots(id, slots, version, kept);
             if let Some(pending) = self
                 .partitions

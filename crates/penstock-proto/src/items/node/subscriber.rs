@@ -1,6 +1,6 @@
 //! A peer that is sent rows of a partition: what it has, what may have changed since, and what it waits for.
 
-use crate::items::memory::{Changed, Moment};
+use crate::items::row_memory::{Changed, Moment};
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
 use std::collections::VecDeque;
@@ -36,8 +36,8 @@ pub(super) struct Subscriber {
     /// Eager: its rows are as after this set, and it knows this floor.
     pub(super) done: u64,
     pub(super) floor: u64,
-    /// Rows that may have changed; or `all`, which stays until a moment after the last set of those that were not listed: `until`,
-    /// the low half of its number.
+    /// Rows that may have changed; or `all`, which stays until a moment after the last set of those that were not listed:
+    /// `until`, the low half of its number.
     pub(super) changed: Vec<Changed>,
     pub(super) all: bool,
     pub(super) until: Option<u32>,
@@ -94,7 +94,7 @@ pub(super) fn follows(set: u32, other: u32) -> bool {
 pub(super) fn candidates(subscriber: &mut Subscriber, now: Moment) -> Vec<Range<u32>> {
     let subscribed = |range: &Range<u64>| range.start as u32..range.end as u32;
     if subscriber.all {
-        // Of a set that is not finished any row may have been among those that were not listed.
+        // Any row of a set that is not finished may have been among those that were not listed.
         subscriber.until = subscriber.until.filter(|&until| follows(until, now.done as u32));
         subscriber.all = subscriber.until.is_some();
         return subscriber.rows.ranges().iter().map(subscribed).collect();

@@ -57,7 +57,7 @@ impl Job {
         fate.expect_notes(membership.servers.iter().filter(|at| is_here(at)).filter_map(note).collect());
         let mut links = Vec::new();
         if let Err(error) = join_all(&mut links, membership, &who, &options, &fate, deadline) {
-            // Those that took this worker in would name it alone.
+            // Servers that took this worker in would otherwise name it alone.
             let how = match (fate.failure(), &error) {
                 (Some(failure), _) => Departure::Heard(failure),
                 (None, Error::Failed(failure)) => Departure::Heard(failure.clone()),
@@ -67,7 +67,7 @@ impl Job {
             links.into_iter().for_each(|link| link.part(how.clone()));
             return Err(error);
         }
-        fate.expect_notes(Vec::new());
+        fate.joined();
         let membership = Some((membership.clone(), who.session));
         Ok(Self::new(links, fate, &who, options, None, membership))
     }
@@ -128,7 +128,7 @@ fn is_here(endpoint: &Endpoint) -> bool {
     endpoint.host.as_ref().is_none_or(|host| *host == crate::host::id())
 }
 
-/// Where it is noted who is lost before this worker has joined.
+/// Where it is noted which process is lost, for those that no server tells.
 fn note(endpoint: &Endpoint) -> Option<std::path::PathBuf> {
     endpoint.unix.as_deref().map(crate::notes::beside)
 }
@@ -170,7 +170,8 @@ fn join(
     }
 }
 
-/// Joins a server of this host, again and again where it has no room to listen: many stand before it then, who may be no workers.
+/// Joins a server of this host, again and again where it has no room to listen: many stand before it then, which may
+/// not be workers.
 fn join_here(
     path: &std::path::Path,
     mut connection: Connection,

@@ -56,7 +56,7 @@ pub struct Stats {
     pub slack: u32,
 }
 
-/// Who was at a barrier.
+/// Which workers were at a barrier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gathered {
     /// Workers that stood there.
@@ -83,7 +83,8 @@ pub(super) struct Inner {
     pub(super) counters: Counters,
     /// Iterations completed.
     clock: AtomicU64,
-    /// Shared while something is stamped with the clock, so that none is stamped with the past; the clock moves for who is alone.
+    /// Shared while something is stamped with the clock, so that none is stamped with the past; the clock moves for a
+    /// thread that is alone.
     pub(super) stamping: Floor,
     /// Of the threads of this worker that come to a barrier.
     gathering: Turn,
@@ -100,12 +101,13 @@ pub(super) struct Inner {
     /// What chooses slack, by its bounds, and when the iteration began.
     adaptive: Mutex<BTreeMap<Adaptive, Arc<Mutex<Controller>>>>,
     began: Mutex<Option<Instant>>,
-    /// The tables, which are told of the clock. They live until they are dropped or the job ends, whoever has a handle: others wait
-    /// for their rows.
+    /// The tables, which are told of the clock. They live until they are dropped or the job ends, whether or not a handle is
+    /// left: others wait for their rows.
     pub(super) tables: Mutex<Vec<Arc<TableInner>>>,
     /// By name, how far their declarations have come.
     pub(super) declared: Mutex<BTreeMap<String, Arc<Progress>>>,
-    /// The same of tensors. They live until the job ends, whoever has a handle: the servers give this worker no second lane.
+    /// The same for tensors. They live until the job ends, whether or not a handle is left: the servers give this worker
+    /// no second lane.
     pub(super) tensors: Mutex<BTreeMap<String, Arc<TensorProgress>>>,
     /// Whether other threads may use the job while one waits.
     pub(super) company: Company,
@@ -121,7 +123,7 @@ impl Inner {
         self.links().first().map(|link| Arc::clone(link.crowd()))
     }
 
-    /// How long who stands in line behind other threads of this worker may sleep until it looks again.
+    /// How long a thread that stands in line behind other threads of this worker may sleep until it looks again.
     pub(super) fn look(&self, what: &str, deadline: Deadline) -> Result<Duration, Error> {
         self.fate.check()?;
         // Before a signal handler may fork: the rings are not the child's.
@@ -159,6 +161,8 @@ impl Inner {
             Error::Protocol { server, what }
         };
         let (membership, session) = self.membership.as_ref().ok_or_else(nowhere)?;
+        let lease = self.links().get(server as usize).map(|link| link.welcome.lease_ms);
+        let lease = lease.map_or(self.options.lease, Duration::from_millis);
         let address = membership.servers.get(server as usize).and_then(|endpoint| endpoint.tcp.clone());
         let Membership { job, secret, rank, .. } = membership;
         let dialer = Dialer::new(address.ok_or_else(nowhere)?, job, *secret, &self.options);
@@ -168,7 +172,8 @@ impl Inner {
             purpose: Purpose::Items { peer: PeerId::worker(*rank), session: *session },
             dialer: dialer.map_err(StartError::from)?,
             fate: Arc::clone(&self.fate),
-            lease: self.options.lease,
+            // The servers', which may be another than this worker was told.
+            lease,
         };
         let relay = Arc::new(Relay::start(setup)?);
         relays.insert(server, Arc::clone(&relay));
@@ -188,7 +193,7 @@ impl Inner {
     /// The most slack that is in force where it is chosen by waiting.
     fn widest_slack(&self) -> u32 {
         if self.fate.is_abandoned() {
-            return 0; // whoever held the lock is not in this process
+            return 0; // the thread that held the lock is not in this process
         }
         lock(&self.adaptive).values().map(|one| lock(one).slack()).max().unwrap_or(0)
     }
@@ -333,8 +338,8 @@ impl Job {
         self.inner.fate.check()
     }
 
-    /// Whether this is a child of `fork`, where the job is the parent's. Unlike [`Self::check`] this tells nobody that the job has failed:
-    /// what no call has told, [`Self::leave`] still tells.
+    /// Whether this is a child of `fork`, where the job is the parent's. Unlike [`Self::check`] this does not tell that the job
+    /// has failed: what no call has told, [`Self::leave`] still tells.
     pub fn is_forked(&self) -> bool {
         self.inner.fate.is_abandoned()
     }
@@ -344,13 +349,14 @@ impl Job {
         self.inner.fate.is_closed()
     }
 
-    /// Waits until all workers stand here. After an error this worker stands here no more, so nobody passes the barrier as if it had.
-    /// Threads of one worker that come at once pass one barrier after another.
+    /// Waits until all workers stand here. After an error this worker no longer stands here, so no other passes the barrier as if
+    /// it had. Threads of one worker that come at once pass one barrier after another.
     pub fn barrier(&self, timeout: Option<Duration>) -> Result<(), Error> {
         self.meet("", timeout).map(drop)
     }
 
-    /// The same; returns who stood there. Workers that have left or were lost did not. Errors call the barrier by `what` it is for.
+    /// The same; returns which workers stood there. Workers that have left or were lost did not. Errors call the barrier by
+    /// `what` it is for.
     pub fn meet(&self, what: &str, timeout: Option<Duration>) -> Result<Gathered, Error> {
         self.inner.fate.check()?;
         let deadline = self.inner.deadline(timeout);
@@ -360,12 +366,12 @@ impl Job {
         let links = self.inner.links();
         let first = links.first().ok_or(Error::Closed)?;
         let goal = Goal::Barrier { what: what.to_owned() };
-        // Whatever says nothing, the caller waited for the barrier.
+        // Whatever does not answer, the caller waited for the barrier.
         let in_vain = |missing: Vec<u32>, silent| {
             let (barrier, waited) = (goal.to_string(), deadline.waited());
             Error::BarrierTimeout { barrier, missing, silent, waited }
         };
-        // What was submitted to another host before the barrier must have been taken there before anyone passes it.
+        // What was submitted to another host before the barrier must have been taken there before any worker passes it.
         let drained = links
             .iter()
             .try_for_each(|link| link.drain("take what came before the barrier", deadline))
@@ -388,14 +394,14 @@ impl Job {
         }
     }
 
-    /// Declares a tensor, as all workers do. The same declaration again gives the same tensor, from whichever thread; one that failed
-    /// on its way goes on from there.
+    /// Declares a tensor, as all workers do. The same declaration again gives the same tensor, from whichever thread; one that
+    /// failed on its way goes on from there.
     pub fn declare(&self, declaration: Declaration) -> Result<Arc<Tensor>, Error> {
         Tensor::declare(&self.inner, declaration)
     }
 
-    /// Declares a table of items, as all workers do, each with the rows that it produces and consumes. The same declaration again gives
-    /// the same table; one that failed because another worker was late is made again by the same call.
+    /// Declares a table of items, as all workers do, each with the rows that it produces and consumes. The same declaration
+    /// again gives the same table; one that failed because another worker was late is made again by the same call.
     pub fn table(&self, declaration: TableDeclaration) -> Result<Table, Error> {
         Table::declare(&self.inner, declaration)
     }

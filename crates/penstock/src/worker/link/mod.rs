@@ -123,8 +123,8 @@ impl Link {
     }
 
     /// Waits for room for `count` submissions in a shard's ring, at most [`CAPACITY`](penstock_fabric::ring::CAPACITY), which is
-    /// then kept: they do not wait. What several shards are told by one call is told to all or to none: the call first asks for
-    /// room at each, in the servers' and shards' order, so that no two calls keep what the other wants.
+    /// then kept: they do not wait. What one call tells several shards it tells all of them or none: the call first asks for room
+    /// at each, in the servers' and shards' order, so that no two calls keep what the other wants.
     pub(super) fn room(&self, shard: u32, count: u64, deadline: Deadline) -> Result<Room<'_>, Error> {
         self.room_while(|| self.fate.check(), shard, count, deadline)
     }
@@ -154,12 +154,12 @@ impl Link {
         }
     }
 
-    /// Whether a shard is home of one of this worker's tensors; only then it is told of every clock at once.
+    /// Whether a shard is home of one of this worker's tensors; only then is it told of every clock at once.
     pub(super) fn is_home(&self, shard: u32) -> bool {
         self.wire.outlets.is_home(shard)
     }
 
-    /// From now on it is. Then those are to be [told](outlet::Untold::tell) who were not.
+    /// From now on it is. Then those that were not told are to be [told](outlet::Untold::tell).
     pub(super) fn make_home(&self, shard: u32) {
         self.wire.outlets.make_home(shard);
     }
@@ -293,7 +293,7 @@ impl Link {
     }
 }
 
-/// One thread that waits on a link. While several do, the server is told that anything is waited for.
+/// One thread that waits on a link. While several do, the server is told that they wait for anything.
 struct Waiter<'a> {
     link: &'a Link,
     what: u32,
@@ -342,7 +342,8 @@ fn lost(server: u32, reason: &str) -> JobFailure {
 }
 
 impl Wire {
-    /// How long the link's thread may sleep as far as clocks are concerned that shards were not told. One thread for all links looks.
+    /// How long the link's thread may sleep as far as clocks are concerned that shards were not told. One
+    /// thread for all links looks.
     fn look_for_untold(&self) -> Duration {
         if self.server == 0 { TELL_CLOCK } else { Duration::MAX }
     }
@@ -357,7 +358,7 @@ impl Wire {
         let (id, bytes) = lock(&self.open).ask(body, answer).map_err(protocol)?;
         match &self.channel {
             Channel::Local(connection) => match connection.send(&bytes, &[], SendFlags::empty()) {
-                // The server has hung up. Why, the link's thread hears in a moment, and then nobody answers.
+                // The server has hung up. The link's thread hears why in a moment, and then no answer comes.
                 Ok(()) | Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {}
                 Err(errno) => {
                     lock(&self.open).settle(id);
@@ -390,8 +391,13 @@ impl Wire {
                 if let Answer::Declared { slabs: Some(spots), .. } = &body {
                     lock(&self.slabs).keep(spots, std::mem::take(&mut descriptors));
                 }
+                if body == Answer::Alive
+                    && let Channel::Remote(records) = &self.channel
+                {
+                    records.is_heard();
+                }
                 if body == Answer::Left {
-                    // Before anyone looks at what follows: the server may hang up at once.
+                    // Before any thread looks at what follows: the server may hang up at once.
                     self.left.store(true, Ordering::Release);
                     self.confirm();
                 }
@@ -414,7 +420,7 @@ impl Wire {
         }
     }
 
-    /// The server lets this worker in no more: the job has failed, or it takes the worker for another.
+    /// The server no longer lets this worker in: the job has failed, or it takes the worker for another.
     fn shut_out(&self, fate: &Fate, refusal: Refusal) -> bool {
         match refusal {
             Refusal::Ended(failure) if !self.left.load(Ordering::Acquire) => {

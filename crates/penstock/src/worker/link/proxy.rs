@@ -1,10 +1,10 @@
 //! Proxies: on a worker's side, one thread for each shard of a server on another host.
 //!
 //! A proxy stands in for the shard: it pops the same submissions from the same ring, keeps a mirror of the chunks that the
-//! shard is home of, publishes in it, counts and rings as a shard would. So everything above it is the same with and without
-//! a network. What has come, and what is asked for again on a new connection, its machine knows
-//! ([`penstock_proto::remote::mirror`]). Its frames are encoded out of the lane; values are received beside the mirror, verified, and then
-//! decoded and published in it, so that no reader ever sees half a chunk or a damaged one.
+//! shard is home of, publishes in it, counts and rings as a shard would. So everything above it is the same with and without a
+//! network. What has come, and what is asked for again on a new connection, its machine knows
+//! ([`penstock_proto::remote::mirror`]). Its frames are encoded out of the lane; values are received beside the mirror,
+//! verified, and then decoded and published in it, so that no reader ever sees half a chunk or a damaged one.
 
 use crate::thread::{self, Inbox};
 use crate::wait::{Crowd, Patience, poll};
@@ -40,6 +40,8 @@ use std::time::Duration;
 
 /// Frames that wait to be sent at most, before more is taken from the ring.
 const MOST_UNSENT: u64 = 4096;
+/// Bytes of values that one read brings at most.
+const READ: usize = 256 * 1024;
 /// Frames taken between two looks at the ring.
 const FRAMES: usize = 32;
 
@@ -100,7 +102,7 @@ impl thread::Command for Command {
 
 impl Handle {
     /// Sends a command, and wakes the proxy unless it may wait: what is declared is first named by a submission, and the proxy
-    /// takes its commands before it looks at one. So who declares many tensors wakes nobody for each.
+    /// takes its commands before it looks at one. So declaring many tensors does not wake the proxy once for each.
     pub(super) fn send(&self, command: Command) {
         match command {
             Command::Declare { .. } => self.thread.leave(command),
@@ -188,12 +190,11 @@ impl Mirrored {
     }
 }
 
-/// All mirrors, and the place beside them where payloads are received.
+/// All mirrors.
 #[derive(Default)]
 struct Mirrors {
     job: u64,
     tensors: Numbered<Mirrored>,
-    stage: Vec<u8>,
 }
 
 impl Mirrors {
@@ -219,17 +220,11 @@ impl Mirrors {
     }
 }
 
-/// A payload that is received beside the mirror: its length, and the codec that decodes it.
-#[derive(Debug, Clone, Copy)]
-struct Stage {
-    length: usize,
-    codec: &'static dyn Codec,
-}
-
 impl Places for Mirrors {
-    type Place = Stage;
+    /// What decodes the payload.
+    type Place = &'static dyn Codec;
 
-    fn place(&mut self, header: &Header) -> Result<Stage, String> {
+    fn place(&mut self, header: &Header) -> Result<Self::Place, String> {
         let Body::Notice(notice) = header.body else { return Err("a worker's frame".to_owned()) };
         if header.job != self.job || header.epoch != 0 {
             return Err("a frame of another job or epoch".to_owned());
@@ -245,7 +240,7 @@ impl Places for Mirrors {
                 state.map(|state| (Agreed::default(), state.bytes(chunk)))
             }
             Notice::Folded { .. } | Notice::Fetched { .. } | Notice::Taken if header.is_bare() => {
-                return Ok(Stage { length: 0, codec: &Raw });
+                return Ok(&Raw);
             }
             Notice::Folded { .. } | Notice::Fetched { .. } | Notice::Taken => None,
         };
@@ -253,21 +248,18 @@ impl Places for Mirrors {
             return Err(format!("{length} bytes for {notice:?}, which was not asked for"));
         };
         let codec = agreed.expect(header.encoding, length, bytes);
-        let codec = codec.map_err(|unexpected| format!("{notice:?}: {unexpected}"))?;
-        if self.stage.len() < length {
-            self.stage.resize(length, 0);
-        }
-        Ok(Stage { length, codec })
+        codec.map_err(|unexpected| format!("{notice:?}: {unexpected}"))
     }
 
-    fn memory<'a>(&'a mut self, place: &'a mut Stage) -> &'a mut [u8] {
-        &mut self.stage[..place.length]
+    /// Beside the mirror: a payload may be damaged.
+    fn memory<'a>(&'a mut self, _: &'a mut Self::Place) -> Option<&'a mut [u8]> {
+        None
     }
 }
 
 struct Wire {
     stream: Stream,
-    reader: FrameReader<Stage>,
+    reader: FrameReader<&'static dyn Codec>,
     writer: FrameWriter,
     /// Where chunks are encoded.
     outgoing: Vec<u8>,
@@ -331,7 +323,7 @@ impl Proxy {
             Ok(stream) => {
                 self.wire = Some(Wire {
                     stream,
-                    reader: FrameReader::new(),
+                    reader: FrameReader::reading(READ),
                     writer: FrameWriter::default(),
                     outgoing: Vec::new(),
                     readable: true,
@@ -419,9 +411,15 @@ impl Proxy {
             || self.wire.as_ref().is_none_or(|wire| wire.readable || (wire.writable && self.has_output(wire)))
     }
 
-    /// Asks whether the socket is ready, without waiting.
+    /// Finds out whether the socket is ready, without waiting. Whether it can be read is seen by reading, which costs no more
+    /// than a question and spares the read that follows one; a write that the socket takes little of would be worse than none.
     fn poll_wire(&mut self) {
-        self.poll(Duration::ZERO);
+        let Some(wire) = &mut self.wire else { return };
+        wire.readable = true;
+        wire.reader.look_again();
+        if !wire.writable {
+            self.poll(Duration::ZERO);
+        }
     }
 
     fn poll(&mut self, longest: Duration) {
@@ -439,7 +437,10 @@ impl Proxy {
         if let Some(wire) = &mut self.wire {
             wire.writable |= socket.contains(PollFlags::OUT);
             // Errors and hang-ups are found out by reading.
-            wire.readable |= socket.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR);
+            if socket.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
+                wire.readable = true;
+                wire.reader.look_again();
+            }
         }
     }
 
@@ -449,6 +450,8 @@ impl Proxy {
         if !self.has_work() {
             self.poll(look_every(self.setup.lease));
             self.keep_vigil();
+        } else {
+            self.inbox.wakeup().clear();
         }
         self.setup.flags.at::<Sleeping>(flags::sleeping(self.setup.shard)).awake();
     }
@@ -500,12 +503,13 @@ impl Proxy {
 
     fn receive(&mut self) -> bool {
         let mut taken = 0;
-        while taken < FRAMES {
+        // What comes behind a breach of the protocol is not looked at.
+        while taken < FRAMES && self.running {
             let Some(wire) = self.wire.as_mut().filter(|wire| wire.readable) else { break };
             match wire.reader.next(&mut wire.stream, &mut self.mirrors) {
-                Step::Frame(header, stage) => {
+                Step::Frame(header, codec) => {
                     taken += 1;
-                    self.hear(&header, stage);
+                    self.hear(&header, codec);
                 }
                 Step::Header => {}
                 Step::Nothing => wire.readable = false,
@@ -516,9 +520,9 @@ impl Proxy {
         taken > 0
     }
 
-    fn hear(&mut self, header: &Header, stage: Stage) {
-        let Body::Notice(notice) = header.body else { return };
-        let Mirrors { tensors, stage: staged, .. } = &mut self.mirrors;
+    fn hear(&mut self, header: &Header, codec: &dyn Codec) {
+        let (Body::Notice(notice), Some(wire)) = (header.body, &self.wire) else { return };
+        let tensors = &mut self.mirrors.tensors;
         let wanted =
             |id| tensors.get(id).map_or(0, |mirrored| mirrored.remote.wanted.load(Ordering::Acquire));
         let effect = match self.machine.hear(header.sequence, &notice, wanted) {
@@ -536,9 +540,8 @@ impl Proxy {
         match effect {
             Effect::Nothing => {}
             Effect::Publish { chunk, version, steps, progress, .. } => {
-                let (payload, published) = (&staged[..stage.length], Published { version, steps });
-                if let Err(refused) = mirrored.publish(chunk, stage.codec, payload, header.base(), published)
-                {
+                let (payload, published) = (wire.reader.payload(), Published { version, steps });
+                if let Err(refused) = mirrored.publish(chunk, codec, payload, header.base(), published) {
                     return self.fail(format!("it broke the protocol: chunk {chunk}: {refused}"));
                 }
                 if let Some(progress) = progress {
@@ -549,7 +552,7 @@ impl Proxy {
             }
             Effect::State { chunk, .. } => {
                 if let Some(state) = &mirrored.state {
-                    state.write(chunk, &staged[..stage.length]);
+                    state.write(chunk, wire.reader.payload());
                 }
             }
             Effect::Folded { count, .. } => {
@@ -656,7 +659,7 @@ mod tests {
         let patience = Duration::from_secs(10);
         let mut home = Stream::plain(home, patience).unwrap();
         let mut worker = Stream::plain(worker, patience).unwrap();
-        let (mut mirrors, mut reader) = (mirrors(AGREED), FrameReader::new());
+        let (mut mirrors, mut reader) = (mirrors(AGREED), FrameReader::reading(READ));
         let before = vec![7; 4096];
         let now = [vec![7; 4080], vec![8; 16]].concat();
         let (mut buffer, mut writer) = (Vec::new(), FrameWriter::default());
@@ -669,19 +672,18 @@ mod tests {
         for (value, bytes, base, encoding) in
             [(&before, 4096, Base::Zeros, Encoding::RAW), (&now, 32, Base::Held, CHANGES)]
         {
-            let (header, stage) = loop {
+            let (header, codec) = loop {
                 match reader.next(&mut worker, &mut mirrors) {
-                    Step::Frame(header, stage) => break (header, stage),
+                    Step::Frame(header, codec) => break (header, codec),
                     Step::Header => {}
                     Step::Nothing => std::thread::yield_now(),
                     step => panic!("{step:?}"),
                 }
             };
-            assert_eq!((stage.length, header.base(), header.encoding), (bytes, base, encoding));
-            let Mirrors { tensors, stage: staged, .. } = &mut mirrors;
-            let mirrored = tensors.get_mut(W).unwrap();
+            assert_eq!((reader.payload().len(), header.base(), header.encoding), (bytes, base, encoding));
+            let mirrored = mirrors.tensors.get_mut(W).unwrap();
             let published = Published { version: 1, steps: 1 };
-            mirrored.publish(0, stage.codec, &staged[..stage.length], header.base(), published).unwrap();
+            mirrored.publish(0, codec, reader.payload(), header.base(), published).unwrap();
             assert_eq!(mirrored.home.value(0), value);
         }
     }

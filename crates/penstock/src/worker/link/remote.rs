@@ -30,7 +30,7 @@ use penstock_proto::peer::PeerId;
 use penstock_proto::placement;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -46,9 +46,16 @@ pub(super) struct Records {
     dialer: Arc<Dialer>,
     hello: Vec<u8>,
     stream: Mutex<Option<RecordStream>>,
+    /// Signs of life that the server has answered.
+    answered: AtomicU64,
 }
 
 impl Records {
+    /// The server has heard a sign of life, and says so.
+    pub(super) fn is_heard(&self) {
+        self.answered.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Sends a request, now or when there is a connection again: then every open one is repeated.
     pub(super) fn send(&self, bytes: &[u8]) {
         let mut stream = lock(&self.stream);
@@ -69,7 +76,7 @@ fn seconds(lease_ms: u64) -> Duration {
 fn reach(dialer: &Dialer, server: u32, deadline: Deadline, fate: &Fate) -> Result<RecordStream, Error> {
     let mut last = None;
     loop {
-        // An attempt for which there is hardly time would say that it timed out, and not why the one before it failed.
+        // An attempt for which there is hardly any time would say that it timed out, and not why the one before it failed.
         if deadline.left().is_zero()
             && let Some(reason) = last
         {
@@ -185,12 +192,13 @@ impl Link {
             |name, bytes| Region::new(name, bytes, Writers::Holders).map_err(Error::system("make a page"));
         let page = region("penstock-page", page::bytes(welcome.shards))?;
         let flags = region("penstock-flags", flags::BYTES)?;
-        let records = Records { dialer: Arc::clone(&dialer), hello, stream: Mutex::new(Some(records)) };
+        let (dialer_of_records, stream) = (Arc::clone(&dialer), Mutex::new(Some(records)));
+        let records = Records { dialer: dialer_of_records, hello, stream, answered: AtomicU64::new(0) };
         fate.rings(Arc::clone(page.mapping()));
         let stop = Arc::new(Wakeup::new().map_err(Error::system("make a descriptor"))?);
         let started = Error::system::<std::io::Error>("start a thread");
         let (mut proxies, mut wakeups) = (Vec::new(), Vec::new());
-        // Shards have even loads, so the interfaces have if the shards take turns on them.
+        // Shards have even loads, and so do the interfaces if the shards take turns on them.
         let mut ways = vec![Arc::clone(&dialer)];
         ways.extend(also.iter().map(|address| Arc::new(dialer.by(address.clone()))));
         for (shard, dialer) in (0..welcome.shards).zip(ways.iter().cycle()) {
@@ -300,8 +308,8 @@ impl Link {
         Ok((homes, lanes, Place::Own(model, region)))
     }
 
-    /// Where a tensor lies in the slabs of a server on this host; `None` if their descriptors have not come: there was no room for
-    /// them when they were passed.
+    /// Where a tensor lies in the slabs of a server on this host; `None` if their descriptors have not come: there was no room
+    /// for them when they were passed.
     pub(in crate::worker) fn find(&self, spots: &[SlabSpot; 2]) -> Result<Option<Place>, Error> {
         lock(&self.wire.slabs).find(spots, self.welcome.shards)
     }
@@ -322,8 +330,8 @@ impl Link {
 }
 
 impl Wire {
-    /// The link's thread: a sign of life every eighth of a lease, whatever the server says, and another connection when one
-    /// breaks.
+    /// The link's thread: a sign of life every eighth of a lease, whatever the server says, and another connection
+    /// when one breaks.
     fn listen_remote(&self, fate: &Fate, stop: &Wakeup, lease: Duration) {
         let Channel::Remote(records) = &self.channel else { return };
         let mut vigil = Vigil::new(lease);
@@ -344,7 +352,8 @@ impl Wire {
                 }
                 before = heard;
                 vigil.connected();
-            } else if vigil.is_silent(heard) {
+            } else if vigil.is_silent(records.answered.load(Ordering::Relaxed)) {
+                // What the server says unasked does not show that it hears this worker, and neither side is to lose the other.
                 *lock(&records.stream) = None;
                 continue;
             }
@@ -363,7 +372,7 @@ impl Wire {
                 Err(Ended) => break,
             }
         }
-        // Whoever still waits for an answer hears that none will come.
+        // Those that still wait for an answer hear that none will come.
         lock(&self.open).clear();
     }
 
@@ -389,11 +398,12 @@ impl Wire {
                 self.gone(fate, &format!("its certificate is not trusted: {reason}"))
             }
             Err(Failed::GivenUp) => false,
-            Err(Failed::ForNow(_)) => !stop.sleep(PAUSE),
+            // Only its launcher can tell a server that has ended from one that cannot be reached.
+            Err(Failed::ForNow(_)) => !fate.has_failed() && !stop.sleep(PAUSE),
         }
     }
 
-    /// Takes every message that is there; how many.
+    /// Takes every message that is there; returns how many.
     fn receive_all(&self, records: &Records, fate: &Fate) -> Result<usize, Ended> {
         let mut count = 0;
         loop {

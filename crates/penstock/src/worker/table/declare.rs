@@ -1,5 +1,5 @@
-//! Declaring a table: every worker tells the first server which rows it produces and consumes, hears who the others are, and maps
-//! what it needs of them.
+//! Declaring a table: every worker tells the first server which rows it produces and consumes, hears which the others are, and
+//! maps what it needs of them.
 
 use super::{Bell, Counters, Own, Remote, Source, Table, TableInner};
 use crate::turn::Turn;
@@ -34,8 +34,8 @@ pub struct TableDeclaration {
     pub row_bytes: u32,
     /// What its elements are; needed for a sum.
     pub element: Option<Dtype>,
-    /// What a row holds, in the program's words, at most [`MAX_HOLDS_BYTES`](penstock_proto::items::MAX_HOLDS_BYTES) of them: compared with
-    /// what others say. Empty where it does not say.
+    /// What a row holds, in the program's words, at most [`MAX_HOLDS_BYTES`](penstock_proto::items::MAX_HOLDS_BYTES) of them:
+    /// compared with what others say. Empty where it does not say.
     pub holds: String,
     /// Whether any number of producers may add to a row.
     pub sum: bool,
@@ -43,7 +43,7 @@ pub struct TableDeclaration {
     pub produce: RowSet,
     /// Rows that it consumes.
     pub consume: RowSet,
-    /// Who moves rows between hosts.
+    /// How rows move between hosts.
     pub propagation: Propagation,
     /// The slack of a get that names none.
     pub slack: Slack,
@@ -55,7 +55,7 @@ pub struct TableDeclaration {
 
 impl TableDeclaration {
     fn spec(&self) -> TableSpec {
-        // A sum of what is no floating-point number is refused by the check, by name.
+        // A sum of elements that are not floating-point numbers is refused by the check, by name.
         let sum = self.sum.then_some(self.element.unwrap_or(Dtype::F16));
         let (name, rows) = (self.name.clone(), self.rows);
         let holds = self.holds.clone();
@@ -83,15 +83,15 @@ impl TableDeclaration {
     }
 }
 
-/// How far a table's declaration has come in this worker. A call that fails on its way, most often because another worker was late,
-/// leaves here what it has achieved; the next one goes on from there.
+/// How far a table's declaration has come in this worker. A call that fails on its way, most often because another worker was
+/// late, leaves here what it has achieved; the next one goes on from there.
 #[derive(Default)]
 pub(in crate::worker) struct Progress {
-    /// Of whoever declares the table: a second thread that does so too waits, and gets the same table.
+    /// Of the thread that declares the table: a second one that does so too waits, and gets the same table.
     turn: Turn,
-    /// Locked only by who has the turn.
+    /// Locked only by the thread that has the turn.
     state: Mutex<State>,
-    /// The table, once it is made: who drops it asks without a turn, while others may declare it again.
+    /// The table, once it is made: a thread that drops it asks without a turn, while others may declare it again.
     made: OnceLock<Weak<TableInner>>,
 }
 
@@ -166,7 +166,8 @@ impl Table {
         }
         if let State::Mapped(given, table) = &*state {
             let inner = &table.inner;
-            // Others count on it that whoever is ready has subscribed: rows that are handed over before would not be for this worker.
+            // Others count on every ready worker having subscribed: rows that are handed over before that would not be
+            // for this worker.
             for relay in inner.relays() {
                 relay.deliver(deadline)?;
             }
@@ -197,7 +198,7 @@ impl Draft {
                 let (id, rows, layout) = ((&name[..], self.id), produce.clone(), layout(me.slots));
                 self.own = Some(Own::make(job, id, me, rows, layout, propagation, deadline)?);
             }
-            // Kept before it is sealed, behind which nobody can map it for writing again.
+            // Kept before it is sealed, after which no process can map it for writing again.
             if me.near && !self.sealed {
                 seal(job, PartitionId { table: self.id, rank: me.rank }, me, deadline)?;
                 self.sealed = true;
@@ -208,7 +209,14 @@ impl Draft {
                 own.source = self.sources.len();
                 let (rows, waiters) = (own.rows.clone(), own.waiters.clone());
                 let gone = AtomicBool::new(false);
-                self.sources.push(Source { rank: job.rank, rows, waiters, gone, remote: None });
+                self.sources.push(Source {
+                    rank: job.rank,
+                    rows,
+                    waiters,
+                    gone,
+                    lost: OnceLock::new(),
+                    remote: None,
+                });
                 self.sets.push(produce.clone());
                 continue;
             }
@@ -330,7 +338,7 @@ fn agree(
     }
 }
 
-/// Says whom a wait for all was for, which ended with `error`.
+/// Says which workers a wait for all was for, which ended with `error`.
 fn whose_fault(first: &Link, name: &str, error: Error, deadline: Deadline) -> Error {
     let Error::Unanswered { waited, .. } = error else { return error };
     let absent = TableAsk::Absent { name: name.to_owned() };
@@ -446,7 +454,14 @@ impl Source {
         let [memory, page, _] = partition(job, (name, id), producer, layout, propagation, deadline)?;
         let rows = Rows::open(layout, memory.as_fd()).map_err(Error::system(MAP))?;
         let waiters = Waiters::open(page.as_fd()).map_err(Error::system(MAP))?;
-        Ok(Self { rank: producer.rank, rows, waiters, gone: AtomicBool::new(false), remote: None })
+        Ok(Self {
+            rank: producer.rank,
+            rows,
+            waiters,
+            gone: AtomicBool::new(false),
+            lost: OnceLock::new(),
+            remote: None,
+        })
     }
 
     /// Has the rows sent.
@@ -468,6 +483,6 @@ impl Source {
             barriers: AtomicU64::new(job.barriers()),
         };
         let (rank, gone) = (producer.rank, AtomicBool::new(false));
-        Ok(Self { rank, rows, waiters, gone, remote: Some(remote) })
+        Ok(Self { rank, rows, waiters, gone, lost: OnceLock::new(), remote: Some(remote) })
     }
 }

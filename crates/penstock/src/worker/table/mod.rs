@@ -10,7 +10,7 @@
 //! | [`get`] | get, prefetch, views, and what they wait for |
 //!
 //! A producer writes its rows into memory of its own, and consumers on its host look at them there: a get of a row that is fresh
-//! enough is some looks at memory, without anyone's help.
+//! enough is a few looks at memory, without any other's help.
 
 mod declare;
 mod discard;
@@ -36,8 +36,8 @@ use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 /// One producer's rows, as this worker sees them.
 struct Source {
@@ -46,6 +46,8 @@ struct Source {
     waiters: Waiters,
     /// Whether the producer is no longer waited for: it has been lost, and the job goes on.
     gone: AtomicBool,
+    /// When this worker first knew that it was lost; what it had set may still come from its home.
+    lost: OnceLock<Instant>,
     /// How its rows come, if they do not stand in its own memory.
     remote: Option<Remote>,
 }
@@ -168,7 +170,7 @@ struct Needs {
     said: Vec<u64>,
 }
 
-/// Who passes this worker's rows on to other hosts.
+/// What passes this worker's rows on to other hosts.
 enum Bell {
     /// The home, on this host: its bell.
     Home(OwnedFd),
@@ -301,6 +303,12 @@ impl TableInner {
             return Err(Error::Dropped { name: self.spec.name.clone() });
         }
         Ok(())
+    }
+
+    /// Whether this worker no longer sets or gets any of it.
+    #[inline]
+    fn is_over(&self) -> bool {
+        self.dropped.load(Ordering::Relaxed) || self.job.fate.is_closed()
     }
 
     /// The connections that its rows come and go by.

@@ -1,8 +1,8 @@
-//! A worker's connection to a server about items: rows that go to consumers on other hosts, and mirrors of those that come from there.
-//! What is sent is [`penstock_proto::items::node`]'s to say.
+//! A worker's connection to a server about items: rows that go to consumers on other hosts, and mirrors of those that come from
+//! there. What is sent is [`penstock_proto::items::node`]'s to say.
 //!
-//! One thread listens. Whoever sets, fetches or asks sends by itself where nobody is in its way: a row is on the wire when the
-//! call returns.
+//! One thread listens. A thread that sets, fetches or asks sends by itself if no other is in its way: a row is on the wire when
+//! the call returns.
 
 use crate::limits;
 use crate::thread::{self, Wakeup};
@@ -29,16 +29,16 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The one peer of a worker's node.
 const HOME: PeerId = PeerId::server(0);
-/// How long the last rows of a producer that is gone are waited for: their home may hear later than this worker that it is gone.
+/// How long the last rows of a producer that is gone are waited for, at least.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Fetches and flushes that somebody waits for, and whether they have come back.
+/// Fetches and flushes that a thread waits for, and whether they have come back.
 #[derive(Default)]
 struct Answers {
     awaited: Mutex<BTreeMap<u64, bool>>,
@@ -46,13 +46,13 @@ struct Answers {
 }
 
 impl Answers {
-    /// From now on somebody waits for it.
+    /// From now on a thread waits for it.
     fn expect(self: &Arc<Self>, number: u64) -> Awaited {
         lock(&self.awaited).insert(number, false);
         Awaited { answers: Arc::clone(self), number }
     }
 
-    /// It has come back. What nobody waits for (rows that are fetched ahead, gets that were given up) is not kept.
+    /// It has come back. What no thread waits for (rows that are fetched ahead, gets that were given up) is not kept.
     fn note(&self, number: u64) {
         if let Some(came) = lock(&self.awaited).get_mut(&number) {
             *came = true;
@@ -81,7 +81,7 @@ impl Host for Mirrors {
     type Memory = PartitionMemory;
 
     fn make(&mut self, _: PartitionId, _: &Shape) -> Option<PartitionMemory> {
-        None // nobody offers rows to a worker
+        None // no peer offers rows to a worker
     }
 
     fn answered(&mut self, ticket: u64) {
@@ -120,7 +120,7 @@ impl State {
 pub(super) enum Fetched {
     /// The rows.
     Rows,
-    /// Nothing, though all that there is has come: nobody has them as they were asked for.
+    /// Nothing, though all that there is has come: no peer has them as they were asked for.
     Nothing,
     /// Nothing in time: there may be rows that have not come.
     TooLate,
@@ -215,7 +215,7 @@ impl Relay {
         Ok(seen)
     }
 
-    /// Nobody uses a table any more.
+    /// No worker uses a table any more.
     pub(super) fn drop_table(&self, table: u32) {
         lock(&self.shared.state).own.retain(|id| id.table != table);
         self.with(|node| node.drop_table(table));
@@ -225,8 +225,8 @@ impl Relay {
     pub(super) fn kick(&self) {
         match self.shared.state.try_lock() {
             Ok(mut state) => {
-                // First: who sets rows from now on rings, what was set before is found by the look behind it. The other way round
-                // what another thread sets in between would be neither.
+                // First: a thread that sets rows from now on rings, and what was set before is found by the look that follows.
+                // The other way round, what another thread sets in between would be neither.
                 state.announce();
                 let sent = state.transmit() && state.wire.as_ref().is_some_and(|wire| !wire.holds_output());
                 drop(state);
@@ -234,13 +234,14 @@ impl Relay {
                     self.shared.ring();
                 }
             }
-            // Whoever is inside may have looked before the rows were set.
+            // The thread inside may have looked before the rows were set.
             Err(_) => self.shared.ring(),
         }
     }
 
-    /// Asks for rows at `places` of what is consumed, and waits for them until they have come, or `gone` says that nobody sets them any more
-    /// and all that was set has come.
+    /// Asks for rows at `places` of what is consumed, and waits for them until they have come, or `gone` says that they are
+    /// no longer set and that all that was set has come: since their producer was `lost`, if it was, their home has had
+    /// time to hear of it.
     pub(super) fn fetch(
         &self,
         id: PartitionId,
@@ -248,6 +249,7 @@ impl Relay {
         version: u64,
         deadline: Deadline,
         gone: impl FnMut() -> Result<bool, Error>,
+        lost: &OnceLock<Instant>,
     ) -> Result<Fetched, Error> {
         let ticket = self.ask(|node| node.fetch(id, places, version));
         let Some(ticket) = ticket else { return Ok(Fetched::TooLate) };
@@ -258,11 +260,16 @@ impl Relay {
         if !self.flush(deadline)? {
             return Ok(Fetched::TooLate);
         }
+        // Their home may hear later than this worker that it is gone: from a worker's beat, which comes each eighth of a lease,
+        // and then it may wait a quarter for a worker that knows better.
+        let known = lost.get().map_or(Duration::ZERO, Instant::elapsed);
+        let last_words =
+            LAST_WORDS.max(self.shared.setup.lease / 2).saturating_sub(known).max(LAST_WORDS / 4);
         let left = deadline.left();
-        if self.wait(&ticket, Deadline::new(left.min(LAST_WORDS)), || Ok(false))? {
+        if self.wait(&ticket, Deadline::new(left.min(last_words)), || Ok(false))? {
             return Ok(Fetched::Rows);
         }
-        Ok(if left < LAST_WORDS { Fetched::TooLate } else { Fetched::Nothing })
+        Ok(if left < last_words { Fetched::TooLate } else { Fetched::Nothing })
     }
 
     /// The same without waiting.
@@ -297,7 +304,7 @@ impl Relay {
         self.wait(&self.ask_to_flush(), deadline, || Ok(false))
     }
 
-    /// The same; that it did not happen in time is an error.
+    /// The same; it is an error if that did not happen in time.
     pub(in crate::worker) fn deliver(&self, deadline: Deadline) -> Result<(), Error> {
         self.deliver_while(|| self.shared.setup.fate.check(), deadline)
     }
@@ -364,7 +371,7 @@ impl Relay {
         lock(&self.shared.state).node.traffic(table)
     }
 
-    /// Waits until everything that was set is at the server, also what nobody has asked for so far.
+    /// Waits until everything that was set is at the server, also what has not been asked for so far.
     pub(in crate::worker) fn hand_over(&self, deadline: Deadline) -> Result<(), Error> {
         let stands = || self.shared.setup.fate.stands();
         // First whatever the server has asked for so far must be known here.
@@ -437,7 +444,7 @@ impl Shared {
                         self.pause();
                     }
                 }
-                // Whether the job has ended there, the link's own thread hears with the reason.
+                // The link's own thread hears whether the job has ended there, and why.
                 Err(Failed::Refused(refusal)) => {
                     tracing::info!(%refusal, "a connection for items was refused");
                     self.pause();
@@ -455,7 +462,7 @@ impl Shared {
         lock(&self.state).wire = None;
     }
 
-    /// Between two attempts to connect. Whoever sets rows meanwhile rings, and cuts no pause short.
+    /// Between two attempts to connect. A thread that sets rows meanwhile rings, and that cuts no pause short.
     fn pause(&self) {
         let pause = Deadline::new(PAUSE);
         loop {
@@ -471,7 +478,7 @@ impl Shared {
         self.setup.fate.fail(JobFailure::ServerLost { server: self.setup.server, reason });
     }
 
-    /// Listens as long as the connection stands; how much it brought.
+    /// Listens as long as the connection stands; returns how much it brought.
     fn serve(&self, wire: ItemWire, socket: &OwnedFd) -> u64 {
         let mut heard = 0;
         {
@@ -499,7 +506,7 @@ impl Shared {
                     break;
                 }
             }
-            // Who sets rows from now on rings or sends; what was set before is found by another look.
+            // A thread that sets rows from now on rings or sends; what was set before is found by another look.
             state.announce();
             let stands = state.transmit();
             let held = state.wire.as_ref().is_some_and(ItemWire::holds_output);
@@ -540,8 +547,8 @@ mod tests {
         assert!(lock(&answers.awaited).is_empty());
     }
 
-    /// What was rung for while there was no connection stayed unread, and each pause that followed was over at once: the thread connected
-    /// again as fast as it could.
+    /// What was rung for while there was no connection stayed unread, and each pause that followed was over at once: the thread
+    /// connected again as fast as it could.
     #[test]
     fn rows_that_are_set_while_a_server_is_away_cut_no_pause_between_attempts_short() {
         let away = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,4 +1,4 @@
-//! Set and add: rows go into this worker's own partition; whoever waits for them is woken.
+//! Set and add: rows go into this worker's own partition; threads that wait for them are woken.
 
 use super::{Bell, Chosen, FINAL, Own, Table, TableInner};
 use crate::thread;
@@ -13,8 +13,8 @@ use std::sync::{MutexGuard, TryLockError};
 pub(super) const MAX_CLOCK: u64 = FINAL - 1;
 
 impl Table {
-    /// Replaces rows: `values` holds them one after the other, and they are seen together or not at all. `clock` is the version that
-    /// they get; without it, the one after this worker's clock. A row that comes twice is refused, and nothing is set.
+    /// Replaces rows: `values` holds them one after the other, and they are seen together or not at all. `clock` is the version
+    /// that they get; without it, the one after this worker's clock. A row that comes twice is refused, and nothing is set.
     pub fn set<'a, 'v>(
         &self,
         rows: impl Into<Chosen<'a>>,
@@ -113,6 +113,11 @@ impl TableInner {
         values: Foreign<'_>,
         clock: Option<u64>,
     ) -> Result<(), Error> {
+        // Another thread may have left, or dropped the table, since the call began: what is set behind its last word
+        // reaches no one.
+        if self.is_over() {
+            self.check()?;
+        }
         let clock = clock.unwrap_or_else(|| self.job.shown_clock() + 1);
         // Everything is judged before anything is written, but whether a row comes twice: then what was written is dropped.
         if rows.len() == 1 {
@@ -154,13 +159,16 @@ impl TableInner {
     fn run(&self, own: &Own, writer: &Writer, rows: &Chosen<'_>, clock: u64) -> Option<u32> {
         let run = rows.run().filter(|_| self.spec.sum.is_none())?;
         let first = own.produce.place_of_run(&run)? as u32;
-        let newest = writer.newest_clock(first, rows.len() as u32);
-        (newest..=MAX_CLOCK).contains(&clock).then_some(first)
+        let forwards = writer.is_latest(clock) || clock >= writer.newest_clock(first, rows.len() as u32);
+        (forwards && clock <= MAX_CLOCK).then_some(first)
     }
 
     #[inline]
     fn slot(&self, own: &Own, writer: &Writer, row: u64, clock: u64) -> Result<u32, Error> {
         let slot = own.produce.place(row).ok_or_else(|| self.foreign(row))? as u32;
+        if writer.is_latest(clock) && clock <= MAX_CLOCK {
+            return Ok(slot);
+        }
         let (_, newest) = writer.peek(slot);
         if clock < newest || clock > MAX_CLOCK {
             let name = self.spec.name.clone();

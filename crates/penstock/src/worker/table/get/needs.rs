@@ -25,7 +25,7 @@ impl Table {
             }
         }
         for (source, places) in inner.sources.iter().zip(places).filter(|(_, places)| !places.is_empty()) {
-            // Nobody answers for a producer that has gone.
+            // No peer answers for a producer that has gone.
             let Some(remote) = source.remote.as_ref().filter(|_| !source.is_gone()) else { continue };
             let old = |slot: &u64| source.rows.version(*slot as u32) < wanted.version;
             match remote.propagation {
@@ -49,7 +49,7 @@ impl Remote {
         self.say(&mut needs);
     }
 
-    /// Notes that a get waits for a version, or does no more.
+    /// Notes that a get waits for a version, or no longer does.
     pub(super) fn wait_for(&self, version: u64, begins: bool) {
         let mut needs = lock(&self.needs);
         let count = needs.waiting.entry(version).or_default();
@@ -89,18 +89,21 @@ impl TableInner {
         let mut looked = Instant::now();
         let mut gone = source.is_gone();
         let is_gone = || {
+            // Another thread may drop the table: its home then answers nothing.
+            self.check()?;
             if !gone && looked.elapsed() > LOOK_FOR_PRODUCER {
                 looked = Instant::now();
                 gone = self.is_lost(source, deadline)?;
             }
             Ok(gone)
         };
-        let fetched = remote.relay.fetch(remote.id, &places, wanted.version, deadline, is_gone)?;
+        let fetched =
+            remote.relay.fetch(remote.id, &places, wanted.version, deadline, is_gone, &source.lost)?;
         match (fetched, gone) {
             (Fetched::Rows, _) => Ok(()),
-            // Only when all that was set has come: from then on nobody asks for more.
+            // Only when all that was set has come: from then on no one asks for more.
             (Fetched::Nothing, true) => {
-                // Nobody has these as new as that, but perhaps older ones, and others.
+                // No peer has these as new as that, but perhaps older ones, and others.
                 let all = wanted.version == 0 && places.len() == u64::from(remote.len);
                 if !all && !source.is_gone() && !self.hear_out(source, deadline)? {
                     let place = Place { source: 0, slot: slots[0] };
@@ -164,7 +167,7 @@ impl TableInner {
             return remote.relay.flush(deadline);
         }
         let all = RowSet::from_ranges(std::iter::once(0..u64::from(remote.len)));
-        let fetched = remote.relay.fetch(remote.id, &all, 0, deadline, || Ok(true))?;
+        let fetched = remote.relay.fetch(remote.id, &all, 0, deadline, || Ok(true), &source.lost)?;
         Ok(fetched != Fetched::TooLate)
     }
 }

@@ -50,7 +50,7 @@ impl View {
 }
 
 impl Table {
-    /// Waits as [`Table::get`] does, and shows the row where it stands, without a copy. A row with a sum of several producers
+    /// Waits as [`Table::get`] does, and shows the row where it stands, without a copy. A row that is a sum of several producers
     /// stands nowhere.
     pub fn view(
         &self,
@@ -67,6 +67,7 @@ impl Table {
         };
         let deadline = inner.job.deadline(timeout);
         let source = &inner.sources[place.source as usize];
+        inner.pass_barrier(source, deadline)?;
         loop {
             let shown = inner.verified(row, deadline, || source.rows.show(place.slot, source.rows.now()))?;
             if shown.version() >= wanted.version || inner.is_own(place) || source.is_gone() {

@@ -1,4 +1,4 @@
-//! Waiting for rows that are too old, and whom for.
+//! Waiting for rows that are too old, and for which workers.
 
 use super::Wanted;
 use crate::wait::{Crowd, Deadline, INTERRUPT_EVERY, Patience};
@@ -105,7 +105,7 @@ impl TableInner {
             if looked.elapsed() > LOOK_FOR_PRODUCER {
                 looked = Instant::now();
                 if self.is_lost(source, deadline)? {
-                    // Who was away when it left may have older rows than it set.
+                    // A reader that was away when it left may have older rows than it set.
                     if !self.hear_out(source, deadline)? {
                         return Err(self.too_late(source, stale, wanted, deadline));
                     }
@@ -115,10 +115,14 @@ impl TableInner {
         }
     }
 
-    /// Whether the servers wait for a producer no longer. A server that does not say so now is asked again at the next look: meanwhile
-    /// the row may come.
+    /// Whether the servers no longer wait for a producer. A server that does not say so now is asked again at the next look:
+    /// meanwhile the row may come.
     pub(super) fn is_lost(&self, source: &Source, deadline: Deadline) -> Result<bool, Error> {
-        self.job.is_gone(source.rank, deadline.at_most(deadline.waited() + LOOK_FOR_PRODUCER))
+        let lost = self.job.is_gone(source.rank, deadline.at_most(deadline.waited() + LOOK_FOR_PRODUCER))?;
+        if lost {
+            source.lost.get_or_init(Instant::now);
+        }
+        Ok(lost)
     }
 
     fn goal(&self, source: &Source, stale: &Stale) -> Goal {

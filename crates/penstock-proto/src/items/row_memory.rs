@@ -46,8 +46,8 @@ pub struct Torn;
 
 /// Rows of one producer: written here, by another process of this host, or from what a peer sends.
 pub trait Memory {
-    /// Appends what was written since the last call, in the order of sets, perhaps more than once, the last perhaps of a set that is not
-    /// finished. Without a list, nothing is appended.
+    /// Appends what was written since the last call, in the order of sets, perhaps more than once, the last perhaps of a set
+    /// that is not finished. Without a list, nothing is appended.
     fn changed(&mut self, changed: &mut Vec<Changed>) -> Result<(), Unlisted>;
 
     /// Now.
@@ -65,8 +65,8 @@ pub trait Memory {
     /// Reads those from `first` on, if one set wrote the newest of each; `None` if they must be read one by one.
     fn read_run(&self, first: u32, now: Moment, out: &mut [u8]) -> Result<Option<Look>, Torn>;
 
-    /// Begins to bring all rows to where they were after set `number` of the producer, by at least `rows` rows. What was begun before and
-    /// not finished is as if it had never been.
+    /// Begins to bring all rows to where they were after set `number` of the producer, by at least `rows` rows. What was begun
+    /// before and not finished is as if it had never been.
     fn open(&mut self, number: u64, rows: usize);
 
     /// One of those rows: set `number` wrote it. Nothing is done if it has a later one.
@@ -81,13 +81,13 @@ pub trait Memory {
     /// What was begun is dropped.
     fn abort(&mut self);
 
-    /// A row by itself: set `number` wrote it, and after set `as_of` it still was the newest, of this version. Without a value it is the
-    /// one that is here.
+    /// A row by itself: set `number` wrote it, and after set `as_of` it still was the newest, of this version. Without a value
+    /// it is the one that is here.
     fn refresh(&mut self, slot: u32, number: u64, version: u64, as_of: u64, value: Option<&[u8]>);
 
     /// The producer has completed `floor` iterations.
     fn raise(&mut self, floor: u64);
 
-    /// Rows have changed: whoever waits for them here may look.
+    /// Rows have changed: threads that wait for them here may look.
     fn wake(&mut self);
 }

@@ -1,0 +1,119 @@
+"""What the benches between hosts share: where their processes run, their arguments, their turns."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli import terminal
+from penstock.cli.numbers import count
+from penstock_bench.cli.common import distance, progress
+
+if TYPE_CHECKING:
+    from penstock_bench.network.places import Place
+    from penstock_bench.runner import Case
+    from penstock_bench.systems import System
+
+PEERS = ("gloo", "mpi")
+MORE_PEERS = (*(f"{peer}-layer" for peer in PEERS), "mpi-ring")
+"""What is measured where it is asked for."""
+MOST = 64
+MOST_ROUNDS = MOST_REPEATS = 1_000_000
+
+EXAMPLES = """\
+  penstock bench pushpull --hosts netns --rate 1gbit --workers 2 --size 64MiB      # needs root
+  penstock bench pushpull --hosts netns --rate 1gbit --workers 4 --topology cs
+  penstock bench loopback                                   # beside iperf3, plain and under TLS
+  penstock bench zero-compute --model resnet50 --workers 4
+  penstock bench zero-compute --model resnet18 --hosts netns --rate 10gbit --workers 1,2,4,8 --plot zero.png
+  penstock bench tenants --jobs 1,2,4,8                     # jobs that share a server
+  penstock bench tenants --jobs 2 --greedy"""
+
+
+def add_hosts(parser: terminal.Parser) -> None:
+    """The arguments that say where the processes run."""
+    parser.add_argument("--hosts", choices=("netns", "loopback"), default="loopback", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--rate", help="of each test host's link, each way, such as 1gbit; default: not shaped"
+    )
+    parser.add_argument(
+        "--topology",
+        default="ncc",
+        help="ncc (default), cc, ncs, cs: servers apart or beside workers, one or several; or all",
+    )
+    parser.add_argument("--servers", help="of ncs; default: as many as workers")
+    parser.add_argument("--plain", action="store_true", help="no TLS between hosts (security=insecure)")
+    parser.add_argument("--tls", action="store_true", help="TLS on the loopback too (security=tls)")
+    parser.add_argument("--rounds", default="3", help="turns of each system; default 3")
+    parser.add_argument("--repeats", help="iterations in a turn; default: what fits into 0.4 s, at least 3")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them (needs matplotlib)")
+
+
+def topologies(text: str) -> list[str]:
+    """The topologies of `--topology`."""
+    from penstock_bench.network.ideal import TOPOLOGIES
+
+    if text == "all":
+        return list(TOPOLOGIES)
+    named = text.split(",")
+    for name in named:
+        if name not in TOPOLOGIES:
+            terminal.refuse(f"there is no topology {name!r}", f"there are {', '.join(TOPOLOGIES)}, and all")
+    return named
+
+
+def security(given: argparse.Namespace) -> dict[str, str]:
+    """Environment of `--plain` and `--tls`."""
+    if given.plain and given.tls:
+        terminal.refuse("--plain and --tls exclude each other")
+    chosen = {"PENSTOCK_SECURITY": "insecure"} if given.plain else {}
+    return chosen or ({"PENSTOCK_SECURITY": "tls"} if given.tls else {})
+
+
+@contextlib.contextmanager
+def place(given: argparse.Namespace, hosts: int) -> Iterator[Place]:
+    """The test hosts, or this host."""
+    from penstock_bench.netns import NetworkTestbed
+    from penstock_bench.network.places import Place
+
+    if given.hosts != "netns":
+        if given.rate:
+            terminal.refuse("--rate shapes the links of test hosts", "add --hosts netns")
+        yield Place(None)
+        return
+    with NetworkTestbed(hosts=hosts, rate=given.rate) as testbed:
+        yield Place(testbed)
+
+
+def measure(case: Case, systems: Sequence[System], given: argparse.Namespace) -> Case:
+    """All systems of a case, in turns."""
+    from penstock_bench import runner
+
+    try:
+        return runner.measure(
+            case,
+            systems,
+            rounds=count(given.rounds, "--rounds", MOST_ROUNDS),
+            repeats=None if given.repeats is None else count(given.repeats, "--repeats", MOST_REPEATS),
+            distance=distance,
+            busy=runner.busy_cores,
+            note=progress,
+        )
+    finally:
+        progress("")
+        for system in systems:
+            system.end()
+
+
+def write(given: argparse.Namespace, name: str, entries: list[dict[str, Any]]) -> None:
+    """The JSON."""
+    from penstock_bench import runner
+
+    if given.json:
+        document = {"bench": name, "machine": runner.machine(distance), "cases": entries}
+        given.json.write_text(json.dumps(document, indent=1) + "\n")

@@ -1,0 +1,90 @@
+"""`penstock bench loopback`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli import terminal
+from penstock.cli.numbers import count
+from penstock.units import format_size, parse_bytes
+from penstock_bench.cli.common import prepare_files
+from penstock_bench.cli.network.hosts import EXAMPLES, measure, write
+
+if TYPE_CHECKING:
+    from penstock_bench.systems import System
+
+
+def loopback(arguments: Sequence[str]) -> int:
+    """`penstock bench loopback`."""
+    from penstock_bench.network import report, streams
+    from penstock_bench.network.places import Place
+    from penstock_bench.network.systems import NetworkPenstock
+    from penstock_bench.runner import Case
+
+    parser = terminal.Parser(
+        "penstock bench loopback",
+        "Payload that one worker and one server exchange by TCP on this host, plain and under TLS, beside\n"
+        "what iperf3 moves with as many streams, both directions at once.",
+        EXAMPLES,
+    )
+    parser.add_argument(
+        "--size", default="64MiB", help="bytes of the tensor; default 64MiB; such as 4MiB,64MiB"
+    )
+    parser.add_argument("--streams", default="2", help="connections: shards of the server; default 2")
+    parser.add_argument("--rounds", default="3", help="turns of each system; default 3")
+    parser.add_argument("--repeats", help="iterations in a turn; default: what fits into 0.4 s, at least 3")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    given = parser.parse_args(arguments)
+    given.plot = None
+    shards = count(given.streams, "--streams", 32)
+    sizes = [parse_bytes(text, "--size", of="float32") for text in given.size.split(",")]
+    prepare_files(given)
+    entries: list[dict[str, Any]] = []
+    failed = False
+    for size in sizes:
+        case = Case(size, 1)
+        shared = {"PENSTOCK_TRANSPORT": "tcp", "PENSTOCK_SHARDS": str(shards)}
+
+        def system(name: str, security: str, shared: dict[str, str] = shared) -> NetworkPenstock:
+            options = {**shared, "PENSTOCK_SECURITY": security}
+            return NetworkPenstock(name, Place(None), None, topology="ncc", servers=1, options=options)
+
+        turns: list[System] = [system("penstock", "auto"), system("penstock tls", "tls")]
+        why = streams.missing()
+        before = None if why else streams.both_ways(shards)
+        measure(case, turns, given)
+        after = None if why else streams.both_ways(shards)
+        measured = {line.system: line.spread for line in report.lines(case, {})}
+        moved = {name: 2 * size / spread.median for name, spread in measured.items()}
+        reference = None if before is None or after is None else (before + after) / 2
+        terminal.say(f"loopback {format_size(size)} f32, 1 worker, {shards} streams, both directions at once")
+        rows = [["system", "GB/s", "of iperf3", "of plain", "median", "IQR/2", "repeats"]]
+        for name, rate in moved.items():
+            spread = measured[name]
+            rows.append(
+                [
+                    name,
+                    f"{rate / 1e9:.2f}",
+                    "-" if reference is None else f"{rate / reference:.2f}",
+                    f"{rate / moved['penstock']:.2f}" if "penstock" in moved else "-",
+                    f"{spread.median * 1e3:.2f} ms",
+                    f"{spread.relative:.0%}",
+                    str(spread.repeats),
+                ]
+            )
+        if reference is not None:
+            rows.append(["iperf3", f"{reference / 1e9:.2f}", "1.00", "-", "-", "-", "2"])
+        terminal.say(report.columns(rows))
+        if before is not None and after is not None:
+            terminal.say(f"  iperf3 before and after: {before / 1e9:.2f} and {after / 1e9:.2f} GB/s")
+        if why:
+            terminal.say(f"  iperf3: skipped: {why}")
+        if case.absent:
+            terminal.say(report.absent(case))
+        failed |= bool(case.failed) or not measured
+        more = {"streams": shards, "iperf3_bytes_per_second": [before, after], "bytes_per_second": moved}
+        entries.append(report.document(case, report.lines(case, {}), **more))
+    write(given, "loopback", entries)
+    return int(failed)

@@ -1,0 +1,307 @@
+//! Tokens and secrets are proved, never sent: what both sides compute, without sockets. `proofs.proto` says what travels.
+//!
+//! ```text
+//! caller                                        manager
+//!   Challenge: who, client nonce           ->
+//!                                          <-   manager nonce, HMAC(secret, both nonces, who)
+//!   the call, with HMAC(secret, both nonces, body, path)  ->
+//! ```
+//!
+//! The caller speaks last: a process that listens at a manager's address without knowing the secret is told nothing that it could
+//! use, and what was recorded is of no use in another call. The labels differ, so no proof serves as another.
+
+use crate::error::Refusal;
+use crate::secret::{hex, unhex};
+use hmac::{Hmac, Mac as _};
+use penstock_proto::message::Secret;
+use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce as AeadNonce, UnboundKey};
+use sha2::{Digest as _, Sha256};
+use tonic::codegen::http::HeaderMap;
+use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
+
+/// Random bytes, drawn for one call.
+pub(crate) type Nonce = [u8; 32];
+/// A proof, or a digest of a request's body.
+pub(crate) type Digest = [u8; 32];
+
+/// Name of the header that carries the proof of a token or a secret.
+const AUTHORIZATION: &str = "authorization";
+/// First word of its value.
+const SCHEME: &str = "Penstock-Proof";
+
+/// Which caller proves that it knows what.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Prover {
+    /// An administrator: the admin token.
+    Admin,
+    /// A server: the server token.
+    Server,
+    /// A worker: its job's secret.
+    Worker {
+        /// The job's name.
+        job: String,
+    },
+}
+
+impl Prover {
+    /// As it stands in the manager's proof, at the end.
+    pub(crate) fn spell(&self) -> String {
+        match self {
+            Self::Admin => "admin".to_owned(),
+            Self::Server => "server".to_owned(),
+            Self::Worker { job } => format!("worker {job}"),
+        }
+    }
+
+    /// The one refusal of a manager for all that is wrong with a proof.
+    pub(crate) fn refusal(&self) -> Refusal {
+        match self {
+            Self::Admin => Refusal::token("admin"),
+            Self::Server => Refusal::token("server"),
+            Self::Worker { .. } => Refusal::job_secret(),
+        }
+    }
+}
+
+/// The nonces of both sides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Nonces {
+    /// The caller's.
+    pub(crate) client: Nonce,
+    /// The manager's.
+    pub(crate) manager: Nonce,
+}
+
+/// HMAC with a label. All parts but the last have a fixed length, and no label is the beginning of another.
+pub(crate) fn mac(key: &Secret, label: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(&key.0).expect("a key may have any length");
+    mac.update(label);
+    parts.iter().for_each(|part| mac.update(part));
+    mac
+}
+
+impl Nonces {
+    fn manager_mac(&self, secret: &Secret, who: &Prover) -> Hmac<Sha256> {
+        mac(secret, b"penstock manager proof 1 ", &[&self.client, &self.manager, who.spell().as_bytes()])
+    }
+
+    /// That the manager knows the secret.
+    pub(crate) fn manager_proof(&self, secret: &Secret, who: &Prover) -> Digest {
+        self.manager_mac(secret, who).finalize().into_bytes().into()
+    }
+
+    /// Whether it does; takes equally long for all wrong ones.
+    pub(crate) fn manager_proves(&self, secret: &Secret, who: &Prover, proof: &[u8]) -> bool {
+        self.manager_mac(secret, who).verify_slice(proof).is_ok()
+    }
+}
+
+/// A call, as its proof sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Said {
+    /// Such as `/penstock.v1.Admin/ListJobs`.
+    pub(crate) path: String,
+    /// SHA-256 of the request's body, as gRPC frames it.
+    pub(crate) body: Digest,
+}
+
+impl Said {
+    pub(crate) fn new(path: &str, body: &[u8]) -> Self {
+        Self { path: path.to_owned(), body: Sha256::digest(body).into() }
+    }
+
+    fn mac(&self, secret: &Secret, nonces: &Nonces) -> Hmac<Sha256> {
+        let parts: [&[u8]; 4] = [&nonces.client, &nonces.manager, &self.body, self.path.as_bytes()];
+        mac(secret, b"penstock call proof 1 ", &parts)
+    }
+
+    /// What a server signs.
+    pub(crate) fn to_sign(&self, nonces: &Nonces) -> Vec<u8> {
+        [b"penstock server call 1 ", &nonces.client[..], &nonces.manager, &self.body, self.path.as_bytes()]
+            .concat()
+    }
+
+    /// The header that proves that the caller knows the secret.
+    pub(crate) fn prove(&self, secret: &Secret, nonces: &Nonces) -> Proof {
+        Proof { nonces: *nonces, proof: self.mac(secret, nonces).finalize().into_bytes().into() }
+    }
+
+    /// Whether `proof` does; takes equally long for all wrong ones.
+    pub(crate) fn proves(&self, secret: &Secret, proof: &Proof) -> bool {
+        self.mac(secret, &proof.nonces).verify_slice(&proof.proof).is_ok()
+    }
+}
+
+/// What a call carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Proof {
+    pub(crate) nonces: Nonces,
+    proof: Digest,
+}
+
+impl Proof {
+    /// As a header; kept out of the tables of HTTP/2, since it comes once.
+    pub(crate) fn show(&self, metadata: &mut MetadataMap) {
+        let Nonces { client, manager } = &self.nonces;
+        metadata.insert(
+            AUTHORIZATION,
+            header(&format!("{SCHEME} {} {} {}", hex(manager), hex(client), hex(&self.proof))),
+        );
+    }
+
+    /// The one that a request carries.
+    pub(crate) fn read(headers: &HeaderMap) -> Option<Self> {
+        let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
+        let mut words = value.strip_prefix(SCHEME)?.strip_prefix(' ')?.split(' ');
+        let mut next = || unhex::<32>(words.next()?);
+        let (manager, client, proof) = (next()?, next()?, next()?);
+        words.next().is_none().then_some(Self { nonces: Nonces { client, manager }, proof })
+    }
+}
+
+/// Whether a request shows a token instead, as earlier versions did.
+pub(crate) fn shows_token(headers: &HeaderMap) -> bool {
+    headers.get(AUTHORIZATION).is_some_and(|value| value.as_bytes().starts_with(b"Bearer "))
+}
+
+/// A header of ASCII text.
+pub(crate) fn header(text: &str) -> MetadataValue<Ascii> {
+    let mut value: MetadataValue<Ascii> = text.parse().expect("the text is ASCII");
+    value.set_sensitive(true);
+    value
+}
+
+/// Seals and opens the secrets of jobs in the reply to one call, with what both sides know of it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Seal {
+    secret: Secret,
+    nonces: Nonces,
+}
+
+impl Seal {
+    /// Of the call that was proved with `secret`.
+    pub(crate) fn new(secret: &Secret, nonces: &Nonces) -> Self {
+        Self { secret: *secret, nonces: *nonces }
+    }
+
+    /// A key for one job's secret in this reply: no key seals twice, so its nonce may be zero.
+    fn key(&self, job: &str) -> LessSafeKey {
+        let parts: [&[u8]; 3] = [&self.nonces.client, &self.nonces.manager, job.as_bytes()];
+        let key = mac(&self.secret, b"penstock sealed secret 1 ", &parts).finalize().into_bytes();
+        LessSafeKey::new(UnboundKey::new(&CHACHA20_POLY1305, &key).expect("the key has 32 bytes"))
+    }
+
+    /// Seals a job's secret.
+    pub(crate) fn close(&self, job: &str, secret: &Secret) -> Vec<u8> {
+        let mut sealed = secret.0.to_vec();
+        self.key(job)
+            .seal_in_place_append_tag(AeadNonce::assume_unique_for_key([0; 12]), Aad::empty(), &mut sealed)
+            .expect("32 bytes can be sealed");
+        sealed
+    }
+
+    /// Opens it; `None` if it was not sealed for this job in the reply to this call.
+    pub(crate) fn open(&self, job: &str, sealed: &[u8]) -> Option<Secret> {
+        let mut sealed = sealed.to_vec();
+        let opened = self
+            .key(job)
+            .open_in_place(AeadNonce::assume_unique_for_key([0; 12]), Aad::empty(), &mut sealed)
+            .ok()?;
+        (&*opened).try_into().ok().map(Secret)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::secret::{ServerKey, random};
+    use proptest::prelude::*;
+
+    fn nonces() -> Nonces {
+        Nonces { client: random(), manager: random() }
+    }
+
+    #[test]
+    fn a_proof_is_of_one_secret_one_method_one_body_and_both_nonces() {
+        let (secret, nonces) = (Secret(random()), nonces());
+        let said = Said::new("/a.B/C", b"body");
+        let proof = said.prove(&secret, &nonces);
+        assert!(said.proves(&secret, &proof));
+        assert!(!said.proves(&Secret(random()), &proof));
+        assert!(!Said::new("/a.B/D", b"body").proves(&secret, &proof));
+        assert!(!Said::new("/a.B/C", b"bodz").proves(&secret, &proof));
+        for other in [
+            Nonces { client: random(), ..nonces },
+            Nonces { manager: random(), ..nonces },
+            Nonces { client: nonces.manager, manager: nonces.client },
+        ] {
+            assert!(!said.proves(&secret, &Proof { nonces: other, ..proof }));
+        }
+    }
+
+    #[test]
+    fn a_managers_proof_is_for_one_caller_and_is_none_of_a_call() {
+        let (secret, nonces) = (Secret(random()), nonces());
+        let worker = |job: &str| Prover::Worker { job: job.to_owned() };
+        let proof = nonces.manager_proof(&secret, &worker("a"));
+        assert!(nonces.manager_proves(&secret, &worker("a"), &proof));
+        for who in [worker("b"), Prover::Admin, Prover::Server] {
+            assert!(!nonces.manager_proves(&secret, &who, &proof));
+        }
+        assert!(!nonces.manager_proves(&secret, &worker("a"), &proof[..31]));
+        assert!(!Said::new("", b"").proves(&secret, &Proof { nonces, proof }));
+    }
+
+    #[test]
+    fn a_proof_goes_into_a_header_and_comes_out_and_nothing_else_does() {
+        let proof = Said::new("/a.B/C", b"").prove(&Secret(random()), &nonces());
+        let mut metadata = MetadataMap::new();
+        assert_eq!(Proof::read(metadata.as_ref()), None);
+        proof.show(&mut metadata);
+        assert_eq!(Proof::read(metadata.as_ref()), Some(proof));
+        let digits = "0".repeat(64);
+        for wrong in [
+            format!("Bearer {digits}"),
+            format!("Penstock-Proof {digits} {digits}"),
+            format!("Penstock-Proof {digits} {digits} {digits} {digits}"),
+            format!("Penstock-Proof {digits} {digits} {}", &digits[1..]),
+            format!("Penstock-Proof{digits} {digits} {digits}"),
+            format!("Penstock-Proof  {digits} {digits} {digits}"),
+        ] {
+            metadata.insert(AUTHORIZATION, header(&wrong));
+            assert_eq!(Proof::read(metadata.as_ref()), None, "{wrong}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_a_stranger_writes_into_its_headers_is_read_or_not_and_proves_nothing(
+            words in proptest::collection::vec("[0-9a-f]{64}|[0-9a-fA-F]{0,130}|[ -~]{0,70}", 0..5),
+            scheme in "Penstock-Proof|[ -~]{0,20}",
+        ) {
+            let mut metadata = MetadataMap::new();
+            metadata.insert(AUTHORIZATION, header(&format!("{scheme} {}", words.join(" "))));
+            metadata.insert("penstock-server-proof", header(&words.join(" ")));
+            let said = Said::new("/a.B/C", b"");
+            if let Some(proof) = Proof::read(metadata.as_ref()) {
+                prop_assert!(!said.proves(&Secret([1; 32]), &proof));
+            }
+            prop_assert_eq!(ServerKey::shown(b"said", &metadata), None);
+        }
+    }
+
+    #[test]
+    fn a_sealed_secret_opens_for_its_job_in_its_call_only() {
+        let (token, nonces, secret) = (Secret(random()), nonces(), Secret(random()));
+        let seal = Seal::new(&token, &nonces);
+        let sealed = seal.close("a", &secret);
+        assert_eq!(seal.open("a", &sealed), Some(secret));
+        assert_eq!(seal.open("b", &sealed), None);
+        assert_eq!(seal.open("a", &sealed[1..]), None);
+        assert_eq!(seal.open("a", &secret.0), None);
+        assert_eq!(Seal::new(&Secret(random()), &nonces).open("a", &sealed), None);
+        let other = Nonces { manager: random(), ..nonces };
+        assert_eq!(Seal::new(&token, &other).open("a", &sealed), None);
+        assert!(!sealed.windows(8).any(|part| secret.0.windows(8).any(|own| own == part)));
+    }
+}

@@ -1,0 +1,415 @@
+//! Tokens, secrets and servers' keys are proved and never sent: what stands between a client and its manager learns none
+//! of them, and can use nothing that it hears.
+
+mod common;
+
+use common::{DEADLINE, Memory, Site, until};
+use http_body_util::{BodyExt, Full};
+use penstock_control::agent::Agent;
+use penstock_control::client::{Client, Target, Worker};
+use penstock_control::proto::jobs_client::JobsClient;
+use penstock_control::proto::proofs_client::ProofsClient;
+use penstock_control::proto::proofs_server::{Proofs, ProofsServer};
+use penstock_control::proto::{ChallengeReply, ChallengeRequest, ConnectRequest, Prover};
+use penstock_control::secret::hex;
+use penstock_control::{Error, Reason};
+use penstock_proto::message::Secret;
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+use tonic::body::Body;
+use tonic::codegen::http::request::Parts;
+use tonic::codegen::http::{HeaderMap, Request, Response, Uri};
+use tonic::codegen::{BoxFuture, Bytes, Service};
+use tonic::transport::server::{Server, TcpIncoming};
+use tonic::transport::{Channel, Endpoint};
+use tower::ServiceExt;
+
+/// Everything that went by, headers and bodies.
+type Heard = Arc<Mutex<Vec<u8>>>;
+/// What is done to a call on its way.
+type Change = Arc<dyn Fn(&mut Parts, &mut Bytes) + Send + Sync>;
+
+/// Stands where a client looks for its manager.
+#[derive(Clone)]
+struct Between {
+    heard: Heard,
+    /// The manager; none: it answers itself, and knows nothing.
+    manager: Option<Channel>,
+    change: Change,
+    /// How often a call is passed on; the last answer counts.
+    times: usize,
+    pretender: Pretender,
+}
+
+/// A manager of no token and no job.
+#[derive(Clone, Copy)]
+struct Pretender {
+    /// The word that it refuses challenges with; none: it answers them.
+    word: Option<&'static str>,
+}
+
+#[tonic::async_trait]
+impl Proofs for Pretender {
+    async fn challenge(
+        &self,
+        request: tonic::Request<ChallengeRequest>,
+    ) -> Result<tonic::Response<ChallengeReply>, tonic::Status> {
+        if let Some(word) = self.word {
+            let mut status = tonic::Status::failed_precondition("what a stranger says");
+            status.metadata_mut().insert("penstock-reason", word.parse().unwrap());
+            return Err(status);
+        }
+        // What it was sent, sent back, is not a proof either.
+        let nonce = request.into_inner().nonce;
+        Ok(tonic::Response::new(ChallengeReply { proof: nonce.clone(), nonce }))
+    }
+}
+
+fn note(heard: &Heard, headers: &HeaderMap, body: &[u8]) {
+    let mut heard = heard.lock().unwrap();
+    for (name, value) in headers {
+        heard.extend_from_slice(name.as_str().as_bytes());
+        heard.extend_from_slice(b": ");
+        heard.extend_from_slice(value.as_bytes());
+        heard.push(b'\n');
+    }
+    heard.extend_from_slice(body);
+}
+
+impl Between {
+    async fn pass_on(self, request: Request<Body>) -> Response<Body> {
+        let (mut parts, body) = request.into_parts();
+        let mut body = body.collect().await.unwrap().to_bytes();
+        note(&self.heard, &parts.headers, parts.uri.path().as_bytes());
+        note(&self.heard, &HeaderMap::new(), &body);
+        let Some(manager) = self.manager else {
+            let request = Request::from_parts(parts, Body::new(Full::new(body)));
+            return ProofsServer::new(self.pretender).oneshot(request).await.unwrap();
+        };
+        (self.change)(&mut parts, &mut body);
+        let mut answer = None;
+        for _ in 0..self.times {
+            let request = Request::from_parts(parts.clone(), Body::new(Full::new(body.clone())));
+            answer = Some(manager.clone().oneshot(request).await.unwrap());
+        }
+        let (parts, body) = answer.unwrap().into_parts();
+        let body = body.collect().await.unwrap();
+        let trailers = body.trailers().cloned();
+        let body = body.to_bytes();
+        note(&self.heard, &parts.headers, &body);
+        let body = Full::new(body).with_trailers(async move { trailers.map(Ok) });
+        Response::from_parts(parts, Body::new(body))
+    }
+}
+
+impl Service<Request<Body>> for Between {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Response<Body>, Infallible>;
+
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let between = self.clone();
+        Box::pin(async move { Ok(between.pass_on(request).await) })
+    }
+}
+
+/// Something that listens where clients look for their manager, as long as this lives.
+struct Listener {
+    address: String,
+    heard: Heard,
+    _runtime: tokio::runtime::Runtime,
+}
+
+impl Listener {
+    /// One that knows nothing.
+    fn alone() -> Self {
+        Self::start(None, Arc::new(|_, _| {}), 1, Pretender { word: None })
+    }
+
+    /// One that knows nothing, and refuses challenges with this word.
+    fn refusing(word: &'static str) -> Self {
+        Self::start(None, Arc::new(|_, _| {}), 1, Pretender { word: Some(word) })
+    }
+
+    /// One that passes everything on, `times` over, with this change.
+    fn before(
+        site: &Site,
+        times: usize,
+        change: impl Fn(&mut Parts, &mut Bytes) + Send + Sync + 'static,
+    ) -> Self {
+        Self::start(Some(&site.address), Arc::new(change), times, Pretender { word: None })
+    }
+
+    fn start(manager: Option<&str>, change: Change, times: usize, pretender: Pretender) -> Self {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let heard = Heard::default();
+        let address = runtime.block_on(async {
+            let manager =
+                manager.map(|at| Endpoint::from_shared(format!("http://{at}")).unwrap().connect_lazy());
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap().to_string();
+            let between = Between { heard: Arc::clone(&heard), manager, change, times, pretender };
+            tokio::spawn(Server::builder().serve_with_incoming(between, TcpIncoming::from(listener)));
+            address
+        });
+        Self { address, heard, _runtime: runtime }
+    }
+
+    fn target(&self) -> Target {
+        Target::new(&self.address)
+    }
+
+    fn client(&self) -> Client {
+        Client::new(self.target()).unwrap()
+    }
+
+    fn has_heard(&self, what: &[u8]) -> bool {
+        self.heard.lock().unwrap().windows(what.len()).any(|part| part == what)
+    }
+
+    #[track_caller]
+    fn has_not_heard(&self, secret: &Secret) {
+        let digits = hex(&secret.0);
+        for what in [&secret.0[..], digits.as_bytes(), digits.to_uppercase().as_bytes()] {
+            assert!(!self.has_heard(what), "a secret was sent");
+        }
+    }
+}
+
+#[track_caller]
+fn refused<T: std::fmt::Debug>(result: Result<T, Error>) -> Reason {
+    match result {
+        Err(Error::Refused(refusal)) => refusal.reason,
+        other => panic!("expected a refusal, got {other:?}"),
+    }
+}
+
+#[test]
+fn who_listens_in_a_managers_place_is_told_nothing_and_found_out_at_once() {
+    let site = Site::new();
+    let created = site.create("mnist", |_| {}).unwrap();
+    let (admin, token) = (site.admin(), site.token("server.token"));
+    let listener = Listener::alone();
+    let started = Instant::now();
+    assert_eq!(
+        refused(listener.client().create_job(&admin, &penstock_control::client::JobSpec::new("x", 1))),
+        Reason::Token
+    );
+    assert_eq!(refused(listener.client().reveal_secret(&admin, "mnist")), Reason::Token);
+    let patience = DEADLINE * 10;
+    let connect = listener.client().connect("mnist", &created.secret, &Worker::default(), patience);
+    let Err(Error::Refused(refusal)) = connect else { panic!("expected a refusal, got {connect:?}") };
+    assert_eq!(refusal.reason, Reason::JobSecret);
+    assert!(refusal.message.contains("what answers"), "{refusal}");
+    let host = Memory::new("/a.sock", 100);
+    let agent = Agent::start(&listener.target(), token, host).unwrap();
+    assert_eq!(refused(agent.wait(DEADLINE).expect("it ends")), Reason::Token);
+    assert!(started.elapsed() < DEADLINE, "nobody waits for a manager that will not become theirs");
+    assert!(listener.has_heard(b"/penstock.v1.Proofs/Challenge") && listener.has_heard(b"mnist"));
+    for what in [&b"/penstock.v1.Admin"[..], b"/penstock.v1.Jobs", b"/penstock.v1.Servers", b"/a.sock"] {
+        assert!(!listener.has_heard(what), "they said more than a challenge");
+    }
+    [admin, token, created.secret].iter().for_each(|secret| listener.has_not_heard(secret));
+}
+
+#[test]
+fn what_a_listener_says_instead_of_a_proof_is_not_believed() {
+    let secret = Secret([7; 32]);
+    let connect = |listener: &Listener, patience| {
+        listener.client().connect("mnist", &secret, &Worker::default(), patience)
+    };
+    let started = Instant::now();
+    for word in [
+        "token",
+        "job-secret",
+        "job-exists",
+        "no-such-job",
+        "quota",
+        "invalid",
+        "stale-proof",
+        "full",
+        "ended",
+        "failed",
+        "not-ready",
+        "unknown-server",
+        "state",
+    ] {
+        let listener = Listener::refusing(word);
+        let connected = connect(&listener, DEADLINE * 10);
+        let Err(Error::Refused(refusal)) = connected else { panic!("expected a refusal, got {connected:?}") };
+        assert_eq!(refusal.reason, Reason::JobSecret, "{word}");
+        assert!(refusal.message.contains("what answers"), "{refusal}");
+        assert_eq!(refused(listener.client().list_jobs(&secret)), Reason::Token, "{word}");
+    }
+    assert!(started.elapsed() < DEADLINE, "nobody waits for who proves nothing");
+    // A manager that says nothing at all is waited for; so is one that says it is busy.
+    let connected = connect(&Listener::refusing("busy"), Duration::from_millis(200));
+    let Err(Error::Refused(refusal)) = connected else { panic!("expected a refusal, got {connected:?}") };
+    assert_eq!(refusal.reason, Reason::Busy);
+    assert!(!refusal.message.contains("stranger"), "{refusal}");
+}
+
+#[test]
+fn who_hears_all_that_a_manager_and_its_clients_say_learns_no_secret() {
+    let site = Site::with(|config| config.timing = common::SHORT);
+    let listener = Listener::before(&site, 1, |_, _| {});
+    let client = listener.client();
+    let spec = penstock_control::client::JobSpec {
+        memory: 10,
+        ..penstock_control::client::JobSpec::new("mnist", 1)
+    };
+    let created = client.create_job(&site.admin(), &spec).unwrap();
+    assert_eq!(client.reveal_secret(&site.admin(), "mnist").unwrap(), created.secret);
+    let host = Memory::new("/a.sock", 100);
+    let token = site.token("server.token");
+    let agent = Agent::start(&listener.target(), token, Arc::<Memory>::clone(&host)).unwrap();
+    let place = client.connect("mnist", &created.secret, &Worker::default(), DEADLINE).unwrap();
+    assert_eq!(place.servers, ["/a.sock"]);
+    assert_eq!(host.jobs.lock().unwrap()["mnist"].0.secret, created.secret);
+    drop(agent);
+    for what in
+        [&b"/penstock.v1.Admin/ShowJob"[..], b"Penstock-Proof ", b"penstock-server-proof: ", b"/a.sock"]
+    {
+        assert!(listener.has_heard(what), "it was not heard at all");
+    }
+    [site.admin(), token, created.secret].iter().for_each(|secret| listener.has_not_heard(secret));
+}
+
+#[test]
+fn what_a_client_said_counts_once() {
+    let site = Site::new();
+    let twice = Listener::before(&site, 2, |_, _| {});
+    assert_eq!(refused(twice.client().list_jobs(&site.admin())), Reason::StaleProof);
+    let host = Memory::new("/a.sock", 100);
+    let _agent = Agent::start(&twice.target(), site.token("server.token"), host).unwrap();
+    until("its first words count", || site.client().list_jobs(&site.admin()).unwrap().servers.len() == 1);
+}
+
+#[test]
+fn a_proof_is_for_one_method_and_one_request() {
+    let site = Site::new();
+    site.create("one", |_| {}).unwrap();
+    site.create("two", |_| {}).unwrap();
+    // The same bytes name the job to show and the job to delete.
+    let other_method = Listener::before(&site, 1, |parts, _| {
+        if parts.uri.path() == "/penstock.v1.Admin/ShowJob" {
+            parts.uri = Uri::from_static("http://manager/penstock.v1.Admin/DeleteJob");
+        }
+    });
+    assert_eq!(refused(other_method.client().show_job(&site.admin(), "one")), Reason::Token);
+    let other_job = Listener::before(&site, 1, |parts, body| {
+        if parts.uri.path() == "/penstock.v1.Admin/DeleteJob" {
+            *body = body.iter().map(|&byte| if byte == b'n' { b'w' } else { byte }).collect();
+        }
+    });
+    assert_eq!(refused(other_job.client().delete_job(&site.admin(), "one")), Reason::Token);
+    let jobs = site.client().list_jobs(&site.admin()).unwrap().jobs;
+    assert_eq!(jobs.iter().map(|job| &job.name).collect::<Vec<_>>(), ["one", "two"]);
+    other_job.client().show_job(&site.admin(), "one").unwrap();
+}
+
+#[test]
+fn a_challenge_that_the_manager_does_not_know_is_asked_for_again() {
+    let site = Site::new();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&calls);
+    let listener = Listener::before(&site, 1, move |parts, _| {
+        if parts.uri.path() == "/penstock.v1.Admin/ListJobs" && seen.fetch_add(1, Ordering::Relaxed) == 0 {
+            let header = parts.headers["authorization"].to_str().unwrap();
+            let mut words: Vec<_> = header.split(' ').collect();
+            let digits = "0".repeat(64);
+            words[1] = &digits;
+            parts.headers.insert("authorization", words.join(" ").parse().unwrap());
+        }
+    });
+    assert!(listener.client().list_jobs(&site.admin()).is_ok());
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
+}
+
+#[test]
+fn a_job_that_does_not_exist_answers_as_one_whose_secret_is_wrong() {
+    let site = Site::new();
+    let created = site.create("mnist", |_| {}).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let answers = ["mnist", "other", &"x".repeat(1000)].map(|job| {
+        runtime.block_on(async {
+            let channel = common::channel(&site.address).await;
+            let asked =
+                ChallengeRequest { nonce: vec![7; 32], prover: Prover::Worker.into(), job: job.to_owned() };
+            let reply = ProofsClient::new(channel.clone()).challenge(asked).await.unwrap().into_inner();
+            assert_eq!((reply.nonce.len(), reply.proof.len()), (32, 32));
+            let nonces = format!("{} {}", hex(&reply.nonce), hex(&[7; 32]));
+            let mut said = Vec::new();
+            // A wrong proof, none, the manager's own, and a secret that is shown instead of proved: the right one too.
+            for shown in [
+                Some(format!("Penstock-Proof {nonces} {}", "0".repeat(64))),
+                None,
+                Some(format!("Penstock-Proof {nonces} {}", hex(&reply.proof))),
+                Some(format!("Bearer {}", hex(&created.secret.0))),
+            ] {
+                let mut request =
+                    tonic::Request::new(ConnectRequest { job: job.to_owned(), ..ConnectRequest::default() });
+                if let Some(shown) = shown {
+                    request.metadata_mut().insert("authorization", shown.parse().unwrap());
+                }
+                let status = JobsClient::new(channel.clone()).connect(request).await.unwrap_err();
+                assert_eq!(status.metadata().get("penstock-reason").unwrap(), "job-secret");
+                said.push((status.code(), status.message().to_owned()));
+            }
+            said
+        })
+    });
+    assert_eq!(answers[0], answers[1]);
+    assert_eq!(answers[0], answers[2], "a name that no job can have");
+}
+
+#[test]
+fn a_challenge_of_nobody_or_without_a_nonce_is_refused() {
+    let site = Site::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut client = ProofsClient::new(common::channel(&site.address).await);
+        for (nonce, prover) in [(32, Prover::Unspecified), (31, Prover::Admin), (33, Prover::Server)] {
+            let asked = ChallengeRequest { nonce: vec![0; nonce], prover: prover.into(), job: String::new() };
+            let status = client.challenge(asked).await.unwrap_err();
+            assert_eq!(status.code(), tonic::Code::InvalidArgument, "{status:?}");
+        }
+    });
+}
+
+#[test]
+fn challenges_without_end_keep_nobody_from_proving_itself() {
+    let site = Site::new();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let channel = runtime.block_on(common::channel(&site.address));
+    let (asked, stop) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let flood = |_| {
+        let mut client = ProofsClient::new(channel.clone());
+        let (asked, stop) = (Arc::clone(&asked), Arc::clone(&stop));
+        runtime.spawn(async move {
+            let request =
+                ChallengeRequest { nonce: vec![0; 32], prover: Prover::Admin.into(), job: String::new() };
+            while !stop.load(Ordering::Relaxed) {
+                client.challenge(request.clone()).await.unwrap();
+                asked.fetch_add(1, Ordering::Relaxed);
+            }
+        })
+    };
+    let floods: Vec<_> = (0..16).map(flood).collect();
+    until("many were asked for", || asked.load(Ordering::Relaxed) > 500);
+    let before = asked.load(Ordering::Relaxed);
+    for _ in 0..20 {
+        site.client().list_jobs(&site.admin()).unwrap();
+    }
+    assert!(asked.load(Ordering::Relaxed) > before, "nobody asked for more meanwhile");
+    stop.store(true, Ordering::Relaxed);
+    floods.into_iter().for_each(|flood| runtime.block_on(flood).unwrap());
+}

@@ -1,0 +1,317 @@
+//! Leases, while pushes and folds go on: the control thread watches the workers, and each on another host its connection to it.
+//!
+//! The product's own machines say which process is late, and when: [`Lease`], [`Lived`] and [`Vigil`]. What stands around them is
+//! written once more (the control thread's look at leases, and a worker's loop on its link). The server is never suspended here,
+//! and of connections to shards it is still the scenario that says when their ends notice: [`crate::leases`] has the rule alone,
+//! with all of that.
+//!
+//! Seen from outside, by when signs of life came to the server:
+//!
+//! - A worker that is suspended for less than a lease is not lost. Nor is one whose connection brings nothing from the server any
+//!   more: it is made again. (One that brings nothing of the *worker* is kept too long where the server says more than it is
+//!   asked: whatever comes counts for the worker's vigil. `tests/seeds.rs` shows it.)
+//! - A worker that gives no sign of life for longer than a lease and two looks is said to be lost; and every shard then
+//!   goes on without it.
+
+use super::control::beat;
+use super::{Cluster, Event, Failure};
+use crate::faults::Leases;
+use crate::history::Observation;
+use crate::shard_memory::Sabotage;
+use crate::transport::{Break, Way};
+use crate::worker::State;
+use penstock_proto::Rank;
+use penstock_proto::error::Loss;
+use penstock_proto::membership::{Lease, Lived, Member};
+use penstock_proto::vigil::{self, Vigil};
+
+/// What the control thread keeps of a worker, and what is seen of both.
+#[derive(Debug, Default)]
+struct Watched {
+    /// Since it has joined.
+    lease: Option<Lease>,
+    /// What came of it.
+    signs: u64,
+    /// When the last of it came.
+    last: u64,
+    /// When it was said to be lost.
+    lost: Option<u64>,
+}
+
+/// A worker's end of its connection to the control thread.
+#[derive(Debug)]
+struct Own {
+    vigil: Vigil,
+    lived: Lived,
+    /// What came from the server, and how much of it was signs of life that it answered.
+    heard: u64,
+    answered: u64,
+}
+
+/// Which process watches which.
+#[derive(Debug)]
+pub(super) struct Watch<'a> {
+    plan: &'a Leases,
+    /// Of the server's process.
+    lived: Lived,
+    watched: Vec<Watched>,
+    /// Of workers on other hosts, once they have had a connection.
+    own: Vec<Option<Own>>,
+}
+
+impl<'a> Watch<'a> {
+    pub(super) fn new(plan: &'a Leases) -> Self {
+        let workers = plan.suspended.len();
+        Self {
+            plan,
+            lived: vigil::lived(plan.lease, 0),
+            watched: (0..workers).map(|_| Watched::default()).collect(),
+            own: (0..workers).map(|_| None).collect(),
+        }
+    }
+}
+
+impl Cluster<'_> {
+    pub(super) fn begin_watch(&mut self) {
+        let Some(Watch { plan, .. }) = self.watch else { return };
+        for (rank, range) in (0..).zip(&plan.suspended) {
+            if let Some(range) = range {
+                self.at(range.end, Event::Resume(rank));
+            }
+            for &(at, way) in &plan.silent[rank as usize] {
+                self.at(at, Event::FallSilent(rank, way));
+            }
+            self.later(1, Event::Beat(rank));
+        }
+        self.later(1, Event::Look);
+    }
+
+    /// Until when a worker is suspended, if it is.
+    pub(super) fn suspended(&self, rank: Rank) -> Option<u64> {
+        let range = self.watch.as_ref()?.plan.suspended[rank as usize].as_ref()?;
+        range.contains(&self.now).then_some(range.end)
+    }
+
+    /// What happens in a worker's process happens when that runs.
+    pub(super) fn put_off(&self, event: &Event) -> Option<u64> {
+        match *event {
+            Event::Step(rank)
+            | Event::Wake(rank)
+            | Event::Frame { rank, way: Way::Down, .. }
+            | Event::GiveUp { rank, .. }
+            | Event::Connect { rank, .. }
+            | Event::End(rank)
+            | Event::Alarm(rank, _)
+            | Event::Beat(rank)
+            | Event::Outlived(rank) => self.suspended(rank),
+            _ => None,
+        }
+    }
+
+    /// A worker runs again: what it had to say goes out.
+    pub(super) fn resume_process(&mut self, rank: Rank) {
+        if !self.workers[rank as usize].has_ended() {
+            (0..self.servers.len()).for_each(|shard| self.dispatch(rank, shard));
+        }
+    }
+
+    /// The connection that a worker then has to the control thread falls silent one way, and neither end is told.
+    pub(super) fn fall_silent(&mut self, rank: Rank, way: Way) -> Result<(), Failure> {
+        let number = self.wires[rank as usize][self.control()].number;
+        self.break_wire(rank, self.control(), number, Break::Silent(way))
+    }
+
+    // The worker's end
+
+    /// A connection to the control thread stands.
+    pub(super) fn watch_server(&mut self, rank: Rank) {
+        let (now, Some(Watch { plan, own, .. })) = (self.now, &mut self.watch) else { return };
+        let lease = plan.lease;
+        let own = own[rank as usize].get_or_insert_with(|| {
+            let (vigil, lived) = (Vigil::new(lease), vigil::lived(lease, now));
+            Own { vigil, lived, heard: 0, answered: 0 }
+        });
+        let clock = own.lived.until(now);
+        own.vigil.connected(clock);
+    }
+
+    /// Something came from the control thread, perhaps the answer to a sign of life.
+    pub(super) fn server_spoke(&mut self, rank: Rank, alive: bool) {
+        if let Some(Watch { own, .. }) = &mut self.watch
+            && let Some(own) = &mut own[rank as usize]
+        {
+            own.heard += 1;
+            own.answered += u64::from(alive);
+        }
+    }
+
+    /// A worker shows that it lives: on its page, or on its connection, at which it looks.
+    pub(super) fn beat(&mut self, rank: Rank) -> Result<(), Failure> {
+        let Some(Watch { plan, .. }) = self.watch else { return Ok(()) };
+        if self.workers[rank as usize].has_ended() {
+            return Ok(());
+        }
+        let next = self.rng.within(1..=vigil::look_every(plan.lease));
+        self.later(next, Event::Beat(rank));
+        if !self.is_remote(rank) {
+            self.gave_sign(rank);
+            return Ok(());
+        }
+        let (now, control) = (self.now, self.control());
+        let is_lost = self.is_said_lost(rank);
+        let keeps = self.scenario.sabotage == Some(Sabotage::KeepsSilentConnections);
+        let Some(Watch { own, .. }) = &mut self.watch else { return Ok(()) };
+        let Some(Own { vigil, lived, heard, answered }) = &mut own[rank as usize] else { return Ok(()) };
+        let clock = lived.until(now);
+        if vigil.is_gone(*heard, clock) && !is_lost {
+            return Err(self.broken(format!("worker {rank} takes the server for lost, which runs")));
+        }
+        let wire = &self.wires[rank as usize][control];
+        if !wire.at_worker {
+            return Ok(());
+        }
+        if vigil.is_silent(*answered, clock) && !keeps {
+            self.give_up(rank, control, wire.number);
+        } else if vigil.is_time_to_beat(clock) {
+            self.post_record(rank, Way::Up, &beat());
+        }
+        Ok(())
+    }
+
+    /// A worker has heard that it was lost.
+    pub(super) fn outlived(&mut self, rank: Rank) -> Result<(), Failure> {
+        if self.workers[rank as usize].has_ended() {
+            return Ok(());
+        }
+        self.workers[rank as usize].state = State::Lost;
+        self.links[rank as usize].requests.clear();
+        self.wires[rank as usize].iter_mut().for_each(super::Wire::close_at_worker);
+        self.see(Observation::Ended { rank, how: "lost" })
+    }
+
+    // The server's end
+
+    /// The control thread has taken a worker in.
+    pub(super) fn begin_lease(&mut self, rank: Rank) {
+        let (now, sabotage) = (self.now, self.scenario.sabotage);
+        let Some(Watch { plan, lived, watched, .. }) = &mut self.watch else { return };
+        // One that is impatient believes that the lease is shorter.
+        let lease = if sabotage == Some(Sabotage::IsImpatient) { plan.lease / 4 } else { plan.lease };
+        watched[rank as usize].lease = Some(Lease::new(lease, lived.until(now)));
+    }
+
+    /// A sign of life of a worker came to where the control thread finds it.
+    pub(super) fn gave_sign(&mut self, rank: Rank) {
+        let now = self.now;
+        if let Some(Watch { watched, .. }) = &mut self.watch {
+            let Watched { signs, last, .. } = &mut watched[rank as usize];
+            (*signs, *last) = (*signs + 1, now);
+        }
+    }
+
+    /// Whether leases decide what becomes of a worker that falls silent.
+    pub(super) fn is_watched(&self, rank: Rank) -> bool {
+        self.watch.is_some() && self.desk.roster.of(rank) == Member::Joined
+    }
+
+    pub(super) fn is_said_lost(&self, rank: Rank) -> bool {
+        self.watch.as_ref().is_some_and(|watch| watch.watched[rank as usize].lost.is_some())
+    }
+
+    fn broken(&self, what: String) -> Failure {
+        Failure::Violation { checker: "leases", at: self.now, what }
+    }
+
+    /// The control thread looks at the leases.
+    pub(super) fn look(&mut self) -> Result<(), Failure> {
+        if self.failure.is_some() {
+            return Ok(()); // those that are here hear that, and none is judged any more
+        }
+        let now = self.now;
+        let joined: Vec<Rank> = self.desk.roster.joined().collect();
+        let Some(Watch { plan, lived, watched, .. }) = &mut self.watch else { return Ok(()) };
+        let (plan, clock) = (*plan, lived.until(now));
+        let ends = |&rank: &Rank| {
+            let Watched { lease, signs, .. } = &mut watched[rank as usize];
+            lease.as_mut().is_some_and(|lease| lease.has_ended(*signs, clock))
+        };
+        let silent: Vec<Rank> = joined.iter().copied().filter(ends).collect();
+        for rank in silent {
+            self.lose_silent(rank)?;
+        }
+        for rank in joined {
+            self.judge_look(rank)?;
+        }
+        self.judge_lost()?;
+        let goes_on = self.workers.iter().any(|worker| !worker.has_ended());
+        if goes_on || self.desk.roster.joined().next().is_some() {
+            let next = self.rng.within(1..=vigil::look_every(plan.lease));
+            self.later(next, Event::Look);
+        }
+        Ok(())
+    }
+
+    fn lose_silent(&mut self, rank: Rank) -> Result<(), Failure> {
+        let (now, Some(Watch { plan, watched, .. })) = (self.now, &mut self.watch) else { return Ok(()) };
+        let Leases { lease, suspended, .. } = *plan;
+        let Watched { last, lost, .. } = &mut watched[rank as usize];
+        let silent = now - *last;
+        *lost = Some(now);
+        let slept = suspended[rank as usize].as_ref().filter(|range| range.start <= now);
+        let slept = slept.map_or(0, |range| range.end - range.start);
+        let died = self.workers[rank as usize].is_lost();
+        if silent < *lease || (!died && slept < *lease) {
+            let what = format!(
+                "worker {rank} is said to be lost {silent} ticks after a sign of life, having been suspended for {slept}; the lease \
+                 is {lease}"
+            );
+            return Err(self.broken(what));
+        }
+        self.see(Observation::Lost { rank })?;
+        self.lose(rank, &Loss::Silent { lease_ms: *lease });
+        match self.is_remote(rank) {
+            // It hears so when it comes again.
+            true => {
+                let number = self.wires[rank as usize][self.control()].number;
+                self.drop_wire(rank, self.control(), number);
+            }
+            false => {
+                let delay = self.delay();
+                self.later(delay, Event::Outlived(rank));
+            }
+        }
+        Ok(())
+    }
+
+    fn judge_look(&self, rank: Rank) -> Result<(), Failure> {
+        let Some(Watch { plan, watched, .. }) = &self.watch else { return Ok(()) };
+        let Watched { last, lost, lease, .. } = &watched[rank as usize];
+        let most = plan.lease + 2 * vigil::look_every(plan.lease) + 2;
+        let silent = self.now - last;
+        if lost.is_none() && lease.is_some() && silent > most && self.is_watched(rank) {
+            let what = format!(
+                "worker {rank} gave no sign of life for {silent} ticks, more than {most}, and is not lost"
+            );
+            return Err(self.broken(what));
+        }
+        Ok(())
+    }
+
+    /// Whether every shard goes on without those that are lost, once it has had time to hear of it.
+    pub(super) fn judge_lost(&self) -> Result<(), Failure> {
+        let Some(Watch { watched, .. }) = &self.watch else { return Ok(()) };
+        for (rank, watched) in (0..).zip(watched) {
+            let Some(lost) = watched.lost else { continue };
+            let heard_late = self.now > lost + self.scenario.faults.delay;
+            let deaf = self.servers.iter().position(|server| server.machine.clocks().is_live(rank));
+            if let Some(shard) = deaf.filter(|_| heard_late) {
+                let since = self.now - lost;
+                let what = format!(
+                    "worker {rank} has been lost for {since} ticks, and shard {shard} still waits for it"
+                );
+                return Err(self.broken(what));
+            }
+        }
+        Ok(())
+    }
+}

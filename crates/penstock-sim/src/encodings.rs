@@ -1,0 +1,196 @@
+//! What tensors agreed to: raw alone, or an encoding that the product does not have.
+//!
+//! A payload of [`Differs`] tells which words of a chunk differ from its base, a bit each, and then by what they do, in this
+//! order. It is shorter than the chunk or longer, of no length where nothing differs, and it cannot be taken for the chunk. Some
+//! chunks go raw: so what a stream carries changes from one publication to the next.
+
+use crate::rng::Rng;
+use penstock_kernels::Foreign;
+use penstock_kernels::codec::{Base, Codec, Undecodable};
+use penstock_proto::encoding::{Agreed, Encoding, Member};
+use std::ops::RangeInclusive;
+
+/// The encoding beside raw.
+pub const DIFFERS: Encoding = Encoding(9);
+
+/// What a tensor of the simulator may have agreed to.
+const BOTH: Agreed = Agreed::new(&[Member { encoding: DIFFERS, codec: &Differs { turn: 0 } }, Member::RAW]);
+/// The same number, and other bytes.
+const ANOTHER: Agreed =
+    Agreed::new(&[Member { encoding: DIFFERS, codec: &Differs { turn: 1 } }, Member::RAW]);
+
+/// What each of so many tensors agreed to. It is drawn beside everything else that the seed decides, which it leaves as it is.
+pub fn of_seed(seed: u64, tensors: usize) -> Vec<Agreed> {
+    let mut rng = Rng::new(seed ^ 0xe0c0de);
+    (0..tensors).map(|_| if rng.once_in(2) { BOTH } else { Agreed::default() }).collect()
+}
+
+/// What an end goes by if its codec for the encoding is not the one that was agreed to.
+pub fn another(agreed: Agreed) -> Agreed {
+    match agreed.expect(DIFFERS, 0, 8) {
+        Ok(_) => ANOTHER,
+        Err(_) => agreed,
+    }
+}
+
+const WORD: usize = 4;
+
+/// The words that differ from the base, and by which bits.
+#[derive(Debug)]
+struct Differs {
+    /// By how much the bits of each word are turned: both ends have to turn the same way.
+    turn: u32,
+}
+
+/// Words of a chunk, the last of which may be short.
+fn words(bytes: usize) -> usize {
+    bytes.div_ceil(WORD)
+}
+
+/// Bytes that have a bit for each word.
+fn marks(bytes: usize) -> usize {
+    words(bytes).div_ceil(8)
+}
+
+fn word(bytes: &[u8]) -> u32 {
+    match bytes.try_into() {
+        Ok(word) => u32::from_le_bytes(word),
+        Err(_) => {
+            let mut word = [0; WORD];
+            word[..bytes.len()].copy_from_slice(bytes);
+            u32::from_le_bytes(word)
+        }
+    }
+}
+
+impl Differs {
+    /// Whether a chunk of which `kept` words differ, with this sum, goes raw: one in four, by what stands in it.
+    fn goes_raw(kept: usize, sum: u32) -> bool {
+        let mixed = (u64::from(sum) ^ kept as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        kept > 0 && mixed >> 62 == 0
+    }
+}
+
+impl Codec for Differs {
+    fn lengths(&self, bytes: usize) -> RangeInclusive<usize> {
+        0..=marks(bytes) + words(bytes) * WORD
+    }
+
+    fn encode(&self, chunk: Foreign<'_>, base: Option<&[u8]>, out: &mut [u8]) -> Option<usize> {
+        let (bytes, marks) = (chunk.len(), marks(chunk.len()));
+        let (bits, kept) = out.split_at_mut(marks);
+        // The chunk first lies where the words go that are kept, none of which ends up behind where it was.
+        chunk.copy_to(&mut kept[..bytes]);
+        bits.fill(0);
+        let (mut count, mut sum) = (0, 0u32);
+        for index in 0..words(bytes) {
+            let at = index * WORD..bytes.min((index + 1) * WORD);
+            let held = base.map_or(0, |base| word(&base[at.clone()]));
+            let differs = word(&kept[at]) ^ held;
+            if differs != 0 {
+                kept[count * WORD..][..WORD].copy_from_slice(&differs.rotate_left(self.turn).to_le_bytes());
+                bits[index / 8] |= 1 << (index % 8);
+                count += 1;
+                sum = sum.rotate_left(1) ^ differs;
+            }
+        }
+        match count {
+            _ if Self::goes_raw(count, sum) => None,
+            0 => Some(0),
+            _ => Some(marks + count * WORD),
+        }
+    }
+
+    fn decode(&self, payload: &[u8], base: Base, chunk: &mut [u8]) -> Result<(), Undecodable> {
+        let refused = |what, expected: usize, got: usize| {
+            Err(Undecodable { what, expected: expected as u64, got: got as u64 })
+        };
+        let (bits, kept) = match payload.split_at_checked(marks(chunk.len())) {
+            Some(parts) => parts,
+            None if payload.is_empty() => (payload, payload),
+            None => return refused("marks", marks(chunk.len()), payload.len()),
+        };
+        let count: usize = bits.iter().map(|bits| bits.count_ones() as usize).sum();
+        if kept.len() != count * WORD {
+            return refused("words", count * WORD, kept.len());
+        }
+        let last = bits.iter().rposition(|&bits| bits != 0);
+        let last = last.map(|at| 8 * at + bits[at].ilog2() as usize);
+        if let Some(last) = last.filter(|&last| last >= words(chunk.len())) {
+            return refused("last word", words(chunk.len()) - 1, last);
+        }
+        if base == Base::Zeros {
+            chunk.fill(0);
+        }
+        let mut kept = kept.chunks_exact(WORD).map(|kept| word(kept).rotate_right(self.turn));
+        for (bits, chunk) in bits.iter().zip(chunk.chunks_mut(8 * WORD)) {
+            for (_, chunk) in chunk.chunks_mut(WORD).enumerate().filter(|(index, _)| bits >> index & 1 > 0) {
+                let now = (word(chunk) ^ kept.next().unwrap_or_default()).to_le_bytes();
+                chunk.copy_from_slice(&now[..chunk.len()]);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn encoded(codec: &Differs, chunk: &[u8], base: Option<&[u8]>) -> Option<Vec<u8>> {
+        let mut out = vec![0xee; *codec.lengths(chunk.len()).end()];
+        let length = codec.encode(Foreign::of(chunk), base, &mut out)?;
+        out.truncate(length);
+        Some(out)
+    }
+
+    proptest! {
+        #[test]
+        fn who_holds_the_base_has_the_chunk_afterwards_and_who_turns_otherwise_has_not(
+            held in prop::collection::vec(any::<u8>(), 1..200),
+            edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..40),
+            whole: bool,
+        ) {
+            let mut chunk = held.clone();
+            edits.iter().for_each(|(at, byte)| *at.get_mut(&mut chunk) = *byte);
+            let (base, onto) = if whole { (None, Base::Zeros) } else { (Some(&held[..]), Base::Held) };
+            let Some(payload) = encoded(&Differs { turn: 0 }, &chunk, base) else { return Ok(()) };
+            let mut receiver = held.clone();
+            prop_assert_eq!(Differs { turn: 0 }.decode(&payload, onto, &mut receiver), Ok(()));
+            prop_assert_eq!(&receiver, &chunk);
+            // The words of a payload that is not empty are not all of equal bits.
+            let plain = payload[marks(chunk.len()).min(payload.len())..].chunks(WORD).all(|kept| kept == [0xff; WORD]);
+            let mut receiver = held.clone();
+            let another = Differs { turn: 1 }.decode(&payload, onto, &mut receiver);
+            prop_assert!(plain || another.is_err() || receiver != chunk);
+        }
+
+        /// E-2.
+        #[test]
+        fn what_is_refused_changes_nothing(
+            payload in prop::collection::vec(any::<u8>(), 0..60),
+            held in prop::collection::vec(any::<u8>(), 1..70),
+            zeros: bool,
+        ) {
+            let mut receiver = held.clone();
+            let base = if zeros { Base::Zeros } else { Base::Held };
+            if (Differs { turn: 0 }).decode(&payload, base, &mut receiver).is_err() {
+                prop_assert_eq!(receiver, held);
+            }
+        }
+    }
+
+    #[test]
+    fn a_payload_is_shorter_or_longer_than_its_chunk_or_empty_and_some_chunks_go_raw() {
+        let codec = Differs { turn: 0 };
+        let length = |chunk: &[u8], base| encoded(&codec, chunk, base).map(|payload| payload.len());
+        let dense = |first: u8| (0..64).map(|at| first.wrapping_mul(at) | 1).collect::<Vec<u8>>();
+        let full: Vec<Option<usize>> = (1..=30).map(|first| length(&dense(first), None)).collect();
+        assert!(full.iter().all(|length| [None, Some(66)].contains(length)), "{full:?}");
+        let raw = full.iter().filter(|length| length.is_none()).count();
+        assert!((3..=15).contains(&raw), "{full:?}");
+        assert_eq!(length(&[[7; 4], [0; 4]].concat().repeat(8), None), Some(34));
+        assert_eq!((length(&[0; 64], None), length(&[7; 64], Some(&[7; 64]))), (Some(0), Some(0)));
+    }
+}
