@@ -780,8 +780,8 @@ pub mod jobs_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// The workers' call. It needs a proof of the job's secret (`proofs.proto`). A wrong secret and a name that does not
-    /// exist get the same refusal.
+    /// The workers' call. It needs a proof of the job's secret (`proofs.proto`). A wrong secret and a name that does not exist get
+    /// the same refusal.
     #[derive(Debug, Clone)]
     pub struct JobsClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -893,8 +893,8 @@ pub mod jobs_server {
             request: tonic::Request<super::ConnectRequest>,
         ) -> std::result::Result<tonic::Response<super::ConnectReply>, tonic::Status>;
     }
-    /// The workers' call. It needs a proof of the job's secret (`proofs.proto`). A wrong secret and a name that does not
-    /// exist get the same refusal.
+    /// The workers' call. It needs a proof of the job's secret (`proofs.proto`). A wrong secret and a name that does not exist get
+    /// the same refusal.
     #[derive(Debug)]
     pub struct JobsServer<T> {
         inner: Arc<T>,
