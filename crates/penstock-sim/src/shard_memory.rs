@@ -147,6 +147,10 @@ pub enum Sabotage {
     DecodesByAnother,
     /// A home takes what came before what the receivers hold for what they hold.
     MistakesTheShadow,
+    /// An end that has taken enough frames for once waits until more bytes come, though it has read further frames.
+    ForgetsWhatItHasRead,
+    /// A worker's end that has taken enough frames for once loses what it has read beyond them.
+    DropsWhatItHasRead,
 }
 
 #[derive(Debug)]

@@ -137,6 +137,16 @@ fn who_has_left_before_its_shards_let_it_go_is_seen() {
     is_seen_by(Sabotage::LetsGoAtOnce, "together", 40);
 }
 
+#[test]
+fn what_was_read_ahead_and_is_not_looked_at_is_seen() {
+    is_seen_by(Sabotage::ForgetsWhatItHasRead, "asked for", 20);
+}
+
+#[test]
+fn what_was_read_ahead_and_is_dropped_is_seen() {
+    is_seen_by(Sabotage::DropsWhatItHasRead, "asked for", 20);
+}
+
 /// The checker of tables sees it in some of these seeds, in these words.
 fn is_seen_in_tables(sabotage: items::Sabotage, seeds: u64, words: &str, least: usize) {
     let check = |seed| items::Scenario::from_seed(seed).sabotaged(sabotage).check().err();

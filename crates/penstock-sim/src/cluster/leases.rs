@@ -97,7 +97,8 @@ impl Cluster<'_> {
         match *event {
             Event::Step(rank)
             | Event::Wake(rank)
-            | Event::Frame { rank, way: Way::Down, .. }
+            | Event::Arrive { rank, way: Way::Down, .. }
+            | Event::Read { rank, way: Way::Down, .. }
             | Event::GiveUp { rank, .. }
             | Event::Connect { rank, .. }
             | Event::End(rank)
