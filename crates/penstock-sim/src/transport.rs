@@ -232,7 +232,9 @@ pub struct End<'a> {
     pub window: usize,
     /// What says how much each read brings at most; without it, all that has arrived.
     pub reads: Option<&'a mut Rng>,
-    /// A byte of what is written, and what of it is flipped on its way.
+    /// Bytes that a write takes at most.
+    pub takes: usize,
+    /// A byte of what is written (it is counted round), and what of it is flipped on its way.
     pub damage: Option<(usize, u8)>,
     /// When what was written arrives, if ever: what came ahead, and the rest.
     pub arrives: [Option<u64>; 2],
@@ -242,7 +244,8 @@ impl<'a> End<'a> {
     /// The end that writes this way, at `now`, of a wire that takes what it is given, delays nothing and cuts nothing into pieces.
     pub fn new(wire: &'a mut Wire, out: Way, now: u64) -> Self {
         let (ahead, reads, damage) = (None, None, None);
-        Self { wire, out, now, due: now, ahead, window: usize::MAX, reads, damage, arrives: [None; 2] }
+        let (due, window, takes) = (now, usize::MAX, usize::MAX);
+        Self { wire, out, now, due, ahead, window, reads, takes, damage, arrives: [None; 2] }
     }
 }
 
@@ -291,12 +294,14 @@ impl Link for End<'_> {
         if !self.wire.has_room(self.out, self.window) {
             return Ok(0);
         }
-        let mut bytes = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
-        parts.iter().for_each(|part| bytes.extend_from_slice(part));
-        if let Some((at, bits)) = self.damage {
-            bytes[at] ^= bits;
+        let count = self.takes.min(parts.iter().map(|part| part.len()).sum());
+        let mut bytes = Vec::with_capacity(count);
+        for part in parts {
+            bytes.extend_from_slice(&part[..part.len().min(count - bytes.len())]);
         }
-        let count = bytes.len();
+        if let Some((at, bits)) = self.damage {
+            bytes[at % count] ^= bits;
+        }
         if let Some((ahead, due)) = self.ahead.filter(|(ahead, _)| *ahead < count) {
             let rest = bytes.split_off(ahead);
             self.arrives[0] = self.wire.send(self.out, bytes, due);

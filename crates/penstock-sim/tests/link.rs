@@ -37,7 +37,14 @@ impl Lasting {
         let (mut wire, now, mut rng) = (wire.borrow_mut(), now.get(), rng.borrow_mut());
         let ahead = Some((rng.within(1..=200) as usize, now + DELAY / 2));
         let reads = (self.out == Way::Up).then_some(&mut *rng);
-        run(&mut End { due: now + DELAY, ahead, window: WINDOW, reads, ..End::new(&mut wire, self.out, now) })
+        run(&mut End {
+            due: now + DELAY,
+            ahead,
+            window: WINDOW,
+            takes: 30_000,
+            reads,
+            ..End::new(&mut wire, self.out, now)
+        })
     }
 }
 

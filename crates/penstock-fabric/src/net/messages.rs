@@ -18,6 +18,8 @@ const TURN: usize = 4 << 20;
 /// The receiving end.
 #[derive(Debug)]
 pub struct MessageReader {
+    /// Bytes read at a time.
+    read: usize,
     account: Account,
     /// For what `input` has grown by.
     charge: Charge,
@@ -33,7 +35,13 @@ impl MessageReader {
     /// For a link of which nothing was read. What it has to keep of a message beyond what any link's reader has is charged to
     /// `account`.
     pub fn new(account: Account) -> Self {
-        Self { account, charge: Charge::default(), input: vec![0; READ], filled: 0, used: 0, heard: 0 }
+        Self::reading(READ, account)
+    }
+
+    /// The same that reads `bytes` at a time.
+    pub fn reading(bytes: usize, account: Account) -> Self {
+        let (charge, input) = (Charge::default(), vec![0; bytes]);
+        Self { read: bytes, account, charge, input, filled: 0, used: 0, heard: 0 }
     }
 
     /// Bytes that ever came: it grows while the peer lives.
@@ -70,8 +78,8 @@ impl MessageReader {
             }
             if self.used == self.filled {
                 (self.used, self.filled) = (0, 0);
-                if self.input.len() > 4 * READ {
-                    (self.input, self.charge) = (vec![0; READ], Charge::default());
+                if self.input.len() > 4 * self.read {
+                    (self.input, self.charge) = (vec![0; self.read], Charge::default());
                 }
             }
         }
@@ -83,7 +91,7 @@ impl MessageReader {
         self.input.copy_within(self.used..self.filled, 0);
         (self.filled, self.used) = (self.filled - self.used, 0);
         if self.filled == self.input.len() {
-            let longer = (2 * self.input.len()).min(MAX_MESSAGE_BYTES + READ);
+            let longer = (2 * self.input.len()).min(MAX_MESSAGE_BYTES + self.read);
             if longer == self.input.len() {
                 return Err(Ended::Peer("it sent a message without an end".to_owned()));
             }
