@@ -139,6 +139,10 @@ pub enum Sabotage {
     BelievesDamagedFrames,
     /// The control thread takes workers for lost before their lease is over.
     IsImpatient,
+    /// The control thread takes no worker for lost.
+    LosesNobody,
+    /// A worker does not count what comes from the control thread as signs that it lives.
+    IsDeaf,
     /// A shard is not told which workers are lost.
     KeepsTheLost,
     /// A worker does not make a silent connection to the control thread again.

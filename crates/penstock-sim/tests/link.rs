@@ -34,7 +34,10 @@ struct Lasting {
 impl Lasting {
     fn at_once<T>(&self, run: impl FnOnce(&mut End<'_>) -> T) -> T {
         let Between { wire, now, rng } = &self.between;
-        let (mut wire, now, mut rng) = (wire.borrow_mut(), now.get(), rng.borrow_mut());
+        let (mut wire, mut rng) = (wire.borrow_mut(), rng.borrow_mut());
+        // Time passes with every call, also for those that do not wait.
+        now.set(now.get() + 1);
+        let now = now.get();
         let ahead = Some((rng.within(1..=200) as usize, now + DELAY / 2));
         let reads = (self.out == Way::Up).then_some(&mut *rng);
         run(&mut End {

@@ -4,7 +4,7 @@
 //! or as one look takes at most; the reader has then perhaps read more of them, or a part of one, and the end looks again. Half of
 //! the ends bring whatever has arrived in a read, as TCP does; the others some of it.
 
-use super::remote::{Decoder, Judge, Mirrors, Place};
+use super::remote::{Decoder, Judge, Mirrors};
 use super::{Cluster, Event, Failure};
 use crate::remote::Proxy;
 use crate::rng::Rng;
@@ -12,6 +12,7 @@ use crate::shard_memory::Sabotage;
 use crate::transport::{End, Way};
 use penstock_fabric::net::frames::{FrameReader, Step};
 use penstock_proto::Rank;
+use penstock_proto::remote::judge::Incoming;
 
 /// Frames of a look at most, as in a real job.
 const FRAMES: u64 = 32;
@@ -25,7 +26,7 @@ const BUSY_ONCE_IN: u64 = 4;
 pub(super) struct Readers {
     /// Each is taken out for a look.
     worker: Option<FrameReader<Decoder>>,
-    shard: Option<FrameReader<Place>>,
+    shard: Option<FrameReader<Incoming>>,
     /// What says how much a read brings, where that is not all that has arrived; by the way that is read.
     reads: [Option<Rng>; 2],
     /// Whether the end looks later.

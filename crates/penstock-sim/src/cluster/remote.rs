@@ -12,13 +12,13 @@ use crate::worker::State;
 use crate::workload::Workload;
 use penstock_fabric::net::frames::{Batch, FrameWriter, Places};
 use penstock_kernels::Foreign;
-use penstock_kernels::codec::{Base, Codec, Raw, Undecodable};
+use penstock_kernels::codec::{Base, Codec};
 use penstock_proto::encoding::{Agreed, Encoding, Sent, Shadow, Source};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::peer::PeerId;
 use penstock_proto::remote::home::{Owing, Publication};
+use penstock_proto::remote::judge::{self, Incoming, LanePart};
 use penstock_proto::remote::mirror::{Effect, Frame};
-use penstock_proto::shard::Judged;
 use penstock_proto::submission::Submission;
 use penstock_proto::{Rank, TensorId};
 use std::collections::BTreeMap;
@@ -51,44 +51,22 @@ impl Places for Mirrors<'_> {
     type Place = Decoder;
 
     fn place(&mut self, header: &Header) -> Result<Self::Place, String> {
-        let notice = notice(header)?;
         let bytes = |tensor: TensorId, chunk| self.maps[tensor as usize].bytes(chunk).len();
-        let (agreed, bytes) = match notice {
+        judge::notice(header, JOB, |notice| match *notice {
             Notice::Value { tensor, chunk, .. } => {
-                (self.tensors.get(&tensor).map(|mirrored| mirrored.agreed), bytes(tensor, chunk))
+                Some((self.tensors.get(&tensor)?.agreed, bytes(tensor, chunk)))
             }
             Notice::State { tensor, chunk } => {
                 let spec = self.workload.spec(tensor);
                 let elements = (bytes(tensor, chunk) / spec.dtype.size()) as u64;
-                (Some(Agreed::default()), spec.state_bytes(elements) as usize)
+                Some((Agreed::default(), spec.state_bytes(elements) as usize))
             }
-            _ if header.is_bare() => return Ok(&Raw),
-            _ => (None, 0),
-        };
-        let length = header.length as usize;
-        let agreed = agreed.ok_or_else(|| format!("{length} bytes for {notice:?}"))?;
-        let codec = agreed.expect(header.encoding, length, bytes);
-        codec.map_err(|unexpected| format!("{notice:?}: {unexpected}"))
+            Notice::Folded { .. } | Notice::Fetched { .. } | Notice::Taken => None,
+        })
     }
 
     fn memory<'a>(&'a mut self, _: &'a mut Self::Place) -> Option<&'a mut [u8]> {
         None
-    }
-}
-
-fn notice(header: &Header) -> Result<Notice, String> {
-    of_this_job(header)?;
-    match header.body {
-        Body::Notice(notice) => Ok(notice),
-        _ => Err("a worker's frame".to_owned()),
-    }
-}
-
-fn of_this_job(header: &Header) -> Result<(), String> {
-    if header.job == JOB && header.epoch == 0 {
-        Ok(())
-    } else {
-        Err("a frame of another job or epoch".to_owned())
     }
 }
 
@@ -98,68 +76,26 @@ pub(super) struct Judge<'a> {
     pub(super) rank: Rank,
 }
 
-/// Whose lane a payload goes into: straight, unless it has to be decoded.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Lane {
-    tensor: TensorId,
-    chunk: u32,
-    codec: &'static dyn Codec,
-}
-
-/// The submission that a frame is, if it is one, and the lane that its payload goes into, if it has one.
-pub(super) type Place = (Option<Judged>, Option<Lane>);
-
 impl Places for Judge<'_> {
-    type Place = Place;
+    type Place = Incoming;
 
-    fn place(&mut self, header: &Header) -> Result<Place, String> {
-        of_this_job(header)?;
-        if header.body == Body::Alive && header.is_bare() {
-            return Ok((None, None));
-        }
+    fn place(&mut self, header: &Header) -> Result<Incoming, String> {
         let Server { machine, memory, ports, .. } = &*self.server;
         let port = ports[self.rank as usize].as_ref().expect("it was asked whether anybody listens");
-        port.subscriber.expect(header.sequence).map_err(|error| error.to_string())?;
-        let Body::Submission { submission, .. } = header.body else {
-            return Err("it sent a shard's frame".to_owned());
-        };
-        let judged = machine.judge(PeerId::worker(self.rank), &submission);
-        let judged = judged.map_err(|refused| refused.to_string())?;
-        let length = header.length as usize;
-        let (Submission::Push { tensor, first: chunk, count, .. }
-        | Submission::Load { tensor, first: chunk, count, .. }) = submission
-        else {
-            return match header.is_bare() {
-                true => Ok((Some(judged), None)),
-                false => Err(format!("it sent {length} bytes for {submission:?}")),
-            };
-        };
-        let bytes = memory.bytes(tensor, chunk).filter(|_| count == 1);
-        let bytes = bytes.ok_or_else(|| format!("it sent {length} bytes for {submission:?}"))?;
-        let codec = memory.agreed(tensor).expect(header.encoding, length, bytes);
-        let codec = codec.map_err(|unexpected| format!("chunk {chunk} of t{tensor}: {unexpected}"))?;
-        Ok((Some(judged), Some(Lane { tensor, chunk, codec })))
+        let peer = PeerId::worker(self.rank);
+        judge::submission(header, JOB, peer, (machine, &port.subscriber), |_, tensor, chunk| {
+            Some((0..memory.bytes(tensor, chunk)?, memory.agreed(tensor)))
+        })
     }
 
-    fn memory<'a>(&'a mut self, (_, lane): &'a mut Place) -> Option<&'a mut [u8]> {
-        match *lane {
-            None => Some(&mut []),
-            Some(Lane { tensor, chunk, codec }) if codec.is_verbatim() => {
-                Some(self.server.memory.lane(tensor, chunk, self.rank))
+    fn memory<'a>(&'a mut self, place: &'a mut Incoming) -> Option<&'a mut [u8]> {
+        match place {
+            Incoming::Alive | Incoming::Submission(_, None) => Some(&mut []),
+            Incoming::Submission(_, Some(part)) if part.codec.is_verbatim() => {
+                Some(self.server.memory.lane(part.tensor, part.chunk, part.rank))
             }
-            Some(_) => None,
+            Incoming::Submission(_, Some(_)) => None,
         }
-    }
-}
-
-impl Judge<'_> {
-    /// The payload is here, verified: decodes it into its lane, if it is not there already.
-    fn settle(&mut self, lane: Lane, payload: &[u8]) -> Result<(), Undecodable> {
-        let Lane { tensor, chunk, codec } = lane;
-        if codec.is_verbatim() {
-            return Ok(());
-        }
-        codec.decode(payload, Base::Zeros, self.server.memory.lane(tensor, chunk, self.rank))
     }
 }
 
@@ -439,8 +375,7 @@ impl Cluster<'_> {
         codec: Decoder,
         payload: &[u8],
     ) -> Result<(), Failure> {
-        let broke = |what: &dyn std::fmt::Display| self.broke(rank, shard, what);
-        let notice = notice(header).map_err(|what| broke(&what))?;
+        let Body::Notice(notice) = header.body else { return Ok(()) };
         let Proxy { machine, tensors } = &mut self.proxies[rank as usize][shard];
         let wanted = |id: TensorId| tensors.get(&id).map_or(0, |mirrored| mirrored.wanted);
         match machine.hear(header.sequence, &notice, wanted) {
@@ -581,18 +516,22 @@ impl Cluster<'_> {
         rank: Rank,
         shard: usize,
         header: &Header,
-        (judged, lane): Place,
+        incoming: Incoming,
         payload: &[u8],
     ) -> Result<(), Failure> {
-        if let Some(lane) = lane {
-            let mut judge = Judge { server: &mut self.servers[shard], rank };
-            if let Err(undecodable) = judge.settle(lane, payload) {
+        let Incoming::Submission(judged, part) = incoming else { return Ok(()) };
+        if let Some(part) = part {
+            let LanePart { tensor, chunk, codec, .. } = part;
+            let lane = self.servers[shard].memory.lane(tensor, chunk, rank);
+            if !codec.is_verbatim()
+                && let Err(undecodable) = codec.decode(payload, Base::Zeros, lane)
+            {
                 return self.refused(rank, shard, &undecodable.to_string());
             }
-            self.lodged(rank, shard, header.encoding, lane)?;
+            self.lodged(rank, shard, header.encoding, tensor, chunk)?;
         }
-        let body = header.body;
-        let (Body::Submission { submission, wanted }, Some(judged)) = (body, judged) else { return Ok(()) };
+        let submission = *judged.submission();
+        let wanted = matches!(header.body, Body::Submission { wanted: true, .. });
         let Server { memory, ports, overlay, .. } = &mut self.servers[shard];
         let subscriber = &mut open_port(ports, rank).subscriber;
         if let Err(what) = subscriber.take(&submission) {
@@ -616,8 +555,14 @@ impl Cluster<'_> {
     }
 
     /// A payload stands in its lane.
-    fn lodged(&mut self, rank: Rank, shard: usize, encoding: Encoding, lane: Lane) -> Result<(), Failure> {
-        let Lane { tensor, chunk, .. } = lane;
+    fn lodged(
+        &mut self,
+        rank: Rank,
+        shard: usize,
+        encoding: Encoding,
+        tensor: TensorId,
+        chunk: u32,
+    ) -> Result<(), Failure> {
         let range = self.maps[tensor as usize].bytes(chunk);
         // What was sent stands there until it is folded.
         let lane = std::mem::take(&mut self.workers[rank as usize].lanes[tensor as usize]);

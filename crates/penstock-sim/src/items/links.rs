@@ -26,6 +26,8 @@ pub struct Faults {
 
 /// How long an end tolerates silence.
 pub(super) const PATIENCE: u64 = 300;
+/// So many breaks of one link, and they become as many times rarer: what comes whole on no connection would never come.
+const USUAL_BREAKS: u64 = 8;
 /// One write in so many arrives in two pieces.
 const PIECES_ONCE_IN: u64 = 4;
 /// One look in so many shows the other end a sign of life.
@@ -111,7 +113,8 @@ impl Link {
 
     /// The connection breaks, if it stands unbroken; whether it did.
     pub(super) fn shatter(&mut self, now: u64, rng: &mut Rng) -> bool {
-        if self.wire.doomed || !self.stands(Way::Up) || !self.stands(Way::Down) {
+        let stands = !self.wire.doomed && self.stands(Way::Up) && self.stands(Way::Down);
+        if !stands || !rng.once_in(1 + self.wire.number / USUAL_BREAKS) {
             return false;
         }
         self.wire.doomed = true;
