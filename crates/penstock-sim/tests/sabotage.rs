@@ -12,7 +12,7 @@ fn seen(sabotage: Sabotage, of_seed: fn(u64) -> Scenario, seeds: u64) -> BTreeMa
         let by = match of_seed(seed).sabotaged(sabotage).check() {
             Ok(_) => "nobody",
             Err(Failure::Violation { checker, .. }) => checker,
-            Err(Failure::Stuck { .. }) => "liveness",
+            Err(Failure::Stuck { .. } | Failure::Endless { .. }) => "liveness",
             Err(failure) => panic!("seed {seed}: {failure}"),
         };
         *seen.entry(by).or_default() += 1;

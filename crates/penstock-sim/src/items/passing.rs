@@ -22,11 +22,13 @@ impl Run<'_> {
             return;
         }
         self.workers[rank].away = 0;
+        let mistakes = self.scenario.sabotage == Some(Sabotage::MistakesConnections);
+        let mistaken = mistakes && self.links[rank].stands(Way::Down);
         self.links[rank].connect(&mut self.rng);
         let (up, down) = &mut self.traffic[rank];
         up.connected();
         down.connected();
-        if self.scenario.sabotage != Some(Sabotage::MistakesConnections) {
+        if !mistaken {
             self.home.connected(PeerId::worker(rank as u32));
         }
         self.workers[rank].node.connected(HOME);
