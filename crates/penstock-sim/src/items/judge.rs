@@ -1,6 +1,47 @@
 //! What must hold of rows that were read: each whole, none older than it was seen before, all as after one set.
 
-use super::producer::After;
+use super::producer::{After, Producer};
+
+/// What a get returned.
+pub(super) struct Read<'a> {
+    /// The producer's rows.
+    pub(super) slots: &'a [u32],
+    /// Their values, one behind the other.
+    pub(super) values: &'a [u8],
+    pub(super) row_bytes: usize,
+    /// The version that it asked for.
+    pub(super) version: u64,
+    /// Whether rows of different sets need not have been current together.
+    pub(super) apart: bool,
+}
+
+impl Read<'_> {
+    /// Compares it with what the producer did; `newest` is what this worker has read of it so far.
+    pub(super) fn judge(&self, producer: &Producer, newest: &mut After) -> Result<(), String> {
+        let Self { slots, values, row_bytes, version, apart } = *self;
+        let Producer { history, marks, .. } = producer;
+        let numbers = judge_values(history, slots, values, row_bytes, newest)?;
+        let last = numbers.values().copied().max().unwrap_or(0) as usize;
+        let holds = if apart { is_whole(history, &numbers) } else { was(&history[last], &numbers) };
+        if !holds {
+            return Err(format!("rows were never like this after set {last}: {numbers:?}"));
+        }
+        // What the producer had set when it completed the iterations that the slack does not cover must be there.
+        if version as usize > marks.len() {
+            return Err(format!("it has begun {} iterations, version {version} was read", marks.len()));
+        }
+        let due = marks.get(version as usize).or_else(|| marks.last()).copied().unwrap_or(0);
+        // A row has the version from its first set of that iteration on.
+        let begun = version.checked_sub(1).map_or(0, |before| marks[before as usize]);
+        let older = |(slot, &number): (&u32, &u64)| {
+            history[due].get(slot).is_some_and(|&due| number < due) && number <= begun as u64
+        };
+        if numbers.iter().any(older) {
+            return Err(format!("rows are older than version {version}: {numbers:?}"));
+        }
+        Ok(())
+    }
+}
 
 /// The sets that wrote these rows, if each is whole and none is older than it was seen before.
 pub(super) fn judge_values(
@@ -36,7 +77,7 @@ pub(super) fn was(after: &After, numbers: &After) -> bool {
 }
 
 /// Whether each set is in all of these rows that it wrote, itself or under a later one, or in none.
-pub(super) fn is_whole(history: &[After], numbers: &After) -> bool {
+fn is_whole(history: &[After], numbers: &After) -> bool {
     let (oldest, newest) = (numbers.values().min(), numbers.values().max());
     let (Some(&oldest), Some(&newest)) = (oldest, newest) else { return true };
     (oldest + 1..=newest).all(|set| {

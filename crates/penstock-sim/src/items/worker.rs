@@ -1,7 +1,7 @@
 //! A worker on its way: it sets its rows, completes an iteration, reads what it consumes, and leaves when it is done.
 
 use super::Plan;
-use super::judge::{is_whole, judge_values, was};
+use super::judge::Read;
 use super::producer::{After, Shared};
 use super::run::{HOME, Here, Run, partition};
 use crate::rng::hash;
@@ -181,34 +181,11 @@ impl Run<'_> {
         }
         self.tally.reads += 1;
         self.tally.staleness = self.tally.staleness.max(worker.clock.saturating_sub(version));
-        let from = from.borrow();
-        let (history, marks) = (&from.history, &from.marks);
-        let newest = worker.newest.entry(producer).or_default();
-        let numbers = judge_values(history, &slots, &out, bytes, newest)
-            .map_err(|what| format!("of producer {producer}, {what}"))?;
-        let last = numbers.values().copied().max().unwrap_or(0) as usize;
         // Looked at while the producer went on, rows of different sets need not have been current together.
-        let apart = direct && !follow;
-        let holds = if apart { is_whole(history, &numbers) } else { was(&history[last], &numbers) };
-        if !holds {
-            return Err(format!("rows of {producer} were never like this after set {last}: {numbers:?}"));
-        }
-        // What the producer had set when it completed the iterations that the slack does not cover must be there.
-        if wanted as usize > marks.len() {
-            return Err(format!(
-                "{producer} has begun {} iterations, version {wanted} was read",
-                marks.len()
-            ));
-        }
-        let due = marks.get(wanted as usize).or_else(|| marks.last()).copied().unwrap_or(0);
-        // A row has the version from its first set of that iteration on.
-        let begun = wanted.checked_sub(1).map_or(0, |before| marks[before as usize]);
-        let older = |(slot, &number): (&u32, &u64)| {
-            history[due].get(slot).is_some_and(|&due| number < due) && number <= begun as u64
-        };
-        if numbers.iter().any(older) {
-            return Err(format!("rows of {producer} are older than version {wanted}: {numbers:?}"));
-        }
+        let read =
+            Read { slots: &slots, values: &out, row_bytes: bytes, version: wanted, apart: direct && !follow };
+        let newest = worker.newest.entry(producer).or_default();
+        read.judge(&from.borrow(), newest).map_err(|what| format!("of producer {producer}, {what}"))?;
         Ok(true)
     }
 }

@@ -616,6 +616,7 @@ mod tests {
     use crate::wire::travel::{AGREED, CHANGES};
     use penstock_fabric::memory::{ExtentLayout, HomeRegions};
     use penstock_kernels::Dtype;
+    use penstock_kernels::codec::Raw;
     use penstock_proto::chunk::Cut;
     use penstock_proto::encoding::{Encoding, Shadow};
     use penstock_proto::placement::Extent;
