@@ -122,6 +122,8 @@ pub struct Wire {
     pub at_shard: bool,
     /// Whether its break is under way.
     pub doomed: bool,
+    /// Whether anything on it was damaged.
+    pub damaged: bool,
     lanes: [Lane; 2],
 }
 
@@ -302,6 +304,7 @@ impl Link for End<'_> {
         }
         if let Some((at, bits)) = self.damage {
             bytes[at % count] ^= bits;
+            self.wire.damaged = true;
         }
         if let Some((ahead, due)) = self.ahead.filter(|(ahead, _)| *ahead < count) {
             let rest = bytes.split_off(ahead);

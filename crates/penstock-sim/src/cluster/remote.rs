@@ -452,13 +452,19 @@ impl Cluster<'_> {
         number: u64,
         way: Way,
     ) -> Result<(), Failure> {
-        let told = self.wires[rank as usize][shard].is_over(way);
+        let wire = &self.wires[rank as usize][shard];
+        let (told, damaged) = (wire.is_over(way), wire.damaged);
         match way {
             Way::Up => self.drop_wire(rank, shard, number),
             Way::Down => self.give_up(rank, shard, number),
         }
         if told {
             return Ok(());
+        }
+        if !damaged {
+            let what =
+                format!("bytes between worker {rank} and shard {shard} are read as others than were sent");
+            return Err(Failure::Broke { at: self.now, what });
         }
         self.see(Observation::Cut { rank, shard, how: "damaged" })
     }

@@ -102,6 +102,11 @@ impl Link {
         self.wire.is_read(out.back())
     }
 
+    /// Whether what comes to that end may end the connection: it is over, or something was damaged.
+    pub(super) fn is_harmed(&self, out: Way) -> bool {
+        self.wire.damaged || self.wire.is_over(out.back())
+    }
+
     /// That end gives the connection up.
     pub(super) fn close(&mut self, out: Way) {
         match out {

@@ -145,7 +145,10 @@ impl Run<'_> {
         });
         let came = match came {
             Ok(came) => came,
-            Err(Ended::Connection(_)) => {
+            Err(Ended::Connection(why)) => {
+                if !self.links[rank].is_harmed(out) {
+                    return Err(format!("link {rank}: bytes are read as others than were sent: {why}"));
+                }
                 self.give_up(rank, out);
                 true
             }
