@@ -319,7 +319,9 @@ impl Cluster<'_> {
 
     /// Hands a submission to the proxy.
     pub(super) fn say(&mut self, rank: Rank, shard: usize, submission: Submission) -> Result<(), Failure> {
-        self.proxies[rank as usize][shard].machine.submit(submission);
+        let proxy = &mut self.proxies[rank as usize][shard];
+        proxy.machine.submit(submission);
+        proxy.left |= matches!(submission, Submission::Leave);
         if let Submission::Fetch { tensor, state, version, ticket } = submission {
             let maps = std::mem::take(&mut self.maps);
             let chunks = &maps[tensor as usize].homes[shard];
@@ -406,7 +408,8 @@ impl Cluster<'_> {
         else {
             return Ok(());
         };
-        let Proxy { tensors, .. } = &mut self.proxies[rank as usize][shard];
+        let Proxy { tensors, left, .. } = &mut self.proxies[rank as usize][shard];
+        let left = *left;
         let Some(mirrored) = tensors.get_mut(&tensor) else { return Ok(()) };
         let Mirrored { values, progress, folded, fetched, .. } = mirrored;
         match effect {
@@ -435,7 +438,9 @@ impl Cluster<'_> {
             Effect::Folded { count, .. } => *folded = count,
             Effect::Fetched { ticket, .. } => {
                 *fetched = ticket.max(*fetched);
-                self.see(Observation::Returned { rank, shard, tensor, ticket })?;
+                if !left {
+                    self.see(Observation::Returned { rank, shard, tensor, ticket })?;
+                }
             }
         }
         if matches!(self.workers[rank as usize].state, State::Waiting { .. }) {
