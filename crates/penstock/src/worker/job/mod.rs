@@ -170,7 +170,7 @@ impl Inner {
             server,
             rank: *rank,
             purpose: Purpose::Items { peer: PeerId::worker(*rank), session: *session },
-            dialer: dialer.map_err(StartError::from)?,
+            dialer: Arc::new(dialer.map_err(StartError::from)?),
             fate: Arc::clone(&self.fate),
             // The servers', which may be another than this worker was told.
             lease,
