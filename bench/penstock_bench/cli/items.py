@@ -12,7 +12,7 @@ from penstock.cli import terminal
 from penstock.cli.numbers import count, counts, names, real
 from penstock.exceptions import OptionError
 from penstock.launch.ranks import RanksError
-from penstock.units import parse_bytes
+from penstock.units import digits, parse_bytes
 from penstock_bench.cli.common import NEIGHBOUR, distance, failed, prepare_files, progress
 
 if TYPE_CHECKING:
@@ -261,9 +261,9 @@ def _straggler_parser() -> terminal.Parser:
         "--straggler", default="0.02", help="seconds that the sleeper sleeps on average; default 0.02"
     )
     parser.add_argument(
-        "--who", default="any", help="who sleeps: any (another one each time, default) or last"
+        "--who", default="any", help="which worker sleeps: any (another one each time, default) or last"
     )
-    parser.add_argument("--seconds", default="4", help="of a run with slack 0, about; default 4")
+    parser.add_argument("--seconds", default="4", help="length of a run with slack 0, about; default 4")
     parser.add_argument(
         "--loss", help="the loss to reach; default: what the first slack has after half of its run"
     )
@@ -275,12 +275,13 @@ def _straggler_parser() -> terminal.Parser:
 def _slack(text: str) -> str:
     if text == "auto":
         return text
-    if not (text.isascii() and text.isdigit()) or int(text) > MOST_SLACK:
+    slack = digits(text)
+    if slack is None or slack > MOST_SLACK:
         terminal.refuse(
-            f"--slack {text!r} is no slack: a whole number from 0 to {MOST_SLACK}, or auto",
+            f"--slack {text!r} is not a valid slack: a whole number from 0 to {MOST_SLACK}, or auto",
             "such as 0,1,2,4,8,auto",
         )
-    return str(int(text))
+    return str(slack)
 
 
 def _digits_ready() -> None:

@@ -53,7 +53,7 @@ pub(super) struct Records {
 
 impl Records {
     /// The server has heard a sign of life, and says so.
-    pub(super) fn is_heard(&self) {
+    pub(super) fn count_answer(&self) {
         self.answered.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -466,7 +466,7 @@ impl Caller for Listening<'_> {
 
     /// Only its launcher can tell a server that has ended from one that cannot be reached.
     fn goes_on(&self) -> bool {
-        !self.fate.has_failed()
+        !self.fate.read_notes()
     }
 }
 
