@@ -185,7 +185,7 @@ impl Inner {
             server,
             rank: *rank,
             purpose: Purpose::Items { peer: PeerId::worker(*rank), session: *session },
-            dialer: dialer.map_err(StartError::from)?,
+            dialer: Arc::new(dialer.map_err(StartError::from)?),
             fate: Arc::clone(&self.fate),
             // The servers', which may be another than this worker was told.
             lease,
@@ -368,12 +368,12 @@ impl Job {
     /// Waits until all workers stand here. After an error this worker no longer stands here, so no other passes the barrier as if
     /// it had. Threads of one worker that come at once pass one barrier after another.
     pub fn barrier(&self, timeout: Option<Duration>) -> Result<(), Error> {
-        self.meet("", timeout).map(drop)
+        self.barrier_for("", timeout).map(drop)
     }
 
     /// The same; returns which workers stood there. Workers that have left or were lost did not. Errors call the barrier by
     /// `what` it is for.
-    pub fn meet(&self, what: &str, timeout: Option<Duration>) -> Result<Gathered, Error> {
+    pub fn barrier_for(&self, what: &str, timeout: Option<Duration>) -> Result<Gathered, Error> {
         self.inner.fate.check()?;
         let deadline = self.inner.deadline(timeout);
         self.inner.touch();
@@ -398,7 +398,7 @@ impl Job {
         })?;
         let mut circle = Circle::new(&self.inner, deadline);
         let look = || circle.look(|| Ok(Some(goal.clone())));
-        match first.meet(deadline, look)? {
+        match first.stand_at_barrier(deadline, look)? {
             Met::Passed { ranks, left } => {
                 self.inner.barriers.fetch_add(1, Ordering::Relaxed);
                 Ok(Gathered { ranks, left })
