@@ -1,10 +1,10 @@
 //! What peers say: subscriptions, needs, fetches, rows.
 
+use super::kept::{ENTRY_BYTES, FREE_BYTES, Kept, Needs, keep, most_needs};
 use super::subscriber::{Pending, Subscriber};
-use super::{
-    Broken, ENTRY_BYTES, FREE_BYTES, Host, Kept, Needs, Node, Partition, Upstream, Waiting, answers, keep,
-    most_needs,
-};
+use super::subscribing::Waiting;
+use super::upstream::Upstream;
+use super::{Broken, Host, Node, Partition, answers};
 use crate::items::row_memory::Changed;
 use crate::items::row_memory::Memory;
 use crate::items::rows::RowSet;

@@ -1,8 +1,9 @@
 //! What peers are sent: rows that they lack, answers, what is passed on.
 
 use super::batch::{Batch, Due, bounded, collect, eager, fetched, whole};
+use super::kept::{ENTRY_BYTES, keep};
 use super::subscriber::Subscriber;
-use super::{Broken, Connection, ENTRY_BYTES, Host, Node, Partition, keep};
+use super::{Broken, Connection, Host, Node, Partition};
 use crate::account::{Account, Exhausted};
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
