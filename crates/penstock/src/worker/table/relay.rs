@@ -259,7 +259,7 @@ impl Relay {
             return Ok(Fetched::Rows);
         }
         // What a producer that has left handed over may be on its way, or wait for the connection.
-        if !self.flush(deadline)? {
+        if !self.bring(id, deadline)? {
             return Ok(Fetched::TooLate);
         }
         // Their home may hear later than this worker that it is gone: from a worker's beat, which comes each eighth of a lease,
@@ -301,12 +301,16 @@ impl Relay {
         }
     }
 
-    /// Waits until everything that was set here is at the server, and everything that is due here has come.
-    pub(in crate::worker) fn flush(&self, deadline: Deadline) -> Result<bool, Error> {
-        self.wait(&self.ask_to_flush(), deadline, || Ok(false))
+    /// Waits until all rows of a partition that are due here by now have come. `false` if they did not in time: what other
+    /// producers set is not waited for.
+    pub(super) fn bring(&self, id: PartitionId, deadline: Deadline) -> Result<bool, Error> {
+        // None come from the server where the table has been dropped meanwhile.
+        let Some(brought) = self.ask(|node| node.bring(id)) else { return Ok(true) };
+        self.wait(&brought, deadline, || Ok(false))
     }
 
-    /// The same; it is an error if that did not happen in time.
+    /// Waits until everything that was set here is at the server, and what the server wants is known here. It is an error if
+    /// that did not happen in time.
     pub(in crate::worker) fn deliver(&self, deadline: Deadline) -> Result<(), Error> {
         self.deliver_while(|| self.shared.setup.fate.check(), deadline)
     }
