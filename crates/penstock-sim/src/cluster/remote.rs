@@ -378,7 +378,7 @@ impl Cluster<'_> {
         payload: &[u8],
     ) -> Result<(), Failure> {
         let Body::Notice(notice) = header.body else { return Ok(()) };
-        let Proxy { machine, tensors } = &mut self.proxies[rank as usize][shard];
+        let Proxy { machine, tensors, .. } = &mut self.proxies[rank as usize][shard];
         let wanted = |id: TensorId| tensors.get(&id).map_or(0, |mirrored| mirrored.wanted);
         match machine.hear(header.sequence, &notice, wanted) {
             Ok(effect) => self.obey(rank, shard, effect, header, (codec, payload)),
