@@ -177,7 +177,7 @@ fn what_was_fetched_before_a_flush_comes_before_it_is_answered() {
             for (rows, version) in [(&rows, 0), (&RowSet::from_rows([3]), 1), (&rows, 9)] {
                 assert!(one.fetch(ID, rows, version).is_some());
             }
-            let id = one.flush(HOME);
+            let id = one.bring(ID).unwrap();
             net.home.connected(ONE);
             one.connected(HOME);
             Net::pass(&mut one, HOME, &mut net.home, ONE, usize::MAX);
@@ -203,7 +203,7 @@ fn a_flush_waits_for_no_fetch_that_nobody_can_answer_yet_nor_for_those_behind_it
         }
         // One that fetches as fast as it is answered, ahead of what it is sent.
         let mut one = net.workers.remove(&ONE).unwrap();
-        let id = one.flush(HOME);
+        let id = one.bring(ID).unwrap();
         let came = (0..100).any(|_| {
             (0..2).for_each(|_| assert!(one.fetch(ID, &all, 1).is_some()));
             Net::pass(&mut one, HOME, &mut net.home, ONE, usize::MAX);

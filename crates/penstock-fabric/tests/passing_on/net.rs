@@ -281,12 +281,24 @@ impl Net {
         self.want_version(peer, self.shape.slots.into(), 1);
     }
 
-    /// Whether a flush of a worker comes back.
+    /// Whether flushes of both kinds come back to a worker: what it has set is taken, and the rows that it consumes are brought.
     pub(super) fn flushes(&mut self, peer: PeerId) -> bool {
-        let node = self.workers.get_mut(&peer).unwrap();
-        let id = node.flush(HOME);
+        let (delivered, brought) = (self.delivers(peer), self.brings(peer, ID));
+        delivered && brought.unwrap_or(true)
+    }
+
+    /// Whether a flush of what a worker has set comes back.
+    pub(super) fn delivers(&mut self, peer: PeerId) -> bool {
+        let id = self.workers.get_mut(&peer).unwrap().flush(HOME);
         self.settle();
         self.workers.get_mut(&peer).unwrap().host().flushed.contains(&id)
+    }
+
+    /// Whether a flush of the rows of a partition comes back to a worker; `None` if it consumes none of them.
+    pub(super) fn brings(&mut self, peer: PeerId, partition: PartitionId) -> Option<bool> {
+        let id = self.workers.get_mut(&peer).unwrap().bring(partition)?;
+        self.settle();
+        Some(self.workers.get_mut(&peer).unwrap().host().flushed.contains(&id))
     }
 }
 

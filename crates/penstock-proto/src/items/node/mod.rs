@@ -13,7 +13,7 @@
 //! | `upstream.rs` | what is wanted of a partition's source |
 //! | `subscribing.rs` | peers that subscribe, wait to, or are away |
 //! | `subscriber.rs` | what one peer has of a partition, and lacks |
-//! | `flush.rs` | until when all has come |
+//! | `flush.rs` | until when all has come: what was set here, or what is due from elsewhere |
 //! | `kept.rs` | what a peer makes a node keep |
 //! | `batch.rs` | which rows go together |
 //!
@@ -31,6 +31,8 @@
 //!   wants, where they come without being fetched, go on coming to the node that passes them on, since their producer may be
 //!   gone when it is back. Nor does what a producer had under way as it left: a flush that is answered behind another
 //!   subscription is repeated.
+//! - **N-6** A flush waits for what its asker has set. Only one that asks for the rows of a partition waits for those, and for
+//!   no other producer's: one that brings nothing, or leaves a row torn, delays those who ask for its own rows.
 
 mod batch;
 mod flush;
@@ -48,7 +50,7 @@ use super::wire::{Encoder, Malformed, Message, PartitionId, Shape};
 use crate::account::{Account, Charge, Exhausted, Resource};
 use crate::peer::PeerId;
 use batch::Batch;
-use flush::Flush;
+use flush::{Flush, Flushing};
 use kept::{Away, FREE_BYTES, Kept, Needs};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,7 +69,7 @@ pub trait Host {
     /// The rows of a fetch are here.
     fn answered(&mut self, ticket: u64);
 
-    /// A flush is complete.
+    /// A flush is complete, of either kind.
     fn flushed(&mut self, id: u64);
 
     /// What is kept for a peer is charged to this.
@@ -164,9 +166,8 @@ pub struct Node<H: Host> {
     partitions: BTreeMap<PartitionId, Partition<H::Memory>>,
     peers: BTreeMap<PeerId, Connection>,
     waiting: BTreeMap<PartitionId, Vec<Waiting>>,
-    /// Flushes that were asked for here and are not complete: of which peer, and how often that peer had subscribed when
-    /// each was begun.
-    flushing: BTreeMap<u64, (PeerId, u64)>,
+    /// Flushes that were asked for here and are not complete.
+    flushing: BTreeMap<u64, Flushing>,
     next: u64,
     /// Counts flushes that were begun: what is taken in a later turn holds all that was finished before.
     turn: u64,
@@ -249,9 +250,9 @@ impl<H: Host> Node<H> {
                 self.resume(id);
             }
         }
-        let flushing: Vec<u64> =
-            self.flushing.iter().filter(|(_, (other, _))| *other == peer).map(|(id, _)| *id).collect();
-        flushing.into_iter().for_each(|id| _ = self.begin_flush(id, peer, false));
+        let flushing: Vec<_> = self.flushing.iter().filter(|(_, it)| it.peer == peer).collect();
+        let flushing: Vec<_> = flushing.into_iter().map(|(id, it)| (*id, it.of)).collect();
+        flushing.into_iter().for_each(|(id, of)| _ = self.begin_flush(id, peer, false, of));
     }
 
     /// The connection to a peer is gone: what it was to be sent, it will ask for again, and what it has fetched. The rows that
@@ -300,15 +301,6 @@ impl<H: Host> Node<H> {
     /// what the next will ask for.
     pub fn need(&mut self, id: PartitionId, versions: Vec<u64>) {
         self.set_needs(id, versions);
-    }
-
-    /// Asks `peer` to say, to [`Host::flushed`], when all that was set here has come there, and all that
-    /// was due here has been sent.
-    pub fn flush(&mut self, peer: PeerId) -> u64 {
-        self.next += 1;
-        self.flushing.insert(self.next, (peer, 0));
-        let _ = self.begin_flush(self.next, peer, false);
-        self.next
     }
 
     /// The producer here leaves: a peer that passes its rows on gets all that it subscribed to, since it can ask for none later.

@@ -55,7 +55,7 @@ pub(super) struct Subscriber {
 }
 
 impl Subscriber {
-    /// Whether a flush has to wait for it: for rows, or for the answers to what it has fetched, as far as they can be given.
+    /// Whether a flush that is about it has to wait: for rows, or for the answers to what it has fetched, as far as they can be given.
     pub(super) fn is_due(&self) -> bool {
         match self.propagation {
             Propagation::Eager => self.dirty,

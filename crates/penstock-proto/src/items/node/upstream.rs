@@ -35,6 +35,8 @@ pub(super) struct Upstream {
     pub(super) fetches: BTreeMap<u64, (u64, RowSet, Kept)>,
     /// Whether the first rows of a batch have come and the last have not.
     pub(super) receiving: bool,
+    /// Eager: the set after which its rows are as they were.
+    pub(super) opened: u64,
     /// Whether this connection has heard the subscription.
     pub(super) heard: bool,
     /// How often the rows that are wanted changed, or fetches were no longer wanted.
@@ -54,6 +56,7 @@ impl Upstream {
             needs: Vec::new(),
             fetches: BTreeMap::new(),
             receiving: false,
+            opened: 0,
             heard: false,
             changes: 0,
         }

@@ -113,6 +113,8 @@ pub(super) struct Inner {
     pub(super) company: Company,
     /// Numbers long waits.
     pub(super) waits: AtomicU64,
+    /// Workers that are not waited for any more, and since when this one knows.
+    gone: Mutex<BTreeMap<Rank, Instant>>,
     pub(super) rank: Rank,
     pub(super) options: Options,
 }
@@ -136,13 +138,26 @@ impl Inner {
         Ok(left.min(INTERRUPT_EVERY))
     }
 
-    /// Whether a worker is no longer waited for, if the server says so in time.
+    /// When this worker heard that another is no longer waited for.
+    pub(super) fn gone_since(&self, rank: Rank) -> Option<Instant> {
+        lock(&self.gone).get(&rank).copied()
+    }
+
+    /// Whether a worker is no longer waited for, if the server says so in time. Notes all that are not: where several are lost
+    /// together, the time that their last rows are given runs for all of them at once.
     pub(super) fn is_gone(&self, rank: Rank, deadline: Deadline) -> Result<bool, Error> {
+        if self.gone_since(rank).is_some() {
+            return Ok(true);
+        }
         let links = self.links();
         let first = links.first().ok_or(Error::Closed)?;
         match first.ask(Ask::Clocks, "tell the clocks", deadline) {
             Ok((Answer::Clocks { clocks }, _)) => {
-                Ok(clocks.get(rank as usize).is_some_and(|&clock| clock < 0))
+                let (mut gone, now) = (lock(&self.gone), Instant::now());
+                for (rank, _) in (0..).zip(&clocks).filter(|&(_, &clock)| clock < 0) {
+                    gone.entry(rank).or_insert(now);
+                }
+                Ok(gone.contains_key(&rank))
             }
             Ok((other, _)) => Err(first.misunderstood(&other)),
             Err(Error::Unanswered { .. }) => Ok(false),
@@ -275,6 +290,7 @@ impl Job {
             barriers: AtomicU64::new(0),
             company: Company::default(),
             waits: AtomicU64::new(0),
+            gone: Mutex::default(),
             rank: who.rank,
             options,
         };

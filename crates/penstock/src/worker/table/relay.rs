@@ -29,7 +29,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,8 @@ use std::time::{Duration, Instant};
 const HOME: PeerId = PeerId::server(0);
 /// How long the last rows of a producer that is gone are waited for, at least.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+/// The same where the home has known for so long.
+const LATE_WORDS: Duration = Duration::from_millis(50);
 
 /// Fetches and flushes that a thread waits for, and whether they have come back.
 #[derive(Default)]
@@ -249,7 +251,7 @@ impl Relay {
         version: u64,
         deadline: Deadline,
         gone: impl FnMut() -> Result<bool, Error>,
-        lost: &OnceLock<Instant>,
+        lost: impl Fn() -> Option<Instant>,
     ) -> Result<Fetched, Error> {
         let ticket = self.ask(|node| node.fetch(id, places, version));
         let Some(ticket) = ticket else { return Ok(Fetched::TooLate) };
@@ -257,14 +259,14 @@ impl Relay {
             return Ok(Fetched::Rows);
         }
         // What a producer that has left handed over may be on its way, or wait for the connection.
-        if !self.flush(deadline)? {
+        if !self.bring(id, deadline)? {
             return Ok(Fetched::TooLate);
         }
         // Their home may hear later than this worker that it is gone: from a worker's beat, which comes each eighth of a lease,
         // and then it may wait a quarter for a worker that knows better.
-        let known = lost.get().map_or(Duration::ZERO, Instant::elapsed);
-        let last_words =
-            LAST_WORDS.max(self.shared.setup.lease / 2).saturating_sub(known).max(LAST_WORDS / 4);
+        let known = lost().map_or(Duration::ZERO, |since| since.elapsed());
+        // After that time its home has answered before the flush came back.
+        let last_words = LAST_WORDS.max(self.shared.setup.lease / 2).saturating_sub(known).max(LATE_WORDS);
         let left = deadline.left();
         if self.wait(&ticket, Deadline::new(left.min(last_words)), || Ok(false))? {
             return Ok(Fetched::Rows);
@@ -299,12 +301,16 @@ impl Relay {
         }
     }
 
-    /// Waits until everything that was set here is at the server, and everything that is due here has come.
-    pub(in crate::worker) fn flush(&self, deadline: Deadline) -> Result<bool, Error> {
-        self.wait(&self.ask_to_flush(), deadline, || Ok(false))
+    /// Waits until all rows of a partition that are due here by now have come. `false` if they did not in time: what other
+    /// producers set is not waited for.
+    pub(super) fn bring(&self, id: PartitionId, deadline: Deadline) -> Result<bool, Error> {
+        // None come from the server where the table has been dropped meanwhile.
+        let Some(brought) = self.ask(|node| node.bring(id)) else { return Ok(true) };
+        self.wait(&brought, deadline, || Ok(false))
     }
 
-    /// The same; it is an error if that did not happen in time.
+    /// Waits until everything that was set here is at the server, and what the server wants is known here. It is an error if
+    /// that did not happen in time.
     pub(in crate::worker) fn deliver(&self, deadline: Deadline) -> Result<(), Error> {
         self.deliver_while(|| self.shared.setup.fate.check(), deadline)
     }
