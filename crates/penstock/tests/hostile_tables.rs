@@ -205,11 +205,18 @@ fn questions_that_take_long_make_nobody_think_that_the_server_is_lost() {
 }
 
 const ROWS: u64 = 2;
+/// So long that each row stands by itself.
+const ROW_BYTES: u32 = 2048;
+
+/// A row of one number.
+fn row(value: f64) -> Vec<u8> {
+    value.to_le_bytes().repeat(ROW_BYTES as usize / 8)
+}
 
 /// A table of few rows, which one worker produces and another reads.
 fn few_rows(name: &str) -> TableSpec {
     let (name, propagation) = (name.to_owned(), Propagation::Eager);
-    TableSpec { name, rows: ROWS, row_bytes: 8, sum: None, propagation, holds: String::new() }
+    TableSpec { name, rows: ROWS, row_bytes: ROW_BYTES, sum: None, propagation, holds: String::new() }
 }
 
 /// The same for the worker of a job, which produces them or reads them, or neither.
@@ -218,7 +225,7 @@ fn declared(job: &Job, name: &str, produces: bool, consumes: bool) -> Result<Tab
     job.table(TableDeclaration {
         name: name.to_owned(),
         rows: ROWS,
-        row_bytes: 8,
+        row_bytes: ROW_BYTES,
         element: Some(Dtype::F64),
         holds: String::new(),
         sum: false,
@@ -233,9 +240,9 @@ fn declared(job: &Job, name: &str, produces: bool, consumes: bool) -> Result<Tab
 
 /// What stands in them, whatever its version.
 fn all_of(table: &Table, timeout: Duration) -> Result<Vec<f64>, Error> {
-    let mut out = vec![0; 8 * ROWS as usize];
+    let mut out = vec![0; ROWS as usize * ROW_BYTES as usize];
     table.get(&[0, 1], &mut out, None, Some(Slack::Unbounded), Some(timeout))?;
-    Ok(common::numbers(&out))
+    Ok(out.chunks(ROW_BYTES as usize).map(|row| common::numbers(row)[0]).collect())
 }
 
 /// A get fails, and names the producer of the rows.
@@ -306,7 +313,7 @@ fn a_producer_that_offers_rows_and_brings_none_delays_only_those_who_read_them()
             let job = cluster.join(2);
             declared(&job, "U", false, false).unwrap();
             let rows = declared(&job, "V", true, false).unwrap();
-            rows.set(&[0, 1], &7f64.to_le_bytes().repeat(2), Some(1)).unwrap();
+            rows.set(&[0, 1], &row(7.0).repeat(2), Some(1)).unwrap();
             job.barrier(None).unwrap();
             job.barrier(None).unwrap();
             job.leave(None)
@@ -316,7 +323,7 @@ fn a_producer_that_offers_rows_and_brings_none_delays_only_those_who_read_them()
         let purpose = Purpose::Items { peer: PeerId::worker(1), session: tenants::SESSION };
         let mut items = tenants::enter(cluster.servers[0].addresses()[0], "job", SECRET, purpose).unwrap();
         let (partition, propagation) = (PartitionId { table, rank: 1 }, Propagation::Eager);
-        let shape = Shape { slots: ROWS as u32, row_bytes: 8, propagation };
+        let shape = Shape { slots: ROWS as u32, row_bytes: ROW_BYTES, propagation };
         let mut words = Vec::new();
         Encoder::message(&mut words, &Message::Offer { partition, shape });
         Encoder::message(&mut words, &Message::Flush { id: 1 });
@@ -360,16 +367,17 @@ fn a_producer_that_leaves_rows_torn_in_its_memory_delays_only_those_who_read_the
         let name = || spec.name.clone();
         let (joined, _) = ask(Ask::Table(TableAsk::Join { name: name() }));
         let Answer::Table(TableAnswer::Joined { id, .. }) = joined else { panic!("{joined:?}") };
-        let (_, descriptors) = ask(partition(id, 0, ROWS as u32));
-        let layout = Layout::new(ROWS as u32, 8);
+        let (id, slots, propagation) = (PartitionId { table: id, rank: 0 }, ROWS as u32, spec.propagation);
+        let asks = TableAsk::Partition { partition: id, slots, row_bytes: ROW_BYTES, propagation };
+        let (_, descriptors) = ask(Ask::Table(asks));
+        let layout = Layout::new(ROWS as u32, ROW_BYTES);
         let mut writer = Writer::shared(layout, descriptors[0].as_fd()).unwrap();
-        let partition = PartitionId { table: id, rank: 0 };
         let done = (Answer::Table(TableAnswer::Done), 0);
-        for said in [TableAsk::Mapped { partition }, TableAsk::Ready { name: name() }] {
+        for said in [TableAsk::Mapped { partition: id }, TableAsk::Ready { name: name() }] {
             let (answer, descriptors) = ask(Ask::Table(said));
             assert_eq!((answer, descriptors.len()), done);
         }
-        let value = 5f64.to_le_bytes();
+        let value = row(5.0);
         let mut both = writer.begin(2);
         (0..2).for_each(|slot| both.put(slot, 1, &value));
         both.finish();
@@ -384,7 +392,7 @@ fn a_producer_that_leaves_rows_torn_in_its_memory_delays_only_those_who_read_the
         writer.put_from(0, 2, 2, &value);
         (100..102).for_each(|number| writer.refresh(0, number, 2, number, Some(&value)));
         writer.finish();
-        assert!(writer.rows().read(0, writer.rows().now(), &mut [0; 8]).is_err(), "it is torn");
+        assert!(writer.rows().read(0, writer.rows().now(), &mut value.clone()).is_err(), "torn");
         barrier();
         barrier();
         assert_eq!(reader.join().unwrap(), Ok(()));

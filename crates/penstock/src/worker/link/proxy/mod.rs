@@ -12,7 +12,7 @@ mod rig;
 use crate::thread::{self, Inbox};
 use crate::wait::{Crowd, Patience, poll};
 use crate::wire::dial::Dialer;
-use crate::wire::redial::{Failed, PAUSE, redial};
+use crate::wire::redial::{Caller, Failed, Redial};
 use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::fate::Fate;
 use penstock_fabric::doorbell::{ANYTHING, Sleeping};
@@ -135,6 +135,7 @@ pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
     let proxy = Proxy {
         remote: RemoteShard::new(job_number(setup.dialer.job()), setup.shard, inlet),
         inbox,
+        redial: Redial::new(Arc::clone(&setup.dialer), setup.purpose),
         vigil: Vigil::new(setup.lease),
         drains: Vec::new(),
         progress: Arc::clone(&progress),
@@ -149,10 +150,28 @@ struct Proxy {
     setup: Setup,
     inbox: Inbox<Command>,
     remote: RemoteShard,
+    redial: Redial,
     vigil: Vigil,
     drains: Vec<Sender<()>>,
     progress: Arc<Progress>,
     running: bool,
+}
+
+/// A proxy that has no connection.
+struct Connecting<'a> {
+    inbox: &'a Inbox<Command>,
+    fate: &'a Fate,
+}
+
+impl Caller for Connecting<'_> {
+    fn is_over(&self) -> bool {
+        self.inbox.is_open() || self.fate.is_over()
+    }
+
+    fn sleep(&self, longest: Duration) {
+        self.inbox.wakeup().sleep(longest);
+        self.inbox.wakeup().clear();
+    }
 }
 
 impl Proxy {
@@ -181,36 +200,26 @@ impl Proxy {
 
     // Connecting
 
-    /// One attempt to connect; a pause after one that failed.
+    /// Connects, unless something else is to be done first.
     fn connect(&mut self) {
         self.take_commands();
         if !self.running {
             return;
         }
-        let Setup { dialer, purpose, fate, .. } = &self.setup;
-        let is_over = || self.inbox.is_open() || fate.is_over();
-        match redial(dialer, *purpose, &mut self.vigil, is_over) {
-            Ok(stream) => {
-                self.remote.attach(stream);
-                self.vigil.connected();
-            }
-            Err(Failed::GivenUp) => {}
+        let caller = Connecting { inbox: &self.inbox, fate: &self.setup.fate };
+        match self.redial.connect(&mut self.vigil, self.remote.sign(), &caller) {
+            Ok(stream) => self.remote.attach(stream),
             // Whether the job has ended there, the link's own thread hears with the reason.
-            Err(Failed::Refused(refusal)) => self.bear_with(refusal.to_string()),
-            Err(Failed::Untrusted(reason) | Failed::ForNow(reason)) => self.bear_with(reason),
+            Err(Failed::GivenUp | Failed::Refused(_) | Failed::Untrusted(_)) => {}
+            Err(Failed::Gone(reason)) => {
+                let (shard, epitaph) = (self.setup.shard, self.vigil.epitaph());
+                let reason = reason.map_or_else(String::new, |reason| format!(": {reason}"));
+                self.fail(format!("its shard {shard} {epitaph}{reason}"));
+            }
         }
         if self.setup.fate.is_over() {
             self.running = false;
         }
-    }
-
-    fn bear_with(&mut self, reason: String) {
-        if self.vigil.is_gone(self.remote.sign()) {
-            let (shard, epitaph) = (self.setup.shard, self.vigil.epitaph());
-            return self.fail(format!("its shard {shard} {epitaph}: {reason}"));
-        }
-        self.inbox.wakeup().sleep(PAUSE);
-        self.inbox.wakeup().clear();
     }
 
     /// Gives up a connection on which the shard is silent, and a shard that is silent altogether; shows it that this end lives.
@@ -234,10 +243,7 @@ impl Proxy {
     /// The connection has ended.
     fn lost(&mut self, why: &str) {
         tracing::info!(server = self.setup.server, shard = self.setup.shard, why, "a connection has ended");
-        // One that ended before it brought anything is not made again at once.
-        if !self.remote.is_resumed() {
-            self.bear_with(why.to_owned());
-        }
+        self.redial.ended(self.remote.is_resumed(), why);
     }
 
     // Looking

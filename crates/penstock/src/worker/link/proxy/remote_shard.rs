@@ -14,11 +14,12 @@ use penstock_fabric::net::link::{Interest, Link};
 use penstock_fabric::net::stream::Stream;
 use penstock_fabric::publish::Published;
 use penstock_fabric::sync::Ordering;
-use penstock_kernels::codec::{Base, Codec, Raw, Undecodable};
+use penstock_kernels::codec::{Base, Codec, Undecodable};
 use penstock_proto::TensorId;
 use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::frame::{Body, Header, Notice};
 use penstock_proto::numbered::Numbered;
+use penstock_proto::remote::judge;
 use penstock_proto::remote::mirror::{Effect, Frame, Mirror};
 use penstock_proto::submission::Submission;
 use std::sync::Arc;
@@ -95,30 +96,17 @@ impl Places for Mirrors {
     type Place = &'static dyn Codec;
 
     fn place(&mut self, header: &Header) -> Result<Self::Place, String> {
-        let Body::Notice(notice) = header.body else { return Err("a worker's frame".to_owned()) };
-        if header.job != self.job || header.epoch != 0 {
-            return Err("a frame of another job or epoch".to_owned());
-        }
-        let length = header.length as usize;
-        let chunk = match notice {
+        judge::notice(header, self.job, |notice| match *notice {
             Notice::Value { tensor, chunk, .. } => {
-                let mirrored = self.of(tensor, chunk);
-                mirrored.map(|mirrored| (mirrored.agreed, mirrored.home.range(chunk).len()))
+                let mirrored = self.of(tensor, chunk)?;
+                Some((mirrored.agreed, mirrored.home.range(chunk).len()))
             }
             Notice::State { tensor, chunk } => {
-                let state = self.of(tensor, chunk).and_then(|mirrored| mirrored.state.as_ref());
-                state.map(|state| (Agreed::default(), state.bytes(chunk)))
-            }
-            Notice::Folded { .. } | Notice::Fetched { .. } | Notice::Taken if header.is_bare() => {
-                return Ok(&Raw);
+                let state = self.of(tensor, chunk)?.state.as_ref()?;
+                Some((Agreed::default(), state.bytes(chunk)))
             }
             Notice::Folded { .. } | Notice::Fetched { .. } | Notice::Taken => None,
-        };
-        let Some((agreed, bytes)) = chunk else {
-            return Err(format!("{length} bytes for {notice:?}, which was not asked for"));
-        };
-        let codec = agreed.expect(header.encoding, length, bytes);
-        codec.map_err(|unexpected| format!("{notice:?}: {unexpected}"))
+        })
     }
 
     /// Beside the mirror: a payload may be damaged.

@@ -87,7 +87,7 @@ impl TableInner {
     ) -> Result<(), Error> {
         let places = RowSet::from_rows(slots.iter().map(|&slot| slot.into()));
         let mut looked = Instant::now();
-        let mut gone = source.is_gone();
+        let mut gone = source.is_gone() || self.job.gone_since(source.rank).is_some();
         let is_gone = || {
             // Another thread may drop the table: its home then answers nothing.
             self.check()?;
@@ -97,8 +97,8 @@ impl TableInner {
             }
             Ok(gone)
         };
-        let fetched =
-            remote.relay.fetch(remote.id, &places, wanted.version, deadline, is_gone, &source.lost)?;
+        let lost = || self.job.gone_since(source.rank);
+        let fetched = remote.relay.fetch(remote.id, &places, wanted.version, deadline, is_gone, lost)?;
         match (fetched, gone) {
             (Fetched::Rows, _) => Ok(()),
             // Only when all that was set has come: from then on no one asks for more.
@@ -168,7 +168,8 @@ impl TableInner {
             return remote.relay.bring(remote.id, deadline);
         }
         let all = RowSet::from_ranges(std::iter::once(0..u64::from(remote.len)));
-        let fetched = remote.relay.fetch(remote.id, &all, 0, deadline, || Ok(true), &source.lost)?;
+        let lost = || self.job.gone_since(source.rank);
+        let fetched = remote.relay.fetch(remote.id, &all, 0, deadline, || Ok(true), lost)?;
         Ok(fetched != Fetched::TooLate)
     }
 }
