@@ -429,6 +429,7 @@ mod tests {
     use penstock_fabric::net::link::Got;
     use penstock_fabric::region::Mapping;
     use penstock_kernels::Settings;
+    use penstock_kernels::codec::Raw;
     use penstock_proto::encoding::{Encoding, Shadow};
     use penstock_proto::frame::HEADER_BYTES;
     use penstock_proto::job::job_number;
