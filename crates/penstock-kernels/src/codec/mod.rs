@@ -8,15 +8,29 @@
 //! |---|---|
 //! | `raw.rs` | the chunk itself |
 //!
-//! A new codec is a file here and a number in `penstock_proto::encoding`. The width of its elements is part of the codec itself.
+//! A new codec is a file here and a row of [`ALL`]. The width of its elements is part of the codec itself.
 
 mod raw;
 
 pub use raw::Raw;
 
-use crate::Foreign;
+use crate::{Dtype, Foreign};
 use std::fmt;
 use std::ops::RangeInclusive;
+
+/// A codec, and how declarations and frames name it.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    /// Its number, which no other codec is ever given: both ends of a connection go by it.
+    pub number: u8,
+    /// What people call it.
+    pub name: &'static str,
+    /// What turns chunks into payloads and back.
+    pub codec: &'static dyn Codec,
+}
+
+/// Every codec that there is.
+pub const ALL: &[Entry] = &[Entry { number: 0, name: "raw", codec: &Raw }];
 
 /// What the receiver's chunk holds before a payload is decoded onto it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +58,17 @@ pub trait Codec: fmt::Debug + Send + Sync {
     /// Whether a payload is the chunk itself: then it is sent from where it is, and received straight into its place.
     fn is_verbatim(&self) -> bool {
         false
+    }
+
+    /// Whether values are encoded against what their receivers hold: then the sender has to keep that. Where it is not, `base` is
+    /// always `None`, and every payload is whole.
+    fn uses_base(&self) -> bool {
+        false
+    }
+
+    /// Whether it carries chunks of such elements.
+    fn carries(&self, _: Dtype) -> bool {
+        true
     }
 
     /// Least and most bytes of a payload for a chunk of `bytes` bytes: checked before a byte of the payload is read.

@@ -30,6 +30,7 @@ use penstock_proto::job::job_number;
 use penstock_proto::numbered::Numbered;
 use penstock_proto::remote::mirror::{Effect, Frame, Mirror};
 use penstock_proto::submission::Submission;
+use penstock_proto::travel::Terms;
 use penstock_proto::{Rank, TensorId};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
@@ -70,6 +71,8 @@ pub(super) enum Command {
         home: HomeMemory,
         lane: LaneView,
         remote: Arc<RemoteHome>,
+        /// How its chunks travel.
+        terms: Box<Terms>,
     },
     /// Where its state goes.
     State {
@@ -163,8 +166,9 @@ struct Mirrored {
     lane: LaneView,
     remote: Arc<RemoteHome>,
     state: Option<StateMirror>,
-    /// How its chunks travel, both ways.
-    agreed: Agreed,
+    /// How its values and its contributions are encoded.
+    values: Agreed,
+    contributions: Agreed,
 }
 
 impl Mirrored {
@@ -215,7 +219,11 @@ impl Mirrors {
         let is_push = matches!(submission, Submission::Push { .. });
         let wanted = is_push && mirrored.remote.wants.load(Ordering::Relaxed);
         let source = Source::Lane(mirrored.lane.contribution(mirrored.home.range(chunk)));
-        batch.push_chunk(header(wanted), &mirrored.agreed, &Sent { source, shadow: None, position: 0 });
+        batch.push_chunk(
+            header(wanted),
+            &mirrored.contributions,
+            &Sent { source, shadow: None, position: 0 },
+        );
         Some(())
     }
 }
@@ -233,11 +241,11 @@ impl Places for Mirrors {
         let chunk = match notice {
             Notice::Value { tensor, chunk, .. } => {
                 let mirrored = self.of(tensor, chunk);
-                mirrored.map(|mirrored| (mirrored.agreed, mirrored.home.range(chunk).len()))
+                mirrored.map(|mirrored| (&mirrored.values, mirrored.home.range(chunk).len()))
             }
             Notice::State { tensor, chunk } => {
                 let state = self.of(tensor, chunk).and_then(|mirrored| mirrored.state.as_ref());
-                state.map(|state| (Agreed::default(), state.bytes(chunk)))
+                state.map(|state| (&Agreed::RAW, state.bytes(chunk)))
             }
             Notice::Folded { .. } | Notice::Fetched { .. } | Notice::Taken if header.is_bare() => {
                 return Ok(&Raw);
@@ -462,9 +470,10 @@ impl Proxy {
         }
         while let Some(command) = self.inbox.next() {
             match command {
-                Command::Declare { id, home, lane, remote } => {
+                Command::Declare { id, home, lane, remote, terms } => {
                     self.machine.declare(id, home.chunks().to_vec());
-                    let mirrored = Mirrored { home, lane, remote, state: None, agreed: Agreed::default() };
+                    let Terms { values, contributions, .. } = *terms;
+                    let mirrored = Mirrored { home, lane, remote, state: None, values, contributions };
                     self.mirrors.tensors.insert(id, mirrored);
                 }
                 Command::State { id, state } => {
@@ -625,24 +634,26 @@ impl Proxy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::travel::{AGREED, CHANGES};
+    use crate::wire::travel::members::{CHANGES, differences, terms};
     use penstock_fabric::memory::{ExtentLayout, HomeRegions};
     use penstock_kernels::Dtype;
     use penstock_proto::chunk::Cut;
     use penstock_proto::encoding::{Encoding, Shadow};
     use penstock_proto::placement::Extent;
+    use penstock_proto::travel::{Filtering, Travel};
     use std::net::{TcpListener, TcpStream};
 
     const W: TensorId = 3;
 
-    fn mirrors(agreed: Agreed) -> Mirrors {
+    fn mirrors(travel: &Travel) -> Mirrors {
         let extent = Extent { first: 0, count: 1 };
         let layout = ExtentLayout::new(Cut::new(4096, 4096), extent, Dtype::F32, 0);
         let (mut homes, _) = HomeRegions::new("w", layout).unwrap().split(&[0], 1);
         let mut lanes = LaneView::private(layout, &[0].into(), 1).unwrap();
         let (home, lane, remote) = (homes.remove(0), lanes.remove(0), Arc::default());
         let mut mirrors = Mirrors { job: 1, ..Mirrors::default() };
-        mirrors.tensors.insert(W, Mirrored { home, lane, remote, state: None, agreed });
+        let Terms { values, contributions, .. } = terms(travel);
+        mirrors.tensors.insert(W, Mirrored { home, lane, remote, state: None, values, contributions });
         mirrors
     }
 
@@ -659,15 +670,17 @@ mod tests {
         let patience = Duration::from_secs(10);
         let mut home = Stream::plain(home, patience).unwrap();
         let mut worker = Stream::plain(worker, patience).unwrap();
-        let (mut mirrors, mut reader) = (mirrors(AGREED), FrameReader::reading(READ));
+        let travel = differences(Filtering::NONE);
+        let (mut mirrors, mut reader) = (mirrors(&travel), FrameReader::reading(READ));
+        let agreed = terms(&travel).values;
         let before = vec![7; 4096];
         let now = [vec![7; 4080], vec![8; 16]].concat();
         let (mut buffer, mut writer) = (Vec::new(), FrameWriter::default());
         let mut batch = Batch::new(&mut buffer);
         let shadow = Some(Shadow { publication: 2, bytes: &before });
         let sent = |source, position| Sent { source: Source::Stands(source), shadow, position };
-        batch.push_chunk(value(2), &AGREED, &sent(&before, 0));
-        batch.push_chunk(value(4), &AGREED, &sent(&now, 2));
+        batch.push_chunk(value(2), &agreed, &sent(&before, 0));
+        batch.push_chunk(value(4), &agreed, &sent(&now, 2));
         assert!(writer.send(&mut home, &batch.frames()).unwrap());
         for (value, bytes, base, encoding) in
             [(&before, 4096, Base::Zeros, Encoding::RAW), (&now, 32, Base::Held, CHANGES)]
@@ -691,11 +704,12 @@ mod tests {
     /// E-2.
     #[test]
     fn a_payload_that_is_refused_is_never_seen_by_a_reader() {
-        let mut mirrors = mirrors(AGREED);
+        let travel = differences(Filtering::NONE);
+        let mut mirrors = mirrors(&travel);
         let mirrored = mirrors.tensors.get_mut(W).unwrap();
         let published = Published { version: 1, steps: 1 };
         mirrored.publish(0, &Raw, &[7; 4096], Base::Zeros, published).unwrap();
-        let changes = AGREED.expect(CHANGES, 7, 4096).unwrap();
+        let changes = terms(&travel).values.expect(CHANGES, 7, 4096).unwrap();
         for payload in [&[1; 7][..], &[0xff; 8], &[1; 16]] {
             let refused =
                 mirrored.publish(0, changes, payload, Base::Held, Published { version: 2, steps: 2 });
@@ -706,7 +720,7 @@ mod tests {
         }
         let broken = mirrors.place(&value(6).with_encoded(CHANGES, 4, &[0; 4096])).unwrap_err();
         assert!(broken.contains("expected 0 to 4095 bytes of a chunk of 4096, got 4096"), "{broken}");
-        let unknown = self::mirrors(Agreed::default()).place(&value(6).with_encoded(CHANGES, 4, &[0; 8]));
+        let unknown = self::mirrors(&Travel::default()).place(&value(6).with_encoded(CHANGES, 4, &[0; 8]));
         let unknown = unknown.unwrap_err();
         assert!(unknown.contains("expected an encoding that the tensor agreed to, got 9"), "{unknown}");
     }
