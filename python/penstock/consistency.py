@@ -22,6 +22,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import SupportsIndex, TypeAlias, cast
 
 from .exceptions import OptionError
+from .units import digits
 
 MAX_SLACK = 1 << 30
 """The largest slack that can be asked for, in iterations; beyond it, ask for `ASP`."""
@@ -138,16 +139,14 @@ def parse(text: str) -> Consistency:
     (SSP(slack=4), SSP(slack='auto', min=0, max=8))
     """
     word, colon, slack = text.strip().lower().partition(":")
-    if word == "ssp" and slack.isascii() and slack.isdigit():
-        return SSP(int(slack))
+    if word == "ssp" and (constant := digits(slack)) is not None:
+        return SSP(constant)
     automatic, _, bounds = slack.partition(":")
-    if (
-        word == "ssp"
-        and automatic == "auto"
-        and all(part.isascii() and part.isdigit() for part in bounds.split(":"))
-    ):
-        least, _, most = bounds.rpartition(":")
-        return SSP("auto", min=int(least or 0), max=int(most))
+    if word == "ssp" and automatic == "auto":
+        lower, both, upper = bounds.rpartition(":")
+        least, most = digits(lower) if both else 0, digits(upper)
+        if least is not None and most is not None:
+            return SSP("auto", min=least, max=most)
     if not colon and word in ("bsp", "asp"):
         return BSP() if word == "bsp" else ASP()
     raise OptionError(

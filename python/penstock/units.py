@@ -36,6 +36,8 @@ _TIMES = {
 }
 _TIME_HINT = "write it with its unit, us, ms, s or min: 161ms"
 
+_MOST_DIGITS = 19  # int() has a limit too, of some thousands, and an error of its own
+
 _MONEY_HINT = "write a number of dollars, without a sign: 699 or 162.50"
 
 MOST_BITS = 10**18
@@ -46,6 +48,11 @@ MOST_BYTES = 10**18
 
 MOST_SECONDS = 10**7
 """Seconds: a step of a hundred days, for the same reason."""
+
+
+def digits(text: str) -> int | None:
+    """The number of 0 or above that `text` writes in ASCII digits, at most 19 of them; else None."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
 
 
 def parse_rate(text: str, what: str = "rate") -> int:

@@ -268,6 +268,13 @@ def test_slack_may_be_chosen_by_waiting(job: ps.Job) -> None:
     assert tensor.slack == 1, "alone there is nobody to wait for"
     assert np.allclose(tensor.pull(), -2.0)
     assert job.stats()["slack"] == 1
-    for text in ("ssp:auto", "ssp:auto:x", "ssp:auto:3:2"):
+    for text in (
+        "ssp:auto",
+        "ssp:auto:x",
+        "ssp:auto:3:2",
+        "ssp:auto::8",
+        "ssp:auto:1:2:3",
+        "ssp:" + "9" * 5000,
+    ):
         with pytest.raises(ps.exceptions.OptionError):
             job.tensor("v", shape=1, consistency=text)

@@ -12,7 +12,7 @@ from penstock.cli import terminal
 from penstock.cli.numbers import count, counts, names, real
 from penstock.exceptions import OptionError
 from penstock.launch.ranks import RanksError
-from penstock.units import parse_bytes
+from penstock.units import digits, parse_bytes
 from penstock_bench.cli.common import NEIGHBOUR, distance, failed, prepare_files, progress
 
 if TYPE_CHECKING:
@@ -275,12 +275,13 @@ def _straggler_parser() -> terminal.Parser:
 def _slack(text: str) -> str:
     if text == "auto":
         return text
-    if not (text.isascii() and text.isdigit()) or int(text) > MOST_SLACK:
+    slack = digits(text)
+    if slack is None or slack > MOST_SLACK:
         terminal.refuse(
-            f"--slack {text!r} is no slack: a whole number from 0 to {MOST_SLACK}, or auto",
+            f"--slack {text!r} is not a valid slack: a whole number from 0 to {MOST_SLACK}, or auto",
             "such as 0,1,2,4,8,auto",
         )
-    return str(int(text))
+    return str(slack)
 
 
 def _digits_ready() -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from penstock.cli import terminal
+from penstock.units import digits
 
 DAYS = 365
 MOST_DAYS = 3650
@@ -55,16 +56,17 @@ def main(arguments: Sequence[str]) -> int:
     given = parser().parse_args(arguments)
     if not given.host:
         terminal.refuse("no host was named", "`penstock cert --host manager.example --host 10.0.0.1`")
-    if not given.days.isascii() or not given.days.isdigit() or not 1 <= int(given.days) <= MOST_DAYS:
+    days = digits(given.days)
+    if days is None or not 1 <= days <= MOST_DAYS:
         terminal.refuse(
             f"--days {given.days!r} is not a valid time", f"give a whole number of days from 1 to {MOST_DAYS}"
         )
-    made = _core.make_certificate(given.out, given.name, given.host, int(given.days), given.force)
+    made = _core.make_certificate(given.out, given.name, given.host, days, given.force)
     paths = {name: str(made[name]) for name in ("ca", "certificate", "key")}
     if given.json:
         terminal.say(json.dumps({**paths, "ca_kept": made["ca_kept"]}))
         return 0
-    terminal.say(f"certificate  {paths['certificate']} for {', '.join(given.host)}, {given.days} days")
+    terminal.say(f"certificate  {paths['certificate']} for {', '.join(given.host)}, {days} days")
     terminal.say(f"key          {paths['key']} (only you may read it)")
     terminal.say(f"CA           {paths['ca']} ({'as it was' if made['ca_kept'] else 'new'})")
     return 0

@@ -20,6 +20,7 @@ from penstock.cli import numbers, options, run, terminal
 from penstock.demo.settings import RULES, Settings
 from penstock.exceptions import PenstockError
 from penstock.launch.local import Launch, Plan
+from penstock.units import digits
 
 if TYPE_CHECKING:
     from penstock.demo.alone import Single
@@ -149,11 +150,12 @@ def settings_of(given: argparse.Namespace, workers: int) -> Settings:
 
 def seed(text: str) -> int:
     """A seed: any whole number of 0 or above."""
-    if not text.isdecimal():
+    number = digits(text)
+    if number is None:
         terminal.refuse(
             f"--seed {text!r} is not a whole number of 0 or above", "any such number; 0 is the default"
         )
-    return int(text)
+    return number
 
 
 def check_output(path: Path) -> None:

@@ -16,6 +16,7 @@ from penstock import __version__
 from penstock.cli import options, terminal
 from penstock.cli.numbers import count
 from penstock.launch.ending import Stopped, stop_at_sigterm
+from penstock.units import digits
 
 EXAMPLES = """\
   export PENSTOCK_SECRET=$(penstock secret)
@@ -92,18 +93,20 @@ def _secret(text: str) -> str:
 
 def _index(text: str, servers: int) -> int:
     """This server's number among `servers`."""
-    if not (text.isascii() and text.isdigit() and int(text) < servers):
+    number = digits(text)
+    if number is None or number >= servers:
         terminal.refuse(
             f"expected --index below {servers}, the number of servers, got {text!r}",
             f"give a number from 0 to {servers - 1}",
         )
-    return int(text)
+    return number
 
 
 def _is_address(text: str) -> bool:
     """Whether it is a host's name or address, that of IPv6 in brackets, and a port."""
     host, _, port = text.rpartition(":")
-    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+    number = digits(port)
+    if number is None or number >= 1 << 16:
         return False
     if host.startswith("[") and host.endswith("]"):
         return ":" in host

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from penstock.exceptions import NotUnderLauncher
 from penstock.rendezvous.environment import PAGES, text, whole_number
+from penstock.units import digits
 
 _FIRST_PORT, _PORTS = 20000, 10000
 """Below the ports that Linux gives to outgoing connections (32768 on)."""
@@ -32,13 +33,12 @@ def rendezvous_address(environment: Mapping[str, str] = os.environ) -> tuple[str
     if not nodes or not environment.get("SLURM_JOB_ID"):
         raise NotUnderLauncher(
             "SLURM_PROCID says that srun started this process, but SLURM_STEP_NODELIST and SLURM_JOB_ID do "
-            "not say "
-            "where its tasks meet",
+            "not say where its tasks meet",
             f"set PENSTOCK_RENDEZVOUS=HOST:PORT, HOST being rank 0's; see {PAGES['srun']}",
         )
     job = whole_number("SLURM_JOB_ID", environment)
     step = environment.get("SLURM_STEP_ID", "0")
-    offset = job * 101 + (int(step) if step.isdigit() else 0)
+    offset = job * 101 + (digits(step) or 0)
     return first_host(nodes), _FIRST_PORT + offset % _PORTS
 
 
