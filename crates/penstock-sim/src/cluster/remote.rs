@@ -2,6 +2,7 @@
 //! break, unnoticed at first, and are made again.
 
 use super::{Cluster, Event, Failure, Map, Server};
+use crate::encodings;
 use crate::history::Observation;
 use crate::remote::{Mirrored, Port, Proxy};
 use crate::shard_memory::{Mirror, Sabotage};
@@ -18,6 +19,7 @@ use penstock_proto::remote::home::{Owing, Publication};
 use penstock_proto::remote::mirror::{Effect, Frame};
 use penstock_proto::shard::Judged;
 use penstock_proto::submission::Submission;
+use penstock_proto::travel::Terms;
 use penstock_proto::{Rank, TensorId};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -49,12 +51,12 @@ impl Places for Mirrors<'_> {
         let bytes = |tensor: TensorId, chunk| self.maps[tensor as usize].bytes(chunk).len();
         let (agreed, bytes) = match notice {
             Notice::Value { tensor, chunk, .. } => {
-                (self.tensors.get(&tensor).map(|mirrored| mirrored.agreed), bytes(tensor, chunk))
+                (self.tensors.get(&tensor).map(|mirrored| &mirrored.values_as), bytes(tensor, chunk))
             }
             Notice::State { tensor, chunk } => {
                 let spec = self.workload.spec(tensor);
                 let elements = (bytes(tensor, chunk) / spec.dtype.size()) as u64;
-                (Some(Agreed::default()), spec.state_bytes(elements) as usize)
+                (Some(&Agreed::RAW), spec.state_bytes(elements) as usize)
             }
             _ if header.is_bare() => return Ok(&Raw),
             _ => (None, 0),
@@ -130,7 +132,7 @@ impl Places for Judge<'_> {
         };
         let bytes = memory.bytes(tensor, chunk).filter(|_| count == 1);
         let bytes = bytes.ok_or_else(|| format!("it sent {length} bytes for {submission:?}"))?;
-        let codec = memory.agreed(tensor).expect(header.encoding, length, bytes);
+        let codec = memory.contributions(tensor).expect(header.encoding, length, bytes);
         let codec = codec.map_err(|unexpected| format!("chunk {chunk} of t{tensor}: {unexpected}"))?;
         Ok((Some(judged), Some(Lane { tensor, chunk, codec })))
     }
@@ -172,7 +174,7 @@ fn read<T: Places>(end: &mut End<'_>, places: &mut T) -> (Step<T::Place>, Vec<u8
 struct Owed {
     agreed: Agreed,
     value: Rc<[u8]>,
-    /// The publication before it.
+    /// What its difference would be against, and which publication that is.
     before: Option<(u64, Rc<[u8]>)>,
     /// The publication that the receiver holds.
     position: u64,
@@ -442,7 +444,7 @@ impl Cluster<'_> {
                 self.post(rank, shard, Way::Up, header(false), None);
                 continue;
             };
-            let Mirrored { agreed, wants, .. } = proxy.tensors[&tensor];
+            let Mirrored { contributions_as: agreed, wants, .. } = proxy.tensors[&tensor];
             let wanted = wants && matches!(submission, Submission::Push { .. });
             // As it stands in the lane now.
             let range = self.maps[tensor as usize].bytes(chunk);
@@ -568,8 +570,10 @@ impl Cluster<'_> {
         for (proxy, homed) in self.proxies[rank as usize].iter_mut().zip(&self.maps[tensor as usize].homes) {
             if !homed.is_empty() {
                 proxy.machine.declare(tensor, homed.clone());
-                let agreed = self.scenario.agreed[tensor as usize];
-                proxy.tensors.insert(tensor, Mirrored { agreed, ..Mirrored::default() });
+                let terms = encodings::terms(self.workload.spec(tensor), &encodings::KNOWN);
+                let Terms { values: values_as, contributions: contributions_as, .. } = terms;
+                let mirrored = Mirrored { values_as, contributions_as, ..Mirrored::default() };
+                proxy.tensors.insert(tensor, mirrored);
             }
         }
     }
@@ -702,12 +706,11 @@ impl Cluster<'_> {
                 None => return,
                 Some(Owing::Value { tensor, local, publication, position }) => {
                     let chunk = memory.chunk_at(tensor, local);
-                    let mirror = memory.mirror(tensor, chunk).expect("what is sent is published");
-                    let (value, before) = (mirror.value.clone(), memory.before(tensor, chunk));
+                    let (agreed, value, before) = memory.send(tensor, chunk, position);
                     let Publication { version, steps, sequence } = publication;
                     let notice =
                         Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0 };
-                    (notice, Some(Owed { agreed: memory.agreed(tensor), value, before, position }))
+                    (notice, Some(Owed { agreed, value, before, position }))
                 }
                 Some(Owing::State { tensor, local }) => {
                     let chunk = memory.chunk_at(tensor, local);

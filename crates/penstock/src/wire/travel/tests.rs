@@ -28,7 +28,7 @@ const HERE: u32 = 2;
 /// Of five chunks, the last of which is short.
 const ELEMENTS: u64 = 4 * 1024 + 7;
 const CHUNKS: u64 = 5;
-const ITERATIONS: u64 = 12;
+const ITERATIONS: u64 = 40;
 const ADDED: Settings = Settings([0.0; 5]);
 const SECRET: Secret = Secret([7; 32]);
 
