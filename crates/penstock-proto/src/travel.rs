@@ -4,8 +4,8 @@
 //! A [`Travel`] is a few numbers, which every worker declares alike. Each end looks them up once, when the tensor is declared, in
 //! its [`Registry`]; the [`Terms`] that come of it are all that is asked when a chunk is sent.
 //!
-//! Workers on the host of a chunk's home share its memory: there nothing travels, and they see the value itself, whatever a filter
-//! holds back from others.
+//! A filter makes what is read elsewhere lag behind: whoever is sent a version has of each update what the filter let pass until
+//! then. Workers on the host of a chunk's home share its memory: there nothing travels, and they see the value itself.
 //!
 //! Contributions have encodings and no filter. What a filter holds back of them would have to be added to the next push, so it
 //! belongs to the worker, once for each push and not for each frame, which may be sent again: in the proxy, before a chunk is

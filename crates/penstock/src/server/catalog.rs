@@ -25,7 +25,7 @@ use std::sync::Arc;
 pub(super) struct Entry {
     pub(super) spec: TensorSpec,
     /// How its chunks travel.
-    terms: Terms,
+    terms: Arc<Terms>,
     pub(super) extents: Vec<Extent>,
     /// Chunks that each shard is home of.
     pub(super) homed: Vec<u32>,
@@ -45,7 +45,8 @@ impl Entry {
     /// Bytes that a connection may have to hold of a chunk and its like beside a usual batch: a value or a state that is longer than
     /// one, if it is not read; and, where payloads are not the chunks themselves, what they are encoded into and decoded from.
     fn held_to_send(&self, chunk: u32) -> usize {
-        let Self { layout, terms: Terms { values, contributions, .. }, .. } = self;
+        let Self { layout, terms, .. } = self;
+        let Terms { values, contributions, .. } = &**terms;
         let bytes = layout.value(chunk).len();
         let payload = values.longest(bytes).max(layout.state(chunk).len());
         let unread = if payload > BATCH_BYTES { payload } else { 0 };
@@ -78,7 +79,7 @@ pub(super) struct NewTensor {
     pub(super) id: TensorId,
     pub(super) spec: TensorSpec,
     /// What it says of how chunks travel.
-    pub(super) terms: Terms,
+    pub(super) terms: Arc<Terms>,
     /// Chunks of the whole tensor.
     pub(super) total: u32,
     /// By shard.
@@ -149,7 +150,7 @@ impl Catalog {
         spec: TensorSpec,
         decided: Option<(TensorId, Vec<Extent>)>,
     ) -> Result<(TensorId, Option<NewTensor>), Refusal> {
-        let terms = spec.check(&KNOWN)?;
+        let terms = Arc::new(spec.check(&KNOWN)?);
         if let Some(&id) = self.numbers.get(&spec.name) {
             let entry = &self.entries[&id];
             return match entry.spec.difference(&spec) {
@@ -204,7 +205,7 @@ impl Catalog {
         &mut self,
         id: TensorId,
         spec: TensorSpec,
-        terms: Terms,
+        terms: Arc<Terms>,
         cut: Cut,
         extents: Vec<Extent>,
     ) -> Result<NewTensor, Refusal> {
@@ -250,7 +251,7 @@ impl Catalog {
         let (loads, given) = (before, BTreeSet::new());
         let entry = Entry {
             spec: spec.clone(),
-            terms: terms.clone(),
+            terms: Arc::clone(&terms),
             extents,
             homed,
             loads,

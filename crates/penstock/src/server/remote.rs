@@ -483,6 +483,7 @@ mod tests {
     use penstock_proto::travel::{Filtering, Travel};
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
+    use std::sync::Arc;
 
     const W: TensorId = 3;
     /// The second chunk is short.
@@ -514,7 +515,7 @@ mod tests {
         let (mut homes, _) = HomeRegions::new("w", layout).unwrap().split(&[0, 0], 1);
         let mut lanes = LaneView::private(layout, &[0, 0].into(), 1).unwrap();
         let (mut machine, mut memory) = (Shard::new(1), Memory::new(0));
-        memory.declare(W, spec.plan(), &terms(travel), homes.remove(0), 1);
+        memory.declare(W, spec.plan(), Arc::new(terms(travel)), homes.remove(0), 1);
         machine.declare(W, spec, 2, vec![0, 1]);
         memory.give_lane(W, 0, lanes.remove(0));
         machine.submit(0, &Submission::Zero { tensor: W }, &mut memory).unwrap();

@@ -67,7 +67,7 @@ pub(super) enum Command {
         id: TensorId,
         spec: Box<TensorSpec>,
         /// What it says of how chunks travel.
-        terms: Box<Terms>,
+        terms: Arc<Terms>,
         total: u32,
         home: HomeMemory,
     },
@@ -425,7 +425,7 @@ impl Loop {
             Command::Attach { peer, stream, long } => self.attach(peer, stream, long),
             Command::Declare { id, spec, terms, total, home } => {
                 let chunks = home.chunks().to_vec();
-                self.memory.declare(id, spec.plan(), &terms, home, self.setup.workers);
+                self.memory.declare(id, spec.plan(), terms, home, self.setup.workers);
                 self.machine.declare(id, *spec, total, chunks);
             }
             Command::Lane { id, rank, lane } => self.memory.give_lane(id, rank, lane),

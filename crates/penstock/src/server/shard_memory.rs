@@ -13,6 +13,7 @@ use penstock_proto::travel::Terms;
 use penstock_proto::{Rank, TensorId};
 use smallvec::SmallVec;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Writers whose lanes fit on the stack; more are collected on the heap.
 const USUAL_WRITERS: usize = 32;
@@ -42,9 +43,8 @@ pub(super) struct Memory {
 
 struct TensorMemory {
     plan: Plan,
-    /// How its values and its contributions are encoded.
-    values: Agreed,
-    contributions: Agreed,
+    /// How its chunks travel.
+    terms: Arc<Terms>,
     /// What workers on other hosts hold, where that has to be kept.
     streams: Option<Streams>,
     home: HomeMemory,
@@ -87,15 +87,14 @@ impl Memory {
         &mut self,
         id: TensorId,
         plan: Plan,
-        terms: &Terms,
+        terms: Arc<Terms>,
         home: HomeMemory,
         workers: u32,
     ) {
         let lanes = (0..workers).map(|_| None).collect();
         let published = vec![Published { version: 0, steps: 0 }; home.chunks().len()];
-        let streams = Streams::new(terms, home.chunks().iter().map(|&chunk| home.range(chunk).len()));
-        let Terms { values, contributions, .. } = *terms;
-        let tensor = TensorMemory { plan, values, contributions, streams, home, lanes, published };
+        let streams = Streams::new(&terms, home.chunks().iter().map(|&chunk| home.range(chunk).len()));
+        let tensor = TensorMemory { plan, terms, streams, home, lanes, published };
         self.tensors.insert(id, tensor);
     }
 
@@ -134,19 +133,19 @@ impl Memory {
 
     /// How the tensor's contributions are encoded.
     pub(super) fn contributions(&self, id: TensorId) -> &Agreed {
-        &self.look(id).contributions
+        &self.look(id).terms.contributions
     }
 
     /// A chunk, to be sent to a worker at this position; and how it is encoded.
     pub(super) fn value(&self, id: TensorId, local: usize, position: u64) -> (u32, &Agreed, Sent<'_>) {
-        let TensorMemory { home, values, streams, .. } = self.look(id);
+        let TensorMemory { home, terms, streams, .. } = self.look(id);
         let chunk = home.chunks()[local];
         let value = home.value(chunk);
         let sent = match streams {
             None => Sent { source: Source::Stands(value), shadow: None, position },
             Some(streams) => streams.send(local, home.sequence(local), value, position),
         };
-        (chunk, values, sent)
+        (chunk, &terms.values, sent)
     }
 
     /// A chunk's value, where it stands.

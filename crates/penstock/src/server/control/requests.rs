@@ -228,7 +228,7 @@ impl Control {
             // A shard that is home of none of it need not know it.
             let homes = self.shards.handles.iter().zip(homes);
             for (shard, home) in homes.filter(|(_, home)| !home.chunks().is_empty()) {
-                let (spec, terms) = (Box::new(spec.clone()), Box::new(terms.clone()));
+                let (spec, terms) = (Box::new(spec.clone()), terms.clone());
                 shard.send(Command::Declare { id, spec, terms, total, home });
             }
         }

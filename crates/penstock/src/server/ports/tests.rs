@@ -89,7 +89,7 @@ impl Rig {
         shard.send(Command::Declare {
             id: W,
             spec: Box::new(spec(consistency)),
-            terms: Box::new(terms(&Travel::default())),
+            terms: Arc::new(terms(&Travel::default())),
             total: CHUNKS,
             home: homes.remove(0),
         });

@@ -72,7 +72,7 @@ pub(super) enum Command {
         lane: LaneView,
         remote: Arc<RemoteHome>,
         /// How its chunks travel.
-        terms: Box<Terms>,
+        terms: Arc<Terms>,
     },
     /// Where its state goes.
     State {
@@ -166,9 +166,8 @@ struct Mirrored {
     lane: LaneView,
     remote: Arc<RemoteHome>,
     state: Option<StateMirror>,
-    /// How its values and its contributions are encoded.
-    values: Agreed,
-    contributions: Agreed,
+    /// How its chunks travel.
+    terms: Arc<Terms>,
 }
 
 impl Mirrored {
@@ -221,7 +220,7 @@ impl Mirrors {
         let source = Source::Lane(mirrored.lane.contribution(mirrored.home.range(chunk)));
         batch.push_chunk(
             header(wanted),
-            &mirrored.contributions,
+            &mirrored.terms.contributions,
             &Sent { source, shadow: None, position: 0 },
         );
         Some(())
@@ -241,7 +240,7 @@ impl Places for Mirrors {
         let chunk = match notice {
             Notice::Value { tensor, chunk, .. } => {
                 let mirrored = self.of(tensor, chunk);
-                mirrored.map(|mirrored| (&mirrored.values, mirrored.home.range(chunk).len()))
+                mirrored.map(|mirrored| (&mirrored.terms.values, mirrored.home.range(chunk).len()))
             }
             Notice::State { tensor, chunk } => {
                 let state = self.of(tensor, chunk).and_then(|mirrored| mirrored.state.as_ref());
@@ -472,8 +471,7 @@ impl Proxy {
             match command {
                 Command::Declare { id, home, lane, remote, terms } => {
                     self.machine.declare(id, home.chunks().to_vec());
-                    let Terms { values, contributions, .. } = *terms;
-                    let mirrored = Mirrored { home, lane, remote, state: None, values, contributions };
+                    let mirrored = Mirrored { home, lane, remote, state: None, terms };
                     self.mirrors.tensors.insert(id, mirrored);
                 }
                 Command::State { id, state } => {
@@ -652,8 +650,8 @@ mod tests {
         let mut lanes = LaneView::private(layout, &[0].into(), 1).unwrap();
         let (home, lane, remote) = (homes.remove(0), lanes.remove(0), Arc::default());
         let mut mirrors = Mirrors { job: 1, ..Mirrors::default() };
-        let Terms { values, contributions, .. } = terms(travel);
-        mirrors.tensors.insert(W, Mirrored { home, lane, remote, state: None, values, contributions });
+        let terms = Arc::new(terms(travel));
+        mirrors.tensors.insert(W, Mirrored { home, lane, remote, state: None, terms });
         mirrors
     }
 

@@ -262,7 +262,7 @@ impl Link {
         id: TensorId,
         layout: ExtentLayout,
         pooled: bool,
-        terms: &Terms,
+        terms: &Arc<Terms>,
         homed: &[u32],
         mut loads: Vec<u64>,
     ) -> Result<(Place, Vec<Arc<RemoteHome>>), Error> {
@@ -288,7 +288,7 @@ impl Link {
             let remote = Arc::new(RemoteHome { pulled: AtomicBool::new(true), ..RemoteHome::default() });
             remotes.push(Arc::clone(&remote));
             if !home.chunks().is_empty() {
-                let terms = Box::new(terms.clone());
+                let terms = Arc::clone(terms);
                 proxy.send(Command::Declare { id, home, lane, remote, terms });
             }
         }

@@ -106,7 +106,7 @@ impl State {
 struct Draft {
     spec: TensorSpec,
     /// What it says of how chunks travel.
-    terms: Terms,
+    terms: Arc<Terms>,
     adaptive: Option<Adaptive>,
     /// What the first server has decided.
     decided: Option<(TensorId, Vec<Extent>)>,
@@ -121,7 +121,7 @@ impl Tensor {
         job.touch();
         let Declaration { mut spec, consistency, adaptive, timeout } = declaration;
         spec.consistency = consistency.unwrap_or(job.options.consistency);
-        let terms = spec.check(&KNOWN).map_err(Refusal::from)?;
+        let terms = Arc::new(spec.check(&KNOWN).map_err(Refusal::from)?);
         let deadline = job.deadline(timeout);
         job.tell_clock(deadline)?;
         let progress = Arc::clone(lock(&job.tensors).entry(spec.name.clone()).or_default());
@@ -147,7 +147,7 @@ impl Tensor {
 }
 
 impl Draft {
-    fn new(spec: TensorSpec, terms: Terms, adaptive: Option<Adaptive>) -> Self {
+    fn new(spec: TensorSpec, terms: Arc<Terms>, adaptive: Option<Adaptive>) -> Self {
         Self { spec, terms, adaptive, decided: None, homes: Vec::new(), parts: Vec::new() }
     }
 
