@@ -47,7 +47,7 @@ def test_a_new_job_says_how_to_start_its_workers_and_its_secret_goes_to_a_privat
     assert "balance: " in made.stdout
     # Workers would wait for servers in vain, and nothing had said so.
     more = f"start more with `penstock server --manager {site.address}`"
-    waits = f"it waits: too few servers have room for it (it needs 1), of 0 that are there; {more}\n"
+    waits = f"it is waiting: too few servers have room for it (it needs 1); 0 are registered; {more}\n"
     assert waits in made.stdout
 
 
@@ -218,7 +218,7 @@ def test_the_state_is_its_owners_alone_and_no_secret_is_in_a_command_line_or_in_
     secrets = [json.loads(made.stdout)["secret"], site.token("admin"), site.token("server")]
     for path in [site.state, *site.state.rglob("*")]:
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
-    # Clients and servers show tokens too, among them wrong ones, before the manager's words are looked at.
+    # Clients and servers prove tokens too, among them wrong ones, before the manager's words are looked at.
     site.penstock("job", "list", PENSTOCK_ADMIN_TOKEN=secrets[2])
     line = Path(f"/proc/{site.process.popen.pid}/cmdline").read_bytes().decode()
     site.process.end(signal.SIGTERM)

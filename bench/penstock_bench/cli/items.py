@@ -261,9 +261,9 @@ def _straggler_parser() -> terminal.Parser:
         "--straggler", default="0.02", help="seconds that the sleeper sleeps on average; default 0.02"
     )
     parser.add_argument(
-        "--who", default="any", help="who sleeps: any (another one each time, default) or last"
+        "--who", default="any", help="which worker sleeps: any (another one each time, default) or last"
     )
-    parser.add_argument("--seconds", default="4", help="of a run with slack 0, about; default 4")
+    parser.add_argument("--seconds", default="4", help="length of a run with slack 0, about; default 4")
     parser.add_argument(
         "--loss", help="the loss to reach; default: what the first slack has after half of its run"
     )

@@ -7,10 +7,11 @@
 use crate::client::{DIAL, Dialer, Proving, Target, open, request};
 use crate::error::{Error, Reason};
 use crate::limits;
-use crate::proof::{Prover, Seal};
+use crate::proof::Prover;
 use crate::proto;
 use crate::proto::servers_client::ServersClient;
-use crate::secret::ServerKey;
+use crate::seal::Seal;
+use crate::server_key::ServerKey;
 use crate::settings;
 use penstock_proto::message::Secret;
 use std::collections::BTreeMap;
@@ -383,7 +384,8 @@ impl Session {
 }
 
 fn read(job: proto::HostedJob, seal: &Seal) -> Result<HostedJob, String> {
-    let secret = seal.open(&job.name, &job.secret).ok_or("the manager sent it without its secret")?;
+    let secret =
+        seal.open(&job.name, &job.secret).ok_or("the manager sent a secret that cannot be opened")?;
     Ok(HostedJob {
         name: job.name,
         secret,

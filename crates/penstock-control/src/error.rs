@@ -280,9 +280,11 @@ impl Error {
 fn refused(reason: Reason) -> Option<&'static str> {
     Some(match reason {
         Reason::Token => {
-            "tokens are in the manager's state directory (admin.token, server.token); name the file, or set PENSTOCK_ADMIN_TOKEN or PENSTOCK_SERVER_TOKEN"
+            "tokens are in the manager's state directory (admin.token, server.token); name the file, or set PENSTOCK_ADMIN_TOKEN or PENSTOCK_SERVER_TOKEN; check the manager's address too"
         }
-        Reason::JobSecret => "check PENSTOCK_JOB and PENSTOCK_SECRET; `penstock job create` gave both",
+        Reason::JobSecret => {
+            "check PENSTOCK_JOB and PENSTOCK_SECRET, which `penstock job create` gave, and PENSTOCK_MANAGER"
+        }
         Reason::JobExists => "choose another name, or delete it first with `penstock job delete NAME`",
         Reason::NoSuchJob => "`penstock job list` lists them",
         Reason::Quota => "ask for less memory, delete a job, or start another `penstock server`",

@@ -38,7 +38,9 @@ pub mod limits;
 pub mod manager;
 mod proof;
 pub mod proto;
+mod seal;
 pub mod secret;
+pub mod server_key;
 mod settings;
 mod tls;
 

@@ -3,8 +3,8 @@
 use crate::client::TIMEOUT;
 use std::time::Duration;
 
-/// Bytes of a request of a caller that needs no proof, or proves itself only with what the request says: a challenge, a worker's
-/// call. More of any request is refused as it comes, before it is decoded.
+/// Most bytes of a request from a caller that has proved nothing yet (a challenge, or a worker's call). A longer one is refused
+/// while it arrives, before it is decoded.
 pub const STRANGER_BYTES: usize = 4 << 10;
 /// Bytes of an administrator's request. A job with all its settings takes less than 20 KiB.
 pub const ADMIN_BYTES: usize = 64 << 10;
@@ -33,7 +33,9 @@ pub const CONNECT_WAIT: Duration = Duration::from_secs(10);
 pub const HEADER_BYTES: u32 = 16 * 1024;
 /// Life of a challenge: a call that has not proved itself with it by then takes another. Above what a call needs on the way, and
 /// as long as a client waits for its answer: what is held back on the way may be carried out for so long after that.
-pub const PROOF_LIFE: Duration = TIMEOUT;
+pub const PROOF_LIFE: Duration = Duration::from_secs(10);
+const _: () =
+    assert!(PROOF_LIFE.as_secs() == TIMEOUT.as_secs(), "proofs.proto and docs/threat_model.md say both");
 /// Used challenges that are kept for the admin token, the server token and each job's secret (about 50 bytes each), so that none
 /// is used twice. Above it, those older than the oldest kept are no longer valid, and a call that has one of them takes another.
 pub const USED_PROOFS: usize = 4096;

@@ -7,7 +7,7 @@ use penstock_control::agent::Agent;
 use penstock_control::client::{Target, Worker};
 use penstock_control::proto::servers_client::ServersClient;
 use penstock_control::proto::{HeartbeatRequest, HostedJob, HostedStatus, RegisterRequest};
-use penstock_control::secret::ServerKey;
+use penstock_control::server_key::ServerKey;
 use penstock_control::{Error, Reason};
 
 #[test]

@@ -7,7 +7,7 @@ use penstock_control::client::{Client, JobSpec, Target, Worker};
 use penstock_control::manager::{Config, Manager, StartError, Timing};
 use penstock_control::proto::servers_client::ServersClient;
 use penstock_control::proto::{HeartbeatRequest, LeaveRequest, RegisterRequest};
-use penstock_control::secret::ServerKey;
+use penstock_control::server_key::ServerKey;
 use penstock_control::{Error, Reason};
 use penstock_proto::message::Secret;
 use std::sync::Arc;

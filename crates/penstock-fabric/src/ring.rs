@@ -98,7 +98,7 @@ impl Producer {
             shared.store(word, Ordering::Relaxed);
         }
         self.tail += 1;
-        // Pairs with the acquire load in `pop`: a shard that sees the count also sees the words, and the lane behind them.
+        // Pairs with the acquire load in `pop`: a reader that sees the count also sees the words, and the lane behind them.
         ring.tail.0.store(self.tail, Ordering::Release);
         Ok(())
     }

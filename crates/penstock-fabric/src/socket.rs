@@ -231,7 +231,7 @@ pub enum ListenError {
         path: PathBuf,
     },
     /// What stands where its lock would be is something else, which is not ours to remove.
-    #[error("cannot listen on {path}: {lock} is no lock of a server, which would be an empty file")]
+    #[error("cannot listen on {path}: {lock} is not a server's lock file (that would be empty)")]
     NoLock {
         /// The path.
         path: PathBuf,

@@ -44,7 +44,7 @@ pub struct Introduction {
     /// Rank 0's counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub topology: Option<Topology>,
-    /// If none was given one, and the launcher's own secrets travel the same way: the one that rank 0 has made.
+    /// If no process was given a secret, and the launcher's own secrets travel the same way: the one that rank 0 made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<MadeSecret>,
 }

@@ -234,7 +234,7 @@ fn rank_0_says_who_came_with_another_secret_where_somebody_is_missing() {
         let RoundError::Late { missing, cause, .. } = late else { panic!("{late:?}") };
         assert_eq!(missing, [1]);
         let cause = cause.expect("it knows one").to_string();
-        assert_eq!(cause, "somebody came from 127.0.0.1 with another secret or job name");
+        assert_eq!(cause, "a process from 127.0.0.1 used a different secret or job name");
     }
 }
 

@@ -57,7 +57,7 @@ pub struct TensorSpec {
     pub travel: Travel,
 }
 
-/// Why a declaration is not one of a tensor.
+/// Why a tensor cannot be declared like this.
 #[derive(Debug, Clone, PartialEq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum SpecError {

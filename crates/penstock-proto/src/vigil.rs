@@ -55,7 +55,8 @@ impl Vigil {
         self.connection = Lease::new(self.lease_ms / 2, now_ms);
     }
 
-    /// Whether nothing came on this connection for half a lease; `sign` counts what shows that the peer hears, too.
+    /// Whether nothing came on this connection for half a lease. `sign` grows with whatever comes; on a control connection only
+    /// with answers to signs of life, as nothing else shows that the peer hears.
     pub fn is_silent(&mut self, sign: u64, now_ms: u64) -> bool {
         self.connection.has_ended(sign, now_ms)
     }

@@ -82,7 +82,7 @@ impl<T: Send> Core<T> {
 }
 
 impl<T: Send> Drop for Core<T> {
-    #[expect(clippy::disallowed_methods, reason = "this file is the one way")]
+    #[expect(clippy::disallowed_methods, reason = "only this file may")]
     fn drop(&mut self) {
         let value = self.0.take();
         // Without an interpreter there is none to let go of, and the closure is dropped with the value.
@@ -95,7 +95,7 @@ where
     Mutex<T>: Send,
 {
     /// The inside, for one thread at a time.
-    #[expect(clippy::disallowed_methods, reason = "this file is the one way")]
+    #[expect(clippy::disallowed_methods, reason = "only this file may")]
     pub(crate) fn lock(&self, detached: &Detached) -> MutexGuard<'_, T> {
         self.on(detached).lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -106,13 +106,13 @@ where
     RwLock<T>: Send,
 {
     /// The inside, beside others that look.
-    #[expect(clippy::disallowed_methods, reason = "this file is the one way")]
+    #[expect(clippy::disallowed_methods, reason = "only this file may")]
     pub(crate) fn read(&self, detached: &Detached) -> RwLockReadGuard<'_, T> {
         self.on(detached).read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The inside, alone.
-    #[expect(clippy::disallowed_methods, reason = "this file is the one way")]
+    #[expect(clippy::disallowed_methods, reason = "only this file may")]
     pub(crate) fn write(&self, detached: &Detached) -> RwLockWriteGuard<'_, T> {
         self.on(detached).write().unwrap_or_else(PoisonError::into_inner)
     }
@@ -195,7 +195,7 @@ impl Drop for Look {
 }
 
 /// From here on no wait looks at the interpreter, which is about to end; so no thread is stopped in the middle of one.
-#[expect(clippy::disallowed_methods, reason = "this file is the one way")]
+#[expect(clippy::disallowed_methods, reason = "only this file may")]
 pub(crate) fn about_to_end(py: Python<'_>) {
     py.detach(|| {
         ENDED.store(true, Ordering::SeqCst);
@@ -207,7 +207,7 @@ pub(crate) fn about_to_end(py: Python<'_>) {
 }
 
 /// Asked by every wait now and then: runs pending signal handlers; whether the wait is to end.
-#[expect(clippy::disallowed_methods, reason = "this file is the one way")]
+#[expect(clippy::disallowed_methods, reason = "only this file may")]
 pub(crate) fn interrupted() -> bool {
     // While something is dropped there is nowhere to report what a handler raises: it runs afterwards.
     if !within() {
@@ -230,7 +230,7 @@ pub(crate) fn interrupted() -> bool {
 
 /// Asked by long waits: whether nothing else can happen in this process. Any other thread of Python's could use the job, whether it
 /// has before or not; and what an alarm is set for may end the wait.
-#[expect(clippy::disallowed_methods, reason = "this file is the one way")]
+#[expect(clippy::disallowed_methods, reason = "only this file may")]
 pub(crate) fn alone() -> bool {
     let look = |py: Python<'_>| -> PyResult<bool> {
         let threads = py.import("sys")?.call_method0("_current_frames")?.len()?;
@@ -290,7 +290,7 @@ pub(crate) fn let_go<T: Send>(py: Python<'_>, work: impl FnOnce(&Detached) -> T 
 
 /// The same; what came of it goes straight to `then`: a result that may be an `Error` is large, and each hand-over would copy it.
 #[inline]
-#[expect(clippy::disallowed_methods, reason = "this file is the one way")]
+#[expect(clippy::disallowed_methods, reason = "only this file may")]
 fn let_go_then<R: Send, T>(
     py: Python<'_>,
     work: impl FnOnce(&Detached) -> R + Send,
@@ -320,7 +320,7 @@ fn inside_another(py: Python<'_>) -> PyErr {
 
 /// Does what signal handlers left to do in a call, and raises what they raised.
 #[cold]
-#[expect(clippy::disallowed_methods, reason = "this file is the one way")]
+#[expect(clippy::disallowed_methods, reason = "only this file may")]
 fn hear(py: Python<'_>, here: &Cell<u8>) -> PyResult<()> {
     let mut told = RAISED.take();
     while let Some((job, failed)) = TO_CLOSE.with_borrow_mut(VecDeque::pop_front) {

@@ -72,7 +72,7 @@ fn register(function: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) 
 extern "C" fn part(status: c_int, job: *mut c_void) {
     // SAFETY: it is what `leave_at_exit` made, which gave it to this one call. It is never dropped: the process ends.
     let job: &Arc<Core<Job>> = Box::leak(unsafe { Box::from_raw(job.cast()) });
-    // What the shell, and any other starter of the process, are given of it.
+    // The exit code that the shell, or whatever started the process, sees.
     let code = status & 0xff;
     let left = at_exit(|free| match code {
         0 => job.on(free).leave(None),

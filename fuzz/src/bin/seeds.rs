@@ -73,6 +73,10 @@ fn main() {
 
     write("frame", frames.iter().map(payload).chain(submissions.iter().map(words)).collect());
     write("stream", vec![frames[..5].concat(), frames[..2].concat()]);
+    write(
+        "reader",
+        vec![[&[200, 9, 1][..], &frames[0], &[2; 300]].concat(), [&[40, 255, 130][..], &[6; 2000]].concat()],
+    );
     write("outbox", vec![vec![0, 3, 1, 0, 1, 0, 2, 1, 3, 1, 1, 0], vec![0, 1, 0, 2, 1, 0, 3, 0, 1, 0, 2, 4]]);
     write("handshake_server", vec![[&hello[..], &hello[..]].concat(), [&hello[..], &challenge[..]].concat()]);
     write("handshake_worker", vec![challenge, refused, verdict(&handshake::Verdict::Accepted)]);

@@ -125,8 +125,8 @@ def create(given: argparse.Namespace, contact: manager.Contact, token: str) -> i
     if made["state"] == "waiting":
         there = made["balance"]["servers"]
         terminal.say(
-            f"it waits: {made['detail']}, of {there} that {'is' if there == 1 else 'are'} there; start "
-            f"more with `penstock server --manager {contact.address}`"
+            f"it is waiting: {made['detail']}; {there} {'is' if there == 1 else 'are'} registered; "
+            f"start more with `penstock server --manager {contact.address}`"
         )
     terminal.say("\nstart each worker with\n")
     for line in _environment(given, contact, made):

@@ -31,7 +31,7 @@ restarted; running jobs do not notice. At the first start it makes the tokens fo
 for servers there: admin.token and server.token. Anyone who can read them may do what they allow."""
 
 INSECURE = (
-    "--insecure: all but tokens and the secrets of jobs crosses the network as plain text. "
+    "--insecure: everything except tokens and the secrets of jobs crosses the network in plain text. "
     "Anyone on the way can read that, and change whatever the manager answers: every job's settings, "
     "where its servers are, and which jobs a server hosts"
 )
@@ -114,7 +114,7 @@ def add_contact(
     result: argparse.ArgumentParser, which: str, *, required: bool = False, ca: bool = True
 ) -> None:
     """
-    The arguments of a command that talks to a manager and shows a token.
+    The arguments of a command that talks to a manager and proves a token.
 
     Parameters
     ----------

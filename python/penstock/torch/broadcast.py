@@ -48,8 +48,8 @@ def broadcast(
     """
     if job.size == 1:
         return
-    # What is trained is told apart: a list that only begins with it is the same wherever it ends.
-    # In whatever order: an optimizer's groups may have another on each worker.
+    # Trained tensors are marked, so that lists which differ only in what is trained differ. Sorted: workers
+    # may order the optimizer's groups differently.
     lines = [f"{line}, trained" for line in sorted(_described(trained or {}))] + _described(named)
     _agree(job, f"{name}/list", lines, timeout)
     tensors = list(named.values())

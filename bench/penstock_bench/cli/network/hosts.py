@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PEERS = ("gloo", "mpi")
 MORE_PEERS = (*(f"{peer}-layer" for peer in PEERS), "mpi-ring")
-"""What is measured where it is asked for."""
+"""Measured only on request."""
 MOST = 64
 MOST_ROUNDS = MOST_REPEATS = 1_000_000
 
@@ -43,9 +43,10 @@ def add_hosts(parser: terminal.Parser) -> None:
     parser.add_argument(
         "--topology",
         default="ncc",
-        help="ncc (default), cc, ncs, cs: servers apart or beside workers, one or several; or all",
+        help="ncc (default), cc, ncs, cs: servers on their own hosts or beside workers, one or several; "
+        "`all` measures each",
     )
-    parser.add_argument("--servers", help="of ncs; default: as many as workers")
+    parser.add_argument("--servers", help="number of servers for ncs; default: one for each worker")
     parser.add_argument("--plain", action="store_true", help="no TLS between hosts (security=insecure)")
     parser.add_argument("--tls", action="store_true", help="TLS on the loopback too (security=tls)")
     parser.add_argument("--rounds", default="3", help="turns of each system; default 3")

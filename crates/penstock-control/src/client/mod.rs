@@ -11,12 +11,13 @@ pub use proving::Proving;
 
 use crate::error::{Error, Reason, Refusal};
 use crate::limits;
-use crate::proof::{Prover, Seal};
+use crate::proof::Prover;
 use crate::proto::admin_client::AdminClient;
 use crate::proto::jobs_client::JobsClient;
 use crate::proto::{
     ConnectRequest, CreateJobRequest, DeleteJobRequest, ListJobsRequest, ShowJobReply, ShowJobRequest,
 };
+use crate::seal::Seal;
 use crate::secret::{hex, random};
 use penstock_proto::message::Secret;
 use std::sync::Arc;
@@ -87,7 +88,7 @@ impl Client {
         let (reply, seal) =
             self.admin(admin, sent, async |mut client, request| client.create_job(request).await)?;
         let opened = seal.open(&spec.name, &reply.secret);
-        let secret = opened.ok_or_else(|| self.strange("a created job without its secret"))?;
+        let secret = opened.ok_or_else(|| self.strange("a created job's secret that cannot be opened"))?;
         Ok(Created::read(reply, secret))
     }
 
@@ -106,7 +107,7 @@ impl Client {
     /// One job's secret.
     pub fn reveal_secret(&self, admin: &Secret, name: &str) -> Result<Secret, Error> {
         let (reply, seal) = self.show(admin, name, true)?;
-        seal.open(name, &reply.secret).ok_or_else(|| self.strange("a job without its secret"))
+        seal.open(name, &reply.secret).ok_or_else(|| self.strange("a job's secret that cannot be opened"))
     }
 
     fn show(&self, admin: &Secret, name: &str, reveal: bool) -> Result<(ShowJobReply, Seal), Error> {

@@ -1,10 +1,12 @@
 //! A connection on which every call proves its secret: a challenge first, then the call with what follows from it.
 
 use crate::error::{Reason, Refusal, reason};
-use crate::proof::{Nonces, Prover, Said, Seal};
+use crate::proof::{Nonces, Prover, Said};
 use crate::proto;
 use crate::proto::proofs_client::ProofsClient;
-use crate::secret::{ServerKey, random};
+use crate::seal::Seal;
+use crate::secret::random;
+use crate::server_key::ServerKey;
 use http_body_util::{BodyExt, Full};
 use penstock_proto::message::Secret;
 use std::task::{Context, Poll};

@@ -82,7 +82,7 @@ pub(super) struct Caller {
 
 impl Caller {
     /// It has proved a token: it is not put out for as long as a lease.
-    pub(super) fn is_known(&self, now: Instant) {
+    pub(super) fn mark_known(&self, now: Instant) {
         self.know(Some(now));
     }
 
@@ -99,7 +99,7 @@ impl Caller {
     }
 
     /// It may be put out again.
-    fn is_stranger(&self) {
+    fn mark_stranger(&self) {
         let mut seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = seats.known.remove(&self.number) {
             seats.strangers.insert(self.number, known.thread);
@@ -119,7 +119,7 @@ pub(super) struct Protection(Caller);
 
 impl Drop for Protection {
     fn drop(&mut self) {
-        self.0.is_stranger();
+        self.0.mark_stranger();
     }
 }
 
@@ -251,10 +251,10 @@ mod tests {
     fn the_oldest_stranger_makes_room_and_a_known_caller_never_does() {
         let (admission, now) = (Admission::new(2, LEASE), Instant::now());
         let (mut known, mut stranger) = (admission.admit(now).unwrap(), admission.admit(now).unwrap());
-        known.caller.is_known(now);
+        known.caller.mark_known(now);
         let mut newcomer = admission.admit(now).unwrap();
         assert!(is_cut(&mut stranger) && !is_cut(&mut known) && !is_cut(&mut newcomer));
-        newcomer.caller.is_known(now);
+        newcomer.caller.mark_known(now);
         assert!(admission.admit(now).is_none());
         drop(known);
         assert!(admission.admit(now).is_some());
@@ -264,9 +264,9 @@ mod tests {
     fn who_has_proved_nothing_for_a_lease_makes_room_too() {
         let (admission, start) = (Admission::new(2, LEASE), Instant::now());
         let (mut silent, mut server) = (admission.admit(start).unwrap(), admission.admit(start).unwrap());
-        silent.caller.is_known(start);
-        server.caller.is_known(start);
-        server.caller.is_known(start + LEASE / 2);
+        silent.caller.mark_known(start);
+        server.caller.mark_known(start);
+        server.caller.mark_known(start + LEASE / 2);
         assert!(admission.admit(start + LEASE - Duration::from_nanos(1)).is_none());
         let mut newcomer = admission.admit(start + LEASE).unwrap();
         assert!(is_cut(&mut silent) && !is_cut(&mut server));

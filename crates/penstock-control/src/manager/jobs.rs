@@ -26,7 +26,7 @@ impl Jobs for JobsService {
         let who = worker(&request.get_ref().job);
         let secret = self.0.look().secret_of(&request.get_ref().job);
         self.0.prove(&request, &who, &secret)?;
-        let workers = self.0.look().authenticate(&request.get_ref().job, &secret)?.spec.workers;
+        let workers = self.0.look().proved(&request.get_ref().job, &secret)?.spec.workers;
         let caller = request.extensions().get::<Caller>().cloned();
         let sent = request.into_inner();
         if !is_identity(&sent.worker) {
@@ -38,7 +38,7 @@ impl Jobs for JobsService {
         self.ready(&sent, &secret).await?;
         // The rank comes last: a worker that gave up waiting has taken none.
         let reply = self.0.change(|registry, now| {
-            registry.authenticate(&sent.job, &secret)?;
+            registry.proved(&sent.job, &secret)?;
             let servers = match registry.hand_out(now, &sent.job)? {
                 Readiness::Ready(servers) => servers,
                 Readiness::NotYet(why) => return Err(Refusal::new(Reason::NotReady, why)),
@@ -86,7 +86,7 @@ impl JobsService {
     fn look(&self, sent: &proto::ConnectRequest, secret: &Secret) -> Result<Readiness, Refusal> {
         let mut registry = self.0.look();
         // Each time: the job may have been deleted meanwhile, and its name given to another.
-        registry.authenticate(&sent.job, secret)?.check_worker(sent.rank, sent.size)?;
+        registry.proved(&sent.job, secret)?.check_worker(sent.rank, sent.size)?;
         registry.readiness(self.0.now(), &sent.job)
     }
 }

@@ -8,7 +8,7 @@
 //! | [`admission`], [`listen`] | connections, and how many of them |
 //! | [`routes`] | which service a call is for |
 //! | [`proofs`] | challenges, by which callers prove what they know |
-//! | [`admin`], [`servers`], [`jobs`] | the three services that they are for |
+//! | [`admin`], [`servers`], [`jobs`] | the three services that require proofs |
 //!
 //! A manager may be killed at any moment. What it has told anyone is on disk; jobs that run do not notice, for workers and
 //! servers talk to each other; servers register again when it is back.

@@ -126,7 +126,7 @@ pub(super) fn worker(job: &str) -> Prover {
 }
 
 fn stale() -> Refusal {
-    let message = "the proof is too old, was used before, or is for a manager that was restarted since";
+    let message = "the proof is too old, was used before, or was made before the manager restarted";
     Refusal::new(Reason::StaleProof, message)
 }
 

@@ -12,7 +12,6 @@ use super::job::{Job, Outcome, Server, Spec, Status};
 use super::placement::{Room, Wish, place};
 use crate::error::{Reason, Refusal};
 use crate::limits;
-use crate::secret::same;
 use penstock_proto::message::Secret;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -99,14 +98,10 @@ impl Registry {
         self.jobs.get(name).map_or(self.nobody, |job| job.secret)
     }
 
-    /// The job, if `secret` is its own. A wrong name and a wrong secret look the same, and take as long.
-    pub(super) fn authenticate(&mut self, name: &str, secret: &Secret) -> Result<&mut Job, Refusal> {
-        let job = self.jobs.get_mut(name);
-        let own = job.as_ref().map_or(&self.nobody, |job| &job.secret);
-        match (same(own, secret), job) {
-            (true, Some(job)) => Ok(job),
-            _ => Err(Refusal::job_secret()),
-        }
+    /// The job whose secret a caller has proved, if it is still there: it may have been deleted since, and its name given to
+    /// another.
+    pub(super) fn proved(&mut self, name: &str, secret: &Secret) -> Result<&mut Job, Refusal> {
+        self.jobs.get_mut(name).filter(|job| job.secret == *secret).ok_or_else(Refusal::job_secret)
     }
 
     /// Gives `worker` a rank of the job: `wanted`, or the one it has, or the lowest free one.

@@ -50,12 +50,11 @@ fn running() -> Registry {
 #[test]
 fn a_wrong_secret_and_an_unknown_name_are_refused_alike() {
     let mut registry = running();
-    let wrong = registry.authenticate("j", &Secret([8; 32])).unwrap_err();
-    let unknown = registry.authenticate("k", &Secret([7; 32])).unwrap_err();
+    let wrong = registry.proved("j", &Secret([8; 32])).unwrap_err();
+    let unknown = registry.proved("k", &Secret([7; 32])).unwrap_err();
     assert_eq!(wrong, unknown);
-    // What is compared in place of an unknown job's secret opens nothing.
-    assert_eq!(registry.authenticate("k", &Secret([0; 32])).unwrap_err(), unknown);
-    assert!(registry.authenticate("j", &Secret([7; 32])).is_ok());
+    assert_eq!(registry.proved("k", &Secret([0; 32])).unwrap_err(), unknown);
+    assert!(registry.proved("j", &Secret([7; 32])).is_ok());
 }
 
 #[test]

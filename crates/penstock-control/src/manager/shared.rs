@@ -6,7 +6,8 @@ use super::proofs::Challenges;
 use super::registry::Registry;
 use super::store::{StateError, Store};
 use crate::error::{Reason, Refusal};
-use crate::proof::{Proof, Prover, Said, Seal};
+use crate::proof::{Proof, Prover, Said};
+use crate::seal::Seal;
 use penstock_proto::message::Secret;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -100,12 +101,12 @@ impl Shared {
 
     /// Refuses a caller that does not prove that it knows the admin token.
     pub(super) fn require_admin<T>(&self, request: &Request<T>) -> Result<Seal, Refusal> {
-        self.prove(request, &Prover::Admin, &self.store.admin).inspect(|_| is_known(request))
+        self.prove(request, &Prover::Admin, &self.store.admin).inspect(|_| mark_known(request))
     }
 
     /// Refuses a caller that does not prove that it knows the server token.
     pub(super) fn require_server<T>(&self, request: &Request<T>) -> Result<Seal, Refusal> {
-        self.prove(request, &Prover::Server, &self.store.server).inspect(|_| is_known(request))
+        self.prove(request, &Prover::Server, &self.store.server).inspect(|_| mark_known(request))
     }
 
     /// Refuses a caller that does not prove that it knows `secret`, for this very call and no earlier one.
@@ -129,8 +130,8 @@ impl Shared {
 }
 
 /// The connection of a caller that has proved itself is not put out.
-fn is_known<T>(request: &Request<T>) {
+fn mark_known<T>(request: &Request<T>) {
     if let Some(caller) = request.extensions().get::<Caller>() {
-        caller.is_known(Instant::now());
+        caller.mark_known(Instant::now());
     }
 }

@@ -231,10 +231,10 @@ pub enum Cause {
     #[error("nobody answered there")]
     Silent,
     /// Something takes connections there, and ends them.
-    #[error("whoever listens there ended the connection")]
+    #[error("the process listening there closed the connection")]
     Ended,
     /// Something listens there that is not rank 0.
-    #[error("whoever listens there does not answer as rank 0 of a job does")]
+    #[error("the process listening there is not rank 0 of a job")]
     Foreign,
     /// Rank 0 is there, and had no room for all that came.
     #[error("rank 0 could not accept a connection: {reason}")]
@@ -243,7 +243,7 @@ pub enum Cause {
         reason: String,
     },
     /// A process has come to rank 0 that could not prove itself, and may be one of the missing.
-    #[error("somebody came from {host} with another secret or job name")]
+    #[error("a process from {host} used a different secret or job name")]
     Unproved {
         /// Where it came from.
         host: IpAddr,

@@ -1,4 +1,4 @@
-//! Instruction sets: which there are, which this machine has, and the one way to them.
+//! Instruction sets: which there are, which this machine has, and the only module that hands them out.
 //!
 //! `generic` is portable Rust; the others hold the crate's only intrinsics and vector assembly. A token such as `Avx512`
 //! exists only where the processor has what it names, so running with it needs no further check.

@@ -99,7 +99,7 @@ pub struct TableSpec {
 /// Longest words for what a row holds.
 pub const MAX_HOLDS_BYTES: usize = 256;
 
-/// Why a declaration is not one of a table, or does not come in its turn.
+/// Why a table's declaration is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum TableError {

@@ -101,7 +101,7 @@ struct Held {
     ticket: u64,
 }
 
-/// Tickets that are returned as one. What comes while it is under way goes with the next: so however often a thread asks, it
+/// Tickets that are returned as one. What comes while it is under way goes with the next: so however often the subscriber asks, it
 /// comes to an end, and the next as well.
 #[derive(Debug, Clone, Copy)]
 struct Batch {

@@ -538,8 +538,8 @@ impl Loop {
         let Some(peer) = self.ports.peer_at(place) else { return false };
         let mut taken = 0;
         while taken < most && self.running && !self.failed && self.has_submission(place) {
-            // A tensor, or a lane, is announced here before the worker hears of it, so before it can submit from it; and that
-            // the job has failed, before anyone hears of that, so before whatever is submitted by who did.
+            // A tensor, or a lane, is announced here before the worker hears of it, so before it can submit from it; a failed
+            // job before any worker hears of the failure, so before anything that such a worker submits.
             self.take_commands();
             if !self.running {
                 break;

@@ -65,7 +65,7 @@ impl Vigil {
         self.lack = None;
     }
 
-    /// The last attempt to connect failed for lack of something that this process has no more of, or did not.
+    /// What this process lacked when the last attempt to connect failed (descriptors, say); `None` if it failed otherwise.
     pub(crate) fn lacks(&mut self, lack: Option<String>) {
         self.lack = lack;
     }
@@ -75,7 +75,8 @@ impl Vigil {
         self.rule.heard(self.clock.now());
     }
 
-    /// Whether nothing came on this connection for half a lease; `sign` counts what shows that the peer hears, too.
+    /// Whether nothing came on this connection for half a lease. `sign` grows with whatever comes; on a control connection only
+    /// with answers to signs of life, as nothing else shows that the peer hears.
     pub(crate) fn is_silent(&mut self, sign: u64) -> bool {
         self.rule.is_silent(sign, self.clock.now())
     }

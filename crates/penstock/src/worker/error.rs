@@ -333,7 +333,7 @@ pub enum Error {
         waited: Duration,
     },
     /// Another thread of this worker was in the way for too long.
-    #[error("{what} waited {waited:.1?} for another thread of this worker, which waits itself")]
+    #[error("{what} waited {waited:.1?} for another thread of this worker, which is itself waiting")]
     InLine {
         /// What could not begin.
         what: String,
@@ -366,7 +366,7 @@ fn whom(missing: &[Rank], silent: Option<u32>) -> String {
     match silent {
         _ if !missing.is_empty() => format!("workers {missing:?}"),
         Some(server) => format!("server {server}"),
-        None => "nobody in particular".to_owned(),
+        None => "no known worker".to_owned(),
     }
 }
 

@@ -151,12 +151,12 @@ impl Fate {
     }
 
     /// From now on the servers say which process is lost; the notes count only for a worker that does not reach one.
-    pub(in crate::worker) fn joined(&self) {
+    pub(in crate::worker) fn mark_joined(&self) {
         self.joined.store(true, Ordering::Release);
     }
 
-    /// Whether the job has failed, by the notes too.
-    pub(in crate::worker) fn has_failed(&self) -> bool {
+    /// Reads the notes, which may say that the job has failed; whether it has.
+    pub(in crate::worker) fn read_notes(&self) -> bool {
         if let Some(failure) =
             self.notes.get().and_then(|paths| paths.iter().find_map(|path| notes::read(path)))
         {
@@ -168,7 +168,7 @@ impl Fate {
     /// Whether a call may go on waiting: the job goes on, and the caller was not interrupted.
     pub(in crate::worker) fn look(&self) -> Result<(), Error> {
         if !self.joined.load(Ordering::Acquire) {
-            self.has_failed();
+            self.read_notes();
         }
         self.check()?;
         self.check_interrupt()

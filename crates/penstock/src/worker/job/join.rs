@@ -67,7 +67,7 @@ impl Job {
             links.into_iter().for_each(|link| link.part(how.clone()));
             return Err(error);
         }
-        fate.joined();
+        fate.mark_joined();
         let membership = Some((membership.clone(), who.session));
         Ok(Self::new(links, fate, &who, options, None, membership))
     }

@@ -394,7 +394,7 @@ impl Wire {
                 if body == Answer::Alive
                     && let Channel::Remote(records) = &self.channel
                 {
-                    records.is_heard();
+                    records.count_answer();
                 }
                 if body == Answer::Left {
                     // Before any thread looks at what follows: the server may hang up at once.

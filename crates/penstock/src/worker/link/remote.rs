@@ -53,7 +53,7 @@ pub(super) struct Records {
 
 impl Records {
     /// The server has heard a sign of life, and says so.
-    pub(super) fn is_heard(&self) {
+    pub(super) fn count_answer(&self) {
         self.answered.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -402,7 +402,7 @@ impl Wire {
             }
             Err(Failed::GivenUp) => false,
             // Only its launcher can tell a server that has ended from one that cannot be reached.
-            Err(Failed::ForNow(_)) => !fate.has_failed() && !stop.sleep(PAUSE),
+            Err(Failed::ForNow(_)) => !fate.read_notes() && !stop.sleep(PAUSE),
         }
     }
 
