@@ -7,7 +7,7 @@
 use crate::rng::Rng;
 use penstock_kernels::{Foreign, Plan};
 use penstock_proto::chunk::Cut;
-use penstock_proto::encoding::{Agreed, Source};
+use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::remote::home::{Chunks, Publication};
 use penstock_proto::shard::{Fold, Folded, Home, NonFiniteFrom};
 use penstock_proto::spec::TensorSpec;
@@ -228,23 +228,16 @@ impl Memory {
         &self.tensors[&id].contributions
     }
 
-    /// What is sent of a chunk to a receiver at this position: how it is encoded, what the receiver shall hold, and what a
-    /// difference would be against.
-    pub fn send(
-        &self,
-        id: TensorId,
-        chunk: u32,
-        position: u64,
-    ) -> (Agreed, Rc<[u8]>, Option<(u64, Rc<[u8]>)>) {
+    /// A chunk, to be sent to a receiver at this position; and how it is encoded.
+    pub fn send(&self, id: TensorId, chunk: u32, position: u64) -> (&Agreed, Sent<'_>) {
         let Tensor { values, streams, chunks, homed, .. } = &self.tensors[&id];
         let Chunk { mirror, sequence, .. } = &chunks[&chunk];
         let value = &mirror.as_ref().expect("what is sent is published").value;
-        let Some(streams) = streams else { return (*values, value.clone(), None) };
-        let local = homed.binary_search(&chunk).expect("it is homed here");
-        let sent = streams.send(local, *sequence, value, position);
-        debug_assert!(matches!(sent.source, Source::Stands(stands) if std::ptr::eq(stands, &value[..])));
-        let before = sent.shadow.map(|shadow| (shadow.publication, Rc::from(shadow.bytes)));
-        (*values, value.clone(), before)
+        let sent = match (streams, homed.binary_search(&chunk)) {
+            (Some(streams), Ok(local)) => streams.send(local, *sequence, value, position),
+            _ => Sent { source: Source::Stands(value), shadow: None, position },
+        };
+        (values, sent)
     }
 
     /// Where a worker's contribution to a chunk stands.

@@ -21,6 +21,9 @@ use std::sync::Arc;
 /// Settings of a filter at most: a bound, and how it changes.
 pub const SETTINGS: usize = 2;
 
+/// A filter, or why there is none.
+pub type Made = Result<Arc<dyn Filter>, Unfit>;
+
 /// A filter, and how declarations name it.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
@@ -31,7 +34,7 @@ pub struct Entry {
     /// What people call its settings, in their order: at most [`SETTINGS`].
     pub settings: &'static [&'static str],
     /// Makes it for chunks of such elements, with as many settings as it has: once for each tensor.
-    pub make: fn(Dtype, &[f64]) -> Result<Arc<dyn Filter>, Unfit>,
+    pub make: fn(Dtype, &[f64]) -> Made,
 }
 
 /// Every filter that there is.

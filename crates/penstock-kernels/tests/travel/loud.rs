@@ -1,7 +1,7 @@
 //! A filter that holds back what has hardly changed.
 
 use penstock_kernels::Dtype;
-use penstock_kernels::filter::{Filter, Unfit};
+use penstock_kernels::filter::{Filter, Made, Unfit};
 use std::sync::Arc;
 
 /// Lets the words pass that differ from what is held in more than so many of their lower bytes.
@@ -13,7 +13,7 @@ pub(crate) struct Loud {
 impl Loud {
     /// For elements of four bytes.
     #[allow(dead_code, reason = "each test uses its part")]
-    pub(crate) fn make(dtype: Dtype, settings: &[f64]) -> Result<Arc<dyn Filter>, Unfit> {
+    pub(crate) fn make(dtype: Dtype, settings: &[f64]) -> Made {
         match *settings {
             _ if dtype != Dtype::F32 => Err(Unfit::Dtype),
             [quiet] if [0.0, 1.0, 2.0, 3.0].contains(&quiet) => Ok(Arc::new(Self { quiet: quiet as usize })),

@@ -706,11 +706,14 @@ impl Cluster<'_> {
                 None => return,
                 Some(Owing::Value { tensor, local, publication, position }) => {
                     let chunk = memory.chunk_at(tensor, local);
-                    let (agreed, value, before) = memory.send(tensor, chunk, position);
+                    let (agreed, sent) = memory.send(tensor, chunk, position);
+                    let before = sent.shadow.map(|shadow| (shadow.publication, Rc::from(shadow.bytes)));
+                    let value =
+                        memory.mirror(tensor, chunk).expect("what is sent is published").value.clone();
                     let Publication { version, steps, sequence } = publication;
                     let notice =
                         Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0 };
-                    (notice, Some(Owed { agreed, value, before, position }))
+                    (notice, Some(Owed { agreed: *agreed, value, before, position }))
                 }
                 Some(Owing::State { tensor, local }) => {
                     let chunk = memory.chunk_at(tensor, local);

@@ -62,7 +62,7 @@ fn rig() -> Rig {
 impl Rig {
     /// Joins over TCP, over a line if there is one, or by shared memory.
     fn join(&self, rank: u32, line: Option<&Line>) -> Job {
-        let address = line.map_or(self.server.addresses()[0], |line| line.address);
+        let address = line.map_or_else(|| self.server.addresses()[0], |line| line.address);
         let tcp = || format!("tcp://{address}").parse().unwrap();
         let server: Endpoint = if rank == HERE { self.path.clone().into() } else { tcp() };
         let (servers, job) = (vec![server], "job".to_owned());

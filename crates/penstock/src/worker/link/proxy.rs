@@ -68,7 +68,7 @@ pub(super) enum Command {
     /// A tensor, as far as the shard is home of it.
     Declare {
         id: TensorId,
-        home: HomeMemory,
+        home: Box<HomeMemory>,
         lane: LaneView,
         remote: Arc<RemoteHome>,
         /// How its chunks travel.
@@ -471,7 +471,7 @@ impl Proxy {
             match command {
                 Command::Declare { id, home, lane, remote, terms } => {
                     self.machine.declare(id, home.chunks().to_vec());
-                    let mirrored = Mirrored { home, lane, remote, state: None, terms };
+                    let mirrored = Mirrored { home: *home, lane, remote, state: None, terms };
                     self.mirrors.tensors.insert(id, mirrored);
                 }
                 Command::State { id, state } => {

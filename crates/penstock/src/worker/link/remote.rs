@@ -288,7 +288,7 @@ impl Link {
             let remote = Arc::new(RemoteHome { pulled: AtomicBool::new(true), ..RemoteHome::default() });
             remotes.push(Arc::clone(&remote));
             if !home.chunks().is_empty() {
-                let terms = Arc::clone(terms);
+                let (home, terms) = (Box::new(home), Arc::clone(terms));
                 proxy.send(Command::Declare { id, home, lane, remote, terms });
             }
         }
