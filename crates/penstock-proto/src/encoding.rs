@@ -2,8 +2,8 @@
 //!
 //! What a [codec](penstock_kernels::codec) makes of a chunk is the payload of one frame; the payload's length and the chunk's
 //! are two different things. A **stream** is the sequence of a chunk's publications, and its state, what its receivers hold, is
-//! kept by the sender ([`stream`](crate::stream)). A receiver's **position** in the stream is the number of the publication that
-//! it holds: the home keeps one for each subscriber ([`remote::home`](crate::remote::home)), and the mirror its own
+//! kept by the sender ([`stream`](crate::stream)). A receiver's **position** in the stream is the number of the publication
+//! that it holds: the home keeps one for each subscriber ([`remote::home`](crate::remote::home)), and the mirror its own
 //! ([`remote::mirror`](crate::remote::mirror)). What is agreed to is [declared](crate::travel).
 //!
 //! - **E-1** A difference goes only to a receiver that holds the publication it is against, and any other receiver refuses it;
@@ -171,7 +171,8 @@ impl Agreed {
         self.members().iter().map(|member| *member.codec.lengths(bytes).end()).max().unwrap_or(bytes)
     }
 
-    /// Encodes a chunk. Unless it is sent from where it is, it is written into `buffer` from byte `at` on; the buffer only grows.
+    /// Encodes a chunk. Unless it is sent from where it is, it is written into `buffer` from byte `at` on; the buffer only
+    /// grows.
     pub fn encode<'a>(&self, sent: &Sent<'a>, buffer: &mut Vec<u8>, at: usize) -> Encoded<'a> {
         let shadow = sent.shadow.filter(|shadow| shadow.publication == sent.position && sent.position > 0);
         for &Member { encoding, codec } in self.members() {

@@ -145,7 +145,8 @@ impl TensorSpec {
         }
     }
 
-    /// Judges a declaration, foreign or our own, in a process that has these codecs and filters. Returns what it comes to there.
+    /// Judges a declaration, foreign or our own, in a process that has these codecs and filters. Returns what it comes to
+    /// there.
     pub fn check(&self, known: &Registry) -> Result<Terms, SpecError> {
         self.check_name()?;
         self.check_shape()?;

@@ -3,20 +3,20 @@
 //! Receivers do not all stand at one publication: one comes late, one is cut and comes back, one is slow and skips some, while
 //! each gets the newest when its turn comes. So three things are kept apart:
 //!
-//! - What receivers of the **newest publication** hold. Each is sent that, wherever it stood before. Where everything passes it is
-//!   the value itself, and takes no memory; where a filter holds something back it is kept here, and the filter runs once for each
-//!   publication, however many receivers there are. What the filter holds back is the difference to the value, at every
-//!   publication anew: nothing of it can be lost.
+//! - What receivers of the **newest publication** hold. Each is sent that, wherever it stood before. Where everything passes it
+//!   is the value itself, and takes no memory; where a filter holds something back it is kept here, and the filter runs once
+//!   for each publication, however many receivers there are. What the filter holds back is the difference to the value, at
+//!   every publication anew: nothing of it can be lost.
 //! - The **shadow**: what receivers of one earlier publication hold, which differences are against; kept only where an encoding
-//!   uses it. It is the last publication before the newest that was sent to anybody at all. What nobody was sent nobody holds, and
-//!   keeping it would cost a copy for nothing.
+//!   uses it. It is the last publication before the newest that was sent to anybody at all. What nobody was sent nobody holds,
+//!   and keeping it would cost a copy for nothing.
 //! - Each receiver's **position**, the publication that it was sent last on this connection, which the machine of
-//!   [`remote::home`](crate::remote::home) keeps for it. Who stands at the shadow's publication gets a difference; whoever stands
-//!   at another, or nowhere, gets the chunk whole (E-1), and stands with the others from then on.
+//!   [`remote::home`](crate::remote::home) keeps for it. Who stands at the shadow's publication gets a difference; whoever
+//!   stands at another, or nowhere, gets the chunk whole (E-1), and stands with the others from then on.
 //!
-//! So receivers that take each publication, such as workers in step, get differences; of those that skip some, the ones that were
-//! sent the last publication that anybody was sent. To have more, one would keep more shadows: a shadow costs as much memory as the
-//! value.
+//! So receivers that take each publication, such as workers in step, get differences; of those that skip some, the ones that
+//! were sent the last publication that anybody was sent. To have more, one would keep more shadows: a shadow costs as much
+//! memory as the value.
 //!
 //! What is loaded passes whole, and so does the first value: a filter's bound is for changes. Otherwise all that is small in a
 //! fresh model would be zero elsewhere.
@@ -79,8 +79,9 @@ impl Streams {
         Some(Self { filter: Arc::clone(&terms.filter), chunks, held, shadow })
     }
 
-    /// The chunk is about to go on from this publication, with the value that it has there: called before that changes. A second
-    /// call for the same publication, or one for a number that was never published, does nothing.
+    /// The chunk is about to go on from this publication, with the value that it has there. Whatever changes a value (a fold, a
+    /// load, a commit) calls it first, and so does a publication of a value that has not changed. A second call for the same
+    /// publication, or one for a number that was never published, does nothing.
     pub fn keep(&mut self, local: usize, publication: u64, value: &[u8]) {
         let Self { chunks, held, shadow, .. } = self;
         let chunk = &mut chunks[local];

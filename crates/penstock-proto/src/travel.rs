@@ -1,17 +1,17 @@
 //! How a tensor's chunks travel between hosts, as its declaration says: what of the values, and how they and the contributions
 //! are encoded.
 //!
-//! A [`Travel`] is a few numbers, which every worker declares alike. Each end looks them up once, when the tensor is declared, in
-//! its [`Registry`]; the [`Terms`] that come of it are all that is asked when a chunk is sent.
+//! A [`Travel`] is a few numbers, which every worker declares alike. Each end looks them up once, when the tensor is declared,
+//! in its [`Registry`]; the [`Terms`] that come of it are all that is asked when a chunk is sent.
 //!
-//! A filter makes what is read elsewhere lag behind: whoever is sent a version has of each update what the filter let pass until
-//! then. Workers on the host of a chunk's home share its memory: there nothing travels, and they see the value itself.
+//! A filter makes what is read elsewhere lag behind: whoever is sent a version has of each update what the filter let pass
+//! until then. Workers on the host of a chunk's home share its memory: there nothing travels, and they see the value itself.
 //!
 //! Contributions have encodings and no filter. What a filter holds back of them would have to be added to the next push, so it
 //! belongs to the worker, once for each push and not for each frame, which may be sent again: in the proxy, before a chunk is
 //! encoded (`Mirrors::push` in `crates/penstock/src/worker/link/proxy.rs`), where chunk and stamp tell whether that was done
-//! before. But it changes what is trained: what workers on the home's host do, and what becomes of the rest when a worker leaves,
-//! is for the first such filter to decide, which then gets its field here, beside the one for values.
+//! before. But it changes what is trained: what workers on the home's host do, and what becomes of the rest when a worker
+//! leaves, is for the first such filter to decide, which then gets its field here, beside the one for values.
 
 use crate::encoding::{Agreed, Encoding, MAX_ENCODINGS, Member};
 use penstock_kernels::Dtype;
@@ -22,7 +22,7 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Which filter, and its settings.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Filtering {
     /// The filter's number.
     pub filter: u8,
@@ -33,6 +33,13 @@ pub struct Filtering {
 impl Filtering {
     /// Everything passes.
     pub const NONE: Self = Self { filter: 0, settings: [0.0; SETTINGS] };
+}
+
+/// Bit for bit, as workers have to declare it.
+impl PartialEq for Filtering {
+    fn eq(&self, other: &Self) -> bool {
+        self.filter == other.filter && self.settings.map(f64::to_bits) == other.settings.map(f64::to_bits)
+    }
 }
 
 /// How a tensor travels.
@@ -198,7 +205,7 @@ impl Registry {
         if let Some(place) = its.iter().position(|setting| !setting.is_finite()) {
             return Err(refused(place, "a finite number"));
         }
-        if let Some(place) = others.iter().position(|&setting| setting != 0.0) {
+        if let Some(place) = others.iter().position(|setting| setting.to_bits() != 0) {
             return Err(refused(its.len() + place, "0, as there is no such setting,"));
         }
         (entry.make)(dtype, its).map_err(|unfit| match unfit {
@@ -366,6 +373,10 @@ mod tests {
             (
                 travel(&[0], &[0], 4, [1.0, 2.0]),
                 "expected 0, as there is no such setting, for `setting 1` of the filter `bounded`, got 2",
+            ),
+            (
+                travel(&[0], &[0], 0, [0.0, -0.0]),
+                "expected 0, as there is no such setting, for `setting 1` of the filter `everything`, got -0",
             ),
             (
                 travel(&[0], &[0], 0, [3.0, 0.0]),

@@ -1,8 +1,8 @@
 //! What tensors' declarations say of how their chunks travel: raw alone, or in an encoding that the product does not have.
 //!
 //! A payload of [`Differs`] tells which words of a chunk differ from its base, a bit each, and then by what they do, in this
-//! order. It is shorter than the chunk or longer, of no length where nothing differs, and it cannot be taken for the chunk. Some
-//! chunks go raw: so what a stream carries changes from one publication to the next.
+//! order. It is shorter than the chunk or longer, of no length where nothing differs, and it cannot be taken for the chunk.
+//! Some chunks go raw: so what a stream carries changes from one publication to the next.
 //!
 //! Everything passes: what is read elsewhere is judged bit by bit.
 

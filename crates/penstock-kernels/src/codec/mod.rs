@@ -60,8 +60,8 @@ pub trait Codec: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Whether values are encoded against what their receivers hold: then the sender has to keep that. Where it is not, `base` is
-    /// always `None`, and every payload is whole.
+    /// Whether values are encoded against what their receivers hold: then the sender has to keep that. Where it is not, `base`
+    /// is always `None`, and every payload is whole.
     fn uses_base(&self) -> bool {
         false
     }
@@ -80,6 +80,7 @@ pub trait Codec: fmt::Debug + Send + Sync {
     /// Another thread may be writing the chunk: each of its bytes is read once.
     fn encode(&self, chunk: Foreign<'_>, base: Option<&[u8]>, out: &mut [u8]) -> Option<usize>;
 
-    /// Turns the base, in `chunk`, into the chunk that was encoded. The payload may be hostile: on an error `chunk` is unchanged.
+    /// Turns the base, in `chunk`, into the chunk that was encoded. The payload may be hostile: on an error `chunk` is
+    /// unchanged.
     fn decode(&self, payload: &[u8], base: Base, chunk: &mut [u8]) -> Result<(), Undecodable>;
 }

@@ -62,7 +62,7 @@ pub trait Filter: fmt::Debug + Send + Sync {
         true
     }
 
-    /// Writes what the receivers of a chunk with this `value` are to hold next over `held`, which is what they hold now and as long.
-    /// Where both are the same they stay so.
+    /// Writes what the receivers of a chunk with this `value` are to hold next over `held`, which is what they hold now and as
+    /// long. Where both are the same they stay so.
     fn next(&self, value: &[u8], held: &mut [u8]);
 }

@@ -42,8 +42,9 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Bytes that a connection may have to hold of a chunk and its like beside a usual batch: a value or a state that is longer than
-    /// one, if it is not read; and, where payloads are not the chunks themselves, what they are encoded into and decoded from.
+    /// Bytes that a connection may have to hold of a chunk and its like beside a usual batch: a value or a state that is longer
+    /// than one, if it is not read; and, where payloads are not the chunks themselves, what they are encoded into and decoded
+    /// from.
     fn held_to_send(&self, chunk: u32) -> usize {
         let Self { layout, terms, .. } = self;
         let Terms { values, contributions, .. } = &**terms;
@@ -312,8 +313,8 @@ impl Catalog {
         }
     }
 
-    /// Has a worker on another host pay for what it may be owed of a tensor that it declares: a note of each chunk, and, for each
-    /// shard that it has a connection to, what that may have to hold beside a usual batch. Returns how much that is.
+    /// Has a worker on another host pay for what it may be owed of a tensor that it declares: a note of each chunk, and, for
+    /// each shard that it has a connection to, what that may have to hold beside a usual batch. Returns how much that is.
     fn pay_for_sending(&self, rank: Rank, entry: &Entry) -> Result<(u64, Charge), Refusal> {
         let extent = entry.layout.extent();
         let before = self.paid.get(&rank).map_or(0, |paid| paid.longest);

@@ -1,5 +1,5 @@
-//! What a declaration says of how chunks travel, carried out over real sockets: by servers and workers as they always are, which
-//! know one codec and one filter more.
+//! What a declaration says of how chunks travel, carried out over real sockets: by servers and workers as they always are,
+//! which know one codec and one filter more.
 
 #[path = "../../../tests/common/line.rs"]
 #[allow(dead_code, reason = "each test uses its part")]
