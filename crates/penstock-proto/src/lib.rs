@@ -19,6 +19,7 @@
 //! | [`peer`] | what is sent to and received from: a worker, or another |
 //! | [`membership`] | who joined, who left, who was lost; barriers |
 //! | [`vigil`] | who is late, and when |
+//! | [`redial`] | when a connection is tried again |
 //! | [`knot`] | workers that wait for each other in a circle |
 //! | [`account`] | what a peer makes a process keep |
 //! | [`job`] | what a job goes by where its name would be too long |
@@ -65,6 +66,7 @@ pub mod peer;
 pub mod placement;
 pub mod progress;
 pub mod record;
+pub mod redial;
 pub mod remote;
 pub mod request;
 pub mod shard;

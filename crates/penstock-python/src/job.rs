@@ -214,7 +214,7 @@ impl Job {
         what: &str,
     ) -> PyResult<(Vec<u32>, Vec<u32>)> {
         let timeout = span(timeout)?;
-        let met = detached(py, |free| self.job.on(free).meet(what, timeout))?;
+        let met = detached(py, |free| self.job.on(free).barrier_for(what, timeout))?;
         Ok((met.ranks, met.left))
     }
 

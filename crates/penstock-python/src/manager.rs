@@ -8,6 +8,7 @@ use penstock_control::client::{Balance, Client, Job, JobSpec, Target, Worker};
 use penstock_control::manager::{Config, StartError};
 use penstock_control::secret::hex;
 use penstock_control::{Error, Reason, cert};
+use penstock_join::way::options_under_manager;
 use penstock_proto::message::Secret;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -218,7 +219,10 @@ pub(crate) fn connect<'py>(
     let worker = Worker { rank, size, host: penstock::host::id() };
     let place = call(py, || client.connect(job, &secret, &worker, options.deadline))?;
     let settings = PyDict::new(py);
-    for (name, value) in &place.settings {
+    let of_job = place.settings.iter().map(|(name, value)| (&name[..], &value[..]));
+    let own = given.iter().map(|(name, value)| (&name[..], &value[..]));
+    let says = |name: &str| given.iter().any(|(known, _)| known == name);
+    for (name, value) in options_under_manager(of_job, own, says) {
         settings.set_item(name, value)?;
     }
     let shown = PyDict::new(py);

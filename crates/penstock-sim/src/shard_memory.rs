@@ -141,6 +141,10 @@ pub enum Sabotage {
     BelievesDamagedFrames,
     /// The control thread takes workers for lost before their lease is over.
     IsImpatient,
+    /// The control thread takes no worker for lost.
+    LosesNobody,
+    /// A worker does not count what comes from the control thread as signs that it lives.
+    IsDeaf,
     /// A shard is not told which workers are lost.
     KeepsTheLost,
     /// A worker does not make a silent connection to the control thread again.
@@ -149,6 +153,10 @@ pub enum Sabotage {
     DecodesByAnother,
     /// A home takes what came before what the receivers hold for what they hold.
     MistakesTheShadow,
+    /// An end that has taken enough frames for once waits until more bytes come, though it has read further frames.
+    ForgetsWhatItHasRead,
+    /// A worker's end that has taken enough frames for once loses what it has read beyond them.
+    DropsWhatItHasRead,
 }
 
 #[derive(Debug)]

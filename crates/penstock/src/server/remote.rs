@@ -7,41 +7,21 @@ use crate::wire::vigil::Vigil;
 use penstock_fabric::net::frames::{Batch, FrameReader, FrameWriter, Places, Step};
 use penstock_fabric::net::link::{Interest, Link};
 use penstock_fabric::net::stream::Stream;
-use penstock_kernels::codec::{Base, Codec, Undecodable};
+use penstock_kernels::codec::{Base, Undecodable};
 use penstock_proto::chunk::MAX_CHUNK_BYTES;
 use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::peer::PeerId;
 use penstock_proto::remote::home::{Owing, Publication, Subscriber};
+use penstock_proto::remote::judge::{self, Incoming, LanePart};
 use penstock_proto::shard::{Judged, Shard};
-use penstock_proto::submission::Submission;
-use penstock_proto::{Rank, TensorId};
 use rustix::fd::AsFd;
-use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Bytes of a connection that may be past the kernel and not be taken: a frame that is here in part, what was read ahead of it,
 /// and what TLS has decrypted.
 const UNDER_WAY: u64 = MAX_CHUNK_BYTES as u64 + (2 << 20);
-
-/// What a peer's frame is, and where its payload goes.
-#[derive(Debug)]
-pub(super) enum Place {
-    /// A sign of life.
-    Alive,
-    /// A submission, and its payload's lane, if it has one.
-    Submission(Judged, Option<Lane>),
-}
-
-/// A worker's lane of a tensor, which a payload goes into: straight, unless it has to be decoded.
-#[derive(Debug)]
-pub(super) struct Lane {
-    rank: Rank,
-    tensor: TensorId,
-    range: Range<usize>,
-    codec: &'static dyn Codec,
-}
 
 /// Chunks that a worker may be ahead of the others' before its connection has to wait: 1 MiB of the usual ones.
 const LEAD: u64 = 32;
@@ -51,7 +31,7 @@ const SENDING: Duration = Duration::from_millis(20);
 /// The connection. It counts among its job's while it lives.
 struct Wire<L> {
     link: L,
-    reader: FrameReader<Place>,
+    reader: FrameReader<Incoming>,
     writer: FrameWriter,
     /// Where chunks are encoded that are not sent from where they are.
     outgoing: Vec<u8>,
@@ -117,63 +97,34 @@ struct Judge<'a> {
 }
 
 impl Places for Judge<'_> {
-    type Place = Place;
+    type Place = Incoming;
 
-    fn place(&mut self, header: &Header) -> Result<Place, String> {
-        if header.job != self.job || header.epoch != 0 {
-            return Err("it sent a frame of another job or epoch".to_owned());
-        }
-        if header.body == Body::Alive && header.is_bare() {
-            return Ok(Place::Alive);
-        }
-        self.subscriber.expect(header.sequence).map_err(|error| error.to_string())?;
-        let Body::Submission { submission, .. } = header.body else {
-            return Err("it sent a shard's frame".to_owned());
-        };
-        let judged = self.machine.judge(self.peer, &submission).map_err(|refused| refused.to_string())?;
-        let (Submission::Push { tensor, first, count, .. } | Submission::Load { tensor, first, count, .. }) =
-            submission
-        else {
-            return if header.is_bare() {
-                Ok(Place::Submission(judged, None))
-            } else {
-                Err("it sent a payload for nothing".to_owned())
-            };
-        };
-        let range = self.memory.homed(tensor, first).filter(|_| count == 1);
-        // Who contributes is a worker: anybody else was refused above.
-        let rank = self.peer.rank().filter(|&rank| self.memory.has_lane(tensor, rank));
-        let (Some(range), Some(rank)) = (range, rank) else {
-            return Err(format!(
-                "it sent chunk {first} of tensor {tensor}, which it did not declare or which is not homed here"
-            ));
-        };
-        let length = header.length as usize;
-        let codec = self.memory.contributions(tensor).expect(header.encoding, length, range.len());
-        let codec = codec.map_err(|unexpected| format!("chunk {first} of tensor {tensor}: {unexpected}"))?;
-        Ok(Place::Submission(judged, Some(Lane { rank, tensor, range, codec })))
+    fn place(&mut self, header: &Header) -> Result<Incoming, String> {
+        let Self { job, peer, subscriber, machine, memory } = self;
+        judge::submission(header, *job, *peer, (machine, subscriber), |rank, tensor, chunk| {
+            let range = memory.homed(tensor, chunk).filter(|_| memory.has_lane(tensor, rank))?;
+            Some((range, *memory.contributions(tensor)))
+        })
     }
 
-    fn memory<'a>(&'a mut self, place: &'a mut Place) -> Option<&'a mut [u8]> {
+    fn memory<'a>(&'a mut self, place: &'a mut Incoming) -> Option<&'a mut [u8]> {
         match place {
-            Place::Alive | Place::Submission(_, None) => Some(&mut []),
-            Place::Submission(_, Some(lane)) if lane.codec.is_verbatim() => {
-                Some(self.memory.lane(lane.tensor, lane.rank).receive(lane.range.clone()))
+            Incoming::Alive | Incoming::Submission(_, None) => Some(&mut []),
+            Incoming::Submission(_, Some(part)) if part.codec.is_verbatim() => {
+                Some(self.memory.lane(part.tensor, part.rank).receive(part.range.clone()))
             }
-            Place::Submission(_, Some(_)) => None,
+            Incoming::Submission(_, Some(_)) => None,
         }
     }
 }
 
-impl Lane {
-    /// The payload is here, verified: decodes it into its lane, if it is not there already.
-    fn settle(self, payload: &[u8], memory: &mut Memory) -> Result<(), Undecodable> {
-        let Self { rank, tensor, range, codec } = self;
-        if codec.is_verbatim() {
-            return Ok(());
-        }
-        codec.decode(payload, Base::Zeros, memory.lane(tensor, rank).receive(range))
+/// The payload is here, verified: decodes it into its lane, if it is not there already.
+fn settle(part: LanePart, payload: &[u8], memory: &mut Memory) -> Result<(), Undecodable> {
+    let LanePart { rank, tensor, range, codec, .. } = part;
+    if codec.is_verbatim() {
+        return Ok(());
     }
+    codec.decode(payload, Base::Zeros, memory.lane(tensor, rank).receive(range))
 }
 
 impl<L: Link> Remote<L> {
@@ -350,9 +301,9 @@ impl<L: Link> Remote<L> {
             }
         }
         match step {
-            Step::Frame(Header { body, length, .. }, Place::Submission(judged, lane)) => {
-                if let Some(lane) = lane
-                    && let Err(undecodable) = lane.settle(wire.reader.payload(), memory)
+            Step::Frame(Header { body, length, .. }, Incoming::Submission(judged, part)) => {
+                if let Some(part) = part
+                    && let Err(undecodable) = settle(part, wire.reader.payload(), memory)
                 {
                     return Heard::Broke(undecodable.to_string());
                 }
@@ -362,7 +313,7 @@ impl<L: Link> Remote<L> {
                 self.last_sign = Instant::now();
                 Heard::Submission(judged, matches!(body, Body::Submission { wanted: true, .. }), length)
             }
-            Step::Frame(_, Place::Alive) => Heard::Alive,
+            Step::Frame(_, Incoming::Alive) => Heard::Alive,
             Step::Header => Heard::Header,
             Step::Nothing => {
                 wire.readable = false;
@@ -473,6 +424,7 @@ mod tests {
     use crate::wire::travel::members::{CHANGES, differences, terms};
     use penstock_fabric::memory::{ExtentLayout, HomeRegions, LaneView};
     use penstock_kernels::{Dtype, Foreign, Rule, Settings};
+    use penstock_proto::TensorId;
     use penstock_proto::chunk::Cut;
     use penstock_proto::consistency::Consistency;
     use penstock_proto::encoding::Encoding;
@@ -480,6 +432,7 @@ mod tests {
     use penstock_proto::placement::Extent;
     use penstock_proto::remote::home::Chunks;
     use penstock_proto::spec::{Reduce, TensorSpec};
+    use penstock_proto::submission::Submission;
     use penstock_proto::travel::{Filtering, Travel};
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};

@@ -18,35 +18,4 @@ pub(crate) mod redial;
 pub(crate) mod travel;
 pub(crate) mod vigil;
 
-use std::io;
-
-/// Why a connection is over.
-#[derive(Debug)]
-pub(crate) enum Ended {
-    /// It broke, or brought damaged bytes: another may be made.
-    Connection(io::Error),
-    /// The peer did what no honest one does.
-    Peer(String),
-}
-
-impl Ended {
-    /// The line changed bytes on their way.
-    pub(crate) fn damaged(what: &impl ToString) -> Self {
-        Self::Connection(io::Error::other(what.to_string()))
-    }
-}
-
-impl From<io::Error> for Ended {
-    fn from(error: io::Error) -> Self {
-        Self::Connection(error)
-    }
-}
-
-impl From<Ended> for io::Error {
-    fn from(ended: Ended) -> Self {
-        match ended {
-            Ended::Connection(error) => error,
-            Ended::Peer(what) => Self::new(io::ErrorKind::InvalidData, what),
-        }
-    }
-}
+pub(crate) use penstock_fabric::net::Ended;

@@ -5,7 +5,7 @@ mod travel;
 
 use penstock_kernels::codec::{self, Base, Codec, Undecodable};
 use penstock_kernels::{Dtype, Foreign};
-use penstock_proto::encoding::Encoding;
+use penstock_proto::encoding::{Agreed, Encoding, Member};
 use penstock_proto::travel::{Filtering, Registry, Terms, Travel};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,6 +23,8 @@ pub(crate) const KNOWN: Registry = Registry {
     filters: travel::FILTERS,
 };
 pub(crate) const CHANGES: Encoding = Encoding(9);
+/// What agrees to it comes to.
+pub(crate) const AGREED: Agreed = Agreed::new(&[Member { encoding: CHANGES, codec: &Changes }, Member::RAW]);
 /// The same, and its payloads that come are counted.
 pub(crate) const COUNTED: Encoding = Encoding(10);
 /// What only the lower two bytes of a word change is held back.
