@@ -538,6 +538,9 @@ def connect(
     Waits for the job's servers, at most as long as the option `deadline` says. Honours Ctrl-C.
     """
 
+def options_under_manager(of_job: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """The options that count for a worker of a managed job: those that it is given go before the job's."""
+
 def make_certificate(
     folder: str | PathLike[str], name: str, hosts: list[str], days: int, force: bool
 ) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 //! Tokens and secrets: 32 random bytes, written as 64 hexadecimal digits, in files that only their owners read.
 
 use crate::error::Error;
+pub use penstock_proto::hex::hex;
+pub(crate) use penstock_proto::hex::unhex;
 use penstock_proto::message::Secret;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::io::{self, Read, Write};
@@ -19,24 +21,6 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
         filled += getrandom(&mut bytes[filled..], GetRandomFlags::empty()).unwrap_or(0);
     }
     bytes
-}
-
-/// Lower-case hexadecimal digits.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// The bytes of as many hexadecimal digits.
-pub(crate) fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
-    let digits = text.as_bytes();
-    if digits.len() != 2 * N || !digits.iter().all(u8::is_ascii_hexdigit) {
-        return None;
-    }
-    let mut bytes = [0; N];
-    for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
-        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
-    }
-    Some(bytes)
 }
 
 /// An identity of 32 hexadecimal digits that no other process draws.

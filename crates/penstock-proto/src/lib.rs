@@ -36,6 +36,8 @@
 //! | [`handshake`] | both ends of a network connection prove that they know the job's secret |
 //! | [`strangers`] | which of those that have not proved it goes when there is no room |
 //! | [`record`] | control messages on a stream |
+//! | [`mac`] | proofs that one knows a key |
+//! | [`hex`] | bytes as digits |
 //! | [`checksum`] | whether bytes came as they were sent |
 //! | [`error`] | one enum per operation |
 //! | `text.rs` | what a peer says: how long it may be, and in which characters |
@@ -54,9 +56,11 @@ pub mod encoding;
 pub mod error;
 pub mod frame;
 pub mod handshake;
+pub mod hex;
 pub mod items;
 pub mod job;
 pub mod knot;
+pub mod mac;
 pub mod membership;
 pub mod message;
 pub mod numbered;

@@ -45,6 +45,8 @@ pub struct Proxy {
     pub machine: Machine,
     /// Tensors that the shard is home of some of.
     pub tensors: BTreeMap<TensorId, Mirrored>,
+    /// Whether the worker has said goodbye: what comes is not looked at any more.
+    pub left: bool,
 }
 
 impl Proxy {

@@ -51,5 +51,5 @@ def introduce(manager: str, secret: str, place: Place | None, given: Mapping[str
         [str(one) for one in answer["servers"]],
         int(answer["rank"]),
         int(answer["size"]),
-        {str(name): str(value) for name, value in dict(answer["options"]).items()},
+        _core.options_under_manager(answer["options"], dict(given)),
     )

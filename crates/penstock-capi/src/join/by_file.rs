@@ -11,7 +11,7 @@
 //!
 //! Cost: one file, one socket; a worker that comes early looks for the file every few milliseconds.
 
-use super::carried::{self, LOOPBACK, Role, directory, hex, random};
+use super::carried::{self, LOOPBACK, Role, directory, random};
 use super::error::JoinError;
 use penstock::options::{Options, Transport};
 use penstock::server::Server;
@@ -20,6 +20,7 @@ use penstock_fabric::net::endpoint::Endpoint;
 use penstock_fabric::socket::Connection;
 use penstock_join::launcher::{Environment, Place};
 use penstock_proto::checksum;
+use penstock_proto::hex::hex;
 use penstock_proto::message::Secret;
 use penstock_proto::redial::Pauses;
 use std::collections::BTreeMap;

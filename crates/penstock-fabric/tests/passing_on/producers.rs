@@ -206,3 +206,68 @@ fn whom_a_producer_tells_in_its_memory_that_sets_were_undone_does_not_lose_its_h
     net.consume(TWO);
     assert!(net.flushes(TWO));
 }
+
+/// A cheap stream of numbers.
+fn chance(state: &mut u64, of: u64) -> u64 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*state >> 33) % of
+}
+
+/// A peer and its home exchange what they have, or their line breaks in the middle of it.
+fn exchange(net: &mut Net, peer: PeerId, state: &mut u64) {
+    let breaks = chance(state, 6) == 0;
+    let most = if breaks { chance(state, 3) as usize } else { usize::MAX };
+    let node = net.workers.get_mut(&peer).unwrap();
+    match chance(state, 2) {
+        0 => Net::pass(node, HOME, &mut net.home, peer, most),
+        _ => Net::pass(&mut net.home, peer, node, HOME, most),
+    };
+    if breaks {
+        net.reconnect(peer);
+    }
+}
+
+// As at a barrier: the producer delivers, and then the others ask for its rows. N-2, N-5, N-6.
+#[test]
+fn what_a_producer_had_delivered_is_there_once_who_asks_for_its_rows_has_an_answer() {
+    let peers = [PRODUCER, ONE, TWO];
+    for seed in 0..400 {
+        let (mut net, mut producer) = Net::subscribed(3, Propagation::Eager);
+        let state = &mut (seed * 7919 + 1);
+        for value in 1..6 {
+            // One who comes later, and wants rows that nobody wanted before.
+            if value == 2 {
+                let some = chance(state, 3);
+                net.consume_some(ONE, RowSet::from_rows([some]));
+                net.consume(TWO);
+            }
+            set(&mut producer, value, &[0, 1, 2], value);
+            let consumers = if value < 2 { &peers[1..2] } else { &peers[1..] };
+            let mut asked: Vec<(PeerId, u64)> =
+                vec![(PRODUCER, net.workers.get_mut(&PRODUCER).unwrap().flush(HOME))];
+            for asks in [true, false] {
+                let mut turns = 0;
+                while let Some(&(peer, id)) = asked.last() {
+                    if net.workers.get_mut(&peer).unwrap().host().flushed.contains(&id) {
+                        asked.pop();
+                        continue;
+                    }
+                    let one = peers[chance(state, 3) as usize];
+                    if net.workers.contains_key(&one) {
+                        exchange(&mut net, one, state);
+                    }
+                    turns += 1;
+                    assert!(turns < 100_000, "seed {seed}: a flush of {peer} does not come back");
+                }
+                if asks {
+                    let mut bring = |&peer| (peer, net.workers.get_mut(&peer).unwrap().bring(ID).unwrap());
+                    asked = consumers.iter().map(&mut bring).collect();
+                }
+            }
+            for &peer in consumers {
+                let seen = net.seen_by(peer);
+                assert!(seen.iter().all(|&it| it == value), "seed {seed}: {peer} has {seen:?}, not {value}");
+            }
+        }
+    }
+}

@@ -321,7 +321,9 @@ impl Cluster<'_> {
 
     /// Hands a submission to the proxy.
     pub(super) fn say(&mut self, rank: Rank, shard: usize, submission: Submission) -> Result<(), Failure> {
-        self.proxies[rank as usize][shard].machine.submit(submission);
+        let proxy = &mut self.proxies[rank as usize][shard];
+        proxy.machine.submit(submission);
+        proxy.left |= matches!(submission, Submission::Leave);
         if let Submission::Fetch { tensor, state, version, ticket } = submission {
             let maps = std::mem::take(&mut self.maps);
             let chunks = &maps[tensor as usize].homes[shard];
@@ -378,7 +380,7 @@ impl Cluster<'_> {
         payload: &[u8],
     ) -> Result<(), Failure> {
         let Body::Notice(notice) = header.body else { return Ok(()) };
-        let Proxy { machine, tensors } = &mut self.proxies[rank as usize][shard];
+        let Proxy { machine, tensors, .. } = &mut self.proxies[rank as usize][shard];
         let wanted = |id: TensorId| tensors.get(&id).map_or(0, |mirrored| mirrored.wanted);
         match machine.hear(header.sequence, &notice, wanted) {
             Ok(effect) => self.obey(rank, shard, effect, header, (codec, payload)),
@@ -408,7 +410,8 @@ impl Cluster<'_> {
         else {
             return Ok(());
         };
-        let Proxy { tensors, .. } = &mut self.proxies[rank as usize][shard];
+        let Proxy { tensors, left, .. } = &mut self.proxies[rank as usize][shard];
+        let left = *left;
         let Some(mirrored) = tensors.get_mut(&tensor) else { return Ok(()) };
         let Mirrored { values, progress, folded, fetched, .. } = mirrored;
         match effect {
@@ -437,7 +440,9 @@ impl Cluster<'_> {
             Effect::Folded { count, .. } => *folded = count,
             Effect::Fetched { ticket, .. } => {
                 *fetched = ticket.max(*fetched);
-                self.see(Observation::Returned { rank, shard, tensor, ticket })?;
+                if !left {
+                    self.see(Observation::Returned { rank, shard, tensor, ticket })?;
+                }
             }
         }
         if matches!(self.workers[rank as usize].state, State::Waiting { .. }) {
