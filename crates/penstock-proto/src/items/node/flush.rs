@@ -110,9 +110,11 @@ impl<H: Host> Node<H> {
         let answers = |other: &u64, it: &Flushing| {
             *other == id || of.is_some() && *other < id && it.peer == peer && it.of == of
         };
-        let answered: Vec<u64> =
-            self.flushing.extract_if(..=id, |other, it| answers(other, it)).map(|(other, _)| other).collect();
-        answered.into_iter().for_each(|id| self.host.flushed(id));
+        let of_it = self.flushing.range(..=id).filter(|(other, it)| answers(other, it));
+        for answered in of_it.map(|(&other, _)| other).collect::<Vec<u64>>() {
+            self.flushing.remove(&answered);
+            self.host.flushed(answered);
+        }
         Ok(())
     }
 }
