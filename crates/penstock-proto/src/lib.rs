@@ -26,7 +26,9 @@
 //! | [`message`] | the control plane's messages |
 //! | [`request`] | what is asked once, over connections that break |
 //! | [`frame`] | what travels between a worker and a shard of another host |
-//! | [`encoding`] | what travels of a chunk, and in which bytes |
+//! | [`travel`] | what a tensor's declaration says of how its chunks travel |
+//! | [`encoding`] | into which bytes a chunk is encoded, and whether bytes that come can be a chunk |
+//! | [`stream`] | what those hold that receive values |
 //! | [`outbox`] | frames until they are taken: reconnecting without loss or repetition |
 //! | [`remote`] | a tensor between hosts: what a shard owes to a subscriber, and what that has of it |
 //! | [`overlay`] | which peer passes on to which |
@@ -74,8 +76,10 @@ pub mod request;
 pub mod shard;
 pub mod spec;
 pub mod strangers;
+pub mod stream;
 pub mod submission;
 mod text;
+pub mod travel;
 pub mod vigil;
 pub mod worker;
 

@@ -4,6 +4,7 @@
 use super::control::Records;
 use super::reading::Readers;
 use super::{Cluster, Event, Failure, Map, Server};
+use crate::encodings;
 use crate::history::Observation;
 use crate::remote::{Mirrored, Port, Proxy};
 use crate::shard_memory::{Mirror, Sabotage};
@@ -20,6 +21,7 @@ use penstock_proto::remote::home::{Owing, Publication};
 use penstock_proto::remote::judge::{self, Incoming, LanePart};
 use penstock_proto::remote::mirror::{Effect, Frame};
 use penstock_proto::submission::Submission;
+use penstock_proto::travel::Terms;
 use penstock_proto::{Rank, TensorId};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -54,7 +56,7 @@ impl Places for Mirrors<'_> {
         let bytes = |tensor: TensorId, chunk| self.maps[tensor as usize].bytes(chunk).len();
         judge::notice(header, JOB, |notice| match *notice {
             Notice::Value { tensor, chunk, .. } => {
-                Some((self.tensors.get(&tensor)?.agreed, bytes(tensor, chunk)))
+                Some((self.tensors.get(&tensor)?.values_as, bytes(tensor, chunk)))
             }
             Notice::State { tensor, chunk } => {
                 let spec = self.workload.spec(tensor);
@@ -84,7 +86,7 @@ impl Places for Judge<'_> {
         let port = ports[self.rank as usize].as_ref().expect("it was asked whether anybody listens");
         let peer = PeerId::worker(self.rank);
         judge::submission(header, JOB, peer, (machine, &port.subscriber), |_, tensor, chunk| {
-            Some((0..memory.bytes(tensor, chunk)?, memory.agreed(tensor)))
+            Some((0..memory.bytes(tensor, chunk)?, *memory.contributions(tensor)))
         })
     }
 
@@ -103,7 +105,7 @@ impl Places for Judge<'_> {
 struct Owed {
     agreed: Agreed,
     value: Rc<[u8]>,
-    /// The publication before it.
+    /// What its difference would be against, and which publication that is.
     before: Option<(u64, Rc<[u8]>)>,
     /// The publication that the receiver holds.
     position: u64,
@@ -353,7 +355,7 @@ impl Cluster<'_> {
                 self.post(rank, shard, Way::Up, header(false), None);
                 continue;
             };
-            let Mirrored { agreed, wants, .. } = proxy.tensors[&tensor];
+            let Mirrored { contributions_as: agreed, wants, .. } = proxy.tensors[&tensor];
             let wanted = wants && matches!(submission, Submission::Push { .. });
             // As it stands in the lane now.
             let range = self.maps[tensor as usize].bytes(chunk);
@@ -495,8 +497,10 @@ impl Cluster<'_> {
         for (proxy, homed) in self.proxies[rank as usize].iter_mut().zip(&self.maps[tensor as usize].homes) {
             if !homed.is_empty() {
                 proxy.machine.declare(tensor, homed.clone());
-                let agreed = self.scenario.agreed[tensor as usize];
-                proxy.tensors.insert(tensor, Mirrored { agreed, ..Mirrored::default() });
+                let terms = encodings::terms(self.workload.spec(tensor), &encodings::KNOWN);
+                let Terms { values: values_as, contributions: contributions_as, .. } = terms;
+                let mirrored = Mirrored { values_as, contributions_as, ..Mirrored::default() };
+                proxy.tensors.insert(tensor, mirrored);
             }
         }
     }
@@ -634,12 +638,14 @@ impl Cluster<'_> {
                 None => return,
                 Some(Owing::Value { tensor, local, publication, position }) => {
                     let chunk = memory.chunk_at(tensor, local);
-                    let mirror = memory.mirror(tensor, chunk).expect("what is sent is published");
-                    let (value, before) = (mirror.value.clone(), memory.before(tensor, chunk));
+                    let (agreed, sent) = memory.send(tensor, chunk, position);
+                    let before = sent.shadow.map(|shadow| (shadow.publication, Rc::from(shadow.bytes)));
+                    let value =
+                        memory.mirror(tensor, chunk).expect("what is sent is published").value.clone();
                     let Publication { version, steps, sequence } = publication;
                     let notice =
                         Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0 };
-                    (notice, Some(Owed { agreed: memory.agreed(tensor), value, before, position }))
+                    (notice, Some(Owed { agreed: *agreed, value, before, position }))
                 }
                 Some(Owing::State { tensor, local }) => {
                     let chunk = memory.chunk_at(tensor, local);

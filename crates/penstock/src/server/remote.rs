@@ -103,7 +103,7 @@ impl Places for Judge<'_> {
         let Self { job, peer, subscriber, machine, memory } = self;
         judge::submission(header, *job, *peer, (machine, subscriber), |rank, tensor, chunk| {
             let range = memory.homed(tensor, chunk).filter(|_| memory.has_lane(tensor, rank))?;
-            Some((range, memory.agreed(tensor)))
+            Some((range, *memory.contributions(tensor)))
         })
     }
 
@@ -372,7 +372,7 @@ impl<L: Link> Remote<L> {
             let (notice, chunk) = notice(owing, memory);
             let header = Header::bare(*job, subscriber.tell(), Body::Notice(notice));
             match chunk {
-                Some((agreed, sent)) => batch.push_chunk(header, &agreed, &sent),
+                Some((agreed, sent)) => batch.push_chunk(header, agreed, &sent),
                 None => batch.push(header),
             }
         }
@@ -400,32 +400,28 @@ impl<L: Link + AsFd> Remote<L> {
 }
 
 /// What is said of that, and the chunk that goes with it.
-fn notice(owing: Owing, memory: &Memory) -> (Notice, Option<(Agreed, Sent<'_>)>) {
+fn notice(owing: Owing, memory: &Memory) -> (Notice, Option<(&Agreed, Sent<'_>)>) {
     match owing {
         Owing::Value { tensor, local, publication, position } => {
-            let (chunk, value) = memory.value(tensor, local);
+            let (chunk, agreed, sent) = memory.value(tensor, local, position);
             let Publication { version, steps, sequence } = publication;
             let notice = Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0 };
-            (notice, Some((memory.agreed(tensor), sent(value, position))))
+            (notice, Some((agreed, sent)))
         }
         Owing::State { tensor, local } => {
             let (chunk, state) = memory.state(tensor, local);
-            (Notice::State { tensor, chunk }, Some((Agreed::default(), sent(state, 0))))
+            let sent = Sent { source: Source::Stands(state), shadow: None, position: 0 };
+            (Notice::State { tensor, chunk }, Some((&Agreed::RAW, sent)))
         }
         Owing::Folded { tensor, count } => (Notice::Folded { tensor, count }, None),
         Owing::Fetched { tensor, ticket } => (Notice::Fetched { tensor, ticket }, None),
     }
 }
 
-/// Neither stream keeps a shadow: all that is due is sent.
-fn sent(bytes: &[u8], position: u64) -> Sent<'_> {
-    Sent { source: Source::Stands(bytes), shadow: None, position }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::travel::{AGREED, CHANGES};
+    use crate::wire::travel::members::{CHANGES, differences, terms};
     use penstock_fabric::memory::{ExtentLayout, HomeRegions, LaneView};
     use penstock_kernels::{Dtype, Foreign, Rule, Settings};
     use penstock_proto::TensorId;
@@ -437,8 +433,10 @@ mod tests {
     use penstock_proto::remote::home::Chunks;
     use penstock_proto::spec::{Reduce, TensorSpec};
     use penstock_proto::submission::Submission;
+    use penstock_proto::travel::{Filtering, Travel};
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
+    use std::sync::Arc;
 
     const W: TensorId = 3;
     /// The second chunk is short.
@@ -452,7 +450,7 @@ mod tests {
         worker: TcpStream,
     }
 
-    fn rig(agreed: Agreed) -> Rig {
+    fn rig(travel: &Travel) -> Rig {
         let spec = TensorSpec {
             name: "w".to_owned(),
             shape: vec![BYTES as u64 / 4],
@@ -463,13 +461,14 @@ mod tests {
             rescale: 1.0,
             clip: None,
             refuse_nonfinite: false,
+            travel: travel.clone(),
         };
         let extent = Extent { first: 0, count: 2 };
         let layout = ExtentLayout::new(Cut::new(BYTES as u64, 4096), extent, Dtype::F32, 0);
         let (mut homes, _) = HomeRegions::new("w", layout).unwrap().split(&[0, 0], 1);
         let mut lanes = LaneView::private(layout, &[0, 0].into(), 1).unwrap();
         let (mut machine, mut memory) = (Shard::new(1), Memory::new(0));
-        memory.declare(W, spec.plan(), agreed, homes.remove(0), 1);
+        memory.declare(W, spec.plan(), Arc::new(terms(travel)), homes.remove(0), 1);
         machine.declare(W, spec, 2, vec![0, 1]);
         memory.give_lane(W, 0, lanes.remove(0));
         machine.submit(0, &Submission::Zero { tensor: W }, &mut memory).unwrap();
@@ -514,7 +513,8 @@ mod tests {
         let (mut buffer, source) = (Vec::new(), Source::Lane(Foreign::of(chunk)));
         let mut batch = Batch::new(&mut buffer);
         let header = Header::bare(1, 1, Body::Alive);
-        batch.push_chunk(header, &AGREED, &Sent { source, shadow: None, position: 0 });
+        let agreed = terms(&differences(Filtering::NONE)).contributions;
+        batch.push_chunk(header, &agreed, &Sent { source, shadow: None, position: 0 });
         let (header, payload) = batch.frames()[0];
         (Header::decode(&header).unwrap().encoding, payload.to_vec())
     }
@@ -523,7 +523,7 @@ mod tests {
     fn a_contribution_stands_in_its_lane_as_it_was_sent_whatever_it_travels_as() {
         let sparse = |bytes: usize| [vec![0; bytes - 9], vec![5; 9]].concat();
         for (first, chunk) in [(0, sparse(4096)), (1, sparse(40)), (0, vec![7; 4096]), (1, vec![7; 40])] {
-            let mut rig = rig(AGREED);
+            let mut rig = rig(&differences(Filtering::NONE));
             rig.lane(first).fill(0xee);
             let (encoding, payload) = encoded(&chunk);
             assert_eq!(encoding == CHANGES, chunk[0] == 0, "what pays is sent");
@@ -536,9 +536,9 @@ mod tests {
     /// E-2.
     #[test]
     fn what_was_not_agreed_to_or_cannot_be_decoded_is_refused_and_changes_nothing() {
-        let (known, plain) = (AGREED, Agreed::default());
+        let (known, plain) = (&differences(Filtering::NONE), &Travel::default());
         let unordered = [[1, 0, 0, 0, 9, 9, 9, 9], [1, 0, 0, 0, 9, 9, 9, 9]].concat();
-        for (agreed, encoding, payload, said) in [
+        for (travel, encoding, payload, said) in [
             (
                 plain,
                 CHANGES,
@@ -566,7 +566,7 @@ mod tests {
             (known, CHANGES, unordered, "a payload's least word: expected 2, got 1"),
             (known, CHANGES, vec![10, 0, 0, 0, 9, 9, 9, 9], "a payload's last word: expected 9, got 10"),
         ] {
-            let mut rig = rig(agreed);
+            let mut rig = rig(travel);
             rig.lane(1).fill(0xee);
             match rig.say(1, encoding, &payload) {
                 Heard::Broke(what) => assert_eq!(what, said),
@@ -580,7 +580,7 @@ mod tests {
     #[test]
     fn nobody_is_held_back_for_a_peer_that_contributes_nothing() {
         for (peer, least) in [(PeerId::worker(0), Some(0)), (PeerId::first(Role::Follower, 0), None)] {
-            let mut rig = rig(Agreed::default());
+            let mut rig = rig(&Travel::default());
             rig.remote.peer = peer;
             let submission = Submission::Fetch { tensor: W, state: false, version: 0, ticket: 1 };
             let header = Header::bare(1, 1, Body::Submission { submission, wanted: false });
@@ -592,14 +592,14 @@ mod tests {
 
     #[test]
     fn a_value_is_sent_from_where_it_stands_and_says_which_publication_it_is() {
-        let mut rig = rig(Agreed::default());
+        let mut rig = rig(&Travel::default());
         rig.remote.subscriber().fetch(W, 0, 1, 0, &rig.memory);
         let mut sent = Vec::new();
         while let Some(owing) = rig.remote.subscriber().next(&rig.memory) {
             let (notice, chunk) = notice(owing, &rig.memory);
             if let (Notice::Value { publication, base, .. }, Some((_, chunk))) = (notice, chunk) {
                 let Source::Stands(bytes) = chunk.source else { panic!("{chunk:?}") };
-                assert!(std::ptr::eq(bytes, rig.memory.value(W, sent.len()).1));
+                assert!(std::ptr::eq(bytes, rig.memory.standing(W, sent.len())));
                 assert_eq!((publication, base), (rig.memory.publication(W, sent.len()).sequence, 0));
                 assert!(publication > 0);
                 sent.push(bytes.len());

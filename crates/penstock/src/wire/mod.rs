@@ -7,6 +7,7 @@
 //! | [`vigil`] | whether the other end lives, and showing it that this one does |
 //! | [`dial`] | a worker's way to a server: connect, encrypt, prove identity |
 //! | [`redial`] | the same again, after a connection has ended |
+//! | [`travel`] | which codecs and filters there are |
 //! | [`random`] | nonces |
 
 pub(crate) mod dial;
@@ -14,7 +15,6 @@ pub(crate) mod items;
 pub(crate) mod random;
 pub(crate) mod records;
 pub(crate) mod redial;
-#[cfg(test)]
 pub(crate) mod travel;
 pub(crate) mod vigil;
 

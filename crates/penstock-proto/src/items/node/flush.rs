@@ -107,13 +107,13 @@ impl<H: Host> Node<H> {
             return self.begin_flush(id, peer, false, None);
         }
         // What was due for an earlier one that asks for the same is among what was due for this one.
-        let answers =
-            |other: &u64, it: &Flushing| *other == id || of.is_some() && it.peer == peer && it.of == of;
-        let earlier = self.flushing.range(..=id).filter(|(other, it)| answers(other, it));
-        let answered: Vec<u64> = earlier.map(|(other, _)| *other).collect();
-        for id in answered {
-            self.flushing.remove(&id);
-            self.host.flushed(id);
+        let answers = |other: &u64, it: &Flushing| {
+            *other == id || of.is_some() && *other < id && it.peer == peer && it.of == of
+        };
+        let of_it = self.flushing.range(..=id).filter(|(other, it)| answers(other, it));
+        for answered in of_it.map(|(&other, _)| other).collect::<Vec<u64>>() {
+            self.flushing.remove(&answered);
+            self.host.flushed(answered);
         }
         Ok(())
     }

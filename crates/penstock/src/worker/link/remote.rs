@@ -29,6 +29,7 @@ use penstock_proto::message::{
 use penstock_proto::peer::PeerId;
 use penstock_proto::placement;
 use penstock_proto::redial::{self, Next, Pauses};
+use penstock_proto::travel::Terms;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -273,6 +274,7 @@ impl Link {
         id: TensorId,
         layout: ExtentLayout,
         pooled: bool,
+        terms: &Arc<Terms>,
         homed: &[u32],
         mut loads: Vec<u64>,
     ) -> Result<(Place, Vec<Arc<RemoteHome>>), Error> {
@@ -298,7 +300,8 @@ impl Link {
             let remote = Arc::new(RemoteHome { pulled: AtomicBool::new(true), ..RemoteHome::default() });
             remotes.push(Arc::clone(&remote));
             if !home.chunks().is_empty() {
-                proxy.send(Command::Declare { id, home, lane, remote });
+                let (home, terms) = (Box::new(home), Arc::clone(terms));
+                proxy.send(Command::Declare { id, home, lane, remote, terms });
             }
         }
         Ok((place, remotes))

@@ -21,9 +21,9 @@ use penstock_fabric::layout::flags;
 use penstock_fabric::memory::{HomeMemory, LaneView, StateMirror};
 use penstock_fabric::region::Mapping;
 use penstock_fabric::sync::Ordering;
-use penstock_proto::encoding::Agreed;
 use penstock_proto::handshake::Purpose;
 use penstock_proto::job::job_number;
+use penstock_proto::travel::Terms;
 use penstock_proto::{Rank, TensorId};
 use remote_shard::{Heard, Mirrored, RemoteShard};
 use rustix::event::{PollFd, PollFlags};
@@ -58,9 +58,11 @@ pub(super) enum Command {
     /// A tensor, as far as the shard is home of it.
     Declare {
         id: TensorId,
-        home: HomeMemory,
+        home: Box<HomeMemory>,
         lane: LaneView,
         remote: Arc<RemoteHome>,
+        /// How its chunks travel.
+        terms: Arc<Terms>,
     },
     /// Where its state goes.
     State {
@@ -312,8 +314,8 @@ impl Proxy {
         }
         while let Some(command) = self.inbox.next() {
             match command {
-                Command::Declare { id, home, lane, remote } => {
-                    let mirrored = Mirrored { home, lane, remote, state: None, agreed: Agreed::default() };
+                Command::Declare { id, home, lane, remote, terms } => {
+                    let mirrored = Mirrored { home: *home, lane, remote, state: None, terms };
                     self.remote.declare(id, mirrored);
                 }
                 Command::State { id, state } => self.remote.give_state(id, state),
@@ -368,10 +370,11 @@ mod tests {
     use crate::wire::Ended;
     use crate::wire::dial::PLAIN;
     use crate::wire::records::RecordStream;
-    use crate::wire::travel::CHANGES;
+    use crate::wire::travel::members::CHANGES;
     use penstock_fabric::layout::page;
     use penstock_fabric::net::stream::Stream;
     use penstock_fabric::region::Mapping;
+    use penstock_proto::encoding::Agreed;
     use penstock_proto::error::JobFailure;
     use penstock_proto::handshake::{MAX_HANDSHAKE_BYTES, PLAIN_BINDING, ServerHandshake, Verdict, verdict};
     use penstock_proto::message::Secret;
@@ -411,9 +414,10 @@ mod tests {
             fate: Arc::clone(&fate),
         };
         let (proxy, _) = start(setup).unwrap();
-        let (rig::Mirrored { home, lane, remote, .. }, seen) = rig::tensor(Agreed::default());
+        let (rig::Mirrored { home, lane, remote, terms, .. }, seen) = rig::tensor(Agreed::RAW);
+        let home = Box::new(home);
         let (done, works) = channel();
-        proxy.send(Command::Declare { id: W, home, lane, remote });
+        proxy.send(Command::Declare { id: W, home, lane, remote, terms });
         proxy.send(Command::Drain { done });
         let far = Far { listener, fate, seen, proxy };
         loop {

@@ -22,6 +22,7 @@ use penstock_proto::numbered::Numbered;
 use penstock_proto::remote::judge;
 use penstock_proto::remote::mirror::{Effect, Frame, Mirror};
 use penstock_proto::submission::Submission;
+use penstock_proto::travel::Terms;
 use std::sync::Arc;
 
 /// Frames that wait to be sent at most, before more is taken from the ring.
@@ -36,7 +37,7 @@ pub(super) struct Mirrored {
     pub(super) remote: Arc<RemoteHome>,
     pub(super) state: Option<StateMirror>,
     /// How its chunks travel, both ways.
-    pub(super) agreed: Agreed,
+    pub(super) terms: Arc<Terms>,
 }
 
 impl Mirrored {
@@ -86,7 +87,11 @@ impl Mirrors {
         let is_push = matches!(submission, Submission::Push { .. });
         let wanted = is_push && mirrored.remote.wants.load(Ordering::Relaxed);
         let source = Source::Lane(mirrored.lane.contribution(mirrored.home.range(chunk)));
-        batch.push_chunk(header(wanted), &mirrored.agreed, &Sent { source, shadow: None, position: 0 });
+        batch.push_chunk(
+            header(wanted),
+            &mirrored.terms.contributions,
+            &Sent { source, shadow: None, position: 0 },
+        );
         Some(())
     }
 }
@@ -99,7 +104,7 @@ impl Places for Mirrors {
         judge::notice(header, self.job, |notice| match *notice {
             Notice::Value { tensor, chunk, .. } => {
                 let mirrored = self.of(tensor, chunk)?;
-                Some((mirrored.agreed, mirrored.home.range(chunk).len()))
+                Some((mirrored.terms.values, mirrored.home.range(chunk).len()))
             }
             Notice::State { tensor, chunk } => {
                 let state = self.of(tensor, chunk)?.state.as_ref()?;
@@ -424,11 +429,12 @@ impl<L: Link> RemoteShard<L> {
 mod tests {
     use super::super::rig::{self, CHUNK, JOB, Seen, W, breaches, good, good_behind, only_good};
     use super::*;
-    use crate::wire::travel::{AGREED, CHANGES};
+    use crate::wire::travel::members::{AGREED, CHANGES};
     use penstock_fabric::layout::page;
     use penstock_fabric::net::link::Got;
     use penstock_fabric::region::Mapping;
     use penstock_kernels::Settings;
+    use penstock_kernels::codec::Raw;
     use penstock_proto::encoding::{Encoding, Shadow};
     use penstock_proto::frame::HEADER_BYTES;
     use penstock_proto::job::job_number;

@@ -4,12 +4,14 @@ use super::RemoteHome;
 pub(super) use super::remote_shard::Mirrored;
 use penstock_fabric::memory::{ExtentLayout, HomeRegions, LaneView, Place, ServerPart, WorkerMemory};
 use penstock_kernels::Dtype;
+use penstock_kernels::filter::Everything;
 use penstock_proto::TensorId;
 use penstock_proto::chunk::Cut;
 use penstock_proto::encoding::{Agreed, Encoding};
 use penstock_proto::frame::{Body, Header, Notice};
 use penstock_proto::job::job_number;
 use penstock_proto::placement::Extent;
+use penstock_proto::travel::Terms;
 use std::sync::Arc;
 
 pub(super) const JOB: &str = "job";
@@ -21,6 +23,7 @@ const TICKET: u64 = 5;
 
 /// Memory of `W`, of whose two chunks shard 0 is home of the first: the proxy's, and the worker's view of it.
 pub(super) fn tensor(agreed: Agreed) -> (Mirrored, Seen) {
+    let terms = Terms { values: agreed, contributions: agreed, filter: Arc::new(Everything) };
     let (cut, extent) = (Cut::new(2 * CHUNK as u64, CHUNK as u32), Extent { first: 0, count: 2 });
     let layout = ExtentLayout::new(cut, extent, Dtype::F32, 0);
     let (mut homes, model) = HomeRegions::new("w", layout).unwrap().split(&[0, 1], 2);
@@ -31,7 +34,16 @@ pub(super) fn tensor(agreed: Agreed) -> (Mirrored, Seen) {
         WorkerMemory::new(cut, Dtype::F32, &[ServerPart { extent, place: Some(place) }]).unwrap();
     let remote = Arc::<RemoteHome>::default();
     let seen = Seen { memory, remote: Arc::clone(&remote) };
-    (Mirrored { home: homes.remove(0), lane: lanes.remove(0), remote, state: None, agreed }, seen)
+    (
+        Mirrored {
+            home: homes.remove(0),
+            lane: lanes.remove(0),
+            remote,
+            state: None,
+            terms: Arc::new(terms),
+        },
+        seen,
+    )
 }
 
 /// What the worker sees.
