@@ -390,7 +390,7 @@ fn a_producer_that_leaves_rows_torn_in_its_memory_delays_only_those_who_read_the
         // Both of its places say that a set wrote them which is not finished, and the change log names the row.
         writer.open(2, 1);
         writer.put_from(0, 2, 2, &value);
-        (100..102).for_each(|number| writer.refresh(0, number, 2, number, Some(&value)));
+        (100..102).for_each(|number| writer.refresh(0, number, 2, 0, Some(&value)));
         writer.finish();
         assert!(writer.rows().read(0, writer.rows().now(), &mut value.clone()).is_err(), "torn");
         barrier();
