@@ -28,15 +28,18 @@ pub fn hex(bytes: &[u8]) -> String {
 
 /// The bytes of as many hexadecimal digits.
 pub(crate) fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    // Before they are read: a stranger may write very many.
+    (text.len() == 2 * N).then(|| unhex_all(text))??.try_into().ok()
+}
+
+/// The bytes of any number of hexadecimal digits.
+pub(crate) fn unhex_all(text: &str) -> Option<Vec<u8>> {
     let digits = text.as_bytes();
-    if digits.len() != 2 * N || !digits.iter().all(u8::is_ascii_hexdigit) {
+    if !digits.len().is_multiple_of(2) || !digits.iter().all(u8::is_ascii_hexdigit) {
         return None;
     }
-    let mut bytes = [0; N];
-    for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
-        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
-    }
-    Some(bytes)
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    digits.chunks_exact(2).map(byte).collect()
 }
 
 /// An identity of 32 hexadecimal digits that no other process draws.

@@ -5,7 +5,7 @@ use penstock_control::agent::{Agent, Host, HostedJob, HostedStatus};
 use penstock_control::client::{Client, Created, JobSpec, Place, Proving, Target, Worker};
 use penstock_control::manager::{Config, Manager, Timing};
 use penstock_control::secret;
-use penstock_control::{Error, Prover};
+use penstock_control::{Error, Prover, proto};
 use penstock_proto::message::Secret;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -177,6 +177,14 @@ pub fn all_text(folder: &Path) -> String {
 /// A connection below the client, for what no client of ours would do.
 pub async fn channel(address: &str) -> tonic::transport::Channel {
     tonic::transport::Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap()
+}
+
+/// Both nonces of a call, as they stand in its header: the manager's, which anyone may ask for, and the caller's.
+pub async fn nonces(address: &str, prover: proto::Prover, job: &str) -> String {
+    let asked = proto::ChallengeRequest { nonce: vec![7; 32], prover: prover.into(), job: job.to_owned() };
+    let mut client = proto::proofs_client::ProofsClient::new(channel(address).await);
+    let reply = client.challenge(asked).await.unwrap().into_inner();
+    format!("{} {}", secret::hex(&reply.nonce), secret::hex(&[7; 32]))
 }
 
 /// The same for a worker, whose calls prove its job's secret.
