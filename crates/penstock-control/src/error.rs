@@ -1,8 +1,8 @@
 //! What can go wrong between a client and a manager, and in starting either.
 //!
-//! A manager refuses with a gRPC status and one stable word in the trailing metadata `penstock-reason`; the hint
-//! follows from the word, so that it is written once. No text holds a secret. What comes over the wire without a proof is told in
-//! our own words; texts that are proved are shortened, and controls no terminal.
+//! A manager refuses with a gRPC status and one stable word in the trailing metadata `penstock-reason`; the hint follows from
+//! the word, so that it is written once. No text holds a secret. What comes over the wire without a proof is told in our own
+//! words; texts that are proved are shortened, and controls no terminal.
 
 use crate::proof::Prover;
 use penstock_proto::error::{MAX_TEXT_BYTES, shorten};

@@ -34,13 +34,14 @@ pub const CONNECT_WAIT: Duration = Duration::from_secs(10);
 /// Bytes of all headers of a request.
 pub const HEADER_BYTES: u32 = 16 * 1024;
 /// Life of a challenge: a call that has not proved itself with it by then takes another, and none is carried out later, also if
-/// it was held back on the way or waits in `Connect`. Above what a call needs on the way, and no shorter than a client waits for
-/// what the manager does at once; in `Connect` a client waits for up to five seconds more.
+/// it was held back on the way or waits in `Connect`. Above what a call needs on the way, and no shorter than a client waits
+/// for what the manager does at once; in `Connect` a client waits for up to five seconds more.
 pub const PROOF_LIFE: Duration = Duration::from_secs(10);
 const _: () =
     assert!(PROOF_LIFE.as_secs() == TIMEOUT.as_secs(), "proofs.proto and docs/threat_model.md say both");
-/// Used challenges that are kept for the admin token, the server token and each job's secret (about 50 bytes each), so that none
-/// is used twice. Above it, those older than the oldest kept are no longer valid, and a call that has one of them takes another.
+/// Used challenges that are kept for the admin token, the server token and each job's secret (about 50 bytes each), so that
+/// none is used twice. Above it, those older than the oldest kept are no longer valid, and a call that has one of them takes
+/// another.
 pub const USED_PROOFS: usize = 4096;
 /// Silence after which a server counts as lost.
 pub const LEASE: Duration = Duration::from_secs(10);

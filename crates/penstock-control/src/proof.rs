@@ -9,9 +9,10 @@
 //!                                          <-   reply, HMAC(secret, both nonces, reply, path)
 //! ```
 //!
-//! The caller proves itself last: a process that listens at a manager's address without knowing the secret is told nothing that it
-//! could use, and what was recorded is of no use in another call. The manager judges a call by its headers, and reads nothing more of
-//! a caller that has not proved itself. The labels differ, so no proof serves as another. The reply's proof is made in `reply.rs`.
+//! The caller proves itself last: a process that listens at a manager's address without knowing the secret is told nothing that
+//! it could use, and what was recorded is of no use in another call. The manager judges a call by its headers, and reads
+//! nothing more of a caller that has not proved itself. The labels differ, so no proof serves as another. The reply's proof is
+//! made in `reply.rs`.
 
 use crate::error::Refusal;
 use crate::secret::{hex, unhex, unhex_all};

@@ -124,6 +124,8 @@ impl Between {
             Answer { headers: std::mem::take(&mut parts.headers), body: body.to_bytes(), trailers };
         note(&self.heard, &answer.headers, &answer.body);
         (self.rewrite)(&path, &mut answer);
+        // Whatever length it has now.
+        answer.headers.remove("content-length");
         parts.headers = answer.headers;
         let body = Full::new(answer.body).with_trailers(async move { answer.trailers.map(Ok) });
         Response::from_parts(parts, Body::new(body))

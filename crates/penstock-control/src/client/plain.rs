@@ -13,8 +13,8 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 use tower::ServiceExt;
 
-/// Calls, and reads the reply whole, with the proof that it shows. What is kept is what a proof is of, whether there is one or not:
-/// a header of anyone's choice may confuse the code of clients (one that tonic cannot decode makes it panic).
+/// Calls, and reads the reply whole, with the proof that it shows. What is kept is what a proof is of, whether there is one or
+/// not: a header of anyone's choice may confuse the code of clients (one that tonic cannot decode makes it panic).
 ///
 /// `most` says how many bytes the reply may have, knowing whether it shows a proof.
 pub(super) async fn fetch(

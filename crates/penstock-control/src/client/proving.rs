@@ -24,8 +24,8 @@ use tonic::{Code, Status};
 
 /// A channel to a manager for calls of one prover; generated clients run on it as on a bare one.
 ///
-/// A manager that does not prove that it knows the secret is told who asks, and for which job, and nothing else; the call
-/// fails with the refusal of a wrong secret. So it does where the answer is not proved. A challenge that has gone stale on the way
+/// A manager that does not prove that it knows the secret is told who asks, and for which job, and nothing else; the call fails
+/// with the refusal of a wrong secret. So it does where the answer is not proved. A challenge that has gone stale on the way
 /// (the manager was restarted) is asked for once more.
 #[derive(Debug, Clone)]
 pub struct Proving {

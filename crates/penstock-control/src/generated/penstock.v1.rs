@@ -1143,8 +1143,9 @@ pub mod proofs_client {
     ///   penstock-reply-proof: <proof>
     ///
     /// 64 hex digits: HMAC("penstock reply proof 1 ", client nonce, manager nonce, SHA-256 of the reply's body as gRPC frames it,
-    /// SHA-256 of the values of `grpc-status`, `penstock-reason` and `grpc-message` as they are sent, each with a line feed after it,
-    /// path). Without it the caller believes nothing but that it should ask once more (`stale-proof`) or later, as after silence.
+    /// SHA-256 of the values of `grpc-status`, `penstock-reason` and `grpc-message` as they are sent, each with a line feed after
+    /// it, path). Without it the caller believes nothing but that it should ask once more (`stale-proof`) or later, as after
+    /// silence.
     ///
     /// A server also carries `penstock-server-proof: <public key> <signature>`, 64 and 128 hex digits: its Ed25519 key, and the
     /// signature of "penstock server call 1 " and what the call's proof is made of.
@@ -1284,8 +1285,9 @@ pub mod proofs_server {
     ///   penstock-reply-proof: <proof>
     ///
     /// 64 hex digits: HMAC("penstock reply proof 1 ", client nonce, manager nonce, SHA-256 of the reply's body as gRPC frames it,
-    /// SHA-256 of the values of `grpc-status`, `penstock-reason` and `grpc-message` as they are sent, each with a line feed after it,
-    /// path). Without it the caller believes nothing but that it should ask once more (`stale-proof`) or later, as after silence.
+    /// SHA-256 of the values of `grpc-status`, `penstock-reason` and `grpc-message` as they are sent, each with a line feed after
+    /// it, path). Without it the caller believes nothing but that it should ask once more (`stale-proof`) or later, as after
+    /// silence.
     ///
     /// A server also carries `penstock-server-proof: <public key> <signature>`, 64 and 128 hex digits: its Ed25519 key, and the
     /// signature of "penstock server call 1 " and what the call's proof is made of.

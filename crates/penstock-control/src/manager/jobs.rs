@@ -58,8 +58,8 @@ impl Jobs for JobsService {
 }
 
 impl JobsService {
-    /// Waits until all servers of the job host it, and no longer than the call's proof is good: what is held back on the way is not
-    /// carried out later than any other call.
+    /// Waits until all servers of the job host it, and no longer than the call's proof is good: what is held back on the way is
+    /// not carried out later than any other call.
     async fn ready(&self, sent: &proto::ConnectRequest, proved: &Proved) -> Result<(), Refusal> {
         let wait = Duration::from_millis(sent.wait_milliseconds.into()).min(limits::CONNECT_WAIT);
         let until = tokio::time::Instant::now() + wait.min(proved.until.saturating_sub(self.0.now()));

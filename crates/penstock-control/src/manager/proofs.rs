@@ -1,9 +1,9 @@
 //! Challenges: nonces that the manager gives to anyone who asks, and takes back once.
 //!
 //! A nonce is its time, random bytes, and a tag of these and of who asked with which nonce, by a key of this manager's life:
-//! nothing is kept for one that was given out, so no flood of challenges takes them from others. What is kept is which were used,
-//! by callers that know a secret, for as long as they would be valid; for each secret apart, and where one has used too many,
-//! those that are older than the oldest kept are no longer valid. So no job can take another's.
+//! nothing is kept for one that was given out, so no flood of challenges takes them from others. What is kept is which were
+//! used, by callers that know a secret, for as long as they would be valid; for each secret apart, and where one has used too
+//! many, those that are older than the oldest kept are no longer valid. So no job can take another's.
 
 use super::shared::Shared;
 use crate::error::{Reason, Refusal};

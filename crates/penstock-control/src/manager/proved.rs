@@ -1,5 +1,5 @@
-//! Calls whose callers have proved themselves: by their headers alone, so that nothing is read of anyone else. Their answers carry a
-//! proof in return.
+//! Calls whose callers have proved themselves: by their headers alone, so that nothing is read of anyone else. Their answers
+//! carry a proof in return.
 
 use super::admission::Caller;
 use super::proofs::Kind;
@@ -55,8 +55,8 @@ impl Proved {
         if !said.proves(&secret, &proof) {
             return Err(who.refusal());
         }
-        // After the proof: only a caller that knows the secret makes the manager remember anything. Before the body: who repeats
-        // headers that it has heard is not listened to.
+        // After the proof: only a caller that knows the secret makes the manager remember anything. Before the body: who
+        // repeats headers that it has heard is not listened to.
         shared.challenges.take(now, &who, mark)?;
         Ok(Self { who, secret, nonces: proof.nonces, said, until: mark.0 + limits::PROOF_LIFE })
     }
