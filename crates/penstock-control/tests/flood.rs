@@ -3,7 +3,6 @@
 mod common;
 
 use common::{DEADLINE, Site};
-use http_body_util::{BodyExt, Full};
 use penstock_control::client::{Client, Target, Worker};
 use penstock_control::proto::jobs_client::JobsClient;
 use penstock_control::proto::{ConnectRequest, Prover};
@@ -14,10 +13,6 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 use tonic::Status;
-use tonic::body::Body;
-use tonic::codegen::Bytes;
-use tonic::codegen::http::{Request, Response};
-use tower::ServiceExt;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -93,18 +88,6 @@ fn the_largest_job_that_there_may_be_is_below_the_limit() {
     site.create(&"x".repeat(limits::NAME_BYTES), |spec| spec.settings = settings).unwrap();
 }
 
-/// A call whose request does not end.
-async fn call_without_end(address: &str, method: &str, shown: &str) -> Response<Body> {
-    let without_end = Full::new(Bytes::from_static(b"\0")).with_trailers(std::future::pending());
-    let request = Request::post(format!("http://manager/penstock.v1.{method}"))
-        .header("content-type", "application/grpc")
-        .header("authorization", shown)
-        .body(Body::new(without_end))
-        .unwrap();
-    let call = common::channel(address).await.oneshot(request);
-    tokio::time::timeout(DEADLINE, call).await.expect("it waits for the rest").unwrap()
-}
-
 #[test]
 fn who_has_not_proved_itself_is_refused_before_its_request_ends() {
     let site = Site::new();
@@ -135,7 +118,7 @@ fn who_has_not_proved_itself_is_refused_before_its_request_ends() {
         (admin, &token, "token", "proofs, not tokens"),
         (worker, &token, "job-secret", "proofs, not tokens"),
     ] {
-        let response = runtime.block_on(call_without_end(&site.address, method, shown));
+        let response = runtime.block_on(common::call_without_end(&site.address, method, shown));
         assert_eq!(response.headers()["penstock-reason"], word, "{method} {shown}");
         let status = Status::from_header_map(response.headers()).unwrap();
         assert!(status.message().contains(text), "{method} {shown}: {status:?}");

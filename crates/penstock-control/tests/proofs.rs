@@ -456,16 +456,7 @@ fn who_repeats_headers_that_it_has_heard_is_not_listened_to() {
     listener.client().list_jobs(&site.admin()).unwrap();
     let shown = heard.lock().unwrap().clone();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let answer = runtime.block_on(async {
-        let without_end = Full::new(Bytes::from_static(b"\0")).with_trailers(std::future::pending());
-        let request = Request::post("http://manager/penstock.v1.Admin/ListJobs")
-            .header("content-type", "application/grpc")
-            .header("authorization", shown)
-            .body(Body::new(without_end))
-            .unwrap();
-        let call = common::channel(&site.address).await.oneshot(request);
-        tokio::time::timeout(DEADLINE, call).await.expect("it waits for the rest").unwrap()
-    });
+    let answer = runtime.block_on(common::call_without_end(&site.address, "Admin/ListJobs", &shown));
     assert_eq!(answer.headers()["penstock-reason"], "stale-proof");
 }
 

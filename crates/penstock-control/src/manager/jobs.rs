@@ -125,17 +125,13 @@ impl Drop for Turn {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Timing;
     use super::super::job::{Job, Spec, Status as JobStatus};
-    use super::super::registry::Registry;
-    use super::super::store::Store;
     use super::*;
     use penstock_proto::message::Secret;
     use std::collections::BTreeMap;
     use std::time::Instant;
 
     const SECRET: Secret = Secret([7; 32]);
-    const LEASE: Duration = Duration::from_secs(60);
 
     fn job() -> Job {
         Job {
@@ -161,10 +157,7 @@ mod tests {
     #[test]
     fn a_call_that_waits_is_not_carried_out_once_its_proof_is_over() {
         let folder = tempfile::tempdir().unwrap();
-        let (store, _) = Store::open(folder.path()).unwrap();
-        let registry = Registry::new(Vec::new(), LEASE, Secret([0; 32]));
-        let timing = Timing { lease: LEASE, heartbeat: LEASE };
-        let shared = Arc::new(Shared::new(registry, store, timing, Arc::new(|_| Ok(()))));
+        let shared = Arc::new(Shared::in_folder(folder.path()));
         shared.look().create(Duration::ZERO, job()).unwrap();
         let service = JobsService(Arc::clone(&shared));
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
@@ -189,6 +182,6 @@ mod tests {
         shared.look().heartbeat(Duration::ZERO, "s", hosted).unwrap();
         assert_eq!(connect(Duration::ZERO).unwrap_err().code(), tonic::Code::DeadlineExceeded);
         assert!(shared.look().jobs["mnist"].ranks.is_empty(), "it took a rank");
-        assert_eq!(connect(LEASE).unwrap().servers, ["/a.sock"]);
+        assert_eq!(connect(limits::PROOF_LIFE).unwrap().servers, ["/a.sock"]);
     }
 }

@@ -139,3 +139,33 @@ fn require<T>(request: &Request<T>, who: &Prover) -> Result<Seal, Refusal> {
         false => Err(who.refusal()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::reason;
+    use http_body_util::{BodyExt, Full};
+
+    #[test]
+    fn a_request_is_heard_if_it_is_the_one_that_was_proved_and_ends_while_its_proof_is_good() {
+        let folder = tempfile::tempdir().unwrap();
+        let shared = Shared::in_folder(folder.path());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let hear = |text: &'static [u8], ends: bool, life| {
+            let body = Full::new(Bytes::from_static(text));
+            let body = match ends {
+                true => Body::new(body),
+                false => Body::new(body.with_trailers(std::future::pending())),
+            };
+            let said = Said::new("/a.B/C", b"body");
+            let proved = Proved::of_worker("a", Secret([7; 32]), shared.now() + life);
+            let proved = Proved { said, ..proved };
+            let heard = runtime.block_on(proved.hear(&shared, body, 4));
+            heard.map_err(|status| reason(status.metadata().as_ref()).unwrap())
+        };
+        assert_eq!(hear(b"body", true, limits::PROOF_LIFE), Ok(Bytes::from_static(b"body")));
+        assert_eq!(hear(b"bodz", true, limits::PROOF_LIFE), Err(Reason::JobSecret));
+        assert_eq!(hear(b"body and more", false, limits::PROOF_LIFE), Err(Reason::Invalid));
+        assert_eq!(hear(b"body", false, Duration::from_millis(50)), Err(Reason::StaleProof));
+    }
+}

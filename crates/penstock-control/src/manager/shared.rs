@@ -50,6 +50,15 @@ impl Shared {
         }
     }
 
+    /// Without jobs or servers; none is given up for a minute.
+    #[cfg(test)]
+    pub(super) fn in_folder(folder: &std::path::Path) -> Self {
+        let lease = Duration::from_secs(60);
+        let (store, jobs) = Store::open(folder).unwrap();
+        let registry = Registry::new(jobs, lease, Secret([0; 32]));
+        Self::new(registry, store, Timing { lease, heartbeat: lease }, Arc::new(|_| Ok(())))
+    }
+
     /// Time since the manager started.
     pub(super) fn now(&self) -> Duration {
         self.started.elapsed()
