@@ -406,14 +406,18 @@ class LauncherVariables:
         Launcher, rank, size, and the variable that says how many there are; None if it was started alone.
         """
 
-    def refuse_rendezvous_alone(self) -> None:
-        """NotUnderLauncher: it is said where processes meet."""
-
-    def several_without_step(self) -> int | None:
-        """How many tasks Slurm was asked for, where srun did not start this one."""
-
-    def servers(self) -> list[str]:
-        """The servers' endpoint strings."""
+    def way(
+        self,
+    ) -> tuple[
+        Literal["servers", "manager", "rendezvous", "launcher", "alone"],
+        tuple[Literal["penstock", "torchrun", "mpirun", "srun"], int, int, str] | None,
+        list[str],
+        str | None,
+    ]:
+        """
+        Which way the process joins, its place if anything says it, the servers or the one address, and the
+        secret if it needs it.
+        """
 
     def job(self) -> str:
         """The job's name."""
@@ -533,6 +537,9 @@ def connect(
 
     Waits for the job's servers, at most as long as the option `deadline` says. Honours Ctrl-C.
     """
+
+def options_under_manager(of_job: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """The options that count for a worker of a managed job: those that it is given go before the job's."""
 
 def make_certificate(
     folder: str | PathLike[str], name: str, hosts: list[str], days: int, force: bool

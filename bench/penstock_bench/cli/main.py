@@ -82,9 +82,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _pushpull(arguments: Sequence[str]) -> int:
     if any(argument.split("=")[0] == "--hosts" for argument in arguments):
-        from penstock_bench.cli import network
+        from penstock_bench.cli.network import pushpull
 
-        return network.pushpull(arguments)
+        return pushpull.run(arguments)
     given = _read(_pushpull_parser(), arguments)
     given.systems = [name for text in given.systems or [",".join(SYSTEMS)] for name in _system_names(text)]
     sizes: list[int] = given.size or (list(SWEEP_SIZES) if given.sweep else [64 << 20])

@@ -3,7 +3,7 @@
 use crate::boundary::{
     Made, Told, array, guard, guard_job, here, optional, result, shared, sized, text, timeout, value,
 };
-use crate::join::{Given, Joined, join};
+use crate::join::{Given, Joined, OPTIONS, join};
 use crate::request::{Requests, Turns};
 use crate::status::{Failure, penstock_status};
 use crate::table::penstock_table;
@@ -11,6 +11,7 @@ use crate::tensor::penstock_tensor;
 use penstock::turn::Turn;
 use penstock::worker::{Declaration, Error, Job, Table, Tensor};
 use penstock_fabric::forked::Maker;
+use penstock_join::way;
 use penstock_kernels::Settings;
 use penstock_proto::message::Secret;
 use std::ffi::c_char;
@@ -208,7 +209,7 @@ impl penstock_init_options {
         }
         // SAFETY: likewise.
         let options = unsafe { pairs(self.list, self.count) }?;
-        Ok(Given { job, secret, servers, place, options })
+        Ok(Given { said: way::Given { job, secret, servers, place, by: OPTIONS }, options })
     }
 }
 

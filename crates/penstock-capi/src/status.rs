@@ -257,7 +257,11 @@ fn table(error: &TableError) -> penstock_status {
         TableError::RowOutOfRange { .. } | TableError::NoProducer { .. } => PENSTOCK_UNKNOWN_ROW,
         TableError::TooManyRows { .. } | TableError::TooManyTables => PENSTOCK_BAD_OPTION,
         TableError::TwoProducers { .. } => PENSTOCK_TWO_PRODUCERS,
-        TableError::Differs { .. } | TableError::DeclaredTwice { .. } => PENSTOCK_DECLARATION_CONFLICT,
+        TableError::Differs { .. } | TableError::DeclaredTwice { .. } | TableError::NotAllTold { .. } => {
+            PENSTOCK_DECLARATION_CONFLICT
+        }
+        TableError::Exhausted { why, .. } if why.resource == Resource::Bytes => PENSTOCK_OUT_OF_MEMORY,
+        TableError::Exhausted { .. } => PENSTOCK_SYSTEM,
         _ => PENSTOCK_PROTOCOL,
     }
 }

@@ -15,6 +15,7 @@ use penstock_proto::adaptive::{Adaptive, ParseAdaptiveError};
 use penstock_proto::consistency::{Consistency, MAX_SLACK, ParseConsistencyError};
 use penstock_proto::error::Refusal;
 use penstock_proto::spec::{MAX_DIMENSIONS, Reduce, TensorSpec};
+use penstock_proto::travel::Travel;
 use std::ffi::{c_char, c_void};
 use std::ptr::null;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -601,6 +602,7 @@ impl penstock_tensor_options {
             rescale: or(self.rescale, 1.0),
             clip: (self.clip != 0.0).then_some(self.clip),
             refuse_nonfinite: self.refuse_nonfinite != 0,
+            travel: Travel::default(),
         };
         let declaration =
             Declaration { spec, consistency: Some(consistency), adaptive, timeout: timeout(self.timeout)? };

@@ -14,6 +14,7 @@ use crate::seal::Seal;
 use crate::server_key::ServerKey;
 use crate::settings;
 use penstock_proto::message::Secret;
+use penstock_proto::redial::Pauses;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -21,8 +22,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tonic::Response;
 
-/// Pauses between attempts to reach a manager that is away: the first, doubled up to the last.
-const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// Pauses between attempts to reach a manager that is away.
+const RETRY: Pauses = Pauses::doubling(Duration::from_millis(100), Duration::from_secs(2));
 /// How often the host is asked whether a job has changed, while the manager holds back its reply.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Time for saying goodbye.
@@ -193,10 +194,10 @@ struct Session {
 
 impl Session {
     async fn run(mut self, mut stopped: watch::Receiver<bool>) -> Result<(), Error> {
-        let mut pause = RETRY.0;
+        let mut pauses = RETRY;
         loop {
             let error = tokio::select! {
-                error = self.attend(&mut pause) => error,
+                error = self.attend(&mut pauses) => error,
                 _ = stopped.wait_for(|&stopped| stopped) => {
                     let _ = tokio::time::timeout(GOODBYE, self.leave()).await;
                     return Ok(());
@@ -207,30 +208,29 @@ impl Session {
                 return Err(error);
             }
             // Once, until it has answered.
-            if pause == RETRY.0 {
+            if pauses.are_fresh() {
                 tracing::warn!(%error, "the manager does not answer; this server keeps asking");
             }
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                () = tokio::time::sleep(pauses.pause()) => {}
                 _ = stopped.wait_for(|&stopped| stopped) => return Ok(()),
             }
-            pause = (pause * 2).min(RETRY.1);
         }
     }
 
     /// Registers and heartbeats until something fails.
-    async fn attend(&mut self, pause: &mut Duration) -> Error {
-        match self.try_attend(pause).await {
+    async fn attend(&mut self, pauses: &mut Pauses) -> Error {
+        match self.try_attend(pauses).await {
             Ok(never) => match never {},
             Err(error) => error,
         }
     }
 
-    async fn try_attend(&mut self, pause: &mut Duration) -> Result<std::convert::Infallible, Error> {
+    async fn try_attend(&mut self, pauses: &mut Pauses) -> Result<std::convert::Infallible, Error> {
         let mut client = self.client().await?;
         loop {
             let registered = self.register(&mut client).await?;
-            *pause = RETRY.0;
+            pauses.begin_anew();
             match self.heartbeats(&mut client, &registered).await {
                 // The manager was restarted, or has thought this server lost.
                 Error::Refused(refusal) if refusal.reason == Reason::UnknownServer => {}

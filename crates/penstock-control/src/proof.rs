@@ -77,10 +77,7 @@ pub(crate) struct Nonces {
 
 /// HMAC with a label. All parts but the last have a fixed length, and no label is the beginning of another.
 pub(crate) fn mac(key: &Secret, label: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
-    let mut mac = Hmac::<Sha256>::new_from_slice(&key.0).expect("a key may have any length");
-    mac.update(label);
-    parts.iter().for_each(|part| mac.update(part));
-    mac
+    penstock_proto::mac::of(&key.0, std::iter::once(label).chain(parts.iter().copied()))
 }
 
 impl Nonces {

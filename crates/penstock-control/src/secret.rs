@@ -1,6 +1,8 @@
 //! Tokens and secrets: 32 random bytes, written as 64 hexadecimal digits, in files that only their owners read.
 
 use crate::error::Error;
+pub use penstock_proto::hex::hex;
+pub(crate) use penstock_proto::hex::unhex;
 use penstock_proto::message::Secret;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::io::{self, Read, Write};
@@ -21,25 +23,10 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
     bytes
 }
 
-/// Lower-case hexadecimal digits.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// The bytes of as many hexadecimal digits.
-pub(crate) fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
-    // Before they are read: a stranger may write very many.
-    (text.len() == 2 * N).then(|| unhex_all(text))??.try_into().ok()
-}
-
 /// The bytes of any number of hexadecimal digits.
 pub(crate) fn unhex_all(text: &str) -> Option<Vec<u8>> {
-    let digits = text.as_bytes();
-    if !digits.len().is_multiple_of(2) || !digits.iter().all(u8::is_ascii_hexdigit) {
-        return None;
-    }
-    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-    digits.chunks_exact(2).map(byte).collect()
+    let byte = |pair| unhex::<1>(std::str::from_utf8(pair).ok()?).map(|[byte]| byte);
+    text.as_bytes().chunks(2).map(byte).collect()
 }
 
 /// An identity of 32 hexadecimal digits that no other process draws.
@@ -118,7 +105,9 @@ mod tests {
         assert_eq!(unhex(&hex(&bytes)), Some(bytes));
         for wrong in ["", "0", "000", "+0", "0g", "\u{e9}"] {
             assert_eq!(unhex::<1>(wrong), None, "{wrong}");
+            assert_eq!(unhex_all(wrong), wrong.is_empty().then(Vec::new), "{wrong}");
         }
+        assert_eq!(unhex_all(&hex(&bytes)), Some(bytes.to_vec()));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! | [`exchange`] | every process gives a short message and gets everyone's, or the one error that ends the attempt for all |
 //! | [`tcp`] | our own way to exchange: rank 0 listens, the others come, and each side proves that it knows the job's secret |
 //! | [`introduce`] | what they say first, and what all conclude from it: which start servers |
+//! | [`way`] | which way a process joins: servers that are named, a manager, meeting the others, or alone |
 //! | [`launcher`] | what the environment says: which of how many processes this is, of which job |
 //! | [`address`] | how other hosts reach this one |
 //!
@@ -19,3 +20,4 @@ pub mod launcher;
 pub mod patience;
 mod resolve;
 pub mod tcp;
+pub mod way;

@@ -1,4 +1,4 @@
-//! Checksums: whether bytes came as they were sent. They find accidents, not attacks.
+//! Checksums: whether bytes came as they were sent, and short names for long texts. They find accidents, not attacks.
 
 /// XXH3 of these bytes, 64 bits, seed 0.
 #[inline]
@@ -6,9 +6,23 @@ pub fn of(bytes: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(bytes)
 }
 
+/// What stands for a text that would be too long, or hold what may not stand there: sixteen hex digits, for names of files and of
+/// hosts.
+pub fn name_of(text: &str) -> String {
+    format!("{:016x}", of(text.as_bytes()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_has_sixteen_digits_whatever_it_stands_for() {
+        assert_eq!(name_of(""), "2d06800538d394c2");
+        let names = ["a", "b", "a job with spaces / and slashes"].map(name_of);
+        assert!(names.iter().all(|name| name.len() == 16 && name.bytes().all(|one| one.is_ascii_hexdigit())));
+        assert!(names[0] != names[1]);
+    }
 
     // Computed by another implementation: each class of lengths has another way through the function, and both ends of a
     // connection must agree whatever their processors have.

@@ -1,10 +1,10 @@
 //! How a chunk travels between hosts: encoded by what its tensor's declaration agreed to, and checked before it is read.
 //!
 //! What a [codec](penstock_kernels::codec) makes of a chunk is the payload of one frame; the payload's length and the chunk's
-//! are two different things. A **stream** is the sequence of a chunk's publications, and its state, what all its receivers
-//! hold, is kept by the sender. A receiver's **position** in the stream is the number of the publication that it holds: the
-//! home keeps one for each subscriber ([`remote::home`](crate::remote::home)), and the mirror its own
-//! ([`remote::mirror`](crate::remote::mirror)).
+//! are two different things. A **stream** is the sequence of a chunk's publications, and its state, what its receivers hold, is
+//! kept by the sender ([`stream`](crate::stream)). A receiver's **position** in the stream is the number of the publication
+//! that it holds: the home keeps one for each subscriber ([`remote::home`](crate::remote::home)), and the mirror its own
+//! ([`remote::mirror`](crate::remote::mirror)). What is agreed to is [declared](crate::travel).
 //!
 //! - **E-1** A difference goes only to a receiver that holds the publication it is against, and any other receiver refuses it;
 //!   they get the chunk whole. So each receiver holds exactly what the sender believes it to hold, bit for bit.
@@ -15,10 +15,14 @@
 
 use penstock_kernels::Foreign;
 use penstock_kernels::codec::{Codec, Raw};
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
+/// Most encodings that a tensor agrees to one way: each may be tried for each chunk.
+pub const MAX_ENCODINGS: usize = 4;
+
 /// How a payload is encoded: a byte of its frame's header.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Encoding(pub u8);
 
 impl Encoding {
@@ -40,14 +44,18 @@ impl Member {
     pub const RAW: Self = Self { encoding: Encoding::RAW, codec: &Raw };
 }
 
-/// The encodings that a tensor's declaration agreed to, in the order in which they are tried: the first that pays is sent.
+/// The encodings that a tensor's declaration agreed to, one way, in the order in which they are tried: the first that pays is
+/// sent.
 #[derive(Debug, Clone, Copy)]
-pub struct Agreed(&'static [Member]);
+pub struct Agreed {
+    members: [Member; MAX_ENCODINGS],
+    count: usize,
+}
 
-/// A declaration that says nothing about encodings: raw alone.
+/// Raw alone.
 impl Default for Agreed {
     fn default() -> Self {
-        const { Self::new(&[Member::RAW]) }
+        Self::RAW
     }
 }
 
@@ -83,10 +91,10 @@ pub enum Source<'a> {
     Lane(Foreign<'a>),
 }
 
-/// What all receivers of a stream held before its last step.
+/// What receivers of a stream held that stand at one publication.
 #[derive(Debug, Clone, Copy)]
 pub struct Shadow<'a> {
-    /// The publication that they had it from.
+    /// Which.
     pub publication: u64,
     /// As long as the chunk.
     pub bytes: &'a [u8],
@@ -124,22 +132,50 @@ pub struct Encoded<'a> {
 }
 
 impl Agreed {
+    /// Raw alone: what nobody declares otherwise, and what is no value and no contribution.
+    pub const RAW: Self = Self::new(&[Member::RAW]);
+
     /// These, the last of them raw, which always pays.
     ///
     /// # Panics
-    /// If the last is not raw.
-    pub const fn new(members: &'static [Member]) -> Self {
+    /// If the last is not raw, or there are more than [`MAX_ENCODINGS`].
+    pub const fn new(members: &[Member]) -> Self {
         let [.., Member { encoding: Encoding::RAW, .. }] = members else {
             panic!("every tensor agrees to raw")
         };
-        Self(members)
+        let mut agreed = Self { members: [Member::RAW; MAX_ENCODINGS], count: members.len() };
+        let mut at = 0;
+        while at < members.len() {
+            agreed.members[at] = members[at];
+            at += 1;
+        }
+        agreed
     }
 
-    /// Encodes a chunk. Unless it is sent from where it is, it is written into `buffer` from byte `at` on; the buffer only grows.
+    fn members(&self) -> &[Member] {
+        &self.members[..self.count]
+    }
+
+    /// Whether the chunk itself is all that is ever sent: then neither end needs room to encode or decode it in.
+    pub fn is_verbatim(&self) -> bool {
+        self.members().iter().all(|member| member.codec.is_verbatim())
+    }
+
+    /// Whether the sender of values has to keep what their receivers hold.
+    pub fn uses_base(&self) -> bool {
+        self.members().iter().any(|member| member.codec.uses_base())
+    }
+
+    /// Most bytes of a payload for a chunk of `bytes` bytes.
+    pub fn longest(&self, bytes: usize) -> usize {
+        self.members().iter().map(|member| *member.codec.lengths(bytes).end()).max().unwrap_or(bytes)
+    }
+
+    /// Encodes a chunk. Unless it is sent from where it is, it is written into `buffer` from byte `at` on; the buffer only
+    /// grows.
     pub fn encode<'a>(&self, sent: &Sent<'a>, buffer: &mut Vec<u8>, at: usize) -> Encoded<'a> {
         let shadow = sent.shadow.filter(|shadow| shadow.publication == sent.position && sent.position > 0);
-        let base = shadow.map(|shadow| shadow.bytes);
-        for &Member { encoding, codec } in self.0 {
+        for &Member { encoding, codec } in self.members() {
             let chunk = match sent.source {
                 Source::Stands(bytes) if codec.is_verbatim() => {
                     return Encoded { encoding, base: 0, payload: Payload::Stands(bytes) };
@@ -151,9 +187,11 @@ impl Agreed {
             if buffer.len() < end {
                 buffer.resize(end, 0);
             }
-            if let Some(length) = codec.encode(chunk, base, &mut buffer[at..end]) {
+            let shadow = shadow.filter(|_| codec.uses_base());
+            if let Some(length) = codec.encode(chunk, shadow.map(|shadow| shadow.bytes), &mut buffer[at..end])
+            {
                 debug_assert!(codec.lengths(chunk.len()).contains(&length), "{codec:?} keeps to its bounds");
-                let base = shadow.filter(|_| !codec.is_verbatim()).map_or(0, |shadow| shadow.publication);
+                let base = shadow.map_or(0, |shadow| shadow.publication);
                 return Encoded { encoding, base, payload: Payload::Buffered(at..at + length) };
             }
         }
@@ -167,7 +205,7 @@ impl Agreed {
         length: usize,
         bytes: usize,
     ) -> Result<&'static dyn Codec, Unexpected> {
-        let member = self.0.iter().find(|member| member.encoding == encoding);
+        let member = self.members().iter().find(|member| member.encoding == encoding);
         let codec = member.ok_or(Unexpected::NotAgreed { got: encoding })?.codec;
         let lengths = codec.lengths(bytes);
         if lengths.contains(&length) {

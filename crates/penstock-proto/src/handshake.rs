@@ -18,6 +18,7 @@
 //! which jobs there are.
 
 use crate::error::Refusal;
+use crate::mac;
 use crate::message::{PROTOCOL_VERSION, Secret, decode, encode};
 use crate::peer::PeerId;
 use hmac::{Hmac, Mac};
@@ -96,12 +97,8 @@ pub enum Verdict {
 pub const MAGIC: [u8; 4] = *b"PSTK";
 
 fn mac(secret: &Secret, who: &[u8], binding: &Binding, worker: &[u8], server: &Nonce) -> Hmac<Sha256> {
-    let mut mac = Hmac::<Sha256>::new_from_slice(&secret.0).expect("a key may have any length");
-    // Each part has a fixed length but the hello, which comes last: nothing can be read in two ways.
-    for part in [b"penstock handshake 1 ", who, binding, server, worker] {
-        mac.update(part);
-    }
-    mac
+    // Each part has a fixed length but the hello, which comes last.
+    mac::of(&secret.0, [b"penstock handshake 1 ", who, binding, server, worker])
 }
 
 fn malformed(what: &str) -> Refusal {

@@ -19,13 +19,16 @@
 //! | [`peer`] | what is sent to and received from: a worker, or another |
 //! | [`membership`] | who joined, who left, who was lost; barriers |
 //! | [`vigil`] | who is late, and when |
+//! | [`redial`] | when a connection is tried again |
 //! | [`knot`] | workers that wait for each other in a circle |
 //! | [`account`] | what a peer makes a process keep |
 //! | [`job`] | what a job goes by where its name would be too long |
 //! | [`message`] | the control plane's messages |
 //! | [`request`] | what is asked once, over connections that break |
 //! | [`frame`] | what travels between a worker and a shard of another host |
-//! | [`encoding`] | what travels of a chunk, and in which bytes |
+//! | [`travel`] | what a tensor's declaration says of how its chunks travel |
+//! | [`encoding`] | into which bytes a chunk is encoded, and whether bytes that come can be a chunk |
+//! | [`stream`] | what those hold that receive values |
 //! | [`outbox`] | frames until they are taken: reconnecting without loss or repetition |
 //! | [`remote`] | a tensor between hosts: what a shard owes to a subscriber, and what that has of it |
 //! | [`overlay`] | which peer passes on to which |
@@ -33,6 +36,8 @@
 //! | [`handshake`] | both ends of a network connection prove that they know the job's secret |
 //! | [`strangers`] | which of those that have not proved it goes when there is no room |
 //! | [`record`] | control messages on a stream |
+//! | [`mac`] | proofs that one knows a key |
+//! | [`hex`] | bytes as digits |
 //! | [`checksum`] | whether bytes came as they were sent |
 //! | [`error`] | one enum per operation |
 //! | `text.rs` | what a peer says: how long it may be, and in which characters |
@@ -51,9 +56,11 @@ pub mod encoding;
 pub mod error;
 pub mod frame;
 pub mod handshake;
+pub mod hex;
 pub mod items;
 pub mod job;
 pub mod knot;
+pub mod mac;
 pub mod membership;
 pub mod message;
 pub mod numbered;
@@ -63,13 +70,16 @@ pub mod peer;
 pub mod placement;
 pub mod progress;
 pub mod record;
+pub mod redial;
 pub mod remote;
 pub mod request;
 pub mod shard;
 pub mod spec;
 pub mod strangers;
+pub mod stream;
 pub mod submission;
 mod text;
+pub mod travel;
 pub mod vigil;
 pub mod worker;
 

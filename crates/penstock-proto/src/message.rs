@@ -5,6 +5,7 @@
 //! named at each reply. Nothing that happens once per iteration goes this way but barriers.
 
 use crate::error::{JobFailure, MAX_TEXT_BYTES, Refusal, shorten};
+use crate::hex::unhex;
 use crate::items::control::{TableAnswer, TableAsk};
 use crate::knot::{Goal, Knot};
 use crate::peer::PeerId;
@@ -14,7 +15,7 @@ use crate::{Rank, TensorId};
 use serde::{Deserialize, Serialize};
 
 /// Version of messages, submissions and shared layouts together. Both sides must be of the same.
-pub const PROTOCOL_VERSION: u32 = 6;
+pub const PROTOCOL_VERSION: u32 = 7;
 /// Largest message: a declaration with the longest name and most dimensions, with room; the answer that names every rank
 /// missing of the largest job, likewise.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
@@ -43,15 +44,7 @@ impl std::fmt::Debug for Secret {
 impl Secret {
     /// Reads 64 hexadecimal digits.
     pub fn from_hex(text: &str) -> Option<Self> {
-        let digits = text.as_bytes();
-        if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
-            return None;
-        }
-        let mut bytes = [0; 32];
-        for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
-            *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
-        }
-        Some(Self(bytes))
+        unhex(text).map(Self)
     }
 }
 

@@ -2,6 +2,7 @@
 //! refused with the name of what differs.
 
 use crate::consistency::{Consistency, MAX_SLACK};
+use crate::travel::{Registry, Terms, Travel, TravelError};
 use penstock_kernels::{Dtype, Plan, Rule};
 use serde::{Deserialize, Serialize};
 
@@ -52,6 +53,8 @@ pub struct TensorSpec {
     pub clip: Option<f64>,
     /// Whether a contribution with a NaN or an infinity is refused.
     pub refuse_nonfinite: bool,
+    /// How its chunks travel between hosts.
+    pub travel: Travel,
 }
 
 /// Why a tensor cannot be declared like this.
@@ -102,6 +105,14 @@ pub enum SpecError {
         /// The consistency that was asked for.
         consistency: Consistency,
     },
+    /// It cannot travel as it is declared to.
+    #[error("`{name}`: {why}")]
+    Travel {
+        /// The tensor.
+        name: String,
+        /// Why.
+        why: TravelError,
+    },
 }
 
 impl TensorSpec {
@@ -134,12 +145,15 @@ impl TensorSpec {
         }
     }
 
-    /// Judges a declaration, foreign or our own.
-    pub fn check(&self) -> Result<(), SpecError> {
+    /// Judges a declaration, foreign or our own, in a process that has these codecs and filters. Returns what it comes to
+    /// there.
+    pub fn check(&self, known: &Registry) -> Result<Terms, SpecError> {
         self.check_name()?;
         self.check_shape()?;
         self.check_numbers()?;
-        self.check_replacement()
+        self.check_replacement()?;
+        let refused = |why| SpecError::Travel { name: self.name.clone(), why };
+        self.travel.resolve(self.dtype, known).map_err(refused)
     }
 
     /// Where contributions are folded one by one each has its share of the mean, so that their sum is a mean; of these the last
@@ -208,13 +222,15 @@ impl TensorSpec {
             ("clip", none_or(self.clip), none_or(other.clip)),
             ("refuse_nonfinite", self.refuse_nonfinite.to_string(), other.refuse_nonfinite.to_string()),
         ];
-        pairs.into_iter().find(|(_, ours, theirs)| ours != theirs)
+        let first = pairs.into_iter().find(|(_, ours, theirs)| ours != theirs);
+        first.or_else(|| self.travel.difference(&other.travel))
     }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::encoding::Encoding;
 
     pub(crate) fn spec(consistency: Consistency) -> TensorSpec {
         TensorSpec {
@@ -227,32 +243,37 @@ pub(crate) mod tests {
             rescale: 1.0,
             clip: None,
             refuse_nonfinite: false,
+            travel: Travel::default(),
         }
+    }
+
+    fn check(spec: &TensorSpec) -> Result<(), SpecError> {
+        spec.check(&Registry::ALL).map(drop)
     }
 
     #[test]
     fn a_name_that_could_break_a_terminal_is_refused() {
         for name in ["", "a\u{1b}[2J", "line\nbreak", &"x".repeat(MAX_NAME_BYTES + 1)] {
             let bad = TensorSpec { name: name.into(), ..spec(Consistency::Bsp) };
-            assert!(matches!(bad.check(), Err(SpecError::BadName { .. })), "{name:?}");
+            assert!(matches!(check(&bad), Err(SpecError::BadName { .. })), "{name:?}");
         }
-        assert_eq!(TensorSpec { name: "層.重み".into(), ..spec(Consistency::Bsp) }.check(), Ok(()));
+        assert_eq!(check(&TensorSpec { name: "層.重み".into(), ..spec(Consistency::Bsp) }), Ok(()));
     }
 
     #[test]
     fn a_shape_whose_size_overflows_is_refused_before_a_byte_is_allocated() {
         let bad = TensorSpec { shape: vec![u64::MAX, 3], ..spec(Consistency::Bsp) };
-        assert!(matches!(bad.check(), Err(SpecError::TooLarge { .. })));
+        assert!(matches!(check(&bad), Err(SpecError::TooLarge { .. })));
         let bad = TensorSpec { shape: vec![1 << 41], ..spec(Consistency::Bsp) };
-        assert!(matches!(bad.check(), Err(SpecError::TooLarge { .. })));
+        assert!(matches!(check(&bad), Err(SpecError::TooLarge { .. })));
         let bad = TensorSpec { shape: vec![3, 0], ..spec(Consistency::Bsp) };
-        assert!(matches!(bad.check(), Err(SpecError::BadShape { .. })));
+        assert!(matches!(check(&bad), Err(SpecError::BadShape { .. })));
     }
 
     #[test]
     fn a_scalar_has_one_element() {
         let scalar = TensorSpec { shape: vec![], ..spec(Consistency::Bsp) };
-        assert_eq!((scalar.check(), scalar.elements(), scalar.bytes()), (Ok(()), Some(1), 4));
+        assert_eq!((check(&scalar), scalar.elements(), scalar.bytes()), (Ok(()), Some(1), 4));
     }
 
     #[test]
@@ -267,5 +288,16 @@ pub(crate) mod tests {
         assert_eq!(ours.difference(&theirs), Some(expected));
         let theirs = TensorSpec { clip: Some(1.5), ..ours.clone() };
         assert_eq!(ours.difference(&theirs), Some(("clip", "none".into(), "1.5".into())));
+        let mut theirs = ours.clone();
+        theirs.travel.values.insert(0, Encoding(9));
+        assert_eq!(ours.difference(&theirs), Some(("encodings of values", "[0]".into(), "[9, 0]".into())));
+    }
+
+    #[test]
+    fn what_cannot_travel_as_it_is_declared_is_refused_by_the_tensor_s_name() {
+        let mut bad = spec(Consistency::Bsp);
+        bad.travel.contributions = vec![Encoding(200), Encoding::RAW];
+        let said = "`w`: expected encodings of contributions among [0], got 200: a newer version may know it";
+        assert_eq!(check(&bad).unwrap_err().to_string(), said);
     }
 }

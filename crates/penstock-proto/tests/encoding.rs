@@ -5,8 +5,8 @@
 mod travel;
 
 use penstock_kernels::codec::Base;
-use penstock_kernels::filter::{Everything, Filter};
-use penstock_kernels::{Foreign, Settings};
+use penstock_kernels::filter::Filter;
+use penstock_kernels::{Dtype, Foreign, Settings};
 use penstock_proto::TensorId;
 use penstock_proto::encoding::{
     Agreed, Encoded, Encoding, Member, Payload, Sent, Shadow, Source, Unexpected,
@@ -14,12 +14,15 @@ use penstock_proto::encoding::{
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::remote::home::{Chunks, Owing, Publication, Subscriber};
 use penstock_proto::remote::mirror::{Broken, Effect, Mirror};
+use penstock_proto::stream::{Streams, bytes_kept};
 use penstock_proto::submission::Submission;
+use penstock_proto::travel::{Filtering, Registry, Terms, Travel};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use travel::changes::{Changes, ENTRY};
-use travel::loud::Loud;
 
 const W: TensorId = 3;
 /// Bytes of its chunks: the last is short.
@@ -38,44 +41,33 @@ fn range(chunk: usize) -> Range<usize> {
     start..start + CHUNKS[chunk]
 }
 
-/// One chunk's stream at its home: what all its receivers hold, and what they held one step before.
-#[derive(Debug)]
-struct Stream {
-    filter: &'static dyn Filter,
-    publication: u64,
-    held: Vec<u8>,
-    before: (u64, Vec<u8>),
-}
+/// What tests' declarations may name.
+const KNOWN: Registry = Registry { codecs: travel::CODECS, filters: travel::FILTERS };
+/// Everything, and what holds small changes back.
+const FILTERS: [Filtering; 2] = [Filtering::NONE, Filtering { filter: 7, settings: [2.0, 0.0] }];
 
-impl Stream {
-    /// The stream goes on to this publication, if it does not stand there.
-    fn go_on(&mut self, publication: u64, value: &[u8]) {
-        if self.publication != publication {
-            self.before = (self.publication, self.held.clone());
-            self.publication = publication;
-            let next = self.filter.next(value, &mut self.held).to_vec();
-            self.held = next;
-        }
-    }
+/// What a declaration comes to that names differences, both ways, and this filter.
+fn terms(filter: Filtering) -> Terms {
+    let encodings = vec![CHANGES, Encoding::RAW];
+    let travel = Travel { filter, values: encodings.clone(), contributions: encodings };
+    travel.resolve(Dtype::F32, &KNOWN).unwrap()
 }
 
 #[derive(Debug)]
 struct Home {
     values: Vec<Vec<u8>>,
     published: Vec<Publication>,
-    streams: Vec<Stream>,
+    streams: Streams,
     /// What the receivers of each publication hold.
     history: BTreeMap<(usize, u64), Vec<u8>>,
 }
 
 impl Home {
-    fn new(filter: &'static dyn Filter) -> Self {
-        let zeros = || CHUNKS.map(|bytes| vec![0; bytes]);
-        let stream = |held: Vec<u8>| Stream { filter, publication: 0, before: (0, held.clone()), held };
+    fn new(filter: Filtering) -> Self {
         let mut home = Self {
-            values: zeros().to_vec(),
+            values: CHUNKS.map(|bytes| vec![0; bytes]).into(),
             published: vec![Publication { version: 0, steps: 0, sequence: 0 }; CHUNKS.len()],
-            streams: zeros().map(stream).into(),
+            streams: Streams::new(&terms(filter), CHUNKS).unwrap(),
             history: BTreeMap::new(),
         };
         (0..CHUNKS.len()).for_each(|local| home.publish(local, 0, &[]));
@@ -83,10 +75,19 @@ impl Home {
     }
 
     fn publish(&mut self, local: usize, newer: u64, edits: &[Edit]) {
-        edits.iter().for_each(|(at, byte)| *at.get_mut(&mut self.values[local]) = *byte);
-        let place = &mut self.published[local];
+        let (value, place) = (&mut self.values[local], &mut self.published[local]);
+        self.streams.keep(local, place.sequence, value);
+        edits.iter().for_each(|(at, byte)| *at.get_mut(value) = *byte);
         place.version += newer;
         place.sequence += 2;
+        self.streams.publish(local, value);
+    }
+
+    /// What whoever is sent the newest publication of a chunk holds afterwards.
+    fn held(&self, local: usize) -> &[u8] {
+        let sent = self.streams.send(local, self.published[local].sequence, &self.values[local], 0);
+        let Source::Stands(held) = sent.source else { panic!("{sent:?}") };
+        held
     }
 }
 
@@ -230,14 +231,16 @@ impl Line {
             Some(Owing::Folded { tensor, count }) => (bare(Notice::Folded { tensor, count }), Vec::new()),
             Some(Owing::Value { tensor, local, publication, position }) => {
                 let Publication { version, steps, sequence } = publication;
-                let stream = &mut home.streams[local];
-                stream.go_on(sequence, &home.values[local]);
-                home.history.insert((local, sequence), stream.held.clone());
-                let shadow = Shadow { publication: stream.before.0, bytes: &stream.before.1 };
-                let source = Source::Stands(&stream.held);
+                let held = home.held(local).to_vec();
+                let before = home.history.insert((local, sequence), held.clone());
+                assert!(
+                    before.is_none_or(|before| before == held),
+                    "all that are sent a publication hold the same"
+                );
+                let sent = home.streams.send(local, sequence, &home.values[local], position);
                 let chunk = local as u32;
                 let notice = Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0 };
-                let (bytes, payload) = frame(bare(notice), &Sent { source, shadow: Some(shadow), position });
+                let (bytes, payload) = frame(bare(notice), &sent);
                 (Header::decode(&bytes).unwrap(), payload)
             }
             Some(Owing::State { .. }) => unreachable!("nobody asks for it"),
@@ -275,7 +278,7 @@ impl Line {
 }
 
 /// Plays moves on a home with three receivers. What came: whole, as differences, contributions.
-fn play(filter: &'static dyn Filter, moves: &[Move]) -> [usize; 3] {
+fn play(filter: Filtering, moves: &[Move]) -> [usize; 3] {
     let mut home = Home::new(filter);
     let mut lines = [(); 3].map(|()| Line::new());
     for (what, which, edits) in moves {
@@ -303,11 +306,13 @@ fn play(filter: &'static dyn Filter, moves: &[Move]) -> [usize; 3] {
         assert_eq!(line.fetched, line.asked);
         assert!(line.mirror.is_delivered());
     }
-    for (local, stream) in home.streams.iter().enumerate() {
+    for local in 0..CHUNKS.len() {
+        let held = home.held(local);
         assert!(
-            lines.iter().all(|line| line.held[local] == stream.held),
+            lines.iter().all(|line| line.held[local] == held),
             "all receivers hold what the sender counts"
         );
+        assert!(filter != Filtering::NONE || held == home.values[local]);
     }
     lines.iter().fold([0; 3], |sum, line| [0, 1, 2].map(|at| sum[at] + line.came[at]))
 }
@@ -320,7 +325,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
 #[test]
 fn whoever_stands_where_receives_what_the_sender_counts_wherever_connections_break() {
     use proptest::test_runner::{Config, TestRunner};
-    for filter in [&Everything as &dyn Filter, &Loud] {
+    for filter in FILTERS {
         let came = std::cell::Cell::new([0; 3]);
         let mut runner = TestRunner::new(Config { cases: 300, ..Config::default() });
         let played = runner.run(&moves(), |moves| {
@@ -386,4 +391,100 @@ fn what_does_not_pay_goes_raw_and_only_what_was_agreed_to_comes_in() {
     }
     let long = Unexpected::Length { least: 0, most: 63, bytes: 64, got: 64 };
     assert_eq!(AGREED.expect(CHANGES, 64, 64).unwrap_err(), long);
+}
+
+/// A home of one chunk, with what its receivers hold, and who is sent what.
+struct One {
+    streams: Streams,
+    value: Vec<u8>,
+    publication: u64,
+}
+
+impl One {
+    fn new(terms: &Terms) -> Self {
+        Self { streams: Streams::new(terms, [8]).unwrap(), value: vec![0; 8], publication: 0 }
+    }
+
+    fn publish(&mut self, byte: u8) {
+        self.streams.keep(0, self.publication, &self.value);
+        self.value.fill(byte);
+        self.publication += 2;
+        self.streams.publish(0, &self.value);
+    }
+
+    /// To a receiver at this position: what it is sent, and the publication and bytes that a difference would be against.
+    fn send(&self, position: u64) -> (Vec<u8>, Option<(u64, Vec<u8>)>) {
+        let sent = self.streams.send(0, self.publication, &self.value, position);
+        let Source::Stands(held) = sent.source else { panic!("{sent:?}") };
+        (held.to_vec(), sent.shadow.map(|shadow| (shadow.publication, shadow.bytes.to_vec())))
+    }
+}
+
+#[test]
+fn where_everything_travels_and_no_encoding_uses_a_base_nothing_is_kept() {
+    let whole = Travel::default().resolve(Dtype::F32, &KNOWN).unwrap();
+    assert!(Streams::new(&whole, CHUNKS).is_none());
+    assert_eq!(bytes_kept(&whole, 1 << 20, 1 << 40), 0);
+    let [differences, both] = FILTERS.map(|filter| bytes_kept(&terms(filter), 3, 1000));
+    assert_eq!(both - differences, 1000, "a filter that holds back takes another copy");
+    assert!((1000..1200).contains(&differences), "{differences}");
+    let one = One::new(&terms(Filtering::NONE));
+    let sent = one.streams.send(0, 2, &one.value, 0);
+    let Source::Stands(stands) = sent.source else { panic!("{sent:?}") };
+    assert!(std::ptr::eq(stands, &one.value[..]), "sent from where it stands");
+}
+
+/// E-1.
+#[test]
+fn the_shadow_is_the_last_publication_that_anybody_was_sent_before_the_newest() {
+    let mut one = One::new(&terms(Filtering::NONE));
+    one.publish(1);
+    one.publish(2);
+    assert_eq!(one.send(0), (vec![2; 8], None), "nobody was sent anything before");
+    one.publish(3);
+    // One that was sent nothing yet is sent it whole all the same: the position decides.
+    assert_eq!(one.send(4), (vec![3; 8], Some((4, vec![2; 8]))));
+    one.publish(4);
+    let expected = (vec![4; 8], Some((6, vec![3; 8])));
+    assert_eq!(one.send(4), expected, "who is slow is at another publication");
+    assert_eq!(one.send(6), expected);
+    one.publish(5);
+    one.publish(6);
+    one.publish(7);
+    assert_eq!(
+        one.send(8),
+        (vec![7; 8], Some((8, vec![4; 8]))),
+        "what nobody was sent is no base for anybody"
+    );
+}
+
+/// A filter that counts how often it is asked.
+#[derive(Debug, Default)]
+struct Counts(AtomicUsize);
+
+impl Filter for Counts {
+    fn next(&self, value: &[u8], held: &mut [u8]) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        held[..4].copy_from_slice(&value[..4]);
+    }
+}
+
+#[test]
+fn a_filter_runs_once_for_each_publication_however_often_it_is_sent_and_what_is_loaded_passes_whole() {
+    let filter = Arc::new(Counts::default());
+    let terms = Terms { filter: Arc::clone(&filter) as Arc<dyn Filter>, ..terms(Filtering::NONE) };
+    let mut one = One::new(&terms);
+    for publication in 1..=4 {
+        one.publish(publication);
+        let held = [[publication; 4], [0; 4]].concat();
+        (0..5).for_each(|position| assert_eq!(one.send(position).0, held));
+        assert_eq!(filter.0.load(Ordering::Relaxed), usize::from(publication));
+    }
+    one.streams.keep(0, one.publication, &one.value);
+    one.value.fill(9);
+    one.streams.load(0, &one.value);
+    one.publication += 2;
+    one.streams.publish(0, &one.value);
+    let before = [[4; 4], [0; 4]].concat();
+    assert_eq!(one.send(8), (vec![9; 8], Some((8, before))), "and is a step of the stream like any other");
 }

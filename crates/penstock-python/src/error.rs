@@ -157,7 +157,13 @@ fn refusal<'py>(py: Python<'py>, refusal: &Refusal) -> Shape<'py> {
             TableError::TwoProducers { row, first, second, .. } => {
                 named("TwoProducers").with("row", *row).with("ranks", vec![*first, *second])
             }
-            TableError::Differs { .. } | TableError::DeclaredTwice { .. } => named("DeclarationConflict"),
+            TableError::Differs { .. } | TableError::DeclaredTwice { .. } | TableError::NotAllTold { .. } => {
+                named("DeclarationConflict")
+            }
+            TableError::Exhausted { why, .. } if why.resource == Resource::Bytes => {
+                named("OutOfMemory").with("needed", why.asked).with("available", why.left)
+            }
+            TableError::Exhausted { .. } => named("PenstockError"),
             _ => named("ProtocolError"),
         },
         Refusal::NoValue { .. } => named("WorkerLost").with("rank", 0),

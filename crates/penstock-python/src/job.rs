@@ -17,6 +17,7 @@ use penstock_proto::items::spec::ParsePropagationError;
 use penstock_proto::items::{RowSet, Slack};
 use penstock_proto::message::Secret;
 use penstock_proto::spec::{Reduce, TensorSpec};
+use penstock_proto::travel::Travel;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::Arc;
@@ -213,7 +214,7 @@ impl Job {
         what: &str,
     ) -> PyResult<(Vec<u32>, Vec<u32>)> {
         let timeout = span(timeout)?;
-        let met = detached(py, |free| self.job.on(free).meet(what, timeout))?;
+        let met = detached(py, |free| self.job.on(free).barrier_for(what, timeout))?;
         Ok((met.ranks, met.left))
     }
 
@@ -270,6 +271,7 @@ impl Job {
             rescale,
             clip,
             refuse_nonfinite,
+            travel: Travel::default(),
         };
         let declaration = Declaration { spec, consistency, adaptive, timeout: span(timeout)? };
         let tensor = detached(py, |free| self.job.on(free).declare(declaration))?;

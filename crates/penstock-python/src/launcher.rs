@@ -2,7 +2,8 @@
 
 use crate::error::bad_argument;
 use penstock_join::introduce::Topology;
-use penstock_join::launcher::{BadVariable, Environment};
+use penstock_join::launcher::{BadVariable, Environment, Place};
+use penstock_join::way::{Given, NoWay, Way, way};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -19,37 +20,41 @@ impl LauncherVariables {
         Self { of }
     }
 
-    #[allow(clippy::type_complexity, reason = "a place, for Python to name its parts")]
-    fn place(&self, py: Python<'_>) -> PyResult<Option<(&'static str, u32, u32, &'static str)>> {
+    fn place(&self, py: Python<'_>) -> PyResult<Option<Standing>> {
         let found = self.read(py, |environment| environment.place())?;
-        Ok(found.map(|place| (place.launcher.name(), place.rank, place.size, place.announced_by)))
+        Ok(found.map(standing))
     }
 
-    fn refuse_rendezvous_alone(&self, py: Python<'_>) -> PyResult<()> {
-        self.read(py, |environment| environment.refuse_rendezvous_alone())
-    }
-
-    fn several_without_step(&self, py: Python<'_>) -> PyResult<Option<u32>> {
-        self.read(py, |environment| Ok(environment.several_without_step()))
-    }
-
-    fn servers(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        self.read(py, |environment| Ok(environment.servers()))
+    /// Which way the process joins, where it stands if anything says so, the servers or where it turns to, and the secret if the
+    /// way needs it.
+    #[allow(clippy::type_complexity, reason = "a way, for Python to name its parts")]
+    fn way(&self, py: Python<'_>) -> PyResult<(&'static str, Option<Standing>, Vec<String>, Option<String>)> {
+        let (way, secret) = self.read(py, |environment| {
+            Ok::<_, NoWay>((way(&Given::default(), environment)?, environment.get("PENSTOCK_SECRET")))
+        })?;
+        Ok(match way {
+            Way::Servers { servers, place, .. } => ("servers", Some(standing(place)), servers, secret),
+            Way::Manager { address, place, .. } => ("manager", place.map(standing), vec![address], secret),
+            Way::Rendezvous { at, place, .. } => ("rendezvous", Some(standing(place)), vec![at], secret),
+            Way::Launcher(place) => ("launcher", Some(standing(place)), Vec::new(), None),
+            Way::Alone { place } => ("alone", place.map(standing), Vec::new(), None),
+        })
     }
 
     fn job(&self, py: Python<'_>) -> PyResult<String> {
-        self.read(py, |environment| Ok(environment.job()))
+        self.read(py, |environment| Ok::<_, NoWay>(environment.job()))
     }
 
     fn secret(&self, py: Python<'_>) -> PyResult<Option<String>> {
         self.read(py, |environment| {
-            Ok(environment.secret()?.and_then(|_| environment.get("PENSTOCK_SECRET")))
+            let secret = environment.secret()?;
+            Ok::<_, BadVariable>(secret.and_then(|_| environment.get("PENSTOCK_SECRET")))
         })
     }
 
     /// Whether the only server is rank 0's.
     fn alone(&self, py: Python<'_>) -> PyResult<bool> {
-        self.read(py, |environment| Ok(environment.topology()? == Topology::Cc))
+        self.read(py, |environment| environment.topology().map(|topology| topology == Topology::Cc))
     }
 
     fn whole_number(&self, py: Python<'_>, name: &str) -> PyResult<u32> {
@@ -58,10 +63,10 @@ impl LauncherVariables {
 }
 
 impl LauncherVariables {
-    fn read<T>(
+    fn read<T, E: Into<NoWay>>(
         &self,
         py: Python<'_>,
-        look: impl FnOnce(&Environment<'_>) -> Result<T, BadVariable>,
+        look: impl FnOnce(&Environment<'_>) -> Result<T, E>,
     ) -> PyResult<T> {
         let of = self.of.bind(py);
         let get = |name: &str| {
@@ -69,20 +74,27 @@ impl LauncherVariables {
             // What is not text is none of the values that are looked for.
             Some(value.cast::<PyString>().ok()?.to_string_lossy().into_owned())
         };
-        look(&Environment(&get)).map_err(|error| refuse(py, &error))
+        look(&Environment(&get)).map_err(|error| refuse(py, &error.into()))
     }
 }
 
-fn refuse(py: Python<'_>, error: &BadVariable) -> PyErr {
+/// Launcher, rank, size, and the variable that says how many there are.
+type Standing = (&'static str, u32, u32, &'static str);
+
+fn standing(place: Place) -> Standing {
+    (place.launcher.name(), place.rank, place.size, place.announced_by)
+}
+
+fn refuse(py: Python<'_>, error: &NoWay) -> PyErr {
     let class = match error {
-        BadVariable::NoNumber { .. }
-        | BadVariable::NoSecret { .. }
-        | BadVariable::NoWorkersThere { .. }
-        | BadVariable::NoTopology { .. } => "OptionError",
-        BadVariable::OutOfSize { .. } => "JobFull",
-        BadVariable::NoRank { .. } | BadVariable::NoSize { .. } | BadVariable::RendezvousAlone => {
-            "NotUnderLauncher"
-        }
+        NoWay::Variable(
+            BadVariable::NoNumber { .. }
+            | BadVariable::NoSecret { .. }
+            | BadVariable::NoWorkersThere { .. }
+            | BadVariable::NoTopology { .. },
+        ) => "OptionError",
+        NoWay::Variable(BadVariable::OutOfSize { .. }) => "JobFull",
+        _ => "NotUnderLauncher",
     };
     bad_argument(py, class, &error.to_string(), Some(&error.hint()))
 }

@@ -59,6 +59,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(manager::delete_job, module)?)?;
     module.add_function(wrap_pyfunction!(manager::health, module)?)?;
     module.add_function(wrap_pyfunction!(manager::connect, module)?)?;
+    module.add_function(wrap_pyfunction!(manager::options_under_manager, module)?)?;
     module.add_function(wrap_pyfunction!(manager::make_certificate, module)?)?;
     module.add_function(wrap_pyfunction!(rendezvous::rendezvous_address, module)?)?;
     module.add_function(wrap_pyfunction!(rendezvous::reachable, module)?)?;

@@ -8,6 +8,7 @@ use penstock_control::client::{Balance, Client, Job, JobSpec, Target, Worker};
 use penstock_control::manager::{Config, StartError};
 use penstock_control::secret::hex;
 use penstock_control::{Error, Reason, cert};
+use penstock_join::way;
 use penstock_proto::message::Secret;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -227,6 +228,24 @@ pub(crate) fn connect<'py>(
     shown.set_item("size", place.size)?;
     shown.set_item("options", settings)?;
     Ok(shown)
+}
+
+/// The options that count for a worker of a managed job: those that it is given go before the job's.
+#[pyfunction]
+pub(crate) fn options_under_manager<'py>(
+    py: Python<'py>,
+    of_job: &Bound<'py, PyDict>,
+    given: &Bound<'py, PyDict>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let (of_job, given) = (pairs(of_job)?, pairs(given)?);
+    let says = |name: &str| given.iter().any(|(known, _)| known == name);
+    let of_job = of_job.iter().map(|(name, value)| (&name[..], &value[..]));
+    let own = given.iter().map(|(name, value)| (&name[..], &value[..]));
+    let options = PyDict::new(py);
+    for (name, value) in way::options_under_manager(of_job, own, says) {
+        options.set_item(name, value)?;
+    }
+    Ok(options)
 }
 
 /// Makes a certificate, and a development CA if there is none.

@@ -1,36 +1,48 @@
-//! What tensors agreed to: raw alone, or an encoding that the product does not have.
+//! What tensors' declarations say of how their chunks travel: raw alone, or in an encoding that the product does not have.
 //!
 //! A payload of [`Differs`] tells which words of a chunk differ from its base, a bit each, and then by what they do, in this
-//! order. It is shorter than the chunk or longer, of no length where nothing differs, and it cannot be taken for the chunk. Some
-//! chunks go raw: so what a stream carries changes from one publication to the next.
+//! order. It is shorter than the chunk or longer, of no length where nothing differs, and it cannot be taken for the chunk.
+//! Some chunks go raw: so what a stream carries changes from one publication to the next.
+//!
+//! Everything passes: what is read elsewhere is judged bit by bit.
 
 use crate::rng::Rng;
+use crate::workload::Workload;
 use penstock_kernels::Foreign;
-use penstock_kernels::codec::{Base, Codec, Undecodable};
-use penstock_proto::encoding::{Agreed, Encoding, Member};
+use penstock_kernels::codec::{self, Base, Codec, Undecodable};
+use penstock_kernels::filter;
+use penstock_proto::encoding::Encoding;
+use penstock_proto::spec::TensorSpec;
+use penstock_proto::travel::{Registry, Terms, Travel};
 use std::ops::RangeInclusive;
 
 /// The encoding beside raw.
 pub const DIFFERS: Encoding = Encoding(9);
 
-/// What a tensor of the simulator may have agreed to.
-const BOTH: Agreed = Agreed::new(&[Member { encoding: DIFFERS, codec: &Differs { turn: 0 } }, Member::RAW]);
-/// The same number, and other bytes.
-const ANOTHER: Agreed =
-    Agreed::new(&[Member { encoding: DIFFERS, codec: &Differs { turn: 1 } }, Member::RAW]);
-
-/// What each of so many tensors agreed to. It is drawn beside everything else that the seed decides, which it leaves as it is.
-pub fn of_seed(seed: u64, tensors: usize) -> Vec<Agreed> {
-    let mut rng = Rng::new(seed ^ 0xe0c0de);
-    (0..tensors).map(|_| if rng.once_in(2) { BOTH } else { Agreed::default() }).collect()
+const fn entry(codec: &'static dyn Codec) -> codec::Entry {
+    codec::Entry { number: DIFFERS.0, name: "differs", codec }
 }
 
-/// What an end goes by if its codec for the encoding is not the one that was agreed to.
-pub fn another(agreed: Agreed) -> Agreed {
-    match agreed.expect(DIFFERS, 0, 8) {
-        Ok(_) => ANOTHER,
-        Err(_) => agreed,
+/// What both ends know.
+pub const KNOWN: Registry =
+    Registry { codecs: &[codec::ALL[0], entry(&Differs { turn: 0 })], filters: filter::ALL };
+/// What an end knows whose codec is not the one that was agreed to: the same number, and other bytes.
+pub const ANOTHER: Registry =
+    Registry { codecs: &[codec::ALL[0], entry(&Differs { turn: 1 })], filters: filter::ALL };
+
+/// Declares of each tensor how it travels. It is drawn beside everything else that the seed decides, which it leaves as it is.
+pub fn declare(seed: u64, workload: &mut Workload) {
+    let mut rng = Rng::new(seed ^ 0xe0c0de);
+    for tensor in &mut workload.tensors {
+        let both = rng.once_in(2);
+        let encodings = || if both { vec![DIFFERS, Encoding::RAW] } else { vec![Encoding::RAW] };
+        tensor.spec.travel = Travel { values: encodings(), contributions: encodings(), ..Travel::default() };
     }
+}
+
+/// What a declaration comes to at an end that knows this.
+pub fn terms(spec: &TensorSpec, known: &Registry) -> Terms {
+    spec.travel.resolve(spec.dtype, known).expect("both ends know what is declared")
 }
 
 const WORD: usize = 4;
@@ -72,6 +84,10 @@ impl Differs {
 }
 
 impl Codec for Differs {
+    fn uses_base(&self) -> bool {
+        true
+    }
+
     fn lengths(&self, bytes: usize) -> RangeInclusive<usize> {
         0..=marks(bytes) + words(bytes) * WORD
     }

@@ -16,8 +16,10 @@ use std::collections::BTreeMap;
 /// What a worker has of a tensor, as far as one shard of another host is home of it.
 #[derive(Debug, Default)]
 pub struct Mirrored {
-    /// How its chunks travel, both ways.
-    pub agreed: Agreed,
+    /// How its values are encoded.
+    pub values_as: Agreed,
+    /// How its contributions are.
+    pub contributions_as: Agreed,
     /// What came of each chunk.
     pub values: BTreeMap<u32, Mirror>,
     /// The least version of all chunks + 1.
@@ -43,6 +45,8 @@ pub struct Proxy {
     pub machine: Machine,
     /// Tensors that the shard is home of some of.
     pub tensors: BTreeMap<TensorId, Mirrored>,
+    /// Whether the worker has said goodbye: what comes is not looked at any more.
+    pub left: bool,
 }
 
 impl Proxy {

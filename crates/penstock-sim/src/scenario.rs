@@ -8,7 +8,6 @@ use crate::rng::Rng;
 use crate::shard_memory::Sabotage;
 use crate::workload::{Kind, Workload};
 use penstock_proto::consistency::Consistency;
-use penstock_proto::encoding::Agreed;
 use penstock_proto::{Rank, TensorId};
 
 /// Where the chunks are.
@@ -43,8 +42,6 @@ pub struct Scenario {
     pub topology: Topology,
     /// What goes wrong.
     pub faults: Faults,
-    /// How the chunks of each tensor travel between hosts.
-    pub agreed: Vec<Agreed>,
     /// What promise the memory breaks, in tests of the checkers.
     pub sabotage: Option<Sabotage>,
 }
@@ -88,9 +85,9 @@ impl Scenario {
         Self::of(seed, workload, faults, &mut rng)
     }
 
-    fn of(seed: u64, workload: Workload, faults: Faults, rng: &mut Rng) -> Self {
-        let agreed = encodings::of_seed(seed, workload.tensors.len());
-        Self { seed, topology: Topology::any(rng), faults, workload, agreed, sabotage: None }
+    fn of(seed: u64, mut workload: Workload, faults: Faults, rng: &mut Rng) -> Self {
+        encodings::declare(seed, &mut workload);
+        Self { seed, topology: Topology::any(rng), faults, workload, sabotage: None }
     }
 
     fn marked(seed: u64, its: u64, rng: &mut Rng) -> Self {

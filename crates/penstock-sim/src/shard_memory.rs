@@ -7,10 +7,12 @@
 use crate::rng::Rng;
 use penstock_kernels::{Foreign, Plan};
 use penstock_proto::chunk::Cut;
-use penstock_proto::encoding::Agreed;
+use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::remote::home::{Chunks, Publication};
 use penstock_proto::shard::{Fold, Folded, Home, NonFiniteFrom};
 use penstock_proto::spec::TensorSpec;
+use penstock_proto::stream::Streams;
+use penstock_proto::travel::Terms;
 use penstock_proto::{Rank, TensorId};
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -139,6 +141,10 @@ pub enum Sabotage {
     BelievesDamagedFrames,
     /// The control thread takes workers for lost before their lease is over.
     IsImpatient,
+    /// The control thread takes no worker for lost.
+    LosesNobody,
+    /// A worker does not count what comes from the control thread as signs that it lives.
+    IsDeaf,
     /// A shard is not told which workers are lost.
     KeepsTheLost,
     /// A worker does not make a silent connection to the control thread again.
@@ -147,6 +153,10 @@ pub enum Sabotage {
     DecodesByAnother,
     /// A home takes what came before what the receivers hold for what they hold.
     MistakesTheShadow,
+    /// An end that has taken enough frames for once waits until more bytes come, though it has read further frames.
+    ForgetsWhatItHasRead,
+    /// A worker's end that has taken enough frames for once loses what it has read beyond them.
+    DropsWhatItHasRead,
 }
 
 #[derive(Debug)]
@@ -155,8 +165,8 @@ struct Chunk {
     state: Aligned,
     lanes: Vec<Aligned>,
     mirror: Option<Mirror>,
-    /// What stood published before, and which publication that was: all that are up to date held it one step ago.
-    before: Option<(u64, Rc<[u8]>)>,
+    /// What stood published before: of use to [`Sabotage`] alone.
+    before: Option<Rc<[u8]>>,
     /// Publications so far.
     sequence: u64,
     /// A fold that waits for its commit.
@@ -166,8 +176,11 @@ struct Chunk {
 #[derive(Debug)]
 struct Tensor {
     plan: Plan,
-    /// How its chunks travel to other hosts and back.
-    agreed: Agreed,
+    /// How its values and its contributions are encoded.
+    values: Agreed,
+    contributions: Agreed,
+    /// What workers on other hosts hold, where that has to be kept.
+    streams: Option<Streams>,
     chunks: BTreeMap<u32, Chunk>,
     /// Those chunks, ascending.
     homed: Vec<u32>,
@@ -196,7 +209,7 @@ impl Memory {
         &mut self,
         id: TensorId,
         spec: &TensorSpec,
-        agreed: Agreed,
+        terms: &Terms,
         cut: Cut,
         chunks: &[u32],
         workers: u32,
@@ -209,20 +222,30 @@ impl Memory {
             let (value, state) = (Aligned::zeroed(bytes), Aligned::zeroed(state));
             (chunk, Chunk { value, state, lanes, mirror: None, before: None, sequence: 0, aside: None })
         };
+        let bytes = |&chunk: &u32| cut.range(chunk).end - cut.range(chunk).start;
+        let streams = Streams::new(terms, chunks.iter().map(|chunk| bytes(chunk) as usize));
         let (homed, chunks) = (chunks.to_vec(), chunks.iter().map(room).collect());
         let folded = vec![0; workers as usize];
-        let plan = spec.plan();
-        self.tensors.insert(id, Tensor { plan, agreed, chunks, homed, progress: None, folded });
+        let (plan, values, contributions) = (spec.plan(), terms.values, terms.contributions);
+        let tensor = Tensor { plan, values, contributions, streams, chunks, homed, progress: None, folded };
+        self.tensors.insert(id, tensor);
     }
 
-    /// What the tensor's declaration agreed to, as far as this home knows.
-    pub fn agreed(&self, id: TensorId) -> Agreed {
-        self.tensors[&id].agreed
+    /// How the tensor's contributions are encoded, as far as this home knows.
+    pub fn contributions(&self, id: TensorId) -> &Agreed {
+        &self.tensors[&id].contributions
     }
 
-    /// The publication before the newest one, and what all that are there hold.
-    pub fn before(&self, id: TensorId, chunk: u32) -> Option<(u64, Rc<[u8]>)> {
-        self.tensors.get(&id)?.chunks.get(&chunk)?.before.clone()
+    /// A chunk, to be sent to a receiver at this position; and how it is encoded.
+    pub fn send(&self, id: TensorId, chunk: u32, position: u64) -> (&Agreed, Sent<'_>) {
+        let Tensor { values, streams, chunks, homed, .. } = &self.tensors[&id];
+        let Chunk { mirror, sequence, .. } = &chunks[&chunk];
+        let value = &mirror.as_ref().expect("what is sent is published").value;
+        let sent = match (streams, homed.binary_search(&chunk)) {
+            (Some(streams), Ok(local)) => streams.send(local, *sequence, value, position),
+            _ => Sent { source: Source::Stands(value), shadow: None, position },
+        };
+        (values, sent)
     }
 
     /// Where a worker's contribution to a chunk stands.
@@ -384,10 +407,18 @@ impl Home for Memory {
         let torn = self.breaks(Sabotage::TearsAChunk, 4);
         let kept = self.breaks(Sabotage::KeepsTheOldMirror, 3);
         let mistakes = self.breaks(Sabotage::MistakesTheShadow, 2);
-        let Chunk { value, mirror, before, sequence, .. } = self.chunk(id, chunk);
-        if let Some(Mirror { value, .. }) = mirror {
-            let held = before.take_if(|_| mistakes).map_or_else(|| value.clone(), |(_, older)| older);
-            *before = Some((*sequence, held));
+        let Tensor { chunks, homed, streams, .. } =
+            self.tensors.get_mut(&id).expect("the shard knows the tensor");
+        let Chunk { value, mirror, before, sequence, .. } =
+            chunks.get_mut(&chunk).expect("the chunk is homed here");
+        if let Some(streams) = streams {
+            let local = homed.binary_search(&chunk).expect("it is homed here");
+            if let Some(Mirror { value, .. }) = mirror {
+                let held = before.take_if(|_| mistakes).unwrap_or_else(|| value.clone());
+                streams.keep(local, *sequence, &held);
+                *before = Some(held);
+            }
+            streams.publish(local, value);
         }
         *sequence += 1;
         let new = Mirror { version: version + early, steps, value: Rc::from(&value[..]) };

@@ -1,9 +1,10 @@
 //! Links: what a worker says to a shard, in order within one link and in any order between two.
 //!
 //! To a worker on the same host a link is a [`Ring`] in shared memory: nothing in it is lost. To one on another host it is a
-//! [`Wire`]: frames, as bytes, that arrive in order while a connection stands, and are lost with it. Which are sent again is not
-//! the wire's concern: the machines at its ends see to that. To the frames' reader and writer each [`End`] of a wire is a link
-//! like any other.
+//! [`Wire`]: bytes that arrive in order while a connection stands, and are lost with it. What is written at once may arrive in two
+//! pieces, and a read brings what its end is ready to take of whatever has arrived: a part of a frame, or several. Which are sent
+//! again is not the wire's concern: the machines at its ends see to that. To what reads and writes there each [`End`] of a wire
+//! is a link like any other.
 
 use crate::rng::Rng;
 use penstock_fabric::net::link::{Got, Link};
@@ -39,7 +40,7 @@ impl Ring {
     }
 }
 
-/// Which way a frame goes.
+/// Which way bytes go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// From the worker to the shard.
@@ -50,7 +51,7 @@ pub enum Way {
 
 impl Way {
     /// The other one.
-    fn back(self) -> Self {
+    pub fn back(self) -> Self {
         match self {
             Self::Up => Self::Down,
             Self::Down => Self::Up,
@@ -63,12 +64,13 @@ impl Way {
 pub enum Break {
     /// All that is under way is lost, both ways.
     Cut,
-    /// From some frame on nothing arrives any more this way, and neither end is told.
+    /// From some byte on nothing arrives any more this way, and neither end is told.
     Silent(Way),
 }
 
 #[derive(Debug, Default)]
 struct Lane {
+    /// Pieces, and when each arrives.
     under_way: VecDeque<(u64, Vec<u8>)>,
     /// Bytes of the first that were read.
     read: usize,
@@ -76,6 +78,8 @@ struct Lane {
     silent: bool,
     /// Whether the reader is still to hear that the connection was cut.
     cut: bool,
+    /// Whether it has heard so.
+    told: bool,
 }
 
 impl Lane {
@@ -85,6 +89,25 @@ impl Lane {
             self.read = 0;
         }
         self.silent = true;
+    }
+
+    /// The next bytes that have arrived by `now`, at most as many as there is room for; how many.
+    fn take(&mut self, into: &mut [u8], now: u64) -> usize {
+        let mut taken = 0;
+        while taken < into.len()
+            && let Some((_, piece)) = self.under_way.front().filter(|(due, _)| *due <= now)
+        {
+            let rest = &piece[self.read..];
+            let count = rest.len().min(into.len() - taken);
+            into[taken..taken + count].copy_from_slice(&rest[..count]);
+            taken += count;
+            self.read += count;
+            if self.read == piece.len() {
+                self.under_way.pop_front();
+                self.read = 0;
+            }
+        }
+        taken
     }
 }
 
@@ -99,6 +122,8 @@ pub struct Wire {
     pub at_shard: bool,
     /// Whether its break is under way.
     pub doomed: bool,
+    /// Whether anything on it was damaged.
+    pub damaged: bool,
     lanes: [Lane; 2],
 }
 
@@ -112,55 +137,52 @@ impl Wire {
         &mut self.lanes[way as usize]
     }
 
-    /// Whether fewer than `most` frames are under way this way.
+    /// Whether fewer than `most` pieces are under way this way.
     pub fn has_room(&self, way: Way, most: usize) -> bool {
         self.lanes[way as usize].under_way.len() < most
     }
 
-    /// Takes a frame that would arrive at `due`; when it does, if ever.
-    pub fn send(&mut self, way: Way, frame: Vec<u8>, due: u64) -> Option<u64> {
+    /// Takes a piece that would arrive at `due`; when it does, if ever.
+    pub fn send(&mut self, way: Way, piece: Vec<u8>, due: u64) -> Option<u64> {
         let lane = self.lane(way);
         if lane.silent {
             return None;
         }
         lane.last_due = due.max(lane.last_due + 1);
-        lane.under_way.push_back((lane.last_due, frame));
+        lane.under_way.push_back((lane.last_due, piece));
         Some(lane.last_due)
     }
 
-    /// What arrives at `now`, if anything does.
-    pub fn receive(&mut self, way: Way, now: u64) -> Option<Vec<u8>> {
-        let under_way = &mut self.lane(way).under_way;
-        under_way.front().filter(|(due, _)| *due <= now)?;
-        under_way.pop_front().map(|(_, frame)| frame)
-    }
-
-    /// Leaves out what is left of a frame that was read in part.
-    pub fn skip(&mut self, way: Way) {
+    /// Nobody listens at that end any more: what has arrived by `now` is lost.
+    pub fn discard(&mut self, way: Way, now: u64) {
         let lane = self.lane(way);
-        if std::mem::take(&mut lane.read) > 0 {
+        while lane.under_way.front().is_some_and(|(due, _)| *due <= now) {
             lane.under_way.pop_front();
+            lane.read = 0;
         }
     }
 
-    /// Whether a frame has arrived this way by `now`.
-    pub fn has_arrived(&self, way: Way, now: u64) -> bool {
+    /// Whether the end that writes this way has closed, or the one that reads has heard that the connection was cut.
+    pub fn is_over(&self, way: Way) -> bool {
+        let stands = if way == Way::Up { self.at_worker } else { self.at_shard };
+        !stands || self.lanes[way as usize].told
+    }
+
+    /// Whether the end that reads this way stands.
+    pub fn is_read(&self, way: Way) -> bool {
+        if way == Way::Up { self.at_shard } else { self.at_worker }
+    }
+
+    /// Whether bytes have arrived this way by `now`.
+    fn has_arrived(&self, way: Way, now: u64) -> bool {
         self.lanes[way as usize].under_way.front().is_some_and(|(due, _)| *due <= now)
     }
 
     /// Whether the end that reads this way at `now` gets anything: bytes, the end, or an error.
     pub fn has_news(&self, way: Way, now: u64) -> bool {
-        let Lane { under_way, cut, .. } = &self.lanes[way as usize];
-        let over = *cut || !self.at_worker || !self.at_shard;
+        let Lane { under_way, cut, told, .. } = &self.lanes[way as usize];
+        let over = *cut || *told || !self.at_worker || !self.at_shard;
         self.has_arrived(way, now) || (under_way.is_empty() && over)
-    }
-
-    /// Whether the end stands that writes this way.
-    fn writer_stands(&mut self, way: Way) -> &mut bool {
-        match way {
-            Way::Up => &mut self.at_worker,
-            Way::Down => &mut self.at_shard,
-        }
     }
 
     /// The connection breaks, though neither end knows so far.
@@ -196,7 +218,7 @@ impl Wire {
     }
 }
 
-/// One end of a wire, at one moment. What is written at once arrives at once.
+/// One end of a wire, at one moment.
 #[derive(Debug)]
 pub struct End<'a> {
     /// The connection.
@@ -207,65 +229,89 @@ pub struct End<'a> {
     pub now: u64,
     /// When what is written would arrive.
     pub due: u64,
-    /// Frames that may be under way at once: more are not taken.
+    /// So many bytes of what is written would arrive before the others, then.
+    pub ahead: Option<(usize, u64)>,
+    /// Pieces that may be under way at once: more are not taken.
     pub window: usize,
-    /// A byte of what is written, and what of it is flipped on its way.
+    /// What says how much each read brings at most; without it, all that has arrived.
+    pub reads: Option<&'a mut Rng>,
+    /// Bytes that a write takes at most.
+    pub takes: usize,
+    /// A byte of what is written (it is counted round), and what of it is flipped on its way.
     pub damage: Option<(usize, u8)>,
-    /// When what was written arrives, if ever.
-    pub arrives: Option<u64>,
+    /// When what was written arrives, if ever: what came ahead, and the rest.
+    pub arrives: [Option<u64>; 2],
 }
 
 impl<'a> End<'a> {
-    /// The end that writes this way, at `now`, of a wire that takes what it is given and delays nothing.
+    /// The end that writes this way, at `now`, of a wire that takes what it is given, delays nothing and cuts nothing into pieces.
     pub fn new(wire: &'a mut Wire, out: Way, now: u64) -> Self {
-        Self { wire, out, now, due: now, window: usize::MAX, damage: None, arrives: None }
+        let (ahead, reads, damage) = (None, None, None);
+        let (due, window, takes) = (now, usize::MAX, usize::MAX);
+        Self { wire, out, now, due, ahead, window, reads, takes, damage, arrives: [None; 2] }
     }
+}
+
+/// Bytes that a read brings at most: less than a header, than a chunk, or more than several of these.
+fn some_bytes(rng: &mut Rng) -> usize {
+    let most = rng.pick(&[100, 5_000, 100_000]);
+    rng.within(1..=most) as usize
 }
 
 impl Link for End<'_> {
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Got> {
         let (into, now) = (self.out.back(), self.now);
-        if !*self.wire.writer_stands(self.out) {
+        if !self.wire.is_read(into) || self.wire.lane(into).told {
             return Ok(Got::End);
         }
         if !self.wire.has_news(into, now) {
             return Ok(Got::Nothing);
         }
         let lane = self.wire.lane(into);
-        let Some((_, frame)) = lane.under_way.front() else {
-            if std::mem::take(&mut lane.cut) {
-                *self.wire.writer_stands(self.out) = false;
+        if lane.under_way.is_empty() {
+            if lane.cut {
+                lane.told = true;
                 return Err(ErrorKind::ConnectionReset.into());
             }
             return Ok(Got::End);
-        };
-        let before = lane.read;
-        for part in parts {
-            let count = part.len().min(frame.len() - lane.read);
-            part[..count].copy_from_slice(&frame[lane.read..lane.read + count]);
-            lane.read += count;
         }
-        let came = lane.read - before;
-        if lane.read == frame.len() {
-            self.wire.skip(into);
+        let most = self.reads.as_mut().map_or(usize::MAX, |rng| some_bytes(rng));
+        let mut came = 0;
+        for part in parts {
+            let room = part.len().min(most - came);
+            came += lane.take(&mut part[..room], now);
         }
         Ok(Got::Bytes(came))
     }
 
+    /// A read takes nothing into account but what has arrived, and brings all of it that there is room for.
+    fn short_is_all(&self) -> bool {
+        self.reads.is_none()
+    }
+
     fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        if !*self.wire.writer_stands(self.out) {
+        let into = self.out.back();
+        if !self.wire.is_read(into) || self.wire.lane(into).told {
             return Err(ErrorKind::BrokenPipe.into());
         }
         if !self.wire.has_room(self.out, self.window) {
             return Ok(0);
         }
-        let mut frame = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
-        parts.iter().for_each(|part| frame.extend_from_slice(part));
-        if let Some((at, bits)) = self.damage {
-            frame[at] ^= bits;
+        let count = self.takes.min(parts.iter().map(|part| part.len()).sum());
+        let mut bytes = Vec::with_capacity(count);
+        for part in parts {
+            bytes.extend_from_slice(&part[..part.len().min(count - bytes.len())]);
         }
-        let count = frame.len();
-        self.arrives = self.wire.send(self.out, frame, self.due);
+        if let Some((at, bits)) = self.damage {
+            bytes[at % count] ^= bits;
+            self.wire.damaged = true;
+        }
+        if let Some((ahead, due)) = self.ahead.filter(|(ahead, _)| *ahead < count) {
+            let rest = bytes.split_off(ahead);
+            self.arrives[0] = self.wire.send(self.out, bytes, due);
+            bytes = rest;
+        }
+        self.arrives[1] = self.wire.send(self.out, bytes, self.due);
         Ok(count)
     }
 
@@ -296,8 +342,12 @@ mod tests {
         wire
     }
 
+    /// All that arrives this way, though the end may have been closed.
     fn arrivals(wire: &mut Wire, way: Way) -> Vec<u8> {
-        std::iter::from_fn(|| wire.receive(way, 1000)).map(|frame| frame[0]).collect()
+        let mut bytes = vec![0; 100];
+        let count = wire.lane(way).take(&mut bytes, 1000);
+        bytes.truncate(count);
+        bytes
     }
 
     #[test]
@@ -311,8 +361,36 @@ mod tests {
         let mut wire = connected();
         wire.send(UP, vec![1], 50);
         assert!(wire.send(UP, vec![2], 10).unwrap() > 50);
-        assert!(wire.receive(UP, 10).is_none() && !wire.has_room(UP, 2) && wire.has_room(DOWN, 2));
+        assert!(!wire.has_arrived(UP, 10) && !wire.has_room(UP, 2) && wire.has_room(DOWN, 2));
         assert_eq!(arrivals(&mut wire, UP), [1, 2]);
+    }
+
+    #[test]
+    fn what_is_written_at_once_comes_in_pieces_and_a_read_brings_some_of_several() {
+        let mut sizes = std::collections::BTreeSet::new();
+        for seed in 0..40 {
+            let (mut wire, mut rng) = (connected(), Rng::new(seed));
+            let sent: Vec<u8> = (0..200).collect();
+            for half in sent.chunks(100) {
+                let mut end = End { ahead: Some((30, 5)), due: 9, ..End::new(&mut wire, UP, 0) };
+                assert_eq!(end.write(&[IoSlice::new(&half[..50]), IoSlice::new(&half[50..])]).unwrap(), 100);
+                assert!(end.arrives[0] < end.arrives[1] && end.arrives[1].is_some());
+            }
+            let (mut came, mut bytes) = (Vec::new(), [0; 200]);
+            for now in [4, 5, 9, 20, 20, 20, 20, 20, 20, 20, 20] {
+                let mut end = End { reads: Some(&mut rng), ..End::new(&mut wire, DOWN, now) };
+                let (one, other) = bytes.split_at_mut(40);
+                match end.read(&mut [IoSliceMut::new(one), IoSliceMut::new(other)]).unwrap() {
+                    Got::Bytes(count) => came.extend_from_slice(&bytes[..count]),
+                    got => assert_eq!(got, Got::Nothing),
+                }
+                assert!(now > 4 || came.is_empty());
+                assert!(now > 5 || came.len() <= 30);
+                sizes.insert(came.len());
+            }
+            assert!(sent.starts_with(&came));
+        }
+        assert!(sizes.len() > 20 && sizes.contains(&200), "{sizes:?}");
     }
 
     #[test]

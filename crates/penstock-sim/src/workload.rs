@@ -10,6 +10,7 @@ use half::{bf16, f16};
 use penstock_kernels::{Dtype, Foreign, Rule, Settings};
 use penstock_proto::consistency::Consistency;
 use penstock_proto::spec::{Reduce, TensorSpec};
+use penstock_proto::travel::Travel;
 use penstock_proto::{Rank, TensorId};
 
 /// What contributions are made of.
@@ -307,6 +308,7 @@ fn spec(id: u64, shape: Vec<u64>) -> TensorSpec {
         rescale: 1.0,
         clip: None,
         refuse_nonfinite: true,
+        travel: Travel::default(),
     }
 }
 

@@ -21,6 +21,8 @@ const WINDOW: usize = 5;
 struct Between {
     wire: Rc<RefCell<Wire>>,
     now: Rc<Cell<u64>>,
+    /// Of reads that bring what they like: of one end, so that the other brings all that there is.
+    rng: Rc<RefCell<Rng>>,
 }
 
 /// One end, for as long as the wire lives.
@@ -31,15 +33,31 @@ struct Lasting {
 
 impl Lasting {
     fn at_once<T>(&self, run: impl FnOnce(&mut End<'_>) -> T) -> T {
-        let Between { wire, now } = &self.between;
-        let (mut wire, now) = (wire.borrow_mut(), now.get());
-        run(&mut End { due: now + DELAY, window: WINDOW, ..End::new(&mut wire, self.out, now) })
+        let Between { wire, now, rng } = &self.between;
+        let (mut wire, mut rng) = (wire.borrow_mut(), rng.borrow_mut());
+        // Time passes with every call, also for those that do not wait.
+        now.set(now.get() + 1);
+        let now = now.get();
+        let ahead = Some((rng.within(1..=200) as usize, now + DELAY / 2));
+        let reads = (self.out == Way::Up).then_some(&mut *rng);
+        run(&mut End {
+            due: now + DELAY,
+            ahead,
+            window: WINDOW,
+            takes: 30_000,
+            reads,
+            ..End::new(&mut wire, self.out, now)
+        })
     }
 }
 
 impl Link for Lasting {
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Got> {
         self.at_once(|end| end.read(parts))
+    }
+
+    fn short_is_all(&self) -> bool {
+        self.at_once(|end| end.short_is_all())
     }
 
     fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
@@ -63,7 +81,8 @@ impl suite::Ends for [Lasting; 2] {
     type Link = Lasting;
 
     fn connect() -> Self {
-        let between = Between { wire: Rc::default(), now: Rc::default() };
+        let rng = Rc::new(RefCell::new(Rng::new(1)));
+        let between = Between { wire: Rc::default(), now: Rc::default(), rng };
         between.wire.borrow_mut().connect();
         [Way::Up, Way::Down].map(|out| Lasting { between: between.clone(), out })
     }
@@ -73,7 +92,7 @@ impl suite::Ends for [Lasting; 2] {
     }
 
     fn wait(&mut self, at: usize, interest: Interest, _: Duration) -> bool {
-        let [Lasting { between: Between { wire, now }, .. }, _] = self;
+        let [Lasting { between: Between { wire, now, .. }, .. }, _] = self;
         now.set(now.get() + 100 * DELAY);
         let (out, into) = if at == 0 { (Way::Up, Way::Down) } else { (Way::Down, Way::Up) };
         let wire = wire.borrow();

@@ -12,7 +12,8 @@ fn seen(sabotage: Sabotage, of_seed: fn(u64) -> Scenario, seeds: u64) -> BTreeMa
         let by = match of_seed(seed).sabotaged(sabotage).check() {
             Ok(_) => "nobody",
             Err(Failure::Violation { checker, .. }) => checker,
-            Err(Failure::Stuck { .. }) => "liveness",
+            Err(Failure::Stuck { .. } | Failure::Endless { .. }) => "liveness",
+            Err(Failure::Broke { .. }) => "protocol",
             Err(failure) => panic!("seed {seed}: {failure}"),
         };
         *seen.entry(by).or_default() += 1;
@@ -44,6 +45,24 @@ fn a_shard_that_waits_for_who_is_lost_is_seen() {
 #[test]
 fn a_control_connection_in_a_job_that_is_silent_and_kept_is_seen() {
     is_seen_of_leases(Sabotage::KeepsSilentConnections, 10);
+}
+
+/// Likewise, in these words.
+fn is_said_of_leases(sabotage: Sabotage, words: &str, least: usize) {
+    let check = |seed| Scenario::suspended(seed).sabotaged(sabotage).check().err();
+    let said: Vec<String> = (0..240).filter_map(check).map(|failure| failure.to_string()).collect();
+    let count = said.iter().filter(|said| said.starts_with("leases") && said.contains(words)).count();
+    assert!(count >= least, "{sabotage:?} was seen {count} times as {words:?}: {said:#?}");
+}
+
+#[test]
+fn a_server_that_takes_nobody_in_a_job_for_lost_is_seen() {
+    is_said_of_leases(Sabotage::LosesNobody, "and is not lost", 40);
+}
+
+#[test]
+fn a_worker_that_takes_a_server_that_runs_for_lost_is_seen() {
+    is_said_of_leases(Sabotage::IsDeaf, "takes the server for lost, which runs", 40);
 }
 
 #[test]
@@ -135,6 +154,17 @@ fn a_request_that_is_carried_out_twice_is_seen() {
 #[test]
 fn who_has_left_before_its_shards_let_it_go_is_seen() {
     is_seen_by(Sabotage::LetsGoAtOnce, "together", 40);
+}
+
+#[test]
+fn what_was_read_ahead_and_is_not_looked_at_is_seen() {
+    is_seen_by(Sabotage::ForgetsWhatItHasRead, "asked for", 20);
+}
+
+#[test]
+fn what_was_read_ahead_and_is_dropped_is_seen() {
+    is_seen_by(Sabotage::DropsWhatItHasRead, "asked for", 15);
+    is_seen_by(Sabotage::DropsWhatItHasRead, "protocol", 5);
 }
 
 /// The checker of tables sees it in some of these seeds, in these words.
@@ -241,4 +271,33 @@ fn a_row_that_nobody_needs_is_seen() {
 fn rows_that_are_sent_once_more_than_they_are_asked_for_are_seen() {
     is_seen_in_tables(items::Sabotage::SendsAgain, 120, "which is not open", 10);
     is_seen_in_tables(items::Sabotage::SendsAgain, 120, "are needed", 10);
+}
+
+/// N-3.
+#[test]
+fn rows_that_nobody_fetched_are_seen() {
+    is_seen_in_tables(items::Sabotage::ForgetsTickets, 120, "which nobody fetched", 10);
+}
+
+/// N-3.
+#[test]
+fn an_answer_that_lacks_rows_is_seen() {
+    is_seen_in_tables(items::Sabotage::AnswersInPart, 120, "N-3: the answer to fetch", 10);
+}
+
+/// N-3.
+#[test]
+fn an_answer_with_more_rows_than_were_asked_for_is_seen() {
+    is_seen_in_tables(items::Sabotage::AnswersTooMuch, 120, "which it did not ask for", 10);
+}
+
+#[test]
+fn rows_of_a_subscription_that_was_replaced_are_seen() {
+    is_seen_in_tables(items::Sabotage::IgnoresResubscriptions, 120, "of a subscription that was replaced", 5);
+}
+
+/// N-5.
+#[test]
+fn rows_that_nobody_subscribed_to_on_a_new_connection_are_seen() {
+    is_seen_in_tables(items::Sabotage::MistakesConnections, 240, "that nobody subscribed to", 5);
 }

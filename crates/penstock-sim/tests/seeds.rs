@@ -90,6 +90,13 @@ fn a_connection_that_is_silent_to_the_server_costs_nobody_the_job_though_the_ser
     }
 }
 
+/// A worker that has said goodbye asks for nothing again on a new connection, since it looks at nothing that comes; a ticket that it
+/// had open came back without the state that it stood for, and the checker took that for a broken promise (S-3).
+#[test]
+fn tickets_that_come_back_to_a_worker_that_has_said_goodbye_promise_nothing() {
+    check(&Scenario::from_seed(17_108));
+}
+
 #[test]
 fn chunks_travel_raw_and_encoded_and_values_whole_and_as_differences() {
     let mut met = std::collections::BTreeMap::new();

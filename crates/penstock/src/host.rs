@@ -1,6 +1,6 @@
 //! Which host this is, as far as shared memory is concerned.
 
-use std::fmt::Write;
+use penstock_proto::checksum;
 use std::os::unix::fs::MetadataExt;
 
 /// An id that two processes have in common exactly if they may share memory: same boot, same network namespace, same user.
@@ -10,10 +10,7 @@ pub fn id() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let namespace = std::fs::metadata("/proc/self/ns/net").map(|file| file.ino()).unwrap_or_default();
     let user = rustix::process::getuid().as_raw();
-    let whole = format!("{}/{namespace}/{user}", boot.trim());
-    let mut id = String::with_capacity(16);
-    let _ = write!(id, "{:016x}", penstock_proto::job::job_number(&whole));
-    id
+    checksum::name_of(&format!("{}/{namespace}/{user}", boot.trim()))
 }
 
 #[cfg(test)]

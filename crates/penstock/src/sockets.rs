@@ -1,11 +1,11 @@
 //! Where the Unix sockets of a service's jobs are.
 
-use penstock_proto::job::job_number;
+use penstock_proto::checksum;
 use std::path::{Path, PathBuf};
 
 /// A job's socket in its service's directory.
 pub(crate) fn socket_in(directory: &Path, job: &str) -> PathBuf {
-    directory.join(format!("{:016x}.sock", job_number(job)))
+    directory.join(format!("{}.sock", checksum::name_of(job)))
 }
 
 /// The socket that a service's path names for this job.

@@ -6,16 +6,20 @@ mod common;
 use common::raw::{Raw, hear, tell};
 use common::tenants::{self, far};
 use common::{Cluster, SECRET, Way, seconds};
-use penstock::worker::{Error, TableDeclaration};
+use penstock::worker::{Error, Job, Table, TableDeclaration};
+use penstock_fabric::items::partition::{Layout, Writer};
 use penstock_kernels::Dtype;
 use penstock_proto::error::Refusal;
 use penstock_proto::handshake::Purpose;
-use penstock_proto::items::control::{TableAnswer, TableAsk};
+use penstock_proto::items::control::{PART_BYTES, TableAnswer, TableAsk};
+use penstock_proto::items::registry::Part;
 use penstock_proto::items::wire::{Encoder, Message, PartitionId, Shape};
 use penstock_proto::items::{Propagation, RowSet, Slack, TableError, TableSpec};
-use penstock_proto::message::{Answer, Ask, Departure, Request, encode};
+use penstock_proto::message::{Answer, Ask, Departure, Reply, Request, decode, encode};
 use penstock_proto::peer::PeerId;
+use rustix::fd::AsFd;
 use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -197,5 +201,200 @@ fn questions_that_take_long_make_nobody_think_that_the_server_is_lost() {
         }
         over.store(true, Ordering::Relaxed);
         assert_eq!(job.check(), Ok(()));
+    });
+}
+
+const ROWS: u64 = 2;
+/// So long that each row stands by itself.
+const ROW_BYTES: u32 = 2048;
+
+/// A row of one number.
+fn row(value: f64) -> Vec<u8> {
+    value.to_le_bytes().repeat(ROW_BYTES as usize / 8)
+}
+
+/// A table of few rows, which one worker produces and another reads.
+fn few_rows(name: &str) -> TableSpec {
+    let (name, propagation) = (name.to_owned(), Propagation::Eager);
+    TableSpec { name, rows: ROWS, row_bytes: ROW_BYTES, sum: None, propagation, holds: String::new() }
+}
+
+/// The same for the worker of a job, which produces them or reads them, or neither.
+fn declared(job: &Job, name: &str, produces: bool, consumes: bool) -> Result<Table, Error> {
+    let rows = |any| RowSet::from_ranges(std::iter::once(0..if any { ROWS } else { 0 }));
+    job.table(TableDeclaration {
+        name: name.to_owned(),
+        rows: ROWS,
+        row_bytes: ROW_BYTES,
+        element: Some(Dtype::F64),
+        holds: String::new(),
+        sum: false,
+        produce: rows(produces),
+        consume: rows(consumes),
+        propagation: Propagation::Eager,
+        slack: Slack::Bound(0),
+        adaptive: None,
+        timeout: None,
+    })
+}
+
+/// What stands in them, whatever its version.
+fn all_of(table: &Table, timeout: Duration) -> Result<Vec<f64>, Error> {
+    let mut out = vec![0; ROWS as usize * ROW_BYTES as usize];
+    table.get(&[0, 1], &mut out, None, Some(Slack::Unbounded), Some(timeout))?;
+    Ok(out.chunks(ROW_BYTES as usize).map(|row| common::numbers(row)[0]).collect())
+}
+
+/// A get fails, and names the producer of the rows.
+fn waits_in_vain_for(table: &Table, rank: u32) {
+    let got = all_of(table, Duration::from_millis(500));
+    assert!(matches!(got, Err(Error::GetTimeout { producer, .. }) if producer == rank), "{got:?}");
+}
+
+/// A worker of another host that speaks by hand, one question after the other.
+struct Far {
+    control: TcpStream,
+    next: u64,
+}
+
+impl Far {
+    fn ask(&mut self, body: Ask) -> Answer {
+        self.next += 1;
+        let request = Request { id: self.next, settled: self.next, body };
+        assert!(tenants::say(&mut self.control, &encode(&request).unwrap()));
+        decode::<Reply>(&tenants::hear(&mut self.control).unwrap()).unwrap().body
+    }
+
+    /// Declares a table, whose rows it produces or not; its number, once all have.
+    fn declare(&mut self, name: &str, produces: bool) -> u32 {
+        let spec = few_rows(name);
+        let name = || spec.name.clone();
+        let mut asks = vec![TableAsk::Begin { spec: spec.clone(), home: 0, near: false }];
+        let rows = RowSet::from_ranges(std::iter::once(0..if produces { ROWS } else { 0 })).encode();
+        let part = |bytes: &[u8]| TableAsk::Rows { name: name(), part: Part::Produce, bytes: bytes.to_vec() };
+        asks.extend(rows.chunks(PART_BYTES).map(part));
+        for ask in asks.into_iter().chain([TableAsk::End { name: name() }]) {
+            assert_eq!(self.ask(Ask::Table(ask)), Answer::Table(TableAnswer::Done));
+        }
+        match self.ask(Ask::Table(TableAsk::Join { name: name() })) {
+            Answer::Table(TableAnswer::Joined { id, .. }) => id,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn ready(&mut self, name: &str) {
+        let ready = Ask::Table(TableAsk::Ready { name: name.to_owned() });
+        assert_eq!(self.ask(ready), Answer::Table(TableAnswer::Done));
+    }
+}
+
+// A consumer could neither declare its next table nor pass a barrier nor leave, and the job ended in its name.
+#[test]
+fn a_producer_that_offers_rows_and_brings_none_delays_only_those_who_read_them() {
+    let cluster = Cluster::over(Way::Tcp, 3, 1, &[("lease", "60")]);
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let job = cluster.join(0);
+            let its = declared(&job, "U", false, true).unwrap();
+            let honest = declared(&job, "V", false, true).unwrap();
+            job.barrier(None).unwrap();
+            assert_eq!(
+                all_of(&honest, seconds(common::DEADLINE)),
+                Ok(vec![7.0; 2]),
+                "set before the barrier"
+            );
+            waits_in_vain_for(&its, 1);
+            waits_in_vain_for(&its, 1);
+            assert_eq!(all_of(&honest, seconds(common::DEADLINE)), Ok(vec![7.0; 2]));
+            job.barrier(None).unwrap();
+            job.leave(None)
+        });
+        let honest = scope.spawn(|| {
+            let job = cluster.join(2);
+            declared(&job, "U", false, false).unwrap();
+            let rows = declared(&job, "V", true, false).unwrap();
+            rows.set(&[0, 1], &row(7.0).repeat(2), Some(1)).unwrap();
+            job.barrier(None).unwrap();
+            job.barrier(None).unwrap();
+            job.leave(None)
+        });
+        let mut silent = Far { control: far(&cluster, 0, 1), next: 1 };
+        let table = silent.declare("U", true);
+        let purpose = Purpose::Items { peer: PeerId::worker(1), session: tenants::SESSION };
+        let mut items = tenants::enter(cluster.servers[0].addresses()[0], "job", SECRET, purpose).unwrap();
+        let (partition, propagation) = (PartitionId { table, rank: 1 }, Propagation::Eager);
+        let shape = Shape { slots: ROWS as u32, row_bytes: ROW_BYTES, propagation };
+        let mut words = Vec::new();
+        Encoder::message(&mut words, &Message::Offer { partition, shape });
+        Encoder::message(&mut words, &Message::Flush { id: 1 });
+        items.write_all(&words).unwrap();
+        assert!(items.read(&mut [0; 64]).unwrap() > 0, "its rows are known at their home");
+        silent.ready("U");
+        silent.declare("V", false);
+        silent.ready("V");
+        for _ in 0..2 {
+            let passed = silent.ask(Ask::Barrier);
+            assert!(matches!(passed, Answer::BarrierPassed { .. }), "{passed:?}");
+        }
+        assert_eq!(honest.join().unwrap(), Ok(()));
+        assert_eq!(reader.join().unwrap(), Ok(()));
+    });
+}
+
+// The same.
+#[test]
+fn a_producer_that_leaves_rows_torn_in_its_memory_delays_only_those_who_read_them() {
+    let cluster = Cluster::over(Way::Mixed, 2, 1, &[("lease", "60")]);
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let job = cluster.join(1);
+            let its = declared(&job, "U", false, true).unwrap();
+            job.barrier(None).unwrap();
+            assert_eq!(all_of(&its, seconds(common::DEADLINE)), Ok(vec![5.0; 2]));
+            job.barrier(None).unwrap(); // it tears them
+            job.barrier(None).unwrap();
+            waits_in_vain_for(&its, 0);
+            job.barrier(None).unwrap();
+            job.leave(None)
+        });
+        let raw = Raw::join(&cluster, 0);
+        let (rows, spec) = (RowSet::from_rows(0..ROWS), few_rows("U"));
+        let mut next = raw.declare(&spec, &rows, &RowSet::default());
+        let mut ask = |ask| {
+            next += 1;
+            common::raw::say(&raw.connection, next, ask)
+        };
+        let name = || spec.name.clone();
+        let (joined, _) = ask(Ask::Table(TableAsk::Join { name: name() }));
+        let Answer::Table(TableAnswer::Joined { id, .. }) = joined else { panic!("{joined:?}") };
+        let (id, slots, propagation) = (PartitionId { table: id, rank: 0 }, ROWS as u32, spec.propagation);
+        let asks = TableAsk::Partition { partition: id, slots, row_bytes: ROW_BYTES, propagation };
+        let (_, descriptors) = ask(Ask::Table(asks));
+        let layout = Layout::new(ROWS as u32, ROW_BYTES);
+        let mut writer = Writer::shared(layout, descriptors[0].as_fd()).unwrap();
+        let done = (Answer::Table(TableAnswer::Done), 0);
+        for said in [TableAsk::Mapped { partition: id }, TableAsk::Ready { name: name() }] {
+            let (answer, descriptors) = ask(Ask::Table(said));
+            assert_eq!((answer, descriptors.len()), done);
+        }
+        let value = row(5.0);
+        let mut both = writer.begin(2);
+        (0..2).for_each(|slot| both.put(slot, 1, &value));
+        both.finish();
+        let mut barrier = || {
+            let (passed, _) = ask(Ask::Barrier);
+            assert!(matches!(passed, Answer::BarrierPassed { .. }), "{passed:?}");
+        };
+        barrier();
+        barrier();
+        // Both of its places say that a set wrote them which is not finished, and the change log names the row.
+        writer.open(2, 1);
+        writer.put_from(0, 2, 2, &value);
+        (100..102).for_each(|number| writer.refresh(0, number, 2, number, Some(&value)));
+        writer.finish();
+        assert!(writer.rows().read(0, writer.rows().now(), &mut value.clone()).is_err(), "torn");
+        barrier();
+        barrier();
+        assert_eq!(reader.join().unwrap(), Ok(()));
     });
 }

@@ -21,6 +21,7 @@ use penstock_proto::peer::PeerId;
 use penstock_proto::placement::Extent;
 use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::submission::Submission;
+use penstock_proto::travel::Travel;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
@@ -115,6 +116,7 @@ fn tensor(name: &str, elements: u64, rule: Rule) -> Ask {
         rescale: 1.0,
         clip: None,
         refuse_nonfinite: false,
+        travel: Travel::default(),
     };
     Ask::Declare { spec, decided: None }
 }

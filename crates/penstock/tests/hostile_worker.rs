@@ -230,6 +230,7 @@ fn a_declaration_that_is_repeated_brings_the_same_memory_and_costs_nothing() {
         rescale: 1.0,
         clip: None,
         refuse_nonfinite: false,
+        travel: penstock_proto::travel::Travel::default(),
     };
     let declare = |id| {
         let ask = Ask::Declare { spec: spec.clone(), decided: None };

@@ -98,7 +98,7 @@ fn a_worker_that_alone_came_to_load_a_state_is_named_with_those_that_train_on() 
     for way in [Way::Memory, Way::Tcp] {
         let loads = |job: &Job| {
             declare(job, "w", 4, Bsp);
-            job.meet("load", None).map(drop)
+            job.barrier_for("load", None).map(drop)
         };
         let expected = "worker 0 stands at the barrier `load` and waits for workers [1]; worker 1 waits for `w` of workers [0]";
         assert_eq!(knot(way, loads, trains), expected, "{way:?}");

@@ -545,8 +545,8 @@ fn on_one_workers_word_that_a_server_is_lost_the_others_go_on_without_that_worke
         let jobs = [cluster.join(1), cluster.join(2)];
         loses_a_server_while_it_joins(&cluster);
         let met = thread::scope(|scope| {
-            let meet = |job| scope.spawn(move || Job::meet(job, "", None).unwrap());
-            jobs.each_ref().map(meet).map(|thread| thread.join().unwrap())
+            let stand = |job| scope.spawn(move || Job::barrier_for(job, "", None).unwrap());
+            jobs.each_ref().map(stand).map(|thread| thread.join().unwrap())
         });
         assert!(met.iter().all(|met| met.ranks == [1, 2] && met.left.is_empty()), "{way:?}: {met:?}");
         jobs.iter().for_each(|job| job.leave(None).unwrap());

@@ -332,6 +332,39 @@ fn rows_of_the_lost_are_the_newest_that_their_home_has_and_need_it_no_more() {
     });
 }
 
+// Each of them was given half a lease for its last rows, one after the other.
+#[test]
+fn several_producers_that_are_lost_together_are_waited_for_together() {
+    const LOST: u32 = 4;
+    let cluster = Cluster::over(Way::Tcp, 1 + LOST, 1, &[("on_worker_loss", "continue"), ("lease", "6")]);
+    let all_set = Barrier::new(1 + LOST as usize);
+    std::thread::scope(|scope| {
+        for rank in 0..=LOST {
+            let (cluster, all_set) = (&cluster, &all_set);
+            scope.spawn(move || {
+                let job = cluster.join(rank);
+                let propagation = Propagation::Lazy;
+                let given = TableDeclaration { propagation, ..declaration("U", mine(&job), all(&job)) };
+                let table = job.table(given).unwrap();
+                set(&table, &rows(mine(&job)), 1.0, Some(1)).unwrap();
+                job.barrier(None).unwrap();
+                all_set.wait();
+                if rank > 0 {
+                    drop(job); // without closing it: lost
+                    return;
+                }
+                let lost: Vec<u64> = (1..=u64::from(LOST)).map(|rank| rank * ROWS).collect();
+                let mut values = vec![0; 8 * WIDTH * lost.len()];
+                // Less than two of them would take one after the other, three seconds each.
+                let timeout = Some(Duration::from_secs(6));
+                // Lazy rows that nobody had asked for are gone with their producer.
+                assert_eq!(table.get(&lost, &mut values, Some(9), None, timeout).unwrap(), 0);
+                job.leave(None).unwrap();
+            });
+        }
+    });
+}
+
 #[test]
 fn a_job_that_goes_on_does_not_wait_for_rows_of_the_lost() {
     for way in [Way::Memory, Way::Tcp] {

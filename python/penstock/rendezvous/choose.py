@@ -27,7 +27,7 @@ def exchange(place: Place, deadline: Limit[float]) -> Exchange:
 
         secret = environment.required_secret(f"PENSTOCK_RENDEZVOUS says that {place.size} processes meet")
         host, port = _core.rendezvous_address(where)
-        return tcp.meet(place, host, port, secret, environment.job_name(), deadline)
+        return tcp.own_side(place, host, port, secret, environment.job_name(), deadline)
     if place.launcher == "torchrun":
         from penstock.rendezvous import torch_store
 
@@ -42,7 +42,7 @@ def exchange(place: Place, deadline: Limit[float]) -> Exchange:
         secret = environment.required_secret(
             f"{place.announced_by} says that srun started {place.size} processes, which must know each other"
         )
-        return tcp.meet(place, *slurm.rendezvous_address(), secret, environment.job_name(), deadline)
+        return tcp.own_side(place, *slurm.rendezvous_address(), secret, environment.job_name(), deadline)
     raise NotUnderLauncher(
         f"{place.announced_by} says that {place.size} processes were started, but nothing says where they "
         "meet",

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from penstock import _core
@@ -61,16 +61,34 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
     return None if found is None else Place(*found)
 
 
-def refuse_rendezvous_alone(environment: Mapping[str, str] = os.environ) -> None:
+@dataclass(frozen=True)
+class Way:
+    """Which way this process joins."""
+
+    kind: Literal["servers", "manager", "rendezvous", "launcher", "alone"]
+    place: Place | None
+    """None where nothing says it: the manager gives a rank, or the process is alone."""
+    to: Sequence[str]
+    """The servers' endpoint strings, in the servers' order; or the manager's or the rendezvous' address."""
+    secret: str | None = field(repr=False)
+    """The job's; None where the way does without."""
+
+
+def way(environment: Mapping[str, str] = os.environ) -> Way:
     """
-    Refuses a rendezvous address where nothing says how many meet; for a process that has no `place`.
+    Which way this process joins, in the order that C programs go by too (`crates/penstock-join/src/way.rs`).
 
     Raises
     ------
+    OptionError
+        A variable cannot be read.
     NotUnderLauncher
-        There is one.
+        There is no way in: a variable is missing beside others.
+    JobFull
+        The rank is not below the number of processes.
     """
-    _core.LauncherVariables(environment).refuse_rendezvous_alone()
+    kind, found, to, secret = _core.LauncherVariables(environment).way()
+    return Way(kind, None if found is None else Place(*found), to, secret)
 
 
 def _warn(text: str) -> None:
@@ -95,16 +113,6 @@ def check_names(environment: Mapping[str, str] = os.environ, *, tell: Callable[[
         if hint:
             raise OptionError(nothing, hint)
         tell(nothing)
-
-
-def several_without_step(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Slurm's count of tasks, if the script runs in the batch script itself and not in a step."""
-    return _core.LauncherVariables(environment).several_without_step()
-
-
-def servers(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The servers' endpoint strings, in the servers' order; empty if none are named."""
-    return _core.LauncherVariables(environment).servers()
 
 
 def job_name(environment: Mapping[str, str] = os.environ) -> str:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from penstock import _core
-from penstock.exceptions import JobFull, NotUnderLauncher
+from penstock.exceptions import JobFull
 from penstock.rendezvous import alone, environment
 from penstock.rendezvous.environment import Place
 
@@ -19,23 +19,14 @@ def join(given: dict[str, str]) -> _core.Job:
     Errors are those of `penstock.init`.
     """
     environment.check_names()
-    place = environment.place()
-    servers = environment.servers()
-    manager = os.environ.get("PENSTOCK_MANAGER", "")
-    if servers:
-        return _by_names(servers, place, given)
-    if manager:
-        return _by_manager(manager, place, given)
-    if place is not None and place.size > 1:
+    way = environment.way()
+    place, secret = way.place, way.secret
+    if way.kind == "servers" and place is not None and secret is not None:
+        return connect(way.to, secret, place.rank, place.size, given)
+    if way.kind == "manager" and secret is not None:
+        return _by_manager(way.to[0], secret, place, given)
+    if way.kind != "alone" and place is not None:
         return _by_each_other(place, given)
-    tasks = environment.several_without_step()
-    if tasks is not None:
-        raise NotUnderLauncher(
-            f"SLURM_NTASKS says that {tasks} processes are meant to run, but srun did not start this one",
-            "start the script with `srun python ...` in the batch script; to train alone, unset SLURM_NTASKS",
-        )
-    if place is None:
-        environment.refuse_rendezvous_alone()
     # It would be of no use here, but elsewhere; and what it says may be wrong.
     environment.topology()
     job = _core.Job.embedded(given)
@@ -44,26 +35,12 @@ def join(given: dict[str, str]) -> _core.Job:
     return job
 
 
-def _by_names(servers: list[str], place: Place | None, given: Mapping[str, str]) -> _core.Job:
-    """The environment names the servers."""
-    why = "PENSTOCK_SERVERS names servers"
-    secret = environment.required_secret(why)
-    if place is None:
-        missing = next(name for name in ("PENSTOCK_RANK", "PENSTOCK_SIZE") if not os.environ.get(name))
-        raise NotUnderLauncher(f"{why}, but {missing} is not set", "start workers with `penstock run`")
-    return connect(servers, secret, place.rank, place.size, given)
-
-
-def _by_manager(manager: str, place: Place | None, given: Mapping[str, str]) -> _core.Job:
-    """A manager names them."""
+def _by_manager(manager: str, secret: str, place: Place | None, given: Mapping[str, str]) -> _core.Job:
+    """A manager names the servers."""
     from penstock.rendezvous.manager import introduce
 
-    known = introduce(manager, place, given)
-    secret = environment.required_secret("PENSTOCK_MANAGER names a manager")
-    # The CA is the manager's. A server proves itself by the job's secret, and may have made its
-    # certificate itself.
-    options = {**known.options, **given, "ca": ""}
-    return connect(known.servers, secret, known.rank, known.size, options)
+    known = introduce(manager, secret, place, given)
+    return connect(known.servers, secret, known.rank, known.size, known.options)
 
 
 def _by_each_other(place: Place, given: Mapping[str, str]) -> _core.Job:

@@ -16,7 +16,7 @@ from penstock.rendezvous.environment import Place
 from penstock.rendezvous.exchange import Exchange, Missing
 
 
-def meet(place: Place, host: str, port: int, secret: str, job: str, deadline: Limit[float]) -> Exchange:
+def own_side(place: Place, host: str, port: int, secret: str, job: str, deadline: Limit[float]) -> Exchange:
     """This process's side of the rendezvous at `host`:`port`."""
     if place.rank == 0:
         return Root(place.size, host, port, secret, job, deadline)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from penstock_bench.cli.network.hosts import EXAMPLES
-from penstock_bench.cli.network.loopback import loopback
-from penstock_bench.cli.network.pushpull import pushpull
-from penstock_bench.cli.network.tenants import tenants
-from penstock_bench.cli.network.zero_compute import zero_compute
+from penstock_bench.cli.network import loopback, tenants, zero_compute
+from penstock_bench.cli.network.arguments import EXAMPLES
 
 BENCHES: dict[str, Callable[[Sequence[str]], int]] = {
-    "loopback": loopback,
-    "zero-compute": zero_compute,
-    "tenants": tenants,
+    "loopback": loopback.run,
+    "zero-compute": zero_compute.run,
+    "tenants": tenants.run,
 }
-"""Beside `pushpull --hosts netns`."""
+"""Beside `pushpull --hosts netns`, which is asked for by its option."""
 
-__all__ = ["BENCHES", "EXAMPLES", "pushpull"]
+__all__ = ["BENCHES", "EXAMPLES"]

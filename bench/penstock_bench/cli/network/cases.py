@@ -10,16 +10,8 @@ from penstock.cli import terminal
 from penstock.cli.numbers import count
 from penstock.units import format_size, parse_rate
 from penstock_bench.cli.common import prepare_files
-from penstock_bench.cli.network.hosts import (
-    MORE_PEERS,
-    MOST,
-    PEERS,
-    measure,
-    place,
-    security,
-    topologies,
-    write,
-)
+from penstock_bench.cli.network.arguments import MORE_PEERS, MOST, PEERS, security, topologies
+from penstock_bench.cli.network.hosts import measure, place, write
 
 if TYPE_CHECKING:
     from penstock_bench.network.places import Place

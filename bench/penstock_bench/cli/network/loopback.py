@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import terminal
 from penstock.cli.numbers import count
 from penstock.units import format_size, parse_bytes
 from penstock_bench.cli.common import prepare_files
-from penstock_bench.cli.network.hosts import EXAMPLES, measure, write
+from penstock_bench.cli.network.arguments import EXAMPLES, add_turns
+from penstock_bench.cli.network.hosts import measure, write
 
 if TYPE_CHECKING:
     from penstock_bench.systems import System
 
 
-def loopback(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str]) -> int:
     """`penstock bench loopback`."""
     from penstock_bench.network import report, streams
     from penstock_bench.network.places import Place
@@ -33,9 +33,7 @@ def loopback(arguments: Sequence[str]) -> int:
         "--size", default="64MiB", help="bytes of the tensor; default 64MiB; such as 4MiB,64MiB"
     )
     parser.add_argument("--streams", default="2", help="connections: shards of the server; default 2")
-    parser.add_argument("--rounds", default="3", help="turns of each system; default 3")
-    parser.add_argument("--repeats", help="iterations in a turn; default: what fits into 0.4 s, at least 3")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    add_turns(parser)
     given = parser.parse_args(arguments)
     given.plot = None
     shards = count(given.streams, "--streams", 32)

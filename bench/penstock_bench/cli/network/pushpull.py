@@ -8,10 +8,10 @@ from penstock.cli import terminal
 from penstock.cli.numbers import counts, names
 from penstock.units import parse_bytes
 from penstock_bench.cli.network import cases
-from penstock_bench.cli.network.hosts import EXAMPLES, MORE_PEERS, PEERS, add_hosts
+from penstock_bench.cli.network.arguments import EXAMPLES, MORE_PEERS, PEERS, add_hosts
 
 
-def pushpull(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str]) -> int:
     """`penstock bench pushpull --hosts netns`."""
     parser = terminal.Parser(
         "penstock bench pushpull --hosts netns",

@@ -8,10 +8,11 @@ from penstock.cli import terminal
 from penstock.cli.numbers import count, counts
 from penstock.units import format_size, parse_bytes
 from penstock_bench.cli.common import prepare_files
-from penstock_bench.cli.network.hosts import EXAMPLES, MOST_ROUNDS, add_hosts, place, security, write
+from penstock_bench.cli.network.arguments import EXAMPLES, MOST_ROUNDS, add_hosts, security
+from penstock_bench.cli.network.hosts import place, write
 
 
-def tenants(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str]) -> int:
     """`penstock bench tenants`."""
     from penstock_bench.network import report
     from penstock_bench.network import tenants as measuring

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from penstock.cli import terminal
 from penstock.cli.numbers import counts, names
 from penstock_bench.cli.network import cases
-from penstock_bench.cli.network.hosts import EXAMPLES, MORE_PEERS, PEERS, add_hosts
+from penstock_bench.cli.network.arguments import EXAMPLES, MORE_PEERS, PEERS, add_hosts
 
 MODELS = ("alexnet", "resnet18", "resnet50", "vgg19")
 
 
-def zero_compute(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str]) -> int:
     """`penstock bench zero-compute`."""
     from penstock_bench.network import layers
 

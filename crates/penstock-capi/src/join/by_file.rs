@@ -11,7 +11,7 @@
 //!
 //! Cost: one file, one socket; a worker that comes early looks for the file every few milliseconds.
 
-use super::carried::{self, LOOPBACK, Role, directory, hex, random};
+use super::carried::{self, LOOPBACK, Role, directory, random};
 use super::error::JoinError;
 use penstock::options::{Options, Transport};
 use penstock::server::Server;
@@ -19,8 +19,10 @@ use penstock::worker::{Error, Job, Membership};
 use penstock_fabric::net::endpoint::Endpoint;
 use penstock_fabric::socket::Connection;
 use penstock_join::launcher::{Environment, Place};
-use penstock_proto::job::job_number;
+use penstock_proto::checksum;
+use penstock_proto::hex::hex;
 use penstock_proto::message::Secret;
+use penstock_proto::redial::Pauses;
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
@@ -33,9 +35,8 @@ use std::time::{Duration, Instant, SystemTime};
 const MAGIC: &str = "penstock rendezvous 1";
 /// Longest file: an endpoint, a secret, or an error's text.
 const MOST_BYTES: u64 = 16 * 1024;
-/// Pause between two looks for the file.
-const FIRST_PAUSE: Duration = Duration::from_micros(500);
-const LONGEST_PAUSE: Duration = Duration::from_millis(10);
+/// Pauses between two looks for the file.
+const PAUSES: Pauses = Pauses::doubling(Duration::from_micros(500), Duration::from_millis(10));
 
 /// How far apart processes of one launch may begin, for one to hear of another's failure before.
 const APART: Duration = Duration::from_secs(5);
@@ -102,7 +103,7 @@ impl Patience {
 }
 
 /// Joins with the others; returns the server too if this process carries it.
-pub(super) fn meet(
+pub(super) fn join(
     environment: &Environment<'_>,
     place: &Place,
     options: Options,
@@ -188,7 +189,7 @@ fn start(
 
 /// The others: what rank 0 has left. There is no event to wait for: neither file nor server may be there yet.
 fn find(file: &Path, place: &Place, patience: &Patience) -> Result<(Endpoint, Secret), JoinError> {
-    let mut pause = FIRST_PAUSE;
+    let mut pauses = PAUSES;
     loop {
         match look(file, patience) {
             Some(Note::Here { endpoint, secret }) if listens(&endpoint) => return Ok((endpoint, secret)),
@@ -199,8 +200,7 @@ fn find(file: &Path, place: &Place, patience: &Patience) -> Result<(Endpoint, Se
             }
             _ => {}
         }
-        std::thread::sleep(pause.min(patience.left()));
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        std::thread::sleep(pauses.pause().min(patience.left()));
     }
 }
 
@@ -268,7 +268,7 @@ fn name(environment: &Environment<'_>, place: &Place) -> Result<String, JoinErro
         *count
     };
     let whole = format!("{}/{:?}/{launch}/{job}/{join}", penstock::host::id(), place.launcher);
-    Ok(format!("{:016x}.join", job_number(&whole)))
+    Ok(format!("{}.join", checksum::name_of(&whole)))
 }
 
 /// What started this process, where its launcher gives the job no name: the launcher's part on this host.

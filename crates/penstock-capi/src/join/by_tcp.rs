@@ -18,14 +18,13 @@ use penstock_join::tcp::{Party, Rendezvous, RendezvousAddress, RoundError};
 use penstock_proto::message::Secret;
 
 /// Joins with the others at `at`; returns the server too if this process carries one.
-pub(super) fn meet(
+pub(super) fn join(
     environment: &Environment<'_>,
+    secret: Secret,
     place: &Place,
     at: &str,
     options: Options,
 ) -> Result<(Job, Option<Server>), JoinError> {
-    let missing = JoinError::SecretMissing { announced_by: "PENSTOCK_RENDEZVOUS" };
-    let secret = environment.secret()?.ok_or(missing)?;
     let at: RendezvousAddress = at.parse()?;
     let &Place { rank, size, .. } = place;
     let party = Party { rank, size, secret, job: environment.job() };

@@ -5,8 +5,8 @@ use penstock::options::Options;
 use penstock::server::{Server, ServerConfig};
 use penstock_fabric::net::endpoint::{Address, Endpoint};
 use penstock_join::launcher::Environment;
+use penstock_proto::hex::hex;
 use penstock_proto::message::Secret;
-use std::fmt::Write as _;
 use std::fs::DirBuilder;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
@@ -89,13 +89,6 @@ pub(super) fn random<const N: usize>() -> Result<[u8; N], JoinError> {
         Ok(_) => Err(JoinError::System { what: "make a secret", reason: "too few random bytes".to_owned() }),
         Err(errno) => Err(JoinError::System { what: "make a secret", reason: errno.to_string() }),
     }
-}
-
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 #[cfg(test)]

@@ -6,8 +6,9 @@ use penstock::server::StartError;
 use penstock::worker::Error;
 use penstock_fabric::net::endpoint::NoEndpoint;
 use penstock_join::introduce::Disagreement;
-use penstock_join::launcher::{BadVariable, HOW_TO_GIVE_A_SECRET};
+use penstock_join::launcher::BadVariable;
 use penstock_join::tcp::{Cause, NoRendezvousAddress, RendezvousError, RoundError};
+use penstock_join::way::NoWay;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -27,18 +28,9 @@ pub(crate) enum JoinError {
     /// A variable that is nearly one of ours.
     #[error("{0}")]
     Misspelled(Stray),
-    /// A batch script instead of a step.
-    #[error("SLURM_NTASKS says that {tasks} processes are meant to run, but srun did not start this one")]
-    NoStep { tasks: u32 },
-    /// Servers or a manager without a secret.
-    #[error("{announced_by} is set, but PENSTOCK_SECRET is not")]
-    SecretMissing { announced_by: &'static str },
-    /// A manager without a job.
-    #[error("PENSTOCK_MANAGER is set, but PENSTOCK_JOB is not")]
-    JobMissing,
-    /// Servers without a place among the workers.
-    #[error("PENSTOCK_SERVERS names servers, but {name} is not set")]
-    PlaceMissing { name: &'static str },
+    /// No way in.
+    #[error(transparent)]
+    NoWay(#[from] NoWay),
     /// A server's name that is not valid.
     #[error("{what}")]
     BadServer { what: NoEndpoint },
@@ -175,7 +167,7 @@ impl JoinError {
             Self::Disagreement(Disagreement::Foreign { .. } | Disagreement::NoServer { .. }) => {
                 PENSTOCK_PROTOCOL
             }
-            Self::Variable(error) => variable(error),
+            Self::Variable(error) | Self::NoWay(NoWay::Variable(error)) => variable(error),
             Self::NoRendezvousAddress(_) | Self::NoAddress => PENSTOCK_BAD_OPTION,
             Self::BadServer { .. } | Self::Misspelled(_) => PENSTOCK_BAD_OPTION,
             Self::Server(error) => start(error),
@@ -192,6 +184,7 @@ impl JoinError {
             Self::Server(error) => return error.hint(),
             Self::Manager(error) => return error.hint(),
             Self::Variable(error) => error.hint(),
+            Self::NoWay(error) => error.hint(),
             Self::NoRendezvousAddress(error) => error.hint().to_owned(),
             Self::Round(RoundError::Rendezvous(error)) => return error.hint().map(str::to_owned),
             Self::Round(RoundError::Failed { .. }) => {
@@ -202,16 +195,7 @@ impl JoinError {
             Self::NoAddress => {
                 "set PENSTOCK_ADDRESS on this host to the address by which the others reach it".to_owned()
             }
-            Self::JobMissing => {
-                "set PENSTOCK_JOB to the job's name, as `penstock job list` shows it".to_owned()
-            }
-            Self::PlaceMissing { .. } => "start workers with `penstock run`".to_owned(),
             Self::Misspelled(stray) => return stray.hint(),
-            Self::NoStep { .. } => {
-                "start the program with `srun` in the batch script; to run alone, unset SLURM_NTASKS"
-                    .to_owned()
-            }
-            Self::SecretMissing { .. } => HOW_TO_GIVE_A_SECRET.to_owned(),
             Self::BadServer { what } => what.hint().unwrap_or_else(|| HOW_TO_LIST_SERVERS.to_owned()),
             Self::NoServers { .. } | Self::SeveralHosts { .. } => HOW_TO_NAME_SERVERS.to_owned(),
             Self::Directory { path, .. } => {

@@ -6,18 +6,19 @@ use penstock::worker::{Job, Membership};
 use penstock_control::client::{Client, Target, Worker};
 use penstock_fabric::net::quiet::quietly;
 use penstock_join::launcher::{Environment, Place};
+use penstock_join::way::options_under_manager;
+use penstock_proto::message::Secret;
 
-/// Asks the manager at `address` for the job that PENSTOCK_JOB and PENSTOCK_SECRET name, and joins it.
+/// Asks the manager at `address` for the environment's job, and joins it.
 pub(super) fn join(
     environment: &Environment<'_>,
     address: &str,
+    secret: Secret,
     place: Option<&Place>,
     given: &[(&str, &str)],
 ) -> Result<Job, JoinError> {
-    let job = environment.get("PENSTOCK_JOB").ok_or(JoinError::JobMissing)?;
-    let missing = JoinError::SecretMissing { announced_by: "PENSTOCK_MANAGER" };
-    let secret = environment.secret()?.ok_or(missing)?;
-    let options = load(given.iter().copied())?;
+    let (job, given) = (environment.job(), given.iter().copied());
+    let options = load(given.clone())?;
     let insecure = options.security == Security::Insecure;
     let client = Client::new(Target { ca: options.ca.clone(), insecure, ..Target::new(address) })?;
     let (rank, size) = (place.map(|place| place.rank), place.map(|place| place.size));
@@ -25,12 +26,9 @@ pub(super) fn join(
     // The client writes on this thread, which is the program's.
     let found = quietly(|| client.connect(&job, &secret, &worker, options.deadline))?;
 
-    // What the job was created with counts where this process says nothing.
-    let silent = |name: &str| TABLE.iter().any(|row| row.name == name && environment.get(row.env).is_none());
-    let settings = found.settings.iter().filter(|(name, _)| silent(name));
-    let settings = settings.map(|(name, value)| (&name[..], &value[..]));
-    // The CA is the manager's. A server proves itself by the job's secret, and may have made its certificate itself.
-    let options = load(settings.chain(given.iter().copied()).chain([("ca", "")]))?;
+    let says = |name: &str| TABLE.iter().any(|row| row.name == name && environment.get(row.env).is_some());
+    let of_job = found.settings.iter().map(|(name, value)| (&name[..], &value[..]));
+    let options = load(options_under_manager(of_job, given, says))?;
     let servers = endpoints(&found.servers)?;
     let membership = Membership { servers, job, secret, rank: found.rank, size: found.size };
     Ok(Job::connect(&membership, options)?)

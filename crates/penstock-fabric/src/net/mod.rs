@@ -7,11 +7,58 @@
 //! | [`quiet`] | writing to a socket without a signal where its peer has gone |
 //! | [`tls`] | who is trusted, and with which certificate a server shows itself |
 //! | [`frames`] | frames of a link and onto it |
+//! | [`records`] | control messages, likewise |
+//! | [`messages`] | messages about items, likewise |
 //! | [`endpoint`] | how a server is named |
 
 pub mod endpoint;
 pub mod frames;
 pub mod link;
+pub mod messages;
 pub mod quiet;
+pub mod records;
 pub mod stream;
 pub mod tls;
+
+use penstock_proto::items::node::Broken;
+use std::io;
+
+/// Why a connection is over.
+#[derive(Debug)]
+pub enum Ended {
+    /// It broke, or brought damaged bytes: another may be made.
+    Connection(io::Error),
+    /// The peer did what no honest one does.
+    Peer(String),
+}
+
+impl Ended {
+    /// The line changed bytes on their way.
+    pub fn damaged(what: &impl ToString) -> Self {
+        Self::Connection(io::Error::other(what.to_string()))
+    }
+}
+
+impl From<io::Error> for Ended {
+    fn from(error: io::Error) -> Self {
+        Self::Connection(error)
+    }
+}
+
+impl From<Broken> for Ended {
+    fn from(broken: Broken) -> Self {
+        match broken {
+            Broken::Malformed(damaged) if damaged.is_damage() => Self::damaged(&damaged),
+            broken => Self::Peer(broken.to_string()),
+        }
+    }
+}
+
+impl From<Ended> for io::Error {
+    fn from(ended: Ended) -> Self {
+        match ended {
+            Ended::Connection(error) => error,
+            Ended::Peer(what) => Self::new(io::ErrorKind::InvalidData, what),
+        }
+    }
+}

@@ -88,11 +88,34 @@ fn receive<E: Ends>(ends: &mut E, at: usize, count: usize) -> Vec<u8> {
 
 /// Sends a few bytes, to the last.
 fn send<E: Ends>(ends: &mut E, from: usize, count: usize) {
-    let mut sent = 0;
-    while sent < count {
-        sent += write(ends, from, sent, &[count - sent]);
+    send_from(ends, from, &mut 0, count);
+}
+
+/// The same, of what follows the first `sent`.
+fn send_from<E: Ends>(ends: &mut E, from: usize, sent: &mut usize, count: usize) {
+    let end = *sent + count;
+    while *sent < end {
+        *sent += write(ends, from, *sent, &[end - *sent]);
     }
     while !ends.end(from).flush().unwrap() {}
+}
+
+/// Reads until nothing is there, or a short read was the last of it.
+fn read_until_dry<E: Ends>(ends: &mut E, at: usize) -> Vec<u8> {
+    const ROOM: usize = 4000;
+    let mut all = Vec::new();
+    loop {
+        match read(ends, at, &[ROOM]).unwrap() {
+            (Got::Bytes(count), came) => {
+                all.extend(came);
+                if count < ROOM && ends.end(at).short_is_all() {
+                    return all;
+                }
+            }
+            (Got::Nothing, _) => return all,
+            (Got::End, _) => panic!("nobody has closed it"),
+        }
+    }
 }
 
 /// Writes until no more is taken; how much was.
@@ -177,6 +200,24 @@ pub(crate) fn a_short_read_brings_all_that_is_there_if_the_link_says_so<E: Ends>
         assert!(ends.wait(1, READ, LONG));
         assert_eq!(read(&mut ends, 1, &[1, 4000]).unwrap(), (Got::Bytes(300), bytes(0, 300 * round, 300)));
         assert_eq!(read(&mut ends, 1, &[16]).unwrap().0, Got::Nothing);
+    }
+}
+
+pub(crate) fn a_wait_ends_at_once_for_what_came_behind_the_last_read<E: Ends>() {
+    for from in [0, 1] {
+        let (mut ends, mut sent) = (E::connect(), 0);
+        for _ in 0..20 {
+            send_from(&mut ends, from, &mut sent, 300);
+            assert!(ends.wait(1 - from, READ, LONG));
+            let mut came = read_until_dry(&mut ends, 1 - from);
+            // Before the wait begins, which an edge would miss.
+            send_from(&mut ends, from, &mut sent, 300);
+            while came.len() < 600 {
+                assert!(ends.wait(1 - from, READ, LONG) && ends.wait(1 - from, READ, LONG));
+                came.extend(read_until_dry(&mut ends, 1 - from));
+            }
+            assert_eq!(came, bytes(from, sent - 600, 600));
+        }
     }
 }
 
@@ -334,6 +375,78 @@ pub(crate) fn pushes_arrive_bit_for_bit_in_frames<E: Ends>() {
     });
 }
 
+/// Counts reads that were in vain.
+struct Counting<'a, L> {
+    link: &'a mut L,
+    in_vain: &'a mut u32,
+}
+
+impl<L: Link> Link for Counting<'_, L> {
+    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> std::io::Result<Got> {
+        let got = self.link.read(parts)?;
+        *self.in_vain += u32::from(got == Got::Nothing);
+        Ok(got)
+    }
+
+    fn short_is_all(&self) -> bool {
+        self.link.short_is_all()
+    }
+
+    fn write(&mut self, parts: &[IoSlice<'_>]) -> std::io::Result<usize> {
+        self.link.write(parts)
+    }
+
+    fn flush(&mut self) -> std::io::Result<bool> {
+        self.link.flush()
+    }
+
+    fn holds_output(&self) -> bool {
+        self.link.holds_output()
+    }
+
+    fn resize(&self, bytes: usize) -> std::io::Result<()> {
+        self.link.resize(bytes)
+    }
+}
+
+pub(crate) fn a_reader_that_looks_again_after_each_wait_gets_every_frame_and_reads_no_more_than_it_must<
+    E: Ends,
+>() {
+    for from in [0, 1] {
+        let (mut ends, mut buffer) = (E::connect(), Vec::new());
+        let (mut writer, mut reader) = (FrameWriter::default(), FrameReader::new());
+        let (mut came, mut in_vain) = (0, 0);
+        for burst in 1..8 {
+            let (last, chunk) = (came + burst, bytes(from, 7 * burst, 100));
+            let mut batch = Batch::new(&mut buffer);
+            for at in came..last {
+                let whole = Sent { source: Source::Stands(&chunk), shadow: None, position: 0 };
+                batch.push_chunk(push(at), &Agreed::default(), &whole);
+            }
+            writer.send(ends.end(from), &batch.frames()).unwrap();
+            while came < last {
+                let flushed = writer.flush(ends.end(from)).unwrap();
+                let waited = ends.wait(1 - from, READ, if flushed { LONG } else { SHORT });
+                assert!(waited || !flushed, "a frame is lost");
+                reader.look_again();
+                loop {
+                    let link = ends.end(1 - from);
+                    match reader.next(&mut Counting { link, in_vain: &mut in_vain }, &mut Anywhere) {
+                        Step::Frame(header, payload) => {
+                            assert!(header.body == push(came).body && payload == chunk);
+                            came += 1;
+                        }
+                        Step::Header => {}
+                        Step::Nothing => break,
+                        step => panic!("{step:?}"),
+                    }
+                }
+            }
+        }
+        assert!(in_vain == 0 || !ends.end(1 - from).short_is_all(), "{in_vain} reads were in vain");
+    }
+}
+
 /// The suite for one kind of [`Ends`].
 macro_rules! conformance {
     ($name:ident, $ends:ty) => {
@@ -342,12 +455,14 @@ macro_rules! conformance {
             a_read_with_little_room_leaves_the_rest
             nothing_to_read_is_neither_an_error_nor_the_end
             a_short_read_brings_all_that_is_there_if_the_link_says_so
+            a_wait_ends_at_once_for_what_came_behind_the_last_read
             a_full_link_takes_nothing_and_goes_on_when_it_was_read
             interest_is_what_a_link_waits_for
             a_smaller_buffer_has_no_more_under_way
             the_end_comes_behind_everything_that_was_sent_and_stays
             an_error_is_told_once_and_nothing_comes_after_it
             pushes_arrive_bit_for_bit_in_frames
+            a_reader_that_looks_again_after_each_wait_gets_every_frame_and_reads_no_more_than_it_must
         );
     };
     ($name:ident, $ends:ty, $($promise:ident)*) => {

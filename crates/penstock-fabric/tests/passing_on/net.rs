@@ -3,9 +3,9 @@
 use penstock_fabric::items::partition::{Layout, Rows, Waiters, Writer};
 use penstock_fabric::items::partition_memory::PartitionMemory;
 use penstock_proto::account::Account;
-use penstock_proto::items::node::{Host, Node};
+use penstock_proto::items::node::{Broken, Host, Node};
 use penstock_proto::items::row_memory::{Changed, Look, Memory, Moment, Torn, Unlisted};
-use penstock_proto::items::wire::{MAX_MESSAGE_BYTES, PartitionId, Shape};
+use penstock_proto::items::wire::{Encoder, MAX_MESSAGE_BYTES, Message, PartitionId, Shape};
 use penstock_proto::items::{Propagation, RowSet};
 use penstock_proto::peer::{PeerId, Role};
 use penstock_proto::record::{self, LENGTH_BYTES};
@@ -281,11 +281,61 @@ impl Net {
         self.want_version(peer, self.shape.slots.into(), 1);
     }
 
-    /// Whether a flush of a worker comes back.
+    /// Whether flushes of both kinds come back to a worker: what it has set is taken, and the rows that it consumes are brought.
     pub(super) fn flushes(&mut self, peer: PeerId) -> bool {
-        let node = self.workers.get_mut(&peer).unwrap();
-        let id = node.flush(HOME);
+        let (delivered, brought) = (self.delivers(peer), self.brings(peer, ID));
+        delivered && brought.unwrap_or(true)
+    }
+
+    /// Whether a flush of what a worker has set comes back.
+    pub(super) fn delivers(&mut self, peer: PeerId) -> bool {
+        let id = self.workers.get_mut(&peer).unwrap().flush(HOME);
         self.settle();
         self.workers.get_mut(&peer).unwrap().host().flushed.contains(&id)
+    }
+
+    /// Whether a flush of the rows of a partition comes back to a worker; `None` if it consumes none of them.
+    pub(super) fn brings(&mut self, peer: PeerId, partition: PartitionId) -> Option<bool> {
+        let id = self.workers.get_mut(&peer).unwrap().bring(partition)?;
+        self.settle();
+        Some(self.workers.get_mut(&peer).unwrap().host().flushed.contains(&id))
+    }
+}
+
+pub(super) fn say(home: &mut Node<Here>, peer: PeerId, message: &Message<'_>) -> Result<(), Broken> {
+    let mut bytes = Vec::new();
+    Encoder::message(&mut bytes, message);
+    home.receive(peer, &bytes[LENGTH_BYTES..])
+}
+
+/// A producer leaves as a worker does: it flushes, hands over, and flushes again; after each turn `event` may do something, and
+/// says whether the line broke with what was on it. From then on it says nothing.
+pub(super) fn leave(net: &mut Net, event: &mut dyn FnMut(&mut Net, usize) -> bool) {
+    leave_within(net, 40, event);
+}
+
+/// The same, within so many turns.
+pub(super) fn leave_within(net: &mut Net, most: usize, event: &mut dyn FnMut(&mut Net, usize) -> bool) {
+    let mut turn = 0;
+    for hands_over in [true, false] {
+        let node = net.workers.get_mut(&PRODUCER).unwrap();
+        let id = node.flush(HOME);
+        while !net.workers.get_mut(&PRODUCER).unwrap().host().flushed.contains(&id) {
+            let node = net.workers.get_mut(&PRODUCER).unwrap();
+            node.collect_all();
+            let bytes = Net::sent(node, HOME);
+            if !event(net, turn) {
+                Net::arrive(&bytes, &mut net.home, PRODUCER, usize::MAX);
+            }
+            let bytes = Net::sent(&mut net.home, PRODUCER);
+            if !event(net, turn + 1) {
+                Net::arrive(&bytes, net.workers.get_mut(&PRODUCER).unwrap(), HOME, usize::MAX);
+            }
+            turn += 2;
+            assert!(turn < most, "its flush comes back");
+        }
+        if hands_over {
+            net.workers.get_mut(&PRODUCER).unwrap().hand_over();
+        }
     }
 }

@@ -25,6 +25,7 @@ pub use visitor::Visitor;
 
 use crate::patience::Interrupted;
 use penstock_proto::message::{MAX_WORKERS, Secret};
+use penstock_proto::redial::Pauses;
 use proof::Nonce;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -34,9 +35,8 @@ use std::time::Duration;
 /// Time in which a connection must prove itself, and then again in which it must give something.
 const STRANGER_TIME: Duration = Duration::from_secs(5);
 
-/// Pause before a process tries again what may yet come to be: rank 0 may not be listening yet, its name not be known.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Pauses before a process tries again what may yet come to be: rank 0 may not be listening yet, its name not be known.
+const PAUSES: Pauses = Pauses::doubling(Duration::from_millis(50), Duration::from_secs(1));
 
 /// Where processes meet: `HOST:PORT`; an IPv6 address stands in brackets.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -324,11 +324,6 @@ fn nonce() -> Result<Nonce, RendezvousError> {
         Ok(_) => Err(refused("too few random bytes".to_owned())),
         Err(errno) => Err(refused(errno.to_string())),
     }
-}
-
-/// The pause that follows one of `pause`.
-fn longer(pause: Duration) -> Duration {
-    (2 * pause).min(LONGEST_PAUSE)
 }
 
 /// Which process of which job this is.

@@ -21,6 +21,7 @@
 //! Numbers are little-endian.
 
 use hmac::{Hmac, Mac as _};
+use penstock_proto::mac;
 use penstock_proto::message::Secret;
 use sha2::Sha256;
 
@@ -163,11 +164,7 @@ impl Conversation {
 }
 
 fn mac(key: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
-    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("a key may have any length");
-    for part in parts {
-        mac.update(part);
-    }
-    mac
+    mac::of(key, parts.iter().copied())
 }
 
 fn digest(key: &[u8], parts: &[&[u8]]) -> Digest {

@@ -1,7 +1,7 @@
 //! Rank 0's end of a rendezvous: it listens.
 
 use super::caller::{Caller, Expected};
-use super::{FIRST_PAUSE, Party, RendezvousAddress, RendezvousError, STRANGER_TIME, longer, nonce};
+use super::{PAUSES, Party, RendezvousAddress, RendezvousError, STRANGER_TIME, nonce};
 use crate::exchange::{Contributions, GONE, VERDICT_MARGIN, is_failure};
 use crate::patience::{Interrupted, Patience};
 use crate::resolve::{Lookup, Resolver, Unresolved, plain, system};
@@ -390,7 +390,7 @@ fn first_address(
     patience: &Patience<'_>,
     resolver: Resolver,
 ) -> Result<SocketAddr, RendezvousError> {
-    let (mut lookup, mut pause) = (Lookup::default(), FIRST_PAUSE);
+    let (mut lookup, mut pauses) = (Lookup::default(), PAUSES);
     let host = || at.host.clone();
     loop {
         match lookup.resolve(&at.host, at.port, patience, resolver) {
@@ -398,7 +398,7 @@ fn first_address(
             Err(Unresolved::Refused(reason)) if patience.is_over() => {
                 return Err(RendezvousError::NoAddress { host: host(), reason });
             }
-            Err(Unresolved::Refused(_)) => patience.sleep(pause)?,
+            Err(Unresolved::Refused(_)) => patience.sleep(pauses.pause())?,
             Err(Unresolved::Late) => {
                 return Err(RendezvousError::Unresolved { host: host(), waited: patience.waited() });
             }
@@ -407,7 +407,6 @@ fn first_address(
             }
             Err(Unresolved::Interrupted(interrupted)) => return Err(interrupted.into()),
         }
-        pause = longer(pause);
     }
 }
 

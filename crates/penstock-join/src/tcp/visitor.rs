@@ -4,7 +4,7 @@ use super::proof::{
     Claim, Conversation, Digest, FRAME_HEAD_BYTES, MAGIC, Nonce, Side, TAKEN, WELCOME, WRONG_SECRET,
     WRONG_SIZE,
 };
-use super::{Cause, FIRST_PAUSE, Party, RendezvousAddress, RendezvousError, STRANGER_TIME, longer, nonce};
+use super::{Cause, PAUSES, Party, RendezvousAddress, RendezvousError, STRANGER_TIME, nonce};
 use crate::exchange::{VERDICT_MARGIN, verdict_limit};
 use crate::patience::{Interrupted, Patience};
 use crate::resolve::{Lookup, Resolver, Unresolved, plain, system};
@@ -59,7 +59,7 @@ impl Visitor {
     /// Hands a contribution to rank 0.
     pub fn deliver(&mut self, contribution: &[u8], patience: &Patience<'_>) -> Result<(), RendezvousError> {
         self.party.refuse_too_many()?;
-        let mut pause = FIRST_PAUSE;
+        let mut pauses = PAUSES;
         let (mut last, mut taken_since) = (None, None);
         let (mut stream, mut conversation) = loop {
             if let Some(met) = self.met.take() {
@@ -82,8 +82,7 @@ impl Visitor {
                 return Err(self.late(last.unwrap_or(Cause::Silent)));
             }
             // Nothing tells when a port on another host begins to listen.
-            patience.sleep(pause)?;
-            pause = longer(pause);
+            patience.sleep(pauses.pause())?;
         };
         let sent = send(&mut stream, &conversation.frame(contribution), patience);
         self.met = Some((stream, conversation));

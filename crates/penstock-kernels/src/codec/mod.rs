@@ -8,15 +8,29 @@
 //! |---|---|
 //! | `raw.rs` | the chunk itself |
 //!
-//! A new codec is a file here and a number in `penstock_proto::encoding`. The width of its elements is part of the codec itself.
+//! A new codec is a file here and a row of [`ALL`]. The width of its elements is part of the codec itself.
 
 mod raw;
 
 pub use raw::Raw;
 
-use crate::Foreign;
+use crate::{Dtype, Foreign};
 use std::fmt;
 use std::ops::RangeInclusive;
+
+/// A codec, and how declarations and frames name it.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    /// Its number, which no other codec is ever given: both ends of a connection go by it.
+    pub number: u8,
+    /// What people call it.
+    pub name: &'static str,
+    /// What turns chunks into payloads and back.
+    pub codec: &'static dyn Codec,
+}
+
+/// Every codec that there is.
+pub const ALL: &[Entry] = &[Entry { number: 0, name: "raw", codec: &Raw }];
 
 /// What the receiver's chunk holds before a payload is decoded onto it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +60,17 @@ pub trait Codec: fmt::Debug + Send + Sync {
         false
     }
 
+    /// Whether values are encoded against what their receivers hold: then the sender has to keep that. Where it is not, `base`
+    /// is always `None`, and every payload is whole.
+    fn uses_base(&self) -> bool {
+        false
+    }
+
+    /// Whether it carries chunks of such elements.
+    fn carries(&self, _: Dtype) -> bool {
+        true
+    }
+
     /// Least and most bytes of a payload for a chunk of `bytes` bytes: checked before a byte of the payload is read.
     fn lengths(&self, bytes: usize) -> RangeInclusive<usize>;
 
@@ -55,6 +80,7 @@ pub trait Codec: fmt::Debug + Send + Sync {
     /// Another thread may be writing the chunk: each of its bytes is read once.
     fn encode(&self, chunk: Foreign<'_>, base: Option<&[u8]>, out: &mut [u8]) -> Option<usize>;
 
-    /// Turns the base, in `chunk`, into the chunk that was encoded. The payload may be hostile: on an error `chunk` is unchanged.
+    /// Turns the base, in `chunk`, into the chunk that was encoded. The payload may be hostile: on an error `chunk` is
+    /// unchanged.
     fn decode(&self, payload: &[u8], base: Base, chunk: &mut [u8]) -> Result<(), Undecodable>;
 }

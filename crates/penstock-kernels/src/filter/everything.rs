@@ -7,7 +7,11 @@ use super::Filter;
 pub struct Everything;
 
 impl Filter for Everything {
-    fn next<'a>(&self, value: &'a [u8], _: &'a mut [u8]) -> &'a [u8] {
-        value
+    fn holds_back(&self) -> bool {
+        false
+    }
+
+    fn next(&self, value: &[u8], held: &mut [u8]) {
+        held.copy_from_slice(value);
     }
 }

@@ -17,6 +17,10 @@ fn word(bytes: usize, index: usize) -> Range<usize> {
 pub(crate) struct Changes;
 
 impl Codec for Changes {
+    fn uses_base(&self) -> bool {
+        true
+    }
+
     fn lengths(&self, bytes: usize) -> RangeInclusive<usize> {
         0..=bytes.saturating_sub(1)
     }

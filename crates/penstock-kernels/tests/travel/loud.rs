@@ -1,20 +1,34 @@
 //! A filter that holds back what has hardly changed.
 
-use penstock_kernels::filter::Filter;
+use penstock_kernels::Dtype;
+use penstock_kernels::filter::{Filter, Made, Unfit};
+use std::sync::Arc;
 
-/// Lets the words pass that differ from what is held in their upper half.
+/// Lets the words pass that differ from what is held in more than so many of their lower bytes.
 #[derive(Debug)]
-pub(crate) struct Loud;
+pub(crate) struct Loud {
+    pub(crate) quiet: usize,
+}
+
+impl Loud {
+    /// For elements of four bytes.
+    #[allow(dead_code, reason = "each test uses its part")]
+    pub(crate) fn make(dtype: Dtype, settings: &[f64]) -> Made {
+        match *settings {
+            _ if dtype != Dtype::F32 => Err(Unfit::Dtype),
+            [quiet] if [0.0, 1.0, 2.0, 3.0].contains(&quiet) => Ok(Arc::new(Self { quiet: quiet as usize })),
+            _ => Err(Unfit::Setting { place: 0, expected: "0, 1, 2 or 3" }),
+        }
+    }
+}
 
 impl Filter for Loud {
-    fn next<'a>(&self, value: &'a [u8], held: &'a mut [u8]) -> &'a [u8] {
-        for index in 0..value.len().div_ceil(4) {
-            let range = 4 * index..(4 * index + 4).min(value.len());
-            let (now, held) = (&value[range.clone()], &mut held[range]);
-            if now[now.len() / 2..] != held[now.len() / 2..] {
+    fn next(&self, value: &[u8], held: &mut [u8]) {
+        for (now, held) in value.chunks(4).zip(held.chunks_mut(4)) {
+            let loud = self.quiet.min(now.len())..;
+            if now[loud.clone()] != held[loud] {
                 held.copy_from_slice(now);
             }
         }
-        held
     }
 }

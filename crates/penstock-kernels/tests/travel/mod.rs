@@ -2,3 +2,16 @@
 
 pub(crate) mod changes;
 pub(crate) mod loud;
+
+use changes::Changes;
+use loud::Loud;
+use penstock_kernels::{codec, filter};
+
+/// All codecs and this one, as tests make them known.
+#[allow(dead_code, reason = "each test uses its part")]
+pub(crate) const CODECS: &[codec::Entry] =
+    &[codec::ALL[0], codec::Entry { number: 9, name: "changes", codec: &Changes }];
+/// All filters and this one.
+#[allow(dead_code, reason = "each test uses its part")]
+pub(crate) const FILTERS: &[filter::Entry] =
+    &[filter::ALL[0], filter::Entry { number: 7, name: "loud", settings: &["quiet"], make: Loud::make }];

@@ -162,8 +162,15 @@ impl Registry {
             table.heard.insert(rank);
             return Err(error);
         } else if let Some(error) = &table.failed {
-            table.heard.insert(rank);
-            return Err(error.clone());
+            if table.heard.insert(rank) {
+                return Err(error.clone());
+            }
+            let ranks = table.unheard(live).collect();
+            return Err(TableError::NotAllTold {
+                name: spec.name.clone(),
+                why: Box::new(error.clone()),
+                ranks,
+            });
         }
         if table.spec.holds.is_empty() {
             table.spec.holds.clone_from(&spec.holds);
@@ -179,6 +186,14 @@ impl Registry {
 
     /// More bytes of a worker's encoded rows.
     pub fn part(&mut self, rank: Rank, name: &str, part: Part, bytes: &[u8]) -> Result<(), TableError> {
+        let taken = self.take_part(rank, name, part, bytes);
+        if matches!(taken, Err(TableError::Exhausted { .. })) {
+            self.give_up(rank, name);
+        }
+        taken
+    }
+
+    fn take_part(&mut self, rank: Rank, name: &str, part: Part, bytes: &[u8]) -> Result<(), TableError> {
         let Coming { produce, consume, charge } = self.open(rank, name)?.coming.get_or_insert_default();
         let set = match part {
             Part::Produce => produce,
@@ -194,6 +209,21 @@ impl Registry {
         Ok(())
     }
 
+    /// Keeps nothing of a declaration for which there is no memory: the worker may make a smaller one, of whatever name.
+    fn give_up(&mut self, rank: Rank, name: &str) {
+        let Some(table) = self.tables.get_mut(name) else { return };
+        let Some(declaration) = table.workers.get_mut(&rank) else { return };
+        declaration.coming = None;
+        if declaration.sets.is_some() {
+            return;
+        }
+        table.workers.remove(&rank);
+        if table.workers.is_empty() && !table.told && table.failed.is_none() {
+            let id = table.id;
+            self.remove(name, id);
+        }
+    }
+
     fn open(&mut self, rank: Rank, name: &str) -> Result<&mut Declaration, TableError> {
         let declaration = self.tables.get_mut(name).and_then(|table| table.workers.get_mut(&rank));
         declaration.filter(|declaration| declaration.coming.is_some()).ok_or_else(|| TableError::OutOfTurn {
@@ -203,6 +233,14 @@ impl Registry {
 
     /// A worker has told all its rows.
     pub fn end(&mut self, rank: Rank, name: &str) -> Result<(), TableError> {
+        let taken = self.take_end(rank, name);
+        if matches!(taken, Err(TableError::Exhausted { .. })) {
+            self.give_up(rank, name);
+        }
+        taken
+    }
+
+    fn take_end(&mut self, rank: Rank, name: &str) -> Result<(), TableError> {
         let mut coming = self.open(rank, name)?.coming.take().unwrap_or_default();
         let sets = [&coming.produce, &coming.consume].map(|set| RowSet::decoded_bytes(set));
         // The sets, and what is made of them when producers and consumers are brought together.
@@ -326,15 +364,18 @@ impl Table {
     /// Forgets a declaration that failed, once all that made it have heard so and one of them makes it anew: what was wrong may
     /// be right now. No worker was ever told of the table.
     fn start_over(&mut self, rank: Rank, spec: &TableSpec, live: &BTreeSet<Rank>) {
-        let heard = |rank: &Rank| self.heard.contains(rank);
-        let mut waits = self.workers.keys().filter(|rank| live.contains(rank));
-        if self.failed.is_none() || !heard(&rank) || !waits.all(heard) {
+        if self.failed.is_none() || !self.heard.contains(&rank) || self.unheard(live).next().is_some() {
             return;
         }
         self.spec = spec.clone();
         self.failed = None;
         self.workers.clear();
         self.heard.clear();
+    }
+
+    /// Workers that declared it, are here, and have not heard that it failed.
+    fn unheard(&self, live: &BTreeSet<Rank>) -> impl Iterator<Item = Rank> {
+        self.workers.keys().copied().filter(|rank| live.contains(rank) && !self.heard.contains(rank))
     }
 
     fn check(&self, rank: Rank) -> Result<(), TableError> {
@@ -417,6 +458,7 @@ impl Table {
 mod tests {
     use super::super::spec::Propagation;
     use super::*;
+    use crate::account::Limits;
 
     fn spec() -> TableSpec {
         let (name, propagation) = ("U".to_owned(), Propagation::Eager);
@@ -538,7 +580,8 @@ mod tests {
         fails(&mut registry, 1);
         // Worker 0 still waits: it has to hear what became of what it said.
         let refused = registry.begin(1, &spec(), 1, true, &all()).unwrap_err();
-        assert!(matches!(refused, TableError::NoProducer { row: 4, .. }), "{refused}");
+        let TableError::NotAllTold { why, ranks, .. } = &refused else { panic!("{refused}") };
+        assert!(matches!(**why, TableError::NoProducer { row: 4, .. }) && *ranks == [0], "{refused}");
         fails(&mut registry, 1);
         fails(&mut registry, 0);
         let wider = TableSpec { row_bytes: 16, ..spec() };
@@ -549,6 +592,28 @@ mod tests {
             registry.joined(0, "U", &live).unwrap().is_ok()
                 && registry.joined(1, "U", &live).unwrap().is_ok()
         );
+    }
+
+    #[test]
+    fn a_declaration_for_which_there_is_no_memory_keeps_none() {
+        for too_long in [Part::Produce, Part::Consume] {
+            let account = Account::new(Limits::NONE.with(Resource::Bytes, 1 << 20));
+            let mut registry = Registry::charged_to(account.clone());
+            declare(&mut registry, 0, &spec(), &[0], &[0]);
+            let before = account.taken(Resource::Bytes);
+            let other = TableSpec { name: "V".to_owned(), ..spec() };
+            for name in ["V", "U"] {
+                let begun =
+                    registry.begin(1, &TableSpec { name: name.to_owned(), ..spec() }, 0, true, &all());
+                begun.unwrap();
+                let refused = (0..1000).find_map(|_| registry.part(1, name, too_long, &[1; 4096]).err());
+                assert!(matches!(refused, Some(TableError::Exhausted { .. })), "{refused:?}");
+                assert_eq!(account.taken(Resource::Bytes), before, "of {name}");
+            }
+            // It declares something else, and the others' tables are what they were.
+            registry.begin(1, &TableSpec { row_bytes: 16, ..other }, 0, true, &all()).unwrap();
+            assert_eq!(registry.missing("U", &all()), [1, 2]);
+        }
     }
 
     #[test]

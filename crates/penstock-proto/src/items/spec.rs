@@ -117,6 +117,18 @@ pub enum TableError {
         /// What was asked, what is left.
         why: Exhausted,
     },
+    /// Its last declaration failed, and workers that made it do not know yet.
+    #[error(
+        "table `{name}`: its last declaration failed ({why}), and workers {ranks:?} have not been told yet"
+    )]
+    NotAllTold {
+        /// The table.
+        name: String,
+        /// Why it failed.
+        why: Box<Self>,
+        /// Those workers.
+        ranks: Vec<Rank>,
+    },
     /// Row length.
     #[error("table `{name}`: expected rows of 1 to {MAX_ROW_BYTES} bytes, got {got}")]
     BadRowBytes {
@@ -260,6 +272,9 @@ impl Hint for TableError {
                 "make the same declaration on every worker, or give the table another name"
             }
             Self::Exhausted { why, .. } => why.resource.raised_by(),
+            Self::NotAllTold { .. } => {
+                "declare it again in a moment: they are told as soon as their own calls reach the server"
+            }
             Self::DeclaredTwice { .. } => "make the same declaration, give it another name, or drop it first",
             _ => return None,
         };

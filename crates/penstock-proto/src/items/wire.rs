@@ -127,20 +127,27 @@ pub enum Message<'a> {
         /// Them, to be read with [`Entries`].
         entries: &'a [u8],
     },
-    /// Say when everything that I sent before has come, and everything that I should have was sent.
+    /// Say when everything that I sent before has come, and behind what you want of my rows.
     Flush {
         /// Repeated in the answer.
         id: u64,
     },
-    /// It has.
+    /// It has, or was sent.
     Flushed {
-        /// The question's.
+        /// The question's. Of questions about one partition this answers the earlier ones too.
         id: u64,
+    },
+    /// Say when everything that I should have by now of a partition was sent.
+    Bring {
+        /// Repeated in the answer.
+        id: u64,
+        /// The partition.
+        partition: PartitionId,
     },
 }
 
 impl Message<'_> {
-    /// The partition that it is about.
+    /// The partition that it is about, unless it asks for an answer: that comes also where the partition is not there any more.
     pub fn partition(&self) -> Option<PartitionId> {
         match self {
             Self::Offer { partition, .. }
@@ -148,7 +155,7 @@ impl Message<'_> {
             | Self::Fetch { partition, .. }
             | Self::Need { partition, .. }
             | Self::Rows { partition, .. } => Some(*partition),
-            Self::Flush { .. } | Self::Flushed { .. } => None,
+            Self::Flush { .. } | Self::Flushed { .. } | Self::Bring { .. } => None,
         }
     }
 }
@@ -208,6 +215,7 @@ impl<'a> Encoder<'a> {
             }
             Message::Flush { id } => Self::begin(out, 6, PartitionId { table: 0, rank: 0 }, [*id]).end(),
             Message::Flushed { id } => Self::begin(out, 7, PartitionId { table: 0, rank: 0 }, [*id]).end(),
+            Message::Bring { id, partition } => Self::begin(out, 8, *partition, [*id]).end(),
         }
     }
 
@@ -340,6 +348,7 @@ impl<'a> Message<'a> {
             }
             6 => Self::Flush { id: number()? },
             7 => Self::Flushed { id: number()? },
+            8 => Self::Bring { id: number()?, partition },
             _ => return Err(malformed("no such kind")),
         };
         if rest.is_empty() { Ok(message) } else { Err(malformed("more bytes than a message")) }
@@ -413,6 +422,7 @@ mod tests {
             Message::Rows { partition, head, entries: b"bytes" },
             Message::Flush { id: 1 },
             Message::Flushed { id: 1 << 60 },
+            Message::Bring { id: 3, partition },
         ]
     }
 

@@ -25,7 +25,7 @@ impl Awaited {
     }
 
     /// It has come, which stands for those before it.
-    pub(super) fn meet(&mut self, version: u64) {
+    pub(super) fn came(&mut self, version: u64) {
         *self = match version + 1 >= self.to {
             true => Self::default(),
             false => Self { from: self.from.max(version + 2), ..*self },
@@ -49,9 +49,9 @@ mod tests {
         awaited.want(7);
         awaited.want(5);
         assert!(!awaited.is_met(4) && awaited.is_met(5));
-        awaited.meet(5);
+        awaited.came(5);
         assert_eq!((awaited.bounds(), awaited.is_met(5), awaited.is_met(6)), (Some((6, 7)), false, true));
-        awaited.meet(7);
+        awaited.came(7);
         assert_eq!(awaited, Awaited::default());
     }
 }

@@ -284,7 +284,7 @@ impl Subscriber {
                     let chunk = &mut self.known(tensor).chunks[local];
                     chunk.queued = false;
                     let position = std::mem::replace(&mut chunk.seen, publication.sequence);
-                    chunk.awaited.meet(publication.version);
+                    chunk.awaited.came(publication.version);
                     return Some(Owing::Value { tensor, local, publication, position });
                 }
                 Due::State { tensor } => {

@@ -157,7 +157,7 @@ impl Mirrored {
     fn missing(&mut self, wanted: u64) -> impl Iterator<Item = u64> + use<> {
         let least = self.progress.least().unwrap_or(0);
         if least > 0 {
-            self.awaited.meet(least - 1);
+            self.awaited.came(least - 1);
         }
         if wanted > least {
             self.awaited.want(wanted - 1);

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`home`] | at the shard: which frames of a subscriber were taken, and what is owed to it |
 //! | `awaited` | versions that were asked for and are not there |
+//! | [`judge`] | at both: what a frame may be, before its payload is let in |
 //! | [`mirror`] | at the subscriber: what is to be sent, which versions have come, what is asked for again on a new connection |
 //!
 //! Frames and bytes are others' business: the server's and the worker's over sockets, the simulator's over links that break. What
@@ -17,4 +18,5 @@
 
 mod awaited;
 pub mod home;
+pub mod judge;
 pub mod mirror;

@@ -5,6 +5,7 @@ use penstock_proto::consistency::Consistency::{self};
 use penstock_proto::shard::{self, Fold, Home, NonFiniteFrom, Shard, SubmissionRefused};
 use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::submission::Submission;
+use penstock_proto::travel::Travel;
 use penstock_proto::{Rank, TensorId};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -121,6 +122,7 @@ pub(crate) fn spec(consistency: Consistency) -> TensorSpec {
         rescale: 1.0,
         clip: None,
         refuse_nonfinite: true,
+        travel: Travel::default(),
     }
 }
 

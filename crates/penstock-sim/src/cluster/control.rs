@@ -7,9 +7,12 @@ use super::{Cluster, Event, Failure};
 use crate::control::{Asked, AtBarrier, Clerk};
 use crate::faults::Fate;
 use crate::history::Observation;
+use crate::rng::Rng;
 use crate::shard_memory::Sabotage;
-use crate::transport::Way;
+use crate::transport::{End, Way};
 use crate::worker::{Op, State};
+use penstock_fabric::net::Ended;
+use penstock_fabric::net::records::{RecordReader, RecordWriter};
 use penstock_proto::Rank;
 use penstock_proto::error::{Loss, Refusal};
 use penstock_proto::handshake::Session;
@@ -18,7 +21,7 @@ use penstock_proto::message::{
     Answer, Ask, Departure, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Reply, Request, Welcome, decode, encode,
 };
 use penstock_proto::peer::PeerId;
-use penstock_proto::record::{self, Records};
+use penstock_proto::record::{CHECKSUM_BYTES, LENGTH_BYTES};
 use penstock_proto::request::Answers;
 
 /// Number of every hello.
@@ -31,6 +34,28 @@ const HEARD: u64 = u64::MAX - 2;
 const IMPATIENT: u64 = 3;
 /// Longest time that an impatient worker waits, in units of the longest delay.
 const SOON: u64 = 8;
+
+/// Bytes of a record in front of its message.
+const HEAD_BYTES: usize = LENGTH_BYTES + CHECKSUM_BYTES;
+
+/// What reads at both ends of a control connection.
+#[derive(Debug)]
+pub(super) struct Records {
+    /// By the way that is read.
+    readers: [RecordReader; 2],
+    /// What says how much a read brings, where that is not all that has arrived.
+    reads: [Option<Rng>; 2],
+}
+
+impl Records {
+    /// Of a new connection.
+    pub(super) fn new(rng: &mut Rng) -> Self {
+        Self {
+            readers: [(); 2].map(|()| RecordReader::new(MAX_MESSAGE_BYTES)),
+            reads: [(); 2].map(|()| rng.once_in(2).then(|| Rng::new(rng.word()))),
+        }
+    }
+}
 
 fn request(id: u64, body: Ask) -> Vec<u8> {
     encode(&Request { id, settled: 0, body }).expect("it is short")
@@ -63,23 +88,43 @@ impl Cluster<'_> {
     }
 
     pub(super) fn post_record(&mut self, rank: Rank, way: Way, message: &[u8]) {
-        let mut bytes = record::record(message);
-        let holds = !self.is_remote(rank) || self.is_planned(self.control());
-        if !holds && self.rng.once_in(self.scenario.faults.damage_once_in) {
-            let at = self.rng.within(0..=bytes.len() as u64 - 1) as usize;
-            bytes[at] ^= 1 << self.rng.within(0..=7);
-        }
-        self.transmit(rank, self.control(), way, bytes);
+        let control = self.control();
+        let bytes = HEAD_BYTES + message.len();
+        let holds = !self.is_remote(rank) || self.is_planned(control);
+        let damaged = !holds && self.rng.once_in(self.scenario.faults.damage_once_in);
+        let damage = damaged.then(|| {
+            let at = self.rng.within(0..=bytes as u64 - 1) as usize;
+            (at, 1 << self.rng.within(0..=7))
+        });
+        let due = self.due(rank);
+        let ahead = self.some_ahead(bytes, due);
+        let wire = &mut self.wires[rank as usize][control];
+        let mut end = End { due, ahead, damage, ..End::new(wire, way, self.now) };
+        // Where the connection is over, the message is lost.
+        let _ = RecordWriter::default().send(&mut end, message);
+        let arrives = end.arrives;
+        self.left(rank, control, way, arrives);
     }
 
-    /// A record has come, or what was one.
-    pub(super) fn hear_record(&mut self, rank: Rank, way: Way, bytes: &[u8]) -> Result<(), Failure> {
-        let mut records = Records::new(MAX_MESSAGE_BYTES);
-        records.feed(bytes);
-        let Ok(Some(message)) = records.take() else {
-            let number = self.wires[rank as usize][self.control()].number;
-            return self.lose_wire(rank, self.control(), number, way);
-        };
+    /// Bytes have arrived: what is whole of them is heard.
+    pub(super) fn hear_records(&mut self, rank: Rank, number: u64, way: Way) -> Result<(), Failure> {
+        let control = self.control();
+        while self.is_present(rank, control, number, way) {
+            let Records { readers, reads } = &mut self.records[rank as usize];
+            let wire = &mut self.wires[rank as usize][control];
+            let reads = reads[way as usize].as_mut();
+            let mut end = End { reads, ..End::new(wire, way.back(), self.now) };
+            match readers[way as usize].next(&mut end) {
+                Ok(Some(message)) => self.hear_record(rank, way, &message)?,
+                Ok(None) => break,
+                Err(Ended::Connection(_)) => self.lose_wire(rank, control, number, way)?,
+                Err(Ended::Peer(what)) => return self.refused_at_control(rank, what),
+            }
+        }
+        Ok(())
+    }
+
+    fn hear_record(&mut self, rank: Rank, way: Way, message: &[u8]) -> Result<(), Failure> {
         match way {
             Way::Up => match decode(message) {
                 Ok(request) => self.serve(rank, request),

@@ -97,7 +97,8 @@ impl Cluster<'_> {
         match *event {
             Event::Step(rank)
             | Event::Wake(rank)
-            | Event::Frame { rank, way: Way::Down, .. }
+            | Event::Arrive { rank, way: Way::Down, .. }
+            | Event::Read { rank, way: Way::Down, .. }
             | Event::GiveUp { rank, .. }
             | Event::Connect { rank, .. }
             | Event::End(rank)
@@ -137,8 +138,9 @@ impl Cluster<'_> {
 
     /// Something came from the control thread, perhaps the answer to a sign of life.
     pub(super) fn server_spoke(&mut self, rank: Rank, alive: bool) {
+        let deaf = self.scenario.sabotage == Some(Sabotage::IsDeaf);
         if let Some(Watch { own, .. }) = &mut self.watch
-            && let Some(own) = &mut own[rank as usize]
+            && let Some(own) = own[rank as usize].as_mut().filter(|_| !deaf)
         {
             own.heard += 1;
             own.answered += u64::from(alive);
@@ -231,9 +233,10 @@ impl Cluster<'_> {
         let joined: Vec<Rank> = self.desk.roster.joined().collect();
         let Some(Watch { plan, lived, watched, .. }) = &mut self.watch else { return Ok(()) };
         let (plan, clock) = (*plan, lived.until(now));
+        let never = self.scenario.sabotage == Some(Sabotage::LosesNobody);
         let ends = |&rank: &Rank| {
             let Watched { lease, signs, .. } = &mut watched[rank as usize];
-            lease.as_mut().is_some_and(|lease| lease.has_ended(*signs, clock))
+            lease.as_mut().is_some_and(|lease| lease.has_ended(*signs, clock) && !never)
         };
         let silent: Vec<Rank> = joined.iter().copied().filter(ends).collect();
         for rank in silent {

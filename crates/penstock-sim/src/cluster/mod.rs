@@ -2,6 +2,7 @@
 
 mod control;
 mod leases;
+mod reading;
 mod remote;
 mod servers;
 mod workers;
@@ -102,7 +103,15 @@ enum Event {
     Step(Rank),
     Wake(Rank),
     Deliver(Rank, usize),
-    Frame {
+    /// Bytes arrive on a connection.
+    Arrive {
+        rank: Rank,
+        shard: usize,
+        number: u64,
+        way: Way,
+    },
+    /// An end of a connection looks at what has arrived meanwhile, and at what it has read.
+    Read {
         rank: Rank,
         shard: usize,
         number: u64,
@@ -258,6 +267,10 @@ pub struct Cluster<'a> {
     rings: Vec<Vec<Ring>>,
     /// Behind those to the shards the one to the control thread.
     wires: Vec<Vec<Wire>>,
+    /// What reads at the ends of those to the shards.
+    readers: Vec<Vec<reading::Readers>>,
+    /// Likewise, of those to the control thread.
+    records: Vec<control::Records>,
     proxies: Vec<Vec<Proxy>>,
     links: Vec<Link>,
     desk: Desk,
@@ -299,6 +312,8 @@ impl<'a> Cluster<'a> {
             servers: (0..shards).map(|_| server(&mut rng)).collect(),
             rings: for_each_pair(workers, shards),
             wires: for_each_pair(workers, shards + 1),
+            readers: for_each_pair(workers, shards),
+            records: (0..workers).map(|_| control::Records::new(&mut rng)).collect(),
             proxies: for_each_pair(workers, shards),
             links: (0..workers).map(|_| Link::new(&mut rng)).collect(),
             desk: Desk::new(workers),
@@ -446,7 +461,8 @@ impl<'a> Cluster<'a> {
             Event::Step(rank) => self.step(rank),
             Event::Wake(rank) => self.wake(rank),
             Event::Deliver(rank, shard) => self.deliver(rank, shard),
-            Event::Frame { rank, shard, number, way } => self.frame(rank, shard, number, way),
+            Event::Arrive { rank, shard, number, way } => self.arrive(rank, shard, number, way),
+            Event::Read { rank, shard, number, way } => self.read(rank, shard, number, way),
             Event::Break { rank, shard, number, how } => self.break_wire(rank, shard, number, how),
             Event::Drop { rank, shard, number } => {
                 self.drop_wire(rank, shard, number);

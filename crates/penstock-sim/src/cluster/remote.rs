@@ -1,23 +1,27 @@
-//! What happens on the wires: frames go, arrive, are judged and taken as a proxy and a shard of a real job do it; connections
-//! break, unnoticed at first, and are made again.
+//! What happens on the wires: frames go, are judged and taken as a proxy and a shard of a real job do it; connections break,
+//! unnoticed at first, and are made again. How they are read is [`super::reading`]'s.
 
+use super::control::Records;
+use super::reading::Readers;
 use super::{Cluster, Event, Failure, Map, Server};
+use crate::encodings;
 use crate::history::Observation;
 use crate::remote::{Mirrored, Port, Proxy};
 use crate::shard_memory::{Mirror, Sabotage};
 use crate::transport::{Break, End, Way};
 use crate::worker::State;
 use crate::workload::Workload;
-use penstock_fabric::net::frames::{Batch, FrameReader, FrameWriter, Places, Step};
+use penstock_fabric::net::frames::{Batch, FrameWriter, Places};
 use penstock_kernels::Foreign;
-use penstock_kernels::codec::{Base, Codec, Raw, Undecodable};
+use penstock_kernels::codec::{Base, Codec};
 use penstock_proto::encoding::{Agreed, Encoding, Sent, Shadow, Source};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::peer::PeerId;
 use penstock_proto::remote::home::{Owing, Publication};
+use penstock_proto::remote::judge::{self, Incoming, LanePart};
 use penstock_proto::remote::mirror::{Effect, Frame};
-use penstock_proto::shard::Judged;
 use penstock_proto::submission::Submission;
+use penstock_proto::travel::Terms;
 use penstock_proto::{Rank, TensorId};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -26,6 +30,8 @@ use std::rc::Rc;
 const JOB: u64 = 0x0070_656e_7374_6f63;
 /// How long an end tolerates silence, in units of the longest delay.
 const PATIENCE: u64 = 5;
+/// One write in so many arrives in two pieces.
+const PIECES_ONCE_IN: u64 = 4;
 /// One look at a wire in so many shows the other end a sign of life.
 const BEAT_ONCE_IN: u64 = 24;
 /// So many breaks of one wire, and they become as many times rarer: what is sent whole on no connection would never come.
@@ -33,36 +39,32 @@ const USUAL_BREAKS: u64 = 8;
 /// What stands in a mirror before anything has come.
 const UNWRITTEN: u8 = 0xee;
 
+/// What decodes a value's payload.
+pub(super) type Decoder = &'static dyn Codec;
+
 /// Judges a shard's frames before their payload is let in.
-struct Mirrors<'a> {
-    maps: &'a [Map],
-    workload: &'a Workload,
-    tensors: &'a BTreeMap<TensorId, Mirrored>,
+pub(super) struct Mirrors<'a> {
+    pub(super) maps: &'a [Map],
+    pub(super) workload: &'a Workload,
+    pub(super) tensors: &'a BTreeMap<TensorId, Mirrored>,
 }
 
 impl Places for Mirrors<'_> {
-    /// What decodes the payload.
-    type Place = &'static dyn Codec;
+    type Place = Decoder;
 
     fn place(&mut self, header: &Header) -> Result<Self::Place, String> {
-        let notice = notice(header)?;
         let bytes = |tensor: TensorId, chunk| self.maps[tensor as usize].bytes(chunk).len();
-        let (agreed, bytes) = match notice {
+        judge::notice(header, JOB, |notice| match *notice {
             Notice::Value { tensor, chunk, .. } => {
-                (self.tensors.get(&tensor).map(|mirrored| mirrored.agreed), bytes(tensor, chunk))
+                Some((self.tensors.get(&tensor)?.values_as, bytes(tensor, chunk)))
             }
             Notice::State { tensor, chunk } => {
                 let spec = self.workload.spec(tensor);
                 let elements = (bytes(tensor, chunk) / spec.dtype.size()) as u64;
-                (Some(Agreed::default()), spec.state_bytes(elements) as usize)
+                Some((Agreed::default(), spec.state_bytes(elements) as usize))
             }
-            _ if header.is_bare() => return Ok(&Raw),
-            _ => (None, 0),
-        };
-        let length = header.length as usize;
-        let agreed = agreed.ok_or_else(|| format!("{length} bytes for {notice:?}"))?;
-        let codec = agreed.expect(header.encoding, length, bytes);
-        codec.map_err(|unexpected| format!("{notice:?}: {unexpected}"))
+            Notice::Folded { .. } | Notice::Fetched { .. } | Notice::Taken => None,
+        })
     }
 
     fn memory<'a>(&'a mut self, _: &'a mut Self::Place) -> Option<&'a mut [u8]> {
@@ -70,100 +72,31 @@ impl Places for Mirrors<'_> {
     }
 }
 
-fn notice(header: &Header) -> Result<Notice, String> {
-    of_this_job(header)?;
-    match header.body {
-        Body::Notice(notice) => Ok(notice),
-        _ => Err("a worker's frame".to_owned()),
-    }
-}
-
-fn of_this_job(header: &Header) -> Result<(), String> {
-    if header.job == JOB && header.epoch == 0 {
-        Ok(())
-    } else {
-        Err("a frame of another job or epoch".to_owned())
-    }
-}
-
 /// Judges a worker's frames before their payload is let in.
-struct Judge<'a> {
-    server: &'a mut Server,
-    rank: Rank,
+pub(super) struct Judge<'a> {
+    pub(super) server: &'a mut Server,
+    pub(super) rank: Rank,
 }
-
-/// Whose lane a payload goes into: straight, unless it has to be decoded.
-#[derive(Debug, Clone, Copy)]
-struct Lane {
-    tensor: TensorId,
-    chunk: u32,
-    codec: &'static dyn Codec,
-}
-
-/// The submission that a frame is, if it is one, and the lane that its payload goes into, if it has one.
-type Place = (Option<Judged>, Option<Lane>);
 
 impl Places for Judge<'_> {
-    type Place = Place;
+    type Place = Incoming;
 
-    fn place(&mut self, header: &Header) -> Result<Place, String> {
-        of_this_job(header)?;
-        if header.body == Body::Alive && header.is_bare() {
-            return Ok((None, None));
-        }
+    fn place(&mut self, header: &Header) -> Result<Incoming, String> {
         let Server { machine, memory, ports, .. } = &*self.server;
         let port = ports[self.rank as usize].as_ref().expect("it was asked whether anybody listens");
-        port.subscriber.expect(header.sequence).map_err(|error| error.to_string())?;
-        let Body::Submission { submission, .. } = header.body else {
-            return Err("it sent a shard's frame".to_owned());
-        };
-        let judged = machine.judge(PeerId::worker(self.rank), &submission);
-        let judged = judged.map_err(|refused| refused.to_string())?;
-        let length = header.length as usize;
-        let (Submission::Push { tensor, first: chunk, count, .. }
-        | Submission::Load { tensor, first: chunk, count, .. }) = submission
-        else {
-            return match header.is_bare() {
-                true => Ok((Some(judged), None)),
-                false => Err(format!("it sent {length} bytes for {submission:?}")),
-            };
-        };
-        let bytes = memory.bytes(tensor, chunk).filter(|_| count == 1);
-        let bytes = bytes.ok_or_else(|| format!("it sent {length} bytes for {submission:?}"))?;
-        let codec = memory.agreed(tensor).expect(header.encoding, length, bytes);
-        let codec = codec.map_err(|unexpected| format!("chunk {chunk} of t{tensor}: {unexpected}"))?;
-        Ok((Some(judged), Some(Lane { tensor, chunk, codec })))
+        let peer = PeerId::worker(self.rank);
+        judge::submission(header, JOB, peer, (machine, &port.subscriber), |_, tensor, chunk| {
+            Some((0..memory.bytes(tensor, chunk)?, *memory.contributions(tensor)))
+        })
     }
 
-    fn memory<'a>(&'a mut self, (_, lane): &'a mut Place) -> Option<&'a mut [u8]> {
-        match *lane {
-            None => Some(&mut []),
-            Some(Lane { tensor, chunk, codec }) if codec.is_verbatim() => {
-                Some(self.server.memory.lane(tensor, chunk, self.rank))
+    fn memory<'a>(&'a mut self, place: &'a mut Incoming) -> Option<&'a mut [u8]> {
+        match place {
+            Incoming::Alive | Incoming::Submission(_, None) => Some(&mut []),
+            Incoming::Submission(_, Some(part)) if part.codec.is_verbatim() => {
+                Some(self.server.memory.lane(part.tensor, part.chunk, part.rank))
             }
-            Some(_) => None,
-        }
-    }
-}
-
-impl Judge<'_> {
-    /// The payload is here, verified: decodes it into its lane, if it is not there already.
-    fn settle(&mut self, lane: Lane, payload: &[u8]) -> Result<(), Undecodable> {
-        let Lane { tensor, chunk, codec } = lane;
-        if codec.is_verbatim() {
-            return Ok(());
-        }
-        codec.decode(payload, Base::Zeros, self.server.memory.lane(tensor, chunk, self.rank))
-    }
-}
-
-/// Reads the frame that has arrived: it came whole. And its payload, if that has no place.
-fn read<T: Places>(end: &mut End<'_>, places: &mut T) -> (Step<T::Place>, Vec<u8>) {
-    let mut reader = FrameReader::new();
-    loop {
-        match reader.next(end, places) {
-            Step::Header => {}
-            step => return (step, reader.payload().to_vec()),
+            Incoming::Submission(_, Some(_)) => None,
         }
     }
 }
@@ -172,7 +105,7 @@ fn read<T: Places>(end: &mut End<'_>, places: &mut T) -> (Step<T::Place>, Vec<u8
 struct Owed {
     agreed: Agreed,
     value: Rc<[u8]>,
-    /// The publication before it.
+    /// What its difference would be against, and which publication that is.
     before: Option<(u64, Rc<[u8]>)>,
     /// The publication that the receiver holds.
     position: u64,
@@ -288,6 +221,7 @@ impl Cluster<'_> {
         }
         if shard == self.control() {
             self.wires[rank as usize][shard].connect();
+            self.records[rank as usize] = Records::new(&mut self.rng);
             self.watch_server(rank);
             self.introduce(rank);
             return self.see(Observation::Connected { rank, shard, taken: 0, submitted: 0 });
@@ -296,6 +230,7 @@ impl Cluster<'_> {
         port.subscriber.connect();
         self.proxies[rank as usize][shard].machine.connect();
         self.wires[rank as usize][shard].connect();
+        self.readers[rank as usize][shard] = Readers::new(&mut self.rng);
         let (taken, submitted) = self.proxies[rank as usize][shard].machine.progress();
         self.see(Observation::Connected { rank, shard, taken, submitted })?;
         self.answer(rank, shard);
@@ -328,15 +263,25 @@ impl Cluster<'_> {
             let at = self.rng.within(0..=(HEADER_BYTES + batch.bytes()) as u64 - 1) as usize;
             (at, 1 << self.rng.within(0..=7))
         });
+        let bytes = HEADER_BYTES + batch.bytes();
         let due = self.due(rank);
+        let ahead = self.some_ahead(bytes, due);
         let wire = &mut self.wires[rank as usize][shard];
-        let mut end = End { due, damage, ..End::new(wire, way, self.now) };
+        let mut end = End { due, ahead, damage, ..End::new(wire, way, self.now) };
         // Where the connection is over, the frame is lost.
         let _ = FrameWriter::default().send(&mut end, &batch.frames());
         let arrives = end.arrives;
         drop(batch);
         self.outgoing = outgoing;
         self.left(rank, shard, way, arrives);
+    }
+
+    /// How many of so many bytes arrive before the others, which arrive at `due`, and when.
+    pub(super) fn some_ahead(&mut self, bytes: usize, due: u64) -> Option<(usize, u64)> {
+        if !self.rng.once_in(PIECES_ONCE_IN) {
+            return None;
+        }
+        Some((self.rng.within(1..=bytes as u64 - 1) as usize, self.rng.within(self.now..=due)))
     }
 
     /// A chunk that goes out, with a bit flipped.
@@ -353,56 +298,22 @@ impl Cluster<'_> {
     }
 
     /// When what goes out now would arrive.
-    fn due(&mut self, rank: Rank) -> u64 {
+    pub(super) fn due(&mut self, rank: Rank) -> u64 {
         self.now + self.delay() * self.scenario.faults.slow[rank as usize]
     }
 
-    /// Bytes go out.
-    pub(super) fn transmit(&mut self, rank: Rank, shard: usize, way: Way, bytes: Vec<u8>) {
-        let due = self.due(rank);
-        let arrives = self.wires[rank as usize][shard].send(way, bytes, due);
-        self.left(rank, shard, way, arrives);
-    }
-
     /// Something has gone out, and arrives then, if ever.
-    fn left(&mut self, rank: Rank, shard: usize, way: Way, arrives: Option<u64>) {
+    pub(super) fn left(&mut self, rank: Rank, shard: usize, way: Way, arrives: [Option<u64>; 2]) {
         let number = self.wires[rank as usize][shard].number;
-        if let Some(due) = arrives {
-            self.at(due, Event::Frame { rank, shard, number, way });
+        for due in arrives.into_iter().flatten() {
+            self.at(due, Event::Arrive { rank, shard, number, way });
         }
         if self.is_remote(rank) {
             self.tempt(rank, shard);
         }
     }
 
-    pub(super) fn frame(&mut self, rank: Rank, shard: usize, number: u64, way: Way) -> Result<(), Failure> {
-        let (now, control) = (self.now, self.control());
-        let wire = &mut self.wires[rank as usize][shard];
-        if wire.number != number || !wire.has_arrived(way, now) {
-            return Ok(());
-        }
-        if shard == control {
-            let bytes = wire.receive(way, now).expect("it has arrived");
-            return self.hear_record(rank, way, &bytes);
-        }
-        match way {
-            Way::Up => {
-                self.take(rank, shard)?;
-                self.wires[rank as usize][shard].skip(way);
-                self.answer(rank, shard);
-                self.dispatch(rank, shard);
-            }
-            Way::Down => {
-                self.hear(rank, shard)?;
-                self.wires[rank as usize][shard].skip(way);
-                self.dispatch(rank, shard);
-                self.answer(rank, shard);
-            }
-        }
-        Ok(())
-    }
-
-    fn breaks(&mut self, sabotage: Sabotage, once_in: u64) -> bool {
+    pub(super) fn breaks(&mut self, sabotage: Sabotage, once_in: u64) -> bool {
         self.scenario.sabotage == Some(sabotage) && self.rng.once_in(once_in)
     }
 
@@ -410,7 +321,9 @@ impl Cluster<'_> {
 
     /// Hands a submission to the proxy.
     pub(super) fn say(&mut self, rank: Rank, shard: usize, submission: Submission) -> Result<(), Failure> {
-        self.proxies[rank as usize][shard].machine.submit(submission);
+        let proxy = &mut self.proxies[rank as usize][shard];
+        proxy.machine.submit(submission);
+        proxy.left |= matches!(submission, Submission::Leave);
         if let Submission::Fetch { tensor, state, version, ticket } = submission {
             let maps = std::mem::take(&mut self.maps);
             let chunks = &maps[tensor as usize].homes[shard];
@@ -442,7 +355,7 @@ impl Cluster<'_> {
                 self.post(rank, shard, Way::Up, header(false), None);
                 continue;
             };
-            let Mirrored { agreed, wants, .. } = proxy.tensors[&tensor];
+            let Mirrored { contributions_as: agreed, wants, .. } = proxy.tensors[&tensor];
             let wanted = wants && matches!(submission, Submission::Push { .. });
             // As it stands in the lane now.
             let range = self.maps[tensor as usize].bytes(chunk);
@@ -457,25 +370,28 @@ impl Cluster<'_> {
         }
     }
 
-    fn hear(&mut self, rank: Rank, shard: usize) -> Result<(), Failure> {
-        let broke = |at, what: &dyn std::fmt::Display| Failure::Broke {
-            at,
-            what: format!("shard {shard} broke the protocol to worker {rank}: {what}"),
-        };
-        let wire = &mut self.wires[rank as usize][shard];
-        let number = wire.number;
-        let Proxy { machine, tensors } = &mut self.proxies[rank as usize][shard];
-        let mut mirrors = Mirrors { maps: &self.maps, workload: self.workload, tensors };
-        let (step, payload) = read(&mut End::new(wire, Way::Up, self.now), &mut mirrors);
-        let (header, codec) = match step {
-            Step::Frame(header, codec) => (header, codec),
-            Step::Broke(what) => return Err(broke(self.now, &what)),
-            _ => return self.lose_wire(rank, shard, number, Way::Down),
-        };
-        let notice = notice(&header).map_err(|what| broke(self.now, &what))?;
+    /// A frame has come to a proxy.
+    pub(super) fn hear(
+        &mut self,
+        rank: Rank,
+        shard: usize,
+        header: &Header,
+        codec: Decoder,
+        payload: &[u8],
+    ) -> Result<(), Failure> {
+        let Body::Notice(notice) = header.body else { return Ok(()) };
+        let Proxy { machine, tensors, .. } = &mut self.proxies[rank as usize][shard];
         let wanted = |id: TensorId| tensors.get(&id).map_or(0, |mirrored| mirrored.wanted);
-        let effect = machine.hear(header.sequence, &notice, wanted).map_err(|what| broke(self.now, &what))?;
-        self.obey(rank, shard, effect, &header, (codec, &payload))
+        match machine.hear(header.sequence, &notice, wanted) {
+            Ok(effect) => self.obey(rank, shard, effect, header, (codec, payload)),
+            Err(what) => Err(self.broke(rank, shard, &what)),
+        }
+    }
+
+    /// A shard does what none does.
+    pub(super) fn broke(&self, rank: Rank, shard: usize, what: &dyn std::fmt::Display) -> Failure {
+        let what = format!("shard {shard} broke the protocol to worker {rank}: {what}");
+        Failure::Broke { at: self.now, what }
     }
 
     /// Does what the mirror's machine says, and wakes the worker.
@@ -494,7 +410,8 @@ impl Cluster<'_> {
         else {
             return Ok(());
         };
-        let Proxy { tensors, .. } = &mut self.proxies[rank as usize][shard];
+        let Proxy { tensors, left, .. } = &mut self.proxies[rank as usize][shard];
+        let left = *left;
         let Some(mirrored) = tensors.get_mut(&tensor) else { return Ok(()) };
         let Mirrored { values, progress, folded, fetched, .. } = mirrored;
         match effect {
@@ -523,7 +440,9 @@ impl Cluster<'_> {
             Effect::Folded { count, .. } => *folded = count,
             Effect::Fetched { ticket, .. } => {
                 *fetched = ticket.max(*fetched);
-                self.see(Observation::Returned { rank, shard, tensor, ticket })?;
+                if !left {
+                    self.see(Observation::Returned { rank, shard, tensor, ticket })?;
+                }
             }
         }
         if matches!(self.workers[rank as usize].state, State::Waiting { .. }) {
@@ -532,7 +451,7 @@ impl Cluster<'_> {
         Ok(())
     }
 
-    /// A frame came damaged: the end that finds out ends the connection.
+    /// An end finds out that a connection has ended, or that bytes came damaged: it gives the connection up.
     pub(super) fn lose_wire(
         &mut self,
         rank: Rank,
@@ -540,9 +459,19 @@ impl Cluster<'_> {
         number: u64,
         way: Way,
     ) -> Result<(), Failure> {
+        let wire = &self.wires[rank as usize][shard];
+        let (told, damaged) = (wire.is_over(way), wire.damaged);
         match way {
             Way::Up => self.drop_wire(rank, shard, number),
             Way::Down => self.give_up(rank, shard, number),
+        }
+        if told {
+            return Ok(());
+        }
+        if !damaged {
+            let what =
+                format!("bytes between worker {rank} and shard {shard} are read as others than were sent");
+            return Err(Failure::Broke { at: self.now, what });
         }
         self.see(Observation::Cut { rank, shard, how: "damaged" })
     }
@@ -568,8 +497,10 @@ impl Cluster<'_> {
         for (proxy, homed) in self.proxies[rank as usize].iter_mut().zip(&self.maps[tensor as usize].homes) {
             if !homed.is_empty() {
                 proxy.machine.declare(tensor, homed.clone());
-                let agreed = self.scenario.agreed[tensor as usize];
-                proxy.tensors.insert(tensor, Mirrored { agreed, ..Mirrored::default() });
+                let terms = encodings::terms(self.workload.spec(tensor), &encodings::KNOWN);
+                let Terms { values: values_as, contributions: contributions_as, .. } = terms;
+                let mirrored = Mirrored { values_as, contributions_as, ..Mirrored::default() };
+                proxy.tensors.insert(tensor, mirrored);
             }
         }
     }
@@ -594,29 +525,28 @@ impl Cluster<'_> {
 
     // The shard's end
 
-    /// A frame has come to a shard: it is judged, let into the lane, verified and taken, in this order.
-    fn take(&mut self, rank: Rank, shard: usize) -> Result<(), Failure> {
-        let wire = &mut self.wires[rank as usize][shard];
-        if self.servers[shard].ports[rank as usize].is_none() {
-            wire.receive(Way::Up, self.now); // it is not listened to any more
-            return Ok(());
-        }
-        let number = wire.number;
-        let mut judge = Judge { server: &mut self.servers[shard], rank };
-        let (step, payload) = read(&mut End::new(wire, Way::Down, self.now), &mut judge);
-        let (header, judged, lane) = match step {
-            Step::Frame(header, (judged, lane)) => (header, judged, lane),
-            Step::Broke(what) => return self.refused(rank, shard, &what),
-            _ => return self.lose_wire(rank, shard, number, Way::Up),
-        };
-        if let Some(lane) = lane {
-            if let Err(undecodable) = judge.settle(lane, &payload) {
+    /// A frame has come to a shard, where it was judged and verified: its payload is let into its lane, and it is taken.
+    pub(super) fn take(
+        &mut self,
+        rank: Rank,
+        shard: usize,
+        header: &Header,
+        incoming: Incoming,
+        payload: &[u8],
+    ) -> Result<(), Failure> {
+        let Incoming::Submission(judged, part) = incoming else { return Ok(()) };
+        if let Some(part) = part {
+            let LanePart { tensor, chunk, codec, .. } = part;
+            let lane = self.servers[shard].memory.lane(tensor, chunk, rank);
+            if !codec.is_verbatim()
+                && let Err(undecodable) = codec.decode(payload, Base::Zeros, lane)
+            {
                 return self.refused(rank, shard, &undecodable.to_string());
             }
-            self.lodged(rank, shard, header.encoding, lane)?;
+            self.lodged(rank, shard, header.encoding, tensor, chunk)?;
         }
-        let body = header.body;
-        let (Body::Submission { submission, wanted }, Some(judged)) = (body, judged) else { return Ok(()) };
+        let submission = *judged.submission();
+        let wanted = matches!(header.body, Body::Submission { wanted: true, .. });
         let Server { memory, ports, overlay, .. } = &mut self.servers[shard];
         let subscriber = &mut open_port(ports, rank).subscriber;
         if let Err(what) = subscriber.take(&submission) {
@@ -640,8 +570,14 @@ impl Cluster<'_> {
     }
 
     /// A payload stands in its lane.
-    fn lodged(&mut self, rank: Rank, shard: usize, encoding: Encoding, lane: Lane) -> Result<(), Failure> {
-        let Lane { tensor, chunk, .. } = lane;
+    fn lodged(
+        &mut self,
+        rank: Rank,
+        shard: usize,
+        encoding: Encoding,
+        tensor: TensorId,
+        chunk: u32,
+    ) -> Result<(), Failure> {
         let range = self.maps[tensor as usize].bytes(chunk);
         // What was sent stands there until it is folded.
         let lane = std::mem::take(&mut self.workers[rank as usize].lanes[tensor as usize]);
@@ -702,12 +638,14 @@ impl Cluster<'_> {
                 None => return,
                 Some(Owing::Value { tensor, local, publication, position }) => {
                     let chunk = memory.chunk_at(tensor, local);
-                    let mirror = memory.mirror(tensor, chunk).expect("what is sent is published");
-                    let (value, before) = (mirror.value.clone(), memory.before(tensor, chunk));
+                    let (agreed, sent) = memory.send(tensor, chunk, position);
+                    let before = sent.shadow.map(|shadow| (shadow.publication, Rc::from(shadow.bytes)));
+                    let value =
+                        memory.mirror(tensor, chunk).expect("what is sent is published").value.clone();
                     let Publication { version, steps, sequence } = publication;
                     let notice =
                         Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0 };
-                    (notice, Some(Owed { agreed: memory.agreed(tensor), value, before, position }))
+                    (notice, Some(Owed { agreed: *agreed, value, before, position }))
                 }
                 Some(Owing::State { tensor, local }) => {
                     let chunk = memory.chunk_at(tensor, local);

@@ -16,13 +16,13 @@ impl Cluster<'_> {
     pub(super) fn declare(&mut self, tensor: TensorId, shard: usize) -> Result<(), Failure> {
         let Map { cut, homes } = &self.maps[tensor as usize];
         let spec = self.workload.spec(tensor);
-        let agreed = self.scenario.agreed[tensor as usize];
-        let agreed = match self.scenario.sabotage {
-            Some(Sabotage::DecodesByAnother) => encodings::another(agreed),
-            _ => agreed,
+        let known = match self.scenario.sabotage {
+            Some(Sabotage::DecodesByAnother) => &encodings::ANOTHER,
+            _ => &encodings::KNOWN,
         };
+        let terms = encodings::terms(spec, known);
         let Server { machine, memory, .. } = &mut self.servers[shard];
-        memory.declare(tensor, spec, agreed, *cut, &homes[shard], self.workload.workers());
+        memory.declare(tensor, spec, &terms, *cut, &homes[shard], self.workload.workers());
         machine.declare(tensor, spec.clone(), cut.chunks(), homes[shard].clone());
         self.undeclared[tensor as usize].as_mut().expect("someone declared it").remove(&shard);
         self.give_up_orphans(shard);

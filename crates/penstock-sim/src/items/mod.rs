@@ -1,5 +1,6 @@
-//! Tables of items on one thread, from one seed: producers, a home and consumers, the real nodes over the real memory, and links
-//! between them that delay and break.
+//! Tables of items on one thread, from one seed: producers, a home and consumers, the real nodes over the real memory, and between
+//! them the links of [`crate::transport`], with what a real job reads and writes messages by: they delay, come in pieces, take no
+//! more, damage, are cut and fall silent.
 //!
 //! A producer goes on while its rows are passed on and read: between any two looks of a node it may set some, or so many
 //! that the change log comes round. A worker sets its rows, completes an iteration, and reads what it consumes with its
@@ -14,29 +15,24 @@
 //! Each seed has a second scenario, in which workers leave when they are done and links stay broken for a while: what a worker
 //! had set when it left is there for all others, also for those that were away.
 
+mod judge;
+mod links;
+mod passing;
 mod producer;
 mod reader;
+mod run;
 mod traffic;
 mod watched;
+mod worker;
 
 pub use watched::Sabotage;
 
-use crate::rng::{Rng, hash};
-use penstock_fabric::items::partition::{Layout, Waiters, Writer};
-use penstock_fabric::items::partition_memory::PartitionMemory;
-use penstock_proto::items::node::{Host, Node};
-use penstock_proto::items::wire::{Encoder, MAX_MESSAGE_BYTES, Message, PartitionId, Shape};
+use crate::rng::Rng;
+pub use links::Faults;
 use penstock_proto::items::{Propagation, RowSet};
-use penstock_proto::peer::PeerId;
-use penstock_proto::record::{self, LENGTH_BYTES};
-use producer::{After, Producer, Shared};
-use reader::{Reader, Seen};
-use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use run::Run;
+use std::collections::BTreeMap;
 use std::fmt;
-use std::rc::Rc;
-use traffic::Traffic;
-use watched::Watched;
 
 /// All that a seed decides.
 #[derive(Debug, Clone)]
@@ -53,6 +49,8 @@ pub struct Scenario {
     pub row_bytes: u32,
     /// A link breaks once in so many steps; 0: never.
     pub cuts: u64,
+    /// What else befalls the links.
+    pub links: Faults,
     /// Whether workers leave when they are done, and a link that breaks may stay away for a while.
     pub leaves: bool,
     /// A promise that is broken on purpose.
@@ -83,6 +81,8 @@ pub struct Tally {
     pub waits: u64,
     /// Links that broke.
     pub cuts: u64,
+    /// Ends that gave a connection up.
+    pub ends: u64,
     /// Bytes that reached consumers.
     pub bytes: u64,
     /// Most clocks that a row was behind.
@@ -96,6 +96,7 @@ impl Tally {
         self.looks += other.looks;
         self.waits += other.waits;
         self.cuts += other.cuts;
+        self.ends += other.ends;
         self.bytes += other.bytes;
         self.staleness = self.staleness.max(other.staleness);
     }
@@ -103,10 +104,11 @@ impl Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { reads, looks, waits, cuts, bytes, staleness } = self;
+        let Self { reads, looks, waits, cuts, ends, bytes, staleness } = self;
         write!(
             out,
-            "{reads} reads, {looks} looks while rows came in, {waits} waits, {cuts} cuts, {bytes} bytes, at most {staleness} clocks behind"
+            "{reads} reads, {looks} looks while rows came in, {waits} waits, {cuts} cuts, {ends} connections given up, {bytes} bytes, \
+             at most {staleness} clocks behind"
         )
     }
 }
@@ -133,8 +135,8 @@ impl Scenario {
         let iterations = rng.within(3..=14);
         let row_bytes = rng.pick(&[8, 24, 100, 1000, 5000]);
         let cuts = rng.pick(&[0, 300, 1500]);
-        let (leaves, sabotage) = (false, None);
-        Self { seed, workers, propagation, iterations, row_bytes, cuts, leaves, sabotage }
+        let (links, leaves, sabotage) = (Faults::some(&mut rng), false, None);
+        Self { seed, workers, propagation, iterations, row_bytes, cuts, links, leaves, sabotage }
     }
 
     /// The same, with a promise broken.
@@ -153,554 +155,6 @@ impl Scenario {
     pub fn check(&self) -> Result<Tally, String> {
         Run::new(self).run()
     }
-}
-
-/// What a node cannot do itself.
-#[derive(Default)]
-struct Here {
-    answered: BTreeSet<u64>,
-    flushed: BTreeSet<u64>,
-    sabotage: Option<Sabotage>,
-}
-
-impl Host for Here {
-    type Memory = Watched;
-
-    fn make(&mut self, _: PartitionId, shape: &Shape) -> Option<Watched> {
-        let writer = Writer::private(Layout::new(shape.slots, shape.row_bytes)).ok()?;
-        let mirror = PartitionMemory::mirror(writer, Waiters::private().ok()?);
-        Some(Watched::new(mirror, None, self.sabotage))
-    }
-
-    fn answered(&mut self, ticket: u64) {
-        self.answered.insert(ticket);
-    }
-
-    fn flushed(&mut self, id: u64) {
-        self.flushed.insert(id);
-    }
-}
-
-/// How far a worker that leaves has come: it flushes, hands its rows over, and flushes again, as a relay does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Leaving {
-    Works,
-    Flushes(u64),
-    HandsOver(u64),
-    Left,
-}
-
-struct Worker {
-    plan: Plan,
-    node: Node<Here>,
-    producer: Shared,
-    clock: u64,
-    /// Whether this iteration's rows are set.
-    set: bool,
-    /// Producers that are still to be read in this iteration, each in two gets: the first half of the rows, and the others.
-    unread: Vec<(u32, bool)>,
-    ticket: Option<u64>,
-    waits: bool,
-    leaving: Leaving,
-    /// For how many steps its link stays broken.
-    away: u64,
-    /// Newest number read, by producer and slot.
-    newest: BTreeMap<u32, After>,
-}
-
-impl Worker {
-    /// Grows whenever the worker gets on.
-    fn gone(&self) -> u64 {
-        (self.clock * 2 + u64::from(self.set)) * 2 * (self.plan.consumes.len() as u64 + 1)
-            - self.unread.len() as u64
-            + match self.leaving {
-                Leaving::Works => 0,
-                Leaving::Flushes(_) => 1,
-                Leaving::HandsOver(_) => 2,
-                Leaving::Left => 3,
-            }
-    }
-}
-
-/// One direction of a link: what was sent and has not come.
-type Wire = VecDeque<Vec<u8>>;
-
-struct Run<'a> {
-    scenario: &'a Scenario,
-    rng: Rng,
-    home: Node<Here>,
-    workers: Vec<Worker>,
-    /// To and from the home, by rank.
-    links: Vec<(Wire, Wire)>,
-    /// What is sent on these, compared with what was asked.
-    traffic: Vec<(Traffic, Traffic)>,
-    tally: Tally,
-    /// What the reader that looks while rows come in has seen.
-    seen: Rc<RefCell<Seen>>,
-}
-
-/// Things done without any worker making progress, after which none ever will.
-const LONG: u64 = 20_000;
-const TABLE: u32 = 0;
-const HOME: PeerId = PeerId::server(0);
-
-fn partition(rank: u32) -> PartitionId {
-    PartitionId { table: TABLE, rank }
-}
-
-impl<'a> Run<'a> {
-    fn new(scenario: &'a Scenario) -> Self {
-        let here = || Here { sabotage: scenario.sabotage, ..Here::default() };
-        let mut home = Node::new(here());
-        let count = scenario.workers.len();
-        let shape = |slots| Shape { slots, row_bytes: scenario.row_bytes, propagation: scenario.propagation };
-        let producer = |(plan, rank): (&Plan, u32)| {
-            let seed = hash(&[scenario.seed, rank.into()]);
-            Rc::new(RefCell::new(Producer::new(plan.slots, scenario.row_bytes, seed)))
-        };
-        let producers: Vec<Shared> = scenario.workers.iter().zip(0..).map(producer).collect();
-        let seen = Rc::new(RefCell::new(Seen::default()));
-        let worker = |(plan, rank): (&Plan, u32)| {
-            let mut node = Node::new(here());
-            let producer = Rc::clone(&producers[rank as usize]);
-            if plan.slots > 0 {
-                let rows = producer.borrow().rows().clone();
-                let memory = PartitionMemory::followed(rows, Waiters::private().unwrap());
-                let memory = Watched::new(memory, Some(Rc::clone(&producer)), scenario.sabotage);
-                if plan.near {
-                    home.produce(partition(rank), PeerId::worker(rank), shape(plan.slots), memory, None);
-                } else {
-                    node.produce(
-                        partition(rank),
-                        PeerId::worker(rank),
-                        shape(plan.slots),
-                        memory,
-                        Some(HOME),
-                    );
-                }
-            }
-            for (&other, rows) in &plan.consumes {
-                if plan.near && scenario.workers[other as usize].near {
-                    continue; // looks at the producer's own memory
-                }
-                let mut memory = here().make(partition(other), &shape(rows.len() as u32)).unwrap();
-                memory.read_by(Reader::new(
-                    Rc::clone(&producers[other as usize]),
-                    rows.iter().map(|slot| slot as u32).collect(),
-                    scenario.row_bytes as usize,
-                    hash(&[scenario.seed, rank.into(), other.into()]),
-                    Rc::clone(&seen),
-                ));
-                node.consume(
-                    partition(other),
-                    HOME,
-                    shape(scenario.workers[other as usize].slots),
-                    rows.clone(),
-                    memory,
-                );
-            }
-            Worker {
-                plan: plan.clone(),
-                node,
-                producer,
-                clock: 0,
-                set: false,
-                unread: Vec::new(),
-                ticket: None,
-                waits: false,
-                leaving: Leaving::Works,
-                away: 0,
-                newest: BTreeMap::new(),
-            }
-        };
-        let workers: Vec<Worker> = scenario.workers.iter().zip(0..).map(worker).collect();
-        let links = (0..count).map(|_| Default::default()).collect();
-        let rng = Rng::new(scenario.seed ^ 0x5eed);
-        let traffic = || Traffic::new(scenario.propagation, scenario.row_bytes);
-        let traffic = (0..count).map(|_| (traffic(), traffic())).collect();
-        let mut run = Self { scenario, rng, home, workers, links, traffic, tally: Tally::default(), seen };
-        for rank in 0..count {
-            run.connect(rank);
-        }
-        run
-    }
-
-    fn connect(&mut self, rank: usize) {
-        if self.workers[rank].leaving == Leaving::Left {
-            return;
-        }
-        self.workers[rank].away = 0;
-        self.links[rank] = Default::default();
-        let (up, down) = &mut self.traffic[rank];
-        up.connected();
-        down.connected();
-        self.home.connected(PeerId::worker(rank as u32));
-        self.workers[rank].node.connected(HOME);
-    }
-
-    /// A link breaks, and stays broken for a while.
-    fn part(&mut self, rank: usize) {
-        self.links[rank] = Default::default();
-        self.home.lost(PeerId::worker(rank as u32));
-        self.workers[rank].node.lost(HOME);
-        self.workers[rank].away = self.rng.within(1..=2_000);
-    }
-
-    /// Links that were broken long enough are made again, or all. Whether any was.
-    fn mend(&mut self, all: bool) -> bool {
-        let mut any = false;
-        for rank in 0..self.workers.len() {
-            let worker = &mut self.workers[rank];
-            if worker.away > 0 {
-                worker.away -= 1;
-                if all || worker.away == 0 {
-                    self.connect(rank);
-                    any = true;
-                }
-            }
-        }
-        any
-    }
-
-    /// No worker begins, and none leaves, before all have subscribed: declaring a table sees to that.
-    fn get_ready(&mut self) -> Result<(), String> {
-        let mut did = true;
-        while std::mem::take(&mut did) {
-            for rank in 0..self.workers.len() {
-                did |= self.act(rank, 2)?;
-                for what in [0, 1] {
-                    while self.act(rank, what)? {
-                        did = true;
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn run(mut self) -> Result<Tally, String> {
-        let count = self.workers.len();
-        if self.scenario.leaves {
-            self.get_ready()?;
-        }
-        let (mut idle, mut since, mut before) = (0, 0, 0);
-        // Something may happen for ever without progress: an answer that is never fresh enough.
-        while since < LONG {
-            let gone = self.workers.iter().map(Worker::gone).sum();
-            since = if gone == before { since + 1 } else { 0 };
-            before = gone;
-            let rank = self.rng.within(0..=count as u64 - 1) as usize;
-            let what = self.rng.within(0..=3);
-            idle = if self.act(rank, what)? { 0 } else { idle + 1 };
-            if self.rng.once_in(self.scenario.cuts) && self.workers.iter().any(|worker| !self.is_done(worker))
-            {
-                self.tally.cuts += 1;
-                if self.scenario.leaves && self.rng.once_in(2) && self.workers[rank].leaving != Leaving::Left
-                {
-                    self.part(rank);
-                } else {
-                    self.connect(rank);
-                }
-            }
-            self.mend(false);
-            // Chance has found nothing to do for a while: is there anything?
-            if idle > 8 * count {
-                let mut did = self.mend(true);
-                // Twice: what one link brings may be for a link that had its turn.
-                for (rank, what) in
-                    (0..2 * count).flat_map(|rank| (0..4).map(move |what| (rank % count, what)))
-                {
-                    did |= self.act(rank, what)?;
-                }
-                if !did {
-                    break;
-                }
-                idle = 0;
-            }
-        }
-        for (rank, worker) in self.workers.iter().enumerate() {
-            if !self.is_done(worker) {
-                return Err(format!(
-                    "worker {rank} is stuck at clock {}: {:?} are too old",
-                    worker.clock, worker.unread
-                ));
-            }
-        }
-        self.tally.looks = self.seen.borrow().looks;
-        Ok(self.tally)
-    }
-
-    fn is_done(&self, worker: &Worker) -> bool {
-        let works = self.scenario.leaves && worker.leaving != Leaving::Left;
-        worker.clock == self.scenario.iterations && worker.unread.is_empty() && !works
-    }
-
-    /// Whether one of four things could be done.
-    fn act(&mut self, rank: usize, what: u64) -> Result<bool, String> {
-        if self.workers[rank].leaving == Leaving::Left {
-            return Ok(false);
-        }
-        match what {
-            0 => self.deliver(rank, true),
-            1 => self.deliver(rank, false),
-            2 => self.exchange(rank).map_err(|what| format!("link {rank}: {what}")),
-            _ => self.step(rank).map_err(|what| format!("worker {rank}: {what}")),
-        }
-    }
-
-    /// Both ends of a link put what they have on it.
-    fn exchange(&mut self, rank: usize) -> Result<bool, String> {
-        let (up, down) = &mut self.links[rank];
-        let (traffic_up, traffic_down) = &mut self.traffic[rank];
-        let repeats = self.scenario.sabotage == Some(Sabotage::SendsAgain);
-        let mut did = false;
-        let node = &mut self.workers[rank].node;
-        node.collect_all();
-        self.home.collect_all();
-        let home = (&mut self.home, PeerId::worker(rank as u32), down, traffic_down);
-        for (node, peer, wire, traffic) in [(node, HOME, up, traffic_up), home] {
-            let mut bytes = Vec::new();
-            node.transmit(peer, &mut bytes, 300_000);
-            did |= !bytes.is_empty();
-            let mut rest = &bytes[..];
-            while let Some((head, tail)) = rest.split_first_chunk::<LENGTH_BYTES>() {
-                let length = record::length(head, MAX_MESSAGE_BYTES).expect("it is undamaged");
-                let (record, tail) = tail.split_at(length);
-                let message = Message::decode(record).map_err(|malformed| malformed.to_string())?;
-                let again = repeats && matches!(message, Message::Rows { .. });
-                for _ in 0..1 + u64::from(again) {
-                    traffic.sent(&message)?;
-                    wire.push_back(record.to_vec());
-                }
-                rest = tail;
-            }
-        }
-        Ok(did)
-    }
-
-    /// A question as it comes to the end that is asked, where that is broken on purpose.
-    fn as_it_comes(&self, record: Vec<u8>) -> Vec<u8> {
-        let message = match (Message::decode(&record), self.scenario.sabotage) {
-            (Ok(Message::Fetch { partition, ticket, places, .. }), Some(Sabotage::AnswersTooEarly)) => {
-                Message::Fetch { partition, ticket, version: 0, places }
-            }
-            (Ok(Message::Need { partition, .. }), Some(Sabotage::SendsUnneeded)) => {
-                Message::Need { partition, versions: (1..=self.scenario.iterations).collect() }
-            }
-            _ => return record,
-        };
-        let mut bytes = Vec::new();
-        Encoder::message(&mut bytes, &message);
-        bytes.split_off(LENGTH_BYTES)
-    }
-
-    fn deliver(&mut self, rank: usize, up: bool) -> Result<bool, String> {
-        let (to_home, to_worker) = &mut self.links[rank];
-        let wire = if up { to_home } else { to_worker };
-        let Some(record) = wire.pop_front() else { return Ok(false) };
-        let (of_worker, of_home) = &mut self.traffic[rank];
-        let asked = Message::decode(&record).map_err(|malformed| malformed.to_string())?;
-        if up {
-            of_home.asked(&asked)
-        } else {
-            of_worker.asked(&asked)
-        }
-        let record = self.as_it_comes(record);
-        let received = if up {
-            self.home.receive(PeerId::worker(rank as u32), &record)
-        } else {
-            self.tally.bytes += record.len() as u64;
-            self.workers[rank].node.receive(HOME, &record)
-        };
-        received.map_err(|broken| format!("link {rank}: {broken}"))?;
-        self.seen.borrow_mut().wrong.take().map_or(Ok(true), |wrong| Err(format!("worker {rank}, {wrong}")))
-    }
-
-    /// A worker goes on, if it can.
-    fn step(&mut self, rank: usize) -> Result<bool, String> {
-        let worker = &mut self.workers[rank];
-        if !worker.unread.is_empty() {
-            let (producer, half) = worker.unread[0];
-            let before = self.workers[rank].ticket;
-            if self.read(rank, producer, half)? {
-                self.workers[rank].unread.remove(0);
-                return Ok(true);
-            }
-            return Ok(self.workers[rank].ticket != before);
-        }
-        if worker.clock == self.scenario.iterations {
-            return Ok(self.scenario.leaves && self.leave(rank));
-        }
-        if !worker.set {
-            worker.set = true;
-            worker.producer.borrow_mut().iterate();
-            return Ok(true);
-        }
-        (worker.clock, worker.set) = (worker.clock + 1, false);
-        worker.producer.borrow_mut().complete(self.scenario.iterations);
-        worker.unread =
-            worker.plan.consumes.keys().flat_map(|&other| [(other, true), (other, false)]).collect();
-        self.rng.shuffle(&mut worker.unread);
-        Ok(true)
-    }
-
-    /// A worker that is done leaves; whether it got on.
-    fn leave(&mut self, rank: usize) -> bool {
-        let worker = &mut self.workers[rank];
-        let (node, peer) = (&mut worker.node, PeerId::worker(rank as u32));
-        worker.leaving = match worker.leaving {
-            Leaving::Works => {
-                worker.producer.borrow_mut().leave();
-                Leaving::Flushes(node.flush(HOME))
-            }
-            Leaving::Flushes(id) if node.host().flushed.contains(&id) => {
-                node.hand_over();
-                self.traffic[rank].0.handed_over();
-                Leaving::HandsOver(node.flush(HOME))
-            }
-            Leaving::HandsOver(id) if node.host().flushed.contains(&id) => {
-                node.lost(HOME);
-                self.links[rank] = Default::default();
-                self.home.lost(peer);
-                self.home.forget(peer);
-                worker.away = 0;
-                Leaving::Left
-            }
-            _ => return false,
-        };
-        true
-    }
-
-    /// Reads what a worker consumes of a producer, if it is fresh enough.
-    fn read(&mut self, rank: usize, producer: u32, half: bool) -> Result<bool, String> {
-        let (scenario, id) = (self.scenario, partition(producer));
-        let direct = self.workers[rank].plan.near && self.workers[producer as usize].plan.near;
-        let from = Rc::clone(&self.workers[producer as usize].producer);
-        let worker = &mut self.workers[rank];
-        // Each get has a slack of its own, at most the plan's.
-        let slack = hash(&[worker.clock, producer.into(), half.into()]) % (worker.plan.slack + 1);
-        let wanted = worker.clock.saturating_sub(slack);
-        let all: Vec<u32> = worker.plan.consumes[&producer].iter().map(|slot| slot as u32).collect();
-        let (places, slots): (Vec<u32>, Vec<u32>) =
-            (0u32..).zip(all.iter().copied()).filter(|(at, _)| (2 * *at < all.len() as u32) == half).unzip();
-        if slots.is_empty() {
-            return Ok(true);
-        }
-        let rows = match worker.node.memory(id) {
-            Some(memory) => memory.rows().clone(),
-            None => from.borrow().rows().clone(),
-        };
-        let at = if direct { &slots } else { &places };
-        let bytes = scenario.row_bytes as usize;
-        let mut out = vec![0; bytes * slots.len()];
-        let follow = at.windows(2).all(|pair| pair[1] == pair[0] + 1);
-        let together = if follow {
-            rows.read_run(at[0], &mut out)
-        } else {
-            let meanwhile = |at| {
-                from.borrow_mut().go_on();
-                at
-            };
-            rows.read_together(at, meanwhile, &mut out)
-        };
-        let fresh = together.as_ref().is_ok_and(|together| together.version >= wanted);
-        if !fresh {
-            if !worker.waits {
-                (worker.waits, self.tally.waits) = (true, self.tally.waits + 1);
-            }
-            let asked = worker.ticket.is_some_and(|ticket| !worker.node.host().answered.contains(&ticket));
-            if !direct && scenario.propagation == Propagation::Bounded {
-                worker.node.need(id, vec![wanted]);
-            }
-            let alone = scenario.propagation == Propagation::Bounded && together.is_ok();
-            if !direct && scenario.propagation != Propagation::Eager && !asked && !alone {
-                let all = RowSet::from_rows(places.iter().map(|&place| place.into()));
-                worker.ticket = worker.node.fetch(id, &all, wanted);
-            }
-            return Ok(false);
-        }
-        let version = together.map(|together| together.version).unwrap_or(0);
-        (worker.waits, worker.ticket) = (false, None);
-        if !direct && scenario.propagation == Propagation::Bounded {
-            let next = (worker.clock + 1).saturating_sub(slack);
-            worker.node.need(id, vec![wanted, next]);
-        }
-        self.tally.reads += 1;
-        self.tally.staleness = self.tally.staleness.max(worker.clock.saturating_sub(version));
-        let from = from.borrow();
-        let (history, marks) = (&from.history, &from.marks);
-        let newest = worker.newest.entry(producer).or_default();
-        let numbers = judge_values(history, &slots, &out, bytes, newest)
-            .map_err(|what| format!("of producer {producer}, {what}"))?;
-        let last = numbers.values().copied().max().unwrap_or(0) as usize;
-        // Looked at while the producer went on, rows of different sets need not have been current together.
-        let apart = direct && !follow;
-        let holds = if apart { is_whole(history, &numbers) } else { was(&history[last], &numbers) };
-        if !holds {
-            return Err(format!("rows of {producer} were never like this after set {last}: {numbers:?}"));
-        }
-        // What the producer had set when it completed the iterations that the slack does not cover must be there.
-        if wanted as usize > marks.len() {
-            return Err(format!(
-                "{producer} has begun {} iterations, version {wanted} was read",
-                marks.len()
-            ));
-        }
-        let due = marks.get(wanted as usize).or_else(|| marks.last()).copied().unwrap_or(0);
-        // A row has the version from its first set of that iteration on.
-        let begun = wanted.checked_sub(1).map_or(0, |before| marks[before as usize]);
-        let older = |(slot, &number): (&u32, &u64)| {
-            history[due].get(slot).is_some_and(|&due| number < due) && number <= begun as u64
-        };
-        if numbers.iter().any(older) {
-            return Err(format!("rows of {producer} are older than version {wanted}: {numbers:?}"));
-        }
-        Ok(true)
-    }
-}
-
-/// The sets that wrote these rows, if each is whole and none is older than it was seen before.
-fn judge_values(
-    history: &[After],
-    slots: &[u32],
-    values: &[u8],
-    row_bytes: usize,
-    newest: &mut After,
-) -> Result<After, String> {
-    let mut numbers = After::new();
-    for (value, &slot) in values.chunks(row_bytes).zip(slots) {
-        let number = u64::from_le_bytes(value[..8].try_into().unwrap_or_default());
-        let rest = slot as u8 ^ number as u8;
-        if number >= history.len() as u64 {
-            return Err(format!("row {slot} is torn: no set had the number {number}"));
-        }
-        if number > 0 && value[8..].iter().any(|&byte| byte != rest) {
-            return Err(format!("row {slot} is torn"));
-        }
-        let newest = newest.entry(slot).or_default();
-        if number < *newest {
-            return Err(format!("row {slot} fell from set {newest} to {number}"));
-        }
-        *newest = number;
-        numbers.insert(slot, number);
-    }
-    Ok(numbers)
-}
-
-/// Whether these rows were current after a set.
-fn was(after: &After, numbers: &After) -> bool {
-    numbers.iter().all(|(slot, number)| after.get(slot).copied().unwrap_or(0) == *number)
-}
-
-/// Whether each set is in all of these rows that it wrote, itself or under a later one, or in none.
-fn is_whole(history: &[After], numbers: &After) -> bool {
-    let (oldest, newest) = (numbers.values().min(), numbers.values().max());
-    let (Some(&oldest), Some(&newest)) = (oldest, newest) else { return true };
-    (oldest + 1..=newest).all(|set| {
-        let wrote = |slot: &u32| history[set as usize].get(slot) == Some(&set);
-        let mut there = numbers.iter().filter(|(slot, _)| wrote(slot)).map(|(_, number)| *number >= set);
-        there.next().is_none_or(|first| there.all(|other| other == first))
-    })
 }
 
 #[cfg(test)]
@@ -747,8 +201,9 @@ mod tests {
             let consumer = Plan { slots: 0, slack, near: false, consumes };
             let workers = vec![producer, consumer];
             let (seed, iterations, row_bytes, cuts, leaves) = (1, 40, 1000, 0, false);
+            let (links, sabotage) = (Faults::NONE, None);
             let scenario =
-                Scenario { seed, workers, propagation, iterations, row_bytes, cuts, leaves, sabotage: None };
+                Scenario { seed, workers, propagation, iterations, row_bytes, cuts, links, leaves, sabotage };
             scenario.check().unwrap().bytes
         };
         let eager = bytes(Propagation::Eager, 0);

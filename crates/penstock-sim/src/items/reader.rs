@@ -1,8 +1,8 @@
 //! A reader of a mirror that looks while rows come in, as a thread on another core does: between any two steps
 //! of what is written there.
 
-use super::producer::Shared;
-use super::{After, judge_values, was};
+use super::judge::{judge_values, was};
+use super::producer::{After, Shared};
 use crate::rng::Rng;
 use penstock_fabric::items::partition::Rows;
 use std::cell::RefCell;

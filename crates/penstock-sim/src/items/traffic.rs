@@ -55,6 +55,11 @@ impl Traffic {
         self.partitions.clear();
     }
 
+    /// Whether this subscribes to what was subscribed to on this connection.
+    pub(super) fn is_subscribed(&self, message: &Message<'_>) -> bool {
+        matches!(message, Message::Subscribe { partition, .. } if self.partitions.contains_key(partition))
+    }
+
     /// The sender is told this.
     pub(super) fn asked(&mut self, message: &Message<'_>) {
         match message {

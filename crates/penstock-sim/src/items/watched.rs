@@ -33,6 +33,16 @@ pub enum Sabotage {
     SendsUnneeded,
     /// Sends rows twice.
     SendsAgain,
+    /// Sends rows that answer a fetch as if they did not.
+    ForgetsTickets,
+    /// Answers a fetch with some of its rows.
+    AnswersInPart,
+    /// Answers a fetch with a row more.
+    AnswersTooMuch,
+    /// Goes on by a subscription that was replaced.
+    IgnoresResubscriptions,
+    /// The home takes a new connection for the one before.
+    MistakesConnections,
 }
 
 pub(super) struct Watched {

@@ -3,6 +3,7 @@
 use super::slabs::{Pooled, Slabs};
 use crate::limits::lacking;
 use crate::pools::POOLED_BELOW;
+use crate::wire::travel::KNOWN;
 use penstock_fabric::memory::{ExtentLayout, HomeMemory, HomeRegions, LaneView, ModelDescriptors};
 use penstock_fabric::net::frames::BATCH_BYTES;
 use penstock_fabric::region::Region;
@@ -12,6 +13,8 @@ use penstock_proto::error::Refusal;
 use penstock_proto::message::{MAX_TENSORS, SlabSpot};
 use penstock_proto::placement::{self, Extent};
 use penstock_proto::spec::TensorSpec;
+use penstock_proto::stream::bytes_kept;
+use penstock_proto::travel::Terms;
 use penstock_proto::{Rank, TensorId};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -21,6 +24,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) spec: TensorSpec,
+    /// How its chunks travel.
+    terms: Arc<Terms>,
     pub(super) extents: Vec<Extent>,
     /// Chunks that each shard is home of.
     pub(super) homed: Vec<u32>,
@@ -34,6 +39,22 @@ pub(super) struct Entry {
     layout: ExtentLayout,
     /// What all of it was charged, for as long as the tensor is there.
     _charges: Vec<Charge>,
+}
+
+impl Entry {
+    /// Bytes that a connection may have to hold of a chunk and its like beside a usual batch: a value or a state that is longer
+    /// than one, if it is not read; and, where payloads are not the chunks themselves, what they are encoded into and decoded
+    /// from.
+    fn held_to_send(&self, chunk: u32) -> usize {
+        let Self { layout, terms, .. } = self;
+        let Terms { values, contributions, .. } = &**terms;
+        let bytes = layout.value(chunk).len();
+        let payload = values.longest(bytes).max(layout.state(chunk).len());
+        let unread = if payload > BATCH_BYTES { payload } else { 0 };
+        let outgoing = if values.is_verbatim() { 0 } else { BATCH_BYTES + values.longest(bytes) };
+        let incoming = if contributions.is_verbatim() { 0 } else { contributions.longest(bytes) };
+        unread + outgoing + incoming
+    }
 }
 
 /// Where a tensor's memory is.
@@ -58,6 +79,8 @@ struct OwnLane {
 pub(super) struct NewTensor {
     pub(super) id: TensorId,
     pub(super) spec: TensorSpec,
+    /// What it says of how chunks travel.
+    pub(super) terms: Arc<Terms>,
     /// Chunks of the whole tensor.
     pub(super) total: u32,
     /// By shard.
@@ -67,7 +90,7 @@ pub(super) struct NewTensor {
 /// What a worker on another host has paid for what this server keeps for it besides its lanes.
 #[derive(Debug, Default)]
 struct Paid {
-    /// The longest payload that may stand before a connection which it does not read.
+    /// What one of its connections may have to hold beside a usual batch.
     longest: u64,
     charges: Vec<Charge>,
 }
@@ -128,7 +151,7 @@ impl Catalog {
         spec: TensorSpec,
         decided: Option<(TensorId, Vec<Extent>)>,
     ) -> Result<(TensorId, Option<NewTensor>), Refusal> {
-        spec.check()?;
+        let terms = Arc::new(spec.check(&KNOWN)?);
         if let Some(&id) = self.numbers.get(&spec.name) {
             let entry = &self.entries[&id];
             return match entry.spec.difference(&spec) {
@@ -140,7 +163,7 @@ impl Catalog {
         }
         let cut = Cut::new(spec.bytes(), self.chunk_bytes);
         let (id, extents, loads) = self.decide(&cut, decided)?;
-        let new = self.make(id, spec, cut, extents)?;
+        let new = self.make(id, spec, terms, cut, extents)?;
         self.server_loads = loads;
         Ok((id, Some(new)))
     }
@@ -183,6 +206,7 @@ impl Catalog {
         &mut self,
         id: TensorId,
         spec: TensorSpec,
+        terms: Arc<Terms>,
         cut: Cut,
         extents: Vec<Extent>,
     ) -> Result<NewTensor, Refusal> {
@@ -195,6 +219,11 @@ impl Catalog {
         let mut homes = Vec::new();
         // Also where nothing of it is homed here.
         let mut charges = vec![self.charge(&spec.name, self.books(&spec, &extents, &layout))?];
+        // What workers on other hosts hold is kept once for all of them, wherever the tensor's own memory is.
+        let streams = bytes_kept(&terms, extent.count.into(), layout.bytes() as u64);
+        if streams > 0 {
+            charges.push(self.charge(&spec.name, streams)?);
+        }
         let mut held = Held::Nowhere;
         let mut homes_of: Arc<[u32]> = Arc::default();
         let mut homed = vec![0; shards as usize];
@@ -223,6 +252,7 @@ impl Catalog {
         let (loads, given) = (before, BTreeSet::new());
         let entry = Entry {
             spec: spec.clone(),
+            terms: Arc::clone(&terms),
             extents,
             homed,
             loads,
@@ -233,7 +263,7 @@ impl Catalog {
             _charges: charges,
         };
         self.entries.insert(id, entry);
-        Ok(NewTensor { id, spec, total: cut.chunks(), homes })
+        Ok(NewTensor { id, spec, terms, total: cut.chunks(), homes })
     }
 
     /// Pays for a tensor in regions of its own: value, state, and a lane for each worker.
@@ -283,16 +313,14 @@ impl Catalog {
         }
     }
 
-    /// Has a worker on another host pay for what it may be owed of a tensor that it declares: a note of each chunk, and,
-    /// where a value or a state is longer than what connections may hold anyway, one such for each shard that sends it.
-    /// Returns how long that is.
+    /// Has a worker on another host pay for what it may be owed of a tensor that it declares: a note of each chunk, and, for
+    /// each shard that it has a connection to, what that may have to hold beside a usual batch. Returns how much that is.
     fn pay_for_sending(&self, rank: Rank, entry: &Entry) -> Result<(u64, Charge), Refusal> {
         let extent = entry.layout.extent();
         let before = self.paid.get(&rank).map_or(0, |paid| paid.longest);
-        let payload = |chunk| entry.layout.value(chunk).len().max(entry.layout.state(chunk).len());
         // Only the last chunk may be shorter.
-        let longest = extent.chunks().next().map_or(0, payload);
-        let longest = if longest > BATCH_BYTES { before.max(longest as u64) } else { before };
+        let held = extent.chunks().next().map_or(0, |chunk| entry.held_to_send(chunk));
+        let longest = before.max(held as u64);
         let notes = u64::from(extent.count) * NOTE_BYTES;
         let held = (longest - before) * self.shard_loads.len() as u64;
         let charge = self.account.worker(rank).charge(Resource::Bytes, notes + held);
@@ -377,9 +405,9 @@ impl Entry {
 }
 
 /// What the control thread keeps of a tensor beside its memory, its name and its lists, at most.
-const ENTRY_BYTES: u64 = 1536;
+const ENTRY_BYTES: u64 = 2048;
 /// What a shard keeps of a tensor beside its memory, at most; for each worker; and for each chunk.
-const BOOK_BYTES: u64 = 768;
+const BOOK_BYTES: u64 = 1024;
 const BOOK_BYTES_A_WORKER: u64 = 320;
 const CHUNK_BYTES: u64 = 80;
 /// What a shard notes of a chunk for a worker on another host: what is owed, and its place in a queue that grows by doubling.
@@ -388,10 +416,13 @@ const NOTE_BYTES: u64 = 64;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::travel::members::{LOUD, differences};
     use penstock_kernels::{Dtype, Rule};
     use penstock_proto::account::Limits;
     use penstock_proto::consistency::Consistency;
-    use penstock_proto::spec::Reduce;
+    use penstock_proto::encoding::Encoding;
+    use penstock_proto::spec::{Reduce, SpecError};
+    use penstock_proto::travel::Travel;
 
     const CHUNK: u32 = 4 << 20;
     const SHARDS: u32 = 2;
@@ -407,6 +438,7 @@ mod tests {
             rescale: 1.0,
             clip: None,
             refuse_nonfinite: false,
+            travel: Travel::default(),
         }
     }
 
@@ -445,6 +477,54 @@ mod tests {
         assert!(refused.to_string().contains("to send of `w` to worker 1 on another host"), "{refused}");
         assert_eq!(poor.taken(Resource::Bytes), before);
         catalog.lane(id, 0, false).unwrap();
+    }
+
+    #[test]
+    fn what_is_kept_of_what_travels_is_paid_for_by_the_job_and_by_those_it_is_sent_to() {
+        let account = Account::new(Limits::NONE);
+        let mut catalog = Catalog::new(0, 1, SHARDS, 3, CHUNK, account.clone());
+        let taken = || account.taken(Resource::Bytes);
+        let mut declare = |name: &str, travel: Travel| {
+            let before = taken();
+            let (id, new) = catalog.declare(0, TensorSpec { travel, ..spec(name) }, None).unwrap();
+            let declared = taken() - before;
+            let streams = bytes_kept(&new.unwrap().terms, 2, 2 * u64::from(CHUNK));
+            let before = account.worker(1).taken(Resource::Bytes);
+            catalog.lane(id, 1, true).unwrap();
+            (declared, streams, account.worker(1).taken(Resource::Bytes) - before)
+        };
+        let (raw, nothing, to_send) = declare("r", Travel::default());
+        assert_eq!(nothing, 0);
+        let (declared, streams, more) = declare("d", differences(LOUD));
+        assert_eq!(declared, raw + streams, "what receivers hold, and the shadow");
+        assert!(streams > 4 * u64::from(CHUNK));
+        // A value is encoded behind a batch, and a contribution comes beside its lane.
+        assert_eq!(to_send - 2 * NOTE_BYTES, u64::from(SHARDS) * 2 * u64::from(CHUNK), "its state");
+        let room = BATCH_BYTES as u64 + 2 * u64::from(CHUNK);
+        assert_eq!(more - 2 * NOTE_BYTES, u64::from(SHARDS) * room);
+
+        let poor = Account::new(Limits::NONE.with(Resource::Bytes, 2 * raw));
+        let mut catalog = Catalog::new(0, 1, SHARDS, 3, CHUNK, poor.clone());
+        let kept = poor.charge(Resource::Bytes, raw / 4 * 3).unwrap();
+        let before = poor.taken(Resource::Bytes);
+        let refused =
+            catalog.declare(0, TensorSpec { travel: differences(LOUD), ..spec("d") }, None).unwrap_err();
+        assert!(matches!(refused, Refusal::OutOfMemory { .. }), "{refused}");
+        assert_eq!(poor.taken(Resource::Bytes), before, "nothing is kept of the attempt");
+        assert!(catalog.declare(0, spec("d"), None).is_ok(), "there was room for the tensor without that");
+        drop(kept);
+    }
+
+    // A worker of its own version may name what this server does not have.
+    #[test]
+    fn a_declaration_that_this_server_cannot_carry_out_is_refused_and_leaves_nothing() {
+        let account = Account::new(Limits::NONE);
+        let mut catalog = Catalog::new(0, 1, SHARDS, 3, CHUNK, account.clone());
+        let travel = Travel { values: vec![Encoding(77), Encoding::RAW], ..Travel::default() };
+        let before = account.taken(Resource::Bytes);
+        let refused = catalog.declare(0, TensorSpec { travel, ..spec("w") }, None).unwrap_err();
+        assert!(matches!(refused, Refusal::Spec(SpecError::Travel { .. })), "{refused}");
+        assert!(!catalog.knows("w") && account.taken(Resource::Bytes) == before);
     }
 
     // Each declaration of it was credited to the pace of the job's requests, however often it came.

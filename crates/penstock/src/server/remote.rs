@@ -7,41 +7,21 @@ use crate::wire::vigil::Vigil;
 use penstock_fabric::net::frames::{Batch, FrameReader, FrameWriter, Places, Step};
 use penstock_fabric::net::link::{Interest, Link};
 use penstock_fabric::net::stream::Stream;
-use penstock_kernels::codec::{Base, Codec, Undecodable};
+use penstock_kernels::codec::{Base, Undecodable};
 use penstock_proto::chunk::MAX_CHUNK_BYTES;
 use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::frame::{Body, HEADER_BYTES, Header, Notice};
 use penstock_proto::peer::PeerId;
 use penstock_proto::remote::home::{Owing, Publication, Subscriber};
+use penstock_proto::remote::judge::{self, Incoming, LanePart};
 use penstock_proto::shard::{Judged, Shard};
-use penstock_proto::submission::Submission;
-use penstock_proto::{Rank, TensorId};
 use rustix::fd::AsFd;
-use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Bytes of a connection that may be past the kernel and not be taken: a frame that is here in part, what was read ahead of it,
 /// and what TLS has decrypted.
 const UNDER_WAY: u64 = MAX_CHUNK_BYTES as u64 + (2 << 20);
-
-/// What a peer's frame is, and where its payload goes.
-#[derive(Debug)]
-pub(super) enum Place {
-    /// A sign of life.
-    Alive,
-    /// A submission, and its payload's lane, if it has one.
-    Submission(Judged, Option<Lane>),
-}
-
-/// A worker's lane of a tensor, which a payload goes into: straight, unless it has to be decoded.
-#[derive(Debug)]
-pub(super) struct Lane {
-    rank: Rank,
-    tensor: TensorId,
-    range: Range<usize>,
-    codec: &'static dyn Codec,
-}
 
 /// Chunks that a worker may be ahead of the others' before its connection has to wait: 1 MiB of the usual ones.
 const LEAD: u64 = 32;
@@ -51,7 +31,7 @@ const SENDING: Duration = Duration::from_millis(20);
 /// The connection. It counts among its job's while it lives.
 struct Wire<L> {
     link: L,
-    reader: FrameReader<Place>,
+    reader: FrameReader<Incoming>,
     writer: FrameWriter,
     /// Where chunks are encoded that are not sent from where they are.
     outgoing: Vec<u8>,
@@ -117,63 +97,34 @@ struct Judge<'a> {
 }
 
 impl Places for Judge<'_> {
-    type Place = Place;
+    type Place = Incoming;
 
-    fn place(&mut self, header: &Header) -> Result<Place, String> {
-        if header.job != self.job || header.epoch != 0 {
-            return Err("it sent a frame of another job or epoch".to_owned());
-        }
-        if header.body == Body::Alive && header.is_bare() {
-            return Ok(Place::Alive);
-        }
-        self.subscriber.expect(header.sequence).map_err(|error| error.to_string())?;
-        let Body::Submission { submission, .. } = header.body else {
-            return Err("it sent a shard's frame".to_owned());
-        };
-        let judged = self.machine.judge(self.peer, &submission).map_err(|refused| refused.to_string())?;
-        let (Submission::Push { tensor, first, count, .. } | Submission::Load { tensor, first, count, .. }) =
-            submission
-        else {
-            return if header.is_bare() {
-                Ok(Place::Submission(judged, None))
-            } else {
-                Err("it sent a payload for nothing".to_owned())
-            };
-        };
-        let range = self.memory.homed(tensor, first).filter(|_| count == 1);
-        // Who contributes is a worker: anybody else was refused above.
-        let rank = self.peer.rank().filter(|&rank| self.memory.has_lane(tensor, rank));
-        let (Some(range), Some(rank)) = (range, rank) else {
-            return Err(format!(
-                "it sent chunk {first} of tensor {tensor}, which it did not declare or which is not homed here"
-            ));
-        };
-        let length = header.length as usize;
-        let codec = self.memory.agreed(tensor).expect(header.encoding, length, range.len());
-        let codec = codec.map_err(|unexpected| format!("chunk {first} of tensor {tensor}: {unexpected}"))?;
-        Ok(Place::Submission(judged, Some(Lane { rank, tensor, range, codec })))
+    fn place(&mut self, header: &Header) -> Result<Incoming, String> {
+        let Self { job, peer, subscriber, machine, memory } = self;
+        judge::submission(header, *job, *peer, (machine, subscriber), |rank, tensor, chunk| {
+            let range = memory.homed(tensor, chunk).filter(|_| memory.has_lane(tensor, rank))?;
+            Some((range, *memory.contributions(tensor)))
+        })
     }
 
-    fn memory<'a>(&'a mut self, place: &'a mut Place) -> Option<&'a mut [u8]> {
+    fn memory<'a>(&'a mut self, place: &'a mut Incoming) -> Option<&'a mut [u8]> {
         match place {
-            Place::Alive | Place::Submission(_, None) => Some(&mut []),
-            Place::Submission(_, Some(lane)) if lane.codec.is_verbatim() => {
-                Some(self.memory.lane(lane.tensor, lane.rank).receive(lane.range.clone()))
+            Incoming::Alive | Incoming::Submission(_, None) => Some(&mut []),
+            Incoming::Submission(_, Some(part)) if part.codec.is_verbatim() => {
+                Some(self.memory.lane(part.tensor, part.rank).receive(part.range.clone()))
             }
-            Place::Submission(_, Some(_)) => None,
+            Incoming::Submission(_, Some(_)) => None,
         }
     }
 }
 
-impl Lane {
-    /// The payload is here, verified: decodes it into its lane, if it is not there already.
-    fn settle(self, payload: &[u8], memory: &mut Memory) -> Result<(), Undecodable> {
-        let Self { rank, tensor, range, codec } = self;
-        if codec.is_verbatim() {
-            return Ok(());
-        }
-        codec.decode(payload, Base::Zeros, memory.lane(tensor, rank).receive(range))
+/// The payload is here, verified: decodes it into its lane, if it is not there already.
+fn settle(part: LanePart, payload: &[u8], memory: &mut Memory) -> Result<(), Undecodable> {
+    let LanePart { rank, tensor, range, codec, .. } = part;
+    if codec.is_verbatim() {
+        return Ok(());
     }
+    codec.decode(payload, Base::Zeros, memory.lane(tensor, rank).receive(range))
 }
 
 impl<L: Link> Remote<L> {
@@ -350,9 +301,9 @@ impl<L: Link> Remote<L> {
             }
         }
         match step {
-            Step::Frame(Header { body, length, .. }, Place::Submission(judged, lane)) => {
-                if let Some(lane) = lane
-                    && let Err(undecodable) = lane.settle(wire.reader.payload(), memory)
+            Step::Frame(Header { body, length, .. }, Incoming::Submission(judged, part)) => {
+                if let Some(part) = part
+                    && let Err(undecodable) = settle(part, wire.reader.payload(), memory)
                 {
                     return Heard::Broke(undecodable.to_string());
                 }
@@ -362,7 +313,7 @@ impl<L: Link> Remote<L> {
                 self.last_sign = Instant::now();
                 Heard::Submission(judged, matches!(body, Body::Submission { wanted: true, .. }), length)
             }
-            Step::Frame(_, Place::Alive) => Heard::Alive,
+            Step::Frame(_, Incoming::Alive) => Heard::Alive,
             Step::Header => Heard::Header,
             Step::Nothing => {
                 wire.readable = false;
@@ -421,7 +372,7 @@ impl<L: Link> Remote<L> {
             let (notice, chunk) = notice(owing, memory);
             let header = Header::bare(*job, subscriber.tell(), Body::Notice(notice));
             match chunk {
-                Some((agreed, sent)) => batch.push_chunk(header, &agreed, &sent),
+                Some((agreed, sent)) => batch.push_chunk(header, agreed, &sent),
                 None => batch.push(header),
             }
         }
@@ -449,34 +400,31 @@ impl<L: Link + AsFd> Remote<L> {
 }
 
 /// What is said of that, and the chunk that goes with it.
-fn notice(owing: Owing, memory: &Memory) -> (Notice, Option<(Agreed, Sent<'_>)>) {
+fn notice(owing: Owing, memory: &Memory) -> (Notice, Option<(&Agreed, Sent<'_>)>) {
     match owing {
         Owing::Value { tensor, local, publication, position } => {
-            let (chunk, value) = memory.value(tensor, local);
+            let (chunk, agreed, sent) = memory.value(tensor, local, position);
             let Publication { version, steps, sequence } = publication;
             let notice = Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0 };
-            (notice, Some((memory.agreed(tensor), sent(value, position))))
+            (notice, Some((agreed, sent)))
         }
         Owing::State { tensor, local } => {
             let (chunk, state) = memory.state(tensor, local);
-            (Notice::State { tensor, chunk }, Some((Agreed::default(), sent(state, 0))))
+            let sent = Sent { source: Source::Stands(state), shadow: None, position: 0 };
+            (Notice::State { tensor, chunk }, Some((&Agreed::RAW, sent)))
         }
         Owing::Folded { tensor, count } => (Notice::Folded { tensor, count }, None),
         Owing::Fetched { tensor, ticket } => (Notice::Fetched { tensor, ticket }, None),
     }
 }
 
-/// Neither stream keeps a shadow: all that is due is sent.
-fn sent(bytes: &[u8], position: u64) -> Sent<'_> {
-    Sent { source: Source::Stands(bytes), shadow: None, position }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::travel::{AGREED, CHANGES};
+    use crate::wire::travel::members::{CHANGES, differences, terms};
     use penstock_fabric::memory::{ExtentLayout, HomeRegions, LaneView};
     use penstock_kernels::{Dtype, Foreign, Rule, Settings};
+    use penstock_proto::TensorId;
     use penstock_proto::chunk::Cut;
     use penstock_proto::consistency::Consistency;
     use penstock_proto::encoding::Encoding;
@@ -484,8 +432,11 @@ mod tests {
     use penstock_proto::placement::Extent;
     use penstock_proto::remote::home::Chunks;
     use penstock_proto::spec::{Reduce, TensorSpec};
+    use penstock_proto::submission::Submission;
+    use penstock_proto::travel::{Filtering, Travel};
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
+    use std::sync::Arc;
 
     const W: TensorId = 3;
     /// The second chunk is short.
@@ -499,7 +450,7 @@ mod tests {
         worker: TcpStream,
     }
 
-    fn rig(agreed: Agreed) -> Rig {
+    fn rig(travel: &Travel) -> Rig {
         let spec = TensorSpec {
             name: "w".to_owned(),
             shape: vec![BYTES as u64 / 4],
@@ -510,13 +461,14 @@ mod tests {
             rescale: 1.0,
             clip: None,
             refuse_nonfinite: false,
+            travel: travel.clone(),
         };
         let extent = Extent { first: 0, count: 2 };
         let layout = ExtentLayout::new(Cut::new(BYTES as u64, 4096), extent, Dtype::F32, 0);
         let (mut homes, _) = HomeRegions::new("w", layout).unwrap().split(&[0, 0], 1);
         let mut lanes = LaneView::private(layout, &[0, 0].into(), 1).unwrap();
         let (mut machine, mut memory) = (Shard::new(1), Memory::new(0));
-        memory.declare(W, spec.plan(), agreed, homes.remove(0), 1);
+        memory.declare(W, spec.plan(), Arc::new(terms(travel)), homes.remove(0), 1);
         machine.declare(W, spec, 2, vec![0, 1]);
         memory.give_lane(W, 0, lanes.remove(0));
         machine.submit(0, &Submission::Zero { tensor: W }, &mut memory).unwrap();
@@ -561,7 +513,8 @@ mod tests {
         let (mut buffer, source) = (Vec::new(), Source::Lane(Foreign::of(chunk)));
         let mut batch = Batch::new(&mut buffer);
         let header = Header::bare(1, 1, Body::Alive);
-        batch.push_chunk(header, &AGREED, &Sent { source, shadow: None, position: 0 });
+        let agreed = terms(&differences(Filtering::NONE)).contributions;
+        batch.push_chunk(header, &agreed, &Sent { source, shadow: None, position: 0 });
         let (header, payload) = batch.frames()[0];
         (Header::decode(&header).unwrap().encoding, payload.to_vec())
     }
@@ -570,7 +523,7 @@ mod tests {
     fn a_contribution_stands_in_its_lane_as_it_was_sent_whatever_it_travels_as() {
         let sparse = |bytes: usize| [vec![0; bytes - 9], vec![5; 9]].concat();
         for (first, chunk) in [(0, sparse(4096)), (1, sparse(40)), (0, vec![7; 4096]), (1, vec![7; 40])] {
-            let mut rig = rig(AGREED);
+            let mut rig = rig(&differences(Filtering::NONE));
             rig.lane(first).fill(0xee);
             let (encoding, payload) = encoded(&chunk);
             assert_eq!(encoding == CHANGES, chunk[0] == 0, "what pays is sent");
@@ -583,9 +536,9 @@ mod tests {
     /// E-2.
     #[test]
     fn what_was_not_agreed_to_or_cannot_be_decoded_is_refused_and_changes_nothing() {
-        let (known, plain) = (AGREED, Agreed::default());
+        let (known, plain) = (&differences(Filtering::NONE), &Travel::default());
         let unordered = [[1, 0, 0, 0, 9, 9, 9, 9], [1, 0, 0, 0, 9, 9, 9, 9]].concat();
-        for (agreed, encoding, payload, said) in [
+        for (travel, encoding, payload, said) in [
             (
                 plain,
                 CHANGES,
@@ -613,7 +566,7 @@ mod tests {
             (known, CHANGES, unordered, "a payload's least word: expected 2, got 1"),
             (known, CHANGES, vec![10, 0, 0, 0, 9, 9, 9, 9], "a payload's last word: expected 9, got 10"),
         ] {
-            let mut rig = rig(agreed);
+            let mut rig = rig(travel);
             rig.lane(1).fill(0xee);
             match rig.say(1, encoding, &payload) {
                 Heard::Broke(what) => assert_eq!(what, said),
@@ -627,7 +580,7 @@ mod tests {
     #[test]
     fn nobody_is_held_back_for_a_peer_that_contributes_nothing() {
         for (peer, least) in [(PeerId::worker(0), Some(0)), (PeerId::first(Role::Follower, 0), None)] {
-            let mut rig = rig(Agreed::default());
+            let mut rig = rig(&Travel::default());
             rig.remote.peer = peer;
             let submission = Submission::Fetch { tensor: W, state: false, version: 0, ticket: 1 };
             let header = Header::bare(1, 1, Body::Submission { submission, wanted: false });
@@ -639,14 +592,14 @@ mod tests {
 
     #[test]
     fn a_value_is_sent_from_where_it_stands_and_says_which_publication_it_is() {
-        let mut rig = rig(Agreed::default());
+        let mut rig = rig(&Travel::default());
         rig.remote.subscriber().fetch(W, 0, 1, 0, &rig.memory);
         let mut sent = Vec::new();
         while let Some(owing) = rig.remote.subscriber().next(&rig.memory) {
             let (notice, chunk) = notice(owing, &rig.memory);
             if let (Notice::Value { publication, base, .. }, Some((_, chunk))) = (notice, chunk) {
                 let Source::Stands(bytes) = chunk.source else { panic!("{chunk:?}") };
-                assert!(std::ptr::eq(bytes, rig.memory.value(W, sent.len()).1));
+                assert!(std::ptr::eq(bytes, rig.memory.standing(W, sent.len())));
                 assert_eq!((publication, base), (rig.memory.publication(W, sent.len()).sequence, 0));
                 assert!(publication > 0);
                 sent.push(bytes.len());

@@ -19,7 +19,6 @@ use penstock_fabric::net::stream::Stream;
 use penstock_fabric::region::{Mapping, Region, Writers};
 use penstock_fabric::ring::Broken;
 use penstock_fabric::sync::Ordering;
-use penstock_proto::encoding::Agreed;
 use penstock_proto::error::JobFailure;
 use penstock_proto::job::job_number;
 use penstock_proto::overlay::Direct;
@@ -28,6 +27,7 @@ use penstock_proto::remote::home::Chunks;
 use penstock_proto::shard::{Judged, Shard, SubmissionRefused};
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::submission::{Submission, WORDS};
+use penstock_proto::travel::Terms;
 use penstock_proto::{Rank, TensorId};
 use rustix::event::epoll;
 use rustix::fd::OwnedFd;
@@ -66,6 +66,8 @@ pub(super) enum Command {
     Declare {
         id: TensorId,
         spec: Box<TensorSpec>,
+        /// What it says of how chunks travel.
+        terms: Arc<Terms>,
         total: u32,
         home: HomeMemory,
     },
@@ -421,9 +423,9 @@ impl Loop {
                 self.ports.open(peer, Port::Remote(Box::new(remote)));
             }
             Command::Attach { peer, stream, long } => self.attach(peer, stream, long),
-            Command::Declare { id, spec, total, home } => {
+            Command::Declare { id, spec, terms, total, home } => {
                 let chunks = home.chunks().to_vec();
-                self.memory.declare(id, spec.plan(), Agreed::default(), home, self.setup.workers);
+                self.memory.declare(id, spec.plan(), terms, home, self.setup.workers);
                 self.machine.declare(id, *spec, total, chunks);
             }
             Command::Lane { id, rank, lane } => self.memory.give_lane(id, rank, lane),

@@ -1,17 +1,19 @@
 //! A shard's memory: what its machine acts on, and what of it is sent to workers on other hosts.
 
-use penstock_fabric::memory::{HomeMemory, LaneView};
+use penstock_fabric::memory::{HomeChunk, HomeMemory, LaneView};
 use penstock_fabric::publish::Published;
 use penstock_fabric::sync::Ordering;
-use penstock_kernels::filter::{Everything, Filter};
 use penstock_kernels::{Foreign, Plan};
-use penstock_proto::encoding::Agreed;
+use penstock_proto::encoding::{Agreed, Sent, Source};
 use penstock_proto::numbered::Numbered;
 use penstock_proto::remote::home::{Chunks, Publication};
 use penstock_proto::shard::{Fold, Folded, Home, NonFiniteFrom};
+use penstock_proto::stream::Streams;
+use penstock_proto::travel::Terms;
 use penstock_proto::{Rank, TensorId};
 use smallvec::SmallVec;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Writers whose lanes fit on the stack; more are collected on the heap.
 const USUAL_WRITERS: usize = 32;
@@ -41,10 +43,10 @@ pub(super) struct Memory {
 
 struct TensorMemory {
     plan: Plan,
-    /// How its chunks travel, both ways.
-    agreed: Agreed,
-    /// What of its values travels now.
-    filter: Box<dyn Filter>,
+    /// How its chunks travel.
+    terms: Arc<Terms>,
+    /// What workers on other hosts hold, where that has to be kept.
+    streams: Option<Streams>,
     home: HomeMemory,
     lanes: Vec<Option<LaneView>>,
     /// Of each chunk homed here.
@@ -85,14 +87,15 @@ impl Memory {
         &mut self,
         id: TensorId,
         plan: Plan,
-        agreed: Agreed,
+        terms: Arc<Terms>,
         home: HomeMemory,
         workers: u32,
     ) {
         let lanes = (0..workers).map(|_| None).collect();
         let published = vec![Published { version: 0, steps: 0 }; home.chunks().len()];
-        let filter = Box::new(Everything);
-        self.tensors.insert(id, TensorMemory { plan, agreed, filter, home, lanes, published });
+        let streams = Streams::new(&terms, home.chunks().iter().map(|&chunk| home.range(chunk).len()));
+        let tensor = TensorMemory { plan, terms, streams, home, lanes, published };
+        self.tensors.insert(id, tensor);
     }
 
     /// A worker's own second declaration brings no second lane, nor may it: contributions may wait in the first.
@@ -128,17 +131,28 @@ impl Memory {
         self.look(id).home.find(chunk)
     }
 
-    /// How the tensor's chunks travel.
-    pub(super) fn agreed(&self, id: TensorId) -> Agreed {
-        self.look(id).agreed
+    /// How the tensor's contributions are encoded.
+    pub(super) fn contributions(&self, id: TensorId) -> &Agreed {
+        &self.look(id).terms.contributions
     }
 
-    /// A chunk and what its receivers are to hold, to be sent. No filter holds anything back, so there is nothing that
-    /// they hold besides.
-    pub(super) fn value(&self, id: TensorId, local: usize) -> (u32, &[u8]) {
-        let TensorMemory { home, filter, .. } = self.look(id);
+    /// A chunk, to be sent to a worker at this position; and how it is encoded.
+    pub(super) fn value(&self, id: TensorId, local: usize, position: u64) -> (u32, &Agreed, Sent<'_>) {
+        let TensorMemory { home, terms, streams, .. } = self.look(id);
         let chunk = home.chunks()[local];
-        (chunk, filter.next(home.value(chunk), &mut []))
+        let value = home.value(chunk);
+        let sent = match streams {
+            None => Sent { source: Source::Stands(value), shadow: None, position },
+            Some(streams) => streams.send(local, home.sequence(local), value, position),
+        };
+        (chunk, &terms.values, sent)
+    }
+
+    /// A chunk's value, where it stands.
+    #[cfg(test)]
+    pub(super) fn standing(&self, id: TensorId, local: usize) -> &[u8] {
+        let home = &self.look(id).home;
+        home.value(home.chunks()[local])
     }
 
     /// A chunk and the optimizer's arrays, to be sent.
@@ -164,6 +178,16 @@ impl TensorMemory {
     fn parts(&mut self) -> (&Plan, &mut HomeMemory, &[Option<LaneView>]) {
         (&self.plan, &mut self.home, &self.lanes)
     }
+
+    /// The chunk is about to change, or to be published as it is: called before it is entered, or behind that, where it does
+    /// nothing, because a chunk that was entered has a number that no publication has.
+    fn keep(&mut self, chunk: u32) {
+        if let Some(streams) = &mut self.streams
+            && let Some(local) = self.home.find(chunk)
+        {
+            streams.keep(local, self.home.sequence(local), self.home.value(chunk));
+        }
+    }
 }
 
 impl Chunks for Memory {
@@ -186,7 +210,9 @@ impl Home for Memory {
         fold: &Fold,
         writers: &[Rank],
     ) -> Result<Folded, NonFiniteFrom> {
-        let (plan, home, lanes) = self.tensor(id).parts();
+        let tensor = self.tensor(id);
+        tensor.keep(chunk);
+        let (plan, home, lanes) = tensor.parts();
         let range = home.range(chunk);
         let lane = |&writer: &Rank| lanes[writer as usize].as_ref().expect("who pushed has a lane");
         let contributions: SmallVec<[Foreign<'_>; USUAL_WRITERS]> =
@@ -211,19 +237,27 @@ impl Home for Memory {
     }
 
     fn load(&mut self, id: TensorId, chunk: u32, slot: u32, part: u32, writer: Rank) {
-        let (plan, home, lanes) = self.tensor(id).parts();
+        let tensor = self.tensor(id);
+        tensor.keep(chunk);
+        let TensorMemory { plan, home, lanes, streams, .. } = tensor;
         // Arrays are as long as the value, or twice as long where their elements are twice as wide.
         let parts = plan.dtype.accumulator_size() / plan.dtype.size();
         let lane = lanes[writer as usize].as_ref().expect("who loads has a lane");
         let contribution = lane.contribution(home.range(chunk));
-        let mut chunk = home.chunk(chunk);
-        chunk.header.begin();
-        let bytes = chunk.value.len();
+        let local = home.find(chunk).expect("only what is homed here is loaded here");
+        let HomeChunk { mut header, value, state } = home.chunk(chunk);
+        header.begin();
+        let bytes = value.len();
         match slot {
-            0 => contribution.copy_to(chunk.value),
+            0 => {
+                contribution.copy_to(value);
+                if let Some(streams) = streams {
+                    streams.load(local, value);
+                }
+            }
             slot => {
                 let at = ((slot as usize - 1) * parts + part as usize) * bytes;
-                contribution.copy_to(&mut chunk.state[at..at + bytes]);
+                contribution.copy_to(&mut state[at..at + bytes]);
             }
         }
     }
@@ -231,9 +265,13 @@ impl Home for Memory {
     fn publish(&mut self, id: TensorId, chunk: u32, version: u64, steps: u64) {
         let published = Published { version, steps };
         let tensor = self.tensor(id);
+        tensor.keep(chunk);
         tensor.home.header(chunk).publish(published);
         let local = tensor.home.find(chunk).expect("only what is homed here is published here");
         tensor.published[local] = published;
+        if let Some(streams) = &mut tensor.streams {
+            streams.publish(local, tensor.home.value(chunk));
+        }
         if let Some(events) = &mut self.events {
             events.push(Event::Published { tensor: id, local });
         }

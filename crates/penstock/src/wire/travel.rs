@@ -1,11 +1,14 @@
-//! An encoding that the product does not have, for tests: it proves that the way of a chunk carries more than raw.
+//! Which codecs and filters this process has: a tensor's declaration is looked up here once, at both ends.
 
-#[path = "../../../penstock-kernels/tests/travel/changes.rs"]
-mod changes;
+/// All that there are.
+#[cfg(not(test))]
+pub(crate) const KNOWN: penstock_proto::travel::Registry = penstock_proto::travel::Registry::ALL;
 
-use penstock_proto::encoding::{Agreed, Encoding, Member};
+/// And those that only tests have.
+#[cfg(test)]
+pub(crate) use members::KNOWN;
 
-pub(crate) const CHANGES: Encoding = Encoding(9);
-/// What a tensor could agree to.
-pub(crate) const AGREED: Agreed =
-    Agreed::new(&[Member { encoding: CHANGES, codec: &changes::Changes }, Member::RAW]);
+#[cfg(test)]
+pub(crate) mod members;
+#[cfg(test)]
+mod tests;

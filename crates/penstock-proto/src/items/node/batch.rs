@@ -234,13 +234,19 @@ pub(super) fn eager<M: Memory>(
     let row_bytes = partition.shape.row_bytes as usize;
     let mut slots = Vec::new();
     for attempt in 0..ATTEMPTS {
-        let torn_stays = partition.ended && attempt + 1 == ATTEMPTS;
+        let ended = partition.ended;
+        let torn_stays = ended && attempt + 1 == ATTEMPTS;
         let now = partition.memory.now();
         collect(partition, scratch);
         let Some(subscriber) = partition.subscribers.get_mut(&peer).filter(|subscriber| subscriber.ready)
         else {
             return Due::Unknown;
         };
+        // Memory that its producer shares may say so. A peer that heard it would take this side for one that breaks the protocol.
+        if now.done < subscriber.done {
+            subscriber.dirty = !ended;
+            return if ended { Due::Nothing } else { Due::Unknown };
+        }
         slots.append(&mut candidates(subscriber, now));
         if attempt > 0 {
             slots = merged(slots);

@@ -1,10 +1,10 @@
 //! What peers say: subscriptions, needs, fetches, rows.
 
+use super::kept::{ENTRY_BYTES, FREE_BYTES, Kept, Needs, keep, most_needs};
 use super::subscriber::{Pending, Subscriber};
-use super::{
-    Broken, ENTRY_BYTES, FREE_BYTES, Host, Kept, Needs, Node, Partition, Upstream, Waiting, answers, keep,
-    most_needs,
-};
+use super::subscribing::Waiting;
+use super::upstream::Upstream;
+use super::{Broken, Host, Node, Partition, answers};
 use crate::items::row_memory::Changed;
 use crate::items::row_memory::Memory;
 use crate::items::rows::RowSet;
@@ -70,7 +70,8 @@ impl<H: Host> Node<H> {
                 self.needed(partition, peer, needs)
             }
             Message::Rows { partition, head, entries } => self.rows(peer, partition, &head, entries),
-            Message::Flush { id } => self.begin_flush(id, peer, true),
+            Message::Flush { id } => self.begin_flush(id, peer, true, None),
+            Message::Bring { id, partition } => self.begin_flush(id, peer, true, Some(partition)),
             Message::Flushed { id } => self.end_flush(id, peer),
         }
     }
@@ -193,13 +194,20 @@ impl<H: Host> Node<H> {
             return Err(Broken::Nonsense("rows by themselves where sets are sent, or the other way round"));
         }
         if head.first {
-            upstream.receiving = true;
+            // The rows that are here would be torn for all that look at them from now on.
+            if exact && head.done < memory.now().done {
+                return Err(Broken::Nonsense("rows as of an earlier set than before"));
+            }
+            (upstream.receiving, upstream.opened) = (true, head.done);
             if exact {
                 memory.open(head.done, 2);
             }
         }
         if !upstream.receiving {
             return Err(Broken::Nonsense("a batch without its beginning"));
+        }
+        if exact && head.done != upstream.opened {
+            return Err(Broken::Nonsense("a batch that ends as of another set than it began"));
         }
         for entry in Entries::new(entries, shape.row_bytes, head.apart) {
             let Entry { place, count, number, clock, as_of, value } = entry?;

@@ -1,12 +1,13 @@
 //! What peers are sent: rows that they lack, answers, what is passed on.
 
 use super::batch::{Batch, Due, bounded, collect, eager, fetched, whole};
+use super::kept::{ENTRY_BYTES, keep};
 use super::subscriber::Subscriber;
-use super::{Broken, Connection, ENTRY_BYTES, Host, Node, Partition, keep};
+use super::{Broken, Connection, Host, Node, Partition};
 use crate::account::{Account, Exhausted};
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
-use crate::items::wire::{Encoder, Message, PartitionId};
+use crate::items::wire::{Encoder, PartitionId};
 use crate::peer::PeerId;
 use std::collections::BTreeMap;
 
@@ -37,11 +38,7 @@ impl<H: Host> Node<H> {
         flushes.retain(|flush| {
             let through = flush.partitions.is_empty();
             if through {
-                let message = match flush.asked {
-                    true => Message::Flushed { id: flush.id },
-                    false => Message::Flush { id: flush.id },
-                };
-                Encoder::message(flushed, &message);
+                Encoder::message(flushed, &flush.message());
             }
             !through
         });

@@ -1,5 +1,6 @@
 //! A peer that is sent rows of a partition: what it has, what may have changed since, and what it waits for.
 
+use super::kept::{Kept, Needs};
 use crate::items::row_memory::{Changed, Moment};
 use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
@@ -19,7 +20,7 @@ pub(super) struct Pending {
     pub(super) answered: bool,
     /// The turn in which it came: flushes that came before it do not wait for it.
     pub(super) turn: u64,
-    pub(super) _kept: super::Kept,
+    pub(super) _kept: Kept,
 }
 
 /// A peer that is sent rows of a partition.
@@ -46,15 +47,15 @@ pub(super) struct Subscriber {
     /// Bounded: version and number that it was sent, by place.
     pub(super) have: Vec<(u64, u64)>,
     /// Bounded: versions needed by those behind it, ascending.
-    pub(super) needs: super::Needs,
+    pub(super) needs: Needs,
     pub(super) fetches: VecDeque<Pending>,
     /// Whether all rows are to be sent, whatever the propagation: their producer leaves.
     pub(super) handing_over: bool,
-    pub(super) _kept: super::Kept,
+    pub(super) _kept: Kept,
 }
 
 impl Subscriber {
-    /// Whether a flush has to wait for it: for rows, or for the answers to what it has fetched, as far as they can be given.
+    /// Whether a flush that is about it has to wait: for rows, or for the answers to what it has fetched, as far as they can be given.
     pub(super) fn is_due(&self) -> bool {
         match self.propagation {
             Propagation::Eager => self.dirty,

@@ -224,11 +224,12 @@ impl Control {
             return Err(Refusal::NoValue { name: spec.name });
         }
         let (id, new) = self.catalog.declare(rank, spec, decided)?;
-        if let Some(NewTensor { id, spec, total, homes }) = new {
+        if let Some(NewTensor { id, spec, terms, total, homes }) = new {
             // A shard that is home of none of it need not know it.
             let homes = self.shards.handles.iter().zip(homes);
             for (shard, home) in homes.filter(|(_, home)| !home.chunks().is_empty()) {
-                shard.send(Command::Declare { id, spec: Box::new(spec.clone()), total, home });
+                let (spec, terms) = (Box::new(spec.clone()), terms.clone());
+                shard.send(Command::Declare { id, spec, terms, total, home });
             }
         }
         let remote = self.workers.get(&rank).is_some_and(Worker::is_remote);

@@ -3,6 +3,7 @@
 use super::*;
 use crate::server::Shared;
 use crate::server::shard::{self, Command, Flags, Handle, Report, Setup};
+use crate::wire::travel::members::terms;
 use penstock_fabric::memory::{ExtentLayout, HomeRegions, LaneView};
 use penstock_fabric::net::stream::Stream;
 use penstock_kernels::{Dtype, Rule, Settings};
@@ -15,6 +16,7 @@ use penstock_proto::peer::Role;
 use penstock_proto::placement::Extent;
 use penstock_proto::spec::{Reduce, TensorSpec};
 use penstock_proto::submission::{NO_TICKET, Submission};
+use penstock_proto::travel::Travel;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
@@ -56,6 +58,7 @@ fn spec(consistency: Consistency) -> TensorSpec {
         rescale: 1.0,
         clip: None,
         refuse_nonfinite: false,
+        travel: Travel::default(),
     }
 }
 
@@ -86,6 +89,7 @@ impl Rig {
         shard.send(Command::Declare {
             id: W,
             spec: Box::new(spec(consistency)),
+            terms: Arc::new(terms(&Travel::default())),
             total: CHUNKS,
             home: homes.remove(0),
         });

@@ -17,6 +17,7 @@ use penstock_proto::Rank;
 use penstock_proto::error::Refusal;
 use penstock_proto::handshake::Session;
 use penstock_proto::message::{Departure, Secret};
+use penstock_proto::redial::Pauses;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -194,7 +195,7 @@ fn join_here(
 
 /// Connects to a server that may not be up yet. There is no event to wait for: the path may not exist, nor its directory.
 fn reach(path: &std::path::Path, server: u32, deadline: Deadline, fate: &Fate) -> Result<Connection, Error> {
-    let mut pause = Duration::from_micros(500);
+    let mut pauses = Pauses::doubling(Duration::from_micros(500), Duration::from_millis(10));
     loop {
         match Connection::connect(path) {
             Ok(connection) => return Ok(connection),
@@ -203,8 +204,7 @@ fn reach(path: &std::path::Path, server: u32, deadline: Deadline, fate: &Fate) -
             {
                 // It fails while this worker waits for a later server, if another that it has joined says so.
                 fate.look()?;
-                std::thread::sleep(pause.min(deadline.left()));
-                pause = (pause * 2).min(Duration::from_millis(10));
+                std::thread::sleep(pauses.pause().min(deadline.left()));
             }
             Err(errno) if descriptors::is_no_room(&errno.into()) => {
                 return Err(Error::system("make a socket")(errno));

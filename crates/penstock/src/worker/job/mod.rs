@@ -113,6 +113,8 @@ pub(super) struct Inner {
     pub(super) company: Company,
     /// Numbers long waits.
     pub(super) waits: AtomicU64,
+    /// Workers that are not waited for any more, and since when this one knows.
+    gone: Mutex<BTreeMap<Rank, Instant>>,
     pub(super) rank: Rank,
     pub(super) options: Options,
 }
@@ -136,13 +138,26 @@ impl Inner {
         Ok(left.min(INTERRUPT_EVERY))
     }
 
-    /// Whether a worker is no longer waited for, if the server says so in time.
+    /// When this worker heard that another is no longer waited for.
+    pub(super) fn gone_since(&self, rank: Rank) -> Option<Instant> {
+        lock(&self.gone).get(&rank).copied()
+    }
+
+    /// Whether a worker is no longer waited for, if the server says so in time. Notes all that are not: where several are lost
+    /// together, the time that their last rows are given runs for all of them at once.
     pub(super) fn is_gone(&self, rank: Rank, deadline: Deadline) -> Result<bool, Error> {
+        if self.gone_since(rank).is_some() {
+            return Ok(true);
+        }
         let links = self.links();
         let first = links.first().ok_or(Error::Closed)?;
         match first.ask(Ask::Clocks, "tell the clocks", deadline) {
             Ok((Answer::Clocks { clocks }, _)) => {
-                Ok(clocks.get(rank as usize).is_some_and(|&clock| clock < 0))
+                let (mut gone, now) = (lock(&self.gone), Instant::now());
+                for (rank, _) in (0..).zip(&clocks).filter(|&(_, &clock)| clock < 0) {
+                    gone.entry(rank).or_insert(now);
+                }
+                Ok(gone.contains_key(&rank))
             }
             Ok((other, _)) => Err(first.misunderstood(&other)),
             Err(Error::Unanswered { .. }) => Ok(false),
@@ -170,7 +185,7 @@ impl Inner {
             server,
             rank: *rank,
             purpose: Purpose::Items { peer: PeerId::worker(*rank), session: *session },
-            dialer: dialer.map_err(StartError::from)?,
+            dialer: Arc::new(dialer.map_err(StartError::from)?),
             fate: Arc::clone(&self.fate),
             // The servers', which may be another than this worker was told.
             lease,
@@ -275,6 +290,7 @@ impl Job {
             barriers: AtomicU64::new(0),
             company: Company::default(),
             waits: AtomicU64::new(0),
+            gone: Mutex::default(),
             rank: who.rank,
             options,
         };
@@ -352,12 +368,12 @@ impl Job {
     /// Waits until all workers stand here. After an error this worker no longer stands here, so no other passes the barrier as if
     /// it had. Threads of one worker that come at once pass one barrier after another.
     pub fn barrier(&self, timeout: Option<Duration>) -> Result<(), Error> {
-        self.meet("", timeout).map(drop)
+        self.barrier_for("", timeout).map(drop)
     }
 
     /// The same; returns which workers stood there. Workers that have left or were lost did not. Errors call the barrier by
     /// `what` it is for.
-    pub fn meet(&self, what: &str, timeout: Option<Duration>) -> Result<Gathered, Error> {
+    pub fn barrier_for(&self, what: &str, timeout: Option<Duration>) -> Result<Gathered, Error> {
         self.inner.fate.check()?;
         let deadline = self.inner.deadline(timeout);
         self.inner.touch();
@@ -382,7 +398,7 @@ impl Job {
         })?;
         let mut circle = Circle::new(&self.inner, deadline);
         let look = || circle.look(|| Ok(Some(goal.clone())));
-        match first.meet(deadline, look)? {
+        match first.stand_at_barrier(deadline, look)? {
             Met::Passed { ranks, left } => {
                 self.inner.barriers.fetch_add(1, Ordering::Relaxed);
                 Ok(Gathered { ranks, left })

@@ -29,7 +29,7 @@ pub(in crate::worker) enum Met {
 impl Link {
     /// Stands at the barrier until it opens. `look` is asked now and then, and ends the wait by its error. After an error this
     /// worker has not passed, but for [`Error::Interrupted`] in the moment in which the barrier opened.
-    pub(in crate::worker) fn meet(
+    pub(in crate::worker) fn stand_at_barrier(
         &self,
         deadline: Deadline,
         mut look: impl FnMut() -> Result<(), Error>,

@@ -9,7 +9,7 @@
 //! | [`leaving`] | waiting for what was submitted to be taken; leaving |
 //! | [`local`] | a server on this host: descriptors beside the messages, shards at the other end of the rings |
 //! | [`remote`] | a server on another host: messages on a connection that is made again when it breaks |
-//! | [`proxy`] | there, what stands at the other end of each ring |
+//! | [`proxy`] | there, what stands at the other end of each ring: a thread, and the shard as it sees it, over any link |
 
 mod barrier;
 mod leaving;

@@ -10,7 +10,7 @@ use crate::wait::{Crowd, Deadline, INTERRUPT_EVERY, cores, poll, until_readable}
 use crate::wire::Ended as Over;
 use crate::wire::dial::{DialError, Dialer};
 use crate::wire::records::RecordStream;
-use crate::wire::redial::{Failed, PAUSE, redial};
+use crate::wire::redial::{Caller, Failed, PAUSE, Redial};
 use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::Error;
 use crate::worker::fate::Fate;
@@ -28,6 +28,8 @@ use penstock_proto::message::{
 };
 use penstock_proto::peer::PeerId;
 use penstock_proto::placement;
+use penstock_proto::redial::{self, Next, Pauses};
+use penstock_proto::travel::Terms;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -72,42 +74,6 @@ fn seconds(lease_ms: u64) -> Duration {
     Duration::from_millis(lease_ms)
 }
 
-/// Dials until the server answers or the deadline has passed.
-fn reach(dialer: &Dialer, server: u32, deadline: Deadline, fate: &Fate) -> Result<RecordStream, Error> {
-    let mut last = None;
-    loop {
-        // An attempt for which there is hardly any time would say that it timed out, and not why the one before it failed.
-        if deadline.left().is_zero()
-            && let Some(reason) = last
-        {
-            let path = dialer.address().to_string();
-            return Err(Error::ConnectTimeout { server, path, reason, waited: deadline.waited() });
-        }
-        let gives_up = || fate.look().is_err();
-        let until = Instant::now() + deadline.left().min(dialer.attempt());
-        let error = match dialer.dial(Purpose::Control, until, &gives_up) {
-            Ok(stream) => return Ok(RecordStream::new(stream, MAX_MESSAGE_BYTES)),
-            Err(DialError::Refused(refusal)) => return Err(refusal.into()),
-            Err(DialError::Untrusted(reason)) => {
-                return Err(Error::Untrusted { server, address: dialer.address().to_string(), reason });
-            }
-            Err(DialError::GivenUp) => {
-                fate.check()?;
-                return Err(Error::Interrupted);
-            }
-            Err(DialError::Lacking(reason)) => {
-                return Err(Error::System { what: "make a connection to a server", reason });
-            }
-            Err(DialError::Unreachable(error)) => error,
-        };
-        fate.look()?;
-        last = Some(error.to_string());
-        // Nothing tells when a server starts to listen on another host.
-        let left = deadline.left();
-        std::thread::sleep(if left < 2 * PAUSE { left } else { PAUSE });
-    }
-}
-
 /// Says hello until the server has welcomed this worker, over as many connections as it takes: the session in the hello tells
 /// that it is the same worker, whichever of the two words was lost.
 fn introduce(
@@ -117,21 +83,68 @@ fn introduce(
     deadline: Deadline,
     fate: &Fate,
 ) -> Result<(RecordStream, Welcome), Error> {
+    let mut redial = redial::Redial::until(Pauses::even(PAUSE), deadline.waited() + deadline.left());
+    // Why it was not reached, unless it was.
+    let mut last = None;
     loop {
-        let mut records = reach(dialer, server, deadline, fate)?;
-        let attempt = Deadline::new(dialer.attempt().min(deadline.left()));
-        let welcome = match records.send(hello) {
-            Ok(()) => welcome(&mut records, server, attempt, fate)?,
-            Err(_) => None,
+        match redial.next(deadline.waited()) {
+            Next::Attempt => {}
+            Next::Pause(pause) => {
+                std::thread::sleep(pause);
+                continue;
+            }
+            Next::TooLate => {
+                let waited = deadline.waited();
+                return Err(match last {
+                    None => Error::Unanswered { server, what: "welcome this worker", waited },
+                    Some(reason) => {
+                        Error::ConnectTimeout { server, path: dialer.address().to_string(), reason, waited }
+                    }
+                });
+            }
+        }
+        last = match reach(dialer, server, deadline, fate)? {
+            Err(reason) => Some(reason),
+            Ok(mut records) => {
+                let attempt = Deadline::new(dialer.attempt().min(deadline.left()));
+                let welcome = match records.send(hello) {
+                    Ok(()) => welcome(&mut records, server, attempt, fate)?,
+                    Err(_) => None,
+                };
+                if let Some(welcome) = welcome {
+                    return Ok((records, welcome));
+                }
+                None
+            }
         };
-        if let Some(welcome) = welcome {
-            return Ok((records, welcome));
-        }
-        if deadline.left().is_zero() {
-            return Err(Error::Unanswered { server, what: "welcome this worker", waited: deadline.waited() });
-        }
         fate.look()?;
-        std::thread::sleep(PAUSE.min(deadline.left()));
+        redial.failed(deadline.waited());
+    }
+}
+
+/// Dials once: the connection, or why it did not come about now.
+fn reach(
+    dialer: &Dialer,
+    server: u32,
+    deadline: Deadline,
+    fate: &Fate,
+) -> Result<Result<RecordStream, String>, Error> {
+    let gives_up = || fate.look().is_err();
+    let until = Instant::now() + deadline.left().min(dialer.attempt());
+    match dialer.dial(Purpose::Control, until, &gives_up) {
+        Ok(stream) => Ok(Ok(RecordStream::new(stream, MAX_MESSAGE_BYTES))),
+        Err(DialError::Unreachable(error)) => Ok(Err(error.to_string())),
+        Err(DialError::Refused(refusal)) => Err(refusal.into()),
+        Err(DialError::Untrusted(reason)) => {
+            Err(Error::Untrusted { server, address: dialer.address().to_string(), reason })
+        }
+        Err(DialError::GivenUp) => {
+            fate.check()?;
+            Err(Error::Interrupted)
+        }
+        Err(DialError::Lacking(reason)) => {
+            Err(Error::System { what: "make a connection to a server", reason })
+        }
     }
 }
 
@@ -261,6 +274,7 @@ impl Link {
         id: TensorId,
         layout: ExtentLayout,
         pooled: bool,
+        terms: &Arc<Terms>,
         homed: &[u32],
         mut loads: Vec<u64>,
     ) -> Result<(Place, Vec<Arc<RemoteHome>>), Error> {
@@ -286,7 +300,8 @@ impl Link {
             let remote = Arc::new(RemoteHome { pulled: AtomicBool::new(true), ..RemoteHome::default() });
             remotes.push(Arc::clone(&remote));
             if !home.chunks().is_empty() {
-                proxy.send(Command::Declare { id, home, lane, remote });
+                let (home, terms) = (Box::new(home), Arc::clone(terms));
+                proxy.send(Command::Declare { id, home, lane, remote, terms });
             }
         }
         Ok((place, remotes))
@@ -334,24 +349,21 @@ impl Wire {
     /// when one breaks.
     fn listen_remote(&self, fate: &Fate, stop: &Wakeup, lease: Duration) {
         let Channel::Remote(records) = &self.channel else { return };
+        let mut redial = Redial::new(Arc::clone(&records.dialer), Purpose::Control);
         let mut vigil = Vigil::new(lease);
         // Messages that came, and how many had come when this connection was made.
         let (mut heard, mut before) = (1, 0);
         loop {
             if vigil.is_gone(heard) {
-                if !self.left.load(Ordering::Acquire) {
-                    let reason = format!("it {}", vigil.epitaph());
-                    fate.fail(vigil.verdict(self.server, self.rank, reason));
-                }
+                self.lost(fate, &vigil);
                 break;
             }
             if lock(&records.stream).is_none() {
-                // One that ended before it brought anything is not made again at once.
-                if (heard == before && stop.sleep(PAUSE)) || !self.connect(records, fate, stop, &mut vigil) {
+                redial.ended(heard > before, "it ended");
+                if !self.connect(records, &Listening { fate, stop }, &mut redial, &mut vigil, heard) {
                     break;
                 }
                 before = heard;
-                vigil.connected();
             } else if vigil.is_silent(records.answered.load(Ordering::Relaxed)) {
                 // What the server says unasked does not show that it hears this worker, and neither side is to lose the other.
                 *lock(&records.stream) = None;
@@ -376,31 +388,43 @@ impl Wire {
         lock(&self.open).clear();
     }
 
-    /// One attempt to connect again, with a pause after one that failed; `false` when there will be none.
-    fn connect(&self, records: &Records, fate: &Fate, stop: &Wakeup, vigil: &mut Vigil) -> bool {
-        let stopped = || stop.sleep(Duration::ZERO);
-        match redial(&records.dialer, Purpose::Control, vigil, stopped) {
-            Ok(stream) => {
-                let mut again = RecordStream::new(stream, MAX_MESSAGE_BYTES);
-                let mut stream = lock(&records.stream);
-                // First who we are, then everything that has no answer, in the order in which it was asked.
-                let open: Vec<Vec<u8>> = lock(&self.open).again().map(<[u8]>::to_vec).collect();
-                let sent = again
-                    .send(&records.hello)
-                    .and_then(|()| open.iter().try_for_each(|bytes| again.send(bytes)));
-                if sent.is_ok() {
-                    *stream = Some(again);
-                }
-                true
-            }
-            Err(Failed::Refused(refusal)) => self.shut_out(fate, refusal),
+    /// Connects again; `false` when the link ends instead.
+    fn connect(
+        &self,
+        records: &Records,
+        listening: &Listening<'_>,
+        redial: &mut Redial,
+        vigil: &mut Vigil,
+        heard: u64,
+    ) -> bool {
+        let fate = listening.fate;
+        let stream = match redial.connect(vigil, heard, listening) {
+            Ok(stream) => stream,
+            Err(Failed::Refused(refusal)) => return self.shut_out(fate, refusal),
             Err(Failed::Untrusted(reason)) => {
-                self.gone(fate, &format!("its certificate is not trusted: {reason}"))
+                return self.gone(fate, &format!("its certificate is not trusted: {reason}"));
             }
-            Err(Failed::GivenUp) => false,
-            // Only its launcher can tell a server that has ended from one that cannot be reached.
-            Err(Failed::ForNow(_)) => !fate.read_notes() && !stop.sleep(PAUSE),
+            Err(Failed::Gone(_)) => return self.lost(fate, vigil),
+            Err(Failed::GivenUp) => return false,
+        };
+        let mut again = RecordStream::new(stream, MAX_MESSAGE_BYTES);
+        let mut stream = lock(&records.stream);
+        // First who we are, then everything that has no answer, in the order in which it was asked.
+        let open: Vec<Vec<u8>> = lock(&self.open).again().map(<[u8]>::to_vec).collect();
+        let sent =
+            again.send(&records.hello).and_then(|()| open.iter().try_for_each(|bytes| again.send(bytes)));
+        if sent.is_ok() {
+            *stream = Some(again);
         }
+        true
+    }
+
+    /// Nothing came of the server for a lease.
+    fn lost(&self, fate: &Fate, vigil: &Vigil) -> bool {
+        if !self.left.load(Ordering::Acquire) {
+            fate.fail(vigil.verdict(self.server, self.rank, format!("it {}", vigil.epitaph())));
+        }
+        false
     }
 
     /// Takes every message that is there; returns how many.
@@ -425,6 +449,27 @@ impl Wire {
                 return Err(Ended);
             }
         }
+    }
+}
+
+/// A link's thread that has no connection.
+struct Listening<'a> {
+    fate: &'a Fate,
+    stop: &'a Wakeup,
+}
+
+impl Caller for Listening<'_> {
+    fn is_over(&self) -> bool {
+        self.stop.sleep(Duration::ZERO)
+    }
+
+    fn sleep(&self, longest: Duration) {
+        self.stop.sleep(longest);
+    }
+
+    /// Only its launcher can tell a server that has ended from one that cannot be reached.
+    fn goes_on(&self) -> bool {
+        !self.fate.read_notes()
     }
 }
 

@@ -209,14 +209,7 @@ impl Draft {
                 own.source = self.sources.len();
                 let (rows, waiters) = (own.rows.clone(), own.waiters.clone());
                 let gone = AtomicBool::new(false);
-                self.sources.push(Source {
-                    rank: job.rank,
-                    rows,
-                    waiters,
-                    gone,
-                    lost: OnceLock::new(),
-                    remote: None,
-                });
+                self.sources.push(Source { rank: job.rank, rows, waiters, gone, remote: None });
                 self.sets.push(produce.clone());
                 continue;
             }
@@ -454,14 +447,7 @@ impl Source {
         let [memory, page, _] = partition(job, (name, id), producer, layout, propagation, deadline)?;
         let rows = Rows::open(layout, memory.as_fd()).map_err(Error::system(MAP))?;
         let waiters = Waiters::open(page.as_fd()).map_err(Error::system(MAP))?;
-        Ok(Self {
-            rank: producer.rank,
-            rows,
-            waiters,
-            gone: AtomicBool::new(false),
-            lost: OnceLock::new(),
-            remote: None,
-        })
+        Ok(Self { rank: producer.rank, rows, waiters, gone: AtomicBool::new(false), remote: None })
     }
 
     /// Has the rows sent.
@@ -483,6 +469,6 @@ impl Source {
             barriers: AtomicU64::new(job.barriers()),
         };
         let (rank, gone) = (producer.rank, AtomicBool::new(false));
-        Ok(Self { rank, rows, waiters, gone, lost: OnceLock::new(), remote: Some(remote) })
+        Ok(Self { rank, rows, waiters, gone, remote: Some(remote) })
     }
 }

@@ -36,8 +36,8 @@ use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// One producer's rows, as this worker sees them.
 struct Source {
@@ -46,8 +46,6 @@ struct Source {
     waiters: Waiters,
     /// Whether the producer is no longer waited for: it has been lost, and the job goes on.
     gone: AtomicBool,
-    /// When this worker first knew that it was lost; what it had set may still come from its home.
-    lost: OnceLock<Instant>,
     /// How its rows come, if they do not stand in its own memory.
     remote: Option<Remote>,
 }

@@ -10,7 +10,7 @@ use crate::wait::{Crowd, Deadline, INTERRUPT_EVERY, Patience, poll};
 use crate::wire::Ended;
 use crate::wire::dial::Dialer;
 use crate::wire::items::ItemWire;
-use crate::wire::redial::{Failed, PAUSE, redial};
+use crate::wire::redial::{Caller, Failed, Redial};
 use crate::wire::vigil::{Vigil, look_every};
 use crate::worker::Error;
 use crate::worker::fate::Fate;
@@ -29,7 +29,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,8 @@ use std::time::{Duration, Instant};
 const HOME: PeerId = PeerId::server(0);
 /// How long the last rows of a producer that is gone are waited for, at least.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+/// The same where the home has known for so long.
+const LATE_WORDS: Duration = Duration::from_millis(50);
 
 /// Fetches and flushes that a thread waits for, and whether they have come back.
 #[derive(Default)]
@@ -132,7 +134,7 @@ pub(in crate::worker) struct Setup {
     /// This worker's.
     pub(in crate::worker) rank: Rank,
     pub(in crate::worker) purpose: Purpose,
-    pub(in crate::worker) dialer: Dialer,
+    pub(in crate::worker) dialer: Arc<Dialer>,
     pub(in crate::worker) fate: Arc<Fate>,
     pub(in crate::worker) lease: Duration,
 }
@@ -249,7 +251,7 @@ impl Relay {
         version: u64,
         deadline: Deadline,
         gone: impl FnMut() -> Result<bool, Error>,
-        lost: &OnceLock<Instant>,
+        lost: impl Fn() -> Option<Instant>,
     ) -> Result<Fetched, Error> {
         let ticket = self.ask(|node| node.fetch(id, places, version));
         let Some(ticket) = ticket else { return Ok(Fetched::TooLate) };
@@ -257,14 +259,14 @@ impl Relay {
             return Ok(Fetched::Rows);
         }
         // What a producer that has left handed over may be on its way, or wait for the connection.
-        if !self.flush(deadline)? {
+        if !self.bring(id, deadline)? {
             return Ok(Fetched::TooLate);
         }
         // Their home may hear later than this worker that it is gone: from a worker's beat, which comes each eighth of a lease,
         // and then it may wait a quarter for a worker that knows better.
-        let known = lost.get().map_or(Duration::ZERO, Instant::elapsed);
-        let last_words =
-            LAST_WORDS.max(self.shared.setup.lease / 2).saturating_sub(known).max(LAST_WORDS / 4);
+        let known = lost().map_or(Duration::ZERO, |since| since.elapsed());
+        // After that time its home has answered before the flush came back.
+        let last_words = LAST_WORDS.max(self.shared.setup.lease / 2).saturating_sub(known).max(LATE_WORDS);
         let left = deadline.left();
         if self.wait(&ticket, Deadline::new(left.min(last_words)), || Ok(false))? {
             return Ok(Fetched::Rows);
@@ -299,12 +301,16 @@ impl Relay {
         }
     }
 
-    /// Waits until everything that was set here is at the server, and everything that is due here has come.
-    pub(in crate::worker) fn flush(&self, deadline: Deadline) -> Result<bool, Error> {
-        self.wait(&self.ask_to_flush(), deadline, || Ok(false))
+    /// Waits until all rows of a partition that are due here by now have come. `false` if they did not in time: what other
+    /// producers set is not waited for.
+    pub(super) fn bring(&self, id: PartitionId, deadline: Deadline) -> Result<bool, Error> {
+        // None come from the server where the table has been dropped meanwhile.
+        let Some(brought) = self.ask(|node| node.bring(id)) else { return Ok(true) };
+        self.wait(&brought, deadline, || Ok(false))
     }
 
-    /// The same; it is an error if that did not happen in time.
+    /// Waits until everything that was set here is at the server, and what the server wants is known here. It is an error if
+    /// that did not happen in time.
     pub(in crate::worker) fn deliver(&self, deadline: Deadline) -> Result<(), Error> {
         self.deliver_while(|| self.shared.setup.fate.check(), deadline)
     }
@@ -406,72 +412,57 @@ impl State {
     }
 }
 
+impl Caller for Shared {
+    fn is_over(&self) -> bool {
+        self.stop.load(Ordering::Acquire) || self.setup.fate.is_over()
+    }
+
+    fn sleep(&self, longest: Duration) {
+        self.wakeup.sleep(longest);
+        self.wakeup.clear();
+    }
+}
+
 impl Shared {
     fn ring(&self) {
         self.wakeup.ring();
     }
 
-    fn is_over(&self) -> bool {
-        self.stop.load(Ordering::Acquire) || self.setup.fate.is_over()
-    }
-
     fn run(&self) {
-        let mut vigil = Vigil::new(self.setup.lease);
+        let Setup { server, rank, purpose, dialer, fate, lease } = &self.setup;
+        let (mut redial, mut vigil) = (Redial::new(Arc::clone(dialer), *purpose), Vigil::new(*lease));
         let mut heard = 0;
         while !self.is_over() {
-            if vigil.is_gone(heard) {
-                let reason = format!("it {} on a connection for items", vigil.epitaph());
-                let Setup { server, rank, fate, .. } = &self.setup;
-                fate.fail(vigil.verdict(*server, *rank, reason));
-                break;
-            }
-            match redial(&self.setup.dialer, self.setup.purpose, &mut vigil, || self.is_over()) {
+            match redial.connect(&mut vigil, heard, self) {
                 Ok(stream) => {
                     let before = heard;
-                    match stream.as_fd().try_clone_to_owned() {
+                    let why = match stream.as_fd().try_clone_to_owned() {
                         Ok(socket) => {
-                            vigil.lacks(None);
-                            let wire = ItemWire::new(stream, self.setup.lease, Account::default());
-                            heard += self.serve(wire, &socket);
+                            heard += self.serve(ItemWire::new(stream, *lease, Account::default()), &socket);
+                            "it ended".to_owned()
                         }
                         Err(error) => {
                             tracing::warn!(%error, "a connection for items could not be used");
-                            vigil.lacks(Some(limits::explain_io(&error)));
+                            let lack = limits::explain_io(&error);
+                            vigil.lacks(Some(lack.clone()));
+                            lack
                         }
-                    }
-                    // One that ended before it brought anything is not made again at once.
-                    if heard == before {
-                        self.pause();
-                    }
+                    };
+                    redial.ended(heard > before, why);
                 }
                 // The link's own thread hears whether the job has ended there, and why.
-                Err(Failed::Refused(refusal)) => {
-                    tracing::info!(%refusal, "a connection for items was refused");
-                    self.pause();
-                }
+                Err(Failed::Refused(_)) => {}
                 Err(Failed::Untrusted(reason)) => {
                     self.fail(format!("its certificate is not trusted: {reason}"));
                 }
-                Err(Failed::GivenUp) => break,
-                Err(Failed::ForNow(why)) => {
-                    tracing::info!(why, "a connection for items could not be made");
-                    self.pause();
+                Err(Failed::Gone(_)) => {
+                    let reason = format!("it {} on a connection for items", vigil.epitaph());
+                    fate.fail(vigil.verdict(*server, *rank, reason));
                 }
+                Err(Failed::GivenUp) => break,
             }
         }
         lock(&self.state).wire = None;
-    }
-
-    /// Between two attempts to connect. A thread that sets rows meanwhile rings, and that cuts no pause short.
-    fn pause(&self) {
-        let pause = Deadline::new(PAUSE);
-        loop {
-            self.wakeup.clear();
-            if self.is_over() || pause.left().is_zero() {
-                return;
-            }
-            self.wakeup.sleep(pause.left());
-        }
     }
 
     fn fail(&self, reason: String) {
@@ -530,6 +521,7 @@ impl Shared {
 mod tests {
     use super::*;
     use crate::options::Options;
+    use crate::wire::redial::PAUSE;
     use penstock_proto::message::Secret;
     use std::net::TcpListener;
     use std::time::Instant;
@@ -558,7 +550,7 @@ mod tests {
             server: 0,
             rank: 0,
             purpose: Purpose::Items { peer: PeerId::worker(0), session: [0; 16] },
-            dialer,
+            dialer: Arc::new(dialer),
             fate: Arc::default(),
             lease: Duration::from_secs(60),
         })

@@ -4,6 +4,7 @@ use super::{HomeShard, Tensor};
 use crate::pools::POOLED_BELOW;
 use crate::turn::Turn;
 use crate::wait::Deadline;
+use crate::wire::travel::KNOWN;
 use crate::worker::Error;
 use crate::worker::job::Inner;
 use crate::worker::link::{Link, lock};
@@ -16,6 +17,7 @@ use penstock_proto::error::Refusal;
 use penstock_proto::message::{Answer, Ask};
 use penstock_proto::placement::Extent;
 use penstock_proto::spec::{Reduce, TensorSpec};
+use penstock_proto::travel::{Terms, Travel};
 use penstock_proto::{Rank, TensorId};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -47,6 +49,7 @@ impl Declaration {
             rescale: 1.0,
             clip: None,
             refuse_nonfinite: false,
+            travel: Travel::default(),
         };
         Self { spec, consistency: None, adaptive: None, timeout: None }
     }
@@ -102,6 +105,8 @@ impl State {
 /// A tensor that not every server has declared.
 struct Draft {
     spec: TensorSpec,
+    /// What it says of how chunks travel.
+    terms: Arc<Terms>,
     adaptive: Option<Adaptive>,
     /// What the first server has decided.
     decided: Option<(TensorId, Vec<Extent>)>,
@@ -116,7 +121,7 @@ impl Tensor {
         job.touch();
         let Declaration { mut spec, consistency, adaptive, timeout } = declaration;
         spec.consistency = consistency.unwrap_or(job.options.consistency);
-        spec.check().map_err(Refusal::from)?;
+        let terms = Arc::new(spec.check(&KNOWN).map_err(Refusal::from)?);
         let deadline = job.deadline(timeout);
         job.tell_clock(deadline)?;
         let progress = Arc::clone(lock(&job.tensors).entry(spec.name.clone()).or_default());
@@ -127,7 +132,7 @@ impl Tensor {
             return Ok(Arc::clone(tensor));
         }
         if state.decided().is_none() {
-            *state = State::Begun(Box::new(Draft::new(spec, adaptive)));
+            *state = State::Begun(Box::new(Draft::new(spec, terms, adaptive)));
         }
         let State::Begun(draft) = &mut *state else { return Err(Error::Closed) };
         let memory = draft.go_on(job, deadline)?;
@@ -142,8 +147,8 @@ impl Tensor {
 }
 
 impl Draft {
-    fn new(spec: TensorSpec, adaptive: Option<Adaptive>) -> Self {
-        Self { spec, adaptive, decided: None, homes: Vec::new(), parts: Vec::new() }
+    fn new(spec: TensorSpec, terms: Arc<Terms>, adaptive: Option<Adaptive>) -> Self {
+        Self { spec, terms, adaptive, decided: None, homes: Vec::new(), parts: Vec::new() }
     }
 
     /// Asks the first server, which decides, then tells the others, as far as they were not told; then maps what they gave.
@@ -191,7 +196,7 @@ impl Draft {
             (_, true) => {
                 let layout = ExtentLayout::new(cut, extent, self.spec.dtype, 0);
                 let pooled = cut.bytes() < POOLED_BELOW && extent.count == cut.chunks();
-                let (place, remotes) = link.mirror(tensor, layout, pooled, &homed, loads)?;
+                let (place, remotes) = link.mirror(tensor, layout, pooled, &self.terms, &homed, loads)?;
                 (Some(place), remotes)
             }
             (_, false) if let Some(spots) = slabs => {

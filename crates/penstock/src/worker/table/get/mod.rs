@@ -273,7 +273,7 @@ impl TableInner {
         let mut deadline = None;
         if source.remote.is_some() {
             let deadline = *deadline.get_or_insert_with(|| self.job.deadline(timeout));
-            self.pass_barrier(source, deadline)?;
+            self.pass_barrier(source, row, deadline)?;
         }
         loop {
             if out.len() > LONG && !self.is_fresh(place, wanted) {
@@ -366,7 +366,7 @@ impl TableInner {
         row: impl Fn(usize) -> u64,
     ) -> Result<u64, Error> {
         let (from, bytes) = (&self.sources[source], out.len());
-        self.pass_barrier(from, deadline)?;
+        self.pass_barrier(from, row(0), deadline)?;
         let place = |slot| Place { source: source as u32, slot };
         let all = |at: usize| slots.nth(at);
         loop {

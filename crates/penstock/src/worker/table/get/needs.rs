@@ -87,7 +87,7 @@ impl TableInner {
     ) -> Result<(), Error> {
         let places = RowSet::from_rows(slots.iter().map(|&slot| slot.into()));
         let mut looked = Instant::now();
-        let mut gone = source.is_gone();
+        let mut gone = source.is_gone() || self.job.gone_since(source.rank).is_some();
         let is_gone = || {
             // Another thread may drop the table: its home then answers nothing.
             self.check()?;
@@ -97,8 +97,8 @@ impl TableInner {
             }
             Ok(gone)
         };
-        let fetched =
-            remote.relay.fetch(remote.id, &places, wanted.version, deadline, is_gone, &source.lost)?;
+        let lost = || self.job.gone_since(source.rank);
+        let fetched = remote.relay.fetch(remote.id, &places, wanted.version, deadline, is_gone, lost)?;
         match (fetched, gone) {
             (Fetched::Rows, _) => Ok(()),
             // Only when all that was set has come: from then on no one asks for more.
@@ -119,8 +119,9 @@ impl TableInner {
         }
     }
 
-    /// After a barrier, what others set before it must be here.
-    pub(super) fn pass_barrier(&self, source: &Source, deadline: Deadline) -> Result<(), Error> {
+    /// After a barrier, what the producer of the rows set before it must be here; no other producer is waited for. `row`: one of
+    /// them, to name it.
+    pub(super) fn pass_barrier(&self, source: &Source, row: u64, deadline: Deadline) -> Result<(), Error> {
         // All that a producer that has gone had set is here.
         let Some(remote) = source.remote.as_ref().filter(|_| !source.is_gone()) else { return Ok(()) };
         let barriers = self.job.barriers();
@@ -129,10 +130,10 @@ impl TableInner {
         }
         match remote.propagation {
             Propagation::Eager => {
-                if !remote.relay.flush(deadline)? {
+                if !remote.relay.bring(remote.id, deadline)? {
                     let wanted = Wanted { clock: 0, version: 0, slack: Slack::Unbounded };
                     let place = Place { source: 0, slot: 0 };
-                    return Err(self.too_late(source, &Stale { row: 0, place }, wanted, deadline));
+                    return Err(self.too_late(source, &Stale { row, place }, wanted, deadline));
                 }
             }
             _ => {
@@ -142,7 +143,7 @@ impl TableInner {
                     remote,
                     &all,
                     Wanted { clock: 0, version: 0, slack: Slack::Unbounded },
-                    0,
+                    row,
                     deadline,
                 )?;
             }
@@ -164,10 +165,11 @@ impl TableInner {
     pub(super) fn hear_out(&self, source: &Source, deadline: Deadline) -> Result<bool, Error> {
         let Some(remote) = &source.remote else { return Ok(true) };
         if remote.propagation == Propagation::Eager {
-            return remote.relay.flush(deadline);
+            return remote.relay.bring(remote.id, deadline);
         }
         let all = RowSet::from_ranges(std::iter::once(0..u64::from(remote.len)));
-        let fetched = remote.relay.fetch(remote.id, &all, 0, deadline, || Ok(true), &source.lost)?;
+        let lost = || self.job.gone_since(source.rank);
+        let fetched = remote.relay.fetch(remote.id, &all, 0, deadline, || Ok(true), lost)?;
         Ok(fetched != Fetched::TooLate)
     }
 }

@@ -67,7 +67,7 @@ impl Table {
         };
         let deadline = inner.job.deadline(timeout);
         let source = &inner.sources[place.source as usize];
-        inner.pass_barrier(source, deadline)?;
+        inner.pass_barrier(source, row, deadline)?;
         loop {
             let shown = inner.verified(row, deadline, || source.rows.show(place.slot, source.rows.now()))?;
             if shown.version() >= wanted.version || inner.is_own(place) || source.is_gone() {

@@ -102,7 +102,7 @@ impl TableInner {
             if local && source.rank != self.job.rank {
                 circle.look(|| Ok(Some(self.goal(source, stale))))?;
             }
-            if looked.elapsed() > LOOK_FOR_PRODUCER {
+            if looked.elapsed() > LOOK_FOR_PRODUCER || self.job.gone_since(source.rank).is_some() {
                 looked = Instant::now();
                 if self.is_lost(source, deadline)? {
                     // A reader that was away when it left may have older rows than it set.
@@ -118,11 +118,7 @@ impl TableInner {
     /// Whether the servers no longer wait for a producer. A server that does not say so now is asked again at the next look:
     /// meanwhile the row may come.
     pub(super) fn is_lost(&self, source: &Source, deadline: Deadline) -> Result<bool, Error> {
-        let lost = self.job.is_gone(source.rank, deadline.at_most(deadline.waited() + LOOK_FOR_PRODUCER))?;
-        if lost {
-            source.lost.get_or_init(Instant::now);
-        }
-        Ok(lost)
+        self.job.is_gone(source.rank, deadline.at_most(deadline.waited() + LOOK_FOR_PRODUCER))
     }
 
     fn goal(&self, source: &Source, stale: &Stale) -> Goal {

@@ -1,0 +1,208 @@
+//! Messages about items of a link and onto it, without blocking: what comes is passed on message by message, and what is sent is
+//! asked for when the link takes more.
+
+use super::Ended;
+use super::link::{Got, Link};
+use penstock_proto::account::{Account, Charge, Resource};
+use penstock_proto::items::wire::MAX_MESSAGE_BYTES;
+use penstock_proto::record::{self, LENGTH_BYTES, RecordError};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+
+/// Bytes read at a time.
+const READ: usize = 256 * 1024;
+/// Bytes that are asked for at a time, about.
+pub const WRITE: usize = 512 * 1024;
+/// Bytes taken of a link, or given to it, before others get their turn.
+const TURN: usize = 4 << 20;
+
+/// The receiving end.
+#[derive(Debug)]
+pub struct MessageReader {
+    /// Bytes read at a time.
+    read: usize,
+    account: Account,
+    /// For what `input` has grown by.
+    charge: Charge,
+    input: Vec<u8>,
+    /// Bytes of `input` that are read, and before which they are used.
+    filled: usize,
+    used: usize,
+    /// Bytes that ever came.
+    heard: u64,
+}
+
+impl MessageReader {
+    /// For a link of which nothing was read. What it has to keep of a message beyond what any link's reader has is charged to
+    /// `account`.
+    pub fn new(account: Account) -> Self {
+        Self::reading(READ, account)
+    }
+
+    /// The same that reads `bytes` at a time.
+    pub fn reading(bytes: usize, account: Account) -> Self {
+        let (charge, input) = (Charge::default(), vec![0; bytes]);
+        Self { read: bytes, account, charge, input, filled: 0, used: 0, heard: 0 }
+    }
+
+    /// Bytes that ever came: it grows while the peer lives.
+    pub fn heard(&self) -> u64 {
+        self.heard
+    }
+
+    /// Passes on the messages that have come; whether anything had. `true` also where more may be there.
+    pub fn receive<L: Link, E: Into<Ended>>(
+        &mut self,
+        link: &mut L,
+        mut take: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<bool, Ended> {
+        let mut taken = 0;
+        while taken < TURN {
+            if self.filled == self.input.len() {
+                self.make_room()?;
+            }
+            let bytes = match link.read(&mut [IoSliceMut::new(&mut self.input[self.filled..])])? {
+                Got::Bytes(bytes) => bytes,
+                Got::Nothing => return Ok(taken > 0),
+                Got::End => return Err(io::Error::from(ErrorKind::UnexpectedEof).into()),
+            };
+            self.filled += bytes;
+            taken += bytes;
+            self.heard += bytes as u64;
+            while let Some(message) = message(&self.input[self.used..self.filled])? {
+                let length = message.len();
+                // An empty one says only that its sender is alive.
+                if length > 0 {
+                    take(message).map_err(Into::into)?;
+                }
+                self.used += LENGTH_BYTES + length;
+            }
+            if self.used == self.filled {
+                (self.used, self.filled) = (0, 0);
+                if self.input.len() > 4 * self.read {
+                    (self.input, self.charge) = (vec![0; self.read], Charge::default());
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Makes room behind what is read: moves it to the front, and grows only as far as the message that is under way is long.
+    fn make_room(&mut self) -> Result<(), Ended> {
+        self.input.copy_within(self.used..self.filled, 0);
+        (self.filled, self.used) = (self.filled - self.used, 0);
+        if self.filled == self.input.len() {
+            let longer = (2 * self.input.len()).min(MAX_MESSAGE_BYTES + self.read);
+            if longer == self.input.len() {
+                return Err(Ended::Peer("it sent a message without an end".to_owned()));
+            }
+            let charge = self.account.charge(Resource::Bytes, longer as u64);
+            self.charge = charge.map_err(|why| Ended::Peer(format!("for a long message {why}")))?;
+            self.input.resize(longer, 0);
+        }
+        Ok(())
+    }
+}
+
+/// The first message, if it is here whole.
+fn message(bytes: &[u8]) -> Result<Option<&[u8]>, Ended> {
+    let Some((head, rest)) = bytes.split_first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
+    let length = record::length(head, MAX_MESSAGE_BYTES).map_err(|error| match error {
+        RecordError::Damaged => Ended::damaged(&error),
+        RecordError::TooLong { got, .. } => Ended::Peer(format!("it announced a message of {got} bytes")),
+    })?;
+    Ok(rest.get(..length))
+}
+
+/// The sending end. What the link does not take is held here.
+#[derive(Debug)]
+pub struct MessageWriter {
+    account: Account,
+    output: Vec<u8>,
+    written: usize,
+    /// For what `output` takes beyond what any link's may take.
+    charge: Charge,
+    /// Its turn ended while there was more to send.
+    behind: bool,
+}
+
+impl MessageWriter {
+    /// Of a link to which nothing was written. What it has to hold beyond what any link's writer may is charged to `account`.
+    pub fn new(account: Account) -> Self {
+        Self { account, output: Vec::new(), written: 0, charge: Charge::default(), behind: false }
+    }
+
+    /// Whether the link took everything that was asked for.
+    pub fn is_clear(&self) -> bool {
+        self.written == self.output.len()
+    }
+
+    /// Bytes for which there is room here.
+    pub fn capacity(&self) -> usize {
+        self.output.capacity()
+    }
+
+    /// Whether its last turn ended while there was more to send.
+    pub fn is_behind(&self) -> bool {
+        self.behind
+    }
+
+    /// Sends what `give` adds, about [`WRITE`] bytes a time and none when there is no more, as far as the link takes it; whether
+    /// it took anything.
+    pub fn transmit<L: Link>(
+        &mut self,
+        link: &mut L,
+        mut give: impl FnMut(&mut Vec<u8>),
+    ) -> Result<bool, Ended> {
+        let mut sent = 0;
+        self.behind = false;
+        while sent < TURN {
+            if self.is_clear() {
+                self.empty();
+                give(&mut self.output);
+                self.pay()?;
+                if self.output.is_empty() {
+                    link.flush()?;
+                    return Ok(sent > 0);
+                }
+            }
+            match link.write(&[IoSlice::new(&self.output[self.written..])])? {
+                0 => return Ok(sent > 0),
+                bytes => {
+                    self.written += bytes;
+                    sent += bytes;
+                }
+            }
+        }
+        self.behind = true;
+        Ok(true)
+    }
+
+    /// A sign of life, unless something else is on its way.
+    pub fn beat<L: Link>(&mut self, link: &mut L) -> io::Result<()> {
+        if self.is_clear() {
+            self.empty();
+            self.output.extend_from_slice(&record::length_bytes(0));
+            self.written = link.write(&[IoSlice::new(&self.output)])?;
+        }
+        Ok(())
+    }
+
+    /// What was written is not kept: a row may have been long, and the next ones are short.
+    fn empty(&mut self) {
+        self.output.clear();
+        self.written = 0;
+        if self.output.capacity() > 2 * WRITE {
+            (self.output, self.charge) = (Vec::new(), Charge::default());
+        }
+    }
+
+    fn pay(&mut self) -> Result<(), Ended> {
+        let more = self.output.capacity().saturating_sub(2 * WRITE) as u64;
+        if more > self.charge.amount() {
+            self.charge = Charge::default();
+            let charge = self.account.charge(Resource::Bytes, more);
+            self.charge = charge.map_err(|why| Ended::Peer(format!("for rows on their way {why}")))?;
+        }
+        Ok(())
+    }
+}

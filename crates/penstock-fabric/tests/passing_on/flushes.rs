@@ -1,0 +1,319 @@
+//! When a flush comes back, and what it does not wait for.
+
+use crate::net::*;
+use penstock_proto::items::node::Node;
+use penstock_proto::items::wire::{Message, PartitionId};
+use penstock_proto::items::{Propagation, RowSet};
+use penstock_proto::peer::PeerId;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+#[test]
+fn a_flush_does_not_wait_for_a_set_whose_producer_died_inside() {
+    let mut net = Net::new(2, Propagation::Eager);
+    let mut producer = writer(2);
+    let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
+    net.home.produce(ID, PRODUCER, net.shape, memory, None);
+    set(&mut producer, 1, &[0, 1], 5);
+    let mut last = producer.begin(2);
+    last.put(0, 2, &[9; ROW_BYTES as usize]);
+    std::mem::forget(last);
+    net.consume(ONE);
+    assert!(net.flushes(ONE));
+    assert_eq!(net.seen_by(ONE), [5, 5], "I-3");
+}
+
+#[test]
+fn a_flush_does_not_wait_for_a_batch_whose_producer_was_lost_in_the_middle() {
+    const ROWS: u32 = 80_000; // several messages
+    let (mut net, mut producer) = Net::subscribed(ROWS, Propagation::Eager);
+    let all: Vec<u32> = (0..ROWS).rev().collect();
+    set(&mut producer, 1, &all, 5);
+    let node = net.workers.get_mut(&PRODUCER).unwrap();
+    Net::pass(node, HOME, &mut net.home, PRODUCER, 1);
+    assert!(net.home.memory(ID).unwrap().memory.rows().now().done == 0, "half of it is there");
+    net.workers.remove(&PRODUCER);
+    net.home.lost(PRODUCER);
+    assert!(net.flushes(ONE));
+    assert_eq!(net.seen_by(ONE), vec![0; ROWS as usize], "I-3");
+}
+
+// They waited for ever, and with them the barrier and the end.
+#[test]
+fn a_flush_does_not_wait_for_the_first_batch_of_a_producer_that_has_gone() {
+    const ROWS: u32 = 80_000; // several messages
+    let mut net = Net::new(ROWS, Propagation::Eager);
+    let (shape, mut producer) = (net.shape, writer(ROWS));
+    let all: Vec<u32> = (0..ROWS).rev().collect();
+    set(&mut producer, 1, &all, 5);
+    net.consume(ONE);
+    net.settle();
+    let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
+    net.join(PRODUCER).produce(ID, PRODUCER, shape, memory, Some(HOME));
+    let mut node = net.workers.remove(&PRODUCER).unwrap();
+    Net::pass(&mut node, HOME, &mut net.home, PRODUCER, 1); // offers
+    Net::pass(&mut net.home, PRODUCER, &mut node, HOME, usize::MAX);
+    Net::pass(&mut node, HOME, &mut net.home, PRODUCER, 1); // half of the rows
+    net.home.lost(PRODUCER);
+    assert!(!net.flushes(ONE), "it may come again");
+    assert_eq!(net.home.forget(PRODUCER), BTreeSet::new(), "they were asked for");
+    assert!(net.flushes(ONE));
+    assert_eq!(net.seen_by(ONE), vec![0; ROWS as usize], "I-3");
+    net.consume(TWO);
+    assert!(net.flushes(TWO), "nor does who comes later");
+}
+
+// A flush came back before the home had said again what it wants, or behind rows that it had not taken; and what a producer
+// hands over was not handed over on its next connection.
+#[test]
+fn a_producer_that_has_left_has_delivered_everything_whatever_happened_on_its_lines_meanwhile() {
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum What {
+        /// Its line breaks.
+        Breaks,
+        /// Another goes for good and the consumer comes again, so that the home wants less.
+        WantsLess,
+        /// Another comes that wants more.
+        WantsMore,
+    }
+    for propagation in [Propagation::Eager, Propagation::Bounded, Propagation::Lazy] {
+        for what in [What::Breaks, What::WantsLess, What::WantsMore] {
+            for (at, again) in (0..8).flat_map(|at| (at..8).map(move |again| (at, again))) {
+                let mut net = Net::new(3, propagation);
+                let (shape, mut producer) = (net.shape, writer(3));
+                let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
+                net.join(PRODUCER).produce(ID, PRODUCER, shape, memory, Some(HOME));
+                net.consume_some(ONE, RowSet::from_rows([0, 1]));
+                if what == What::WantsLess {
+                    net.consume(TWO);
+                }
+                net.settle();
+                set(&mut producer, 1, &[0, 1, 2], 5);
+                producer.raise(1);
+                leave(&mut net, &mut |net, turn| {
+                    if turn != at && turn != again {
+                        return false;
+                    }
+                    match what {
+                        What::Breaks => {
+                            net.reconnect(PRODUCER);
+                            return true;
+                        }
+                        What::WantsLess => {
+                            if turn == at {
+                                net.go(TWO);
+                            }
+                            net.reconnect(ONE);
+                        }
+                        What::WantsMore if turn == at => net.consume(TWO),
+                        What::WantsMore => net.reconnect(TWO),
+                    }
+                    for peer in [ONE, TWO] {
+                        if let Some(node) = net.workers.get_mut(&peer) {
+                            Net::pass(node, HOME, &mut net.home, peer, usize::MAX);
+                        }
+                    }
+                    false
+                });
+                net.go(PRODUCER);
+                net.want_version(ONE, 2, 1);
+                net.settle();
+                assert_eq!(net.seen_by(ONE), [5, 5], "N-5: {propagation}, {what:?} at {at} and {again}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_flush_is_complete_when_the_peer_says_so_that_was_asked() {
+    let mut home = Node::new(Here::default());
+    [ONE, TWO].into_iter().for_each(|peer| home.connected(peer));
+    let id = home.flush(ONE);
+    say(&mut home, TWO, &Message::Flushed { id }).unwrap();
+    assert!(home.host().flushed.is_empty());
+    say(&mut home, ONE, &Message::Flushed { id }).unwrap();
+    assert_eq!(home.host().flushed, BTreeSet::from([id]));
+}
+
+/// What a node has for a peer, message by message, until a flush of that one has come back.
+fn until_flushed(from: &mut Node<Here>, peer: PeerId, to: &mut Node<Here>, id: u64) -> bool {
+    let mut more = true;
+    while more && !to.host().flushed.contains(&id) {
+        let mut bytes = Vec::new();
+        more = from.transmit(peer, &mut bytes, 1);
+        Net::arrive(&bytes, to, HOME, usize::MAX);
+    }
+    to.host().flushed.contains(&id)
+}
+
+// The flush came back first: the peer that had asked took it for all that there is, and had nothing.
+#[test]
+fn what_was_fetched_before_a_flush_comes_before_it_is_answered() {
+    const ROWS: u32 = 80_000; // several messages
+    let all: Vec<u32> = (0..ROWS).collect();
+    for propagation in [Propagation::Bounded, Propagation::Lazy] {
+        for near in [true, false] {
+            let mut net = Net::new(ROWS, propagation);
+            let (shape, mut producer) = (net.shape, writer(ROWS));
+            let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
+            match near {
+                true => _ = net.home.produce(ID, PRODUCER, shape, memory, None),
+                false => _ = net.join(PRODUCER).produce(ID, PRODUCER, shape, memory, Some(HOME)),
+            }
+            net.consume(ONE);
+            net.settle();
+            set(&mut producer, 1, &all, 5);
+            producer.raise(1);
+            net.home.lost(ONE);
+            let mut one = net.workers.remove(&ONE).unwrap();
+            one.lost(HOME);
+            if !near {
+                leave(&mut net, &mut |_, _| false);
+            }
+            net.go(PRODUCER);
+            // The last can never be answered.
+            let rows = RowSet::from_ranges(std::iter::once(0..ROWS.into()));
+            for (rows, version) in [(&rows, 0), (&RowSet::from_rows([3]), 1), (&rows, 9)] {
+                assert!(one.fetch(ID, rows, version).is_some());
+            }
+            let id = one.bring(ID).unwrap();
+            net.home.connected(ONE);
+            one.connected(HOME);
+            Net::pass(&mut one, HOME, &mut net.home, ONE, usize::MAX);
+            assert!(until_flushed(&mut net.home, ONE, &mut one, id), "{propagation}, near: {near}");
+            let seen = values(one.memory(ID).unwrap().memory.rows());
+            assert!(seen == vec![5; ROWS as usize], "{propagation}, near: {near}");
+        }
+    }
+}
+
+#[test]
+fn a_flush_waits_for_no_fetch_that_nobody_can_answer_yet_nor_for_those_behind_it() {
+    for propagation in [Propagation::Bounded, Propagation::Lazy] {
+        let (mut net, mut producer) = Net::subscribed(4, propagation);
+        set(&mut producer, 1, &[0, 1, 2, 3], 5);
+        let all = RowSet::from_rows(0..4);
+        net.workers.get_mut(&ONE).unwrap().fetch(ID, &all, 9);
+        net.settle();
+        for version in [1, 9] {
+            net.workers.get_mut(&ONE).unwrap().fetch(ID, &all, version);
+            assert!(net.flushes(ONE), "{propagation}, version {version}");
+            assert!(net.flushes(PRODUCER), "{propagation}, version {version}");
+        }
+        // One that fetches as fast as it is answered, ahead of what it is sent.
+        let mut one = net.workers.remove(&ONE).unwrap();
+        let id = one.bring(ID).unwrap();
+        let came = (0..100).any(|_| {
+            (0..2).for_each(|_| assert!(one.fetch(ID, &all, 1).is_some()));
+            Net::pass(&mut one, HOME, &mut net.home, ONE, usize::MAX);
+            let mut bytes = Vec::new();
+            net.home.transmit(ONE, &mut bytes, 1);
+            Net::arrive(&bytes, &mut one, HOME, usize::MAX);
+            one.host().flushed.contains(&id)
+        });
+        assert!(came, "{propagation}");
+    }
+}
+
+// It was flushed again for each subscription, as long as they came.
+#[test]
+fn who_wants_other_rows_again_and_again_keeps_no_flush_of_their_producer_from_coming_back() {
+    for propagation in [Propagation::Eager, Propagation::Bounded, Propagation::Lazy] {
+        let (mut net, mut producer) = Net::subscribed(4, propagation);
+        let shape = net.shape;
+        net.consume_some(TWO, RowSet::from_rows([0]));
+        net.settle();
+        net.silent.insert(ONE);
+        set(&mut producer, 1, &[0, 1, 2, 3], 5);
+        producer.raise(1);
+        let mut serial = 1;
+        leave_within(&mut net, 100_000, &mut |net, _| {
+            serial += 1;
+            let rows = RowSet::from_rows([1 + serial % 2]);
+            say(&mut net.home, ONE, &Message::Subscribe { partition: ID, shape, done: 0, serial, rows })
+                .unwrap();
+            false
+        });
+        net.go(PRODUCER);
+        net.want_version(TWO, 1, 1);
+        net.settle();
+        assert_eq!(net.seen_by(TWO), [5], "{propagation}");
+    }
+}
+
+// It waited for ever.
+#[test]
+fn a_flush_does_not_wait_for_a_row_that_its_producer_left_torn() {
+    for propagation in [Propagation::Eager, Propagation::Bounded, Propagation::Lazy] {
+        for slots in [3, 256] {
+            let mut net = Net::new(slots, propagation);
+            let mut producer = writer(slots);
+            let between = Rc::<RefCell<Between>>::default();
+            let memory = Watched { memory: followed(producer.rows()), between: Rc::clone(&between) };
+            net.home.produce(ID, PRODUCER, net.shape, memory, None);
+            net.consume(ONE);
+            set(&mut producer, 1, &(0..slots).collect::<Vec<u32>>(), 5);
+            producer.raise(1);
+            between.borrow_mut().torn = Some(1);
+            net.settle();
+            net.go(PRODUCER);
+            net.want_version(ONE, 1, 1);
+            assert!(net.flushes(ONE), "{propagation}, {slots} rows");
+            let seen = net.seen_by(ONE);
+            assert_eq!((seen[0], seen[1]), (5, 0), "{propagation}, {slots} rows");
+            assert!(
+                propagation == Propagation::Lazy || seen[2..].iter().all(|&value| value == 5),
+                "{propagation}"
+            );
+            net.consume(TWO);
+            assert!(net.flushes(TWO), "{propagation}, {slots} rows");
+        }
+    }
+}
+
+#[test]
+fn who_subscribes_again_and_again_with_fetches_open_keeps_no_flush_of_their_producer_from_coming_back() {
+    let (mut net, mut producer) = Net::subscribed(4, Propagation::Lazy);
+    let (shape, all) = (net.shape, RowSet::from_rows(0..4));
+    net.silent.insert(ONE);
+    set(&mut producer, 1, &[0, 1, 2, 3], 5);
+    let mut ticket = 0;
+    leave_within(&mut net, 100_000, &mut |net, _| {
+        ticket += 1;
+        let rows = all.clone();
+        let said = Message::Subscribe { partition: ID, shape, done: 0, serial: 9, rows };
+        say(&mut net.home, ONE, &said).unwrap();
+        let fetch = Message::Fetch { partition: ID, ticket, version: 9, places: all.clone() };
+        say(&mut net.home, ONE, &fetch).unwrap();
+        Net::sent(&mut net.home, ONE);
+        false
+    });
+    assert!(ticket > 4, "the producer hears that none is open");
+}
+
+// It was flushed again for each, table after table.
+#[test]
+fn who_wants_other_rows_of_many_tables_holds_a_flush_of_their_producer_no_longer_than_with_a_few() {
+    const TABLES: u32 = 12;
+    const A_TABLE: u32 = 2 * 1024;
+    let (mut net, _producer) = Net::subscribed(4, Propagation::Lazy);
+    let shape = net.shape;
+    let id = |table| PartitionId { table, ..ID };
+    for table in 1..TABLES {
+        let memory = Watched { memory: followed(writer(4).rows()), between: Rc::default() };
+        net.workers.get_mut(&PRODUCER).unwrap().produce(id(table), PRODUCER, shape, memory, Some(HOME));
+    }
+    net.settle();
+    net.silent.insert(ONE);
+    let mut serial = 1;
+    leave_within(&mut net, 2 * 5 * A_TABLE as usize, &mut |net, turn| {
+        if turn.is_multiple_of(2) {
+            serial += 1;
+            let partition = id(serial as u32 / A_TABLE % TABLES);
+            let rows = RowSet::from_rows([1 + serial % 2]);
+            say(&mut net.home, ONE, &Message::Subscribe { partition, shape, done: 0, serial, rows }).unwrap();
+        }
+        false
+    });
+}

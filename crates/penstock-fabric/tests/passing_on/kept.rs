@@ -1,0 +1,270 @@
+//! What a peer makes a node keep, who pays for it, and when it is given back.
+
+use crate::net::*;
+use penstock_proto::account::{Account, Limits, Resource};
+use penstock_proto::items::node::{Broken, Node};
+use penstock_proto::items::wire::{Message, Shape};
+use penstock_proto::items::{Propagation, RowSet};
+use penstock_proto::record::LENGTH_BYTES;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+// A worker offered rows of tables that do not exist, and they stayed when it went.
+#[test]
+fn rows_of_who_has_gone_are_kept_as_long_as_somebody_who_is_here_has_asked_for_them() {
+    let mut net = Net::new(2, Propagation::Lazy);
+    let producer = writer(2);
+    let shape = net.shape;
+    let memory = || Watched { memory: followed(producer.rows()), between: Rc::default() };
+    net.join(PRODUCER).produce(ID, PRODUCER, shape, memory(), Some(HOME));
+    net.settle();
+    net.home.lost(PRODUCER);
+    assert!(net.home.memory(ID).is_some(), "it may come again");
+    assert_eq!(net.home.forget(PRODUCER), BTreeSet::from([ID]), "nobody has asked for them");
+    assert!(net.home.memory(ID).is_none());
+
+    let mut net = Net::new(2, Propagation::Lazy);
+    net.home.produce(ID, PRODUCER, shape, memory(), None);
+    [ONE, TWO].into_iter().for_each(|rank| net.consume(rank));
+    net.settle();
+    assert_eq!(net.home.forget(PRODUCER), BTreeSet::new());
+    net.home.lost(ONE);
+    assert_eq!(net.home.forget(TWO), BTreeSet::new(), "the other may come again, and finds them");
+    assert_eq!(net.home.forget(ONE), BTreeSet::from([ID]));
+}
+
+#[test]
+fn what_a_consumer_asks_of_a_producer_costs_the_consumer_and_not_the_producer() {
+    const SLOTS: u32 = 64;
+    for propagation in [Propagation::Bounded, Propagation::Lazy, Propagation::Eager] {
+        let (mut net, _producer) = Net::subscribed(SLOTS, propagation);
+        let shape = net.shape;
+        // Greedy: other rows, versions and fetches again and again, while the producer reads nothing.
+        let home = &mut net.home;
+        let say = |home: &mut Node<Here>, message: &Message<'_>| say(home, ONE, message).unwrap();
+        for turn in 1..2_000u64 {
+            let rows = RowSet::from_rows((turn % 2..SLOTS.into()).step_by(2));
+            say(home, &Message::Subscribe { partition: ID, shape, done: 0, serial: turn, rows });
+            if propagation == Propagation::Bounded {
+                say(home, &Message::Need { partition: ID, versions: (turn..turn + 512).collect() });
+            }
+            if turn % 10 == 0 && propagation == Propagation::Lazy {
+                let places = RowSet::from_rows([turn % 16]);
+                say(home, &Message::Fetch { partition: ID, ticket: turn, version: turn, places });
+                home.collect_all();
+                home.transmit(ONE, &mut Vec::new(), 1 << 20);
+            }
+        }
+        assert_eq!(net.home.host().account.peer(PRODUCER).taken(Resource::Bytes), 0, "{propagation}");
+        let mut bytes = Vec::new();
+        net.home.transmit(PRODUCER, &mut bytes, usize::MAX);
+        assert!(bytes.len() < 64 << 10, "{propagation}: {} bytes of what was wanted meanwhile", bytes.len());
+        assert!(net.home.overdrawn().is_none());
+    }
+}
+
+#[test]
+fn who_asks_for_flushes_and_reads_no_answer_is_charged_for_them_and_lost() {
+    const LIMIT: u64 = 1 << 20;
+    let account = Account::new(Limits::NONE.with(Resource::Bytes, LIMIT));
+    let mut home = Node::new(Here { account: account.clone(), ..Here::default() });
+    home.connected(ONE);
+    let asked = (1..LIMIT).find(|&id| say(&mut home, ONE, &Message::Flush { id }).is_err());
+    assert!(asked.is_some(), "it is lost before its answers take more than the whole job has");
+    assert!(account.taken(Resource::Bytes) > LIMIT / 2, "the answers were charged");
+    home.lost(ONE);
+    assert_eq!(account.taken(Resource::Bytes), 0);
+}
+
+#[test]
+fn who_offers_its_rows_again_and_again_is_told_once_what_is_wanted() {
+    const SLOTS: u32 = 4096;
+    let (mut net, _producer) = Net::subscribed(SLOTS, Propagation::Lazy);
+    let shape = net.shape;
+    // Every other row takes as many bytes as a subscription can.
+    let rows = RowSet::from_rows((0..SLOTS.into()).step_by(2));
+    say(&mut net.home, ONE, &Message::Subscribe { partition: ID, shape, done: 0, serial: 9, rows }).unwrap();
+    for _ in 0..1000 {
+        say(&mut net.home, PRODUCER, &Message::Offer { partition: ID, shape }).unwrap();
+    }
+    let mut bytes = Vec::new();
+    net.home.transmit(PRODUCER, &mut bytes, usize::MAX);
+    assert!(!bytes.is_empty(), "it is told");
+    assert!(bytes.len() < 64 << 10, "{} bytes of what is wanted", bytes.len());
+}
+
+// It took its home for one that breaks the protocol, and its job was over.
+#[test]
+fn what_consumers_need_together_is_not_too_much_for_their_producer() {
+    // A thousand and twenty-four gets that wait, what one asked for, and what the next will.
+    const MOST: u64 = 1024 + 2;
+    let (mut net, mut producer) = Net::subscribed(2, Propagation::Bounded);
+    net.consume(TWO);
+    net.settle();
+    net.workers.get_mut(&ONE).unwrap().need(ID, (1..=MOST).collect());
+    net.workers.get_mut(&TWO).unwrap().need(ID, vec![2 * MOST]);
+    net.settle();
+    set(&mut producer, MOST, &[0, 1], 4);
+    net.settle();
+    assert_eq!(net.seen_by(ONE), [4, 4]);
+    set(&mut producer, 2 * MOST, &[0, 1], 5);
+    net.settle();
+    assert_eq!(net.seen_by(TWO), [5, 5], "N-4");
+    let versions = (0..=MOST).collect();
+    assert!(say(&mut net.home, ONE, &Message::Need { partition: ID, versions }).is_err());
+}
+
+// They stayed, each charged, until the peer that had asked was lost for them.
+#[test]
+fn a_fetch_that_comes_when_nobody_can_answer_it_any_more_is_not_kept_and_one_that_can_be_answered_is() {
+    for near in [true, false] {
+        let mut net = Net::new(4, Propagation::Lazy);
+        let (shape, mut producer) = (net.shape, writer(4));
+        let memory = Watched { memory: followed(producer.rows()), between: Rc::default() };
+        match near {
+            true => _ = net.home.produce(ID, PRODUCER, shape, memory, None),
+            false => _ = net.join(PRODUCER).produce(ID, PRODUCER, shape, memory, Some(HOME)),
+        }
+        [ONE, TWO].into_iter().for_each(|peer| net.consume(peer));
+        set(&mut producer, 3, &[0, 1, 2, 3], 5);
+        net.settle();
+        net.want_version(TWO, 4, 3);
+        net.settle();
+        let entries = |net: &mut Net| net.home.host().account.peer(ONE).taken(Resource::Entries);
+        let before = entries(&mut net);
+        net.want_version(ONE, 4, 9);
+        net.settle();
+        assert!(entries(&mut net) > before, "near: {near}");
+        net.go(PRODUCER);
+        assert_eq!(entries(&mut net), before, "near: {near}");
+        for version in 4..40 {
+            net.want_version(ONE, 4, version);
+            net.settle();
+            assert_eq!(entries(&mut net), before, "near: {near}, version {version}");
+        }
+        net.want_version(ONE, 4, 3);
+        net.settle();
+        assert_eq!((net.seen_by(ONE), entries(&mut net)), (vec![5; 4], before), "near: {near}");
+    }
+}
+
+#[test]
+fn what_is_wanted_for_who_is_away_costs_it_until_it_has_gone() {
+    let (mut net, _producer) = Net::subscribed(64, Propagation::Eager);
+    net.consume_some(TWO, RowSet::from_rows([0]));
+    net.settle();
+    let taken = |net: &mut Net| net.home.host().account.peer(ONE).taken(Resource::Bytes);
+    let here = taken(&mut net);
+    net.home.lost(ONE);
+    let away = taken(&mut net);
+    assert!(0 < away && away < here, "{away} of {here}");
+    net.home.lost(ONE);
+    net.home.connected(ONE);
+    net.home.lost(ONE);
+    assert_eq!(taken(&mut net), away, "however often it comes and says nothing");
+    net.home.forget(ONE);
+    assert_eq!(taken(&mut net), 0);
+    // Nor is any peer asked for its rows.
+    net.silent.insert(ONE);
+    net.reconnect(TWO);
+    Net::pass(net.workers.get_mut(&TWO).unwrap(), HOME, &mut net.home, TWO, usize::MAX);
+    let bytes = Net::sent(&mut net.home, PRODUCER);
+    let (_, record) = bytes.split_first_chunk::<LENGTH_BYTES>().unwrap();
+    let wanted = RowSet::from_rows([0]);
+    let subscribed = Message::decode(record).unwrap();
+    assert!(matches!(subscribed, Message::Subscribe { rows, .. } if rows == wanted));
+    // The same for a peer that waits for what is not there yet.
+    let mut home = Node::new(Here::default());
+    home.connected(ONE);
+    let (shape, rows) = (net.shape, RowSet::from_rows([0]));
+    let subscribe = Message::Subscribe { partition: ID, shape, done: 0, serial: 1, rows };
+    for _ in 0..3 {
+        say(&mut home, ONE, &subscribe).unwrap();
+        home.lost(ONE);
+        home.connected(ONE);
+        assert_eq!(home.host().account.peer(ONE).taken(Resource::Entries), 1);
+    }
+    home.forget(ONE);
+    assert_eq!(home.host().account.peer(ONE).taken(Resource::Entries), 0);
+}
+
+// It was not: a peer that waited never heard anything.
+#[test]
+fn who_cannot_pay_for_what_it_waited_for_is_lost_for_it() {
+    const ROWS: u32 = 1024;
+    let account = Account::new(Limits::NONE.with(Resource::Bytes, 16 << 10));
+    let mut home = Node::new(Here { account, ..Here::default() });
+    home.connected(ONE);
+    let shape = Shape { slots: ROWS, row_bytes: ROW_BYTES, propagation: Propagation::Eager };
+    let rows = RowSet::from_ranges(std::iter::once(0..ROWS.into()));
+    say(&mut home, ONE, &Message::Subscribe { partition: ID, shape, done: 0, serial: 1, rows }).unwrap();
+    assert!(home.overdrawn().is_none());
+    let memory = Watched { memory: followed(writer(ROWS).rows()), between: Rc::default() };
+    home.produce(ID, PRODUCER, shape, memory, None);
+    let lost = home.overdrawn();
+    assert!(matches!(lost, Some((ONE, Broken::Exhausted { .. }))), "{lost:?}");
+}
+
+// Its producer was lost for the answer: where sets are sent, no row comes by itself.
+#[test]
+fn who_fetches_rows_that_are_sent_in_whole_sets_has_only_itself_to_blame() {
+    let (mut net, mut producer) = Net::subscribed(2, Propagation::Eager);
+    let places = RowSet::from_rows([0]);
+    let fetch = Message::Fetch { partition: ID, ticket: 1, version: 1, places };
+    let said = say(&mut net.home, ONE, &fetch);
+    net.settle();
+    set(&mut producer, 1, &[0, 1], 5);
+    net.settle();
+    assert!(matches!(said, Err(Broken::Nonsense(_))), "{said:?}");
+}
+
+// The producer kept them all, and sent the rows of each once they were there.
+#[test]
+fn fetches_of_a_subscription_that_is_replaced_or_gone_are_kept_neither_here_nor_at_the_source() {
+    const ROWS: u32 = 64;
+    let all = RowSet::from_ranges(std::iter::once(0..ROWS.into()));
+    for propagation in [Propagation::Bounded, Propagation::Lazy] {
+        for reconnects in [true, false] {
+            let (mut net, mut producer) = Net::subscribed(ROWS, propagation);
+            let (shape, rows) = (net.shape, all.clone());
+            net.consume(TWO);
+            assert!(net.workers.get_mut(&TWO).unwrap().fetch(ID, &all, 1).is_some());
+            net.silent.insert(ONE);
+            let said = Message::Subscribe { partition: ID, shape, done: 0, serial: 9, rows };
+            let kept = |net: &mut Net| {
+                let node = net.workers.get_mut(&PRODUCER).unwrap();
+                let (home, source) = (net.home.host().account.peer(ONE), node.host().account.peer(HOME));
+                let taken = |it: Account| (it.taken(Resource::Bytes), it.taken(Resource::Entries));
+                (taken(home), taken(source))
+            };
+            let mut once = None;
+            for ticket in 1..=200 {
+                if reconnects {
+                    net.home.connected(ONE);
+                }
+                say(&mut net.home, ONE, &said).unwrap();
+                let fetch = Message::Fetch { partition: ID, ticket, version: 1, places: all.clone() };
+                say(&mut net.home, ONE, &fetch).unwrap();
+                Net::sent(&mut net.home, ONE);
+                net.settle();
+                let now = kept(&mut net);
+                assert_eq!(now, *once.get_or_insert(now), "{propagation}, {reconnects}, {ticket}");
+            }
+            let charged = once.unwrap().0.0;
+            assert!(
+                charged > 3 * 4 * u64::from(ROWS),
+                "{charged} bytes of what stands here and at the source"
+            );
+            net.go(ONE);
+            net.settle();
+            assert_eq!(kept(&mut net).0, (0, 0), "{propagation}, {reconnects}");
+            let all: Vec<u32> = (0..ROWS).collect();
+            set(&mut producer, 1, &all, 5);
+            net.settle();
+            assert_eq!(net.seen_by(TWO), [5; ROWS as usize], "{propagation}, {reconnects}: nobody else's");
+            let came = net.home.traffic(ID.table).1;
+            let most = 2 * u64::from(ROWS) * (40 + u64::from(ROW_BYTES));
+            assert!(came < most, "{propagation}, {reconnects}: {came} bytes, {most} at most");
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Peers that subscribe to a partition, wait for one that is not here yet, or go away and may come again.
+
+use super::batch::collect;
+use super::kept::{Away, Kept, Needs, keep, wanted_bytes};
+use super::subscriber::Subscriber;
+use super::{Broken, Host, Node};
+use crate::items::row_memory::{Changed, Memory as _};
+use crate::items::rows::RowSet;
+use crate::items::spec::Propagation;
+use crate::items::wire::{PartitionId, Shape};
+use crate::peer::PeerId;
+use std::collections::VecDeque;
+
+/// A subscription to a partition that is not here yet.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub(super) peer: PeerId,
+    pub(super) shape: Shape,
+    pub(super) done: u64,
+    pub(super) serial: u64,
+    pub(super) rows: RowSet,
+    pub(super) needs: Needs,
+    /// Ticket, version, places.
+    pub(super) fetches: Vec<(u64, u64, RowSet, Kept)>,
+    /// Whether the peer is not here, and may come again.
+    pub(super) away: bool,
+    pub(super) kept: Kept,
+}
+
+impl<H: Host> Node<H> {
+    /// Lets in those that have waited for a partition.
+    pub(super) fn admit(&mut self, id: PartitionId) {
+        for waiting in self.waiting.remove(&id).unwrap_or_default() {
+            let Waiting { peer, shape, done, serial, rows, needs, fetches, away, kept } = waiting;
+            drop(kept);
+            if away {
+                self.expect(id, peer, shape, rows);
+                continue;
+            }
+            let mut entered = self.enter(id, peer, shape, done, serial, rows);
+            if !needs.versions.is_empty() {
+                entered = entered.and_then(|()| self.needed(id, peer, needs));
+            }
+            for (ticket, version, places, kept) in fetches {
+                drop(kept);
+                entered = entered.and_then(|()| self.wanted(id, peer, ticket, version, &places));
+            }
+            // It would wait for ever for what it was promised.
+            if let (Err(why), Some(connection)) = (entered, self.peers.get_mut(&peer)) {
+                connection.overdrawn = Some(why);
+            }
+        }
+    }
+
+    /// A peer that waited for a partition was not here when the partition came: its rows are wanted for when the
+    /// peer comes again.
+    pub(super) fn expect(&mut self, id: PartitionId, peer: PeerId, shape: Shape, rows: RowSet) {
+        let account = self.host.account(peer);
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        let fits = shape == partition.shape && rows.end() <= u64::from(shape.slots);
+        if !fits || partition.producer == Some(peer) {
+            return;
+        }
+        let first = partition.asked.insert(peer);
+        // Where that cannot be kept it is asked for later.
+        let Ok(kept) = keep(&account, "a subscription", wanted_bytes(&rows)) else { return };
+        if partition.upstream.is_some() {
+            partition.away.insert(peer, Away { rows, _kept: kept });
+            self.ask_source(id, first);
+        }
+    }
+
+    pub(super) fn enter(
+        &mut self,
+        id: PartitionId,
+        peer: PeerId,
+        shape: Shape,
+        done: u64,
+        serial: u64,
+        rows: RowSet,
+    ) -> Result<(), Broken> {
+        let account = self.host.account(peer);
+        let Some(partition) = self.partitions.get_mut(&id) else { return Ok(()) };
+        if rows.end() > u64::from(shape.slots) || rows.is_empty() {
+            return Err(Broken::Nonsense("a subscription to other rows than there are"));
+        }
+        let differs = shape != partition.shape;
+        self.unsubscribe(id, peer);
+        let Some(partition) = self.partitions.get_mut(&id) else { return Ok(()) };
+        partition.away.remove(&peer);
+        if differs {
+            // A peer that expects other rows than there are hears nothing; its own wait ends it.
+            partition.mistaken.insert(peer);
+            // Also when the producer has gone: a peer that is ignored must not be lost for rows that are gone.
+            if partition.producer != Some(peer) {
+                partition.asked.insert(peer);
+            }
+            self.merge_needs(id);
+            return Ok(());
+        }
+        partition.mistaken.remove(&peer);
+        // The rows; which of them have changed; and what it has of each.
+        let bytes = wanted_bytes(&rows) + (rows.len() + 1024) * size_of::<Changed>() as u64;
+        let bounded = shape.propagation == Propagation::Bounded;
+        let had = if bounded { rows.len() * size_of::<(u64, u64)>() as u64 } else { 0 };
+        let kept = keep(&account, "a subscription", bytes + had)?;
+        // What was heard before it came is not told to it.
+        collect(partition, &mut self.scratch);
+        let have = match shape.propagation {
+            Propagation::Bounded => vec![(0, 0); rows.len() as usize],
+            _ => Vec::new(),
+        };
+        let subscriber = Subscriber {
+            rows,
+            propagation: shape.propagation,
+            serial,
+            begun: false,
+            ready: partition.upstream.is_none() || shape.propagation != Propagation::Eager,
+            done,
+            floor: 0,
+            changed: Vec::new(),
+            all: true,
+            until: Some(partition.heard),
+            dirty: true,
+            have,
+            needs: Needs::default(),
+            fetches: VecDeque::new(),
+            handing_over: partition.leaving && shape.propagation != Propagation::Eager,
+            _kept: kept,
+        };
+        partition.subscribers.insert(peer, subscriber);
+        if let Some(connection) = self.peers.get_mut(&peer) {
+            connection.subscribed += 1;
+        }
+        let first = partition.producer != Some(peer) && partition.asked.insert(peer);
+        self.ask_source(id, first);
+        Ok(())
+    }
+
+    /// A peer is sent nothing more, at least until it subscribes again. What it has fetched is not asked of the source any
+    /// more, which hears that as it is told anew what is wanted: a subscription replaces all that it keeps.
+    pub(super) fn unsubscribe(&mut self, id: PartitionId, peer: PeerId) -> Option<Subscriber> {
+        let Self { partitions, changes, .. } = self;
+        let partition = partitions.get_mut(&id)?;
+        let gone = partition.subscribers.remove(&peer)?;
+        let Some(upstream) = &mut partition.upstream else { return Some(gone) };
+        let relayed: Vec<u64> = gone.fetches.iter().filter_map(|pending| pending.relayed).collect();
+        let asked = relayed.iter().any(|ticket| upstream.fetches.contains_key(ticket));
+        // Where the source has been told too often, it keeps them, and the peer that asked goes on paying for them.
+        let changes = changes.entry(upstream.peer).or_default();
+        if !asked || upstream.heard && !upstream.may_change(*changes) {
+            return Some(gone);
+        }
+        relayed.iter().for_each(|ticket| _ = upstream.fetches.remove(ticket));
+        if std::mem::take(&mut upstream.heard) {
+            // What is under way was sent for what was wanted before: of what others have fetched it comes again.
+            upstream.serial += 1;
+            upstream.receiving = false;
+            partition.memory.abort();
+            (upstream.changes, *changes) = (upstream.changes + 1, *changes + 1);
+            self.want(id);
+        }
+        Some(gone)
+    }
+
+    /// A subscriber is not here any more, and may come again.
+    pub(super) fn miss(&mut self, id: PartitionId, peer: PeerId, gone: Subscriber) {
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        let Subscriber { rows, _kept: mut kept, .. } = gone;
+        if partition.upstream.is_some() && partition.asked.contains(&peer) {
+            kept[0].shrink_to(wanted_bytes(&rows));
+            partition.away.insert(peer, Away { rows, _kept: kept });
+        }
+    }
+}

@@ -1,0 +1,411 @@
+//! How a tensor's chunks travel between hosts, as its declaration says: what of the values, and how they and the contributions
+//! are encoded.
+//!
+//! A [`Travel`] is a few numbers, which every worker declares alike. Each end looks them up once, when the tensor is declared,
+//! in its [`Registry`]; the [`Terms`] that come of it are all that is asked when a chunk is sent.
+//!
+//! A filter makes what is read elsewhere lag behind: whoever is sent a version has of each update what the filter let pass
+//! until then. Workers on the host of a chunk's home share its memory: there nothing travels, and they see the value itself.
+//!
+//! Contributions have encodings and no filter. What a filter holds back of them would have to be added to the next push, so it
+//! belongs to the worker, once for each push and not for each frame, which may be sent again: in the proxy, before a chunk is
+//! encoded (`Mirrors::push` in `crates/penstock/src/worker/link/proxy.rs`), where chunk and stamp tell whether that was done
+//! before. But it changes what is trained: what workers on the home's host do, and what becomes of the rest when a worker
+//! leaves, is for the first such filter to decide, which then gets its field here, beside the one for values.
+
+use crate::encoding::{Agreed, Encoding, MAX_ENCODINGS, Member};
+use penstock_kernels::Dtype;
+use penstock_kernels::codec;
+use penstock_kernels::filter::{self, Filter, SETTINGS, Unfit};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::sync::Arc;
+
+/// Which filter, and its settings.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Filtering {
+    /// The filter's number.
+    pub filter: u8,
+    /// Its settings; 0 behind the last that it has.
+    pub settings: [f64; SETTINGS],
+}
+
+impl Filtering {
+    /// Everything passes.
+    pub const NONE: Self = Self { filter: 0, settings: [0.0; SETTINGS] };
+}
+
+/// Bit for bit, as workers have to declare it.
+impl PartialEq for Filtering {
+    fn eq(&self, other: &Self) -> bool {
+        self.filter == other.filter && self.settings.map(f64::to_bits) == other.settings.map(f64::to_bits)
+    }
+}
+
+/// How a tensor travels.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Travel {
+    /// What of the values is sent at each publication.
+    pub filter: Filtering,
+    /// Encodings of values, in the order in which they are tried; the last is raw.
+    pub values: Vec<Encoding>,
+    /// Encodings of contributions, likewise.
+    pub contributions: Vec<Encoding>,
+}
+
+/// Everything, raw.
+impl Default for Travel {
+    fn default() -> Self {
+        let raw = || vec![Encoding::RAW];
+        Self { filter: Filtering::NONE, values: raw(), contributions: raw() }
+    }
+}
+
+/// What travels one way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    /// From the home.
+    Values,
+    /// To the home.
+    Contributions,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Values => "values",
+            Self::Contributions => "contributions",
+        })
+    }
+}
+
+/// Why a tensor cannot travel as it was declared to.
+#[derive(Debug, Clone, PartialEq, thiserror::Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum TravelError {
+    /// There is no encoding, or there are too many.
+    #[error("expected 1 to {MAX_ENCODINGS} encodings of {kind}, got {got}")]
+    Count {
+        /// Of what.
+        kind: Kind,
+        /// How many.
+        got: usize,
+    },
+    /// The last encoding is not the one that always pays.
+    #[error(
+        "expected raw, which is 0, as the last encoding of {kind}, got {got}: it is sent where no other pays"
+    )]
+    NotRaw {
+        /// Of what.
+        kind: Kind,
+        /// The last encoding.
+        got: u8,
+    },
+    /// An encoding stands there twice.
+    #[error("expected each encoding of {kind} once, got {got} twice")]
+    Twice {
+        /// Of what.
+        kind: Kind,
+        /// Which.
+        got: u8,
+    },
+    /// This process has no such codec.
+    #[error("expected encodings of {kind} among {known:?}, got {got}: a newer version may know it")]
+    UnknownEncoding {
+        /// Of what.
+        kind: Kind,
+        /// Those that it has.
+        known: Vec<u8>,
+        /// What was declared.
+        got: u8,
+    },
+    /// This process has no such filter.
+    #[error("expected a filter among {known:?}, got {got}: a newer version may know it")]
+    UnknownFilter {
+        /// Those that it has.
+        known: Vec<u8>,
+        /// What was declared.
+        got: u8,
+    },
+    /// The codec or filter is for other elements.
+    #[error("`{what}` is not for elements of type {}", dtype.name())]
+    Elements {
+        /// Its name.
+        what: String,
+        /// The tensor's.
+        dtype: Dtype,
+    },
+    /// A setting of the filter is out of its range.
+    #[error("expected {expected} for `{what}` of the filter `{filter}`, got {got}")]
+    Setting {
+        /// The filter's name.
+        filter: String,
+        /// The setting's.
+        what: String,
+        /// Its range.
+        expected: String,
+        /// What came.
+        got: f64,
+    },
+}
+
+/// The codecs and filters that a process has.
+#[derive(Debug, Clone, Copy)]
+pub struct Registry {
+    /// Codecs, among them raw.
+    pub codecs: &'static [codec::Entry],
+    /// Filters.
+    pub filters: &'static [filter::Entry],
+}
+
+impl Registry {
+    /// All that there are.
+    pub const ALL: Self = Self { codecs: codec::ALL, filters: filter::ALL };
+
+    /// The codecs that these encodings name.
+    fn agree(&self, kind: Kind, encodings: &[Encoding], dtype: Dtype) -> Result<Agreed, TravelError> {
+        let Some(last) = encodings.last().filter(|_| encodings.len() <= MAX_ENCODINGS) else {
+            return Err(TravelError::Count { kind, got: encodings.len() });
+        };
+        let mut members = [Member::RAW; MAX_ENCODINGS];
+        for (place, (&encoding, member)) in encodings.iter().zip(&mut members).enumerate() {
+            let got = encoding.0;
+            let Some(entry) = self.codecs.iter().find(|entry| entry.number == got) else {
+                let known = self.codecs.iter().map(|entry| entry.number).collect();
+                return Err(TravelError::UnknownEncoding { kind, known, got });
+            };
+            if encodings[..place].contains(&encoding) {
+                return Err(TravelError::Twice { kind, got });
+            }
+            if !entry.codec.carries(dtype) {
+                return Err(TravelError::Elements { what: entry.name.to_owned(), dtype });
+            }
+            *member = Member { encoding, codec: entry.codec };
+        }
+        if *last != Encoding::RAW {
+            return Err(TravelError::NotRaw { kind, got: last.0 });
+        }
+        Ok(Agreed::new(&members[..encodings.len()]))
+    }
+
+    /// The filter, made.
+    fn make(&self, filtering: &Filtering, dtype: Dtype) -> Result<Arc<dyn Filter>, TravelError> {
+        let Filtering { filter: got, settings } = *filtering;
+        let Some(entry) = self.filters.iter().find(|entry| entry.number == got) else {
+            let known = self.filters.iter().map(|entry| entry.number).collect();
+            return Err(TravelError::UnknownFilter { known, got });
+        };
+        let refused = |place: usize, expected: &str| {
+            let what =
+                entry.settings.get(place).map_or_else(|| format!("setting {place}"), |&what| what.to_owned());
+            let (filter, expected) = (entry.name.to_owned(), expected.to_owned());
+            TravelError::Setting { filter, what, expected, got: settings[place] }
+        };
+        let (its, others) = settings.split_at(entry.settings.len().min(SETTINGS));
+        if let Some(place) = its.iter().position(|setting| !setting.is_finite()) {
+            return Err(refused(place, "a finite number"));
+        }
+        if let Some(place) = others.iter().position(|setting| setting.to_bits() != 0) {
+            return Err(refused(its.len() + place, "0, as there is no such setting,"));
+        }
+        (entry.make)(dtype, its).map_err(|unfit| match unfit {
+            Unfit::Dtype => TravelError::Elements { what: entry.name.to_owned(), dtype },
+            Unfit::Setting { place, expected } => refused(place, expected),
+        })
+    }
+}
+
+/// What a declaration comes to in this process.
+#[derive(Debug, Clone)]
+pub struct Terms {
+    /// Encodings of values.
+    pub values: Agreed,
+    /// Encodings of contributions.
+    pub contributions: Agreed,
+    /// What of the values is sent.
+    pub filter: Arc<dyn Filter>,
+}
+
+impl Travel {
+    /// Looks up what it names, and judges it, foreign or our own.
+    pub fn resolve(&self, dtype: Dtype, known: &Registry) -> Result<Terms, TravelError> {
+        Ok(Terms {
+            values: known.agree(Kind::Values, &self.values, dtype)?,
+            contributions: known.agree(Kind::Contributions, &self.contributions, dtype)?,
+            filter: known.make(&self.filter, dtype)?,
+        })
+    }
+
+    /// The first part in which `other` differs, as (what, ours, theirs).
+    pub(crate) fn difference(&self, other: &Self) -> Option<(&'static str, String, String)> {
+        let numbers = |encodings: &[Encoding]| {
+            let numbers: Vec<u8> = encodings.iter().map(|encoding| encoding.0).collect();
+            format!("{numbers:?}")
+        };
+        let filter = |Filtering { filter, settings }| match filter {
+            0 => "none".to_owned(),
+            _ => format!("{filter} with {settings:?}"),
+        };
+        let pairs = [
+            ("filter", filter(self.filter), filter(other.filter)),
+            ("encodings of values", numbers(&self.values), numbers(&other.values)),
+            ("encodings of contributions", numbers(&self.contributions), numbers(&other.contributions)),
+        ];
+        pairs.into_iter().find(|(_, ours, theirs)| ours != theirs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_kernels::codec::Raw;
+    use penstock_kernels::filter::Everything;
+
+    const BY: [u8; 2] = [1, 0];
+
+    /// Codecs and filters that are told apart by their numbers, some of them for f32 alone.
+    fn known() -> Registry {
+        #[derive(Debug)]
+        struct Narrow;
+
+        impl codec::Codec for Narrow {
+            fn carries(&self, dtype: Dtype) -> bool {
+                dtype == Dtype::F32
+            }
+
+            fn lengths(&self, bytes: usize) -> std::ops::RangeInclusive<usize> {
+                0..=2 * bytes
+            }
+
+            fn encode(
+                &self,
+                _: penstock_kernels::Foreign<'_>,
+                _: Option<&[u8]>,
+                _: &mut [u8],
+            ) -> Option<usize> {
+                None
+            }
+
+            fn decode(&self, _: &[u8], _: codec::Base, _: &mut [u8]) -> Result<(), codec::Undecodable> {
+                Ok(())
+            }
+        }
+
+        const fn entry(number: u8, name: &'static str, codec: &'static dyn codec::Codec) -> codec::Entry {
+            codec::Entry { number, name, codec }
+        }
+
+        const BOUNDED: filter::Entry = filter::Entry {
+            number: 4,
+            name: "bounded",
+            settings: &["bound"],
+            make: |dtype, settings| match *settings {
+                _ if dtype != Dtype::F32 => Err(Unfit::Dtype),
+                [bound] if bound > 0.0 => Ok(Arc::new(Everything)),
+                _ => Err(Unfit::Setting { place: 0, expected: "a number above 0" }),
+            },
+        };
+        Registry {
+            codecs: const { &[entry(0, "raw", &Raw), entry(1, "narrow", &Narrow), entry(2, "other", &Raw)] },
+            filters: const { &[filter::ALL[0], BOUNDED] },
+        }
+    }
+
+    fn travel(values: &[u8], contributions: &[u8], filter: u8, settings: [f64; SETTINGS]) -> Travel {
+        let encodings = |numbers: &[u8]| numbers.iter().map(|&number| Encoding(number)).collect();
+        let filter = Filtering { filter, settings };
+        Travel { filter, values: encodings(values), contributions: encodings(contributions) }
+    }
+
+    #[test]
+    fn what_nobody_says_otherwise_is_everything_raw_and_this_process_knows_it() {
+        let terms = Travel::default().resolve(Dtype::F64, &Registry::ALL).unwrap();
+        assert!(
+            terms.values.is_verbatim() && terms.contributions.is_verbatim() && !terms.filter.holds_back()
+        );
+    }
+
+    #[test]
+    fn each_way_has_its_own_encodings_and_the_longest_payload_is_that_of_any() {
+        let terms = travel(&BY, &[2, 0], 4, [0.5, 0.0]).resolve(Dtype::F32, &known()).unwrap();
+        assert!(terms.values.expect(Encoding(1), 7, 8).is_ok());
+        assert!(terms.values.expect(Encoding(2), 8, 8).is_err());
+        assert!(terms.contributions.expect(Encoding(2), 8, 8).is_ok());
+        assert!(terms.contributions.expect(Encoding(1), 7, 8).is_err());
+        assert_eq!((terms.values.longest(8), terms.contributions.longest(8)), (16, 8));
+        assert!(!terms.values.is_verbatim() && !terms.values.uses_base());
+    }
+
+    #[test]
+    fn what_is_declared_wrong_is_refused_and_the_refusal_says_what_was_expected() {
+        let nan = f64::NAN;
+        for (declared, said) in [
+            (travel(&[], &[0], 0, [0.0; 2]), "expected 1 to 4 encodings of values, got 0"),
+            (
+                travel(&[0], &[1, 2, 0, 1, 2], 0, [0.0; 2]),
+                "expected 1 to 4 encodings of contributions, got 5",
+            ),
+            (
+                travel(&[1], &[0], 0, [0.0; 2]),
+                "expected raw, which is 0, as the last encoding of values, got 1: it is sent where no other pays",
+            ),
+            (
+                travel(&[0], &[0, 1], 0, [0.0; 2]),
+                "expected raw, which is 0, as the last encoding of contributions, got 1: it is sent where no other pays",
+            ),
+            (travel(&[1, 1, 0], &[0], 0, [0.0; 2]), "expected each encoding of values once, got 1 twice"),
+            (
+                travel(&[0], &[9, 0], 0, [0.0; 2]),
+                "expected encodings of contributions among [0, 1, 2], got 9: a newer version may know it",
+            ),
+            (
+                travel(&[0], &[0], 9, [0.0; 2]),
+                "expected a filter among [0, 4], got 9: a newer version may know it",
+            ),
+            (
+                travel(&[0], &[0], 4, [-1.0, 0.0]),
+                "expected a number above 0 for `bound` of the filter `bounded`, got -1",
+            ),
+            (
+                travel(&[0], &[0], 4, [nan, 0.0]),
+                "expected a finite number for `bound` of the filter `bounded`, got NaN",
+            ),
+            (
+                travel(&[0], &[0], 4, [1.0, 2.0]),
+                "expected 0, as there is no such setting, for `setting 1` of the filter `bounded`, got 2",
+            ),
+            (
+                travel(&[0], &[0], 0, [0.0, -0.0]),
+                "expected 0, as there is no such setting, for `setting 1` of the filter `everything`, got -0",
+            ),
+            (
+                travel(&[0], &[0], 0, [3.0, 0.0]),
+                "expected 0, as there is no such setting, for `setting 0` of the filter `everything`, got 3",
+            ),
+        ] {
+            assert_eq!(declared.resolve(Dtype::F32, &known()).unwrap_err().to_string(), said);
+        }
+        for (declared, what) in
+            [(travel(&BY, &[0], 0, [0.0; 2]), "narrow"), (travel(&[0], &[0], 4, [1.0, 0.0]), "bounded")]
+        {
+            assert!(declared.resolve(Dtype::F32, &known()).is_ok());
+            let refused = declared.resolve(Dtype::Bf16, &known()).unwrap_err();
+            assert_eq!(refused.to_string(), format!("`{what}` is not for elements of type bfloat16"));
+        }
+    }
+
+    #[test]
+    fn a_difference_names_the_part_that_differs() {
+        let ours = travel(&BY, &[0], 4, [0.5, 0.0]);
+        assert_eq!(ours.difference(&ours.clone()), None);
+        for (theirs, what) in [
+            (travel(&BY, &[0], 4, [0.25, 0.0]), ("filter", "4 with [0.5, 0.0]", "4 with [0.25, 0.0]")),
+            (travel(&BY, &[0], 0, [0.0; 2]), ("filter", "4 with [0.5, 0.0]", "none")),
+            (travel(&[0], &[0], 4, [0.5, 0.0]), ("encodings of values", "[1, 0]", "[0]")),
+            (travel(&BY, &[1, 0], 4, [0.5, 0.0]), ("encodings of contributions", "[0]", "[1, 0]")),
+        ] {
+            let (what, mine, its) = what;
+            assert_eq!(ours.difference(&theirs), Some((what, mine.to_owned(), its.to_owned())));
+        }
+    }
+}

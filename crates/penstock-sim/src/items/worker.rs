@@ -1,0 +1,191 @@
+//! A worker on its way: it sets its rows, completes an iteration, reads what it consumes, and leaves when it is done.
+
+use super::Plan;
+use super::judge::Read;
+use super::producer::{After, Shared};
+use super::run::{HOME, Here, Run, partition};
+use crate::rng::hash;
+use crate::transport::Way;
+use penstock_proto::items::node::Node;
+use penstock_proto::items::{Propagation, RowSet};
+use penstock_proto::peer::PeerId;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// How far a worker that leaves has come: it flushes, hands its rows over, and flushes again, as a relay does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Leaving {
+    Works,
+    Flushes(u64),
+    HandsOver(u64),
+    Left,
+}
+
+pub(super) struct Worker {
+    pub(super) plan: Plan,
+    pub(super) node: Node<Here>,
+    producer: Shared,
+    pub(super) clock: u64,
+    /// Whether this iteration's rows are set.
+    set: bool,
+    /// Producers that are still to be read in this iteration, each in two gets: the first half of the rows, and the others.
+    pub(super) unread: Vec<(u32, bool)>,
+    ticket: Option<u64>,
+    waits: bool,
+    pub(super) leaving: Leaving,
+    /// For how many steps its link stays broken.
+    pub(super) away: u64,
+    /// Newest number read, by producer and slot.
+    newest: BTreeMap<u32, After>,
+}
+
+impl Worker {
+    pub(super) fn new(plan: Plan, node: Node<Here>, producer: Shared) -> Self {
+        Self {
+            plan,
+            node,
+            producer,
+            clock: 0,
+            set: false,
+            unread: Vec::new(),
+            ticket: None,
+            waits: false,
+            leaving: Leaving::Works,
+            away: 0,
+            newest: BTreeMap::new(),
+        }
+    }
+
+    /// Grows whenever the worker gets on.
+    pub(super) fn gone(&self) -> u64 {
+        (self.clock * 2 + u64::from(self.set)) * 2 * (self.plan.consumes.len() as u64 + 1)
+            - self.unread.len() as u64
+            + match self.leaving {
+                Leaving::Works => 0,
+                Leaving::Flushes(_) => 1,
+                Leaving::HandsOver(_) => 2,
+                Leaving::Left => 3,
+            }
+    }
+}
+
+impl Run<'_> {
+    /// A worker goes on, if it can.
+    pub(super) fn step(&mut self, rank: usize) -> Result<bool, String> {
+        let worker = &mut self.workers[rank];
+        if !worker.unread.is_empty() {
+            let (producer, half) = worker.unread[0];
+            let before = self.workers[rank].ticket;
+            if self.read(rank, producer, half)? {
+                self.workers[rank].unread.remove(0);
+                return Ok(true);
+            }
+            return Ok(self.workers[rank].ticket != before);
+        }
+        if worker.clock == self.scenario.iterations {
+            return Ok(self.scenario.leaves && self.leave(rank));
+        }
+        if !worker.set {
+            worker.set = true;
+            worker.producer.borrow_mut().iterate();
+            return Ok(true);
+        }
+        (worker.clock, worker.set) = (worker.clock + 1, false);
+        worker.producer.borrow_mut().complete(self.scenario.iterations);
+        worker.unread =
+            worker.plan.consumes.keys().flat_map(|&other| [(other, true), (other, false)]).collect();
+        self.rng.shuffle(&mut worker.unread);
+        Ok(true)
+    }
+
+    /// A worker that is done leaves; whether it got on.
+    fn leave(&mut self, rank: usize) -> bool {
+        let worker = &mut self.workers[rank];
+        let (node, peer) = (&mut worker.node, PeerId::worker(rank as u32));
+        worker.leaving = match worker.leaving {
+            Leaving::Works => {
+                worker.producer.borrow_mut().leave();
+                Leaving::Flushes(node.flush(HOME))
+            }
+            Leaving::Flushes(id) if node.host().flushed.contains(&id) => {
+                node.hand_over();
+                self.traffic[rank].0.handed_over();
+                Leaving::HandsOver(node.flush(HOME))
+            }
+            Leaving::HandsOver(id) if node.host().flushed.contains(&id) => {
+                node.lost(HOME);
+                [Way::Up, Way::Down].into_iter().for_each(|out| self.links[rank].close(out));
+                self.home.lost(peer);
+                self.home.forget(peer);
+                worker.away = 0;
+                Leaving::Left
+            }
+            _ => return false,
+        };
+        true
+    }
+
+    /// Reads what a worker consumes of a producer, if it is fresh enough.
+    fn read(&mut self, rank: usize, producer: u32, half: bool) -> Result<bool, String> {
+        let (scenario, id) = (self.scenario, partition(producer));
+        let direct = self.workers[rank].plan.near && self.workers[producer as usize].plan.near;
+        let from = Rc::clone(&self.workers[producer as usize].producer);
+        let worker = &mut self.workers[rank];
+        // Each get has a slack of its own, at most the plan's.
+        let slack = hash(&[worker.clock, producer.into(), half.into()]) % (worker.plan.slack + 1);
+        let wanted = worker.clock.saturating_sub(slack);
+        let all: Vec<u32> = worker.plan.consumes[&producer].iter().map(|slot| slot as u32).collect();
+        let (places, slots): (Vec<u32>, Vec<u32>) =
+            (0u32..).zip(all.iter().copied()).filter(|(at, _)| (2 * *at < all.len() as u32) == half).unzip();
+        if slots.is_empty() {
+            return Ok(true);
+        }
+        let rows = match worker.node.memory(id) {
+            Some(memory) => memory.rows().clone(),
+            None => from.borrow().rows().clone(),
+        };
+        let at = if direct { &slots } else { &places };
+        let bytes = scenario.row_bytes as usize;
+        let mut out = vec![0; bytes * slots.len()];
+        let follow = at.windows(2).all(|pair| pair[1] == pair[0] + 1);
+        let together = if follow {
+            rows.read_run(at[0], &mut out)
+        } else {
+            let meanwhile = |at| {
+                from.borrow_mut().go_on();
+                at
+            };
+            rows.read_together(at, meanwhile, &mut out)
+        };
+        let fresh = together.as_ref().is_ok_and(|together| together.version >= wanted);
+        if !fresh {
+            if !worker.waits {
+                (worker.waits, self.tally.waits) = (true, self.tally.waits + 1);
+            }
+            let asked = worker.ticket.is_some_and(|ticket| !worker.node.host().answered.contains(&ticket));
+            if !direct && scenario.propagation == Propagation::Bounded {
+                worker.node.need(id, vec![wanted]);
+            }
+            let alone = scenario.propagation == Propagation::Bounded && together.is_ok();
+            if !direct && scenario.propagation != Propagation::Eager && !asked && !alone {
+                let all = RowSet::from_rows(places.iter().map(|&place| place.into()));
+                worker.ticket = worker.node.fetch(id, &all, wanted);
+            }
+            return Ok(false);
+        }
+        let version = together.map(|together| together.version).unwrap_or(0);
+        (worker.waits, worker.ticket) = (false, None);
+        if !direct && scenario.propagation == Propagation::Bounded {
+            let next = (worker.clock + 1).saturating_sub(slack);
+            worker.node.need(id, vec![wanted, next]);
+        }
+        self.tally.reads += 1;
+        self.tally.staleness = self.tally.staleness.max(worker.clock.saturating_sub(version));
+        // Looked at while the producer went on, rows of different sets need not have been current together.
+        let read =
+            Read { slots: &slots, values: &out, row_bytes: bytes, version: wanted, apart: direct && !follow };
+        let newest = worker.newest.entry(producer).or_default();
+        read.judge(&from.borrow(), newest).map_err(|what| format!("of producer {producer}, {what}"))?;
+        Ok(true)
+    }
+}

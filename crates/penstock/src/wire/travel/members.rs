@@ -1,0 +1,69 @@
+//! A codec and a filter that the product does not have: they prove that a declaration carries more than what travels raw.
+
+#[path = "../../../../penstock-kernels/tests/travel/mod.rs"]
+mod travel;
+
+use penstock_kernels::codec::{self, Base, Codec, Undecodable};
+use penstock_kernels::{Dtype, Foreign};
+use penstock_proto::encoding::{Agreed, Encoding, Member};
+use penstock_proto::travel::{Filtering, Registry, Terms, Travel};
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU64, Ordering};
+use travel::changes::Changes;
+
+/// Whole payloads, and differences.
+static CAME: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
+
+pub(crate) const KNOWN: Registry = Registry {
+    codecs: &[
+        travel::CODECS[0],
+        travel::CODECS[1],
+        codec::Entry { number: COUNTED.0, name: "counted", codec: &Counted },
+    ],
+    filters: travel::FILTERS,
+};
+pub(crate) const CHANGES: Encoding = Encoding(9);
+/// What agrees to it comes to.
+pub(crate) const AGREED: Agreed = Agreed::new(&[Member { encoding: CHANGES, codec: &Changes }, Member::RAW]);
+/// The same, and its payloads that come are counted.
+pub(crate) const COUNTED: Encoding = Encoding(10);
+/// What only the lower two bytes of a word change is held back.
+pub(crate) const LOUD: Filtering = Filtering { filter: 7, settings: [2.0, 0.0] };
+
+/// As differences, both ways.
+pub(crate) fn differences(filter: Filtering) -> Travel {
+    let encodings = vec![CHANGES, Encoding::RAW];
+    Travel { filter, values: encodings.clone(), contributions: encodings }
+}
+
+/// What a declaration comes to.
+pub(crate) fn terms(travel: &Travel) -> Terms {
+    travel.resolve(Dtype::F32, &KNOWN).expect("tests know it")
+}
+
+/// Payloads in the encoding that counts which have come in this process: whole, and as differences.
+pub(crate) fn came() -> [u64; 2] {
+    [0, 1].map(|which| CAME[which].load(Ordering::Relaxed))
+}
+
+#[derive(Debug)]
+struct Counted;
+
+impl Codec for Counted {
+    fn uses_base(&self) -> bool {
+        Changes.uses_base()
+    }
+
+    fn lengths(&self, bytes: usize) -> RangeInclusive<usize> {
+        Changes.lengths(bytes)
+    }
+
+    fn encode(&self, chunk: Foreign<'_>, base: Option<&[u8]>, out: &mut [u8]) -> Option<usize> {
+        Changes.encode(chunk, base, out)
+    }
+
+    fn decode(&self, payload: &[u8], base: Base, chunk: &mut [u8]) -> Result<(), Undecodable> {
+        CAME[usize::from(base == Base::Held)].fetch_add(1, Ordering::Relaxed);
+        Changes.decode(payload, base, chunk)
+    }
+}

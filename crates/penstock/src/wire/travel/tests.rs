@@ -1,0 +1,226 @@
+//! What a declaration says of how chunks travel, carried out over real sockets: by servers and workers as they always are,
+//! which know one codec and one filter more.
+
+#[path = "../../../tests/common/line.rs"]
+#[allow(dead_code, reason = "each test uses its part")]
+mod line;
+
+use super::members::{CHANGES, COUNTED, LOUD, came, differences};
+use crate::options::Options;
+use crate::server::{Server, ServerConfig};
+use crate::worker::{Declaration, Error, Job, Membership, Tensor};
+use line::Line;
+use penstock_fabric::net::endpoint::Endpoint;
+use penstock_kernels::{Rule, Settings};
+use penstock_proto::consistency::Consistency;
+use penstock_proto::encoding::Encoding;
+use penstock_proto::error::Refusal;
+use penstock_proto::message::Secret;
+use penstock_proto::spec::SpecError;
+use penstock_proto::travel::{Filtering, Travel};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Two on other hosts, as it were, and one on the server's.
+const WORKERS: u32 = 3;
+const HERE: u32 = 2;
+/// Of five chunks, the last of which is short.
+const ELEMENTS: u64 = 4 * 1024 + 7;
+const CHUNKS: u64 = 5;
+const ITERATIONS: u64 = 40;
+const ADDED: Settings = Settings([0.0; 5]);
+const SECRET: Secret = Secret([7; 32]);
+
+/// A server of such a job, and how to reach it.
+struct Rig {
+    server: Server,
+    path: PathBuf,
+    options: Options,
+}
+
+fn rig() -> Rig {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("penstock-travel-{}-{number}.sock", std::process::id()));
+    let given =
+        [("deadline", "30"), ("pin", "off"), ("shards", "2"), ("memory", "64MiB"), ("chunk_bytes", "4KiB")];
+    let options = Options::load(given).unwrap();
+    let config = ServerConfig {
+        path: Some(path.clone()),
+        listen: vec!["127.0.0.1:0".parse().unwrap()],
+        job: "job".to_owned(),
+        secret: SECRET,
+        index: 0,
+        servers: 1,
+        workers: WORKERS,
+        options: options.clone(),
+    };
+    Rig { server: Server::start(config).unwrap(), path, options }
+}
+
+impl Rig {
+    /// Joins over TCP, over a line if there is one, or by shared memory.
+    fn join(&self, rank: u32, line: Option<&Line>) -> Job {
+        let address = line.map_or_else(|| self.server.addresses()[0], |line| line.address);
+        let tcp = || format!("tcp://{address}").parse().unwrap();
+        let server: Endpoint = if rank == HERE { self.path.clone().into() } else { tcp() };
+        let (servers, job) = (vec![server], "job".to_owned());
+        let membership = Membership { servers, job, secret: SECRET, rank, size: WORKERS };
+        Job::connect(&membership, self.options.clone()).unwrap()
+    }
+}
+
+fn declaration(travel: Travel) -> Declaration {
+    let mut declaration = Declaration::new("w", &[ELEMENTS], Rule::Add);
+    declaration.consistency = Some(Consistency::Bsp);
+    declaration.spec.travel = travel;
+    declaration
+}
+
+/// The first value. Whole numbers, so that sums are exact.
+fn first() -> Vec<f32> {
+    (0..ELEMENTS).map(|index| (index % 1000) as f32).collect()
+}
+
+/// What a worker adds: here and there, at times so little that it is held back.
+fn added(rank: u32, clock: u64) -> Vec<f32> {
+    let at = |index: u64| index.wrapping_mul(31) + 7 * clock + 5 * u64::from(rank);
+    let some = |index| at(index).is_multiple_of(17);
+    let much = |index| if at(index).is_multiple_of(2) { 300.0 } else { 1.0 };
+    (0..ELEMENTS).map(|index| if some(index) { much(index) } else { 0.0 }).collect()
+}
+
+fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// The value after each iteration, and what those hold that it was sent to.
+fn model(filter: Filtering) -> Vec<[Vec<u8>; 2]> {
+    let mut value = first();
+    let mut held = bytes(&value);
+    let after = |clock| {
+        for rank in 0..WORKERS {
+            value.iter_mut().zip(added(rank, clock)).for_each(|(value, added)| *value += added);
+        }
+        let now = bytes(&value);
+        for (held, now) in held.chunks_mut(4).zip(now.chunks(4)) {
+            if filter == Filtering::NONE || held[2..] != now[2..] {
+                held.copy_from_slice(now);
+            }
+        }
+        [now, held.clone()]
+    };
+    (0..ITERATIONS).map(after).collect()
+}
+
+fn pull(tensor: &Arc<Tensor>) -> Vec<u8> {
+    let mut out = vec![0; tensor.spec().bytes() as usize];
+    tensor.pull_into(&mut out, None, None).unwrap();
+    out
+}
+
+/// Trains; what this worker saw at the end of each iteration in which it looked.
+fn train(job: &Job, travel: &Travel) -> Vec<(u64, Vec<u8>)> {
+    let tensor = job.declare(declaration(travel.clone())).unwrap();
+    tensor.initialize(Some(&bytes(&first())), None).unwrap();
+    let mut seen = Vec::new();
+    for clock in 0..ITERATIONS {
+        tensor.push(Some(&bytes(&added(job.rank(), clock))), ADDED, false, None).unwrap();
+        // One of them skips publications.
+        if job.rank() != 1 || clock.is_multiple_of(4) {
+            seen.push((clock, pull(&tensor)));
+        }
+        job.clock().unwrap();
+    }
+    seen
+}
+
+/// Everybody trains; whether each saw what the model says.
+fn run(travel: &Travel, breaks: bool) {
+    let rig = rig();
+    let line = breaks.then(|| Line::to(rig.server.addresses()[0]));
+    let seen: Vec<Vec<(u64, Vec<u8>)>> = std::thread::scope(|scope| {
+        let work = |rank| {
+            let (rig, line) = (&rig, &line);
+            scope.spawn(move || {
+                let job = rig.join(rank, line.as_ref());
+                let seen = train(&job, travel);
+                job.leave(None).unwrap();
+                seen
+            })
+        };
+        let threads: Vec<_> = (0..WORKERS).map(work).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let expected = model(travel.filter);
+    for (rank, seen) in (0..).zip(&seen) {
+        for (clock, value) in seen {
+            let [here, elsewhere] = &expected[*clock as usize];
+            let expected = if rank == HERE { here } else { elsewhere };
+            assert!(value == expected, "worker {rank}, clock {clock}: {travel:?}");
+        }
+    }
+    assert!(line.is_none_or(|line| line.breaks() > 3));
+}
+
+/// E-1.
+#[test]
+fn each_worker_holds_what_the_filter_chose_bit_for_bit_though_it_came_as_differences() {
+    assert!(model(LOUD).iter().all(|[here, elsewhere]| here != elsewhere), "the filter holds something back");
+    for (filter, breaks) in [(Filtering::NONE, false), (LOUD, false), (LOUD, true)] {
+        let encodings = vec![COUNTED, Encoding::RAW];
+        let travel = Travel { filter, values: encodings.clone(), contributions: encodings };
+        let before = came();
+        run(&travel, breaks);
+        let [whole, differences] = [0, 1].map(|which| came()[which] - before[which]);
+        // Two workers' contributions, and what is asked for by one that takes every publication behind the first.
+        assert!(whole >= 2 * CHUNKS * ITERATIONS, "{whole}");
+        let least = if breaks { 1 } else { CHUNKS * (ITERATIONS - 1) };
+        assert!(differences >= least, "{differences} with {filter:?}");
+    }
+}
+
+#[test]
+fn what_nobody_declares_otherwise_comes_whole_and_exact() {
+    run(&Travel::default(), false);
+}
+
+#[test]
+fn a_tensor_that_is_declared_to_travel_in_another_way_is_refused_with_what_differs() {
+    let rig = rig();
+    let jobs: Vec<Job> = (0..WORKERS).map(|rank| rig.join(rank, None)).collect();
+    jobs[0].declare(declaration(differences(LOUD))).unwrap();
+    let quieter = Filtering { settings: [1.0, 0.0], ..LOUD };
+    let values = Travel { values: vec![Encoding::RAW], ..differences(LOUD) };
+    for (rank, travel, what, expected, got) in [
+        (1, differences(quieter), "filter", "7 with [2.0, 0.0]", "7 with [1.0, 0.0]"),
+        (HERE, values, "encodings of values", "[9, 0]", "[0]"),
+    ] {
+        let refused = jobs[rank as usize].declare(declaration(travel)).unwrap_err();
+        let conflict = Refusal::Conflict {
+            name: "w".to_owned(),
+            rank,
+            what: what.to_owned(),
+            expected: expected.to_owned(),
+            got: got.to_owned(),
+        };
+        assert!(matches!(&refused, Error::Refused(refusal) if *refusal == conflict), "{refused}");
+    }
+    for rank in [1, HERE] {
+        jobs[rank as usize].declare(declaration(differences(LOUD))).unwrap();
+    }
+}
+
+#[test]
+fn a_tensor_that_cannot_travel_as_it_is_declared_is_refused_before_a_server_hears_of_it() {
+    let rig = rig();
+    let job = rig.join(0, None);
+    let unknown = Travel { values: vec![Encoding(77), Encoding::RAW], ..Travel::default() };
+    let refused = job.declare(declaration(unknown)).unwrap_err();
+    assert!(matches!(&refused, Error::Refused(Refusal::Spec(SpecError::Travel { .. }))), "{refused}");
+    let said = "`w`: expected encodings of values among [0, 9, 10], got 77: a newer version may know it";
+    assert!(refused.to_string().contains(said), "{refused}");
+    job.declare(declaration(Travel { contributions: vec![CHANGES, Encoding::RAW], ..Travel::default() }))
+        .unwrap();
+}

@@ -1,0 +1,512 @@
+//! Proxies: on a worker's side, one thread for each shard of a server on another host.
+//!
+//! A proxy stands in for the shard: it pops the same submissions from the same ring, keeps a mirror of the chunks that the
+//! shard is home of, publishes in it, counts and rings as a shard would. So everything above it is the same with and without a
+//! network. Here is its thread, which connects, waits and is told what to do; what it says to the shard and makes of what it
+//! hears, over any link, is in [`remote_shard`].
+
+mod remote_shard;
+#[cfg(test)]
+mod rig;
+
+use crate::thread::{self, Inbox};
+use crate::wait::{Crowd, Patience, poll};
+use crate::wire::dial::Dialer;
+use crate::wire::redial::{Caller, Failed, Redial};
+use crate::wire::vigil::{Vigil, look_every};
+use crate::worker::fate::Fate;
+use penstock_fabric::doorbell::{ANYTHING, Sleeping};
+use penstock_fabric::inlet::Inlet;
+use penstock_fabric::layout::flags;
+use penstock_fabric::memory::{HomeMemory, LaneView, StateMirror};
+use penstock_fabric::region::Mapping;
+use penstock_fabric::sync::Ordering;
+use penstock_proto::handshake::Purpose;
+use penstock_proto::job::job_number;
+use penstock_proto::travel::Terms;
+use penstock_proto::{Rank, TensorId};
+use remote_shard::{Heard, Mirrored, RemoteShard};
+use rustix::event::{PollFd, PollFlags};
+use rustix::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+/// Frames taken between two looks at the ring.
+const FRAMES: usize = 32;
+
+/// What a tensor and the proxy of one of its homes tell each other.
+#[derive(Debug, Default)]
+pub(in crate::worker) struct RemoteHome {
+    /// The last ticket that was given out. Tickets are drawn where they are submitted, in that order.
+    pub(in crate::worker) ticket: AtomicU64,
+    /// The last ticket that came back.
+    pub(in crate::worker) fetched: AtomicU64,
+    /// The ticket with which all that there was of the value was last fetched, after a barrier or a load.
+    pub(in crate::worker) renewed: AtomicU64,
+    /// Whether the result of the push that is under way is wanted as soon as it is there.
+    pub(in crate::worker) wants: AtomicBool,
+    /// The version + 1 that pushes have asked for.
+    pub(in crate::worker) wanted: AtomicU64,
+    /// Whether the value was pulled since the last push.
+    pub(in crate::worker) pulled: AtomicBool,
+}
+
+/// What a proxy is told by its own process.
+pub(super) enum Command {
+    /// A tensor, as far as the shard is home of it.
+    Declare {
+        id: TensorId,
+        home: Box<HomeMemory>,
+        lane: LaneView,
+        remote: Arc<RemoteHome>,
+        /// How its chunks travel.
+        terms: Arc<Terms>,
+    },
+    /// Where its state goes.
+    State {
+        id: TensorId,
+        state: StateMirror,
+    },
+    /// Say so when everything that was submitted was taken.
+    Drain {
+        done: Sender<()>,
+    },
+    Stop,
+}
+
+/// How far the shard has taken what it was sent: frames.
+#[derive(Debug, Default)]
+struct Progress {
+    taken: AtomicU64,
+    submitted: AtomicU64,
+}
+
+/// The link's end of a proxy.
+pub(super) struct Handle {
+    thread: thread::Handle<Command>,
+    progress: Arc<Progress>,
+}
+
+impl thread::Command for Command {
+    const STOP: Self = Self::Stop;
+}
+
+impl Handle {
+    /// Sends a command, and wakes the proxy unless it may wait: what is declared is first named by a submission, and the proxy
+    /// takes its commands before it looks at one. So declaring many tensors does not wake the proxy once for each.
+    pub(super) fn send(&self, command: Command) {
+        match command {
+            Command::Declare { .. } => self.thread.leave(command),
+            command => self.thread.send(command),
+        }
+    }
+
+    /// How many frames the shard has taken, of how many; there may be more in the ring that are not counted so far.
+    pub(super) fn progress(&self) -> (u64, u64) {
+        let Progress { taken, submitted } = &*self.progress;
+        // The smaller one first: it cannot have grown past the other then.
+        let taken = taken.load(Ordering::Relaxed);
+        (taken, submitted.load(Ordering::Relaxed).max(taken))
+    }
+}
+
+/// What a proxy is started with.
+pub(super) struct Setup {
+    pub(super) server: u32,
+    /// This worker's.
+    pub(super) rank: Rank,
+    pub(super) shard: u32,
+    pub(super) purpose: Purpose,
+    pub(super) crowd: Arc<Crowd>,
+    pub(super) lease: Duration,
+    pub(super) dialer: Arc<Dialer>,
+    pub(super) page: Arc<Mapping>,
+    pub(super) flags: Arc<Mapping>,
+    pub(super) fate: Arc<Fate>,
+}
+
+/// Starts a proxy; the descriptor is what it is woken with.
+pub(super) fn start(setup: Setup) -> std::io::Result<(Handle, OwnedFd)> {
+    let (mut thread, inbox) = thread::commanded()?;
+    let rung = thread.bell()?;
+    let progress = Arc::new(Progress::default());
+    let name = format!("penstock-proxy-{}.{}", setup.server, setup.shard);
+    let inlet = Inlet::new(Arc::clone(&setup.page), setup.shard);
+    let proxy = Proxy {
+        remote: RemoteShard::new(job_number(setup.dialer.job()), setup.shard, inlet),
+        inbox,
+        redial: Redial::new(Arc::clone(&setup.dialer), setup.purpose),
+        vigil: Vigil::new(setup.lease),
+        drains: Vec::new(),
+        progress: Arc::clone(&progress),
+        running: true,
+        setup,
+    };
+    thread.start(name, move || proxy.run())?;
+    Ok((Handle { thread, progress }, rung))
+}
+
+struct Proxy {
+    setup: Setup,
+    inbox: Inbox<Command>,
+    remote: RemoteShard,
+    redial: Redial,
+    vigil: Vigil,
+    drains: Vec<Sender<()>>,
+    progress: Arc<Progress>,
+    running: bool,
+}
+
+/// A proxy that has no connection.
+struct Connecting<'a> {
+    inbox: &'a Inbox<Command>,
+    fate: &'a Fate,
+}
+
+impl Caller for Connecting<'_> {
+    fn is_over(&self) -> bool {
+        self.inbox.is_open() || self.fate.is_over()
+    }
+
+    fn sleep(&self, longest: Duration) {
+        self.inbox.wakeup().sleep(longest);
+        self.inbox.wakeup().clear();
+    }
+}
+
+impl Proxy {
+    fn run(mut self) {
+        let crowd = Arc::clone(&self.setup.crowd);
+        let mut patience = Patience::new(&crowd);
+        while self.running {
+            if self.remote.link().is_none() {
+                self.connect();
+                continue;
+            }
+            if self.look() {
+                patience = Patience::new(&crowd);
+            } else if !patience.pause() {
+                self.sleep();
+                patience = Patience::new(&crowd);
+            }
+        }
+    }
+
+    fn fail(&mut self, reason: String) {
+        let (server, rank) = (self.setup.server, self.setup.rank);
+        self.setup.fate.fail(self.vigil.verdict(server, rank, reason));
+        self.running = false;
+    }
+
+    // Connecting
+
+    /// Connects, unless something else is to be done first.
+    fn connect(&mut self) {
+        self.take_commands();
+        if !self.running {
+            return;
+        }
+        let caller = Connecting { inbox: &self.inbox, fate: &self.setup.fate };
+        match self.redial.connect(&mut self.vigil, self.remote.sign(), &caller) {
+            Ok(stream) => self.remote.attach(stream),
+            // Whether the job has ended there, the link's own thread hears with the reason.
+            Err(Failed::GivenUp | Failed::Refused(_) | Failed::Untrusted(_)) => {}
+            Err(Failed::Gone(reason)) => {
+                let (shard, epitaph) = (self.setup.shard, self.vigil.epitaph());
+                let reason = reason.map_or_else(String::new, |reason| format!(": {reason}"));
+                self.fail(format!("its shard {shard} {epitaph}{reason}"));
+            }
+        }
+        if self.setup.fate.is_over() {
+            self.running = false;
+        }
+    }
+
+    /// Gives up a connection on which the shard is silent, and a shard that is silent altogether; shows it that this end lives.
+    fn keep_vigil(&mut self) {
+        if self.remote.link().is_none() {
+            return;
+        }
+        if self.vigil.is_time_to_beat() {
+            self.remote.beat();
+        }
+        let sign = self.remote.sign();
+        if self.vigil.is_gone(sign) {
+            let (shard, epitaph) = (self.setup.shard, self.vigil.epitaph());
+            self.fail(format!("its shard {shard} {epitaph}"));
+        } else if self.vigil.is_silent(sign) {
+            self.remote.detach();
+            self.lost("it is silent");
+        }
+    }
+
+    /// The connection has ended.
+    fn lost(&mut self, why: &str) {
+        tracing::info!(server = self.setup.server, shard = self.setup.shard, why, "a connection has ended");
+        self.redial.ended(self.remote.is_resumed(), why);
+    }
+
+    // Looking
+
+    fn look(&mut self) -> bool {
+        let mut busy = self.take_commands();
+        self.poll_link();
+        busy |= self.take_submissions();
+        busy |= self.receive();
+        busy |= self.send();
+        if busy {
+            let (taken, submitted) = self.remote.progress();
+            self.progress.submitted.store(submitted, Ordering::Relaxed);
+            self.progress.taken.store(taken, Ordering::Relaxed);
+        }
+        if !self.drains.is_empty() && self.remote.is_delivered() {
+            self.drains.drain(..).for_each(|done| _ = done.send(()));
+        }
+        busy
+    }
+
+    fn has_work(&self) -> bool {
+        self.inbox.is_open() || self.remote.has_work()
+    }
+
+    /// Finds out whether the socket is ready, without waiting. Whether it can be read is seen by reading, which costs no more
+    /// than a question and spares the read that follows one; a write that the socket takes little of would be worse than none.
+    fn poll_link(&mut self) {
+        self.remote.ready(true, false);
+        if !self.remote.is_writable() {
+            self.poll(Duration::ZERO);
+        }
+    }
+
+    fn poll(&mut self, longest: Duration) {
+        let (Some(link), Some(interest)) = (self.remote.link(), self.remote.interest()) else { return };
+        let mut flags = PollFlags::empty();
+        flags.set(PollFlags::IN, interest.read);
+        flags.set(PollFlags::OUT, interest.write);
+        let mut fds = [PollFd::new(link, flags), PollFd::new(self.inbox.wakeup(), PollFlags::IN)];
+        let _ = poll(&mut fds, Some(longest));
+        let (socket, woken) = (fds[0].revents(), fds[1].revents());
+        if !woken.is_empty() {
+            self.inbox.wakeup().clear();
+        }
+        // Errors and hang-ups are found out by reading.
+        let read = socket.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR);
+        self.remote.ready(read, socket.contains(PollFlags::OUT));
+    }
+
+    fn sleep(&mut self) {
+        let sleeping: &Sleeping = self.setup.flags.at(flags::sleeping(self.setup.shard));
+        sleeping.announce();
+        if !self.has_work() {
+            self.poll(look_every(self.setup.lease));
+            self.keep_vigil();
+        } else {
+            self.inbox.wakeup().clear();
+        }
+        self.setup.flags.at::<Sleeping>(flags::sleeping(self.setup.shard)).awake();
+    }
+
+    fn take_commands(&mut self) -> bool {
+        if !self.inbox.open() {
+            return false;
+        }
+        while let Some(command) = self.inbox.next() {
+            match command {
+                Command::Declare { id, home, lane, remote, terms } => {
+                    let mirrored = Mirrored { home: *home, lane, remote, state: None, terms };
+                    self.remote.declare(id, mirrored);
+                }
+                Command::State { id, state } => self.remote.give_state(id, state),
+                Command::Drain { done } => self.drains.push(done),
+                Command::Stop => self.running = false,
+            }
+        }
+        true
+    }
+
+    fn take_submissions(&mut self) -> bool {
+        let mut taken = false;
+        while let Some(submission) = self.remote.pop() {
+            // What a submission names was declared before; the command may still be on its way.
+            self.take_commands();
+            taken = true;
+            self.remote.submit(submission);
+        }
+        if taken {
+            self.remote.tell(ANYTHING);
+        }
+        taken
+    }
+
+    fn receive(&mut self) -> bool {
+        let mut taken = 0;
+        while taken < FRAMES {
+            match self.remote.hear() {
+                Heard::Frame => taken += 1,
+                Heard::Header => {}
+                Heard::Nothing => break,
+                Heard::Ended(why) => self.lost(&why),
+                Heard::Broke(what) => self.fail(format!("it broke the protocol: {what}")),
+            }
+        }
+        taken > 0
+    }
+
+    fn send(&mut self) -> bool {
+        self.remote.send().unwrap_or_else(|error| {
+            self.lost(&error.to_string());
+            true
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::rig::{self, Seen, W, good, good_behind, only_good};
+    use super::*;
+    use crate::options::Options;
+    use crate::wire::Ended;
+    use crate::wire::dial::PLAIN;
+    use crate::wire::records::RecordStream;
+    use crate::wire::travel::members::CHANGES;
+    use penstock_fabric::layout::page;
+    use penstock_fabric::net::stream::Stream;
+    use penstock_fabric::region::Mapping;
+    use penstock_proto::encoding::Agreed;
+    use penstock_proto::error::JobFailure;
+    use penstock_proto::handshake::{MAX_HANDSHAKE_BYTES, PLAIN_BINDING, ServerHandshake, Verdict, verdict};
+    use penstock_proto::message::Secret;
+    use penstock_proto::peer::PeerId;
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::mpsc::channel;
+    use std::time::Instant;
+
+    const SECRET: Secret = Secret([3; 32]);
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// A worker's proxy, and the server that it dials.
+    struct Far {
+        listener: TcpListener,
+        fate: Arc<Fate>,
+        seen: Seen,
+        proxy: Handle,
+    }
+
+    /// And the connection on which it is at work.
+    fn far() -> (Far, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("127.0.0.1:{}", listener.local_addr().unwrap().port()).parse().unwrap();
+        let dialer = Dialer::new(address, rig::JOB, SECRET, &Options::load([]).unwrap()).unwrap();
+        let fate = Arc::<Fate>::default();
+        let setup = Setup {
+            server: 4,
+            rank: 0,
+            shard: 0,
+            purpose: Purpose::Shard { peer: PeerId::worker(0), session: [0; 16], shard: 0 },
+            crowd: Arc::new(Crowd::Taken(true)),
+            lease: Duration::from_secs(60),
+            dialer: Arc::new(dialer),
+            page: Mapping::private(page::bytes(1)).unwrap(),
+            flags: Mapping::private(flags::BYTES).unwrap(),
+            fate: Arc::clone(&fate),
+        };
+        let (proxy, _) = start(setup).unwrap();
+        let (rig::Mirrored { home, lane, remote, terms, .. }, seen) = rig::tensor(Agreed::RAW);
+        let home = Box::new(home);
+        let (done, works) = channel();
+        proxy.send(Command::Declare { id: W, home, lane, remote, terms });
+        proxy.send(Command::Drain { done });
+        let far = Far { listener, fate, seen, proxy };
+        loop {
+            // A proxy that is told something while it connects begins again.
+            let socket = far.accept();
+            while socket.as_ref().is_ok_and(|socket| socket.peek(&mut [0]).is_err()) {
+                if works.try_recv().is_ok() {
+                    let socket = socket.unwrap();
+                    socket.set_nonblocking(false).unwrap();
+                    return (far, socket);
+                }
+            }
+        }
+    }
+
+    impl Far {
+        /// Takes the proxy's connection, as a server of the job.
+        fn accept(&self) -> Result<TcpStream, Ended> {
+            let (socket, _) = self.listener.accept()?;
+            shake_hands(&socket).map(|()| socket)
+        }
+    }
+
+    fn shake_hands(mut socket: &TcpStream) -> Result<(), Ended> {
+        socket.set_read_timeout(Some(LONG))?;
+        let mut first = [0];
+        socket.read_exact(&mut first)?;
+        assert_eq!(first, [PLAIN]);
+        let stream = Stream::plain(socket.try_clone()?, LONG)?;
+        let mut records = RecordStream::new(stream, MAX_HANDSHAKE_BYTES);
+        let hear = |records: &mut RecordStream| loop {
+            match records.receive()? {
+                Some(message) => break Ok::<_, Ended>(message),
+                None => std::thread::yield_now(),
+            }
+        };
+        let mut handshake = ServerHandshake::start(&hear(&mut records)?).unwrap();
+        records.send(&handshake.challenge(SECRET, [2; 32], PLAIN_BINDING))?;
+        handshake.finish(&hear(&mut records)?).unwrap();
+        records.send(&verdict(&Verdict::Accepted))
+    }
+
+    /// Says this at once, and waits until the proxy has hung up.
+    fn say(mut socket: TcpStream, frames: &[Vec<u8>]) {
+        socket.write_all(&frames.concat()).unwrap();
+        if let Err(error) = socket.read_to_end(&mut Vec::new()) {
+            // What was not read makes a reset of the end.
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        }
+    }
+
+    fn until(mut has_come: impl FnMut() -> bool) {
+        let since = Instant::now();
+        while !has_come() {
+            assert!(since.elapsed() < LONG);
+            std::thread::yield_now();
+        }
+    }
+
+    // The value behind the breach was published.
+    #[test]
+    fn a_server_that_breaks_the_protocol_is_lost_and_nothing_it_says_behind_that_is_taken() {
+        // By its place: an unknown tensor, a chunk of another shard, a wrong length, and an encoding that was not agreed to.
+        let breaches = rig::breaches(CHANGES);
+        for (bad, said) in [0, 1, 3, 7].map(|at| breaches[at].clone()) {
+            let (far, socket) = far();
+            say(socket, &[good(3), bad, good_behind(4)]);
+            until(|| far.fate.failure().is_some());
+            let Some(JobFailure::ServerLost { server: 4, reason }) = far.fate.failure() else {
+                panic!("{:?}", far.fate.failure())
+            };
+            assert!(reason.starts_with("it broke the protocol: ") && reason.contains(said), "{reason}");
+            drop(far.proxy);
+            assert_eq!(far.seen.what(), only_good(3));
+            far.listener.set_nonblocking(true).unwrap();
+            assert!(far.listener.accept().is_err(), "it dials no more");
+        }
+    }
+
+    #[test]
+    fn a_frame_that_came_damaged_ends_its_connection_and_the_next_goes_on() {
+        let (far, socket) = far();
+        let mut damaged = good(4);
+        damaged[200] ^= 1;
+        say(socket, &[good(3), damaged, good_behind(5)]);
+        let mut again = far.accept().unwrap();
+        assert_eq!(far.seen.what(), only_good(3));
+        again.write_all(&good(4)).unwrap();
+        until(|| far.seen.what() == only_good(4));
+        assert_eq!(far.fate.failure(), None);
+    }
+}
