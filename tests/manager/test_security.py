@@ -78,7 +78,8 @@ def test_other_hosts_are_refused_plain_text_loudly(empty_site, fails, tmp_path):
 def test_insecure_says_what_it_means(empty_site):
     process = empty_site.start("--insecure")
     assert "plain text" in process.seen
-    assert "change whatever the manager answers" in process.seen
+    assert "Anyone on the way can read" in process.seen
+    assert "Nobody there can change" in process.seen
 
 
 def test_a_token_is_not_sent_to_another_host_in_plain_text(site, fails):

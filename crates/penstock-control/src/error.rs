@@ -1,16 +1,18 @@
 //! What can go wrong between a client and a manager, and in starting either.
 //!
-//! A manager refuses with a gRPC status and one stable word in the trailing metadata `penstock-reason`; the hint
-//! follows from the word, so that it is written once. No text holds a secret.
+//! A manager refuses with a gRPC status and one stable word in the trailing metadata `penstock-reason`; the hint follows from
+//! the word, so that it is written once. No text holds a secret. What comes over the wire without a proof is told in our own
+//! words; texts that are proved are shortened, and controls no terminal.
 
 use crate::proof::Prover;
+use penstock_proto::error::{MAX_TEXT_BYTES, shorten};
 use std::path::PathBuf;
 use std::time::Duration;
 use tonic::codegen::http::HeaderMap;
 use tonic::{Code, Status};
 
 /// The trailing metadata that carries the [`Reason`].
-const REASON: &str = "penstock-reason";
+pub(crate) const REASON: &str = "penstock-reason";
 
 /// Why a manager refuses, in a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,10 +96,9 @@ impl Refusal {
         Self::new(Reason::JobSecret, "there is no such job, or the secret is not its own")
     }
 
-    /// The same, for a caller that shows its token or secret.
-    pub(crate) fn shown(self) -> Self {
-        let message =
-            "this manager takes proofs, not tokens or secrets: use the same version of Penstock everywhere";
+    /// The same, for a caller that shows its token or secret, or another kind of proof.
+    pub(crate) fn of_another_version(self) -> Self {
+        let message = "this manager takes this version's proofs, not tokens or secrets: use the same version of Penstock everywhere";
         Self { message: message.to_owned(), ..self }
     }
 
@@ -117,13 +118,29 @@ impl Refusal {
         Self::new(who.refusal().reason, text)
     }
 
+    /// The same, found out by the client: the manager has proved itself, but what answers the call has not.
+    pub(crate) fn not_proved(who: &Prover) -> Self {
+        let text = "the answer is not proved: something on the way has changed it or the call, or the manager is of another version of Penstock";
+        let gone = match who {
+            Prover::Worker { .. } => ", or the job has just been deleted",
+            Prover::Admin | Prover::Server => "",
+        };
+        Self::new(who.refusal().reason, format!("{text}{gone}"))
+    }
+
+    /// The one refusal of a manager's nonce that does not count, or not any more.
+    pub(crate) fn stale() -> Self {
+        let message = "the proof is too old, was used before, or was made before the manager restarted";
+        Self::new(Reason::StaleProof, message)
+    }
+
     /// The one refusal for too many calls.
     pub(crate) fn busy() -> Self {
         Self::new(Reason::Busy, "the manager has too many calls at once")
     }
 
     fn read(status: &Status) -> Option<Self> {
-        Some(Self::new(reason(status.metadata().as_ref())?, status.message()))
+        Some(Self::new(reason(status.metadata().as_ref())?, harmless(status.message())))
     }
 }
 
@@ -131,6 +148,18 @@ impl Refusal {
 pub(crate) fn reason(headers: &HeaderMap) -> Option<Reason> {
     let word = headers.get(REASON)?.to_str().ok()?;
     Reason::ALL.iter().find(|row| row.1 == word).map(|row| row.0)
+}
+
+/// A peer's text, as it may be shown.
+pub(crate) fn harmless(text: impl Into<String>) -> String {
+    let mut text = text.into();
+    shorten(&mut text, MAX_TEXT_BYTES);
+    text
+}
+
+/// The error of a status whose words were not taken, because who says them has proved nothing.
+pub(crate) fn in_our_words(code: Code) -> Status {
+    Status::new(code, format!("it answered with the gRPC status {} ({})", code as i32, code.description()))
 }
 
 impl From<Refusal> for Status {
@@ -146,7 +175,7 @@ impl From<Refusal> for Status {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The manager refused, and changed nothing; without TLS, something on the way may have said so in its place.
+    /// The manager refused, and changed nothing; or what answers has not proved that it is the manager.
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// Not all servers of the job were ready in time.
@@ -231,9 +260,11 @@ impl Error {
         let address = address.to_owned();
         match status.code() {
             Code::DeadlineExceeded | Code::Cancelled => Self::Unanswered { address, waited },
-            Code::Unavailable | Code::Unknown => Self::Unreachable { address, reason: deepest(status) },
+            Code::Unavailable | Code::Unknown => {
+                Self::Unreachable { address, reason: harmless(deepest(status)) }
+            }
             Code::ResourceExhausted => Self::Refused(Refusal::busy()),
-            code => Self::Protocol { address, reason: format!("{code:?}: {}", status.message()) },
+            code => Self::Protocol { address, reason: harmless(format!("{code:?}: {}", status.message())) },
         }
     }
 
@@ -321,6 +352,21 @@ mod tests {
             let status = Status::from(refusal.clone());
             assert_eq!(status.code(), code);
             assert_eq!(Refusal::read(&status), Some(refusal));
+        }
+    }
+
+    #[test]
+    fn no_text_of_a_peer_controls_a_terminal_or_fills_a_log() {
+        let text = format!("\u{1b}[2J\r\nall is well\u{9b}{}", "x".repeat(5000));
+        let refusal = Status::from(Refusal::new(Reason::Failed, text.clone()));
+        let mut errors = vec![Error::from_status(&refusal, "h:1", Duration::ZERO)];
+        errors.extend((1..=16).map(|code| {
+            let status = Status::new(Code::from(code), text.clone());
+            Error::from_status(&status, "h:1", Duration::ZERO)
+        }));
+        for error in errors {
+            let shown = error.to_string();
+            assert!(!shown.contains(char::is_control) && shown.len() < 1200, "{shown:?}");
         }
     }
 }

@@ -25,12 +25,13 @@
 //! # }
 //! ```
 //!
-//! Tokens and secrets are [proved](client::Proving), never sent.
+//! Tokens and secrets are [proved](client::Proving), never sent; what a manager answers is proved too.
 //!
 //! tokio runs here and nowhere below: no data goes through the control plane.
 
 mod address;
 pub mod agent;
+mod body;
 pub mod cert;
 pub mod client;
 mod error;
@@ -38,6 +39,7 @@ pub mod limits;
 pub mod manager;
 mod proof;
 pub mod proto;
+mod reply;
 mod seal;
 pub mod secret;
 pub mod server_key;

@@ -3,9 +3,11 @@
 use crate::client::TIMEOUT;
 use std::time::Duration;
 
-/// Most bytes of a request from a caller that has proved nothing yet (a challenge, or a worker's call). A longer one is refused
-/// while it arrives, before it is decoded.
+/// Most bytes of a request from a caller that has proved nothing (for a challenge, or about health), and of an answer that
+/// proves nothing. A longer request is refused while it arrives, before it is decoded; so are those below.
 pub const STRANGER_BYTES: usize = 4 << 10;
+/// Bytes of a worker's request: it says who it is, and for how long it waits.
+pub const WORKER_BYTES: usize = 4 << 10;
 /// Bytes of an administrator's request. A job with all its settings takes less than 20 KiB.
 pub const ADMIN_BYTES: usize = 64 << 10;
 /// Bytes of a server's request: a heartbeat of [`JOBS`] jobs stays below it.
@@ -27,17 +29,19 @@ pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
 pub const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest life of a call on the manager; a client that sends its request byte by byte is cut off by it.
 pub const CALL: Duration = Duration::from_secs(30);
-/// Longest wait of one `Connect`; a client with more patience calls again.
+/// Longest wait of one `Connect`, which is also over when its proof is; a client with more patience calls again.
 pub const CONNECT_WAIT: Duration = Duration::from_secs(10);
 /// Bytes of all headers of a request.
 pub const HEADER_BYTES: u32 = 16 * 1024;
-/// Life of a challenge: a call that has not proved itself with it by then takes another. Above what a call needs on the way, and
-/// as long as a client waits for its answer: what is held back on the way may be carried out for so long after that.
+/// Life of a challenge: a call that has not proved itself with it by then takes another, and none is carried out later, also if
+/// it was held back on the way or waits in `Connect`. Above what a call needs on the way, and no shorter than a client waits
+/// for what the manager does at once; in `Connect` a client waits for up to five seconds more.
 pub const PROOF_LIFE: Duration = Duration::from_secs(10);
 const _: () =
     assert!(PROOF_LIFE.as_secs() == TIMEOUT.as_secs(), "proofs.proto and docs/threat_model.md say both");
-/// Used challenges that are kept for the admin token, the server token and each job's secret (about 50 bytes each), so that none
-/// is used twice. Above it, those older than the oldest kept are no longer valid, and a call that has one of them takes another.
+/// Used challenges that are kept for the admin token, the server token and each job's secret (about 50 bytes each), so that
+/// none is used twice. Above it, those older than the oldest kept are no longer valid, and a call that has one of them takes
+/// another.
 pub const USED_PROOFS: usize = 4096;
 /// Silence after which a server counts as lost.
 pub const LEASE: Duration = Duration::from_secs(10);
@@ -55,8 +59,6 @@ pub const SETTING_BYTES: usize = 256;
 pub const NAME_BYTES: usize = 64;
 /// Bytes of an endpoint string.
 pub const ENDPOINT_BYTES: usize = 512;
-/// Bytes of a text that a server reports, such as why a job failed. What is longer is cut.
-pub const REPORT_BYTES: usize = 1024;
 
 const _: () =
     assert!(SETTINGS * (SETTING_BYTES + 16) + NAME_BYTES + 1024 <= ADMIN_BYTES, "every job can be asked for");

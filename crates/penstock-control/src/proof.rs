@@ -4,14 +4,18 @@
 //! caller                                        manager
 //!   Challenge: who, client nonce           ->
 //!                                          <-   manager nonce, HMAC(secret, both nonces, who)
-//!   the call, with HMAC(secret, both nonces, body, path)  ->
+//!   headers: digest of the body, HMAC(secret, both nonces, digest, path)  ->
+//!   body                                   ->
+//!                                          <-   reply, HMAC(secret, both nonces, reply, path)
 //! ```
 //!
-//! The caller speaks last: a process that listens at a manager's address without knowing the secret is told nothing that it could
-//! use, and what was recorded is of no use in another call. The labels differ, so no proof serves as another.
+//! The caller proves itself last: a process that listens at a manager's address without knowing the secret is told nothing that
+//! it could use, and what was recorded is of no use in another call. The manager judges a call by its headers, and reads
+//! nothing more of a caller that has not proved itself. The labels differ, so no proof serves as another. The reply's proof is
+//! made in `reply.rs`.
 
 use crate::error::Refusal;
-use crate::secret::{hex, unhex};
+use crate::secret::{hex, unhex, unhex_all};
 use hmac::{Hmac, Mac as _};
 use penstock_proto::message::Secret;
 use sha2::{Digest as _, Sha256};
@@ -106,6 +110,11 @@ impl Said {
         Self { path: path.to_owned(), body: Sha256::digest(body).into() }
     }
 
+    /// Whether this is the body that was announced.
+    pub(crate) fn has_body(&self, body: &[u8]) -> bool {
+        *Sha256::digest(body) == self.body
+    }
+
     fn mac(&self, secret: &Secret, nonces: &Nonces) -> Hmac<Sha256> {
         let parts: [&[u8]; 4] = [&nonces.client, &nonces.manager, &self.body, self.path.as_bytes()];
         mac(secret, b"penstock call proof 1 ", &parts)
@@ -117,9 +126,11 @@ impl Said {
             .concat()
     }
 
-    /// The header that proves that the caller knows the secret.
-    pub(crate) fn prove(&self, secret: &Secret, nonces: &Nonces) -> Proof {
-        Proof { nonces: *nonces, proof: self.mac(secret, nonces).finalize().into_bytes().into() }
+    /// The header that proves that `who` knows the secret.
+    pub(crate) fn prove(&self, secret: &Secret, nonces: &Nonces, who: &Prover) -> Proof {
+        let job = if let Prover::Worker { job } = who { job.clone() } else { String::new() };
+        let proof = self.mac(secret, nonces).finalize().into_bytes().into();
+        Proof { nonces: *nonces, body: self.body, proof, job }
     }
 
     /// Whether `proof` does; takes equally long for all wrong ones.
@@ -128,21 +139,29 @@ impl Said {
     }
 }
 
-/// What a call carries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What a call carries in its headers.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Proof {
     pub(crate) nonces: Nonces,
+    /// Digest of the body, known before that is read.
+    body: Digest,
     proof: Digest,
+    /// A worker's job; else empty.
+    pub(crate) job: String,
 }
 
 impl Proof {
+    /// The call of this path that it is of.
+    pub(crate) fn said(&self, path: &str) -> Said {
+        Said { path: path.to_owned(), body: self.body }
+    }
+
     /// As a header; kept out of the tables of HTTP/2, since it comes once.
     pub(crate) fn show(&self, metadata: &mut MetadataMap) {
-        let Nonces { client, manager } = &self.nonces;
-        metadata.insert(
-            AUTHORIZATION,
-            header(&format!("{SCHEME} {} {} {}", hex(manager), hex(client), hex(&self.proof))),
-        );
+        let Self { nonces, body, proof, job } = self;
+        // A job may be asked for by any name: digits go into a header.
+        let words = [&nonces.manager[..], &nonces.client, body, proof, job.as_bytes()].map(hex);
+        metadata.insert(AUTHORIZATION, header(format!("{SCHEME} {}", words.join(" ")).trim_end()));
     }
 
     /// The one that a request carries.
@@ -150,14 +169,16 @@ impl Proof {
         let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
         let mut words = value.strip_prefix(SCHEME)?.strip_prefix(' ')?.split(' ');
         let mut next = || unhex::<32>(words.next()?);
-        let (manager, client, proof) = (next()?, next()?, next()?);
-        words.next().is_none().then_some(Self { nonces: Nonces { client, manager }, proof })
+        let (manager, client, body, proof) = (next()?, next()?, next()?, next()?);
+        let job = String::from_utf8(unhex_all(words.next().unwrap_or_default())?).ok()?;
+        words.next().is_none().then_some(Self { nonces: Nonces { client, manager }, body, proof, job })
     }
 }
 
-/// Whether a request shows a token instead, as earlier versions did.
-pub(crate) fn shows_token(headers: &HeaderMap) -> bool {
-    headers.get(AUTHORIZATION).is_some_and(|value| value.as_bytes().starts_with(b"Bearer "))
+/// Whether a request shows a token, or a proof of another form, as earlier versions did.
+pub(crate) fn of_another_version(headers: &HeaderMap) -> bool {
+    let value = headers.get(AUTHORIZATION).map_or(&b""[..], |value| value.as_bytes());
+    [b"Bearer ", SCHEME.as_bytes()].iter().any(|scheme| value.starts_with(scheme))
 }
 
 /// A header of ASCII text.
@@ -182,8 +203,9 @@ mod tests {
     fn a_proof_is_of_one_secret_one_method_one_body_and_both_nonces() {
         let (secret, nonces) = (Secret(random()), nonces());
         let said = Said::new("/a.B/C", b"body");
-        let proof = said.prove(&secret, &nonces);
-        assert!(said.proves(&secret, &proof));
+        let proof = said.prove(&secret, &nonces, &Prover::Admin);
+        assert!(said.proves(&secret, &proof) && proof.said("/a.B/C") == said);
+        assert!(said.has_body(b"body") && !said.has_body(b"bodz"));
         assert!(!said.proves(&Secret(random()), &proof));
         assert!(!Said::new("/a.B/D", b"body").proves(&secret, &proof));
         assert!(!Said::new("/a.B/C", b"bodz").proves(&secret, &proof));
@@ -192,7 +214,7 @@ mod tests {
             Nonces { manager: random(), ..nonces },
             Nonces { client: nonces.manager, manager: nonces.client },
         ] {
-            assert!(!said.proves(&secret, &Proof { nonces: other, ..proof }));
+            assert!(!said.proves(&secret, &Proof { nonces: other, ..proof.clone() }));
         }
     }
 
@@ -206,34 +228,43 @@ mod tests {
             assert!(!nonces.manager_proves(&secret, &who, &proof));
         }
         assert!(!nonces.manager_proves(&secret, &worker("a"), &proof[..31]));
-        assert!(!Said::new("", b"").proves(&secret, &Proof { nonces, proof }));
+        let said = Said::new("", b"");
+        let shown = said.prove(&secret, &nonces, &worker("a"));
+        assert!(said.proves(&secret, &shown) && !said.proves(&secret, &Proof { proof, ..shown }));
     }
 
     #[test]
     fn a_proof_goes_into_a_header_and_comes_out_and_nothing_else_does() {
-        let proof = Said::new("/a.B/C", b"").prove(&Secret(random()), &nonces());
         let mut metadata = MetadataMap::new();
         assert_eq!(Proof::read(metadata.as_ref()), None);
-        proof.show(&mut metadata);
-        assert_eq!(Proof::read(metadata.as_ref()), Some(proof));
+        let worker = |job: &str| Prover::Worker { job: job.to_owned() };
+        for who in [Prover::Admin, worker("mnist"), worker("a b\n\u{e9}"), worker("")] {
+            let proof = Said::new("/a.B/C", b"").prove(&Secret(random()), &nonces(), &who);
+            proof.show(&mut metadata);
+            assert_eq!(Proof::read(metadata.as_ref()), Some(proof));
+        }
         let digits = "0".repeat(64);
+        let four = format!("{digits} {digits} {digits} {digits}");
         for wrong in [
             format!("Bearer {digits}"),
-            format!("Penstock-Proof {digits} {digits}"),
-            format!("Penstock-Proof {digits} {digits} {digits} {digits}"),
-            format!("Penstock-Proof {digits} {digits} {}", &digits[1..]),
-            format!("Penstock-Proof{digits} {digits} {digits}"),
-            format!("Penstock-Proof  {digits} {digits} {digits}"),
+            format!("Penstock-Proof {digits} {digits} {digits}"),
+            format!("Penstock-Proof {four} 6"),
+            format!("Penstock-Proof {four} ff"),
+            format!("Penstock-Proof {four} 61 61"),
+            format!("Penstock-Proof {}", &four[1..]),
+            format!("Penstock-Proof{four}"),
+            format!("Penstock-Proof  {four}"),
         ] {
             metadata.insert(AUTHORIZATION, header(&wrong));
             assert_eq!(Proof::read(metadata.as_ref()), None, "{wrong}");
+            assert!(of_another_version(metadata.as_ref()), "{wrong}");
         }
     }
 
     proptest! {
         #[test]
         fn whatever_a_stranger_writes_into_its_headers_is_read_or_not_and_proves_nothing(
-            words in proptest::collection::vec("[0-9a-f]{64}|[0-9a-fA-F]{0,130}|[ -~]{0,70}", 0..5),
+            words in proptest::collection::vec("[0-9a-f]{64}|[0-9a-fA-F]{0,130}|[ -~]{0,70}", 0..6),
             scheme in "Penstock-Proof|[ -~]{0,20}",
         ) {
             let mut metadata = MetadataMap::new();

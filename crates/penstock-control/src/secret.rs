@@ -23,6 +23,12 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
     bytes
 }
 
+/// The bytes of any number of hexadecimal digits.
+pub(crate) fn unhex_all(text: &str) -> Option<Vec<u8>> {
+    let byte = |pair| unhex::<1>(std::str::from_utf8(pair).ok()?).map(|[byte]| byte);
+    text.as_bytes().chunks(2).map(byte).collect()
+}
+
 /// An identity of 32 hexadecimal digits that no other process draws.
 pub(crate) fn identity() -> String {
     hex(&random::<16>())
@@ -99,7 +105,9 @@ mod tests {
         assert_eq!(unhex(&hex(&bytes)), Some(bytes));
         for wrong in ["", "0", "000", "+0", "0g", "\u{e9}"] {
             assert_eq!(unhex::<1>(wrong), None, "{wrong}");
+            assert_eq!(unhex_all(wrong), wrong.is_empty().then(Vec::new), "{wrong}");
         }
+        assert_eq!(unhex_all(&hex(&bytes)), Some(bytes.to_vec()));
     }
 
     #[test]

@@ -3,20 +3,16 @@
 mod common;
 
 use common::{DEADLINE, Site};
-use http_body_util::{BodyExt, Full};
 use penstock_control::client::{Client, Target, Worker};
-use penstock_control::proto::ConnectRequest;
 use penstock_control::proto::jobs_client::JobsClient;
+use penstock_control::proto::{ConnectRequest, Prover};
+use penstock_control::secret::hex;
 use penstock_control::{Error, Reason, limits};
 use penstock_proto::message::Secret;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 use tonic::Status;
-use tonic::body::Body;
-use tonic::codegen::Bytes;
-use tonic::codegen::http::Request;
-use tower::ServiceExt;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -93,32 +89,36 @@ fn the_largest_job_that_there_may_be_is_below_the_limit() {
 }
 
 #[test]
-fn who_shows_no_proof_that_may_be_good_is_refused_before_its_request_ends() {
+fn who_has_not_proved_itself_is_refused_before_its_request_ends() {
     let site = Site::new();
+    site.create("mnist", |_| {}).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let digits = "0".repeat(64);
-    let (made_up, token) = (format!("Penstock-Proof {digits} {digits} {digits}"), format!("Bearer {digits}"));
+    let (made_up, token) =
+        (format!("Penstock-Proof {digits} {digits} {digits} {digits}"), format!("Bearer {digits}"));
+    let mnist = hex(b"mnist");
+    // The nonce is the manager's own: anyone may ask for one.
+    let genuine = |prover, job: &str| {
+        let nonces = runtime.block_on(common::nonces(&site.address, prover, job));
+        format!("Penstock-Proof {nonces} {digits} {digits} {}", hex(job.as_bytes())).trim_end().to_owned()
+    };
     let (admin, server, worker) = ("Admin/CreateJob", "Servers/Heartbeat", "Jobs/Connect");
     for (method, shown, word, text) in [
         (admin, "", "token", "wrong or missing"),
         (server, "", "token", "wrong or missing"),
         (worker, "", "job-secret", "no such job"),
-        (worker, "Penstock-Proof 00", "job-secret", "no such job"),
+        (worker, "Penstock-Proof 00", "job-secret", "same version"),
         (admin, &made_up, "stale-proof", "too old"),
         (server, &made_up, "stale-proof", "too old"),
+        (worker, &format!("{made_up} {mnist}"), "stale-proof", "too old"),
+        (admin, &genuine(Prover::Admin, ""), "token", "wrong or missing"),
+        (server, &genuine(Prover::Server, ""), "token", "wrong or missing"),
+        (worker, &genuine(Prover::Worker, "mnist"), "job-secret", "no such job"),
+        (worker, &genuine(Prover::Worker, "other"), "job-secret", "no such job"),
         (admin, &token, "token", "proofs, not tokens"),
         (worker, &token, "job-secret", "proofs, not tokens"),
     ] {
-        let response = runtime.block_on(async {
-            let without_end = Full::new(Bytes::from_static(b"\0")).with_trailers(std::future::pending());
-            let request = Request::post(format!("http://manager/penstock.v1.{method}"))
-                .header("content-type", "application/grpc")
-                .header("authorization", shown)
-                .body(Body::new(without_end))
-                .unwrap();
-            let call = common::channel(&site.address).await.oneshot(request);
-            tokio::time::timeout(DEADLINE, call).await.expect("it waits for the rest").unwrap()
-        });
+        let response = runtime.block_on(common::call_without_end(&site.address, method, shown));
         assert_eq!(response.headers()["penstock-reason"], word, "{method} {shown}");
         let status = Status::from_header_map(response.headers()).unwrap();
         assert!(status.message().contains(text), "{method} {shown}: {status:?}");
@@ -127,12 +127,7 @@ fn who_shows_no_proof_that_may_be_good_is_refused_before_its_request_ends() {
 
 /// A call that waits until it is cut off.
 fn long_wait() -> ConnectRequest {
-    ConnectRequest {
-        job: "mnist".to_owned(),
-        worker: "7".repeat(32),
-        wait_milliseconds: 10_000,
-        ..ConnectRequest::default()
-    }
+    ConnectRequest { worker: "7".repeat(32), wait_milliseconds: 10_000, ..ConnectRequest::default() }
 }
 
 #[test]

@@ -32,6 +32,17 @@ type Heard = Arc<Mutex<Vec<u8>>>;
 /// What is done to a call on its way.
 type Change = Arc<dyn Fn(&mut Parts, &mut Bytes) + Send + Sync>;
 
+/// What is done to an answer on its way: the path of its call comes first.
+type Rewrite = Arc<dyn Fn(&str, &mut Answer) + Send + Sync>;
+
+/// An answer; how the call ended stands in the trailers, or in the headers if there is no body.
+#[derive(Clone)]
+struct Answer {
+    headers: HeaderMap,
+    body: Bytes,
+    trailers: Option<HeaderMap>,
+}
+
 /// Stands where a client looks for its manager.
 #[derive(Clone)]
 struct Between {
@@ -39,17 +50,23 @@ struct Between {
     /// The manager; none: it answers itself, and knows nothing.
     manager: Option<Channel>,
     change: Change,
+    rewrite: Rewrite,
     /// How often a call is passed on; the last answer counts.
     times: usize,
     pretender: Pretender,
 }
 
 /// A manager of no token and no job.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Pretender {
-    /// The word that it refuses challenges with; none: it answers them.
+    /// What it refuses challenges with; none: it answers them.
+    code: Option<tonic::Code>,
+    /// The word beside that.
     word: Option<&'static str>,
 }
+
+/// What it says: it would clear a terminal, and set a title.
+const LIES: &str = "\u{1b}[2J\u{1b}]0;all is well\u{7}\r\nwhat a stranger says\u{9b}31m";
 
 #[tonic::async_trait]
 impl Proofs for Pretender {
@@ -57,9 +74,11 @@ impl Proofs for Pretender {
         &self,
         request: tonic::Request<ChallengeRequest>,
     ) -> Result<tonic::Response<ChallengeReply>, tonic::Status> {
-        if let Some(word) = self.word {
-            let mut status = tonic::Status::failed_precondition("what a stranger says");
-            status.metadata_mut().insert("penstock-reason", word.parse().unwrap());
+        if let Some(code) = self.code {
+            let mut status = tonic::Status::new(code, LIES);
+            if let Some(word) = self.word {
+                status.metadata_mut().insert("penstock-reason", word.parse().unwrap());
+            }
             return Err(status);
         }
         // What it was sent, sent back, is not a proof either.
@@ -87,20 +106,28 @@ impl Between {
         note(&self.heard, &HeaderMap::new(), &body);
         let Some(manager) = self.manager else {
             let request = Request::from_parts(parts, Body::new(Full::new(body)));
-            return ProofsServer::new(self.pretender).oneshot(request).await.unwrap();
+            let mut answer = ProofsServer::new(self.pretender).oneshot(request).await.unwrap();
+            answer.headers_mut().insert("grpc-status-details-bin", "no base 64".parse().unwrap());
+            return answer;
         };
+        let path = parts.uri.path().to_owned();
         (self.change)(&mut parts, &mut body);
         let mut answer = None;
         for _ in 0..self.times {
             let request = Request::from_parts(parts.clone(), Body::new(Full::new(body.clone())));
             answer = Some(manager.clone().oneshot(request).await.unwrap());
         }
-        let (parts, body) = answer.unwrap().into_parts();
+        let (mut parts, body) = answer.unwrap().into_parts();
         let body = body.collect().await.unwrap();
         let trailers = body.trailers().cloned();
-        let body = body.to_bytes();
-        note(&self.heard, &parts.headers, &body);
-        let body = Full::new(body).with_trailers(async move { trailers.map(Ok) });
+        let mut answer =
+            Answer { headers: std::mem::take(&mut parts.headers), body: body.to_bytes(), trailers };
+        note(&self.heard, &answer.headers, &answer.body);
+        (self.rewrite)(&path, &mut answer);
+        // Whatever length it has now.
+        answer.headers.remove("content-length");
+        parts.headers = answer.headers;
+        let body = Full::new(answer.body).with_trailers(async move { answer.trailers.map(Ok) });
         Response::from_parts(parts, Body::new(body))
     }
 }
@@ -130,12 +157,16 @@ struct Listener {
 impl Listener {
     /// One that knows nothing.
     fn alone() -> Self {
-        Self::start(None, Arc::new(|_, _| {}), 1, Pretender { word: None })
+        Self::pretending(Pretender::default())
     }
 
     /// One that knows nothing, and refuses challenges with this word.
     fn refusing(word: &'static str) -> Self {
-        Self::start(None, Arc::new(|_, _| {}), 1, Pretender { word: Some(word) })
+        Self::pretending(Pretender { code: Some(tonic::Code::FailedPrecondition), word: Some(word) })
+    }
+
+    fn pretending(pretender: Pretender) -> Self {
+        Self::start(None, Arc::new(|_, _| {}), 1, Arc::new(|_, _| {}), pretender)
     }
 
     /// One that passes everything on, `times` over, with this change.
@@ -144,10 +175,23 @@ impl Listener {
         times: usize,
         change: impl Fn(&mut Parts, &mut Bytes) + Send + Sync + 'static,
     ) -> Self {
-        Self::start(Some(&site.address), Arc::new(change), times, Pretender { word: None })
+        let kept = Arc::new(|_: &str, _: &mut Answer| {});
+        Self::start(Some(&site.address), Arc::new(change), times, kept, Pretender::default())
     }
 
-    fn start(manager: Option<&str>, change: Change, times: usize, pretender: Pretender) -> Self {
+    /// One that passes everything on, and changes the answers.
+    fn rewriting(site: &Site, rewrite: impl Fn(&str, &mut Answer) + Send + Sync + 'static) -> Self {
+        let kept = Arc::new(|_: &mut Parts, _: &mut Bytes| {});
+        Self::start(Some(&site.address), kept, 1, Arc::new(rewrite), Pretender::default())
+    }
+
+    fn start(
+        manager: Option<&str>,
+        change: Change,
+        times: usize,
+        rewrite: Rewrite,
+        pretender: Pretender,
+    ) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let heard = Heard::default();
@@ -156,7 +200,8 @@ impl Listener {
                 manager.map(|at| Endpoint::from_shared(format!("http://{at}")).unwrap().connect_lazy());
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap().to_string();
-            let between = Between { heard: Arc::clone(&heard), manager, change, times, pretender };
+            let heard = Arc::clone(&heard);
+            let between = Between { heard, manager, change, rewrite, times, pretender };
             tokio::spawn(Server::builder().serve_with_incoming(between, TcpIncoming::from(listener)));
             address
         });
@@ -258,6 +303,164 @@ fn what_a_listener_says_instead_of_a_proof_is_not_believed() {
 }
 
 #[test]
+fn what_listens_in_a_managers_place_says_nothing_in_a_users_terminal() {
+    let secret = Secret([7; 32]);
+    let words = [None, Some("failed"), Some("busy")];
+    for (code, word) in (1..=16).flat_map(|code| words.map(|word| (tonic::Code::from(code), word))) {
+        let listener = Listener::pretending(Pretender { code: Some(code), word });
+        let client = listener.client();
+        let connect = client.connect("mnist", &secret, &Worker::default(), Duration::ZERO);
+        let errors =
+            [client.list_jobs(&secret).unwrap_err(), connect.unwrap_err(), client.health().unwrap_err()];
+        for error in errors {
+            let shown = error.to_string();
+            assert!(!shown.contains(char::is_control), "{code:?} {word:?}: {shown:?}");
+            assert!(!shown.contains("well") && !shown.contains("stranger"), "{code:?} {word:?}: {shown:?}");
+        }
+    }
+}
+
+#[test]
+fn what_a_server_reports_controls_no_terminal() {
+    let site = Site::with(|config| config.timing = common::SHORT);
+    let (host, _agent) = site.server("/a.sock", 100);
+    *host.refusal.lock().unwrap() = Some(LIES.to_owned());
+    let created = site.create("mnist", |_| {}).unwrap();
+    let detail = || site.client().show_job(&site.admin(), "mnist").unwrap().detail;
+    until("its refusal is known", || detail().contains("stranger"));
+    assert!(!detail().contains(char::is_control), "{:?}", detail());
+    let connect = site.client().connect("mnist", &created.secret, &Worker::default(), Duration::ZERO);
+    let shown = connect.unwrap_err().to_string();
+    assert!(shown.contains("stranger") && !shown.contains(char::is_control), "{shown:?}");
+}
+
+/// Replaces text by as much other text, wherever it stands in an answer.
+fn replace(answer: &mut Answer, from: &str, to: &str) {
+    assert_eq!(from.len(), to.len());
+    let mut body = answer.body.to_vec();
+    while let Some(at) = body.windows(from.len()).position(|part| part == from.as_bytes()) {
+        body[at..at + to.len()].copy_from_slice(to.as_bytes());
+    }
+    answer.body = body.into();
+}
+
+#[track_caller]
+fn not_proved<T: std::fmt::Debug>(result: Result<T, Error>, reason: Reason) {
+    let Err(Error::Refused(refusal)) = result else { panic!("expected a refusal, got {result:?}") };
+    assert_eq!(refusal.reason, reason, "{refusal}");
+    assert!(refusal.message.contains("not proved"), "{refusal}");
+}
+
+#[test]
+fn where_servers_are_and_how_to_talk_to_them_cannot_be_changed_on_the_way() {
+    let site = Site::new();
+    let _server = site.server("tcp://127.0.0.1:7700?host=ab&unix=/b.sock", 100);
+    let created = site
+        .create("mnist", |spec| {
+            (spec.workers, spec.settings) = (9, vec![("transport".to_owned(), "shm".to_owned())]);
+        })
+        .unwrap();
+    let connect = |rewrite: fn(&mut Answer)| {
+        let listener = Listener::rewriting(&site, move |path, answer| {
+            if path == "/penstock.v1.Jobs/Connect" {
+                rewrite(answer);
+            }
+        });
+        listener.client().connect("mnist", &created.secret, &Worker::default(), DEADLINE * 10)
+    };
+    let started = Instant::now();
+    assert_eq!(connect(|_| {}).unwrap().settings, [("transport".to_owned(), "shm".to_owned())]);
+    let rewrites: [fn(&mut Answer); 7] = [
+        |answer| replace(answer, "7700?host=ab&unix=/b.sock", "6666?host=xx&unix=/x.sock"),
+        |answer| replace(answer, "shm", "tcp"),
+        |answer| drop(answer.headers.remove("penstock-reply-proof")),
+        |answer| drop(answer.headers.insert("penstock-reply-proof", "0".repeat(64).parse().unwrap())),
+        |answer| answer.body = Bytes::from_static(&[0; 5]),
+        |answer| {
+            answer.body = Bytes::new();
+            answer.trailers = None;
+            answer.headers.insert("grpc-status", "9".parse().unwrap());
+            answer.headers.insert("penstock-reason", "failed".parse().unwrap());
+            answer.headers.insert("grpc-message", "all%20is%20well".parse().unwrap());
+        },
+        |answer| drop(answer.trailers.as_mut().unwrap().insert("grpc-status", "13".parse().unwrap())),
+    ];
+    for rewrite in rewrites {
+        not_proved(connect(rewrite), Reason::JobSecret);
+    }
+    assert!(started.elapsed() < DEADLINE, "nobody waits for what is not the manager");
+}
+
+#[test]
+fn what_an_administrator_is_told_is_this_calls_and_the_managers() {
+    let site = Site::new();
+    let first = Mutex::new(None);
+    // The answer to an earlier call, proof and all.
+    let listener = Listener::rewriting(&site, move |path, answer| {
+        if path == "/penstock.v1.Admin/ListJobs" {
+            *answer = first.lock().unwrap().get_or_insert_with(|| answer.clone()).clone();
+        }
+    });
+    assert!(listener.client().list_jobs(&site.admin()).unwrap().jobs.is_empty());
+    site.create("mnist", |_| {}).unwrap();
+    not_proved(listener.client().list_jobs(&site.admin()), Reason::Token);
+    // Refusals are proved too.
+    let show = |header: &'static str, value: &'static str| {
+        let listener = Listener::rewriting(&site, move |path, answer| {
+            if path == "/penstock.v1.Admin/ShowJob" {
+                answer.headers.insert(header, value.parse().unwrap());
+            }
+        });
+        listener.client().show_job(&site.admin(), "other")
+    };
+    assert_eq!(refused(show("something", "else")), Reason::NoSuchJob);
+    for (header, value) in [("penstock-reason", "quota"), ("grpc-status", "7"), ("grpc-message", "look")] {
+        not_proved(show(header, value), Reason::Token);
+    }
+}
+
+#[test]
+fn a_server_drops_no_job_because_something_on_the_way_says_so() {
+    let site = Site::with(|config| config.timing = common::SHORT);
+    let (lies, told) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let (on, count) = (Arc::clone(&lies), Arc::clone(&told));
+    let listener = Listener::rewriting(&site, move |path, answer| {
+        if path == "/penstock.v1.Servers/Heartbeat" && on.load(Ordering::Relaxed) {
+            // No job at all.
+            answer.body = Bytes::from_static(&[0; 5]);
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    let host = Memory::new("/a.sock", 100);
+    let token = site.token("server.token");
+    let _agent = Agent::start(&listener.target(), token, Arc::<Memory>::clone(&host)).unwrap();
+    site.create("mnist", |_| {}).unwrap();
+    until("it is hosted", || host.hosts("mnist"));
+    lies.store(true, Ordering::Relaxed);
+    until("it was told to drop it", || told.load(Ordering::Relaxed) >= 3);
+    lies.store(false, Ordering::Relaxed);
+    until("it is heard of again", || site.state_of("mnist") == "ready");
+    assert_eq!(host.log(), ["create mnist"]);
+}
+
+#[test]
+fn who_repeats_headers_that_it_has_heard_is_not_listened_to() {
+    let site = Site::new();
+    let heard = Arc::new(Mutex::new(String::new()));
+    let note = Arc::clone(&heard);
+    let listener = Listener::before(&site, 1, move |parts, _| {
+        if let Some(shown) = parts.headers.get("authorization") {
+            *note.lock().unwrap() = shown.to_str().unwrap().to_owned();
+        }
+    });
+    listener.client().list_jobs(&site.admin()).unwrap();
+    let shown = heard.lock().unwrap().clone();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let answer = runtime.block_on(common::call_without_end(&site.address, "Admin/ListJobs", &shown));
+    assert_eq!(answer.headers()["penstock-reason"], "stale-proof");
+}
+
+#[test]
 fn who_hears_all_that_a_manager_and_its_clients_say_learns_no_secret() {
     let site = Site::with(|config| config.timing = common::SHORT);
     let listener = Listener::before(&site, 1, |_, _| {});
@@ -346,25 +549,25 @@ fn a_job_that_does_not_exist_answers_as_one_whose_secret_is_wrong() {
                 ChallengeRequest { nonce: vec![7; 32], prover: Prover::Worker.into(), job: job.to_owned() };
             let reply = ProofsClient::new(channel.clone()).challenge(asked).await.unwrap().into_inner();
             assert_eq!((reply.nonce.len(), reply.proof.len()), (32, 32));
-            let nonces = format!("{} {}", hex(&reply.nonce), hex(&[7; 32]));
-            let mut said = Vec::new();
+            let said = format!("{} {} {}", hex(&reply.nonce), hex(&[7; 32]), "0".repeat(64));
+            let job = hex(job.as_bytes());
+            let mut answers = Vec::new();
             // A wrong proof, none, the manager's own, and a secret that is shown instead of proved: the right one too.
             for shown in [
-                Some(format!("Penstock-Proof {nonces} {}", "0".repeat(64))),
+                Some(format!("Penstock-Proof {said} {} {job}", "0".repeat(64))),
                 None,
-                Some(format!("Penstock-Proof {nonces} {}", hex(&reply.proof))),
+                Some(format!("Penstock-Proof {said} {} {job}", hex(&reply.proof))),
                 Some(format!("Bearer {}", hex(&created.secret.0))),
             ] {
-                let mut request =
-                    tonic::Request::new(ConnectRequest { job: job.to_owned(), ..ConnectRequest::default() });
+                let mut request = tonic::Request::new(ConnectRequest::default());
                 if let Some(shown) = shown {
                     request.metadata_mut().insert("authorization", shown.parse().unwrap());
                 }
                 let status = JobsClient::new(channel.clone()).connect(request).await.unwrap_err();
                 assert_eq!(status.metadata().get("penstock-reason").unwrap(), "job-secret");
-                said.push((status.code(), status.message().to_owned()));
+                answers.push((status.code(), status.message().to_owned()));
             }
-            said
+            answers
         })
     });
     assert_eq!(answers[0], answers[1]);

@@ -32,8 +32,8 @@ for servers there: admin.token and server.token. Anyone who can read them may do
 
 INSECURE = (
     "--insecure: everything except tokens and the secrets of jobs crosses the network in plain text. "
-    "Anyone on the way can read that, and change whatever the manager answers: every job's settings, "
-    "where its servers are, and which jobs a server hosts"
+    "Anyone on the way can read that, or hold it back: every job's settings, where its servers are, "
+    "and which jobs a server hosts. Nobody there can change what the manager answers"
 )
 
 

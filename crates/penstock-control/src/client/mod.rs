@@ -2,6 +2,7 @@
 
 mod dial;
 mod model;
+mod plain;
 mod proving;
 
 pub use dial::Target;
@@ -20,6 +21,7 @@ use crate::proto::{
 use crate::seal::Seal;
 use crate::secret::{hex, random};
 use penstock_proto::message::Secret;
+use plain::Plain;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tonic::transport::Channel;
@@ -137,7 +139,6 @@ impl Client {
                 let left = patience.saturating_sub(started.elapsed());
                 let wait = left.min(limits::CONNECT_WAIT);
                 let sent = ConnectRequest {
-                    job: job.to_owned(),
                     worker: self.worker.clone(),
                     rank: worker.rank,
                     size: worker.size.unwrap_or(0),
@@ -167,7 +168,7 @@ impl Client {
     /// Whether the manager serves (grpc.health.v1).
     pub fn health(&self) -> Result<bool, Error> {
         let check = HealthCheckRequest { service: String::new() };
-        let call = async |channel, request| HealthClient::new(channel).check(request).await;
+        let call = async |channel, request| HealthClient::new(Plain(channel)).check(request).await;
         let reply = self.block(self.call(check, self.timeout, call))?;
         Ok(reply.into_inner().status == i32::from(ServingStatus::Serving))
     }

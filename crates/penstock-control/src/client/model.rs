@@ -1,5 +1,6 @@
-//! What comes back, as plain data.
+//! What comes back, as plain data. Texts are shown to administrators: none of them controls a terminal.
 
+use crate::error::harmless;
 use crate::{proto, settings};
 use penstock_proto::message::Secret;
 
@@ -103,13 +104,16 @@ impl From<proto::Job> for Job {
         };
         let spec = job.spec.unwrap_or_default();
         Self {
-            name: spec.name,
+            name: harmless(spec.name),
             workers: spec.workers,
             memory: spec.memory,
             share: spec.share,
-            settings: settings::pairs(spec.settings),
+            settings: settings::pairs(spec.settings)
+                .into_iter()
+                .map(|(name, value)| (harmless(name), harmless(value)))
+                .collect(),
             state,
-            detail: job.detail,
+            detail: harmless(job.detail),
             servers_wanted: spec.servers,
             servers: job.servers.into_iter().map(JobServer::from).collect(),
             created: job.created,
@@ -137,6 +141,7 @@ pub struct JobServer {
 impl From<proto::JobServer> for JobServer {
     fn from(part: proto::JobServer) -> Self {
         let proto::JobServer { server, endpoint, live, hosted, workers_joined, memory_used } = part;
+        let (server, endpoint) = (harmless(server), harmless(endpoint));
         Self { server, endpoint, live, hosted, workers_joined, memory_used }
     }
 }
@@ -163,6 +168,7 @@ pub struct Server {
 impl From<proto::Server> for Server {
     fn from(server: proto::Server) -> Self {
         let proto::Server { id, endpoint, memory, memory_free, load, jobs, live } = server;
+        let (id, endpoint) = (harmless(id), harmless(endpoint));
         Self { id, endpoint, memory, memory_free, load, jobs, live }
     }
 }

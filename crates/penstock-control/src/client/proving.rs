@@ -1,34 +1,45 @@
-//! A connection on which every call proves its secret: a challenge first, then the call with what follows from it.
+//! A connection on which every call proves its secret, and every answer too: a challenge first, then the call with what follows
+//! from it.
 
-use crate::error::{Reason, Refusal, reason};
+use super::plain::{Plain, fetch};
+use crate::error::{Reason, Refusal, in_our_words, reason};
+use crate::limits;
 use crate::proof::{Nonces, Prover, Said};
 use crate::proto;
 use crate::proto::proofs_client::ProofsClient;
+use crate::reply::Reply;
 use crate::seal::Seal;
 use crate::secret::random;
 use crate::server_key::ServerKey;
 use http_body_util::{BodyExt, Full};
 use penstock_proto::message::Secret;
 use std::task::{Context, Poll};
-use tonic::Status;
 use tonic::body::Body;
+use tonic::codegen::http::request::Parts;
 use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{BoxFuture, Bytes, Service, StdError};
 use tonic::metadata::MetadataMap;
 use tonic::transport::Channel;
-use tower::ServiceExt;
+use tonic::{Code, Status};
 
 /// A channel to a manager for calls of one prover; generated clients run on it as on a bare one.
 ///
-/// A manager that does not prove that it knows the secret is told who asks, and for which job, and nothing else; the call
-/// fails with the refusal of a wrong secret. A challenge that has gone stale on the way (the manager was restarted) is
-/// asked for once more.
+/// A manager that does not prove that it knows the secret is told who asks, and for which job, and nothing else; the call fails
+/// with the refusal of a wrong secret. So it does where the answer is not proved. A challenge that has gone stale on the way
+/// (the manager was restarted) is asked for once more.
 #[derive(Debug, Clone)]
 pub struct Proving {
     channel: Channel,
     prover: Prover,
     secret: Secret,
     key: Option<ServerKey>,
+}
+
+/// A call, as it is said again where its challenge was stale.
+struct Call {
+    parts: Parts,
+    body: Bytes,
+    said: Said,
 }
 
 impl Proving {
@@ -47,24 +58,46 @@ impl Proving {
         let (parts, body) = request.into_parts();
         let body = body.collect().await?.to_bytes();
         let said = Said::new(parts.uri.path(), &body);
-        let attempt = async || {
-            let nonces = self.challenge().await?;
-            let mut parts = parts.clone();
-            let mut metadata = MetadataMap::from_headers(std::mem::take(&mut parts.headers));
-            said.prove(&self.secret, &nonces).show(&mut metadata);
-            if let Some(key) = &self.key {
-                key.show(&said.to_sign(&nonces), &mut metadata);
+        let call = Call { parts, body, said };
+        let first = self.attempt(&call).await;
+        match is_stale(&first) {
+            true => self.attempt(&call).await,
+            false => first,
+        }
+    }
+
+    async fn attempt(&self, call: &Call) -> Result<Response<Body>, StdError> {
+        let nonces = self.challenge().await?;
+        let mut parts = call.parts.clone();
+        let mut metadata = MetadataMap::from_headers(std::mem::take(&mut parts.headers));
+        call.said.prove(&self.secret, &nonces, &self.prover).show(&mut metadata);
+        if let Some(key) = &self.key {
+            key.show(&call.said.to_sign(&nonces), &mut metadata);
+        }
+        parts.headers = metadata.into_headers();
+        let request = Request::from_parts(parts, Body::new(Full::new(Bytes::clone(&call.body))));
+        // What shows no proof can be nothing but a refusal, which is short.
+        let most = |is_shown| if is_shown { limits::REPLY_BYTES } else { limits::STRANGER_BYTES };
+        let (reply, proof) = fetch(&self.channel, request, most).await?;
+        let proves = |proof| reply.proves(&self.secret, &nonces, &call.said.path, &proof);
+        if !proof.is_some_and(proves) {
+            return Err(self.unproved(&reply).into());
+        }
+        let mut response = reply.into_response();
+        response.extensions_mut().insert(Seal::new(&self.secret, &nonces));
+        Ok(response)
+    }
+
+    /// What an answer without a proof comes to: no more than its loss would.
+    fn unproved(&self, reply: &Reply) -> Status {
+        use Code::{Cancelled, DeadlineExceeded, ResourceExhausted, Unavailable};
+        match (reason(reply.outcome()), reply.code()) {
+            (Some(Reason::Busy), _) => Refusal::busy().into(),
+            (Some(Reason::StaleProof), _) => Refusal::stale().into(),
+            (None, code @ (Cancelled | DeadlineExceeded | ResourceExhausted | Unavailable)) => {
+                in_our_words(code)
             }
-            parts.headers = metadata.into_headers();
-            let request = Request::from_parts(parts, Body::new(Full::new(Bytes::clone(&body))));
-            let mut response = self.channel.clone().oneshot(request).await?;
-            response.extensions_mut().insert(Seal::new(&self.secret, &nonces));
-            Ok::<_, StdError>(response)
-        };
-        let response = attempt().await?;
-        match reason(response.headers()) {
-            Some(Reason::StaleProof) => attempt().await,
-            _ => Ok(response),
+            _ => Refusal::not_proved(&self.prover).into(),
         }
     }
 
@@ -78,7 +111,7 @@ impl Proving {
         };
         let asked = proto::ChallengeRequest { nonce: client.to_vec(), prover: prover.into(), job };
         let not_its_manager = || Refusal::not_its_manager(&self.prover);
-        let reply = match ProofsClient::new(self.channel.clone()).challenge(asked).await {
+        let reply = match ProofsClient::new(Plain(self.channel.clone())).challenge(asked).await {
             Ok(reply) => reply.into_inner(),
             // Nothing has been proved yet. A manager that is believed to be busy can do no more than one that says nothing.
             Err(status) => match reason(status.metadata().as_ref()) {
@@ -94,6 +127,18 @@ impl Proving {
             false => Err(not_its_manager().into()),
         }
     }
+}
+
+/// Whether the manager's nonce was not good any more: whoever says so, asking once more does no harm.
+fn is_stale(answer: &Result<Response<Body>, StdError>) -> bool {
+    let told = match answer {
+        Ok(response) => reason(response.headers()),
+        Err(error) => {
+            let status = error.downcast_ref::<Status>();
+            status.and_then(|status| reason(status.metadata().as_ref()))
+        }
+    };
+    told == Some(Reason::StaleProof)
 }
 
 impl Service<Request<Body>> for Proving {

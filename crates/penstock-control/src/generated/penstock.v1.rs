@@ -731,26 +731,23 @@ pub mod admin_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
-/// A worker asks for its place.
+/// A worker asks for its place, in the job whose secret the call proves.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ConnectRequest {
-    /// The job's name.
-    #[prost(string, tag = "1")]
-    pub job: ::prost::alloc::string::String,
     /// 32 hex digits that the worker drew when it started: one that asks twice gets the same rank twice.
-    #[prost(string, tag = "2")]
+    #[prost(string, tag = "1")]
     pub worker: ::prost::alloc::string::String,
     /// The rank that a launcher gave it; without one the lowest free rank is assigned.
-    #[prost(uint32, optional, tag = "3")]
+    #[prost(uint32, optional, tag = "2")]
     pub rank: ::core::option::Option<u32>,
     /// The number of workers that a launcher started, to be compared with the job's; 0: not known.
-    #[prost(uint32, tag = "4")]
+    #[prost(uint32, tag = "3")]
     pub size: u32,
     /// The identity of the worker's host, for the manager's log.
-    #[prost(string, tag = "5")]
+    #[prost(string, tag = "4")]
     pub host: ::prost::alloc::string::String,
-    /// Longest wait, in milliseconds; the manager allows at most 10,000.
-    #[prost(uint32, tag = "6")]
+    /// Longest wait, in milliseconds; the manager allows at most 10,000, and none beyond the life of the call's proof.
+    #[prost(uint32, tag = "5")]
     pub wait_milliseconds: u32,
 }
 /// A worker's place.
@@ -1131,14 +1128,24 @@ pub mod proofs_client {
     /// The caller first compares the manager's proof, HMAC("penstock manager proof 1 ", client nonce, manager nonce, who), and
     /// says no more where it is wrong. The call then carries
     ///
-    ///   authorization: Penstock-Proof <manager nonce> <client nonce> <proof>
+    ///   authorization: Penstock-Proof <manager nonce> <client nonce> <digest> <proof> <job>
     ///
-    /// each as 64 hex digits. The proof is HMAC("penstock call proof 1 ", client nonce, manager nonce, SHA-256 of the request's
-    /// body, path): the body as gRPC frames it, with its five bytes before the message; the path such as
-    /// `/penstock.v1.Admin/ListJobs`.
+    /// the first four as 64 hex digits each, the bytes of a worker's job as two each; others leave the last word out. The digest is
+    /// SHA-256 of the request's body as gRPC frames it, with its five bytes before the message. The proof is HMAC("penstock call
+    /// proof 1 ", client nonce, manager nonce, digest, path), with a path such as `/penstock.v1.Admin/ListJobs`. The manager reads
+    /// nothing of a body before the headers have proved it.
     ///
     /// A nonce of the manager's is good for one call, for 10 seconds, for its asker. Any other is refused with the
-    /// word `stale-proof` in `penstock-reason`, and the caller asks for a new one.
+    /// word `stale-proof` in `penstock-reason`, and the caller asks for a new one, once.
+    ///
+    /// The answer to a call that was proved, a refusal too, has the header
+    ///
+    ///   penstock-reply-proof: <proof>
+    ///
+    /// 64 hex digits: HMAC("penstock reply proof 1 ", client nonce, manager nonce, SHA-256 of the reply's body as gRPC frames it,
+    /// SHA-256 of the values of `grpc-status`, `penstock-reason` and `grpc-message` as they are sent, each with a line feed after
+    /// it, path). Without it the caller believes nothing but that it should ask once more (`stale-proof`) or later, as after
+    /// silence.
     ///
     /// A server also carries `penstock-server-proof: <public key> <signature>`, 64 and 128 hex digits: its Ed25519 key, and the
     /// signature of "penstock server call 1 " and what the call's proof is made of.
@@ -1263,14 +1270,24 @@ pub mod proofs_server {
     /// The caller first compares the manager's proof, HMAC("penstock manager proof 1 ", client nonce, manager nonce, who), and
     /// says no more where it is wrong. The call then carries
     ///
-    ///   authorization: Penstock-Proof <manager nonce> <client nonce> <proof>
+    ///   authorization: Penstock-Proof <manager nonce> <client nonce> <digest> <proof> <job>
     ///
-    /// each as 64 hex digits. The proof is HMAC("penstock call proof 1 ", client nonce, manager nonce, SHA-256 of the request's
-    /// body, path): the body as gRPC frames it, with its five bytes before the message; the path such as
-    /// `/penstock.v1.Admin/ListJobs`.
+    /// the first four as 64 hex digits each, the bytes of a worker's job as two each; others leave the last word out. The digest is
+    /// SHA-256 of the request's body as gRPC frames it, with its five bytes before the message. The proof is HMAC("penstock call
+    /// proof 1 ", client nonce, manager nonce, digest, path), with a path such as `/penstock.v1.Admin/ListJobs`. The manager reads
+    /// nothing of a body before the headers have proved it.
     ///
     /// A nonce of the manager's is good for one call, for 10 seconds, for its asker. Any other is refused with the
-    /// word `stale-proof` in `penstock-reason`, and the caller asks for a new one.
+    /// word `stale-proof` in `penstock-reason`, and the caller asks for a new one, once.
+    ///
+    /// The answer to a call that was proved, a refusal too, has the header
+    ///
+    ///   penstock-reply-proof: <proof>
+    ///
+    /// 64 hex digits: HMAC("penstock reply proof 1 ", client nonce, manager nonce, SHA-256 of the reply's body as gRPC frames it,
+    /// SHA-256 of the values of `grpc-status`, `penstock-reason` and `grpc-message` as they are sent, each with a line feed after
+    /// it, path). Without it the caller believes nothing but that it should ask once more (`stale-proof`) or later, as after
+    /// silence.
     ///
     /// A server also carries `penstock-server-proof: <public key> <signature>`, 64 and 128 hex digits: its Ed25519 key, and the
     /// signature of "penstock server call 1 " and what the call's proof is made of.

@@ -1,6 +1,7 @@
 //! The administrator's calls.
 
 use super::job::{Job, Outcome, Spec};
+use super::proved::require_admin;
 use super::registry::Registry;
 use super::shared::Shared;
 use crate::error::Reason;
@@ -21,7 +22,7 @@ impl Admin for AdminService {
         &self,
         request: Request<proto::CreateJobRequest>,
     ) -> Result<Response<proto::CreateJobReply>, Status> {
-        let seal = self.0.require_admin(&request)?;
+        let seal = require_admin(&request)?;
         let sent = request.into_inner().spec.unwrap_or_default();
         let spec = Spec::check(sent, &*self.0.check)?;
         let job = Job {
@@ -57,7 +58,7 @@ impl Admin for AdminService {
         &self,
         request: Request<proto::ListJobsRequest>,
     ) -> Result<Response<proto::ListJobsReply>, Status> {
-        self.0.require_admin(&request)?;
+        require_admin(&request)?;
         let (registry, now) = (self.0.look(), self.0.now());
         let reply = proto::ListJobsReply {
             jobs: registry.jobs.values().map(|job| show(&registry, now, job)).collect(),
@@ -71,7 +72,7 @@ impl Admin for AdminService {
         &self,
         request: Request<proto::ShowJobRequest>,
     ) -> Result<Response<proto::ShowJobReply>, Status> {
-        let seal = self.0.require_admin(&request)?;
+        let seal = require_admin(&request)?;
         let (registry, now) = (self.0.look(), self.0.now());
         let asked = request.get_ref();
         let job = registry.job(&asked.name)?;
@@ -83,7 +84,7 @@ impl Admin for AdminService {
         &self,
         request: Request<proto::DeleteJobRequest>,
     ) -> Result<Response<proto::DeleteJobReply>, Status> {
-        self.0.require_admin(&request)?;
+        require_admin(&request)?;
         let name = request.into_inner().name;
         self.0.change(|registry, now| registry.delete(now, &name))?;
         tracing::info!(job = name, "deleted");

@@ -1,19 +1,21 @@
 //! The workers' call.
 
 use super::admission::{Caller, Protection};
-use super::job;
-use super::proofs::worker;
+use super::job::{cut, settings};
+use super::proved::{Proved, proved};
 use super::registry::Readiness;
 use super::shared::Shared;
-use crate::error::{Reason, Refusal};
+use crate::error::{Reason, Refusal, harmless};
 use crate::limits;
 use crate::proto;
 use crate::proto::jobs_server::Jobs;
 use crate::secret::is_identity;
-use penstock_proto::message::Secret;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tonic::{Request, Response, Status};
+
+/// Bytes of a worker's host in the log.
+const HOST_BYTES: usize = 64;
 
 pub(super) struct JobsService(pub(super) Arc<Shared>);
 
@@ -23,10 +25,9 @@ impl Jobs for JobsService {
         &self,
         request: Request<proto::ConnectRequest>,
     ) -> Result<Response<proto::ConnectReply>, Status> {
-        let who = worker(&request.get_ref().job);
-        let secret = self.0.look().secret_of(&request.get_ref().job);
-        self.0.prove(&request, &who, &secret)?;
-        let workers = self.0.look().proved(&request.get_ref().job, &secret)?.spec.workers;
+        let proved = proved(&request).clone();
+        let (job, secret) = proved.job()?;
+        let workers = self.0.look().proved(job, &secret)?.spec.workers;
         let caller = request.extensions().get::<Caller>().cloned();
         let sent = request.into_inner();
         if !is_identity(&sent.worker) {
@@ -34,42 +35,37 @@ impl Jobs for JobsService {
             return Err(Refusal::new(Reason::Invalid, message).into());
         }
         let _turn =
-            Turn::take(&self.0, &sent.job, workers as usize + limits::SPARE_WAITS_PER_JOB, caller.as_ref())?;
-        self.ready(&sent, &secret).await?;
+            Turn::take(&self.0, job, workers as usize + limits::SPARE_WAITS_PER_JOB, caller.as_ref())?;
+        self.ready(&sent, &proved).await?;
         // The rank comes last: a worker that gave up waiting has taken none.
         let reply = self.0.change(|registry, now| {
-            registry.proved(&sent.job, &secret)?;
-            let servers = match registry.hand_out(now, &sent.job)? {
+            registry.proved(job, &secret)?;
+            if now >= proved.until {
+                return Err(too_late());
+            }
+            let servers = match registry.hand_out(now, job)? {
                 Readiness::Ready(servers) => servers,
                 Readiness::NotYet(why) => return Err(Refusal::new(Reason::NotReady, why)),
             };
-            let rank = registry.enlist(&sent.job, &sent.worker, sent.rank, sent.size)?;
-            let spec = &registry.job(&sent.job)?.spec;
-            Ok(proto::ConnectReply {
-                servers,
-                rank,
-                size: spec.workers,
-                settings: job::settings(&spec.settings),
-            })
+            let rank = registry.enlist(job, &sent.worker, sent.rank, sent.size)?;
+            let spec = &registry.job(job)?.spec;
+            Ok(proto::ConnectReply { servers, rank, size: spec.workers, settings: settings(&spec.settings) })
         })?;
-        tracing::info!(
-            job = sent.job,
-            rank = reply.rank,
-            host = job::cut(&sent.host, 64),
-            "a worker was introduced"
-        );
+        let host = harmless(cut(&sent.host, HOST_BYTES));
+        tracing::info!(job, rank = reply.rank, host, "a worker was introduced");
         Ok(Response::new(reply))
     }
 }
 
 impl JobsService {
-    /// Waits until all servers of the job host it.
-    async fn ready(&self, sent: &proto::ConnectRequest, secret: &Secret) -> Result<(), Refusal> {
+    /// Waits until all servers of the job host it, and no longer than the call's proof is good: what is held back on the way is
+    /// not carried out later than any other call.
+    async fn ready(&self, sent: &proto::ConnectRequest, proved: &Proved) -> Result<(), Refusal> {
         let wait = Duration::from_millis(sent.wait_milliseconds.into()).min(limits::CONNECT_WAIT);
-        let until = tokio::time::Instant::now() + wait;
+        let until = tokio::time::Instant::now() + wait.min(proved.until.saturating_sub(self.0.now()));
         let (mut changed, mut stopping) = (self.0.watch(), self.0.stopping.subscribe());
         loop {
-            let why = match self.look(sent, secret)? {
+            let why = match self.look(sent, proved)? {
                 Readiness::Ready(_) => return Ok(()),
                 Readiness::NotYet(why) => why,
             };
@@ -83,12 +79,17 @@ impl JobsService {
         }
     }
 
-    fn look(&self, sent: &proto::ConnectRequest, secret: &Secret) -> Result<Readiness, Refusal> {
+    fn look(&self, sent: &proto::ConnectRequest, proved: &Proved) -> Result<Readiness, Refusal> {
+        let (job, secret) = proved.job()?;
         let mut registry = self.0.look();
         // Each time: the job may have been deleted meanwhile, and its name given to another.
-        registry.proved(&sent.job, secret)?.check_worker(sent.rank, sent.size)?;
-        registry.readiness(self.0.now(), &sent.job)
+        registry.proved(job, &secret)?.check_worker(sent.rank, sent.size)?;
+        registry.readiness(self.0.now(), job)
     }
+}
+
+fn too_late() -> Refusal {
+    Refusal::new(Reason::NotReady, "they were ready too late for this call")
 }
 
 /// One of the calls of a job that may wait at once.
@@ -119,5 +120,68 @@ impl Drop for Turn {
                 waits.remove(&self.job);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::job::{Job, Spec, Status as JobStatus};
+    use super::*;
+    use penstock_proto::message::Secret;
+    use std::collections::BTreeMap;
+    use std::time::Instant;
+
+    const SECRET: Secret = Secret([7; 32]);
+
+    fn job() -> Job {
+        Job {
+            spec: Spec {
+                name: "mnist".to_owned(),
+                workers: 2,
+                servers: 1,
+                memory: 1,
+                share: 1.0,
+                settings: Vec::new(),
+            },
+            id: "1".to_owned(),
+            secret: SECRET,
+            created: 0,
+            placement: Vec::new(),
+            pinned: false,
+            ranks: BTreeMap::new(),
+            outcome: None,
+            linger: Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn a_call_that_waits_is_not_carried_out_once_its_proof_is_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let shared = Arc::new(Shared::in_folder(folder.path()));
+        shared.look().create(Duration::ZERO, job()).unwrap();
+        let service = JobsService(Arc::clone(&shared));
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.unwrap();
+        let connect = |life| {
+            let mut request = Request::new(proto::ConnectRequest {
+                worker: "7".repeat(32),
+                wait_milliseconds: 10_000,
+                ..proto::ConnectRequest::default()
+            });
+            request.extensions_mut().insert(Proved::of_worker("mnist", SECRET, shared.now() + life));
+            runtime.block_on(service.connect(request)).map(Response::into_inner)
+        };
+        let started = Instant::now();
+        let refused = connect(Duration::from_millis(100)).unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::DeadlineExceeded, "{refused}");
+        assert!(started.elapsed() < Duration::from_secs(8), "it waited beyond its proof");
+        // The servers are ready now, and the call, which was held back, is too late.
+        let hosted =
+            BTreeMap::from([("mnist".to_owned(), JobStatus { id: "1".to_owned(), ..JobStatus::default() })]);
+        shared.look().register(Duration::ZERO, "s", "/a.sock", 1).unwrap();
+        shared.look().heartbeat(Duration::ZERO, "s", hosted).unwrap();
+        assert_eq!(connect(Duration::ZERO).unwrap_err().code(), tonic::Code::DeadlineExceeded);
+        assert!(shared.look().jobs["mnist"].ranks.is_empty(), "it took a rank");
+        assert_eq!(connect(limits::PROOF_LIFE).unwrap().servers, ["/a.sock"]);
     }
 }

@@ -8,6 +8,7 @@
 //! | [`admission`], [`listen`] | connections, and how many of them |
 //! | [`routes`] | which service a call is for |
 //! | [`proofs`] | challenges, by which callers prove what they know |
+//! | [`proved`] | calls whose callers have done so, and the proofs of their answers |
 //! | [`admin`], [`servers`], [`jobs`] | the three services that require proofs |
 //!
 //! A manager may be killed at any moment. What it has told anyone is on disk; jobs that run do not notice, for workers and
@@ -20,6 +21,7 @@ mod jobs;
 mod listen;
 mod placement;
 mod proofs;
+mod proved;
 mod registry;
 mod routes;
 mod servers;
@@ -303,7 +305,7 @@ async fn serve(
         servers: ServersServer::new(servers::ServersService(Arc::clone(&shared)))
             .max_decoding_message_size(limits::SERVER_BYTES),
         jobs: JobsServer::new(jobs::JobsService(Arc::clone(&shared)))
-            .max_decoding_message_size(limits::STRANGER_BYTES),
+            .max_decoding_message_size(limits::WORKER_BYTES),
         shared,
     };
     let served = Server::builder()

@@ -1,11 +1,10 @@
 //! Challenges: nonces that the manager gives to anyone who asks, and takes back once.
 //!
 //! A nonce is its time, random bytes, and a tag of these and of who asked with which nonce, by a key of this manager's life:
-//! nothing is kept for one that was given out, so no flood of challenges takes them from others. What is kept is which were used,
-//! by callers that know a secret, for as long as they would be valid; for each secret apart, and where one has used too many,
-//! those that are older than the oldest kept are no longer valid. So no job can take another's.
+//! nothing is kept for one that was given out, so no flood of challenges takes them from others. What is kept is which were
+//! used, by callers that know a secret, for as long as they would be valid; for each secret apart, and where one has used too
+//! many, those that are older than the oldest kept are no longer valid. So no job can take another's.
 
-use super::job::cut;
 use super::shared::Shared;
 use crate::error::{Reason, Refusal};
 use crate::limits;
@@ -99,7 +98,7 @@ impl Challenges {
         let given = Duration::from_nanos(time);
         match genuine && !is_over(now, given) {
             true => Ok((given, head[TIME..].try_into().expect("split there"))),
-            false => Err(stale()),
+            false => Err(Refusal::stale()),
         }
     }
 
@@ -115,19 +114,28 @@ impl Challenges {
         // It may have been taken, and forgotten, since it was recognized.
         match !is_over(now, mark.0) && used.by.entry(who.clone()).or_default().take(now, mark) {
             true => Ok(()),
-            false => Err(stale()),
+            false => Err(Refusal::stale()),
         }
     }
 }
 
-/// The prover of a job's secret. No job has a name longer than what is looked at: there is no secret of it to prove.
-pub(super) fn worker(job: &str) -> Prover {
-    Prover::Worker { job: cut(job, limits::NAME_BYTES).to_owned() }
+/// Kinds of callers that prove something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Admin,
+    Server,
+    Worker,
 }
 
-fn stale() -> Refusal {
-    let message = "the proof is too old, was used before, or was made before the manager restarted";
-    Refusal::new(Reason::StaleProof, message)
+impl Kind {
+    /// The refusal of one that proves nothing.
+    pub(super) fn refusal(self) -> Refusal {
+        match self {
+            Self::Admin => Prover::Admin.refusal(),
+            Self::Server => Prover::Server.refusal(),
+            Self::Worker => Refusal::job_secret(),
+        }
+    }
 }
 
 pub(super) struct ProofsService(pub(super) Arc<Shared>);
@@ -142,17 +150,15 @@ impl Proofs for ProofsService {
         let invalid = |message: &str| Refusal::new(Reason::Invalid, message);
         let prover = sent.prover();
         let client: Nonce = sent.nonce.try_into().map_err(|_| invalid("expected a nonce of 32 bytes"))?;
-        let (who, secret) = match prover {
-            proto::Prover::Admin => (Prover::Admin, self.0.store.admin),
-            proto::Prover::Server => (Prover::Server, self.0.store.server),
-            proto::Prover::Worker => {
-                let secret = self.0.look().secret_of(&sent.job);
-                (worker(&sent.job), secret)
-            }
+        let kind = match prover {
+            proto::Prover::Admin => Kind::Admin,
+            proto::Prover::Server => Kind::Server,
+            proto::Prover::Worker => Kind::Worker,
             proto::Prover::Unspecified => {
                 return Err(invalid("expected an administrator, a server or a worker").into());
             }
         };
+        let (who, secret) = self.0.whose(kind, &sent.job);
         let nonces = Nonces { client, manager: self.0.challenges.draw(self.0.now(), &who, &client) };
         let proof = nonces.manager_proof(&secret, &who).to_vec();
         Ok(Response::new(proto::ChallengeReply { nonce: nonces.manager.to_vec(), proof }))

@@ -1,11 +1,11 @@
 //! The servers' calls.
 
 use super::job::{self, Status as JobStatus};
+use super::proved::{proved, require_server};
 use super::registry::Registry;
 use super::shared::Shared;
-use crate::error::{Reason, Refusal};
+use crate::error::{Reason, Refusal, harmless};
 use crate::limits;
-use crate::proof::{Proof, Said};
 use crate::proto;
 use crate::proto::servers_server::Servers;
 use crate::seal::Seal;
@@ -23,7 +23,7 @@ impl Servers for ServersService {
         &self,
         request: Request<proto::RegisterRequest>,
     ) -> Result<Response<proto::RegisterReply>, Status> {
-        self.0.require_server(&request)?;
+        require_server(&request)?;
         check_identity(&request, &request.get_ref().id)?;
         let sent = request.into_inner();
         check_endpoint(&sent.endpoint)?;
@@ -41,7 +41,7 @@ impl Servers for ServersService {
         &self,
         request: Request<proto::HeartbeatRequest>,
     ) -> Result<Response<proto::HeartbeatReply>, Status> {
-        let seal = self.0.require_server(&request)?;
+        let seal = require_server(&request)?;
         check_identity(&request, &request.get_ref().id)?;
         let sent = request.into_inner();
         let hosted = sent.hosted.into_iter().take(limits::JOBS).map(read).collect();
@@ -65,7 +65,7 @@ impl Servers for ServersService {
         &self,
         request: Request<proto::LeaveRequest>,
     ) -> Result<Response<proto::LeaveReply>, Status> {
-        self.0.require_server(&request)?;
+        require_server(&request)?;
         check_identity(&request, &request.get_ref().id)?;
         let id = request.into_inner().id;
         self.0.change(|registry, now| {
@@ -86,9 +86,7 @@ fn check_identity<T>(request: &Request<T>, id: &str) -> Result<(), Refusal> {
     if !is_identity(id) {
         return Err(Refusal::new(Reason::Invalid, "expected a server's identity of 32 hexadecimal digits"));
     }
-    let said = request.extensions().get::<Said>().zip(request.extensions().get::<Proof>());
-    let signed = said.map(|(said, proof)| said.to_sign(&proof.nonces));
-    match signed.and_then(|signed| ServerKey::shown(&signed, request.metadata())) {
+    match ServerKey::shown(&proved(request).to_sign(), request.metadata()) {
         Some(signer) if signer == id => Ok(()),
         _ => {
             let message =
@@ -115,14 +113,13 @@ fn check_endpoint(endpoint: &str) -> Result<(), Refusal> {
 }
 
 fn read(sent: proto::HostedStatus) -> (String, JobStatus) {
-    let text = |text: String| job::cut(&text, limits::REPORT_BYTES).to_owned();
     let status = JobStatus {
         id: sent.id,
         workers_joined: sent.workers_joined,
         memory_used: sent.memory_used,
         ended: sent.ended,
-        failure: text(sent.failure),
-        refused: text(sent.refused),
+        failure: harmless(sent.failure),
+        refused: harmless(sent.refused),
     };
     (sent.name, status)
 }

@@ -1,19 +1,17 @@
 //! What the services share: the registry behind one lock, the disk beside it, and those that wait for a change.
 
-use super::admission::Caller;
-use super::job::CheckSettings;
-use super::proofs::Challenges;
+use super::job::{CheckSettings, cut};
+use super::proofs::{Challenges, Kind};
 use super::registry::Registry;
 use super::store::{StateError, Store};
 use crate::error::{Reason, Refusal};
-use crate::proof::{Proof, Prover, Said};
-use crate::seal::Seal;
+use crate::limits;
+use crate::proof::Prover;
 use penstock_proto::message::Secret;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
-use tonic::Request;
 
 /// Leases and heartbeats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +48,15 @@ impl Shared {
             waits: Mutex::default(),
             started: Instant::now(),
         }
+    }
+
+    /// Without jobs or servers; none is given up for a minute.
+    #[cfg(test)]
+    pub(super) fn in_folder(folder: &std::path::Path) -> Self {
+        let lease = Duration::from_secs(60);
+        let (store, jobs) = Store::open(folder).unwrap();
+        let registry = Registry::new(jobs, lease, Secret([0; 32]));
+        Self::new(registry, store, Timing { lease, heartbeat: lease }, Arc::new(|_| Ok(())))
     }
 
     /// Time since the manager started.
@@ -99,39 +106,16 @@ impl Shared {
         self.changed.subscribe()
     }
 
-    /// Refuses a caller that does not prove that it knows the admin token.
-    pub(super) fn require_admin<T>(&self, request: &Request<T>) -> Result<Seal, Refusal> {
-        self.prove(request, &Prover::Admin, &self.store.admin).inspect(|_| mark_known(request))
-    }
-
-    /// Refuses a caller that does not prove that it knows the server token.
-    pub(super) fn require_server<T>(&self, request: &Request<T>) -> Result<Seal, Refusal> {
-        self.prove(request, &Prover::Server, &self.store.server).inspect(|_| mark_known(request))
-    }
-
-    /// Refuses a caller that does not prove that it knows `secret`, for this very call and no earlier one.
-    pub(super) fn prove<T>(
-        &self,
-        request: &Request<T>,
-        who: &Prover,
-        secret: &Secret,
-    ) -> Result<Seal, Refusal> {
-        let heard = request.extensions().get::<Said>().zip(request.extensions().get::<Proof>());
-        let (said, proof) = heard.expect("every call comes by way of the routes");
-        let now = self.now();
-        let mark = self.challenges.recognize(now, who, &proof.nonces)?;
-        if !said.proves(secret, proof) {
-            return Err(who.refusal());
+    /// A caller of this kind, and the secret that it has to prove. No job has a name longer than what is kept of one: the
+    /// secret of that is nobody's.
+    pub(super) fn whose(&self, kind: Kind, job: &str) -> (Prover, Secret) {
+        match kind {
+            Kind::Admin => (Prover::Admin, self.store.admin),
+            Kind::Server => (Prover::Server, self.store.server),
+            Kind::Worker => {
+                let who = Prover::Worker { job: cut(job, limits::NAME_BYTES).to_owned() };
+                (who, self.look().secret_of(job))
+            }
         }
-        // Last: only a caller that knows the secret makes the manager remember anything.
-        self.challenges.take(now, who, mark)?;
-        Ok(Seal::new(secret, &proof.nonces))
-    }
-}
-
-/// The connection of a caller that has proved itself is not put out.
-fn mark_known<T>(request: &Request<T>) {
-    if let Some(caller) = request.extensions().get::<Caller>() {
-        caller.mark_known(Instant::now());
     }
 }

@@ -1,17 +1,22 @@
 //! A manager on loopback, servers in memory, and waits with a deadline.
 #![allow(dead_code, unreachable_pub, reason = "each test takes what it needs")]
 
+use http_body_util::{BodyExt, Full};
 use penstock_control::agent::{Agent, Host, HostedJob, HostedStatus};
 use penstock_control::client::{Client, Created, JobSpec, Place, Proving, Target, Worker};
 use penstock_control::manager::{Config, Manager, Timing};
 use penstock_control::secret;
-use penstock_control::{Error, Prover};
+use penstock_control::{Error, Prover, limits, proto};
 use penstock_proto::message::Secret;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use tonic::body::Body;
+use tonic::codegen::Bytes;
+use tonic::codegen::http::{Request, Response};
+use tower::ServiceExt;
 
 /// Far above what anything here takes.
 pub const DEADLINE: Duration = Duration::from_secs(20);
@@ -177,6 +182,26 @@ pub fn all_text(folder: &Path) -> String {
 /// A connection below the client, for what no client of ours would do.
 pub async fn channel(address: &str) -> tonic::transport::Channel {
     tonic::transport::Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap()
+}
+
+/// The answer to a call whose request does not end, long before the manager would stop listening to one that is proved.
+pub async fn call_without_end(address: &str, method: &str, shown: &str) -> Response<Body> {
+    let without_end = Full::new(Bytes::from_static(b"\0")).with_trailers(std::future::pending());
+    let request = Request::post(format!("http://manager/penstock.v1.{method}"))
+        .header("content-type", "application/grpc")
+        .header("authorization", shown)
+        .body(Body::new(without_end))
+        .unwrap();
+    let call = channel(address).await.oneshot(request);
+    tokio::time::timeout(limits::PROOF_LIFE / 2, call).await.expect("it waits for the rest").unwrap()
+}
+
+/// Both nonces of a call, as they stand in its header: the manager's, which anyone may ask for, and the caller's.
+pub async fn nonces(address: &str, prover: proto::Prover, job: &str) -> String {
+    let asked = proto::ChallengeRequest { nonce: vec![7; 32], prover: prover.into(), job: job.to_owned() };
+    let mut client = proto::proofs_client::ProofsClient::new(channel(address).await);
+    let reply = client.challenge(asked).await.unwrap().into_inner();
+    format!("{} {}", secret::hex(&reply.nonce), secret::hex(&[7; 32]))
 }
 
 /// The same for a worker, whose calls prove its job's secret.
