@@ -7,9 +7,10 @@
 //! ([`remote::mirror`](crate::remote::mirror)). What is agreed to is [declared](crate::travel).
 //!
 //! - **E-1** A difference goes only to a receiver that holds the publication it is against, and any other receiver refuses it;
-//!   they get the chunk whole. So each receiver holds exactly what the sender believes it to hold, bit for bit.
+//!   they get the chunk whole. So each receiver holds exactly what the sender believes it to hold, bit for bit. And a contribution
+//!   stands at its shard as it was sent.
 //! - **E-2** A payload in an encoding that was not agreed to, or of an impossible length, is refused before a byte of it is
-//!   read, and one that cannot be decoded changes nothing.
+//!   decoded or put anywhere, and one that cannot be decoded changes nothing.
 //!
 //! Contributions are sums and always whole: elements that are not sent read 0. The optimizer's arrays travel raw.
 

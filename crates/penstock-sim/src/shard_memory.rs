@@ -159,6 +159,14 @@ pub enum Sabotage {
     DropsWhatItHasRead,
 }
 
+impl Sabotage {
+    /// Whether only jobs show it in which leases decide.
+    pub fn needs_leases(self) -> bool {
+        use Sabotage::{IsDeaf, IsImpatient, KeepsSilentConnections, KeepsTheLost, LosesNobody};
+        matches!(self, IsImpatient | LosesNobody | IsDeaf | KeepsTheLost | KeepsSilentConnections)
+    }
+}
+
 #[derive(Debug)]
 struct Chunk {
     value: Aligned,

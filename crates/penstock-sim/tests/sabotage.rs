@@ -128,7 +128,7 @@ fn a_payload_that_is_flipped_behind_its_checksum_and_believed_is_seen() {
     is_seen_by(Sabotage::BelievesDamagedFrames, "carried", 20);
 }
 
-/// E-2.
+/// E-1.
 #[test]
 fn a_home_that_decodes_by_another_encoding_than_was_agreed_to_is_seen() {
     is_seen_by(Sabotage::DecodesByAnother, "carried", 40);

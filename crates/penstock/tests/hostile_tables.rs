@@ -341,7 +341,7 @@ fn a_producer_that_offers_rows_and_brings_none_delays_only_those_who_read_them()
     });
 }
 
-// The same.
+// N-6. The same.
 #[test]
 fn a_producer_that_leaves_rows_torn_in_its_memory_delays_only_those_who_read_them() {
     let cluster = Cluster::over(Way::Mixed, 2, 1, &[("lease", "60")]);

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool")]
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use penstock_sim::history::{Observation, Tally};
 use penstock_sim::shard_memory::Sabotage;
 use penstock_sim::{Scenario, items, leases};
@@ -25,10 +25,10 @@ struct Arguments {
     /// Run tables of items instead, which have seeds of their own.
     #[arg(long, conflicts_with = "sabotage")]
     tables: bool,
-    /// Run leases instead: who is said to be lost, and when; they have seeds of their own, too.
+    /// Run leases instead: who is said to be lost, and when; with separate seeds.
     #[arg(long, conflicts_with_all = ["sabotage", "tables"])]
     leases: bool,
-    /// Run jobs in which workers are suspended, and leases say what becomes of them; they have seeds of their own, too.
+    /// Run jobs in which workers are suspended, and leases say what becomes of them; with separate seeds.
     #[arg(long, conflicts_with_all = ["tables", "leases"])]
     suspended: bool,
     /// Break a promise on purpose, to see a checker at work.
@@ -46,6 +46,10 @@ fn seeds(text: &str) -> Result<Range<u64>, String> {
 
 fn main() -> ExitCode {
     let Arguments { seed, seeds, verbose, tables, leases, suspended, sabotage } = Arguments::parse();
+    if let Some(sabotage) = sabotage.filter(|sabotage| sabotage.needs_leases() && !suspended) {
+        eprintln!("error: --sabotage {sabotage:?} shows where leases decide\n\nhint: add --suspended");
+        return ExitCode::from(2);
+    }
     let seeds = seeds.unwrap_or_else(|| seed..seed.saturating_add(1));
     let held = match (tables, leases) {
         (true, _) => run_tables(seeds.clone(), verbose),
@@ -56,7 +60,10 @@ fn main() -> ExitCode {
         }
     };
     match held {
-        Ok(tally) => println!("{} seeds hold: {tally}", seeds.end - seeds.start),
+        Ok(tally) => match seeds.end - seeds.start {
+            1 => println!("1 seed holds: {tally}"),
+            count => println!("{count} seeds hold: {tally}"),
+        },
         Err((seed, failure)) => {
             let what = if tables {
                 "--tables "
@@ -67,7 +74,10 @@ fn main() -> ExitCode {
             } else {
                 ""
             };
-            eprintln!("seed {seed}: {failure}\nhint: replay it with `penstock-sim {what}--seed {seed} -v`");
+            let broken = sabotage.and_then(|sabotage| sabotage.to_possible_value());
+            let broken = broken.map(|value| format!("--sabotage {} ", value.get_name())).unwrap_or_default();
+            let replay = format!("penstock-sim {what}{broken}--seed {seed} -v");
+            eprintln!("seed {seed}: {failure}\nhint: replay it with `{replay}`");
             return ExitCode::FAILURE;
         }
     }

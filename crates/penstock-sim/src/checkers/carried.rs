@@ -35,7 +35,7 @@ mod tests {
     use super::*;
     use penstock_proto::encoding::Encoding;
 
-    /// E-2.
+    /// E-1.
     #[test]
     fn a_contribution_that_comes_otherwise_than_it_was_sent_is_seen() {
         let lodged = |sent, came| {

@@ -7,9 +7,8 @@
 //!
 //! Seen from outside, by when signs of life came to the server:
 //!
-//! - A worker that is suspended for less than a lease is not lost. Nor is one whose connection brings nothing from the server any
-//!   more: it is made again. (One that brings nothing of the *worker* is kept too long where the server says more than it is
-//!   asked: whatever comes counts for the worker's vigil. `tests/seeds.rs` shows it.)
+//! - A worker that is suspended for less than a lease is not lost. Nor is one whose connection is silent in either direction: it
+//!   is made again (`tests/seeds.rs`).
 //! - A worker that gives no sign of life for longer than a lease and two looks is said to be lost; and every shard then
 //!   goes on without it.
 
