@@ -132,7 +132,11 @@ def test_what_keeps_a_worker_in_c_from_joining_is_told_to_one_in_python(
 
 
 REFUSED = {
-    "no secret": ({"PENSTOCK_SECRET": ""}, NOT_UNDER_LAUNCHER, "PENSTOCK_RENDEZVOUS is set, but"),
+    "no secret": (
+        {"PENSTOCK_SECRET": ""},
+        NOT_UNDER_LAUNCHER,
+        "PENSTOCK_RENDEZVOUS says that 2 processes meet, but PENSTOCK_SECRET is not set",
+    ),
     "no place": ({"PENSTOCK_RENDEZVOUS": "here"}, BAD_OPTION, "to be HOST:PORT, got `here`"),
     "no topology": ({"PENSTOCK_TOPOLOGY": "star"}, BAD_OPTION, "to be cs"),
 }
