@@ -47,7 +47,7 @@ fn seeds(text: &str) -> Result<Range<u64>, String> {
 fn main() -> ExitCode {
     let Arguments { seed, seeds, verbose, tables, leases, suspended, sabotage } = Arguments::parse();
     if let Some(sabotage) = sabotage.filter(|sabotage| sabotage.needs_leases() && !suspended) {
-        eprintln!("error: --sabotage {sabotage:?} shows where leases decide\n\nhint: add --suspended");
+        eprintln!("error: --sabotage {} shows where leases decide\n\nhint: add --suspended", name(sabotage));
         return ExitCode::from(2);
     }
     let seeds = seeds.unwrap_or_else(|| seed..seed.saturating_add(1));
@@ -74,14 +74,18 @@ fn main() -> ExitCode {
             } else {
                 ""
             };
-            let broken = sabotage.and_then(|sabotage| sabotage.to_possible_value());
-            let broken = broken.map(|value| format!("--sabotage {} ", value.get_name())).unwrap_or_default();
+            let broken = sabotage.map(|it| format!("--sabotage {} ", name(it))).unwrap_or_default();
             let replay = format!("penstock-sim {what}{broken}--seed {seed} -v");
             eprintln!("seed {seed}: {failure}\nhint: replay it with `{replay}`");
             return ExitCode::FAILURE;
         }
     }
     ExitCode::SUCCESS
+}
+
+/// As the command line spells it.
+fn name(sabotage: Sabotage) -> String {
+    sabotage.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
 /// What happened in all jobs, or the first seed that fails, and how.
