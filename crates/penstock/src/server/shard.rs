@@ -622,6 +622,12 @@ impl Loop {
     fn submit_remote(&mut self, peer: PeerId, judged: Judged, wanted: bool) -> Result<(), String> {
         let Self { ports, overlay, memory, machine, .. } = self;
         let Some(remote) = ports.remote(peer) else { return Ok(()) };
+        // What it is sent was charged to it when it declared the tensor, of which it knows the number by that alone.
+        if let (Submission::Fetch { tensor, .. }, Some(rank)) = (judged.submission(), peer.rank())
+            && !memory.has_lane(*tensor, rank)
+        {
+            return Err(format!("a fetch of tensor {tensor}, which it has not declared"));
+        }
         match *judged.submission() {
             Submission::Fetch { tensor, state: true, ticket, .. } => {
                 remote.subscriber().fetch_state(tensor, ticket, memory);

@@ -84,6 +84,7 @@ impl Redial {
                 vigil.tick();
                 caller.is_over()
             };
+            let mut lack = None;
             let (reason, failed) = match self.dialer.dial(self.purpose, Instant::now() + ATTEMPT, &give_up) {
                 Ok(stream) => {
                     vigil.connected();
@@ -93,12 +94,16 @@ impl Redial {
                 Err(DialError::Refused(refusal)) => (refusal.to_string(), Some(Failed::Refused(refusal))),
                 Err(DialError::Untrusted(why)) => (why.clone(), Some(Failed::Untrusted(why))),
                 Err(DialError::Unreachable(error)) => (error.to_string(), None),
-                Err(DialError::Lacking(lack)) => {
-                    vigil.lacks(Some(lack.clone()));
-                    (lack, None)
+                Err(DialError::Lacking(what)) => {
+                    lack = Some(what.clone());
+                    (what, None)
                 }
             };
-            tracing::info!(address = %self.dialer.address(), reason, "a connection could not be made");
+            // A lack that is over is not why the server cannot be reached.
+            vigil.lacks(lack);
+            if self.reason.as_ref() != Some(&reason) {
+                tracing::info!(address = %self.dialer.address(), reason, "a connection could not be made");
+            }
             self.ended(false, reason);
             if let Some(failed) = failed {
                 return Err(failed);
