@@ -264,7 +264,15 @@ impl Error {
                 Self::Unreachable { address, reason: harmless(deepest(status)) }
             }
             Code::ResourceExhausted => Self::Refused(Refusal::busy()),
-            code => Self::Protocol { address, reason: harmless(format!("{code:?}: {}", status.message())) },
+            code => {
+                // Below a source there may be words of whatever listens there.
+                let said = if std::error::Error::source(status).is_some() {
+                    deepest(status)
+                } else {
+                    status.message().to_owned()
+                };
+                Self::Protocol { address, reason: harmless(format!("{code:?}: {said}")) }
+            }
         }
     }
 
@@ -331,7 +339,16 @@ fn refused(reason: Reason) -> Option<&'static str> {
 /// The text of the innermost cause: what lies around it says only "transport error".
 pub(crate) fn deepest(error: &(dyn std::error::Error + 'static)) -> String {
     let mut inner = error;
-    while let Some(source) = inner.source() {
+    loop {
+        if let Some(http) = http2(inner) {
+            // Its own text repeats what the other side says as it closes a connection.
+            return match (http.reason(), http.get_io()) {
+                (Some(reason), _) => reason.to_string(),
+                (None, Some(io)) => io.to_string(),
+                (None, None) => "the connection broke".to_owned(),
+            };
+        }
+        let Some(source) = inner.source() else { break };
         inner = source;
     }
     let text = inner.to_string();
@@ -339,6 +356,12 @@ pub(crate) fn deepest(error: &(dyn std::error::Error + 'static)) -> String {
         Some(status) if !status.message().is_empty() => status.message().to_owned(),
         _ => text,
     }
+}
+
+/// An error of HTTP/2, perhaps within one of input and output, which does not name it as its source.
+fn http2<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a h2::Error> {
+    let within = || error.downcast_ref::<std::io::Error>()?.get_ref()?.downcast_ref::<h2::Error>();
+    error.downcast_ref::<h2::Error>().or_else(within)
 }
 
 #[cfg(test)]

@@ -130,6 +130,8 @@ impl Registry {
         let known = self.tables.len();
         let peer = self.account.worker(rank);
         let exhausted = |why: Exhausted| TableError::Exhausted { name: spec.name.clone(), why };
+        // Before anything is kept: where there is no room for it, the name stays as free as it was.
+        let own_charge = peer.charge(Resource::Bytes, TABLE_BYTES).map_err(exhausted)?;
         let table = match self.tables.entry(spec.name.clone()) {
             Entry::Occupied(table) => table.into_mut(),
             Entry::Vacant(_) if known >= MAX_TABLES as usize || self.next == TableId::MAX => {
@@ -166,18 +168,13 @@ impl Registry {
                 return Err(error.clone());
             }
             let ranks = table.unheard(live).collect();
-            return Err(TableError::NotAllTold {
-                name: spec.name.clone(),
-                why: Box::new(error.clone()),
-                ranks,
-            });
+            return Err(TableError::NotAllTold { name: spec.name.clone(), why: error.to_string(), ranks });
         }
         if table.spec.holds.is_empty() {
             table.spec.holds.clone_from(&spec.holds);
         }
-        let charge = peer.charge(Resource::Bytes, TABLE_BYTES).map_err(exhausted)?;
         let declaration = table.workers.entry(rank).or_default();
-        declaration.coming = Some(Coming { charge, ..Coming::default() });
+        declaration.coming = Some(Coming { charge: own_charge, ..Coming::default() });
         if !table.told {
             (declaration.home, declaration.near) = (home, near);
         }
@@ -581,7 +578,7 @@ mod tests {
         // Worker 0 still waits: it has to hear what became of what it said.
         let refused = registry.begin(1, &spec(), 1, true, &all()).unwrap_err();
         let TableError::NotAllTold { why, ranks, .. } = &refused else { panic!("{refused}") };
-        assert!(matches!(**why, TableError::NoProducer { row: 4, .. }) && *ranks == [0], "{refused}");
+        assert!(why.contains("row 4") && *ranks == [0], "{refused}");
         fails(&mut registry, 1);
         fails(&mut registry, 0);
         let wider = TableSpec { row_bytes: 16, ..spec() };
@@ -610,6 +607,10 @@ mod tests {
                 assert!(matches!(refused, Some(TableError::Exhausted { .. })), "{refused:?}");
                 assert_eq!(account.taken(Resource::Bytes), before, "of {name}");
             }
+            let little = Account::new(Limits::NONE.with(Resource::Bytes, TABLE_BYTES * 8 / 5));
+            let mut empty = Registry::charged_to(little.clone());
+            assert!(empty.begin(1, &spec(), 0, true, &all()).is_err());
+            assert!(!empty.knows("U") && little.taken(Resource::Bytes) == 0);
             // It declares something else, and the others' tables are what they were.
             registry.begin(1, &TableSpec { row_bytes: 16, ..other }, 0, true, &all()).unwrap();
             assert_eq!(registry.missing("U", &all()), [1, 2]);

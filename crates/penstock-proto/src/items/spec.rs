@@ -124,8 +124,8 @@ pub enum TableError {
     NotAllTold {
         /// The table.
         name: String,
-        /// Why it failed.
-        why: Box<Self>,
+        /// Why it failed. As text: an error within an error would be as deep as its sender likes.
+        why: String,
         /// Those workers.
         ranks: Vec<Rank>,
     },

@@ -35,8 +35,9 @@ use std::time::{Duration, Instant};
 
 /// The one peer of a worker's node.
 const HOME: PeerId = PeerId::server(0);
-/// How long the last rows of a producer that is gone are waited for, at least.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// How long the last rows of a producer that is gone are waited for, at least. Longer than a home takes that hears of the loss by
+/// a beat and then waits for a worker that knows better (`HEARSAY_WITHIN_MS` in `server/leaving.rs`).
+const LAST_WORDS: Duration = Duration::from_secs(3);
 /// The same where the home has known for so long.
 const LATE_WORDS: Duration = Duration::from_millis(50);
 

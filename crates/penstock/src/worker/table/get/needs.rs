@@ -109,7 +109,7 @@ impl TableInner {
                     let place = Place { source: 0, slot: slots[0] };
                     return Err(self.too_late(source, &Stale { row, place }, wanted, deadline));
                 }
-                source.gone.store(true, Ordering::Relaxed);
+                source.gone.store(true, Ordering::Release);
                 Ok(())
             }
             _ => {
@@ -125,7 +125,8 @@ impl TableInner {
         // All that a producer that has gone had set is here.
         let Some(remote) = source.remote.as_ref().filter(|_| !source.is_gone()) else { return Ok(()) };
         let barriers = self.job.barriers();
-        if remote.barriers.load(Ordering::Relaxed) == barriers {
+        // Pairs with the store below: a thread that need not ask sees the rows that came for the one that did.
+        if remote.barriers.load(Ordering::Acquire) == barriers {
             return Ok(());
         }
         match remote.propagation {
@@ -148,7 +149,7 @@ impl TableInner {
                 )?;
             }
         }
-        remote.barriers.store(barriers, Ordering::Relaxed);
+        remote.barriers.store(barriers, Ordering::Release);
         Ok(())
     }
 

@@ -24,7 +24,7 @@ pub(super) struct Stale {
 
 impl Source {
     pub(super) fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::Relaxed)
+        self.gone.load(Ordering::Acquire)
     }
 }
 
@@ -109,7 +109,7 @@ impl TableInner {
                     if !self.hear_out(source, deadline)? {
                         return Err(self.too_late(source, stale, wanted, deadline));
                     }
-                    source.gone.store(true, Ordering::Relaxed);
+                    source.gone.store(true, Ordering::Release);
                 }
             }
         }
