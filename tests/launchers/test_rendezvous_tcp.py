@@ -245,7 +245,7 @@ def test_rank_0_says_who_came_with_another_secret_where_somebody_is_missing(rend
     result = one.go(one.root.gather, b"a", Limit(1))
     with pytest.raises(ps.exceptions.AuthenticationError):
         one.visitor(1, secret=secrets.token_hex(32)).gather(b"b", Limit(SECONDS))
-    with pytest.raises(RendezvousTimeout, match=r"from 127\.0\.0\.1 with another secret") as caught:
+    with pytest.raises(RendezvousTimeout, match=r"from 127\.0\.0\.1 used a different secret") as caught:
         result.result(SECONDS)
     assert caught.value.missing == [1]
     assert "PENSTOCK_SECRET" in str(caught.value.hint)
