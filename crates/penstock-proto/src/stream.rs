@@ -6,7 +6,7 @@
 //! - What receivers of the **newest publication** hold. Each is sent that, wherever it stood before. Where everything passes it
 //!   is the value itself, and takes no memory; where a filter holds something back it is kept here, and the filter runs once
 //!   for each publication, however many receivers there are. What the filter holds back is the difference to the value, at
-//!   every publication anew: nothing of it can be lost.
+//!   every publication anew: nothing of it can be lost on the way. What it holds back of the last publication stays at the home.
 //! - The **shadow**: what receivers of one earlier publication hold, which differences are against; kept only where an encoding
 //!   uses it. It is the last publication before the newest that was sent to anybody at all. What nobody was sent nobody holds,
 //!   and keeping it would cost a copy for nothing.

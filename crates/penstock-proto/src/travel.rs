@@ -5,13 +5,14 @@
 //! in its [`Registry`]; the [`Terms`] that come of it are all that is asked when a chunk is sent.
 //!
 //! A filter makes what is read elsewhere lag behind: whoever is sent a version has of each update what the filter let pass
-//! until then. Workers on the host of a chunk's home share its memory: there nothing travels, and they see the value itself.
+//! until then, also behind the last update: whoever saves what it was sent saves that. Workers on the host of a chunk's home
+//! share its memory: there nothing travels, and they see the value itself.
 //!
 //! Contributions have encodings and no filter. What a filter holds back of them would have to be added to the next push, so it
 //! belongs to the worker, once for each push and not for each frame, which may be sent again: in the proxy, before a chunk is
-//! encoded (`Mirrors::push` in `crates/penstock/src/worker/link/proxy/remote_shard.rs), where chunk and stamp tell whether that was done
-//! before. But it changes what is trained: what workers on the home's host do, and what becomes of the rest when a worker
-//! leaves, is for the first such filter to decide, which then gets its field here, beside the one for values.
+//! encoded (`Mirrors::push` in `crates/penstock/src/worker/link/proxy/remote_shard.rs`), where chunk and stamp tell whether that
+//! was done before. But it changes what is trained: what workers on the home's host do, and what becomes of the rest when a
+//! worker leaves, is for the first such filter to decide, which then gets its field here, beside the one for values.
 
 use crate::encoding::{Agreed, Encoding, MAX_ENCODINGS, Member};
 use penstock_kernels::Dtype;

@@ -5,7 +5,6 @@ use penstock_proto::items::node::Node;
 use penstock_proto::items::wire::{Message, PartitionId};
 use penstock_proto::items::{Propagation, RowSet};
 use penstock_proto::peer::PeerId;
-use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -249,9 +248,7 @@ fn a_flush_does_not_wait_for_a_row_that_its_producer_left_torn() {
         for slots in [3, 256] {
             let mut net = Net::new(slots, propagation);
             let mut producer = writer(slots);
-            let between = Rc::<RefCell<Between>>::default();
-            let memory = Watched { memory: followed(producer.rows()), between: Rc::clone(&between) };
-            net.home.produce(ID, PRODUCER, net.shape, memory, None);
+            let between = net.watch(&producer);
             net.consume(ONE);
             set(&mut producer, 1, &(0..slots).collect::<Vec<u32>>(), 5);
             producer.raise(1);

@@ -171,6 +171,14 @@ pub(super) struct Net {
 }
 
 impl Net {
+    /// The producer's rows stand in the home's own memory; what happens between two looks at them is up to what is returned.
+    pub(super) fn watch(&mut self, producer: &Writer) -> Rc<RefCell<Between>> {
+        let between = Rc::<RefCell<Between>>::default();
+        let memory = Watched { memory: followed(producer.rows()), between: Rc::clone(&between) };
+        self.home.produce(ID, PRODUCER, self.shape, memory, None);
+        between
+    }
+
     pub(super) fn new(slots: u32, propagation: Propagation) -> Self {
         let shape = Shape { slots, row_bytes: ROW_BYTES, propagation };
         Self { home: Node::new(Here::default()), workers: BTreeMap::new(), silent: BTreeSet::new(), shape }

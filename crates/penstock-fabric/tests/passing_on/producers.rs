@@ -8,7 +8,6 @@ use penstock_proto::items::wire::{Encoder, Entry, Head, Message, PartitionId, Sh
 use penstock_proto::items::{Propagation, RowSet};
 use penstock_proto::peer::PeerId;
 use penstock_proto::record::LENGTH_BYTES;
-use std::cell::RefCell;
 use std::rc::Rc;
 
 /// An honest producer, of as many rows.
@@ -34,9 +33,7 @@ fn a_flush_waits_for_no_row_that_a_producer_which_is_there_leaves_torn() {
     for slots in [3, 256] {
         let mut net = Net::new(slots, Propagation::Eager);
         let (mut producer, mut other) = (writer(slots), writer(slots));
-        let between = Rc::<RefCell<Between>>::default();
-        let memory = Watched { memory: followed(producer.rows()), between: Rc::clone(&between) };
-        net.home.produce(ID, PRODUCER, net.shape, memory, None);
+        let between = net.watch(&producer);
         let memory = Watched { memory: followed(other.rows()), between: Rc::default() };
         net.home.produce(OTHERS, OTHER, net.shape, memory, None);
         [ONE, TWO].into_iter().for_each(|peer| consume_of_both(&mut net, peer));
@@ -91,9 +88,7 @@ fn a_flush_waits_for_no_source_that_offers_rows_and_brings_none() {
 fn flushes_of_rows_that_do_not_come_are_answered_together_once_they_come_over_whichever_connection() {
     let mut net = Net::new(2, Propagation::Eager);
     let mut producer = writer(2);
-    let between = Rc::<RefCell<Between>>::default();
-    let memory = Watched { memory: followed(producer.rows()), between: Rc::clone(&between) };
-    net.home.produce(ID, PRODUCER, net.shape, memory, None);
+    let between = net.watch(&producer);
     net.consume(ONE);
     net.settle();
     between.borrow_mut().torn = Some(0);
@@ -188,9 +183,7 @@ fn a_source_that_says_that_sets_were_undone_breaks_the_protocol() {
 fn whom_a_producer_tells_in_its_memory_that_sets_were_undone_does_not_lose_its_home_for_it() {
     let mut net = Net::new(2, Propagation::Eager);
     let mut producer = writer(2);
-    let between = Rc::<RefCell<Between>>::default();
-    let memory = Watched { memory: followed(producer.rows()), between: Rc::clone(&between) };
-    net.home.produce(ID, PRODUCER, net.shape, memory, None);
+    let between = net.watch(&producer);
     net.consume(ONE);
     set(&mut producer, 1, &[0, 1], 5);
     net.settle();

@@ -56,9 +56,7 @@ fn a_bounded_row_is_not_lost_where_the_change_log_comes_round_between_two_looks(
 fn who_subscribes_while_a_set_is_logged_but_not_finished_gets_its_row() {
     let mut net = Net::new(2, Propagation::Eager);
     let mut producer = writer(2);
-    let between = Rc::<RefCell<Between>>::default();
-    let memory = Watched { memory: followed(producer.rows()), between: Rc::clone(&between) };
-    net.home.produce(ID, PRODUCER, net.shape, memory, None);
+    let between = net.watch(&producer);
     net.consume(ONE);
     net.settle();
     set(&mut producer, 1, &[1], 5);
