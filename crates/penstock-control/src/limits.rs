@@ -34,7 +34,7 @@ pub const CONNECT_WAIT: Duration = Duration::from_secs(10);
 /// Bytes of all headers of a request.
 pub const HEADER_BYTES: u32 = 16 * 1024;
 /// Life of a challenge: a call that has not proved itself with it by then takes another, and none is carried out later, also if
-/// it was held back on the way or waits in `Connect`. Above what a call needs on the way, and no shorter than a client waits
+/// it was held back on the way, or waits in `Connect` or for the disk. Above what a call needs on the way, and no shorter than a client waits
 /// for what the manager does at once; in `Connect` a client waits for up to five seconds more.
 pub const PROOF_LIFE: Duration = Duration::from_secs(10);
 const _: () =

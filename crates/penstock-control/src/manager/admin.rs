@@ -22,7 +22,7 @@ impl Admin for AdminService {
         &self,
         request: Request<proto::CreateJobRequest>,
     ) -> Result<Response<proto::CreateJobReply>, Status> {
-        let seal = require_admin(&request)?;
+        let proved = require_admin(&request)?;
         let sent = request.into_inner().spec.unwrap_or_default();
         let spec = Spec::check(sent, &*self.0.check)?;
         let job = Job {
@@ -37,8 +37,8 @@ impl Admin for AdminService {
             linger: Duration::ZERO,
         };
         let name = job.spec.name.clone();
-        let secret = seal.close(&name, &job.secret);
-        let made = self.0.change(|registry, now| {
+        let secret = proved.seal().close(&name, &job.secret);
+        let made = self.0.carry_out(&proved, |registry, now| {
             registry.create(now, job)?;
             Ok(proto::CreateJobReply {
                 job: Some(show(registry, now, &registry.jobs[&name])),
@@ -50,8 +50,9 @@ impl Admin for AdminService {
             // Its secret was told to no one: it must not keep the name.
             let _ = self.0.change(|registry, now| registry.delete(now, &name));
         }
+        let made = made?;
         tracing::info!(job = name, "created");
-        Ok(Response::new(made?))
+        Ok(Response::new(made))
     }
 
     async fn list_jobs(
@@ -72,7 +73,7 @@ impl Admin for AdminService {
         &self,
         request: Request<proto::ShowJobRequest>,
     ) -> Result<Response<proto::ShowJobReply>, Status> {
-        let seal = require_admin(&request)?;
+        let seal = require_admin(&request)?.seal();
         let (registry, now) = (self.0.look(), self.0.now());
         let asked = request.get_ref();
         let job = registry.job(&asked.name)?;
@@ -84,9 +85,9 @@ impl Admin for AdminService {
         &self,
         request: Request<proto::DeleteJobRequest>,
     ) -> Result<Response<proto::DeleteJobReply>, Status> {
-        require_admin(&request)?;
+        let proved = require_admin(&request)?;
         let name = request.into_inner().name;
-        self.0.change(|registry, now| registry.delete(now, &name))?;
+        self.0.carry_out(&proved, |registry, now| registry.delete(now, &name))?;
         tracing::info!(job = name, "deleted");
         Ok(Response::new(proto::DeleteJobReply {}))
     }

@@ -38,11 +38,8 @@ impl Jobs for JobsService {
             Turn::take(&self.0, job, workers as usize + limits::SPARE_WAITS_PER_JOB, caller.as_ref())?;
         self.ready(&sent, &proved).await?;
         // The rank comes last: a worker that gave up waiting has taken none.
-        let reply = self.0.change(|registry, now| {
+        let reply = self.0.carry_out(&proved, |registry, now| {
             registry.proved(job, &secret)?;
-            if now >= proved.until {
-                return Err(too_late());
-            }
             let servers = match registry.hand_out(now, job)? {
                 Readiness::Ready(servers) => servers,
                 Readiness::NotYet(why) => return Err(Refusal::new(Reason::NotReady, why)),
@@ -86,10 +83,6 @@ impl JobsService {
         registry.proved(job, &secret)?.check_worker(sent.rank, sent.size)?;
         registry.readiness(self.0.now(), job)
     }
-}
-
-fn too_late() -> Refusal {
-    Refusal::new(Reason::NotReady, "they were ready too late for this call")
 }
 
 /// One of the calls of a job that may wait at once.

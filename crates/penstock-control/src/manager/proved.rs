@@ -30,11 +30,17 @@ pub(super) struct Proved {
 }
 
 impl Proved {
-    /// A worker's, which may be carried out until then.
+    /// One that may be carried out until then.
+    #[cfg(test)]
+    pub(super) fn of(who: Prover, secret: Secret, until: Duration) -> Self {
+        let (nonces, said) = (Nonces { client: [0; 32], manager: [0; 32] }, Said::new("", b""));
+        Self { who, secret, nonces, said, until }
+    }
+
+    /// A worker's.
     #[cfg(test)]
     pub(super) fn of_worker(job: &str, secret: Secret, until: Duration) -> Self {
-        let (nonces, said) = (Nonces { client: [0; 32], manager: [0; 32] }, Said::new("", b""));
-        Self { who: Prover::Worker { job: job.to_owned() }, secret, nonces, said, until }
+        Self::of(Prover::Worker { job: job.to_owned() }, secret, until)
     }
 
     /// Refuses a caller that does not prove that it knows its secret, for this very call and no earlier one.
@@ -81,6 +87,18 @@ impl Proved {
         Ok(body)
     }
 
+    /// Refuses a call whose proof is over by now. Its client asks again, if it still waits.
+    pub(super) fn in_time(&self, now: Duration) -> Result<(), Refusal> {
+        if now < self.until {
+            return Ok(());
+        }
+        Err(match self.who {
+            // It waits for servers, and its client calls again as long as it likes.
+            Prover::Worker { .. } => Refusal::new(Reason::NotReady, "they were ready too late for this call"),
+            Prover::Admin | Prover::Server => Refusal::stale(),
+        })
+    }
+
     /// The call goes on to its service as one of this caller's; the connection of one that knows a token is not put out.
     pub(super) fn mark(&self, parts: &mut Parts) {
         let caller = parts.extensions.get::<Caller>().filter(|_| !matches!(self.who, Prover::Worker { .. }));
@@ -122,20 +140,20 @@ pub(super) fn proved<T>(request: &Request<T>) -> &Proved {
     request.extensions().get().expect("every call comes by way of the routes")
 }
 
-/// Refuses whoever is not an administrator.
-pub(super) fn require_admin<T>(request: &Request<T>) -> Result<Seal, Refusal> {
+/// What an administrator has proved; refuses whoever is not one.
+pub(super) fn require_admin<T>(request: &Request<T>) -> Result<Proved, Refusal> {
     require(request, &Prover::Admin)
 }
 
-/// Refuses whoever is not a server.
-pub(super) fn require_server<T>(request: &Request<T>) -> Result<Seal, Refusal> {
+/// What a server has proved; refuses whoever is not one.
+pub(super) fn require_server<T>(request: &Request<T>) -> Result<Proved, Refusal> {
     require(request, &Prover::Server)
 }
 
-fn require<T>(request: &Request<T>, who: &Prover) -> Result<Seal, Refusal> {
+fn require<T>(request: &Request<T>, who: &Prover) -> Result<Proved, Refusal> {
     let proved = proved(request);
     match proved.who == *who {
-        true => Ok(proved.seal()),
+        true => Ok(proved.clone()),
         false => Err(who.refusal()),
     }
 }

@@ -23,11 +23,13 @@ impl Servers for ServersService {
         &self,
         request: Request<proto::RegisterRequest>,
     ) -> Result<Response<proto::RegisterReply>, Status> {
-        require_server(&request)?;
+        let proved = require_server(&request)?;
         check_identity(&request, &request.get_ref().id)?;
         let sent = request.into_inner();
         check_endpoint(&sent.endpoint)?;
-        self.0.change(|registry, now| registry.register(now, &sent.id, &sent.endpoint, sent.memory))?;
+        self.0.carry_out(&proved, |registry, now| {
+            registry.register(now, &sent.id, &sent.endpoint, sent.memory)
+        })?;
         tracing::info!(server = sent.id, endpoint = sent.endpoint, "registered");
         let timing = self.0.timing;
         Ok(Response::new(proto::RegisterReply {
@@ -41,11 +43,11 @@ impl Servers for ServersService {
         &self,
         request: Request<proto::HeartbeatRequest>,
     ) -> Result<Response<proto::HeartbeatReply>, Status> {
-        let seal = require_server(&request)?;
+        let proved = require_server(&request)?;
         check_identity(&request, &request.get_ref().id)?;
         let sent = request.into_inner();
         let hosted = sent.hosted.into_iter().take(limits::JOBS).map(read).collect();
-        self.0.change(|registry, now| registry.heartbeat(now, &sent.id, hosted))?;
+        self.0.carry_out(&proved, |registry, now| registry.heartbeat(now, &sent.id, hosted))?;
         let until = tokio::time::Instant::now() + self.0.timing.heartbeat;
         let (mut changed, mut stopping) = (self.0.watch(), self.0.stopping.subscribe());
         loop {
@@ -58,17 +60,17 @@ impl Servers for ServersService {
                 () = tokio::time::sleep_until(until) => break,
             }
         }
-        Ok(Response::new(proto::HeartbeatReply { jobs: desired(&self.0.look(), &sent.id, &seal) }))
+        Ok(Response::new(proto::HeartbeatReply { jobs: desired(&self.0.look(), &sent.id, &proved.seal()) }))
     }
 
     async fn leave(
         &self,
         request: Request<proto::LeaveRequest>,
     ) -> Result<Response<proto::LeaveReply>, Status> {
-        require_server(&request)?;
+        let proved = require_server(&request)?;
         check_identity(&request, &request.get_ref().id)?;
         let id = request.into_inner().id;
-        self.0.change(|registry, now| {
+        self.0.carry_out(&proved, |registry, now| {
             registry.leave(now, &id);
             Ok(())
         })?;

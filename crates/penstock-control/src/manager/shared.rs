@@ -2,6 +2,7 @@
 
 use super::job::{CheckSettings, cut};
 use super::proofs::{Challenges, Kind};
+use super::proved::Proved;
 use super::registry::Registry;
 use super::store::{StateError, Store};
 use crate::error::{Reason, Refusal};
@@ -69,7 +70,8 @@ impl Shared {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the registry, writes what changed to disk, and wakes those that wait. What a caller is told is on disk.
+    /// Changes the registry, writes what changed to disk, and wakes those that wait. What a caller is told is on disk. What a
+    /// caller asks for goes by way of [`Self::carry_out`].
     pub(super) fn change<T>(
         &self,
         work: impl FnOnce(&mut Registry, Duration) -> Result<T, Refusal>,
@@ -82,6 +84,19 @@ impl Shared {
             drop(registry);
             self.changed.send_replace(());
             saved.map(|()| result)
+        })
+    }
+
+    /// Changes the registry as a caller asks, while its proof is good. Judged once all that came before is on disk: by then its
+    /// client may have given up long ago, and have done something else.
+    pub(super) fn carry_out<T>(
+        &self,
+        proved: &Proved,
+        work: impl FnOnce(&mut Registry, Duration) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        self.change(|registry, now| {
+            proved.in_time(now)?;
+            work(registry, now)
         })
     }
 
@@ -116,6 +131,153 @@ impl Shared {
                 let who = Prover::Worker { job: cut(job, limits::NAME_BYTES).to_owned() };
                 (who, self.look().secret_of(job))
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::admin::AdminService;
+    use super::super::servers::ServersService;
+    use super::*;
+    use crate::error::reason;
+    use crate::proto;
+    use crate::proto::admin_server::Admin;
+    use crate::proto::servers_server::Servers;
+    use crate::server_key::ServerKey;
+    use std::sync::mpsc::channel;
+    use tonic::{Request, Status};
+
+    /// Longer than what comes before a call waits for the disk.
+    const AMPLE: Duration = Duration::from_secs(60);
+
+    /// A manager whose disk stalls during each call until the call's proof, of which `life` is left, is over, or for a moment.
+    struct Stalling {
+        shared: Arc<Shared>,
+        runtime: tokio::runtime::Runtime,
+        key: ServerKey,
+    }
+
+    impl Stalling {
+        fn call<Q, R>(
+            &self,
+            who: Prover,
+            sent: Q,
+            life: Duration,
+            call: impl AsyncFnOnce(Arc<Shared>, Request<Q>) -> Result<R, Status>,
+        ) -> Result<R, Option<Reason>> {
+            let until = self.shared.now() + life;
+            let proved = Proved::of(who, Secret([7; 32]), until);
+            let mut request = Request::new(sent);
+            self.key.show(&proved.to_sign(), request.metadata_mut());
+            request.extensions_mut().insert(proved);
+            let (stalls, stalled) = channel();
+            let shared = Arc::clone(&self.shared);
+            let end = until.min(self.shared.now() + Duration::from_millis(100));
+            // As a slow save does, with the registry locked.
+            let disk = std::thread::spawn(move || {
+                let stall = |_: &mut Registry, _| {
+                    stalls.send(()).unwrap();
+                    while shared.now() < end {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    Ok(())
+                };
+                shared.change(stall).unwrap();
+            });
+            stalled.recv().unwrap();
+            let answer = self.runtime.block_on(call(Arc::clone(&self.shared), request));
+            disk.join().unwrap();
+            answer.map_err(|status| reason(status.metadata().as_ref()))
+        }
+
+        fn create(&self, name: &str, life: Duration) -> Result<(), Option<Reason>> {
+            let spec = proto::JobSpec {
+                name: name.to_owned(),
+                workers: 1,
+                servers: 1,
+                memory: 1,
+                share: 1.0,
+                settings: vec![],
+            };
+            let sent = proto::CreateJobRequest { spec: Some(spec) };
+            self.call(Prover::Admin, sent, life, async |shared, request| {
+                AdminService(shared).create_job(request).await.map(drop)
+            })
+        }
+
+        fn delete(&self, name: &str, life: Duration) -> Result<(), Option<Reason>> {
+            let sent = proto::DeleteJobRequest { name: name.to_owned() };
+            self.call(Prover::Admin, sent, life, async |shared, request| {
+                AdminService(shared).delete_job(request).await.map(drop)
+            })
+        }
+
+        fn register(&self, memory: u64, life: Duration) -> Result<(), Option<Reason>> {
+            let sent =
+                proto::RegisterRequest { id: self.key.identity(), endpoint: "/a.sock".to_owned(), memory };
+            self.call(Prover::Server, sent, life, async |shared, request| {
+                ServersService(shared).register(request).await.map(drop)
+            })
+        }
+
+        fn heartbeat(&self, failure: &str, life: Duration) -> Result<(), Option<Reason>> {
+            let name = "kept".to_owned();
+            let id = self.shared.look().jobs[&name].id.clone();
+            let status = proto::HostedStatus {
+                name,
+                id,
+                ended: true,
+                failure: failure.to_owned(),
+                ..Default::default()
+            };
+            let sent = proto::HeartbeatRequest { id: self.key.identity(), hosted: vec![status] };
+            self.call(Prover::Server, sent, life, async |shared, request| {
+                // Its answer comes when there is something new.
+                let heartbeat = ServersService(Arc::clone(&shared));
+                shared.stopping.send_replace(true);
+                heartbeat.heartbeat(request).await.map(drop)
+            })
+        }
+
+        fn leave(&self, life: Duration) -> Result<(), Option<Reason>> {
+            let sent = proto::LeaveRequest { id: self.key.identity() };
+            self.call(Prover::Server, sent, life, async |shared, request| {
+                ServersService(shared).leave(request).await.map(drop)
+            })
+        }
+
+        /// All that calls change.
+        fn state(&self) -> String {
+            let registry = self.shared.look();
+            format!("{:?} {:?}", registry.jobs, registry.servers)
+        }
+    }
+
+    #[test]
+    fn a_call_that_waited_for_the_disk_until_its_proof_was_over_is_not_carried_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let manager = Stalling {
+            shared: Arc::new(Shared::in_folder(folder.path())),
+            runtime: runtime.unwrap(),
+            key: ServerKey::draw(),
+        };
+        let calls: [(&str, &dyn Fn(Duration) -> Result<(), Option<Reason>>); 6] = [
+            ("register", &|life| manager.register(2, life)),
+            ("create", &|life| manager.create("kept", life)),
+            ("create", &|life| manager.create("other", life)),
+            ("delete", &|life| manager.delete("other", life)),
+            ("heartbeat", &|life| manager.heartbeat("it fell", life)),
+            ("leave", &|life| manager.leave(life)),
+        ];
+        for (name, call) in calls {
+            let before = manager.state();
+            assert_eq!(call(Duration::from_millis(50)), Err(Some(Reason::StaleProof)), "{name}");
+            assert_eq!(manager.state(), before, "{name} was carried out");
+            // Waiting alone does no harm.
+            assert_eq!(call(AMPLE), Ok(()), "{name}");
+            assert_ne!(manager.state(), before, "{name} changes nothing that this test sees");
         }
     }
 }
