@@ -12,8 +12,11 @@ pub const WORKER_BYTES: usize = 4 << 10;
 pub const ADMIN_BYTES: usize = 64 << 10;
 /// Bytes of a server's request: a heartbeat of [`JOBS`] jobs stays below it.
 pub const SERVER_BYTES: usize = 1 << 20;
-/// Bytes of a reply: a list of [`JOBS`] jobs with all their servers stays below it.
+/// Bytes of a reply that is proved: a list of [`JOBS`] jobs with all their servers stays below it. A client refuses a longer one.
 pub const REPLY_BYTES: usize = 64 << 20;
+/// Bytes of replies that a client takes before it looks at them: of one that nobody has proved, no more than these arrive. One
+/// that is longer comes at this many bytes for each time to the manager and back.
+pub const AHEAD_BYTES: u32 = 256 << 10;
 /// Calls of one connection that are served at once. What comes beyond that waits in the client, or is refused as busy.
 pub const CALLS_PER_CONNECTION: u32 = 64;
 /// Workers of one job that wait in `Connect` at once, beside one for each rank. The others are refused as busy.

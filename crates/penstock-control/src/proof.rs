@@ -6,12 +6,13 @@
 //!                                          <-   manager nonce, HMAC(secret, both nonces, who)
 //!   headers: digest of the body, HMAC(secret, both nonces, digest, path)  ->
 //!   body                                   ->
-//!                                          <-   reply, HMAC(secret, both nonces, reply, path)
+//!                                          <-   headers: digest of the reply, HMAC(secret, both nonces, digest, path)
+//!                                          <-   reply
 //! ```
 //!
 //! The caller proves itself last: a process that listens at a manager's address without knowing the secret is told nothing that
-//! it could use, and what was recorded is of no use in another call. The manager judges a call by its headers, and reads
-//! nothing more of a caller that has not proved itself. The labels differ, so no proof serves as another. The reply's proof is
+//! it could use, and what was recorded is of no use in another call. Both judge the other by its headers: the manager
+//! reads nothing more of a caller that has not proved itself, and the caller no more of an answer than a refusal takes. The labels differ, so no proof serves as another. The reply's proof is
 //! made in `reply.rs`.
 
 use crate::error::Refusal;

@@ -1,7 +1,9 @@
-//! What a manager answers: read whole, proved, and believed as far as its proof goes and no further.
+//! What a manager answers: proved by its headers, so that nothing is read of what anyone else makes up, and believed as far as
+//! that proof goes and no further.
 
 use crate::body::{self, Broken};
 use crate::error::REASON;
+use crate::limits;
 use crate::proof::{Digest, Nonces, mac};
 use crate::secret::{hex, unhex};
 use hmac::{Hmac, Mac as _};
@@ -20,6 +22,51 @@ const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const OUTCOME: [HeaderName; 3] =
     [STATUS, HeaderName::from_static(REASON), HeaderName::from_static("grpc-message")];
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+
+/// What a reply's headers say of it, and prove.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Told {
+    /// Bytes of its body.
+    bytes: u64,
+    body: Digest,
+    outcome: Digest,
+}
+
+impl Told {
+    fn mac(&self, secret: &Secret, nonces: &Nonces, path: &str) -> Hmac<Sha256> {
+        let Self { bytes, body, outcome } = self;
+        let bytes = bytes.to_be_bytes();
+        let parts: [&[u8]; 6] = [&nonces.client, &nonces.manager, &bytes, body, outcome, path.as_bytes()];
+        mac(secret, b"penstock reply proof 2 ", &parts)
+    }
+
+    /// As a header, with the proof that it comes from a manager that knows the secret, for this one call.
+    fn prove(&self, secret: &Secret, nonces: &Nonces, path: &str) -> HeaderValue {
+        let Self { bytes, body, outcome } = self;
+        let proof = self.mac(secret, nonces, path).finalize().into_bytes();
+        let words = [&bytes.to_be_bytes()[..], body, outcome, &proof].map(hex);
+        let mut value = HeaderValue::try_from(words.join(" ")).expect("digits are ASCII");
+        // Kept out of the tables of HTTP/2, since it comes once.
+        value.set_sensitive(true);
+        value
+    }
+
+    /// What the headers of a reply prove; takes equally long for all wrong proofs.
+    pub(crate) fn proved(headers: &HeaderMap, secret: &Secret, nonces: &Nonces, path: &str) -> Option<Self> {
+        let mut words = headers.get(REPLY_PROOF)?.to_str().ok()?.split(' ');
+        let bytes = u64::from_be_bytes(unhex(words.next()?)?);
+        let mut next = || unhex::<32>(words.next()?);
+        let (body, outcome, proof) = (next()?, next()?, next()?);
+        let told = Self { bytes, body, outcome };
+        (words.next().is_none() && told.mac(secret, nonces, path).verify_slice(&proof).is_ok())
+            .then_some(told)
+    }
+
+    /// Bytes of the body, as far as any reply may have them.
+    pub(crate) fn most(&self) -> usize {
+        usize::try_from(self.bytes).map_or(limits::REPLY_BYTES, |bytes| bytes.min(limits::REPLY_BYTES))
+    }
+}
 
 /// A reply without anything that no proof is of.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,33 +94,27 @@ impl Reply {
         self.outcome.get(STATUS).map_or(Code::Unknown, |code| Code::from_bytes(code.as_bytes()))
     }
 
-    fn mac(&self, secret: &Secret, nonces: &Nonces, path: &str) -> Hmac<Sha256> {
+    /// What its headers have to say.
+    pub(crate) fn told(&self) -> Told {
         let mut outcome = Sha256::new();
         for name in OUTCOME {
             // No header holds a line's end.
             outcome.update(self.outcome.get(name).map_or(&b""[..], HeaderValue::as_bytes));
             outcome.update(b"\n");
         }
-        let (outcome, body): (Digest, Digest) =
-            (outcome.finalize().into(), Sha256::digest(&self.body).into());
-        let parts: [&[u8]; 5] = [&nonces.client, &nonces.manager, &body, &outcome, path.as_bytes()];
-        mac(secret, b"penstock reply proof 1 ", &parts)
+        Told {
+            bytes: self.body.len() as u64,
+            body: Sha256::digest(&self.body).into(),
+            outcome: outcome.finalize().into(),
+        }
     }
 
-    /// As it is sent, with the proof that it comes from a manager that knows the secret, for this one call.
+    /// As it is sent, with its proof.
     pub(crate) fn prove(self, secret: &Secret, nonces: &Nonces, path: &str) -> Response<Body> {
-        let proof = hex(&self.mac(secret, nonces, path).finalize().into_bytes());
-        let mut value = HeaderValue::try_from(proof).expect("digits are ASCII");
-        // Kept out of the tables of HTTP/2, since it comes once.
-        value.set_sensitive(true);
+        let shown = self.told().prove(secret, nonces, path);
         let mut response = self.into_response();
-        response.headers_mut().insert(REPLY_PROOF, value);
+        response.headers_mut().insert(REPLY_PROOF, shown);
         response
-    }
-
-    /// Whether `proof` is one of this reply; takes equally long for all wrong ones.
-    pub(crate) fn proves(&self, secret: &Secret, nonces: &Nonces, path: &str, proof: &Digest) -> bool {
-        self.mac(secret, nonces, path).verify_slice(proof).is_ok()
     }
 
     /// As the code of services and clients takes it.
@@ -96,11 +137,6 @@ fn outcome(told: &HeaderMap) -> HeaderMap {
     OUTCOME.into_iter().filter_map(kept).collect()
 }
 
-/// The proof that a reply shows.
-pub(crate) fn shown(headers: &HeaderMap) -> Option<Digest> {
-    unhex(headers.get(REPLY_PROOF)?.to_str().ok()?)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,12 +154,13 @@ mod tests {
         let (secret, nonces) = (Secret(random()), Nonces { client: random(), manager: random() });
         let full = || Status::from(Refusal::new(Reason::Full, "no rank is left"));
         let (path, right) = ("/a.B/C", reply(full(), b"body"));
-        let proof = shown(right.clone().prove(&secret, &nonces, path).headers()).unwrap();
-        assert!(right.proves(&secret, &nonces, path, &proof));
-        assert!(!right.proves(&Secret(random()), &nonces, path, &proof));
-        assert!(!right.proves(&secret, &nonces, "/a.B/D", &proof));
+        let mut headers = right.clone().prove(&secret, &nonces, path).into_parts().0.headers;
+        let told = Told::proved(&headers, &secret, &nonces, path).unwrap();
+        assert_eq!(told, right.told());
+        assert_eq!(Told::proved(&headers, &Secret(random()), &nonces, path), None);
+        assert_eq!(Told::proved(&headers, &secret, &nonces, "/a.B/D"), None);
         for other in [Nonces { client: random(), ..nonces }, Nonces { manager: random(), ..nonces }] {
-            assert!(!right.proves(&secret, &other, path, &proof));
+            assert_eq!(Told::proved(&headers, &secret, &other, path), None);
         }
         for wrong in [
             reply(full(), b"bodz"),
@@ -132,7 +169,19 @@ mod tests {
             reply(Refusal::new(Reason::Ended, "no rank is left").into(), b"body"),
             reply(Status::failed_precondition("no rank is left"), b"body"),
         ] {
-            assert!(!wrong.proves(&secret, &nonces, path, &proof), "{wrong:?}");
+            assert_ne!(wrong.told(), told, "{wrong:?}");
+        }
+        // No digit of what the headers say can be another: not of the length, nor of a digest, nor of the proof.
+        let shown = headers[REPLY_PROOF].to_str().unwrap().to_owned();
+        for (at, digit) in shown.char_indices() {
+            let mut wrong = shown.clone();
+            wrong.replace_range(at..=at, if digit == '0' { "1" } else { "0" });
+            headers.insert(REPLY_PROOF, wrong.parse().unwrap());
+            assert_eq!(Told::proved(&headers, &secret, &nonces, path), None, "{wrong}");
+        }
+        for wrong in [&shown[1..], &shown[17..], &shown[..shown.len() - 1], &format!("{shown} 00"), ""] {
+            headers.insert(REPLY_PROOF, wrong.parse().unwrap());
+            assert_eq!(Told::proved(&headers, &secret, &nonces, path), None, "{wrong}");
         }
     }
 

@@ -12,7 +12,7 @@ use penstock_control::proto::proofs_client::ProofsClient;
 use penstock_control::proto::proofs_server::{Proofs, ProofsServer};
 use penstock_control::proto::{ChallengeReply, ChallengeRequest, ConnectRequest, Prover};
 use penstock_control::secret::hex;
-use penstock_control::{Error, Reason};
+use penstock_control::{Error, Reason, limits};
 use penstock_proto::message::Secret;
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -41,6 +41,27 @@ struct Answer {
     headers: HeaderMap,
     body: Bytes,
     trailers: Option<HeaderMap>,
+    /// If so, instead of trailers bytes without end, as many as are taken: counted here.
+    without_end: Option<Arc<AtomicUsize>>,
+}
+
+impl Answer {
+    /// What comes after the headers.
+    fn into_body(self) -> Body {
+        let Self { body, trailers, without_end, .. } = self;
+        let Some(taken) = without_end else {
+            return Body::new(Full::new(body).with_trailers(async move { trailers.map(Ok) }));
+        };
+        let (mut sender, sent) = http_body_util::channel::Channel::<Bytes, tonic::Status>::new(1);
+        tokio::spawn(async move {
+            let mut piece = body;
+            while sender.send_data(piece.clone()).await.is_ok() {
+                taken.fetch_add(piece.len(), Ordering::Relaxed);
+                piece = Bytes::from_static(&[0; 4096]);
+            }
+        });
+        Body::new(sent)
+    }
 }
 
 /// Stands where a client looks for its manager.
@@ -120,15 +141,14 @@ impl Between {
         let (mut parts, body) = answer.unwrap().into_parts();
         let body = body.collect().await.unwrap();
         let trailers = body.trailers().cloned();
-        let mut answer =
-            Answer { headers: std::mem::take(&mut parts.headers), body: body.to_bytes(), trailers };
+        let headers = std::mem::take(&mut parts.headers);
+        let mut answer = Answer { headers, body: body.to_bytes(), trailers, without_end: None };
         note(&self.heard, &answer.headers, &answer.body);
         (self.rewrite)(&path, &mut answer);
         // Whatever length it has now.
         answer.headers.remove("content-length");
-        parts.headers = answer.headers;
-        let body = Full::new(answer.body).with_trailers(async move { answer.trailers.map(Ok) });
-        Response::from_parts(parts, Body::new(body))
+        parts.headers = std::mem::take(&mut answer.headers);
+        Response::from_parts(parts, answer.into_body())
     }
 }
 
@@ -389,6 +409,49 @@ fn where_servers_are_and_how_to_talk_to_them_cannot_be_changed_on_the_way() {
         not_proved(connect(rewrite), Reason::JobSecret);
     }
     assert!(started.elapsed() < DEADLINE, "nobody waits for what is not the manager");
+}
+
+/// The headers of an answer prove this.
+fn show(answer: &mut Answer, proof: &str) {
+    answer.headers.insert("penstock-reply-proof", proof.parse().unwrap());
+}
+
+#[test]
+fn an_answer_without_end_is_not_taken_whatever_its_headers_say() {
+    let site = Site::new();
+    let _server = site.server("/a.sock", 100);
+    let created = site.create("mnist", |_| {}).unwrap();
+    let headers: [fn(&mut Answer); 4] = [
+        |answer| drop(answer.headers.remove("penstock-reply-proof")),
+        |answer| show(answer, &format!("{:016x}{}", 60 << 20, format!(" {:064}", 0).repeat(3))),
+        // The manager's, of another length.
+        |answer| {
+            let proof = answer.headers["penstock-reply-proof"].to_str().unwrap();
+            show(answer, &format!("{:016x}{}", 60 << 20, &proof[16..].to_owned()));
+        },
+        // The manager's own.
+        |_| {},
+    ];
+    for (number, say) in headers.into_iter().enumerate() {
+        let taken = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&taken);
+        let listener = Listener::rewriting(&site, move |path, answer| {
+            if path != "/penstock.v1.Proofs/Challenge" {
+                say(answer);
+                answer.without_end = Some(Arc::clone(&counted));
+            }
+        });
+        let client = listener.client();
+        let listed = client.list_jobs(&site.admin()).unwrap_err();
+        let connected = client.connect("mnist", &created.secret, &Worker::default(), DEADLINE).unwrap_err();
+        for error in [listed, connected] {
+            assert!(matches!(error, Error::Protocol { .. }), "{number}: {error}");
+        }
+        let taken = taken.load(Ordering::Relaxed);
+        // Of either answer no more than arrives before the client looks.
+        let most = 3 * limits::AHEAD_BYTES as usize;
+        assert!(taken < most, "{number}: {} KiB were taken", taken >> 10);
+    }
 }
 
 #[test]

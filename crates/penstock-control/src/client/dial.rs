@@ -73,7 +73,9 @@ impl Dialer {
             .connect_timeout(DIAL)
             .http2_keep_alive_interval(limits::KEEP_ALIVE)
             .keep_alive_timeout(limits::KEEP_ALIVE_TIMEOUT)
-            .keep_alive_while_idle(true);
+            .keep_alive_while_idle(true)
+            .initial_stream_window_size(limits::AHEAD_BYTES)
+            .initial_connection_window_size(limits::AHEAD_BYTES);
         let (tls, host) = (self.tls.clone(), self.address.host.clone());
         let addresses: Arc<[SocketAddr]> = addresses.into();
         // The transport tells its errors apart by text only.

@@ -3,8 +3,7 @@
 use crate::body::Broken;
 use crate::error::{Refusal, in_our_words, reason};
 use crate::limits;
-use crate::proof::Digest;
-use crate::reply::{self, Reply};
+use crate::reply::Reply;
 use std::task::{Context, Poll};
 use tonic::body::Body;
 use tonic::codegen::http::{Request, Response, StatusCode};
@@ -13,25 +12,22 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 use tower::ServiceExt;
 
-/// Calls, and reads the reply whole, with the proof that it shows. What is kept is what a proof is of, whether there is one or
-/// not: a header of anyone's choice may confuse the code of clients (one that tonic cannot decode makes it panic).
-///
-/// `most` says how many bytes the reply may have, knowing whether it shows a proof.
-pub(super) async fn fetch(
-    channel: &Channel,
-    request: Request<Body>,
-    most: impl FnOnce(bool) -> usize,
-) -> Result<(Reply, Option<Digest>), StdError> {
+/// Calls, and returns as soon as there are headers.
+pub(super) async fn ask(channel: &Channel, request: Request<Body>) -> Result<Response<Body>, StdError> {
     let response = channel.clone().oneshot(request).await?;
-    if response.status() != StatusCode::OK {
-        return Err(not_grpc(response.status()).into());
+    match response.status() {
+        StatusCode::OK => Ok(response),
+        status => Err(not_grpc(status).into()),
     }
-    let proof = reply::shown(response.headers());
-    match Reply::read(response, most(proof.is_some())).await {
-        Ok(reply) => Ok((reply, proof)),
-        Err(Broken::Off) => Err(Status::unavailable("the connection broke off during the answer").into()),
-        Err(Broken::Long) => Err(Status::out_of_range("the answer is longer than any manager's").into()),
-    }
+}
+
+/// Reads the reply whole, of at most `most` bytes. What is kept is what a proof is of, whether there is one or not: a header of
+/// anyone's choice may confuse the code of clients (one that tonic cannot decode makes it panic).
+pub(super) async fn hear(response: Response<Body>, most: usize) -> Result<Reply, Status> {
+    Reply::read(response, most).await.map_err(|broken| match broken {
+        Broken::Off => Status::unavailable("the connection broke off during the answer"),
+        Broken::Long => Status::out_of_range("the answer is longer than a manager's"),
+    })
 }
 
 /// What an answer says that is not gRPC's: of something in between, such as a proxy whose manager is away.
@@ -61,7 +57,7 @@ impl Service<Request<Body>> for Plain {
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let channel = self.0.clone();
         Box::pin(async move {
-            let (reply, _) = fetch(&channel, request, |_| limits::STRANGER_BYTES).await?;
+            let reply = hear(ask(&channel, request).await?, limits::STRANGER_BYTES).await?;
             match (reply.code(), reason(reply.outcome())) {
                 (Code::Ok, _) => Ok(reply.into_response()),
                 // A word of ours may be believed; whatever stands beside it is a stranger's.

@@ -1,13 +1,13 @@
 //! A connection on which every call proves its secret, and every answer too: a challenge first, then the call with what follows
 //! from it.
 
-use super::plain::{Plain, fetch};
+use super::plain::{Plain, ask, hear};
 use crate::error::{Reason, Refusal, in_our_words, reason};
 use crate::limits;
 use crate::proof::{Nonces, Prover, Said};
 use crate::proto;
 use crate::proto::proofs_client::ProofsClient;
-use crate::reply::Reply;
+use crate::reply::{Reply, Told};
 use crate::seal::Seal;
 use crate::secret::random;
 use crate::server_key::ServerKey;
@@ -76,11 +76,11 @@ impl Proving {
         }
         parts.headers = metadata.into_headers();
         let request = Request::from_parts(parts, Body::new(Full::new(Bytes::clone(&call.body))));
-        // What shows no proof can be nothing but a refusal, which is short.
-        let most = |is_shown| if is_shown { limits::REPLY_BYTES } else { limits::STRANGER_BYTES };
-        let (reply, proof) = fetch(&self.channel, request, most).await?;
-        let proves = |proof| reply.proves(&self.secret, &nonces, &call.said.path, &proof);
-        if !proof.is_some_and(proves) {
+        let response = ask(&self.channel, request).await?;
+        let told = Told::proved(response.headers(), &self.secret, &nonces, &call.said.path);
+        // What is not proved can be nothing but a refusal, which is short.
+        let reply = hear(response, told.map_or(limits::STRANGER_BYTES, |told| told.most())).await?;
+        if told != Some(reply.told()) {
             return Err(self.unproved(&reply).into());
         }
         let mut response = reply.into_response();

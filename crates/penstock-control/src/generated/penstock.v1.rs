@@ -1140,12 +1140,14 @@ pub mod proofs_client {
     ///
     /// The answer to a call that was proved, a refusal too, has the header
     ///
-    ///   penstock-reply-proof: <proof>
+    ///   penstock-reply-proof: <length> <body digest> <outcome digest> <proof>
     ///
-    /// 64 hex digits: HMAC("penstock reply proof 1 ", client nonce, manager nonce, SHA-256 of the reply's body as gRPC frames it,
-    /// SHA-256 of the values of `grpc-status`, `penstock-reason` and `grpc-message` as they are sent, each with a line feed after
-    /// it, path). Without it the caller believes nothing but that it should ask once more (`stale-proof`) or later, as after
-    /// silence.
+    /// the first as 16 hex digits, the others as 64 each. The length is that of the reply's body in bytes, the digest SHA-256 of
+    /// that body, both as gRPC frames it. The outcome digest is SHA-256 of the values of `grpc-status`, `penstock-reason` and
+    /// `grpc-message` as they are sent, each with a line feed after it. The proof is HMAC("penstock reply proof 2 ", client nonce,
+    /// manager nonce, length as 8 bytes, most significant first, body digest, outcome digest, path). The caller reads no more of
+    /// a body than the headers prove. Without a proof it reads no more than a refusal takes, and believes nothing but that it should
+    /// ask once more (`stale-proof`) or later, as after silence.
     ///
     /// A server also carries `penstock-server-proof: <public key> <signature>`, 64 and 128 hex digits: its Ed25519 key, and the
     /// signature of "penstock server call 1 " and what the call's proof is made of.
@@ -1282,12 +1284,14 @@ pub mod proofs_server {
     ///
     /// The answer to a call that was proved, a refusal too, has the header
     ///
-    ///   penstock-reply-proof: <proof>
+    ///   penstock-reply-proof: <length> <body digest> <outcome digest> <proof>
     ///
-    /// 64 hex digits: HMAC("penstock reply proof 1 ", client nonce, manager nonce, SHA-256 of the reply's body as gRPC frames it,
-    /// SHA-256 of the values of `grpc-status`, `penstock-reason` and `grpc-message` as they are sent, each with a line feed after
-    /// it, path). Without it the caller believes nothing but that it should ask once more (`stale-proof`) or later, as after
-    /// silence.
+    /// the first as 16 hex digits, the others as 64 each. The length is that of the reply's body in bytes, the digest SHA-256 of
+    /// that body, both as gRPC frames it. The outcome digest is SHA-256 of the values of `grpc-status`, `penstock-reason` and
+    /// `grpc-message` as they are sent, each with a line feed after it. The proof is HMAC("penstock reply proof 2 ", client nonce,
+    /// manager nonce, length as 8 bytes, most significant first, body digest, outcome digest, path). The caller reads no more of
+    /// a body than the headers prove. Without a proof it reads no more than a refusal takes, and believes nothing but that it should
+    /// ask once more (`stale-proof`) or later, as after silence.
     ///
     /// A server also carries `penstock-server-proof: <public key> <signature>`, 64 and 128 hex digits: its Ed25519 key, and the
     /// signature of "penstock server call 1 " and what the call's proof is made of.
