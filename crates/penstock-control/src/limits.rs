@@ -30,12 +30,16 @@ pub const HANDSHAKE: Duration = Duration::from_secs(5);
 pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// Time to answer that; then the connection is closed.
 pub const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest life of a call on the manager; a client that sends its request byte by byte is cut off by it.
+/// Longest life of a call on the manager.
 pub const CALL: Duration = Duration::from_secs(30);
+/// The same of a call that proves nothing: its answer waits for nothing but the end of its request, which comes with its
+/// headers. Who sends that byte by byte is cut off.
+pub const STRANGER_CALL: Duration = Duration::from_secs(5);
 /// Longest wait of one `Connect`, which is also over when its proof is; a client with more patience calls again.
 pub const CONNECT_WAIT: Duration = Duration::from_secs(10);
-/// Bytes of all headers of a request.
-pub const HEADER_BYTES: u32 = 16 * 1024;
+/// Bytes of all headers of a request, as HTTP/2 counts them (RFC 9113, section 10.5.1); one with more is refused. Ours have
+/// less than half of that, so a proxy has room for its own.
+pub const HEADER_BYTES: u32 = 4 * 1024;
 /// Life of a challenge: a call that has not proved itself with it by then takes another, and none is carried out later, also if
 /// it was held back on the way, or waits in `Connect` or for the disk. Above what a call needs on the way, and no shorter than a client waits
 /// for what the manager does at once; in `Connect` a client waits for up to five seconds more.
@@ -66,4 +70,5 @@ pub const ENDPOINT_BYTES: usize = 512;
 const _: () =
     assert!(SETTINGS * (SETTING_BYTES + 16) + NAME_BYTES + 1024 <= ADMIN_BYTES, "every job can be asked for");
 const _: () = assert!(CONNECT_WAIT.as_millis() < CALL.as_millis(), "a wait ends before its call is cut off");
+const _: () = assert!(STRANGER_CALL.as_secs() < CALL.as_secs(), "who proves nothing is heard for less long");
 const _: () = assert!(HEARTBEAT.as_millis() * 3 <= LEASE.as_millis(), "two heartbeats may be lost");

@@ -5,7 +5,8 @@ mod common;
 use common::{DEADLINE, Site};
 use penstock_control::client::{Client, Target, Worker};
 use penstock_control::proto::jobs_client::JobsClient;
-use penstock_control::proto::{ConnectRequest, Prover};
+use penstock_control::proto::proofs_client::ProofsClient;
+use penstock_control::proto::{ChallengeRequest, ConnectRequest, Prover};
 use penstock_control::secret::hex;
 use penstock_control::{Error, Reason, limits};
 use penstock_proto::message::Secret;
@@ -13,6 +14,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 use tonic::Status;
+use tower::ServiceExt;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -123,6 +125,46 @@ fn who_has_not_proved_itself_is_refused_before_its_request_ends() {
         let status = Status::from_header_map(response.headers()).unwrap();
         assert!(status.message().contains(text), "{method} {shown}: {status:?}");
     }
+}
+
+#[test]
+fn who_asks_for_nothing_that_needs_a_proof_and_never_ends_is_cut_off_soon() {
+    let site = Site::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let channel = common::channel(&site.address).await;
+        let mut calls = tokio::task::JoinSet::new();
+        let paths = ["/penstock.v1.Proofs/Challenge", "/grpc.health.v1.Health/Check"];
+        for path in paths.iter().cycle().take(limits::CALLS_PER_CONNECTION as usize) {
+            let call = channel.clone().oneshot(common::without_end(path, ""));
+            calls.spawn(tokio::time::timeout(limits::CALL / 2, call));
+        }
+        while let Some(answer) = calls.join_next().await {
+            let answer = answer.unwrap().expect("it is kept for very long").unwrap();
+            let status = Status::from_header_map(answer.headers()).unwrap();
+            assert_eq!(status.code(), tonic::Code::DeadlineExceeded);
+        }
+        // Their places on the connection are free.
+        let nonce = vec![7; 32];
+        let asked = ChallengeRequest { nonce, prover: Prover::Admin.into(), job: String::new() };
+        ProofsClient::new(channel).challenge(asked).await.unwrap();
+    });
+}
+
+#[test]
+fn headers_above_the_limit_are_refused() {
+    let site = Site::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let answer = |bytes: usize| {
+        let path = "/penstock.v1.Admin/ListJobs";
+        let call = async {
+            common::channel(&site.address).await.oneshot(common::without_end(path, &"x".repeat(bytes))).await
+        };
+        runtime.block_on(call).unwrap().status().as_u16()
+    };
+    assert_eq!(answer(limits::HEADER_BYTES as usize * 3 / 4), 200);
+    assert_eq!(answer(limits::HEADER_BYTES as usize), 431);
+    assert_eq!(site.client().health(), Ok(true));
 }
 
 /// A call that waits until it is cut off.

@@ -550,6 +550,27 @@ fn who_hears_all_that_a_manager_and_its_clients_say_learns_no_secret() {
 }
 
 #[test]
+fn our_headers_are_less_than_half_of_what_a_manager_takes() {
+    let site = Site::with(|config| config.timing = common::SHORT);
+    let most = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&most);
+    let listener = Listener::before(&site, 1, move |parts, _| {
+        // As HTTP/2 counts them: 32 bytes more for each. Four more say the method, the path, the scheme and the host.
+        let named: usize =
+            parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32).sum();
+        seen.fetch_max(named + parts.uri.to_string().len() + 4 * (32 + 10), Ordering::Relaxed);
+    });
+    let name = "x".repeat(limits::NAME_BYTES);
+    let created = site.create(&name, |_| {}).unwrap();
+    let host = Memory::new("/a.sock", 100);
+    let _agent = Agent::start(&listener.target(), site.token("server.token"), host).unwrap();
+    listener.client().connect(&name, &created.secret, &Worker::default(), DEADLINE).unwrap();
+    listener.client().delete_job(&site.admin(), &name).unwrap();
+    let most = most.load(Ordering::Relaxed);
+    assert!((500..limits::HEADER_BYTES as usize / 2).contains(&most), "{most} bytes");
+}
+
+#[test]
 fn what_a_client_said_counts_once() {
     let site = Site::new();
     let twice = Listener::before(&site, 2, |_, _| {});

@@ -87,6 +87,14 @@ impl Guard {
     }
 }
 
+/// A call of anyone. What it sends, and what is kept of it, goes with it at the end of its time.
+async fn briefly(
+    call: impl Future<Output = Result<Response<Body>, Infallible>>,
+) -> Result<Response<Body>, Infallible> {
+    let late = || Ok(Status::deadline_exceeded("the request did not end in time").into_http());
+    tokio::time::timeout(limits::STRANGER_CALL, call).await.unwrap_or_else(|_| late())
+}
+
 /// The service's name in a path `/package.Service/Method`.
 fn service_of(path: &str) -> Option<&str> {
     let (service, _method) = path.strip_prefix('/')?.split_once('/')?;
@@ -111,8 +119,8 @@ impl<Health: Grpc, Proofs: Grpc, Admin: Grpc, Servers: Grpc, Jobs: Grpc> Service
         let server = || guard(Kind::Server, limits::SERVER_BYTES);
         let worker = || guard(Kind::Worker, limits::WORKER_BYTES);
         match service_of(request.uri().path()) {
-            Some(name) if name == Health::NAME => Box::pin(self.health.call(request)),
-            Some(name) if name == Proofs::NAME => Box::pin(self.proofs.call(request)),
+            Some(name) if name == Health::NAME => Box::pin(briefly(self.health.call(request))),
+            Some(name) if name == Proofs::NAME => Box::pin(briefly(self.proofs.call(request))),
             Some(name) if name == Admin::NAME => Box::pin(admin().pass(self.admin.clone(), request)),
             Some(name) if name == Servers::NAME => Box::pin(server().pass(self.servers.clone(), request)),
             Some(name) if name == Jobs::NAME => Box::pin(worker().pass(self.jobs.clone(), request)),

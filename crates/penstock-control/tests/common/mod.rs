@@ -184,15 +184,19 @@ pub async fn channel(address: &str) -> tonic::transport::Channel {
     tonic::transport::Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap()
 }
 
-/// The answer to a call whose request does not end, long before the manager would stop listening to one that is proved.
-pub async fn call_without_end(address: &str, method: &str, shown: &str) -> Response<Body> {
-    let without_end = Full::new(Bytes::from_static(b"\0")).with_trailers(std::future::pending());
-    let request = Request::post(format!("http://manager/penstock.v1.{method}"))
+/// A request that does not end.
+pub fn without_end(path: &str, shown: &str) -> Request<Body> {
+    let body = Full::new(Bytes::from_static(b"\0")).with_trailers(std::future::pending());
+    Request::post(format!("http://manager{path}"))
         .header("content-type", "application/grpc")
         .header("authorization", shown)
-        .body(Body::new(without_end))
-        .unwrap();
-    let call = channel(address).await.oneshot(request);
+        .body(Body::new(body))
+        .unwrap()
+}
+
+/// The answer to a call whose request does not end, long before the manager would stop listening to one that is proved.
+pub async fn call_without_end(address: &str, method: &str, shown: &str) -> Response<Body> {
+    let call = channel(address).await.oneshot(without_end(&format!("/penstock.v1.{method}"), shown));
     tokio::time::timeout(limits::PROOF_LIFE / 2, call).await.expect("it waits for the rest").unwrap()
 }
 
