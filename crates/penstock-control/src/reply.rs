@@ -35,7 +35,7 @@ pub(crate) struct Told {
 impl Told {
     fn mac(&self, secret: &Secret, nonces: &Nonces, path: &str) -> Hmac<Sha256> {
         let Self { bytes, body, outcome } = self;
-        let bytes = bytes.to_be_bytes();
+        let bytes = bytes.to_le_bytes();
         let parts: [&[u8]; 6] = [&nonces.client, &nonces.manager, &bytes, body, outcome, path.as_bytes()];
         mac(secret, b"penstock reply proof 2 ", &parts)
     }
@@ -44,7 +44,7 @@ impl Told {
     fn prove(&self, secret: &Secret, nonces: &Nonces, path: &str) -> HeaderValue {
         let Self { bytes, body, outcome } = self;
         let proof = self.mac(secret, nonces, path).finalize().into_bytes();
-        let words = [&bytes.to_be_bytes()[..], body, outcome, &proof].map(hex);
+        let words = [&bytes.to_le_bytes()[..], body, outcome, &proof].map(hex);
         let mut value = HeaderValue::try_from(words.join(" ")).expect("digits are ASCII");
         // Kept out of the tables of HTTP/2, since it comes once.
         value.set_sensitive(true);
@@ -54,7 +54,7 @@ impl Told {
     /// What the headers of a reply prove; takes equally long for all wrong proofs.
     pub(crate) fn proved(headers: &HeaderMap, secret: &Secret, nonces: &Nonces, path: &str) -> Option<Self> {
         let mut words = headers.get(REPLY_PROOF)?.to_str().ok()?.split(' ');
-        let bytes = u64::from_be_bytes(unhex(words.next()?)?);
+        let bytes = u64::from_le_bytes(unhex(words.next()?)?);
         let mut next = || unhex::<32>(words.next()?);
         let (body, outcome, proof) = (next()?, next()?, next()?);
         let told = Self { bytes, body, outcome };

@@ -411,6 +411,9 @@ fn where_servers_are_and_how_to_talk_to_them_cannot_be_changed_on_the_way() {
     assert!(started.elapsed() < DEADLINE, "nobody waits for what is not the manager");
 }
 
+/// A length of 60 MiB, as headers say it.
+const LONG: &str = "0000c00300000000";
+
 /// The headers of an answer prove this.
 fn show(answer: &mut Answer, proof: &str) {
     answer.headers.insert("penstock-reply-proof", proof.parse().unwrap());
@@ -423,11 +426,11 @@ fn an_answer_without_end_is_not_taken_whatever_its_headers_say() {
     let created = site.create("mnist", |_| {}).unwrap();
     let headers: [fn(&mut Answer); 4] = [
         |answer| drop(answer.headers.remove("penstock-reply-proof")),
-        |answer| show(answer, &format!("{:016x}{}", 60 << 20, format!(" {:064}", 0).repeat(3))),
+        |answer| show(answer, &format!("{LONG}{}", format!(" {:064}", 0).repeat(3))),
         // The manager's, of another length.
         |answer| {
             let proof = answer.headers["penstock-reply-proof"].to_str().unwrap();
-            show(answer, &format!("{:016x}{}", 60 << 20, &proof[16..].to_owned()));
+            show(answer, &format!("{LONG}{}", &proof[16..]));
         },
         // The manager's own.
         |_| {},

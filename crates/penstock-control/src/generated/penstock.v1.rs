@@ -1142,12 +1142,12 @@ pub mod proofs_client {
     ///
     ///   penstock-reply-proof: <length> <body digest> <outcome digest> <proof>
     ///
-    /// the first as 16 hex digits, the others as 64 each. The length is that of the reply's body in bytes, the digest SHA-256 of
-    /// that body, both as gRPC frames it. The outcome digest is SHA-256 of the values of `grpc-status`, `penstock-reason` and
-    /// `grpc-message` as they are sent, each with a line feed after it. The proof is HMAC("penstock reply proof 2 ", client nonce,
-    /// manager nonce, length as 8 bytes, most significant first, body digest, outcome digest, path). The caller reads no more of
-    /// a body than the headers prove. Without a proof it reads no more than a refusal takes, and believes nothing but that it should
-    /// ask once more (`stale-proof`) or later, as after silence.
+    /// the first as 16 hex digits (8 bytes, least significant first), the others as 64 each. The length is that of the reply's
+    /// body in bytes, the digest SHA-256 of that body, both as gRPC frames it. The outcome digest is SHA-256 of the values of
+    /// `grpc-status`, `penstock-reason` and `grpc-message` as they are sent, each with a line feed after it. The proof is
+    /// HMAC("penstock reply proof 2 ", client nonce, manager nonce, length, body digest, outcome digest, path). The caller reads no
+    /// more of a body than the headers prove. Without a proof it reads no more than a refusal takes, and believes nothing but that
+    /// it should ask once more (`stale-proof`) or later, as after silence.
     ///
     /// A server also carries `penstock-server-proof: <public key> <signature>`, 64 and 128 hex digits: its Ed25519 key, and the
     /// signature of "penstock server call 1 " and what the call's proof is made of.
@@ -1286,12 +1286,12 @@ pub mod proofs_server {
     ///
     ///   penstock-reply-proof: <length> <body digest> <outcome digest> <proof>
     ///
-    /// the first as 16 hex digits, the others as 64 each. The length is that of the reply's body in bytes, the digest SHA-256 of
-    /// that body, both as gRPC frames it. The outcome digest is SHA-256 of the values of `grpc-status`, `penstock-reason` and
-    /// `grpc-message` as they are sent, each with a line feed after it. The proof is HMAC("penstock reply proof 2 ", client nonce,
-    /// manager nonce, length as 8 bytes, most significant first, body digest, outcome digest, path). The caller reads no more of
-    /// a body than the headers prove. Without a proof it reads no more than a refusal takes, and believes nothing but that it should
-    /// ask once more (`stale-proof`) or later, as after silence.
+    /// the first as 16 hex digits (8 bytes, least significant first), the others as 64 each. The length is that of the reply's
+    /// body in bytes, the digest SHA-256 of that body, both as gRPC frames it. The outcome digest is SHA-256 of the values of
+    /// `grpc-status`, `penstock-reason` and `grpc-message` as they are sent, each with a line feed after it. The proof is
+    /// HMAC("penstock reply proof 2 ", client nonce, manager nonce, length, body digest, outcome digest, path). The caller reads no
+    /// more of a body than the headers prove. Without a proof it reads no more than a refusal takes, and believes nothing but that
+    /// it should ask once more (`stale-proof`) or later, as after silence.
     ///
     /// A server also carries `penstock-server-proof: <public key> <signature>`, 64 and 128 hex digits: its Ed25519 key, and the
     /// signature of "penstock server call 1 " and what the call's proof is made of.

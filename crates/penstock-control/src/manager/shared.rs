@@ -151,6 +151,9 @@ mod tests {
     /// Longer than what comes before a call waits for the disk.
     const AMPLE: Duration = Duration::from_secs(60);
 
+    /// Nothing, or the word of the refusal.
+    type Answered = Result<(), Option<Reason>>;
+
     /// A manager whose disk stalls during each call until the call's proof, of which `life` is left, is over, or for a moment.
     struct Stalling {
         shared: Arc<Shared>,
@@ -191,7 +194,7 @@ mod tests {
             answer.map_err(|status| reason(status.metadata().as_ref()))
         }
 
-        fn create(&self, name: &str, life: Duration) -> Result<(), Option<Reason>> {
+        fn create(&self, name: &str, life: Duration) -> Answered {
             let spec = proto::JobSpec {
                 name: name.to_owned(),
                 workers: 1,
@@ -206,14 +209,14 @@ mod tests {
             })
         }
 
-        fn delete(&self, name: &str, life: Duration) -> Result<(), Option<Reason>> {
+        fn delete(&self, name: &str, life: Duration) -> Answered {
             let sent = proto::DeleteJobRequest { name: name.to_owned() };
             self.call(Prover::Admin, sent, life, async |shared, request| {
                 AdminService(shared).delete_job(request).await.map(drop)
             })
         }
 
-        fn register(&self, memory: u64, life: Duration) -> Result<(), Option<Reason>> {
+        fn register(&self, memory: u64, life: Duration) -> Answered {
             let sent =
                 proto::RegisterRequest { id: self.key.identity(), endpoint: "/a.sock".to_owned(), memory };
             self.call(Prover::Server, sent, life, async |shared, request| {
@@ -221,7 +224,7 @@ mod tests {
             })
         }
 
-        fn heartbeat(&self, failure: &str, life: Duration) -> Result<(), Option<Reason>> {
+        fn heartbeat(&self, failure: &str, life: Duration) -> Answered {
             let name = "kept".to_owned();
             let id = self.shared.look().jobs[&name].id.clone();
             let status = proto::HostedStatus {
@@ -240,7 +243,7 @@ mod tests {
             })
         }
 
-        fn leave(&self, life: Duration) -> Result<(), Option<Reason>> {
+        fn leave(&self, life: Duration) -> Answered {
             let sent = proto::LeaveRequest { id: self.key.identity() };
             self.call(Prover::Server, sent, life, async |shared, request| {
                 ServersService(shared).leave(request).await.map(drop)
@@ -263,7 +266,7 @@ mod tests {
             runtime: runtime.unwrap(),
             key: ServerKey::draw(),
         };
-        let calls: [(&str, &dyn Fn(Duration) -> Result<(), Option<Reason>>); 6] = [
+        let calls: [(&str, &dyn Fn(Duration) -> Answered); 6] = [
             ("register", &|life| manager.register(2, life)),
             ("create", &|life| manager.create("kept", life)),
             ("create", &|life| manager.create("other", life)),
