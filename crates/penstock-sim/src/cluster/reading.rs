@@ -4,7 +4,7 @@
 //! or as one look takes at most; the reader has then perhaps read more of them, or a part of one, and the end looks again. Half of
 //! the ends bring whatever has arrived in a read, as TCP does; the others some of it.
 
-use super::remote::{Decoder, Judge, Mirrors};
+use super::wires::{Decoder, Judge, Mirrors};
 use super::{Cluster, Event, Failure};
 use crate::remote::Proxy;
 use crate::rng::Rng;

@@ -10,10 +10,10 @@
 //! - No process is lost because one connection fell silent: it is made again.
 //! - No worker that was lost contributes afterwards.
 
-mod checker;
+mod judge;
 
 use crate::rng::Rng;
-use checker::{Life, Look, judge};
+use judge::{Life, Look, judge};
 use penstock_proto::Rank;
 use penstock_proto::membership::{Lease, Lived, Member, Roster};
 use penstock_proto::peer::PeerId;

@@ -1,8 +1,8 @@
 //! What happens on the wires: frames go, are judged and taken as a proxy and a shard of a real job do it; connections break,
 //! unnoticed at first, and are made again. How they are read is [`super::reading`]'s.
 
-use super::control::Records;
 use super::reading::Readers;
+use super::requests::Records;
 use super::{Cluster, Event, Failure, Map, Server};
 use crate::encodings;
 use crate::history::Observation;
