@@ -1,7 +1,7 @@
 //! A checker that never fails proves nothing: here each promise is broken on purpose, and the checker that watches over
 //! it has to say so.
 
-use penstock_sim::shard_memory::Sabotage;
+use penstock_sim::sabotage::Sabotage;
 use penstock_sim::{Failure, Scenario, items, leases};
 use std::collections::BTreeMap;
 

@@ -8,7 +8,7 @@ use super::wires::{Decoder, Judge, Mirrors};
 use super::{Cluster, Event, Failure};
 use crate::remote::Proxy;
 use crate::rng::Rng;
-use crate::shard_memory::Sabotage;
+use crate::sabotage::Sabotage;
 use crate::transport::{End, Way};
 use penstock_fabric::net::frames::{FrameReader, Step};
 use penstock_proto::Rank;

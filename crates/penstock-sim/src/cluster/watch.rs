@@ -10,7 +10,7 @@ use super::{Cluster, Event, Failure};
 use crate::checkers::losses::Losses;
 use crate::faults::Leases;
 use crate::history::Observation;
-use crate::shard_memory::Sabotage;
+use crate::sabotage::Sabotage;
 use crate::transport::{Break, Way};
 use crate::worker::State;
 use penstock_proto::Rank;

@@ -11,6 +11,9 @@
 //! - No worker that was lost contributes afterwards.
 
 mod judge;
+mod sabotage;
+
+pub use sabotage::Sabotage;
 
 use crate::rng::Rng;
 use judge::{Life, Look, judge};
@@ -21,21 +24,6 @@ use penstock_proto::vigil::{self, Vigil};
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
-
-/// A promise broken on purpose.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sabotage {
-    /// Counts time in which its own process was suspended.
-    CountsSuspension,
-    /// Takes others for lost after half a lease.
-    IsImpatient,
-    /// The server takes no worker for lost.
-    NeverJudges,
-    /// The server takes what a lost worker still sends.
-    HearsTheLost,
-    /// A worker does not make a silent connection again.
-    KeepsSilentConnections,
-}
 
 /// What happened, counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
