@@ -38,7 +38,7 @@ impl Readers {
     pub(super) fn new(rng: &mut Rng) -> Self {
         let most = rng.pick(&[4096, READ]);
         let reads = [(); 2].map(|()| rng.once_in(2).then(|| Rng::new(rng.word())));
-        let (worker, shard) = (Some(FrameReader::reading(most)), Some(FrameReader::new()));
+        let (worker, shard) = (Some(FrameReader::reading_ahead(most)), Some(FrameReader::new()));
         Self { worker, shard, reads, later: [false; 2] }
     }
 }
@@ -166,7 +166,7 @@ impl Cluster<'_> {
             }
         }
         if left == 0 && self.breaks(Sabotage::DropsWhatItHasRead, 4) {
-            reader = FrameReader::reading(READ);
+            reader = FrameReader::reading_ahead(READ);
         }
         self.readers[rank as usize][shard].worker = Some(reader);
         Ok(left == 0)
