@@ -5,7 +5,7 @@
 //! in its [`Registry`]; the [`Terms`] that come of it are all that is asked when a chunk is sent.
 //!
 //! A filter makes what is read elsewhere lag behind: whoever is sent a version has of each update what the filter let pass
-//! until then, also behind the last update: whoever saves what it was sent saves that. Workers on the host of a chunk's home
+//! until then. That is true of the last version too, and so of what is saved elsewhere. Workers on the host of a chunk's home
 //! share its memory: there nothing travels, and they see the value itself.
 //!
 //! Contributions have encodings and no filter. What a filter holds back of them would have to be added to the next push, so it

@@ -4,7 +4,8 @@
 mod common;
 
 use common::tenants::{
-    EVIL, GOOD, PLAIN, SESSION, dial, enter, evil_shard, evil_worker, frame, hear, say, service, train,
+    ELEMENTS, EVIL, GOOD, PLAIN, SESSION, dial, enter, evil_shard, evil_worker, frame, hear, join, say,
+    service, train,
 };
 use common::{Cluster, NO_SETTINGS, SECRET, Way, bytes, declare, pull};
 use penstock::service::{JobConfig, Service};
@@ -213,6 +214,26 @@ fn frames_of_a_hostile_job_reach_no_other_and_end_its_worker() {
         );
         train(address);
         drop(service);
+    }
+}
+
+// What a worker is sent is charged to it when it declares: what others had declared it got for nothing.
+#[test]
+fn a_worker_that_fetches_what_only_others_have_declared_is_removed() {
+    for state in [false, true] {
+        let (service, address) = service();
+        let _control = evil_worker(address);
+        let other = join(address, "evil", EVIL, 1).unwrap();
+        let _declared = declare(&other, "w", ELEMENTS, Bsp);
+        let mut shard = evil_shard(address);
+        let fetch = Submission::Fetch { tensor: 0, state, version: 0, ticket: 1 };
+        shard.write_all(&frame("evil", 1, fetch).encode()).unwrap();
+        assert!(hangs_up(shard));
+        let failed = how_it_ended(&service, "evil").unwrap_err().to_string();
+        assert!(
+            failed.contains("worker 0 was lost") && failed.contains("which it has not declared"),
+            "state {state}: {failed}"
+        );
     }
 }
 

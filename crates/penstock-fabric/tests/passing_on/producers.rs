@@ -83,6 +83,46 @@ fn a_flush_waits_for_no_source_that_offers_rows_and_brings_none() {
     assert_eq!(net.brings(TWO, ID), Some(true));
 }
 
+// A server's thread may hear its readers before it hears that a producer of its host has made its rows.
+#[test]
+fn who_asks_for_rows_that_have_not_come_to_their_home_yet_waits_for_them() {
+    for propagation in [Propagation::Eager, Propagation::Lazy, Propagation::Bounded] {
+        let mut net = Net::new(2, propagation);
+        let mut producer = writer(2);
+        set(&mut producer, 1, &[0, 1], 5);
+        [ONE, TWO].into_iter().for_each(|peer| net.consume(peer));
+        let asked =
+            [ONE, TWO, ONE].map(|peer| (peer, net.workers.get_mut(&peer).unwrap().bring(ID).unwrap()));
+        net.settle();
+        net.reconnect(TWO);
+        net.settle();
+        let flushed = |net: &mut Net, peer| net.workers.get_mut(&peer).unwrap().host().flushed.clone();
+        assert!(flushed(&mut net, ONE).is_empty() && flushed(&mut net, TWO).is_empty(), "{propagation:?}");
+        net.watch(&producer);
+        net.settle();
+        for (peer, id) in asked {
+            assert!(flushed(&mut net, peer).contains(&id), "{propagation:?}");
+        }
+        if propagation == Propagation::Eager {
+            assert_eq!((net.seen_by(ONE), net.seen_by(TWO)), (vec![5, 5], vec![5, 5]), "N-6");
+        }
+    }
+}
+
+// It made no rows, and makes none any more.
+#[test]
+fn who_asks_for_rows_of_a_producer_that_went_before_it_made_them_does_not_wait() {
+    let mut net = Net::new(2, Propagation::Eager);
+    net.consume(ONE);
+    let before = net.workers.get_mut(&ONE).unwrap().bring(ID).unwrap();
+    net.settle();
+    assert!(net.workers.get_mut(&ONE).unwrap().host().flushed.is_empty());
+    net.go(PRODUCER);
+    net.settle();
+    assert!(net.workers.get_mut(&ONE).unwrap().host().flushed.contains(&before));
+    assert_eq!(net.brings(ONE, ID), Some(true));
+}
+
 // What a worker had asked when its line broke, and what of that is answered together.
 #[test]
 fn flushes_of_rows_that_do_not_come_are_answered_together_once_they_come_over_whichever_connection() {

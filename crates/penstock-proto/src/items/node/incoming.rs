@@ -44,8 +44,9 @@ impl<H: Host> Node<H> {
                 }
                 let bytes = ENTRY_BYTES + rows.kept_bytes();
                 let kept = keep(&self.host.account(peer), "a subscription", bytes)?;
-                let (needs, fetches, away) = (Needs::default(), Vec::new(), false);
-                let waiting = Waiting { peer, shape, done, serial, rows, needs, fetches, away, kept };
+                let (needs, fetches) = (Needs::default(), Vec::new());
+                let (bring, away) = (None, false);
+                let waiting = Waiting { peer, shape, done, serial, rows, needs, fetches, bring, away, kept };
                 self.waiting.entry(partition).or_default().push(waiting);
                 Ok(())
             }
@@ -71,7 +72,15 @@ impl<H: Host> Node<H> {
             }
             Message::Rows { partition, head, entries } => self.rows(peer, partition, &head, entries),
             Message::Flush { id } => self.begin_flush(id, peer, true, None),
-            Message::Bring { id, partition } => self.begin_flush(id, peer, true, Some(partition)),
+            Message::Bring { id, partition } => {
+                let ended = self.has_ended(partition);
+                if let Some(waiting) = self.is_waiting(partition, peer).filter(|_| !ended) {
+                    // The answer to a later one answers those before it.
+                    waiting.bring = Some(id);
+                    return Ok(());
+                }
+                self.begin_flush(id, peer, true, Some(partition))
+            }
             Message::Flushed { id } => self.end_flush(id, peer),
         }
     }

@@ -263,6 +263,7 @@ impl<H: Host> Node<H> {
         }
         for waiting in self.waiting.values_mut().flatten().filter(|waiting| waiting.peer == peer) {
             (waiting.away, waiting.needs, waiting.fetches) = (true, Needs::default(), Vec::new());
+            waiting.bring = None;
         }
         let ids: Vec<PartitionId> = self.partitions.keys().copied().collect();
         for id in ids {
@@ -332,6 +333,7 @@ impl<H: Host> Node<H> {
             waiting.retain(|waiting| waiting.peer != peer);
             !waiting.is_empty()
         });
+        self.end_waiting(peer);
         for partition in self.partitions.values_mut() {
             partition.asked.remove(&peer);
             partition.away.remove(&peer);

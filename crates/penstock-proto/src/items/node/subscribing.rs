@@ -22,6 +22,8 @@ pub(super) struct Waiting {
     pub(super) needs: Needs,
     /// Ticket, version, places.
     pub(super) fetches: Vec<(u64, u64, RowSet, Kept)>,
+    /// The peer's newest question whether the partition's rows have been brought: all that is due is missing here.
+    pub(super) bring: Option<u64>,
     /// Whether the peer is not here, and may come again.
     pub(super) away: bool,
     pub(super) kept: Kept,
@@ -31,7 +33,7 @@ impl<H: Host> Node<H> {
     /// Lets in those that have waited for a partition.
     pub(super) fn admit(&mut self, id: PartitionId) {
         for waiting in self.waiting.remove(&id).unwrap_or_default() {
-            let Waiting { peer, shape, done, serial, rows, needs, fetches, away, kept } = waiting;
+            let Waiting { peer, shape, done, serial, rows, needs, fetches, bring, away, kept } = waiting;
             drop(kept);
             if away {
                 self.expect(id, peer, shape, rows);
@@ -45,8 +47,32 @@ impl<H: Host> Node<H> {
                 drop(kept);
                 entered = entered.and_then(|()| self.wanted(id, peer, ticket, version, &places));
             }
+            if let Some(flush) = bring {
+                entered = entered.and_then(|()| self.begin_flush(flush, peer, true, Some(id)));
+            }
             // It would wait for ever for what it was promised.
             if let (Err(why), Some(connection)) = (entered, self.peers.get_mut(&peer)) {
+                connection.overdrawn = Some(why);
+            }
+        }
+    }
+
+    /// Whether the worker whose rows these are has gone for good: where they are not here, they never come.
+    pub(super) fn has_ended(&self, id: PartitionId) -> bool {
+        self.gone.iter().any(|peer| peer.rank() == Some(id.rank))
+    }
+
+    /// Those that wait for rows of a worker that has gone hear that nothing more is brought.
+    pub(super) fn end_waiting(&mut self, gone: PeerId) {
+        let of_it = self.waiting.iter_mut().filter(|(id, _)| Some(id.rank) == gone.rank());
+        let mut ended = Vec::new();
+        for (&id, waiting) in of_it {
+            ended.extend(waiting.iter_mut().filter_map(|it| Some((id, it.peer, it.bring.take()?))));
+        }
+        for (id, peer, flush) in ended {
+            if let (Err(why), Some(connection)) =
+                (self.begin_flush(flush, peer, true, Some(id)), self.peers.get_mut(&peer))
+            {
                 connection.overdrawn = Some(why);
             }
         }
