@@ -200,7 +200,7 @@ pub fn reader(data: &[u8]) {
     let pieces = Pieces { rest: &bytes, sizes, short_is_all: how % 2 == 1 };
     let kept = usize::from(how / 2) * 64;
     let expected = read_all(whole, FrameReader::new());
-    assert_eq!(read_all(pieces, FrameReader::reading(kept)), expected);
+    assert_eq!(read_all(pieces, FrameReader::reading_ahead(kept)), expected);
 }
 
 /// A worker's outbox against whatever a shard says it has taken: what is due is never a frame that was taken, and numbers rise.

@@ -1,7 +1,7 @@
 //! Both ends of a control connection: the real machines of `penstock_proto`, and what stands around them.
 //!
 //! What a worker does when it stands at a barrier (`crates/penstock/src/worker/link/barrier.rs`) is written once more here and in
-//! `cluster/control.rs`, and so is what the server's control thread does with requests (`crates/penstock/src/server/control`).
+//! `cluster/requests.rs`, and so is what the server's control thread does with requests (`crates/penstock/src/server/control`).
 //! Numbers, repetition, answers, records, messages and the roster are the real ones.
 
 use crate::rng::Rng;

@@ -14,11 +14,12 @@
 //! | [`encodings`] | what tensors agreed to, and an encoding beside raw |
 //! | [`remote`] | both ends of a connection to a shard of another host: the real machines, and what stands around them |
 //! | [`control`] | both ends of a control connection, likewise |
-//! | [`shard_memory`] | a shard's memory: lanes, values, mirrors; and how it can be sabotaged |
+//! | [`shard_memory`] | a shard's memory: lanes, values, mirrors |
 //! | [`worker`] | a worker on its way through its program |
 //! | [`cluster`] | the event loop |
 //! | [`history`] | what is seen, line by line |
 //! | [`checkers`] | what must hold of it |
+//! | [`sabotage`] | promises broken on purpose, for the checkers to see |
 //! | [`items`] | tables of items: another run, with its own scenarios |
 //! | [`leases`] | which processes are said to be lost, and when: another run |
 //! | [`rng`] | chance, from a seed |
@@ -37,6 +38,7 @@ pub mod leases;
 pub mod marks;
 pub mod remote;
 pub mod rng;
+pub mod sabotage;
 pub mod scenario;
 pub mod shard_memory;
 pub mod transport;

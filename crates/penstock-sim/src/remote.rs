@@ -98,6 +98,6 @@ impl Proxy {
 pub struct Port {
     /// Which frames were taken, and what is owed.
     pub subscriber: Subscriber,
-    /// The last ticket of each tensor that was asked for: of use to [`Sabotage`](crate::shard_memory::Sabotage) alone.
+    /// The last ticket of each tensor that was asked for: of use to [`Sabotage`](crate::sabotage::Sabotage) alone.
     pub tickets: BTreeMap<TensorId, u64>,
 }

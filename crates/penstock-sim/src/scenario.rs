@@ -5,7 +5,7 @@ use crate::cluster::{Cluster, Failure, Log, Outcome};
 use crate::encodings;
 use crate::faults::{Fate, Faults, OnLoss};
 use crate::rng::Rng;
-use crate::shard_memory::Sabotage;
+use crate::sabotage::Sabotage;
 use crate::workload::{Kind, Workload};
 use penstock_proto::consistency::Consistency;
 use penstock_proto::{Rank, TensorId};

@@ -1,10 +1,10 @@
 //! A shard's memory in the simulator: lanes, values, state and mirrors as plain vectors, folded by the real kernels.
 //!
 //! A mirror is replaced as a whole when a chunk is published, and a reader takes it as a whole: what the model checker shows
-//! of the real publish protocol is taken for granted here. [`Sabotage`] breaks a promise on purpose, so that tests can show
-//! that the checkers see it.
+//! of the real publish protocol is taken for granted here. Where a [`Sabotage`] is asked for, a promise is broken on purpose.
 
 use crate::rng::Rng;
+use crate::sabotage::Sabotage;
 use penstock_kernels::{Foreign, Plan};
 use penstock_proto::chunk::Cut;
 use penstock_proto::encoding::{Agreed, Sent, Source};
@@ -104,67 +104,6 @@ pub enum Deed {
         /// What readers see from now on.
         mirror: Mirror,
     },
-}
-
-/// A promise that is broken now and then, for tests of the checkers: by a shard's memory, or at the ends of a wire.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Sabotage {
-    /// Folds the same lanes a second time.
-    FoldsTwice,
-    /// Leaves the last writer out of a fold.
-    LosesAnUpdate,
-    /// Folds in any order.
-    FoldsInAnyOrder,
-    /// Shows readers half of the new value and half of the old one.
-    TearsAChunk,
-    /// Does not publish a new version that it says is there.
-    KeepsTheOldMirror,
-    /// Publishes under the next version's number.
-    PublishesTooEarly,
-    /// Never tells that the tensor came past version 1.
-    KeepsSilent,
-    /// Forgets which results a worker on another host wants.
-    ForgetsWhatIsWanted,
-    /// Takes a fetch that is made again, on a new connection, for one that it has answered.
-    DoesNotFetchAgain,
-    /// Returns a ticket when it is given, not when what it is for has been sent.
-    ReturnsTicketsTooEarly,
-    /// Leaves chunks out of what a fetch brings.
-    LosesNotices,
-    /// Opens the barrier when all but one stand at it.
-    OpensBarriersEarly,
-    /// Keeps no answers: what is asked again is carried out again.
-    ForgetsAnswers,
-    /// Lets a worker go before its shards have taken what it submitted.
-    LetsGoAtOnce,
-    /// Flips a bit of a chunk that goes out without being noticed: its checksum is that of what arrives.
-    BelievesDamagedFrames,
-    /// The control thread takes workers for lost before their lease is over.
-    IsImpatient,
-    /// The control thread takes no worker for lost.
-    LosesNobody,
-    /// A worker does not count what comes from the control thread as signs that it lives.
-    IsDeaf,
-    /// A shard is not told which workers are lost.
-    KeepsTheLost,
-    /// A worker does not make a silent connection to the control thread again.
-    KeepsSilentConnections,
-    /// A home decodes, and encodes, by another codec than was agreed to.
-    DecodesByAnother,
-    /// A home takes what came before what the receivers hold for what they hold.
-    MistakesTheShadow,
-    /// An end that has taken enough frames for once waits until more bytes come, though it has read further frames.
-    ForgetsWhatItHasRead,
-    /// A worker's end that has taken enough frames for once loses what it has read beyond them.
-    DropsWhatItHasRead,
-}
-
-impl Sabotage {
-    /// Whether only jobs show it in which leases decide.
-    pub fn needs_leases(self) -> bool {
-        use Sabotage::{IsDeaf, IsImpatient, KeepsSilentConnections, KeepsTheLost, LosesNobody};
-        matches!(self, IsImpatient | LosesNobody | IsDeaf | KeepsTheLost | KeepsSilentConnections)
-    }
 }
 
 #[derive(Debug)]

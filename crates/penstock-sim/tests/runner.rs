@@ -47,7 +47,7 @@ fn jobs_with_leases_have_seeds_of_their_own_and_are_broken_on_purpose_too() {
     assert!(text(&output.stdout).contains(", lose "), "{output:?}");
     let broken = text(&run(&["--suspended", "--seeds", "0..20", "--sabotage", "is-impatient"]).stderr);
     assert!(
-        broken.contains("leases, tick ")
+        broken.contains("losses, tick ")
             && broken.contains("`penstock-sim --suspended --sabotage is-impatient --seed "),
         "{broken}"
     );

@@ -1,7 +1,7 @@
 //! A checker that never fails proves nothing: here each promise is broken on purpose, and the checker that watches over
 //! it has to say so.
 
-use penstock_sim::shard_memory::Sabotage;
+use penstock_sim::sabotage::Sabotage;
 use penstock_sim::{Failure, Scenario, items, leases};
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ fn is_seen_by(sabotage: Sabotage, checker: &str, least: u64) {
 /// Likewise, in jobs in which workers are suspended.
 fn is_seen_of_leases(sabotage: Sabotage, least: u64) {
     let seen = seen(sabotage, Scenario::suspended, 240);
-    assert!(seen.get("leases").is_some_and(|&count| count >= least), "{sabotage:?} was seen by {seen:?}");
+    assert!(seen.get("losses").is_some_and(|&count| count >= least), "{sabotage:?} was seen by {seen:?}");
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn a_control_connection_in_a_job_that_is_silent_and_kept_is_seen() {
 fn is_said_of_leases(sabotage: Sabotage, words: &str, least: usize) {
     let check = |seed| Scenario::suspended(seed).sabotaged(sabotage).check().err();
     let said: Vec<String> = (0..240).filter_map(check).map(|failure| failure.to_string()).collect();
-    let count = said.iter().filter(|said| said.starts_with("leases") && said.contains(words)).count();
+    let count = said.iter().filter(|said| said.starts_with("losses") && said.contains(words)).count();
     assert!(count >= least, "{sabotage:?} was seen {count} times as {words:?}: {said:#?}");
 }
 

@@ -6,7 +6,7 @@ mod common;
 use common::raw::{Raw, hear, tell};
 use common::tenants::{self, far};
 use common::{Cluster, SECRET, Way, seconds};
-use penstock::worker::{Error, Job, Table, TableDeclaration};
+use penstock::worker::{Due, Error, Job, Table, TableDeclaration};
 use penstock_fabric::items::partition::{Layout, Writer};
 use penstock_kernels::Dtype;
 use penstock_proto::error::Refusal;
@@ -245,10 +245,14 @@ fn all_of(table: &Table, timeout: Duration) -> Result<Vec<f64>, Error> {
     Ok(out.chunks(ROW_BYTES as usize).map(|row| common::numbers(row)[0]).collect())
 }
 
-/// A get fails, and names the producer of the rows.
+/// The first get behind a barrier fails, and says so and whose rows did not come.
 fn waits_in_vain_for(table: &Table, rank: u32) {
     let got = all_of(table, Duration::from_millis(500));
-    assert!(matches!(got, Err(Error::GetTimeout { producer, .. }) if producer == rank), "{got:?}");
+    let expected = (Due::BeforeBarrier, rank);
+    assert!(
+        matches!(got, Err(Error::GetTimeout { due, producer, .. }) if (due, producer) == expected),
+        "{got:?}"
+    );
 }
 
 /// A worker of another host that speaks by hand, one question after the other.

@@ -6,6 +6,7 @@
 //! many of them. A payload counts only when its checksum was verified; decoding it is up to the owner. A sender collects frames
 //! in a [`Batch`], which [encodes](penstock_proto::encoding) their payloads.
 
+use super::backlog::Backlog;
 use super::link::{Got, Link};
 use penstock_proto::encoding::{Agreed, Encoded, Payload, Sent};
 use penstock_proto::frame::{FrameError, HEADER_BYTES, Header};
@@ -77,7 +78,7 @@ pub struct FrameReader<P> {
 
 impl<P> Default for FrameReader<P> {
     fn default() -> Self {
-        Self::reading(0)
+        Self::reading_ahead(0)
     }
 }
 
@@ -87,9 +88,9 @@ impl<P> FrameReader<P> {
         Self::default()
     }
 
-    /// The same where payloads are kept: `bytes` of them are what one read brings at most. Its memory is not touched before it is
-    /// needed.
-    pub fn reading(bytes: usize) -> Self {
+    /// The same that reads up to `bytes` ahead, for payloads that have no place: one read brings many of them. Its memory is not
+    /// touched before it is needed.
+    pub fn reading_ahead(bytes: usize) -> Self {
         let ahead = vec![0; if bytes > 0 { bytes + AHEAD } else { AHEAD }];
         Self { ahead, at: 0, end: 0, payload: 0..0, open: None, heard: 0, dry: false }
     }
@@ -317,28 +318,19 @@ fn bytes<'b>(buffer: &'b [u8], payload: &'b Payload<'_>) -> &'b [u8] {
 /// The sending end. What the link does not take of a batch is held here: never more than a batch.
 #[derive(Debug, Default)]
 pub struct FrameWriter {
-    held: Vec<u8>,
-    at: usize,
+    backlog: Backlog,
 }
 
 impl FrameWriter {
     /// Whether the last batch has gone; only then another may be sent.
     #[inline]
     pub fn is_clear(&self) -> bool {
-        self.at == self.held.len()
+        self.backlog.is_clear()
     }
 
     /// Goes on with what is held; whether the link took it all.
     pub fn flush<L: Link>(&mut self, link: &mut L) -> io::Result<bool> {
-        while !self.is_clear() {
-            match link.write(&[IoSlice::new(&self.held[self.at..])])? {
-                0 => return Ok(false),
-                bytes => self.at += bytes,
-            }
-        }
-        self.held.clear();
-        self.at = 0;
-        link.flush()
+        self.backlog.flush(link)
     }
 
     /// Sends frames, each a header and a payload; whether the link took them all.
@@ -364,12 +356,10 @@ impl FrameWriter {
     }
 
     fn hold(&mut self, frames: &[([u8; HEADER_BYTES], &[u8])], mut skip: usize) {
-        self.held.clear();
-        self.at = 0;
         for part in frames.iter().flat_map(|(header, payload)| [&header[..], payload]) {
             let from = skip.min(part.len());
             skip -= from;
-            self.held.extend_from_slice(&part[from..]);
+            self.backlog.hold(&part[from..]);
         }
     }
 }
@@ -650,7 +640,7 @@ mod tests {
             let payload = |length| (0..length).map(|n| (n % 251) as u8).collect();
             let frames: Vec<(u32, Vec<u8>)> = (0..).zip(lengths.into_iter().map(payload)).collect();
             let mut link = Pieces { short_is_all, ..Pieces::new(&frames, sizes) };
-            prop_assert_eq!(all_of(&mut link, FrameReader::reading(most)), frames);
+            prop_assert_eq!(all_of(&mut link, FrameReader::reading_ahead(most)), frames);
         }
     }
 
@@ -668,7 +658,7 @@ mod tests {
             for (byte, with) in link.bytes[at..].iter_mut().zip(with) {
                 *byte = with;
             }
-            let (mut reader, mut came) = (FrameReader::reading(0), Vec::new());
+            let (mut reader, mut came) = (FrameReader::reading_ahead(0), Vec::new());
             loop {
                 match reader.next(&mut link, &mut Either) {
                     Step::Frame(Header { body: Body::Notice(Notice::Value { chunk, .. }), .. }, place) => {
@@ -700,7 +690,7 @@ mod tests {
                     None
                 }
             }
-            let mut reader = FrameReader::reading(256 << 10);
+            let mut reader = FrameReader::reading_ahead(256 << 10);
             let mut came = 0;
             while came < 8 {
                 if let Step::Frame(..) = reader.next(&mut link, &mut Kept) {
@@ -719,7 +709,7 @@ mod tests {
             for (short_is_all, reads) in [(false, 2), (true, 1)] {
                 let frames = frames(bytes);
                 let mut link = Pieces { short_is_all, ..Pieces::new(&frames, vec![usize::MAX / 2]) };
-                assert_eq!(all_of(&mut link, FrameReader::reading(1 << 16)), frames);
+                assert_eq!(all_of(&mut link, FrameReader::reading_ahead(1 << 16)), frames);
                 assert_eq!(link.reads, reads, "{bytes} bytes");
             }
         }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`link`] | a connection that never blocks, whatever it is made of |
 //! | [`stream`] | one over TCP, plain or under TLS 1.3 |
+//! | `backlog` | what a link did not take, until it does |
 //! | [`quiet`] | writing to a socket without a signal where its peer has gone |
 //! | [`tls`] | who is trusted, and with which certificate a server shows itself |
 //! | [`frames`] | frames of a link and onto it |
@@ -11,6 +12,7 @@
 //! | [`messages`] | messages about items, likewise |
 //! | [`endpoint`] | how a server is named |
 
+mod backlog;
 pub mod endpoint;
 pub mod frames;
 pub mod link;

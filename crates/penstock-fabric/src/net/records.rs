@@ -1,14 +1,13 @@
 //! Control messages of a link and onto it, without blocking.
 
 use super::Ended;
+use super::backlog::Backlog;
 use super::link::{Got, Link};
 use penstock_proto::record::{RecordError, Records, record};
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::io::{self, ErrorKind, IoSliceMut};
 
 /// Bytes that wait for a peer at most: one that does not read its answers is not waited for.
 const MOST_HELD: usize = 4 << 20;
-/// Bytes that have gone and are still kept before those that wait: to move those up for each message would cost more.
-const MOST_GONE: usize = 64 << 10;
 
 /// The receiving end.
 #[derive(Debug)]
@@ -46,47 +45,28 @@ impl RecordReader {
 /// The sending end. What the link does not take is held here, up to 4 MiB.
 #[derive(Debug, Default)]
 pub struct RecordWriter {
-    held: Vec<u8>,
-    at: usize,
+    backlog: Backlog,
 }
 
 impl RecordWriter {
     /// Sends a message, at once or when the link takes it.
     pub fn send<L: Link>(&mut self, link: &mut L, message: &[u8]) -> Result<(), Ended> {
-        if self.held.len() - self.at > MOST_HELD {
+        if self.backlog.len() > MOST_HELD {
             return Err(Ended::Peer("it does not read its answers".to_owned()));
         }
-        self.forget_gone();
-        self.held.extend_from_slice(&record(message));
+        self.backlog.hold(&record(message));
         self.flush(link)?;
         Ok(())
     }
 
-    /// Gives back what has gone: a reader that is always a little behind never lets all of it go. Only where at least as much
-    /// has gone as waits, so that no byte is moved more often than it was sent.
-    fn forget_gone(&mut self) {
-        if self.at > MOST_GONE && self.at >= self.held.len() - self.at {
-            self.held.drain(..self.at);
-            self.at = 0;
-        }
-    }
-
     /// Goes on with what is held; whether the link took it all.
     pub fn flush<L: Link>(&mut self, link: &mut L) -> io::Result<bool> {
-        while !self.is_clear() {
-            match link.write(&[IoSlice::new(&self.held[self.at..])])? {
-                0 => return Ok(false),
-                bytes => self.at += bytes,
-            }
-        }
-        self.held.clear();
-        self.at = 0;
-        link.flush()
+        self.backlog.flush(link)
     }
 
     /// Whether the link took everything.
     pub fn is_clear(&self) -> bool {
-        self.at == self.held.len()
+        self.backlog.is_clear()
     }
 }
 
@@ -110,7 +90,7 @@ mod tests {
         let mut bytes = vec![0; 64 << 10];
         while read < 4 * MOST_HELD {
             // Until the kernel takes no more: from here on something always waits.
-            while writer.held.len() - writer.at < MOST_HELD / 4 {
+            while writer.backlog.len() < MOST_HELD / 4 {
                 writer.send(&mut stream, &message).unwrap();
                 sent += message.len();
             }
@@ -119,6 +99,6 @@ mod tests {
             assert!(!writer.is_clear(), "it is always behind");
         }
         assert!(sent > read);
-        assert!(writer.held.capacity() <= 2 * MOST_HELD, "{} bytes are kept", writer.held.capacity());
+        assert!(writer.backlog.capacity() <= 2 * MOST_HELD, "{} bytes are kept", writer.backlog.capacity());
     }
 }

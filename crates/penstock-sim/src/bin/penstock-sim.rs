@@ -4,7 +4,7 @@
 
 use clap::{Parser, ValueEnum};
 use penstock_sim::history::{Observation, Tally};
-use penstock_sim::shard_memory::Sabotage;
+use penstock_sim::sabotage::Sabotage;
 use penstock_sim::{Scenario, items, leases};
 use std::ops::Range;
 use std::process::ExitCode;

@@ -9,6 +9,7 @@
 //! | [`together`] | no worker passes a barrier without the others, nor has left before its shards let it go |
 //! | [`asked`] | between hosts, what was asked for comes, and a ticket comes back behind it |
 //! | [`carried`] | between hosts, what arrives is bit for bit what was sent, however it was encoded |
+//! | [`losses`] | no worker is lost before its lease is over, nor kept after it; the event loop tells it of signs of life |
 //!
 //! That every job ends (liveness) is judged by the event loop itself, which knows when nothing is under way any more.
 
@@ -17,6 +18,7 @@ pub mod atomicity;
 pub mod bits;
 pub mod carried;
 pub mod exactly_once;
+pub mod losses;
 pub mod staleness;
 pub mod together;
 

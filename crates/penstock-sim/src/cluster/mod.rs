@@ -1,10 +1,10 @@
 //! The event loop: workers, links and shards under one queue of events.
 
-mod control;
-mod leases;
 mod reading;
-mod remote;
+mod requests;
 mod servers;
+mod watch;
+mod wires;
 mod workers;
 
 use crate::checkers::{Checker, End};
@@ -270,7 +270,7 @@ pub struct Cluster<'a> {
     /// What reads at the ends of those to the shards.
     readers: Vec<Vec<reading::Readers>>,
     /// Likewise, of those to the control thread.
-    records: Vec<control::Records>,
+    records: Vec<requests::Records>,
     proxies: Vec<Vec<Proxy>>,
     links: Vec<Link>,
     desk: Desk,
@@ -281,7 +281,7 @@ pub struct Cluster<'a> {
     /// Where chunks are encoded that are not sent from where they are.
     outgoing: Vec<u8>,
     /// The leases, where they decide which workers are lost.
-    watch: Option<leases::Watch<'a>>,
+    watch: Option<watch::Watch<'a>>,
     failure: Option<JobFailure>,
     checkers: Vec<Box<dyn Checker>>,
     reads: BTreeMap<(Rank, TensorId, u64), u64>,
@@ -313,7 +313,7 @@ impl<'a> Cluster<'a> {
             rings: for_each_pair(workers, shards),
             wires: for_each_pair(workers, shards + 1),
             readers: for_each_pair(workers, shards),
-            records: (0..workers).map(|_| control::Records::new(&mut rng)).collect(),
+            records: (0..workers).map(|_| requests::Records::new(&mut rng)).collect(),
             proxies: for_each_pair(workers, shards),
             links: (0..workers).map(|_| Link::new(&mut rng)).collect(),
             desk: Desk::new(workers),
@@ -321,7 +321,7 @@ impl<'a> Cluster<'a> {
             undeclared: vec![None; tensors],
             lost: BTreeSet::new(),
             outgoing: Vec::new(),
-            watch: scenario.faults.leases.as_ref().map(leases::Watch::new),
+            watch: scenario.faults.leases.as_ref().map(watch::Watch::new),
             failure: None,
             checkers,
             reads: BTreeMap::new(),

@@ -4,11 +4,11 @@
 //! or as one look takes at most; the reader has then perhaps read more of them, or a part of one, and the end looks again. Half of
 //! the ends bring whatever has arrived in a read, as TCP does; the others some of it.
 
-use super::remote::{Decoder, Judge, Mirrors};
+use super::wires::{Decoder, Judge, Mirrors};
 use super::{Cluster, Event, Failure};
 use crate::remote::Proxy;
 use crate::rng::Rng;
-use crate::shard_memory::Sabotage;
+use crate::sabotage::Sabotage;
 use crate::transport::{End, Way};
 use penstock_fabric::net::frames::{FrameReader, Step};
 use penstock_proto::Rank;
@@ -38,7 +38,7 @@ impl Readers {
     pub(super) fn new(rng: &mut Rng) -> Self {
         let most = rng.pick(&[4096, READ]);
         let reads = [(); 2].map(|()| rng.once_in(2).then(|| Rng::new(rng.word())));
-        let (worker, shard) = (Some(FrameReader::reading(most)), Some(FrameReader::new()));
+        let (worker, shard) = (Some(FrameReader::reading_ahead(most)), Some(FrameReader::new()));
         Self { worker, shard, reads, later: [false; 2] }
     }
 }
@@ -166,7 +166,7 @@ impl Cluster<'_> {
             }
         }
         if left == 0 && self.breaks(Sabotage::DropsWhatItHasRead, 4) {
-            reader = FrameReader::reading(READ);
+            reader = FrameReader::reading_ahead(READ);
         }
         self.readers[rank as usize][shard].worker = Some(reader);
         Ok(left == 0)

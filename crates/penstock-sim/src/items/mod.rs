@@ -21,11 +21,12 @@ mod passing;
 mod producer;
 mod reader;
 mod run;
+mod sabotage;
 mod traffic;
 mod watched;
 mod worker;
 
-pub use watched::Sabotage;
+pub use sabotage::Sabotage;
 
 use crate::rng::Rng;
 pub use links::Faults;

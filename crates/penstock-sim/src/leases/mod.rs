@@ -10,10 +10,13 @@
 //! - No process is lost because one connection fell silent: it is made again.
 //! - No worker that was lost contributes afterwards.
 
-mod checker;
+mod judge;
+mod sabotage;
+
+pub use sabotage::Sabotage;
 
 use crate::rng::Rng;
-use checker::{Life, Look, judge};
+use judge::{Life, Look, judge};
 use penstock_proto::Rank;
 use penstock_proto::membership::{Lease, Lived, Member, Roster};
 use penstock_proto::peer::PeerId;
@@ -21,21 +24,6 @@ use penstock_proto::vigil::{self, Vigil};
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
-
-/// A promise broken on purpose.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sabotage {
-    /// Counts time in which its own process was suspended.
-    CountsSuspension,
-    /// Takes others for lost after half a lease.
-    IsImpatient,
-    /// The server takes no worker for lost.
-    NeverJudges,
-    /// The server takes what a lost worker still sends.
-    HearsTheLost,
-    /// A worker does not make a silent connection again.
-    KeepsSilentConnections,
-}
 
 /// What happened, counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

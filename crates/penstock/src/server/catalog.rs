@@ -87,9 +87,9 @@ pub(super) struct NewTensor {
     pub(super) homes: Vec<HomeMemory>,
 }
 
-/// What a worker on another host has paid for what this server keeps for it besides its lanes.
+/// What a worker on another host was charged for what it may have to be sent, by this server as long as it is here.
 #[derive(Debug, Default)]
-struct Paid {
+struct SendingCharges {
     /// What one of its connections may have to hold beside a usual batch.
     longest: u64,
     charges: Vec<Charge>,
@@ -109,7 +109,7 @@ pub(super) struct Catalog {
     slabs: Slabs,
     numbers: HashMap<String, TensorId>,
     entries: HashMap<TensorId, Entry>,
-    paid: BTreeMap<Rank, Paid>,
+    sending: BTreeMap<Rank, SendingCharges>,
 }
 
 impl Catalog {
@@ -131,7 +131,7 @@ impl Catalog {
             account,
             numbers: HashMap::new(),
             entries: HashMap::new(),
-            paid: BTreeMap::new(),
+            sending: BTreeMap::new(),
         }
     }
 
@@ -305,7 +305,7 @@ impl Catalog {
     /// A worker has gone: its lanes need not be given out any more.
     pub(super) fn forget(&mut self, rank: Rank) {
         self.slabs.forget(rank);
-        self.paid.remove(&rank);
+        self.sending.remove(&rank);
         for entry in self.entries.values_mut() {
             if let Held::Own(_, lanes) = &mut entry.held {
                 lanes.remove(&rank);
@@ -317,7 +317,7 @@ impl Catalog {
     /// each shard that it has a connection to, what that may have to hold beside a usual batch. Returns how much that is.
     fn pay_for_sending(&self, rank: Rank, entry: &Entry) -> Result<(u64, Charge), Refusal> {
         let extent = entry.layout.extent();
-        let before = self.paid.get(&rank).map_or(0, |paid| paid.longest);
+        let before = self.sending.get(&rank).map_or(0, |charges| charges.longest);
         // Only the last chunk may be shorter.
         let held = extent.chunks().next().map_or(0, |chunk| entry.held_to_send(chunk));
         let longest = before.max(held as u64);
@@ -356,9 +356,9 @@ impl Catalog {
         };
         entry.given.insert(rank);
         if let Some((longest, charge)) = paid {
-            let paid = self.paid.entry(rank).or_default();
-            paid.longest = longest;
-            paid.charges.push(charge);
+            let sending = self.sending.entry(rank).or_default();
+            sending.longest = longest;
+            sending.charges.push(charge);
         }
         Ok(lanes)
     }

@@ -3,7 +3,7 @@
 
 use super::bells;
 use super::shard::Report;
-use super::tables::{Paid, Sealed};
+use super::tables::{PartitionCharges, Sealed};
 use super::{Obituary, StartError};
 use crate::thread::{self, Inbox};
 use crate::wait::{self, Crowd, Patience};
@@ -202,7 +202,7 @@ struct Passer {
     /// The token of the next.
     next: u64,
     /// Partitions that producers of this host write, and what they were charged.
-    followed: BTreeMap<PartitionId, Arc<Paid>>,
+    followed: BTreeMap<PartitionId, Arc<PartitionCharges>>,
     kept: Kept,
     /// Peers whose processes have ended, but not their connections.
     ending: BTreeSet<PeerId>,

@@ -38,11 +38,11 @@ struct Homed {
     askers: BTreeSet<Rank>,
     /// Consumers that wait until it is sealed.
     waiting: Vec<Wait>,
-    charges: Arc<Paid>,
+    charges: Arc<PartitionCharges>,
 }
 
 /// What a partition's bytes, descriptors and mappings were charged: to the worker that asked for it first.
-pub(super) type Paid = [Charge; 3];
+pub(super) type PartitionCharges = [Charge; 3];
 
 /// A request that waits: whose, its number, the table's name.
 struct Wait {
@@ -59,7 +59,7 @@ pub(super) struct Sealed {
     pub(super) layout: Layout,
     pub(super) shape: Shape,
     pub(super) waiters: Waiters,
-    pub(super) charges: Arc<Paid>,
+    pub(super) charges: Arc<PartitionCharges>,
 }
 
 #[derive(Default)]

@@ -222,11 +222,11 @@ pub enum Error {
         /// How long.
         waited: Duration,
     },
-    /// A row was not fresh enough in time.
-    #[error(
-        "`{name}` waited {waited:.1?} for row {row} to reach version {wanted}; it is at {version}; waiting for worker {producer}"
-    )]
+    /// What a get needs of a row's producer did not come in time.
+    #[error("`{name}` waited {waited:.1?} for {}", due.in_words(*row, (*version, *wanted), *producer))]
     GetTimeout {
+        /// What that is.
+        due: Due,
         /// The table.
         name: String,
         /// The row.
@@ -362,6 +362,39 @@ pub enum Error {
 }
 
 /// Which workers a wait was for, in words.
+/// What a get waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Due {
+    /// That the row reaches the version that it asks for.
+    Version,
+    /// What the producer set before the last barrier, whatever version is asked for.
+    BeforeBarrier,
+    /// What the producer set before it was gone: only then it is known that no newer version comes.
+    BeforeGone,
+    /// Rows that come one by one, as they were at one moment.
+    AtOneMoment,
+}
+
+impl Due {
+    fn in_words(self, row: u64, (version, wanted): (u64, u64), producer: Rank) -> String {
+        match self {
+            Self::Version => format!(
+                "row {row} to reach version {wanted}; it is at {version}; waiting for worker {producer}"
+            ),
+            Self::BeforeBarrier => format!(
+                "what worker {producer} set before the last barrier; row {row} is at version {version} here, and may be newer there"
+            ),
+            Self::BeforeGone => format!(
+                "what worker {producer} set before it was gone; row {row} is at version {version} here, the get asks for {wanted}"
+            ),
+            Self::AtOneMoment => {
+                format!("row {row} and others as they were at one moment at worker {producer}")
+            }
+        }
+    }
+}
+
 fn whom(missing: &[Rank], silent: Option<u32>) -> String {
     match silent {
         _ if !missing.is_empty() => format!("workers {missing:?}"),
@@ -469,6 +502,31 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // A get behind a barrier, which takes whatever was set before that, was said to wait for version 0.
+    #[test]
+    fn a_get_says_what_it_waited_for_and_never_for_a_version_that_is_there() {
+        let says = |due, version, wanted| {
+            let (name, waited) = ("U".to_owned(), Duration::from_secs(2));
+            Error::GetTimeout { due, name, row: 5, version, wanted, producer: 1, waited }.to_string()
+        };
+        assert_eq!(
+            says(Due::Version, 1, 2),
+            "`U` waited 2.0s for row 5 to reach version 2; it is at 1; waiting for worker 1"
+        );
+        assert_eq!(
+            says(Due::BeforeBarrier, 0, 0),
+            "`U` waited 2.0s for what worker 1 set before the last barrier; row 5 is at version 0 here, and may be newer there"
+        );
+        assert_eq!(
+            says(Due::BeforeGone, 1, 2),
+            "`U` waited 2.0s for what worker 1 set before it was gone; row 5 is at version 1 here, the get asks for 2"
+        );
+        assert_eq!(
+            says(Due::AtOneMoment, 3, 2),
+            "`U` waited 2.0s for row 5 and others as they were at one moment at worker 1"
+        );
+    }
 
     #[test]
     fn who_waits_for_a_server_or_does_not_understand_it_is_told_where_to_look() {

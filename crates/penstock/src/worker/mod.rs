@@ -20,7 +20,7 @@ mod link;
 mod table;
 mod tensor;
 
-pub use error::Error;
+pub use error::{Due, Error};
 pub use job::{Gathered, Job, Membership, Stats};
 pub use table::{Chosen, Table, TableDeclaration, TableStats, View};
 pub use tensor::{Asked, Declaration, Tensor};

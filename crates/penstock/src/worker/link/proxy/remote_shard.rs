@@ -191,7 +191,7 @@ impl<L: Link> RemoteShard<L> {
     pub(super) fn attach(&mut self, link: L) {
         self.wire = Some(Wire {
             link,
-            reader: FrameReader::reading(READ),
+            reader: FrameReader::reading_ahead(READ),
             writer: FrameWriter::default(),
             outgoing: Vec::new(),
             readable: true,

@@ -13,12 +13,12 @@ mod wait;
 
 pub use view::View;
 
-use wait::Stale;
+use wait::Awaited;
 
 use super::{Chosen, FINAL, Place, Table, TableInner};
 use crate::wait::{Deadline, undisturbed};
-use crate::worker::Error;
 use crate::worker::link::lock;
+use crate::worker::{Due, Error};
 use penstock_fabric::items::partition::{Rows, Together};
 use penstock_fabric::items::slot::Torn;
 use penstock_kernels::{Foreign, ForeignMut};
@@ -273,13 +273,13 @@ impl TableInner {
         let mut deadline = None;
         if source.remote.is_some() {
             let deadline = *deadline.get_or_insert_with(|| self.job.deadline(timeout));
-            self.pass_barrier(source, row, deadline)?;
+            self.pass_barrier(source, (row, place), deadline)?;
         }
         loop {
             if out.len() > LONG && !self.is_fresh(place, wanted) {
                 let deadline = *deadline.get_or_insert_with(|| self.job.deadline(timeout));
                 self.check_own(row, place, source.rows.version(place.slot), wanted)?;
-                self.wait(Stale { row, place }, &[place.slot], wanted, deadline)?;
+                self.wait(Awaited::version(row, place), &[place.slot], wanted, deadline)?;
                 continue;
             }
             let bytes = out.len();
@@ -300,7 +300,7 @@ impl TableInner {
                 return Ok(look.clock);
             }
             let deadline = *deadline.get_or_insert_with(|| self.job.deadline(timeout));
-            self.wait(Stale { row, place }, &[place.slot], wanted, deadline)?;
+            self.wait(Awaited::version(row, place), &[place.slot], wanted, deadline)?;
         }
     }
 
@@ -366,9 +366,9 @@ impl TableInner {
         row: impl Fn(usize) -> u64,
     ) -> Result<u64, Error> {
         let (from, bytes) = (&self.sources[source], out.len());
-        self.pass_barrier(from, row(0), deadline)?;
         let place = |slot| Place { source: source as u32, slot };
         let all = |at: usize| slots.nth(at);
+        self.pass_barrier(from, (row(0), place(all(0))), deadline)?;
         loop {
             // The first row says most often whether there is something to wait for; then the others need not be read in vain.
             let mut stale = (!self.is_fresh(place(all(0)), wanted)).then_some(0);
@@ -384,7 +384,11 @@ impl TableInner {
                             }
                             // Rows that came one by one were never current together: they are fetched together.
                             None => {
-                                self.fetch(from, remote, &slots.list(), wanted, row(0), deadline)?;
+                                let old = (0..slots.len()).find(|&at| !self.is_fresh(place(all(at)), wanted));
+                                let due = if old.is_some() { Due::Version } else { Due::AtOneMoment };
+                                let at = old.unwrap_or(0);
+                                let awaited = Awaited { row: row(at), place: place(all(at)), due };
+                                self.fetch(from, remote, &slots.list(), wanted, awaited, deadline)?;
                                 continue;
                             }
                         }
@@ -402,7 +406,7 @@ impl TableInner {
             }
             // None: it was old when it was read, and is not any more.
             let Some(at) = stale else { continue };
-            let stale = Stale { row: row(at), place: place(all(at)) };
+            let stale = Awaited::version(row(at), place(all(at)));
             self.check_own(stale.row, stale.place, from.rows.version(stale.place.slot), wanted)?;
             self.wait(stale, &slots.list(), wanted, deadline)?;
         }

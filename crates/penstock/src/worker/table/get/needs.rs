@@ -1,12 +1,12 @@
 //! What a reader asks for that stands on another host: rows ahead of their time, or now.
 
 use super::Wanted;
-use super::wait::{LOOK_FOR_PRODUCER, Stale};
+use super::wait::{Awaited, LOOK_FOR_PRODUCER};
 use crate::wait::Deadline;
-use crate::worker::Error;
 use crate::worker::link::lock;
 use crate::worker::table::relay::Fetched;
 use crate::worker::table::{Needs, Place, Remote, Source, Table, TableInner};
+use crate::worker::{Due, Error};
 use penstock_proto::items::{Propagation, RowSet, Slack};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -82,7 +82,7 @@ impl TableInner {
         remote: &Remote,
         slots: &[u32],
         wanted: Wanted,
-        row: u64,
+        awaited: Awaited,
         deadline: Deadline,
     ) -> Result<(), Error> {
         let places = RowSet::from_rows(slots.iter().map(|&slot| slot.into()));
@@ -106,22 +106,26 @@ impl TableInner {
                 // No peer has these as new as that, but perhaps older ones, and others.
                 let all = wanted.version == 0 && places.len() == u64::from(remote.len);
                 if !all && !source.is_gone() && !self.hear_out(source, deadline)? {
-                    let place = Place { source: 0, slot: slots[0] };
-                    return Err(self.too_late(source, &Stale { row, place }, wanted, deadline));
+                    return Err(self.too_late(source, awaited.of_gone(), wanted, deadline));
                 }
                 source.gone.store(true, Ordering::Release);
                 Ok(())
             }
-            _ => {
-                let place = Place { source: 0, slot: slots[0] };
-                Err(self.too_late(source, &Stale { row, place }, wanted, deadline))
+            (_, gone) => {
+                let awaited = if gone { awaited.of_gone() } else { awaited };
+                Err(self.too_late(source, awaited, wanted, deadline))
             }
         }
     }
 
-    /// After a barrier, what the producer of the rows set before it must be here; no other producer is waited for. `row`: one of
-    /// them, to name it.
-    pub(super) fn pass_barrier(&self, source: &Source, row: u64, deadline: Deadline) -> Result<(), Error> {
+    /// After a barrier, what the producer of the rows set before it must be here; no other producer is waited for. The row is
+    /// one of them, to name it.
+    pub(super) fn pass_barrier(
+        &self,
+        source: &Source,
+        (row, place): (u64, Place),
+        deadline: Deadline,
+    ) -> Result<(), Error> {
         // All that a producer that has gone had set is here.
         let Some(remote) = source.remote.as_ref().filter(|_| !source.is_gone()) else { return Ok(()) };
         let barriers = self.job.barriers();
@@ -129,24 +133,17 @@ impl TableInner {
         if remote.barriers.load(Ordering::Acquire) == barriers {
             return Ok(());
         }
+        let wanted = Wanted { clock: 0, version: 0, slack: Slack::Unbounded };
+        let awaited = Awaited { row, place, due: Due::BeforeBarrier };
         match remote.propagation {
             Propagation::Eager => {
                 if !remote.relay.bring(remote.id, deadline)? {
-                    let wanted = Wanted { clock: 0, version: 0, slack: Slack::Unbounded };
-                    let place = Place { source: 0, slot: 0 };
-                    return Err(self.too_late(source, &Stale { row, place }, wanted, deadline));
+                    return Err(self.too_late(source, awaited, wanted, deadline));
                 }
             }
             _ => {
                 let all: Vec<u32> = (0..remote.len).collect();
-                self.fetch(
-                    source,
-                    remote,
-                    &all,
-                    Wanted { clock: 0, version: 0, slack: Slack::Unbounded },
-                    row,
-                    deadline,
-                )?;
+                self.fetch(source, remote, &all, wanted, awaited, deadline)?;
             }
         }
         remote.barriers.store(barriers, Ordering::Release);

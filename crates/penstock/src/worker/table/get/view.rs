@@ -1,6 +1,6 @@
 //! A row that is looked at where it stands.
 
-use super::wait::Stale;
+use super::wait::Awaited;
 use crate::worker::Error;
 use crate::worker::table::Table;
 use penstock_fabric::items::partition::Shown;
@@ -67,14 +67,14 @@ impl Table {
         };
         let deadline = inner.job.deadline(timeout);
         let source = &inner.sources[place.source as usize];
-        inner.pass_barrier(source, row, deadline)?;
+        inner.pass_barrier(source, (row, place), deadline)?;
         loop {
             let shown = inner.verified(row, deadline, || source.rows.show(place.slot, source.rows.now()))?;
             if shown.version() >= wanted.version || inner.is_own(place) || source.is_gone() {
                 inner.check_own(row, place, shown.version(), wanted)?;
                 return Ok(View { shown, bytes: inner.layout.row_bytes() });
             }
-            inner.wait(Stale { row, place }, &[place.slot], wanted, deadline)?;
+            inner.wait(Awaited::version(row, place), &[place.slot], wanted, deadline)?;
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use super::Wanted;
 use crate::wait::{Crowd, Deadline, INTERRUPT_EVERY, Patience};
-use crate::worker::Error;
 use crate::worker::circle::Circle;
 use crate::worker::link::lock;
 use crate::worker::table::{Place, Source, TableInner};
+use crate::worker::{Due, Error};
 use penstock_proto::items::Propagation;
 use penstock_proto::knot::Goal;
 use std::sync::atomic::Ordering;
@@ -16,10 +16,25 @@ pub(super) const LOOK_FOR_PRODUCER: Duration = Duration::from_millis(500);
 /// Longest sleep of a reader that found no line to sleep on.
 const WITHOUT_LINE: Duration = Duration::from_millis(1);
 
-/// A row that is too old.
-pub(super) struct Stale {
+/// A row that is waited for, and why.
+#[derive(Clone, Copy)]
+pub(super) struct Awaited {
     pub(super) row: u64,
     pub(super) place: Place,
+    pub(super) due: Due,
+}
+
+impl Awaited {
+    /// A row that is too old.
+    pub(super) fn version(row: u64, place: Place) -> Self {
+        Self { row, place, due: Due::Version }
+    }
+
+    /// The same once its producer is gone: the version may never come, what is due for another reason must.
+    pub(super) fn of_gone(self) -> Self {
+        let due = if self.due == Due::Version { Due::BeforeGone } else { self.due };
+        Self { due, ..self }
+    }
 }
 
 impl Source {
@@ -32,7 +47,7 @@ impl TableInner {
     /// Waits until a row has the version, or its producer is gone.
     pub(super) fn wait(
         &self,
-        stale: Stale,
+        stale: Awaited,
         slots: &[u32],
         wanted: Wanted,
         deadline: Deadline,
@@ -41,7 +56,7 @@ impl TableInner {
         let source = &self.sources[stale.place.source as usize];
         let result = match &source.remote {
             Some(remote) if remote.propagation == Propagation::Lazy => {
-                self.fetch(source, remote, slots, wanted, stale.row, deadline)
+                self.fetch(source, remote, slots, wanted, stale, deadline)
             }
             Some(remote) if remote.propagation == Propagation::Bounded => {
                 remote.wait_for(wanted.version, true);
@@ -60,7 +75,7 @@ impl TableInner {
         result
     }
 
-    fn wait_for(&self, stale: &Stale, wanted: Wanted, deadline: Deadline) -> Result<(), Error> {
+    fn wait_for(&self, stale: &Awaited, wanted: Wanted, deadline: Deadline) -> Result<(), Error> {
         let source = &self.sources[stale.place.source as usize];
         let slot = stale.place.slot;
         let local = source.remote.is_none();
@@ -91,7 +106,7 @@ impl TableInner {
             self.job.fate.check_interrupt()?;
             let left = deadline.left();
             if left.is_zero() {
-                return Err(self.too_late(source, stale, wanted, deadline));
+                return Err(self.too_late(source, *stale, wanted, deadline));
             }
             match (&seat, rings) {
                 (Some(seat), Some(rings)) => seat.sleep(rings, left.min(INTERRUPT_EVERY).min(untold)),
@@ -107,7 +122,7 @@ impl TableInner {
                 if self.is_lost(source, deadline)? {
                     // A reader that was away when it left may have older rows than it set.
                     if !self.hear_out(source, deadline)? {
-                        return Err(self.too_late(source, stale, wanted, deadline));
+                        return Err(self.too_late(source, stale.of_gone(), wanted, deadline));
                     }
                     source.gone.store(true, Ordering::Release);
                 }
@@ -121,7 +136,7 @@ impl TableInner {
         self.job.is_gone(source.rank, deadline.at_most(deadline.waited() + LOOK_FOR_PRODUCER))
     }
 
-    fn goal(&self, source: &Source, stale: &Stale) -> Goal {
+    fn goal(&self, source: &Source, stale: &Awaited) -> Goal {
         let what = format!("row {} of table `{}`", stale.row, self.spec.name);
         Goal::Ranks { what, ranks: vec![source.rank] }
     }
@@ -129,15 +144,16 @@ impl TableInner {
     pub(super) fn too_late(
         &self,
         source: &Source,
-        stale: &Stale,
+        awaited: Awaited,
         wanted: Wanted,
         deadline: Deadline,
     ) -> Error {
-        let version = source.rows.version(stale.place.slot);
+        let Awaited { row, place, due } = awaited;
         Error::GetTimeout {
+            due,
             name: self.spec.name.clone(),
-            row: stale.row,
-            version,
+            row,
+            version: source.rows.version(place.slot),
             wanted: wanted.version,
             producer: source.rank,
             waited: deadline.waited(),

@@ -1,13 +1,14 @@
 //! What happens on the wires: frames go, are judged and taken as a proxy and a shard of a real job do it; connections break,
 //! unnoticed at first, and are made again. How they are read is [`super::reading`]'s.
 
-use super::control::Records;
 use super::reading::Readers;
+use super::requests::Records;
 use super::{Cluster, Event, Failure, Map, Server};
 use crate::encodings;
 use crate::history::Observation;
 use crate::remote::{Mirrored, Port, Proxy};
-use crate::shard_memory::{Mirror, Sabotage};
+use crate::sabotage::Sabotage;
+use crate::shard_memory::Mirror;
 use crate::transport::{Break, End, Way};
 use crate::worker::State;
 use crate::workload::Workload;

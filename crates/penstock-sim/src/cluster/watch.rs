@@ -3,20 +3,14 @@
 //! The product's own machines say which process is late, and when: [`Lease`], [`Lived`] and [`Vigil`]. What stands around them is
 //! written once more (the control thread's look at leases, and a worker's loop on its link). The server is never suspended here,
 //! and of connections to shards it is still the scenario that says when their ends notice: [`crate::leases`] has the rule alone,
-//! with all of that.
-//!
-//! Seen from outside, by when signs of life came to the server:
-//!
-//! - A worker that is suspended for less than a lease is not lost. Nor is one whose connection is silent in either direction: it
-//!   is made again (`tests/seeds.rs`).
-//! - A worker that gives no sign of life for longer than a lease and two looks is said to be lost; and every shard then
-//!   goes on without it.
+//! with all of that. What must hold of it, [`Losses`] judges.
 
-use super::control::beat;
+use super::requests::beat;
 use super::{Cluster, Event, Failure};
+use crate::checkers::losses::Losses;
 use crate::faults::Leases;
 use crate::history::Observation;
-use crate::shard_memory::Sabotage;
+use crate::sabotage::Sabotage;
 use crate::transport::{Break, Way};
 use crate::worker::State;
 use penstock_proto::Rank;
@@ -24,17 +18,15 @@ use penstock_proto::error::Loss;
 use penstock_proto::membership::{Lease, Lived, Member};
 use penstock_proto::vigil::{self, Vigil};
 
-/// What the control thread keeps of a worker, and what is seen of both.
+/// What the control thread keeps of a worker.
 #[derive(Debug, Default)]
 struct Watched {
     /// Since it has joined.
     lease: Option<Lease>,
     /// What came of it.
     signs: u64,
-    /// When the last of it came.
-    last: u64,
-    /// When it was said to be lost.
-    lost: Option<u64>,
+    /// Whether it was said to be lost.
+    lost: bool,
 }
 
 /// A worker's end of its connection to the control thread.
@@ -56,6 +48,7 @@ pub(super) struct Watch<'a> {
     watched: Vec<Watched>,
     /// Of workers on other hosts, once they have had a connection.
     own: Vec<Option<Own>>,
+    losses: Losses<'a>,
 }
 
 impl<'a> Watch<'a> {
@@ -66,6 +59,7 @@ impl<'a> Watch<'a> {
             lived: vigil::lived(plan.lease, 0),
             watched: (0..workers).map(|_| Watched::default()).collect(),
             own: (0..workers).map(|_| None).collect(),
+            losses: Losses::new(plan),
         }
     }
 }
@@ -159,13 +153,12 @@ impl Cluster<'_> {
             return Ok(());
         }
         let (now, control) = (self.now, self.control());
-        let is_lost = self.is_said_lost(rank);
         let keeps = self.scenario.sabotage == Some(Sabotage::KeepsSilentConnections);
-        let Some(Watch { own, .. }) = &mut self.watch else { return Ok(()) };
+        let Some(Watch { own, losses, .. }) = &mut self.watch else { return Ok(()) };
         let Some(Own { vigil, lived, heard, answered }) = &mut own[rank as usize] else { return Ok(()) };
         let clock = lived.until(now);
-        if vigil.is_gone(*heard, clock) && !is_lost {
-            return Err(self.broken(format!("worker {rank} takes the server for lost, which runs")));
+        if vigil.is_gone(*heard, clock) {
+            losses.server_lost(rank).map_err(|what| broken(now, what))?;
         }
         let wire = &self.wires[rank as usize][control];
         if !wire.at_worker {
@@ -195,7 +188,8 @@ impl Cluster<'_> {
     /// The control thread has taken a worker in.
     pub(super) fn begin_lease(&mut self, rank: Rank) {
         let (now, sabotage) = (self.now, self.scenario.sabotage);
-        let Some(Watch { plan, lived, watched, .. }) = &mut self.watch else { return };
+        let Some(Watch { plan, lived, watched, losses, .. }) = &mut self.watch else { return };
+        losses.joined(rank);
         // One that is impatient believes that the lease is shorter.
         let lease = if sabotage == Some(Sabotage::IsImpatient) { plan.lease / 4 } else { plan.lease };
         watched[rank as usize].lease = Some(Lease::new(lease, lived.until(now)));
@@ -204,9 +198,9 @@ impl Cluster<'_> {
     /// A sign of life of a worker came to where the control thread finds it.
     pub(super) fn gave_sign(&mut self, rank: Rank) {
         let now = self.now;
-        if let Some(Watch { watched, .. }) = &mut self.watch {
-            let Watched { signs, last, .. } = &mut watched[rank as usize];
-            (*signs, *last) = (*signs + 1, now);
+        if let Some(Watch { watched, losses, .. }) = &mut self.watch {
+            watched[rank as usize].signs += 1;
+            losses.sign(rank, now);
         }
     }
 
@@ -216,11 +210,7 @@ impl Cluster<'_> {
     }
 
     pub(super) fn is_said_lost(&self, rank: Rank) -> bool {
-        self.watch.as_ref().is_some_and(|watch| watch.watched[rank as usize].lost.is_some())
-    }
-
-    fn broken(&self, what: String) -> Failure {
-        Failure::Violation { checker: "leases", at: self.now, what }
+        self.watch.as_ref().is_some_and(|watch| watch.watched[rank as usize].lost)
     }
 
     /// The control thread looks at the leases.
@@ -241,10 +231,7 @@ impl Cluster<'_> {
         for rank in silent {
             self.lose_silent(rank)?;
         }
-        for rank in joined {
-            self.judge_look(rank)?;
-        }
-        self.judge_lost()?;
+        self.judge(&joined).map_err(|what| broken(now, what))?;
         let goes_on = self.workers.iter().any(|worker| !worker.has_ended());
         if goes_on || self.desk.roster.joined().next().is_some() {
             let next = self.rng.within(1..=vigil::look_every(plan.lease));
@@ -253,24 +240,27 @@ impl Cluster<'_> {
         Ok(())
     }
 
+    /// By what the looks of the control thread have come to, for those that were in the job before.
+    fn judge(&self, joined: &[Rank]) -> Result<(), String> {
+        let Some(Watch { losses, .. }) = &self.watch else { return Ok(()) };
+        joined
+            .iter()
+            .filter(|&&rank| self.is_watched(rank))
+            .try_for_each(|&rank| losses.kept(rank, self.now))?;
+        let waiting = |rank| self.servers.iter().position(|server| server.machine.clocks().is_live(rank));
+        losses.are_heard_of(self.now, self.scenario.faults.delay, waiting)
+    }
+
     fn lose_silent(&mut self, rank: Rank) -> Result<(), Failure> {
-        let (now, Some(Watch { plan, watched, .. })) = (self.now, &mut self.watch) else { return Ok(()) };
-        let Leases { lease, suspended, .. } = *plan;
-        let Watched { last, lost, .. } = &mut watched[rank as usize];
-        let silent = now - *last;
-        *lost = Some(now);
-        let slept = suspended[rank as usize].as_ref().filter(|range| range.start <= now);
-        let slept = slept.map_or(0, |range| range.end - range.start);
         let died = self.workers[rank as usize].is_lost();
-        if silent < *lease || (!died && slept < *lease) {
-            let what = format!(
-                "worker {rank} is said to be lost {silent} ticks after a sign of life, having been suspended for {slept}; the lease \
-                 is {lease}"
-            );
-            return Err(self.broken(what));
-        }
+        let (now, Some(Watch { plan, watched, losses, .. })) = (self.now, &mut self.watch) else {
+            return Ok(());
+        };
+        let lease = plan.lease;
+        watched[rank as usize].lost = true;
+        losses.lost(rank, died, now).map_err(|what| broken(now, what))?;
         self.see(Observation::Lost { rank })?;
-        self.lose(rank, &Loss::Silent { lease_ms: *lease });
+        self.lose(rank, &Loss::Silent { lease_ms: lease });
         match self.is_remote(rank) {
             // It hears so when it comes again.
             true => {
@@ -284,36 +274,8 @@ impl Cluster<'_> {
         }
         Ok(())
     }
+}
 
-    fn judge_look(&self, rank: Rank) -> Result<(), Failure> {
-        let Some(Watch { plan, watched, .. }) = &self.watch else { return Ok(()) };
-        let Watched { last, lost, lease, .. } = &watched[rank as usize];
-        let most = plan.lease + 2 * vigil::look_every(plan.lease) + 2;
-        let silent = self.now - last;
-        if lost.is_none() && lease.is_some() && silent > most && self.is_watched(rank) {
-            let what = format!(
-                "worker {rank} gave no sign of life for {silent} ticks, more than {most}, and is not lost"
-            );
-            return Err(self.broken(what));
-        }
-        Ok(())
-    }
-
-    /// Whether every shard goes on without those that are lost, once it has had time to hear of it.
-    pub(super) fn judge_lost(&self) -> Result<(), Failure> {
-        let Some(Watch { watched, .. }) = &self.watch else { return Ok(()) };
-        for (rank, watched) in (0..).zip(watched) {
-            let Some(lost) = watched.lost else { continue };
-            let heard_late = self.now > lost + self.scenario.faults.delay;
-            let deaf = self.servers.iter().position(|server| server.machine.clocks().is_live(rank));
-            if let Some(shard) = deaf.filter(|_| heard_late) {
-                let since = self.now - lost;
-                let what = format!(
-                    "worker {rank} has been lost for {since} ticks, and shard {shard} still waits for it"
-                );
-                return Err(self.broken(what));
-            }
-        }
-        Ok(())
-    }
+fn broken(at: u64, what: String) -> Failure {
+    Failure::Violation { checker: Losses::NAME, at, what }
 }

@@ -8,7 +8,7 @@ use crate::control::{Asked, AtBarrier, Clerk};
 use crate::faults::Fate;
 use crate::history::Observation;
 use crate::rng::Rng;
-use crate::shard_memory::Sabotage;
+use crate::sabotage::Sabotage;
 use crate::transport::{End, Way};
 use crate::worker::{Op, State};
 use penstock_fabric::net::Ended;
