@@ -41,8 +41,8 @@ pub const CONNECT_WAIT: Duration = Duration::from_secs(10);
 /// less than half of that, so a proxy has room for its own.
 pub const HEADER_BYTES: u32 = 4 * 1024;
 /// Life of a challenge: a call that has not proved itself with it by then takes another, and none is carried out later, also if
-/// it was held back on the way, or waits in `Connect` or for the disk. Above what a call needs on the way, and no shorter than a client waits
-/// for what the manager does at once; in `Connect` a client waits for up to five seconds more.
+/// it was held back on the way, or waits in `Connect` or for the disk. Above what a call needs on the way, and no shorter than
+/// a client waits for what the manager does at once; in `Connect` a client waits for up to five seconds more.
 pub const PROOF_LIFE: Duration = Duration::from_secs(10);
 const _: () =
     assert!(PROOF_LIFE.as_secs() == TIMEOUT.as_secs(), "proofs.proto and docs/threat_model.md say both");

@@ -11,9 +11,9 @@
 //! ```
 //!
 //! The caller proves itself last: a process that listens at a manager's address without knowing the secret is told nothing that
-//! it could use, and what was recorded is of no use in another call. Both judge the other by its headers: the manager
-//! reads nothing more of a caller that has not proved itself, and the caller no more of an answer than a refusal takes. The labels differ, so no proof serves as another. The reply's proof is
-//! made in `reply.rs`.
+//! it could use, and what was recorded is of no use in another call. Both judge the other by its headers: the manager reads
+//! nothing more of a caller that has not proved itself, and the caller no more of an answer than a refusal takes. The labels
+//! differ, so no proof serves as another. The reply's proof is made in `reply.rs`.
 
 use crate::error::Refusal;
 use crate::secret::{hex, unhex, unhex_all};

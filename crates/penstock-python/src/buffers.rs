@@ -63,17 +63,18 @@ impl Memory {
     }
 }
 
-/// A C-contiguous buffer of the caller's, held while the core reads or writes it. Other threads may write it meanwhile, and other arrays may
-/// share its memory, so no reference ever covers it: what is read from it comes once, whatever it is by then.
+/// A C-contiguous buffer of the caller's, held while the core reads or writes it. Other threads may write it meanwhile, and
+/// other arrays may share its memory, so no reference ever covers it: what is read from it comes once, whatever it is by then.
 pub(crate) struct Held {
     view: ffi::Py_buffer,
-    /// Lengths of the first two dimensions, and how many there are. Not the view's own, which may point into itself, and so may not move.
+    /// Lengths of the first two dimensions, and how many there are. Not the view's own, which may point into itself, and so may
+    /// not move.
     lengths: [isize; 2],
     dimensions: usize,
 }
 
-// SAFETY: threads that are detached share it to reach the memory, whose address it holds. It is not `Send`: it is released by the thread that
-// took it, which is attached again by then.
+// SAFETY: threads that are detached share it to reach the memory, whose address it holds. It is not `Send`: it is released by
+// the thread that took it, which is attached again by then.
 unsafe impl Sync for Held {}
 
 impl Held {
@@ -121,7 +122,8 @@ impl Held {
     }
 
     pub(crate) fn bytes(&self) -> Foreign<'_> {
-        // SAFETY: the exporter keeps the memory alive and in place while the view is held, and it is contiguous: `PyBUF_ND` asks for no strides.
+        // SAFETY: the exporter keeps the memory alive and in place while the view is held, and it is contiguous: `PyBUF_ND`
+        // asks for no strides.
         unsafe { Foreign::new(self.view.buf.cast(), self.view.len as usize) }
     }
 

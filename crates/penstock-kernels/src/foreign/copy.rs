@@ -55,8 +55,8 @@ macro_rules! copies_blocks {
         unsafe fn $name(source: *const u8, target: *mut u8, bytes: usize) -> usize {
             let whole = bytes / (4 * $width) * (4 * $width);
             if whole > 0 {
-                // SAFETY: loads and stores of `whole` bytes, which the caller vouches for, as for the instructions; the loop ends, since
-                // there is a block (above). The registers are among those that a call may change.
+                // SAFETY: loads and stores of `whole` bytes, which the caller vouches for, as for the instructions; the loop
+                // ends, since there is a block (above). The registers are among those that a call may change.
                 unsafe {
                     std::arch::asm!(
                         "2:",
