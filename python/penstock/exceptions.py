@@ -140,7 +140,7 @@ class GetTimeout(DeadlineExceeded):
     version: int = 0
     """Its version."""
     wanted: int = 0
-    """The version that was asked for."""
+    """The version that was asked for; 0 behind a barrier, where whatever was set before it is waited for."""
 
 
 class UnknownRow(PenstockError, LookupError):

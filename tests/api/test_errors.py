@@ -377,6 +377,21 @@ def test_an_environment_that_leads_nowhere_is_refused(
         ps.init()
 
 
+def test_who_waits_for_servers_says_so_long_before_the_deadline(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong address was seen when the deadline was over: after a minute."""
+    given = {"SERVERS": "tcp://127.0.0.1:1", "SECRET": "00" * 32, "RANK": 0, "SIZE": 1, "DEADLINE": 4}
+    for name, value in given.items():
+        monkeypatch.setenv(f"PENSTOCK_{name}", str(value))
+    with pytest.raises(ps.exceptions.ConnectTimeout):
+        ps.init()
+    line = (
+        "penstock: still waiting for the server at tcp://127.0.0.1:1; gives up after the option `deadline`\n"
+    )
+    assert capsys.readouterr().err == line
+
+
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The socket of a server, in this process, for a job of two workers; the environment is worker 0's."""

@@ -46,6 +46,13 @@ def test_what_a_server_has_to_say_that_nobody_asked_for_is_a_line_of_its_own(com
     assert said[0].endswith("(table: T, rank: 1, rows: 1 to 3)")
 
 
+@pytest.mark.parametrize("name", ["PENSTOCK_SERVERS", "PENSTOCK_MANAGER"])
+def test_a_run_says_that_it_starts_servers_of_its_own_where_others_are_named(command, script, name):
+    run = command("run", script("import penstock as ps\nps.init().close()\n"), **{name: "tcp://127.0.0.1:1"})
+    assert run.ends() == 0, run.all()
+    assert f"warning: {name} is not used: `penstock run` starts servers of its own" in run.err
+
+
 def test_a_program_that_may_not_be_executed_is_refused_with_what_to_do(command, tmp_path):
     program = tmp_path / "program"
     program.write_bytes(Path("/bin/true").read_bytes())

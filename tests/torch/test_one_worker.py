@@ -458,6 +458,20 @@ def test_a_backward_through_a_replaced_parameter_is_noticed_as_ever(job: ps.Job)
         loss.backward()
 
 
+def test_what_is_no_model_or_no_optimizer_of_torch_is_refused_with_what_to_do(job: ps.Job) -> None:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given: list[tuple[Any, Any, str]] = [
+        ([model], optimizer, "expected a torch.nn.Module, got builtins.list"),
+        (torch.jit.script(model), optimizer, "expected a torch.nn.Module, got torch.jit"),
+        (model, ps.SGD(0.1), "expected a plain torch.optim.Optimizer, got penstock"),
+    ]
+    for what, rule, says in given:
+        with pytest.raises(ps.exceptions.OptionError, match=says) as refused:
+            ps.torch.distribute(what, rule, job=job)
+        assert refused.value.hint
+
+
 def test_a_sparse_gradient_is_refused_with_what_to_do(job: ps.Job) -> None:
     model = nn.Embedding(5, 3, sparse=True)
     _, optimizer = ps.torch.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), job=job)

@@ -1,12 +1,14 @@
 //! Bodies of HTTP, read whole.
 
+use crate::error::{Reason, Refusal};
 use http_body_util::BodyExt;
+use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Bytes;
 use tonic::codegen::http::HeaderMap;
 
 /// Bytes before each message.
-const FRAME: usize = 5;
+pub(crate) const FRAME: usize = 5;
 
 /// Why a body was not read to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,6 +17,19 @@ pub(crate) enum Broken {
     Off,
     /// It has more bytes than allowed.
     Long,
+}
+
+impl Broken {
+    /// What the caller is told whose request, of at most `most` bytes, it is.
+    pub(crate) fn of_request(self, most: usize) -> Status {
+        match self {
+            Self::Off => Status::cancelled("the request broke off"),
+            Self::Long => {
+                let message = format!("expected a request of at most {most} bytes, got more");
+                Refusal::new(Reason::Invalid, message).into()
+            }
+        }
+    }
 }
 
 /// A body of one message of at most `most` bytes, in one piece (very many small ones would take very much memory), and its
@@ -37,7 +52,6 @@ mod tests {
     use http_body_util::channel::Channel;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use tonic::Status;
 
     /// A frame of one byte, which is counted as long as it is there.
     struct Piece(Arc<AtomicUsize>);

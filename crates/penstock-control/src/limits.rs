@@ -32,12 +32,12 @@ pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
 pub const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest life of a call on the manager.
 pub const CALL: Duration = Duration::from_secs(30);
-/// The same of a call that proves nothing: its answer waits for nothing but the end of its request, which comes with its
-/// headers. Who sends that byte by byte is cut off.
+/// The same of a call that proves nothing: its answer waits for the end of its request, which comes with its headers, and at
+/// most for the disk. Who sends that byte by byte is cut off.
 pub const STRANGER_CALL: Duration = Duration::from_secs(5);
 /// Longest wait of one `Connect`, which is also over when its proof is; a client with more patience calls again.
 pub const CONNECT_WAIT: Duration = Duration::from_secs(10);
-/// Bytes of all headers of a request, as HTTP/2 counts them (RFC 9113, section 10.5.1); one with more is refused. Ours have
+/// Bytes of all headers of a request, as HTTP/2 counts them (RFC 9113, section 6.5.2); one with more is refused. Ours have
 /// less than half of that, so a proxy has room for its own.
 pub const HEADER_BYTES: u32 = 4 * 1024;
 /// Life of a challenge: a call that has not proved itself with it by then takes another, and none is carried out later, also if

@@ -62,9 +62,10 @@ impl Told {
             .then_some(told)
     }
 
-    /// Bytes of the body, as far as any reply may have them.
+    /// Bytes of the message in the body, as far as any reply may have them.
     pub(crate) fn most(&self) -> usize {
-        usize::try_from(self.bytes).map_or(limits::REPLY_BYTES, |bytes| bytes.min(limits::REPLY_BYTES))
+        let bytes = usize::try_from(self.bytes).unwrap_or(usize::MAX);
+        bytes.saturating_sub(body::FRAME).min(limits::REPLY_BYTES)
     }
 }
 

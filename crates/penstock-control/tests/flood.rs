@@ -3,6 +3,7 @@
 mod common;
 
 use common::{DEADLINE, Site};
+use http_body_util::{BodyExt, Full};
 use penstock_control::client::{Client, Target, Worker};
 use penstock_control::proto::jobs_client::JobsClient;
 use penstock_control::proto::proofs_client::ProofsClient;
@@ -14,6 +15,9 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::Bytes;
+use tonic::codegen::http::{Request, Response};
 use tower::ServiceExt;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -148,6 +152,33 @@ fn who_asks_for_nothing_that_needs_a_proof_and_never_ends_is_cut_off_soon() {
         let nonce = vec![7; 32];
         let asked = ChallengeRequest { nonce, prover: Prover::Admin.into(), job: String::new() };
         ProofsClient::new(channel).challenge(asked).await.unwrap();
+    });
+}
+
+/// The status of an answer, once it is whole.
+async fn status_of(answer: Response<Body>) -> Option<tonic::Code> {
+    let (parts, body) = answer.into_parts();
+    let whole = body.collect().await.unwrap();
+    let status = whole.trailers().or(Some(&parts.headers)).and_then(Status::from_header_map);
+    status.map(|status| status.code())
+}
+
+// A stream of the service's health stayed open for as long as its connection; of many messages all but the first were thrown away.
+#[test]
+fn what_anyone_may_ask_is_one_short_question_with_one_answer() {
+    let site = Site::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let ask = async |path: &str, messages: usize| {
+        let body = Full::new(Bytes::from([0; 5].repeat(messages)));
+        let request = Request::post(format!("http://manager{path}")).body(Body::new(body)).unwrap();
+        let channel = common::channel(&site.address).await;
+        status_of(tokio::time::timeout(limits::CALL / 2, channel.oneshot(request)).await.unwrap().unwrap())
+            .await
+    };
+    runtime.block_on(async {
+        assert_eq!(ask("/grpc.health.v1.Health/Check", 1).await, Some(tonic::Code::Ok));
+        assert_eq!(ask("/grpc.health.v1.Health/Watch", 1).await, Some(tonic::Code::DeadlineExceeded));
+        assert_eq!(ask("/grpc.health.v1.Health/Check", 3000).await, Some(tonic::Code::InvalidArgument));
     });
 }
 

@@ -37,7 +37,7 @@ _PACKAGES = (
     ("numpy", "numpy", "needed"),
     ("torch", "torch", "`penstock.torch`, `penstock demo --torch`: pip install 'penstock-ps[torch]'"),
     ("jax", "jax", "arrays are exchanged through DLPack: pip install jax"),
-    ("mpi4py", "mpi4py", "only for the comparison in `penstock bench`: pip install 'penstock-ps[mpi]'"),
+    ("mpi4py", "mpi4py", "Python scripts under mpirun, and `penstock bench`: pip install 'penstock-ps[mpi]'"),
     ("sklearn", "scikit-learn", "`penstock demo`: pip install 'penstock-ps[demo]'"),
     ("matplotlib", "matplotlib", "plots: pip install 'penstock-ps[demo]'"),
     ("rich", "rich", "live progress of `penstock demo`: pip install 'penstock-ps[demo]'"),

@@ -88,6 +88,12 @@ def main(arguments: Sequence[str]) -> int:
     check_command(command)
     hint_at_options_behind(rules, head, command)
     plan = make_plan(given, command, grace=seconds(given.grace, "--grace"))
+    for name in ("PENSTOCK_SERVERS", "PENSTOCK_MANAGER"):
+        if os.environ.get(name):
+            terminal.warning(
+                f"{name} is not used: `penstock run` starts servers of its own; to join those that are "
+                "there, start each worker by itself, with PENSTOCK_RANK and PENSTOCK_SIZE"
+            )
     console = Console(colour=terminal.coloured(sys.stdout))
     outcome = Launch(plan, console).run()
     # A reader that has taken nothing so far would be waited for once more.

@@ -10,6 +10,7 @@ from penstock import _core
 from penstock.exceptions import JobFull
 from penstock.rendezvous import alone, environment
 from penstock.rendezvous.environment import Place
+from penstock.rendezvous.waiting import told_if_slow
 
 
 def join(given: dict[str, str]) -> _core.Job:
@@ -67,7 +68,8 @@ def _by_each_other(place: Place, given: Mapping[str, str]) -> _core.Job:
 def connect(servers: Sequence[str], secret: str, rank: int, size: int, given: Mapping[str, str]) -> _core.Job:
     """Joins by the servers' endpoint strings."""
     try:
-        return _core.Job.connect(servers, environment.job_name(), secret, rank, size, given)
+        with told_if_slow(f"{'servers' if len(servers) > 1 else 'the server'} at {', '.join(servers)}"):
+            return _core.Job.connect(servers, environment.job_name(), secret, rank, size, given)
     except JobFull as error:
         raise _of_a_child(error) or error from None
 

@@ -9,6 +9,7 @@ from typing import Any
 from penstock import _core
 from penstock.rendezvous import environment
 from penstock.rendezvous.environment import Place
+from penstock.rendezvous.waiting import told_if_slow
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ def introduce(manager: str, secret: str, place: Place | None, given: Mapping[str
     """
     rank, size = (place.rank, place.size) if place is not None else (None, None)
     ca = given.get("ca", "")
-    answer: Mapping[str, Any] = _core.connect(
-        manager, environment.job_name(), secret, rank, size, ca, dict(given)
-    )
+    job = environment.job_name()
+    with told_if_slow(f"the manager at {manager}, or for servers of the job {job!r}"):
+        answer: Mapping[str, Any] = _core.connect(manager, job, secret, rank, size, ca, dict(given))
     return Introduction(
         [str(one) for one in answer["servers"]],
         int(answer["rank"]),

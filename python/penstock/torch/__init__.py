@@ -41,6 +41,10 @@ M = TypeVar("M", bound=torch.nn.Module)
 _models_of: weakref.WeakKeyDictionary[Job, int] = weakref.WeakKeyDictionary()
 
 
+def _type_of(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
 def distribute(
     model: M,
     optimizer: torch.optim.Optimizer,
@@ -124,7 +128,17 @@ def distribute(
     >>> net, optimizer = ps.torch.distribute(net, torch.optim.SGD(net.parameters(), lr=0.1))
     """
     if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, DistributedOptimizer):
-        raise OptionError(f"expected a plain torch.optim.Optimizer, got {type(optimizer).__name__}")
+        raise OptionError(
+            f"expected a plain torch.optim.Optimizer, got {_type_of(optimizer)}",
+            "make one over the model's parameters, such as torch.optim.SGD(model.parameters(), lr=0.1), and "
+            "distribute it once",
+        )
+    if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise OptionError(
+            f"expected a torch.nn.Module, got {_type_of(model)}",
+            "put several modules into one torch.nn.ModuleList; a model that torch.jit.script has made cannot "
+            "be distributed",
+        )
     job = job or current()
     if prefix is None:
         number = _models_of.get(job, 0)

@@ -36,7 +36,7 @@ impl Admin for AdminService {
             outcome: None,
             linger: Duration::ZERO,
         };
-        let name = job.spec.name.clone();
+        let (name, id) = (job.spec.name.clone(), job.id.clone());
         let secret = proved.seal().close(&name, &job.secret);
         let made = self.0.carry_out(&proved, |registry, now| {
             registry.create(now, job)?;
@@ -48,7 +48,11 @@ impl Admin for AdminService {
         });
         if matches!(&made, Err(refusal) if refusal.reason == Reason::State) {
             // Its secret was told to no one: it must not keep the name.
-            let _ = self.0.change(|registry, now| registry.delete(now, &name));
+            let _ = self.0.change(|registry, now| match registry.jobs.get(&name) {
+                Some(job) if job.id == id => registry.delete(now, &name),
+                // Another of this name has been made since.
+                _ => Ok(()),
+            });
         }
         let made = made?;
         tracing::info!(job = name, "created");

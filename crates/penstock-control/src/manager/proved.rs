@@ -4,7 +4,7 @@
 use super::admission::Caller;
 use super::proofs::Kind;
 use super::shared::Shared;
-use crate::body::{self, Broken};
+use crate::body;
 use crate::error::{Reason, Refusal};
 use crate::limits;
 use crate::proof::{Nonces, Proof, Prover, Said, of_another_version};
@@ -73,11 +73,7 @@ impl Proved {
         let heard = tokio::time::timeout(left, body::read(body, most)).await.map_err(|_| Refusal::stale())?;
         let body = match heard {
             Ok((body, _trailers)) => body,
-            Err(Broken::Off) => return Err(Status::cancelled("the request broke off")),
-            Err(Broken::Long) => {
-                let message = format!("expected a request of at most {most} bytes, got more");
-                return Err(Refusal::new(Reason::Invalid, message).into());
-            }
+            Err(broken) => return Err(broken.of_request(most)),
         };
         if !self.said.has_body(&body) {
             let message =
@@ -94,7 +90,7 @@ impl Proved {
         }
         Err(match self.who {
             // It waits for servers, and its client calls again as long as it likes.
-            Prover::Worker { .. } => Refusal::new(Reason::NotReady, "they were ready too late for this call"),
+            Prover::Worker { .. } => Refusal::new(Reason::NotReady, "the manager came to this call too late"),
             Prover::Admin | Prover::Server => Refusal::stale(),
         })
     }

@@ -8,14 +8,16 @@
 use super::proofs::Kind;
 use super::proved::Proved;
 use super::shared::Shared;
+use crate::body;
 use crate::limits;
+use crate::reply::Reply;
 use http_body_util::Full;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use tonic::Status;
 use tonic::body::Body;
-use tonic::codegen::http::{Request, Response};
+use tonic::codegen::http::{HeaderMap, Request, Response};
 use tonic::codegen::{BoxFuture, Service};
 use tonic::server::NamedService;
 
@@ -87,12 +89,23 @@ impl Guard {
     }
 }
 
-/// A call of anyone. What it sends, and what is kept of it, goes with it at the end of its time.
-async fn briefly(
-    call: impl Future<Output = Result<Response<Body>, Infallible>>,
-) -> Result<Response<Body>, Infallible> {
-    let late = || Ok(Status::deadline_exceeded("the request did not end in time").into_http());
-    tokio::time::timeout(limits::STRANGER_CALL, call).await.unwrap_or_else(|_| late())
+/// A call of anyone. Of what it sends its body alone is kept, and that goes at the end of its time. Its answer is whole by then,
+/// or it gets none: there are no streams for strangers.
+async fn briefly<S: Grpc>(mut service: S, request: Request<Body>) -> Result<Response<Body>, Infallible> {
+    let (mut parts, body) = request.into_parts();
+    // Very many small ones take more memory than they have bytes.
+    parts.headers = HeaderMap::new();
+    let whole = async {
+        let body = match body::read(body, limits::STRANGER_BYTES).await {
+            Ok((body, _trailers)) => body,
+            Err(broken) => return Ok(broken.of_request(limits::STRANGER_BYTES).into_http()),
+        };
+        let response = service.call(Request::from_parts(parts, Body::new(Full::new(body)))).await?;
+        let reply = Reply::read(response, limits::STRANGER_BYTES).await;
+        Ok(reply.map_or_else(|_| Status::internal("the answer broke off").into_http(), Reply::into_response))
+    };
+    let late = || Ok(Status::deadline_exceeded("the call did not end in time").into_http());
+    tokio::time::timeout(limits::STRANGER_CALL, whole).await.unwrap_or_else(|_| late())
 }
 
 /// The service's name in a path `/package.Service/Method`.
@@ -119,8 +132,8 @@ impl<Health: Grpc, Proofs: Grpc, Admin: Grpc, Servers: Grpc, Jobs: Grpc> Service
         let server = || guard(Kind::Server, limits::SERVER_BYTES);
         let worker = || guard(Kind::Worker, limits::WORKER_BYTES);
         match service_of(request.uri().path()) {
-            Some(name) if name == Health::NAME => Box::pin(briefly(self.health.call(request))),
-            Some(name) if name == Proofs::NAME => Box::pin(briefly(self.proofs.call(request))),
+            Some(name) if name == Health::NAME => Box::pin(briefly(self.health.clone(), request)),
+            Some(name) if name == Proofs::NAME => Box::pin(briefly(self.proofs.clone(), request)),
             Some(name) if name == Admin::NAME => Box::pin(admin().pass(self.admin.clone(), request)),
             Some(name) if name == Servers::NAME => Box::pin(server().pass(self.servers.clone(), request)),
             Some(name) if name == Jobs::NAME => Box::pin(worker().pass(self.jobs.clone(), request)),

@@ -35,11 +35,11 @@ impl MessageReader {
     /// For a link of which nothing was read. What it has to keep of a message beyond what any link's reader has is charged to
     /// `account`.
     pub fn new(account: Account) -> Self {
-        Self::reading(READ, account)
+        Self::reading_ahead(READ, account)
     }
 
     /// The same that reads `bytes` at a time.
-    pub fn reading(bytes: usize, account: Account) -> Self {
+    pub fn reading_ahead(bytes: usize, account: Account) -> Self {
         let (charge, input) = (Charge::default(), vec![0; bytes]);
         Self { read: bytes, account, charge, input, filled: 0, used: 0, heard: 0 }
     }

@@ -109,18 +109,19 @@ fn who_asks_for_rows_that_have_not_come_to_their_home_yet_waits_for_them() {
     }
 }
 
-// It made no rows, and makes none any more.
+// The worker that was to make them has gone, perhaps before it was ever here.
 #[test]
-fn who_asks_for_rows_of_a_producer_that_went_before_it_made_them_does_not_wait() {
+fn who_asks_for_rows_that_nobody_has_made_is_told_once_all_that_was_made_is_known() {
     let mut net = Net::new(2, Propagation::Eager);
-    net.consume(ONE);
-    let before = net.workers.get_mut(&ONE).unwrap().bring(ID).unwrap();
+    [ONE, TWO].into_iter().for_each(|peer| net.consume(peer));
+    assert_eq!((net.brings(ONE, ID), net.brings(TWO, ID)), (Some(false), Some(false)));
+    let asked = net.workers.get_mut(&ONE).unwrap().bring(ID).unwrap();
+    net.reconnect(TWO);
     net.settle();
-    assert!(net.workers.get_mut(&ONE).unwrap().host().flushed.is_empty());
-    net.go(PRODUCER);
+    net.home.answer_waiting();
     net.settle();
-    assert!(net.workers.get_mut(&ONE).unwrap().host().flushed.contains(&before));
-    assert_eq!(net.brings(ONE, ID), Some(true));
+    assert!(net.workers.get_mut(&ONE).unwrap().host().flushed.contains(&asked));
+    assert_eq!(net.workers.get_mut(&TWO).unwrap().host().flushed.len(), 1);
 }
 
 // What a worker had asked when its line broke, and what of that is answered together.

@@ -291,7 +291,7 @@ impl RendezvousError {
                 Some("PENSTOCK_RENDEZVOUS=HOST:PORT names the host of rank 0 as the others reach it")
             }
             Self::InUse { .. } => Some(
-                "set PENSTOCK_RENDEZVOUS=HOST:PORT, the same for all processes, to a port that is free there",
+                "set PENSTOCK_RENDEZVOUS=HOST:PORT, the same for all processes, to a port that is free there; if rank 0 of this job has it, give each process a PENSTOCK_RANK of its own",
             ),
             Self::Listen { .. } => Some(
                 "PENSTOCK_RENDEZVOUS=HOST:PORT names the host on which rank 0 runs, the same for all processes",

@@ -69,7 +69,7 @@ struct At {
 impl At {
     fn new(faults: &Faults, rng: &mut Rng) -> Self {
         Self {
-            reader: MessageReader::reading(faults.reads, Account::default()),
+            reader: MessageReader::reading_ahead(faults.reads, Account::default()),
             writer: MessageWriter::new(Account::default()),
             reads: rng.once_in(2).then(|| Rng::new(rng.word())),
             patience: None,

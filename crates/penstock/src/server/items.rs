@@ -306,10 +306,7 @@ impl Passer {
         let any = !events.is_empty();
         for event in events {
             match event.data.u64() {
-                COMMANDS => {
-                    self.inbox.wakeup().clear();
-                    self.take_commands();
-                }
+                COMMANDS => self.inbox.wakeup().clear(),
                 BELL => {}
                 token => {
                     if let Some(&peer) = self.tokens.get(&token) {
@@ -317,6 +314,11 @@ impl Passer {
                     }
                 }
             }
+        }
+        if any {
+            // Behind what peers say: partitions of which they know stand in the inbox before they ask for their rows.
+            self.take_commands();
+            self.node.answer_waiting();
         }
         any
     }

@@ -361,7 +361,6 @@ pub enum Error {
     Interrupted,
 }
 
-/// Which workers a wait was for, in words.
 /// What a get waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -386,7 +385,7 @@ impl Due {
                 "what worker {producer} set before the last barrier; row {row} is at version {version} here, and may be newer there"
             ),
             Self::BeforeGone => format!(
-                "what worker {producer} set before it was gone; row {row} is at version {version} here, the get asks for {wanted}"
+                "what worker {producer} set before it was gone; row {row} is at version {version} here, the get asks for {wanted}, which may never come"
             ),
             Self::AtOneMoment => {
                 format!("row {row} and others as they were at one moment at worker {producer}")
@@ -395,6 +394,7 @@ impl Due {
     }
 }
 
+/// Which workers a wait was for, in words.
 fn whom(missing: &[Rank], silent: Option<u32>) -> String {
     match silent {
         _ if !missing.is_empty() => format!("workers {missing:?}"),

@@ -39,13 +39,13 @@ impl<H: Host> Node<H> {
                 if self.partitions.contains_key(&partition) {
                     return self.enter(partition, peer, shape, done, serial, rows);
                 }
+                let bring = self.is_waiting(partition, peer).and_then(|before| before.bring);
                 if let Some(waiting) = self.waiting.get_mut(&partition) {
                     waiting.retain(|waiting| waiting.peer != peer);
                 }
                 let bytes = ENTRY_BYTES + rows.kept_bytes();
                 let kept = keep(&self.host.account(peer), "a subscription", bytes)?;
-                let (needs, fetches) = (Needs::default(), Vec::new());
-                let (bring, away) = (None, false);
+                let (needs, fetches, away) = (Needs::default(), Vec::new(), false);
                 let waiting = Waiting { peer, shape, done, serial, rows, needs, fetches, bring, away, kept };
                 self.waiting.entry(partition).or_default().push(waiting);
                 Ok(())
@@ -73,8 +73,7 @@ impl<H: Host> Node<H> {
             Message::Rows { partition, head, entries } => self.rows(peer, partition, &head, entries),
             Message::Flush { id } => self.begin_flush(id, peer, true, None),
             Message::Bring { id, partition } => {
-                let ended = self.has_ended(partition);
-                if let Some(waiting) = self.is_waiting(partition, peer).filter(|_| !ended) {
+                if let Some(waiting) = self.is_waiting(partition, peer) {
                     // The answer to a later one answers those before it.
                     waiting.bring = Some(id);
                     return Ok(());

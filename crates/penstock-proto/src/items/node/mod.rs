@@ -319,6 +319,7 @@ impl<H: Host> Node<H> {
     /// not listened to.
     pub fn drop_table(&mut self, table: u32) {
         self.dropped = self.dropped.union(&RowSet::from_rows([table.into()]));
+        self.answer_those(|id| id.table == table);
         self.waiting.retain(|id, _| id.table != table);
         let ids = self.partitions.keys().filter(|id| id.table == table).copied().collect();
         self.remove(&ids);
@@ -333,7 +334,6 @@ impl<H: Host> Node<H> {
             waiting.retain(|waiting| waiting.peer != peer);
             !waiting.is_empty()
         });
-        self.end_waiting(peer);
         for partition in self.partitions.values_mut() {
             partition.asked.remove(&peer);
             partition.away.remove(&peer);

@@ -22,7 +22,7 @@ pub(super) struct Waiting {
     pub(super) needs: Needs,
     /// Ticket, version, places.
     pub(super) fetches: Vec<(u64, u64, RowSet, Kept)>,
-    /// The peer's newest question whether the partition's rows have been brought: all that is due is missing here.
+    /// The peer's newest question whether what is due of the partition has been brought.
     pub(super) bring: Option<u64>,
     /// Whether the peer is not here, and may come again.
     pub(super) away: bool,
@@ -57,22 +57,22 @@ impl<H: Host> Node<H> {
         }
     }
 
-    /// Whether the worker whose rows these are has gone for good: where they are not here, they never come.
-    pub(super) fn has_ended(&self, id: PartitionId) -> bool {
-        self.gone.iter().any(|peer| peer.rank() == Some(id.rank))
+    /// All partitions that were made on this host before peers asked for their rows are here by now: peers that ask for others
+    /// are told that nothing of them is due.
+    pub fn answer_waiting(&mut self) {
+        self.answer_those(|_| true);
     }
 
-    /// Those that wait for rows of a worker that has gone hear that nothing more is brought.
-    pub(super) fn end_waiting(&mut self, gone: PeerId) {
-        let of_it = self.waiting.iter_mut().filter(|(id, _)| Some(id.rank) == gone.rank());
-        let mut ended = Vec::new();
-        for (&id, waiting) in of_it {
-            ended.extend(waiting.iter_mut().filter_map(|it| Some((id, it.peer, it.bring.take()?))));
-        }
-        for (id, peer, flush) in ended {
-            if let (Err(why), Some(connection)) =
-                (self.begin_flush(flush, peer, true, Some(id)), self.peers.get_mut(&peer))
-            {
+    /// The same, to those that ask for some partitions.
+    pub(super) fn answer_those(&mut self, which: impl Fn(&PartitionId) -> bool) {
+        let asked = |(&id, waiting): (&PartitionId, &mut Vec<Waiting>)| {
+            let of_it = waiting.iter_mut().filter_map(|it| Some((id, it.peer, it.bring.take()?)));
+            of_it.collect::<Vec<_>>()
+        };
+        let those = self.waiting.iter_mut().filter(|(id, _)| which(id));
+        for (id, peer, flush) in those.flat_map(asked).collect::<Vec<_>>() {
+            let answered = self.begin_flush(flush, peer, true, Some(id));
+            if let (Err(why), Some(connection)) = (answered, self.peers.get_mut(&peer)) {
                 connection.overdrawn = Some(why);
             }
         }

@@ -149,11 +149,14 @@ impl TableInner {
         deadline: Deadline,
     ) -> Error {
         let Awaited { row, place, due } = awaited;
+        let version = source.rows.version(place.slot);
+        // The row came, but others of the get did not.
+        let came = due == Due::Version && version >= wanted.version;
         Error::GetTimeout {
-            due,
+            due: if came { Due::AtOneMoment } else { due },
             name: self.spec.name.clone(),
             row,
-            version: source.rows.version(place.slot),
+            version,
             wanted: wanted.version,
             producer: source.rank,
             waited: deadline.waited(),
