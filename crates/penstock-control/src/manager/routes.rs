@@ -108,6 +108,9 @@ async fn briefly<S: Grpc>(mut service: S, request: Request<Body>) -> Result<Resp
     tokio::time::timeout(limits::STRANGER_CALL, whole).await.unwrap_or_else(|_| late())
 }
 
+/// A stream of the service's health.
+const WATCH: &str = "/grpc.health.v1.Health/Watch";
+
 /// The service's name in a path `/package.Service/Method`.
 fn service_of(path: &str) -> Option<&str> {
     let (service, _method) = path.strip_prefix('/')?.split_once('/')?;
@@ -131,13 +134,17 @@ impl<Health: Grpc, Proofs: Grpc, Admin: Grpc, Servers: Grpc, Jobs: Grpc> Service
         let admin = || guard(Kind::Admin, limits::ADMIN_BYTES);
         let server = || guard(Kind::Server, limits::SERVER_BYTES);
         let worker = || guard(Kind::Worker, limits::WORKER_BYTES);
+        let unimplemented =
+            || -> Self::Future { Box::pin(std::future::ready(Ok(Status::unimplemented("").into_http()))) };
         match service_of(request.uri().path()) {
+            // By its definition that keeps clients from asking again and again.
+            _ if request.uri().path() == WATCH => unimplemented(),
             Some(name) if name == Health::NAME => Box::pin(briefly(self.health.clone(), request)),
             Some(name) if name == Proofs::NAME => Box::pin(briefly(self.proofs.clone(), request)),
             Some(name) if name == Admin::NAME => Box::pin(admin().pass(self.admin.clone(), request)),
             Some(name) if name == Servers::NAME => Box::pin(server().pass(self.servers.clone(), request)),
             Some(name) if name == Jobs::NAME => Box::pin(worker().pass(self.jobs.clone(), request)),
-            _ => Box::pin(std::future::ready(Ok(Status::unimplemented("").into_http()))),
+            _ => unimplemented(),
         }
     }
 }

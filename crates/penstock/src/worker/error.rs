@@ -385,7 +385,7 @@ impl Due {
                 "what worker {producer} set before the last barrier; row {row} is at version {version} here, and may be newer there"
             ),
             Self::BeforeGone => format!(
-                "what worker {producer} set before it was gone; row {row} is at version {version} here, the get asks for {wanted}, which may never come"
+                "what worker {producer} set before it was gone; row {row} is at version {version} here, the get asks for {wanted}"
             ),
             Self::AtOneMoment => {
                 format!("row {row} and others as they were at one moment at worker {producer}")

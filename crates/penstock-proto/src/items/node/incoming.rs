@@ -76,6 +76,7 @@ impl<H: Host> Node<H> {
                 if let Some(waiting) = self.is_waiting(partition, peer) {
                     // The answer to a later one answers those before it.
                     waiting.bring = Some(id);
+                    self.asking.insert((partition, peer));
                     return Ok(());
                 }
                 self.begin_flush(id, peer, true, Some(partition))
@@ -84,7 +85,7 @@ impl<H: Host> Node<H> {
         }
     }
 
-    fn is_waiting(&mut self, id: PartitionId, peer: PeerId) -> Option<&mut Waiting> {
+    pub(super) fn is_waiting(&mut self, id: PartitionId, peer: PeerId) -> Option<&mut Waiting> {
         self.waiting.get_mut(&id)?.iter_mut().find(|waiting| waiting.peer == peer)
     }
 

@@ -166,6 +166,8 @@ pub struct Node<H: Host> {
     partitions: BTreeMap<PartitionId, Partition<H::Memory>>,
     peers: BTreeMap<PeerId, Connection>,
     waiting: BTreeMap<PartitionId, Vec<Waiting>>,
+    /// Those of them whose peers may have asked whether the rows were brought.
+    asking: BTreeSet<(PartitionId, PeerId)>,
     /// Flushes that were asked for here and are not complete.
     flushing: BTreeMap<u64, Flushing>,
     next: u64,
@@ -188,6 +190,7 @@ impl<H: Host> Node<H> {
             partitions: BTreeMap::new(),
             peers: BTreeMap::new(),
             waiting: BTreeMap::new(),
+            asking: BTreeSet::new(),
             flushing: BTreeMap::new(),
             next: 0,
             turn: 0,

@@ -9,7 +9,7 @@ use crate::items::rows::RowSet;
 use crate::items::spec::Propagation;
 use crate::items::wire::{PartitionId, Shape};
 use crate::peer::PeerId;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// A subscription to a partition that is not here yet.
 #[derive(Debug)]
@@ -65,14 +65,14 @@ impl<H: Host> Node<H> {
 
     /// The same, to those that ask for some partitions.
     pub(super) fn answer_those(&mut self, which: impl Fn(&PartitionId) -> bool) {
-        let asked = |(&id, waiting): (&PartitionId, &mut Vec<Waiting>)| {
-            let of_it = waiting.iter_mut().filter_map(|it| Some((id, it.peer, it.bring.take()?)));
-            of_it.collect::<Vec<_>>()
-        };
-        let those = self.waiting.iter_mut().filter(|(id, _)| which(id));
-        for (id, peer, flush) in those.flat_map(asked).collect::<Vec<_>>() {
-            let answered = self.begin_flush(flush, peer, true, Some(id));
-            if let (Err(why), Some(connection)) = (answered, self.peers.get_mut(&peer)) {
+        let asked = std::mem::take(&mut self.asking);
+        let (answered, kept) = asked.into_iter().partition(|(id, _)| which(id));
+        self.asking = kept;
+        let answered: BTreeSet<(PartitionId, PeerId)> = answered;
+        for (id, peer) in answered {
+            let Some(flush) = self.is_waiting(id, peer).and_then(|it| it.bring.take()) else { continue };
+            let begun = self.begin_flush(flush, peer, true, Some(id));
+            if let (Err(why), Some(connection)) = (begun, self.peers.get_mut(&peer)) {
                 connection.overdrawn = Some(why);
             }
         }

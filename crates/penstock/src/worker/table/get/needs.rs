@@ -112,7 +112,15 @@ impl TableInner {
                 Ok(())
             }
             (_, gone) => {
-                let awaited = if gone { awaited.of_gone() } else { awaited };
+                let has_come =
+                    awaited.due == Due::Version && source.rows.version(awaited.place.slot) >= wanted.version;
+                let awaited = match has_come {
+                    true if places.len() == 1 => return Ok(()),
+                    // Others of the get have not.
+                    true => Awaited { due: Due::AtOneMoment, ..awaited },
+                    false if gone => awaited.of_gone(),
+                    false => awaited,
+                };
                 Err(self.too_late(source, awaited, wanted, deadline))
             }
         }

@@ -122,6 +122,10 @@ impl TableInner {
                 if self.is_lost(source, deadline)? {
                     // A reader that was away when it left may have older rows than it set.
                     if !self.hear_out(source, deadline)? {
+                        // It may have come while others were waited for.
+                        if self.is_fresh(stale.place, wanted) {
+                            return Ok(());
+                        }
                         return Err(self.too_late(source, stale.of_gone(), wanted, deadline));
                     }
                     source.gone.store(true, Ordering::Release);
@@ -149,14 +153,11 @@ impl TableInner {
         deadline: Deadline,
     ) -> Error {
         let Awaited { row, place, due } = awaited;
-        let version = source.rows.version(place.slot);
-        // The row came, but others of the get did not.
-        let came = due == Due::Version && version >= wanted.version;
         Error::GetTimeout {
-            due: if came { Due::AtOneMoment } else { due },
+            due,
             name: self.spec.name.clone(),
             row,
-            version,
+            version: source.rows.version(place.slot),
             wanted: wanted.version,
             producer: source.rank,
             waited: deadline.waited(),
