@@ -8,6 +8,7 @@ use penstock_proto::items::wire::{Encoder, Entry, Head, Message, PartitionId, Sh
 use penstock_proto::items::{Propagation, RowSet};
 use penstock_proto::peer::PeerId;
 use penstock_proto::record::LENGTH_BYTES;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 /// An honest producer, of as many rows.
@@ -118,10 +119,28 @@ fn who_asks_for_rows_that_nobody_has_made_is_told_once_all_that_was_made_is_know
     let asked = net.workers.get_mut(&ONE).unwrap().bring(ID).unwrap();
     net.reconnect(TWO);
     net.settle();
-    net.home.answer_waiting();
+    net.home.answer_waiting(&BTreeSet::new());
     net.settle();
     assert!(net.workers.get_mut(&ONE).unwrap().host().flushed.contains(&asked));
     assert_eq!(net.workers.get_mut(&TWO).unwrap().host().flushed.len(), 1);
+}
+
+// Its home could not map them: nobody knows what was set.
+#[test]
+fn who_asks_for_rows_that_their_home_cannot_read_is_not_told_that_they_were_brought() {
+    let mut net = Net::new(2, Propagation::Eager);
+    consume_of_both(&mut net, ONE);
+    let [lacking, other] =
+        [ID, OTHERS].map(|partition| net.workers.get_mut(&ONE).unwrap().bring(partition).unwrap());
+    net.settle();
+    for _ in 0..2 {
+        net.home.answer_waiting(&BTreeSet::from([ID]));
+        net.settle();
+        assert_eq!(net.workers.get_mut(&ONE).unwrap().host().flushed, BTreeSet::from([other]));
+    }
+    net.home.drop_table(ID.table);
+    net.settle();
+    assert_eq!(net.workers.get_mut(&ONE).unwrap().host().flushed, BTreeSet::from([lacking, other]));
 }
 
 // What a worker had asked when its line broke, and what of that is answered together.

@@ -126,6 +126,7 @@ pub(super) fn start(setup: Setup) -> Result<Handle, StartError> {
         tokens: BTreeMap::new(),
         next: 0,
         followed: BTreeMap::new(),
+        unreadable: BTreeSet::new(),
         ending: BTreeSet::new(),
         running: true,
     };
@@ -203,6 +204,8 @@ struct Passer {
     next: u64,
     /// Partitions that producers of this host write, and what they were charged.
     followed: BTreeMap<PartitionId, Arc<PartitionCharges>>,
+    /// Partitions of this host that this process could not map: readers elsewhere wait for their rows in vain, and hear so.
+    unreadable: BTreeSet<PartitionId>,
     kept: Kept,
     /// Peers whose processes have ended, but not their connections.
     ending: BTreeSet<PeerId>,
@@ -318,7 +321,7 @@ impl Passer {
         if any {
             // Behind what peers say: partitions of which they know stand in the inbox before they ask for their rows.
             self.take_commands();
-            self.node.answer_waiting();
+            self.node.answer_waiting(&self.unreadable);
         }
         any
     }
@@ -380,6 +383,7 @@ impl Passer {
                 Command::Drop { table } => {
                     self.node.drop_table(table);
                     self.followed.retain(|id, _| id.table != table);
+                    self.unreadable.retain(|id| id.table != table);
                     self.kept.change(|kept| kept.retain(|id| id.table != table));
                 }
                 Command::Leave { peer } => {
@@ -441,7 +445,10 @@ impl Passer {
                 self.followed.insert(id, charges);
                 self.kept.change(|kept| _ = kept.insert(id));
             }
-            Err(error) => tracing::warn!(%error, "rows of a table cannot be passed on"),
+            Err(error) => {
+                tracing::warn!(%error, table = id.table, rank = id.rank, "rows of a table cannot be passed on");
+                self.unreadable.insert(id);
+            }
         }
     }
 }

@@ -260,7 +260,7 @@ impl Relay {
             return Ok(Fetched::Rows);
         }
         // What a producer that has left handed over may be on its way, or wait for the connection.
-        if !self.bring(id, deadline)? {
+        if !self.bring(id, deadline, || Ok(()))? {
             return Ok(Fetched::TooLate);
         }
         // Their home may hear later than this worker that it is gone: from a worker's beat, which comes each eighth of a lease,
@@ -303,11 +303,18 @@ impl Relay {
     }
 
     /// Waits until all rows of a partition that are due here by now have come. `false` if they did not in time: what other
-    /// producers set is not waited for.
-    pub(super) fn bring(&self, id: PartitionId, deadline: Deadline) -> Result<bool, Error> {
+    /// producers set is not waited for. An error as soon as the table no longer `stands`.
+    pub(super) fn bring(
+        &self,
+        id: PartitionId,
+        deadline: Deadline,
+        stands: impl Fn() -> Result<(), Error>,
+    ) -> Result<bool, Error> {
         // None come from the server where the table has been dropped meanwhile.
         let Some(brought) = self.ask(|node| node.bring(id)) else { return Ok(true) };
-        self.wait(&brought, deadline, || Ok(false))
+        let came = self.wait(&brought, deadline, || stands().map(|()| false))?;
+        // What is not needed any more is answered without its rows.
+        stands().map(|()| came)
     }
 
     /// Waits until everything that was set here is at the server, and what the server wants is known here. It is an error if

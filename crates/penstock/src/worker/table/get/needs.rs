@@ -99,31 +99,29 @@ impl TableInner {
         };
         let lost = || self.job.gone_since(source.rank);
         let fetched = remote.relay.fetch(remote.id, &places, wanted.version, deadline, is_gone, lost)?;
-        match (fetched, gone) {
-            (Fetched::Rows, _) => Ok(()),
+        if fetched == Fetched::Rows {
+            return Ok(());
+        }
+        if fetched == Fetched::Nothing && gone {
+            // No peer has these as new as that, but perhaps older ones, and others.
+            let all = wanted.version == 0 && places.len() == u64::from(remote.len);
             // Only when all that was set has come: from then on no one asks for more.
-            (Fetched::Nothing, true) => {
-                // No peer has these as new as that, but perhaps older ones, and others.
-                let all = wanted.version == 0 && places.len() == u64::from(remote.len);
-                if !all && !source.is_gone() && !self.hear_out(source, deadline)? {
-                    return Err(self.too_late(source, awaited.of_gone(), wanted, deadline));
-                }
+            if all || source.is_gone() || self.hear_out(source, deadline)? {
                 source.gone.store(true, Ordering::Release);
-                Ok(())
-            }
-            (_, gone) => {
-                let has_come =
-                    awaited.due == Due::Version && source.rows.version(awaited.place.slot) >= wanted.version;
-                let awaited = match has_come {
-                    true if places.len() == 1 => return Ok(()),
-                    // Others of the get have not.
-                    true => Awaited { due: Due::AtOneMoment, ..awaited },
-                    false if gone => awaited.of_gone(),
-                    false => awaited,
-                };
-                Err(self.too_late(source, awaited, wanted, deadline))
+                return Ok(());
             }
         }
+        // Another thread may have had it sent.
+        let has_come =
+            awaited.due == Due::Version && source.rows.version(awaited.place.slot) >= wanted.version;
+        let awaited = match has_come {
+            true if places.len() == 1 => return Ok(()),
+            // Others of the get have not.
+            true => Awaited { due: Due::AtOneMoment, ..awaited },
+            false if gone => awaited.of_gone(),
+            false => awaited,
+        };
+        Err(self.too_late(source, awaited, wanted, deadline))
     }
 
     /// After a barrier, what the producer of the rows set before it must be here; no other producer is waited for. The row is
@@ -145,7 +143,7 @@ impl TableInner {
         let awaited = Awaited { row, place, due: Due::BeforeBarrier };
         match remote.propagation {
             Propagation::Eager => {
-                if !remote.relay.bring(remote.id, deadline)? {
+                if !remote.relay.bring(remote.id, deadline, || self.check())? {
                     return Err(self.too_late(source, awaited, wanted, deadline));
                 }
             }
@@ -171,7 +169,7 @@ impl TableInner {
     pub(super) fn hear_out(&self, source: &Source, deadline: Deadline) -> Result<bool, Error> {
         let Some(remote) = &source.remote else { return Ok(true) };
         if remote.propagation == Propagation::Eager {
-            return remote.relay.bring(remote.id, deadline);
+            return remote.relay.bring(remote.id, deadline, || self.check());
         }
         let all = RowSet::from_ranges(std::iter::once(0..u64::from(remote.len)));
         let lost = || self.job.gone_since(source.rank);
