@@ -442,12 +442,15 @@ impl Passer {
                     );
                     return;
                 }
+                self.unreadable.remove(&id);
                 self.followed.insert(id, charges);
                 self.kept.change(|kept| _ = kept.insert(id));
             }
             Err(error) => {
                 tracing::warn!(%error, table = id.table, rank = id.rank, "rows of a table cannot be passed on");
                 self.unreadable.insert(id);
+                // So that this thread hears when its table is dropped.
+                self.kept.change(|kept| _ = kept.insert(id));
             }
         }
     }

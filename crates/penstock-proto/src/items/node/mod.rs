@@ -333,6 +333,7 @@ impl<H: Host> Node<H> {
     pub fn forget(&mut self, peer: PeerId) -> BTreeSet<PartitionId> {
         self.gone.insert(peer);
         self.changes.remove(&peer);
+        self.asking.retain(|(_, asks)| *asks != peer);
         self.waiting.retain(|_, waiting| {
             waiting.retain(|waiting| waiting.peer != peer);
             !waiting.is_empty()

@@ -102,6 +102,8 @@ impl TableInner {
         if fetched == Fetched::Rows {
             return Ok(());
         }
+        // Of a table that is dropped there is nothing.
+        self.check()?;
         if fetched == Fetched::Nothing && gone {
             // No peer has these as new as that, but perhaps older ones, and others.
             let all = wanted.version == 0 && places.len() == u64::from(remote.len);
@@ -174,6 +176,9 @@ impl TableInner {
         let all = RowSet::from_ranges(std::iter::once(0..u64::from(remote.len)));
         let lost = || self.job.gone_since(source.rank);
         let fetched = remote.relay.fetch(remote.id, &all, 0, deadline, || Ok(true), lost)?;
+        if fetched != Fetched::Rows {
+            self.check()?;
+        }
         Ok(fetched != Fetched::TooLate)
     }
 }
