@@ -146,8 +146,7 @@ impl<W: Words> Steps<W> {
     #[inline]
     pub(super) fn finish(&mut self) {
         let Some(open) = self.open.take() else { return };
-        self.logged += open.logged;
-        self.words.progress().finish_log(self.logged);
+        self.finish_log(open);
         self.done = open.number;
         self.words.progress().finish(open.number);
     }
@@ -189,8 +188,18 @@ impl<W: Words> Steps<W> {
             let place = entry.own() & u64::from(u32::MAX);
             entry.store(place | self.done << 32, Ordering::Relaxed);
         }
+        self.finish_log(open);
+    }
+
+    #[inline]
+    fn finish_log(&mut self, open: Open) {
         self.logged += open.logged;
         self.words.progress().finish_log(self.logged);
+        // Entries that were announced and not needed would bring the writer round before its time. This announces no less
+        // than was written, so what a reader has read is still judged by no less than it was before.
+        if open.begun > open.logged {
+            self.words.progress().begin_log(self.logged);
+        }
     }
 
     /// A row of a mirror whose rows come one by one, each with a limit of its own: set `number` of the origin wrote it, and after
@@ -244,7 +253,8 @@ impl<W: Words> Steps<W> {
     fn log(&mut self, place: u32) {
         let Some(open) = &mut self.open else { return };
         if open.logged == open.begun {
-            open.begun += 1024;
+            // Few announcements, and none of so many that a follower near by is behind at once.
+            open.begun += (self.words.entries() / 8).max(1);
             self.words.progress().begin_log(self.logged + open.begun);
         }
         let entry = u64::from(place) | open.number << 32;

@@ -187,6 +187,25 @@ fn a_floor_never_falls() {
 }
 
 #[test]
+fn a_follower_is_behind_by_what_was_written_and_not_by_what_was_announced() {
+    // Fewer rows than announced, or more, in a set that is finished or dropped.
+    for (announced, written, kept) in [(513, 1, true), (513, 0, true), (1, 201, true), (200, 201, false)] {
+        let mut writer = writer(200, 8);
+        let mut follower = Follower::default();
+        let mut one = writer.begin(announced);
+        (0..written).for_each(|row| one.put(row % 200, 1, &[1; 8]));
+        if kept {
+            one.finish();
+        } else {
+            drop(one);
+        }
+        let mut heard = Vec::new();
+        assert!(follower.changed(writer.rows(), &mut heard).is_ok(), "{written} of {announced}");
+        assert_eq!(heard.len() as u32, written);
+    }
+}
+
+#[test]
 #[cfg_attr(miri, ignore = "maps files")]
 fn a_region_that_was_sealed_has_one_writer() {
     let layout = Layout::new(4, 32);
