@@ -4,6 +4,8 @@ use crate::rig::*;
 use penstock_proto::Rank;
 use penstock_proto::clock::MAX_CLOCK;
 use penstock_proto::consistency::Consistency::{self, Asp, Bsp, Ssp};
+use penstock_proto::error::JobFailure;
+use penstock_proto::shard::SubmissionRefused;
 use penstock_proto::submission::Submission;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -265,10 +267,13 @@ proptest! {
             }
             prop_assert_eq!(rig.shard.clocks().of(0), 0);
             rig.remove(1);
-            for rank in [0, 2] {
-                rig.submit(rank, pushed(0, 4, 0));
+            let mut others = || [0, 2].into_iter().try_for_each(|rank| rig.try_submit(rank, pushed(0, 4, 0)));
+            match others() {
+                Ok(()) => prop_assert_eq!(rig.progress(), Some(1), "the others go on"),
+                // Words that happen to be a push with settings of its own count, as any push that came.
+                Err(SubmissionRefused::Failure(JobFailure::SettingsConflict { second: 1, .. })) => {}
+                Err(refused) => prop_assert!(false, "the others go on: {refused}"),
             }
-            prop_assert_eq!(rig.progress(), Some(1), "the others go on");
         }
     }
 }
