@@ -36,7 +36,7 @@
 //! | `slot`, a buffer | release of the number, acquire of `within`; numbers before payloads | `slot`: rows of a mirror that come late |
 //! | `slot`, progress | release and acquire of `done` and of `floor`; no `begin_several` | `slot` |
 //! | `slot`, a mirror | release and acquire of `as_of`; no `confirm` | `together` |
-//! | `change_log` | release and acquire of `logged`, both fences; no `begin_log`; a row that is not logged | `change_log`, `slot`: followers |
+//! | `change_log` | release and acquire of `logged`, both fences; no `begin_log`; no `end_log`, or one that ends an entry too early; a row that is not logged | `change_log`, `slot`: followers |
 //! | `steps` | a set that is finished before its entries are | `change_log`: a mirror as of a set |
 //! | `waiters` | release of the summary, acquire of the swap that takes it, all three fences; a summary that is not set again | `waiters` |
 //! | `turn` | each ordering of a turn; a waiter does not say so; one that leaves wakes none | `turn` |

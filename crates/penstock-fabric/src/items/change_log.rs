@@ -16,12 +16,19 @@ const ATTEMPTS: usize = 8;
 #[derive(Debug, Default)]
 pub struct Position(u64);
 
+/// `begun` is never less than the number of entries that were ever stored, of sets that were finished or not. So whoever has
+/// read an entry of a later round in the place of one of its own finds it too large, whichever of its values it sees.
 impl Progress {
     /// For the writer: entries up to `begun` are about to be written.
     pub fn begin_log(&self, begun: u64) {
         self.begun.store(begun, Ordering::Relaxed);
         // Pairs with the acquire fence in `stands`.
         fence(Ordering::Release);
+    }
+
+    /// For the writer: no entry from `logged` on comes of those that were announced.
+    pub fn end_log(&self, logged: u64) {
+        self.begun.store(logged, Ordering::Relaxed);
     }
 
     /// For the writer: entries up to `logged` are written. Before the set that they are about is finished.
@@ -36,7 +43,8 @@ impl Progress {
 
     /// Whether no entry from `from` on, of those that were read, was of a later round.
     fn stands(&self, from: u64, capacity: u64) -> bool {
-        // Pairs with the release fence in `begin_log`: a reader that saw an entry of the next round sees that it was begun.
+        // Pairs with the release fence in `begin_log`: a reader that saw an entry of the next round sees that it was begun, or
+        // what was said later.
         fence(Ordering::Acquire);
         self.begun.load(Ordering::Relaxed).wrapping_sub(from) <= capacity
     }

@@ -282,7 +282,7 @@ pub struct Progress {
     several: OwnedU64,
     /// Iterations that the producer has completed: every row's version is at least this.
     floor: OwnedU64,
-    /// Entries of the [change log](super::change_log) that were ever begun, and that were ever written.
+    /// Entries of the [change log](super::change_log) that were written or may be by the open set, and that were ever written.
     pub(super) begun: OwnedU64,
     pub(super) logged: OwnedU64,
 }
@@ -540,8 +540,13 @@ mod loom_tests {
 
     #[test]
     fn a_follower_of_sets_that_grow_reads_what_was_logged_or_hears_that_it_was_overtaken() {
-        // A set that outgrows what it announced announces many more at once: no fence of a row stands between that and its entry.
+        // A set that outgrows what it announced announces more: no fence of a row stands between that and its entry.
         assert_eq!(followed(0), BTreeSet::from([None, Some(0), Some(1), Some(2)]));
+    }
+
+    #[test]
+    fn a_follower_of_sets_that_write_less_than_they_announce_is_overtaken_by_what_was_written() {
+        assert_eq!(followed(2), BTreeSet::from([None, Some(0), Some(1), Some(2)]));
     }
 
     #[test]

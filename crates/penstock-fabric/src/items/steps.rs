@@ -42,7 +42,8 @@ struct Open {
 }
 
 impl<W: Words> Steps<W> {
-    /// Goes on where the writer before has stopped.
+    /// Goes on where the writer before has stopped. If that was inside a set, no follower may look on: it would not hear that
+    /// entries which it has not read have been written over.
     pub(super) fn over(words: W) -> Self {
         let (done, logged) = (words.progress().done(), words.progress().logged());
         Self { words, done, logged, open: None }
@@ -195,10 +196,9 @@ impl<W: Words> Steps<W> {
     fn finish_log(&mut self, open: Open) {
         self.logged += open.logged;
         self.words.progress().finish_log(self.logged);
-        // Entries that were announced and not needed would bring the writer round before its time. This announces no less
-        // than was written, so what a reader has read is still judged by no less than it was before.
+        // Entries that were announced and did not come would bring the writer round before its time.
         if open.begun > open.logged {
-            self.words.progress().begin_log(self.logged);
+            self.words.progress().end_log(self.logged);
         }
     }
 

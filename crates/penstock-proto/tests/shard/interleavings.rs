@@ -1,6 +1,7 @@
 //! What holds for any programs of workers, in any order in which they move.
 
 use crate::rig::*;
+use penstock_kernels::Settings;
 use penstock_proto::Rank;
 use penstock_proto::clock::MAX_CLOCK;
 use penstock_proto::consistency::Consistency::{self, Asp, Bsp, Ssp};
@@ -253,6 +254,7 @@ proptest! {
     ) {
         for consistency in [Bsp, Ssp(1)] {
             let mut rig = Rig::new(3, 4, consistency);
+            let mut pushed_last = None;
             for eight in &words {
                 // Small numbers mostly, so that some are accepted; wild ones and the edges between.
                 let pick = |&(small, wild, which): &(u64, u64, u8)| match which {
@@ -261,19 +263,44 @@ proptest! {
                     _ => small,
                 };
                 let eight: [u64; 8] = std::array::from_fn(|at| pick(&eight[at]));
-                if let Ok(submission) = Submission::decode(eight) {
-                    let _ = rig.try_submit(1, submission);
+                if let Ok(submission) = Submission::decode(eight)
+                    && rig.try_submit(1, submission).is_ok()
+                    && let Submission::Push { stamp, settings, .. } = submission
+                {
+                    pushed_last = Some((stamp, settings));
                 }
             }
             prop_assert_eq!(rig.shard.clocks().of(0), 0);
-            rig.remove(1);
-            let mut others = || [0, 2].into_iter().try_for_each(|rank| rig.try_submit(rank, pushed(0, 4, 0)));
-            match others() {
-                Ok(()) => prop_assert_eq!(rig.progress(), Some(1), "the others go on"),
-                // Words that happen to be a push with settings of its own count, as any push that came.
-                Err(SubmissionRefused::Failure(JobFailure::SettingsConflict { second: 1, .. })) => {}
-                Err(refused) => prop_assert!(false, "the others go on: {refused}"),
-            }
+            check_others_go_on(&mut rig, consistency, pushed_last);
         }
+    }
+}
+
+/// Workers 0 and 2 of three go on without worker 1, unless what it pushed last has settings of its own for their iteration.
+fn check_others_go_on(rig: &mut Rig, consistency: Consistency, pushed_last: Option<(u64, Settings)>) {
+    rig.remove(1);
+    let ours = pushed(0, 4, 0);
+    let conflicts = pushed_last.is_some_and(|(stamp, theirs)| {
+        let Submission::Push { settings, .. } = ours else { unreachable!("it is a push") };
+        consistency == Bsp && stamp == 0 && theirs != settings
+    });
+    for (rank, other) in [(0, (0, 1)), (2, (1, 2))] {
+        match rig.try_submit(rank, ours) {
+            Err(SubmissionRefused::Failure(JobFailure::SettingsConflict { first, second, .. })) => {
+                assert!(conflicts && (first, second) == other, "{rank}: {first} and {second}");
+            }
+            done => assert!(done.is_ok() && !conflicts, "{rank}: {done:?}"),
+        }
+    }
+    assert!(conflicts || rig.progress() == Some(1), "the others go on");
+}
+
+#[test]
+fn a_push_of_no_chunk_with_settings_of_its_own_counts_as_one_and_of_a_later_iteration_does_not() {
+    for (stamp, consistency) in [(0, Bsp), (0, Ssp(1)), (1, Bsp)] {
+        let mut rig = Rig::new(3, 4, consistency);
+        rig.submit(1, Submission::Clock { clock: stamp });
+        rig.submit(1, rated(0, 0, stamp, 0.0));
+        check_others_go_on(&mut rig, consistency, Some((stamp, Settings([0.0; 5]))));
     }
 }
