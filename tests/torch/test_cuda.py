@@ -70,9 +70,9 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     for name, part in recorder.parts.items():
         monkeypatch.setattr(torch.cuda, name, part)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: recorder.log.append("keep the gradient"))
-    from penstock.torch import cuda
+    from penstock.torch import pinned
 
-    monkeypatch.setattr(cuda, "_streams", {})
+    monkeypatch.setattr(pinned, "_streams", {})
     return recorder
 
 
@@ -80,7 +80,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 def test_a_lane_is_announced_only_after_its_copy_is_through(
     job: ps.Job, recorder: Recorder, dtype: str
 ) -> None:
-    from penstock.torch.cuda import CudaTransfer
+    from penstock.torch.servers.cuda import CudaTransfer
 
     parameter = torch.arange(6, dtype=getattr(torch, dtype)).reshape(2, 3)
     tensor = job.tensor("w", parameter)

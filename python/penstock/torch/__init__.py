@@ -3,62 +3,82 @@ PyTorch: three lines make a script distributed, and its loop stays as it is.
 
     import penstock as ps
 
-    model, optimizer = ps.torch.distribute(model, optimizer, consistency=ps.BSP())
+    model, optimizer = ps.torch.distribute(model, optimizer)
     for x, y in batches:
         optimizer.zero_grad()
         loss(model(x), y).backward()
         optimizer.step()
 
-| file | holds |
+| folder or file | holds |
 |---|---|
-| rules.py | which rule of the servers a torch optimizer is |
-| delivery.py | when a gradient leaves |
-| transfer.py, cuda.py | how bytes move between a parameter and the servers |
-| optimizer.py | torch's interface over all that |
+| gradients/ | `where="gradients"`: backward ends with averaged gradients, the script's optimizer steps |
+| servers/ | `where="servers"`: the servers step, and keep the optimizer's state |
 | broadcast.py | what goes from rank 0 to everyone, once |
+| pinned.py | shared memory that a GPU reads and writes itself |
 """
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from typing import TypeVar
+from collections.abc import Iterator
+from typing import Any, TypeVar, overload
 
 try:
     import torch
+    import torch.utils.weak
 except ModuleNotFoundError as error:
     error.add_note("hint: pip install 'penstock-ps[torch]'")
     raise
 
-from ..consistency import Consistency
+from ..consistency import BSP, Consistency, parse, spelled
 from ..exceptions import OptionError
 from ..job import Job, current
-from .optimizer import DistributedOptimizer
+from .broadcast import broadcast
+from .gradients import Averaging
+from .gradients.averaging import BUCKET_BYTES, CHECK_EVERY
+from .gradients.script import described, look_after, start_alike
+from .servers.optimizer import DistributedOptimizer
 
-__all__ = ["DistributedOptimizer", "distribute"]
+__all__ = ["DistributedOptimizer", "distribute", "no_sync", "unwrap"]
 
 M = TypeVar("M", bound=torch.nn.Module)
+O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
 
 _models_of: weakref.WeakKeyDictionary[Job, int] = weakref.WeakKeyDictionary()
+# What each model, and each parameter, belongs to.
+_distributed: Any = torch.utils.weak.WeakIdKeyDictionary()
+_owned: Any = torch.utils.weak.WeakIdKeyDictionary()
 
 
-def _type_of(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+@overload
+def distribute(model: M, optimizer: None = None, **options: Any) -> M: ...
+
+
+@overload
+def distribute(
+    model: M, optimizer: torch.optim.Optimizer, **options: Any
+) -> tuple[M, torch.optim.Optimizer]: ...
 
 
 def distribute(
     model: M,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None = None,
     *,
+    where: str | None = None,
     consistency: Consistency | str | None = None,
     job: Job | None = None,
     reduce: str = "mean",
+    buffers: str | None = None,
     overlap: bool | int | str = "auto",
     prefix: str | None = None,
     rescale: float = 1.0,
     clip: float | None = None,
     refuse_nonfinite: bool = False,
+    check_every: int = CHECK_EVERY,
+    bucket_bytes: int = BUCKET_BYTES,
     timeout: float | None = None,
-) -> tuple[M, DistributedOptimizer]:
+) -> M | tuple[M, torch.optim.Optimizer]:
     """
     Train `model` together with the job's other workers. Collective: every worker calls it, with the same
     model.
@@ -68,47 +88,64 @@ def distribute(
     model
         Any module, on the device that it trains on. Its parameters and buffers become rank 0's.
     optimizer
-        torch.optim.SGD, Adagrad, RMSprop, Adam or AdamW: the servers take its steps, starting from rank 0's
-        state. Any other optimizer, under BSP: it steps in each worker, on gradients that the servers average.
+        With "gradients": any optimizer, or none; its state becomes rank 0's. With "servers":
+        torch.optim.SGD, Adagrad, RMSprop, Adam or AdamW, starting from rank 0's state.
+    where
+        "gradients": when backward ends, `p.grad` holds the average over the workers, as under
+        DistributedDataParallel, and the script's own optimizer steps. "servers": the servers take the steps,
+        and the optimizer's state exists once in the job, not in each worker. Default: "gradients" under BSP,
+        "servers" otherwise.
     consistency
-        `ps.BSP()`, `ps.SSP(slack)` or `ps.ASP()`, or the same as text. Default: the job's.
+        `ps.BSP()`, `ps.SSP(slack)` or `ps.ASP()`, or the same as text. Default: the job's. "gradients" needs
+        BSP.
     job
         Default: the open job of this process, or a new `ps.init()`.
     reduce
         "mean": gradients are averaged over the workers, as DistributedDataParallel does. "sum": summed.
         Default "mean".
+    buffers
+        With "gradients": what happens to buffers, such as batch statistics, when backward ends. "rank0": all
+        workers continue with rank 0's, as under DistributedDataParallel. "mean": with the average. "local":
+        with their own, which "servers" always means. Default "rank0".
     overlap
-        When gradients leave. "auto": after watching two steps, while backward is still running, if the script
-        does not touch gradients and learning rates between backward and `step()`; otherwise in `step()`. A
-        number: at that many backward passes per step, from the start. False: always in `step()`. Default
-        "auto".
+        When gradients leave. With "gradients", "auto" and True: while backward is still running; False: when
+        it has ended. With "servers", "auto": while backward is still running, after watching two steps in
+        which the script does not touch gradients and learning rates between backward and `step()`; a number:
+        at that many backward passes per step, from the start; False: in `step()`. Default "auto".
     prefix
-        Start of the tensors' names, `{prefix}/{parameter}`. Default "model", then "model.1", and so on.
+        Start of the tensors' names. Default "model", then "model.1", and so on.
     rescale
         Factor on the reduced gradient. Default 1.
     clip
         Then each of its elements is clipped to [-clip, clip]. Default: no clipping.
     refuse_nonfinite
-        Refuse gradients that hold a NaN or an infinity. Default False.
+        Refuse gradients that hold a NaN or an infinity. Default False; a loss scaler needs that.
+    check_every
+        With "gradients": backward passes from one comparison of the workers' parameters to the next; 0: they
+        are not compared. A comparison reads the parameters once. Default 100.
+    bucket_bytes
+        With "gradients": smaller gradients travel together up to so many bytes. Default 1 MiB.
     timeout
         Seconds for each wait while setting up and loading. Default: the job's `deadline`.
 
     Returns
     -------
-    (model, optimizer)
-        The same model, and a torch.optim.Optimizer with the original's parameter groups. Step this one: the
+    model or (model, optimizer)
+        The same model; the optimizer, if one was given. With "gradients" it is the same object. With
+        "servers" it is a DistributedOptimizer with the original's parameter groups: step this one; the
         original's `step` raises OptionError while the job is open.
 
     Raises
     ------
     OptionError
-        `overlap` is not valid; the optimizer is `differentiable` or `capturable`, or its step needs a closure
-        (LBFGS); the servers cannot take its steps and the consistency is not BSP; parameters are neither on
-        the CPU nor on a CUDA device.
+        An argument is not valid; the model is distributed already; it has a layer that averages over a
+        torch.distributed process group (SyncBatchNorm) and there is none; parameters are neither on the CPU
+        nor on a CUDA device. With "gradients": the consistency is not BSP. With "servers": the servers cannot
+        take the optimizer's steps.
     DtypeError
         A parameter is not float32, float64, float16 or bfloat16.
     DeclarationConflict
-        The workers' models or optimizers differ.
+        The workers' models, or the settings of their optimizers, differ.
     OutOfMemory
         The servers have too little shared memory for the model.
     BarrierTimeout
@@ -116,18 +153,165 @@ def distribute(
 
     Notes
     -----
-    A parameter that several modules share is one tensor; a frozen one becomes a tensor when it is unfrozen;
-    one that received no gradient is not contributed to, and torch's rule for `grad is None` applies. Buffers
-    (batch statistics) stay local after the start. Convert and move the model before this call; a copy of it,
-    or one that was saved as a whole, is an ordinary model. A script that changes `p.grad` before `step()`
-    changes its own contribution, before the average.
+    A parameter that several modules share is averaged once; a frozen one when it is unfrozen. A parameter
+    without a gradient on some workers counts as zeros there; one without a gradient on all keeps
+    `grad is None`. Convert and move the model before this call; a copy of it, or one that was saved as a
+    whole, is an ordinary model. A backward pass raises DeclarationConflict if the workers' passes do not
+    match or their parameters have come apart, and OptionError if it cannot average what a hook of the script
+    has done.
 
     Examples
     --------
     >>> net = torch.nn.Linear(4, 2)
     >>> net, optimizer = ps.torch.distribute(net, torch.optim.SGD(net.parameters(), lr=0.1))
     """
-    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, DistributedOptimizer):
+    _check_types(model, optimizer)
+    job = job or current()
+    where = _where(where, consistency, job)
+    parameters = _trained_by(model, optimizer)
+    _refuse_twice(model, parameters)
+    declaration = {"reduce": reduce, "rescale": rescale, "clip": clip, "refuse_nonfinite": refuse_nonfinite}
+    if prefix is None:
+        number = _models_of.get(job, 0)
+        _models_of[job] = number + 1
+        prefix = f"model.{number}" if number else "model"
+    if where == "servers":
+        if optimizer is None:
+            raise OptionError(
+                'where="servers" needs the optimizer whose steps the servers take, got None',
+                "ps.torch.distribute(model, optimizer, ...)",
+            )
+        if buffers not in (None, "local"):
+            raise OptionError(f'expected buffers "local" with where="servers", got {buffers!r}')
+        distributed = DistributedOptimizer(
+            model,
+            optimizer,
+            job,
+            prefix=prefix,
+            consistency=consistency,
+            overlap=overlap,
+            declaration=declaration,
+            timeout=timeout,
+        )
+        _note(model, parameters, distributed)
+        return model, distributed
+    if overlap != "auto" and not isinstance(overlap, bool):
+        raise OptionError(f'expected overlap "auto", True or False with where="gradients", got {overlap!r}')
+    _check_count("check_every", check_every, 0)
+    _check_count("bucket_bytes", bucket_bytes, 1)
+    named = {**parameters, **dict(model.named_buffers())}
+    broadcast(
+        job,
+        f"{prefix}/start",
+        named,
+        timeout,
+        {name: one for name, one in parameters.items() if one.requires_grad},
+        [*(described(optimizer) if optimizer is not None else []), f"{declaration}, buffers {buffers}"],
+    )
+    averaging = Averaging(
+        model,
+        parameters,
+        job,
+        prefix=prefix,
+        declaration=declaration,
+        overlap=bool(overlap),
+        buffers=buffers or "rank0",
+        check_every=check_every,
+        bucket_bytes=bucket_bytes,
+        timeout=timeout,
+    )
+    if optimizer is not None:
+        start_alike(optimizer, job, f"{prefix}/optimizer", timeout)
+        look_after(optimizer, averaging)
+    if job.size > 1:
+        job._barrier_of_all(timeout, "distributing its model")
+    _note(model, parameters, averaging)
+    return model if optimizer is None else (model, optimizer)
+
+
+@contextlib.contextmanager
+def no_sync(*models: torch.nn.Module) -> Iterator[None]:
+    """
+    Backward passes inside add gradients up in this worker, as DistributedDataParallel's `no_sync` has it; the
+    first one outside averages the sums. For accumulating over several batches with one exchange.
+
+    Parameters
+    ----------
+    *models
+        Models that were given to `distribute` with `where="gradients"`.
+
+    Raises
+    ------
+    OptionError
+        A model is not distributed so. An optimizer's `step()` raises it too, if the last pass before it was
+        inside.
+
+    Examples
+    --------
+    >>> net = ps.torch.distribute(torch.nn.Linear(4, 2))
+    >>> with ps.torch.no_sync(net):
+    ...     net(torch.ones(1, 4)).sum().backward()
+    >>> net(torch.ones(1, 4)).sum().backward()
+    """
+    with contextlib.ExitStack() as stack:
+        for model in models:
+            averaging = _distributed.get(model)
+            if not isinstance(averaging, Averaging):
+                raise OptionError(
+                    f'expected models distributed with where="gradients", got {_type_of(model)}',
+                    'without sharing, no_sync is not needed; with where="servers" pass overlap=False or the '
+                    "number of backward passes per step",
+                )
+            stack.enter_context(averaging.no_sync())
+        yield
+
+
+def unwrap(model: M) -> M:
+    """
+    Make a distributed model an ordinary one again: its gradients stay this worker's own. Nothing happens to
+    its values.
+
+    Parameters
+    ----------
+    model
+        A model that was given to `distribute` with `where="gradients"`; any other is returned as it is.
+
+    Returns
+    -------
+    torch.nn.Module
+        The same model.
+
+    Raises
+    ------
+    OptionError
+        The model is distributed with `where="servers"`: close the job instead.
+
+    Examples
+    --------
+    >>> net = ps.torch.unwrap(ps.torch.distribute(torch.nn.Linear(4, 2)))
+    """
+    found = _distributed.get(model)
+    if isinstance(found, DistributedOptimizer):
+        raise OptionError(
+            'the model is distributed with where="servers": its steps are taken there',
+            "job.close() ends that; the model keeps its values",
+        )
+    if found is not None:
+        found.forget()
+        del _distributed[model]
+        for parameter in found.parameters():
+            _owned.pop(parameter, None)
+    return model
+
+
+def _type_of(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _check_types(model: object, optimizer: object) -> None:
+    if optimizer is not None and (
+        not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, DistributedOptimizer)
+    ):
         raise OptionError(
             f"expected a plain torch.optim.Optimizer, got {_type_of(optimizer)}",
             "make one over the model's parameters, such as torch.optim.SGD(model.parameters(), lr=0.1), and "
@@ -139,24 +323,65 @@ def distribute(
             "put several modules into one torch.nn.ModuleList; a model that torch.jit.script has made cannot "
             "be distributed",
         )
-    job = job or current()
-    if prefix is None:
-        number = _models_of.get(job, 0)
-        _models_of[job] = number + 1
-        prefix = f"model.{number}" if number else "model"
-    distributed = DistributedOptimizer(
-        model,
-        optimizer,
-        job,
-        prefix=prefix,
-        consistency=consistency,
-        overlap=overlap,
-        declaration={
-            "reduce": reduce,
-            "rescale": rescale,
-            "clip": clip,
-            "refuse_nonfinite": refuse_nonfinite,
-        },
-        timeout=timeout,
-    )
-    return model, distributed
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise OptionError(
+            "the model is in a DistributedDataParallel, which averages its gradients already",
+            "give `distribute` what is in it, `model.module`",
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.SyncBatchNorm) and not torch.distributed.is_initialized():
+            raise OptionError(
+                f"layer `{name}` is a SyncBatchNorm, which averages over a torch.distributed process group, and "
+                "there is none",
+                "call torch.distributed.init_process_group() first, or keep ordinary batch norms: with "
+                'buffers="mean" their running statistics are averaged',
+            )
+
+
+def _where(where: str | None, consistency: Consistency | str | None, job: Job) -> str:
+    asked = parse(spelled(consistency) or job._core.default_consistency)
+    if where is None:
+        return "gradients" if asked == BSP() else "servers"
+    if where not in ("gradients", "servers"):
+        raise OptionError(f"expected where='gradients' or 'servers', got {where!r}")
+    if where == "gradients" and asked != BSP():
+        raise OptionError(
+            f'where="gradients" averages the gradients of one iteration: it needs ps.BSP(), got `{asked}`',
+            'pass where="servers": the servers then take the steps, as stale as you allow',
+        )
+    return where
+
+
+def _trained_by(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:
+    """The model's parameters, and those that only the optimizer has, such as a loss's own; each once."""
+    found: dict[str, torch.Tensor] = dict(model.named_parameters())
+    known = {id(parameter) for parameter in found.values()}
+    for number, group in enumerate(optimizer.param_groups if optimizer is not None else ()):
+        for index, parameter in enumerate(group["params"]):
+            if id(parameter) not in known:
+                known.add(id(parameter))
+                found[f"group{number}.{index}"] = parameter
+    return found
+
+
+def _refuse_twice(model: torch.nn.Module, parameters: dict[str, torch.Tensor]) -> None:
+    for name, parameter in parameters.items():
+        owner = _owned.get(parameter)
+        if owner is not None and not owner.job.closed:
+            raise OptionError(
+                f"parameter `{name}` is distributed already"
+                + (": this model was given to `distribute` before" if model in _distributed else ""),
+                "distribute each model once, all of its optimizers' groups in one optimizer; "
+                "`ps.torch.unwrap(model)` ends it",
+            )
+
+
+def _note(model: torch.nn.Module, parameters: dict[str, torch.Tensor], owner: Any) -> None:
+    _distributed[model] = owner
+    for parameter in parameters.values():
+        _owned[parameter] = owner
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise OptionError(f"expected {name} as a whole number of {least} or above, got {value!r}")

@@ -39,10 +39,11 @@ def broadcast(
     named: Mapping[str, torch.Tensor],
     timeout: float | None = None,
     trained: Mapping[str, torch.Tensor] | None = None,
+    settings: Sequence[str] = (),
 ) -> None:
     """
     Overwrites the tensors, which every worker names in the same way and order, with rank 0's. Collective.
-    Those that are `trained` are compared too: every worker must train the same.
+    Those that are `trained` are compared too, and the lines of `settings`: every worker must train the same.
 
     Raises DeclarationConflict if the workers' lists differ, BarrierTimeout if a worker does not come.
     """
@@ -51,6 +52,7 @@ def broadcast(
     # Trained tensors are marked, so that lists which differ only in what is trained differ. Sorted: workers
     # may order the optimizer's groups differently.
     lines = [f"{line}, trained" for line in sorted(_described(trained or {}))] + _described(named)
+    lines += settings
     _agree(job, f"{name}/list", lines, timeout)
     tensors = list(named.values())
     total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -77,6 +79,25 @@ def broadcast(
         _unpack(tensors, stream)
 
 
+def broadcast_bytes(job: Job, name: str, data: bytes | None, timeout: float | None = None) -> bytes:
+    """
+    Rank 0's `data`, on every worker. Collective; the others pass None.
+
+    Raises BarrierTimeout if a worker does not come.
+    """
+    if job.size == 1:
+        return data or b""
+    length = torch.tensor(len(data or b""), dtype=torch.int64)
+    broadcast(job, f"{name}/length", {"length": length}, timeout)
+    if not length:
+        return b""
+    held = torch.zeros(int(length), dtype=torch.uint8)
+    if job.rank == 0:
+        held.copy_(torch.frombuffer(bytearray(data or b""), dtype=torch.uint8))
+    broadcast(job, f"{name}/bytes", {"bytes": held}, timeout)
+    return held.numpy().tobytes()
+
+
 def _channel(job: Job, name: str, value: Array, timeout: float | None) -> tuple[Tensor, bool]:
     """The tensor that data goes through, and whether it holds `value` already: not if it was used before."""
     before = name in job._tensors
@@ -86,9 +107,14 @@ def _channel(job: Job, name: str, value: Array, timeout: float | None) -> tuple[
 
 def _described(named: Mapping[str, torch.Tensor]) -> list[str]:
     return [
-        f"{label}: {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+        f"{label}: {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}{_order(tensor)}"
         for label, tensor in named.items()
     ]
+
+
+def _order(tensor: torch.Tensor) -> str:
+    """In which order its elements lie, where that is not the usual one: gradients travel as they lie."""
+    return "" if tensor.is_contiguous() else f" with strides {tensor.stride()}"
 
 
 def _agree(job: Job, name: str, mine: list[str], timeout: float | None) -> None:
@@ -109,7 +135,8 @@ def _agree(job: Job, name: str, mine: list[str], timeout: float | None) -> None:
     told = zlib.decompressobj().decompress(theirs[_DIGEST_BYTES:]) if theirs[_DIGEST_BYTES] else b""
     raise DeclarationConflict(
         f"`{name}` differs: {_difference(job.rank, mine, told.decode().splitlines())}",
-        "build the same model on every worker, with the same parameters frozen and the same buffers",
+        "build the same model on every worker, with the same parameters frozen, the same buffers and the same "
+        "settings of the optimizer",
     )
 
 

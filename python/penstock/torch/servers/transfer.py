@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ..exceptions import DtypeError, OptionError
-from ..tensor import Tensor
+from ...exceptions import DtypeError, OptionError
+from ...tensor import Tensor
 
 
 class Transfer(Protocol):

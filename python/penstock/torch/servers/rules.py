@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .. import optim
-from ..exceptions import OptionError
-from ..optim import Optimizer
+from ... import optim
+from ...exceptions import OptionError
+from ...optim import Optimizer
 
 Group: TypeAlias = dict[str, Any]
 

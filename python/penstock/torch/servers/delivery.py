@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from ..exceptions import DtypeError, OptionError, PenstockError, ShapeError
-from ..optim import Settings
-from ..tensor import Tensor
+from ...exceptions import DtypeError, OptionError, PenstockError, ShapeError
+from ...optim import Settings
+from ...tensor import Tensor
 from .rules import GroupRule, NoRule
 from .transfer import Transfer, dense
 

@@ -16,12 +16,12 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from ..arrays import as_array
-from ..consistency import BSP, Consistency, parse, spelled
-from ..exceptions import OptionError, SettingsError, not_to_be_sent
-from ..job import Job
-from ..tensor import _as_buffer
-from .broadcast import broadcast
+from ...arrays import as_array
+from ...consistency import BSP, Consistency, parse, spelled
+from ...exceptions import OptionError, SettingsError, not_to_be_sent
+from ...job import Job
+from ...tensor import _as_buffer
+from ..broadcast import broadcast
 from .delivery import Delivery, Shared
 from .rules import GroupRule, NoRule, has_rule, names, steps_of, torch_state
 from .transfer import transfer_for

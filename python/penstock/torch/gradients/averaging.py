@@ -1,0 +1,358 @@
+"""
+One model whose gradients are averaged: its buckets, its hooks, and what happens when backward ends.
+
+| when | what |
+|---|---|
+| a gradient is complete | its bucket leaves if it was the last of it |
+| backward ends | buckets that are not full leave with zeros; the roll is called; the job's clock moves on |
+| then | the averages are copied to `p.grad`, buffers are taken in, and the roll is heard |
+
+In the first pass everything leaves at its end: how often backward adds to each gradient is learned there
+(once, but for parameters inside nested passes). A bucket that left too early would be an error (never a
+silent difference): one that is added to afterwards raises.
+
+A parameter that was frozen, or had no gradient on any worker, is in no bucket. When the roll says that
+somebody has a gradient of it, all workers give it a bucket of its own, in a second exchange of the same pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ...exceptions import DeclarationConflict, DtypeError, JobClosed, OptionError
+from ...job import Job
+from .backward import Backward, _this_pass, backward_of
+from .bucket import Bucket, Member, buckets_of
+from .buffers import Buffers
+from .roll import Roll, digest_of
+
+BUCKET_BYTES = 1 << 20
+"""
+Gradients share a bucket up to here. A larger one leaves later; a smaller one costs a call more for each
+bucket.
+"""
+SAME_INPUTS = 3
+"""Batches that are compared between workers."""
+CHECK_EVERY = 100
+"""Passes from one comparison of parameters to the next, by default."""
+
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+class Averaging:
+    """Averages the gradients of a model over the job's workers. Made by `ps.torch.distribute`."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        parameters: Mapping[str, torch.Tensor],
+        job: Job,
+        *,
+        prefix: str,
+        declaration: dict[str, Any],
+        overlap: bool,
+        buffers: str,
+        check_every: int,
+        bucket_bytes: int,
+        timeout: float | None,
+    ) -> None:
+        self._model = weakref.ref(model)
+        self.job = job
+        self.prefix = prefix
+        self._declaration = declaration
+        self._timeout = timeout
+        self._members = [
+            Member(parameter, name, place)
+            for place, (name, parameter) in enumerate(_checked(parameters).items())
+        ]
+        self._backward: Backward = backward_of(job)
+        self._buckets: list[Bucket] = []
+        self._reached = False
+        self._found: list[Member] = []
+        self._learned = not overlap
+        self._overlap = overlap
+        self._synchronized = True
+        self.unsent = False
+        """Whether a pass inside `no_sync` was the last."""
+        self._count = 0
+        self._check_every = check_every
+        self._ask = self._compare = False
+        self._inputs: tuple[int, int] | None = None
+        self._same = 0
+        self._handles: list[Any] = []
+        if job.size == 1:
+            return
+        trained = [member for member in self._members if member.parameter.requires_grad]
+        for number, group in enumerate(buckets_of(trained, bucket_bytes)):
+            self._buckets.append(self._bucket(str(number), group))
+        self._roll = Roll(job, f"{prefix}/roll", len(self._members), timeout)
+        self._buffers = Buffers(job, f"{prefix}/buffers", model, buffers, timeout)
+        self._handles += [self._hook(member) for member in self._members]
+        self._handles.append(model.register_load_state_dict_post_hook(_Loaded(self)))
+        self._watch = model.register_forward_pre_hook(_Given(self), with_kwargs=True)
+        self._handles.append(self._watch)
+
+    def _bucket(self, name: str, members: list[Member]) -> Bucket:
+        return Bucket(self.job, f"{self.prefix}/gradients/{name}", members, self._declaration, self._timeout)
+
+    # -- while backward runs
+
+    def _hook(self, member: Member) -> Any:
+        """Has the member's gradient noticed. Frozen parameters too: they may be unfrozen later."""
+        backward = self._backward
+        frozen = not member.parameter.requires_grad
+
+        def came(_: torch.Tensor) -> None:
+            if not self._synchronized:
+                self.unsent = True
+                return
+            if backward.known != _this_pass():
+                backward.enter()
+            if not self._reached:
+                self._begin()
+            member.additions += 1
+            member.left_to_come -= 1
+            bucket = member.bucket
+            if bucket is None:
+                return
+            if member.left_to_come == 0:
+                bucket.missing -= 1
+                if bucket.missing == 0 and self._learned and self._overlap:
+                    bucket.send()
+            elif bucket.has_left:
+                raise OptionError(
+                    f"the gradient of `{member.name}` was added to after it had left for the other workers",
+                    "pass overlap=False to `ps.torch.distribute`: gradients then leave when backward has ended",
+                )
+
+        if frozen:
+            member.parameter.requires_grad_(True)
+        try:
+            return member.parameter.register_post_accumulate_grad_hook(came)
+        finally:
+            if frozen:
+                member.parameter.requires_grad_(False)
+
+    def _begin(self) -> None:
+        if self.job.closed:
+            raise JobClosed(
+                "the job has ended, and this model's gradients are averaged by it",
+                "`ps.torch.unwrap(model)` makes it an ordinary model again",
+            )
+        self._reached = True
+        self._backward.reach(self)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients are added up in this worker; the next pass outside sends the sums."""
+        before, self._synchronized = self._synchronized, False
+        try:
+            yield
+        finally:
+            self._synchronized = before
+
+    # -- when it has ended
+
+    @property
+    def has_sent(self) -> bool:
+        return any(bucket.has_left for bucket in self._buckets)
+
+    @torch.no_grad()
+    def send_rest(self) -> None:
+        for member in self._members:
+            if member.additions and member.parameter.grad is None:
+                raise OptionError(
+                    f"the gradient of `{member.name}` was taken away while backward was running, before it was "
+                    "averaged",
+                    "step and clear gradients after backward, not in hooks of it",
+                )
+        for bucket in self._buckets:
+            if not bucket.has_left:
+                bucket.send()
+        self._buffers.send()
+        norms = self._norms() if self._compares() else None
+        used = [member.parameter.grad is not None for member in self._members]
+        self._roll.call(used, self._count, self._inputs, self._ask, norms)
+
+    def _compares(self) -> bool:
+        every = self._check_every
+        return self._compare or bool(every and (self._count == 1 or self._count % every == 0))
+
+    def _norms(self) -> list[float]:
+        return [
+            float(torch.linalg.vector_norm(member.parameter.detach(), dtype=_wide(member.dtype)))
+            for member in self._members
+        ]
+
+    @torch.no_grad()
+    def take_average(self) -> bool:
+        for bucket in self._buckets:
+            bucket.take()
+        self._buffers.take()
+        heard = self._roll.hear()
+        if absent := heard.absent():
+            raise DeclarationConflict(
+                f"worker {self.job.rank} averaged gradients of `{self.prefix}` in a backward pass that did not "
+                f"reach this model on workers {absent}",
+                "have every backward pass reach the same models on all workers",
+            )
+        if heard.differs(self._count):
+            raise DeclarationConflict(
+                f"worker {self.job.rank} has averaged gradients of `{self.prefix}` {self._count} times; another "
+                "worker has done so more or less often",
+                "have every backward pass reach the same models on all workers",
+            )
+        compared = self._compares()
+        if compared and (apart := heard.apart(self._norms())) is not None:
+            raise DeclarationConflict(
+                f"parameter `{self._members[apart].name}` is not the same on all workers any more: worker "
+                f"{self.job.rank} noticed after {self._count} averages of gradients",
+                "take every step, and make every change and every load, on all workers in the same way; if "
+                "their processors differ so much that rounding does it, pass check_every=0 to "
+                "`ps.torch.distribute`",
+            )
+        self._compare, self._ask = heard.asked, False
+        self._notice_same_inputs(heard)
+        self._found = []
+        for place in (heard.used > 0).nonzero()[0]:
+            member = self._members[int(place)]
+            if member.bucket is None:
+                self._found.append(member)
+            elif member.parameter.grad is None:
+                member.bucket.give(member)
+        self._learn()
+        self._count += 1
+        self.unsent = False
+        return bool(self._found)
+
+    @torch.no_grad()
+    def send_found(self) -> None:
+        for member in self._found:
+            self._buckets.append(self._bucket(f"of {member.name}", [member]))
+            self._buckets[-1].send()
+
+    @torch.no_grad()
+    def take_found(self) -> None:
+        for bucket in self._buckets[-len(self._found) :]:
+            bucket.take()
+            member = bucket.members[0]
+            if member.parameter.grad is None:
+                bucket.give(member)
+
+    def begin_anew(self) -> None:
+        self._reached = False
+        self._inputs = None
+        self._found = []
+        for bucket in self._buckets:
+            bucket.begin()
+        for member in self._members:
+            member.additions = 0
+            member.left_to_come = member.expected
+
+    def _learn(self) -> None:
+        for member in self._members:
+            if member.additions > member.expected:
+                member.expected = member.additions
+        self._learned = True
+
+    # -- what is noticed on the way
+
+    def _notice_same_inputs(self, heard: Any) -> None:
+        if self._same < 0 or self._inputs is None:
+            return
+        if self._inputs == (0, 0) or not heard.same_inputs(self._inputs):
+            self._same = -1
+        else:
+            self._same += 1
+        if self._same == SAME_INPUTS and self.job.rank == 0:
+            warnings.warn(
+                f"all {self.job.size} workers were given the same batch {SAME_INPUTS} times: each computes what "
+                "the others compute. ps.torch.loader(dataset, ...) or ps.torch.sampler(dataset) gives every "
+                "worker its own part",
+                stacklevel=2,
+            )
+        if not 0 <= self._same < SAME_INPUTS:
+            self._same = -1
+            self._watch.remove()
+
+    def given(self, inputs: Any) -> None:
+        """The model is called with a batch."""
+        if self._inputs is None and torch.is_grad_enabled():
+            self._inputs = digest_of(inputs)
+
+    def loaded(self) -> None:
+        """A state was loaded, here at least: the pass after the next compares parameters."""
+        self._ask = True
+
+    def parameters(self) -> list[torch.Tensor]:
+        """All that are averaged, or would be."""
+        return [member.parameter for member in self._members]
+
+    def forget(self) -> None:
+        """Removes the hooks: the model is an ordinary one again."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+
+class _Loaded:
+    """After `load_state_dict`. A copy of the model is not distributed: its hook does nothing."""
+
+    def __init__(self, averaging: Averaging | None = None) -> None:
+        self._averaging = averaging
+
+    def __call__(self, *_: Any) -> None:
+        if self._averaging is not None:
+            self._averaging.loaded()
+
+    def __reduce__(self) -> Any:
+        return type(self), ()
+
+
+class _Given:
+    """Before the model is called. A copy of the model is not distributed: its hook does nothing."""
+
+    def __init__(self, averaging: Averaging | None = None) -> None:
+        self._averaging = averaging
+
+    def __call__(self, _: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        if self._averaging is not None:
+            self._averaging.given((args, kwargs))
+
+    def __reduce__(self) -> Any:
+        return type(self), ()
+
+
+def _checked(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The parameters that have elements. Raises DtypeError or OptionError for those that cannot be averaged."""
+    for name, parameter in parameters.items():
+        if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
+            raise OptionError(
+                f"parameter `{name}` has no shape yet", "call the model once before `distribute`"
+            )
+        if parameter.requires_grad and parameter.dtype not in _DTYPES:
+            raise DtypeError(
+                f"parameter `{name}` is {str(parameter.dtype).removeprefix('torch.')}, expected float32, "
+                "float64, float16 or bfloat16",
+                "for complex parameters keep real and imaginary part, as by torch.view_as_real",
+            )
+        if parameter.device.type not in ("cpu", "cuda"):
+            raise OptionError(
+                f"expected parameters on the CPU or a CUDA device, `{name}` is on {parameter.device}",
+                "move the model to the CPU before `distribute`",
+            )
+    return {
+        name: parameter
+        for name, parameter in parameters.items()
+        if parameter.numel() and parameter.dtype in _DTYPES
+    }
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float64 else torch.float32

@@ -1,0 +1,151 @@
+"""
+When a backward pass begins and ends.
+
+It begins, for us, with the first gradient that it adds to a parameter, and ends with autograd's own callback
+(`queue_callback`). A pass may reach several distributed models, as a generator's loss does that goes through
+the discriminator: they end together, with one iteration of the job's clock, so that all workers mean the same
+iteration by it whatever the order in which gradients came.
+
+Passes may be nested: activation checkpointing with `use_reentrant=True` runs a backward pass inside a node of
+another. The callback of the inner pass would come too early, so the end is asked of the outermost: through a
+hook of the node that runs the inner one, which autograd calls when it is back in the outer.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+
+from ...exceptions import OptionError
+from ...job import Job
+
+# The id of the backward pass that this thread is in; -1 outside.
+_this_pass: Callable[[], int] = torch._C._current_graph_task_id
+_engine: Any = torch.autograd.Variable._execution_engine
+
+_of_job: weakref.WeakKeyDictionary[Job, Backward] = weakref.WeakKeyDictionary()
+
+
+class Part(Protocol):
+    """What takes part in a backward pass: a distributed model."""
+
+    def send_rest(self) -> None:
+        """Contributes all that has not left."""
+
+    def take_average(self) -> bool:
+        """Takes the average in; whether there is a second part of it, for which all contribute once more."""
+
+    def send_found(self) -> None:
+        """Contributes the second part."""
+
+    def take_found(self) -> None:
+        """Takes it in."""
+
+    def begin_anew(self) -> None:
+        """The pass is over, or ended with an error."""
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether anything has left in this pass."""
+
+
+def backward_of(job: Job) -> Backward:
+    """The job's."""
+    if job not in _of_job:
+        _of_job[job] = Backward(job)
+    return _of_job[job]
+
+
+class Backward:
+    """The backward passes of this process, for one job."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = weakref.ref(job)
+        self.known = -1
+        """The pass whose end is known to be heard of. A hook that finds another calls `enter`."""
+        self._outermost = -1
+        self._nodes: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._parts: list[Part] = []
+
+    def enter(self) -> None:
+        """
+        Sees to it that the end of this pass is heard of. Raises OptionError if the last one ended with an
+        error after gradients had left.
+        """
+        node = _node_outside()
+        if node is None:
+            self._await_end()
+        elif node not in self._nodes:
+            self._nodes.add(node)
+            node.register_hook(lambda *_: self._await_end())
+        self.known = _this_pass()
+
+    def reach(self, part: Part) -> None:
+        """The pass has reached a model for the first time."""
+        self._parts.append(part)
+
+    def _await_end(self) -> None:
+        outermost = _this_pass()
+        if outermost == self._outermost:
+            return
+        if self._outermost != -1:
+            self._forget_broken()
+        self._outermost = outermost
+        _engine.queue_callback(self._end)
+
+    def _forget_broken(self) -> None:
+        """The last pass ended with an error, which the script has caught."""
+        sent = any(part.has_sent for part in self._parts)
+        self._reset()
+        if sent:
+            raise OptionError(
+                "a backward pass ended with an error after some of its gradients had left for the other "
+                "workers, who wait for the rest",
+                "let the error end this worker, or pass overlap=False to `ps.torch.distribute`: gradients "
+                "then leave when the pass has ended",
+            )
+
+    def _end(self) -> None:
+        try:
+            job = self._job()
+            if job is None or not self._parts:
+                return
+            for part in self._parts:
+                part.send_rest()
+            job.clock()
+            again = [part for part in self._parts if part.take_average()]
+            if again:
+                for part in again:
+                    part.send_found()
+                job.clock()
+                for part in again:
+                    part.take_found()
+        finally:
+            self._reset()
+
+    def _reset(self) -> None:
+        for part in self._parts:
+            part.begin_anew()
+        self._parts = []
+        self._nodes.clear()
+        self.known = self._outermost = -1
+
+
+def _node_outside() -> Any:
+    """The outermost node of a backward pass that this one runs inside of; None if it runs by itself."""
+    found = None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        # The first argument of a `torch.autograd.Function`'s backward is its node in the graph.
+        code = frame.f_code
+        if code.co_argcount or code.co_flags & 0x04:
+            first = frame.f_locals.get(code.co_varnames[0])
+            if isinstance(first, torch.autograd.function.BackwardCFunction):
+                found = first
+        frame = frame.f_back
+    return found

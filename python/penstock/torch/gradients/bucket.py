@@ -1,0 +1,214 @@
+"""
+Buckets: gradients of many parameters as one tensor of the job, in the order in which backward makes them.
+
+A gradient is copied once into the lane, when all of its bucket are there, and the average once from the
+servers' memory into `p.grad`. `p.grad` stays the array that autograd made: a script may keep it, and nothing
+writes to it after the pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...exceptions import DtypeError, OptionError, PenstockError, ShapeError
+from ...job import Job
+from ...optim import Replace
+from .memory import CudaMemory, HostMemory, Memory
+
+ALIGNMENT_BYTES = 64
+"""Each gradient begins at a cache line of its own: copies of neighbours share none."""
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """A parameter that is averaged."""
+
+    parameter: torch.Tensor
+    name: str
+    place: int
+    """Its number among the model's."""
+    bucket: Bucket | None = None
+    """None while it has never had a gradient anywhere."""
+    left_to_come: int = 1
+    """How often backward will still add to its gradient in this pass, by what earlier passes did."""
+    additions: int = 0
+    """How often it has in this pass."""
+    expected: int = 1
+    dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")
+    shape: torch.Size = torch.Size()
+
+    def __post_init__(self) -> None:
+        now = self.parameter
+        self.dtype, self.device, self.shape = now.dtype, now.device, now.shape
+
+    def gradient(self) -> torch.Tensor | None:
+        """
+        Its gradient, as the bucket takes it.
+
+        Raises DtypeError, OptionError or ShapeError if it is sparse, or the model was converted or moved.
+        """
+        gradient = self.parameter.grad
+        if gradient is None:
+            return None
+        if (
+            gradient.layout is torch.strided
+            and gradient.dtype is self.dtype
+            and gradient.shape == self.shape
+            and gradient.device == self.device
+        ):
+            return gradient
+        raise self._changed(gradient)
+
+    def _changed(self, gradient: torch.Tensor) -> PenstockError:
+        if gradient.layout is not torch.strided:
+            return DtypeError(
+                f"the gradient of `{self.name}` has layout {gradient.layout}, expected a dense one",
+                "build the layer with sparse=False",
+            )
+        hint = "convert or move the model, as by `model.double()` or `model.to(...)`, before `distribute`"
+        if gradient.dtype is not self.dtype:
+            was, now = _word(self.dtype), _word(gradient.dtype)
+            return DtypeError(f"parameter `{self.name}` was distributed as {was} and is {now} now", hint)
+        if gradient.device != self.device:
+            return OptionError(
+                f"parameter `{self.name}` was distributed on {self.device} and is on {gradient.device} now",
+                hint,
+            )
+        was, now = str(tuple(self.shape)), str(tuple(gradient.shape))
+        return ShapeError(
+            f"parameter `{self.name}` was distributed with shape {was}, and has {now} now", hint
+        )
+
+
+class Bucket:
+    """Some parameters of one dtype on one device, as one tensor of the job."""
+
+    def __init__(
+        self,
+        job: Job,
+        name: str,
+        members: Sequence[Member],
+        declaration: dict[str, Any],
+        timeout: float | None,
+    ) -> None:
+        self.members = list(members)
+        self.missing = len(members)
+        """How many of its gradients are not complete in this pass."""
+        self.has_left = False
+        first = members[0]
+        align = max(1, ALIGNMENT_BYTES // first.parameter.element_size())
+        offsets, elements = [], 0
+        for member in members:
+            offsets.append(elements)
+            elements += math.ceil(member.parameter.numel() / align) * align
+        if len(members) == 1:
+            elements = first.parameter.numel()
+        self.tensor = job.tensor(
+            name,
+            shape=elements,
+            dtype=first.dtype,
+            optimizer=Replace(),
+            consistency="bsp",
+            timeout=timeout,
+            **declaration,
+        )
+        make: type[HostMemory] | type[CudaMemory] = HostMemory if first.device.type == "cpu" else CudaMemory
+        self._memory: Memory = make(self.tensor, first.dtype, first.device)
+        self._lanes = [
+            _part(self._memory.lane, at, member.parameter)
+            for member, at in zip(members, offsets, strict=True)
+        ]
+        self._values = [
+            _part(self._memory.value, at, member.parameter)
+            for member, at in zip(members, offsets, strict=True)
+        ]
+        for member in members:
+            member.bucket = self
+
+    def begin(self) -> None:
+        """Nothing has come in the pass that begins next."""
+        self.has_left = False
+        self.missing = len(self.members)
+
+    def send(self) -> None:
+        """
+        Contributes the gradients as they are now; zeros where there is none.
+
+        Raises as `Member.gradient` and `Tensor.push`.
+        """
+        gradients = [member.gradient() for member in self.members]
+        lanes = self._lanes
+        self._memory.await_lane()
+        if any(gradient is None for gradient in gradients):
+            for lane, gradient in zip(lanes, gradients, strict=True):
+                if gradient is None:
+                    lane.zero_()
+            lanes = [lane for lane, gradient in zip(lanes, gradients, strict=True) if gradient is not None]
+        self.has_left = True
+        self._memory.send(lanes, [gradient for gradient in gradients if gradient is not None])
+
+    def take(self) -> None:
+        """Waits for the average, and puts it where there is a gradient."""
+        gradients, values = [], []
+        for member, value in zip(self.members, self._values, strict=True):
+            gradient = member.parameter.grad
+            if gradient is None:
+                continue
+            if gradient.requires_grad:
+                # Of `backward(create_graph=True)`: what it holds is part of the graph.
+                member.parameter.grad = gradient = torch.empty_like(member.parameter, requires_grad=False)
+            gradients.append(gradient)
+            values.append(value)
+        self._memory.take(values, gradients)
+
+    def give(self, member: Member) -> None:
+        """Gives its average to a parameter that has no gradient here but has one elsewhere."""
+        gradient = torch.empty_like(member.parameter, requires_grad=False)
+        self._memory.take([self._values[self.members.index(member)]], [gradient])
+        member.parameter.grad = gradient
+
+
+def buckets_of(members: Sequence[Member], bytes_each: int) -> list[list[Member]]:
+    """
+    Which parameters share a bucket: neighbours of one dtype on one device, up to `bytes_each`, beginning with
+    the last, whose gradients come first. A parameter of that size has one of its own.
+    """
+    groups: dict[tuple[torch.dtype, torch.device], list[Member]] = {}
+    filled: list[list[Member]] = []
+    for member in reversed(members):
+        nbytes = member.parameter.numel() * member.parameter.element_size()
+        if nbytes >= bytes_each:
+            filled.append([member])
+            continue
+        kind = (member.dtype, member.device)
+        group = groups.setdefault(kind, [])
+        group.append(member)
+        if sum(one.parameter.numel() * one.parameter.element_size() for one in group) >= bytes_each:
+            filled.append(groups.pop(kind))
+    return filled + list(groups.values())
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill a piece of memory without gaps, in whatever order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _part(flat: torch.Tensor, at: int, like: torch.Tensor) -> torch.Tensor:
+    """The piece of `flat` from `at` on, laid out as gradients of `like` are."""
+    piece = flat[at : at + like.numel()]
+    return piece.as_strided(like.shape, like.stride()) if is_dense(like) else piece.view(like.shape)
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

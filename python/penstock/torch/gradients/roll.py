@@ -1,0 +1,155 @@
+"""
+The roll: what workers tell each other at the end of each pass, beside gradients. A few numbers a parameter, as
+one more tensor, of which every worker reads the mean.
+
+| part | this worker gives | what the mean says |
+|---|---|---|
+| used | 1 for each parameter with a gradient | above 0: somebody has one |
+| present | 1 at its rank | their sum is below 1: a live worker's iteration went by without this pass |
+| count | its passes so far | not its own: another has had more or fewer |
+| inputs | a digest of the first batches | its own: all were given the same |
+| ask | 1 after a load of a state | above 0: the next pass compares parameters |
+| norms | of each parameter, in passes that compare | not its own: models have come apart |
+
+Means of small whole numbers are exact but for rounding, which each comparison allows for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...arrays import Array
+from ...job import Job
+from ...optim import Replace
+
+COUNTS = 1 << 12
+"""
+Passes are counted up to here, then from 0 again: so small that the mean over a thousand workers still tells a
+difference of one.
+"""
+NORM_TOLERANCE = 1e-5
+"""
+Relative. Processors of different kinds round differently, by 1e-7 a step and not always upwards; a step that
+one worker has left out is far above.
+"""
+
+
+class Roll:
+    """The tensor and its parts."""
+
+    def __init__(self, job: Job, name: str, parameters: int, timeout: float | None) -> None:
+        self._rank, self._size = job.rank, job.size
+        sizes = {
+            "used": parameters,
+            "present": job.size,
+            "count": 1,
+            "inputs": 2,
+            "ask": 1,
+            "norms": parameters,
+        }
+        self._parts: dict[str, slice] = {}
+        end = 0
+        for part, size in sizes.items():
+            self._parts[part] = slice(end, end + size)
+            end += size
+        self._tensor = job.tensor(
+            name, shape=end, dtype="float32", optimizer=Replace(), consistency="bsp", timeout=timeout
+        )
+
+    def call(
+        self,
+        used: Sequence[bool],
+        count: int,
+        inputs: tuple[int, int] | None,
+        ask: bool,
+        norms: Sequence[float] | None,
+    ) -> None:
+        """Gives this worker's answers."""
+        lane = self._tensor.lane()
+        lane[:] = 0
+        lane[self._parts["used"]] = used
+        lane[self._parts["present"]][self._rank] = 1
+        lane[self._parts["count"]] = count % COUNTS
+        if inputs is not None:
+            lane[self._parts["inputs"]] = inputs
+        lane[self._parts["ask"]] = ask
+        if norms is not None:
+            lane[self._parts["norms"]] = norms
+        self._tensor.push()
+
+    def hear(self) -> Heard:
+        """Waits for everybody's."""
+        value = self._tensor.pull()
+        return Heard({part: value[where] for part, where in self._parts.items()})
+
+
+class Heard:
+    """The mean of what all have given."""
+
+    def __init__(self, parts: dict[str, Array]) -> None:
+        self._parts = parts
+
+    @property
+    def used(self) -> Array:
+        """Which parameters somebody has a gradient of."""
+        return self._parts["used"] > 0
+
+    @property
+    def asked(self) -> bool:
+        """Whether somebody asks to compare parameters."""
+        return bool(self._parts["ask"][0] > 0)
+
+    def absent(self) -> list[int]:
+        """The ranks that were not there, if a live worker among them went through its iteration elsewhere."""
+        present = self._parts["present"]
+        if present.sum() > 1 - 1 / (4 * len(present)):
+            return []
+        return [int(rank) for rank in np.flatnonzero(present == 0)]
+
+    def differs(self, count: int) -> bool:
+        """Whether another worker has had more or fewer passes."""
+        size = len(self._parts["present"])
+        return bool(abs(self._parts["count"][0] - count % COUNTS) > 1 / (2 * size))
+
+    def same_inputs(self, inputs: tuple[int, int]) -> bool:
+        """Whether all workers gave these inputs."""
+        return bool((np.abs(self._parts["inputs"] - np.asarray(inputs)) < 0.5).all())
+
+    def apart(self, norms: Sequence[float]) -> int | None:
+        """The first parameter whose norm is not everybody's."""
+        mine = np.asarray(norms, dtype=np.float32)
+        theirs = self._parts["norms"]
+        with np.errstate(invalid="ignore", over="ignore"):
+            # A NaN or an infinity on all workers is one everywhere in the mean too.
+            near = np.abs(mine - theirs) <= NORM_TOLERANCE * np.abs(mine)
+        near |= ~np.isfinite(mine) & ~np.isfinite(theirs)
+        return None if near.all() else int(np.flatnonzero(~near)[0])
+
+
+def digest_of(inputs: Any) -> tuple[int, int]:
+    """What a batch is known by: 40 bits of a hash of its first tensor, as two numbers that a float32 holds."""
+    import torch
+
+    for value in _flat(inputs):
+        if isinstance(value, torch.Tensor) and value.numel():
+            data = value.detach()
+            if data.is_sparse or data.is_quantized:
+                continue
+            raw = data.contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
+            found = hashlib.sha256(raw.tobytes()).digest()
+            return int.from_bytes(found[:3], "little") >> 4, int.from_bytes(found[3:6], "little") >> 4
+    return 0, 0
+
+
+def _flat(inputs: Any) -> Any:
+    if isinstance(inputs, dict):
+        inputs = list(inputs.values())
+    if isinstance(inputs, tuple | list):
+        for value in inputs:
+            yield from _flat(value)
+    else:
+        yield inputs

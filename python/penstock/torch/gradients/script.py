@@ -1,0 +1,117 @@
+"""
+The script's own optimizer under `where="gradients"`: it steps as ever, on averages. What it must know is
+looked after by hooks that torch has for that; the optimizer stays the same object.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...exceptions import OptionError
+from ...job import Job
+from ..broadcast import broadcast_bytes
+from .averaging import Averaging
+
+
+def described(optimizer: torch.optim.Optimizer) -> list[str]:
+    """What must be the same on all workers, a line each: class and settings of every group."""
+    kind = type(optimizer)
+    lines = [f"optimizer {kind.__module__}.{kind.__qualname__}"]
+    for number, group in enumerate(optimizer.param_groups):
+        settings = {name: value for name, value in group.items() if name != "params"}
+        lines.append(f"group {number} of {len(group['params'])} parameters with {settings}")
+    return lines
+
+
+def start_alike(optimizer: torch.optim.Optimizer, job: Job, name: str, timeout: float | None) -> None:
+    """
+    Gives every worker rank 0's optimizer state: a checkpoint may have been loaded there alone. Collective.
+
+    Raises OptionError if the state holds objects that cannot be sent.
+    """
+    data = None
+    if job.rank == 0:
+        data = b""
+        if optimizer.state:
+            stream = io.BytesIO()
+            torch.save(optimizer.state_dict(), stream)
+            data = stream.getvalue()
+    received = broadcast_bytes(job, name, data, timeout)
+    if job.rank == 0:
+        return
+    if received:
+        # Only tensors and plain values are accepted: nothing that another process sends is run here.
+        try:
+            state = torch.load(io.BytesIO(received), weights_only=True, map_location="cpu")
+        except Exception as error:
+            raise OptionError(
+                f"the state of {type(optimizer).__name__} on worker 0 holds what cannot be sent: {error}",
+                "load the optimizer's state on every worker before `distribute`, or after it",
+            ) from error
+        optimizer.load_state_dict(state)
+    elif optimizer.state:
+        optimizer.state.clear()
+
+
+def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
+    """Refuses steps that would leave the workers apart, and averages what closures return."""
+    job = averaging.job
+    if job.size == 1:
+        return
+    known = {id(parameter) for parameter in averaging.parameters()}
+    needs_closure = closure_required(optimizer)
+
+    def before_step(stepped: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        if job.closed or not averaging._handles:
+            return None
+        if averaging.unsent:
+            raise OptionError(
+                "the last backward pass ran inside no_sync(), so the gradients of this step are this worker's "
+                "alone",
+                "run the last backward pass before step() outside of no_sync()",
+            )
+        for group in stepped.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in known:
+                    raise OptionError(
+                        f"the optimizer steps a parameter of shape {tuple(parameter.shape)} that came after "
+                        "`distribute`, and whose gradient is not averaged",
+                        "make it part of the model or of the optimizer before `distribute`",
+                    )
+        return _with_averaged_loss(job, args, kwargs) if needs_closure else None
+
+    optimizer.register_step_pre_hook(before_step)
+
+
+def closure_required(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer evaluates the model several times in one step, and decides by the loss."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def _with_averaged_loss(job: Job, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """
+    The step's arguments with a closure whose loss is the average over the workers: what is decided by it must
+    be decided everywhere in the same way.
+    """
+
+    def averaged(closure: Callable[[], Any]) -> Callable[[], Any]:
+        def call() -> Any:
+            loss = closure()
+            mean = job.mean(loss.detach().cpu().numpy() if isinstance(loss, torch.Tensor) else loss)
+            if isinstance(loss, torch.Tensor):
+                return torch.as_tensor(mean, dtype=loss.dtype, device=loss.device).reshape(loss.shape)
+            return float(mean)
+
+        return call
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": averaged(kwargs["closure"])}
+    # The optimizer itself comes first.
+    first, closure, *rest = args
+    return (first, averaged(closure), *rest), kwargs
