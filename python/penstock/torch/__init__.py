@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 try:
     import torch
@@ -37,13 +37,14 @@ from ..job import Job, current
 from .broadcast import broadcast
 from .gradients import Averaging
 from .gradients.averaging import BUCKET_BYTES, CHECK_EVERY
+from .gradients.buffers import KINDS
+from .gradients.patience import PATIENCE
 from .gradients.script import described, look_after, start_alike
 from .servers.optimizer import DistributedOptimizer
 
 __all__ = ["DistributedOptimizer", "distribute", "no_sync", "unwrap"]
 
 M = TypeVar("M", bound=torch.nn.Module)
-O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
 
 _models_of: weakref.WeakKeyDictionary[Job, int] = weakref.WeakKeyDictionary()
 # What each model, and each parameter, belongs to.
@@ -51,13 +52,32 @@ _distributed: Any = torch.utils.weak.WeakIdKeyDictionary()
 _owned: Any = torch.utils.weak.WeakIdKeyDictionary()
 
 
+class Options(TypedDict, total=False):
+    """The keywords of `distribute`."""
+
+    where: str | None
+    consistency: Consistency | str | None
+    job: Job | None
+    reduce: str
+    buffers: str | None
+    overlap: bool | int | str
+    prefix: str | None
+    rescale: float
+    clip: float | None
+    refuse_nonfinite: bool
+    check_every: int
+    bucket_bytes: int
+    patience: float
+    timeout: float | None
+
+
 @overload
-def distribute(model: M, optimizer: None = None, **options: Any) -> M: ...
+def distribute(model: M, optimizer: None = None, **options: Unpack[Options]) -> M: ...
 
 
 @overload
 def distribute(
-    model: M, optimizer: torch.optim.Optimizer, **options: Any
+    model: M, optimizer: torch.optim.Optimizer, **options: Unpack[Options]
 ) -> tuple[M, torch.optim.Optimizer]: ...
 
 
@@ -77,6 +97,7 @@ def distribute(
     refuse_nonfinite: bool = False,
     check_every: int = CHECK_EVERY,
     bucket_bytes: int = BUCKET_BYTES,
+    patience: float = PATIENCE,
     timeout: float | None = None,
 ) -> M | tuple[M, torch.optim.Optimizer]:
     """
@@ -125,6 +146,9 @@ def distribute(
         are not compared. A comparison reads the parameters once. Default 100.
     bucket_bytes
         With "gradients": smaller gradients travel together up to so many bytes. Default 1 MiB.
+    patience
+        With "gradients": seconds that a backward pass waits for the other workers while they are alive, with
+        a warning each time the job's `deadline` has passed. Default 1800, as torch.distributed has it.
     timeout
         Seconds for each wait while setting up and loading. Default: the job's `deadline`.
 
@@ -197,6 +221,8 @@ def distribute(
         return model, distributed
     if overlap != "auto" and not isinstance(overlap, bool):
         raise OptionError(f'expected overlap "auto", True or False with where="gradients", got {overlap!r}')
+    if buffers not in (None, *KINDS):
+        raise OptionError(f"expected buffers {', '.join(map(repr, KINDS))}, got {buffers!r}")
     _check_count("check_every", check_every, 0)
     _check_count("bucket_bytes", bucket_bytes, 1)
     named = {**parameters, **dict(model.named_buffers())}
@@ -206,7 +232,7 @@ def distribute(
         named,
         timeout,
         {name: one for name, one in parameters.items() if one.requires_grad},
-        [*(described(optimizer) if optimizer is not None else []), f"{declaration}, buffers {buffers}"],
+        _settings(optimizer, {**declaration, "buffers": buffers, "bucket_bytes": bucket_bytes}, check_every),
     )
     averaging = Averaging(
         model,
@@ -219,6 +245,7 @@ def distribute(
         check_every=check_every,
         bucket_bytes=bucket_bytes,
         timeout=timeout,
+        patience=patience,
     )
     if optimizer is not None:
         start_alike(optimizer, job, f"{prefix}/optimizer", timeout)
@@ -331,8 +358,8 @@ def _check_types(model: object, optimizer: object) -> None:
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.SyncBatchNorm) and not torch.distributed.is_initialized():
             raise OptionError(
-                f"layer `{name}` is a SyncBatchNorm, which averages over a torch.distributed process group, and "
-                "there is none",
+                f"layer `{name}` is a SyncBatchNorm, which averages over a torch.distributed process group, "
+                "and there is none",
                 "call torch.distributed.init_process_group() first, or keep ordinary batch norms: with "
                 'buffers="mean" their running statistics are averaged',
             )
@@ -374,6 +401,14 @@ def _refuse_twice(model: torch.nn.Module, parameters: dict[str, torch.Tensor]) -
                 "distribute each model once, all of its optimizers' groups in one optimizer; "
                 "`ps.torch.unwrap(model)` ends it",
             )
+
+
+def _settings(
+    optimizer: torch.optim.Optimizer | None, options: dict[str, Any], check_every: int
+) -> list[str]:
+    """What must be the same on all workers beside the model."""
+    told = ", ".join(f"{name}={value}" for name, value in {**options, "check_every": check_every}.items())
+    return [*(described(optimizer) if optimizer is not None else ()), f"options {told}"]
 
 
 def _note(model: torch.nn.Module, parameters: dict[str, torch.Tensor], owner: Any) -> None:

@@ -1,5 +1,5 @@
 """
-Shared memory that a GPU's copy engine reads and writes itself: page-locked, and the side stream of its copies.
+Shared memory that a GPU's copy engine reads and writes itself: page-locked, with a side stream for copies.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ DistributedDataParallel. Parameters, optimizer and everything done with gradient
 | bucket.py | gradients of many parameters as one tensor |
 | roll.py | what workers tell each other beside gradients: who took part, which parameters were used |
 | buffers.py | batch statistics and other buffers, which travel with the gradients |
+| patience.py | how long a pass waits for the other workers |
 | script.py | what the script's own optimizer must know |
 
 What a pass costs a worker on one host, for B bytes of gradients: B read and B written when they leave, B read

@@ -61,12 +61,14 @@ class Averaging:
         check_every: int,
         bucket_bytes: int,
         timeout: float | None,
+        patience: float,
     ) -> None:
         self._model = weakref.ref(model)
         self.job = job
         self.prefix = prefix
         self._declaration = declaration
         self._timeout = timeout
+        self._patience = patience
         self._members = [
             Member(parameter, name, place)
             for place, (name, parameter) in enumerate(_checked(parameters).items())
@@ -91,15 +93,22 @@ class Averaging:
         trained = [member for member in self._members if member.parameter.requires_grad]
         for number, group in enumerate(buckets_of(trained, bucket_bytes)):
             self._buckets.append(self._bucket(str(number), group))
-        self._roll = Roll(job, f"{prefix}/roll", len(self._members), timeout)
-        self._buffers = Buffers(job, f"{prefix}/buffers", model, buffers, timeout)
+        self._roll = Roll(job, f"{prefix}/roll", len(self._members), timeout, patience)
+        self._buffers = Buffers(job, f"{prefix}/buffers", model, buffers, timeout, patience)
         self._handles += [self._hook(member) for member in self._members]
         self._handles.append(model.register_load_state_dict_post_hook(_Loaded(self)))
         self._watch = model.register_forward_pre_hook(_Given(self), with_kwargs=True)
         self._handles.append(self._watch)
 
     def _bucket(self, name: str, members: list[Member]) -> Bucket:
-        return Bucket(self.job, f"{self.prefix}/gradients/{name}", members, self._declaration, self._timeout)
+        return Bucket(
+            self.job,
+            f"{self.prefix}/gradients/{name}",
+            members,
+            self._declaration,
+            self._timeout,
+            self._patience,
+        )
 
     # -- while backward runs
 
@@ -128,7 +137,7 @@ class Averaging:
             elif bucket.has_left:
                 raise OptionError(
                     f"the gradient of `{member.name}` was added to after it had left for the other workers",
-                    "pass overlap=False to `ps.torch.distribute`: gradients then leave when backward has ended",
+                    "pass overlap=False to `ps.torch.distribute`: gradients then leave after backward",
                 )
 
         if frozen:
@@ -168,8 +177,7 @@ class Averaging:
         for member in self._members:
             if member.additions and member.parameter.grad is None:
                 raise OptionError(
-                    f"the gradient of `{member.name}` was taken away while backward was running, before it was "
-                    "averaged",
+                    f"the gradient of `{member.name}` was taken away during backward, before it was averaged",
                     "step and clear gradients after backward, not in hooks of it",
                 )
         for bucket in self._buckets:
@@ -198,14 +206,14 @@ class Averaging:
         heard = self._roll.hear()
         if absent := heard.absent():
             raise DeclarationConflict(
-                f"worker {self.job.rank} averaged gradients of `{self.prefix}` in a backward pass that did not "
-                f"reach this model on workers {absent}",
+                f"worker {self.job.rank} averaged gradients of `{self.prefix}` in a backward pass that did "
+                f"not reach this model on workers {absent}",
                 "have every backward pass reach the same models on all workers",
             )
         if heard.differs(self._count):
             raise DeclarationConflict(
-                f"worker {self.job.rank} has averaged gradients of `{self.prefix}` {self._count} times; another "
-                "worker has done so more or less often",
+                f"worker {self.job.rank} has averaged gradients of `{self.prefix}` {self._count} times; "
+                "another worker has done so more or less often",
                 "have every backward pass reach the same models on all workers",
             )
         compared = self._compares()
@@ -220,7 +228,7 @@ class Averaging:
         self._compare, self._ask = heard.asked, False
         self._notice_same_inputs(heard)
         self._found = []
-        for place in (heard.used > 0).nonzero()[0]:
+        for place in heard.used.nonzero()[0]:
             member = self._members[int(place)]
             if member.bucket is None:
                 self._found.append(member)
@@ -272,9 +280,9 @@ class Averaging:
             self._same += 1
         if self._same == SAME_INPUTS and self.job.rank == 0:
             warnings.warn(
-                f"all {self.job.size} workers were given the same batch {SAME_INPUTS} times: each computes what "
-                "the others compute. ps.torch.loader(dataset, ...) or ps.torch.sampler(dataset) gives every "
-                "worker its own part",
+                f"all {self.job.size} workers were given the same batch {SAME_INPUTS} times: each computes "
+                "what the others compute. ps.torch.loader(dataset, ...) or ps.torch.sampler(dataset) gives "
+                "every worker its own part",
                 stacklevel=2,
             )
         if not 0 <= self._same < SAME_INPUTS:
@@ -330,9 +338,9 @@ class _Given:
 
 
 def _checked(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The parameters that have elements. Raises DtypeError or OptionError for those that cannot be averaged."""
+    """Those that have elements. Raises DtypeError or OptionError if one cannot be averaged."""
     for name, parameter in parameters.items():
-        if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
+        if isinstance(parameter, torch.nn.UninitializedParameter):
             raise OptionError(
                 f"parameter `{name}` has no shape yet", "call the model once before `distribute`"
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -39,9 +39,9 @@ class Member:
     additions: int = 0
     """How often it has in this pass."""
     expected: int = 1
-    dtype: torch.dtype = torch.float32
-    device: torch.device = torch.device("cpu")
-    shape: torch.Size = torch.Size()
+    dtype: torch.dtype = field(init=False)
+    device: torch.device = field(init=False)
+    shape: torch.Size = field(init=False)
 
     def __post_init__(self) -> None:
         now = self.parameter
@@ -96,6 +96,7 @@ class Bucket:
         members: Sequence[Member],
         declaration: dict[str, Any],
         timeout: float | None,
+        patience: float,
     ) -> None:
         self.members = list(members)
         self.missing = len(members)
@@ -119,7 +120,7 @@ class Bucket:
             **declaration,
         )
         make: type[HostMemory] | type[CudaMemory] = HostMemory if first.device.type == "cpu" else CudaMemory
-        self._memory: Memory = make(self.tensor, first.dtype, first.device)
+        self._memory: Memory = make(self.tensor, first.dtype, first.device, patience)
         self._lanes = [
             _part(self._memory.lane, at, member.parameter)
             for member, at in zip(members, offsets, strict=True)

@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...exceptions import DtypeError, OptionError, ShapeError
+from ...exceptions import DtypeError, ShapeError
 from ...job import Job
 from ...optim import Replace
 from ...tensor import Tensor
+from .patience import patiently
 
 KINDS = ("rank0", "mean", "local")
+_LOCAL = 'pass buffers="local" to `ps.torch.distribute`, if it need not be the same everywhere'
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -43,19 +45,24 @@ class _Group:
 class Buffers:
     """A model's buffers."""
 
-    def __init__(self, job: Job, name: str, model: torch.nn.Module, kind: str, timeout: float | None) -> None:
-        if kind not in KINDS:
-            raise OptionError(f"expected buffers {', '.join(map(repr, KINDS))}, got {kind!r}")
+    def __init__(
+        self,
+        job: Job,
+        name: str,
+        model: torch.nn.Module,
+        kind: str,
+        timeout: float | None,
+        patience: float,
+    ) -> None:
         self._rank = job.rank
+        self._patience = patience
         groups: dict[tuple[bool, torch.dtype], _Group] = {}
         if kind != "local" and job.size > 1:
             for label, read, buffer in _buffers(model):
                 is_float = buffer.dtype in _FLOATS
                 if not is_float and (buffer.is_complex() or buffer.is_floating_point()):
-                    raise DtypeError(
-                        f"buffer `{label}` is {str(buffer.dtype).removeprefix('torch.')}, which cannot be sent",
-                        'pass buffers="local" to `ps.torch.distribute`, if it need not be the same everywhere',
-                    )
+                    kind_of_number = str(buffer.dtype).removeprefix("torch.")
+                    raise DtypeError(f"buffer `{label}` is {kind_of_number}, which cannot be sent", _LOCAL)
                 dtype = buffer.dtype if is_float else torch.float64
                 mean = kind == "mean" and is_float
                 group = groups.setdefault((mean, dtype), _Group(mean, dtype))
@@ -87,7 +94,7 @@ class Buffers:
         """Takes in what all have now."""
         for group in self._groups:
             assert group.tensor is not None
-            value = group.tensor.pull()
+            value = patiently(group.tensor.pull, self._patience)
             if not group.mean and self._rank == 0:
                 continue
             if group.dtype is torch.bfloat16:
@@ -126,5 +133,5 @@ def _checked(label: str, buffer: torch.Tensor, shape: torch.Size) -> torch.Tenso
         return buffer
     raise ShapeError(
         f"buffer `{label}` was distributed with shape {tuple(shape)}, and has {tuple(buffer.shape)} now",
-        'pass buffers="local" to `ps.torch.distribute`, if it need not be the same everywhere',
+        _LOCAL,
     )

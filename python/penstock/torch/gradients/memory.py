@@ -9,7 +9,6 @@ thread waits for the event and then announces the lane.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -17,6 +16,7 @@ import torch
 from ... import _core
 from ...tensor import Tensor
 from ..pinned import PinnedMemory, side_stream
+from .patience import patiently
 
 PIPELINED_BYTES = 1 << 20
 """From here on the core copies an array piece by piece, and the servers fold one while the next is copied."""
@@ -31,18 +31,19 @@ class Memory(Protocol):
     def await_lane(self) -> None:
         """Returns when the servers have taken what the lane held."""
 
-    def send(self, lanes: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+    def send(self, lanes: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
         """Copies the gradients to their pieces of the lane, and tells the servers that it is full."""
 
-    def take(self, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+    def take(self, values: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
         """Waits for the average, and copies pieces of it to the gradients."""
 
 
 class HostMemory:
     """Of parameters on the CPU."""
 
-    def __init__(self, tensor: Tensor, dtype: torch.dtype, _: torch.device) -> None:
+    def __init__(self, tensor: Tensor, dtype: torch.dtype, _: torch.device, patience: float) -> None:
         self._tensor = tensor
+        self._patience = patience
         self.lane = _over(tensor._core.lane(), dtype)
         self.value = _over(tensor._core.model(), dtype)
         self._whole = tensor.nbytes >= PIPELINED_BYTES and tensor._plain
@@ -50,7 +51,7 @@ class HostMemory:
     def await_lane(self) -> None:
         self._tensor._core.lane()
 
-    def send(self, lanes: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+    def send(self, lanes: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
         tensor = self._tensor
         data = None
         if self._whole and len(gradients) == 1 and lanes[0].numel() == tensor.size:
@@ -61,8 +62,8 @@ class HostMemory:
             torch._foreach_copy_(lanes, gradients)
         tensor._core.push(data, tensor._optimizer._packed, False, None)
 
-    def take(self, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
-        self._tensor._core.pull(None, None)
+    def take(self, values: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
+        patiently(lambda: self._tensor._core.pull(None, None), self._patience)
         if gradients:
             torch._foreach_copy_(gradients, values)
 
@@ -70,8 +71,9 @@ class HostMemory:
 class CudaMemory:
     """Of parameters on a GPU."""
 
-    def __init__(self, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, tensor: Tensor, dtype: torch.dtype, device: torch.device, patience: float) -> None:
         self._tensor = tensor
+        self._patience = patience
         self._device = device
         self._locked_lane = PinnedMemory(tensor._core.lane(), tensor.shape, dtype)
         self._locked_value = PinnedMemory(tensor._core.mirror(), tensor.shape, dtype)
@@ -83,7 +85,7 @@ class CudaMemory:
     def await_lane(self) -> None:
         self._tensor._core.lane()
 
-    def send(self, lanes: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+    def send(self, lanes: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
         side = side_stream(self._device)
         # The gradients are ready when the stream that made them says so.
         side.wait_stream(torch.cuda.current_stream(self._device))
@@ -100,12 +102,12 @@ class CudaMemory:
         copied.synchronize()
         return self._tensor.push()
 
-    def take(self, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+    def take(self, values: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
         iteration = self._tensor._job.iteration
         if iteration != self._pulled:
             # The mirror may still be read by the copies that the last `take` started.
             self._received.synchronize()
-            self._tensor._core.pull_mirror(None, None)
+            patiently(lambda: self._tensor._core.pull_mirror(None, None), self._patience)
             self._pulled = iteration
         for gradient, value in zip(gradients, values, strict=True):
             gradient.copy_(value, non_blocking=True)

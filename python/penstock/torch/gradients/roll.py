@@ -1,6 +1,6 @@
 """
-The roll: what workers tell each other at the end of each pass, beside gradients. A few numbers a parameter, as
-one more tensor, of which every worker reads the mean.
+The roll: what workers tell each other at the end of each pass, beside gradients. A few numbers a parameter,
+as one more tensor, of which every worker reads the mean.
 
 | part | this worker gives | what the mean says |
 |---|---|---|
@@ -21,10 +21,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from ...arrays import Array
 from ...job import Job
 from ...optim import Replace
+from .patience import patiently
 
 COUNTS = 1 << 12
 """
@@ -41,7 +43,8 @@ one worker has left out is far above.
 class Roll:
     """The tensor and its parts."""
 
-    def __init__(self, job: Job, name: str, parameters: int, timeout: float | None) -> None:
+    def __init__(self, job: Job, name: str, parameters: int, timeout: float | None, patience: float) -> None:
+        self._patience = patience
         self._rank, self._size = job.rank, job.size
         sizes = {
             "used": parameters,
@@ -83,7 +86,7 @@ class Roll:
 
     def hear(self) -> Heard:
         """Waits for everybody's."""
-        value = self._tensor.pull()
+        value = patiently(self._tensor.pull, self._patience)
         return Heard({part: value[where] for part, where in self._parts.items()})
 
 
@@ -131,9 +134,7 @@ class Heard:
 
 
 def digest_of(inputs: Any) -> tuple[int, int]:
-    """What a batch is known by: 40 bits of a hash of its first tensor, as two numbers that a float32 holds."""
-    import torch
-
+    """What a batch is known by: 40 bits of a hash of its first tensor, as numbers that a float32 holds."""
     for value in _flat(inputs):
         if isinstance(value, torch.Tensor) and value.numel():
             data = value.detach()

@@ -71,8 +71,8 @@ def look_after(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
             return None
         if averaging.unsent:
             raise OptionError(
-                "the last backward pass ran inside no_sync(), so the gradients of this step are this worker's "
-                "alone",
+                "the last backward pass ran inside no_sync(), so the gradients of this step are this "
+                "worker's alone",
                 "run the last backward pass before step() outside of no_sync()",
             )
         for group in stepped.param_groups:

@@ -1,0 +1,418 @@
+"""
+`where="gradients"` beyond what scripts usually do: what is refused, with whose name, and what goes on. The
+usual is in test_semantics.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+OptionError = ps.exceptions.OptionError
+
+
+# -- one worker: nothing to average, and the same refusals
+
+
+def test_one_worker_trains_as_without_us(job: ps.Job) -> None:
+    def run(distribute: bool) -> Any:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+        if distribute:
+            model, same = ps.torch.distribute(net, optimizer, job=job)
+            assert model is net
+            assert same is optimizer
+        for step in range(4):
+            torch.manual_seed(step)
+            optimizer.zero_grad()
+            net(torch.randn(5, 4)).square().mean().backward()
+            optimizer.step()
+        return net.state_dict()
+
+    for mine, plain in zip(run(True).values(), run(False).values(), strict=True):
+        assert torch.equal(mine, plain)
+    assert job.iteration == 0
+
+
+def test_a_model_is_distributed_once(job: ps.Job) -> None:
+    net = nn.Linear(3, 2)
+    ps.torch.distribute(net, job=job)
+    with pytest.raises(OptionError, match="given to `distribute` before"):
+        ps.torch.distribute(net, job=job)
+    with pytest.raises(OptionError, match=r"`0\.weight` is distributed already"):
+        ps.torch.distribute(nn.Sequential(net, nn.Linear(2, 2)), job=job)
+    with pytest.raises(OptionError, match="distributed already"):
+        ps.torch.distribute(net, torch.optim.SGD(net.parameters(), lr=0.1), job=job, where="servers")
+    assert ps.torch.unwrap(net) is net
+    assert ps.torch.distribute(net, job=job) is net
+    assert ps.torch.unwrap(nn.Linear(1, 1)).weight.numel() == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"where": "here"}, "expected where='gradients' or 'servers', got 'here'"),
+        ({"where": "gradients", "consistency": "ssp:2"}, "it needs ps.BSP()"),
+        ({"where": "servers"}, "needs the optimizer"),
+        ({"buffers": "rank 0"}, "expected buffers 'rank0', 'mean', 'local', got 'rank 0'"),
+        ({"overlap": 3}, 'expected overlap "auto", True or False'),
+        ({"check_every": -1}, "expected check_every as a whole number of 0 or above, got -1"),
+        ({"bucket_bytes": 0}, "expected bucket_bytes as a whole number of 1 or above, got 0"),
+    ],
+)
+def test_an_option_that_is_wrong_is_named(job: ps.Job, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(OptionError) as raised:
+        ps.torch.distribute(nn.Linear(3, 2), job=job, **options)
+    assert says in str(raised.value)
+
+
+def test_models_that_cannot_be_averaged_are_refused(job: ps.Job) -> None:
+    with pytest.raises(OptionError, match=r"layer `1` is a SyncBatchNorm"):
+        ps.torch.distribute(nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)), job=job)
+    with pytest.raises(OptionError, match="has no shape yet"):
+        ps.torch.distribute(nn.LazyLinear(2), job=job)
+    with pytest.raises(ps.exceptions.DtypeError, match="`weight` is complex64"):
+        ps.torch.distribute(nn.Linear(2, 2, dtype=torch.complex64), job=job)
+    with pytest.raises(OptionError, match=r"expected a torch\.nn\.Module, got builtins\.list"):
+        ps.torch.distribute([nn.Linear(2, 2)], job=job)
+    with pytest.raises(OptionError, match=r"expected a plain torch\.optim\.Optimizer"):
+        ps.torch.distribute(nn.Linear(2, 2), [], job=job)
+
+
+def test_no_sync_is_for_distributed_models(job: ps.Job) -> None:
+    with pytest.raises(OptionError, match="expected models distributed"), ps.torch.no_sync(nn.Linear(2, 2)):
+        pass
+
+
+# -- two workers, all in one pair of processes
+
+TOGETHER = """
+import copy, io, warnings
+import torch
+nn = torch.nn
+torch.set_num_threads(1)
+
+def net(seed=0, layers=2):
+    torch.manual_seed(seed)
+    return nn.Sequential(*[nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(layers)])
+
+def batch(job, step):
+    generator = torch.Generator().manual_seed(10 * step + job.rank)
+    return torch.randn(4, 6, generator=generator)
+
+def train(job, model, optimizer, steps):
+    for step in steps:
+        optimizer.zero_grad()
+        model(batch(job, step)).square().mean().backward()
+        optimizer.step()
+
+def flat(model):
+    return np.concatenate([t.detach().double().reshape(-1).numpy() for t in model.state_dict().values()])
+
+def starts_alike(job):
+    '''Rank 0's parameters, buffers and optimizer state are everybody's.'''
+    model = net(job.rank)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    if job.rank == 0:
+        train(job, model, optimizer, range(3))
+    model, optimizer = ps.torch.distribute(model, optimizer)
+    train(job, model, optimizer, range(3, 6))
+    yield "model", flat(model)
+    yield "state", np.concatenate([s["exp_avg"].numpy().reshape(-1) for s in optimizer.state.values()])
+    yield "steps", np.array([float(s["step"]) for s in optimizer.state.values()])
+
+def many_buckets(job):
+    '''The same bits whatever shares a bucket, and with or without overlap.'''
+    for name, options in {
+        "usual": {}, "late": {"overlap": False},
+        "one each": {"bucket_bytes": 1}, "small": {"bucket_bytes": 200},
+    }.items():
+        model = net(layers=5)
+        model, optimizer = ps.torch.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)
+        train(job, model, optimizer, range(4))
+        yield name, flat(model)
+
+def buffers(job):
+    for kind in ("rank0", "mean", "local"):
+        model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6))
+        model.register_buffer("small_one", torch.full((3,), 1.0 + job.rank, dtype=torch.bfloat16))
+        model.register_buffer("flag", torch.tensor([True, False]))
+        model.register_buffer("large", torch.tensor((1 << 40) + job.rank))
+        model.register_buffer("minus", torch.tensor([-0.0, float("nan"), float("inf")]))
+        model, optimizer = ps.torch.distribute(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), buffers=kind
+        )
+        train(job, model, optimizer, range(3))
+        yield kind + " mean", model[1].running_mean.numpy().copy()
+        yield kind + " half", model.small_one.float().numpy().copy()
+        yield kind + " count", np.array([int(model[1].num_batches_tracked), int(model.large)])
+        yield kind + " flag", model.flag.numpy().copy()
+        yield kind + " minus", model.minus.numpy().copy()
+
+def uneven(job):
+    '''Who has fewer batches holds up nobody; the mean is then over those that are left.'''
+    model = net()
+    model, optimizer = ps.torch.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    train(job, model, optimizer, range(3 if job.rank else 5))
+    yield "model", flat(model)
+
+def of_all(job):
+    for part in (starts_alike, many_buckets, buffers, uneven):
+        for key, value in part(job):
+            yield f"{part.__name__}: {key}", value
+
+with ps.init() as job:
+    save(**dict(of_all(job)))
+"""
+
+
+@pytest.fixture(scope="module")
+def together(spawn_shared_job: Any) -> list[dict[str, Any]]:
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOGETHER, servers=2)
+    return saved
+
+
+def test_all_begin_with_rank_0s_model_and_optimizer_state(together: list[dict[str, Any]]) -> None:
+    for key in ("model", "state"):
+        np.testing.assert_array_equal(
+            together[0][f"starts_alike: {key}"], together[1][f"starts_alike: {key}"]
+        )
+    assert (together[1]["starts_alike: steps"] == 6).all()
+
+
+def test_buckets_and_overlap_change_no_bit(together: list[dict[str, Any]]) -> None:
+    usual = together[0]["many_buckets: usual"]
+    for one in together:
+        for name in ("usual", "one each", "small", "late"):
+            np.testing.assert_array_equal(one[f"many_buckets: {name}"], usual, err_msg=name)
+
+
+def test_buffers_are_rank_0s_or_the_mean_or_each_workers_own(together: list[dict[str, Any]]) -> None:
+    def of(key: str) -> list[Any]:
+        return [one[f"buffers: {key}"] for one in together]
+
+    for kind in ("rank0", "mean"):
+        np.testing.assert_array_equal(*of(f"{kind} mean"))
+    local = of("local mean")
+    assert (local[0] != local[1]).any()
+    np.testing.assert_array_equal(of("rank0 half")[1], np.full(3, 1.0))
+    for kind in ("rank0", "mean", "local"):
+        np.testing.assert_array_equal(of(f"{kind} count")[1], [3, 1 << 40])
+        np.testing.assert_array_equal(of(f"{kind} flag")[1], [True, False])
+        np.testing.assert_array_equal(of(f"{kind} minus")[1], [0.0, np.nan, np.inf])
+
+
+# -- two workers that are told what is wrong, one job after another in the same pair of processes
+
+TOLD = (
+    TOGETHER[: TOGETHER.index("def starts_alike")]
+    + """
+told = {}
+
+def told_of(part, run, **options):
+    try:
+        with ps.init() as job:
+            run(job, **options)
+    except (ps.PenstockError, Warning) as error:
+        told[part] = np.array([type(error).__name__, str(error)])
+    next_job()
+
+def distributed(job, model=None, **options):
+    model = net() if model is None else model
+    return ps.torch.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), **options)
+
+def other_settings(job):
+    model = net()
+    ps.torch.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1 if job.rank == 0 else 0.2))
+    job.barrier()
+
+def other_options(job):
+    distributed(job, buffers="mean" if job.rank else "rank0")
+    job.barrier()
+
+def apart(job):
+    '''One worker leaves out a step.'''
+    model, optimizer = distributed(job, check_every=5)
+    for step in range(12):
+        optimizer.zero_grad()
+        model(batch(job, step)).square().mean().backward()
+        if job.rank == 0 or step != 6:
+            optimizer.step()
+
+def loaded_on_one(job):
+    model, optimizer = distributed(job, check_every=0)
+    train(job, model, optimizer, range(2))
+    if job.rank == 0:
+        model.load_state_dict(net(5).state_dict())
+    train(job, model, optimizer, range(2, 5))
+
+def another_model(job):
+    '''A pass that reaches the second model on one worker only.'''
+    first, one = distributed(job)
+    second, two = distributed(job)
+    for step in range(3):
+        h = first(batch(job, step))
+        (second(h) if step != 1 or job.rank == 0 else h).square().mean().backward()
+
+def stepping_inside_no_sync(job):
+    model, optimizer = distributed(job)
+    with ps.torch.no_sync(model):
+        model(batch(job, 0)).square().mean().backward()
+    optimizer.step()
+
+def a_new_parameter(job):
+    model, optimizer = distributed(job)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+    train(job, model, optimizer, range(1))
+
+def converted(job):
+    model, optimizer = distributed(job)
+    model.double()
+    model(batch(job, 0).double()).square().mean().backward()
+
+def sparse(job):
+    model = nn.Sequential(nn.Embedding(5, 6, sparse=True), nn.Linear(6, 6))
+    model, optimizer = distributed(job, model)
+    model(torch.tensor([1, 2])).square().mean().backward()
+
+def taken_away(job):
+    model, optimizer = distributed(job)
+    def step_at_once(parameter):
+        parameter.grad = None
+    model[0][0].weight.register_post_accumulate_grad_hook(step_at_once)
+    model(batch(job, 0)).square().mean().backward()
+
+def broken_off(job):
+    '''An error in the middle of backward, which the script catches.'''
+    model, optimizer = distributed(job, bucket_bytes=1)
+    def fail(_):
+        if job.iteration == 1:
+            raise FloatingPointError("in backward")
+    model[0][0].weight.register_hook(fail)
+    for step in range(4):
+        try:
+            model(batch(job, step)).square().mean().backward()
+        except FloatingPointError:
+            pass
+
+def broken_off_before_anything_left(job):
+    model, optimizer = distributed(job, overlap=False)
+    def fail(_):
+        if job.iteration == 1 and not failed:
+            failed.append(True)
+            raise FloatingPointError("in backward")
+    failed = []
+    model[0][0].weight.register_hook(fail)
+    done = 0
+    while done < 3:
+        try:
+            model(batch(job, done)).square().mean().backward()
+            done += 1
+        except FloatingPointError:
+            pass
+    told["broken_off_before_anything_left"] = np.array([str(job.iteration), str(len(failed))])
+
+def same_batches(job):
+    model, optimizer = distributed(job)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(5):
+            model(torch.full((2, 6), float(step))).square().mean().backward()
+    told["same_batches"] = np.array([str(one.message) for one in caught] or ["nothing"])
+
+def other_batches(job):
+    model, optimizer = distributed(job)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(5):
+            model(batch(job, step)).square().mean().backward()
+    told["other_batches"] = np.array([str(one.message) for one in caught] or ["nothing"])
+
+def after_the_end(job):
+    model, optimizer = distributed(job)
+    job.close()
+    model(batch(job, 0)).square().mean().backward()
+
+def patient(job):
+    '''A worker that comes long after the job's deadline is waited for.'''
+    model, optimizer = distributed(job)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if job.rank == 1:
+            waiting.wait(2.5 * job.deadline)
+        model(batch(job, 0)).square().mean().backward()
+    told["patient"] = np.array([str(one.message) for one in caught] or ["nothing"])
+
+import threading
+waiting = threading.Event()
+PARTS = (other_settings, other_options, apart, loaded_on_one, another_model, stepping_inside_no_sync,
+         a_new_parameter, converted, sparse, taken_away, broken_off, broken_off_before_anything_left,
+         same_batches, other_batches, after_the_end)
+for part in PARTS:
+    told_of(part.__name__, part)
+os.environ["PENSTOCK_DEADLINE"] = "1"
+told_of("patient", patient)
+save(**told)
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def told(spawn_shared_job: Any) -> list[dict[str, Any]]:
+    """What each worker was told: the kind of each error, and its text."""
+    saved: list[dict[str, Any]] = spawn_shared_job(2, TOLD, jobs=17, fails=True, timeout=300)
+    assert [one["code"] for one in saved] == [0, 0], saved
+    return saved
+
+
+@pytest.mark.parametrize(
+    ("part", "kind", "says"),
+    [
+        ("other_settings", "DeclarationConflict", "'lr': 0.2"),
+        ("other_options", "DeclarationConflict", "buffers=mean"),
+        ("apart", "DeclarationConflict", "is not the same on all workers any more"),
+        ("loaded_on_one", "DeclarationConflict", "parameter `0.0.weight` is not the same on all workers"),
+        ("another_model", "DeclarationConflict", "did not reach this model on workers [1]"),
+        ("stepping_inside_no_sync", "OptionError", "ran inside no_sync()"),
+        ("a_new_parameter", "OptionError", "came after `distribute`"),
+        ("converted", "DtypeError", "was distributed as float32 and is float64 now"),
+        ("sparse", "DtypeError", "`0.weight` has layout torch.sparse_coo"),
+        ("taken_away", "OptionError", "`0.0.weight` was taken away during backward"),
+        ("broken_off", "OptionError", "ended with an error after some of its gradients had left"),
+        ("after_the_end", "JobClosed", "this model's gradients are averaged by it"),
+    ],
+)
+def test_what_cannot_be_averaged_is_a_typed_error(
+    told: list[dict[str, Any]], part: str, kind: str, says: str
+) -> None:
+    found = [tuple(one[part]) for one in told if part in one]
+    # The worker that is told first leaves, and the others hear of that.
+    assert any(name == kind and says in text for name, text in found), found
+    assert all(name in (kind, "WorkerLost", "JobFailed", "JobClosed") for name, _ in found), found
+
+
+def test_a_pass_that_broke_off_before_anything_left_is_taken_again(told: list[dict[str, Any]]) -> None:
+    for one in told:
+        assert list(one["broken_off_before_anything_left"]) == ["3", "1"]
+
+
+def test_workers_that_are_all_given_the_same_batches_are_warned_once(told: list[dict[str, Any]]) -> None:
+    assert len(told[0]["same_batches"]) == 1
+    assert "all 2 workers were given the same batch 3 times" in told[0]["same_batches"][0]
+    assert list(told[1]["same_batches"]) == ["nothing"]
+    for one in told:
+        assert list(one["other_batches"]) == ["nothing"]
+
+
+def test_a_worker_that_is_late_is_waited_for_beyond_the_deadline_with_a_warning(
+    told: list[dict[str, Any]],
+) -> None:
+    assert "backward has waited 1 s for the gradients of workers [1]" in told[0]["patient"][0]
+    assert list(told[1]["patient"]) == ["nothing"]
