@@ -282,7 +282,7 @@ def _of_numbers(array: Array, name: str, dtype: np.dtype[Any]) -> Array:
     DtypeError
         One is too large, or below zero where nothing is.
     """
-    kinds = _TAKES.get("f" if _is_float(dtype) else dtype.kind, "")
+    kinds = _TAKES.get("f" if is_float(dtype) else dtype.kind, "")
     if not array.size and kinds:
         return array.astype(dtype)  # an empty list is float64 to NumPy
     if array.dtype.kind not in kinds:
@@ -306,7 +306,7 @@ _TAKES = {"b": "b", "i": "iu", "u": "iu", "f": "iuf", "c": "iufc"}
 """Kinds of plain numbers that elements of a kind can hold."""
 
 
-def _is_float(dtype: np.dtype[Any]) -> bool:
+def is_float(dtype: np.dtype[Any]) -> bool:
     """Whether it is a real floating point type; those of ml_dtypes are not of NumPy's kind `f`."""
     if dtype.kind == "V" and dtype.names is None and dtype.type is not np.void:
         try:

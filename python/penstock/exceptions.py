@@ -85,6 +85,17 @@ class NonFiniteError(PenstockError, ValueError):
     """A NaN or an infinity was contributed to a tensor that refuses them."""
 
 
+class GatherConflict(PenstockError, ValueError):
+    """Workers gave different things to one mean, sum or gather, or made different calls."""
+
+    given: dict[int, str]
+    """What each worker gave, in words, by rank."""
+
+    def __init__(self, message: str = "", hint: str | None = None, **attributes: Any) -> None:
+        self.given = {}
+        super().__init__(message, hint, **attributes)
+
+
 class SettingsError(PenstockError, ValueError):
     """An optimizer's setting is outside its range, or may not change any more."""
 

@@ -36,6 +36,7 @@ from .exceptions import (
     WorkerLost,
     not_to_be_sent,
 )
+from .gather import Gathering
 from .limit import Limit
 from .optim import Add, Optimizer
 from .rendezvous.join import join
@@ -119,7 +120,7 @@ class Job(Sealed):
     ...     w = job.tensor("w", shape=(2, 3))
     """
 
-    __slots__ = ("__weakref__", "_core", "_line", "_pushes", "_tables", "_tensors", "_unsent")
+    __slots__ = ("__weakref__", "_core", "_gathering", "_line", "_pushes", "_tables", "_tensors", "_unsent")
     _set_by: ClassVar[Mapping[str, str]] = {
         "deadline": "give ps.init(deadline=...), or a call its own timeout",
         "iteration": "job.clock() completes one",
@@ -133,6 +134,7 @@ class Job(Sealed):
         self._unsent: set[str] = set()
         # Those that the program holds.
         self._tables: weakref.WeakValueDictionary[str, Table] = weakref.WeakValueDictionary()
+        self._gathering = Gathering()
         self._line = Line("penstock")
         self._pushes: list[Future[Any]] = []
         _open_jobs.add(self)
@@ -457,6 +459,132 @@ class Job(Sealed):
             )
         self._core.barrier(timeout, what)
 
+    def mean(self, x: Any, *, timeout: float | None = None) -> Any:
+        """
+        The mean of what the workers give: for losses, accuracies and other metrics. Collective: every worker
+        makes the same call.
+
+        It takes no part in iterations: neither the job's clock nor a tensor moves.
+
+        Parameters
+        ----------
+        x
+            A number, or an array of NumPy, torch or JAX, anything that `Tensor.push` takes; of the same
+            kind, shape and element type on every worker.
+        timeout
+            Seconds to wait in total. Default: the job's `deadline`.
+
+        Returns
+        -------
+        float, numpy.ndarray, torch.Tensor or jax.Array
+            The same bits on every worker. A number gives a Python number; an array one of the same library,
+            shape, element type and device, but means of whole numbers and booleans are float64.
+
+        Raises
+        ------
+        GatherConflict
+            Workers gave other kinds, shapes or element types, or made other calls: `.given` says what each
+            gave. Raised on every worker.
+        DtypeError
+            `x` holds no numbers. Nothing was sent.
+        GetTimeout
+            Not every worker came in time; `.missing` holds the ranks of those missing. Repeat the call with
+            the same `x` to continue waiting.
+        CircularWait
+            A worker that is missing waits for this one.
+        OptionError
+            `timeout` is not valid, or another gather timed out and must be repeated first.
+        WorkerLost
+            A worker left the job without making the call.
+        OutOfMemory
+            The first time: there is no room for the rows on a server.
+        JobClosed
+            The job has ended.
+
+        Notes
+        -----
+        Summed in the order of ranks, in float64 (complex numbers in complex128, Python's whole numbers
+        exactly), divided by the number of workers, and rounded once. If the job goes on without a lost worker
+        (`on_worker_loss=continue`), it is the mean over the others.
+
+        Bytes: `x`, from every worker to every other. For large arrays use a tensor.
+
+        Examples
+        --------
+        >>> job.mean(3)
+        3.0
+        >>> job.mean(np.array([1, 2]))
+        array([1., 2.])
+        """
+        return self._gathering.reduce(self, "mean", x, timeout)
+
+    def sum(self, x: Any, *, timeout: float | None = None) -> Any:
+        """
+        The sum of what the workers give: for counts. Otherwise like `mean`.
+
+        Parameters
+        ----------
+        x, timeout
+            As for `mean`.
+
+        Returns
+        -------
+        int, float, numpy.ndarray, torch.Tensor or jax.Array
+            The same bits on every worker. A number gives a Python number, whole ones exactly; an array one of
+            the same library, shape, element type and device, but sums of whole numbers and booleans are int64
+            or uint64, in which they are summed, as NumPy's are.
+
+        Raises
+        ------
+        GatherConflict, DtypeError, GetTimeout, CircularWait, OptionError, WorkerLost, OutOfMemory, JobClosed
+            As for `mean`.
+
+        Examples
+        --------
+        >>> job.sum(len([1, 2, 3]))
+        3
+        """
+        return self._gathering.reduce(self, "sum", x, timeout)
+
+    def all_gather(self, obj: Any, *, timeout: float | None = None) -> list[Any]:
+        """
+        What every worker gives, on every worker: any object that can be pickled. Collective: every worker
+        makes the same call.
+
+        It takes no part in iterations: neither the job's clock nor a tensor moves.
+
+        Unpickling runs code: here a worker runs what another worker of the same job sends, as with
+        `torch.distributed.all_gather_object`. Tensors, tables, `mean` and `sum` run nothing.
+
+        Parameters
+        ----------
+        obj
+            The object.
+        timeout
+            Seconds to wait in total. Default: the job's `deadline`.
+
+        Returns
+        -------
+        list
+            The objects by rank: copies, this worker's own as well. If the job goes on without a lost worker
+            (`on_worker_loss=continue`), None in its place.
+
+        Raises
+        ------
+        OptionError
+            `obj` cannot be pickled: nothing was sent. Or what came cannot be unpickled here; the message says
+            from which worker. Or `timeout` is not valid, or another gather timed out and must be repeated
+            first.
+        GatherConflict, GetTimeout, CircularWait, WorkerLost, OutOfMemory, JobClosed
+            As for `mean`.
+
+        Examples
+        --------
+        >>> job.all_gather({"rank": job.rank})
+        [{'rank': 0}]
+        """
+        return self._gathering.all_gather(self, obj, timeout)
+
     def _barrier_with_first(self, timeout: float | None, what: str, otherwise: str) -> None:
         """
         A barrier for `what`, which only worker 0 does: it must be there too. Otherwise the error says
@@ -693,6 +821,8 @@ class Job(Sealed):
             f"this process was forked from worker {self.rank} (process {os.getppid()}), whose job it is",
             "call ps.init() in the process that trains, or start processes with the method `spawn`",
         )
+        # Another thread may have been inside, and there is none here.
+        self._gathering = Gathering()
         self._line = Line("penstock")
         self._pushes = []
 

@@ -1,0 +1,386 @@
+"""Means, sums and objects of all workers: right to the bit, outside of iterations, and never mixed up."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock import _core
+from penstock.gather import FIRST_BYTES, REST_BYTES
+from penstock.job import Job
+
+Pair = Callable[[Callable[[Job], Any]], list[Any]]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Two workers of one job in this process; runs a function as both, and returns what each returned."""
+    secret = secrets.token_hex(32)
+    path = str(tmp_path_factory.mktemp("s") / "0")
+    server = _core.Server(path, "job", secret, 0, 1, 2, {})
+    with ThreadPoolExecutor(2) as pool:
+
+        def connect(rank: int) -> Job:
+            return Job(_core.Job.connect([path], "job", secret, rank, 2, {"deadline": "60"}))
+
+        jobs = list(pool.map(connect, range(2)))
+        yield lambda run: list(pool.map(run, jobs))
+        for job in jobs:
+            job.close()
+    server.stop()
+
+
+class Unreadable:
+    """Can be pickled, and not unpickled."""
+
+    def __reduce__(self) -> Any:
+        return struct.unpack, ("<d", b"")
+
+
+def test_a_job_of_one_worker_means_sums_and_gathers_its_own(job: ps.Job) -> None:
+    assert (job.mean(3), job.mean(True), job.mean(0.5), job.mean(1j)) == (3.0, 1.0, 0.5, 1j)
+    assert (job.sum(3), job.sum(2**200), job.sum(np.float32(0.5))) == (3, 2**200, 0.5)
+    kinds = [type(job.sum(x)) for x in (3, True, np.int8(3), 3.0, np.float32(3))]
+    assert kinds == [int, int, int, float, float]
+    own = [1]
+    (copy,) = job.all_gather(own)
+    assert copy == own
+    assert copy is not own
+    assert job.iteration == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "total", "mean"),
+    [
+        ("bool", "int64", "float64"),
+        ("int8", "int64", "float64"),
+        ("uint8", "uint64", "float64"),
+        ("uint64", "uint64", "float64"),
+        ("float16", "float16", "float16"),
+        ("float32", "float32", "float32"),
+        (">f4", "float32", "float32"),
+        (ml_dtypes.bfloat16, "bfloat16", "bfloat16"),
+        ("float64", "float64", "float64"),
+        ("complex64", "complex64", "complex64"),
+    ],
+)
+def test_arrays_keep_their_shape_and_the_element_type_that_numpy_would_give(
+    job: ps.Job, dtype: Any, total: str, mean: str
+) -> None:
+    for shape in ((), (3,), (2, 0), (1, 2, 3)):
+        x = np.ones(shape, dtype)
+        for result, name in ((job.sum(x), total), (job.mean(x), mean)):
+            assert isinstance(result, np.ndarray)
+            assert (result.shape, result.dtype.name) == (shape, name)
+            assert (result == 1).all()
+
+
+@pytest.mark.parametrize(
+    "x",
+    ["1", b"1", None, {"loss": 1.0}, object(), np.array(["a"]), np.array([None]), np.zeros(2, "M8[s]")],
+    ids=repr,
+)
+def test_what_holds_no_numbers_is_refused(job: ps.Job, x: Any) -> None:
+    for call in (job.mean, job.sum):
+        with pytest.raises(ps.exceptions.DtypeError):
+            call(x)
+
+
+def test_what_cannot_be_pickled_or_unpickled_is_refused_by_name(job: ps.Job) -> None:
+    with pytest.raises(ps.exceptions.OptionError, match="can be pickled, got"):
+        job.all_gather(threading.Lock())
+    with pytest.raises(ps.exceptions.OptionError, match="belongs to the process"):
+        job.all_gather(job)
+    with pytest.raises(ps.exceptions.OptionError, match="worker 0 gave cannot be unpickled"):
+        job.all_gather(Unreadable())
+
+
+def test_after_close_and_after_a_fork_they_are_refused_like_every_call(job: ps.Job) -> None:
+    calls: list[Callable[[Any], Any]] = [job.mean, job.sum, job.all_gather]
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for call in calls:
+            try:
+                call(1)
+            except ps.exceptions.JobClosed as error:
+                refused += "forked" in str(error)
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    job.close()
+    for call in calls:
+        with pytest.raises(ps.exceptions.JobClosed):
+            call(1)
+
+
+numbers = st.one_of(
+    st.booleans(),
+    st.integers(),
+    st.integers(min_value=2**62, max_value=2**80),
+    st.floats(allow_nan=False, allow_infinity=False, width=32),
+)
+shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)
+dtypes = st.sampled_from(
+    ["?", "i1", "i4", "i8", "u2", "u8", "f2", "f4", "f8", "c8", "c16", ml_dtypes.bfloat16]
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(numbers, numbers)
+def test_numbers_of_two_workers_are_summed_as_python_would(pair: Pair, a: Any, b: Any) -> None:
+    assert pair(lambda job: job.sum((a, b)[job.rank])) == [a + b] * 2
+    assert pair(lambda job: job.mean((a, b)[job.rank])) == [(a + b) / 2] * 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes, dtypes, st.integers(0, 2**32 - 1), st.sampled_from(["mean", "sum"]))
+def test_arrays_of_two_workers_give_what_numpy_gives_in_a_wide_type(
+    pair: Pair, shape: tuple[int, ...], dtype: Any, seed: int, how: str
+) -> None:
+    values = np.random.default_rng(seed).integers(-9, 9, (2, *shape)).astype(dtype)
+    wide = values.astype(np.float64) if values.dtype.kind == "V" else values
+    expected = getattr(np, how)(wide, axis=0)
+    for result in pair(lambda job: getattr(job, how)(values[job.rank, ...])):
+        assert result.shape == shape
+        assert result.dtype == (values.dtype if values.dtype.kind == "V" else expected.dtype)
+        np.testing.assert_array_equal(result.astype(expected.dtype), expected)
+
+
+def test_the_mean_of_large_whole_numbers_does_not_overflow(pair: Pair) -> None:
+    large = np.array([2**63 - 1, -(2**63)])
+    for result in pair(lambda job: job.mean(large)):
+        np.testing.assert_array_equal(result, large.astype(np.float64))
+
+
+objects = st.recursive(
+    st.one_of(st.none(), st.integers(), st.text(), st.binary(max_size=2 * FIRST_BYTES)),
+    lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(objects, objects)
+def test_objects_come_back_by_rank(pair: Pair, a: Any, b: Any) -> None:
+    assert pair(lambda job: job.all_gather((a, b)[job.rank])) == [[a, b]] * 2
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_objects_of_any_length_come_whole(pair: Pair, data: st.DataObject) -> None:
+    edges = st.sampled_from([0, FIRST_BYTES, FIRST_BYTES + REST_BYTES, 3 * REST_BYTES])
+    near = st.builds(lambda edge, by: max(0, edge + by), edges, st.integers(-150, 50))
+    lengths = [data.draw(near), data.draw(near)]
+    made = [np.random.default_rng(length).bytes(length) for length in lengths]
+    assert pair(lambda job: job.all_gather(made[job.rank])) == [made] * 2
+
+
+def test_tensors_of_torch_come_back_as_what_they_are(pair: Pair) -> None:
+    torch = pytest.importorskip("torch")
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        x = torch.nn.Parameter(torch.ones(2, 3, dtype=dtype))
+        for result in pair(lambda job, x=x: job.mean(x * job.rank)):
+            assert torch.equal(result, torch.full((2, 3), 0.5, dtype=dtype))
+            assert not result.requires_grad
+    assert all(
+        one.dtype == torch.int64 for one in pair(lambda job: job.sum(torch.ones(2, dtype=torch.int32)))
+    )
+    assert all(one == 2 and one.shape == () for one in pair(lambda job: job.sum(torch.tensor(1.0))))
+
+
+def test_arrays_of_jax_come_back_as_what_they_are(spawn_job: Any) -> None:
+    """In processes of their own: a process that has imported JAX warns of every fork."""
+    pytest.importorskip("jax")
+    spawn_job(
+        2,
+        """
+        import jax, jax.numpy as jnp
+        with ps.init() as job:
+            for dtype in (jnp.float32, jnp.bfloat16):
+                result = job.mean(jnp.full((2,), job.rank, dtype))
+                assert isinstance(result, jax.Array) and result.dtype == dtype and (result == 0.5).all()
+            whole = job.sum(jnp.array(1))
+            assert isinstance(whole, jax.Array) and whole == 2 and whole.dtype == jnp.int32
+            try:
+                jax.jit(job.mean)(1.0)
+            except ps.exceptions.DtypeError as error:
+                assert "inside `jax.jit` there are none" in str(error)
+            else:
+                raise AssertionError("a value without numbers was taken")
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        (lambda job: job.mean(1), lambda job: job.sum(1), "worker 0 gave mean.*worker 1 gave sum"),
+        (lambda job: job.mean(1), lambda job: job.all_gather(1), "worker 1 gave all_gather"),
+        (lambda job: job.sum(1), lambda job: job.sum([1]), r"number.*int64 with shape \(1,\)"),
+        (lambda job: job.sum(np.ones(3)), lambda job: job.sum(np.ones(4)), r"\(3,\).*\(4,\)"),
+        (lambda job: job.sum(np.ones(3)), lambda job: job.sum(np.ones(3, "f4")), "float64.*float32"),
+        # One has more to say than fits into a row: what does not belong together is found before that.
+        (lambda job: job.sum(np.ones(9000)), lambda job: job.sum(1), r"\(9000,\).*number"),
+    ],
+)
+def test_what_does_not_belong_together_is_an_error_on_every_worker(
+    pair: Pair, first: Any, second: Any, says: str
+) -> None:
+    def run(job: Job) -> dict[int, str]:
+        with pytest.raises(ps.exceptions.GatherConflict, match=says) as caught:
+            (first, second)[job.rank](job)
+        return caught.value.given
+
+    assert [sorted(given) for given in pair(run)] == [[0, 1], [0, 1]]
+    assert pair(lambda job: job.sum(job.rank)) == [1, 1], "the gathers after it are not mixed up"
+
+
+def test_a_worker_that_does_not_come_is_named_and_the_same_call_goes_on_waiting(pair: Pair) -> None:
+    late = threading.Event()
+
+    def run(job: Job) -> int:
+        if job.rank == 1:
+            assert late.wait(60)
+            return int(job.sum(2))
+        with pytest.raises(
+            ps.exceptions.GetTimeout, match=r"`job.sum` of worker 0 .* for worker 1"
+        ) as caught:
+            job.sum(1, timeout=0.05)
+        assert caught.value.missing == [1]
+        with pytest.raises(ps.exceptions.OptionError, match="with another value"):
+            job.sum(3)
+        with pytest.raises(ps.exceptions.OptionError, match="now it gives mean"):
+            job.mean(1)
+        late.set()
+        return int(job.sum(1))
+
+    assert pair(run) == [3, 3]
+
+
+def test_threads_of_a_worker_take_turns(pair: Pair) -> None:
+    def run(job: Job) -> list[int]:
+        with ThreadPoolExecutor(4) as pool:
+            return list(pool.map(lambda _: job.sum(1), range(20)))
+
+    assert pair(run) == [[2] * 20] * 2
+
+
+def test_a_gather_inside_a_signal_handler_of_a_gather_is_refused(job: ps.Job) -> None:
+    """The core answers a signal during a wait; a second gather there would take the first one's turn."""
+    job._core = type("Two", (), {"size": 2, "rank": 0, "closed": False, "deadline": 5.0})()
+    job._gathering._finish = lambda *_: job.sum(1)  # type: ignore[method-assign]
+    with pytest.raises(ps.exceptions.OptionError, match="signal handler"):
+        job.sum(1)
+    job._let_go("the test has ended", None)
+
+
+def test_no_clock_moves_and_no_tensor_notices(spawn_job: Any) -> None:
+    """Rows are at their producer's clock at least: a gather's number must not be taken for an old one."""
+    saved = spawn_job(
+        3,
+        """
+        with ps.init() as job:
+            w = job.tensor("w", shape=100, reduce="sum")
+            s = job.tensor("s", shape=100, reduce="sum", consistency=ps.SSP(2))
+            heard = []
+            for step in range(30):
+                w.push(np.full(100, job.rank + step, np.float32))
+                heard.append(job.sum(step + job.rank))
+                s.push(np.full(100, 1, np.float32))
+                job.mean(np.full(50 * step, job.rank, np.float32))
+                assert job.iteration == step
+                job.clock()
+                w.pull()
+                assert job.all_gather((job.rank, job.iteration)) == [(rank, step + 1) for rank in range(3)]
+            job.barrier()
+            save(w=w.pull(), s=s.pull(slack=0), heard=heard)
+        """,
+        servers=3,
+    )
+    for one in saved:
+        np.testing.assert_array_equal(one["heard"], [3 * step + 3 for step in range(30)])
+        np.testing.assert_array_equal(one["w"], np.full(100, sum(3 * step + 3 for step in range(30))))
+        np.testing.assert_array_equal(one["s"], np.full(100, 90))
+
+
+def test_sums_are_in_the_order_of_ranks_and_the_same_bits_everywhere(spawn_job: Any) -> None:
+    saved = spawn_job(
+        3,
+        """
+        with ps.init() as job:
+            big = [1e16, 1.0, -1e16][job.rank]
+            noise = np.random.default_rng(job.rank).normal(size=20_000)
+            save(big=job.sum(big), array=job.sum(np.array([big])), noise=job.mean(noise))
+        """,
+        servers=2,
+    )
+    first, second, third = (np.random.default_rng(rank).normal(size=20_000) for rank in range(3))
+    noise = (first + second + third) / 3
+    for one in saved:
+        assert one["big"] == one["array"][0] == (1e16 + 1.0) - 1e16
+        assert one["noise"].tobytes() == noise.tobytes()
+
+
+def test_who_leaves_instead_is_named(spawn_job: Any) -> None:
+    saved = spawn_job(
+        2,
+        """
+        for before in (0, 1):
+            job = ps.init()
+            for _ in range(before):
+                job.mean(1)
+            if job.rank == 1:
+                job.close()
+            else:
+                try:
+                    job.mean(1)
+                except ps.WorkerLost as error:
+                    assert error.rank == 1 and "worker 1 left the job" in str(error), error
+                    print("told")
+                job.close()
+            next_job()
+        """,
+        jobs=2,
+    )
+    assert saved[0]["output"].count("told") == 2
+
+
+def test_a_job_that_goes_on_without_a_lost_worker_gathers_what_there_is(spawn_job: Any) -> None:
+    saved = spawn_job(
+        3,
+        """
+        import signal
+        with ps.init() as job:
+            assert job.mean(job.rank) == 1
+            assert len(job.all_gather(b"x" * 300_000)) == 3
+            if job.rank == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            save(mean=job.mean(job.rank), who=[one is not None for one in job.all_gather(b"x" * 300_000)])
+        """,
+        options={"on_worker_loss": "continue"},
+        fails=True,
+    )
+    assert saved[2]["code"] == -signal.SIGKILL
+    for one in saved[:2]:
+        assert one["code"] == 0, one["output"]
+        assert one["mean"] == 0.5
+        assert one["who"].tolist() == [True, True, False]
+
+
+def test_the_words_for_an_array_fit_into_the_first_row() -> None:
+    """So that conflicts are found before anything longer is sent."""
+    longest = f"mean of a torch tensor of float8_e4m3fnuz with shape {(1,) * 63 + (2**48,)}"
+    assert len(longest) + 24 < FIRST_BYTES
