@@ -276,6 +276,40 @@ def test_replace_keeps_the_last_contribution(job: ps.Job) -> None:
     np.testing.assert_array_equal(w.pull(), [3, 4])
 
 
+def test_an_array_that_another_thread_writes_meanwhile_is_read_and_written_element_by_element(
+    job: ps.Job,
+) -> None:
+    # Every byte of the one differs from the same byte of the others.
+    first, second, third = np.array([0x3E8CA53B, 0xC1735AC4, 0x40B1F0D6], np.uint32).view(np.float32)
+    shared = np.full(1_000_001, first)
+    w = job.tensor("w", value=shared, optimizer=ps.Replace())
+    still = job.tensor("still", value=np.full_like(shared, third))
+    stop = threading.Event()
+
+    def flip() -> None:
+        while not stop.is_set():
+            shared.fill(second)
+            shared.fill(first)
+
+    thread = threading.Thread(target=flip)
+    thread.start()
+    try:
+        rounds, mixed = 0, 0
+        while (rounds < 20 or mixed == 0) and rounds < 2_000:
+            w.push(shared)
+            job.clock()
+            pushed = w.pull()
+            assert np.isin(pushed, [first, second, third]).all()
+            mixed += (pushed != pushed[0]).any()
+            still.pull(out=shared)
+            assert np.isin(shared.copy(), [first, second, third]).all()
+            rounds += 1
+    finally:
+        stop.set()
+        thread.join()
+    assert mixed > 0, "no push met the other thread inside"
+
+
 def test_an_optimizers_state_can_be_read_and_put_back(job: ps.Job) -> None:
     rng = np.random.default_rng(0)
     a = job.tensor("a", shape=9000, optimizer=ps.Adam(amsgrad=True))

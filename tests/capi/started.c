@@ -202,6 +202,26 @@ static void gets_beside(penstock_job *job, penstock_table *table, uint64_t rank)
     }
 }
 
+/* It was lost for good, its name with it. */
+static void a_table_that_one_was_late_for(penstock_job *job, penstock_table_options shape, uint64_t rank)
+{
+    penstock_table *table = NULL;
+    uint64_t value = 7 + rank, other = 1 - rank;
+
+    shape.name = "late";
+    if (rank == 0) {
+        shape.timeout = 0.1;
+        REFUSED(PENSTOCK_DEADLINE_EXCEEDED, "workers [1]", penstock_table_create(job, &shape, &table));
+        HOLDS(table == NULL);
+        shape.timeout = 0;
+    }
+    OK(penstock_barrier(job, 0)); /* the other one comes when it was too late */
+    OK(penstock_table_create(job, &shape, &table));
+    OK(penstock_set_row(table, rank, &value, FAR));
+    OK(penstock_get_row(table, other, &value, FAR, 0));
+    HOLDS(value == 7 + other);
+}
+
 /* What stands in front of the push is never taken: the clock and the end say so, each in its time. */
 static void stuck(penstock_job *job, penstock_tensor *w, uint64_t rank)
 {
@@ -252,6 +272,7 @@ int main(int count, char **words)
     a_late_worker(job, w, table, rank);
     pulls_and_the_clock(job, w, rank);
     gets_beside(job, table, rank);
+    a_table_that_one_was_late_for(job, shape, rank);
     a_push_that_fails(job, w);
     pushes_that_fail(job);
     OK(penstock_finish(job));

@@ -61,3 +61,11 @@ def test_the_doctor_says_so_while_all_still_works(mixed: Path) -> None:
     ended = python(mixed, "-m", "penstock.cli", "doctor")
     assert WRONG in ended.stdout, ended.stdout + ended.stderr
     assert REMEDY in ended.stdout
+
+
+def test_a_job_that_is_started_beside_the_other_says_so_once_and_runs(mixed: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import penstock as ps\nwith ps.init() as job:\n    job.barrier()\n")
+    ended = python(mixed, "-m", "penstock.cli", "run", "--workers", "2", str(script))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count(WRONG) == ended.stderr.count(REMEDY) == 1, ended.stderr

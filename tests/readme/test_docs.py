@@ -44,6 +44,27 @@ def test_every_test_that_a_page_names_exists() -> None:
     assert {page: names - defined for page, names in named.items() if names - defined} == {}
 
 
+def test_no_page_or_hint_installs_the_other_project_of_our_name() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip(f"which files are ours is not known: {listed.stderr.strip()}")
+    # `pip uninstall` is another word. Behind the installer come options and names, up to the command's end.
+    wrong = re.compile(r"""\binstall\b[^`;&|,#)\n]*(?<![\w./-])penstock(?!-ps\b)(?![\w./])""")
+    installers = re.compile(r"\b(?:pip[\d.]*|pipx|uv|uv pip|conda)(?= install\b)")
+    found = []
+    for name in filter(None, listed.stdout.split("\0")):
+        path = ROOT / name
+        if path == Path(__file__) or path.is_symlink() or not path.is_file():
+            continue
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            found += [
+                f"{name}:{number}: {line.strip()}"
+                for installer in installers.finditer(line)
+                if wrong.match(line, installer.end() + 1)
+            ]
+    assert found == []
+
+
 def test_the_options_page_is_the_table_of_options() -> None:
     page = (ROOT / "docs" / "reference" / "options.md").read_text()
     for option in _core.options():

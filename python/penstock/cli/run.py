@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+from penstock import distribution
 from penstock.cli import options, terminal
 from penstock.cli.numbers import count, seconds
 from penstock.launch.console import Console
@@ -94,6 +95,9 @@ def main(arguments: Sequence[str]) -> int:
                 f"{name} is not used: `penstock run` starts servers of its own; to join those that are "
                 "there, start each worker by itself, with PENSTOCK_RANK and PENSTOCK_SIZE"
             )
+    if mixed := distribution.other():
+        terminal.warning(mixed)
+        terminal.note(distribution.REMEDY)
     console = Console(colour=terminal.coloured(sys.stdout))
     outcome = Launch(plan, console).run()
     # A reader that has taken nothing so far would be waited for once more.

@@ -10,13 +10,12 @@ use std::rc::Rc;
 /// The rows after a set: by slot, the number of the set that wrote it.
 pub(super) type After = BTreeMap<u32, u64>;
 
-/// Sets of one row that come round the shortest change log.
-const ROUND: u64 = 70;
-
 pub(super) struct Producer {
     writer: Writer,
     slots: u32,
     row_bytes: usize,
+    /// Sets of one row that come round the change log.
+    round: u32,
     /// What it has done, set by set.
     pub(super) history: Vec<After>,
     /// By iterations completed: the last set before.
@@ -31,11 +30,12 @@ pub(super) type Shared = Rc<RefCell<Producer>>;
 
 impl Producer {
     pub(super) fn new(slots: u32, row_bytes: u32, seed: u64) -> Self {
-        let writer =
-            Writer::private(Layout::new(slots.max(1), row_bytes)).expect("memory for a simulated partition");
+        let layout = Layout::new(slots.max(1), row_bytes);
+        let round = layout.entries() + 1;
+        let writer = Writer::private(layout).expect("memory for a simulated partition");
         let (history, marks) = (vec![After::new()], vec![0]);
         let (row_bytes, rng) = (row_bytes as usize, Rng::new(seed));
-        Self { writer, slots, row_bytes, history, marks, clock: 0, rng, works: slots > 0 }
+        Self { writer, slots, row_bytes, round, history, marks, clock: 0, rng, works: slots > 0 }
     }
 
     pub(super) fn rows(&self) -> &Rows {
@@ -76,13 +76,22 @@ impl Producer {
         self.note(run, number);
     }
 
-    /// Sets its rows, or most of them, in some sets.
+    /// Sets a row until nothing else stands in the change log.
+    fn come_round(&mut self, row: u32) {
+        (0..self.round).for_each(|_| self.set(&[row]));
+    }
+
+    /// Sets its rows, or most of them, in some sets; now and then one of them until the change log lists none of the others.
     pub(super) fn iterate(&mut self) {
         let mut rows: Vec<u32> = (0..self.slots).filter(|_| !self.rng.once_in(6)).collect();
         self.rng.shuffle(&mut rows);
         while !rows.is_empty() {
             let some = rows.split_off(self.rng.within(0..=rows.len() as u64 - 1) as usize);
             if self.rng.once_in(3) { self.set_run() } else { self.set(&some) }
+        }
+        if self.slots > 0 && self.rng.once_in(8) {
+            let row = self.rng.within(0..=u64::from(self.slots) - 1) as u32;
+            self.come_round(row);
         }
     }
 
@@ -107,10 +116,10 @@ impl Producer {
         }
         let last = u64::from(self.slots) - 1;
         let row = self.rng.within(0..=last) as u32;
-        if self.rng.once_in(25) {
+        if self.rng.once_in(15) {
             let other = self.rng.within(0..=last) as u32;
             self.set(&[other]);
-            (0..ROUND).for_each(|_| self.set(&[row]));
+            self.come_round(row);
         } else if self.rng.once_in(2) {
             self.set(&[row]);
         } else {

@@ -72,6 +72,11 @@ impl Layout {
         self.row_bytes
     }
 
+    /// Entries of the change log.
+    pub fn entries(&self) -> u32 {
+        self.entries
+    }
+
     /// Bytes of the partition.
     pub fn total(&self) -> usize {
         pages(self.values(self.row_groups, 1))
