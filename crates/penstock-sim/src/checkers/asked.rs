@@ -4,6 +4,7 @@
 use super::Checker;
 use crate::history::Observation;
 use crate::rng::digest;
+use penstock_proto::submission::NO_TICKET;
 use penstock_proto::{Rank, TensorId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -56,6 +57,9 @@ impl Asked {
         if !state {
             let wanted = self.wanted.entry((rank, shard, tensor)).or_default();
             *wanted = version.max(*wanted);
+        }
+        if ticket == NO_TICKET {
+            return;
         }
         let stateless = state.then(|| chunks.iter().copied().collect());
         let open = Open { ticket, version, least, stateless };

@@ -21,7 +21,7 @@ use penstock_proto::peer::PeerId;
 use penstock_proto::remote::home::{Owing, Publication};
 use penstock_proto::remote::judge::{self, Incoming, LanePart};
 use penstock_proto::remote::mirror::{Effect, Frame};
-use penstock_proto::submission::Submission;
+use penstock_proto::submission::{NO_TICKET, Submission};
 use penstock_proto::travel::Terms;
 use penstock_proto::{Rank, TensorId};
 use std::collections::BTreeMap;
@@ -514,10 +514,10 @@ impl Cluster<'_> {
         stamp: u64,
         whole: bool,
     ) -> Result<(), Failure> {
-        let together = self.workload.spec(tensor).consistency.folds_together();
+        let consistency = self.workload.spec(tensor).consistency;
         for shard in 0..self.servers.len() {
             let proxy = &mut self.proxies[rank as usize][shard];
-            if let Some(version) = proxy.ask_for_result(tensor, stamp, whole, together) {
+            if let Some(version) = proxy.ask_for_result(tensor, stamp, whole, consistency) {
                 self.see(Observation::Wanted { rank, shard, tensor, version })?;
             }
         }
@@ -600,7 +600,7 @@ impl Cluster<'_> {
         let Server { machine, memory, ports, overlay } = &mut self.servers[shard];
         let (port, peer) = (open_port(ports, rank), PeerId::worker(rank));
         let newest = port.tickets.entry(tensor).or_insert(0);
-        let again = ticket <= *newest;
+        let again = ticket != NO_TICKET && ticket <= *newest;
         *newest = ticket.max(*newest);
         let sabotage = self.scenario.sabotage;
         if sabotage == Some(Sabotage::DoesNotFetchAgain) && again {
@@ -614,7 +614,7 @@ impl Cluster<'_> {
                 port.subscriber.fetch(tensor, version, ticket, folded, memory);
             }
         }
-        if sabotage == Some(Sabotage::ReturnsTicketsTooEarly) {
+        if sabotage == Some(Sabotage::ReturnsTicketsTooEarly) && ticket != NO_TICKET {
             let body = Body::Notice(Notice::Fetched { tensor, ticket });
             let header = Header::bare(JOB, port.subscriber.tell(), body);
             self.post(rank, shard, Way::Down, header, None);
