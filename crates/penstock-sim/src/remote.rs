@@ -4,14 +4,15 @@
 
 use crate::shard_memory::Mirror;
 use crate::worker::Need;
-use penstock_proto::TensorId;
 use penstock_proto::consistency::Consistency;
 use penstock_proto::encoding::Agreed;
+use penstock_proto::peer::PeerId;
 use penstock_proto::remote::asking::{self, AtPull, Known};
-use penstock_proto::remote::home::Subscriber;
+use penstock_proto::remote::home::{Subscriber, Subscribers};
 use penstock_proto::remote::mirror::Mirror as Machine;
 use penstock_proto::submission::{NO_TICKET, Submission};
 use penstock_proto::worker::Requirement;
+use penstock_proto::{Rank, TensorId};
 use std::collections::BTreeMap;
 
 /// What a worker has of a tensor, as far as one shard of another host is home of it.
@@ -117,7 +118,21 @@ impl Proxy {
     }
 }
 
-/// The shard's end.
+/// The shard's ends: of each worker on another host that it listens to.
+#[derive(Debug)]
+pub struct Ports(pub Vec<Option<Port>>);
+
+impl Subscribers for Ports {
+    fn of(&mut self, peer: PeerId) -> Option<&mut Subscriber> {
+        self.contributor(peer.rank()?)
+    }
+
+    fn contributor(&mut self, rank: Rank) -> Option<&mut Subscriber> {
+        self.0[rank as usize].as_mut().map(|port| &mut port.subscriber)
+    }
+}
+
+/// One of them.
 #[derive(Debug, Default)]
 pub struct Port {
     /// Which frames were taken, and what is owed.

@@ -8,13 +8,13 @@ use crate::sabotage::Sabotage;
 use penstock_kernels::{Foreign, Plan};
 use penstock_proto::chunk::Cut;
 use penstock_proto::encoding::{Agreed, Sent, Source};
-use penstock_proto::remote::home::{Chunks, Publication};
+use penstock_proto::remote::home::{Chunks, Event, Publication};
 use penstock_proto::shard::{Fold, Folded, Home, NonFiniteFrom};
 use penstock_proto::spec::TensorSpec;
 use penstock_proto::stream::Streams;
 use penstock_proto::travel::Terms;
 use penstock_proto::{Rank, TensorId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 
@@ -86,15 +86,8 @@ pub enum Deed {
         /// The chunk.
         chunk: u32,
     },
-    /// So many contributions of `writer` were taken from its lane, since the start.
-    Counted {
-        /// The tensor.
-        tensor: TensorId,
-        /// Whose.
-        writer: Rank,
-        /// How many.
-        count: u64,
-    },
+    /// It has something to tell workers on other hosts.
+    Told(Event),
     /// It published the chunk.
     Published {
         /// The tensor.
@@ -133,6 +126,8 @@ struct Tensor {
     homed: Vec<u32>,
     progress: Option<u64>,
     folded: Vec<u64>,
+    /// Workers that have declared it, and so have a lane.
+    declared: BTreeSet<Rank>,
 }
 
 /// The memory of one shard.
@@ -174,7 +169,9 @@ impl Memory {
         let (homed, chunks) = (chunks.to_vec(), chunks.iter().map(room).collect());
         let folded = vec![0; workers as usize];
         let (plan, values, contributions) = (spec.plan(), terms.values, terms.contributions);
-        let tensor = Tensor { plan, values, contributions, streams, chunks, homed, progress: None, folded };
+        let (progress, declared) = (None, BTreeSet::new());
+        let tensor =
+            Tensor { plan, values, contributions, streams, chunks, homed, progress, folded, declared };
         self.tensors.insert(id, tensor);
     }
 
@@ -216,9 +213,14 @@ impl Memory {
         Some(self.tensors.get(&id)?.chunks.get(&chunk)?.value.len())
     }
 
-    /// The chunk's place among those homed here.
-    pub fn local(&self, id: TensorId, chunk: u32) -> Option<usize> {
-        self.tensors.get(&id)?.homed.binary_search(&chunk).ok()
+    /// Whether the tensor is known here.
+    pub fn is_declared(&self, id: TensorId) -> bool {
+        self.tensors.contains_key(&id)
+    }
+
+    /// A worker has declared the tensor, which is known here.
+    pub fn give_lane(&mut self, id: TensorId, rank: Rank) {
+        self.tensors.get_mut(&id).expect("it was asked whether it is known").declared.insert(rank);
     }
 
     /// The chunk that stands there.
@@ -356,10 +358,10 @@ impl Home for Memory {
         let mistakes = self.breaks(Sabotage::MistakesTheShadow, 2);
         let Tensor { chunks, homed, streams, .. } =
             self.tensors.get_mut(&id).expect("the shard knows the tensor");
+        let local = homed.binary_search(&chunk).expect("it is homed here");
         let Chunk { value, mirror, before, sequence, .. } =
             chunks.get_mut(&chunk).expect("the chunk is homed here");
         if let Some(streams) = streams {
-            let local = homed.binary_search(&chunk).expect("it is homed here");
             if let Some(Mirror { value, .. }) = mirror {
                 let held = before.take_if(|_| mistakes).unwrap_or_else(|| value.clone());
                 streams.keep(local, *sequence, &held);
@@ -380,6 +382,7 @@ impl Home for Memory {
         }
         *mirror = Some(seen);
         self.deeds.push(Deed::Published { tensor: id, chunk, mirror: new });
+        self.deeds.push(Deed::Told(Event::Published { tensor: id, local }));
     }
 
     fn progress(&mut self, id: TensorId, version: u64) {
@@ -392,7 +395,7 @@ impl Home for Memory {
     fn folded(&mut self, id: TensorId, writer: Rank, count: u64) {
         let tensor = self.tensors.get_mut(&id).expect("the shard knows the tensor");
         tensor.folded[writer as usize] = count;
-        self.deeds.push(Deed::Counted { tensor: id, writer, count });
+        self.deeds.push(Deed::Told(Event::Folded { tensor: id, writer, count }));
     }
 }
 
@@ -405,5 +408,13 @@ impl Chunks for Memory {
         let chunk = &self.tensors[&id].chunks[&self.chunk_at(id, local)];
         let (version, steps) = chunk.mirror.as_ref().map_or((0, 0), |mirror| (mirror.version, mirror.steps));
         Publication { version, steps, sequence: chunk.sequence }
+    }
+
+    fn local(&self, id: TensorId, chunk: u32) -> Option<usize> {
+        self.tensors.get(&id)?.homed.binary_search(&chunk).ok()
+    }
+
+    fn has_lane(&self, id: TensorId, rank: Rank) -> bool {
+        self.tensors.get(&id).is_some_and(|tensor| tensor.declared.contains(&rank))
     }
 }

@@ -6,10 +6,10 @@ use crate::history::Observation;
 use crate::shard_memory::Mirror;
 use crate::worker::{Need, Op, Outgoing, Reading, State, Then, ranges};
 use crate::workload::Share;
+use penstock_proto::remote::home::Chunks;
 use penstock_proto::submission::{NO_TICKET, Submission};
 use penstock_proto::worker::Requirement;
 use penstock_proto::{Rank, TensorId};
-use std::collections::BTreeSet;
 
 impl Cluster<'_> {
     pub(super) fn step(&mut self, rank: Rank) -> Result<(), Failure> {
@@ -91,15 +91,11 @@ impl Cluster<'_> {
     }
 
     pub(super) fn begin_declare(&mut self, rank: Rank, tensor: TensorId) {
-        if self.undeclared[tensor as usize].is_none() {
-            self.undeclared[tensor as usize] = Some((0..self.servers.len()).collect());
-            for shard in 0..self.servers.len() {
-                let delay = self.delay();
-                self.later(delay, Event::Declare(tensor, shard));
-            }
+        for shard in 0..self.servers.len() {
+            let delay = self.delay();
+            self.later(delay, Event::Declare(rank, tensor, shard));
         }
         self.workers[rank as usize].state = State::Declaring(tensor);
-        self.wake_later(rank);
     }
 
     /// A need at every shard that homes chunks of the tensor.
@@ -144,7 +140,7 @@ impl Cluster<'_> {
     /// A worker looks at what it waits for.
     pub(super) fn wake(&mut self, rank: Rank) -> Result<(), Failure> {
         self.workers[rank as usize].waking = false;
-        let declared = |tensor| self.undeclared[tensor as usize].as_ref().is_some_and(BTreeSet::is_empty);
+        let declared = |tensor| self.servers.iter().all(|server| server.memory.has_lane(tensor, rank));
         let then = match &self.workers[rank as usize].state {
             State::Declaring(tensor) if declared(*tensor) => {
                 self.mirror(rank, *tensor);
