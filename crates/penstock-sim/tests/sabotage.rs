@@ -221,6 +221,18 @@ fn a_change_log_that_keeps_silent_is_seen() {
     is_seen_in_tables(items::Sabotage::KeepsSilent, 120, "older than version", 9);
 }
 
+/// N-6.
+#[test]
+fn rows_that_are_said_to_be_brought_and_are_not_are_seen() {
+    is_seen_in_tables(items::Sabotage::BringsNothing, 400, "before a barrier that was passed", 5);
+}
+
+/// N-6.
+#[test]
+fn who_stands_at_a_barrier_before_its_rows_are_at_the_home_is_seen() {
+    is_seen_in_tables(items::Sabotage::StandsUnflushed, 400, "before a barrier that was passed", 5);
+}
+
 /// The checker of leases sees it in some of these seeds, in these words.
 fn is_seen_in_leases(sabotage: leases::Sabotage, words: &str, least: usize) {
     let check = |seed| leases::Scenario::from_seed(seed).sabotaged(sabotage).check().err();
