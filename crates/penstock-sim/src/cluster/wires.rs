@@ -167,7 +167,7 @@ impl Cluster<'_> {
         if !self.minds(rank, shard, number) {
             return Ok(());
         }
-        self.wires[rank as usize][shard].shatter(how, &mut self.rng);
+        self.wires[rank as usize][shard].shatter(how, self.now, &mut self.rng);
         let patience = PATIENCE * self.scenario.faults.delay;
         let (how, at_worker, at_shard) = match how {
             Break::Cut => {

@@ -367,7 +367,7 @@ impl Cluster<'_> {
     pub(super) fn crash(&mut self, rank: Rank) -> Result<(), Failure> {
         self.workers[rank as usize].state = State::Lost;
         self.rings[rank as usize].iter_mut().for_each(|ring| ring.abandon(&mut self.rng));
-        self.wires[rank as usize].iter_mut().for_each(|wire| wire.abandon(&mut self.rng));
+        self.wires[rank as usize].iter_mut().for_each(|wire| wire.abandon(self.now, &mut self.rng));
         self.see(Observation::Crashed { rank })?;
         if self.is_watched(rank) {
             return Ok(());
