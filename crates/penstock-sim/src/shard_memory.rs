@@ -107,6 +107,8 @@ struct Chunk {
     mirror: Option<Mirror>,
     /// What stood published before: of use to [`Sabotage`] alone.
     before: Option<Rc<[u8]>>,
+    /// What stood published before the last publication, likewise.
+    undone: Option<Rc<[u8]>>,
     /// Publications so far.
     sequence: u64,
     /// A fold that waits for its commit.
@@ -162,7 +164,19 @@ impl Memory {
             let state = spec.state_bytes((bytes / spec.dtype.size()) as u64) as usize;
             let lanes = (0..workers).map(|_| Aligned::zeroed(bytes)).collect();
             let (value, state) = (Aligned::zeroed(bytes), Aligned::zeroed(state));
-            (chunk, Chunk { value, state, lanes, mirror: None, before: None, sequence: 0, aside: None })
+            (
+                chunk,
+                Chunk {
+                    value,
+                    state,
+                    lanes,
+                    mirror: None,
+                    before: None,
+                    undone: None,
+                    sequence: 0,
+                    aside: None,
+                },
+            )
         };
         let bytes = |&chunk: &u32| cut.range(chunk).end - cut.range(chunk).start;
         let streams = Streams::new(terms, chunks.iter().map(|chunk| bytes(chunk) as usize));
@@ -320,6 +334,10 @@ impl Home for Memory {
             return self.fold_aside(id, chunk, fold, writers);
         }
         if !writers.is_empty() {
+            if self.breaks(Sabotage::UndoesAFold, 8) {
+                let Chunk { value, undone, .. } = self.chunk(id, chunk);
+                undone.iter().for_each(|undone| value.copy_from_slice(undone));
+            }
             self.fold_once(id, chunk, fold, &writers)?;
         }
         if self.breaks(Sabotage::FoldsTwice, 8) {
@@ -353,13 +371,14 @@ impl Home for Memory {
 
     fn publish(&mut self, id: TensorId, chunk: u32, version: u64, steps: u64) {
         let early = u64::from(self.breaks(Sabotage::PublishesTooEarly, 4));
+        let late = if self.breaks(Sabotage::FallsBack, 8) { 2 } else { 0 };
         let torn = self.breaks(Sabotage::TearsAChunk, 4);
         let kept = self.breaks(Sabotage::KeepsTheOldMirror, 3);
         let mistakes = self.breaks(Sabotage::MistakesTheShadow, 2);
         let Tensor { chunks, homed, streams, .. } =
             self.tensors.get_mut(&id).expect("the shard knows the tensor");
         let local = homed.binary_search(&chunk).expect("it is homed here");
-        let Chunk { value, mirror, before, sequence, .. } =
+        let Chunk { value, mirror, before, undone, sequence, .. } =
             chunks.get_mut(&chunk).expect("the chunk is homed here");
         if let Some(streams) = streams {
             if let Some(Mirror { value, .. }) = mirror {
@@ -370,7 +389,8 @@ impl Home for Memory {
             streams.publish(local, value);
         }
         *sequence += 1;
-        let new = Mirror { version: version + early, steps, value: Rc::from(&value[..]) };
+        let version = (version + early).saturating_sub(late);
+        let new = Mirror { version, steps, value: Rc::from(&value[..]) };
         let mut seen = new.clone();
         match mirror {
             Some(_) if kept => return,
@@ -380,6 +400,7 @@ impl Home for Memory {
             }
             _ => {}
         }
+        *undone = mirror.as_ref().map(|mirror| mirror.value.clone());
         *mirror = Some(seen);
         self.deeds.push(Deed::Published { tensor: id, chunk, mirror: new });
         self.deeds.push(Deed::Told(Event::Published { tensor: id, local }));

@@ -32,6 +32,14 @@ fn is_seen_of_leases(sabotage: Sabotage, least: u64) {
     assert!(seen.get("losses").is_some_and(|&count| count >= least), "{sabotage:?} was seen by {seen:?}");
 }
 
+/// Likewise, in these words.
+fn is_said_by(sabotage: Sabotage, checker: &str, words: &str, least: usize) {
+    let check = |seed| Scenario::from_seed(seed).sabotaged(sabotage).check().err();
+    let said: Vec<String> = (0..240).filter_map(check).map(|failure| failure.to_string()).collect();
+    let count = said.iter().filter(|said| said.starts_with(checker) && said.contains(words)).count();
+    assert!(count >= least, "{sabotage:?} was seen {count} times as {words:?}: {said:#?}");
+}
+
 #[test]
 fn who_is_lost_in_a_job_before_its_lease_is_over_is_seen() {
     is_seen_of_leases(Sabotage::IsImpatient, 40);
@@ -94,6 +102,27 @@ fn a_mirror_that_lags_behind_what_was_promised_is_seen() {
 fn a_version_published_before_its_updates_is_seen() {
     is_seen_by(Sabotage::PublishesTooEarly, "exactly once", 5);
     is_seen_by(Sabotage::PublishesTooEarly, "staleness", 40);
+}
+
+#[test]
+fn a_version_ahead_of_its_synchronous_reader_is_seen() {
+    is_said_by(Sabotage::PublishesTooEarly, "staleness", "which no synchronous reader may see yet", 20);
+}
+
+#[test]
+fn a_version_that_falls_at_its_home_is_seen() {
+    is_said_by(Sabotage::FallsBack, "staleness", " went from version ", 20);
+}
+
+/// Out of step: there a version holds more than it has to.
+#[test]
+fn an_update_that_goes_out_of_a_value_again_is_seen() {
+    is_said_by(Sabotage::UndoesAFold, "exactly once", " went out of ", 3);
+}
+
+#[test]
+fn who_is_told_that_a_barrier_was_in_vain_which_others_have_passed_is_seen() {
+    is_said_by(Sabotage::ForgetsWhoStood, "together", " was in vain, which worker ", 10);
 }
 
 #[test]

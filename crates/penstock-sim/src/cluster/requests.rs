@@ -453,7 +453,8 @@ impl Cluster<'_> {
         let left: Vec<Rank> = self.desk.roster.members().left.into_iter().collect();
         for &rank in &ranks {
             let stood = self.desk.clerks.get_mut(&rank).and_then(|clerk| clerk.at_barrier.take());
-            if let Some(id) = stood {
+            let forgets = self.breaks(Sabotage::ForgetsWhoStood, 3);
+            if let Some(id) = stood.filter(|_| !forgets) {
                 let answer = Answer::BarrierPassed { ranks: ranks.clone(), left: left.clone() };
                 self.answer_request(rank, id, answer);
             }
