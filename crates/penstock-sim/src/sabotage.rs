@@ -51,6 +51,8 @@ pub enum Sabotage {
     KeepsSilentConnections,
     /// A home decodes, and encodes, by another codec than was agreed to.
     DecodesByAnother,
+    /// A home sends what its filter holds back.
+    LeaksThroughTheFilter,
     /// A home takes what came before what the receivers hold for what they hold.
     MistakesTheShadow,
     /// An end that has taken enough frames for once waits until more bytes come, though it has read further frames.

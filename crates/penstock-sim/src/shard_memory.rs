@@ -5,6 +5,7 @@
 
 use crate::rng::Rng;
 use crate::sabotage::Sabotage;
+use penstock_kernels::filter::Filter;
 use penstock_kernels::{Foreign, Plan};
 use penstock_proto::chunk::Cut;
 use penstock_proto::encoding::{Agreed, Sent, Source};
@@ -17,6 +18,7 @@ use penstock_proto::{Rank, TensorId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Bytes that start on a cache line, as the kernels ask for.
 #[derive(Debug)]
@@ -96,6 +98,8 @@ pub enum Deed {
         chunk: u32,
         /// What readers see from now on.
         mirror: Mirror,
+        /// What of it those hold that are sent it on other hosts.
+        held: Rc<[u8]>,
     },
 }
 
@@ -109,6 +113,8 @@ struct Chunk {
     before: Option<Rc<[u8]>>,
     /// What stood published before the last publication, likewise.
     undone: Option<Rc<[u8]>>,
+    /// What the filter has let pass, kept here once more, so that a slip in [`Streams`] is seen; empty where everything passes.
+    held: Vec<u8>,
     /// Publications so far.
     sequence: u64,
     /// A fold that waits for its commit.
@@ -121,6 +127,7 @@ struct Tensor {
     /// How its values and its contributions are encoded.
     values: Agreed,
     contributions: Agreed,
+    filter: Arc<dyn Filter>,
     /// What workers on other hosts hold, where that has to be kept.
     streams: Option<Streams>,
     chunks: BTreeMap<u32, Chunk>,
@@ -173,6 +180,7 @@ impl Memory {
                     mirror: None,
                     before: None,
                     undone: None,
+                    held: vec![0; if terms.filter.holds_back() { bytes } else { 0 }],
                     sequence: 0,
                     aside: None,
                 },
@@ -184,8 +192,19 @@ impl Memory {
         let folded = vec![0; workers as usize];
         let (plan, values, contributions) = (spec.plan(), terms.values, terms.contributions);
         let (progress, declared) = (None, BTreeSet::new());
-        let tensor =
-            Tensor { plan, values, contributions, streams, chunks, homed, progress, folded, declared };
+        let filter = Arc::clone(&terms.filter);
+        let tensor = Tensor {
+            plan,
+            values,
+            contributions,
+            filter,
+            streams,
+            chunks,
+            homed,
+            progress,
+            folded,
+            declared,
+        };
         self.tensors.insert(id, tensor);
     }
 
@@ -358,10 +377,23 @@ impl Home for Memory {
     fn load(&mut self, id: TensorId, chunk: u32, slot: u32, part: u32, writer: Rank) {
         let dtype = self.tensors[&id].plan.dtype;
         let wider = dtype.accumulator_size() / dtype.size();
-        let Chunk { value, state, lanes, .. } = self.chunk(id, chunk);
+        let Tensor { chunks, homed, streams, .. } =
+            self.tensors.get_mut(&id).expect("the shard knows the tensor");
+        let local = homed.binary_search(&chunk).expect("only what is homed here is loaded here");
+        let Chunk { value, state, lanes, mirror, held, sequence, .. } =
+            chunks.get_mut(&chunk).expect("it is homed here");
         let lane = &lanes[writer as usize];
+        if let (Some(streams), Some(mirror)) = (&mut *streams, mirror) {
+            streams.keep(local, *sequence, &mirror.value);
+        }
         if slot == 0 {
             value.copy_from_slice(lane);
+            if !held.is_empty() {
+                held.copy_from_slice(lane);
+            }
+            if let Some(streams) = streams {
+                streams.load(local, value);
+            }
         } else {
             // An array is as many lane-fulls as its elements are wider than the tensor's.
             let at = (slot - 1) as usize * wider + part as usize;
@@ -375,10 +407,11 @@ impl Home for Memory {
         let torn = self.breaks(Sabotage::TearsAChunk, 4);
         let kept = self.breaks(Sabotage::KeepsTheOldMirror, 3);
         let mistakes = self.breaks(Sabotage::MistakesTheShadow, 2);
-        let Tensor { chunks, homed, streams, .. } =
+        let leaks = self.breaks(Sabotage::LeaksThroughTheFilter, 4);
+        let Tensor { chunks, homed, filter, streams, .. } =
             self.tensors.get_mut(&id).expect("the shard knows the tensor");
         let local = homed.binary_search(&chunk).expect("it is homed here");
-        let Chunk { value, mirror, before, undone, sequence, .. } =
+        let Chunk { value, mirror, before, undone, held, sequence, .. } =
             chunks.get_mut(&chunk).expect("the chunk is homed here");
         if let Some(streams) = streams {
             if let Some(Mirror { value, .. }) = mirror {
@@ -386,7 +419,13 @@ impl Home for Memory {
                 streams.keep(local, *sequence, &held);
                 *before = Some(held);
             }
-            streams.publish(local, value);
+            match leaks {
+                true => streams.load(local, value),
+                false => streams.publish(local, value),
+            }
+        }
+        if !held.is_empty() {
+            filter.next(value, held);
         }
         *sequence += 1;
         let version = (version + early).saturating_sub(late);
@@ -402,7 +441,8 @@ impl Home for Memory {
         }
         *undone = mirror.as_ref().map(|mirror| mirror.value.clone());
         *mirror = Some(seen);
-        self.deeds.push(Deed::Published { tensor: id, chunk, mirror: new });
+        let held = if held.is_empty() { new.value.clone() } else { Rc::from(&held[..]) };
+        self.deeds.push(Deed::Published { tensor: id, chunk, mirror: new, held });
         self.deeds.push(Deed::Told(Event::Published { tensor: id, local }));
     }
 

@@ -171,6 +171,11 @@ fn a_difference_against_what_its_receivers_do_not_hold_is_seen() {
 }
 
 #[test]
+fn what_a_filter_holds_back_and_is_sent_all_the_same_is_seen() {
+    is_seen_by(Sabotage::LeaksThroughTheFilter, "asked for", 5);
+}
+
+#[test]
 fn a_barrier_that_opens_early_is_seen() {
     is_seen_by(Sabotage::OpensBarriersEarly, "together", 60);
 }

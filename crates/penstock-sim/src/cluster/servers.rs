@@ -167,9 +167,9 @@ impl Cluster<'_> {
                     let delay = self.delay();
                     self.later(delay, Event::Commit(shard, *tensor, *chunk));
                 }
-                Deed::Published { tensor, chunk, mirror: Mirror { version, value, .. } } => {
+                Deed::Published { tensor, chunk, mirror: Mirror { version, value, .. }, held } => {
                     let (tensor, chunk, version) = (*tensor, *chunk, *version);
-                    self.see(Observation::Published { shard, tensor, chunk, version, value })?;
+                    self.see(Observation::Published { shard, tensor, chunk, version, value, held })?;
                 }
                 Deed::Told(event) => {
                     let Server { memory, ports, overlay, .. } = &mut self.servers[shard];

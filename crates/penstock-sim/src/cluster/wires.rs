@@ -632,8 +632,12 @@ impl Cluster<'_> {
                     let chunk = memory.chunk_at(tensor, local);
                     let (agreed, sent) = memory.send(tensor, chunk, position);
                     let before = sent.shadow.map(|shadow| (shadow.publication, Rc::from(shadow.bytes)));
-                    let value =
-                        memory.mirror(tensor, chunk).expect("what is sent is published").value.clone();
+                    let stands = &memory.mirror(tensor, chunk).expect("what is sent is published").value;
+                    let value = match sent.source {
+                        // What a filter has let pass.
+                        Source::Stands(bytes) if !std::ptr::eq(bytes, &raw const **stands) => Rc::from(bytes),
+                        _ => stands.clone(),
+                    };
                     let Publication { version, steps, sequence } = publication;
                     let notice =
                         Notice::Value { tensor, chunk, version, steps, publication: sequence, base: 0 };

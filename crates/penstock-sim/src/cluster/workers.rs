@@ -246,7 +246,8 @@ impl Cluster<'_> {
             };
             let Mirror { version, value, .. } = mirror.expect("what is ready is published").clone();
             reading.value[map.bytes(chunk)].copy_from_slice(&value);
-            self.see(Observation::Read { rank, tensor, chunk, slack, version, value: &value })?;
+            let mirrored = self.is_remote(rank);
+            self.see(Observation::Read { rank, tensor, chunk, slack, mirrored, version, value: &value })?;
         }
         if reading.left.is_empty() {
             self.finish_read(rank, reading);
